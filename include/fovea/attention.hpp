@@ -1,0 +1,128 @@
+// Attention: plan once and run often, or call attention_forward and let the runtime remember the plan.
+//
+// Road of a call: this header -> src/plan/forward.cpp (find or make the plan) -> src/cpu/attention_forward.cpp (walk tiles)
+// -> src/cpu/kernels/ (vector code).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fovea/error.hpp"
+#include "fovea/expr.hpp"
+#include "fovea/mask.hpp"
+#include "fovea/problem.hpp"
+#include "fovea/runtime.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea {
+
+/// Everything that attention_forward takes; what is not named has the default. See attention_forward for shapes.
+struct AttentionForward {
+  TensorView q{};
+  TensorView k{};
+  TensorView v{};
+  TensorView out{};
+  TensorView lse{};                      // optional output
+  TensorView row_max{};                  // optional output: the row's largest final score, -inf where it sees no key
+
+  ScoreMod score{};
+  MaskMod mask{};
+  std::optional<float> softmax_scale{};
+  TensorView sinks{};                    // [num_heads_q] f32, optional
+  Dropout dropout{};
+  TensorView cu_seqlens_q{};             // [num_sequences + 1] i32 or i64: makes q, out, lse packed
+  TensorView cu_seqlens_kv{};            // [num_sequences + 1] i32 or i64: makes k, v packed
+
+  ComputeDtype compute_dtype = ComputeDtype::automatic;
+  CpuTarget cpu_target = CpuTarget::automatic;
+  bool is_deterministic = true;
+
+  std::span<std::byte> workspace{};      // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
+  Executor* executor = nullptr;          // default: the runtime's pool
+};
+
+/// Exact attention, forward: out = softmax(mask(score(scale * q kᵀ))) v, lse = log Σ exp(score).
+///
+/// q     [batch, seqlen_q,  num_heads_q,  head_dim_qk]  f32, f16, bf16; any strides, contiguous last dimension is fast
+/// k     [batch, seqlen_kv, num_heads_kv, head_dim_qk]  dtype of q; num_heads_q is a multiple of num_heads_kv
+/// v     [batch, seqlen_kv, num_heads_kv, head_dim_v]   dtype of q
+/// out   [batch, seqlen_q,  num_heads_q,  head_dim_v]   written; f32, f16 or bf16; must not overlap an input
+/// lse   [batch, num_heads_q, seqlen_q]  f32, optional  natural log; -inf where a row sees no key (out is 0 there)
+/// sinks [num_heads_q] f32, optional                    a logit that joins each row's denominator
+///
+/// Packed sequences: q [total_q, num_heads_q, head_dim_qk], k and v likewise, out as q, lse [num_heads_q, total_q], with
+/// cu_seqlens_q and cu_seqlens_kv (read at the call; start at 0, never decrease, last <= total). Rows after the last
+/// sequence get out 0, lse -inf.
+///
+/// Work     2·batch·num_heads_q·seqlen_q·seqlen_kv·(head_dim_qk + head_dim_v) flops, less skipped tiles.
+/// Memory   workspace of O(threads · tile); nothing grows with seqlen_q · seqlen_kv.
+/// Accuracy at most twice the error of the plain formula in the same dtype (tests/property/accuracy_test.cpp).
+/// Bits     a row's bits depend on its own sequence alone: not on batch mates, threads, scheduling or run.
+/// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
+/// Source   Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
+FOVEA_EXPORT void attention_forward(const AttentionForward& args);
+FOVEA_EXPORT void attention_forward(const AttentionForward& args, Runtime& runtime);
+
+/// The Problem that these arguments pose: shapes without addresses.
+FOVEA_EXPORT Problem problem_of(const AttentionForward& args);
+
+/// How much of the score matrix a mask leaves: tiles by kind, as the kernels will see them.
+struct TileCount {
+  std::int64_t empty = 0, partial = 0, full = 0;
+  std::int64_t total() const { return empty + partial + full; }
+  bool operator==(const TileCount&) const = default;
+};
+
+/// What a plan decided and why. print() is a page for a person, json() one object with the same fields.
+struct FOVEA_EXPORT Explanation {
+  struct Refused {
+    std::string candidate;
+    std::string reason;
+  };
+  std::string problem;                 // one line
+  std::string kernel;                  // "cpu/attention_forward", empty when nothing can run
+  std::string target;                  // "avx512"
+  std::string compute_dtype;
+  std::string score, mask;             // formulas
+  std::int64_t tile_q = 0, tile_kv = 0;
+  std::optional<TileCount> tiles;      // absent when the mask reads tensors whose data was not given
+  double flops = 0;                    // of visible tiles
+  double bytes = 0;                    // inputs read once, outputs written once
+  std::string bound;                   // "compute" or "memory"
+  std::size_t workspace_bytes = 0;
+  std::vector<Refused> refused;        // candidates before the chosen one, best first, one reason each
+
+  std::string print() const;
+  std::string json() const;
+};
+
+/// A validated problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
+class FOVEA_EXPORT Plan {
+ public:
+  std::size_t workspace_bytes() const;
+  Explanation explain() const;
+
+  /// Runs on args.executor (default: the process's pool). No allocation, nothing compiled. The arguments must fit the
+  /// plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same formula.
+  /// Throws InvalidArgument before anything is written.
+  void run(const AttentionForward& args) const;
+
+  struct Impl;
+  explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Validates, chooses, prepares. Throws InvalidArgument, or Unsupported with every candidate's reason.
+FOVEA_EXPORT Plan plan(const Problem& problem, Device device = Device::cpu());
+
+/// As plan(problem).explain(), but an unsupported problem is explained instead of thrown.
+FOVEA_EXPORT Explanation explain(const Problem& problem, Device device = Device::cpu());
+
+}  // namespace fovea

@@ -1,0 +1,213 @@
+// Score and mask programs: one small expression language, built from C++ lambdas or parsed from text.
+//
+//   auto alibi = score_mod([&](auto x) { return x.score - slopes[x.q_head] * abs(x.q_idx - x.kv_idx); });
+//   auto same  = parse_score_mod("score - slopes[q_head] * abs(q_idx - kv_idx)", {.tensors = {{"slopes", view}}});
+//
+// An Expr is an immutable node of a DAG; equal formulas have equal 128-bit digests, so `identical` is one comparison.
+// The text form prints and parses back to the same node. Library words (causal, alibi, ...) are in mask.hpp.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "fovea/export.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea {
+
+/// bool; 32-bit wrapping int; fp32. i64 tensors are read saturated to 32 bits; load offsets are computed in 64 bits.
+enum class ExprType : std::uint8_t { boolean, integer, floating };
+
+namespace expr {
+struct Node;
+using NodePtr = std::shared_ptr<const Node>;
+}  // namespace expr
+
+class FOVEA_EXPORT Expr {
+ public:
+  template <typename T>
+    requires std::is_arithmetic_v<T>
+  Expr(T value)  // NOLINT(google-explicit-constructor): literals in formulas
+      : Expr(from_literal(value)) {}
+  explicit Expr(expr::NodePtr node) : node_(std::move(node)) {}
+
+  const expr::Node& node() const { return *node_; }
+  const expr::NodePtr& shared() const { return node_; }
+  ExprType type() const;
+
+ private:
+  static Expr from_literal(bool value);
+  static Expr from_literal(double value);
+  static Expr from_literal(std::int64_t value);  // throws InvalidArgument beyond 32 bits
+  template <typename T>
+  static Expr from_literal(T value) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return from_literal(static_cast<double>(value));
+    } else {
+      return from_literal(static_cast<std::int64_t>(value));
+    }
+  }
+
+  expr::NodePtr node_;
+};
+
+/// Same formula? (operator== on two Expr builds the formula a == b.)
+FOVEA_EXPORT bool identical(const Expr& a, const Expr& b);
+
+/// The formula as a person would write it; parse gives the same node back.
+FOVEA_EXPORT std::string to_string(const Expr& expr);
+
+// Arithmetic. int with float gives float, bool counts 0/1. `/` is float division; floor_div and `%` round to -inf.
+FOVEA_EXPORT Expr operator+(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator-(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator*(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator/(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator%(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr floor_div(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator-(const Expr& a);
+FOVEA_EXPORT Expr min(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr max(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr abs(const Expr& a);
+FOVEA_EXPORT Expr floor(const Expr& a);
+FOVEA_EXPORT Expr exp(const Expr& a);
+FOVEA_EXPORT Expr exp2(const Expr& a);
+FOVEA_EXPORT Expr log(const Expr& a);
+FOVEA_EXPORT Expr log2(const Expr& a);
+FOVEA_EXPORT Expr tanh(const Expr& a);
+FOVEA_EXPORT Expr sqrt(const Expr& a);
+FOVEA_EXPORT Expr rsqrt(const Expr& a);
+FOVEA_EXPORT Expr sigmoid(const Expr& a);
+FOVEA_EXPORT Expr pow(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr to_int(const Expr& a);    // text: int(a); truncates, saturates, NaN gives 0
+FOVEA_EXPORT Expr to_float(const Expr& a);  // text: float(a)
+FOVEA_EXPORT Expr select(const Expr& condition, const Expr& a, const Expr& b);
+
+FOVEA_EXPORT Expr operator<(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator<=(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator>(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator>=(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator==(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator!=(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator&&(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator||(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator!(const Expr& a);
+// Bitwise on ints, logic on bools. Shift amounts are taken modulo 32; >> keeps the sign.
+FOVEA_EXPORT Expr operator&(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator|(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator^(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator~(const Expr& a);
+FOVEA_EXPORT Expr operator<<(const Expr& a, const Expr& b);
+FOVEA_EXPORT Expr operator>>(const Expr& a, const Expr& b);
+
+/// A tensor that a program reads, by name. Contents and address are a slot: changing them recompiles nothing.
+struct CapturedTensor {
+  std::string name;
+  TensorView view;
+};
+
+/// A run-time number that a program reads, by name: an int or a float.
+struct CapturedScalar {
+  std::string name;
+  ExprType type = ExprType::floating;
+  double value = 0;
+
+  static CapturedScalar of(std::string name, std::integral auto value) {
+    return {std::move(name), ExprType::integer, static_cast<double>(value)};
+  }
+  static CapturedScalar of(std::string name, std::floating_point auto value) {
+    return {std::move(name), ExprType::floating, static_cast<double>(value)};
+  }
+};
+
+struct Captures {
+  std::vector<CapturedTensor> tensors;
+  std::vector<CapturedScalar> scalars;
+};
+
+/// A captured tensor inside a lambda: table[i] for rank 1, table(i, j, ...) for any rank.
+class FOVEA_EXPORT Captured {
+ public:
+  Captured(std::string name, const TensorView& view);
+  Expr load(std::vector<Expr> indices) const;
+  Expr operator[](const Expr& index) const { return load({index}); }
+  template <typename... Index>
+  Expr operator()(const Index&... index) const {
+    return load({Expr(index)...});
+  }
+
+ private:
+  std::shared_ptr<const CapturedTensor> captured_;
+};
+
+inline Captured capture(std::string name, const TensorView& view) { return {std::move(name), view}; }
+
+/// A run-time scalar inside a lambda.
+FOVEA_EXPORT Expr scalar(const CapturedScalar& scalar);
+
+/// What a program may read. Positions are positions inside one sequence, in every layout.
+struct Arguments {
+  Expr score, batch, q_head, kv_head, q_idx, kv_idx, seqlen_q, seqlen_kv;
+};
+FOVEA_EXPORT Arguments arguments();
+
+/// A formula with everything that it captures. ScoreMod yields a float, MaskMod a bool (true: visible).
+class FOVEA_EXPORT Program {
+ public:
+  const Expr& expr() const { return expr_; }
+  const Captures& captures() const { return captures_; }
+  std::string to_string() const { return fovea::to_string(expr_); }
+
+ protected:
+  Program(Expr expr, Captures captures) : expr_(std::move(expr)), captures_(std::move(captures)) {}
+  Expr expr_;
+  Captures captures_;
+};
+
+/// The identity (score unchanged) when default-constructed.
+class FOVEA_EXPORT ScoreMod : public Program {
+ public:
+  ScoreMod();
+  /// Collects what the formula captures; an int formula is converted. Throws InvalidArgument for a bool.
+  explicit ScoreMod(const Expr& expr);
+  bool is_identity() const;
+};
+
+/// Everything visible when default-constructed.
+class FOVEA_EXPORT MaskMod : public Program {
+ public:
+  MaskMod();
+  /// Throws InvalidArgument unless the formula is a bool that does not read `score`.
+  explicit MaskMod(const Expr& expr);
+  bool is_all_visible() const;
+};
+
+template <std::invocable<Arguments> F>
+ScoreMod score_mod(F&& formula) {
+  return ScoreMod(Expr(formula(arguments())));
+}
+template <std::invocable<Arguments> F>
+MaskMod mask_mod(F&& formula) {
+  return MaskMod(Expr(formula(arguments())));
+}
+
+/// Text to program; names are resolved in `captures`. Throws InvalidArgument with the 1-based column of the offending token.
+FOVEA_EXPORT ScoreMod parse_score_mod(std::string_view text, const Captures& captures = {});
+FOVEA_EXPORT MaskMod parse_mask_mod(std::string_view text, const Captures& captures = {});
+
+/// Left to right, as in a pipe: the second program sees the first one's score. Captured names that clash but are bound to
+/// different data are renamed (`bias`, `bias_2`).
+FOVEA_EXPORT ScoreMod operator|(const ScoreMod& first, const ScoreMod& second);
+FOVEA_EXPORT MaskMod operator&&(const MaskMod& a, const MaskMod& b);
+FOVEA_EXPORT MaskMod operator||(const MaskMod& a, const MaskMod& b);
+FOVEA_EXPORT MaskMod operator!(const MaskMod& a);
+
+/// Same formula over slots of the same names (contents do not matter).
+FOVEA_EXPORT bool operator==(const ScoreMod& a, const ScoreMod& b);
+FOVEA_EXPORT bool operator==(const MaskMod& a, const MaskMod& b);
+
+}  // namespace fovea

@@ -1,0 +1,53 @@
+// Threads and plans: what lives longer than a call. Most programs never name it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "fovea/export.hpp"
+
+namespace fovea {
+
+/// Runs indexed tasks. Give Fovea your own to run on a host's thread pool; results never depend on it.
+class FOVEA_EXPORT Executor {
+ public:
+  /// body(context, worker, index); worker is unique among concurrent calls and below concurrency().
+  struct Task {
+    void (*body)(void* context, int worker, std::int64_t index);
+    void* context;
+  };
+
+  virtual ~Executor();
+  virtual int concurrency() const = 0;
+  /// Calls the task once for every index in [0, count), any order, any thread; returns when all are done.
+  /// The task does not throw.
+  virtual void run(std::int64_t count, const Task& task) = 0;
+};
+
+/// A persistent pool of num_threads - 1 threads beside the caller. 0: as many as the affinity mask, the cgroup quota and
+/// FOVEA_NUM_THREADS allow. Threads start at the first run, not here; nested runs execute inline; safe after fork.
+FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
+
+/// Owns the default executor and the cache of plans. Thread safe.
+class FOVEA_EXPORT Runtime {
+ public:
+  explicit Runtime(int num_threads = 0);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  Executor& executor();
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+  /// The one that calls without a runtime use; made at the first such call.
+  static Runtime& process_default();
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+FOVEA_EXPORT std::string_view version();
+
+}  // namespace fovea

@@ -1,0 +1,92 @@
+// Non-owning tensors: a pointer, a dtype, a shape and 64-bit strides in elements. Read expr.hpp or attention.hpp next.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "fovea/dtype.hpp"
+#include "fovea/export.hpp"
+
+namespace fovea {
+
+inline constexpr int kMaxRank = 8;
+
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda };
+  Kind kind = Kind::cpu;
+  int index = 0;
+
+  static constexpr Device cpu() { return {Kind::cpu, 0}; }
+  static constexpr Device cuda(int index = 0) { return {Kind::cuda, index}; }
+  bool operator==(const Device&) const = default;
+};
+
+/// All of a tensor but its address: what a plan is made from.
+struct TensorSpec {
+  Dtype dtype = Dtype::f32;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> strides{};  // in elements; 0 and negative are legal for inputs
+  Device device{};
+
+  bool operator==(const TensorSpec&) const = default;
+  std::int64_t num_elements() const {
+    std::int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= shape[static_cast<std::size_t>(i)];
+    return count;
+  }
+};
+
+/// Shape and row-major strides (or the given ones). Throws InvalidArgument on a rank above kMaxRank, a negative extent,
+/// or strides of another rank.
+FOVEA_EXPORT TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
+                                  std::span<const std::int64_t> strides = {});
+
+/// "bf16 [2, 128, 8, 64]", with strides where they are not row-major.
+FOVEA_EXPORT std::string to_string(const TensorSpec& spec);
+
+/// A tensor somebody else owns. data may be null only where the tensor has no elements or no data is needed (planning).
+class FOVEA_EXPORT TensorView {
+ public:
+  TensorView() = default;
+  TensorView(void* data, const TensorSpec& spec) : data_(data), spec_(spec), is_mutable_(true) {}
+  TensorView(const void* data, const TensorSpec& spec)
+      : data_(const_cast<void*>(data)), spec_(spec) {}
+
+  /// False for a default-constructed view: an optional tensor that was not given.
+  explicit operator bool() const { return spec_.rank != 0; }
+
+  const void* data() const { return data_; }
+  void* mutable_data() const { return is_mutable_ ? data_ : nullptr; }
+  bool is_mutable() const { return is_mutable_; }
+  const TensorSpec& spec() const { return spec_; }
+  Dtype dtype() const { return spec_.dtype; }
+  int rank() const { return spec_.rank; }
+  std::int64_t size(int dim) const { return spec_.shape[static_cast<std::size_t>(dim)]; }
+  std::int64_t stride(int dim) const { return spec_.strides[static_cast<std::size_t>(dim)]; }
+
+  /// The same elements with dimensions reordered: bhsd data seen as bshd is view.permuted({0, 2, 1, 3}).
+  TensorView permuted(std::initializer_list<int> order) const;
+
+  bool operator==(const TensorView&) const = default;
+
+ private:
+  void* data_ = nullptr;
+  TensorSpec spec_{};
+  bool is_mutable_ = false;
+};
+
+/// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T.
+template <typename T>
+TensorView view(T* data, std::initializer_list<std::int64_t> shape,
+                std::initializer_list<std::int64_t> strides = {}) {
+  const TensorSpec spec = make_spec(dtype_of<std::remove_const_t<T>>, {shape.begin(), shape.size()},
+                                    {strides.begin(), strides.size()});
+  return TensorView(data, spec);
+}
+
+}  // namespace fovea

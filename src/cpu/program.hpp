@@ -1,0 +1,30 @@
+// What a score or mask program needs to run on one tile of scores, on any target. Executed by kernels/program-inl.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "expr/tape.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea::cpu {
+
+/// The scores of up to `lanes` queries and `num_keys` keys, key-major: scores[key * lanes + lane].
+struct ProgramTile {
+  float* scores = nullptr;               // in, out; 64-byte aligned
+  std::int64_t num_keys = 0;
+  int lanes = 0;                         // a multiple of the target's vector length; padding lanes repeat a valid row
+  std::int64_t kv_begin = 0;             // kv_idx of the first key
+  const std::int32_t* q_idx = nullptr;   // [lanes]
+  const std::int32_t* q_head = nullptr;  // [lanes]
+  std::int32_t batch = 0, kv_head = 0;
+  std::int32_t seqlen_q = 0, seqlen_kv = 0;
+  const TensorView* tensors = nullptr;   // by slot of the tape
+  const double* scalars = nullptr;       // by slot of the tape
+  std::byte* scratch = nullptr;          // program_scratch_bytes(tape, max keys, lanes), 64-byte aligned
+};
+
+/// Bytes of scratch for tiles of up to max_keys x lanes scores.
+std::size_t program_scratch_bytes(const expr::Tape& tape, std::int64_t max_keys, int lanes);
+
+}  // namespace fovea::cpu

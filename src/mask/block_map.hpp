@@ -1,0 +1,80 @@
+// Which (q, kv) tiles of a mask are empty, partial or full, proven by interval analysis of the mask program.
+//
+// empty and full are claimed only when proven. One row of tiles at a time, so memory is O(tiles of a row): kernels ask for
+// the row that they are about to walk, statistics and pictures ask for all.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "expr/interval.hpp"
+#include "fovea/attention.hpp"
+#include "fovea/expr.hpp"
+
+namespace fovea::mask {
+
+enum class TileKind : std::uint8_t { empty, partial, full };
+
+/// Half-open run of kv tiles of one kind; a row is a sorted list of its non-empty runs.
+struct TileRun {
+  std::int32_t begin = 0, end = 0;
+  TileKind kind = TileKind::full;
+};
+
+/// The sequence and rows that a question is about. Ranges are half-open.
+struct TileRow {
+  std::int64_t batch = 0;
+  std::int64_t q_head_begin = 0, q_head_end = 1;   // rows of several heads of one GQA group may share a tile
+  std::int64_t kv_head = 0;
+  std::int64_t q_begin = 0, q_end = 0;
+  std::int64_t seqlen_q = 0, seqlen_kv = 0;
+};
+
+/// A mask program prepared for block questions. Captured integer and bool tensors get range tables on first use of `bind`.
+class BlockMapper {
+ public:
+  /// tensors: what each load slot is bound to now, by name (data of integer and bool tensors is read here, once).
+  BlockMapper(const MaskMod& mask, std::int64_t tile_kv);
+  ~BlockMapper();
+  BlockMapper(BlockMapper&&) noexcept;
+  BlockMapper& operator=(BlockMapper&&) noexcept;
+
+  /// True when positions and scalars alone decide (no loads): tile ranges in closed form, no data, no memory.
+  bool is_closed_form() const;
+
+  /// Appends nothing to `runs` for an empty row. `runs` is cleared; its capacity is reused. Runs cover [0, ceil(seqlen_kv /
+  /// tile_kv)) tiles; the last tile may be cut by seqlen_kv and is full when all its existing keys are visible.
+  void row(const TileRow& row, std::vector<TileRun>& runs) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Every tile of every row of one (batch, q_head): statistics and pictures.
+struct BlockMap {
+  std::int64_t tile_q = 0, tile_kv = 0, seqlen_q = 0, seqlen_kv = 0;
+  std::vector<std::vector<TileRun>> rows;  // one per q tile
+
+  std::int64_t num_kv_tiles() const { return (seqlen_kv + tile_kv - 1) / tile_kv; }
+  TileCount count() const;
+  TileKind at(std::int64_t q_tile, std::int64_t kv_tile) const;
+};
+
+BlockMap build_block_map(const MaskMod& mask, std::int64_t seqlen_q, std::int64_t seqlen_kv,
+                         std::int64_t tile_q, std::int64_t tile_kv, std::int64_t batch = 0,
+                         std::int64_t q_head = 0, std::int64_t kv_head = 0);
+
+/// A picture in text: one character per tile (several tiles when larger than max_width x max_height), with a legend.
+std::string print_block_map(const BlockMap& map, int max_width = 96, int max_height = 48);
+
+/// The same as pixels, 8-bit RGB, row-major: empty white, partial orange, full blue (or blends when scaled down).
+struct Image {
+  int width = 0, height = 0;
+  std::vector<std::uint8_t> rgb;
+};
+Image draw_block_map(const BlockMap& map, int max_size = 1024);
+
+}  // namespace fovea::mask
