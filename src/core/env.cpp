@@ -1,0 +1,60 @@
+#include "core/env.hpp"
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <system_error>
+
+#include "core/check.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr int kMaxThreads = 4096;
+
+const char* process_environment(const char* name) { return std::getenv(name); }
+
+std::optional<std::string_view> find(EnvironmentLookup lookup, const char* name) {
+  const char* value = lookup(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+std::optional<int> parse_thread_count(std::string_view text) {
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  const bool is_whole = end == text.data() + text.size();
+  if (error != std::errc() || !is_whole || count < 0 || count > kMaxThreads) return std::nullopt;
+  return count;
+}
+
+std::optional<int> unless_automatic(std::optional<int> count) {
+  return count == 0 ? std::nullopt : count;
+}
+
+}  // namespace
+
+Environment read_environment() { return read_environment(process_environment); }
+
+Environment read_environment(EnvironmentLookup lookup) {
+  Environment environment;
+  if (const auto text = find(lookup, "FOVEA_NUM_THREADS")) {
+    const std::optional<int> count = parse_thread_count(*text);
+    if (!count) {
+      invalid("environment", "FOVEA_NUM_THREADS is '" + std::string(*text) +
+                                 "'; expected an integer from 0 (automatic) to " +
+                                 std::to_string(kMaxThreads) + ".");
+    }
+    environment.num_threads = unless_automatic(count);
+  }
+  if (const auto text = find(lookup, "OMP_NUM_THREADS")) {
+    // "4,2" gives a count for each level of nesting; ours is the outermost.
+    environment.omp_num_threads =
+        unless_automatic(parse_thread_count(text->substr(0, text->find(','))));
+  }
+  if (const auto text = find(lookup, "FOVEA_CPU_TARGET"))
+    environment.cpu_target = std::string(*text);
+  return environment;
+}
+
+}  // namespace fovea

@@ -1,0 +1,29 @@
+// The environment, read in one place and once per question: the only code of Fovea that knows a
+// variable's name. docs/env.md documents every variable; tests/lint compares the two.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace fovea {
+
+struct Environment {
+  std::optional<int> num_threads;  // FOVEA_NUM_THREADS; empty where unset or 0 (automatic)
+  std::optional<int>
+      omp_num_threads;  // OMP_NUM_THREADS, first level: a hint that FOVEA_NUM_THREADS overrides
+  std::optional<std::string>
+      cpu_target;  // FOVEA_CPU_TARGET as written; the cpu room knows which names exist
+};
+
+/// A variable's value, or null where it is not set.
+using EnvironmentLookup = const char* (*)(const char* name);
+
+/// Reads the process's environment. An empty value counts as unset. Throws InvalidArgument where
+/// FOVEA_NUM_THREADS is not an integer from 0 to 4096; an OMP_NUM_THREADS that we cannot read is
+/// somebody else's dialect and is ignored.
+Environment read_environment();
+
+/// The same over another source of variables.
+Environment read_environment(EnvironmentLookup lookup);
+
+}  // namespace fovea

@@ -1,0 +1,76 @@
+#include "core/env.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "fovea/error.hpp"
+
+namespace fovea {
+namespace {
+
+std::map<std::string, std::string>& variables() {
+  static std::map<std::string, std::string> values;
+  return values;
+}
+
+const char* look_up(const char* name) {
+  const auto found = variables().find(name);
+  return found == variables().end() ? nullptr : found->second.c_str();
+}
+
+Environment read_with(std::map<std::string, std::string> values) {
+  variables() = std::move(values);
+  return read_environment(look_up);
+}
+
+TEST(Environment, IsEmptyWhereNothingIsSet) {
+  const Environment environment = read_with({});
+  EXPECT_EQ(environment.num_threads, std::nullopt);
+  EXPECT_EQ(environment.omp_num_threads, std::nullopt);
+  EXPECT_EQ(environment.cpu_target, std::nullopt);
+}
+
+TEST(Environment, EmptyValueCountsAsUnset) {
+  const Environment environment = read_with({{"FOVEA_NUM_THREADS", ""}, {"FOVEA_CPU_TARGET", ""}});
+  EXPECT_EQ(environment.num_threads, std::nullopt);
+  EXPECT_EQ(environment.cpu_target, std::nullopt);
+}
+
+TEST(Environment, ReadsThreadsAndTarget) {
+  const Environment environment = read_with(
+      {{"FOVEA_NUM_THREADS", "3"}, {"OMP_NUM_THREADS", "5"}, {"FOVEA_CPU_TARGET", "avx2"}});
+  EXPECT_EQ(environment.num_threads, 3);
+  EXPECT_EQ(environment.omp_num_threads, 5);
+  EXPECT_EQ(environment.cpu_target, "avx2");
+}
+
+TEST(Environment, ZeroThreadsMeansAutomatic) {
+  EXPECT_EQ(read_with({{"FOVEA_NUM_THREADS", "0"}}).num_threads, std::nullopt);
+}
+
+TEST(Environment, OmpListGivesItsFirstLevel) {
+  EXPECT_EQ(read_with({{"OMP_NUM_THREADS", "4,2"}}).omp_num_threads, 4);
+}
+
+TEST(Environment, UnreadableOmpHintIsIgnored) {
+  EXPECT_EQ(read_with({{"OMP_NUM_THREADS", "dynamic"}}).omp_num_threads, std::nullopt);
+}
+
+// A word, a sign, trailing text, a fraction, one above the limit, and a number beyond int.
+TEST(Environment, UnreadableThreadCountIsRefusedByName) {
+  for (const char* text : {"many", "-1", "4x", "1.5", "4097", "99999999999999999999"}) {
+    try {
+      read_with({{"FOVEA_NUM_THREADS", text}});
+      FAIL() << "accepted '" << text << "'";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("FOVEA_NUM_THREADS"),
+                                               testing::HasSubstr(text)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea
