@@ -1,0 +1,44 @@
+#include "reference/element.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace fovea::reference {
+
+namespace {
+
+template <typename T>
+T read(const TensorView& view, std::int64_t offset) {
+  return static_cast<const T*>(view.data())[offset];
+}
+
+double saturated(std::int64_t value) {
+  using Int32 = std::numeric_limits<std::int32_t>;
+  return static_cast<double>(std::clamp<std::int64_t>(value, Int32::min(), Int32::max()));
+}
+
+}  // namespace
+
+double element(const TensorView& view, std::int64_t offset) {
+  switch (view.dtype()) {
+    case Dtype::f32:
+      return read<float>(view, offset);
+    case Dtype::f16:
+      return static_cast<float>(read<float16>(view, offset));
+    case Dtype::bf16:
+      return static_cast<float>(read<bfloat16>(view, offset));
+    case Dtype::boolean:  // any non-zero byte is true, whatever wrote it
+      return read<std::uint8_t>(view, offset) != 0 ? 1 : 0;
+    case Dtype::u8:
+      return read<std::uint8_t>(view, offset);
+    case Dtype::i8:
+      return read<std::int8_t>(view, offset);
+    case Dtype::i32:
+      return read<std::int32_t>(view, offset);
+    case Dtype::i64:
+      return saturated(read<std::int64_t>(view, offset));
+  }
+  return 0;
+}
+
+}  // namespace fovea::reference

@@ -1,0 +1,272 @@
+#include "reference/evaluate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.hpp"
+#include "reference/element.hpp"
+
+namespace fovea::reference {
+
+namespace {
+
+using expr::Op;
+
+std::int64_t as_int(double value) { return static_cast<std::int64_t>(value); }
+
+double wrapped(std::int64_t value) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(value));
+}
+
+/// Operands are 32-bit ints, so that everything but a product of extremes fits easily into 64.
+double integer_op(Op op, std::int64_t a, std::int64_t b) {
+  const int shift = static_cast<int>(b & 31);
+  switch (op) {
+    case Op::add:
+      return wrapped(a + b);
+    case Op::sub:
+      return wrapped(a - b);
+    case Op::mul:
+      return wrapped(a * b);
+    case Op::floor_div:
+      if (b == 0) return 0;
+      return wrapped(a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0));
+    case Op::mod:
+      if (b == 0) return 0;
+      return wrapped(a % b + (a % b != 0 && (a < 0) != (b < 0) ? b : 0));
+    case Op::neg:
+      return wrapped(-a);
+    case Op::abs:
+      return wrapped(a < 0 ? -a : a);
+    case Op::min:
+      return static_cast<double>(std::min(a, b));
+    case Op::max:
+      return static_cast<double>(std::max(a, b));
+    case Op::bit_and:
+      return wrapped(a & b);
+    case Op::bit_or:
+      return wrapped(a | b);
+    case Op::bit_xor:
+      return wrapped(a ^ b);
+    case Op::bit_not:
+      return wrapped(~a);
+    case Op::shl:
+      return wrapped(static_cast<std::int64_t>(static_cast<std::uint64_t>(a) << shift));
+    case Op::shr:
+      return wrapped(a >> shift);
+    case Op::floor:
+      return static_cast<double>(a);
+    default:
+      throw InternalError("reference: no such operation on ints");
+  }
+}
+
+/// A NaN operand gives NaN, on either side: std::min would depend on the order.
+double nan_or(double a, double b, double otherwise) {
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<double>::quiet_NaN() : otherwise;
+}
+
+double float_mod(double a, double b) {
+  const double remainder = std::fmod(a, b);
+  return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
+}
+
+double float_op(Op op, double a, double b) {
+  switch (op) {
+    case Op::add:
+      return a + b;
+    case Op::sub:
+      return a - b;
+    case Op::mul:
+      return a * b;
+    case Op::div:
+      return a / b;
+    case Op::floor_div:
+      return std::floor(a / b);
+    case Op::mod:
+      return float_mod(a, b);
+    case Op::neg:
+      return -a;
+    case Op::abs:
+      return std::fabs(a);
+    case Op::floor:
+      return std::floor(a);
+    case Op::min:
+      return nan_or(a, b, std::min(a, b));
+    case Op::max:
+      return nan_or(a, b, std::max(a, b));
+    case Op::exp:
+      return std::exp(a);
+    case Op::exp2:
+      return std::exp2(a);
+    case Op::log:
+      return std::log(a);
+    case Op::log2:
+      return std::log2(a);
+    case Op::tanh:
+      return std::tanh(a);
+    case Op::sqrt:
+      return std::sqrt(a);
+    case Op::rsqrt:
+      return 1 / std::sqrt(a);
+    case Op::sigmoid:
+      return 1 / (1 + std::exp(-a));
+    case Op::pow:
+      return std::pow(a, b);
+    default:
+      throw InternalError("reference: no such operation on floats");
+  }
+}
+
+bool bool_op(Op op, bool a, bool b) {
+  switch (op) {
+    case Op::logical_and:
+    case Op::bit_and:
+      return a && b;
+    case Op::logical_or:
+    case Op::bit_or:
+      return a || b;
+    case Op::bit_xor:
+      return a != b;
+    case Op::logical_not:
+    case Op::bit_not:
+      return !a;
+    default:
+      throw InternalError("reference: no such operation on bools");
+  }
+}
+
+/// C++ compares as IEEE does: with a NaN all are false but ne.
+bool compare(Op op, double a, double b) {
+  switch (op) {
+    case Op::lt:
+      return a < b;
+    case Op::le:
+      return a <= b;
+    case Op::gt:
+      return a > b;
+    case Op::ge:
+      return a >= b;
+    case Op::eq:
+      return a == b;
+    default:
+      return a != b;
+  }
+}
+
+double truncated_to_int(double value) {
+  using Int32 = std::numeric_limits<std::int32_t>;
+  if (std::isnan(value)) return 0;
+  return std::clamp<double>(std::trunc(value), Int32::min(), Int32::max());
+}
+
+double variable_value(expr::Variable variable, const Position& at) {
+  switch (variable) {
+    case expr::Variable::score:
+      return at.score;
+    case expr::Variable::batch:
+      return static_cast<double>(at.batch);
+    case expr::Variable::q_head:
+      return static_cast<double>(at.q_head);
+    case expr::Variable::kv_head:
+      return static_cast<double>(at.kv_head);
+    case expr::Variable::q_idx:
+      return static_cast<double>(at.q_idx);
+    case expr::Variable::kv_idx:
+      return static_cast<double>(at.kv_idx);
+    case expr::Variable::seqlen_q:
+      return static_cast<double>(at.seqlen_q);
+    case expr::Variable::seqlen_kv:
+      return static_cast<double>(at.seqlen_kv);
+  }
+  return 0;
+}
+
+template <typename Captured>
+const Captured& find(const std::vector<Captured>& captured, const std::string& name) {
+  const auto found = std::find_if(captured.begin(), captured.end(),
+                                  [&](const Captured& each) { return each.name == name; });
+  FOVEA_ASSERT(found != captured.end());
+  return *found;
+}
+
+}  // namespace
+
+Evaluator::Evaluator(const Program& program, Precision precision)
+    : root_(program.expr().shared()), precision_(precision) {
+  visit(root_, program.captures());
+  values_.resize(steps_.size());
+}
+
+/// Appends the node's operands and then the node, unless it is there already; returns its step.
+std::size_t Evaluator::visit(const expr::NodePtr& node, const Captures& captures) {
+  if (const auto known = step_of_.find(node.get()); known != step_of_.end()) return known->second;
+  Step step{.node = node.get(), .operands = {}, .tensor = {}, .scalar = 0};
+  for (const expr::NodePtr& operand : node->operands)
+    step.operands.push_back(visit(operand, captures));
+  if (node->op == Op::load) step.tensor = find(captures.tensors, node->name).view;
+  if (node->op == Op::scalar) step.scalar = find(captures.scalars, node->name).value;
+  steps_.push_back(std::move(step));
+  step_of_[node.get()] = steps_.size() - 1;
+  return steps_.size() - 1;
+}
+
+double Evaluator::operator()(const Position& position) {
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const double value = compute(steps_[i], position);
+    const bool rounds = precision_ == Precision::f32 && steps_[i].node->type == ExprType::floating;
+    values_[i] = rounds ? static_cast<float>(value) : value;
+  }
+  return values_.back();
+}
+
+double Evaluator::compute(const Step& step, const Position& position) const {
+  const expr::Node& node = *step.node;
+  const auto operand = [&](std::size_t i) { return values_[step.operands[i]]; };
+  switch (node.op) {
+    case Op::constant:
+      return node.type == ExprType::floating ? node.float_value
+                                             : static_cast<double>(node.int_value);
+    case Op::variable:
+      return variable_value(node.variable, position);
+    case Op::scalar:
+      return step.scalar;
+    case Op::load:
+      return load(step);
+    case Op::select:
+      return operand(0) != 0 ? operand(1) : operand(2);
+    case Op::to_int:
+      return truncated_to_int(operand(0));
+    case Op::to_float:
+      return operand(0);
+    case Op::lt:
+    case Op::le:
+    case Op::gt:
+    case Op::ge:
+    case Op::eq:
+    case Op::ne:
+      return compare(node.op, operand(0), operand(1)) ? 1 : 0;
+    default:
+      break;
+  }
+  const double a = operand(0);
+  const double b = step.operands.size() > 1 ? operand(1) : 0;
+  if (node.type == ExprType::boolean) return bool_op(node.op, a != 0, b != 0) ? 1 : 0;
+  if (node.type == ExprType::integer) return integer_op(node.op, as_int(a), as_int(b));
+  return float_op(node.op, a, b);
+}
+
+/// Indices out of range are clamped; a tensor without elements reads as 0.
+double Evaluator::load(const Step& step) const {
+  std::int64_t offset = 0;
+  for (int dim = 0; dim < step.tensor.rank(); ++dim) {
+    const std::int64_t extent = step.tensor.size(dim);
+    if (extent == 0) return 0;
+    const std::int64_t index = as_int(values_[step.operands[static_cast<std::size_t>(dim)]]);
+    offset += std::clamp<std::int64_t>(index, 0, extent - 1) * step.tensor.stride(dim);
+  }
+  return element(step.tensor, offset);
+}
+
+}  // namespace fovea::reference
