@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +59,12 @@ struct Node {
   std::shared_ptr<const CapturedTensor> tensor;         // load: what the slot is bound to (not part of the digest)
   std::shared_ptr<const CapturedScalar> scalar_binding;  // scalar: likewise
   Digest digest;                            // of structure, names and constants
+
+  Node() = default;
+  Node(const Node&) = default;
+  Node(Node&&) = default;
+  Node& operator=(const Node&) = delete;
+  ~Node();  // without recursion: formulas may be thousands of nodes deep
 };
 
 /// One row per op: spelling, arity and where it stands in the grammar.
@@ -66,6 +74,15 @@ struct OpInfo {
   int precedence = 0;         // of an infix or prefix operator, rising; 0 for function call syntax
 };
 const OpInfo& info(Op op);
+
+/// Why these operands, as written, cannot be given to this op ("'&&' got float and bool; expected bools ..."); empty: they can.
+std::optional<std::string> refusal(Op op, std::span<const NodePtr> operands);
+
+/// Likewise for a load from a tensor of this shape.
+std::optional<std::string> load_refusal(const CapturedTensor& tensor, std::span<const NodePtr> indices);
+
+/// Why this cannot be the name of a captured tensor or scalar; empty: it can.
+std::optional<std::string> name_refusal(std::string_view name);
 
 /// Type rules, conversions, literal folding of casts and negation, digest. Throws InvalidArgument naming the op and types.
 /// `operands` as written; the result holds the converted ones.
@@ -77,8 +94,11 @@ NodePtr make_variable(Variable variable);
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding);
 NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<NodePtr> indices);
 
-/// A copy with other operands (same op, same leaf data): what rewriting passes use.
+/// A copy with other operands of the same types (same op, same leaf data): what rewriting passes use. Refuses nothing.
 NodePtr with_operands(const Node& node, std::vector<NodePtr> operands);
+
+/// "bool", "int", "float".
+std::string_view name(ExprType type);
 
 /// ExprType that an element of this dtype has in a program.
 ExprType type_of(Dtype dtype);

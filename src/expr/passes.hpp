@@ -23,6 +23,14 @@ NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)
 /// Replaces `score` by another formula.
 NodePtr substitute_score(const NodePtr& root, const NodePtr& score);
 
+/// Are these views of the same elements?
+bool same_binding(const CapturedTensor& a, const CapturedTensor& b);
+bool same_binding(const CapturedScalar& a, const CapturedScalar& b);
+
+/// Gives slots other names: `renamed` maps the old name to the new one, or to itself.
+NodePtr rename_slots(const NodePtr& root,
+                     const std::function<std::string(const std::string&)>& renamed);
+
 /// Slots in order of first use; throws InvalidArgument when one name is bound to two different things.
 Captures collect_captures(const Node& root);
 
