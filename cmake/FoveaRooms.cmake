@@ -1,5 +1,5 @@
 # fovea_room(name LINK ...): src/<name>/ as a static library of its own, so that its tests link what it may know and no more.
-# fovea_library(name rooms...): the shipped library, made of the rooms' objects.
+# fovea_library(rooms...): the shipped library, made of the rooms' objects; fovea::fovea is the kind that BUILD_SHARED_LIBS names.
 
 function(fovea_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
@@ -22,7 +22,7 @@ function(fovea_room name)
   fovea_warnings(fovea_${name})
 endfunction()
 
-function(fovea_library name)
+function(fovea_library)
   set(objects)
   foreach(room IN LISTS ARGN)
     get_target_property(type fovea_${room} TYPE)
@@ -30,10 +30,29 @@ function(fovea_library name)
       list(APPEND objects $<TARGET_OBJECTS:fovea_${room}>)
     endif()
   endforeach()
-  add_library(${name} ${objects})
-  add_library(fovea::${name} ALIAS ${name})
-  set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE CXX)
-  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
-  target_compile_features(${name} PUBLIC cxx_std_20)
-  target_link_libraries(${name} PRIVATE Threads::Threads)
+
+  # Both kinds come from the same objects, so the second costs a link and not a build.
+  add_library(fovea_static STATIC ${objects})
+  add_library(fovea_shared SHARED ${objects})
+  foreach(kind IN ITEMS static shared)
+    add_library(fovea::${kind} ALIAS fovea_${kind})
+    set_target_properties(fovea_${kind} PROPERTIES OUTPUT_NAME fovea EXPORT_NAME ${kind} LINKER_LANGUAGE CXX)
+    target_include_directories(fovea_${kind} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                    $<INSTALL_INTERFACE:include>)
+    target_compile_features(fovea_${kind} PUBLIC cxx_std_20)
+    target_link_libraries(fovea_${kind} PRIVATE Threads::Threads)
+  endforeach()
+  set_target_properties(fovea_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
+
+  # Hidden visibility does not reach instantiations of std templates; the map does.
+  set(map ${PROJECT_SOURCE_DIR}/cmake/fovea.map)
+  target_link_options(fovea_shared PRIVATE LINKER:--version-script=${map})
+  set_property(TARGET fovea_shared APPEND PROPERTY LINK_DEPENDS ${map})
+
+  set(kind static)
+  if(BUILD_SHARED_LIBS)
+    set(kind shared)
+  endif()
+  add_library(fovea ALIAS fovea_${kind})
+  add_library(fovea::fovea ALIAS fovea_${kind})
 endfunction()
