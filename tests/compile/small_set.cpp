@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+
 #include "reference/attention_forward.hpp"
 
 namespace fovea {

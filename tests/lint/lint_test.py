@@ -1,0 +1,82 @@
+"""The rules bite: each finds a planted fault, and none fires on the right way to say the same."""
+
+import pathlib
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+
+import env
+import headers
+import layers
+import words
+from tree import Source, strip_comments_and_strings
+
+
+def file(path: str, text: str) -> Source:
+    return Source(pathlib.PurePosixPath(path), text)
+
+
+class Layers(unittest.TestCase):
+    def test_a_room_must_not_know_the_rooms_after_it(self) -> None:
+        rule = layers.rooms_know_the_rooms_before_them
+        self.assertEqual(len(rule([file("src/mask/a.cpp", '#include "plan/select.hpp"\n')])), 1)
+        self.assertEqual(rule([file("src/plan/a.cpp", '#include "mask/block_map.hpp"\n')]), [])
+
+    def test_backends_do_not_know_each_other(self) -> None:
+        rule = layers.rooms_know_the_rooms_before_them
+        self.assertEqual(len(rule([file("src/cpu/a.cpp", '#include "reference/attention_forward.hpp"\n')])), 1)
+
+    def test_a_new_room_needs_a_place_in_the_order(self) -> None:
+        self.assertEqual(len(layers.rooms_know_the_rooms_before_them([file("src/attic/a.cpp", "")])), 1)
+
+    def test_public_headers_include_public_and_standard_headers(self) -> None:
+        rule = layers.public_headers_stay_public
+        for name in ('"core/check.hpp"', "<fmt/format.h>", "<immintrin.h>", '"other.hpp"'):
+            self.assertEqual(len(rule([file("include/fovea/a.hpp", f"#include {name}\n")])), 1, name)
+        self.assertEqual(rule([file("include/fovea/a.hpp", '#include <vector>\n#include <stdint.h>\n#include "fovea/b.hpp"\n')]), [])
+
+
+class Words(unittest.TestCase):
+    def test_assembly_stands_in_ptx_only(self) -> None:
+        code = 'void f() { asm volatile("nop"); }\n'
+        self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cpu/a.cpp", code)])), 1)
+        self.assertEqual(words.assembly_stands_in_ptx_only([file("src/cuda/device/ptx/a.cuh", code)]), [])
+
+    def test_environment_is_read_in_one_place(self) -> None:
+        code = 'auto x = std::getenv("HOME");\n'
+        self.assertEqual(len(words.environment_is_read_in_one_place([file("tools/a.cpp", code)])), 1)
+        self.assertEqual(words.environment_is_read_in_one_place([file("src/core/env.cpp", code)]), [])
+
+    def test_library_is_silent(self) -> None:
+        for code in ("std::cerr << 1;", 'printf("x");', "std::abort();", "exit(1);", "assert(x);"):
+            self.assertEqual(len(words.library_is_silent([file("src/core/a.cpp", code + "\n")])), 1, code)
+        for code in ("std::snprintf(b, 1, f);", "FOVEA_ASSERT(x);", "static_assert(x);", "// printf(x)", "map.exit(1);"):
+            self.assertEqual(words.library_is_silent([file("src/core/a.cpp", code + "\n")]), [], code)
+
+    def test_nothing_is_left_over(self) -> None:
+        self.assertEqual(len(words.nothing_is_left_over([file("README.md", "TO" "DO: more\n")])), 1)
+        self.assertEqual(len(words.nothing_is_left_over([file("a.sh", "cd /" "home/me\n")])), 1)
+
+
+class Environment(unittest.TestCase):
+    def test_page_and_code_agree(self) -> None:
+        code = file(env.READER, 'find(lookup, "FOVEA_A")\n')
+        self.assertEqual(env.page_and_code_agree([code, file(env.PAGE, "| `FOVEA_A` | x |\n")]), [])
+        self.assertEqual(len(env.page_and_code_agree([code, file(env.PAGE, "| `FOVEA_B` | x |\n")])), 2)
+
+
+class Headers(unittest.TestCase):
+    def test_a_header_opens_with_a_comment(self) -> None:
+        self.assertEqual(len(headers.opens_with_a_comment([file("src/core/a.hpp", "#pragma once\n")])), 1)
+        self.assertEqual(headers.opens_with_a_comment([file("src/core/a.hpp", "// Things.\n#pragma once\n")]), [])
+
+
+class Stripping(unittest.TestCase):
+    def test_comments_and_strings_are_blank_and_lines_stay(self) -> None:
+        text = 'a; // exit(1)\n/* x\n */ b("asm(");\n'
+        self.assertEqual(strip_comments_and_strings(text), 'a; \n\n b("");\n')
+
+
+if __name__ == "__main__":
+    unittest.main()
