@@ -1,11 +1,15 @@
-// Interval analysis: what a formula can yield when its variables range over boxes. Sound: the interval contains every value
-// that evaluation on the box can give (ints as int64 before wrapping: an int that may leave 32 bits becomes the full range).
+// Interval analysis: what a formula can yield when its variables range over boxes.
+//
+// Sound: the interval contains every value that evaluation on the box can give, in fp32 or fp64, and with any faithful
+// exp or tanh. Ints are bounded before wrapping: one that may leave 32 bits becomes the full range. Formulas that are
+// affine in positions are bounded as a whole, so q_idx + 3 > q_idx and (q_idx - kv_idx) + kv_idx lose nothing.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "expr/node.hpp"
 
@@ -17,15 +21,16 @@ struct Interval {
   double hi = std::numeric_limits<double>::infinity();
   bool may_be_nan = false;
 
-  static Interval point(double value) { return {value, value, false}; }
-  static Interval whole() { return {.may_be_nan = true}; }
+  static constexpr Interval point(double value) { return {value, value, false}; }
+  static constexpr Interval whole() { return {.may_be_nan = true}; }
   bool is_point() const { return lo == hi && !may_be_nan; }
   bool contains(double value) const { return lo <= value && value <= hi; }
   bool always_true() const { return lo >= 1; }
   bool always_false() const { return hi <= 0; }
+  bool operator==(const Interval&) const = default;
 };
 
-/// Bounds of a load's value given the intervals of its indices (already clamped into the tensor).
+/// Bounds of a load's value given the intervals of its indices, already clamped into the tensor that the node is bound to.
 using LoadBounds = std::function<Interval(const Node& load, const Interval* indices)>;
 
 struct Box {
@@ -36,20 +41,51 @@ struct Box {
   LoadBounds load_bounds;
 };
 
-/// A formula prepared for many evaluations: topological order is found once.
+/// A formula prepared for many evaluations: order, operands and affine forms are found once. Keep one Box and change its
+/// variables between calls; evaluate allocates nothing for formulas of up to 128 nodes.
 class IntervalProgram {
  public:
   explicit IntervalProgram(const NodePtr& root);
   Interval evaluate(const Box& box) const;
   /// As evaluate, but the interval of every node, in topological order (for the out-of-range check).
   void evaluate_all(const Box& box, std::vector<Interval>& values) const;
+  /// As evaluate after an evaluate_all into `values` of which only `changed` has changed since: cheaper along a row of tiles.
+  Interval evaluate_again(const Box& box, Variable changed, std::vector<Interval>& values) const;
   const std::vector<const Node*>& nodes() const { return nodes_; }
+  /// The operands of node i, as indices into nodes().
+  const std::vector<int>& operands(std::size_t i) const { return steps_[i].operands; }
 
  private:
+  struct Term {
+    int node = 0;
+    double factor = 1;
+  };
+  /// Sum or difference of two operands that share positions, as constant + sum of factor * node.
+  struct Affine {
+    double constant = 0;
+    std::vector<Term> terms;
+  };
+  struct Step {
+    const Node* node = nullptr;
+    std::array<int, 3> first{};  // the first three operands, at hand
+    int affine = -1;             // into affines_; -1: operand by operand is just as tight
+    ExprType operand_type = ExprType::floating;
+    bool same_operands = false;
+    Interval leaf;  // constants; loads: what the dtype can hold
+    std::vector<int> operands;
+  };
+  class Preparation;
+
+  Interval run(const Step& step, const Box& box, const Interval* values) const;
+  Interval difference(const Step& step, const Interval* values) const;
+  Interval load(const Step& step, const Box& box, const Interval* values) const;
+
   NodePtr root_;
   std::vector<const Node*> nodes_;
-  std::vector<std::array<int, 3>> operands_;       // indices into nodes_, for arity <= 3
-  std::vector<std::vector<int>> load_operands_;    // for loads of any rank
+  std::vector<Step> steps_;
+  std::vector<Affine> affines_;
+  std::array<std::vector<int>, kNumVariables>
+      dependents_;  // steps to run again when a variable changes
 };
 
 }  // namespace fovea::expr
