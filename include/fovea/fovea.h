@@ -1,0 +1,278 @@
+/* The C ABI, plain C11: the door for every language but C++. Names and meanings are those of
+ * attention.hpp; read docs/guides/c_abi.md for a tour and examples/attention.c for a program.
+ *
+ * Rules
+ *   Structs    start with struct_size and version, which FOVEA_STRUCT(type) fills. Fields are only
+ * ever added at the end, and all-zero means default, so
+ * `{FOVEA_STRUCT(fovea_attention_forward_args), .q = &q, ...}` stays right. A caller built against
+ * an older header passes a smaller size: what it does not know takes the default. A caller built
+ * against a newer header is refused only if it sets a field that this library does not know. Errors
+ * functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an
+ * object that the caller frees with fovea_error_free. Nothing is thrown, printed or aborted.
+ *   Tensors    are DLTensor: borrowed for the call, last dimension contiguous is fast, strides NULL
+ * means row-major, lanes 1. Booleans are 0 or 1. Threads    every function may be called from many
+ * threads at once; a plan and a runtime may be shared.
+ */
+#ifndef FOVEA_FOVEA_H_
+#define FOVEA_FOVEA_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FOVEA_API __declspec(dllexport)
+#else
+#define FOVEA_API __attribute__((visibility("default")))
+#endif
+
+/* DLPack's tensor, layout as in its ABI version 1. A program that also needs <dlpack/dlpack.h>
+ * includes it first. */
+#ifndef DLPACK_DLPACK_H_
+#ifdef __cplusplus
+extern "C" {
+typedef enum : int32_t {
+#else
+typedef enum {
+#endif
+  kDLCPU = 1,
+  kDLCUDA = 2,
+  kDLCUDAHost = 3,
+} DLDeviceType;
+
+typedef struct {
+  DLDeviceType device_type;
+  int32_t device_id;
+} DLDevice;
+
+typedef enum {
+  kDLInt = 0U,
+  kDLUInt = 1U,
+  kDLFloat = 2U,
+  kDLBfloat = 4U,
+  kDLBool = 6U,
+} DLDataTypeCode;
+
+typedef struct {
+  uint8_t code; /* DLDataTypeCode */
+  uint8_t bits;
+  uint16_t lanes;
+} DLDataType;
+
+typedef struct {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides; /* in elements; NULL: row-major */
+  uint64_t byte_offset;
+} DLTensor;
+#ifdef __cplusplus
+}
+#endif
+#endif /* DLPACK_DLPACK_H_ */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised when a field changes its meaning; adding fields does not. */
+#define FOVEA_ABI_VERSION 1u
+
+/* Fills the first two members: fovea_plan_options options = {FOVEA_STRUCT(fovea_plan_options)}; */
+#define FOVEA_STRUCT(type) .struct_size = sizeof(type), .version = FOVEA_ABI_VERSION
+
+/* ---- Errors ---- */
+
+typedef enum fovea_kind {
+  FOVEA_OK = 0,
+  FOVEA_INVALID_ARGUMENT = 1, /* the caller's values are wrong: argument, got, expected, hint */
+  FOVEA_UNSUPPORTED = 2,   /* a right problem that nothing here can run: every candidate's reason */
+  FOVEA_COMPILE_ERROR = 3, /* a kernel did not compile */
+  FOVEA_DEVICE_ERROR = 4,  /* a driver call failed */
+  FOVEA_INTERNAL = 5,      /* our own mistake, or no memory */
+} fovea_kind;
+
+typedef struct fovea_error fovea_error;
+
+/* A fovea_kind; FOVEA_OK for NULL. */
+FOVEA_API int fovea_error_kind(const fovea_error* error);
+/* "" for NULL; lives as long as the error. */
+FOVEA_API const char* fovea_error_message(const fovea_error* error);
+FOVEA_API void fovea_error_free(fovea_error* error); /* NULL is fine */
+
+/* Frees a text that Fovea returned; NULL is fine. */
+FOVEA_API void fovea_string_free(char* text);
+
+/* "0.1.0", and the FOVEA_ABI_VERSION that the library was built with. */
+FOVEA_API const char* fovea_version(void);
+FOVEA_API uint32_t fovea_abi_version(void);
+
+/* ---- Programs ---- */
+
+/* What a program text may read by name. These two structs never grow. */
+typedef struct fovea_named_tensor {
+  const char* name;
+  const DLTensor* tensor; /* f32, f16, bf16, bool, u8, i8, i32 or i64 */
+} fovea_named_tensor;
+
+typedef enum fovea_scalar_type { FOVEA_SCALAR_INT = 0, FOVEA_SCALAR_FLOAT = 1 } fovea_scalar_type;
+
+typedef struct fovea_named_scalar {
+  const char* name;
+  int32_t type; /* fovea_scalar_type */
+  double value; /* a whole number that fits 32 bits where type is FOVEA_SCALAR_INT */
+} fovea_named_scalar;
+
+/* ---- Threads ---- */
+
+/* A persistent pool of threads and the plans that were made: what lives longer than a call. */
+typedef struct fovea_runtime fovea_runtime;
+
+/* num_threads 0: as many as the affinity mask, the cgroup quota and FOVEA_NUM_THREADS allow. */
+FOVEA_API int fovea_runtime_create(int32_t num_threads, fovea_runtime** runtime,
+                                   fovea_error** error);
+FOVEA_API void fovea_runtime_destroy(fovea_runtime* runtime); /* NULL is fine */
+
+/* Calls itself once per index: task(task_context, worker, index), worker unique among concurrent
+ * calls, < concurrency. */
+typedef void (*fovea_task)(void* task_context, int32_t worker, int64_t index);
+
+/* The host's own threads. run() calls the task once for each index in [0, count), any order, any
+ * thread, and returns when all are done; it does not throw. Results do not depend on it. */
+typedef struct fovea_executor {
+  size_t struct_size;
+  uint32_t version;
+  void* context;
+  int32_t (*concurrency)(void* context);
+  void (*run)(void* context, int64_t count, fovea_task task, void* task_context);
+} fovea_executor;
+
+/* ---- Forward ---- */
+
+typedef enum fovea_align { FOVEA_BOTTOM_RIGHT = 0, FOVEA_TOP_LEFT = 1 } fovea_align;
+
+typedef enum fovea_compute_dtype {
+  FOVEA_COMPUTE_AUTOMATIC = 0,
+  FOVEA_COMPUTE_F32 = 1,
+  FOVEA_COMPUTE_BF16 = 2,
+} fovea_compute_dtype;
+
+typedef enum fovea_cpu_target {
+  FOVEA_CPU_AUTOMATIC = 0,
+  FOVEA_CPU_SCALAR = 1,
+  FOVEA_CPU_AVX2 = 2,
+  FOVEA_CPU_AVX512 = 3,
+  FOVEA_CPU_AVX512_BF16 = 4,
+  FOVEA_CPU_AMX_BF16 = 5,
+  FOVEA_CPU_NEON = 6,
+} fovea_cpu_target;
+
+typedef struct fovea_dropout {
+  float p; /* in [0, 1]; kept keys are scaled by 1 / (1 - p) */
+  uint64_t seed;
+  uint64_t offset;
+} fovea_dropout;
+
+/* Everything that a forward call takes; only q, k, v and out are needed.
+ *
+ * Score features act in the order scale, softcap, bias, alibi, score_mod. A key is visible where
+ * mask, window, causal, segments and mask_mod all say so. */
+typedef struct fovea_attention_forward_args {
+  size_t struct_size;
+  uint32_t version;
+
+  /* Shapes of packed sequences have total_q or total_kv in place of batch and seqlen. */
+  const DLTensor* q;       /* [batch, seqlen_q,  num_heads_q,  head_dim_qk] f32, f16 or bf16 */
+  const DLTensor* k;       /* [batch, seqlen_kv, num_heads_kv, head_dim_qk] dtype of q */
+  const DLTensor* v;       /* [batch, seqlen_kv, num_heads_kv, head_dim_v]  dtype of q */
+  const DLTensor* out;     /* [batch, seqlen_q,  num_heads_q,  head_dim_v]  f32, f16 or bf16 */
+  const DLTensor* lse;     /* [batch, num_heads_q, seqlen_q] f32; packed: [num_heads_q, total_q] */
+  const DLTensor* row_max; /* shape of lse, f32: the row's largest score, -inf where it sees none */
+
+  int32_t has_softmax_scale; /* 0: 1 / sqrt(head_dim_qk) */
+  float softmax_scale;
+  float softcap;         /* 0: none; c: c * tanh(score / c) */
+  const DLTensor* bias;  /* [q, kv], [heads, q, kv] or [batch, heads, q, kv]; 1 broadcasts */
+  const DLTensor* alibi; /* slopes [num_heads_q] or [batch, num_heads_q] */
+  const char* score_mod; /* "score + slopes[q_head] * (kv_idx - q_idx)"; NULL: none */
+
+  int32_t causal;          /* boolean */
+  int32_t align;           /* fovea_align of causal, window and alibi when seqlen_q != seqlen_kv */
+  int32_t has_window_left; /* boolean; 0: unbounded */
+  int32_t has_window_right;
+  int64_t window_left; /* inclusive, >= 0 */
+  int64_t window_right;
+  const DLTensor* mask;       /* bool or u8, true: visible; shapes as bias */
+  const DLTensor* segments_q; /* [batch, seqlen] i32 or i64, -1: padding; one serves both */
+  const DLTensor* segments_kv;
+  const char* mask_mod; /* "q_idx >= kv_idx && kv_idx % 2 == 0"; NULL: none */
+
+  const fovea_named_tensor* tensors; /* what score_mod and mask_mod read */
+  size_t num_tensors;
+  const fovea_named_scalar* scalars;
+  size_t num_scalars;
+
+  const DLTensor* sinks; /* [num_heads_q] f32: a logit that joins each row's denominator */
+  fovea_dropout dropout;
+  const DLTensor* cu_seqlens_q; /* [num_sequences + 1] i32 or i64: makes q, out, lse packed */
+  const DLTensor* cu_seqlens_kv;
+
+  int32_t compute_dtype;         /* fovea_compute_dtype */
+  int32_t cpu_target;            /* fovea_cpu_target */
+  int32_t allows_nondeterminism; /* boolean */
+
+  void* workspace; /* optional, but for fovea_plan_run where fovea_plan_workspace_bytes > 0 */
+  size_t workspace_bytes;
+  fovea_runtime* runtime;         /* NULL: the process's own */
+  const fovea_executor* executor; /* NULL: the runtime's threads; wins over runtime */
+} fovea_attention_forward_args;
+
+/* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See
+ * attention_forward in attention.hpp for accuracy, determinism and rows that see no key. Nothing is
+ * written unless the arguments are valid. */
+FOVEA_API int fovea_attention_forward(const fovea_attention_forward_args* args,
+                                      fovea_error** error);
+
+/* ---- Plan once, run often ---- */
+
+/* A validated problem, its kernel and its exact workspace; immutable. */
+typedef struct fovea_plan fovea_plan;
+
+typedef struct fovea_plan_options {
+  size_t struct_size;
+  uint32_t version;
+  int64_t max_seqlen_q; /* 0: exactly the lengths given; n: the plan serves every length up to n */
+  int64_t max_seqlen_kv;
+  int32_t num_threads; /* workers the workspace is for; 0: those of args' executor or runtime */
+} fovea_plan_options;
+
+typedef enum fovea_format { FOVEA_TEXT = 0, FOVEA_JSON = 1 } fovea_format;
+
+/* Tensors need no data here (a mask that reads tensors is then mapped at the run). options may be
+ * NULL. */
+FOVEA_API int fovea_plan_create(const fovea_attention_forward_args* args,
+                                const fovea_plan_options* options, fovea_plan** plan,
+                                fovea_error** error);
+FOVEA_API void fovea_plan_destroy(fovea_plan* plan); /* NULL is fine */
+FOVEA_API size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
+
+/* args fit the plan: same dtypes, heads, head dims and programs, lengths equal or within its
+ * bounds. */
+FOVEA_API int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* args,
+                             fovea_error** error);
+
+/* What was decided and why: a page, or one JSON object. *text is freed by fovea_string_free. */
+FOVEA_API int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text,
+                                 fovea_error** error);
+
+/* The same without a plan; a problem that nothing can run is explained instead of refused. */
+FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
+                            const fovea_plan_options* options, int32_t format, char** text,
+                            fovea_error** error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FOVEA_FOVEA_H_ */

@@ -1,0 +1,228 @@
+#include "ffi/arguments.hpp"
+
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "fovea/mask.hpp"
+
+#include "core/check.hpp"
+#include "ffi/sized_struct.hpp"
+#include "ffi/tensor.hpp"
+
+namespace fovea::ffi {
+namespace {
+
+static_assert(std::is_same_v<fovea_task, void (*)(void*, int, std::int64_t)>,
+              "Executor::Task::body and fovea_task must be one type");
+static_assert(static_cast<int>(Align::bottom_right) == FOVEA_BOTTOM_RIGHT);
+static_assert(static_cast<int>(Align::top_left) == FOVEA_TOP_LEFT);
+static_assert(static_cast<int>(ComputeDtype::automatic) == FOVEA_COMPUTE_AUTOMATIC);
+static_assert(static_cast<int>(ComputeDtype::f32) == FOVEA_COMPUTE_F32);
+static_assert(static_cast<int>(ComputeDtype::bf16) == FOVEA_COMPUTE_BF16);
+static_assert(static_cast<int>(CpuTarget::automatic) == FOVEA_CPU_AUTOMATIC);
+static_assert(static_cast<int>(CpuTarget::scalar) == FOVEA_CPU_SCALAR);
+static_assert(static_cast<int>(CpuTarget::avx2) == FOVEA_CPU_AVX2);
+static_assert(static_cast<int>(CpuTarget::avx512) == FOVEA_CPU_AVX512);
+static_assert(static_cast<int>(CpuTarget::avx512_bf16) == FOVEA_CPU_AVX512_BF16);
+static_assert(static_cast<int>(CpuTarget::amx_bf16) == FOVEA_CPU_AMX_BF16);
+static_assert(static_cast<int>(CpuTarget::neon) == FOVEA_CPU_NEON);
+
+// Ends of the fields that the first release had and that mean nothing when cut off.
+constexpr std::size_t kLeastArgsSize = offsetof(fovea_attention_forward_args, lse);
+constexpr std::size_t kLeastOptionsSize = offsetof(fovea_plan_options, max_seqlen_kv);
+
+// Reads the fields of one struct and says whose they are when one is wrong.
+class Reader {
+ public:
+  Reader(const fovea_attention_forward_args& args, std::string where)
+      : args_(args), where_(std::move(where)) {}
+
+  TensorView input(const DLTensor* tensor, std::string_view name) const {
+    return to_view(tensor, Access::read, label(name));
+  }
+  TensorView output(const DLTensor* tensor, std::string_view name) const {
+    return to_view(tensor, Access::write, label(name));
+  }
+  TensorView required(TensorView view, std::string_view name) const {
+    if (!view) invalid(label(name), "is NULL; expected a tensor");
+    return view;
+  }
+  bool boolean(std::int32_t value, std::string_view name) const {
+    return enumerator<int>(value, 1, name) == 1;
+  }
+  template <typename Enum>
+  Enum enumerator(std::int32_t value, int last, std::string_view name) const {
+    if (value < 0 || value > last) {
+      invalid(label(name),
+              "is " + std::to_string(value) + "; expected 0 to " + std::to_string(last));
+    }
+    return static_cast<Enum>(value);
+  }
+
+  Align align() const { return enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align"); }
+  Captures captures() const;
+  ScoreMod score(const Captures& captures) const;
+  MaskMod mask(const Captures& captures) const;
+
+ private:
+  std::string label(std::string_view name) const { return where_ + ": " + std::string(name); }
+  CapturedScalar scalar(std::size_t i) const;
+  MaskMod window_mask() const;
+  MaskMod segments_mask() const;
+
+  const fovea_attention_forward_args& args_;
+  std::string where_;
+};
+
+CapturedScalar Reader::scalar(std::size_t i) const {
+  const fovea_named_scalar& given = args_.scalars[i];
+  const std::string name = "scalars[" + std::to_string(i) + "]";
+  if (given.name == nullptr) invalid(label(name), "name is NULL; expected a name");
+  const auto type = enumerator<int>(given.type, FOVEA_SCALAR_FLOAT, name + ".type");
+  if (type == FOVEA_SCALAR_FLOAT) return {given.name, ExprType::floating, given.value};
+  if (!(given.value >= -2147483648.0 && given.value <= 2147483647.0) ||
+      given.value != std::trunc(given.value)) {
+    invalid(label(given.name), "is " + std::to_string(given.value) +
+                                   "; expected a whole number of 32 bits, or FOVEA_SCALAR_FLOAT");
+  }
+  return {given.name, ExprType::integer, given.value};
+}
+
+Captures Reader::captures() const {
+  if (args_.num_tensors > 0 && args_.tensors == nullptr) {
+    invalid(label("tensors"), "is NULL; expected num_tensors named tensors");
+  }
+  if (args_.num_scalars > 0 && args_.scalars == nullptr) {
+    invalid(label("scalars"), "is NULL; expected num_scalars named scalars");
+  }
+  Captures captures;
+  for (std::size_t i = 0; i < args_.num_tensors; ++i) {
+    const fovea_named_tensor& given = args_.tensors[i];
+    const std::string name = "tensors[" + std::to_string(i) + "]";
+    if (given.name == nullptr) invalid(label(name), "name is NULL; expected a name");
+    captures.tensors.push_back({given.name, required(input(given.tensor, given.name), given.name)});
+  }
+  for (std::size_t i = 0; i < args_.num_scalars; ++i) captures.scalars.push_back(scalar(i));
+  return captures;
+}
+
+ScoreMod Reader::score(const Captures& captures) const {
+  ScoreMod score;
+  if (args_.softcap != 0) score = score | softcap(args_.softcap);
+  if (args_.bias != nullptr) score = score | bias(input(args_.bias, "bias"));
+  if (args_.alibi != nullptr) score = score | alibi(input(args_.alibi, "alibi"), align());
+  if (args_.score_mod != nullptr) score = score | parse_score_mod(args_.score_mod, captures);
+  return score;
+}
+
+MaskMod Reader::window_mask() const {
+  std::optional<std::int64_t> left;
+  std::optional<std::int64_t> right;
+  if (boolean(args_.has_window_left, "has_window_left")) left = args_.window_left;
+  if (boolean(args_.has_window_right, "has_window_right")) right = args_.window_right;
+  if (!left && !right) return {};
+  return window(left, right, align());
+}
+
+MaskMod Reader::segments_mask() const {
+  const TensorView q = input(args_.segments_q, "segments_q");
+  const TensorView kv = input(args_.segments_kv, "segments_kv");
+  if (!q && !kv) return {};
+  if (!q || !kv) {
+    const bool is_packed = args_.cu_seqlens_q != nullptr;
+    if (!is_packed && args_.q->ndim == 4 && args_.k->ndim == 4 &&
+        args_.q->shape[1] != args_.k->shape[1]) {
+      invalid(label(q ? "segments_kv" : "segments_q"),
+              "is NULL and seqlen_q differs from seqlen_kv; expected ids of both sides");
+    }
+    return documents(q ? q : kv);
+  }
+  return documents(q, kv);
+}
+
+MaskMod Reader::mask(const Captures& captures) const {
+  MaskMod mask;
+  const auto also = [&mask](const MaskMod& next) {
+    mask = mask.is_all_visible() ? next : mask && next;
+  };
+  if (args_.mask != nullptr) also(dense_mask(input(args_.mask, "mask")));
+  also(window_mask());
+  if (boolean(args_.causal, "causal")) also(causal(align()));
+  also(segments_mask());
+  if (args_.mask_mod != nullptr) also(parse_mask_mod(args_.mask_mod, captures));
+  return mask;
+}
+
+std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
+                                              const std::string& where) {
+  const std::string what = where + ": executor";
+  const auto callbacks = read_struct(executor, sizeof(fovea_executor), what);
+  if (callbacks.concurrency == nullptr || callbacks.run == nullptr) {
+    invalid(what, "concurrency or run is NULL; expected both functions");
+  }
+  const int concurrency = callbacks.concurrency(callbacks.context);
+  if (concurrency < 1) {
+    invalid(what, "concurrency is " + std::to_string(concurrency) + "; expected >= 1");
+  }
+  return std::make_unique<CallbackExecutor>(callbacks);
+}
+
+}  // namespace
+
+Call to_call(const fovea_attention_forward_args* source, const std::string& where) {
+  const auto c = read_struct(source, kLeastArgsSize, where);
+  const Reader read(c, where);
+  Call call;
+  AttentionForward& args = call.args;
+  args.q = read.required(read.input(c.q, "q"), "q");
+  args.k = read.required(read.input(c.k, "k"), "k");
+  args.v = read.required(read.input(c.v, "v"), "v");
+  args.out = read.required(read.output(c.out, "out"), "out");
+  args.lse = read.output(c.lse, "lse");
+  args.row_max = read.output(c.row_max, "row_max");
+
+  const Captures captures = read.captures();
+  args.score = read.score(captures);
+  args.mask = read.mask(captures);
+  if (read.boolean(c.has_softmax_scale, "has_softmax_scale")) args.softmax_scale = c.softmax_scale;
+  args.sinks = read.input(c.sinks, "sinks");
+  args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};
+  args.cu_seqlens_q = read.input(c.cu_seqlens_q, "cu_seqlens_q");
+  args.cu_seqlens_kv = read.input(c.cu_seqlens_kv, "cu_seqlens_kv");
+
+  args.compute_dtype =
+      read.enumerator<ComputeDtype>(c.compute_dtype, FOVEA_COMPUTE_BF16, "compute_dtype");
+  args.cpu_target = read.enumerator<CpuTarget>(c.cpu_target, FOVEA_CPU_NEON, "cpu_target");
+  args.is_deterministic = !read.boolean(c.allows_nondeterminism, "allows_nondeterminism");
+  if (c.workspace == nullptr && c.workspace_bytes > 0) {
+    invalid(where, "workspace is NULL; expected workspace_bytes bytes");
+  }
+  args.workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes};
+
+  if (c.runtime != nullptr) {
+    call.runtime = &c.runtime->runtime;
+    args.executor = &call.runtime->executor();
+  }
+  if (c.executor != nullptr) {
+    call.executor = to_executor(c.executor, where);
+    args.executor = call.executor.get();
+  }
+  return call;
+}
+
+Problem to_problem(const Call& call, const fovea_plan_options* source, const std::string& where) {
+  Problem problem = problem_of(call.args);
+  if (call.args.executor != nullptr) problem.num_threads = call.args.executor->concurrency();
+  if (source == nullptr) return problem;
+  const auto options = read_struct(source, kLeastOptionsSize, where + ": options");
+  if (options.max_seqlen_q != 0) problem.seqlen_q = up_to(options.max_seqlen_q);
+  if (options.max_seqlen_kv != 0) problem.seqlen_kv = up_to(options.max_seqlen_kv);
+  if (options.num_threads != 0) problem.num_threads = options.num_threads;
+  return problem;
+}
+
+}  // namespace fovea::ffi

@@ -1,0 +1,145 @@
+// The functions of fovea.h: convert, call, translate errors.
+#include "fovea/fovea.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "fovea/attention.hpp"
+#include "fovea/runtime.hpp"
+
+#include "core/check.hpp"
+#include "ffi/arguments.hpp"
+#include "ffi/error.hpp"
+
+struct fovea_plan {
+  fovea::Plan plan;
+};
+
+namespace {
+
+using fovea::ffi::guarded;
+
+// From malloc, so that any language's binding can tell how it is freed.
+char* copy_text(const std::string& text) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+char* render(const fovea::Explanation& explanation, std::int32_t format, const char* where) {
+  switch (format) {
+    case FOVEA_TEXT:
+      return copy_text(explanation.print());
+    case FOVEA_JSON:
+      return copy_text(explanation.json());
+    default:
+      fovea::invalid(where,
+                     "format is " + std::to_string(format) + "; expected FOVEA_TEXT or FOVEA_JSON");
+  }
+}
+
+template <typename T>
+void require(T* pointer, const char* where, const char* name) {
+  if (pointer == nullptr)
+    fovea::invalid(where, std::string(name) + " is NULL; expected an address");
+}
+
+}  // namespace
+
+extern "C" {
+
+int fovea_error_kind(const fovea_error* error) { return error == nullptr ? FOVEA_OK : error->kind; }
+
+const char* fovea_error_message(const fovea_error* error) {
+  return error == nullptr ? "" : error->message.c_str();
+}
+
+void fovea_error_free(fovea_error* error) { fovea::ffi::release(error); }
+
+void fovea_string_free(char* text) { std::free(text); }
+
+const char* fovea_version(void) { return fovea::version().data(); }
+
+uint32_t fovea_abi_version(void) { return FOVEA_ABI_VERSION; }
+
+int fovea_runtime_create(int32_t num_threads, fovea_runtime** runtime, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_runtime_create";
+    require(runtime, kWhere, "runtime");
+    *runtime = nullptr;
+    if (num_threads < 0) {
+      fovea::invalid(kWhere, "num_threads is " + std::to_string(num_threads) +
+                                 "; expected >= 0, 0 is automatic");
+    }
+    *runtime = new fovea_runtime{fovea::Runtime(num_threads)};
+  });
+}
+
+void fovea_runtime_destroy(fovea_runtime* runtime) { delete runtime; }
+
+int fovea_attention_forward(const fovea_attention_forward_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    const auto call = fovea::ffi::to_call(args, "fovea_attention_forward");
+    if (call.runtime != nullptr) {
+      fovea::attention_forward(call.args, *call.runtime);
+    } else {
+      fovea::attention_forward(call.args);
+    }
+  });
+}
+
+int fovea_plan_create(const fovea_attention_forward_args* args, const fovea_plan_options* options,
+                      fovea_plan** plan, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_create";
+    require(plan, kWhere, "plan");
+    *plan = nullptr;
+    const auto call = fovea::ffi::to_call(args, kWhere);
+    const auto problem = fovea::ffi::to_problem(call, options, kWhere);
+    *plan = new fovea_plan{fovea::plan(problem, problem.q.device)};
+  });
+}
+
+void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
+
+size_t fovea_plan_workspace_bytes(const fovea_plan* plan) {
+  return plan == nullptr ? 0 : plan->plan.workspace_bytes();
+}
+
+int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* args,
+                   fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_run";
+    require(plan, kWhere, "plan");
+    const auto call = fovea::ffi::to_call(args, kWhere);
+    plan->plan.run(call.args);
+  });
+}
+
+int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_explain";
+    require(text, kWhere, "text");
+    *text = nullptr;
+    require(plan, kWhere, "plan");
+    *text = render(plan->plan.explain(), format, kWhere);
+  });
+}
+
+int fovea_explain(const fovea_attention_forward_args* args, const fovea_plan_options* options,
+                  int32_t format, char** text, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_explain";
+    require(text, kWhere, "text");
+    *text = nullptr;
+    const auto call = fovea::ffi::to_call(args, kWhere);
+    const auto problem = fovea::ffi::to_problem(call, options, kWhere);
+    *text = render(fovea::explain(problem, problem.q.device), format, kWhere);
+  });
+}
+
+}  // extern "C"
