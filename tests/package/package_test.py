@@ -34,7 +34,8 @@ def exported_symbols(library: pathlib.Path) -> list[str]:
 
 def header_text() -> str:
     texts = [path.read_text() for path in sorted((ROOT / "include" / "fovea").glob("*.h*"))]
-    return re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(texts), flags=re.DOTALL)
+    without_comments = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(texts), flags=re.DOTALL)
+    return re.sub(r"^#.*$", "", without_comments, flags=re.MULTILINE)
 
 
 def promised_functions(text: str) -> set[str]:

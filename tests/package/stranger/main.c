@@ -10,11 +10,8 @@ int main(void) {
   q_tensor.data = q;
   v_tensor.data = v;
   out_tensor.data = out;
-  fovea_attention_forward_args args = {FOVEA_STRUCT(fovea_attention_forward_args),
-                                       .q = &q_tensor,
-                                       .k = &q_tensor,
-                                       .v = &v_tensor,
-                                       .out = &out_tensor};
+  fovea_attention_forward_args args = {FOVEA_STRUCT(fovea_attention_forward_args), .q = &q_tensor,
+                                       .k = &q_tensor, .v = &v_tensor, .out = &out_tensor};
   fovea_error* error = NULL;
   if (fovea_attention_forward(&args, &error) != FOVEA_OK) {
     printf("fovea %s: %s\n", fovea_version(), fovea_error_message(error));
