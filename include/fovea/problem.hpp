@@ -41,7 +41,7 @@ struct Problem {
   TensorSpec q;    // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
   TensorSpec k;    // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
   TensorSpec v;    // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
-  TensorSpec out;  // as q with head_dim_v; rank 0: row-major of q's dtype. f32, f16, bf16
+  TensorSpec out{};  // as q with head_dim_v; rank 0: row-major of q's dtype. f32, f16, bf16
 
   ScoreMod score{};                         // after scale; see the order of operations in docs/design/contract.md
   MaskMod mask{};
