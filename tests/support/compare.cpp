@@ -1,0 +1,203 @@
+#include "support/compare.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "reference/attention_forward.hpp"
+#include "reference/element.hpp"
+#include "support/tolerance.hpp"
+
+namespace fovea::testing {
+
+namespace {
+
+constexpr CpuTarget kTargets[] = {CpuTarget::scalar,      CpuTarget::avx2,     CpuTarget::avx512,
+                                  CpuTarget::avx512_bf16, CpuTarget::amx_bf16, CpuTarget::neon};
+
+/// A problem that says what a target does with a dtype; its size does not matter.
+Problem probe(CpuTarget target, Dtype dtype, ComputeDtype compute_dtype) {
+  constexpr std::array<std::int64_t, 4> kShape{1, 64, 1, 64};
+  const TensorSpec spec = make_spec(dtype, kShape);
+  Problem problem{.q = spec, .k = spec, .v = spec, .out = {}};
+  problem.compute_dtype = compute_dtype;
+  problem.cpu_target = target;
+  return problem;
+}
+
+/// What the target multiplies in, or nothing where it cannot run at all.
+std::optional<ComputeDtype> answer(CpuTarget target, Dtype dtype, ComputeDtype requested) {
+  static std::map<std::tuple<CpuTarget, Dtype, ComputeDtype>, std::optional<ComputeDtype>> known;
+  const auto [entry, is_new] = known.try_emplace({target, dtype, requested});
+  if (!is_new) return entry->second;
+  try {
+    const Plan probed = plan(probe(target, dtype, requested));
+    entry->second =
+        probed.explain().compute_dtype == "bf16" ? ComputeDtype::bf16 : ComputeDtype::f32;
+  } catch (const Unsupported&) {
+  }
+  return entry->second;
+}
+
+bool is_equal_non_finite(double got, double expected) {
+  return got == expected || (std::isnan(got) && std::isnan(expected));
+}
+
+std::string coordinate(const TensorView& view, std::int64_t index) {
+  std::string text;
+  for (int dim = view.rank() - 1; dim >= 0; --dim) {
+    text = fmt::format("{}{}{}", index % view.size(dim), text.empty() ? "" : ", ", text);
+    index /= view.size(dim);
+  }
+  return "[" + text + "]";
+}
+
+struct Output {
+  std::string_view name;
+  TensorView view;
+  const std::vector<double>& expected;
+  const Tolerance& tolerance;
+};
+
+/// The element that is furthest beyond what it may be, or the norm.
+std::string difference(const Output& output) {
+  if (!output.view) return "";
+  const std::vector<double> got = values_of(output.view);
+  std::size_t worst = 0;
+  double worst_ratio = 0;
+  double squares = 0;
+  std::size_t num_wrong = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = std::fabs(got[i] - output.expected[i]);
+    const bool is_finite = std::isfinite(got[i]) && std::isfinite(output.expected[i]);
+    double ratio = error / output.tolerance.allowed(output.expected[i]);
+    if (!is_finite) ratio = is_equal_non_finite(got[i], output.expected[i]) ? 0 : INFINITY;
+    if (is_finite) squares += error * error;
+    if (ratio > 1) ++num_wrong;
+    if (ratio > worst_ratio) {
+      worst = i;
+      worst_ratio = ratio;
+    }
+  }
+  if (num_wrong > 0) {
+    return fmt::format(
+        "{}{}: got {:.9g}, expected {:.9g}, allowed error {:.3g} ({} of {} elements are wrong)\n",
+        output.name, coordinate(output.view, static_cast<std::int64_t>(worst)), got[worst],
+        output.expected[worst], output.tolerance.allowed(output.expected[worst]), num_wrong,
+        got.size());
+  }
+  if (std::sqrt(squares) > output.tolerance.norm) {
+    return fmt::format("{}: error norm {:.3g}, allowed {:.3g}, worst at {}\n", output.name,
+                       std::sqrt(squares), output.tolerance.norm,
+                       coordinate(output.view, static_cast<std::int64_t>(worst)));
+  }
+  return "";
+}
+
+std::string repeating_command() {
+  const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  if (test == nullptr) return "";
+  return fmt::format("  repeat with --gtest_filter={}.{}\n", test->test_suite_name(), test->name());
+}
+
+/// Tolerances per compute dtype, computed when a target first needs them.
+class Judge {
+ public:
+  explicit Judge(const AttentionForward& args) : expected_(reference::attention_forward(args)) {}
+
+  std::string difference_of(const AttentionForward& args, ComputeDtype compute_dtype) {
+    auto& allowed = allowed_[compute_dtype == ComputeDtype::bf16 ? 1 : 0];
+    if (!allowed) allowed = tolerances(args, expected_, compute_dtype);
+    return difference({"out", args.out, expected_.out, allowed->out}) +
+           difference({"lse", args.lse, expected_.lse, allowed->lse}) +
+           difference({"row_max", args.row_max, expected_.row_max, allowed->row_max});
+  }
+
+ private:
+  reference::ForwardResult expected_;
+  std::optional<Tolerances> allowed_[2];
+};
+
+}  // namespace
+
+std::vector<CpuTarget> targets_for(Dtype dtype, ComputeDtype compute_dtype) {
+  std::vector<CpuTarget> supported;
+  for (const CpuTarget target : kTargets) {
+    if (answer(target, dtype, compute_dtype)) supported.push_back(target);
+  }
+  return supported;
+}
+
+ComputeDtype compute_dtype_on(CpuTarget target, Dtype dtype, ComputeDtype requested) {
+  return answer(target, dtype, requested).value_or(ComputeDtype::f32);
+}
+
+std::vector<double> values_of(const TensorView& view) {
+  std::vector<double> values;
+  values.reserve(static_cast<std::size_t>(view.spec().num_elements()));
+  for_each_offset(view.spec(),
+                  [&](std::int64_t offset) { values.push_back(reference::element(view, offset)); });
+  return values;
+}
+
+std::string run_with_poisoned_workspace(AttentionForward args) {
+  constexpr std::size_t kGuardBytes = 256;
+  constexpr std::size_t kAlignment = 64;
+  constexpr std::byte kPoison{0xFF};
+  Problem problem = problem_of(args);
+  if (args.executor != nullptr) problem.num_threads = args.executor->concurrency();
+  const std::size_t needed = plan(problem).workspace_bytes();
+  std::vector<std::byte> memory(needed + 2 * kGuardBytes + kAlignment, kPoison);
+  const std::size_t address = reinterpret_cast<std::uintptr_t>(memory.data()) + kGuardBytes;
+  const std::size_t begin = kGuardBytes + (kAlignment - address % kAlignment) % kAlignment;
+  args.workspace = std::span(memory).subspan(begin, needed);
+  attention_forward(args);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    if ((i < begin || i >= begin + needed) && memory[i] != kPoison)
+      return "wrote outside of workspace\n";
+  }
+  return "";
+}
+
+std::string difference_from_oracle(const Case& problem, const CompareOptions& options) {
+  CaseMemory memory(problem);
+  Judge judge(memory.args());
+  const bool is_public = !options.run;
+  std::vector<CpuTarget> targets = options.targets;
+  if (targets.empty() && is_public) targets = targets_for(problem.dtype, problem.compute_dtype);
+  if (targets.empty()) targets = {CpuTarget::scalar};
+  std::string differences;
+  for (const CpuTarget target : targets) {
+    memory.poison_outputs();
+    AttentionForward args = memory.args(target);
+    args.executor = options.executor;
+    std::string found;
+    try {
+      if (is_public) {
+        found = run_with_poisoned_workspace(args);
+      } else {
+        options.run(args);
+      }
+      const ComputeDtype compute_dtype =
+          is_public ? compute_dtype_on(target, problem.dtype, problem.compute_dtype)
+                    : ComputeDtype::f32;
+      found += judge.difference_of(args, compute_dtype) + memory.damage();
+    } catch (const Error& error) {
+      found += fmt::format("threw: {}\n", error.what());
+    }
+    if (found.empty()) continue;
+    differences += fmt::format("{}  in {}\n  target {}\n{}", found, problem.describe(),
+                               is_public ? name(target) : "of the test", repeating_command());
+  }
+  return differences;
+}
+
+void expect_equals_oracle(const Case& problem, const CompareOptions& options) {
+  EXPECT_EQ(difference_from_oracle(problem, options), "");
+}
+
+}  // namespace fovea::testing

@@ -1,0 +1,47 @@
+// The one comparison that every implementation of attention goes through: its outputs against the
+// oracle's.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+#include "support/case.hpp"
+
+namespace fovea::testing {
+
+struct CompareOptions {
+  /// Default: every target that runs this dtype here (targets_for).
+  std::vector<CpuTarget> targets{};
+  Executor* executor = nullptr;
+  /// What is tested. Default: the public attention_forward, with a workspace full of NaN between
+  /// guards.
+  std::function<void(const AttentionForward&)> run{};
+};
+
+/// Every target of this machine that runs such inputs, worst first; the scalar one always does.
+std::vector<CpuTarget> targets_for(Dtype dtype,
+                                   ComputeDtype compute_dtype = ComputeDtype::automatic);
+
+/// f32 or bf16: what this target multiplies in when asked for `requested`.
+ComputeDtype compute_dtype_on(CpuTarget target, Dtype dtype, ComputeDtype requested);
+
+/// Empty when out, lse and row_max are right on every target, inputs are unchanged and guards
+/// untouched. Otherwise one paragraph per fault: worst coordinate, got, expected, allowed, seed,
+/// target, and a command that repeats it.
+std::string difference_from_oracle(const Case& problem, const CompareOptions& options = {});
+
+/// EXPECTs that there is no difference.
+void expect_equals_oracle(const Case& problem, const CompareOptions& options = {});
+
+/// Row-major values of a tensor of any strides.
+std::vector<double> values_of(const TensorView& view);
+
+/// Runs attention_forward with a poisoned workspace in guards; returns "wrote outside of workspace"
+/// or nothing.
+std::string run_with_poisoned_workspace(AttentionForward args);
+
+}  // namespace fovea::testing

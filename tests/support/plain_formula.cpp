@@ -1,0 +1,199 @@
+#include "support/plain_formula.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/philox.hpp"
+#include "reference/element.hpp"
+#include "reference/evaluate.hpp"
+
+namespace fovea::testing {
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float rounded(float value, ComputeDtype dtype) {
+  return dtype == ComputeDtype::bf16 ? static_cast<float>(bfloat16(value)) : value;
+}
+
+/// A tensor seen as [batch, row, head, dim], in the compute dtype.
+class Input {
+ public:
+  Input(const TensorView& view, ComputeDtype dtype) : view_(view), dtype_(dtype) {}
+  float at(std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t dim) const {
+    const int seq = view_.rank() == 3 ? 0 : 1;
+    const std::int64_t batch_offset = view_.rank() == 3 ? 0 : batch * view_.stride(0);
+    const std::int64_t offset = batch_offset + row * view_.stride(seq) +
+                                head * view_.stride(seq + 1) + dim * view_.stride(seq + 2);
+    return rounded(static_cast<float>(reference::element(view_, offset)), dtype_);
+  }
+
+ private:
+  TensorView view_;
+  ComputeDtype dtype_;
+};
+
+struct Sequence {
+  std::int64_t batch = 0, q_begin = 0, kv_begin = 0, seqlen_q = 0, seqlen_kv = 0;
+};
+
+class Plain {
+ public:
+  Plain(const AttentionForward& args, ComputeDtype dtype)
+      : args_(args),
+        dtype_(dtype),
+        q_(args.q, dtype),
+        k_(args.k, dtype),
+        v_(args.v, dtype),
+        score_(args.score, reference::Precision::f32),
+        mask_(args.mask, reference::Precision::f32) {}
+
+  PlainResult run() {
+    const bool is_packed = args_.q.rank() == 3;
+    const int heads = is_packed ? 1 : 2;
+    num_heads_q_ = args_.q.size(heads);
+    total_q_ = args_.q.size(heads - 1);
+    head_dim_v_ = args_.v.size(heads + 1);
+    const std::int64_t head_rows = (is_packed ? 1 : args_.q.size(0)) * total_q_ * num_heads_q_;
+    result_.out.assign(static_cast<std::size_t>(head_rows * head_dim_v_), 0);
+    result_.lse.assign(static_cast<std::size_t>(head_rows), -kInfinity);
+    result_.row_max = result_.lse;
+    const std::int64_t count = is_packed ? args_.cu_seqlens_q.size(0) - 1 : args_.q.size(0);
+    for (std::int64_t batch = 0; batch < count; ++batch) run_sequence(sequence(batch, is_packed));
+    return std::move(result_);
+  }
+
+ private:
+  Sequence sequence(std::int64_t batch, bool is_packed) const {
+    if (!is_packed) return {batch, 0, 0, args_.q.size(1), args_.k.size(1)};
+    const auto entry = [](const TensorView& cu_seqlens, std::int64_t i) {
+      return static_cast<std::int64_t>(reference::element(cu_seqlens, i * cu_seqlens.stride(0)));
+    };
+    const std::int64_t q_begin = entry(args_.cu_seqlens_q, batch);
+    const std::int64_t kv_begin = entry(args_.cu_seqlens_kv, batch);
+    return {batch, q_begin, kv_begin, entry(args_.cu_seqlens_q, batch + 1) - q_begin,
+            entry(args_.cu_seqlens_kv, batch + 1) - kv_begin};
+  }
+
+  void run_sequence(const Sequence& s) {
+    const int heads = args_.k.rank() == 3 ? 1 : 2;
+    const std::int64_t group = num_heads_q_ / args_.k.size(heads);
+    for (std::int64_t q_head = 0; q_head < num_heads_q_; ++q_head) {
+      gather(s, q_head / group);
+      for (std::int64_t q_idx = 0; q_idx < s.seqlen_q; ++q_idx) {
+        run_row(s, {.batch = s.batch,
+                    .q_head = q_head,
+                    .kv_head = q_head / group,
+                    .q_idx = q_idx,
+                    .seqlen_q = s.seqlen_q,
+                    .seqlen_kv = s.seqlen_kv});
+      }
+    }
+  }
+
+  void gather(const Sequence& s, std::int64_t kv_head) {
+    const int dim = args_.k.rank() - 1;
+    k_rows_.clear();
+    v_rows_.clear();
+    for (std::int64_t row = s.kv_begin; row < s.kv_begin + s.seqlen_kv; ++row) {
+      for (std::int64_t d = 0; d < args_.k.size(dim); ++d)
+        k_rows_.push_back(k_.at(s.batch, row, kv_head, d));
+      for (std::int64_t d = 0; d < head_dim_v_; ++d)
+        v_rows_.push_back(v_.at(s.batch, row, kv_head, d));
+    }
+  }
+
+  void run_row(const Sequence& s, const reference::Position& at) {
+    const bool is_packed = args_.q.rank() == 3;
+    const std::int64_t row = s.q_begin + at.q_idx;
+    const std::int64_t batch = is_packed ? 0 : s.batch;
+    const auto stat = static_cast<std::size_t>((batch * num_heads_q_ + at.q_head) * total_q_ + row);
+    const auto out = static_cast<std::size_t>(
+        ((batch * total_q_ + row) * num_heads_q_ + at.q_head) * head_dim_v_);
+    const float row_max = fill_scores(s, at);
+    const float sink =
+        args_.sinks
+            ? static_cast<float>(reference::element(args_.sinks, at.q_head * args_.sinks.stride(0)))
+            : -kInfinity;
+    const float largest = std::isnan(row_max) ? row_max : std::max(row_max, sink);
+    result_.row_max[stat] = row_max;
+    if (largest == -kInfinity) return;
+    float row_sum = std::exp(sink - largest);
+    for (float& score : scores_) {
+      if (score != -kInfinity && std::isfinite(score)) {
+        result_.largest_score = std::max<double>(result_.largest_score, std::fabs(score));
+      }
+      row_sum += std::exp(score - largest);
+    }
+    result_.lse[stat] = largest + std::log(row_sum);
+    sum_values(at, largest, row_sum, result_.out.data() + out);
+  }
+
+  float fill_scores(const Sequence& s, reference::Position at) {
+    const std::int64_t head_dim = args_.q.size(args_.q.rank() - 1);
+    const float scale = args_.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(head_dim)));
+    q_row_.clear();
+    for (std::int64_t d = 0; d < head_dim; ++d) {
+      q_row_.push_back(q_.at(s.batch, s.q_begin + at.q_idx, at.q_head, d));
+    }
+    scores_.assign(static_cast<std::size_t>(s.seqlen_kv), -kInfinity);
+    float row_max = -kInfinity;
+    for (at.kv_idx = 0; at.kv_idx < s.seqlen_kv; ++at.kv_idx) {
+      at.score = 0;
+      if (mask_(at) == 0) continue;
+      const float* k_row = k_rows_.data() + at.kv_idx * head_dim;
+      float product = 0;
+      for (std::size_t d = 0; d < q_row_.size(); ++d) product += q_row_[d] * k_row[d];
+      at.score = product * scale;
+      const auto score = static_cast<float>(score_(at));
+      scores_[static_cast<std::size_t>(at.kv_idx)] = score;
+      if (score > row_max || std::isnan(score)) row_max = score;
+    }
+    return row_max;
+  }
+
+  void sum_values(const reference::Position& at, float largest, float row_sum, double* out) {
+    const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
+    const std::uint64_t threshold = philox::drop_threshold(args_.dropout.p);
+    const float kept_scale = 1 / (1 - args_.dropout.p);
+    sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);
+    averages_.assign(static_cast<std::size_t>(head_dim_v_), 0);
+    for (std::int64_t kv_idx = 0; kv_idx < at.seqlen_kv; ++kv_idx) {
+      const float score = scores_[static_cast<std::size_t>(kv_idx)];
+      if (score == -kInfinity) continue;
+      const bool keeps = args_.dropout.p == 0 || philox::random_word(key, at.batch, at.q_head,
+                                                                     at.q_idx, kv_idx) >= threshold;
+      if (!keeps) continue;
+      const float weight = rounded(std::exp(score - largest), dtype_);
+      const float* v_row = v_rows_.data() + kv_idx * head_dim_v_;
+      for (std::size_t d = 0; d < sums_.size(); ++d) {
+        sums_[d] += weight * v_row[d];
+        averages_[d] += weight * std::fabs(v_row[d]);
+      }
+    }
+    for (std::size_t d = 0; d < sums_.size(); ++d) {
+      out[d] = sums_[d] / row_sum * kept_scale;
+      const double average = averages_[d] / row_sum * kept_scale;
+      if (std::isfinite(average))
+        result_.largest_average = std::max(result_.largest_average, average);
+    }
+  }
+
+  const AttentionForward& args_;
+  ComputeDtype dtype_;
+  Input q_, k_, v_;
+  reference::Evaluator score_, mask_;
+  std::int64_t num_heads_q_ = 0, total_q_ = 0, head_dim_v_ = 0;
+  std::vector<float> k_rows_, v_rows_, q_row_, scores_, sums_, averages_;
+  PlainResult result_;
+};
+
+}  // namespace
+
+PlainResult plain_formula(const AttentionForward& args, ComputeDtype compute_dtype) {
+  return Plain(args, compute_dtype).run();
+}
+
+}  // namespace fovea::testing
