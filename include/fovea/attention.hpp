@@ -26,23 +26,25 @@ struct AttentionForward {
   TensorView k{};
   TensorView v{};
   TensorView out{};
-  TensorView lse{};                      // optional output
-  TensorView row_max{};                  // optional output: the row's largest final score, -inf where it sees no key
+  TensorView lse{};  // optional output
+  TensorView
+      row_max{};  // optional output: the row's largest final score, -inf where it sees no key
 
   ScoreMod score{};
   MaskMod mask{};
   std::optional<float> softmax_scale{};
-  TensorView sinks{};                    // [num_heads_q] f32, optional
+  TensorView sinks{};  // [num_heads_q] f32, optional
   Dropout dropout{};
-  TensorView cu_seqlens_q{};             // [num_sequences + 1] i32 or i64: makes q, out, lse packed
-  TensorView cu_seqlens_kv{};            // [num_sequences + 1] i32 or i64: makes k, v packed
+  TensorView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64: makes q, out, lse packed
+  TensorView cu_seqlens_kv{};  // [num_sequences + 1] i32 or i64: makes k, v packed
 
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget cpu_target = CpuTarget::automatic;
   bool is_deterministic = true;
 
-  std::span<std::byte> workspace{};      // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
-  Executor* executor = nullptr;          // default: the runtime's pool
+  std::span<std::byte>
+      workspace{};  // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
+  Executor* executor = nullptr;  // default: the runtime's pool
 };
 
 /// Exact attention, forward: out = softmax(mask(score(scale * q kᵀ))) v, lse = log Σ exp(score).
@@ -83,18 +85,18 @@ struct FOVEA_EXPORT Explanation {
     std::string candidate;
     std::string reason;
   };
-  std::string problem;                 // one line
-  std::string kernel;                  // "cpu/attention_forward", empty when nothing can run
-  std::string target;                  // "avx512"
+  std::string problem;  // one line
+  std::string kernel;   // "cpu/attention_forward", empty when nothing can run
+  std::string target;   // "avx512"
   std::string compute_dtype;
-  std::string score, mask;             // formulas
+  std::string score, mask;  // formulas
   std::int64_t tile_q = 0, tile_kv = 0;
-  std::optional<TileCount> tiles;      // absent when the mask reads tensors whose data was not given
-  double flops = 0;                    // of visible tiles
-  double bytes = 0;                    // inputs read once, outputs written once
-  std::string bound;                   // "compute" or "memory"
+  std::optional<TileCount> tiles;  // absent when the mask reads tensors whose data was not given
+  double flops = 0;                // of visible tiles
+  double bytes = 0;                // inputs read once, outputs written once
+  std::string bound;               // "compute" or "memory"
   std::size_t workspace_bytes = 0;
-  std::vector<Refused> refused;        // candidates before the chosen one, best first, one reason each
+  std::vector<Refused> refused;  // candidates before the chosen one, best first, one reason each
 
   std::string print() const;
   std::string json() const;

@@ -67,13 +67,13 @@ struct float16 {
     const std::uint32_t magnitude = u & 0x7fffffffU;
     std::uint32_t half = 0;
     if (magnitude > 0x7f800000U) {
-      half = 0x7e00U;                                      // NaN
+      half = 0x7e00U;  // NaN
     } else if (magnitude >= 0x477ff000U) {
-      half = 0x7c00U;                                      // rounds to infinity
-    } else if (magnitude >= 0x38800000U) {                 // normal: rebias, round to nearest even
+      half = 0x7c00U;                       // rounds to infinity
+    } else if (magnitude >= 0x38800000U) {  // normal: rebias, round to nearest even
       const std::uint32_t rebased = magnitude - 0x38000000U;
       half = (rebased + 0xfffU + ((rebased >> 13U) & 1U)) >> 13U;
-    } else if (magnitude >= 0x33000000U) {                 // denormal: align the implicit one
+    } else if (magnitude >= 0x33000000U) {  // denormal: align the implicit one
       const std::uint32_t shift = 126U - (magnitude >> 23U);
       const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
       const std::uint32_t halfway = 1U << (shift - 1U);

@@ -31,8 +31,8 @@ using NodePtr = std::shared_ptr<const Node>;
 class FOVEA_EXPORT Expr {
  public:
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  Expr(T value)  // NOLINT(google-explicit-constructor): literals in formulas
+  requires std::is_arithmetic_v<T> Expr(
+      T value)  // NOLINT(google-explicit-constructor): literals in formulas
       : Expr(from_literal(value)) {}
   explicit Expr(expr::NodePtr node) : node_(std::move(node)) {}
 
@@ -144,7 +144,9 @@ class FOVEA_EXPORT Captured {
   std::shared_ptr<const CapturedTensor> captured_;
 };
 
-inline Captured capture(std::string name, const TensorView& view) { return {std::move(name), view}; }
+inline Captured capture(std::string name, const TensorView& view) {
+  return {std::move(name), view};
+}
 
 /// A run-time scalar inside a lambda.
 FOVEA_EXPORT Expr scalar(const CapturedScalar& scalar);

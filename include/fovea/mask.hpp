@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "fovea/expr.hpp"
 #include "fovea/export.hpp"
+#include "fovea/expr.hpp"
 
 namespace fovea {
 

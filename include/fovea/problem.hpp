@@ -17,7 +17,15 @@ namespace fovea {
 enum class ComputeDtype : std::uint8_t { automatic, f32, bf16 };
 
 /// Instruction set of the CPU kernels. `automatic` takes the best that this processor has (or FOVEA_CPU_TARGET).
-enum class CpuTarget : std::uint8_t { automatic, scalar, avx2, avx512, avx512_bf16, amx_bf16, neon };
+enum class CpuTarget : std::uint8_t {
+  automatic,
+  scalar,
+  avx2,
+  avx512,
+  avx512_bf16,
+  amx_bf16,
+  neon
+};
 FOVEA_EXPORT std::string_view name(CpuTarget target);
 FOVEA_EXPORT std::optional<CpuTarget> parse_cpu_target(std::string_view name);
 
@@ -38,28 +46,33 @@ struct UpTo {
 constexpr UpTo up_to(std::int64_t value) { return {value}; }
 
 struct Problem {
-  TensorSpec q;    // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
-  TensorSpec k;    // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
-  TensorSpec v;    // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
+  TensorSpec
+      q{};  // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
+  TensorSpec
+      k{};  // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
+  TensorSpec
+      v{};  // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
   TensorSpec out{};  // as q with head_dim_v; rank 0: row-major of q's dtype. f32, f16, bf16
 
-  ScoreMod score{};                         // after scale; see the order of operations in docs/design/contract.md
+  ScoreMod score{};  // after scale; see the order of operations in docs/design/contract.md
   MaskMod mask{};
-  std::optional<float> softmax_scale{};     // default 1 / sqrt(head_dim_qk)
-  bool has_sinks = false;                   // learnable sinks, one logit per q head
+  std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim_qk)
+  bool has_sinks = false;                // learnable sinks, one logit per q head
   Dropout dropout{};
-  std::optional<std::int64_t> num_sequences{};  // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
+  std::optional<std::int64_t>
+      num_sequences{};  // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
 
   bool wants_lse = false;
   bool wants_row_max = false;
 
-  std::optional<UpTo> seqlen_q{};           // dense: this plan serves every seqlen_q up to the bound. Packed: of one sequence
+  std::optional<UpTo>
+      seqlen_q{};  // dense: this plan serves every seqlen_q up to the bound. Packed: of one sequence
   std::optional<UpTo> seqlen_kv{};
 
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget cpu_target = CpuTarget::automatic;
   bool is_deterministic = true;
-  int num_threads = 0;                      // workers that the workspace is sized for; 0: the executor's concurrency
+  int num_threads = 0;  // workers that the workspace is sized for; 0: the executor's concurrency
 };
 
 }  // namespace fovea

@@ -20,8 +20,10 @@ constexpr Counter philox4x32(Counter c, Key key) {
   for (int round = 0; round < kRounds; ++round) {
     const std::uint64_t product0 = std::uint64_t{kMultiplier0} * c[0];
     const std::uint64_t product1 = std::uint64_t{kMultiplier1} * c[2];
-    c = {static_cast<std::uint32_t>(product1 >> 32U) ^ c[1] ^ key[0], static_cast<std::uint32_t>(product1),
-         static_cast<std::uint32_t>(product0 >> 32U) ^ c[3] ^ key[1], static_cast<std::uint32_t>(product0)};
+    c = {static_cast<std::uint32_t>(product1 >> 32U) ^ c[1] ^ key[0],
+         static_cast<std::uint32_t>(product1),
+         static_cast<std::uint32_t>(product0 >> 32U) ^ c[3] ^ key[1],
+         static_cast<std::uint32_t>(product0)};
     key = {key[0] + kWeyl0, key[1] + kWeyl1};
   }
   return c;
@@ -40,11 +42,12 @@ constexpr std::uint64_t drop_threshold(float p) {
   return static_cast<std::uint64_t>(static_cast<double>(p) * 4294967296.0);
 }
 
-constexpr std::uint32_t random_word(Key key, std::int64_t batch, std::int64_t q_head, std::int64_t q_idx,
-                                    std::int64_t kv_idx) {
-  const Counter words = philox4x32({static_cast<std::uint32_t>(kv_idx / 4), static_cast<std::uint32_t>(q_idx),
-                                    static_cast<std::uint32_t>(q_head), static_cast<std::uint32_t>(batch)},
-                                   key);
+constexpr std::uint32_t random_word(Key key, std::int64_t batch, std::int64_t q_head,
+                                    std::int64_t q_idx, std::int64_t kv_idx) {
+  const Counter words =
+      philox4x32({static_cast<std::uint32_t>(kv_idx / 4), static_cast<std::uint32_t>(q_idx),
+                  static_cast<std::uint32_t>(q_head), static_cast<std::uint32_t>(batch)},
+                 key);
   return words[static_cast<std::size_t>(kv_idx % 4)];
 }
 

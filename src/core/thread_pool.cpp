@@ -1,0 +1,174 @@
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <fstream>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fovea/runtime.hpp"
+
+#include "core/env.hpp"
+#include "core/num_threads.hpp"
+
+namespace fovea {
+namespace {
+
+/// CPU time that the cgroup grants, in whole processors (v2 "max 100000" or v1 quota files); 0: unlimited or unknown.
+int cgroup_quota() {
+  double quota = 0;
+  double period = 0;
+  std::string first;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> first >> period && first != "max") {
+    quota = std::strtod(first.c_str(), nullptr);
+  } else {
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? std::max(1, static_cast<int>(quota / period + 0.5)) : 0;
+}
+
+int affinity_count() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
+}
+
+/// Set in a thread that is executing a task: a nested run must not wait for the pool that it occupies.
+thread_local bool is_inside_task = false;
+
+/// Workers sleep between runs; a short spin first, because attention calls come in rows.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int num_threads) : concurrency_(std::max(1, num_threads)) {}
+
+  ~ThreadPool() override { stop(); }
+
+  int concurrency() const override { return concurrency_; }
+
+  void run(std::int64_t count, const Task& task) override {
+    if (count <= 0) return;
+    if (is_inside_task || concurrency_ == 1 || count == 1) {
+      run_inline(count, task);
+      return;
+    }
+    const std::lock_guard one_run_at_a_time(run_mutex_);
+    start_threads();
+    {
+      const std::lock_guard lock(mutex_);
+      task_ = task;
+      count_ = count;
+      next_.store(0, std::memory_order_relaxed);
+      busy_ = concurrency_ - 1;
+      ++generation_;
+      published_.store(generation_, std::memory_order_release);
+    }
+    wake_.notify_all();
+    work(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+
+ private:
+  static void run_inline(std::int64_t count, const Task& task) {
+    const bool was_inside = is_inside_task;
+    is_inside_task = true;
+    for (std::int64_t i = 0; i < count; ++i) task.body(task.context, 0, i);
+    is_inside_task = was_inside;
+  }
+
+  void start_threads() {
+    if (pid_ == getpid()) return;
+    // A fork copies this object but none of its threads: their handles are dropped, new ones are made.
+    for (std::thread& thread : threads_) thread.detach();
+    threads_.clear();
+    pid_ = getpid();
+    for (int worker = 1; worker < concurrency_; ++worker) {
+      threads_.emplace_back([this, worker, seen = generation_] { serve(worker, seen); });
+    }
+  }
+
+  void stop() {
+    if (pid_ != getpid()) {
+      for (std::thread& thread : threads_) thread.detach();
+      return;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      is_stopping_ = true;
+      published_.store(++generation_, std::memory_order_release);
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void serve(int worker, std::uint64_t seen) {
+    for (;;) {
+      for (int spin = 0; spin < kSpins && published_.load(std::memory_order_acquire) == seen;
+           ++spin) {
+        std::this_thread::yield();
+      }
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return generation_ != seen; });
+        seen = generation_;
+        if (is_stopping_) return;
+      }
+      work(worker);
+      const std::lock_guard lock(mutex_);
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  void work(int worker) {
+    is_inside_task = true;
+    for (;;) {
+      const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+      if (index >= count_) break;
+      task_.body(task_.context, worker, index);
+    }
+    is_inside_task = false;
+  }
+
+  static constexpr int kSpins =
+      200;  // about 50 us of yields: the gap between two layers of a model
+
+  const int concurrency_;
+  std::mutex run_mutex_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::vector<std::thread> threads_;
+  pid_t pid_ = 0;
+  std::uint64_t generation_ = 0;
+  std::atomic<std::uint64_t> published_{0};
+  std::atomic<std::int64_t> next_{0};
+  Task task_{};
+  std::int64_t count_ = 0;
+  int busy_ = 0;
+  bool is_stopping_ = false;
+};
+
+}  // namespace
+
+Executor::~Executor() = default;
+
+int default_num_threads() {
+  const Environment env = read_environment();
+  int count = affinity_count();
+  if (count == 0) count = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  if (const int quota = cgroup_quota(); quota > 0) count = std::min(count, quota);
+  if (env.omp_num_threads) count = std::min(count, *env.omp_num_threads);
+  return env.num_threads.value_or(count);
+}
+
+std::unique_ptr<Executor> make_thread_pool(int num_threads) {
+  return std::make_unique<ThreadPool>(num_threads > 0 ? num_threads : default_num_threads());
+}
+
+}  // namespace fovea

@@ -1,0 +1,613 @@
+// Online-softmax attention over tiles, for one panel of queries at a time.
+//
+//   for each work item (sequence, kv head, block of rows; of one KV split where rows are few):
+//     pack Qᵀ                                      once per item
+//     for each kv tile that some row can see:      from the block map, left to right
+//       load K and V tile                          once per item and tile, shared by the panels
+//       for each panel that sees the tile:
+//         S = K Qᵀ;  S = program(S);  S = mask(S)  mask on partial tiles only
+//         P, max, sum = softmax(S);  O = O * rescale + Vᵀ P
+//     O / sum -> out, lse
+//
+// A row's arithmetic depends on its own queries, the keys of its sequence and tile_kv alone: lanes never mix, splits are cut
+// by the sequence's own length, and merged in order. So batch mates, threads and scheduling cannot change a bit.
+//
+// NaN and infinity in keys nobody sees vanish in the mask. In values they would not (0 * NaN): a row whose result is not
+// finite is computed again with such values taken out and added only where they are seen. The common path pays nothing.
+#include "cpu/attention_forward.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numbers>
+#include <utility>
+
+#include "core/philox.hpp"
+#include "core/scalar_io.hpp"
+#include "cpu/workspace.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// A tensor of rows, dense or packed: [batch,] row, head, element.
+struct Rows {
+  std::byte* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  std::int64_t batch_stride = 0, row_stride = 0, head_stride = 0, col_stride = 0;
+
+  explicit Rows(const TensorView& view)
+      : data(const_cast<std::byte*>(static_cast<const std::byte*>(view.data()))),
+        dtype(view.dtype()),
+        batch_stride(view.rank() == 4 ? view.stride(0) : 0),
+        row_stride(view.stride(view.rank() - 3)),
+        head_stride(view.stride(view.rank() - 2)),
+        col_stride(view.stride(view.rank() - 1)) {}
+
+  std::byte* at(std::int64_t batch, std::int64_t row, std::int64_t head) const {
+    const std::int64_t offset = batch * batch_stride + row * row_stride + head * head_stride;
+    return data + offset * static_cast<std::int64_t>(size_bytes(dtype));
+  }
+};
+
+/// One sequence of the batch; for packed tensors batch_offset is 0 and the rows start at q_begin, kv_begin.
+struct Sequence {
+  std::int64_t index = 0;
+  std::int64_t batch_offset = 0;
+  std::int64_t q_begin = 0, kv_begin = 0;
+  std::int64_t seqlen_q = 0, seqlen_kv = 0;
+};
+
+/// Rows [row_begin, row_end) of one kv head against kv tiles [tile_begin, tile_end). Row r is query r % seqlen_q of head
+/// kv_head * group + r / seqlen_q.
+struct Item {
+  Sequence sequence;
+  std::int64_t kv_head = 0;
+  std::int64_t row_begin = 0, row_end = 0;
+  std::int64_t tile_begin = 0, tile_end = 0;
+};
+
+/// Captured data of a program in the order of its tape's slots.
+struct Bindings {
+  std::vector<TensorView> tensors;
+  std::vector<double> scalars;
+
+  Bindings(const Program& program, const std::vector<int>& tensor_slots,
+           const std::vector<int>& scalar_slots) {
+    for (const int i : tensor_slots)
+      tensors.push_back(program.captures().tensors[static_cast<std::size_t>(i)].view);
+    for (const int i : scalar_slots)
+      scalars.push_back(program.captures().scalars[static_cast<std::size_t>(i)].value);
+  }
+};
+
+class ForwardRun {
+ public:
+  ForwardRun(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
+             std::byte* workspace, Executor& executor)
+      : problem_(problem),
+        plan_(plan),
+        spec_(plan.spec),
+        args_(args),
+        kernels_(*panel_kernels(plan.spec.target)),
+        executor_(executor),
+        q_(args.q),
+        k_(args.k),
+        v_(args.v),
+        out_(args.out),
+        score_bindings_(args.score, plan.score_tensors, plan.score_scalars),
+        mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars) {
+    if (!plan.mapper) own_mapper_.emplace(args.mask, spec_.tile_kv);
+    mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
+    has_program_ = !plan.score.empty();
+    // The softmax works on raw scores and folds the scale into its exponent, where it can.
+    is_prescaled_ = has_program_ || problem.softmax_scale <= 0;
+    unit_ = is_prescaled_ ? 1.0F : problem.softmax_scale;
+    set_dropout();
+    carve(workspace);
+    count_items();
+  }
+
+  void run() {
+    clear_padding_rows();
+    const auto compute = [](void* self, int worker, std::int64_t index) {
+      static_cast<ForwardRun*>(self)->compute_item(worker, index);
+    };
+    executor_.run(first_item_[num_sequences()], {compute, this});
+    if (!is_split_parallel_) return;
+    const auto merge = [](void* self, int, std::int64_t index) {
+      static_cast<ForwardRun*>(self)->merge_splits(index);
+    };
+    executor_.run(num_sequences() * problem_.num_heads_kv, {merge, this});
+  }
+
+ private:
+  // ---- work items ----
+
+  std::int64_t num_sequences() const { return problem_.num_sequences; }
+
+  Sequence sequence(std::int64_t index) const {
+    if (!problem_.is_varlen) return {index, index, 0, 0, args_.q.size(1), args_.k.size(1)};
+    const std::int64_t q_begin = cu_seqlen(args_.cu_seqlens_q, index);
+    const std::int64_t kv_begin = cu_seqlen(args_.cu_seqlens_kv, index);
+    return {index,
+            0,
+            q_begin,
+            kv_begin,
+            cu_seqlen(args_.cu_seqlens_q, index + 1) - q_begin,
+            cu_seqlen(args_.cu_seqlens_kv, index + 1) - kv_begin};
+  }
+
+  std::int64_t num_rows(const Sequence& s) const { return problem_.group * s.seqlen_q; }
+  std::int64_t num_tiles(const Sequence& s) const { return ceil_div(s.seqlen_kv, spec_.tile_kv); }
+
+  /// A function of the sequence's own lengths alone, so that its bits are.
+  std::int64_t num_splits(const Sequence& s) const {
+    if (num_rows(s) > spec_.lanes) return 1;
+    return std::max<std::int64_t>(1, ceil_div(num_tiles(s), spec_.tiles_per_split));
+  }
+
+  std::int64_t num_row_blocks(const Sequence& s) const {
+    return ceil_div(num_rows(s), spec_.panels * spec_.lanes);
+  }
+
+  /// Items of one sequence over all its kv heads.
+  std::int64_t items_of(const Sequence& s) const {
+    if (problem_.num_heads_q == 0) return 0;
+    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
+    return num_row_blocks(s) * splits * problem_.num_heads_kv;
+  }
+
+  void count_items() {
+    is_split_parallel_ = plan_allows_parallel_splits();
+    first_item_[0] = 0;
+    for (std::int64_t i = 0; i < num_sequences(); ++i)
+      first_item_[i + 1] = first_item_[i] + items_of(sequence(i));
+  }
+
+  /// Splits run side by side where there are too few other items to keep the workers busy: the bits are the same.
+  bool plan_allows_parallel_splits() const { return partials_ != nullptr; }
+
+  Item item_at(std::int64_t index) const {
+    const std::int64_t* found =
+        std::upper_bound(first_item_, first_item_ + num_sequences() + 1, index) - 1;
+    const Sequence s = sequence(found - first_item_);
+    std::int64_t rest = index - *found;
+    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
+    const std::int64_t split = rest % splits;
+    rest /= splits;
+    const std::int64_t blocks = num_row_blocks(s);
+    const std::int64_t block = blocks - 1 - rest % blocks;  // causal masks: the longest rows first
+    const std::int64_t block_rows = spec_.panels * spec_.lanes;
+    Item item{.sequence = s,
+              .kv_head = rest / blocks,
+              .row_begin = block * block_rows,
+              .row_end = std::min(num_rows(s), (block + 1) * block_rows),
+              .tile_begin = 0,
+              .tile_end = num_tiles(s)};
+    if (splits > 1) limit_to_split(item, split);
+    return item;
+  }
+
+  void limit_to_split(Item& item, std::int64_t split) const {
+    item.tile_begin = split * spec_.tiles_per_split;
+    item.tile_end = std::min(num_tiles(item.sequence), item.tile_begin + spec_.tiles_per_split);
+  }
+
+  // ---- one item ----
+
+  void compute_item(int worker, std::int64_t index) {
+    const WorkerScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
+    Item item = item_at(index);
+    const std::int64_t splits = num_splits(item.sequence);
+    if (splits == 1) {
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+        finish_row(rows, lane, state, scratch.value_row);
+      });
+      return;
+    }
+    if (is_split_parallel_) {
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+        std::memcpy(partial(rows, lane), state, state_floats() * sizeof(float));
+      });
+      return;
+    }
+    for (std::int64_t split = 0; split < splits; ++split) {
+      limit_to_split(item, split);
+      compute(item, scratch, [&](const Item&, std::int64_t lane, const float* state) {
+        float* merged = scratch.merged + static_cast<std::size_t>(lane) * state_floats();
+        if (split == 0) {
+          std::memcpy(merged, state, state_floats() * sizeof(float));
+        } else {
+          merge_state(merged, state);
+        }
+      });
+    }
+    for (std::int64_t lane = 0; lane < item.row_end - item.row_begin; ++lane) {
+      finish_row(item, lane, scratch.merged + static_cast<std::size_t>(lane) * state_floats(),
+                 scratch.value_row);
+    }
+  }
+
+  /// Calls emit(rows of one panel, lane, state) for each row. A state is head_dim_v sums, the maximum in natural units, the sum.
+  template <typename Emit>
+  void compute(const Item& item, const WorkerScratch& scratch, const Emit& emit) const {
+    const std::int64_t panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
+    walk_tiles(item, scratch, /*is_careful=*/false);
+    std::uint32_t redo = 0;
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+      if (is_panel_finite(panel_rows(item, panel), panel, scratch)) {
+        emit_panel(panel_rows(item, panel), panel, scratch, emit);
+      } else {
+        redo |= 1U << static_cast<unsigned>(panel);
+      }
+    }
+    for (std::int64_t panel = 0; redo != 0; ++panel, redo >>= 1U) {
+      if ((redo & 1U) == 0) continue;
+      const Item rows = panel_rows(item, panel);
+      walk_tiles(rows, scratch, /*is_careful=*/true);
+      emit_panel(rows, 0, scratch, emit);
+    }
+  }
+
+  Item panel_rows(Item item, std::int64_t panel) const {
+    item.row_begin += panel * spec_.lanes;
+    item.row_end = std::min(item.row_end, item.row_begin + spec_.lanes);
+    return item;
+  }
+
+  struct Panel {
+    std::byte* queries;
+    float* out;
+    PanelState state;
+    const std::int32_t* q_idx;
+    const std::int32_t* q_head;
+    int num_vectors;
+    std::vector<mask::TileRun> runs{};
+    std::size_t run = 0;
+
+    /// The kind of this tile; tiles are asked for in rising order.
+    mask::TileKind kind_at(std::int64_t tile) {
+      while (run < runs.size() && runs[run].end <= tile) ++run;
+      return run < runs.size() && runs[run].begin <= tile ? runs[run].kind : mask::TileKind::empty;
+    }
+  };
+
+  void walk_tiles(const Item& item, const WorkerScratch& scratch, bool is_careful) const {
+    const std::int64_t num_panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
+    std::vector<Panel> panels;
+    panels.reserve(static_cast<std::size_t>(num_panels));
+    for (std::int64_t i = 0; i < num_panels; ++i)
+      panels.push_back(start_panel(panel_rows(item, i), i, scratch));
+    if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
+    for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
+      bool is_loaded = false;
+      KeyTile keys;
+      for (Panel& panel : panels) {
+        const mask::TileKind kind = panel.kind_at(tile);
+        if (kind == mask::TileKind::empty) continue;
+        if (!is_loaded) {
+          keys = kernels_.load_keys(tile_of(k_, item, tile, problem_.head_dim_qk), scratch.keys);
+          kernels_.load_values(tile_of(v_, item, tile, problem_.head_dim_v), is_careful,
+                               scratch.values);
+          is_loaded = true;
+        }
+        step(panel, item, tile, kind, keys, scratch, is_careful);
+      }
+    }
+    if (is_careful) add_extra(panels.front().out, scratch.extra);
+  }
+
+  /// One tile for one panel: scores, programs, softmax, product with V.
+  void step(const Panel& panel, const Item& item, std::int64_t tile, mask::TileKind kind,
+            const KeyTile& keys, const WorkerScratch& scratch, bool is_careful) const {
+    const std::int64_t kv_begin = tile * spec_.tile_kv;
+    kernels_.scores(panel.queries, keys, problem_.head_dim_qk, panel.num_vectors, scratch.scores);
+    if (is_prescaled_) kernels_.scale(scratch.scores, keys.num_keys, problem_.softmax_scale);
+    ProgramTile program{.scores = scratch.scores,
+                        .num_keys = keys.num_keys,
+                        .lanes = static_cast<int>(spec_.lanes),
+                        .kv_begin = kv_begin,
+                        .q_idx = panel.q_idx,
+                        .q_head = panel.q_head,
+                        .batch = static_cast<std::int32_t>(item.sequence.index),
+                        .kv_head = static_cast<std::int32_t>(item.kv_head),
+                        .seqlen_q = static_cast<std::int32_t>(item.sequence.seqlen_q),
+                        .seqlen_kv = static_cast<std::int32_t>(item.sequence.seqlen_kv),
+                        .scratch = scratch.program};
+    if (has_program_) {
+      program.tensors = score_bindings_.tensors.data();
+      program.scalars = score_bindings_.scalars.data();
+      kernels_.run_score(plan_.score, program);
+    }
+    if (kind == mask::TileKind::partial) {
+      program.tensors = mask_bindings_.tensors.data();
+      program.scalars = mask_bindings_.scalars.data();
+      kernels_.run_mask(plan_.mask, program);
+    }
+    if (is_careful) collect_non_finite(item, tile, keys.num_keys, scratch);
+    PanelDropout dropout = dropout_;
+    dropout.batch = static_cast<std::uint32_t>(item.sequence.index);
+    dropout.kv_begin = kv_begin;
+    dropout.q_idx = panel.q_idx;
+    dropout.q_head = panel.q_head;
+    kernels_.softmax(scratch.scores, keys.num_keys, panel.num_vectors,
+                     unit_ * std::numbers::log2e_v<float>, panel.state, dropout,
+                     scratch.probabilities);
+    const void* probabilities = scratch_has_probabilities_
+                                    ? static_cast<const void*>(scratch.probabilities)
+                                    : scratch.scores;
+    kernels_.accumulate(scratch.values, probabilities, keys.num_keys, problem_.head_dim_v,
+                        panel.num_vectors, panel.state.rescale, panel.out);
+  }
+
+  Panel start_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
+    const auto lanes = static_cast<std::size_t>(spec_.lanes);
+    const auto index = static_cast<std::size_t>(panel);
+    const std::int64_t count = rows.row_end - rows.row_begin;
+    std::int32_t* q_idx = scratch.q_idx + index * lanes;
+    std::int32_t* q_head = scratch.q_head + index * lanes;
+    for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
+      // Padding lanes repeat the last row, so that programs read what exists.
+      const std::int64_t row = rows.row_begin + std::min(lane, count - 1);
+      q_idx[lane] = static_cast<std::int32_t>(row % rows.sequence.seqlen_q);
+      q_head[lane] =
+          static_cast<std::int32_t>(rows.kv_head * problem_.group + row / rows.sequence.seqlen_q);
+      scratch.rows[lane] = lane < count ? q_.at(rows.sequence.batch_offset,
+                                                rows.sequence.q_begin + q_idx[lane], q_head[lane])
+                                        : nullptr;
+    }
+    Panel p{.queries = scratch.queries + index * kernels_.query_bytes(problem_.head_dim_qk),
+            .out = reinterpret_cast<float*>(scratch.out +
+                                            index * kernels_.output_bytes(problem_.head_dim_v)),
+            .state = {scratch.row_max + index * lanes, scratch.row_sum + index * lanes,
+                      scratch.rescale},
+            .q_idx = q_idx,
+            .q_head = q_head,
+            .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
+    kernels_.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
+    std::fill_n(p.state.row_max, lanes, -kInfinity);
+    std::fill_n(p.state.row_sum, lanes, 0.0F);
+    std::fill_n(p.out, out_floats(), 0.0F);
+    mapper_->row(tile_row(rows, q_idx, q_head, count), p.runs);
+    return p;
+  }
+
+  static mask::TileRow tile_row(const Item& rows, const std::int32_t* q_idx,
+                                const std::int32_t* q_head, std::int64_t count) {
+    const bool is_one_head = q_head[0] == q_head[count - 1];
+    return {.batch = rows.sequence.index,
+            .q_head_begin = q_head[0],
+            .q_head_end = q_head[count - 1] + 1,
+            .kv_head = rows.kv_head,
+            .q_begin = is_one_head ? q_idx[0] : 0,
+            .q_end = is_one_head ? q_idx[count - 1] + 1 : rows.sequence.seqlen_q,
+            .seqlen_q = rows.sequence.seqlen_q,
+            .seqlen_kv = rows.sequence.seqlen_kv};
+  }
+
+  TileSource tile_of(const Rows& rows, const Item& item, std::int64_t tile,
+                     std::int64_t head_dim) const {
+    const std::int64_t begin = tile * spec_.tile_kv;
+    return {
+        .data = rows.at(item.sequence.batch_offset, item.sequence.kv_begin + begin, item.kv_head),
+        .dtype = rows.dtype,
+        .row_stride = rows.row_stride,
+        .col_stride = rows.col_stride,
+        .num_rows = std::min(spec_.tile_kv, item.sequence.seqlen_kv - begin),
+        .num_cols = head_dim};
+  }
+
+  // ---- values that are not finite ----
+
+  bool is_panel_finite(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
+    const auto* out = reinterpret_cast<const float*>(
+        scratch.out + static_cast<std::size_t>(panel) * kernels_.output_bytes(problem_.head_dim_v));
+    const float* row_sum = scratch.row_sum + panel * spec_.lanes;
+    const std::int64_t count = rows.row_end - rows.row_begin;
+    float zero = 0;  // stays 0 unless something is not finite
+    for (std::int64_t lane = 0; lane < count; ++lane) zero += row_sum[lane] * 0.0F;
+    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
+      for (std::int64_t lane = 0; lane < count; ++lane) zero += out[d * spec_.lanes + lane] * 0.0F;
+    }
+    return zero == 0;
+  }
+
+  /// Adds what values that are not finite give to the rows that see them. scores hold -inf where a key is hidden.
+  void collect_non_finite(const Item& item, std::int64_t tile, std::int64_t num_keys,
+                          const WorkerScratch& scratch) const {
+    const TileSource values = tile_of(v_, item, tile, problem_.head_dim_v);
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
+        const float value =
+            load_scalar(values.data, values.dtype, key * values.row_stride + d * values.col_stride);
+        if (std::isfinite(value)) continue;
+        for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
+          if (scratch.scores[key * spec_.lanes + lane] != -kInfinity)
+            scratch.extra[d * spec_.lanes + lane] += value;
+        }
+      }
+    }
+  }
+
+  void add_extra(float* out, const float* extra) const {
+    for (std::size_t i = 0; i < out_floats(); ++i) out[i] += extra[i];
+  }
+
+  // ---- states and results ----
+
+  std::size_t state_floats() const { return static_cast<std::size_t>(problem_.head_dim_v) + 2; }
+  std::size_t out_floats() const {
+    return kernels_.output_bytes(problem_.head_dim_v) / sizeof(float);
+  }
+
+  template <typename Emit>
+  void emit_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch,
+                  const Emit& emit) const {
+    const auto* out = reinterpret_cast<const float*>(
+        scratch.out + static_cast<std::size_t>(panel) * kernels_.output_bytes(problem_.head_dim_v));
+    const std::int64_t width = problem_.head_dim_v;
+    float* state = scratch.value_row;
+    for (std::int64_t lane = 0; lane < rows.row_end - rows.row_begin; ++lane) {
+      for (std::int64_t d = 0; d < width; ++d) state[d] = out[d * spec_.lanes + lane];
+      state[width] = scratch.row_max[panel * spec_.lanes + lane] * unit_;
+      state[width + 1] = scratch.row_sum[panel * spec_.lanes + lane];
+      emit(rows, lane, state);
+    }
+  }
+
+  /// into = into + from, both relative to their own maxima.
+  void merge_state(float* into, const float* from) const {
+    const auto width = static_cast<std::size_t>(problem_.head_dim_v);
+    const float into_max = into[width];
+    const float from_max = from[width];
+    const float row_max = std::max(into_max, from_max);
+    if (row_max == -kInfinity) return;
+    const float into_weight = std::exp(into_max - row_max);
+    const float from_weight = std::exp(from_max - row_max);
+    for (std::size_t d = 0; d < width; ++d) into[d] = into[d] * into_weight + from[d] * from_weight;
+    into[width] = row_max;
+    into[width + 1] = into[width + 1] * into_weight + from[width + 1] * from_weight;
+  }
+
+  /// Divides by the denominator (a sink joins it here) and writes out, lse and row_max. `row` may be the state itself.
+  void finish_row(const Item& rows, std::int64_t lane, const float* state, float* row) const {
+    const std::int64_t width = problem_.head_dim_v;
+    const std::int64_t index = rows.row_begin + lane;
+    const std::int64_t q_idx = index % rows.sequence.seqlen_q;
+    const std::int64_t q_head = rows.kv_head * problem_.group + index / rows.sequence.seqlen_q;
+    const double row_max = state[width];
+    const double row_sum = state[width + 1];
+    const double sink =
+        args_.sinks ? static_cast<const float*>(args_.sinks.data())[q_head * args_.sinks.stride(0)]
+                    : -kInfinity;
+    const double top = std::max(row_max, sink);
+    const bool is_empty = row_max == -kInfinity;
+    // Weights relative to the larger of row maximum and sink; a row that sees nothing has no weight of its own.
+    const double own = is_empty ? 0 : std::exp(row_max - top);
+    const double total =
+        (is_empty ? 0 : row_sum * own) + (sink == -kInfinity ? 0 : std::exp(sink - top));
+    const auto factor = static_cast<float>(is_empty ? 0 : own / total);
+    for (std::int64_t d = 0; d < width; ++d) row[d] = is_empty ? 0 : state[d] * factor;
+    write_out(rows.sequence, q_idx, q_head, row);
+    write_row_value(args_.lse, rows.sequence, q_idx, q_head,
+                    top == -kInfinity ? -kInfinity : top + std::log(total));
+    write_row_value(args_.row_max, rows.sequence, q_idx, q_head, row_max);
+  }
+
+  void write_out(const Sequence& s, std::int64_t q_idx, std::int64_t q_head,
+                 const float* row) const {
+    std::byte* to = out_.at(s.batch_offset, s.q_begin + q_idx, q_head);
+    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d)
+      store_scalar(to, out_.dtype, d * out_.col_stride, row[d]);
+  }
+
+  void write_row_value(const TensorView& view, const Sequence& s, std::int64_t q_idx,
+                       std::int64_t q_head, double value) const {
+    if (!view) return;
+    const std::int64_t offset =
+        problem_.is_varlen
+            ? q_head * view.stride(0) + (s.q_begin + q_idx) * view.stride(1)
+            : s.index * view.stride(0) + q_head * view.stride(1) + q_idx * view.stride(2);
+    static_cast<float*>(view.mutable_data())[offset] = static_cast<float>(value);
+  }
+
+  /// Packed rows behind the last sequence belong to nobody: out 0, lse -inf.
+  void clear_padding_rows() const {
+    if (!problem_.is_varlen) return;
+    const std::vector<float> zeros(static_cast<std::size_t>(problem_.head_dim_v), 0.0F);
+    for (std::int64_t row = cu_seqlen(args_.cu_seqlens_q, num_sequences()); row < problem_.total_q;
+         ++row) {
+      const Sequence nobody{.q_begin = row};
+      for (std::int64_t head = 0; head < problem_.num_heads_q; ++head) {
+        write_out(nobody, 0, head, zeros.data());
+        write_row_value(args_.lse, nobody, 0, head, -kInfinity);
+        write_row_value(args_.row_max, nobody, 0, head, -kInfinity);
+      }
+    }
+  }
+
+  // ---- splits side by side ----
+
+  /// The state of one row of one split; item.tile_begin tells the split.
+  float* partial(const Item& item, std::int64_t lane) const {
+    const std::int64_t splits = max_splits(spec_, problem_);
+    const std::int64_t split = item.tile_begin / spec_.tiles_per_split;
+    const std::int64_t group = item.sequence.index * problem_.num_heads_kv + item.kv_head;
+    const std::int64_t rows = max_split_rows(spec_, problem_);
+    return partials_ +
+           static_cast<std::size_t>((group * splits + split) * rows + item.row_begin + lane) *
+               state_floats();
+  }
+
+  void merge_splits(std::int64_t index) const {
+    Item item{.sequence = sequence(index / problem_.num_heads_kv),
+              .kv_head = index % problem_.num_heads_kv};
+    const std::int64_t splits = num_splits(item.sequence);
+    if (splits == 1 || problem_.num_heads_q == 0) return;
+    item.row_end = num_rows(item.sequence);
+    for (std::int64_t lane = 0; lane < item.row_end; ++lane) {
+      item.tile_begin = 0;
+      float* merged = partial(item, lane);
+      for (std::int64_t split = 1; split < splits; ++split) {
+        item.tile_begin = split * spec_.tiles_per_split;
+        merge_state(merged, partial(item, lane));
+      }
+      finish_row(item, lane, merged, merged);
+    }
+  }
+
+  // ---- set-up ----
+
+  void set_dropout() {
+    if (args_.dropout.p <= 0) return;
+    const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
+    dropout_.threshold = philox::drop_threshold(args_.dropout.p);
+    dropout_.keep_scale = args_.dropout.p < 1 ? 1.0F / (1.0F - args_.dropout.p) : 0.0F;
+    dropout_.key[0] = key[0];
+    dropout_.key[1] = key[1];
+  }
+
+  void carve(std::byte* workspace) {
+    Carver carver(workspace);
+    first_item_ = carver.take<std::int64_t>(static_cast<std::size_t>(num_sequences()) + 1);
+    for (int worker = 0; worker < plan_.num_workers; ++worker) {
+      scratch_.push_back(WorkerScratch::carve(carver, spec_, kernels_, problem_.head_dim_qk,
+                                              problem_.head_dim_v, plan_.program_bytes));
+    }
+    const std::size_t partial_floats = num_partial_floats(spec_, problem_, plan_.num_workers);
+    if (partial_floats > 0) partials_ = carver.take<float>(partial_floats);
+    scratch_has_probabilities_ = kernels_.probability_bytes(spec_.tile_kv) > 0;
+  }
+
+  const ForwardProblem& problem_;
+  const ForwardPlan& plan_;
+  const ForwardSpec& spec_;
+  const AttentionForward& args_;
+  const PanelKernels& kernels_;
+  Executor& executor_;
+  const Rows q_, k_, v_, out_;
+  const Bindings score_bindings_, mask_bindings_;
+  std::optional<mask::BlockMapper> own_mapper_;
+  const mask::BlockMapper* mapper_ = nullptr;
+  bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false,
+       scratch_has_probabilities_ = false;
+  float unit_ = 1;
+  PanelDropout dropout_;
+  std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
+  std::vector<WorkerScratch> scratch_;
+  float* partials_ = nullptr;  // [num_sequences][num_heads_kv][splits][rows][head_dim_v + 2]
+};
+
+}  // namespace
+
+void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, std::byte* workspace, Executor& executor) {
+  ForwardRun(problem, plan, args, workspace, executor).run();
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,45 @@
+// Attention forward on the CPU: the loop over tiles. Read kernels/panel.hpp for the steps, candidates.hpp for the choice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+#include "cpu/candidates.hpp"
+#include "expr/tape.hpp"
+#include "mask/block_map.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cpu {
+
+/// What a call needs beyond its arguments, found once.
+struct ForwardPlan {
+  ForwardSpec spec;
+  std::string candidate;
+  std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
+  expr::Tape score, mask;                     // empty where there is nothing to run
+  std::vector<int> score_tensors, score_scalars, mask_tensors,
+      mask_scalars;  // slot of the tape -> index of the capture
+  std::optional<mask::BlockMapper>
+      mapper;  // where positions and constants alone decide; else made by each run
+  int num_workers = 1;
+  std::size_t program_bytes = 0;  // scratch of the two programs
+  std::size_t workspace_bytes = 0;
+};
+
+/// Asks each candidate in order. Throws Unsupported with every reason.
+ForwardPlan plan_forward(const ForwardProblem& problem, int num_threads);
+
+/// As plan_forward, but where nothing can run the plan's candidate is empty and refused holds every reason.
+ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads);
+
+/// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64.
+void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, std::byte* workspace, Executor& executor);
+
+}  // namespace fovea::cpu

@@ -1,0 +1,143 @@
+#include "cpu/candidates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "core/env.hpp"
+#include "cpu/features.hpp"
+#include "cpu/workspace.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
+constexpr std::int64_t kTilesPerSplit =
+    16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge
+constexpr std::int64_t kMaxPanels = 4;  // queries that share a load of K and V; more gain below 1 %
+constexpr std::int64_t kItemsPerWorker =
+    4;  // below that, items are cut smaller: the last one alone decides the end
+
+bool is_bf16_target(CpuTarget target) {
+  return target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16;
+}
+
+/// What the caller asked for: the problem's field, else FOVEA_CPU_TARGET.
+CpuTarget wanted_target(const ForwardProblem& f) {
+  if (f.problem.cpu_target != CpuTarget::automatic) return f.problem.cpu_target;
+  const Environment env = read_environment();
+  if (!env.cpu_target) return CpuTarget::automatic;
+  const auto target = parse_cpu_target(*env.cpu_target);
+  if (!target) {
+    throw InvalidArgument(fmt::format(
+        "FOVEA_CPU_TARGET is '{}'; expected scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon",
+        *env.cpu_target));
+  }
+  return *target;
+}
+
+std::optional<Refusal> refuses_product(const ForwardProblem& f, CpuTarget target,
+                                       CpuTarget wanted) {
+  const bool is_bf16_input = f.problem.q.dtype == Dtype::bf16;
+  const ComputeDtype compute = f.problem.compute_dtype;
+  if (!is_bf16_target(target)) {
+    if (compute == ComputeDtype::bf16)
+      return Refusal{"compute_dtype is bf16 and this target multiplies in f32"};
+    return std::nullopt;
+  }
+  if (compute == ComputeDtype::f32) return Refusal{"compute_dtype is f32"};
+  if (compute == ComputeDtype::bf16 || wanted == target) {
+    if (!is_bf16_input && compute != ComputeDtype::bf16) {
+      return Refusal{fmt::format("inputs are {}; compute_dtype bf16 would round them",
+                                 name(f.problem.q.dtype))};
+    }
+    return std::nullopt;
+  }
+  if (!is_bf16_input) return Refusal{fmt::format("inputs are {}", name(f.problem.q.dtype))};
+  if (best_bf16_target() != target) return Refusal{"f32 products are faster on this processor"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses(const ForwardProblem& f, CpuTarget target) {
+  const CpuTarget wanted = wanted_target(f);
+  if (wanted != CpuTarget::automatic && wanted != target) {
+    return Refusal{fmt::format("target {} was asked for", name(wanted))};
+  }
+  if (panel_kernels(target) == nullptr) return Refusal{"this build has no kernels for it"};
+  if (const std::string_view missing = missing_for(target); !missing.empty())
+    return Refusal{std::string(missing)};
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxHeadDim)
+      return Refusal{fmt::format("{} {} is above {}", label, head_dim, kMaxHeadDim)};
+  }
+  return refuses_product(f, target, wanted);
+}
+
+/// Panels per item: as many as share a tile well, but enough items for every worker. Never changes a bit.
+ForwardSpec choose(const ForwardProblem& f, CpuTarget target, int num_threads) {
+  ForwardSpec spec{.target = target,
+                   .lanes = panel_kernels(target)->lanes,
+                   .tile_kv = kTileKv,
+                   .tiles_per_split = kTilesPerSplit};
+  const std::int64_t rows = f.total_q * f.num_heads_q;
+  const std::int64_t panels = rows / spec.lanes;
+  const std::int64_t per_item = panels / std::max<std::int64_t>(1, kItemsPerWorker * num_threads);
+  // Wide heads: half the panels, so that an item's queries and sums stay in the second-level cache.
+  const std::int64_t most =
+      std::max(f.head_dim_qk, f.head_dim_v) > 256 ? kMaxPanels / 2 : kMaxPanels;
+  spec.panels = std::clamp<std::int64_t>(per_item, 1, most);
+  return spec;
+}
+
+std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
+                            std::size_t program_bytes, int num_threads) {
+  Carver carver(nullptr);
+  carver.take<std::int64_t>(static_cast<std::size_t>(f.num_sequences) + 1);
+  for (int worker = 0; worker < num_threads; ++worker) {
+    WorkerScratch::carve(carver, spec, *panel_kernels(spec.target), f.head_dim_qk, f.head_dim_v,
+                         program_bytes);
+  }
+  carver.take<float>(num_partial_floats(spec, f, num_threads));
+  return carver.used();
+}
+
+constexpr Candidate row(std::string_view name, CpuTarget target) {
+  return {name, target, refuses, choose, workspace_bytes};
+}
+
+constexpr std::array kCandidates = {
+    row("cpu/attention_forward amx_bf16", CpuTarget::amx_bf16),
+    row("cpu/attention_forward avx512_bf16", CpuTarget::avx512_bf16),
+    row("cpu/attention_forward avx512", CpuTarget::avx512),
+    row("cpu/attention_forward avx2", CpuTarget::avx2),
+    row("cpu/attention_forward neon", CpuTarget::neon),
+    row("cpu/attention_forward scalar", CpuTarget::scalar),
+};
+
+}  // namespace
+
+std::span<const Candidate> forward_candidates() { return kCandidates; }
+
+std::int64_t max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
+  const std::int64_t keys_per_split = spec.tile_kv * spec.tiles_per_split;
+  return std::max<std::int64_t>(1, (f.seqlen_kv + keys_per_split - 1) / keys_per_split);
+}
+
+std::int64_t max_split_rows(const ForwardSpec& spec, const ForwardProblem& f) {
+  return std::min(spec.lanes, f.group * f.seqlen_q);
+}
+
+std::size_t num_partial_floats(const ForwardSpec& spec, const ForwardProblem& f, int num_threads) {
+  const std::int64_t groups = f.num_sequences * f.num_heads_kv;
+  const std::int64_t splits = max_splits(spec, f);
+  const bool is_busy = groups >= kItemsPerWorker * num_threads;
+  const bool can_split = splits > 1 && (f.is_varlen || f.group * f.seqlen_q <= spec.lanes);
+  if (num_threads == 1 || is_busy || !can_split) return 0;
+  return static_cast<std::size_t>(groups * splits * max_split_rows(spec, f) * (f.head_dim_v + 2));
+}
+
+}  // namespace fovea::cpu

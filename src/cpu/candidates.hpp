@@ -1,0 +1,54 @@
+// What can run on this processor: one table, best first. It feeds selection, workspace, explain and the text of a refusal.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "fovea/problem.hpp"
+
+#include "cpu/kernels/panel.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cpu {
+
+/// The chosen kernel and its tiling. Rows are (q_head, q_idx) pairs of one kv head, head-major: rows of several heads of a
+/// GQA group may share a panel, so that decode reads every key once.
+struct ForwardSpec {
+  CpuTarget target = CpuTarget::scalar;
+  std::int64_t lanes = 0;   // rows in a panel
+  std::int64_t panels = 1;  // panels in a work item: they share one load of K and V tiles
+  std::int64_t tile_kv =
+      128;  // keys in a tile; bits depend on it, so it never depends on threads or batch
+  std::int64_t tiles_per_split =
+      0;  // where one panel holds all rows: kv tiles that are summed before states are merged
+  bool operator==(const ForwardSpec&) const = default;
+};
+
+struct Refusal {
+  std::string reason;
+};
+
+struct Candidate {
+  std::string_view name;  // "cpu/attention_forward avx512"
+  CpuTarget target;
+  std::optional<Refusal> (*refuses)(const ForwardProblem& problem, CpuTarget target);
+  ForwardSpec (*choose)(const ForwardProblem& problem, CpuTarget target, int num_threads);
+  std::size_t (*workspace_bytes)(const ForwardSpec& spec, const ForwardProblem& problem,
+                                 std::size_t program_bytes, int num_threads);
+};
+
+std::span<const Candidate> forward_candidates();
+
+/// Most splits that one sequence of this problem can have, and most rows that a split sequence can have.
+std::int64_t max_splits(const ForwardSpec& spec, const ForwardProblem& problem);
+std::int64_t max_split_rows(const ForwardSpec& spec, const ForwardProblem& problem);
+
+/// Room for the states of splits that run side by side; 0 where sequences and heads alone keep the workers busy.
+std::size_t num_partial_floats(const ForwardSpec& spec, const ForwardProblem& problem,
+                               int num_threads);
+
+}  // namespace fovea::cpu

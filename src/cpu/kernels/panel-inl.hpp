@@ -1,0 +1,444 @@
+// The panel steps in f32, written once against Highway and compiled per target. Layouts and contracts: panel.hpp.
+//
+// Bound: the f32 multiply-add rate. A block of kKeyRows x kVectors accumulators (24 registers of 32, or 12 of 16) does
+// kKeyRows * kVectors multiply-adds for kVectors loads and kKeyRows broadcasts, so loads stay below half of the load ports.
+// Note: the products accumulate in one chain per element along head_dim and along the keys of a tile. That order is part of
+// the contract that a row's bits depend on nothing but its own sequence.
+
+#if defined(FOVEA_CPU_KERNELS_PANEL_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_KERNELS_PANEL_INL_HPP_
+#undef FOVEA_CPU_KERNELS_PANEL_INL_HPP_
+#else
+#define FOVEA_CPU_KERNELS_PANEL_INL_HPP_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/philox.hpp"
+#include "cpu/kernels/panel.hpp"
+#include "hwy/highway.h"
+// after highway.h: per-target headers
+#include "cpu/kernels/math-inl.hpp"
+#include "cpu/kernels/program-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+
+// Register blocks: 32 vector registers take 8 x 3 (+ 3 operands + 1 broadcast), 16 take 6 x 2.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+inline constexpr int kBlockRows = 8;
+inline constexpr int kPanelVectors = 3;
+#else
+inline constexpr int kBlockRows = 6;
+inline constexpr int kPanelVectors = 2;
+#endif
+inline constexpr int kVectorLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(float));
+inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
+
+inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+inline std::size_t float_bytes(std::int64_t count) {
+  return static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(float)), 64));
+}
+
+inline std::size_t panel_query_bytes(std::int64_t head_dim) {
+  return float_bytes(head_dim * kPanelLanes);
+}
+inline std::size_t panel_key_bytes(std::int64_t tile_kv, std::int64_t head_dim) {
+  return float_bytes(tile_kv * head_dim);
+}
+inline std::size_t panel_value_bytes(std::int64_t tile_kv, std::int64_t head_dim) {
+  return float_bytes(tile_kv * round_up(head_dim, kBlockRows)) +
+         float_bytes(head_dim + kVectorLanes);
+}
+inline std::size_t panel_score_bytes(std::int64_t tile_kv) {
+  return float_bytes(tile_kv * kPanelLanes);
+}
+inline std::size_t panel_probability_bytes(std::int64_t /*tile_kv*/) { return 0; }
+inline std::size_t panel_output_bytes(std::int64_t head_dim) {
+  return float_bytes(round_up(head_dim, kBlockRows) * kPanelLanes);
+}
+
+/// `count` elements of a row as fp32.
+HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stride,
+                                 std::int64_t count, float* HWY_RESTRICT out) {
+  const FloatTag d;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::Rebind<std::uint32_t, FloatTag> d32;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  if (dtype == Dtype::f32) {
+    const auto* from = reinterpret_cast<const float*>(row);
+    if (col_stride == 1) {
+      std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(float));
+      return;
+    }
+    for (; i < count; ++i) out[i] = from[i * col_stride];
+    return;
+  }
+  const auto* from = reinterpret_cast<const std::uint16_t*>(row);
+  if (dtype == Dtype::bf16) {
+    if (col_stride == 1) {
+      for (; i + n <= count; i += n) {
+        const auto wide = hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from + i)));
+        hn::StoreU(hn::BitCast(d, wide), d, out + i);
+      }
+    }
+    for (; i < count; ++i) out[i] = static_cast<float>(bfloat16::from_bits(from[i * col_stride]));
+    return;
+  }
+  if (col_stride == 1) {
+    const hn::Rebind<hwy::float16_t, FloatTag> d_half;
+    for (; i + n <= count; i += n) {
+      const auto half = hn::BitCast(d_half, hn::LoadU(d16, from + i));
+      hn::StoreU(hn::PromoteTo(d, half), d, out + i);
+    }
+  }
+  for (; i < count; ++i) out[i] = static_cast<float>(float16::from_bits(from[i * col_stride]));
+}
+
+HWY_ATTR inline void pack_queries(const std::byte* const* rows, Dtype dtype,
+                                  std::int64_t col_stride, std::int64_t head_dim, void* queries) {
+  auto* out = static_cast<float*>(queries);
+  constexpr std::int64_t kChunk = 64;
+  HWY_ALIGN float row[kChunk];
+  const auto element = static_cast<std::int64_t>(size_bytes(dtype));
+  for (int lane = 0; lane < kPanelLanes; ++lane) {
+    for (std::int64_t begin = 0; begin < head_dim; begin += kChunk) {
+      const std::int64_t count = HWY_MIN(kChunk, head_dim - begin);
+      if (rows[lane] == nullptr) {
+        std::memset(row, 0, sizeof(row));
+      } else {
+        convert_row(rows[lane] + begin * col_stride * element, dtype, col_stride, count, row);
+      }
+      for (std::int64_t i = 0; i < count; ++i) out[(begin + i) * kPanelLanes + lane] = row[i];
+    }
+  }
+}
+
+HWY_ATTR inline KeyTile load_keys(const TileSource& source, void* buffer) {
+  if (source.dtype == Dtype::f32 && source.col_stride == 1) {
+    return {source.data, source.row_stride, source.num_rows};
+  }
+  auto* out = static_cast<float*>(buffer);
+  const std::int64_t row_bytes =
+      source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+  for (std::int64_t key = 0; key < source.num_rows; ++key) {
+    convert_row(source.data + key * row_bytes, source.dtype, source.col_stride, source.num_cols,
+                out + key * source.num_cols);
+  }
+  return {out, source.num_cols, source.num_rows};
+}
+
+/// Elements that are not finite become 0.
+HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, row + i, sizeof(bits));
+    if ((bits & 0x7f800000U) == 0x7f800000U) row[i] = 0;
+  }
+}
+
+/// Values as [ceil(head_dim / kBlockRows)][keys][kBlockRows]: the broadcasts of a block read one stream.
+HWY_ATTR inline void load_values(const TileSource& source, bool is_careful, void* buffer) {
+  auto* out = static_cast<float*>(buffer);
+  const std::int64_t groups = round_up(source.num_cols, kBlockRows) / kBlockRows;
+  float* row =
+      out + groups * source.num_rows * kBlockRows;  // behind the tile, see panel_value_bytes
+  for (std::int64_t i = source.num_cols; i < groups * kBlockRows; ++i) row[i] = 0;
+  const std::int64_t row_bytes =
+      source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+  for (std::int64_t key = 0; key < source.num_rows; ++key) {
+    convert_row(source.data + key * row_bytes, source.dtype, source.col_stride, source.num_cols,
+                row);
+    if (is_careful) zero_non_finite(row, source.num_cols);
+    for (std::int64_t group = 0; group < groups; ++group) {
+      std::memcpy(out + (group * source.num_rows + key) * kBlockRows, row + group * kBlockRows,
+                  kBlockRows * sizeof(float));
+    }
+  }
+}
+
+/// kRows keys against kVectors vectors of queries.
+template <int kRows, int kVectors>
+HWY_ATTR HWY_INLINE void scores_block(const float* HWY_RESTRICT queries,
+                                      const float* HWY_RESTRICT keys, std::int64_t key_stride,
+                                      std::int64_t head_dim, float* HWY_RESTRICT out) {
+  const FloatTag d;
+  FloatVector sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+  }
+  for (std::int64_t i = 0; i < head_dim; ++i) {
+    FloatVector q[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+      q[v] = hn::Load(d, queries + i * kPanelLanes + v * kVectorLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const FloatVector k = hn::Set(d, keys[r * key_stride + i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(k, q[v], sum[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+      hn::Store(sum[r][v], d, out + r * kPanelLanes + v * kVectorLanes);
+  }
+}
+
+/// The last keys, fewer than a block.
+template <int kRows, int kVectors>
+HWY_ATTR inline void scores_tail(const float* queries, const float* keys, std::int64_t key_stride,
+                                 std::int64_t num_keys, std::int64_t head_dim, float* out) {
+  if constexpr (kRows > 0) {
+    if (num_keys == kRows) {
+      scores_block<kRows, kVectors>(queries, keys, key_stride, head_dim, out);
+    } else {
+      scores_tail<kRows - 1, kVectors>(queries, keys, key_stride, num_keys, head_dim, out);
+    }
+  }
+}
+
+template <int kVectors>
+HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, std::int64_t head_dim,
+                               float* scores) {
+  const auto* data = static_cast<const float*>(keys.data);
+  std::int64_t key = 0;
+  for (; key + kBlockRows <= keys.num_keys; key += kBlockRows) {
+    scores_block<kBlockRows, kVectors>(queries, data + key * keys.row_stride, keys.row_stride,
+                                       head_dim, scores + key * kPanelLanes);
+  }
+  scores_tail<kBlockRows - 1, kVectors>(queries, data + key * keys.row_stride, keys.row_stride,
+                                        keys.num_keys - key, head_dim, scores + key * kPanelLanes);
+}
+
+/// Calls step<number of vectors in use>: padding vectors of a short panel cost nothing.
+#define FOVEA_FOR_VECTORS(num_vectors, step, ...) \
+  switch (num_vectors) {                          \
+    case 1:                                       \
+      step<1>(__VA_ARGS__);                       \
+      break;                                      \
+    case 2:                                       \
+      step<2>(__VA_ARGS__);                       \
+      break;                                      \
+    default:                                      \
+      step<kPanelVectors>(__VA_ARGS__);           \
+  }
+
+HWY_ATTR inline void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
+                            int num_vectors, float* out) {
+  FOVEA_FOR_VECTORS(num_vectors, scores_of, static_cast<const float*>(queries), keys, head_dim,
+                    out);
+}
+
+HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
+  const FloatTag d;
+  const FloatVector f = hn::Set(d, factor);
+  for (std::int64_t i = 0; i < num_keys * kPanelLanes; i += kVectorLanes) {
+    hn::Store(hn::Mul(hn::Load(d, scores + i), f), d, scores + i);
+  }
+}
+
+/// Row maximum, the factor for what was summed before, and the probabilities of one tile.
+///
+/// The maximum is taken as max(score, so_far): where the score is NaN that leaves the maximum alone and the NaN reaches the
+/// row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are 2^-inf = 0.
+template <int kVectors>
+HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_keys, float scale_log2,
+                                const PanelState& state) {
+  const FloatTag d;
+  const FloatVector factor = hn::Set(d, scale_log2);
+  const FloatVector lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  FloatVector row_max[kVectors], origin[kVectors], sum[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) row_max[v] = hn::Load(d, state.row_max + v * kVectorLanes);
+  for (std::int64_t key = 0; key < num_keys; ++key) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const FloatVector s = hn::Load(d, scores + key * kPanelLanes + v * kVectorLanes);
+      row_max[v] = hn::IfThenElse(hn::Gt(s, row_max[v]), s, row_max[v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const FloatVector before = hn::Load(d, state.row_max + v * kVectorLanes);
+    const FloatVector safe = hn::IfThenZeroElse(hn::Eq(row_max[v], lowest), row_max[v]);
+    origin[v] = hn::Mul(safe, factor);
+    const FloatVector rescale = exp2_nonpositive(d, hn::MulSub(before, factor, origin[v]));
+    hn::Store(row_max[v], d, state.row_max + v * kVectorLanes);
+    // Unchanged maxima rescale by exactly 1, whatever MulSub rounds to.
+    const FloatVector exact = hn::IfThenElse(hn::Eq(before, row_max[v]), hn::Set(d, 1.0F), rescale);
+    hn::Store(exact, d, state.rescale + v * kVectorLanes);
+    sum[v] = hn::Mul(hn::Load(d, state.row_sum + v * kVectorLanes), exact);
+  }
+  for (std::int64_t key = 0; key < num_keys; ++key) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = scores + key * kPanelLanes + v * kVectorLanes;
+      const FloatVector p = exp2_nonpositive(d, hn::MulSub(hn::Load(d, at), factor, origin[v]));
+      hn::Store(p, d, at);
+      sum[v] = hn::Add(sum[v], p);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, state.row_sum + v * kVectorLanes);
+}
+
+/// High and low halves of 32 x 32 bit products, for every lane.
+template <class D, class V = hn::Vec<D>>
+HWY_ATTR HWY_INLINE void multiply_wide(D d, V a, V b, V& high, V& low) {
+  const hn::RepartitionToWide<D> wide;
+  const auto even = hn::MulEven(a, b);
+  const auto odd = hn::MulEven(hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, a))),
+                               hn::BitCast(d, hn::ShiftRight<32>(hn::BitCast(wide, b))));
+  low = hn::OddEven(hn::BitCast(d, hn::ShiftLeft<32>(odd)), hn::BitCast(d, even));
+  high = hn::OddEven(hn::BitCast(d, odd), hn::BitCast(d, hn::ShiftRight<32>(even)));
+}
+
+/// philox.hpp for a vector of queries: the words of four neighbouring keys.
+HWY_ATTR inline void random_words(const PanelDropout& dropout, std::uint32_t key_group, int vector,
+                                  std::uint32_t* HWY_RESTRICT words) {
+  const hn::ScalableTag<std::uint32_t> d;
+  using Word = hn::Vec<decltype(d)>;
+  const auto* q_idx = reinterpret_cast<const std::uint32_t*>(dropout.q_idx) + vector * kVectorLanes;
+  const auto* q_head =
+      reinterpret_cast<const std::uint32_t*>(dropout.q_head) + vector * kVectorLanes;
+  Word c0 = hn::Set(d, key_group);
+  Word c1 = hn::LoadU(d, q_idx);
+  Word c2 = hn::LoadU(d, q_head);
+  Word c3 = hn::Set(d, dropout.batch);
+  std::uint32_t k0 = dropout.key[0], k1 = dropout.key[1];
+  for (int round = 0; round < philox::kRounds; ++round) {
+    Word high0 = c0, low0 = c0, high1 = c0, low1 = c0;
+    multiply_wide(d, c0, hn::Set(d, philox::kMultiplier0), high0, low0);
+    multiply_wide(d, c2, hn::Set(d, philox::kMultiplier1), high1, low1);
+    c0 = hn::Xor(hn::Xor(high1, c1), hn::Set(d, k0));
+    c2 = hn::Xor(hn::Xor(high0, c3), hn::Set(d, k1));
+    c1 = low1;
+    c3 = low0;
+    k0 += philox::kWeyl0;
+    k1 += philox::kWeyl1;
+  }
+  hn::StoreU(c0, d, words);
+  hn::StoreU(c1, d, words + kVectorLanes);
+  hn::StoreU(c2, d, words + 2 * kVectorLanes);
+  hn::StoreU(c3, d, words + 3 * kVectorLanes);
+}
+
+/// Drops probabilities after they were summed: the denominator is that of the whole row.
+HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_vectors,
+                          const PanelDropout& dropout) {
+  HWY_ALIGN std::uint32_t words[4 * kVectorLanes];
+  for (int vector = 0; vector < num_vectors; ++vector) {
+    std::int64_t group_in_words = -1;
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      const std::int64_t kv_idx = dropout.kv_begin + key;
+      if (kv_idx / 4 != group_in_words) {
+        group_in_words = kv_idx / 4;
+        random_words(dropout, static_cast<std::uint32_t>(group_in_words), vector, words);
+      }
+      float* at = probabilities + key * kPanelLanes + vector * kVectorLanes;
+      const std::uint32_t* word = words + (kv_idx % 4) * kVectorLanes;
+      for (int lane = 0; lane < kVectorLanes; ++lane) {
+        at[lane] = word[lane] < dropout.threshold ? 0.0F : at[lane] * dropout.keep_scale;
+      }
+    }
+  }
+}
+
+HWY_ATTR inline void softmax(float* scores, std::int64_t num_keys, int num_vectors,
+                             float scale_log2, const PanelState& state, const PanelDropout& dropout,
+                             void* /*probabilities*/) {
+  FOVEA_FOR_VECTORS(num_vectors, softmax_of, scores, num_keys, scale_log2, state);
+  if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
+}
+
+template <int kVectors>
+HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values,
+                                   const float* HWY_RESTRICT probabilities, std::int64_t num_keys,
+                                   std::int64_t head_dim, const float* HWY_RESTRICT rescale,
+                                   float* HWY_RESTRICT out) {
+  const FloatTag d;
+  for (std::int64_t begin = 0; begin < head_dim; begin += kBlockRows) {
+    float* HWY_RESTRICT rows = out + begin * kPanelLanes;
+    FloatVector sum[kBlockRows][kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const FloatVector factor = hn::Load(d, rescale + v * kVectorLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kBlockRows; ++r) {
+        sum[r][v] = hn::Mul(hn::Load(d, rows + r * kPanelLanes + v * kVectorLanes), factor);
+      }
+    }
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      FloatVector p[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        p[v] = hn::Load(d, probabilities + key * kPanelLanes + v * kVectorLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < kBlockRows; ++r) {
+        const FloatVector value = hn::Set(d, values[key * kBlockRows + r]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(value, p[v], sum[r][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kBlockRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        hn::Store(sum[r][v], d, rows + r * kPanelLanes + v * kVectorLanes);
+    }
+    values += num_keys * kBlockRows;
+  }
+}
+
+HWY_ATTR inline void accumulate(const void* values, const void* probabilities,
+                                std::int64_t num_keys, std::int64_t head_dim, int num_vectors,
+                                const float* rescale, float* out) {
+  FOVEA_FOR_VECTORS(num_vectors, accumulate_of, static_cast<const float*>(values),
+                    static_cast<const float*>(probabilities), num_keys, head_dim, rescale, out);
+}
+
+#undef FOVEA_FOR_VECTORS
+
+inline const PanelKernels& f32_panel_kernels() {
+  static constexpr PanelKernels kKernels{
+      .lanes = kPanelLanes,
+      .vector_lanes = kVectorLanes,
+      .product = Dtype::f32,
+      .query_bytes = panel_query_bytes,
+      .key_bytes = panel_key_bytes,
+      .value_bytes = panel_value_bytes,
+      .score_bytes = panel_score_bytes,
+      .probability_bytes = panel_probability_bytes,
+      .output_bytes = panel_output_bytes,
+      .pack_queries = pack_queries,
+      .load_keys = load_keys,
+      .load_values = load_values,
+      .scores = scores,
+      .scale = scale,
+      .run_score = run_score_program,
+      .run_mask = run_mask_program,
+      .softmax = softmax,
+      .accumulate = accumulate,
+  };
+  return kKernels;
+}
+
+}  // namespace fovea::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

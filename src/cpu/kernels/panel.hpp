@@ -1,0 +1,95 @@
+// The four steps that a tile of attention takes, as a table of functions per target.
+//
+// Everything is key-major: a panel is a group of queries that sit side by side in the lanes of a few vectors, scores are
+// Sᵀ [keys][lanes] and the output is Oᵀ [head_dim_v][lanes]. So
+//   - Sᵀ = K Qᵀ broadcasts the elements of K where they lie: K is never transposed or packed;
+//   - row maximum, sum and rescaling are vertical: no horizontal reduction anywhere;
+//   - Oᵀ += Vᵀ P broadcasts V, and P is already in the layout of the second operand;
+//   - a row's arithmetic never depends on its neighbours in the panel, so tiling queries never changes a bit.
+// Read cpu/attention_forward.cpp for the loop around these steps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "fovea/dtype.hpp"
+#include "fovea/problem.hpp"
+
+#include "cpu/program.hpp"
+#include "expr/tape.hpp"
+
+namespace fovea::cpu {
+
+/// A rectangle of K or V in the caller's memory; strides in elements.
+struct TileSource {
+  const std::byte* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  std::int64_t row_stride = 0, col_stride = 1;
+  std::int64_t num_rows = 0, num_cols = 0;
+};
+
+/// Keys ready for `scores`: the caller's own memory, or a converted copy.
+struct KeyTile {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;  // in elements of the kernel's product type
+  std::int64_t num_keys = 0;
+};
+
+/// Dropout of one panel's tile; row_threshold 0 keeps everything.
+struct PanelDropout {
+  std::uint64_t threshold = 0;  // a key is dropped when its random word is below
+  float keep_scale = 1;         // 1 / (1 - p)
+  std::uint32_t key[2] = {0, 0};
+  std::uint32_t batch = 0;
+  std::int64_t kv_begin = 0;
+  const std::int32_t* q_idx = nullptr;   // [lanes]
+  const std::int32_t* q_head = nullptr;  // [lanes]
+};
+
+/// State of the online softmax of a panel, in the units of the scores given to `softmax`. All [lanes].
+struct PanelState {
+  float* row_max = nullptr;
+  float* row_sum = nullptr;
+  float* rescale = nullptr;  // written: what the output so far must be multiplied by
+};
+
+struct PanelKernels {
+  int lanes = 0;         // queries in a panel
+  int vector_lanes = 0;  // queries in a vector: panels with fewer rows use fewer vectors
+  Dtype product = Dtype::f32;
+
+  // Sizes in bytes of what the functions below fill; each a multiple of 64.
+  std::size_t (*query_bytes)(std::int64_t head_dim_qk);
+  std::size_t (*key_bytes)(std::int64_t tile_kv, std::int64_t head_dim_qk);
+  std::size_t (*value_bytes)(std::int64_t tile_kv, std::int64_t head_dim_v);
+  std::size_t (*score_bytes)(std::int64_t tile_kv);
+  std::size_t (*probability_bytes)(std::int64_t tile_kv);  // 0: probabilities overwrite scores
+  std::size_t (*output_bytes)(std::int64_t head_dim_v);
+
+  /// rows[lane] points at a query row, null for a padding lane (zeros).
+  void (*pack_queries)(const std::byte* const* rows, Dtype dtype, std::int64_t col_stride,
+                       std::int64_t head_dim_qk, void* queries);
+  KeyTile (*load_keys)(const TileSource& source, void* buffer);
+  /// Where is_careful, elements that are not finite become 0: they are added apart (see attention_forward.cpp).
+  void (*load_values)(const TileSource& source, bool is_careful, void* buffer);
+  /// scores[key][lane] = Σ_d keys[key][d] · queries[d][lane]
+  void (*scores)(const void* queries, const KeyTile& keys, std::int64_t head_dim_qk,
+                 int num_vectors, float* scores);
+  void (*scale)(float* scores, std::int64_t num_keys, float factor);
+  void (*run_score)(const expr::Tape& tape, const ProgramTile& tile);
+  void (*run_mask)(const expr::Tape& tape, const ProgramTile& tile);
+  /// scores -> probabilities 2^((score - row_max) * scale_log2), updating the state; scale_log2 > 0.
+  void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
+                  const PanelState& state, const PanelDropout& dropout, void* probabilities);
+  /// out[d][lane] = out[d][lane] * rescale[lane] + Σ_key values[key][d] · probabilities[key][lane]
+  void (*accumulate)(const void* values, const void* probabilities, std::int64_t num_keys,
+                     std::int64_t head_dim_v, int num_vectors, const float* rescale, float* out);
+};
+
+/// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.
+const PanelKernels* panel_kernels(CpuTarget target);
+
+const PanelKernels* panel_kernels_avx512_bf16();
+const PanelKernels* panel_kernels_amx_bf16();
+
+}  // namespace fovea::cpu

@@ -1,0 +1,78 @@
+// The choice of a kernel and what it needs: asked once per problem.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "fovea/error.hpp"
+
+#include "core/check.hpp"
+#include "cpu/attention_forward.hpp"
+#include "cpu/kernels/panel.hpp"
+#include "cpu/program.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+/// Where the captures of a program stand that a tape's slots name.
+template <typename Captured>
+std::vector<int> slots(const std::vector<std::string>& names,
+                       const std::vector<Captured>& captures) {
+  std::vector<int> result;
+  for (const std::string& slot : names) {
+    const auto found = std::ranges::find(captures, slot, &Captured::name);
+    FOVEA_ASSERT(found != captures.end());
+    result.push_back(static_cast<int>(found - captures.begin()));
+  }
+  return result;
+}
+
+void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
+  const ScoreMod& score = f.problem.score;
+  const MaskMod& mask = f.problem.mask;
+  if (!score.is_identity()) plan.score = expr::lower(score.expr().shared());
+  if (!mask.is_all_visible()) plan.mask = expr::lower(mask.expr().shared());
+  plan.score_tensors = slots(plan.score.tensors, score.captures().tensors);
+  plan.score_scalars = slots(plan.score.scalars, score.captures().scalars);
+  plan.mask_tensors = slots(plan.mask.tensors, mask.captures().tensors);
+  plan.mask_scalars = slots(plan.mask.scalars, mask.captures().scalars);
+  const int lanes = static_cast<int>(plan.spec.lanes);
+  for (const expr::Tape* tape : {&plan.score, &plan.mask}) {
+    if (tape->empty()) continue;
+    plan.program_bytes =
+        std::max(plan.program_bytes, program_scratch_bytes(*tape, plan.spec.tile_kv, lanes));
+  }
+  const Captures& captures = mask.captures();
+  if (captures.tensors.empty() && captures.scalars.empty())
+    plan.mapper.emplace(mask, plan.spec.tile_kv);
+}
+
+}  // namespace
+
+ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads) {
+  ForwardPlan plan;
+  for (const Candidate& candidate : forward_candidates()) {
+    if (const auto refusal = candidate.refuses(problem, candidate.target)) {
+      plan.refused.push_back({std::string(candidate.name), refusal->reason});
+      continue;
+    }
+    plan.candidate = candidate.name;
+    plan.num_workers = num_threads;
+    plan.spec = candidate.choose(problem, candidate.target, num_threads);
+    prepare_programs(problem, plan);
+    plan.workspace_bytes =
+        candidate.workspace_bytes(plan.spec, problem, plan.program_bytes, num_threads);
+    break;
+  }
+  return plan;
+}
+
+ForwardPlan plan_forward(const ForwardProblem& problem, int num_threads) {
+  ForwardPlan plan = try_plan_forward(problem, num_threads);
+  if (!plan.candidate.empty()) return plan;
+  std::string message = "plan: no kernel for this problem on cpu:";
+  for (const auto& refused : plan.refused)
+    message += fmt::format("\n  {}  {}", refused.candidate, refused.reason);
+  throw Unsupported(message);
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,31 @@
+#include "cpu/workspace.hpp"
+
+namespace fovea::cpu {
+
+WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
+                                   const PanelKernels& kernels, std::int64_t head_dim_qk,
+                                   std::int64_t head_dim_v, std::size_t program_bytes) {
+  const auto panels = static_cast<std::size_t>(spec.panels);
+  const auto lanes = static_cast<std::size_t>(spec.lanes);
+  const auto width = static_cast<std::size_t>(head_dim_v);
+  WorkerScratch s;
+  s.queries = carver.take<std::byte>(panels * kernels.query_bytes(head_dim_qk));
+  s.out = carver.take<std::byte>(panels * kernels.output_bytes(head_dim_v));
+  s.row_max = carver.take<float>(panels * lanes);
+  s.row_sum = carver.take<float>(panels * lanes);
+  s.rescale = carver.take<float>(lanes);
+  s.q_idx = carver.take<std::int32_t>(panels * lanes);
+  s.q_head = carver.take<std::int32_t>(panels * lanes);
+  s.rows = carver.take<const std::byte*>(lanes);
+  s.keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, head_dim_qk));
+  s.values = carver.take<std::byte>(kernels.value_bytes(spec.tile_kv, head_dim_v));
+  s.scores = carver.take<float>(kernels.score_bytes(spec.tile_kv) / sizeof(float));
+  s.probabilities = carver.take<std::byte>(kernels.probability_bytes(spec.tile_kv));
+  s.extra = carver.take<float>(kernels.output_bytes(head_dim_v) / sizeof(float));
+  s.value_row = carver.take<float>(width + 2);
+  s.merged = carver.take<float>(lanes * (width + 2));
+  s.program = carver.take<std::byte>(program_bytes);
+  return s;
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,54 @@
+// How the caller's workspace is cut up. Sizes are computed by the same code that hands out the pieces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/candidates.hpp"
+#include "cpu/kernels/panel.hpp"
+
+namespace fovea::cpu {
+
+/// Walks a buffer in pieces aligned to 64 bytes; with a null base it only counts.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <typename T>
+  T* take(std::size_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+/// What one worker writes while it computes an item.
+struct WorkerScratch {
+  std::byte* queries = nullptr;        // [panels] packed panels
+  std::byte* out = nullptr;            // [panels] Oᵀ, fp32
+  float* row_max = nullptr;            // [panels][lanes]
+  float* row_sum = nullptr;            // [panels][lanes]
+  float* rescale = nullptr;            // [lanes]
+  std::int32_t* q_idx = nullptr;       // [panels][lanes]
+  std::int32_t* q_head = nullptr;      // [panels][lanes]
+  const std::byte** rows = nullptr;    // [lanes]
+  std::byte* keys = nullptr;           // one converted tile
+  std::byte* values = nullptr;         // one tile
+  float* scores = nullptr;             // one panel's tile
+  std::byte* probabilities = nullptr;  // likewise, where they do not overwrite scores
+  float* extra = nullptr;  // one panel's Oᵀ: what values that are not finite add (careful pass)
+  float* value_row = nullptr;  // [head_dim_v + 2]: the state of one row
+  float* merged = nullptr;     // [lanes][head_dim_v + 2]: the state of earlier splits
+  std::byte* program = nullptr;
+
+  static WorkerScratch carve(Carver& carver, const ForwardSpec& spec, const PanelKernels& kernels,
+                             std::int64_t head_dim_qk, std::int64_t head_dim_v,
+                             std::size_t program_bytes);
+};
+
+}  // namespace fovea::cpu

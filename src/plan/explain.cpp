@@ -1,0 +1,174 @@
+// A plan in words and numbers.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "fovea/attention.hpp"
+
+#include "core/num_threads.hpp"
+#include "expr/passes.hpp"
+#include "mask/block_map.hpp"
+#include "plan/plan.hpp"
+
+namespace fovea {
+namespace {
+
+/// Above this a problem is limited by arithmetic on every processor we know (flops per byte of memory traffic).
+constexpr double kComputeBoundIntensity = 16;
+
+bool has_data(const MaskMod& mask) {
+  for (const CapturedTensor& tensor : mask.captures().tensors) {
+    if (tensor.view.data() == nullptr && tensor.view.spec().num_elements() > 0) return false;
+  }
+  return true;
+}
+
+void add(TileCount& sum, const TileCount& part, std::int64_t times) {
+  sum.empty += part.empty * times;
+  sum.partial += part.partial * times;
+  sum.full += part.full * times;
+}
+
+/// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied.
+TileCount count_tiles(const ForwardProblem& f, const cpu::ForwardSpec& spec) {
+  using expr::Variable;
+  const expr::Node& mask = f.problem.mask.expr().node();
+  const bool reads_batch = expr::reads(mask, Variable::batch);
+  const bool reads_head =
+      expr::reads(mask, Variable::q_head) || expr::reads(mask, Variable::kv_head);
+  const std::int64_t batches =
+      reads_batch ? f.num_sequences : std::min<std::int64_t>(1, f.num_sequences);
+  const std::int64_t heads = reads_head ? f.num_heads_q : std::min<std::int64_t>(1, f.num_heads_q);
+  const std::int64_t times = (reads_batch ? 1 : f.num_sequences) * (reads_head ? 1 : f.num_heads_q);
+  TileCount sum;
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    for (std::int64_t head = 0; head < heads; ++head) {
+      add(sum,
+          mask::build_block_map(f.problem.mask, f.seqlen_q, f.seqlen_kv, spec.lanes, spec.tile_kv,
+                                batch, head, head / f.group)
+              .count(),
+          times);
+    }
+  }
+  return sum;
+}
+
+double tensor_bytes(const TensorSpec& spec) {
+  return static_cast<double>(spec.num_elements()) * static_cast<double>(size_bytes(spec.dtype));
+}
+
+/// Program text and, below, the values of its scalars.
+std::string formula(const Program& program) {
+  std::string text = program.to_string();
+  std::string values;
+  for (const CapturedScalar& scalar : program.captures().scalars) {
+    values += fmt::format("{}{} = {:.6g}", values.empty() ? "" : ", ", scalar.name, scalar.value);
+  }
+  return values.empty() ? text : text + "  where " + values;
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') result += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      result += fmt::format("\\u{:04x}", static_cast<int>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+}  // namespace
+
+Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu) {
+  Explanation e;
+  e.problem = describe(f);
+  e.score = formula(f.problem.score);
+  e.mask = formula(f.problem.mask);
+  e.refused = cpu.refused;
+  if (cpu.candidate.empty()) return e;
+  e.kernel = "cpu/attention_forward";
+  e.target = name(cpu.spec.target);
+  e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
+  e.tile_q = cpu.spec.lanes;
+  e.tile_kv = cpu.spec.tile_kv;
+  e.workspace_bytes = cpu.workspace_bytes;
+  const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
+  double visible = 1;
+  if (are_lengths_known && has_data(f.problem.mask)) {
+    e.tiles = count_tiles(f, cpu.spec);
+    const std::int64_t total = e.tiles->total();
+    visible = total == 0 ? 0
+                         : static_cast<double>(e.tiles->partial + e.tiles->full) /
+                               static_cast<double>(total);
+  }
+  e.flops = 2.0 * static_cast<double>(f.total_q) * static_cast<double>(f.num_heads_q) *
+            static_cast<double>(f.seqlen_kv) * static_cast<double>(f.head_dim_qk + f.head_dim_v) *
+            visible;
+  e.bytes = tensor_bytes(f.problem.q) + tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v) +
+            tensor_bytes(f.problem.out);
+  e.bound = e.flops > kComputeBoundIntensity * e.bytes ? "compute" : "memory";
+  return e;
+}
+
+Explanation Plan::explain() const { return explain_forward(impl_->problem, impl_->cpu); }
+
+Explanation explain(const Problem& problem, Device device) {
+  const ForwardProblem f = validate(problem, "explain");
+  const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
+  if (device.kind == Device::Kind::cpu)
+    return explain_forward(f, cpu::try_plan_forward(f, num_threads));
+  cpu::ForwardPlan nothing;
+  nothing.refused.push_back(
+      {"cpu/attention_forward",
+       fmt::format("device is cuda:{}; this build runs on the cpu only", device.index)});
+  return explain_forward(f, nothing);
+}
+
+std::string Explanation::print() const {
+  std::string text = fmt::format("problem    {}\n", problem);
+  text += fmt::format("score      {}\n", score);
+  text += fmt::format("mask       {}\n", mask);
+  if (kernel.empty()) {
+    text += "kernel     none\n";
+  } else {
+    text +=
+        fmt::format("kernel     {} on {}, {} products, fp32 sums\n", kernel, target, compute_dtype);
+    text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
+    if (tiles) {
+      const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
+      text += fmt::format("tiles      {} empty (skipped, {:.1f} %), {} partial, {} full\n",
+                          tiles->empty, 100.0 * static_cast<double>(tiles->empty) / total,
+                          tiles->partial, tiles->full);
+    }
+    text += fmt::format("work       {:.4g} GFLOP, {:.4g} MB read and written; {}-bound\n",
+                        flops * 1e-9, bytes * 1e-6, bound);
+    text += fmt::format("workspace  {} bytes\n", workspace_bytes);
+  }
+  for (const Refused& r : refused)
+    text += fmt::format("refused    {}: {}\n", r.candidate, r.reason);
+  return text;
+}
+
+std::string Explanation::json() const {
+  std::string text = fmt::format(
+      R"({{"problem": {}, "kernel": {}, "target": {}, "compute_dtype": {}, "score": {}, "mask": {}, "tile_q": {}, "tile_kv": {}, )",
+      quoted(problem), quoted(kernel), quoted(target), quoted(compute_dtype), quoted(score),
+      quoted(mask), tile_q, tile_kv);
+  if (tiles) {
+    text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,
+                        tiles->partial, tiles->full);
+  }
+  text +=
+      fmt::format(R"("flops": {}, "bytes": {}, "bound": {}, "workspace_bytes": {}, "refused": [)",
+                  flops, bytes, quoted(bound), workspace_bytes);
+  for (std::size_t i = 0; i < refused.size(); ++i) {
+    text += fmt::format(R"({}{{"candidate": {}, "reason": {}}})", i == 0 ? "" : ", ",
+                        quoted(refused[i].candidate), quoted(refused[i].reason));
+  }
+  return text + "]}";
+}
+
+}  // namespace fovea

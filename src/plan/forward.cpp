@@ -1,0 +1,121 @@
+// The door of a forward call: find the plan of this problem or make it, then run it.
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "fovea/attention.hpp"
+
+#include "core/check.hpp"
+#include "core/num_threads.hpp"
+#include "plan/plan.hpp"
+#include "plan/runtime.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+void require_cpu(const Problem& problem, Device device, std::string_view where) {
+  if (device.kind != Device::Kind::cpu) {
+    throw Unsupported(
+        fmt::format("{}: device is cuda:{}; this build runs on the cpu only", where, device.index));
+  }
+  for (const auto& [label, spec] :
+       {std::pair{"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}}) {
+    if (spec->device != Device::cpu()) {
+      throw Unsupported(fmt::format("{}: {} lives on cuda:{}; this build runs on the cpu only",
+                                    where, label, spec->device.index));
+    }
+  }
+}
+
+Plan make_plan(const Problem& problem, std::string_view where) {
+  require_cpu(problem, Device::cpu(), where);
+  auto impl = std::make_shared<Plan::Impl>();
+  impl->problem = validate(problem, where);
+  impl->cpu = cpu::plan_forward(
+      impl->problem, problem.num_threads > 0 ? problem.num_threads : default_num_threads());
+  return Plan(std::move(impl));
+}
+
+/// The workspace's first aligned byte, or null where it is too small.
+std::byte* aligned(std::span<std::byte> workspace, std::size_t bytes) {
+  void* start = workspace.data();
+  std::size_t space = workspace.size();
+  return static_cast<std::byte*>(std::align(kAlignment, bytes, start, space));
+}
+
+}  // namespace
+
+Plan plan(const Problem& problem, Device device) {
+  require_cpu(problem, device, "plan");
+  return make_plan(problem, "plan");
+}
+
+std::size_t Plan::workspace_bytes() const { return impl_->cpu.workspace_bytes + kAlignment - 1; }
+
+void Plan::run(const AttentionForward& args) const {
+  validate_arguments(impl_->problem, args, "attention_forward");
+  std::byte* workspace = aligned(args.workspace, impl_->cpu.workspace_bytes);
+  if (workspace == nullptr) {
+    invalid("attention_forward",
+            fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
+                        args.workspace.size(), workspace_bytes()));
+  }
+  Executor& executor =
+      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
+  if (executor.concurrency() > impl_->cpu.num_workers) {
+    invalid(
+        "attention_forward",
+        fmt::format(
+            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
+            executor.concurrency(), impl_->cpu.num_workers));
+  }
+  cpu::attention_forward(impl_->problem, impl_->cpu, args, workspace, executor);
+}
+
+Problem problem_of(const AttentionForward& args) {
+  Problem problem{.q = args.q.spec(),
+                  .k = args.k.spec(),
+                  .v = args.v.spec(),
+                  .out = args.out.spec(),
+                  .score = args.score,
+                  .mask = args.mask,
+                  .softmax_scale = args.softmax_scale,
+                  .has_sinks = static_cast<bool>(args.sinks),
+                  .dropout = {.p = args.dropout.p},
+                  .wants_lse = static_cast<bool>(args.lse),
+                  .wants_row_max = static_cast<bool>(args.row_max),
+                  .compute_dtype = args.compute_dtype,
+                  .cpu_target = args.cpu_target,
+                  .is_deterministic = args.is_deterministic};
+  const TensorView& cu = args.cu_seqlens_q ? args.cu_seqlens_q : args.cu_seqlens_kv;
+  if (cu) problem.num_sequences = cu.rank() == 1 ? cu.size(0) - 1 : -1;
+  return problem;
+}
+
+void attention_forward(const AttentionForward& args, Runtime& runtime) {
+  AttentionForward call = args;
+  if (call.executor == nullptr) call.executor = &runtime.executor();
+  Problem problem = problem_of(call);
+  if (!call.out)
+    invalid("attention_forward",
+            "out is missing; expected a view of writable memory shaped like q with head_dim_v");
+  problem.num_threads = call.executor->concurrency();
+  const Plan plan = runtime.impl().find_or_make(
+      problem_key(problem), [&] { return make_plan(problem, "attention_forward"); });
+  std::unique_ptr<std::byte[]> own_workspace;
+  if (call.workspace.empty()) {
+    own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
+    call.workspace = {own_workspace.get(), plan.workspace_bytes()};
+  }
+  plan.run(call);
+}
+
+void attention_forward(const AttentionForward& args) {
+  attention_forward(args, Runtime::process_default());
+}
+
+}  // namespace fovea

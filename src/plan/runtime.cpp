@@ -1,0 +1,26 @@
+#include "plan/runtime.hpp"
+
+#include <string_view>
+
+namespace fovea {
+
+Runtime::Runtime(int num_threads) : impl_(std::make_unique<Impl>()) {
+  impl_->num_threads = num_threads;
+}
+
+Runtime::~Runtime() = default;
+
+Executor& Runtime::executor() {
+  const std::lock_guard lock(impl_->mutex);
+  if (impl_->executor == nullptr) impl_->executor = make_thread_pool(impl_->num_threads);
+  return *impl_->executor;
+}
+
+Runtime& Runtime::process_default() {
+  static Runtime runtime;
+  return runtime;
+}
+
+std::string_view version() { return "0.1.0"; }
+
+}  // namespace fovea

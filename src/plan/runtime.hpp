@@ -1,0 +1,40 @@
+// What a Runtime holds: the default executor and the plans made so far.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "fovea/attention.hpp"
+#include "fovea/runtime.hpp"
+
+#include "expr/node.hpp"
+
+namespace fovea {
+
+struct Runtime::Impl {
+  int num_threads = 0;
+  std::mutex mutex;
+  std::unique_ptr<Executor> executor;
+  std::unordered_map<expr::Digest, Plan, expr::DigestHash> plans;
+
+  /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses new
+  /// problems without end must not grow without end.
+  template <typename Make>
+  Plan find_or_make(const expr::Digest& key, const Make& make) {
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto found = plans.find(key); found != plans.end()) return found->second;
+    }
+    Plan plan = make();
+    const std::lock_guard lock(mutex);
+    if (plans.size() >= kMaxPlans) plans.clear();
+    plans.emplace(key, plan);
+    return plan;
+  }
+
+  static constexpr std::size_t kMaxPlans = 4096;
+};
+
+}  // namespace fovea

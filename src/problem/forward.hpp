@@ -1,0 +1,44 @@
+// A forward problem after the door: validated, lengths and heads resolved and named. Backends read this and check nothing.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "fovea/attention.hpp"
+#include "fovea/problem.hpp"
+
+#include "expr/node.hpp"
+
+namespace fovea {
+
+struct ForwardProblem {
+  Problem problem;  // as posed; out resolved
+  bool is_varlen = false;
+  std::int64_t num_sequences = 0;  // dense: batch
+  std::int64_t seqlen_q = 0;       // of one sequence: the length, or the bound
+  std::int64_t seqlen_kv = 0;
+  std::int64_t total_q = 0;  // rows of q of all sequences (or the bound)
+  std::int64_t num_heads_q = 0, num_heads_kv = 0;
+  std::int64_t group = 1;  // q heads per kv head
+  std::int64_t head_dim_qk = 0, head_dim_v = 0;
+  float softmax_scale = 1;
+};
+
+/// Throws InvalidArgument: "<where>: k has head_dim 96 but q has 128; expected ...".
+ForwardProblem validate(const Problem& problem, std::string_view where);
+
+/// Arguments against the problem that a plan was made for: dtypes, shapes, programs, cu_seqlens, outputs that overlap
+/// inputs. Throws InvalidArgument before anything is written.
+void validate_arguments(const ForwardProblem& problem, const AttentionForward& args,
+                        std::string_view where);
+
+/// Everything that a plan depends on, as one number: the key of the plan cache.
+expr::Digest problem_key(const Problem& problem);
+
+/// cu_seqlens entry as int64 (the tensor is i32 or i64).
+std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index);
+
+/// One line: "bf16 q [2, 128, 8, 64] k [2, 256, 2, 64] ... causal".
+std::string describe(const ForwardProblem& problem);
+
+}  // namespace fovea

@@ -1,0 +1,67 @@
+// The key of a problem: every field that a plan depends on, mixed into 128 bits without building a string.
+#include <bit>
+#include <cstdint>
+
+#include "problem/forward.hpp"
+
+namespace fovea {
+namespace {
+
+/// Two independent 64-bit mixers (the finaliser of splitmix64 with different increments).
+class Mixer {
+ public:
+  void add(std::uint64_t value) {
+    lo_ = mix(lo_ + 0x9e3779b97f4a7c15U + value);
+    hi_ = mix((hi_ ^ value) + 0xd1b54a32d192ed03U);
+  }
+  void add(const TensorSpec& spec) {
+    add(static_cast<std::uint64_t>(spec.dtype) | static_cast<std::uint64_t>(spec.rank) << 8U |
+        static_cast<std::uint64_t>(spec.device.kind) << 16U |
+        static_cast<std::uint64_t>(spec.device.index) << 32U);
+    for (int i = 0; i < spec.rank; ++i) {
+      add(static_cast<std::uint64_t>(spec.shape[static_cast<std::size_t>(i)]));
+      add(static_cast<std::uint64_t>(spec.strides[static_cast<std::size_t>(i)]));
+    }
+  }
+  void add(const Program& program) {
+    add(program.expr().node().digest.lo);
+    add(program.expr().node().digest.hi);
+    for (const CapturedTensor& tensor : program.captures().tensors) add(tensor.view.spec());
+  }
+  void add(const std::optional<UpTo>& bound) {
+    add(bound ? static_cast<std::uint64_t>(bound->value) + 1 : 0);
+  }
+  expr::Digest digest() const { return {lo_, hi_}; }
+
+ private:
+  static std::uint64_t mix(std::uint64_t x) {
+    x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ (x >> 27U)) * 0x94d049bb133111ebU;
+    return x ^ (x >> 31U);
+  }
+  std::uint64_t lo_ = 0, hi_ = 0;
+};
+
+}  // namespace
+
+expr::Digest problem_key(const Problem& p) {
+  Mixer mixer;
+  for (const TensorSpec* spec : {&p.q, &p.k, &p.v, &p.out}) mixer.add(*spec);
+  mixer.add(p.score);
+  mixer.add(p.mask);
+  mixer.add(p.softmax_scale ? std::bit_cast<std::uint32_t>(*p.softmax_scale) + (1ULL << 32U) : 0);
+  mixer.add(std::bit_cast<std::uint32_t>(p.dropout.p));
+  mixer.add(p.num_sequences ? static_cast<std::uint64_t>(*p.num_sequences) + 1 : 0);
+  mixer.add(p.seqlen_q);
+  mixer.add(p.seqlen_kv);
+  mixer.add(static_cast<std::uint64_t>(p.has_sinks) |
+            static_cast<std::uint64_t>(p.wants_lse) << 1U |
+            static_cast<std::uint64_t>(p.wants_row_max) << 2U |
+            static_cast<std::uint64_t>(p.is_deterministic) << 3U |
+            static_cast<std::uint64_t>(p.compute_dtype) << 8U |
+            static_cast<std::uint64_t>(p.cpu_target) << 16U |
+            static_cast<std::uint64_t>(p.num_threads) << 32U);
+  return mixer.digest();
+}
+
+}  // namespace fovea

@@ -1,0 +1,229 @@
+// The door: what a Problem must satisfy by itself. Arguments at run time are arguments.cpp's business.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "core/check.hpp"
+#include "expr/interval.hpp"
+#include "expr/passes.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr std::int64_t kMaxSeqlen =
+    std::numeric_limits<std::int32_t>::max();  // positions are 32-bit in programs
+
+std::int64_t dim(const TensorSpec& spec, int index) {
+  return spec.shape[static_cast<std::size_t>(index)];
+}
+
+struct Door {
+  std::string where;
+  [[noreturn]] void refuse(const std::string& message) const { invalid(where, message); }
+
+  void check_rank(std::string_view name, const TensorSpec& spec, bool is_varlen) const {
+    const int expected = is_varlen ? 3 : 4;
+    if (spec.rank == expected) return;
+    refuse(fmt::format("{} is {}; expected rank {}: {}", name,
+                       spec.rank == 0 ? "missing" : to_string(spec), expected,
+                       is_varlen ? "[total, heads, head_dim] (packed: cu_seqlens are given)"
+                                 : "[batch, seqlen, heads, head_dim]"));
+  }
+
+  void check_equal(std::string_view what, std::string_view a, std::int64_t got, std::string_view b,
+                   std::int64_t expected, std::string_view hint) const {
+    if (got != expected) {
+      refuse(fmt::format("{} has {} {} but {} has {}; expected equal{}", a, what, got, b, expected,
+                         hint));
+    }
+  }
+
+  void check_dtypes(const Problem& p) const {
+    const Dtype dtype = p.q.dtype;
+    if (!is_float(dtype)) refuse(fmt::format("q is {}; expected f32, f16 or bf16", name(dtype)));
+    for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
+      if (spec->dtype != dtype) {
+        refuse(fmt::format("{} is {} but q is {}; expected equal dtypes", label, name(spec->dtype),
+                           name(dtype)));
+      }
+    }
+    if (p.out.rank != 0 && !is_float(p.out.dtype)) {
+      refuse(fmt::format("out is {}; expected f32, f16 or bf16", name(p.out.dtype)));
+    }
+  }
+
+  void check_scalars(const Problem& p) const {
+    if (p.softmax_scale && !std::isfinite(*p.softmax_scale)) {
+      refuse(fmt::format("softmax_scale is {}; expected a finite number", *p.softmax_scale));
+    }
+    if (!(p.dropout.p >= 0 && p.dropout.p <= 1)) {
+      refuse(fmt::format("dropout.p is {}; expected a probability in [0, 1]", p.dropout.p));
+    }
+    if (p.num_threads < 0) {
+      refuse(fmt::format("num_threads is {}; expected >= 0, 0 for automatic", p.num_threads));
+    }
+    for (const auto& [label, bound] :
+         {std::pair{"seqlen_q", &p.seqlen_q}, std::pair{"seqlen_kv", &p.seqlen_kv}}) {
+      if (*bound && ((*bound)->value < 0 || (*bound)->value > kMaxSeqlen)) {
+        refuse(
+            fmt::format("{} is up_to({}); expected 0 to {}", label, (*bound)->value, kMaxSeqlen));
+      }
+    }
+  }
+};
+
+void check_output(const Door& door, const ForwardProblem& f) {
+  const TensorSpec& out = f.problem.out;
+  const int rank = f.is_varlen ? 3 : 4;
+  door.check_rank("out", out, f.is_varlen);
+  TensorSpec expected = f.problem.q;
+  expected.shape[static_cast<std::size_t>(rank - 1)] = f.head_dim_v;
+  for (int i = 0; i < rank; ++i) {
+    if (dim(out, i) != dim(expected, i)) {
+      const std::span shape(expected.shape.data(), static_cast<std::size_t>(rank));
+      door.refuse(fmt::format("out is {}; expected {}", to_string(out),
+                              to_string(make_spec(out.dtype, shape))));
+    }
+  }
+}
+
+/// Bounds of every variable of a program, for the check of its loads.
+expr::Box position_bounds(const ForwardProblem& f) {
+  using expr::Interval;
+  using expr::Variable;
+  expr::Box box;
+  const auto set = [&box](Variable variable, std::int64_t lo, std::int64_t hi) {
+    box.variables[static_cast<std::size_t>(variable)] =
+        Interval{static_cast<double>(lo), static_cast<double>(hi), false};
+  };
+  const auto last = [](std::int64_t count) { return std::max<std::int64_t>(0, count - 1); };
+  const bool is_bounded_q = f.is_varlen || f.problem.seqlen_q.has_value();
+  const bool is_bounded_kv = f.is_varlen || f.problem.seqlen_kv.has_value();
+  box.variables[static_cast<std::size_t>(Variable::score)] = Interval::whole();
+  set(Variable::batch, 0, last(f.num_sequences));
+  set(Variable::q_head, 0, last(f.num_heads_q));
+  set(Variable::kv_head, 0, last(f.num_heads_kv));
+  set(Variable::q_idx, 0, last(f.seqlen_q));
+  set(Variable::kv_idx, 0, last(f.seqlen_kv));
+  set(Variable::seqlen_q, is_bounded_q ? 0 : f.seqlen_q, f.seqlen_q);
+  set(Variable::seqlen_kv, is_bounded_kv ? 0 : f.seqlen_kv, f.seqlen_kv);
+  return box;
+}
+
+void check_captures(const Door& door, const Program& program, std::string_view argument) {
+  for (const CapturedTensor& tensor : program.captures().tensors) {
+    if (!tensor.view) {
+      door.refuse(
+          fmt::format("{} captures '{}' without a tensor; expected a view with shape and dtype",
+                      argument, tensor.name));
+    }
+  }
+}
+
+void check_programs(const Door& door, const ForwardProblem& f) {
+  const expr::Box box = position_bounds(f);
+  check_captures(door, f.problem.score, "score");
+  check_captures(door, f.problem.mask, "mask");
+  expr::verify(f.problem.score.expr().node(), "score program at the door");
+  expr::verify(f.problem.mask.expr().node(), "mask program at the door");
+  // A problem without positions evaluates nothing, so nothing can be out of range.
+  if (f.seqlen_q == 0 || f.seqlen_kv == 0 || f.num_sequences == 0 || f.num_heads_q == 0) return;
+  expr::refuse_out_of_range_loads(f.problem.score.expr().shared(), box, door.where + ": score");
+  expr::refuse_out_of_range_loads(f.problem.mask.expr().shared(), box, door.where + ": mask");
+}
+
+void resolve_heads(const Door& door, ForwardProblem& f) {
+  const Problem& p = f.problem;
+  const int heads = f.is_varlen ? 1 : 2;
+  f.num_heads_q = dim(p.q, heads);
+  f.num_heads_kv = dim(p.k, heads);
+  f.head_dim_qk = dim(p.q, heads + 1);
+  f.head_dim_v = dim(p.v, heads + 1);
+  door.check_equal("head_dim", "k", dim(p.k, heads + 1), "q", f.head_dim_qk,
+                   " head_dim_qk (v alone may differ)");
+  door.check_equal("num_heads", "v", dim(p.v, heads), "k", f.num_heads_kv, " num_heads_kv");
+  if (f.head_dim_qk == 0 || f.head_dim_v == 0) {
+    door.refuse(fmt::format("head_dim is {} (q, k) and {} (v); expected at least 1", f.head_dim_qk,
+                            f.head_dim_v));
+  }
+  if (f.num_heads_q != 0 && (f.num_heads_kv == 0 || f.num_heads_q % f.num_heads_kv != 0)) {
+    door.refuse(fmt::format(
+        "q has {} heads and k has {}; expected num_heads_q to be a multiple of num_heads_kv",
+        f.num_heads_q, f.num_heads_kv));
+  }
+  f.group = f.num_heads_kv == 0 ? 1 : std::max<std::int64_t>(1, f.num_heads_q / f.num_heads_kv);
+}
+
+void resolve_lengths(const Door& door, ForwardProblem& f) {
+  const Problem& p = f.problem;
+  const std::int64_t rows_q = dim(p.q, f.is_varlen ? 0 : 1);
+  const std::int64_t rows_kv = dim(p.k, f.is_varlen ? 0 : 1);
+  door.check_equal(f.is_varlen ? "total" : "seqlen", "v", dim(p.v, f.is_varlen ? 0 : 1), "k",
+                   rows_kv, " lengths");
+  if (!f.is_varlen) {
+    f.num_sequences = dim(p.q, 0);
+    door.check_equal("batch", "k", dim(p.k, 0), "q", f.num_sequences, "");
+    door.check_equal("batch", "v", dim(p.v, 0), "q", f.num_sequences, "");
+  } else {
+    f.num_sequences = *p.num_sequences;
+    if (f.num_sequences < 0) {
+      door.refuse(fmt::format("num_sequences is {}; expected >= 0", f.num_sequences));
+    }
+  }
+  f.seqlen_q = p.seqlen_q ? p.seqlen_q->value : rows_q;
+  f.seqlen_kv = p.seqlen_kv ? p.seqlen_kv->value : rows_kv;
+  for (const auto& [label, length] :
+       {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
+    if (length > kMaxSeqlen)
+      door.refuse(fmt::format("{} is {}; expected at most {}", label, length, kMaxSeqlen));
+  }
+  f.total_q = f.is_varlen ? rows_q : f.num_sequences * f.seqlen_q;
+}
+
+}  // namespace
+
+ForwardProblem validate(const Problem& problem, std::string_view where) {
+  const Door door{std::string(where)};
+  ForwardProblem f{.problem = problem, .is_varlen = problem.num_sequences.has_value()};
+  door.check_rank("q", problem.q, f.is_varlen);
+  door.check_rank("k", problem.k, f.is_varlen);
+  door.check_rank("v", problem.v, f.is_varlen);
+  door.check_dtypes(problem);
+  door.check_scalars(problem);
+  resolve_heads(door, f);
+  resolve_lengths(door, f);
+  if (f.problem.out.rank == 0) {
+    TensorSpec out = problem.q;
+    out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;
+    f.problem.out = make_spec(out.dtype, {out.shape.data(), static_cast<std::size_t>(out.rank)});
+  }
+  check_output(door, f);
+  f.softmax_scale =
+      problem.softmax_scale.value_or(1.0F / std::sqrt(static_cast<float>(f.head_dim_qk)));
+  check_programs(door, f);
+  return f;
+}
+
+std::string describe(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  const auto bounded = [](const std::optional<UpTo>& bound, std::int64_t length) {
+    return fmt::format("{}{}", bound ? "<=" : "", length);
+  };
+  std::string text = fmt::format(
+      "{} {} {}, seqlen_q {}, seqlen_kv {}, heads {}/{}, head_dim {}", name(p.q.dtype),
+      f.is_varlen ? "packed sequences" : "batch", f.num_sequences, bounded(p.seqlen_q, f.seqlen_q),
+      bounded(p.seqlen_kv, f.seqlen_kv), f.num_heads_q, f.num_heads_kv, f.head_dim_qk);
+  if (f.head_dim_v != f.head_dim_qk) text += fmt::format("/{}", f.head_dim_v);
+  text += fmt::format(", scale {:.6g}", f.softmax_scale);
+  if (p.out.dtype != p.q.dtype) text += fmt::format(", out {}", name(p.out.dtype));
+  if (p.has_sinks) text += ", sinks";
+  if (p.dropout.p > 0) text += fmt::format(", dropout {}", p.dropout.p);
+  if (p.wants_lse) text += ", lse";
+  if (p.wants_row_max) text += ", row_max";
+  return text;
+}
+
+}  // namespace fovea
