@@ -11,10 +11,10 @@ namespace fovea::testing {
 namespace {
 
 constexpr double kFactor = 2;  // "at most twice the error of the plain formula"
-constexpr double kRoundF32 = 0x1p-24, kRoundBf16 = 0x1p-9;  // half a unit in the last place of 1
+constexpr double kRoundF32 = 0x1p-24, kRoundBf16 = 0x1p-8;  // half a unit in the last place of 1
 
 double smallest_rounding(Dtype dtype) {  // of denormals
-  return dtype == Dtype::f16 ? 0x1p-25 : 0x1p-150;
+  return dtype == Dtype::f32 ? 0x1p-150 : dtype == Dtype::f16 ? 0x1p-25 : 0x1p-134;
 }
 
 struct Floor {
@@ -66,10 +66,9 @@ Floor out_floor(const PlainResult& plain, ComputeDtype compute_dtype) {
 }  // namespace
 
 double rounding(Dtype dtype, double value) {
-  const double relative = dtype == Dtype::f32   ? kRoundF32
-                          : dtype == Dtype::f16 ? 0x1p-11
-                                                : kRoundBf16;
-  return std::max(relative * std::fabs(value), smallest_rounding(dtype));
+  if (value == 0 || !std::isfinite(value)) return smallest_rounding(dtype);
+  const int significant_bits = dtype == Dtype::f32 ? 24 : dtype == Dtype::f16 ? 11 : 8;
+  return std::max(std::ldexp(1.0, std::ilogb(value) - significant_bits), smallest_rounding(dtype));
 }
 
 double Tolerance::allowed(double expected) const { return absolute + rounding(dtype, expected); }
