@@ -13,10 +13,10 @@ static DLTensor f32_tensor(float* data, int64_t* shape, int32_t ndim) {
   return (DLTensor){data, {kDLCPU, 0}, ndim, {kDLFloat, 32, 1}, shape, NULL, 0};
 }
 
-static void check(int kind, fovea_error* error) {
+static void check(int kind, fovea_error** error) {
   if (kind == FOVEA_OK) return;
-  fprintf(stderr, "fovea: %s\n", fovea_error_message(error));
-  fovea_error_free(error);
+  fprintf(stderr, "fovea: %s\n", fovea_error_message(*error));
+  fovea_error_free(*error);
   exit(1);
 }
 
@@ -39,12 +39,12 @@ int main(void) {
   fovea_error* error = NULL;
   fovea_plan* plan = NULL;
   char* page = NULL;
-  check(fovea_plan_create(&args, NULL, &plan, &error), error);
-  check(fovea_plan_explain(plan, FOVEA_TEXT, &page, &error), error);
+  check(fovea_plan_create(&args, NULL, &plan, &error), &error);
+  check(fovea_plan_explain(plan, FOVEA_TEXT, &page, &error), &error);
   puts(page);
   args.workspace_bytes = fovea_plan_workspace_bytes(plan);
   args.workspace = args.workspace_bytes > 0 ? malloc(args.workspace_bytes) : NULL;
-  check(fovea_plan_run(plan, &args, &error), error);
+  check(fovea_plan_run(plan, &args, &error), &error);
   free(args.workspace);
   fovea_string_free(page);
   fovea_plan_destroy(plan);
