@@ -13,7 +13,7 @@ int main() {
   });
   const fovea::ScoreMod text = fovea::parse_score_mod(
       "score - slopes[q_head] * abs(q_idx + (seqlen_kv - seqlen_q) - kv_idx)",
-      {.tensors = {{"slopes", slopes}}, .scalars = {}});
+      {.tensors = {{"slopes", slopes}}});
   const fovea::ScoreMod word = fovea::alibi(slopes);
   std::printf("lambda: %s\ntext:   %s\nword:   %s\n", lambda.to_string().c_str(),
               text.to_string().c_str(), word.to_string().c_str());

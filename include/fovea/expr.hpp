@@ -125,8 +125,8 @@ struct CapturedScalar {
 };
 
 struct Captures {
-  std::vector<CapturedTensor> tensors;
-  std::vector<CapturedScalar> scalars;
+  std::vector<CapturedTensor> tensors{};
+  std::vector<CapturedScalar> scalars{};
 };
 
 /// A captured tensor inside a lambda: table[i] for rank 1, table(i, j, ...) for any rank.
