@@ -49,6 +49,12 @@ inline std::size_t float_bytes(std::int64_t count) {
   return static_cast<std::size_t>(round_up(count * static_cast<std::int64_t>(sizeof(float)), 64));
 }
 
+/// Floats from one group of kBlockRows value columns to the next. A cache line more than the group
+/// takes: groups 4096 bytes apart would all fall into one set of the first-level cache.
+inline constexpr std::int64_t group_pitch(std::int64_t num_keys) {
+  return round_up(num_keys * kBlockRows, 16) + 16;
+}
+
 inline std::size_t panel_query_bytes(std::int64_t head_dim) {
   return float_bytes(head_dim * kPanelLanes);
 }
@@ -56,8 +62,8 @@ inline std::size_t panel_key_bytes(std::int64_t tile_kv, std::int64_t head_dim) 
   return float_bytes(tile_kv * head_dim);
 }
 inline std::size_t panel_value_bytes(std::int64_t tile_kv, std::int64_t head_dim) {
-  return float_bytes(tile_kv * round_up(head_dim, kBlockRows)) +
-         float_bytes(head_dim + kVectorLanes);
+  return float_bytes(group_pitch(tile_kv) * (round_up(head_dim, kBlockRows) / kBlockRows)) +
+         float_bytes(round_up(head_dim, kBlockRows));
 }
 inline std::size_t panel_score_bytes(std::int64_t tile_kv) {
   return float_bytes(tile_kv * kPanelLanes);
@@ -147,21 +153,25 @@ HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
   }
 }
 
-/// Values as [ceil(head_dim / kBlockRows)][keys][kBlockRows]: the broadcasts of a block read one stream.
+/// Values as [ceil(head_dim / kBlockRows)][keys][kBlockRows], groups group_pitch apart: the
+/// broadcasts of a block read one stream.
 HWY_ATTR inline void load_values(const TileSource& source, bool is_careful, void* buffer) {
   auto* out = static_cast<float*>(buffer);
   const std::int64_t groups = round_up(source.num_cols, kBlockRows) / kBlockRows;
-  float* row =
-      out + groups * source.num_rows * kBlockRows;  // behind the tile, see panel_value_bytes
-  for (std::int64_t i = source.num_cols; i < groups * kBlockRows; ++i) row[i] = 0;
+  const std::int64_t pitch = group_pitch(source.num_rows);
+  float* converted = out + groups * pitch;
+  for (std::int64_t i = source.num_cols; i < groups * kBlockRows; ++i) converted[i] = 0;
+  const bool is_ready = source.dtype == Dtype::f32 && source.col_stride == 1 && !is_careful &&
+                        source.num_cols % kBlockRows == 0;
   const std::int64_t row_bytes =
       source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
   for (std::int64_t key = 0; key < source.num_rows; ++key) {
-    convert_row(source.data + key * row_bytes, source.dtype, source.col_stride, source.num_cols,
-                row);
-    if (is_careful) zero_non_finite(row, source.num_cols);
+    const std::byte* from = source.data + key * row_bytes;
+    if (!is_ready) convert_row(from, source.dtype, source.col_stride, source.num_cols, converted);
+    if (is_careful) zero_non_finite(converted, source.num_cols);
+    const float* row = is_ready ? reinterpret_cast<const float*>(from) : converted;
     for (std::int64_t group = 0; group < groups; ++group) {
-      std::memcpy(out + (group * source.num_rows + key) * kBlockRows, row + group * kBlockRows,
+      std::memcpy(out + group * pitch + key * kBlockRows, row + group * kBlockRows,
                   kBlockRows * sizeof(float));
     }
   }
@@ -269,7 +279,7 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const FloatVector s = hn::Load(d, scores + key * kPanelLanes + v * kVectorLanes);
-      row_max[v] = hn::IfThenElse(hn::Gt(s, row_max[v]), s, row_max[v]);
+      row_max[v] = hn::Max(s, row_max[v]);
     }
   }
 #pragma GCC unroll 4
@@ -297,6 +307,15 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
   for (int v = 0; v < kVectors; ++v) hn::Store(sum[v], d, state.row_sum + v * kVectorLanes);
 }
 
+#if HWY_TARGET == HWY_SCALAR
+inline void random_words(const PanelDropout& dropout, std::uint32_t key_group, int vector,
+                         std::uint32_t* words) {
+  const philox::Counter counter = {key_group, static_cast<std::uint32_t>(dropout.q_idx[vector]),
+                                   static_cast<std::uint32_t>(dropout.q_head[vector]), dropout.batch};
+  const philox::Counter result = philox::philox4x32(counter, {dropout.key[0], dropout.key[1]});
+  std::memcpy(words, result.data(), sizeof(result));
+}
+#else
 /// High and low halves of 32 x 32 bit products, for every lane.
 template <class D, class V = hn::Vec<D>>
 HWY_ATTR HWY_INLINE void multiply_wide(D d, V a, V b, V& high, V& low) {
@@ -337,6 +356,7 @@ HWY_ATTR inline void random_words(const PanelDropout& dropout, std::uint32_t key
   hn::StoreU(c2, d, words + 2 * kVectorLanes);
   hn::StoreU(c3, d, words + 3 * kVectorLanes);
 }
+#endif
 
 /// Drops probabilities after they were summed: the denominator is that of the whole row.
 HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_vectors,
@@ -401,7 +421,7 @@ HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values,
       for (int v = 0; v < kVectors; ++v)
         hn::Store(sum[r][v], d, rows + r * kPanelLanes + v * kVectorLanes);
     }
-    values += num_keys * kBlockRows;
+    values += group_pitch(num_keys);
   }
 }
 
