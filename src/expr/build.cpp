@@ -1,7 +1,8 @@
 // Formulas from C++: the operators of the public header, one line each.
+#include "fovea/expr.hpp"
+
 #include "core/check.hpp"
 #include "expr/node.hpp"
-#include "fovea/expr.hpp"
 
 namespace fovea {
 

@@ -80,15 +80,17 @@ NodePtr rename_slots(const NodePtr& root,
     if (node->op != Op::scalar && node->op != Op::load) return nullptr;
     const std::string name = renamed(node->name);
     if (name == node->name) return nullptr;
-    if (node->op == Op::scalar) {
-      auto binding = std::make_shared<CapturedScalar>(*node->scalar_binding);
-      binding->name = name;
-      return make_scalar(std::move(binding));
-    }
-    auto tensor = std::make_shared<CapturedTensor>(*node->tensor);
-    tensor->name = name;
-    return make_load(std::move(tensor), node->operands);
+    return with_name(*node, name);
   });
+}
+
+Digest structural_key(const NodePtr& root) {
+  std::unordered_map<std::string, std::string> numbered;
+  for (const Node* node : topological(*root)) {
+    if (node->op != Op::scalar && node->op != Op::load) continue;
+    numbered.emplace(node->name, fmt::format("slot_{}", numbered.size()));
+  }
+  return rename_slots(root, [&](const std::string& name) { return numbered.at(name); })->digest;
 }
 
 }  // namespace fovea::expr

@@ -31,6 +31,9 @@ constexpr std::array<OpInfo, kNumOps> kOps = {{
     {"int", 1, 0},      {"float", 1, 0},
 }};
 
+constexpr double kMinInt = std::numeric_limits<std::int32_t>::min();
+constexpr double kMaxInt = std::numeric_limits<std::int32_t>::max();
+
 constexpr std::array<std::string_view, 7> kKeywords = {"and",   "or",  "not", "true",
                                                        "false", "inf", "nan"};
 
@@ -107,9 +110,7 @@ NodePtr apply(Op op, ExprType type, std::vector<NodePtr> operands) {
 
 std::int64_t saturated_int(double value) {
   if (std::isnan(value)) return 0;
-  constexpr double kLo = std::numeric_limits<std::int32_t>::min();
-  constexpr double kHi = std::numeric_limits<std::int32_t>::max();
-  return static_cast<std::int64_t>(std::trunc(std::fmin(std::fmax(value, kLo), kHi)));
+  return static_cast<std::int64_t>(std::trunc(std::clamp(value, kMinInt, kMaxInt)));
 }
 
 NodePtr convert(const NodePtr& node, ExprType type) {
@@ -397,6 +398,13 @@ NodePtr make_variable(Variable variable) {
 
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding) {
   if (const auto reason = name_refusal(binding->name)) invalid("scalar", *reason);
+  const double value = binding->value;
+  const bool is_exact = binding->type == ExprType::floating ||
+                        (value == std::floor(value) && kMinInt <= value && value <= kMaxInt);
+  if (!is_exact) {
+    invalid("scalar", fmt::format("'{}' is {}; expected a whole number of 32 bits for an int",
+                                  binding->name, value));
+  }
   Node node;
   node.op = Op::scalar;
   node.type = binding->type;
@@ -420,8 +428,23 @@ NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<Node
 
 NodePtr with_operands(const Node& node, std::vector<NodePtr> operands) {
   FOVEA_ASSERT(operands.size() == node.operands.size());
+  const bool folds = node.op == Op::neg || node.op == Op::to_int || node.op == Op::to_float;
+  if (folds && operands[0]->op == Op::constant) return make(node.op, std::move(operands));
   Node copy = node;
   copy.operands = std::move(operands);
+  return finish(std::move(copy));
+}
+
+NodePtr with_name(const Node& node, const std::string& slot) {
+  Node copy = node;
+  copy.name = slot;
+  if (node.op == Op::load) {
+    copy.tensor = std::make_shared<const CapturedTensor>(CapturedTensor{slot, node.tensor->view});
+  } else {
+    const CapturedScalar& bound = *node.scalar_binding;
+    copy.scalar_binding =
+        std::make_shared<const CapturedScalar>(CapturedScalar{slot, bound.type, bound.value});
+  }
   return finish(std::move(copy));
 }
 

@@ -97,6 +97,9 @@ NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<Node
 /// A copy with other operands of the same types (same op, same leaf data): what rewriting passes use. Refuses nothing.
 NodePtr with_operands(const Node& node, std::vector<NodePtr> operands);
 
+/// A copy of a load or scalar whose slot has another name.
+NodePtr with_name(const Node& node, const std::string& slot);
+
 /// "bool", "int", "float".
 std::string_view name(ExprType type);
 

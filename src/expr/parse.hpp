@@ -7,7 +7,17 @@
 
 namespace fovea::expr {
 
+struct ParseOptions {
+  std::string_view argument = "formula";  // what errors name: score_mod, mask_mod
+  bool may_read_score = true;
+};
+
 /// Throws InvalidArgument: "score_mod: column 9: unknown name 'slpoes'; expected a variable (...), or a captured tensor ...".
-NodePtr parse(std::string_view text, const Captures& captures, std::string_view argument);
+/// Formulas nest at most 200 deep and have at most 10000 nodes.
+NodePtr parse(std::string_view text, const Captures& captures, const ParseOptions& options);
+
+inline NodePtr parse(std::string_view text, const Captures& captures, std::string_view argument) {
+  return parse(text, captures, ParseOptions{.argument = argument});
+}
 
 }  // namespace fovea::expr

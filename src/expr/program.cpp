@@ -5,10 +5,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "fovea/expr.hpp"
+
 #include "core/check.hpp"
 #include "expr/node.hpp"
 #include "expr/passes.hpp"
-#include "fovea/expr.hpp"
 
 namespace fovea {
 

@@ -1,0 +1,177 @@
+#include "expr/print.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <unordered_map>
+
+#include "core/check.hpp"
+
+namespace fovea::expr {
+
+namespace {
+
+constexpr int kTernaryLevel = 1;
+constexpr int kComparisonLevel = 5;
+constexpr int kPrefixLevel = 12;
+constexpr int kPrimaryLevel = 13;
+
+// Shared parts are written out each time, so the text of a small DAG can be large.
+constexpr std::size_t kMaxText = std::size_t{1} << 20U;
+
+std::string float_text(double value) {
+  std::string text = fmt::format("{}", static_cast<float>(value));
+  const bool looks_like_float = text.find_first_of(".en") != std::string::npos;
+  return looks_like_float ? text : text + ".0";
+}
+
+std::string constant_text(const Node& node) {
+  if (node.type == ExprType::boolean) return node.int_value != 0 ? "true" : "false";
+  if (node.type == ExprType::integer) return fmt::format("{}", node.int_value);
+  return std::isnan(node.float_value) ? "nan" : float_text(node.float_value);
+}
+
+bool is_negative(const Node& constant) {
+  return constant.int_value < 0 ||
+         (std::signbit(constant.float_value) && !std::isnan(constant.float_value));
+}
+
+bool is_conversion(const Node& node) { return node.op == Op::to_int || node.op == Op::to_float; }
+
+bool is_comparison(Op op) { return Op::lt <= op && op <= Op::ne; }
+
+// Tightness of the printed form; a context that needs more gets parentheses.
+int level_of(const Node& node) {
+  if (node.op == Op::constant) return is_negative(node) ? kPrefixLevel : kPrimaryLevel;
+  const int level = info(node.op).precedence;
+  return level == 0 ? kPrimaryLevel : level;
+}
+
+bool makes(const Node& node, const std::vector<NodePtr>& operands) {
+  return !refusal(node.op, operands) && make(node.op, operands)->digest == node.digest;
+}
+
+// The operands as a person writes them: conversions that `make` would insert are left out.
+std::vector<NodePtr> written_operands(const Node& node) {
+  const std::size_t count = node.operands.size();
+  if (node.op == Op::load) {
+    std::vector<NodePtr> indices = node.operands;
+    for (NodePtr& index : indices) {
+      const bool is_from_bool =
+          index->op == Op::to_int && index->operands[0]->type == ExprType::boolean;
+      if (is_from_bool) index = NodePtr(index->operands[0]);
+    }
+    return indices;
+  }
+  // At most eight ways to leave out conversions; fewest left first, the leftmost kept where one must stay.
+  unsigned convertible = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (is_conversion(*node.operands[i])) convertible |= 1U << i;
+  }
+  for (unsigned kept = 0; kept < (1U << count); ++kept) {
+    if ((kept & ~convertible) != 0) continue;
+    std::vector<NodePtr> operands = node.operands;
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool is_left_out = ((convertible & ~kept) >> i & 1U) != 0;
+      if (is_left_out) operands[i] = node.operands[i]->operands[0];
+    }
+    if (kept == convertible || makes(node, operands)) return operands;
+  }
+  return node.operands;
+}
+
+// Writes from a stack of things still to be written, so that depth costs no call stack.
+class Printer {
+ public:
+  std::string print(const Node& root) {
+    stack_.push_back({.node = &root});
+    while (!stack_.empty()) {
+      const Piece piece = std::move(stack_.back());
+      stack_.pop_back();
+      if (piece.node == nullptr) {
+        text_ += piece.text;
+      } else {
+        write(*piece.node, piece.level);
+      }
+      if (text_.size() > kMaxText) {
+        invalid("formula",
+                fmt::format("its text is beyond {} bytes; expected less repetition", kMaxText));
+      }
+    }
+    return std::move(text_);
+  }
+
+ private:
+  struct Piece {
+    const Node* node = nullptr;
+    int level = 0;  // what the context needs
+    std::string text = {};
+  };
+
+  void write(const Node& node, int level) {
+    std::vector<Piece> pieces = pieces_of(node);
+    const bool needs_parentheses = level_of(node) < level;
+    if (needs_parentheses) text_ += '(';
+    if (needs_parentheses) stack_.push_back({.text = ")"});
+    for (; !pieces.empty(); pieces.pop_back()) stack_.push_back(std::move(pieces.back()));
+  }
+
+  std::vector<Piece> pieces_of(const Node& node) {
+    if (node.op == Op::constant) return {{.text = constant_text(node)}};
+    if (node.op == Op::variable) return {{.text = std::string(name(node.variable))}};
+    if (node.op == Op::scalar) return {{.text = node.name}};
+    const std::vector<NodePtr>& operands = written(node);
+    if (node.op == Op::load) return list(node.name + "[", operands, "]");
+    const OpInfo& row = info(node.op);
+    if (row.precedence == 0) return list(fmt::format("{}(", row.name), operands, ")");
+    if (node.op == Op::select) {
+      return {{.node = operands[0].get(), .level = kTernaryLevel + 1},
+              {.text = " ? "},
+              {.node = operands[1].get(), .level = kTernaryLevel},
+              {.text = " : "},
+              {.node = operands[2].get(), .level = kTernaryLevel}};
+    }
+    if (row.arity == 1) {
+      return {{.text = std::string(row.name)},
+              {.node = operands[0].get(), .level = row.precedence}};
+    }
+    // Operators of one level group to the left; comparisons do not group at all.
+    const int left_level = is_comparison(node.op) ? kComparisonLevel + 1 : row.precedence;
+    return {{.node = operands[0].get(), .level = left_level},
+            {.text = fmt::format(" {} ", row.name)},
+            {.node = operands[1].get(), .level = row.precedence + 1}};
+  }
+
+  static std::vector<Piece> list(std::string open, const std::vector<NodePtr>& operands,
+                                 std::string close) {
+    std::vector<Piece> pieces{{.text = std::move(open)}};
+    for (const NodePtr& operand : operands) {
+      if (operand != operands.front() || pieces.size() > 1) pieces.push_back({.text = ", "});
+      pieces.push_back({.node = operand.get(), .level = kTernaryLevel});
+    }
+    pieces.push_back({.text = std::move(close)});
+    return pieces;
+  }
+
+  const std::vector<NodePtr>& written(const Node& node) {
+    const auto found = written_.find(node.digest);
+    if (found != written_.end()) return found->second;
+    return written_.emplace(node.digest, written_operands(node)).first->second;
+  }
+
+  std::string text_;
+  std::vector<Piece> stack_;
+  std::unordered_map<Digest, std::vector<NodePtr>, DigestHash> written_;
+};
+
+}  // namespace
+
+std::string print(const Node& root) { return Printer().print(root); }
+
+}  // namespace fovea::expr
+
+namespace fovea {
+
+std::string to_string(const Expr& expr) { return expr::print(expr.node()); }
+
+}  // namespace fovea
