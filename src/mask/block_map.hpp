@@ -9,9 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "expr/interval.hpp"
 #include "fovea/attention.hpp"
 #include "fovea/expr.hpp"
+
+#include "expr/interval.hpp"
 
 namespace fovea::mask {
 
@@ -21,31 +22,40 @@ enum class TileKind : std::uint8_t { empty, partial, full };
 struct TileRun {
   std::int32_t begin = 0, end = 0;
   TileKind kind = TileKind::full;
+  bool operator==(const TileRun&) const = default;
 };
 
 /// The sequence and rows that a question is about. Ranges are half-open.
 struct TileRow {
   std::int64_t batch = 0;
-  std::int64_t q_head_begin = 0, q_head_end = 1;   // rows of several heads of one GQA group may share a tile
+  std::int64_t q_head_begin = 0,
+               q_head_end = 1;  // rows of several heads of one GQA group may share a tile
   std::int64_t kv_head = 0;
   std::int64_t q_begin = 0, q_end = 0;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
 };
 
-/// A mask program prepared for block questions. Captured integer and bool tensors get range tables on first use of `bind`.
+/// A mask program prepared for block questions.
+///
+/// Masks that are unions of bands (bands.hpp) cost a handful of integer operations per row. The others are bounded over
+/// (q rows x kv range) boxes, halving the kv range where a box is neither empty nor full: O(runs * log tiles) evaluations per
+/// row. A tile that stays undecided is split further, within a small budget, so that most masks come out exact.
 class BlockMapper {
  public:
-  /// tensors: what each load slot is bound to now, by name (data of integer and bool tensors is read here, once).
+  /// The tensors that the mask captures must stay alive and unchanged: where positions index them, they are read here,
+  /// once, into range tables (range_table.hpp). A tensor without data is taken to hold anything. tile_kv >= 1.
   BlockMapper(const MaskMod& mask, std::int64_t tile_kv);
   ~BlockMapper();
   BlockMapper(BlockMapper&&) noexcept;
   BlockMapper& operator=(BlockMapper&&) noexcept;
 
-  /// True when positions and scalars alone decide (no loads): tile ranges in closed form, no data, no memory.
+  /// True when no tensor is read position by position: lengths, scalars and per-sequence values (prefix lengths) decide, so
+  /// nothing is kept in memory.
   bool is_closed_form() const;
 
-  /// Appends nothing to `runs` for an empty row. `runs` is cleared; its capacity is reused. Runs cover [0, ceil(seqlen_kv /
-  /// tile_kv)) tiles; the last tile may be cut by seqlen_kv and is full when all its existing keys are visible.
+  /// The non-empty runs of one row, sorted; none for a row that sees nothing. `runs` is cleared; its capacity is reused. Runs
+  /// lie in [0, ceil(seqlen_kv / tile_kv)); the last tile may be cut by seqlen_kv and is full when all its existing keys are
+  /// visible. Thread safe; allocates nothing but growth of `runs` (and scratch of a thread's first call).
   void row(const TileRow& row, std::vector<TileRun>& runs) const;
 
  private:

@@ -1,0 +1,129 @@
+// The mask words. Each is an ordinary formula; sizes are run-time scalars, so changing a value changes no structure.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fovea/mask.hpp"
+
+#include "mask/word_arguments.hpp"
+
+namespace fovea {
+namespace {
+
+using mask::check_at_least;
+using mask::check_tensor;
+using mask::kLongestDistance;
+
+Expr distance(std::string name, std::int64_t value) {
+  return scalar(CapturedScalar::of(std::move(name), std::min(value, kLongestDistance)));
+}
+
+void check_segments(const TensorView& segments, std::string_view argument) {
+  check_tensor(segments, {.word = "documents",
+                          .argument = argument,
+                          .ranks = {2},
+                          .dtypes = {Dtype::i32, Dtype::i64},
+                          .shape = "[batch, seqlen]"});
+}
+
+MaskMod same_document(const Captured& segments_q, const Captured& segments_kv) {
+  const Arguments x = arguments();
+  const Expr document_q = segments_q(x.batch, x.q_idx);
+  return MaskMod(document_q == segments_kv(x.batch, x.kv_idx) && document_q != -1);
+}
+
+}  // namespace
+
+Expr aligned_q_idx(Align align) {
+  const Arguments x = arguments();
+  return align == Align::top_left ? x.q_idx : x.q_idx + (x.seqlen_kv - x.seqlen_q);
+}
+
+MaskMod causal(Align align) { return MaskMod(arguments().kv_idx <= aligned_q_idx(align)); }
+
+MaskMod window(std::optional<std::int64_t> left, std::optional<std::int64_t> right, Align align) {
+  constexpr std::string_view kHint = ", or nullopt for an unbounded side";
+  if (left) check_at_least("window", "left", *left, 0, kHint);
+  if (right) check_at_least("window", "right", *right, 0, kHint);
+  const Expr kv_idx = arguments().kv_idx;
+  const Expr pos = aligned_q_idx(align);
+  MaskMod visible;
+  if (left) visible = MaskMod(kv_idx >= pos - distance("window_left", *left));
+  if (!right) return visible;
+  const MaskMod right_side(kv_idx <= pos + distance("window_right", *right));
+  return left ? visible && right_side : right_side;
+}
+
+MaskMod documents(const TensorView& segments_q, const TensorView& segments_kv) {
+  if (segments_q && segments_q == segments_kv) return documents(segments_q);
+  check_segments(segments_q, "segments_q");
+  check_segments(segments_kv, "segments_kv");
+  return same_document(capture("segments_q", segments_q), capture("segments_kv", segments_kv));
+}
+
+MaskMod documents(const TensorView& segments) {
+  check_segments(segments, "segments");
+  const Captured both = capture("segments", segments);
+  return same_document(both, both);
+}
+
+MaskMod prefix_lm(const TensorView& prefix_lengths, Align align) {
+  check_tensor(prefix_lengths, {.word = "prefix_lm",
+                                .argument = "prefix_lengths",
+                                .ranks = {1},
+                                .dtypes = {Dtype::i32, Dtype::i64},
+                                .shape = "[batch]"});
+  const Arguments x = arguments();
+  const Captured lengths = capture("prefix_lengths", prefix_lengths);
+  return MaskMod(x.kv_idx < lengths[x.batch] || x.kv_idx <= aligned_q_idx(align));
+}
+
+MaskMod chunked(std::int64_t chunk_size, Align align) {
+  check_at_least("chunked", "chunk_size", chunk_size, 1);
+  const Expr size = distance("chunk_size", chunk_size);
+  return MaskMod(floor_div(aligned_q_idx(align), size) == floor_div(arguments().kv_idx, size));
+}
+
+MaskMod dilated(std::int64_t step, Align align) {
+  check_at_least("dilated", "step", step, 1);
+  return MaskMod((aligned_q_idx(align) - arguments().kv_idx) % distance("step", step) == 0);
+}
+
+MaskMod tree(const TensorView& tree_bits) {
+  check_tensor(tree_bits, {.word = "tree",
+                           .argument = "tree_bits",
+                           .ranks = {2, 3},
+                           .dtypes = {Dtype::i32},
+                           .shape = "[seqlen_q, words] or [batch, seqlen_q, words]"});
+  const Arguments x = arguments();
+  const Captured bits = capture("tree_bits", tree_bits);
+  const Expr first_draft = x.seqlen_kv - x.seqlen_q;
+  const Expr draft = x.kv_idx - first_draft;
+  const Expr word_idx = floor_div(draft, 32);
+  const Expr word =
+      tree_bits.rank() == 2 ? bits(x.q_idx, word_idx) : bits(x.batch, x.q_idx, word_idx);
+  return MaskMod(x.kv_idx < first_draft || ((word >> (draft % 32)) & 1) == 1);
+}
+
+MaskMod streaming(std::int64_t num_sinks, std::int64_t window_left, Align align) {
+  check_at_least("streaming", "num_sinks", num_sinks, 0);
+  check_at_least("streaming", "window_left", window_left, 0);
+  const Expr kv_idx = arguments().kv_idx;
+  const Expr pos = aligned_q_idx(align);
+  const Expr is_sink = kv_idx < distance("num_sinks", num_sinks);
+  const Expr is_near = kv_idx >= pos - distance("window_left", window_left);
+  return MaskMod((is_sink || is_near) && kv_idx <= pos);
+}
+
+MaskMod dense_mask(const TensorView& mask) {
+  check_tensor(mask, {.word = "dense_mask",
+                      .argument = "mask",
+                      .ranks = {2, 3, 4},
+                      .dtypes = {Dtype::boolean, Dtype::u8},
+                      .shape = "[q, kv], [heads, q, kv] or [batch, heads, q, kv]"});
+  const Expr element = mask::load_broadcast("mask", mask);
+  return MaskMod(mask.dtype() == Dtype::boolean ? element : element != 0);
+}
+
+}  // namespace fovea
