@@ -3,6 +3,8 @@
 
 function(fovea_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+  # Messages name src/..., wherever the library was built.
+  target_compile_options(${target} PRIVATE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
   if(FOVEA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -14,7 +14,7 @@ int main() {
   for (std::size_t i = 0; i < q.size(); ++i) {
     q[i] = std::sin(static_cast<float>(i));
     k[i] = std::cos(static_cast<float>(i));
-    v[i] = static_cast<float>(i % kHeadDim);
+    v[i] = static_cast<float>(i % kHeadDim + 1);
   }
 
   const fovea::TensorSpec spec = tensor(q, kMaxSeqlen).spec();
