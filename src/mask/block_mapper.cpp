@@ -152,14 +152,23 @@ class RowMapper {
   Interval& variable(Variable v) { return box_.variables[static_cast<std::size_t>(v)]; }
 
   Verdict evaluate(const Box& box, Scan scan) {
-    variable(Variable::q_idx) = interval_of(box.q);
     variable(Variable::kv_idx) = interval_of(box.kv);
-    variable(Variable::q_head) = interval_of(box.head);
     scan_ = scan;
-    mask_.program.evaluate_all(box_, scratch());
+    if (is_same_rows(box)) {
+      mask_.program.evaluate_again(box_, Variable::kv_idx, scratch());
+    } else {
+      variable(Variable::q_idx) = interval_of(box.q);
+      variable(Variable::q_head) = interval_of(box.head);
+      mask_.program.evaluate_all(box_, scratch());
+      evaluated_rows_ = box;
+    }
     const Interval& visible = scratch().back();
     if (visible.always_true()) return Verdict::visible;
     return visible.always_false() ? Verdict::hidden : Verdict::mixed;
+  }
+
+  bool is_same_rows(const Box& box) const {
+    return evaluated_rows_ && evaluated_rows_->q == box.q && evaluated_rows_->head == box.head;
   }
 
   // --- tiles and keys
@@ -353,6 +362,7 @@ class RowMapper {
   std::vector<TileRun>& runs_;
   expr::Box box_;
   Scan scan_ = Scan::forbidden;
+  std::optional<Box> evaluated_rows_;  // whose values are in scratch(), but for the keys
   Cuts q_cuts_, kv_cuts_;
 };
 
