@@ -102,10 +102,23 @@ bool is_low_mask(const Interval& a) {
   return (as_int(a.lo) & (as_int(a.lo) + 1)) == 0;
 }
 
+// x & -2^k rounds down to a multiple of 2^k, which is monotone.
+bool is_high_mask(const Interval& a) {
+  if (!a.is_point() || a.lo >= 0 || a.lo < kAnyInt.lo) return false;
+  return is_low_mask(Interval::point(-1 - a.lo));
+}
+
+Interval rounded_down(const Interval& a, const Interval& mask) {
+  return {static_cast<double>(as_int(a.lo) & as_int(mask.lo)),
+          static_cast<double>(as_int(a.hi) & as_int(mask.lo))};
+}
+
 Interval bit_and(const Interval& a, const Interval& b) {
   if (a.is_point() && b.is_point()) return Interval::point(as_int(a.lo) & as_int(b.lo));
   if (is_low_mask(b)) return mod_positive(a, Interval::point(b.lo + 1));
   if (is_low_mask(a)) return mod_positive(b, Interval::point(a.lo + 1));
+  if (is_high_mask(b)) return rounded_down(a, b);
+  if (is_high_mask(a)) return rounded_down(b, a);
   // A negative operand can keep all bits of the other one; a non-negative one bounds the result.
   const double hi = a.lo >= 0 && b.lo >= 0 ? std::min(a.hi, b.hi)
                     : a.lo >= 0            ? a.hi

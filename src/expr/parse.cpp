@@ -51,7 +51,7 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
   for (const std::string& candidate : known) {
     if (candidate.size() > kMaxLength) continue;
     const int distance = edit_distance(word, candidate);
-    if (distance < best) {
+    if (distance < best && distance < static_cast<int>(word.size())) {
       best = distance;
       nearest = candidate;
     }
@@ -116,9 +116,9 @@ class Names {
     std::vector<std::string> known = variable_names_;
     known.insert(known.end(), captured_names_.begin(), captured_names_.end());
     const std::string captured =
-        captured_names_.empty() ? "nothing is captured" : "captured: " + joined(captured_names_);
-    return fmt::format("unknown name '{}'; expected a variable ({}) or a captured name ({}){}",
-                       shown(word), joined(variable_names_), captured, suggestion(word, known));
+        captured_names_.empty() ? "there is none" : joined(captured_names_);
+    return fmt::format("unknown name '{}'; expected a variable ({}) or a captured name ({}){}", shown(word),
+                       joined(variable_names_), captured, suggestion(word, known));
   }
 
   std::string unknown_function(std::string_view word) const {

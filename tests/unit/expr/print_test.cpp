@@ -1,0 +1,55 @@
+#include "expr/print.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "formula_test_data.hpp"
+
+namespace fovea {
+namespace {
+
+const Arguments x = arguments();
+
+TEST(Print, ReadsAsAPersonWouldWrite) {
+  const Captured slopes = capture("slopes", testing::shape_only(Dtype::f32, {8}));
+  EXPECT_EQ(to_string(x.score + slopes[x.q_head] * (x.kv_idx - x.q_idx)),
+            "score + slopes[q_head] * (kv_idx - q_idx)");
+  EXPECT_EQ(to_string(30.0 * tanh(x.score / 30.0)), "30.0 * tanh(score / 30.0)");
+  EXPECT_EQ(to_string(select(x.q_idx < 3, x.score, -std::numeric_limits<double>::infinity())),
+            "q_idx < 3 ? score : -inf");
+}
+
+TEST(Print, ParenthesesOnlyWhereTheyChangeTheMeaning) {
+  EXPECT_EQ(to_string((x.q_idx - x.kv_idx) - 1), "q_idx - kv_idx - 1");
+  EXPECT_EQ(to_string(x.q_idx - (x.kv_idx - 1)), "q_idx - (kv_idx - 1)");
+  EXPECT_EQ(to_string((x.q_idx < 3) == (x.kv_idx < 3)), "(q_idx < 3) == (kv_idx < 3)");
+  EXPECT_EQ(to_string(!(x.q_idx < 3) && (x.q_idx > 1 || x.q_idx > 2)),
+            "!q_idx < 3 && (q_idx > 1 || q_idx > 2)");
+  EXPECT_EQ(to_string(-(x.q_idx + 1) * -3), "-(q_idx + 1) * -3");
+}
+
+TEST(Print, ConversionsAreHiddenWhereTheTypesImplyThem) {
+  EXPECT_EQ(to_string(x.score + x.q_idx), "score + q_idx");
+  EXPECT_EQ(to_string(to_float(x.q_idx) + to_float(x.kv_idx)), "float(q_idx) + kv_idx");
+  EXPECT_EQ(to_string(x.q_idx / x.kv_idx), "q_idx / kv_idx");
+  EXPECT_EQ(to_string(x.q_idx + (x.kv_idx < 3)), "q_idx + (kv_idx < 3)");
+  EXPECT_EQ(to_string(to_int(x.score)), "int(score)");
+}
+
+TEST(Print, FloatsLookLikeFloats) {
+  EXPECT_EQ(to_string(Expr(3.0)), "3.0");
+  EXPECT_EQ(to_string(Expr(0.1F)), "0.1");
+  EXPECT_EQ(to_string(Expr(1e30)), "1e+30");
+  EXPECT_EQ(to_string(Expr(-0.0)), "-0.0");
+  EXPECT_EQ(to_string(Expr(std::numeric_limits<double>::quiet_NaN())), "nan");
+}
+
+TEST(Print, TextThatSharingBlowsUpIsRefused) {
+  Expr doubled = x.score;
+  for (int i = 0; i < 60; ++i) doubled = doubled * doubled;  // 2^60 factors when written out
+  EXPECT_NE(testing::refusal_of([&] { to_string(doubled); }), "");
+}
+
+}  // namespace
+}  // namespace fovea
