@@ -31,15 +31,23 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FloatTag = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<FloatTag>;
 
-// Register blocks: 32 vector registers take 8 x 3 (+ 3 operands + 1 broadcast), 16 take 6 x 2.
+// Register blocks: 32 vector registers take 8 x 3 (+ 3 operands + 1 broadcast), 16 take 6 x 2, and 4 x 3 where
+// a vector is a scalar.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
 inline constexpr int kBlockRows = 8;
+inline constexpr int kPanelVectors = 3;
+#elif HWY_TARGET == HWY_SCALAR
+inline constexpr int kBlockRows = 4;
 inline constexpr int kPanelVectors = 3;
 #else
 inline constexpr int kBlockRows = 6;
 inline constexpr int kPanelVectors = 2;
 #endif
+#if HWY_TARGET == HWY_SCALAR
+inline constexpr int kVectorLanes = 1;  // Highway counts 16 bytes for it
+#else
 inline constexpr int kVectorLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(float));
+#endif
 inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
 
 inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
@@ -311,13 +319,14 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 inline void random_words(const PanelDropout& dropout, std::uint32_t key_group, int vector,
                          std::uint32_t* words) {
   const philox::Counter counter = {key_group, static_cast<std::uint32_t>(dropout.q_idx[vector]),
-                                   static_cast<std::uint32_t>(dropout.q_head[vector]), dropout.batch};
+                                   static_cast<std::uint32_t>(dropout.q_head[vector]),
+                                   dropout.batch};
   const philox::Counter result = philox::philox4x32(counter, {dropout.key[0], dropout.key[1]});
   std::memcpy(words, result.data(), sizeof(result));
 }
 #else
 /// High and low halves of 32 x 32 bit products, for every lane.
-template <class D, class V = hn::Vec<D>>
+template <class D, class V = hn::Vec<D> >
 HWY_ATTR HWY_INLINE void multiply_wide(D d, V a, V b, V& high, V& low) {
   const hn::RepartitionToWide<D> wide;
   const auto even = hn::MulEven(a, b);
