@@ -54,56 +54,122 @@ struct ProgramArea {
   std::int64_t lanes = 0;
 };
 
-/// out[i] = f(d, in[0][i], ...) for all of an area; in place is allowed. Without a per-key operand
-/// the area is one long row; three vectors at a time, as the usual row has 2 or 3.
+/// Whether a function of two or three operands gets loops of its own for one operand per key. Worth
+/// their code for the ops of common masks and biases.
+enum class KeyLoops : std::uint8_t { shared, own };
+
+/// Operand k of vector j of a row; operand kKey is `key`, the same for the whole row.
+template <std::size_t k, std::size_t kKey>
+HWY_INLINE hn::Vec<ProgramTag> read_operand(const float* const* p, const std::int64_t* step,
+                                            std::int64_t j, hn::Vec<ProgramTag> key) {
+  if constexpr (k == kKey) return key;
+  return hn::LoadU(ProgramTag(), p[k] + j * step[k]);
+}
+
+/// f(d, operands...) of vector j. Not a lambda: those are not always inlined.
+template <std::size_t kKey, std::size_t kOperands, class F>
+HWY_INLINE hn::Vec<ProgramTag> apply_to_vector(const float* const* p, const std::int64_t* step,
+                                               std::int64_t j, hn::Vec<ProgramTag> key,
+                                               const F& f) {
+  const ProgramTag d;
+  const auto x = read_operand<0, kKey>(p, step, j, key);
+  if constexpr (kOperands == 1) {
+    return f(d, x);
+  } else {
+    const auto y = read_operand<1, kKey>(p, step, j, key);
+    if constexpr (kOperands == 2) {
+      return f(d, x, y);
+    } else {
+      return f(d, x, y, read_operand<2, kKey>(p, step, j, key));
+    }
+  }
+}
+
+/// One row: out[i] = f(d, operands...). Three vectors at a time, as rows have 3 (AVX-512, NEON) or
+/// 2 (AVX2).
+template <std::size_t kKey, std::size_t kOperands, class F>
+HWY_INLINE void map_row(std::int64_t width, float* out, const float* const (&operands)[kOperands],
+                        const std::int64_t (&step)[kOperands], hn::Vec<ProgramTag> key,
+                        const F& f) {
+  const ProgramTag d;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
+  const float* p[kOperands];
+  for (std::size_t k = 0; k < kOperands; ++k) p[k] = operands[k];
+  std::int64_t i = 0;
+  for (; i + 3 * n <= width; i += 3 * n) {
+    const auto first = apply_to_vector<kKey, kOperands>(p, step, 0, key, f);
+    const auto second = apply_to_vector<kKey, kOperands>(p, step, 1, key, f);
+    const auto third = apply_to_vector<kKey, kOperands>(p, step, 2, key, f);
+    hn::StoreU(first, d, out + i);
+    hn::StoreU(second, d, out + i + n);
+    hn::StoreU(third, d, out + i + 2 * n);
+    for (std::size_t k = 0; k < kOperands; ++k) p[k] += 3 * step[k];
+  }
+  for (; i < width; i += n) {
+    hn::StoreU(apply_to_vector<kKey, kOperands>(p, step, 0, key, f), d, out + i);
+    for (std::size_t k = 0; k < kOperands; ++k) p[k] += step[k];
+  }
+}
+
+/// All rows of an area whose operand kKey is one value per key, and no other is.
+template <std::size_t kKey, std::size_t kOperands, class F>
+HWY_INLINE void map_keys(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
+                         F f) {
+  const ProgramTag d;
+  const float* p[kOperands];
+  std::int64_t step[kOperands];
+  std::int64_t row_step[kOperands];
+  for (std::size_t k = 0; k < kOperands; ++k) {
+    p[k] = in[k].data;
+    step[k] = static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
+    row_step[k] = area.lanes * in[k].step;
+  }
+  for (std::int64_t row = 0; row < area.keys; ++row) {
+    map_row<kKey>(area.lanes, out + row * area.lanes, p, step, hn::Set(d, in[kKey].data[row]), f);
+    for (std::size_t k = 0; k < kOperands; ++k) p[k] += row_step[k];
+  }
+}
+
+/// Any operands may be per key: their values are spread over a vector in memory first.
 template <std::size_t kOperands, class F>
+HWY_INLINE void map_spread(const ProgramArea& area, float* out,
+                           const ProgramOperand (&in)[kOperands], F f) {
+  const ProgramTag d;
+  HWY_ALIGN float spread[kOperands][16];
+  for (std::int64_t row = 0; row < area.keys; ++row) {
+    const float* p[kOperands];
+    std::int64_t step[kOperands];
+    for (std::size_t k = 0; k < kOperands; ++k) {
+      if (in[k].is_key) hn::Store(hn::Set(d, in[k].data[row]), d, spread[k]);
+      p[k] = in[k].is_key ? spread[k] : in[k].data + row * area.lanes * in[k].step;
+      step[k] = in[k].is_key ? 0 : static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
+    }
+    map_row<kOperands>(area.lanes, out + row * area.lanes, p, step, hn::Zero(d), f);
+  }
+}
+
+/// out[i] = f(d, in[0][i], ...) for all of an area; in place is allowed.
+template <KeyLoops kLoops = KeyLoops::shared, std::size_t kOperands, class F>
 HWY_NOINLINE void map(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
                       F f) {
   const ProgramTag d;
-  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
-  bool by_key = false;
-  for (const ProgramOperand& operand : in) by_key |= operand.is_key;
-  const std::int64_t rows = by_key ? area.keys : 1;
-  const std::int64_t width = by_key ? area.lanes : area.keys * area.lanes;
-  HWY_ALIGN float broadcast[kOperands][16];
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const float* p[3] = {};
-    std::int64_t step[3] = {};
+  std::size_t keys = 0;
+  for (const ProgramOperand& operand : in) keys += operand.is_key ? 1U : 0U;
+  if (keys == 0) {  // one long row
+    const float* p[kOperands];
+    std::int64_t step[kOperands];
     for (std::size_t k = 0; k < kOperands; ++k) {
-      if (in[k].is_key) {
-        hn::Store(hn::Set(d, in[k].data[row]), d, broadcast[k]);
-        p[k] = broadcast[k];
-      } else {
-        p[k] = in[k].data + row * width * in[k].step;
-        step[k] = n * in[k].step;
-      }
+      p[k] = in[k].data;
+      step[k] = static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
     }
-    const auto at = [&](std::int64_t j) HWY_ATTR {
-      const auto x = hn::LoadU(d, p[0] + j * step[0]);
-      if constexpr (kOperands == 1) return f(d, x);
-      if constexpr (kOperands > 1) {
-        const auto y = hn::LoadU(d, p[1] + j * step[1]);
-        if constexpr (kOperands == 2) return f(d, x, y);
-        if constexpr (kOperands == 3) return f(d, x, y, hn::LoadU(d, p[2] + j * step[2]));
-      }
-    };
-    std::int64_t i = 0;
-    for (; i + 3 * n <= width; i += 3 * n) {
-      const auto first = at(0);
-      const auto second = at(1);
-      const auto third = at(2);
-      hn::StoreU(first, d, out);
-      hn::StoreU(second, d, out + n);
-      hn::StoreU(third, d, out + 2 * n);
-      out += 3 * n;
-      for (std::size_t k = 0; k < kOperands; ++k) p[k] += 3 * step[k];
-    }
-    for (; i < width; i += n) {
-      hn::StoreU(at(0), d, out);
-      out += n;
-      for (std::size_t k = 0; k < kOperands; ++k) p[k] += step[k];
-    }
+    return map_row<kOperands>(area.keys * area.lanes, out, p, step, hn::Zero(d), f);
   }
+  if constexpr (kLoops == KeyLoops::own) {
+    static_assert(kOperands >= 2);
+    if (keys == 1 && in[0].is_key) return map_keys<0>(area, out, in, f);
+    if (keys == 1 && in[1].is_key) return map_keys<1>(area, out, in, f);
+  }
+  map_spread(area, out, in, f);
 }
 
 // Adaptors: registers hold floats, ops may want ints, unsigned bits, or yield masks.
@@ -173,6 +239,12 @@ struct AsHiding {
   }
   C c;
 };
+
+/// Keeps the sign of zero, which hn::Floor loses on targets without the instruction.
+template <class V>
+HWY_INLINE V floor(V x) {
+  return hn::CopySign(hn::Floor(x), x);
+}
 
 /// The lesser; NaN where either is NaN.
 template <class V>
@@ -537,12 +609,12 @@ class ProgramRun {
   void map_one(const Instruction& instruction, float* out, F f) const {
     map(area_, out, {operand(instruction.operands[0], instruction.rate)}, f);
   }
-  template <class F>
+  template <KeyLoops kLoops = KeyLoops::shared, class F>
   void map_two(const Instruction& instruction, float* out, F f) const {
-    map(area_, out,
-        {operand(instruction.operands[0], instruction.rate),
-         operand(instruction.operands[1], instruction.rate)},
-        f);
+    map<kLoops>(area_, out,
+                {operand(instruction.operands[0], instruction.rate),
+                 operand(instruction.operands[1], instruction.rate)},
+                f);
   }
   template <class F>
   void map_three(const Instruction& instruction, float* out, F f) const {
@@ -609,7 +681,7 @@ class ProgramRun {
       case Op::abs:
         return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Abs(x); });
       case Op::floor:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Floor(x); });
+        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return floor(x); });
       case Op::exp:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return exp(d, x); });
       case Op::exp2:
@@ -632,20 +704,20 @@ class ProgramRun {
   void float_arithmetic(const Instruction& instruction, float* out) const {
     switch (instruction.op) {
       case Op::add:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); });
+        return map_two<KeyLoops::own>(instruction, out,
+                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); });
       case Op::sub:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); });
+        return map_two<KeyLoops::own>(instruction, out,
+                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); });
       case Op::mul:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return hn::Mul(a, b); });
+        return map_two<KeyLoops::own>(instruction, out,
+                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Mul(a, b); });
       case Op::div:
         return map_two(instruction, out,
                        [](auto, auto a, auto b) HWY_ATTR { return hn::Div(a, b); });
       case Op::floor_div:
         return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return hn::Floor(hn::Div(a, b)); });
+                       [](auto, auto a, auto b) HWY_ATTR { return floor(hn::Div(a, b)); });
       case Op::min:
         return map_two(instruction, out,
                        [](auto, auto a, auto b) HWY_ATTR { return min_or_nan(a, b); });
@@ -710,11 +782,11 @@ class ProgramRun {
   void int_arithmetic(const Instruction& instruction, float* out) const {
     switch (instruction.op) {
       case Op::add:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); }));
+        return map_two<KeyLoops::own>(
+            instruction, out, OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); }));
       case Op::sub:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); }));
+        return map_two<KeyLoops::own>(
+            instruction, out, OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); }));
       case Op::mul:
         return map_two(instruction, out,
                        OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Mul(a, b); }));
@@ -803,7 +875,8 @@ class ProgramRun {
   template <class C>
   void compare_by(const Instruction& instruction, float* out, C comparison) const {
     if (instruction.target >= 0) return map_two(instruction, out, AsBool(comparison));
-    map(area_, scores(),
+    map<KeyLoops::own>(
+        area_, scores(),
         {operand(instruction.operands[0]), operand(instruction.operands[1]), {scores()}},
         AsHiding(comparison));
   }
@@ -825,9 +898,10 @@ class ProgramRun {
       case Op::eq:
         return compare_by(instruction, out,
                           FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Eq(a, b); }));
-      default:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Ne(a, b); }));
+      default:  // not hn::Ne, which is false for NaN on some targets
+        return compare_by(instruction, out, FloatComparison([](auto a, auto b) HWY_ATTR {
+                            return hn::Not(hn::Eq(a, b));
+                          }));
     }
   }
 
