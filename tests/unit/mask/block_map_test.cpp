@@ -174,6 +174,16 @@ TEST(BlockMap, HeadsThatShareATileAreMappedTogether) {
       sizes);
 }
 
+TEST(BlockMap, HeadsAreToldApartWhereOneRowIsLeft) {
+  const Ids homes{0, 6};
+  const Captured home = capture("homes", view(homes.data(), {2}));
+  const MaskMod mask = mask_mod([&](auto x) { return floor_div(x.kv_idx, 8) == home[x.q_head]; });
+  expect_exact(
+      mask,
+      [&](const Position& p) { return p.kv_idx / 8 == homes[static_cast<std::size_t>(p.q_head)]; },
+      {.seqlen_q = 1, .seqlen_kv = 64, .tile_q = 1, .tile_kv = 8, .num_heads = 2});
+}
+
 TEST(BlockMap, EmptyProblemsHaveNoRuns) {
   EXPECT_TRUE(build_block_map(causal(), 0, 10, 8, 8).rows.empty());
   const BlockMap no_keys = build_block_map(causal(), 10, 0, 8, 8);
