@@ -15,10 +15,6 @@ bool is_unbounded(const Interval& a) { return a.lo == -kInfinity || a.hi == kInf
 
 bool has_zero(const Interval& a) { return a.contains(0); }
 
-Interval truth(bool can_be_true, bool can_be_false) {
-  return {can_be_false ? 0.0 : 1.0, can_be_true ? 1.0 : 0.0, false};
-}
-
 // Bounds of an operation that is monotone in each operand alone: its extremes lie in the corners.
 template <typename Function>
 std::pair<double, double> corners(const Interval& a, const Interval& b, Function f) {
@@ -321,39 +317,7 @@ Interval float_rule(Op op, const Interval& a, const Interval& b) {
   }
 }
 
-// ---- bools ----
-
-// A NaN makes every comparison false but !=, which it makes true.
-Interval compare(Op op, const Interval& a, const Interval& b) {
-  const bool nan = a.may_be_nan || b.may_be_nan;
-  const bool disjoint = a.hi < b.lo || b.hi < a.lo;
-  const bool one_value = a.lo == a.hi && b.lo == b.hi && a.lo == b.lo;
-  switch (op) {
-    case Op::lt:
-      return truth(a.lo < b.hi, a.hi >= b.lo || nan);
-    case Op::le:
-      return truth(a.lo <= b.hi, a.hi > b.lo || nan);
-    case Op::gt:
-      return compare(Op::lt, b, a);
-    case Op::ge:
-      return compare(Op::le, b, a);
-    case Op::eq:
-      return truth(!disjoint, !one_value || nan);
-    default:
-      return truth(!one_value || nan, !disjoint);
-  }
-}
-
 }  // namespace
-
-Interval wrapped(double lo, double hi) {
-  if (lo < kAnyInt.lo || hi > kAnyInt.hi) return kAnyInt;
-  return {lo, hi, false};
-}
-
-Interval hull(const Interval& a, const Interval& b) {
-  return {std::min(a.lo, b.lo), std::max(a.hi, b.hi), a.may_be_nan || b.may_be_nan};
-}
 
 Interval rounded(double lo, double hi, bool may_be_nan) {
   // Rounding is monotone, so that the rounded ends bound every rounded value between them.
@@ -369,24 +333,8 @@ Interval int_of(const Interval& a) {
 
 Interval float_of(const Interval& a) { return rounded(a.lo, a.hi, false); }
 
-Interval apply_rule(Op op, ExprType operand_type, const Interval& a, const Interval& b) {
-  switch (op) {
-    case Op::lt:
-    case Op::le:
-    case Op::gt:
-    case Op::ge:
-    case Op::eq:
-    case Op::ne:
-      return compare(op, a, b);
-    case Op::logical_and:
-      return {std::min(a.lo, b.lo), std::min(a.hi, b.hi)};
-    case Op::logical_or:
-      return {std::max(a.lo, b.lo), std::max(a.hi, b.hi)};
-    case Op::logical_not:
-      return {1 - a.hi, 1 - a.lo};
-    default:
-      return operand_type == ExprType::floating ? float_rule(op, a, b) : int_rule(op, a, b);
-  }
+Interval number_rule(Op op, ExprType operand_type, const Interval& a, const Interval& b) {
+  return operand_type == ExprType::floating ? float_rule(op, a, b) : int_rule(op, a, b);
 }
 
 }  // namespace fovea::expr

@@ -15,24 +15,67 @@ namespace fovea::expr {
 
 enum class Op : std::uint8_t {
   // leaves
-  constant, variable, scalar, load,
+  constant,
+  variable,
+  scalar,
+  load,
   // arithmetic
-  add, sub, mul, div, floor_div, mod, neg, min, max, abs, floor,
-  exp, exp2, log, log2, tanh, sqrt, rsqrt, sigmoid, pow,
+  add,
+  sub,
+  mul,
+  div,
+  floor_div,
+  mod,
+  neg,
+  min,
+  max,
+  abs,
+  floor,
+  exp,
+  exp2,
+  log,
+  log2,
+  tanh,
+  sqrt,
+  rsqrt,
+  sigmoid,
+  pow,
   // comparison: operands of one type, result bool
-  lt, le, gt, ge, eq, ne,
+  lt,
+  le,
+  gt,
+  ge,
+  eq,
+  ne,
   // logic on bools
-  logical_and, logical_or, logical_not,
+  logical_and,
+  logical_or,
+  logical_not,
   // bits of ints
-  bit_and, bit_or, bit_xor, bit_not, shl, shr,
+  bit_and,
+  bit_or,
+  bit_xor,
+  bit_not,
+  shl,
+  shr,
   // select(bool, a, b)
   select,
   // conversions
-  to_int, to_float,
+  to_int,
+  to_float,
 };
 inline constexpr int kNumOps = static_cast<int>(Op::to_float) + 1;
 
-enum class Variable : std::uint8_t { score, batch, q_head, kv_head, q_idx, kv_idx, seqlen_q, seqlen_kv };
+enum class Variable : std::uint8_t {
+  score,
+  batch,
+  q_head,
+  kv_head,
+  q_idx,
+  kv_idx,
+  seqlen_q,
+  seqlen_kv
+};
 inline constexpr int kNumVariables = 8;
 std::string_view name(Variable variable);
 
@@ -50,15 +93,16 @@ struct DigestHash {
 struct Node {
   Op op = Op::constant;
   ExprType type = ExprType::floating;
-  std::vector<NodePtr> operands;            // load: its indices
-  std::int64_t int_value = 0;               // constant of type integer (in 32 bits) or boolean (0, 1)
-  double float_value = 0;                   // constant of type floating: exactly an fp32 value
-  Variable variable = Variable::score;      // variable
-  std::string name;                         // scalar, load: the slot
-  Dtype dtype = Dtype::f32;                 // load: element type of the tensor (part of the digest)
-  std::shared_ptr<const CapturedTensor> tensor;         // load: what the slot is bound to (not part of the digest)
+  std::vector<NodePtr> operands;        // load: its indices
+  std::int64_t int_value = 0;           // constant of type integer (in 32 bits) or boolean (0, 1)
+  double float_value = 0;               // constant of type floating: exactly an fp32 value
+  Variable variable = Variable::score;  // variable
+  std::string name;                     // scalar, load: the slot
+  Dtype dtype = Dtype::f32;             // load: element type of the tensor (part of the digest)
+  std::shared_ptr<const CapturedTensor>
+      tensor;  // load: what the slot is bound to (not part of the digest)
   std::shared_ptr<const CapturedScalar> scalar_binding;  // scalar: likewise
-  Digest digest;                            // of structure, names and constants
+  Digest digest;                                         // of structure, names and constants
 
   Node() = default;
   Node(const Node&) = default;
@@ -69,9 +113,9 @@ struct Node {
 
 /// One row per op: spelling, arity and where it stands in the grammar.
 struct OpInfo {
-  std::string_view name;      // of the function, or the operator's token
-  int arity = 0;              // -1: any
-  int precedence = 0;         // of an infix or prefix operator, rising; 0 for function call syntax
+  std::string_view name;  // of the function, or the operator's token
+  int arity = 0;          // -1: any
+  int precedence = 0;     // of an infix or prefix operator, rising; 0 for function call syntax
 };
 const OpInfo& info(Op op);
 
@@ -79,7 +123,8 @@ const OpInfo& info(Op op);
 std::optional<std::string> refusal(Op op, std::span<const NodePtr> operands);
 
 /// Likewise for a load from a tensor of this shape.
-std::optional<std::string> load_refusal(const CapturedTensor& tensor, std::span<const NodePtr> indices);
+std::optional<std::string> load_refusal(const CapturedTensor& tensor,
+                                        std::span<const NodePtr> indices);
 
 /// Why this cannot be the name of a captured tensor or scalar; empty: it can.
 std::optional<std::string> name_refusal(std::string_view name);
@@ -88,8 +133,8 @@ std::optional<std::string> name_refusal(std::string_view name);
 /// `operands` as written; the result holds the converted ones.
 NodePtr make(Op op, std::vector<NodePtr> operands);
 NodePtr make_constant(bool value);
-NodePtr make_constant(std::int64_t value);   // must fit in 32 bits
-NodePtr make_constant(double value);         // rounded to fp32
+NodePtr make_constant(std::int64_t value);  // must fit in 32 bits
+NodePtr make_constant(double value);        // rounded to fp32
 NodePtr make_variable(Variable variable);
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding);
 NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<NodePtr> indices);

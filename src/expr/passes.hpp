@@ -42,6 +42,7 @@ Digest structural_key(const NodePtr& root);
 
 /// Refuses loads that are out of range for every position of a problem of these bounds: throws InvalidArgument naming the
 /// load, the index, its range and the extent. `bounds` gives [lo, hi] of each Variable.
-void refuse_out_of_range_loads(const NodePtr& root, const struct Box& bounds, std::string_view argument);
+void refuse_out_of_range_loads(const NodePtr& root, const struct Box& bounds,
+                               std::string_view argument);
 
 }  // namespace fovea::expr
