@@ -31,7 +31,7 @@ void forward_through_c(const AttentionForward& args) {
 }
 
 void expect_equals_oracle_through_c(const Case& problem) {
-  expect_equals_oracle(problem, {.targets = {CpuTarget::scalar}, .run = forward_through_c});
+  expect_equals_oracle(problem, {.run = forward_through_c});
 }
 
 // 19 x 67: neither is a multiple of a vector or a tile; heads 4/2 make groups of two.
