@@ -26,6 +26,7 @@
 #include <limits>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "fovea/dtype.hpp"
 
@@ -58,93 +59,93 @@ struct ProgramArea {
 /// their code for the ops of common masks and biases.
 enum class KeyLoops : std::uint8_t { shared, own };
 
-/// Operand k of vector j of a row; operand kKey is `key`, the same for the whole row.
-template <std::size_t k, std::size_t kKey>
-HWY_INLINE hn::Vec<ProgramTag> read_operand(const float* const* p, const std::int64_t* step,
-                                            std::int64_t j, hn::Vec<ProgramTag> key) {
-  if constexpr (k == kKey) return key;
-  return hn::LoadU(ProgramTag(), p[k] + j * step[k]);
+/// One row of an operand. Value i is data[i & mask]: a mask of 0 repeats the first vector. Members
+/// and indices rather than moving pointers: GCC keeps arrays of those in memory.
+struct RowOperand {
+  const float* data;
+  std::int64_t mask;
+};
+
+HWY_INLINE RowOperand row_of(const ProgramOperand& operand, std::int64_t first) {
+  return {operand.data + first * operand.step, -operand.step};
 }
 
-/// f(d, operands...) of vector j. Not a lambda: those are not always inlined.
-template <std::size_t kKey, std::size_t kOperands, class F>
-HWY_INLINE hn::Vec<ProgramTag> apply_to_vector(const float* const* p, const std::int64_t* step,
-                                               std::int64_t j, hn::Vec<ProgramTag> key,
-                                               const F& f) {
+/// Where the operand is per key, its value is spread over a vector in memory.
+HWY_INLINE RowOperand row_of(const ProgramOperand& operand, std::int64_t first, std::int64_t key,
+                             float* spread) {
+  if (!operand.is_key) return row_of(operand, first);
   const ProgramTag d;
-  const auto x = read_operand<0, kKey>(p, step, j, key);
-  if constexpr (kOperands == 1) {
-    return f(d, x);
-  } else {
-    const auto y = read_operand<1, kKey>(p, step, j, key);
-    if constexpr (kOperands == 2) {
-      return f(d, x, y);
-    } else {
-      return f(d, x, y, read_operand<2, kKey>(p, step, j, key));
-    }
-  }
+  hn::Store(hn::Set(d, operand.data[key]), d, spread);
+  return {spread, 0};
+}
+
+/// Vector i of operand k; operand kKey is `key`, the same for the whole row.
+template <std::size_t k, std::size_t kKey>
+HWY_INLINE hn::Vec<ProgramTag> read_operand(const RowOperand& row, std::int64_t i,
+                                            hn::Vec<ProgramTag> key) {
+  if constexpr (k == kKey) return key;
+  return hn::LoadU(ProgramTag(), row.data + (i & row.mask));
+}
+
+/// f(d, operands...) of vector i. Not a lambda: those are not always inlined.
+template <std::size_t kKey, std::size_t... k, class F>
+HWY_INLINE hn::Vec<ProgramTag> apply_to_vector(std::index_sequence<k...> /* operands */,
+                                               const RowOperand* rows, std::int64_t i,
+                                               hn::Vec<ProgramTag> key, const F& f) {
+  return f(ProgramTag(), read_operand<k, kKey>(rows[k], i, key)...);
 }
 
 /// One row: out[i] = f(d, operands...). Three vectors at a time, as rows have 3 (AVX-512, NEON) or
 /// 2 (AVX2).
 template <std::size_t kKey, std::size_t kOperands, class F>
-HWY_INLINE void map_row(std::int64_t width, float* out, const float* const (&operands)[kOperands],
-                        const std::int64_t (&step)[kOperands], hn::Vec<ProgramTag> key,
-                        const F& f) {
+HWY_INLINE void map_row(std::int64_t width, float* out, const RowOperand (&rows)[kOperands],
+                        hn::Vec<ProgramTag> key, const F& f) {
   const ProgramTag d;
   const auto n = static_cast<std::int64_t>(hn::Lanes(d));
-  const float* p[kOperands];
-  for (std::size_t k = 0; k < kOperands; ++k) p[k] = operands[k];
+  const std::make_index_sequence<kOperands> all;
   std::int64_t i = 0;
   for (; i + 3 * n <= width; i += 3 * n) {
-    const auto first = apply_to_vector<kKey, kOperands>(p, step, 0, key, f);
-    const auto second = apply_to_vector<kKey, kOperands>(p, step, 1, key, f);
-    const auto third = apply_to_vector<kKey, kOperands>(p, step, 2, key, f);
+    const auto first = apply_to_vector<kKey>(all, rows, i, key, f);
+    const auto second = apply_to_vector<kKey>(all, rows, i + n, key, f);
+    const auto third = apply_to_vector<kKey>(all, rows, i + 2 * n, key, f);
     hn::StoreU(first, d, out + i);
     hn::StoreU(second, d, out + i + n);
     hn::StoreU(third, d, out + i + 2 * n);
-    for (std::size_t k = 0; k < kOperands; ++k) p[k] += 3 * step[k];
   }
   for (; i < width; i += n) {
-    hn::StoreU(apply_to_vector<kKey, kOperands>(p, step, 0, key, f), d, out + i);
-    for (std::size_t k = 0; k < kOperands; ++k) p[k] += step[k];
+    hn::StoreU(apply_to_vector<kKey>(all, rows, i, key, f), d, out + i);
   }
 }
 
-/// All rows of an area whose operand kKey is one value per key, and no other is.
-template <std::size_t kKey, std::size_t kOperands, class F>
-HWY_INLINE void map_keys(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
-                         F f) {
+/// No operand is per key: the area is one long row.
+template <std::size_t... k, class F>
+HWY_INLINE void map_flat(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                         float* out, const ProgramOperand* in, const F& f) {
+  const RowOperand rows[] = {row_of(in[k], 0)...};
+  map_row<sizeof...(k)>(area.keys * area.lanes, out, rows, hn::Zero(ProgramTag()), f);
+}
+
+/// Operand kKey is one value per key, and no other is.
+template <std::size_t kKey, std::size_t... k, class F>
+HWY_INLINE void map_keys(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                         float* out, const ProgramOperand* in, const F& f) {
   const ProgramTag d;
-  const float* p[kOperands];
-  std::int64_t step[kOperands];
-  std::int64_t row_step[kOperands];
-  for (std::size_t k = 0; k < kOperands; ++k) {
-    p[k] = in[k].data;
-    step[k] = static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
-    row_step[k] = area.lanes * in[k].step;
-  }
-  for (std::int64_t row = 0; row < area.keys; ++row) {
-    map_row<kKey>(area.lanes, out + row * area.lanes, p, step, hn::Set(d, in[kKey].data[row]), f);
-    for (std::size_t k = 0; k < kOperands; ++k) p[k] += row_step[k];
+  for (std::int64_t key = 0; key < area.keys; ++key) {
+    const std::int64_t first = key * area.lanes;
+    const RowOperand rows[] = {row_of(in[k], first)...};
+    map_row<kKey>(area.lanes, out + first, rows, hn::Set(d, in[kKey].data[key]), f);
   }
 }
 
-/// Any operands may be per key: their values are spread over a vector in memory first.
-template <std::size_t kOperands, class F>
-HWY_INLINE void map_spread(const ProgramArea& area, float* out,
-                           const ProgramOperand (&in)[kOperands], F f) {
-  const ProgramTag d;
-  HWY_ALIGN float spread[kOperands][16];
-  for (std::int64_t row = 0; row < area.keys; ++row) {
-    const float* p[kOperands];
-    std::int64_t step[kOperands];
-    for (std::size_t k = 0; k < kOperands; ++k) {
-      if (in[k].is_key) hn::Store(hn::Set(d, in[k].data[row]), d, spread[k]);
-      p[k] = in[k].is_key ? spread[k] : in[k].data + row * area.lanes * in[k].step;
-      step[k] = in[k].is_key ? 0 : static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
-    }
-    map_row<kOperands>(area.lanes, out + row * area.lanes, p, step, hn::Zero(d), f);
+/// Any operands may be per key.
+template <std::size_t... k, class F>
+HWY_INLINE void map_spread(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                           float* out, const ProgramOperand* in, const F& f) {
+  HWY_ALIGN float spread[sizeof...(k)][16];
+  for (std::int64_t key = 0; key < area.keys; ++key) {
+    const std::int64_t first = key * area.lanes;
+    const RowOperand rows[] = {row_of(in[k], first, key, spread[k])...};
+    map_row<sizeof...(k)>(area.lanes, out + first, rows, hn::Zero(ProgramTag()), f);
   }
 }
 
@@ -152,24 +153,16 @@ HWY_INLINE void map_spread(const ProgramArea& area, float* out,
 template <KeyLoops kLoops = KeyLoops::shared, std::size_t kOperands, class F>
 HWY_NOINLINE void map(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
                       F f) {
-  const ProgramTag d;
+  const std::make_index_sequence<kOperands> all;
   std::size_t keys = 0;
   for (const ProgramOperand& operand : in) keys += operand.is_key ? 1U : 0U;
-  if (keys == 0) {  // one long row
-    const float* p[kOperands];
-    std::int64_t step[kOperands];
-    for (std::size_t k = 0; k < kOperands; ++k) {
-      p[k] = in[k].data;
-      step[k] = static_cast<std::int64_t>(hn::Lanes(d)) * in[k].step;
-    }
-    return map_row<kOperands>(area.keys * area.lanes, out, p, step, hn::Zero(d), f);
-  }
+  if (keys == 0) return map_flat(all, area, out, in, f);
   if constexpr (kLoops == KeyLoops::own) {
     static_assert(kOperands >= 2);
-    if (keys == 1 && in[0].is_key) return map_keys<0>(area, out, in, f);
-    if (keys == 1 && in[1].is_key) return map_keys<1>(area, out, in, f);
+    if (keys == 1 && in[0].is_key) return map_keys<0>(all, area, out, in, f);
+    if (keys == 1 && in[1].is_key) return map_keys<1>(all, area, out, in, f);
   }
-  map_spread(area, out, in, f);
+  map_spread(all, area, out, in, f);
 }
 
 // Adaptors: registers hold floats, ops may want ints, unsigned bits, or yield masks.
