@@ -85,7 +85,8 @@ TEST(Node, WhatCannotBeBuiltIsRefusedWithItsTypes) {
 
 TEST(Node, TopologicalOrderHasEachNodeOnceOperandsFirst) {
   const Expr shared = x.q_idx - x.kv_idx;
-  const auto order = expr::topological((abs(shared) + shared * (x.q_idx - x.kv_idx)).node());
+  const Expr root = abs(shared) + shared * (x.q_idx - x.kv_idx);
+  const auto order = expr::topological(root.node());
   EXPECT_EQ(order.size(), 6U);  // q_idx, kv_idx, -, abs, *, +
   EXPECT_EQ(order.back()->op, Op::add);
 }
