@@ -23,6 +23,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -55,97 +56,112 @@ struct ProgramArea {
   std::int64_t lanes = 0;
 };
 
-/// Whether a function of two or three operands gets loops of its own for one operand per key. Worth
-/// their code for the ops of common masks and biases.
+/// Whether a function of two or three operands gets loops of its own for one operand that is uniform
+/// or per key. Worth their code for the ops of common masks and biases.
 enum class KeyLoops : std::uint8_t { shared, own };
 
-/// One row of an operand. Value i is data[i & mask]: a mask of 0 repeats the first vector. Members
-/// and indices rather than moving pointers: GCC keeps arrays of those in memory.
-struct RowOperand {
+/// One row of an operand that has a value for each score. (Members and indices rather than moving
+/// pointers: GCC keeps arrays of those in memory.)
+struct PlainRow {
   const float* data;
-  std::int64_t mask;
+
+  HWY_INLINE hn::Vec<ProgramTag> read(std::int64_t i) const {
+    return hn::LoadU(ProgramTag(), data + i);
+  }
 };
 
-HWY_INLINE RowOperand row_of(const ProgramOperand& operand, std::int64_t first) {
-  return {operand.data + first * operand.step, -operand.step};
-}
+/// One row of any operand. Value i is data[i & mask]: a mask of 0 repeats the first vector.
+struct MaskedRow {
+  const float* data;
+  std::int64_t mask;
 
-/// Where the operand is per key, its value is spread over a vector in memory.
-HWY_INLINE RowOperand row_of(const ProgramOperand& operand, std::int64_t first, std::int64_t key,
-                             float* spread) {
-  if (!operand.is_key) return row_of(operand, first);
+  HWY_INLINE hn::Vec<ProgramTag> read(std::int64_t i) const {
+    return hn::LoadU(ProgramTag(), data + (i & mask));
+  }
+};
+
+/// A value per key is spread over a vector in memory.
+HWY_INLINE MaskedRow masked_row(const ProgramOperand& operand, std::int64_t first, std::int64_t key,
+                                float* spread) {
+  if (!operand.is_key) return {operand.data + first * operand.step, -operand.step};
   const ProgramTag d;
   hn::Store(hn::Set(d, operand.data[key]), d, spread);
   return {spread, 0};
 }
 
-/// Vector i of operand k; operand kKey is `key`, the same for the whole row.
-template <std::size_t k, std::size_t kKey>
-HWY_INLINE hn::Vec<ProgramTag> read_operand(const RowOperand& row, std::int64_t i,
-                                            hn::Vec<ProgramTag> key) {
-  if constexpr (k == kKey) return key;
-  return hn::LoadU(ProgramTag(), row.data + (i & row.mask));
+/// Vector i of operand k; operand kFixed is `fixed`, the same for the whole row.
+template <std::size_t k, std::size_t kFixed, class Row>
+HWY_INLINE hn::Vec<ProgramTag> read_operand(const Row& row, std::int64_t i,
+                                            hn::Vec<ProgramTag> fixed) {
+  if constexpr (k == kFixed) return fixed;
+  return row.read(i);
 }
 
 /// f(d, operands...) of vector i. Not a lambda: those are not always inlined.
-template <std::size_t kKey, std::size_t... k, class F>
+template <std::size_t kFixed, std::size_t... k, class Row, class F>
 HWY_INLINE hn::Vec<ProgramTag> apply_to_vector(std::index_sequence<k...> /* operands */,
-                                               const RowOperand* rows, std::int64_t i,
-                                               hn::Vec<ProgramTag> key, const F& f) {
-  return f(ProgramTag(), read_operand<k, kKey>(rows[k], i, key)...);
+                                               const Row* rows, std::int64_t i,
+                                               hn::Vec<ProgramTag> fixed, const F& f) {
+  return f(ProgramTag(), read_operand<k, kFixed>(rows[k], i, fixed)...);
 }
 
 /// One row: out[i] = f(d, operands...). Three vectors at a time, as rows have 3 (AVX-512, NEON) or
 /// 2 (AVX2).
-template <std::size_t kKey, std::size_t kOperands, class F>
-HWY_INLINE void map_row(std::int64_t width, float* out, const RowOperand (&rows)[kOperands],
-                        hn::Vec<ProgramTag> key, const F& f) {
+template <std::size_t kFixed, class Row, std::size_t kOperands, class F>
+HWY_INLINE void map_row(std::int64_t width, float* out, const Row (&rows)[kOperands],
+                        hn::Vec<ProgramTag> fixed, const F& f) {
   const ProgramTag d;
   const auto n = static_cast<std::int64_t>(hn::Lanes(d));
   const std::make_index_sequence<kOperands> all;
   std::int64_t i = 0;
   for (; i + 3 * n <= width; i += 3 * n) {
-    const auto first = apply_to_vector<kKey>(all, rows, i, key, f);
-    const auto second = apply_to_vector<kKey>(all, rows, i + n, key, f);
-    const auto third = apply_to_vector<kKey>(all, rows, i + 2 * n, key, f);
+    const auto first = apply_to_vector<kFixed>(all, rows, i, fixed, f);
+    const auto second = apply_to_vector<kFixed>(all, rows, i + n, fixed, f);
+    const auto third = apply_to_vector<kFixed>(all, rows, i + 2 * n, fixed, f);
     hn::StoreU(first, d, out + i);
     hn::StoreU(second, d, out + i + n);
     hn::StoreU(third, d, out + i + 2 * n);
   }
   for (; i < width; i += n) {
-    hn::StoreU(apply_to_vector<kKey>(all, rows, i, key, f), d, out + i);
+    hn::StoreU(apply_to_vector<kFixed>(all, rows, i, fixed, f), d, out + i);
   }
 }
 
-/// No operand is per key: the area is one long row.
+/// Every operand has a value for each score: the area is one long row.
 template <std::size_t... k, class F>
-HWY_INLINE void map_flat(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                         float* out, const ProgramOperand* in, const F& f) {
-  const RowOperand rows[] = {row_of(in[k], 0)...};
+HWY_INLINE void map_plain(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                          float* out, const ProgramOperand* in, const F& f) {
+  const PlainRow rows[] = {PlainRow{in[k].data}...};
   map_row<sizeof...(k)>(area.keys * area.lanes, out, rows, hn::Zero(ProgramTag()), f);
 }
 
-/// Operand kKey is one value per key, and no other is.
-template <std::size_t kKey, std::size_t... k, class F>
-HWY_INLINE void map_keys(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                         float* out, const ProgramOperand* in, const F& f) {
+/// Operand kFixed is one value per key or uniform, the others have a value for each score.
+template <std::size_t kFixed, std::size_t... k, class F>
+HWY_INLINE void map_fixed(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                          float* out, const ProgramOperand* in, const F& f) {
   const ProgramTag d;
-  for (std::int64_t key = 0; key < area.keys; ++key) {
-    const std::int64_t first = key * area.lanes;
-    const RowOperand rows[] = {row_of(in[k], first)...};
-    map_row<kKey>(area.lanes, out + first, rows, hn::Set(d, in[kKey].data[key]), f);
+  const ProgramOperand& operand = in[kFixed];
+  const std::int64_t num_rows = operand.is_key ? area.keys : 1;
+  const std::int64_t width = operand.is_key ? area.lanes : area.keys * area.lanes;
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    const std::int64_t first = row * width;
+    const PlainRow rows[] = {PlainRow{in[k].data + first}...};
+    map_row<kFixed>(width, out + first, rows, hn::Set(d, operand.data[row]), f);
   }
 }
 
-/// Any operands may be per key.
+/// Operands of any rate.
 template <std::size_t... k, class F>
-HWY_INLINE void map_spread(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                           float* out, const ProgramOperand* in, const F& f) {
+HWY_INLINE void map_any(std::index_sequence<k...> /* operands */, const ProgramArea& area,
+                        float* out, const ProgramOperand* in, const F& f) {
   HWY_ALIGN float spread[sizeof...(k)][16];
-  for (std::int64_t key = 0; key < area.keys; ++key) {
-    const std::int64_t first = key * area.lanes;
-    const RowOperand rows[] = {row_of(in[k], first, key, spread[k])...};
-    map_row<sizeof...(k)>(area.lanes, out + first, rows, hn::Zero(ProgramTag()), f);
+  const bool by_key = (in[k].is_key || ...);
+  const std::int64_t num_rows = by_key ? area.keys : 1;
+  const std::int64_t width = by_key ? area.lanes : area.keys * area.lanes;
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    const std::int64_t first = row * width;
+    const MaskedRow rows[] = {masked_row(in[k], first, row, spread[k])...};
+    map_row<sizeof...(k)>(width, out + first, rows, hn::Zero(ProgramTag()), f);
   }
 }
 
@@ -154,15 +170,15 @@ template <KeyLoops kLoops = KeyLoops::shared, std::size_t kOperands, class F>
 HWY_NOINLINE void map(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
                       F f) {
   const std::make_index_sequence<kOperands> all;
-  std::size_t keys = 0;
-  for (const ProgramOperand& operand : in) keys += operand.is_key ? 1U : 0U;
-  if (keys == 0) return map_flat(all, area, out, in, f);
   if constexpr (kLoops == KeyLoops::own) {
-    static_assert(kOperands >= 2);
-    if (keys == 1 && in[0].is_key) return map_keys<0>(all, area, out, in, f);
-    if (keys == 1 && in[1].is_key) return map_keys<1>(all, area, out, in, f);
+    static_assert(kOperands >= 2, "loops for one fixed operand need another that varies");
+    const auto is_fixed = [](const ProgramOperand& each) { return each.is_key || each.step == 0; };
+    const auto num_fixed = std::count_if(std::begin(in), std::end(in), is_fixed);
+    if (num_fixed == 0) return map_plain(all, area, out, in, f);
+    if (num_fixed == 1 && is_fixed(in[0])) return map_fixed<0>(all, area, out, in, f);
+    if (num_fixed == 1 && is_fixed(in[1])) return map_fixed<1>(all, area, out, in, f);
   }
-  map_spread(all, area, out, in, f);
+  map_any(all, area, out, in, f);
 }
 
 // Adaptors: registers hold floats, ops may want ints, unsigned bits, or yield masks.
