@@ -15,7 +15,8 @@ namespace {
 // Evaluation of a formula of up to this many nodes needs no memory but the stack: 3 KiB.
 constexpr std::size_t kNodesOnStack = 128;
 
-// Affine forms stay within these bounds so that their sums are exact in fp64: 4 * 2^19 * 2^31 + 2^32 < 2^53.
+// Affine forms stay within these bounds so that their sums are exact in fp64: 4 * 2^19 * 2^31 +
+// 2^32 < 2^53.
 constexpr std::size_t kMaxTerms = 4;
 constexpr double kMaxFactor = 1 << 19;
 constexpr double kMaxConstant = 4294967296.0;

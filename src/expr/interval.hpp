@@ -1,8 +1,9 @@
 // Interval analysis: what a formula can yield when its variables range over boxes.
 //
-// Sound: the interval contains every value that evaluation on the box can give, in fp32 or fp64, and with any faithful
-// exp or tanh. Ints are bounded before wrapping: one that may leave 32 bits becomes the full range. Formulas that are
-// affine in positions are bounded as a whole, so q_idx + 3 > q_idx and (q_idx - kv_idx) + kv_idx lose nothing.
+// Sound: the interval contains every value that evaluation on the box can give, in fp32 or fp64,
+// and with any faithful exp or tanh. Ints are bounded before wrapping: one that may leave 32 bits
+// becomes the full range. Formulas that are affine in positions are bounded as a whole, so q_idx +
+// 3 > q_idx and (q_idx - kv_idx) + kv_idx lose nothing.
 #pragma once
 
 #include <array>
@@ -30,7 +31,8 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
-/// Bounds of a load's value given the intervals of its indices, already clamped into the tensor that the node is bound to.
+/// Bounds of a load's value given the intervals of its indices, already clamped into the tensor
+/// that the node is bound to.
 using LoadBounds = std::function<Interval(const Node& load, const Interval* indices)>;
 
 struct Box {
@@ -41,15 +43,18 @@ struct Box {
   LoadBounds load_bounds;
 };
 
-/// A formula prepared for many evaluations: order, operands and affine forms are found once. Keep one Box and change its
-/// variables between calls; evaluate allocates nothing for formulas of up to 128 nodes.
+/// A formula prepared for many evaluations: order, operands and affine forms are found once. Keep
+/// one Box and change its variables between calls; evaluate allocates nothing for formulas of up to
+/// 128 nodes.
 class IntervalProgram {
  public:
   explicit IntervalProgram(const NodePtr& root);
   Interval evaluate(const Box& box) const;
-  /// As evaluate, but the interval of every node, in topological order (for the out-of-range check).
+  /// As evaluate, but the interval of every node, in topological order (for the out-of-range
+  /// check).
   void evaluate_all(const Box& box, std::vector<Interval>& values) const;
-  /// As evaluate after an evaluate_all into `values` of which only `changed` has changed since: cheaper along a row of tiles.
+  /// As evaluate after an evaluate_all into `values` of which only `changed` has changed since:
+  /// cheaper along a row of tiles.
   Interval evaluate_again(const Box& box, Variable changed, std::vector<Interval>& values) const;
   const std::vector<const Node*>& nodes() const { return nodes_; }
   /// The operands of node i, as indices into nodes().

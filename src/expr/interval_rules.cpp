@@ -185,8 +185,9 @@ Interval int_rule(Op op, const Interval& a, const Interval& b) {
 
 // ---- floats ----
 
-// exp, log and their kin differ between backends: a few units in the last place, more where fp32 computes them by way of
-// exp2 or log2 of a rounded product (relative 2^-24 * 128), absolute near a zero of the logarithm.
+// exp, log and their kin differ between backends: a few units in the last place, more where fp32
+// computes them by way of exp2 or log2 of a rounded product (relative 2^-24 * 128), absolute near a
+// zero of the logarithm.
 constexpr double kRelativeError = 1e-4;
 
 Interval widened(double lo, double hi, bool may_be_nan, double absolute_error = 1e-37) {

@@ -1,6 +1,8 @@
-// What each op makes of intervals, one function per op or family. interval.hpp walks a formula with them.
+// What each op makes of intervals, one function per op or family. interval.hpp walks a formula with
+// them.
 //
-// Masks are mostly sums, comparisons and logic: their rules are inline, and a block map of 10^5 tiles spends its time here.
+// Masks are mostly sums, comparisons and logic: their rules are inline, and a block map of 10^5
+// tiles spends its time here.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +53,8 @@ inline Interval compare_rule(Op op, const Interval& a, const Interval& b) {
 /// Everything that is not a comparison or logic.
 Interval number_rule(Op op, ExprType operand_type, const Interval& a, const Interval& b);
 
-/// The result of `op` on operands of `operand_type`; unary ops ignore b. Not for leaves, select and conversions.
+/// The result of `op` on operands of `operand_type`; unary ops ignore b. Not for leaves, select and
+/// conversions.
 inline Interval apply_rule(Op op, ExprType operand_type, const Interval& a, const Interval& b) {
   switch (op) {
     case Op::lt:

@@ -1,4 +1,5 @@
-// The nodes of the expression DAG and the table of operators. Read print.hpp, parse.hpp, interval.hpp or tape.hpp next.
+// The nodes of the expression DAG and the table of operators. Read print.hpp, parse.hpp,
+// interval.hpp or tape.hpp next.
 #pragma once
 
 #include <cstdint>
@@ -88,8 +89,9 @@ struct DigestHash {
   std::size_t operator()(const Digest& d) const { return static_cast<std::size_t>(d.lo); }
 };
 
-/// Immutable. Operands have already been converted: binary arithmetic and comparisons have two operands of one type, the
-/// type of arithmetic is that of its operands, indices of a load are ints.
+/// Immutable. Operands have already been converted: binary arithmetic and comparisons have two
+/// operands of one type, the type of arithmetic is that of its operands, indices of a load are
+/// ints.
 struct Node {
   Op op = Op::constant;
   ExprType type = ExprType::floating;
@@ -119,7 +121,8 @@ struct OpInfo {
 };
 const OpInfo& info(Op op);
 
-/// Why these operands, as written, cannot be given to this op ("'&&' got float and bool; expected bools ..."); empty: they can.
+/// Why these operands, as written, cannot be given to this op ("'&&' got float and bool; expected
+/// bools ..."); empty: they can.
 std::optional<std::string> refusal(Op op, std::span<const NodePtr> operands);
 
 /// Likewise for a load from a tensor of this shape.
@@ -129,8 +132,8 @@ std::optional<std::string> load_refusal(const CapturedTensor& tensor,
 /// Why this cannot be the name of a captured tensor or scalar; empty: it can.
 std::optional<std::string> name_refusal(std::string_view name);
 
-/// Type rules, conversions, literal folding of casts and negation, digest. Throws InvalidArgument naming the op and types.
-/// `operands` as written; the result holds the converted ones.
+/// Type rules, conversions, literal folding of casts and negation, digest. Throws InvalidArgument
+/// naming the op and types. `operands` as written; the result holds the converted ones.
 NodePtr make(Op op, std::vector<NodePtr> operands);
 NodePtr make_constant(bool value);
 NodePtr make_constant(std::int64_t value);  // must fit in 32 bits
@@ -139,7 +142,8 @@ NodePtr make_variable(Variable variable);
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding);
 NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<NodePtr> indices);
 
-/// A copy with other operands of the same types (same op, same leaf data): what rewriting passes use. Refuses nothing.
+/// A copy with other operands of the same types (same op, same leaf data): what rewriting passes
+/// use. Refuses nothing.
 NodePtr with_operands(const Node& node, std::vector<NodePtr> operands);
 
 /// A copy of a load or scalar whose slot has another name.

@@ -15,7 +15,8 @@ namespace fovea::expr {
 
 namespace {
 
-// Deep enough for any formula written by hand or printed, shallow enough for the stack of any thread.
+// Deep enough for any formula written by hand or printed, shallow enough for the stack of any
+// thread.
 constexpr int kMaxNesting = 200;
 constexpr int kMaxNodes = 10000;
 
@@ -117,8 +118,8 @@ class Names {
     known.insert(known.end(), captured_names_.begin(), captured_names_.end());
     const std::string captured =
         captured_names_.empty() ? "there is none" : joined(captured_names_);
-    return fmt::format("unknown name '{}'; expected a variable ({}) or a captured name ({}){}", shown(word),
-                       joined(variable_names_), captured, suggestion(word, known));
+    return fmt::format("unknown name '{}'; expected a variable ({}) or a captured name ({}){}",
+                       shown(word), joined(variable_names_), captured, suggestion(word, known));
   }
 
   std::string unknown_function(std::string_view word) const {
@@ -151,7 +152,8 @@ struct Part {
   bool is_literal = false;
 };
 
-/// Recursive descent, one function per rule of the grammar; binary operators by precedence climbing.
+/// Recursive descent, one function per rule of the grammar; binary operators by precedence
+/// climbing.
 class Parser {
  public:
   Parser(std::string_view text, const Captures& captures, const ParseOptions& options)

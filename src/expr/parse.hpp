@@ -12,8 +12,8 @@ struct ParseOptions {
   bool may_read_score = true;
 };
 
-/// Throws InvalidArgument: "score_mod: column 9: unknown name 'slpoes'; expected a variable (...), or a captured tensor ...".
-/// Formulas nest at most 200 deep and have at most 10000 nodes.
+/// Throws InvalidArgument: "score_mod: column 9: unknown name 'slpoes'; expected a variable (...),
+/// or a captured tensor ...". Formulas nest at most 200 deep and have at most 10000 nodes.
 NodePtr parse(std::string_view text, const Captures& captures, const ParseOptions& options);
 
 inline NodePtr parse(std::string_view text, const Captures& captures, std::string_view argument) {

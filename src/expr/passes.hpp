@@ -1,4 +1,5 @@
-// Passes over the expression DAG: verify, simplify, substitute, collect. Each returns a new root; nodes never change.
+// Passes over the expression DAG: verify, simplify, substitute, collect. Each returns a new root;
+// nodes never change.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,16 @@
 
 namespace fovea::expr {
 
-/// Checks every invariant of node.hpp; throws InternalError naming the pass that ran before and the node that broke.
+/// Checks every invariant of node.hpp; throws InternalError naming the pass that ran before and the
+/// node that broke.
 void verify(const Node& root, std::string_view after_pass);
 
-/// Exact rewrites only (constants, x + 0, x * 1, not not, select of a constant, ...): the value of every evaluation stays
-/// the same bit for bit, NaN included (so x * 0 stays for floats).
+/// Exact rewrites only (constants, x + 0, x * 1, not not, select of a constant, ...): the value of
+/// every evaluation stays the same bit for bit, NaN included (so x * 0 stays for floats).
 NodePtr simplify(const NodePtr& root);
 
-/// Rebuilds the DAG bottom-up: `replace` may return a new node for a rebuilt one, or null to keep it.
+/// Rebuilds the DAG bottom-up: `replace` may return a new node for a rebuilt one, or null to keep
+/// it.
 NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)>& replace);
 
 /// Replaces `score` by another formula.
@@ -31,17 +34,20 @@ bool same_binding(const CapturedScalar& a, const CapturedScalar& b);
 NodePtr rename_slots(const NodePtr& root,
                      const std::function<std::string(const std::string&)>& renamed);
 
-/// Slots in order of first use; throws InvalidArgument when one name is bound to two different things.
+/// Slots in order of first use; throws InvalidArgument when one name is bound to two different
+/// things.
 Captures collect_captures(const Node& root);
 
 /// Does the formula read this variable?
 bool reads(const Node& root, Variable variable);
 
-/// The structural key: slots numbered in order of first use, so programs that differ in names alone share kernels.
+/// The structural key: slots numbered in order of first use, so programs that differ in names alone
+/// share kernels.
 Digest structural_key(const NodePtr& root);
 
-/// Refuses loads that are out of range for every position of a problem of these bounds: throws InvalidArgument naming the
-/// load, the index, its range and the extent. `bounds` gives [lo, hi] of each Variable.
+/// Refuses loads that are out of range for every position of a problem of these bounds: throws
+/// InvalidArgument naming the load, the index, its range and the extent. `bounds` gives [lo, hi] of
+/// each Variable.
 void refuse_out_of_range_loads(const NodePtr& root, const struct Box& bounds,
                                std::string_view argument);
 

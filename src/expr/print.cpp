@@ -63,7 +63,8 @@ std::vector<NodePtr> written_operands(const Node& node) {
     }
     return indices;
   }
-  // At most eight ways to leave out conversions; fewest left first, the leftmost kept where one must stay.
+  // At most eight ways to leave out conversions; fewest left first, the leftmost kept where one
+  // must stay.
   unsigned convertible = 0;
   for (std::size_t i = 0; i < count; ++i) {
     if (is_conversion(*node.operands[i])) convertible |= 1U << i;

@@ -1,4 +1,5 @@
-// The text form of a formula, with as few parentheses and conversions as parse needs to give the same node back.
+// The text form of a formula, with as few parentheses and conversions as parse needs to give the
+// same node back.
 #pragma once
 
 #include <string>

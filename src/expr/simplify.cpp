@@ -1,7 +1,9 @@
-// Exact rewrites: small rules on one node whose operands are simple already. A rule returns null where it does not apply.
+// Exact rewrites: small rules on one node whose operands are simple already. A rule returns null
+// where it does not apply.
 //
-// Floats keep their NaN and signed zeros: x + 0.0 stays (-0.0 + 0.0 is 0.0), x - 0.0 goes; x * 0.0 stays. Only operations that
-// IEEE rounds once are folded, in fp32; exp and its kin are left to the backend that would have computed them.
+// Floats keep their NaN and signed zeros: x + 0.0 stays (-0.0 + 0.0 is 0.0), x - 0.0 goes; x * 0.0
+// stays. Only operations that IEEE rounds once are folded, in fp32; exp and its kin are left to the
+// backend that would have computed them.
 #include <algorithm>
 #include <bit>
 #include <cmath>

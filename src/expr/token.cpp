@@ -121,7 +121,8 @@ Token Lexer::number() {
     token.int_value = int_of(token.text, 10);
     return token;
   }
-  // Straight to fp32: by way of fp64 a decimal next to the middle of two floats would be rounded twice.
+  // Straight to fp32: by way of fp64 a decimal next to the middle of two floats would be rounded
+  // twice.
   float value = 0;
   const char* end = token.text.data() + token.text.size();
   if (std::from_chars(token.text.data(), end, value).ec == std::errc::result_out_of_range) {

@@ -1,4 +1,5 @@
-// Random well-typed formulas over captured data, and a plain scalar evaluator for them. For the expr_*_test.cpp here.
+// Random well-typed formulas over captured data, and a plain scalar evaluator for them. For the
+// expr_*_test.cpp here.
 #pragma once
 
 #include <algorithm>
@@ -201,7 +202,8 @@ void for_random_formulas(const Captures& captures, std::uint32_t seed, Property 
   }
 }
 
-/// Every node's value at one position. Real is the precision of floats: float, or double as the oracle has it.
+/// Every node's value at one position. Real is the precision of floats: float, or double as the
+/// oracle has it.
 template <typename Real>
 class Evaluation {
  public:

@@ -1,4 +1,5 @@
-// What evaluation gives anywhere in a box lies in the interval of the box, for every node and in both precisions.
+// What evaluation gives anywhere in a box lies in the interval of the box, for every node and in
+// both precisions.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 

@@ -19,7 +19,8 @@ std::string refusal(const std::string& text) {
   return refusal_of([&] { parsed(text); });
 }
 
-// How the text is grouped, shown by the printer's parentheses around an equal text with all of them.
+// How the text is grouped, shown by the printer's parentheses around an equal text with all of
+// them.
 void expect_same(const std::string& text, const std::string& grouped) {
   EXPECT_EQ(expr::print(*parsed(text)), expr::print(*parsed(grouped)));
   EXPECT_EQ(parsed(text)->digest, parsed(grouped)->digest) << text << " is not " << grouped;
