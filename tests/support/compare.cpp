@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -144,6 +145,20 @@ std::vector<double> values_of(const TensorView& view) {
   return values;
 }
 
+std::vector<std::uint64_t> bits_of(const TensorView& view) {
+  std::vector<std::uint64_t> bits;
+  if (!view) return bits;
+  for (const double value : values_of(view)) bits.push_back(std::bit_cast<std::uint64_t>(value));
+  return bits;
+}
+
+GuardedTensor tensor_of(Dtype dtype, const std::vector<std::int64_t>& shape,
+                        const std::vector<double>& values) {
+  GuardedTensor tensor(make_spec(dtype, shape));
+  tensor.fill([&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
+  return tensor;
+}
+
 std::string run_with_poisoned_workspace(AttentionForward args) {
   constexpr std::size_t kGuardBytes = 256;
   constexpr std::size_t kAlignment = 64;
@@ -197,7 +212,8 @@ std::string difference_from_oracle(const Case& problem, const CompareOptions& op
 }
 
 void expect_equals_oracle(const Case& problem, const CompareOptions& options) {
-  EXPECT_EQ(difference_from_oracle(problem, options), "");
+  const std::string difference = difference_from_oracle(problem, options);
+  if (!difference.empty()) ADD_FAILURE() << difference;
 }
 
 }  // namespace fovea::testing

@@ -40,6 +40,13 @@ void expect_equals_oracle(const Case& problem, const CompareOptions& options = {
 /// Row-major values of a tensor of any strides.
 std::vector<double> values_of(const TensorView& view);
 
+/// The same, to be compared bit for bit: -0 is not 0, and a NaN equals itself.
+std::vector<std::uint64_t> bits_of(const TensorView& view);
+
+/// A tensor with these values, row-major.
+GuardedTensor tensor_of(Dtype dtype, const std::vector<std::int64_t>& shape,
+                        const std::vector<double>& values);
+
 /// Runs attention_forward with a poisoned workspace in guards; returns "wrote outside of workspace"
 /// or nothing.
 std::string run_with_poisoned_workspace(AttentionForward args);

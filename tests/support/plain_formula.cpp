@@ -79,6 +79,7 @@ class Plain {
 
   void run_sequence(const Sequence& s) {
     const int heads = args_.k.rank() == 3 ? 1 : 2;
+    if (num_heads_q_ == 0) return;
     const std::int64_t group = num_heads_q_ / args_.k.size(heads);
     for (std::int64_t q_head = 0; q_head < num_heads_q_; ++q_head) {
       gather(s, q_head / group);
