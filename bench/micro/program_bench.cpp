@@ -1,5 +1,6 @@
 // What a program costs beside the attention around it: ns per instruction and score, per target.
 // Bound: 2 loads and a store of one vector per instruction, from L1.
+#include "cpu/kernels/highway.hpp"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "micro/program_bench.cpp"
 #include <hwy/foreach_target.h>

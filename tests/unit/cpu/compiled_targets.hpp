@@ -32,28 +32,8 @@ inline bool runs_avx3() {
 #endif
 }
 
-inline bool runs_sse4() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("sse4.2");
-#else
-  return false;
-#endif
-}
-
 }  // namespace fovea::cpu
 
-#if HWY_TARGETS & HWY_SSSE3
-#define FOVEA_TEST_SSSE3(table, function) \
-  if (runs_sse4()) table.push_back({"ssse3", &N_SSSE3::function})
-#else
-#define FOVEA_TEST_SSSE3(table, function)
-#endif
-#if HWY_TARGETS & HWY_SSE4
-#define FOVEA_TEST_SSE4(table, function) \
-  if (runs_sse4()) table.push_back({"sse4", &N_SSE4::function})
-#else
-#define FOVEA_TEST_SSE4(table, function)
-#endif
 #if HWY_TARGETS & HWY_AVX2
 #define FOVEA_TEST_AVX2(table, function) \
   if (runs_avx2()) table.push_back({"avx2", &N_AVX2::function})
@@ -70,7 +50,5 @@ inline bool runs_sse4() {
 /// Fills `table` with `function` of every target that runs here; the static one always does.
 #define FOVEA_COMPILED_TARGETS(table, function)                \
   table.push_back({"static", &HWY_STATIC_DISPATCH(function)}); \
-  FOVEA_TEST_SSSE3(table, function);                           \
-  FOVEA_TEST_SSE4(table, function);                            \
   FOVEA_TEST_AVX2(table, function);                            \
   FOVEA_TEST_AVX3(table, function)

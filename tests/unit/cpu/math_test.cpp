@@ -1,4 +1,5 @@
 // Errors of the vector functions against the C library in fp64, on every target that runs here.
+#include "cpu/kernels/highway.hpp"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "unit/cpu/math_test.cpp"
 #include <hwy/foreach_target.h>

@@ -1,5 +1,6 @@
 // Programs on tiles, on every target this processor runs, against an evaluator of one score at a
 // time that walks the DAG and shares nothing with the tape.
+#include "cpu/kernels/highway.hpp"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "unit/cpu/program_test.cpp"
 #include <hwy/foreach_target.h>
