@@ -1,0 +1,607 @@
+"""The `fovea` command from outside: results, files, exit codes, one clear line for each mistake.
+
+usage: cli_test.py PATH_OF_FOVEA [unittest options]
+"""
+
+import json
+import math
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zlib
+from pathlib import Path
+
+from files import bf16, count, elements, from_bf16, normal, npy, read_npy, read_safetensors, safetensors
+
+FOVEA = ""
+# seqlen_q 5 and seqlen_kv 7 differ from each other and from every other extent, so swapped axes show.
+BATCH, SEQLEN_Q, SEQLEN_KV, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM_V = 2, 5, 7, 4, 2, 8, 6
+Q_SHAPE = (BATCH, SEQLEN_Q, HEADS_Q, HEAD_DIM)
+K_SHAPE = (BATCH, SEQLEN_KV, HEADS_KV, HEAD_DIM)
+V_SHAPE = (BATCH, SEQLEN_KV, HEADS_KV, HEAD_DIM_V)
+OUT_SHAPE = (BATCH, SEQLEN_Q, HEADS_Q, HEAD_DIM_V)
+
+
+def attention(q, k, v, visible=lambda b, h, i, j: True, score=lambda s, b, h, i, j: s):
+    """out and lse of the shapes above, in Python's floats."""
+    out, lse = [0.0] * count(OUT_SHAPE), [-math.inf] * (BATCH * HEADS_Q * SEQLEN_Q)
+    for b in range(BATCH):
+        for h in range(HEADS_Q):
+            g = h // (HEADS_Q // HEADS_KV)
+            for i in range(SEQLEN_Q):
+                weights = {}
+                for j in range(SEQLEN_KV):
+                    if not visible(b, h, i, j):
+                        continue
+                    at_q = ((b * SEQLEN_Q + i) * HEADS_Q + h) * HEAD_DIM
+                    at_k = ((b * SEQLEN_KV + j) * HEADS_KV + g) * HEAD_DIM
+                    product = sum(q[at_q + d] * k[at_k + d] for d in range(HEAD_DIM)) / math.sqrt(HEAD_DIM)
+                    weights[j] = math.exp(score(product, b, h, i, j))
+                if not weights:
+                    continue
+                total = sum(weights.values())
+                lse[(b * HEADS_Q + h) * SEQLEN_Q + i] = math.log(total)
+                for d in range(HEAD_DIM_V):
+                    at_out = ((b * SEQLEN_Q + i) * HEADS_Q + h) * HEAD_DIM_V + d
+                    values = (w * v[((b * SEQLEN_KV + j) * HEADS_KV + g) * HEAD_DIM_V + d] for j, w in weights.items())
+                    out[at_out] = sum(values) / total
+    return out, lse
+
+
+class CommandTest(unittest.TestCase):
+    """A folder with q.npy, k.npy, v.npy; commands run in it."""
+
+    def setUp(self):
+        self.q, self.k, self.v = normal(count(Q_SHAPE), 1), normal(count(K_SHAPE), 2), normal(count(V_SHAPE), 3)
+        folder = tempfile.TemporaryDirectory(prefix="fovea-cli-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.write("q.npy", npy(Q_SHAPE, self.q))
+        self.write("k.npy", npy(K_SHAPE, self.k))
+        self.write("v.npy", npy(V_SHAPE, self.v))
+
+    def write(self, name, data):
+        (self.folder / name).write_bytes(data)
+
+    def run_fovea(self, *words, **options):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FOVEA_")}
+        return subprocess.run(
+            [FOVEA, *words], cwd=self.folder, capture_output=True, text=True, timeout=120, env=environment, **options
+        )
+
+    def attend(self, *words, **options):
+        return self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--threads", "1", *words, **options)
+
+    def expect(self, result, code, *needles):
+        """The exit code, and one line on stderr that holds every needle."""
+        self.assertEqual(result.returncode, code, result.stderr + result.stdout)
+        if code == 0:
+            self.assertEqual(result.stderr, "")
+            return
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        for needle in needles:
+            self.assertIn(needle, result.stderr)
+
+    def expect_close(self, got, expected, tolerance=2e-5):
+        self.assertEqual(len(got), len(expected))
+        for index, (a, b) in enumerate(zip(got, expected)):
+            self.assertTrue(a == b or abs(a - b) <= tolerance, f"element {index}: got {a}, expected {b}")
+
+    def expect_out(self, result, expected, tolerance=2e-5):
+        self.expect(result, 0)
+        descr, shape, values = read_npy(self.folder / "out.npy")
+        self.assertEqual((descr, shape), ("<f4", OUT_SHAPE))
+        self.expect_close(values, expected, tolerance)
+
+
+class Results(CommandTest):
+    def test_plain(self):
+        out, lse = attention(self.q, self.k, self.v)
+        self.expect_out(self.attend("--out", "out.npy", "--lse", "lse.npy"), out)
+        descr, shape, values = read_npy(self.folder / "lse.npy")
+        self.assertEqual((descr, shape), ("<f4", (BATCH, HEADS_Q, SEQLEN_Q)))
+        self.expect_close(values, lse)
+
+    def test_causal_is_bottom_right_unless_said(self):
+        shift = SEQLEN_KV - SEQLEN_Q
+        for words, offset in ((["--causal"], shift), (["--causal=top_left"], 0), (["--causal", "bottom_right"], shift),
+                              (["--causal", "--align", "top_left"], 0)):
+            out, _ = attention(self.q, self.k, self.v, lambda b, h, i, j: j <= i + offset)
+            self.expect_out(self.attend(*words, "--out", "out.npy"), out)
+
+    def test_window_with_open_sides(self):
+        for text, left, right in (("1,2", 1, 2), ("-,0", 99, 0), ("2,-", 2, 99)):
+            out, _ = attention(self.q, self.k, self.v, lambda b, h, i, j: i + 2 - left <= j <= i + 2 + right)
+            self.expect_out(self.attend("--window", text, "--out", "out.npy"), out)
+        out, _ = attention(self.q, self.k, self.v, lambda b, h, i, j: i - 1 <= j <= i)
+        self.expect_out(self.attend("--window=1,0", "--align", "top_left", "--out", "out.npy"), out)
+
+    def test_score_features_apply_in_order(self):
+        slopes, bias = [0.5, 0.25, 0.125, 0.0625], normal(SEQLEN_Q * SEQLEN_KV, 4)
+        self.write("slopes.npy", npy((HEADS_Q,), slopes))
+        self.write("bias.npy", npy((SEQLEN_Q, SEQLEN_KV), bias))
+
+        def score(s, b, h, i, j):
+            s = 0.7 * s * math.sqrt(HEAD_DIM)
+            s = 3 * math.tanh(s / 3) + bias[i * SEQLEN_KV + j] - slopes[h] * abs(i + 2 - j)
+            return s * 2 + 1
+
+        out, _ = attention(self.q, self.k, self.v, score=score)
+        result = self.attend("--scale", "0.7", "--softcap", "3", "--bias", "bias.npy", "--alibi", "slopes.npy",
+                             "--score-mod", "score * n + 1", "--scalar", "n=2.0", "--out", "out.npy")
+        self.expect_out(result, out, 1e-4)
+
+    def test_mask_file_segments_and_formula_meet(self):
+        mask = [(i * 3 + j) % 4 != 0 for i in range(SEQLEN_Q) for j in range(SEQLEN_KV)]
+        ids_q, ids_kv = [0, 0, 1, 1, -1] * 2, [0, 0, 0, 1, 1, 1, -1] * 2
+        self.write("mask.npy", npy((SEQLEN_Q, SEQLEN_KV), mask, "|b1"))
+        self.write("ids_q.npy", npy((BATCH, SEQLEN_Q), ids_q, "<i4"))
+        self.write("ids_kv.npy", npy((BATCH, SEQLEN_KV), ids_kv, "<i8"))
+        self.write("keep.npy", npy((SEQLEN_KV,), [1, 1, 0, 1, 1, 1, 1], "<i4"))
+
+        def visible(b, h, i, j):
+            return mask[i * SEQLEN_KV + j] and ids_q[i] == ids_kv[j] and ids_q[i] != -1 and j != 2
+
+        out, lse = attention(self.q, self.k, self.v, visible)
+        result = self.attend("--mask", "mask.npy", "--segments-q", "ids_q.npy", "--segments-kv", "ids_kv.npy",
+                             "--mask-mod", "keep[kv_idx] == 1", "--tensor", "keep=keep.npy", "--out", "out.npy",
+                             "--lse", "lse.npy")
+        self.expect_out(result, out)
+        _, _, values = read_npy(self.folder / "lse.npy")
+        self.expect_close(values, lse)
+        self.assertEqual(values[SEQLEN_Q - 1], -math.inf)  # the padded query
+
+    def test_sinks_join_the_denominator(self):
+        self.write("sinks.npy", npy((HEADS_Q,), [0.5, 1, -1, 2]))
+        self.expect(self.attend("--sinks", "sinks.npy", "--check"), 0)
+        out, lse = attention(self.q, self.k, self.v)
+        self.expect(self.attend("--sinks", "sinks.npy", "--lse", "lse.npy"), 0)
+        _, _, values = read_npy(self.folder / "lse.npy")
+        self.assertAlmostEqual(values[0], math.log(math.exp(lse[0]) + math.exp(0.5)), places=5)
+
+    def test_dropout_of_everything_gives_zero(self):
+        self.expect_out(self.attend("--dropout", "1", "--seed", "3", "--out", "out.npy"), [0.0] * count(OUT_SHAPE))
+        self.expect(self.attend("--dropout", "0.5", "--seed", "3", "--check"), 0)
+
+    def test_bhsd_is_bshd_transposed(self):
+        def transposed(values, shape):
+            b, s, h, d = shape
+            order = [((x * s + z) * h + y) * d + w for x in range(b) for y in range(h) for z in range(s) for w in range(d)]
+            return npy((b, h, s, d), [values[i] for i in order])
+
+        for name, values, shape in (("q", self.q, Q_SHAPE), ("k", self.k, K_SHAPE), ("v", self.v, V_SHAPE)):
+            self.write(f"{name}.npy", transposed(values, shape))
+        out, _ = attention(self.q, self.k, self.v)
+        self.expect(self.attend("--layout", "bhsd", "--causal", "--mask-mod", "q_idx >= 0", "--out", "out.npy"), 0)
+        causal, _ = attention(self.q, self.k, self.v, lambda b, h, i, j: j <= i + 2)
+        _, shape, values = read_npy(self.folder / "out.npy")
+        self.assertEqual(shape, (BATCH, HEADS_Q, SEQLEN_Q, HEAD_DIM_V))
+        self.assertEqual(npy(shape, values)[-8:], transposed(causal_float32(causal), OUT_SHAPE)[-8:])
+
+    def test_thd_packs_sequences(self):
+        # The batch of two as two packed sequences, and three rows after the last.
+        rest = [7.0] * (3 * HEADS_Q * HEAD_DIM)
+        self.write("q.npy", npy((BATCH * SEQLEN_Q + 3, HEADS_Q, HEAD_DIM), self.q + rest))
+        self.write("k.npy", npy((BATCH * SEQLEN_KV, HEADS_KV, HEAD_DIM), self.k))
+        self.write("v.npy", npy((BATCH * SEQLEN_KV, HEADS_KV, HEAD_DIM_V), self.v))
+        self.write("cu_q.npy", npy((3,), [0, SEQLEN_Q, 2 * SEQLEN_Q], "<i4"))
+        self.write("cu_kv.npy", npy((3,), [0, SEQLEN_KV, 2 * SEQLEN_KV], "<i8"))
+        ids = [0, 0, 1, 1, -1] * 2
+        self.write("ids_q.npy", npy((13,), ids + [0, 0, 0], "<i4"))
+        self.write("ids_kv.npy", npy((14,), [0, 0, 0, 1, 1, 1, -1] * 2, "<i4"))
+        words = ["--layout", "thd", "--cu-seqlens-q", "cu_q.npy", "--cu-seqlens-kv", "cu_kv.npy", "--out", "out.npy"]
+        for extra, visible in (
+            (["--causal"], lambda b, h, i, j: j <= i + 2),
+            (["--segments-q", "ids_q.npy", "--segments-kv", "ids_kv.npy"],
+             lambda b, h, i, j: ids[i] != -1 and ids[i] == [0, 0, 0, 1, 1, 1, -1][j]),
+        ):
+            out, lse = attention(self.q, self.k, self.v, visible)
+            self.expect(self.attend(*words, *extra, "--lse", "lse.npy", "--check"), 0)
+            _, shape, values = read_npy(self.folder / "out.npy")
+            self.assertEqual(shape, (13, HEADS_Q, HEAD_DIM_V))
+            self.expect_close(values, out + [0.0] * (3 * HEADS_Q * HEAD_DIM_V))
+            _, shape, values = read_npy(self.folder / "lse.npy")
+            self.assertEqual(shape, (HEADS_Q, 13))
+            self.expect_close(values[:5] + values[10:13], lse[:5] + [-math.inf] * 3)
+
+    def test_fortran_order_and_header_versions(self):
+        out, _ = attention(self.q, self.k, self.v)
+        b, s, h, d = Q_SHAPE
+        order = [((x * s + y) * h + z) * d + w for w in range(d) for z in range(h) for y in range(s) for x in range(b)]
+        self.write("q.npy", npy(Q_SHAPE, [self.q[i] for i in order], fortran=True))
+        self.write("k.npy", npy(K_SHAPE, self.k, version=2))
+        self.write("v.npy", npy(V_SHAPE, self.v, version=3))
+        self.expect_out(self.attend("--out", "out.npy"), out)
+
+    def test_float16(self):
+        for name, values, shape in (("q", self.q, Q_SHAPE), ("k", self.k, K_SHAPE), ("v", self.v, V_SHAPE)):
+            self.write(f"{name}.npy", npy(shape, values, "<f2"))
+        out, _ = attention(self.q, self.k, self.v)
+        self.expect(self.attend("--out", "out.npy", "--check"), 0)
+        descr, _, values = read_npy(self.folder / "out.npy")
+        self.assertEqual(descr, "<f2")
+        self.expect_close(values, out, 1e-2)
+        self.expect(self.attend("--out", "out.npy", "--out-dtype", "f32"), 0)
+        self.assertEqual(read_npy(self.folder / "out.npy")[0], "<f4")
+
+    def test_bf16_travels_as_uint16(self):
+        for name, values, shape in (("q", self.q, Q_SHAPE), ("k", self.k, K_SHAPE), ("v", self.v, V_SHAPE)):
+            self.write(f"{name}.npy", npy(shape, [bf16(x) for x in values], "<u2"))
+        out, _ = attention(self.q, self.k, self.v)
+        self.expect(self.attend("--dtype", "bf16", "--out", "out.npy", "--check"), 0)
+        descr, _, values = read_npy(self.folder / "out.npy")
+        self.assertEqual(descr, "<u2")
+        self.expect_close([from_bf16(x) for x in values], out, 4e-2)
+
+    def test_safetensors_in_and_out(self):
+        content = lambda values: struct.pack(f"<{len(values)}H", *(bf16(x) for x in values))
+        self.write("x.safetensors", safetensors({
+            "v": ("BF16", V_SHAPE, content(self.v)), "q": ("BF16", Q_SHAPE, content(self.q)),
+            "unused": ("F64", (1,), bytes(8)), "k": ("BF16", K_SHAPE, content(self.k))}))
+        self.expect(self.run_fovea("attend", "--input", "x.safetensors", "--out", "y.safetensors", "--check"), 0)
+        tensors = read_safetensors(self.folder / "y.safetensors")
+        self.assertEqual({name: entry[:2] for name, entry in tensors.items()},
+                         {"out": ("BF16", OUT_SHAPE), "lse": ("F32", (BATCH, HEADS_Q, SEQLEN_Q))})
+        out, lse = attention(self.q, self.k, self.v)
+        self.expect_close(struct.unpack(f"<{len(lse)}f", tensors["lse"][2]), lse, 4e-2)
+        got = [from_bf16(x) for x in struct.unpack(f"<{len(out)}H", tensors["out"][2])]
+        self.expect_close(got, out, 4e-2)
+
+    def test_axes_of_size_zero(self):
+        self.write("q.npy", npy((0, SEQLEN_Q, HEADS_Q, HEAD_DIM), []))
+        self.write("k.npy", npy((0, SEQLEN_KV, HEADS_KV, HEAD_DIM), []))
+        self.write("v.npy", npy((0, SEQLEN_KV, HEADS_KV, HEAD_DIM_V), []))
+        self.expect(self.attend("--out", "out.npy", "--check"), 0)
+        self.assertEqual(read_npy(self.folder / "out.npy")[1], (0, SEQLEN_Q, HEADS_Q, HEAD_DIM_V))
+        self.write("q.npy", npy(Q_SHAPE, self.q))
+        self.write("k.npy", npy((BATCH, 0, HEADS_KV, HEAD_DIM), []))
+        self.write("v.npy", npy((BATCH, 0, HEADS_KV, HEAD_DIM_V), []))
+        self.expect_out(self.attend("--out", "out.npy", "--check"), [0.0] * count(OUT_SHAPE))
+
+    def test_any_number_of_threads_gives_the_same_bits(self):
+        self.expect(self.attend("--out", "a.npy"), 0)
+        self.expect(self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--threads", "3",
+                                   "--deterministic", "--out", "b.npy"), 0)
+        self.assertEqual((self.folder / "a.npy").read_bytes(), (self.folder / "b.npy").read_bytes())
+
+
+def causal_float32(values):
+    return [struct.unpack("<f", struct.pack("<f", x))[0] for x in values]
+
+
+class Reports(CommandTest):
+    def test_json_is_one_object(self):
+        result = self.attend("--causal", "--json", "--check", "--out", "out.npy")
+        self.expect(result, 0)
+        report = json.loads(result.stdout)
+        self.assertEqual(report["command"], "attend")
+        self.assertEqual(report["explanation"]["kernel"], "cpu/attention_forward")
+        self.assertTrue(report["check"]["passes"])
+        self.assertLessEqual(report["check"]["out"]["max_error"], report["check"]["out"]["allowed"])
+        self.assertGreater(report["time_ms"], 0)
+        visible = sum(min(SEQLEN_KV, i + 3) for i in range(SEQLEN_Q)) * BATCH * HEADS_Q
+        self.assertEqual(report["flops"], 2 * visible * (HEAD_DIM + HEAD_DIM_V))
+
+    def test_text_says_what_ran(self):
+        text = self.attend("--check").stdout
+        for needle in ("ran ", "time ", "GFLOP/s", "skipped", "check ", "allowed"):
+            self.assertIn(needle, text)
+
+    def test_without_out_nothing_is_written(self):
+        before = sorted(self.folder.iterdir())
+        self.expect(self.attend("--check"), 0)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+    def test_explain_of_files_and_shapes(self):
+        self.expect(self.run_fovea("explain", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--causal"), 0)
+        result = self.run_fovea("explain", "--seqlen-q", "1000", "--num-heads-q", "8", "--num-heads-kv", "2", "--json")
+        self.expect(result, 0)
+        self.assertEqual(json.loads(result.stdout)["kernel"], "cpu/attention_forward")
+        self.expect(self.run_fovea("explain", "--q", "q.npy", "--seqlen-q", "3"), 2, "shapes stand beside files")
+
+    def test_what_cannot_run_here_is_exit_code_3(self):
+        reasons = {t["name"]: t.get("reason") for t in json.loads(self.run_fovea("doctor", "--json").stdout)["targets"]}
+        missing = next(name for name, reason in reasons.items() if reason)
+        self.expect(self.attend("--target", missing), 3, missing)
+        self.expect(self.run_fovea("explain", "--seqlen-q", "8", "--target", missing), 3)
+
+    def test_draw_mask(self):
+        result = self.run_fovea("draw-mask", "--seqlen-q", "256", "--causal", "--window", "64,0", "--png", "mask.png")
+        self.expect(result, 0)
+        self.assertIn("4 partial", self.run_fovea("draw-mask", "--seqlen-q", "256", "--causal").stdout)
+        data = (self.folder / "mask.png").read_bytes()
+        self.assertTrue(data.startswith(b"\x89PNG\r\n\x1a\n"))
+        width, height = struct.unpack(">II", data[16:24])
+        begin = data.index(b"IDAT")
+        (length,) = struct.unpack(">I", data[begin - 4 : begin])
+        pixels = zlib.decompress(data[begin + 4 : begin + 4 + length])
+        self.assertEqual(len(pixels), height * (3 * width + 1))
+        (crc,) = struct.unpack(">I", data[begin + 4 + length : begin + 8 + length])
+        self.assertEqual(crc, zlib.crc32(data[begin : begin + 4 + length]))
+
+    def test_draw_mask_counts_tiles(self):
+        result = self.run_fovea("draw-mask", "--seqlen-q", "128", "--mask-mod", "kv_idx <= q_idx", "--tile-q", "32",
+                                "--tile-kv", "32", "--json")
+        self.expect(result, 0)
+        self.assertEqual(json.loads(result.stdout)["tiles"], {"empty": 6, "partial": 4, "full": 6})
+
+    def test_doctor(self):
+        result = self.run_fovea("doctor")
+        self.expect(result, 0)
+        for needle in ("processor", "scalar", "threads", "FOVEA_NUM_THREADS", "FOVEA_CPU_TARGET"):
+            self.assertIn(needle, result.stdout)
+
+    def test_every_command_has_a_page(self):
+        for command in ("attend", "bench", "explain", "draw-mask", "doctor"):
+            result = self.run_fovea(command, "--help")
+            self.expect(result, 0)
+            self.assertIn(f"fovea {command}", result.stdout)
+            self.assertIn("Examples", result.stdout)
+        self.expect(self.run_fovea("--help"), 0)
+        self.expect(self.run_fovea("--version"), 0)
+
+
+class Bench(CommandTest):
+    SHAPES = ("--seqlen-q", "64", "--num-heads-q", "2", "--runs", "3", "--threads", "1")
+
+    def test_a_run_is_kept_and_compared(self):
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--json", "kept.json"), 0)
+        kept = json.loads((self.folder / "kept.json").read_text())
+        row = kept["rows"][0]
+        self.assertEqual(row["flops"], 2 * 2 * 64 * 64 * 128)
+        self.assertGreater(row["bound_fma_gflops_per_second"], 0)
+        row["fraction_of_bound"] *= 100
+        row["spread"] = 0
+        (self.folder / "kept.json").write_text(json.dumps(kept))
+        # A spread of more than the whole would hide any loss; three runs of a tiny problem may have one.
+        results = [self.run_fovea("bench", *self.SHAPES, "--against", "kept.json") for _ in range(3)]
+        lost = [result for result in results if result.returncode == 1]
+        self.assertTrue(lost, results[0].stdout)
+        self.expect(lost[0], 1, "--against", "beyond noise")
+        row["fraction_of_bound"] = 1e-9
+        (self.folder / "kept.json").write_text(json.dumps(kept))
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 0)
+
+    def test_json_on_stdout(self):
+        result = self.run_fovea("bench", *self.SHAPES, "--json")
+        self.expect(result, 0)
+        self.assertEqual(len(json.loads(result.stdout)["rows"]), 1)
+
+    def test_named_cases(self):
+        result = self.run_fovea("bench", "--list")
+        self.expect(result, 0)
+        self.assertIn("llama_decode", result.stdout)
+        self.expect(self.run_fovea("bench", "--case", "nonsense"), 2, "--case", "nonsense")
+        self.expect(self.run_fovea("bench", "--case", "gpt2_prefill", "--seqlen-q", "3"), 2, "--case")
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [
+            {"name": "packed", "why": "small", "seqlen_q": [5, 9], "seqlen_kv": [5, 9], "causal": "bottom_right"},
+            {"name": "all", "why": "everything", "seqlen_q": 16, "num_heads_q": 2, "dtype": "bf16", "alibi": True,
+             "sinks": True, "documents": 2, "softcap": 5, "window": [4, None], "score_mod": "score * n",
+             "scalars": {"n": 0.5}}]}))
+        self.expect(self.run_fovea("bench", "--cases", "cases.json", "--runs", "2", "--threads", "1"), 0)
+        (self.folder / "cases.json").write_text('{"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "seqlen_z": 3}]}')
+        self.expect(self.run_fovea("bench", "--cases", "cases.json"), 2, "'x'", "seqlen_z")
+
+    def test_kept_runs_are_checked(self):
+        for text in ("", "[]", '{"rows": [1]}', '{"rows": [{"name": "given shapes"}]}'):
+            (self.folder / "kept.json").write_text(text)
+            self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 2, "--against")
+        (self.folder / "kept.json").write_text('{"rows": []}')
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 2, "none of these cases")
+
+
+class Refusals(CommandTest):
+    """Bad input: exit code 2, one line that names the option, nothing written."""
+
+    def refuse(self, result, *needles):
+        self.expect(result, 2, *needles)
+        self.assertFalse((self.folder / "out.npy").exists())
+
+    def test_commands_and_options(self):
+        self.refuse(self.run_fovea(), "which command")
+        self.refuse(self.run_fovea("decode"), "unknown command 'decode'")
+        self.refuse(self.attend("--nonsense"), "unknown option '--nonsense'")
+        self.refuse(self.attend("surplus"), "surplus")
+        self.refuse(self.attend("--softcap"), "--softcap")
+        self.refuse(self.attend("--q", "q.npy"), "--q")
+        self.refuse(self.run_fovea("doctor", "--q", "q.npy"), "unknown option '--q'")
+
+    def test_values(self):
+        for option, values in {
+            "--window": ("3", "1,2,3", "-1,0", "a,b", "1;2", ""), "--scale": ("x", "nan", "inf", ""),
+            "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5"),
+            "--threads": ("-1", "x", "1,2"), "--layout": ("bsdh", ""), "--dtype": ("f64", ""), "--align": ("left",),
+            "--target": ("sse9",), "--compute-dtype": ("f16",), "--out-dtype": ("f64",), "--scalar": ("n", "n=x", "=3", "1n=3"),
+            "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
+            "--mask-mod": ("", "score > 0", "q_idx"),
+        }.items():
+            for value in values:
+                with self.subTest(option=option, value=value):
+                    self.refuse(self.attend(option, value, "--out", "out.npy"), option.removeprefix("--").replace("-", "")[:4]
+                                if option in ("--score-mod", "--mask-mod", "--softcap") else option)
+        self.refuse(self.attend("--causal=left"), "--causal")
+        self.refuse(self.attend("--causal=top_left", "--align", "bottom_right"), "--align")
+
+    def test_parse_errors_point_at_the_column(self):
+        self.refuse(self.attend("--score-mod", "score + nonsense"), "column 9", "nonsense")
+
+    def test_names_are_given_once_and_read(self):
+        self.refuse(self.attend("--scalar", "n=3", "--scalar", "n=4", "--score-mod", "score * n"), "n is given twice")
+        self.refuse(self.attend("--scalar", "n=3"), "--scalar n", "no program reads it")
+        self.refuse(self.attend("--tensor", "t=q.npy", "--score-mod", "score"), "--tensor t", "no program reads it")
+
+    def test_missing_inputs(self):
+        self.refuse(self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy"), "--v", "is missing")
+        self.refuse(self.run_fovea("attend"), "--q", "is missing")
+        self.refuse(self.run_fovea("attend", "--input", "none.safetensors"), "none.safetensors", "No such file")
+        self.refuse(self.run_fovea("attend", "--input", "q.npy"), "--input", ".npy")
+        self.refuse(self.attend("--input", "x.safetensors"), "--input")
+        self.refuse(self.attend("--bias", "."), "--bias", "a folder")
+        self.refuse(self.attend("--bias", "/dev/zero"), "--bias", "a device")
+
+    def test_malformed_npy(self):
+        good = npy(Q_SHAPE, self.q)
+        faults = {
+            "truncated": good[:-1], "trailing bytes": good + b"\0", "header is cut off": good[:40],
+            "float64": npy(Q_SHAPE, self.q, "<f8"), "big-endian": npy(Q_SHAPE, self.q, ">f4"),
+            "--dtype bf16": npy(Q_SHAPE, [0] * len(self.q), "<u2"), "Python objects": good.replace(b"'<f4'", b"'|O' "),
+            "structured": good.replace(b"'<f4'", b"[('a',"), "not a .npy file": b"hello", "version 4.0": good[:6] + b"\4" + good[7:],
+            "stands twice": good.replace(b"'fortran_order': False", b"'descr': '<f4'        "),
+            "overflow": good.replace(str(Q_SHAPE).encode() + b", }    ", b"(99999999999, 99999999999)}"),
+            "has rank 1": npy((len(self.q),), self.q), "dtype i32": npy(Q_SHAPE, [0] * len(self.q), "<i4"),
+        }
+        for needle, data in faults.items():
+            with self.subTest(needle):
+                self.write("q.npy", data)
+                self.refuse(self.attend("--out", "out.npy"), "q", needle)
+        self.write("q.npy", b"")
+        self.refuse(self.attend("--out", "out.npy"), "--q", "q.npy")
+
+    def test_malformed_safetensors(self):
+        tensor = lambda shape: ("F32", shape, bytes(4 * count(shape)))
+        good = safetensors({"q": tensor(Q_SHAPE), "k": tensor(K_SHAPE), "v": tensor(V_SHAPE)})
+        faults = {
+            "no tensor 'v'": safetensors({"q": tensor(Q_SHAPE), "k": tensor(K_SHAPE)}),
+            "truncated": good[:-1], "trailing": good + b"\0", "length": b"abc",
+            "header is truncated": struct.pack("<Q", 1 << 20) + b"{}", "at most": struct.pack("<Q", 1 << 60) + b"{}",
+            "twice": with_header(b'{"q":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"q":{}}'),
+            "overlaps": with_header(b'{"q":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},'
+                                    b'"k":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}', 3),
+            "object": with_header(b'{"q":' * 5000 + b"1" + b"}" * 5000), "not JSON": with_header(b'{"q":'),
+            "negative": with_header(b'{"q":{"dtype":"U8","shape":[-1],"data_offsets":[0,0]}}'),
+            "F64": safetensors({"q": ("F64", (1,), bytes(8))}),
+        }
+        for needle, data in faults.items():
+            with self.subTest(needle):
+                self.write("x.safetensors", data)
+                self.refuse(self.run_fovea("attend", "--input", "x.safetensors", "--out", "out.npy"), "--input", needle)
+
+    def test_shapes_and_dtypes_that_do_not_fit(self):
+        self.write("k.npy", npy((BATCH, SEQLEN_KV, HEADS_KV, HEAD_DIM + 1), [0.0] * (BATCH * SEQLEN_KV * HEADS_KV * 9)))
+        self.refuse(self.attend("--out", "out.npy"), "k ", "head_dim")
+        self.write("k.npy", npy(K_SHAPE, self.k, "<f2"))
+        self.refuse(self.attend("--out", "out.npy"), "k", "f16")
+        self.write("k.npy", npy((BATCH, SEQLEN_KV, 3, HEAD_DIM), [0.0] * (BATCH * SEQLEN_KV * 3 * HEAD_DIM)))
+        self.write("v.npy", npy((BATCH, SEQLEN_KV, 3, HEAD_DIM_V), [0.0] * (BATCH * SEQLEN_KV * 3 * HEAD_DIM_V)))
+        self.refuse(self.attend("--out", "out.npy"), "4", "3")
+
+    def test_dtype_bf16_over_anything_else(self):
+        self.refuse(self.attend("--dtype", "bf16", "--out", "out.npy"), "--dtype", "bf16", "f32")
+
+    def test_side_tensors_that_do_not_fit(self):
+        self.write("bad.npy", npy((3,), [0.0] * 3))
+        for option in ("--bias", "--alibi", "--sinks"):
+            self.refuse(self.attend(option, "bad.npy", "--out", "out.npy"), option.removeprefix("--"))
+        self.write("ids.npy", npy((BATCH, SEQLEN_Q), [0] * 10, "<i4"))
+        self.refuse(self.attend("--segments-q", "ids.npy"), "--segments-q", "--segments-kv")
+        self.refuse(self.attend("--segments-q", "ids.npy", "--segments-kv", "ids.npy"), "--segments-kv", "[2, 7]")
+        self.refuse(self.attend("--segments-q", "bad.npy", "--segments-kv", "ids.npy"), "--segments-q", "int32")
+
+    def test_thd_refuses_dense_tensors_and_bad_offsets(self):
+        self.write("q.npy", npy((10, HEADS_Q, HEAD_DIM), self.q))
+        self.write("k.npy", npy((14, HEADS_KV, HEAD_DIM), self.k))
+        self.write("v.npy", npy((14, HEADS_KV, HEAD_DIM_V), self.v))
+        self.write("cu.npy", npy((3,), [0, 5, 10], "<i4"))
+        thd = ["--layout", "thd", "--cu-seqlens-q", "cu.npy", "--cu-seqlens-kv", "cu.npy"]
+        self.refuse(self.attend(*thd, "--mask", "cu.npy"), "--mask", "--mask-mod")
+        self.refuse(self.attend(*thd, "--bias", "cu.npy"), "--bias", "--score-mod")
+        self.refuse(self.attend(*thd[:4]), "--cu-seqlens-kv")
+        self.refuse(self.attend("--cu-seqlens-q", "cu.npy"), "--cu-seqlens-q", "--layout thd")
+        for values in ([1, 5, 10], [0, 6, 5], [0, 5, 11]):
+            self.write("cu.npy", npy((3,), values, "<i4"))
+            self.refuse(self.attend(*thd, "--out", "out.npy"), "cu_seqlens_q")
+        self.write("cu.npy", npy((3,), [0.0, 5.0, 10.0]))
+        self.refuse(self.attend(*thd, "--out", "out.npy"), "cu_seqlens_q")
+
+    def test_outputs_that_cannot_be_written(self):
+        (self.folder / "folder.npy").mkdir()
+        os.link(self.folder / "q.npy", self.folder / "linked.npy")
+        os.symlink("v.npy", self.folder / "symlinked.npy")
+        for words, needle in {
+            ("--out", "missing/out.npy"): "No such file", ("--out", "folder.npy"): "folder", ("--out", "out.txt"): ".npy",
+            ("--lse", "lse.safetensors"): ".npy", ("--out", "q.npy"): "--q reads", ("--lse", "./k.npy"): "--k reads",
+            ("--out", "linked.npy"): "--q reads", ("--out", "symlinked.npy"): "--v reads", ("--out", ""): "--out",
+            ("--out", "same.npy", "--lse", "./same.npy"): "--out writes",
+        }.items():
+            with self.subTest(words):
+                self.refuse(self.attend(*words), needle)
+        self.assertEqual(read_npy(self.folder / "k.npy")[1], K_SHAPE)
+        self.assertFalse([path.name for path in self.folder.iterdir() if path.name.startswith(".")])
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--png", "missing/x.png"), "--png", "No such file")
+
+    def test_draw_mask(self):
+        self.refuse(self.run_fovea("draw-mask", "--causal"), "--seqlen-q", "is missing")
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--sequence", "1"), "--sequence")
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--tile-q", "0"), "--tile-q")
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--mask-mod", "kv_idx <"), "column")
+
+
+def with_header(text: bytes, size: int = 0) -> bytes:
+    return struct.pack("<Q", len(text)) + text + bytes(size)
+
+
+class Writing(CommandTest):
+    def test_old_file_keeps_its_mode_and_links_stay_links(self):
+        (self.folder / "target.npy").write_bytes(b"old")
+        (self.folder / "target.npy").chmod(0o640)
+        os.symlink("target.npy", self.folder / "out.npy")
+        self.expect(self.attend("--out", "out.npy"), 0)
+        self.assertTrue((self.folder / "out.npy").is_symlink())
+        self.assertEqual((self.folder / "target.npy").stat().st_mode & 0o777, 0o640)
+        self.assertEqual(read_npy(self.folder / "target.npy")[1], OUT_SHAPE)
+
+    def test_a_full_disk_is_exit_code_1_and_leaves_the_old_file(self):
+        (self.folder / "out.npy").write_bytes(b"old")
+
+        def limit_file_size():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+
+        self.expect(self.attend("--out", "out.npy", preexec_fn=limit_file_size), 1, "out.npy", "File too large")
+        self.assertEqual((self.folder / "out.npy").read_bytes(), b"old")
+        self.assertFalse([path.name for path in self.folder.iterdir() if path.name.startswith(".")])
+
+    def test_stdout_that_takes_nothing_is_exit_code_1(self):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([FOVEA, "doctor", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+        self.expect(result, 1, "stdout")
+
+    def test_a_killed_run_leaves_the_old_file_or_the_new_one(self):
+        # 4 MiB of output, killed at moments spread over a whole run.
+        shape = (1, 1024, 8, 128)
+        tokens = npy((1, 1, 8, 128), normal(1024, 5))
+        self.write("k.npy", tokens)
+        self.write("v.npy", tokens)
+        self.write("q.npy", npy(shape, [0.5] * count(shape)))
+        begin = time.monotonic()
+        self.expect(self.attend("--out", "out.npy"), 0)
+        duration = time.monotonic() - begin
+        new = (self.folder / "out.npy").read_bytes()
+        words = [FOVEA, "attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--threads", "1", "--out", "out.npy"]
+        seen = set()
+        for moment in range(30):
+            (self.folder / "out.npy").write_bytes(b"old")
+            process = subprocess.Popen(words, cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(duration * moment / 24)
+            process.kill()
+            process.wait()
+            content = (self.folder / "out.npy").read_bytes()
+            self.assertIn(content, (b"old", new), "a torn file")
+            seen.add(content == new)
+        self.assertIn(False, seen)
+
+
+class Progress(CommandTest):
+    def test_silent_where_stderr_is_no_terminal(self):
+        self.expect(self.attend("--check"), 0)
+
+
+if __name__ == "__main__":
+    FOVEA = str(Path(sys.argv.pop(1)).resolve())
+    unittest.main()

@@ -1,0 +1,53 @@
+#include "tools/cases.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tools/failure.hpp"
+
+namespace fovea::tools {
+namespace {
+
+TEST(Cases, TheBuiltInOnesHaveNamesOfTheirOwnAndReasons) {
+  std::set<std::string> names;
+  for (const Case& problem : built_in_cases()) {
+    EXPECT_TRUE(names.insert(problem.name).second) << problem.name;
+    EXPECT_GT(problem.why.size(), 10U) << problem.name;
+  }
+  EXPECT_GE(names.size(), 10U);
+}
+
+TEST(Cases, PackedSequencesShareOneAxis) {
+  const std::vector<Case> cases = parse_cases(
+      R"({"cases": [{"name": "x", "why": "y", "seqlen_q": [3, 0, 2], "seqlen_kv": [3, 1, 2], "head_dim": 4}]})",
+      "here");
+  const Inputs inputs = make_inputs(cases.front());
+  EXPECT_EQ(inputs.q.spec.shape[0], 5);
+  EXPECT_EQ(inputs.k.spec.shape[0], 6);
+  EXPECT_EQ(reinterpret_cast<const std::int32_t*>(inputs.cu_seqlens_kv.data)[2], 4);
+}
+
+TEST(Cases, AFaultNamesTheCaseAndTheKey) {
+  const auto refusal = [](const std::string& text) -> std::string {
+    try {
+      parse_cases(text, "here");
+    } catch (const Failure& failure) {
+      return failure.what();
+    }
+    return "no refusal";
+  };
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "sofcap": 1}]})"),
+            "here: case 'x': sofcap is an unknown key");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "seqlen_q": 3}]})"),
+            "here: case 'x': why is not a string");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": -3}]})"),
+            "here: case 'x': seqlen_q is not a count");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),
+            "here: case 'x': seqlen_q is missing");
+  EXPECT_THAT(refusal("nonsense"), testing::HasSubstr("not a file of cases"));
+}
+
+}  // namespace
+}  // namespace fovea::tools

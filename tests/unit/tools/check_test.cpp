@@ -1,0 +1,54 @@
+#include "tools/check.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace fovea::tools {
+namespace {
+
+/// One query and three keys whose attention is known: scores 0, so the mean of v.
+class Check : public testing::Test {
+ protected:
+  AttentionForward args() {
+    return {.q = view(q_.data(), {1, 1, 1, 2}),
+            .k = view(k_.data(), {1, 3, 1, 2}),
+            .v = view(v_.data(), {1, 3, 1, 1}),
+            .out = view(out_.data(), {1, 1, 1, 1}),
+            .lse = view(lse_.data(), {1, 1, 1})};
+  }
+
+  std::array<float, 2> q_{0, 0};
+  std::array<float, 6> k_{1, 2, 3, 4, 5, 6};
+  std::array<float, 3> v_{1, 2, 6};
+  std::array<float, 1> out_{3};
+  std::array<float, 1> lse_{std::log(3.0F)};
+};
+
+TEST_F(Check, TheRightResultPasses) {
+  EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).passes());
+}
+
+TEST_F(Check, AnErrorOfAThousandthFails) {
+  out_[0] = 3.003F;
+  const CheckResult result = check_forward(args(), ComputeDtype::f32);
+  EXPECT_FALSE(result.out.passes());
+  EXPECT_TRUE(result.lse.passes());
+  EXPECT_EQ(result.out.num_wrong, 1);
+  EXPECT_NEAR(result.out.max_error, 0.003, 1e-6);
+  EXPECT_LT(result.out.allowed, 1e-5);
+}
+
+TEST_F(Check, NanAndInfinityMustBeWhereTheyBelong) {
+  lse_[0] = -INFINITY;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).passes());
+  out_[0] = NAN;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).out.passes());
+  v_[1] = NAN;
+  EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).out.passes());
+}
+
+}  // namespace
+}  // namespace fovea::tools

@@ -1,0 +1,267 @@
+// fovea attend: attention of tensors in files.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "attention_options.hpp"
+#include "check.hpp"
+#include "command.hpp"
+#include "failure.hpp"
+#include "files.hpp"
+#include "parse_words.hpp"
+#include "progress.hpp"
+#include "safetensors.hpp"
+#include "visible_work.hpp"
+
+namespace fovea::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout =
+    "Computes softmax(scale * q k^T) v for tensors in files, with any score and mask program.";
+
+constexpr const char* kExamples =
+    R"(Examples
+  Causal attention of three NumPy files, and the log of each row's denominator:
+    fovea attend --q q.npy --k k.npy --v v.npy --causal --out out.npy --lse lse.npy
+  One .safetensors file in, one out; is the result right?
+    fovea attend --input qkv.safetensors --out out.safetensors --check
+  A formula of your own, with a table that it reads:
+    fovea attend --q q.npy --k k.npy --v v.npy --out out.npy \
+      --score-mod 'score - slopes[q_head] * abs(q_idx - kv_idx)' --tensor slopes=slopes.npy
+  Two packed sequences that see 256 keys to the left:
+    fovea attend --q q.npy --k k.npy --v v.npy --layout thd \
+      --cu-seqlens-q c.npy --cu-seqlens-kv c.npy --causal --window 256,0 --out out.npy
+
+Shapes: q [batch, seqlen_q, num_heads_q, head_dim]; k, v [batch, seqlen_kv, num_heads_kv, head_dim]; the number of
+query heads is a multiple of the number of key heads. Programs may read score, batch, q_head, kv_head, q_idx, kv_idx,
+seqlen_q, seqlen_kv, and what --tensor and --scalar name.
+
+Exit codes: 0 done; 1 ran, but --check failed or writing did; 2 bad input; 3 not supported here.
+)";
+
+struct AttendOptions {
+  AttentionOptions attention;
+  std::optional<std::string> out, lse;
+  std::optional<Dtype> out_dtype;
+  bool wants_check = false, wants_json = false;
+};
+
+void add_output_options(CLI::App& app, AttendOptions& options) {
+  constexpr const char* kGroup = "Output";
+  app.add_option_function<std::string>(
+         "--out", [&](const std::string& path) { options.out = path; },
+         "write the result: .npy, or .safetensors with tensors out and lse. Without it nothing is "
+         "written")
+      ->type_name("FILE")
+      ->group(kGroup);
+  app.add_option_function<std::string>(
+         "--lse", [&](const std::string& path) { options.lse = path; },
+         "write log(sum(exp(score))) of each row, f32, .npy; -inf where a row sees no key")
+      ->type_name("FILE")
+      ->group(kGroup);
+  app.add_option_function<std::string>(
+         "--out-dtype",
+         [&](const std::string& text) {
+           options.out_dtype = parse_float_dtype("--out-dtype", text);
+         },
+         "f32, f16 or bf16 (default: that of q)")
+      ->type_name("NAME")
+      ->group(kGroup);
+  add_threads_option(app, options.attention.threads);
+  app.add_flag("--check", options.wants_check,
+               "compare with attention in fp64 (slow: every score one by one); exit code 1 beyond "
+               "the tolerance")
+      ->group(kGroup);
+  app.add_flag("--json", options.wants_json, "print one JSON object")->group(kGroup);
+}
+
+bool is_safetensors(const std::string& path) { return path.ends_with(".safetensors"); }
+
+void add_outputs(const AttendOptions& options, OutputFiles& files) {
+  if (options.out) {
+    if (!options.out->ends_with(".npy") && !is_safetensors(*options.out)) {
+      bad_input(fmt::format("--out: got '{}'; expected a name that ends in .npy or .safetensors",
+                            *options.out));
+    }
+    files.add("--out", *options.out);
+  }
+  if (options.lse) {
+    if (!options.lse->ends_with(".npy")) {
+      bad_input(fmt::format("--lse: got '{}'; expected a name that ends in .npy", *options.lse));
+    }
+    files.add("--lse", *options.lse);
+  }
+}
+
+std::span<const std::byte> bytes_of(const Array& array) {
+  return {array.data,
+          static_cast<std::size_t>(array.spec.num_elements()) * size_bytes(array.spec.dtype)};
+}
+
+void write_outputs(const AttendOptions& options, const Array& out, const Array& lse) {
+  std::vector<OutputFiles::Content> contents;
+  if (options.out && is_safetensors(*options.out)) {
+    contents.push_back({*options.out,
+                        safetensors_header({{"out", out.spec}, {"lse", lse.spec}}),
+                        {bytes_of(out), bytes_of(lse)}});
+  } else if (options.out) {
+    contents.push_back({*options.out, npy_header(out.spec), {bytes_of(out)}});
+  }
+  if (options.lse) contents.push_back({*options.lse, npy_header(lse.spec), {bytes_of(lse)}});
+  OutputFiles::write(contents);
+}
+
+/// All that a run has to tell.
+struct Report {
+  Explanation explanation;
+  VisibleWork work;
+  int num_threads = 0;
+  double milliseconds = 0;
+  std::optional<CheckResult> check;
+
+  double gflops_per_second() const { return work.flops / (milliseconds * 1e6); }
+  double skipped_share() const {
+    return work.tiles.total() == 0
+               ? 0
+               : static_cast<double>(work.tiles.empty) / static_cast<double>(work.tiles.total());
+  }
+};
+
+std::string print(const Difference& difference, std::string_view name) {
+  return fmt::format(
+      "check      {}: max error {:.3g} (allowed {:.3g}), relative L2 {:.3g} (allowed {:.3g}): {}\n",
+      name, difference.max_error, difference.allowed, difference.relative_l2,
+      difference.allowed_relative_l2,
+      difference.passes() ? "right" : fmt::format("WRONG, {} elements", difference.num_wrong));
+}
+
+std::string print(const Report& report, const AttendOptions& options, const Array& out) {
+  const Explanation& e = report.explanation;
+  std::string text = fmt::format("ran        {} on {}, {} products, {} threads\n", e.kernel,
+                                 e.target, e.compute_dtype, report.num_threads);
+  for (const auto& refused : e.refused)
+    text += fmt::format("not        {}: {}\n", refused.candidate, refused.reason);
+  text += fmt::format("problem    {}\nscore      {}\nmask       {}\n", e.problem, e.score, e.mask);
+  text += fmt::format("time       {:.3f} ms, {:.1f} GFLOP/s of visible work\n", report.milliseconds,
+                      report.gflops_per_second());
+  text +=
+      fmt::format("tiles      {} of {} skipped ({:.1f} %), {} partial, {} full, each {} x {}\n",
+                  report.work.tiles.empty, report.work.tiles.total(), 100 * report.skipped_share(),
+                  report.work.tiles.partial, report.work.tiles.full, e.tile_q, e.tile_kv);
+  text += fmt::format("workspace  {} bytes\n", e.workspace_bytes);
+  if (report.check) text += print(report.check->out, "out") + print(report.check->lse, "lse");
+  if (options.out) text += fmt::format("wrote      {}: {}\n", *options.out, to_string(out.spec));
+  if (options.lse) text += fmt::format("wrote      {}: lse\n", *options.lse);
+  return text;
+}
+
+Json json_of(const Difference& difference) {
+  return {{"max_error", difference.max_error},
+          {"allowed", difference.allowed},
+          {"relative_l2", difference.relative_l2},
+          {"allowed_relative_l2", difference.allowed_relative_l2},
+          {"num_wrong", difference.num_wrong},
+          {"passes", difference.passes()}};
+}
+
+Json json_of(const Report& report, const AttendOptions& options) {
+  Json json = {{"command", "attend"},
+               {"explanation", Json::parse(report.explanation.json())},
+               {"num_threads", report.num_threads},
+               {"time_ms", report.milliseconds},
+               {"flops", report.work.flops},
+               {"gflops_per_second", report.gflops_per_second()},
+               {"visible_share", report.work.share},
+               {"tiles",
+                {{"empty", report.work.tiles.empty},
+                 {"partial", report.work.tiles.partial},
+                 {"full", report.work.tiles.full}}},
+               {"tiles_skipped_share", report.skipped_share()}};
+  if (report.check) {
+    json["check"] = {{"passes", report.check->passes()},
+                     {"out", json_of(report.check->out)},
+                     {"lse", json_of(report.check->lse)}};
+  }
+  if (options.out) json["out"] = *options.out;
+  if (options.lse) json["lse"] = *options.lse;
+  return json;
+}
+
+/// Plans and runs; the time is that of the run alone.
+Report run(AttentionForward& args, int num_threads) {
+  const std::unique_ptr<Executor> executor = make_thread_pool(num_threads);
+  args.executor = executor.get();
+  Problem problem = problem_of(args);
+  problem.num_threads = executor->concurrency();
+  const Plan plan = fovea::plan(problem);
+  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
+  args.workspace = workspace.bytes();
+  const auto begin = std::chrono::steady_clock::now();
+  plan.run(args);
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+  args.executor = nullptr;
+  args.workspace = {};
+  Report report{.explanation = plan.explain(),
+                .work = {},
+                .num_threads = problem.num_threads,
+                .milliseconds = time.count(),
+                .check = {}};
+  report.work = visible_work(args, report.explanation.tile_q, report.explanation.tile_kv);
+  return report;
+}
+
+std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
+  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
+}
+
+int attend(const AttendOptions& options) {
+  OutputFiles files;
+  add_outputs(options, files);
+  const Inputs inputs = load_inputs(options.attention, files);
+  files.refuse_clashes();
+
+  const TensorSpec out_shape = out_spec(inputs, options.out_dtype.value_or(inputs.q.spec.dtype));
+  const TensorSpec lse_shape = lse_spec(options.attention, inputs);
+  AttentionForward args = make_call(options.attention, inputs);
+  args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
+  explain(problem_of(args));  // refuses wrong shapes before memory is taken for them
+  const Array out = make_array(out_shape.dtype, shape_of(out_shape));
+  const Array lse = make_array(Dtype::f32, shape_of(lse_shape));
+  args.out = as_bshd(out.mutable_view(), options.attention.layout);
+  args.lse = lse.mutable_view();
+
+  Progress progress("fovea attend: computing");
+  Report report = run(args, options.attention.threads);
+  if (options.wants_check) {
+    progress.set("fovea attend: comparing with fp64");
+    const bool is_bf16 = report.explanation.compute_dtype == "bf16";
+    report.check = check_forward(args, is_bf16 ? ComputeDtype::bf16 : ComputeDtype::f32);
+  }
+  progress.set("fovea attend: writing");
+  write_outputs(options, out, lse);
+  print_out(options.wants_json ? json_of(report, options).dump() + "\n"
+                               : print(report, options, out));
+  if (!report.check || report.check->passes()) return kSuccess;
+  throw Failure(kFailed, "--check: the result differs from fp64 attention by more than allowed");
+}
+
+}  // namespace
+
+int run_attend(const std::vector<std::string>& words) {
+  AttendOptions options;
+  CLI::App app(kAbout, "fovea attend");
+  add_file_options(app, options.attention);
+  add_score_options(app, options.attention);
+  add_mask_options(app, options.attention);
+  add_run_options(app, options.attention);
+  add_output_options(app, options);
+  app.footer(kExamples);
+  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  return attend(options);
+}
+
+}  // namespace fovea::tools

@@ -1,0 +1,435 @@
+// fovea bench: how fast attention is here, as a fraction of what this machine can do.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "attention_options.hpp"
+#include "bound.hpp"
+#include "cases.hpp"
+#include "command.hpp"
+#include "cpu/features.hpp"
+#include "failure.hpp"
+#include "files.hpp"
+#include "parse_words.hpp"
+#include "progress.hpp"
+#include "visible_work.hpp"
+
+namespace fovea::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kAbout =
+    "Times attention: named cases, or one problem given by its shapes. Without --case and shapes, "
+    "all named cases.";
+
+constexpr const char* kExamples =
+    R"(Examples
+  What is there to run?
+    fovea bench --list
+  Two named cases, on one thread and on all:
+    fovea bench --case gpt2_prefill --case llama_decode --threads 1,0
+  A problem of your own:
+    fovea bench --batch 1 --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --causal
+  Is it slower than it was?
+    fovea bench --json before.json
+    fovea bench --against before.json
+
+What the columns mean
+  median, min   of --runs runs, after one that warms up; spread: the middle half of the runs, relative to the median.
+  GFLOP/s       2 * batch * num_heads_q * seqlen_q * seqlen_kv * (head_dim + head_dim_v) * visible share, as peers count,
+                divided by the median.
+  bound         the larger of work / fp32 multiply-add rate and bytes / read bandwidth, both measured in this run with the
+                same number of threads; the fraction is bound / median. bf16 products may pass 100 % of the fp32 rate.
+
+Exit codes: 0 done; 1 --against found a loss beyond noise; 2 bad input; 3 not supported here.
+)";
+
+struct BenchOptions {
+  AttentionOptions attention;
+  std::vector<std::string> case_names;
+  std::optional<std::string> case_file, against, json_file;
+  std::vector<int> threads{0};
+  std::int64_t runs = 10;
+  bool wants_list = false, wants_json = false;
+
+  bool prints_json() const { return wants_json && !json_file; }
+};
+
+void add_bench_options(CLI::App& app, BenchOptions& o) {
+  constexpr const char* kGroup = "Benchmark";
+  const auto text = [&](const std::string& option, const std::string& type, const std::string& help,
+                        auto set) {
+    return app
+        .add_option_function<std::string>(
+            option, [=](const std::string& value) { set(option, value); }, help)
+        ->type_name(type)
+        ->group(kGroup);
+  };
+  app.add_option_function<std::vector<std::string>>(
+         "--case", [&](const std::vector<std::string>& names) { o.case_names = names; },
+         "a named case; may be repeated")
+      ->type_name("NAME")
+      ->group(kGroup)
+      ->allow_extra_args(false)
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  text("--cases", "FILE", "take named cases from this file instead of the built-in ones",
+       [&](const std::string&, const std::string& path) { o.case_file = path; });
+  app.add_flag("--list", o.wants_list, "print the named cases and why they are there, run nothing")
+      ->group(kGroup);
+  text("--threads", "N,N", "numbers of threads to measure; 0: automatic (default 0)",
+       [&](const std::string& option, const std::string& value) {
+         o.threads = parse_thread_counts(option, value);
+       });
+  text("--runs", "N",
+       "timed runs of each (default 10; fewer where they take more than ten seconds)",
+       [&](const std::string& option, const std::string& value) {
+         o.runs = parse_integer(option, value, {.least = 1, .most = 1'000'000});
+       });
+  text("--json", "[FILE]", "write one JSON object to this file, or print it where no file is named",
+       [&](const std::string&, const std::string& path) {
+         o.wants_json = true;
+         if (!path.empty() && path != "true") o.json_file = path;
+       })
+      ->expected(0, 1);
+  text("--against", "FILE",
+       "compare with a run that --json kept; exit code 1 on a loss beyond noise",
+       [&](const std::string&, const std::string& path) { o.against = path; });
+}
+
+struct Times {
+  double median = 0, min = 0, spread = 0;  // seconds; spread relative to the median
+  std::int64_t runs = 0;
+};
+
+Times summarize(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  const auto quantile = [&](double q) {
+    return seconds[static_cast<std::size_t>(
+        std::lround(q * static_cast<double>(seconds.size() - 1)))];
+  };
+  Times times{.median = quantile(0.5),
+              .min = seconds.front(),
+              .runs = static_cast<std::int64_t>(seconds.size())};
+  times.spread = (quantile(0.75) - quantile(0.25)) / times.median;
+  return times;
+}
+
+struct Row {
+  std::string name, why;
+  int threads = 0, num_threads = 0;
+  Explanation explanation;
+  VisibleWork work;
+  Times times;
+  Bounds bounds;
+
+  double compute_seconds() const { return work.flops / (bounds.fma_gflops * 1e9); }
+  double memory_seconds() const { return work.bytes / (bounds.read_gigabytes * 1e9); }
+  bool is_compute_bound() const { return compute_seconds() >= memory_seconds(); }
+  double fraction() const { return std::max(compute_seconds(), memory_seconds()) / times.median; }
+  double gflops_per_second() const { return work.flops / times.median * 1e-9; }
+};
+
+constexpr double kMaxSeconds = 10;
+constexpr std::size_t kMinRuns = 3;
+
+Times time_runs(const Plan& plan, const AttentionForward& args, std::int64_t runs) {
+  plan.run(args);
+  std::vector<double> seconds;
+  double total = 0;
+  while (static_cast<std::int64_t>(seconds.size()) < runs &&
+         (total < kMaxSeconds || seconds.size() < kMinRuns)) {
+    const auto begin = std::chrono::steady_clock::now();
+    plan.run(args);
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    total += seconds.back();
+  }
+  return summarize(std::move(seconds));
+}
+
+/// A named problem with its tensors.
+struct Job {
+  std::string name, why;
+  AttentionOptions options;
+  std::function<Inputs()> make;
+};
+
+Row run_job(const Job& job, Executor& executor, const Bounds& bounds, std::int64_t runs) {
+  const Inputs inputs = job.make();
+  AttentionForward args = make_call(job.options, inputs);
+  const TensorSpec spec = out_spec(inputs, inputs.q.spec.dtype);
+  const Array out =
+      make_array(spec.dtype, {spec.shape.data(), static_cast<std::size_t>(spec.rank)});
+  args.out = as_bshd(out.mutable_view(), job.options.layout);
+  args.executor = &executor;
+  Problem problem = problem_of(args);
+  problem.num_threads = executor.concurrency();
+  const Plan plan = fovea::plan(problem);
+  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
+  args.workspace = workspace.bytes();
+  Row row{.name = job.name,
+          .why = job.why,
+          .threads = 0,
+          .num_threads = executor.concurrency(),
+          .explanation = plan.explain(),
+          .work = {},
+          .times = {},
+          .bounds = bounds};
+  row.work = visible_work(args, row.explanation.tile_q, row.explanation.tile_kv);
+  row.times = time_runs(plan, args, runs);
+  return row;
+}
+
+Job job_of_case(const Case& problem) {
+  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); }};
+}
+
+Job job_of_shapes(const AttentionOptions& options) {
+  return {"given shapes", "", options, [options] {
+            OutputFiles files;
+            Inputs inputs = inputs_of_shapes(options, files);
+            fill_random(inputs);
+            return inputs;
+          }};
+}
+
+std::vector<Case> read_cases(const BenchOptions& options) {
+  if (!options.case_file) return built_in_cases();
+  const auto file = read_file("--cases", *options.case_file);
+  return parse_cases({reinterpret_cast<const char*>(file->data()), file->size()},
+                     *options.case_file);
+}
+
+/// Options that a case has itself; target, compute dtype and threads may be said beside any case.
+bool describes_problem(const AttentionOptions& o) {
+  return o.names_shapes() || o.dtype || o.softmax_scale || o.softcap || o.bias || o.alibi ||
+         o.score_mod || o.sinks || o.is_causal || o.window || o.segments_q || o.segments_kv ||
+         o.mask || o.mask_mod || o.dropout.p > 0;
+}
+
+std::vector<Job> choose_jobs(const BenchOptions& options, const std::vector<Case>& cases) {
+  if (describes_problem(options.attention)) {
+    if (!options.case_names.empty() || options.case_file) {
+      bad_input("--case: stands beside shapes or features; expected one or the other");
+    }
+    return {job_of_shapes(options.attention)};
+  }
+  std::vector<Job> jobs;
+  const auto add = [&](const Case& problem) {
+    Job job = job_of_case(problem);
+    job.options.target = options.attention.target;
+    job.options.compute_dtype = options.attention.compute_dtype;
+    jobs.push_back(std::move(job));
+  };
+  for (const std::string& name : options.case_names) {
+    const auto found =
+        std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == name; });
+    if (found == cases.end())
+      bad_input(fmt::format("--case: unknown case '{}'; see fovea bench --list", name));
+    add(*found);
+  }
+  if (options.case_names.empty()) std::for_each(cases.begin(), cases.end(), add);
+  return jobs;
+}
+
+Json json_of(const Row& row) {
+  const Explanation& e = row.explanation;
+  return {{"name", row.name},
+          {"why", row.why},
+          {"problem", e.problem},
+          {"kernel", e.kernel},
+          {"target", e.target},
+          {"compute_dtype", e.compute_dtype},
+          {"threads", row.threads},
+          {"num_threads", row.num_threads},
+          {"runs", row.times.runs},
+          {"median_ms", row.times.median * 1e3},
+          {"min_ms", row.times.min * 1e3},
+          {"spread", row.times.spread},
+          {"flops", row.work.flops},
+          {"bytes", row.work.bytes},
+          {"visible_share", row.work.share},
+          {"gflops_per_second", row.gflops_per_second()},
+          {"bound", row.is_compute_bound() ? "compute" : "memory"},
+          {"bound_fma_gflops_per_second", row.bounds.fma_gflops},
+          {"bound_read_gigabytes_per_second", row.bounds.read_gigabytes},
+          {"fraction_of_bound", row.fraction()}};
+}
+
+constexpr std::string_view kHeader =
+    "case                         threads target         median ms      min ms  spread   GFLOP/s  "
+    "bound    fraction\n";
+
+std::string print(const Row& row) {
+  return fmt::format(
+      "{:<28} {:>7} {:<12} {:>11.3f} {:>11.3f} {:>6.1f}% {:>9.1f}  {:<8} {:>6.1f}%\n", row.name,
+      row.num_threads, row.explanation.target, row.times.median * 1e3, row.times.min * 1e3,
+      row.times.spread * 100, row.gflops_per_second(),
+      row.is_compute_bound() ? "compute" : "memory", row.fraction() * 100);
+}
+
+/// What a kept run says of one row.
+struct Kept {
+  double fraction = 0, spread = 0;
+};
+using KeptRun = std::map<std::pair<std::string, int>, Kept>;
+
+KeptRun read_kept(const std::string& path) {
+  const auto file = read_file("--against", path);
+  const char* text = reinterpret_cast<const char*>(file->data());
+  const nlohmann::json root = nlohmann::json::parse(text, text + file->size(), nullptr, false);
+  const auto malformed = [&] {
+    bad_input(fmt::format("--against: {} is not a run that --json kept", path));
+  };
+  if (!root.is_object() || !root.contains("rows") || !root["rows"].is_array()) malformed();
+  KeptRun run;
+  for (const auto& row : root["rows"]) {
+    const auto is_number = [&](const char* key) {
+      return row.contains(key) && row[key].is_number();
+    };
+    if (!row.is_object() || !row.contains("name") || !row["name"].is_string() ||
+        !is_number("threads") || !is_number("fraction_of_bound") || !is_number("spread")) {
+      malformed();
+    }
+    run[{row["name"].get<std::string>(), row["threads"].get<int>()}] = {
+        row["fraction_of_bound"].get<double>(), row["spread"].get<double>()};
+  }
+  return run;
+}
+
+/// A fraction of the bound, not a time: both runs are measured beside their own machine's bound, so its mood cancels.
+struct Comparison {
+  std::string name;
+  int threads = 0;
+  double before = 0, after = 0, noise = 0;
+  bool is_loss() const { return after < before * (1 - noise); }
+};
+
+constexpr double kLeastNoise = 0.05;
+
+std::vector<Comparison> compare(const std::vector<Row>& rows, const KeptRun& kept) {
+  std::vector<Comparison> comparisons;
+  for (const Row& row : rows) {
+    const auto found = kept.find({row.name, row.threads});
+    if (found == kept.end()) continue;
+    comparisons.push_back(
+        {.name = row.name,
+         .threads = row.threads,
+         .before = found->second.fraction,
+         .after = row.fraction(),
+         .noise = std::max(kLeastNoise, row.times.spread + found->second.spread)});
+  }
+  return comparisons;
+}
+
+std::string print(const Comparison& c) {
+  return fmt::format(
+      "{:<28} {:>7}: {:.1f} % of the bound, was {:.1f} % ({:+.1f} %, noise {:.1f} %){}\n", c.name,
+      c.threads, c.after * 100, c.before * 100, (c.after / c.before - 1) * 100, c.noise * 100,
+      c.is_loss() ? "  LOSS" : "");
+}
+
+void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
+                     const BenchOptions& options) {
+  for (const Job& job : jobs) {
+    for (const int threads : options.threads) {
+      if (kept.contains({job.name, threads})) return;
+    }
+  }
+  bad_input("--against: holds none of these cases with these --threads");
+}
+
+std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& options) {
+  Progress progress("fovea bench: measuring the machine");
+  std::vector<Row> rows;
+  if (!options.prints_json()) print_out(std::string(kHeader));
+  for (const int threads : options.threads) {
+    const std::unique_ptr<Executor> executor = make_thread_pool(threads);
+    const Bounds bounds = measure_bounds(*executor);
+    for (const Job& job : jobs) {
+      progress.set(fmt::format("fovea bench: {} on {} threads", job.name, executor->concurrency()));
+      rows.push_back(run_job(job, *executor, bounds, options.runs));
+      rows.back().threads = threads;
+      if (!options.prints_json()) print_out(print(rows.back()));
+    }
+  }
+  return rows;
+}
+
+int list_cases(const std::vector<Case>& cases) {
+  std::string text;
+  for (const Case& problem : cases) text += fmt::format("{:<28} {}\n", problem.name, problem.why);
+  print_out(text);
+  return kSuccess;
+}
+
+int bench(const BenchOptions& options) {
+  const std::vector<Case> cases = read_cases(options);
+  if (options.wants_list) return list_cases(cases);
+  OutputFiles files;
+  if (options.json_file) files.add("--json", *options.json_file);
+  const std::vector<Job> jobs = choose_jobs(options, cases);
+  KeptRun kept;
+  if (options.against) {
+    kept = read_kept(*options.against);
+    refuse_disjoint(kept, jobs, options);
+  }
+  const std::vector<Row> rows = run_jobs(jobs, options);
+  const std::vector<Comparison> comparisons = compare(rows, kept);
+  const auto losses = std::count_if(comparisons.begin(), comparisons.end(),
+                                    [](const Comparison& c) { return c.is_loss(); });
+
+  Json json = {{"command", "bench"},
+               {"fovea", version()},
+               {"processor", cpu::processor_name()},
+               {"rows", Json::array()}};
+  for (const Row& row : rows) json["rows"].push_back(json_of(row));
+  for (const Comparison& c : comparisons) {
+    json["against"].push_back({{"name", c.name},
+                               {"threads", c.threads},
+                               {"before", c.before},
+                               {"after", c.after},
+                               {"noise", c.noise},
+                               {"is_loss", c.is_loss()}});
+    if (!options.prints_json()) print_out(print(c));
+  }
+  const std::string text = json.dump(options.json_file ? 1 : -1) + "\n";
+  if (options.json_file) OutputFiles::write({{*options.json_file, text, {}}});
+  if (options.prints_json()) print_out(text);
+  if (losses > 0)
+    throw Failure(kFailed, fmt::format("--against: {} of {} cases lost beyond noise", losses,
+                                       comparisons.size()));
+  return kSuccess;
+}
+
+}  // namespace
+
+int run_bench(const std::vector<std::string>& words) {
+  BenchOptions options;
+  CLI::App app(kAbout, "fovea bench");
+  add_bench_options(app, options);
+  add_shape_options(app, options.attention);
+  app.add_option_function<std::string>(
+         "--dtype",
+         [&](const std::string& text) {
+           options.attention.dtype = parse_float_dtype("--dtype", text);
+         },
+         "f32 (default), f16 or bf16")
+      ->type_name("NAME")
+      ->group("Input");
+  add_score_options(app, options.attention);
+  add_mask_options(app, options.attention);
+  add_run_options(app, options.attention);
+  app.footer(kExamples);
+  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  return bench(options);
+}
+
+}  // namespace fovea::tools

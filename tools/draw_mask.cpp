@@ -1,0 +1,147 @@
+// fovea draw-mask: which tiles of a mask are empty, partial or full, as a picture and as numbers.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "attention_options.hpp"
+#include "command.hpp"
+#include "failure.hpp"
+#include "files.hpp"
+#include "mask/block_map.hpp"
+#include "parse_words.hpp"
+#include "png.hpp"
+
+namespace fovea::tools {
+namespace {
+
+constexpr const char* kAbout =
+    "Draws a mask in tiles: queries go down, keys go right. Empty tiles are skipped, full ones run "
+    "without mask cost.";
+
+constexpr const char* kExamples =
+    R"(Examples
+  A sliding window under a causal mask:
+    fovea draw-mask --seqlen-q 1024 --causal --window 256,0
+  A formula, as it stands in --mask-mod of attend:
+    fovea draw-mask --seqlen-q 512 --mask-mod 'q_idx // 64 == kv_idx // 64 || kv_idx < 16' --tile-q 16 --tile-kv 16
+  Documents of a batch, into a picture:
+    fovea draw-mask --batch 2 --seqlen-q 4096 --segments-q ids.npy --sequence 1 --png mask.png
+)";
+
+struct DrawMaskOptions {
+  AttentionOptions attention;
+  std::int64_t tile_q = 64, tile_kv = 64, sequence = 0, q_head = 0;
+  std::optional<std::string> png;
+  bool wants_json = false;
+};
+
+void add_picture_options(CLI::App& app, DrawMaskOptions& options) {
+  constexpr const char* kGroup = "Picture";
+  const auto add = [&](const std::string& name, const std::string& help, std::int64_t& field,
+                       std::int64_t least) {
+    app.add_option_function<std::string>(
+           name,
+           [&field, name, least](const std::string& text) {
+             field = parse_integer(name, text, {.least = least, .most = std::int64_t{1} << 30});
+           },
+           help)
+        ->type_name("N")
+        ->group(kGroup);
+  };
+  add("--tile-q", "queries of a tile (default 64)", options.tile_q, 1);
+  add("--tile-kv", "keys of a tile (default 64)", options.tile_kv, 1);
+  add("--sequence", "which sequence of the batch (default 0)", options.sequence, 0);
+  add("--q-head", "which query head (default 0)", options.q_head, 0);
+  app.add_option_function<std::string>(
+         "--png", [&](const std::string& path) { options.png = path; },
+         "write the picture to this file")
+      ->type_name("FILE")
+      ->group(kGroup);
+  app.add_flag("--json", options.wants_json, "print one JSON object of counts instead of a picture")
+      ->group(kGroup);
+}
+
+mask::BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const MaskMod& mask) {
+  const AttentionOptions& o = options.attention;
+  const std::int64_t batch = o.batch.value_or(1), num_heads_q = o.num_heads_q.value_or(1);
+  const std::int64_t num_heads_kv = o.num_heads_kv.value_or(num_heads_q);
+  if (options.sequence >= std::max<std::int64_t>(batch, 1)) {
+    bad_input(
+        fmt::format("--sequence: got {}; expected less than --batch {}", options.sequence, batch));
+  }
+  if (options.q_head >= num_heads_q) {
+    bad_input(fmt::format("--q-head: got {}; expected less than --num-heads-q {}", options.q_head,
+                          num_heads_q));
+  }
+  if (num_heads_q % num_heads_kv != 0) {
+    bad_input(fmt::format("--num-heads-kv: {} does not divide --num-heads-q {}", num_heads_kv,
+                          num_heads_q));
+  }
+  const TensorView q = as_bshd(inputs.q.view(), o.layout), k = as_bshd(inputs.k.view(), o.layout);
+  return mask::build_block_map(mask, q.size(1), k.size(1), options.tile_q, options.tile_kv,
+                               options.sequence, options.q_head,
+                               options.q_head / (num_heads_q / num_heads_kv));
+}
+
+std::string statistics(const TileCount& count, const DrawMaskOptions& options,
+                       const MaskMod& mask) {
+  const double total = static_cast<double>(std::max<std::int64_t>(count.total(), 1));
+  const auto share = [&](std::int64_t part) { return 100.0 * static_cast<double>(part) / total; };
+  return fmt::format(
+      "mask   {}\ntiles  {} of {} x {}: {} empty ({:.1f} %), {} partial ({:.1f} %), {} full "
+      "({:.1f} %)\n",
+      mask.to_string(), count.total(), options.tile_q, options.tile_kv, count.empty,
+      share(count.empty), count.partial, share(count.partial), count.full, share(count.full));
+}
+
+void write_png(const std::string& path, const mask::BlockMap& map) {
+  const mask::Image image = mask::draw_block_map(map);
+  if (image.width <= 0 || image.height <= 0)
+    bad_input("--png: the mask has no elements; expected lengths above 0");
+  OutputFiles::write({{path, encode_png(image.width, image.height, image.rgb), {}}});
+}
+
+int draw(const DrawMaskOptions& options) {
+  OutputFiles files;
+  if (options.png) files.add("--png", *options.png);
+  const Inputs inputs = inputs_of_shapes(options.attention, files);
+  files.refuse_clashes();
+  const MaskMod mask = make_mask(options.attention, inputs);
+  const mask::BlockMap map = build(options, inputs, mask);
+  const TileCount count = map.count();
+  if (options.png) write_png(*options.png, map);
+  if (options.wants_json) {
+    const nlohmann::ordered_json json = {
+        {"command", "draw-mask"},
+        {"mask", mask.to_string()},
+        {"seqlen_q", map.seqlen_q},
+        {"seqlen_kv", map.seqlen_kv},
+        {"tile_q", map.tile_q},
+        {"tile_kv", map.tile_kv},
+        {"tiles", {{"empty", count.empty}, {"partial", count.partial}, {"full", count.full}}}};
+    print_out(json.dump() + "\n");
+    return kSuccess;
+  }
+  std::string text = mask::print_block_map(map);
+  if (!text.ends_with('\n')) text += '\n';
+  text += statistics(count, options, mask);
+  if (options.png) text += fmt::format("wrote  {}\n", *options.png);
+  print_out(text);
+  return kSuccess;
+}
+
+}  // namespace
+
+int run_draw_mask(const std::vector<std::string>& words) {
+  DrawMaskOptions options;
+  CLI::App app(kAbout, "fovea draw-mask");
+  add_shape_options(app, options.attention);
+  add_mask_options(app, options.attention);
+  add_picture_options(app, options);
+  app.footer(kExamples);
+  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  return draw(options);
+}
+
+}  // namespace fovea::tools

@@ -1,0 +1,62 @@
+// fovea explain: what would run, and why.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "attention_options.hpp"
+#include "command.hpp"
+#include "failure.hpp"
+#include "files.hpp"
+#include "parse_words.hpp"
+
+namespace fovea::tools {
+namespace {
+
+constexpr const char* kAbout =
+    "Shows the plan of a problem: kernel, tiles, work, workspace, and every kernel that was "
+    "refused with its reason. Runs nothing.";
+
+constexpr const char* kExamples =
+    R"(Examples
+  A problem given by its shapes:
+    fovea explain --seqlen-q 4096 --num-heads-q 32 --num-heads-kv 8 --head-dim 128 --dtype bf16 --causal
+  The problem that attend would run:
+    fovea explain --q q.npy --k k.npy --v v.npy --mask-mod 'kv_idx % 4 == 0 || kv_idx <= q_idx'
+  Why not that one?
+    fovea explain --seqlen-q 1024 --target amx_bf16
+
+Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons are printed).
+)";
+
+}  // namespace
+
+int run_explain(const std::vector<std::string>& words) {
+  AttentionOptions options;
+  bool wants_json = false;
+  CLI::App app(kAbout, "fovea explain");
+  add_shape_options(app, options);
+  add_file_options(app, options);
+  add_score_options(app, options);
+  add_mask_options(app, options);
+  add_run_options(app, options);
+  add_threads_option(app, options.threads);
+  app.add_flag("--json", wants_json, "print one JSON object")->group("Output");
+  app.footer(kExamples);
+  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+
+  OutputFiles files;
+  const Inputs inputs = inputs_of(options, files);
+  AttentionForward args = make_call(options, inputs);
+  args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, inputs.q.spec.dtype)),
+                     options.layout);
+  Problem problem = problem_of(args);
+  problem.num_threads = options.threads;
+  const Explanation explanation = explain(problem);
+  print_out(wants_json ? nlohmann::ordered_json::parse(explanation.json()).dump() + "\n"
+                       : explanation.print());
+  if (explanation.kernel.empty()) throw Failure(kUnsupported, "nothing here can run this problem");
+  return kSuccess;
+}
+
+}  // namespace fovea::tools
