@@ -2,7 +2,7 @@
 // Bound: 2 loads and a store of one vector per instruction, from L1.
 #include "cpu/kernels/highway.hpp"
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "micro/program_bench.cpp"
+#define HWY_TARGET_INCLUDE "../bench/micro/program_bench.cpp"  // from src/, an include folder
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

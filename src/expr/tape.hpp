@@ -39,9 +39,9 @@ struct Instruction {
 };
 
 struct Tape {
-  /// Operands before users. A float formula's value is the last instruction's; a bool formula is
-  /// true where all its conditions are: the conjunction itself is not computed, each condition hides
-  /// scores on its own.
+  /// Operands before users. A float formula's value is the last instruction's. A bool formula is
+  /// true where all its conditions are: each hides scores on its own, and the conjunction itself is
+  /// not computed.
   std::vector<Instruction> code;
   std::vector<std::string> tensors;  // slot names in order of first use
   std::vector<std::string> scalars;

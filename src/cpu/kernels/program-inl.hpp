@@ -56,8 +56,8 @@ struct ProgramArea {
   std::int64_t lanes = 0;
 };
 
-/// Whether a function of two or three operands gets loops of its own for one operand that is uniform
-/// or per key. Worth their code for the ops of common masks and biases.
+/// Whether a function of two or three operands gets loops of its own for one operand that is
+/// uniform or per key. Worth their code for the ops of common masks and biases.
 enum class KeyLoops : std::uint8_t { shared, own };
 
 /// One row of an operand that has a value for each score. (Members and indices rather than moving
