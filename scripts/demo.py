@@ -23,8 +23,8 @@ import zlib
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "examples" / "data" / "minilm"
 SEGMENTS = {"sentences": "sentences_segments.npy"}  # problem: the option that a file of it needs
-UNIT_ROUNDING = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8 / 2}
-MAP_FILE, MAP_HEAD, MAP_TOKENS = "moby_dick_layer3.safetensors", 0, 30
+UNIT_ROUNDING = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
+MAP_FILE, MAP_HEAD, MAP_TOKENS = "moby_dick_layer0.safetensors", 5, 30
 SHADES = " ·░▒▓█"
 
 
