@@ -8,8 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "expr/node.hpp"
 #include "fovea/expr.hpp"
+
+#include "expr/node.hpp"
 
 namespace fovea::reference {
 

@@ -1,5 +1,6 @@
-// The claim of attention.hpp: at most twice the error of the plain formula in the same dtype, without the small print. Here
-// problems are large enough that no floor is needed, only the rounding of the output.
+// The claim of attention.hpp: at most twice the error of the plain formula in the same dtype,
+// without the small print. Here problems are large enough that no floor is needed, only the
+// rounding of the output.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -95,7 +96,8 @@ INSTANTIATE_TEST_SUITE_P(Of, Accuracy,
                                            Setting{.name = "softcap", .score = softcap(5)}),
                          [](const auto& each) { return each.param.name; });
 
-/// The yardstick itself: the plain formula is close to the oracle, so that twice its error is not a wide gate.
+/// The yardstick itself: the plain formula is close to the oracle, so that twice its error is not
+/// a wide gate.
 TEST(Accuracy, PlainFormulaIsCloseToTheOracle) {
   for (const ComputeDtype compute_dtype : {ComputeDtype::f32, ComputeDtype::bf16}) {
     const Case problem{.label = "yardstick",

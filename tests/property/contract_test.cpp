@@ -20,7 +20,8 @@ namespace {
 
 using Values = std::vector<double>;
 
-/// Dense, of any small shape, dtype and target. 160 keys: past one tile; 50 queries: past one panel.
+/// Dense, of any small shape, dtype and target. 160 keys: past one tile; 50 queries: past one
+/// panel.
 struct Drawn {
   Case problem;
   CpuTarget target = CpuTarget::scalar;
@@ -165,7 +166,8 @@ TEST(Contract, ValuesOfOneGiveOne) {
     std::fill(tensors.v.begin(), tensors.v.end(), 1.0);
     const bool is_bf16 = compute_dtype_on(drawn.target, drawn.problem.dtype,
                                           ComputeDtype::automatic) == ComputeDtype::bf16;
-    // Numerator and denominator sum the same weights, but for the rounding of each weight to the product's dtype.
+    // Numerator and denominator sum the same weights, but for the rounding of each weight to the
+    // product's dtype.
     const double allowed = is_bf16 ? 0x1p-8 : 0x1p-21;
     for (const double value : run(drawn, tensors).out) RC_ASSERT(std::fabs(value - 1) <= allowed);
   });

@@ -1,4 +1,5 @@
-// The comparison that all kernels pass is shown to fail: one planted fault after another goes through it.
+// The comparison that all kernels pass is shown to fail: one planted fault after another goes
+// through it.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -64,8 +65,8 @@ Plant empty_rows() {
   return plant;
 }
 
-/// Scores in the hundreds: exponentials overflow unless the running maximum is subtracted. row_max would give a wrong
-/// maximum away by itself, so it is not asked for.
+/// Scores in the hundreds: exponentials overflow unless the running maximum is subtracted. row_max
+/// would give a wrong maximum away by itself, so it is not asked for.
 Plant steep() {
   Plant plant = plain();
   plant.problem.label = "steep";

@@ -1,4 +1,5 @@
-// Everything that a problem may have beyond plain attention, as a table: tests take its rows alone and in pairs.
+// Everything that a problem may have beyond plain attention, as a table: tests take its rows alone
+// and in pairs.
 #pragma once
 
 #include <ostream>
@@ -20,7 +21,8 @@ inline void PrintTo(const Feature& feature, std::ostream* stream) { *stream << f
 /// Those that change shapes come first: programs capture tensors of the case's shape.
 std::span<const Feature> features();
 
-/// Two tiles of 128 keys, the second cut; fewer queries than any panel has lanes, so that heads share panels.
+/// Two tiles of 128 keys, the second cut; fewer queries than any panel has lanes, so that heads
+/// share panels.
 Case plain_case(Dtype dtype);
 
 }  // namespace fovea::testing

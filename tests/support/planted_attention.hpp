@@ -1,7 +1,8 @@
-// A small tiled attention, right by itself and wrong on request: proof that the comparison of compare.hpp has teeth.
+// A small tiled attention, right by itself and wrong on request: proof that the comparison of
+// compare.hpp has teeth.
 //
-// It is what a kernel does (tiles of keys, online softmax, fp32) with its features written out by hand, so that each fault is
-// one line that a tired person could have written.
+// It is what a kernel does (tiles of keys, online softmax, fp32) with its features written out by
+// hand, so that each fault is one line that a tired person could have written.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +47,8 @@ enum class Fault : std::uint8_t {
 inline constexpr int kNumFaults = static_cast<int>(Fault::hidden_value_read) + 1;
 std::string_view name(Fault fault);
 
-/// The programs of the case in the planted kernel's own words; order as in the contract: softcap, bias, mask.
+/// The programs of the case in the planted kernel's own words; order as in the contract: softcap,
+/// bias, mask.
 struct PlantedFeatures {
   bool is_causal = false;                     // bottom-right
   std::optional<std::int64_t> window_left{};  // likewise
@@ -54,7 +56,8 @@ struct PlantedFeatures {
   TensorView bias{};                          // [num_heads_q, seqlen_q, seqlen_kv] f32
 };
 
-/// Dense, any dtype and strides; reads sinks, dropout and softmax_scale of args, but not its programs.
+/// Dense, any dtype and strides; reads sinks, dropout and softmax_scale of args, but not its
+/// programs.
 void planted_attention_forward(const AttentionForward& args, const PlantedFeatures& features,
                                Fault fault);
 

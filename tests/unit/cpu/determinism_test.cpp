@@ -1,4 +1,5 @@
-// A row's bits depend on its own sequence alone: not on threads, the executor, batch mates, packing or its place in a tile.
+// A row's bits depend on its own sequence alone: not on threads, the executor, batch mates,
+// packing or its place in a tile.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -161,7 +162,8 @@ TEST(CpuDeterminism, PackingChangesNoBit) {
 }
 
 TEST(CpuDeterminism, PlaceInTheTileChangesNoBit) {
-  // The last rows alone: causal is aligned to the end, so they see the same keys from another place in their panel.
+  // The last rows alone: causal is aligned to the end, so they see the same keys from another
+  // place in their panel.
   on_every_target([](Dtype dtype, CpuTarget target) {
     Case problem = prefill(dtype);
     problem.batch = 1;

@@ -1,4 +1,5 @@
-// Every feature alone, in every dtype, on every target that this machine has. Pairs: tests/property/pairs_test.cpp.
+// Every feature alone, in every dtype, on every target that this machine has. Pairs:
+// tests/property/pairs_test.cpp.
 #include "support/features.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Shapes: every small one, head dims around vector lengths, long keys around the places where work is cut.
+// Shapes: every small one, head dims around vector lengths, long keys around the places where work
+// is cut.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -12,7 +13,8 @@ namespace {
 
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::f16, Dtype::bf16};
 
-/// 17 queries: one more than a vector of 16 lanes. 130 keys: two more than a tile. The dtype changes from shape to shape.
+/// 17 queries: one more than a vector of 16 lanes. 130 keys: two more than a tile. The dtype
+/// changes from shape to shape.
 class CpuSmallShapes : public ::testing::TestWithParam<Align> {};
 
 TEST_P(CpuSmallShapes, CausalEqualsOracle) {
@@ -75,7 +77,8 @@ TEST_P(CpuHeadDims, EqualsOracle) {
   }
 }
 
-// 1, 2, 3; around 8 and 16 lanes; around 2, 4, 8, 16 and 32 vectors of 16; the field's 80, 96, 160, 192.
+// 1, 2, 3; around 8 and 16 lanes; around 2, 4, 8, 16 and 32 vectors of 16; the field's 80, 96,
+// 160, 192.
 INSTANTIATE_TEST_SUITE_P(Spot, CpuHeadDims,
                          ::testing::Values(1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 80, 96,
                                            127, 128, 129, 160, 192, 256, 257, 511, 512));

@@ -23,7 +23,8 @@ using testing::values_of;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// One head, head_dim 1, q = 1 and scale 1, so that the scores are the keys: answers can be worked out on paper.
+/// One head, head_dim 1, q = 1 and scale 1, so that the scores are the keys: answers can be worked
+/// out on paper.
 struct Line {
   std::vector<float> q{1}, k{}, v{};
   std::vector<float> sink{};
