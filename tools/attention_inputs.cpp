@@ -186,6 +186,50 @@ void check_segments(const AttentionOptions& options, const Inputs& inputs) {
   check("--segments-kv", inputs.segments_kv, inputs.k);
 }
 
+/// A tensor of up to four axes, matched from the right with [batch, num_heads_q, seqlen_q, seqlen_kv].
+void check_broadcast(std::string_view option, const Array& array,
+                     const std::array<std::int64_t, 4>& full) {
+  if (!array) return;
+  const auto rank = static_cast<std::size_t>(array.spec.rank);
+  bool fits = rank >= 2 && rank <= 4;
+  for (std::size_t i = 0; fits && i < rank; ++i) {
+    const std::int64_t extent = array.spec.shape[rank - 1 - i];
+    fits = extent == full[3 - i] || extent == 1;
+  }
+  if (!fits) {
+    bad_input(fmt::format(
+        "{}: has shape {}; expected [{}, {}, {}, {}], extents of 1, or without leading axes",
+        option, to_string(array.spec), full[0], full[1], full[2], full[3]));
+  }
+}
+
+void check_alibi(const Array& slopes, std::int64_t batch, std::int64_t num_heads_q) {
+  if (!slopes) return;
+  const auto& shape = slopes.spec.shape;
+  const bool fits = (slopes.spec.rank == 1 && shape[0] == num_heads_q) ||
+                    (slopes.spec.rank == 2 && shape[0] == batch && shape[1] == num_heads_q);
+  if (!fits) {
+    bad_input(fmt::format("--alibi: has shape {}; expected [{}] (num_heads_q) or [{}, {}]",
+                          to_string(slopes.spec), num_heads_q, batch, num_heads_q));
+  }
+}
+
+/// Loads out of range are clamped in programs; a file of the wrong shape is a mistake.
+void check_side_tensors(const AttentionOptions& options, const Inputs& inputs) {
+  check_segments(options, inputs);
+  const auto& q = inputs.q.spec.shape;
+  const auto seq = static_cast<std::size_t>(sequence_axis(options.layout));
+  const std::int64_t num_heads_q = q[static_cast<std::size_t>(head_axis(options.layout))];
+  const bool is_packed = options.layout == Layout::thd;
+  const std::int64_t batch = !is_packed            ? q[0]
+                             : inputs.cu_seqlens_q ? inputs.cu_seqlens_q.spec.shape[0] - 1
+                                                   : 0;
+  const std::array full{batch, num_heads_q, q[seq], inputs.k.spec.shape[seq]};
+  check_broadcast("--bias", inputs.bias, full);
+  check_broadcast("--mask", inputs.mask, full);
+  check_alibi(inputs.alibi, batch, num_heads_q);
+}
+
 }  // namespace
 
 Inputs load_inputs(const AttentionOptions& options, OutputFiles& outputs) {
@@ -195,7 +239,7 @@ Inputs load_inputs(const AttentionOptions& options, OutputFiles& outputs) {
   loader.load_qkv(inputs);
   loader.load_others(inputs);
   share_segments(options, inputs);
-  check_segments(options, inputs);
+  check_side_tensors(options, inputs);
   return inputs;
 }
 
@@ -219,7 +263,7 @@ Inputs inputs_of_shapes(const AttentionOptions& options, OutputFiles& outputs) {
                   options.layout);
   Loader(options, outputs).load_others(inputs);
   share_segments(options, inputs);
-  check_segments(options, inputs);
+  check_side_tensors(options, inputs);
   return inputs;
 }
 

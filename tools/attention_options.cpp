@@ -16,7 +16,7 @@ constexpr const char* kMaskGroup = "Mask (a key is visible where all of them sho
 constexpr const char* kProgramGroup = "What programs read";
 constexpr const char* kRunGroup = "Run";
 
-/// "--softmax-scale,--scale" is reported as the name that stands first.
+/// "--scale,--softmax-scale" is reported as the name that stands first.
 std::string first_name(const std::string& names) { return names.substr(0, names.find(',')); }
 
 /// An option whose text goes through `set`. Every option takes exactly one value, whatever it begins with.
@@ -123,7 +123,7 @@ void add_shape_options(CLI::App& app, AttentionOptions& o) {
 }
 
 void add_score_options(CLI::App& app, AttentionOptions& o) {
-  add(app, kScoreGroup, "--softmax-scale,--scale", "X",
+  add(app, kScoreGroup, "--scale,--softmax-scale", "X",
       "factor of q.k (default 1 / sqrt(head_dim))",
       [&o](const std::string& option, const std::string& text) {
         o.softmax_scale = parse_real(option, text);

@@ -13,7 +13,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kFactor = 2;  // at most twice the error of the plain formula
-constexpr double kRoundF32 = 0x1p-24, kRoundF16 = 0x1p-11, kRoundBf16 = 0x1p-9;
+// Half a unit in the last place of 1: 24, 11 and 8 bits of precision.
+constexpr double kRoundF32 = 0x1p-24, kRoundF16 = 0x1p-11, kRoundBf16 = 0x1p-8;
 
 float rounded(float value, ComputeDtype dtype) {
   return dtype == ComputeDtype::bf16 ? static_cast<float>(bfloat16(value)) : value;

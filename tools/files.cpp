@@ -65,9 +65,8 @@ Buffer read_regular(int fd, std::size_t size, std::string_view option, const std
 class AsideFile {
  public:
   explicit AsideFile(std::filesystem::path target) : target_(std::move(target)) {
-    std::filesystem::path folder = target_.parent_path();
-    if (folder.empty()) folder = ".";
-    path_ = (folder / fmt::format(".{}.XXXXXX", target_.filename().string())).string();
+    path_ =
+        (target_.parent_path() / fmt::format(".{}.XXXXXX", target_.filename().string())).string();
     fd_ = ::mkstemp(path_.data());
     if (fd_ < 0) path_.clear();
   }
@@ -116,11 +115,12 @@ class AsideFile {
   int fd_ = -1;
 };
 
+/// Absolute, without links and dots, even where the file is still to come.
 std::filesystem::path resolved(const std::string& path) {
   std::error_code error;
-  std::filesystem::path result =
-      std::filesystem::weakly_canonical(std::filesystem::path(path), error);
-  return error ? std::filesystem::absolute(path) : result;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  std::filesystem::path result = std::filesystem::weakly_canonical(absolute, error);
+  return error ? absolute : result;
 }
 
 bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {

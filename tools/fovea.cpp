@@ -64,11 +64,26 @@ int run_named(const std::vector<std::string>& words) {
       "unknown command '{}'; expected attend, bench, explain, draw-mask or doctor", word));
 }
 
+/// A refusal with a reason per line becomes one line.
+std::string one_line(std::string text) {
+  const auto replace_all = [&](std::string_view from, std::string_view to) {
+    for (std::size_t at = text.find(from); at != std::string::npos;
+         at = text.find(from, at + to.size())) {
+      text.replace(at, from.size(), to);
+    }
+  };
+  replace_all(":\n  ", ": ");
+  replace_all("\n  ", "; ");
+  while (text.ends_with('\n')) text.pop_back();
+  replace_all("\n", "; ");
+  return text;
+}
+
 int complain(const std::vector<std::string>& words, const std::string& message,
              ExitCode exit_code) {
   const bool is_named = !words.empty() && !words.front().starts_with('-');
   fmt::print(stderr, "fovea{}{}: {}\n", is_named ? " " : "", is_named ? words.front() : "",
-             message);
+             one_line(message));
   return exit_code;
 }
 

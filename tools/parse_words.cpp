@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "failure.hpp"
 
@@ -18,9 +19,30 @@ std::string one_line(std::string text) {
   return text;
 }
 
+constexpr std::size_t kNameColumns = 30, kHelpColumns = 70;
+
+/// Breaks descriptions into lines; CLI11 indents what follows a line break.
+class WrappingFormatter : public CLI::Formatter {
+ public:
+  WrappingFormatter() { column_width(kNameColumns); }
+
+  std::string make_option_desc(const CLI::Option* option) const override {
+    std::string text = CLI::Formatter::make_option_desc(option);
+    std::size_t begin = 0;
+    while (text.size() - begin > kHelpColumns) {
+      const std::size_t space = text.rfind(' ', begin + kHelpColumns);
+      if (space == std::string::npos || space <= begin) break;
+      text[space] = '\n';
+      begin = space + 1;
+    }
+    return text;
+  }
+};
+
 }  // namespace
 
 Parsed parse_words(CLI::App& app, const std::vector<std::string>& words) {
+  app.formatter(std::make_shared<WrappingFormatter>());
   // CLI11 takes the words from the back.
   std::vector<std::string> reversed(words.rbegin(), words.rend());
   try {
