@@ -158,7 +158,7 @@ class Plain {
   void sum_values(const reference::Position& at, float largest, float row_sum, double* out) {
     const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
     const std::uint64_t threshold = philox::drop_threshold(args_.dropout.p);
-    const float kept_scale = 1 / (1 - args_.dropout.p);
+    const float kept_scale = args_.dropout.p < 1 ? 1 / (1 - args_.dropout.p) : 0;
     sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);
     averages_.assign(static_cast<std::size_t>(head_dim_v_), 0);
     for (std::int64_t kv_idx = 0; kv_idx < at.seqlen_kv; ++kv_idx) {

@@ -109,7 +109,8 @@ TEST(CpuNonFinite, NaNInAKeyReachesTheRowsThatSeeIt) {
           return std::isnan(std::bit_cast<double>(bits));
         };
         if (sees) {
-          EXPECT_TRUE(is_nan(after.lse[statistic]) && is_nan(after.row_max[statistic])) << q_idx;
+          EXPECT_TRUE(is_nan(after.lse[statistic])) << q_idx;
+          EXPECT_TRUE(is_nan(after.row_max[statistic])) << q_idx;
         } else {
           EXPECT_EQ(after.lse[statistic], before.lse[statistic]) << q_idx;
           EXPECT_EQ(after.row_max[statistic], before.row_max[statistic]) << q_idx;
@@ -204,6 +205,21 @@ TEST(CpuNonFinite, NaNAcrossSplitsEqualsOracle) {
     }
     EXPECT_TRUE(std::isnan(std::bit_cast<double>(after.lse[0])));
     EXPECT_EQ(after.lse[1], before.lse[1]);
+  });
+}
+
+TEST(CpuNonFinite, NaNInAQueryWhoseFirstSplitsAreHiddenStaysNaN) {
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    Case problem{.label = "decode",
+                 .seqlen_q = 1,
+                 .seqlen_kv = 5000,
+                 .dtype = dtype,
+                 .mask = window(100, 0)};
+    CaseMemory memory(problem);
+    set(memory.q, {.row = 0, .head = 0, .dim = 4}, kNaN);
+    const Bits bits = bits_of_run(memory, target);
+    EXPECT_TRUE(std::isnan(std::bit_cast<double>(bits.lse[0])));
+    for (const std::uint64_t out : bits.out) EXPECT_TRUE(std::isnan(std::bit_cast<double>(out)));
   });
 }
 
