@@ -287,16 +287,24 @@ class ForwardRun {
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       bool is_loaded = false;
       KeyTile keys;
+      NextTile next;
+      std::int64_t panels_left = num_panels;
       for (Panel& panel : panels) {
         const mask::TileKind kind = panel.kind_at(tile);
+        --panels_left;
         if (kind == mask::TileKind::empty) continue;
         if (!is_loaded) {
           keys = kernels_.load_keys(tile_of(k_, item, tile, problem_.head_dim_qk), scratch.keys);
           kernels_.load_values(tile_of(v_, item, tile, problem_.head_dim_v), is_careful,
                                scratch.values);
+          if (tile + 1 < item.tile_end) {
+            next = {tile_of(k_, item, tile + 1, problem_.head_dim_qk),
+                    tile_of(v_, item, tile + 1, problem_.head_dim_v)};
+          }
           is_loaded = true;
         }
-        step(panel, item, tile, kind, keys, scratch, is_careful);
+        next.plan(panels_left + 1, keys.num_keys / kernels_.key_block);
+        step(panel, item, tile, kind, keys, next, scratch, is_careful);
       }
     }
     if (is_careful) add_extra(panels.front().out, scratch.extra);
@@ -304,9 +312,11 @@ class ForwardRun {
 
   /// One tile for one panel: scores, programs, softmax, product with V.
   void step(const Panel& panel, const Item& item, std::int64_t tile, mask::TileKind kind,
-            const KeyTile& keys, const WorkerScratch& scratch, bool is_careful) const {
+            const KeyTile& keys, NextTile& next, const WorkerScratch& scratch,
+            bool is_careful) const {
     const std::int64_t kv_begin = tile * spec_.tile_kv;
-    kernels_.scores(panel.queries, keys, problem_.head_dim_qk, panel.num_vectors, scratch.scores);
+    kernels_.scores(panel.queries, keys, problem_.head_dim_qk, panel.num_vectors, scratch.scores,
+                    next);
     if (is_prescaled_) kernels_.scale(scratch.scores, keys.num_keys, problem_.softmax_scale);
     ProgramTile program{.scores = scratch.scores,
                         .num_keys = keys.num_keys,

@@ -17,7 +17,7 @@ constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
 constexpr std::int64_t kTilesPerSplit =
     16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge
-constexpr std::int64_t kMaxPanels = 4;  // queries that share a load of K and V; more gain below 1 %
+constexpr std::int64_t kMaxPanels = 8;  // queries that share a load of K and V; more gain below 1 %
 constexpr std::int64_t kItemsPerWorker =
     4;  // below that, items are cut smaller: the last one alone decides the end
 

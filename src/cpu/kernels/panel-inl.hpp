@@ -232,7 +232,7 @@ HWY_ATTR inline void scores_tail(const float* queries, const float* keys, std::i
 
 template <int kVectors>
 HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, std::int64_t head_dim,
-                               float* scores) {
+                               float* scores, NextTile& next) {
   const auto* data = static_cast<const float*>(keys.data);
   std::int64_t key = 0;
   for (; key + kBlockRows <= keys.num_keys; key += kBlockRows) {
@@ -257,9 +257,9 @@ HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, std::i
   }
 
 HWY_ATTR inline void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                            int num_vectors, float* out) {
-  FOVEA_FOR_VECTORS(num_vectors, scores_of, static_cast<const float*>(queries), keys, head_dim,
-                    out);
+                            int num_vectors, float* out, NextTile& next) {
+  FOVEA_FOR_VECTORS(num_vectors, scores_of, static_cast<const float*>(queries), keys, head_dim, out,
+                    next);
 }
 
 HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
@@ -446,6 +446,7 @@ HWY_ATTR inline void accumulate(const void* values, const void* probabilities,
 inline const PanelKernels& f32_panel_kernels() {
   static constexpr PanelKernels kKernels{
       .lanes = kPanelLanes,
+      .key_block = kBlockRows,
       .vector_lanes = kVectorLanes,
       .product = Dtype::f32,
       .query_bytes = panel_query_bytes,

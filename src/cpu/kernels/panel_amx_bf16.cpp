@@ -189,7 +189,7 @@ FOVEA_AMX inline void store_rows(float* out) {
 }
 
 FOVEA_AMX void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                      int /*num_vectors*/, float* out) {
+                      int /*num_vectors*/, float* out, NextTile& next) {
   const TileConfig config;
   _tile_loadconfig(&config);
   const auto* rows = static_cast<const std::byte*>(keys.data);
@@ -215,6 +215,7 @@ FOVEA_AMX void scores(const void* queries, const KeyTile& keys, std::int64_t hea
       multiply_16_rows(o);
     }
     store_rows(to);
+    next.fetch();
   }
   _tile_release();
 }
@@ -275,6 +276,7 @@ FOVEA_AMX void accumulate(const void* values, const void* probabilities, std::in
 
 PanelKernels make_kernels() {
   PanelKernels kernels = *panel_kernels(CpuTarget::avx512);
+  kernels.key_block = 2 * kTileRows;
   kernels.product = Dtype::bf16;
   kernels.query_bytes = query_bytes;
   kernels.key_bytes = key_bytes;

@@ -125,7 +125,7 @@ FOVEA_AVX512_BF16 inline void scores_block(const std::uint32_t* queries, const s
 }
 
 FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                              int /*num_vectors*/, float* out) {
+                              int /*num_vectors*/, float* out, NextTile& next) {
   const auto* q = static_cast<const std::uint32_t*>(queries);
   const auto* k = static_cast<const std::uint16_t*>(keys.data);
   const std::int64_t num_pairs = round_up(head_dim, 2) / 2;
@@ -133,6 +133,7 @@ FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, std::int
   for (; key + kBlockRows <= keys.num_keys; key += kBlockRows) {
     scores_block<kBlockRows>(q, k + key * keys.row_stride, keys.row_stride, num_pairs,
                              out + key * kLanes);
+    next.fetch();
   }
   for (; key < keys.num_keys; ++key) {
     scores_block<1>(q, k + key * keys.row_stride, keys.row_stride, num_pairs, out + key * kLanes);
@@ -187,6 +188,7 @@ FOVEA_AVX512_BF16 void accumulate(const void* values, const void* probabilities,
 
 PanelKernels make_kernels() {
   PanelKernels kernels = *panel_kernels(CpuTarget::avx512);
+  kernels.key_block = kBlockRows;
   kernels.product = Dtype::bf16;
   kernels.query_bytes = query_bytes;
   kernels.key_bytes = key_bytes;
