@@ -121,18 +121,21 @@ def expected_differences(layer, out, lse):
             largest_difference(lse.values, layer["expected_lse"].values))
 
 
+def largest_finite(tensor):
+    return max((abs(x) for x in tensor.values if math.isfinite(x)), default=0.0)
+
+
 def allowed_differences(layer, products, out):
     """(of an output, of the sum over rows, of lse): roundings that the formula cannot avoid, counted.
 
     A score is a sum of head_dim products of magnitude up to about |lse|: sixteen f32 roundings of it. Scores move outputs
     in proportion to |v|; 16-bit products round each weight once, a 16-bit output rounds once more.
     """
-    size = max(1.0, max(abs(x) for x in layer["expected_lse"].values if math.isfinite(x)))
-    largest_v = max(abs(x) for x in layer["v"].values if math.isfinite(x))
-    of_lse = 16 * UNIT_ROUNDING["F32"] * size
-    roundings = UNIT_ROUNDING[out.dtype] + (UNIT_ROUNDING["BF16"] if products == "bf16" else 0)
-    of_out = (2 * of_lse + roundings) * largest_v
-    return of_out, of_out * out.shape[1], of_lse
+    largest_v, largest_out = largest_finite(layer["v"]), largest_finite(layer["expected_out_rows"])
+    of_lse = 16 * UNIT_ROUNDING["F32"] * max(1.0, largest_finite(layer["expected_lse"]))
+    of_weights = 2 * of_lse + (UNIT_ROUNDING["BF16"] if products == "bf16" else 0)
+    of_sum = (of_weights + UNIT_ROUNDING[out.dtype]) * largest_v * out.shape[1]
+    return of_weights * largest_v + UNIT_ROUNDING[out.dtype] * largest_out, of_sum, of_lse
 
 
 def run_layer(fovea, path, scratch, repeat, *options):
