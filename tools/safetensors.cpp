@@ -41,6 +41,11 @@ const DtypeName* find_dtype(std::string_view text) {
   return found == std::end(kDtypeNames) ? nullptr : found;
 }
 
+const DtypeName* find_dtype(Dtype dtype) {
+  return std::find_if(std::begin(kDtypeNames), std::end(kDtypeNames),
+                      [&](const DtypeName& candidate) { return candidate.dtype == dtype; });
+}
+
 std::string printable(std::string_view text) {
   std::string result(text.substr(0, 64));
   std::replace_if(
@@ -294,9 +299,7 @@ std::string safetensors_header(const std::vector<std::pair<std::string, TensorSp
   for (const auto& [name, spec] : tensors) {
     const std::uint64_t bytes =
         static_cast<std::uint64_t>(spec.num_elements()) * size_bytes(spec.dtype);
-    const auto* dtype =
-        std::find_if(std::begin(kDtypeNames), std::end(kDtypeNames),
-                     [&](const DtypeName& candidate) { return candidate.dtype == spec.dtype; });
+    const DtypeName* dtype = find_dtype(spec.dtype);
     header[name] = {
         {"dtype", dtype->text},
         {"shape", std::vector<std::int64_t>(spec.shape.begin(), spec.shape.begin() + spec.rank)},

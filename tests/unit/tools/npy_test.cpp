@@ -20,7 +20,7 @@ std::string with_dictionary(const std::string& dictionary, std::size_t payload, 
   std::string file("\x93NUMPY");
   file += {version, 0, static_cast<char>(dictionary.size() & 0xffU),
            static_cast<char>(dictionary.size() >> 8U)};
-  if (version > 1) file += {0, 0};
+  if (version > 1) file.append(2, '\0');
   return file + dictionary + std::string(payload, '\1');
 }
 
