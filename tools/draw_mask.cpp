@@ -29,6 +29,8 @@ constexpr const char* kExamples =
     fovea draw-mask --batch 2 --seqlen-q 4096 --segments-q ids.npy --sequence 1 --png mask.png
 )";
 
+constexpr double kMaxTiles = 1 << 26;  // seconds to minutes; at 64 x 64 half a million tokens
+
 struct DrawMaskOptions {
   AttentionOptions attention;
   std::int64_t tile_q = 64, tile_kv = 64, sequence = 0, q_head = 0;
@@ -79,6 +81,13 @@ mask::BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const
                           num_heads_q));
   }
   const TensorView q = as_bshd(inputs.q.view(), o.layout), k = as_bshd(inputs.k.view(), o.layout);
+  const double tiles = static_cast<double>(q.size(1)) / static_cast<double>(options.tile_q) *
+                       (static_cast<double>(k.size(1)) / static_cast<double>(options.tile_kv));
+  if (tiles > kMaxTiles) {
+    bad_input(fmt::format(
+        "--tile-q: {} x {} makes {:.0f} tiles; expected at most {:.0f}, take larger ones",
+        options.tile_q, options.tile_kv, tiles, kMaxTiles));
+  }
   return mask::build_block_map(mask, q.size(1), k.size(1), options.tile_q, options.tile_kv,
                                options.sequence, options.q_head,
                                options.q_head / (num_heads_q / num_heads_kv));

@@ -6,7 +6,9 @@ usage: cli_test.py PATH_OF_FOVEA [unittest options]
 import json
 import math
 import os
+import pty
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -544,6 +546,7 @@ class Refusals(CommandTest):
         self.refuse(self.run_fovea("draw-mask", "--causal"), "--seqlen-q", "is missing")
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--sequence", "1"), "--sequence")
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--tile-q", "0"), "--tile-q")
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "1000000000"), "--tile-q", "take larger ones")
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--mask-mod", "kv_idx <"), "column")
 
 
@@ -605,7 +608,25 @@ class Writing(CommandTest):
 
 class Progress(CommandTest):
     def test_silent_where_stderr_is_no_terminal(self):
-        self.expect(self.attend("--check"), 0)
+        words = ["bench", "--seqlen-q", "256", "--num-heads-q", "4", "--runs", "1000000", "--json"]
+        process = subprocess.Popen([FOVEA, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(3)
+        process.kill()
+        self.assertEqual(process.communicate()[1], "")
+
+    def test_a_line_on_a_terminal_after_two_seconds(self):
+        controller, terminal = pty.openpty()
+        self.addCleanup(os.close, controller)
+        words = ["bench", "--seqlen-q", "256", "--num-heads-q", "4", "--runs", "1000000", "--json"]
+        begin = time.monotonic()
+        process = subprocess.Popen([FOVEA, *words], stdout=subprocess.DEVNULL, stderr=terminal)
+        os.close(terminal)
+        self.assertTrue(select.select([controller], [], [], 60)[0], "no progress in a minute")
+        self.assertGreaterEqual(time.monotonic() - begin, 2)
+        text = os.read(controller, 1000).decode()
+        process.kill()
+        process.wait()
+        self.assertIn("fovea bench", text)
 
 
 if __name__ == "__main__":
