@@ -101,7 +101,7 @@ class ForwardRun {
         out_(args.out),
         score_bindings_(args.score, plan.score_tensors, plan.score_scalars),
         mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars) {
-    if (!plan.mapper) own_mapper_.emplace(args.mask, spec_.tile_kv);
+    if (!plan.mapper) own_mapper_.emplace(args.mask, kSubTileKeys);
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
     has_program_ = !plan.score.empty();
     // The softmax works on raw scores and folds the scale into its exponent, where it can.
@@ -270,10 +270,29 @@ class ForwardRun {
     std::vector<mask::TileRun> runs{};
     std::size_t run = 0;
 
-    /// The kind of this tile; tiles are asked for in rising order.
-    mask::TileKind kind_at(std::int64_t tile) {
-      while (run < runs.size() && runs[run].end <= tile) ++run;
-      return run < runs.size() && runs[run].begin <= tile ? runs[run].kind : mask::TileKind::empty;
+    /// What the panel sees of keys [begin, end); asked for in rising order. Holes between two live parts are inside.
+    struct Visible {
+      KeyRange range;  // relative to begin; count 0: nothing
+      bool is_full = true;
+    };
+    Visible visible(std::int64_t begin, std::int64_t end) {
+      const std::int64_t first = begin / kSubTileKeys;
+      const std::int64_t last = ceil_div(end, kSubTileKeys);
+      while (run < runs.size() && runs[run].end <= first) ++run;
+      Visible seen;
+      std::int64_t low = last;
+      std::int64_t high = first;
+      for (std::size_t i = run; i < runs.size() && runs[i].begin < last; ++i) {
+        const std::int64_t run_begin = std::max<std::int64_t>(first, runs[i].begin);
+        seen.is_full = seen.is_full && runs[i].kind == mask::TileKind::full &&
+                       (high == first || high == run_begin);
+        low = std::min(low, run_begin);
+        high = std::min<std::int64_t>(last, runs[i].end);
+      }
+      if (low < high)
+        seen.range = {low * kSubTileKeys - begin,
+                      std::min(end, high * kSubTileKeys) - low * kSubTileKeys};
+      return seen;
     }
   };
 
@@ -285,41 +304,45 @@ class ForwardRun {
       panels.push_back(start_panel(panel_rows(item, i), i, scratch));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
+      const std::int64_t kv_begin = tile * spec_.tile_kv;
+      const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
       bool is_loaded = false;
       KeyTile keys;
       NextTile next;
-      std::int64_t panels_left = num_panels;
       for (Panel& panel : panels) {
-        const mask::TileKind kind = panel.kind_at(tile);
-        --panels_left;
-        if (kind == mask::TileKind::empty) continue;
+        const Panel::Visible seen = panel.visible(kv_begin, kv_end);
+        if (seen.range.count == 0) continue;
         if (!is_loaded) {
           keys = kernels_.load_keys(tile_of(k_, item, tile, problem_.head_dim_qk), scratch.keys);
           kernels_.load_values(tile_of(v_, item, tile, problem_.head_dim_v), is_careful,
                                scratch.values);
-          if (tile + 1 < item.tile_end) {
-            next = {tile_of(k_, item, tile + 1, problem_.head_dim_qk),
-                    tile_of(v_, item, tile + 1, problem_.head_dim_v)};
-          }
+          if (tile + 1 < item.tile_end) next = next_tile(item, tile + 1, num_panels);
           is_loaded = true;
         }
-        next.plan(panels_left + 1, keys.num_keys / kernels_.key_block);
-        step(panel, item, tile, kind, keys, next, scratch, is_careful);
+        step(panel, item, tile, seen, keys, next, scratch, is_careful);
       }
     }
     if (is_careful) add_extra(panels.front().out, scratch.extra);
   }
 
+  NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels) const {
+    const std::int64_t blocks =
+        spec_.tile_kv / kernels_.key_block + ceil_div(problem_.head_dim_v, kernels_.value_block);
+    return {tile_of(k_, item, tile, problem_.head_dim_qk),
+            tile_of(v_, item, tile, problem_.head_dim_v), num_panels * blocks};
+  }
+
   /// One tile for one panel: scores, programs, softmax, product with V.
-  void step(const Panel& panel, const Item& item, std::int64_t tile, mask::TileKind kind,
-            const KeyTile& keys, NextTile& next, const WorkerScratch& scratch,
-            bool is_careful) const {
-    const std::int64_t kv_begin = tile * spec_.tile_kv;
-    kernels_.scores(panel.queries, keys, problem_.head_dim_qk, panel.num_vectors, scratch.scores,
-                    next);
-    if (is_prescaled_) kernels_.scale(scratch.scores, keys.num_keys, problem_.softmax_scale);
+  void step(const Panel& panel, const Item& item, std::int64_t tile,
+            const typename Panel::Visible& seen, const KeyTile& keys, NextTile& next,
+            const WorkerScratch& scratch, bool is_careful) const {
+    const std::int64_t num_keys = seen.range.count;
+    const std::int64_t kv_begin = tile * spec_.tile_kv + seen.range.begin;
+    kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
+                    scratch.scores, next);
+    if (is_prescaled_) kernels_.scale(scratch.scores, num_keys, problem_.softmax_scale);
     ProgramTile program{.scores = scratch.scores,
-                        .num_keys = keys.num_keys,
+                        .num_keys = num_keys,
                         .lanes = static_cast<int>(spec_.lanes),
                         .kv_begin = kv_begin,
                         .q_idx = panel.q_idx,
@@ -334,25 +357,26 @@ class ForwardRun {
       program.scalars = score_bindings_.scalars.data();
       kernels_.run_score(plan_.score, program);
     }
-    if (kind == mask::TileKind::partial) {
+    if (!seen.is_full) {
       program.tensors = mask_bindings_.tensors.data();
       program.scalars = mask_bindings_.scalars.data();
       kernels_.run_mask(plan_.mask, program);
     }
-    if (is_careful) collect_non_finite(item, tile, keys.num_keys, scratch);
+    if (is_careful) collect_non_finite(item, tile, seen.range, scratch);
     PanelDropout dropout = dropout_;
     dropout.batch = static_cast<std::uint32_t>(item.sequence.index);
     dropout.kv_begin = kv_begin;
     dropout.q_idx = panel.q_idx;
     dropout.q_head = panel.q_head;
-    kernels_.softmax(scratch.scores, keys.num_keys, panel.num_vectors,
+    kernels_.softmax(scratch.scores, num_keys, panel.num_vectors,
                      unit_ * std::numbers::log2e_v<float>, panel.state, dropout,
                      scratch.probabilities);
     const void* probabilities = scratch_has_probabilities_
                                     ? static_cast<const void*>(scratch.probabilities)
                                     : scratch.scores;
-    kernels_.accumulate(scratch.values, probabilities, keys.num_keys, problem_.head_dim_v,
-                        panel.num_vectors, panel.state.rescale, panel.out);
+    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, probabilities,
+                        problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
+                        next);
   }
 
   Panel start_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
@@ -419,25 +443,33 @@ class ForwardRun {
         scratch.out + static_cast<std::size_t>(panel) * kernels_.output_bytes(problem_.head_dim_v));
     const float* row_sum = scratch.row_sum + panel * spec_.lanes;
     const std::int64_t count = rows.row_end - rows.row_begin;
-    float zero = 0;  // stays 0 unless something is not finite
-    for (std::int64_t lane = 0; lane < count; ++lane) zero += row_sum[lane] * 0.0F;
-    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
-      for (std::int64_t lane = 0; lane < count; ++lane) zero += out[d * spec_.lanes + lane] * 0.0F;
+    std::uint32_t bad = count_non_finite(row_sum, count);
+    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d)
+      bad |= count_non_finite(out + d * spec_.lanes, count);
+    return bad == 0;
+  }
+
+  /// On the bits, so that the compiler makes vectors of it.
+  static std::uint32_t count_non_finite(const float* values, std::int64_t count) {
+    constexpr std::uint32_t kExponent = 0x7f800000U;
+    std::uint32_t bad = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      bad += (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1U : 0U;
     }
-    return zero == 0;
+    return bad;
   }
 
   /// Adds what values that are not finite give to the rows that see them. scores hold -inf where a key is hidden.
-  void collect_non_finite(const Item& item, std::int64_t tile, std::int64_t num_keys,
+  void collect_non_finite(const Item& item, std::int64_t tile, KeyRange range,
                           const WorkerScratch& scratch) const {
     const TileSource values = tile_of(v_, item, tile, problem_.head_dim_v);
-    for (std::int64_t key = 0; key < num_keys; ++key) {
+    for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
-        const float value =
-            load_scalar(values.data, values.dtype, key * values.row_stride + d * values.col_stride);
+        const std::int64_t at = (range.begin + i) * values.row_stride + d * values.col_stride;
+        const float value = load_scalar(values.data, values.dtype, at);
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
-          if (scratch.scores[key * spec_.lanes + lane] != -kInfinity)
+          if (scratch.scores[i * spec_.lanes + lane] != -kInfinity)
             scratch.extra[d * spec_.lanes + lane] += value;
         }
       }
@@ -466,6 +498,8 @@ class ForwardRun {
       for (std::int64_t d = 0; d < width; ++d) state[d] = out[d * spec_.lanes + lane];
       state[width] = scratch.row_max[panel * spec_.lanes + lane] * unit_;
       state[width + 1] = scratch.row_sum[panel * spec_.lanes + lane];
+      // Vector maxima pass over NaN; the sum does not. Here a NaN in sight becomes the row's maximum.
+      if (std::isnan(state[width + 1]) && state[width] != kInfinity) state[width] = state[width + 1];
       emit(rows, lane, state);
     }
   }
@@ -475,7 +509,7 @@ class ForwardRun {
     const auto width = static_cast<std::size_t>(problem_.head_dim_v);
     const float into_max = into[width];
     const float from_max = from[width];
-    const float row_max = std::max(into_max, from_max);
+    const float row_max = std::isnan(from_max) ? from_max : std::max(into_max, from_max);
     if (row_max == -kInfinity) return;
     const float into_weight = std::exp(into_max - row_max);
     const float from_weight = std::exp(from_max - row_max);
@@ -512,6 +546,10 @@ class ForwardRun {
   void write_out(const Sequence& s, std::int64_t q_idx, std::int64_t q_head,
                  const float* row) const {
     std::byte* to = out_.at(s.batch_offset, s.q_begin + q_idx, q_head);
+    if (out_.dtype == Dtype::f32 && out_.col_stride == 1) {
+      std::memcpy(to, row, static_cast<std::size_t>(problem_.head_dim_v) * sizeof(float));
+      return;
+    }
     for (std::int64_t d = 0; d < problem_.head_dim_v; ++d)
       store_scalar(to, out_.dtype, d * out_.col_stride, row[d]);
   }

@@ -42,8 +42,7 @@ void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
         std::max(plan.program_bytes, program_scratch_bytes(*tape, plan.spec.tile_kv, lanes));
   }
   const Captures& captures = mask.captures();
-  if (captures.tensors.empty() && captures.scalars.empty())
-    plan.mapper.emplace(mask, plan.spec.tile_kv);
+  if (captures.tensors.empty() && captures.scalars.empty()) plan.mapper.emplace(mask, kSubTileKeys);
 }
 
 }  // namespace

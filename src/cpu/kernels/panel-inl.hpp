@@ -109,7 +109,8 @@ HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t
     for (; i < count; ++i) out[i] = static_cast<float>(bfloat16::from_bits(from[i * col_stride]));
     return;
   }
-  if (col_stride == 1) {
+  // Note: Highway's scalar conversion of f16 takes Inf and NaN for numbers.
+  if (col_stride == 1 && HWY_TARGET != HWY_SCALAR) {
     const hn::Rebind<hwy::float16_t, FloatTag> d_half;
     for (; i + n <= count; i += n) {
       const auto half = hn::BitCast(d_half, hn::LoadU(d16, from + i));
@@ -231,16 +232,17 @@ HWY_ATTR inline void scores_tail(const float* queries, const float* keys, std::i
 }
 
 template <int kVectors>
-HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, std::int64_t head_dim,
-                               float* scores, NextTile& next) {
-  const auto* data = static_cast<const float*>(keys.data);
+HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, KeyRange range,
+                               std::int64_t head_dim, float* scores, NextTile& next) {
+  const float* data = static_cast<const float*>(keys.data) + range.begin * keys.row_stride;
   std::int64_t key = 0;
-  for (; key + kBlockRows <= keys.num_keys; key += kBlockRows) {
+  for (; key + kBlockRows <= range.count; key += kBlockRows) {
     scores_block<kBlockRows, kVectors>(queries, data + key * keys.row_stride, keys.row_stride,
                                        head_dim, scores + key * kPanelLanes);
+    next.fetch();
   }
   scores_tail<kBlockRows - 1, kVectors>(queries, data + key * keys.row_stride, keys.row_stride,
-                                        keys.num_keys - key, head_dim, scores + key * kPanelLanes);
+                                        range.count - key, head_dim, scores + key * kPanelLanes);
 }
 
 /// Calls step<number of vectors in use>: padding vectors of a short panel cost nothing.
@@ -256,10 +258,10 @@ HWY_ATTR inline void scores_of(const float* queries, const KeyTile& keys, std::i
       step<kPanelVectors>(__VA_ARGS__);           \
   }
 
-HWY_ATTR inline void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                            int num_vectors, float* out, NextTile& next) {
-  FOVEA_FOR_VECTORS(num_vectors, scores_of, static_cast<const float*>(queries), keys, head_dim, out,
-                    next);
+HWY_ATTR inline void scores(const void* queries, const KeyTile& keys, KeyRange range,
+                            std::int64_t head_dim, int num_vectors, float* out, NextTile& next) {
+  FOVEA_FOR_VECTORS(num_vectors, scores_of, static_cast<const float*>(queries), keys, range,
+                    head_dim, out, next);
 }
 
 HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
@@ -396,11 +398,12 @@ HWY_ATTR inline void softmax(float* scores, std::int64_t num_keys, int num_vecto
 }
 
 template <int kVectors>
-HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values,
-                                   const float* HWY_RESTRICT probabilities, std::int64_t num_keys,
+HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values, std::int64_t tile_keys,
+                                   KeyRange range, const float* HWY_RESTRICT probabilities,
                                    std::int64_t head_dim, const float* HWY_RESTRICT rescale,
-                                   float* HWY_RESTRICT out) {
+                                   float* HWY_RESTRICT out, NextTile& next) {
   const FloatTag d;
+  values += range.begin * kBlockRows;
   for (std::int64_t begin = 0; begin < head_dim; begin += kBlockRows) {
     float* HWY_RESTRICT rows = out + begin * kPanelLanes;
     FloatVector sum[kBlockRows][kVectors];
@@ -412,7 +415,7 @@ HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values,
         sum[r][v] = hn::Mul(hn::Load(d, rows + r * kPanelLanes + v * kVectorLanes), factor);
       }
     }
-    for (std::int64_t key = 0; key < num_keys; ++key) {
+    for (std::int64_t key = 0; key < range.count; ++key) {
       FloatVector p[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v)
@@ -430,15 +433,16 @@ HWY_ATTR inline void accumulate_of(const float* HWY_RESTRICT values,
       for (int v = 0; v < kVectors; ++v)
         hn::Store(sum[r][v], d, rows + r * kPanelLanes + v * kVectorLanes);
     }
-    values += group_pitch(num_keys);
+    values += group_pitch(tile_keys);
+    next.fetch();
   }
 }
 
-HWY_ATTR inline void accumulate(const void* values, const void* probabilities,
-                                std::int64_t num_keys, std::int64_t head_dim, int num_vectors,
-                                const float* rescale, float* out) {
-  FOVEA_FOR_VECTORS(num_vectors, accumulate_of, static_cast<const float*>(values),
-                    static_cast<const float*>(probabilities), num_keys, head_dim, rescale, out);
+HWY_ATTR inline void accumulate(const void* values, std::int64_t tile_keys, KeyRange range,
+                                const void* probabilities, std::int64_t head_dim, int num_vectors,
+                                const float* rescale, float* out, NextTile& next) {
+  FOVEA_FOR_VECTORS(num_vectors, accumulate_of, static_cast<const float*>(values), tile_keys, range,
+                    static_cast<const float*>(probabilities), head_dim, rescale, out, next);
 }
 
 #undef FOVEA_FOR_VECTORS
@@ -447,6 +451,7 @@ inline const PanelKernels& f32_panel_kernels() {
   static constexpr PanelKernels kKernels{
       .lanes = kPanelLanes,
       .key_block = kBlockRows,
+      .value_block = kBlockRows,
       .vector_lanes = kVectorLanes,
       .product = Dtype::f32,
       .query_bytes = panel_query_bytes,

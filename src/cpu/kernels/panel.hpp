@@ -29,23 +29,20 @@ struct TileSource {
 };
 
 /// Rows of K and V that the next tile will read, fetched into the second-level cache a few at a time between blocks of
-/// products. The hardware does not do it: a row of a bshd tensor ends long before the page it lies in, and prefetchers stop
-/// at pages. Measured: 10 % at head_dim 128, and what makes decode run at memory speed.
+/// products: a row often ends long before the page it lies in, where the hardware's prefetchers stop, and in decode nothing
+/// else would keep the memory busy while a tile is multiplied.
 class NextTile {
  public:
   NextTile() = default;
-  NextTile(const TileSource& keys, const TileSource& values) : sources_{keys, values} {}
-
-  /// `blocks` calls of fetch will follow, shared evenly by what is left to `calls` calls of the kernel.
-  void plan(std::int64_t calls, std::int64_t blocks) {
-    const std::int64_t rest = num_rows() - row_;
-    rows_per_block_ = blocks == 0 ? 0 : (rest + calls * blocks - 1) / (calls * blocks);
-  }
+  /// fetch will be called about num_calls times.
+  NextTile(const TileSource& keys, const TileSource& values, std::int64_t num_calls)
+      : sources_{keys, values},
+        rows_per_call_((keys.num_rows + values.num_rows + num_calls - 1) / num_calls) {}
 
   void fetch() {
     constexpr std::int64_t kLine = 64;
-    const std::int64_t end =
-        row_ + rows_per_block_ < num_rows() ? row_ + rows_per_block_ : num_rows();
+    const std::int64_t num_rows = sources_[0].num_rows + sources_[1].num_rows;
+    const std::int64_t end = row_ + rows_per_call_ < num_rows ? row_ + rows_per_call_ : num_rows;
     for (; row_ < end; ++row_) {
       const bool is_key = row_ < sources_[0].num_rows;
       const TileSource& source = sources_[is_key ? 0 : 1];
@@ -58,12 +55,19 @@ class NextTile {
   }
 
  private:
-  std::int64_t num_rows() const { return sources_[0].num_rows + sources_[1].num_rows; }
-
   TileSource sources_[2];
   std::int64_t row_ = 0;  // over both
-  std::int64_t rows_per_block_ = 0;
+  std::int64_t rows_per_call_ = 0;
 };
+
+/// Keys of a loaded tile that a panel works on: what lies outside is hidden from all its rows. begin is a multiple of
+/// kSubTileKeys.
+struct KeyRange {
+  std::int64_t begin = 0, count = 0;
+};
+
+/// Granularity of the block map inside a tile: a band that cuts a tile costs little more than what is seen of it.
+inline constexpr std::int64_t kSubTileKeys = 32;
 
 /// Keys ready for `scores`: the caller's own memory, or a converted copy.
 struct KeyTile {
@@ -93,6 +97,7 @@ struct PanelState {
 struct PanelKernels {
   int lanes = 0;         // queries in a panel
   int key_block = 1;     // keys between two fetches of the next tile
+  int value_block = 1;   // columns of V between two fetches in `accumulate`
   int vector_lanes = 0;  // queries in a vector: panels with fewer rows use fewer vectors
   Dtype product = Dtype::f32;
 
@@ -110,8 +115,8 @@ struct PanelKernels {
   KeyTile (*load_keys)(const TileSource& source, void* buffer);
   /// Where is_careful, elements that are not finite become 0: they are added apart (see attention_forward.cpp).
   void (*load_values)(const TileSource& source, bool is_careful, void* buffer);
-  /// scores[key][lane] = Σ_d keys[key][d] · queries[d][lane]; calls next.fetch once every key_block keys
-  void (*scores)(const void* queries, const KeyTile& keys, std::int64_t head_dim_qk,
+  /// scores[i][lane] = Σ_d keys[range.begin + i][d] · queries[d][lane]; calls next.fetch once every key_block keys
+  void (*scores)(const void* queries, const KeyTile& keys, KeyRange range, std::int64_t head_dim_qk,
                  int num_vectors, float* scores, NextTile& next);
   void (*scale)(float* scores, std::int64_t num_keys, float factor);
   void (*run_score)(const expr::Tape& tape, const ProgramTile& tile);
@@ -119,9 +124,11 @@ struct PanelKernels {
   /// scores -> probabilities 2^((score - row_max) * scale_log2), updating the state; scale_log2 > 0.
   void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
                   const PanelState& state, const PanelDropout& dropout, void* probabilities);
-  /// out[d][lane] = out[d][lane] * rescale[lane] + Σ_key values[key][d] · probabilities[key][lane]
-  void (*accumulate)(const void* values, const void* probabilities, std::int64_t num_keys,
-                     std::int64_t head_dim_v, int num_vectors, const float* rescale, float* out);
+  /// out[d][lane] = out[d][lane] * rescale[lane] + Σ_i values[range.begin + i][d] · probabilities[i][lane]; values hold
+  /// tile_keys keys. Calls next.fetch once every value_block columns.
+  void (*accumulate)(const void* values, std::int64_t tile_keys, KeyRange range,
+                     const void* probabilities, std::int64_t head_dim_v, int num_vectors,
+                     const float* rescale, float* out, NextTile& next);
 };
 
 /// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.

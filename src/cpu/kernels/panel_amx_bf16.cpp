@@ -188,14 +188,14 @@ FOVEA_AMX inline void store_rows(float* out) {
   _tile_stored(2, out + 32, kLaneBytes);
 }
 
-FOVEA_AMX void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                      int /*num_vectors*/, float* out, NextTile& next) {
+FOVEA_AMX void scores(const void* queries, const KeyTile& keys, KeyRange range,
+                      std::int64_t head_dim, int /*num_vectors*/, float* out, NextTile& next) {
   const TileConfig config;
   _tile_loadconfig(&config);
-  const auto* rows = static_cast<const std::byte*>(keys.data);
+  const auto* rows = static_cast<const std::byte*>(keys.data) + range.begin * keys.row_stride * 2;
   Operands o{rows, keys.row_stride * 2, static_cast<const std::byte*>(queries),
              round_up(head_dim, kTileDepth)};
-  const std::int64_t num_rows = round_up(keys.num_keys, kTileRows);
+  const std::int64_t num_rows = round_up(range.count, kTileRows);
   for (std::int64_t key = 0; key < num_rows; key += 2 * kTileRows) {
     o.rows = rows + key * o.row_bytes;
     float* to = out + key * kLanes;
@@ -244,15 +244,15 @@ FOVEA_AMX void rescale_rows(std::int64_t head_dim, const float* rescale, float* 
   }
 }
 
-FOVEA_AMX void accumulate(const void* values, const void* probabilities, std::int64_t num_keys,
-                          std::int64_t head_dim, int /*num_vectors*/, const float* rescale,
-                          float* out) {
+FOVEA_AMX void accumulate(const void* values, std::int64_t tile_keys, KeyRange range,
+                          const void* probabilities, std::int64_t head_dim, int /*num_vectors*/,
+                          const float* rescale, float* out, NextTile& next) {
   rescale_rows(head_dim, rescale, out);
   const TileConfig config;
   _tile_loadconfig(&config);
-  const auto* rows = static_cast<const std::byte*>(values);
-  Operands o{rows, value_pitch(num_keys) * 2, static_cast<const std::byte*>(probabilities),
-             round_up(num_keys, kTileDepth)};
+  const auto* rows = static_cast<const std::byte*>(values) + range.begin * 2;
+  Operands o{rows, value_pitch(tile_keys) * 2, static_cast<const std::byte*>(probabilities),
+             round_up(range.count, kTileDepth)};
   for (std::int64_t d = 0; d < head_dim; d += 2 * kTileRows) {
     o.rows = rows + d * o.row_bytes;
     float* to = out + d * kLanes;
@@ -268,6 +268,7 @@ FOVEA_AMX void accumulate(const void* values, const void* probabilities, std::in
     _tile_stored(3, second, kLaneBytes);
     _tile_stored(4, second + 16, kLaneBytes);
     _tile_stored(5, second + 32, kLaneBytes);
+    next.fetch();
   }
   _tile_release();
 }
@@ -277,6 +278,7 @@ FOVEA_AMX void accumulate(const void* values, const void* probabilities, std::in
 PanelKernels make_kernels() {
   PanelKernels kernels = *panel_kernels(CpuTarget::avx512);
   kernels.key_block = 2 * kTileRows;
+  kernels.value_block = 2 * kTileRows;
   kernels.product = Dtype::bf16;
   kernels.query_bytes = query_bytes;
   kernels.key_bytes = key_bytes;

@@ -124,18 +124,19 @@ FOVEA_AVX512_BF16 inline void scores_block(const std::uint32_t* queries, const s
   }
 }
 
-FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, std::int64_t head_dim,
-                              int /*num_vectors*/, float* out, NextTile& next) {
+FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, KeyRange range,
+                              std::int64_t head_dim, int /*num_vectors*/, float* out,
+                              NextTile& next) {
   const auto* q = static_cast<const std::uint32_t*>(queries);
-  const auto* k = static_cast<const std::uint16_t*>(keys.data);
+  const auto* k = static_cast<const std::uint16_t*>(keys.data) + range.begin * keys.row_stride;
   const std::int64_t num_pairs = round_up(head_dim, 2) / 2;
   std::int64_t key = 0;
-  for (; key + kBlockRows <= keys.num_keys; key += kBlockRows) {
+  for (; key + kBlockRows <= range.count; key += kBlockRows) {
     scores_block<kBlockRows>(q, k + key * keys.row_stride, keys.row_stride, num_pairs,
                              out + key * kLanes);
     next.fetch();
   }
-  for (; key < keys.num_keys; ++key) {
+  for (; key < range.count; ++key) {
     scores_block<1>(q, k + key * keys.row_stride, keys.row_stride, num_pairs, out + key * kLanes);
   }
 }
@@ -148,12 +149,13 @@ void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_
                            static_cast<std::uint32_t*>(probabilities));
 }
 
-FOVEA_AVX512_BF16 void accumulate(const void* values, const void* probabilities,
-                                  std::int64_t num_keys, std::int64_t head_dim, int /*num_vectors*/,
-                                  const float* rescale, float* out) {
-  const auto* v_pairs = static_cast<const std::uint32_t*>(values);
+FOVEA_AVX512_BF16 void accumulate(const void* values, std::int64_t tile_keys, KeyRange range,
+                                  const void* probabilities, std::int64_t head_dim,
+                                  int /*num_vectors*/, const float* rescale, float* out,
+                                  NextTile& next) {
+  const auto* v_pairs = static_cast<const std::uint32_t*>(values) + range.begin / 2 * kBlockRows;
   const auto* p_pairs = static_cast<const std::uint32_t*>(probabilities);
-  const std::int64_t num_pairs = round_up(num_keys, 2) / 2;
+  const std::int64_t num_pairs = round_up(range.count, 2) / 2;
   for (std::int64_t begin = 0; begin < head_dim; begin += kBlockRows) {
     float* rows = out + begin * kLanes;
     __m512 sum[kBlockRows][kVectors];
@@ -182,13 +184,15 @@ FOVEA_AVX512_BF16 void accumulate(const void* values, const void* probabilities,
       for (int v = 0; v < kVectors; ++v)
         _mm512_store_ps(rows + r * kLanes + v * kVectorLanes, sum[r][v]);
     }
-    v_pairs += group_pitch(num_keys);
+    v_pairs += group_pitch(tile_keys);
+    next.fetch();
   }
 }
 
 PanelKernels make_kernels() {
   PanelKernels kernels = *panel_kernels(CpuTarget::avx512);
   kernels.key_block = kBlockRows;
+  kernels.value_block = kBlockRows;
   kernels.product = Dtype::bf16;
   kernels.query_bytes = query_bytes;
   kernels.key_bytes = key_bytes;
