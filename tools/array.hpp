@@ -35,10 +35,10 @@ struct Array {
   const std::byte* data = nullptr;  // inside storage, aligned to the element
   TensorSpec spec{};
 
-  TensorView view() const { return TensorView(static_cast<const void*>(data), spec); }
+  TensorView view() const { return {static_cast<const void*>(data), spec}; }
   /// For arrays that this process made.
   TensorView mutable_view() const {
-    return TensorView(const_cast<void*>(static_cast<const void*>(data)), spec);
+    return {const_cast<void*>(static_cast<const void*>(data)), spec};
   }
   explicit operator bool() const { return spec.rank != 0; }
 };

@@ -15,7 +15,7 @@
 #include "files.hpp"
 #include "option_values.hpp"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): theirs
 class App;
 }
 

@@ -37,7 +37,7 @@ template <typename Vector>
   const Vector factor = Vector{} + 0.999F;
   const Vector addend = Vector{} + seed;
   for (std::int64_t step = 0; step < kStepsPerTask; ++step) {
-    for (int i = 0; i < kNumChains; ++i) chains[i] = chains[i] * factor + addend;
+    for (Vector& chain : chains) chain = chain * factor + addend;
   }
   Vector sum = chains[0];
   for (int i = 1; i < kNumChains; ++i) sum += chains[i];

@@ -108,7 +108,7 @@ class CaseReader {
   }
 
   static const std::map<std::string, Field, std::less<>>& fields() {
-    static const std::map<std::string, Field, std::less<>> kFields = {
+    static const std::map<std::string, Field, std::less<>> all_fields = {
         {"name", [](CaseReader&, const Json&) {}},
         {"why", [](CaseReader&, const Json&) {}},
         {"batch", [](CaseReader& r, const Json& v) { r.result_.options.batch = r.count(v); }},
@@ -150,7 +150,7 @@ class CaseReader {
         {"scalars", [](CaseReader& r, const Json& v) { r.scalars(v); }},
         {"dropout", [](CaseReader& r, const Json& v) { r.result_.options.dropout.p = r.real(v); }},
     };
-    return kFields;
+    return all_fields;
   }
 
   const Json& json_;

@@ -82,7 +82,7 @@ class HeaderParser {
     if (rest_.empty() || (rest_.front() != '\'' && rest_.front() != '"')) fail("expected a string");
     const std::size_t end = rest_.find(rest_.front(), 1);
     if (end == std::string_view::npos) fail("a string has no end");
-    const std::string result(rest_.substr(1, end - 1));
+    std::string result(rest_.substr(1, end - 1));
     rest_.remove_prefix(end + 1);
     return result;
   }

@@ -187,6 +187,7 @@ class HeaderReader : public nlohmann::json::json_sax_t {
 std::string find_range_fault(const std::vector<Safetensors::Entry>& entries,
                              std::uint64_t data_bytes) {
   std::vector<const Safetensors::Entry*> sorted;
+  sorted.reserve(entries.size());
   for (const auto& entry : entries) sorted.push_back(&entry);
   std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
