@@ -67,7 +67,7 @@ TEST(Npy, FortranOrderGivesStrides) {
 }
 
 TEST(Npy, LaterVersionsAndOldSpellingsAreRead) {
-  for (const char version : {2, 3}) {
+  for (const char version : {'\2', '\3'}) {
     EXPECT_EQ(parse(with_dictionary("{'descr': '=f2', 'fortran_order': False, 'shape': (2,), }", 4,
                                     version))
                   .spec.rank,
