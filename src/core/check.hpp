@@ -15,10 +15,10 @@ namespace fovea {
 }  // namespace fovea
 
 /// For our own mistakes, never for the caller's: throws InternalError with the place.
-#define FOVEA_ASSERT(condition)                                                                    \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
-      throw ::fovea::InternalError(std::string("internal: ") + #condition + " at " + __FILE__ +    \
-                                   ":" + std::to_string(__LINE__));                                \
-    }                                                                                              \
+#define FOVEA_ASSERT(condition)                                                                 \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      throw ::fovea::InternalError(std::string("internal: ") + #condition + " at " + __FILE__ + \
+                                   ":" + std::to_string(__LINE__));                             \
+    }                                                                                           \
   } while (false)
