@@ -94,6 +94,7 @@ class ForwardRun {
         spec_(plan.spec),
         args_(args),
         kernels_(*panel_kernels(plan.spec.target)),
+        f32_kernels_(kernels_.product == Dtype::f32 ? kernels_ : *panel_kernels(CpuTarget::avx512)),
         executor_(executor),
         q_(args.q),
         k_(args.k),
@@ -303,6 +304,7 @@ class ForwardRun {
     for (std::int64_t i = 0; i < num_panels; ++i)
       panels.push_back(start_panel(panel_rows(item, i), i, scratch));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
+    const bool is_few = num_rows(item.sequence) <= kFewRows;
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
@@ -312,6 +314,10 @@ class ForwardRun {
       for (Panel& panel : panels) {
         const Panel::Visible seen = panel.visible(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
+        if (is_few) {
+          step_few(panel, item, tile, seen, scratch, is_careful);
+          continue;
+        }
         if (!is_loaded) {
           keys = kernels_.load_keys(tile_of(k_, item, tile, problem_.head_dim_qk), scratch.keys);
           kernels_.load_values(tile_of(v_, item, tile, problem_.head_dim_v), is_careful,
@@ -336,15 +342,53 @@ class ForwardRun {
   void step(const Panel& panel, const Item& item, std::int64_t tile,
             const typename Panel::Visible& seen, const KeyTile& keys, NextTile& next,
             const WorkerScratch& scratch, bool is_careful) const {
-    const std::int64_t num_keys = seen.range.count;
-    const std::int64_t kv_begin = tile * spec_.tile_kv + seen.range.begin;
     kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
                     scratch.scores, next);
+    apply_programs(panel, item, tile, seen, scratch, is_careful);
+    kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
+                     unit_ * std::numbers::log2e_v<float>, panel.state,
+                     dropout_of(panel, item, tile, seen), scratch.probabilities);
+    const void* probabilities = scratch_has_probabilities_
+                                    ? static_cast<const void*>(scratch.probabilities)
+                                    : scratch.scores;
+    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, probabilities,
+                        problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
+                        next);
+  }
+
+  /// The same for a sequence of a few rows: K and V are read once, where they lie.
+  void step_few(const Panel& panel, const Item& item, std::int64_t tile,
+                const typename Panel::Visible& seen, const WorkerScratch& scratch,
+                bool is_careful) const {
+    const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
+    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride},
+                        limited(tile_of(k_, item, tile, problem_.head_dim_qk), seen.range),
+                        scratch.scores);
+    apply_programs(panel, item, tile, seen, scratch, is_careful);
+    f32_kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
+                         unit_ * std::numbers::log2e_v<float>, panel.state,
+                         dropout_of(panel, item, tile, seen), nullptr);
+    kernels_.accumulate_few(limited(tile_of(v_, item, tile, problem_.head_dim_v), seen.range),
+                            is_careful, scratch.scores, num_rows, panel.state.rescale, panel.out);
+  }
+
+  static TileSource limited(TileSource source, KeyRange range) {
+    source.data +=
+        range.begin * source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+    source.num_rows = range.count;
+    return source;
+  }
+
+  /// Scale, score program and mask of one tile's scores.
+  void apply_programs(const Panel& panel, const Item& item, std::int64_t tile,
+                      const typename Panel::Visible& seen, const WorkerScratch& scratch,
+                      bool is_careful) const {
+    const std::int64_t num_keys = seen.range.count;
     if (is_prescaled_) kernels_.scale(scratch.scores, num_keys, problem_.softmax_scale);
     ProgramTile program{.scores = scratch.scores,
                         .num_keys = num_keys,
                         .lanes = static_cast<int>(spec_.lanes),
-                        .kv_begin = kv_begin,
+                        .kv_begin = tile * spec_.tile_kv + seen.range.begin,
                         .q_idx = panel.q_idx,
                         .q_head = panel.q_head,
                         .batch = static_cast<std::int32_t>(item.sequence.index),
@@ -363,20 +407,16 @@ class ForwardRun {
       kernels_.run_mask(plan_.mask, program);
     }
     if (is_careful) collect_non_finite(item, tile, seen.range, scratch);
+  }
+
+  PanelDropout dropout_of(const Panel& panel, const Item& item, std::int64_t tile,
+                          const typename Panel::Visible& seen) const {
     PanelDropout dropout = dropout_;
     dropout.batch = static_cast<std::uint32_t>(item.sequence.index);
-    dropout.kv_begin = kv_begin;
+    dropout.kv_begin = tile * spec_.tile_kv + seen.range.begin;
     dropout.q_idx = panel.q_idx;
     dropout.q_head = panel.q_head;
-    kernels_.softmax(scratch.scores, num_keys, panel.num_vectors,
-                     unit_ * std::numbers::log2e_v<float>, panel.state, dropout,
-                     scratch.probabilities);
-    const void* probabilities = scratch_has_probabilities_
-                                    ? static_cast<const void*>(scratch.probabilities)
-                                    : scratch.scores;
-    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, probabilities,
-                        problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
-                        next);
+    return dropout;
   }
 
   Panel start_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
@@ -499,7 +539,8 @@ class ForwardRun {
       state[width] = scratch.row_max[panel * spec_.lanes + lane] * unit_;
       state[width + 1] = scratch.row_sum[panel * spec_.lanes + lane];
       // Vector maxima pass over NaN; the sum does not. Here a NaN in sight becomes the row's maximum.
-      if (std::isnan(state[width + 1]) && state[width] != kInfinity) state[width] = state[width + 1];
+      if (std::isnan(state[width + 1]) && state[width] != kInfinity)
+        state[width] = state[width + 1];
       emit(rows, lane, state);
     }
   }
@@ -637,6 +678,7 @@ class ForwardRun {
   const ForwardSpec& spec_;
   const AttentionForward& args_;
   const PanelKernels& kernels_;
+  const PanelKernels& f32_kernels_;  // of the same panel shape
   Executor& executor_;
   const Rows q_, k_, v_, out_;
   const Bindings score_bindings_, mask_bindings_;

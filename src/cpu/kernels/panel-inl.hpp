@@ -21,34 +21,14 @@
 #include "cpu/kernels/panel.hpp"
 #include "hwy/highway.h"
 // after highway.h: per-target headers
+#include "cpu/kernels/few_rows-inl.hpp"
 #include "cpu/kernels/math-inl.hpp"
+#include "cpu/kernels/panel_rows-inl.hpp"
 #include "cpu/kernels/program-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-using FloatTag = hn::ScalableTag<float>;
-using FloatVector = hn::Vec<FloatTag>;
-
-// Register blocks: 32 vector registers take 8 x 3 (+ 3 operands + 1 broadcast), 16 take 6 x 2, and 4 x 3 where
-// a vector is a scalar.
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
-inline constexpr int kBlockRows = 8;
-inline constexpr int kPanelVectors = 3;
-#elif HWY_TARGET == HWY_SCALAR
-inline constexpr int kBlockRows = 4;
-inline constexpr int kPanelVectors = 3;
-#else
-inline constexpr int kBlockRows = 6;
-inline constexpr int kPanelVectors = 2;
-#endif
-#if HWY_TARGET == HWY_SCALAR
-inline constexpr int kVectorLanes = 1;  // Highway counts 16 bytes for it
-#else
-inline constexpr int kVectorLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(float));
-#endif
-inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
 
 inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -79,45 +59,6 @@ inline std::size_t panel_score_bytes(std::int64_t tile_kv) {
 inline std::size_t panel_probability_bytes(std::int64_t /*tile_kv*/) { return 0; }
 inline std::size_t panel_output_bytes(std::int64_t head_dim) {
   return float_bytes(round_up(head_dim, kBlockRows) * kPanelLanes);
-}
-
-/// `count` elements of a row as fp32.
-HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stride,
-                                 std::int64_t count, float* HWY_RESTRICT out) {
-  const FloatTag d;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  const hn::Rebind<std::uint32_t, FloatTag> d32;
-  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = 0;
-  if (dtype == Dtype::f32) {
-    const auto* from = reinterpret_cast<const float*>(row);
-    if (col_stride == 1) {
-      std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(float));
-      return;
-    }
-    for (; i < count; ++i) out[i] = from[i * col_stride];
-    return;
-  }
-  const auto* from = reinterpret_cast<const std::uint16_t*>(row);
-  if (dtype == Dtype::bf16) {
-    if (col_stride == 1) {
-      for (; i + n <= count; i += n) {
-        const auto wide = hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from + i)));
-        hn::StoreU(hn::BitCast(d, wide), d, out + i);
-      }
-    }
-    for (; i < count; ++i) out[i] = static_cast<float>(bfloat16::from_bits(from[i * col_stride]));
-    return;
-  }
-  // Note: Highway's scalar conversion of f16 takes Inf and NaN for numbers.
-  if (col_stride == 1 && HWY_TARGET != HWY_SCALAR) {
-    const hn::Rebind<hwy::float16_t, FloatTag> d_half;
-    for (; i + n <= count; i += n) {
-      const auto half = hn::BitCast(d_half, hn::LoadU(d16, from + i));
-      hn::StoreU(hn::PromoteTo(d, half), d, out + i);
-    }
-  }
-  for (; i < count; ++i) out[i] = static_cast<float>(float16::from_bits(from[i * col_stride]));
 }
 
 HWY_ATTR inline void pack_queries(const std::byte* const* rows, Dtype dtype,
@@ -151,15 +92,6 @@ HWY_ATTR inline KeyTile load_keys(const TileSource& source, void* buffer) {
                 out + key * source.num_cols);
   }
   return {out, source.num_cols, source.num_rows};
-}
-
-/// Elements that are not finite become 0.
-HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, row + i, sizeof(bits));
-    if ((bits & 0x7f800000U) == 0x7f800000U) row[i] = 0;
-  }
 }
 
 /// Values as [ceil(head_dim / kBlockRows)][keys][kBlockRows], groups group_pitch apart: the
@@ -469,6 +401,8 @@ inline const PanelKernels& f32_panel_kernels() {
       .run_mask = run_mask_program,
       .softmax = softmax,
       .accumulate = accumulate,
+      .scores_few = scores_few,
+      .accumulate_few = accumulate_few,
   };
   return kKernels;
 }

@@ -94,6 +94,15 @@ struct PanelState {
   float* rescale = nullptr;  // written: what the output so far must be multiplied by
 };
 
+/// The queries of a sequence that has at most kFewRows of them.
+struct FewQueries {
+  const std::byte* const* rows = nullptr;  // [num_rows]
+  int num_rows = 0;
+  Dtype dtype = Dtype::f32;
+  std::int64_t col_stride = 1;
+};
+inline constexpr std::int64_t kFewRows = 4;
+
 struct PanelKernels {
   int lanes = 0;         // queries in a panel
   int key_block = 1;     // keys between two fetches of the next tile
@@ -129,6 +138,11 @@ struct PanelKernels {
   void (*accumulate)(const void* values, std::int64_t tile_keys, KeyRange range,
                      const void* probabilities, std::int64_t head_dim_v, int num_vectors,
                      const float* rescale, float* out, NextTile& next);
+
+  // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp); one panel.
+  void (*scores_few)(const FewQueries& queries, const TileSource& keys, float* scores);
+  void (*accumulate_few)(const TileSource& values, bool is_careful, const float* probabilities,
+                         int num_rows, const float* rescale, float* out);
 };
 
 /// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.

@@ -163,7 +163,8 @@ TEST(CpuDeterminism, PackingChangesNoBit) {
 
 TEST(CpuDeterminism, PlaceInTheTileChangesNoBit) {
   // The last rows alone: causal is aligned to the end, so they see the same keys from another
-  // place in their panel.
+  // place in their panel. The last part still has more rows than a sequence that is read row by row
+  // (kFewRows), which sums in another order.
   on_every_target([](Dtype dtype, CpuTarget target) {
     Case problem = prefill(dtype);
     problem.batch = 1;
@@ -172,7 +173,7 @@ TEST(CpuDeterminism, PlaceInTheTileChangesNoBit) {
     attention_forward(whole);
     const std::vector<std::uint64_t> out = bits_of(whole.out);
     const std::int64_t row = problem.num_heads_q * problem.head_dim_v;
-    for (const std::int64_t begin : {1, 5, 16, 47, 100, 149}) {
+    for (const std::int64_t begin : {1, 5, 16, 47, 100, 140}) {
       const std::int64_t count = problem.seqlen_q - begin;
       GuardedTensor part_out(make_spec(
           dtype, std::vector{std::int64_t{1}, count, problem.num_heads_q, problem.head_dim_v}));

@@ -1,0 +1,195 @@
+// Scores and values for sequences of a few rows (decode): the work is to read K and V once, at the speed of memory.
+//
+// A panel would leave most of its lanes empty and copy V first. Here every key is read row by row in the order of memory and
+// dotted with the few queries; values are added with their probability. Scores keep the panel's layout, so programs, masks
+// and softmax are the same. At head_dim 128 a key takes some 15 cycles against 100 and more that its 1 KB takes to arrive.
+
+#if defined(FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_
+#undef FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_
+#else
+#define FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/panel.hpp"
+#include "hwy/highway.h"
+// after highway.h: per-target headers
+#include "cpu/kernels/panel_rows-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr std::int64_t kMaxHeadDim = 512;
+inline constexpr std::int64_t kKeysAtOnce = 4;
+inline constexpr std::int64_t kRowsAhead = 8;  // of prefetch: 4 KB at head_dim 128 in fp32
+
+/// kKeysAtOnce rows of K or V as fp32: where they lie, or converted.
+struct FloatRows {
+  const float* at[kKeysAtOnce];
+  HWY_ALIGN float buffer[kKeysAtOnce][kMaxHeadDim];
+
+  /// Rows [row, row + count); what is missing to kKeysAtOnce repeats the first.
+  HWY_ATTR void load(const TileSource& source, std::int64_t row, std::int64_t count,
+                     bool is_careful) {
+    const std::int64_t row_bytes =
+        source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+    const bool is_ready = source.dtype == Dtype::f32 && source.col_stride == 1 && !is_careful;
+    for (std::int64_t i = 0; i < kKeysAtOnce; ++i) {
+      if (i >= count) {
+        at[i] = at[0];
+        continue;
+      }
+      const std::byte* from = source.data + (row + i) * row_bytes;
+      if (row + i + kRowsAhead < source.num_rows) prefetch(from + kRowsAhead * row_bytes, source);
+      at[i] = is_ready ? reinterpret_cast<const float*>(from) : buffer[i];
+      if (is_ready) continue;
+      convert_row(from, source.dtype, source.col_stride, source.num_cols, buffer[i]);
+      if (is_careful) zero_non_finite(buffer[i], source.num_cols);
+    }
+  }
+
+  static void prefetch(const std::byte* row, const TileSource& source) {
+    const std::int64_t bytes =
+        source.num_cols * static_cast<std::int64_t>(size_bytes(source.dtype));
+    for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+  }
+};
+
+/// Dot products of kKeysAtOnce keys with kRows queries.
+template <int kRows>
+HWY_ATTR HWY_INLINE void dot_keys(const FloatRows& keys, const float (*queries)[kMaxHeadDim],
+                                  std::int64_t head_dim, float (*dots)[kKeysAtOnce]) {
+  const FloatTag d;
+  FloatVector sum[kRows][kKeysAtOnce];
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = 0; k < kKeysAtOnce; ++k) sum[r][k] = hn::Zero(d);
+  }
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= head_dim; i += kVectorLanes) {
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeysAtOnce; ++k) {
+      const FloatVector key = hn::LoadU(d, keys.at[k] + i);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r)
+        sum[r][k] = hn::MulAdd(key, hn::Load(d, queries[r] + i), sum[r][k]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = 0; k < kKeysAtOnce; ++k) {
+      float dot = hn::GetLane(hn::SumOfLanes(d, sum[r][k]));
+      for (std::int64_t j = i; j < head_dim; ++j) dot += keys.at[k][j] * queries[r][j];
+      dots[r][k] = dot;
+    }
+  }
+}
+
+template <int kRows>
+HWY_ATTR inline void scores_of_few_rows(const FewQueries& queries, const TileSource& keys,
+                                        float* scores) {
+  const FloatTag d;
+  HWY_ALIGN float rows[kRows][kMaxHeadDim];
+  FloatRows tile;
+  for (int r = 0; r < kRows; ++r)
+    convert_row(queries.rows[r], queries.dtype, queries.col_stride, keys.num_cols, rows[r]);
+  for (std::int64_t key = 0; key < keys.num_rows; key += kKeysAtOnce) {
+    const std::int64_t count = std::min(kKeysAtOnce, keys.num_rows - key);
+    float dots[kRows][kKeysAtOnce];
+    tile.load(keys, key, count, /*is_careful=*/false);
+    dot_keys<kRows>(tile, rows, keys.num_cols, dots);
+    for (std::int64_t k = 0; k < count; ++k) {
+      float* at = scores + (key + k) * kPanelLanes;
+      for (int lane = 0; lane < kRows + kVectorLanes - 1; lane += kVectorLanes)
+        hn::Store(hn::Zero(d), d, at + lane);
+      for (int r = 0; r < kRows; ++r) at[r] = dots[r][k];
+    }
+  }
+}
+
+/// sums += weights[0] * row 0 + weights[1] * row 1 + ..., in this order.
+template <int kKeys>
+HWY_ATTR HWY_INLINE void add_rows(const FloatRows& rows, std::int64_t first, const float* weights,
+                                  std::int64_t head_dim, float* HWY_RESTRICT sums) {
+  const FloatTag d;
+  FloatVector weight[kKeys];
+#pragma GCC unroll 4
+  for (int k = 0; k < kKeys; ++k) weight[k] = hn::Set(d, weights[k]);
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= head_dim; i += kVectorLanes) {
+    FloatVector sum = hn::Load(d, sums + i);
+#pragma GCC unroll 4
+    for (int k = 0; k < kKeys; ++k)
+      sum = hn::MulAdd(weight[k], hn::LoadU(d, rows.at[first + k] + i), sum);
+    hn::Store(sum, d, sums + i);
+  }
+  for (; i < head_dim; ++i) {
+    for (int k = 0; k < kKeys; ++k) sums[i] += weights[k] * rows.at[first + k][i];
+  }
+}
+
+template <int kRows>
+HWY_ATTR inline void accumulate_few_rows(const TileSource& values, bool is_careful,
+                                         const float* probabilities, const float* rescale,
+                                         float* out) {
+  HWY_ALIGN float sums[kRows][kMaxHeadDim];
+  FloatRows tile;
+  for (int r = 0; r < kRows; ++r) {
+    for (std::int64_t i = 0; i < values.num_cols; ++i)
+      sums[r][i] = out[i * kPanelLanes + r] * rescale[r];
+  }
+  for (std::int64_t key = 0; key < values.num_rows; key += kKeysAtOnce) {
+    const std::int64_t count = std::min(kKeysAtOnce, values.num_rows - key);
+    tile.load(values, key, count, is_careful);
+    for (int r = 0; r < kRows; ++r) {
+      float weights[kKeysAtOnce];
+      for (std::int64_t k = 0; k < count; ++k)
+        weights[k] = probabilities[(key + k) * kPanelLanes + r];
+      if (count == kKeysAtOnce) {
+        add_rows<kKeysAtOnce>(tile, 0, weights, values.num_cols, sums[r]);
+      } else {
+        for (std::int64_t k = 0; k < count; ++k)
+          add_rows<1>(tile, k, weights + k, values.num_cols, sums[r]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (std::int64_t i = 0; i < values.num_cols; ++i) out[i * kPanelLanes + r] = sums[r][i];
+  }
+}
+
+HWY_ATTR inline void scores_few(const FewQueries& queries, const TileSource& keys, float* scores) {
+  switch (queries.num_rows) {
+    case 1:
+      return scores_of_few_rows<1>(queries, keys, scores);
+    case 2:
+      return scores_of_few_rows<2>(queries, keys, scores);
+    case 3:
+      return scores_of_few_rows<3>(queries, keys, scores);
+    default:
+      return scores_of_few_rows<4>(queries, keys, scores);
+  }
+}
+
+HWY_ATTR inline void accumulate_few(const TileSource& values, bool is_careful,
+                                    const float* probabilities, int num_rows, const float* rescale,
+                                    float* out) {
+  switch (num_rows) {
+    case 1:
+      return accumulate_few_rows<1>(values, is_careful, probabilities, rescale, out);
+    case 2:
+      return accumulate_few_rows<2>(values, is_careful, probabilities, rescale, out);
+    case 3:
+      return accumulate_few_rows<3>(values, is_careful, probabilities, rescale, out);
+    default:
+      return accumulate_few_rows<4>(values, is_careful, probabilities, rescale, out);
+  }
+}
+
+}  // namespace fovea::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

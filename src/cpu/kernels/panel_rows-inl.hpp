@@ -1,0 +1,95 @@
+// What every f32 kernel starts from: the shape of a panel on this target, and rows of any dtype as fp32.
+
+#if defined(FOVEA_CPU_KERNELS_PANEL_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_KERNELS_PANEL_ROWS_INL_HPP_
+#undef FOVEA_CPU_KERNELS_PANEL_ROWS_INL_HPP_
+#else
+#define FOVEA_CPU_KERNELS_PANEL_ROWS_INL_HPP_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "fovea/dtype.hpp"
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+
+// Register blocks: 32 vector registers take 8 x 3 (+ 3 operands + 1 broadcast), 16 take 6 x 2, and 4 x 3 where
+// a vector is a scalar.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+inline constexpr int kBlockRows = 8;
+inline constexpr int kPanelVectors = 3;
+#elif HWY_TARGET == HWY_SCALAR
+inline constexpr int kBlockRows = 4;
+inline constexpr int kPanelVectors = 3;
+#else
+inline constexpr int kBlockRows = 6;
+inline constexpr int kPanelVectors = 2;
+#endif
+#if HWY_TARGET == HWY_SCALAR
+inline constexpr int kVectorLanes = 1;  // Highway counts 16 bytes for it
+#else
+inline constexpr int kVectorLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(float));
+#endif
+inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
+
+/// `count` elements of a row as fp32.
+HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stride,
+                                 std::int64_t count, float* HWY_RESTRICT out) {
+  const FloatTag d;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::Rebind<std::uint32_t, FloatTag> d32;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  if (dtype == Dtype::f32) {
+    const auto* from = reinterpret_cast<const float*>(row);
+    if (col_stride == 1) {
+      std::memcpy(out, from, static_cast<std::size_t>(count) * sizeof(float));
+      return;
+    }
+    for (; i < count; ++i) out[i] = from[i * col_stride];
+    return;
+  }
+  const auto* from = reinterpret_cast<const std::uint16_t*>(row);
+  if (dtype == Dtype::bf16) {
+    if (col_stride == 1) {
+      for (; i + n <= count; i += n) {
+        const auto wide = hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, from + i)));
+        hn::StoreU(hn::BitCast(d, wide), d, out + i);
+      }
+    }
+    for (; i < count; ++i) out[i] = static_cast<float>(bfloat16::from_bits(from[i * col_stride]));
+    return;
+  }
+  // Note: Highway's scalar conversion of f16 takes Inf and NaN for numbers.
+  if (col_stride == 1 && HWY_TARGET != HWY_SCALAR) {
+    const hn::Rebind<hwy::float16_t, FloatTag> d_half;
+    for (; i + n <= count; i += n) {
+      const auto half = hn::BitCast(d_half, hn::LoadU(d16, from + i));
+      hn::StoreU(hn::PromoteTo(d, half), d, out + i);
+    }
+  }
+  for (; i < count; ++i) out[i] = static_cast<float>(float16::from_bits(from[i * col_stride]));
+}
+
+/// Elements that are not finite become 0.
+HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, row + i, sizeof(bits));
+    if ((bits & 0x7f800000U) == 0x7f800000U) row[i] = 0;
+  }
+}
+
+}  // namespace fovea::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
