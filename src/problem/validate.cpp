@@ -33,6 +33,20 @@ struct Door {
                                  : "[batch, seqlen, heads, head_dim]"));
   }
 
+  /// Specs are plain structs, so a caller can fill in what make_spec would refuse.
+  void check_extents(std::string_view name, const TensorSpec& spec) const {
+    std::int64_t num_elements = 1;
+    for (int i = 0; i < spec.rank; ++i) {
+      const std::int64_t extent = dim(spec, i);
+      if (extent < 0) {
+        refuse(fmt::format("{} has extent {} in dimension {}; expected >= 0", name, extent, i));
+      }
+      if (extent > 0 && __builtin_mul_overflow(num_elements, extent, &num_elements)) {
+        refuse(fmt::format("{} has more than 2^63 elements", name));
+      }
+    }
+  }
+
   void check_equal(std::string_view what, std::string_view a, std::int64_t got, std::string_view b,
                    std::int64_t expected, std::string_view hint) const {
     if (got != expected) {
@@ -79,6 +93,7 @@ void check_output(const Door& door, const ForwardProblem& f) {
   const TensorSpec& out = f.problem.out;
   const int rank = f.is_varlen ? 3 : 4;
   door.check_rank("out", out, f.is_varlen);
+  door.check_extents("out", out);
   TensorSpec expected = f.problem.q;
   expected.shape[static_cast<std::size_t>(rank - 1)] = f.head_dim_v;
   for (int i = 0; i < rank; ++i) {
@@ -180,7 +195,10 @@ void resolve_lengths(const Door& door, ForwardProblem& f) {
     if (length > kMaxSeqlen)
       door.refuse(fmt::format("{} is {}; expected at most {}", label, length, kMaxSeqlen));
   }
-  f.total_q = f.is_varlen ? rows_q : f.num_sequences * f.seqlen_q;
+  f.total_q = rows_q;
+  if (!f.is_varlen && __builtin_mul_overflow(f.num_sequences, f.seqlen_q, &f.total_q)) {
+    door.refuse(fmt::format("batch {} x seqlen_q {} is above 2^63", f.num_sequences, f.seqlen_q));
+  }
 }
 
 }  // namespace
@@ -191,6 +209,9 @@ ForwardProblem validate(const Problem& problem, std::string_view where) {
   door.check_rank("q", problem.q, f.is_varlen);
   door.check_rank("k", problem.k, f.is_varlen);
   door.check_rank("v", problem.v, f.is_varlen);
+  door.check_extents("q", problem.q);
+  door.check_extents("k", problem.k);
+  door.check_extents("v", problem.v);
   door.check_dtypes(problem);
   door.check_scalars(problem);
   resolve_heads(door, f);
