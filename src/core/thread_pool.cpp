@@ -43,21 +43,15 @@ int affinity_count() {
 /// Set in a thread that is executing a task: a nested run must not wait for the pool that it occupies.
 thread_local bool is_inside_task = false;
 
-/// Workers sleep between runs; a short spin first, because attention calls come in rows.
-class ThreadPool final : public Executor {
+/// The threads of one process and what they share. Workers sleep between runs; a short spin first, because attention calls
+/// come in rows.
+class Team {
  public:
-  explicit ThreadPool(int num_threads) : concurrency_(std::max(1, num_threads)) {}
+  explicit Team(int concurrency) : concurrency_(concurrency) {}
 
-  ~ThreadPool() override { stop(); }
+  bool is_of_this_process() const { return pid_ == getpid(); }
 
-  int concurrency() const override { return concurrency_; }
-
-  void run(std::int64_t count, const Task& task) override {
-    if (count <= 0) return;
-    if (is_inside_task || concurrency_ == 1 || count == 1) {
-      run_inline(count, task);
-      return;
-    }
+  void run(std::int64_t count, const Executor::Task& task) {
     const std::lock_guard one_run_at_a_time(run_mutex_);
     start_threads();
     {
@@ -75,30 +69,7 @@ class ThreadPool final : public Executor {
     done_.wait(lock, [this] { return busy_ == 0; });
   }
 
- private:
-  static void run_inline(std::int64_t count, const Task& task) {
-    const bool was_inside = is_inside_task;
-    is_inside_task = true;
-    for (std::int64_t i = 0; i < count; ++i) task.body(task.context, 0, i);
-    is_inside_task = was_inside;
-  }
-
-  void start_threads() {
-    if (pid_ == getpid()) return;
-    // A fork copies this object but none of its threads: their handles are dropped, new ones are made.
-    for (std::thread& thread : threads_) thread.detach();
-    threads_.clear();
-    pid_ = getpid();
-    for (int worker = 1; worker < concurrency_; ++worker) {
-      threads_.emplace_back([this, worker, seen = generation_] { serve(worker, seen); });
-    }
-  }
-
   void stop() {
-    if (pid_ != getpid()) {
-      for (std::thread& thread : threads_) thread.detach();
-      return;
-    }
     {
       const std::lock_guard lock(mutex_);
       is_stopping_ = true;
@@ -106,6 +77,14 @@ class ThreadPool final : public Executor {
     }
     wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+  }
+
+ private:
+  void start_threads() {
+    if (!threads_.empty()) return;
+    for (int worker = 1; worker < concurrency_; ++worker) {
+      threads_.emplace_back([this, worker, seen = generation_] { serve(worker, seen); });
+    }
   }
 
   void serve(int worker, std::uint64_t seen) {
@@ -140,18 +119,66 @@ class ThreadPool final : public Executor {
       200;  // about 50 us of yields: the gap between two layers of a model
 
   const int concurrency_;
+  const pid_t pid_ = getpid();
   std::mutex run_mutex_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread> threads_;
-  pid_t pid_ = 0;
   std::uint64_t generation_ = 0;
   std::atomic<std::uint64_t> published_{0};
   std::atomic<std::int64_t> next_{0};
-  Task task_{};
+  Executor::Task task_{};
   std::int64_t count_ = 0;
   int busy_ = 0;
   bool is_stopping_ = false;
+};
+
+/// A fork copies locks in whatever state they are, and sleepers that will never wake: the child leaves its copy of the team
+/// where it lies and makes a new one.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int num_threads) : concurrency_(std::max(1, num_threads)) {}
+
+  ~ThreadPool() override {
+    Team* team = team_.load();
+    if (team == nullptr || !team->is_of_this_process()) return;
+    team->stop();
+    delete team;
+  }
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int concurrency() const override { return concurrency_; }
+
+  void run(std::int64_t count, const Task& task) override {
+    if (count <= 0) return;
+    if (is_inside_task || concurrency_ == 1 || count == 1) {
+      run_inline(count, task);
+    } else {
+      team().run(count, task);
+    }
+  }
+
+ private:
+  static void run_inline(std::int64_t count, const Task& task) {
+    const bool was_inside = is_inside_task;
+    is_inside_task = true;
+    for (std::int64_t i = 0; i < count; ++i) task.body(task.context, 0, i);
+    is_inside_task = was_inside;
+  }
+
+  /// Without a lock, which a fork could copy while it is held.
+  Team& team() {
+    Team* current = team_.load(std::memory_order_acquire);
+    if (current != nullptr && current->is_of_this_process()) return *current;
+    auto fresh = std::make_unique<Team>(concurrency_);
+    if (team_.compare_exchange_strong(current, fresh.get(), std::memory_order_acq_rel))
+      return *fresh.release();
+    return *current;  // another thread was first
+  }
+
+  const int concurrency_;
+  std::atomic<Team*> team_{nullptr};
 };
 
 }  // namespace
