@@ -32,6 +32,7 @@ namespace fovea::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// A tensor of rows, dense or packed: [batch,] row, head, element.
@@ -106,7 +107,7 @@ class ForwardRun {
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
     has_program_ = !plan.score.empty();
     // The softmax works on raw scores and folds the scale into its exponent, where it can.
-    is_prescaled_ = has_program_ || problem.softmax_scale <= 0;
+    is_prescaled_ = has_program_ || problem.softmax_scale < kSmallestUnit;
     unit_ = is_prescaled_ ? 1.0F : problem.softmax_scale;
     set_dropout();
     carve(workspace);
@@ -207,7 +208,7 @@ class ForwardRun {
     const std::int64_t splits = num_splits(item.sequence);
     if (splits == 1) {
       compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
-        finish_row(rows, lane, state, scratch.value_row);
+        finish_row(rows, lane, state);
       });
       return;
     }
@@ -229,8 +230,7 @@ class ForwardRun {
       });
     }
     for (std::int64_t lane = 0; lane < item.row_end - item.row_begin; ++lane) {
-      finish_row(item, lane, scratch.merged + static_cast<std::size_t>(lane) * state_floats(),
-                 scratch.value_row);
+      finish_row(item, lane, scratch.merged + static_cast<std::size_t>(lane) * state_floats());
     }
   }
 
@@ -304,7 +304,7 @@ class ForwardRun {
     for (std::int64_t i = 0; i < num_panels; ++i)
       panels.push_back(start_panel(panel_rows(item, i), i, scratch));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
-    const bool is_few = num_rows(item.sequence) <= kFewRows;
+    const bool is_few = num_rows(item.sequence) <= std::min(kFewRows, spec_.lanes);  // one panel
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
@@ -479,24 +479,18 @@ class ForwardRun {
   // ---- values that are not finite ----
 
   bool is_panel_finite(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
-    const auto* out = reinterpret_cast<const float*>(
-        scratch.out + static_cast<std::size_t>(panel) * kernels_.output_bytes(problem_.head_dim_v));
-    const float* row_sum = scratch.row_sum + panel * spec_.lanes;
     const std::int64_t count = rows.row_end - rows.row_begin;
-    std::uint32_t bad = count_non_finite(row_sum, count);
-    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d)
-      bad |= count_non_finite(out + d * spec_.lanes, count);
-    return bad == 0;
+    const float* row_sum = scratch.row_sum + panel * spec_.lanes;
+    for (std::int64_t lane = 0; lane < count; ++lane) {
+      if (!std::isfinite(row_sum[lane])) return false;
+    }
+    return kernels_.is_finite(panel_out(panel, scratch), problem_.head_dim_v,
+                              static_cast<int>(ceil_div(count, kernels_.vector_lanes)));
   }
 
-  /// On the bits, so that the compiler makes vectors of it.
-  static std::uint32_t count_non_finite(const float* values, std::int64_t count) {
-    constexpr std::uint32_t kExponent = 0x7f800000U;
-    std::uint32_t bad = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      bad += (std::bit_cast<std::uint32_t>(values[i]) & kExponent) == kExponent ? 1U : 0U;
-    }
-    return bad;
+  float* panel_out(std::int64_t panel, const WorkerScratch& scratch) const {
+    return reinterpret_cast<float*>(scratch.out + static_cast<std::size_t>(panel) *
+                                                      kernels_.output_bytes(problem_.head_dim_v));
   }
 
   /// Adds what values that are not finite give to the rows that see them. scores hold -inf where a key is hidden.
@@ -530,17 +524,16 @@ class ForwardRun {
   template <typename Emit>
   void emit_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch,
                   const Emit& emit) const {
-    const auto* out = reinterpret_cast<const float*>(
-        scratch.out + static_cast<std::size_t>(panel) * kernels_.output_bytes(problem_.head_dim_v));
     const std::int64_t width = problem_.head_dim_v;
     float* state = scratch.value_row;
     for (std::int64_t lane = 0; lane < rows.row_end - rows.row_begin; ++lane) {
-      for (std::int64_t d = 0; d < width; ++d) state[d] = out[d * spec_.lanes + lane];
+      kernels_.extract_row(panel_out(panel, scratch), lane, width, state);
       state[width] = scratch.row_max[panel * spec_.lanes + lane] * unit_;
       state[width + 1] = scratch.row_sum[panel * spec_.lanes + lane];
       // Vector maxima pass over NaN; the sum does not. Here a NaN in sight becomes the row's maximum.
-      if (std::isnan(state[width + 1]) && state[width] != kInfinity)
+      if (std::isnan(state[width + 1]) && state[width] != kInfinity) {
         state[width] = state[width + 1];
+      }
       emit(rows, lane, state);
     }
   }
@@ -559,40 +552,45 @@ class ForwardRun {
     into[width + 1] = into[width + 1] * into_weight + from[width + 1] * from_weight;
   }
 
-  /// Divides by the denominator (a sink joins it here) and writes out, lse and row_max. `row` may be the state itself.
-  void finish_row(const Item& rows, std::int64_t lane, const float* state, float* row) const {
+  /// What a row's sums are divided by, its lse, and whether it sees nothing.
+  struct Denominator {
+    float factor = 0;
+    double lse = -kInfinity;
+  };
+
+  /// Relative to the larger of row maximum and sink, which joins the denominator here. A row that sees nothing has sums of 0.
+  Denominator denominator(double row_max, double row_sum, std::int64_t q_head) const {
+    const bool is_empty = row_max == -kInfinity;
+    if (!args_.sinks) {
+      if (is_empty) return {};
+      return {static_cast<float>(1 / row_sum), args_.lse ? row_max + std::log(row_sum) : 0};
+    }
+    const double sink =
+        static_cast<const float*>(args_.sinks.data())[q_head * args_.sinks.stride(0)];
+    const double top = std::max(row_max, sink);
+    if (top == -kInfinity) return {};
+    const double own = is_empty ? 0 : std::exp(row_max - top);
+    const double total =
+        (is_empty ? 0 : row_sum * own) + (sink == -kInfinity ? 0 : std::exp(sink - top));
+    return {static_cast<float>(own / total), top + std::log(total)};
+  }
+
+  /// Divides by the denominator and writes out, lse and row_max.
+  void finish_row(const Item& rows, std::int64_t lane, const float* state) const {
     const std::int64_t width = problem_.head_dim_v;
     const std::int64_t index = rows.row_begin + lane;
     const std::int64_t q_idx = index % rows.sequence.seqlen_q;
     const std::int64_t q_head = rows.kv_head * problem_.group + index / rows.sequence.seqlen_q;
-    const double row_max = state[width];
-    const double row_sum = state[width + 1];
-    const double sink =
-        args_.sinks ? static_cast<const float*>(args_.sinks.data())[q_head * args_.sinks.stride(0)]
-                    : -kInfinity;
-    const double top = std::max(row_max, sink);
-    const bool is_empty = row_max == -kInfinity;
-    // Weights relative to the larger of row maximum and sink; a row that sees nothing has no weight of its own.
-    const double own = is_empty ? 0 : std::exp(row_max - top);
-    const double total =
-        (is_empty ? 0 : row_sum * own) + (sink == -kInfinity ? 0 : std::exp(sink - top));
-    const auto factor = static_cast<float>(is_empty ? 0 : own / total);
-    for (std::int64_t d = 0; d < width; ++d) row[d] = is_empty ? 0 : state[d] * factor;
-    write_out(rows.sequence, q_idx, q_head, row);
-    write_row_value(args_.lse, rows.sequence, q_idx, q_head,
-                    top == -kInfinity ? -kInfinity : top + std::log(total));
-    write_row_value(args_.row_max, rows.sequence, q_idx, q_head, row_max);
+    const Denominator d = denominator(state[width], state[width + 1], q_head);
+    write_out(rows.sequence, q_idx, q_head, state, d.factor);
+    write_row_value(args_.lse, rows.sequence, q_idx, q_head, d.lse);
+    write_row_value(args_.row_max, rows.sequence, q_idx, q_head, state[width]);
   }
 
-  void write_out(const Sequence& s, std::int64_t q_idx, std::int64_t q_head,
-                 const float* row) const {
-    std::byte* to = out_.at(s.batch_offset, s.q_begin + q_idx, q_head);
-    if (out_.dtype == Dtype::f32 && out_.col_stride == 1) {
-      std::memcpy(to, row, static_cast<std::size_t>(problem_.head_dim_v) * sizeof(float));
-      return;
-    }
-    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d)
-      store_scalar(to, out_.dtype, d * out_.col_stride, row[d]);
+  void write_out(const Sequence& s, std::int64_t q_idx, std::int64_t q_head, const float* row,
+                 float factor) const {
+    kernels_.store_row(row, factor, problem_.head_dim_v, out_.dtype, out_.col_stride,
+                       out_.at(s.batch_offset, s.q_begin + q_idx, q_head));
   }
 
   void write_row_value(const TensorView& view, const Sequence& s, std::int64_t q_idx,
@@ -613,7 +611,7 @@ class ForwardRun {
          ++row) {
       const Sequence nobody{.q_begin = row};
       for (std::int64_t head = 0; head < problem_.num_heads_q; ++head) {
-        write_out(nobody, 0, head, zeros.data());
+        write_out(nobody, 0, head, zeros.data(), 1.0F);
         write_row_value(args_.lse, nobody, 0, head, -kInfinity);
         write_row_value(args_.row_max, nobody, 0, head, -kInfinity);
       }
@@ -646,7 +644,7 @@ class ForwardRun {
         item.tile_begin = split * spec_.tiles_per_split;
         merge_state(merged, partial(item, lane));
       }
-      finish_row(item, lane, merged, merged);
+      finish_row(item, lane, merged);
     }
   }
 

@@ -50,9 +50,9 @@ HWY_INLINE hn::Vec<D> clamp_keeping_nan(D d, hn::Vec<D> x, float lo, float hi) {
   return hn::IfThenElse(hn::Gt(raised, high), high, raised);
 }
 
-/// x = n + fraction with integer n and |fraction| <= 1/2, and 2^n (0 for n = -127), for -127 <= x <= 127. 2^n is
-/// used as a factor rather than added to the exponent's bits: a NaN in the other factor stays NaN
-/// whatever 2^n is.
+/// x * factor = n + fraction with integer n and |fraction| <= 1/2, and 2^n (0 for n = -127), for
+/// products in [-127, 127]. 2^n is used as a factor rather than added to the exponent's bits: a NaN
+/// in the other factor stays NaN whatever 2^n is.
 template <class D>
 struct PowerSplit {
   hn::Vec<D> fraction;
@@ -60,34 +60,34 @@ struct PowerSplit {
 };
 
 template <class D>
-HWY_INLINE PowerSplit<D> split_power(D d, hn::Vec<D> x) {
+HWY_INLINE PowerSplit<D> split_power(D d, hn::Vec<D> x, hn::Vec<D> factor) {
   const hn::RebindToSigned<D> di;
   // The bias of the exponent rides on the shift: n + 127 is in the low bits, where ShiftLeft<23>
   // makes it 2^n.
   const auto shift = hn::Set(d, kRoundingShift + 127.0F);
-  const auto shifted = hn::Add(x, shift);
-  const auto fraction = hn::Sub(x, hn::Sub(shifted, shift));
+  const auto shifted = hn::MulAdd(x, factor, shift);
+  const auto fraction = hn::MulSub(x, factor, hn::Sub(shifted, shift));
   return {fraction, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)))};
 }
 
 /// x, but at least `lo`; NaN stays NaN on every target.
 template <class D>
-HWY_INLINE hn::Vec<D> raise_keeping_nan(D d, hn::Vec<D> x, float lo) {
+HWY_INLINE hn::Vec<D> raise_keeping_nan([[maybe_unused]] D d, hn::Vec<D> x, hn::Vec<D> lo) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-  return hn::Max(hn::Set(d, lo), x);  // maxps gives its second operand where one is NaN
+  return hn::Max(lo, x);  // maxps gives its second operand where one is NaN
 #else
-  const auto low = hn::Set(d, lo);
-  return hn::IfThenElse(hn::Lt(x, low), low, x);
+  return hn::IfThenElse(hn::Lt(x, lo), lo, x);
 #endif
 }
 
-/// 2^x for x <= 0 (and up to 127): 2 ulp, exactly 1 at 0. Below -126.5 and at -inf exactly 0; NaN
-/// gives NaN. Degree 5 on [-1/2, 1/2], relative error of the polynomial 9.2e-8.
+/// 2^(x * factor) for products <= 0 (and up to 127): 2 ulp, exactly 1 at 0. Below -126.5 and at
+/// -inf exactly 0; NaN gives NaN. lowest is -127 / factor and finite. Degree 5 on [-1/2, 1/2],
+/// relative error of the polynomial 9.2e-8.
 /// Note: at n = -127 the bits of split_power's factor are those of zero, so limiting x there is
 /// all that underflow takes.
 template <class D>
-HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
-  const auto split = split_power(d, raise_keeping_nan(d, x, -127.0F));
+HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x, hn::Vec<D> factor, hn::Vec<D> lowest) {
+  const auto split = split_power(d, raise_keeping_nan(d, x, lowest), factor);
   const auto f = split.fraction;
   auto p = hn::MulAdd(f, hn::Set(d, 0x1.5bba14p-10F), hn::Set(d, 0x1.3cea88p-7F));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5F));
@@ -101,7 +101,7 @@ HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
 /// (2^-9) or f16. 7.3e-5 below 1 at x = 0. Degree 3 on [-1/2, 1/2].
 template <class D>
 HWY_INLINE hn::Vec<D> exp2_nonpositive_16bit(D d, hn::Vec<D> x) {
-  const auto split = split_power(d, raise_keeping_nan(d, x, -127.0F));
+  const auto split = split_power(d, raise_keeping_nan(d, x, hn::Set(d, -127.0F)), hn::Set(d, 1.0F));
   const auto f = split.fraction;
   auto p = hn::MulAdd(f, hn::Set(d, 0x1.c3f760p-5F), hn::Set(d, 0x1.f0de1ap-3F));
   p = hn::MulAdd(p, f, hn::Set(d, 0x1.62f31ap-1F));

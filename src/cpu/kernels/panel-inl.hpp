@@ -208,12 +208,15 @@ HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
 ///
 /// The maximum is taken as max(score, so_far): where the score is NaN that leaves the maximum alone and the NaN reaches the
 /// row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are 2^-inf = 0.
-template <int kVectors>
+/// The maximum is subtracted before the scale: of 1e30 (or of the lowest float, a common bias) the product's rounding error
+/// is more than an exponent holds.
+template <int kVectors, bool kIs16Bit>
 HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_keys, float scale_log2,
                                 const PanelState& state) {
   const FloatTag d;
   const FloatVector factor = hn::Set(d, scale_log2);
-  const FloatVector lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const FloatVector lowest = hn::Set(d, -127.0F / scale_log2);
+  const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   FloatVector row_max[kVectors], origin[kVectors], sum[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) row_max[v] = hn::Load(d, state.row_max + v * kVectorLanes);
@@ -227,11 +230,10 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
     const FloatVector before = hn::Load(d, state.row_max + v * kVectorLanes);
-    const FloatVector safe = hn::IfThenZeroElse(hn::Eq(row_max[v], lowest), row_max[v]);
-    origin[v] = hn::Mul(safe, factor);
-    const FloatVector rescale = exp2_nonpositive(d, hn::MulSub(before, factor, origin[v]));
+    origin[v] = hn::IfThenZeroElse(hn::Eq(row_max[v], nothing), row_max[v]);
+    const FloatVector rescale = exp2_nonpositive(d, hn::Sub(before, origin[v]), factor, lowest);
     hn::Store(row_max[v], d, state.row_max + v * kVectorLanes);
-    // Unchanged maxima rescale by exactly 1, whatever MulSub rounds to.
+    // Unchanged maxima rescale by exactly 1, -inf too.
     const FloatVector exact = hn::IfThenElse(hn::Eq(before, row_max[v]), hn::Set(d, 1.0F), rescale);
     hn::Store(exact, d, state.rescale + v * kVectorLanes);
     sum[v] = hn::Mul(hn::Load(d, state.row_sum + v * kVectorLanes), exact);
@@ -240,7 +242,8 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       float* at = scores + key * kPanelLanes + v * kVectorLanes;
-      const FloatVector p = exp2_nonpositive(d, hn::MulSub(hn::Load(d, at), factor, origin[v]));
+      const FloatVector p =
+          exp2_nonpositive(d, hn::Sub(hn::Load(d, at), origin[v]), factor, lowest);
       hn::Store(p, d, at);
       sum[v] = hn::Add(sum[v], p);
     }
@@ -322,10 +325,29 @@ HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_v
   }
 }
 
+template <int kVectors>
+HWY_ATTR inline void softmax_f32(float* scores, std::int64_t num_keys, float scale_log2,
+                                 const PanelState& state) {
+  softmax_of<kVectors, false>(scores, num_keys, scale_log2, state);
+}
+
+template <int kVectors>
+HWY_ATTR inline void softmax_bf16(float* scores, std::int64_t num_keys, float scale_log2,
+                                  const PanelState& state) {
+  softmax_of<kVectors, true>(scores, num_keys, scale_log2, state);
+}
+
 HWY_ATTR inline void softmax(float* scores, std::int64_t num_keys, int num_vectors,
                              float scale_log2, const PanelState& state, const PanelDropout& dropout,
                              void* /*probabilities*/) {
-  FOVEA_FOR_VECTORS(num_vectors, softmax_of, scores, num_keys, scale_log2, state);
+  FOVEA_FOR_VECTORS(num_vectors, softmax_f32, scores, num_keys, scale_log2, state);
+  if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
+}
+
+HWY_ATTR inline void softmax_16bit(float* scores, std::int64_t num_keys, int num_vectors,
+                                   float scale_log2, const PanelState& state,
+                                   const PanelDropout& dropout, void* /*probabilities*/) {
+  FOVEA_FOR_VECTORS(num_vectors, softmax_bf16, scores, num_keys, scale_log2, state);
   if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
 }
 
@@ -377,6 +399,23 @@ HWY_ATTR inline void accumulate(const void* values, std::int64_t tile_keys, KeyR
                     static_cast<const float*>(probabilities), head_dim, rescale, out, next);
 }
 
+HWY_ATTR inline bool is_finite(const float* out, std::int64_t head_dim, int num_vectors) {
+  const FloatTag d;
+  // x * 0 is 0 for numbers and NaN for the rest: one multiply-add per vector.
+  FloatVector zero = hn::Zero(d);
+  for (std::int64_t i = 0; i < head_dim; ++i) {
+    for (int v = 0; v < num_vectors; ++v) {
+      zero = hn::MulAdd(hn::Load(d, out + i * kPanelLanes + v * kVectorLanes), hn::Zero(d), zero);
+    }
+  }
+  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+}
+
+HWY_ATTR inline void extract_row(const float* out, std::int64_t lane, std::int64_t head_dim,
+                                 float* row) {
+  for (std::int64_t i = 0; i < head_dim; ++i) row[i] = out[i * kPanelLanes + lane];
+}
+
 #undef FOVEA_FOR_VECTORS
 
 inline const PanelKernels& f32_panel_kernels() {
@@ -401,6 +440,10 @@ inline const PanelKernels& f32_panel_kernels() {
       .run_mask = run_mask_program,
       .softmax = softmax,
       .accumulate = accumulate,
+      .softmax_16bit = softmax_16bit,
+      .is_finite = is_finite,
+      .extract_row = extract_row,
+      .store_row = store_row,
       .scores_few = scores_few,
       .accumulate_few = accumulate_few,
   };

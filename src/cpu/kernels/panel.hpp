@@ -139,6 +139,17 @@ struct PanelKernels {
                      const void* probabilities, std::int64_t head_dim_v, int num_vectors,
                      const float* rescale, float* out, NextTile& next);
 
+  /// As softmax, with probabilities good to 1e-4: enough where they are rounded to bf16.
+  void (*softmax_16bit)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
+                        const PanelState& state, const PanelDropout& dropout, void* probabilities);
+  /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight is.
+  bool (*is_finite)(const float* out, std::int64_t head_dim_v, int num_vectors);
+  /// Row `lane` of Oᵀ.
+  void (*extract_row)(const float* out, std::int64_t lane, std::int64_t head_dim_v, float* row);
+  /// to = row * factor, in any dtype and stride.
+  void (*store_row)(const float* row, float factor, std::int64_t count, Dtype dtype,
+                    std::int64_t col_stride, std::byte* to);
+
   // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp); one panel.
   void (*scores_few)(const FewQueries& queries, const TileSource& keys, float* scores);
   void (*accumulate_few)(const TileSource& values, bool is_careful, const float* probabilities,

@@ -13,6 +13,7 @@
 
 #include "fovea/dtype.hpp"
 
+#include "core/scalar_io.hpp"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -87,6 +88,50 @@ HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
     std::memcpy(&bits, row + i, sizeof(bits));
     if ((bits & 0x7f800000U) == 0x7f800000U) row[i] = 0;
   }
+}
+
+/// fp32 to bf16, to nearest even; NaN stays NaN.
+template <class D, class D16>
+HWY_ATTR HWY_INLINE void store_bf16(D d, D16 d16, hn::Vec<D> x, std::uint16_t* to) {
+  const hn::RebindToSigned<D> di;
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
+  const auto is_number = hn::RebindMask(du, hn::Eq(x, x));
+  const auto high = hn::ShiftRight<16>(hn::IfThenElse(is_number, rounded, quiet));
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, to);
+}
+
+/// to = row * factor, in any dtype and stride.
+HWY_ATTR inline void store_row(const float* HWY_RESTRICT row, float factor, std::int64_t count,
+                               Dtype dtype, std::int64_t col_stride, std::byte* HWY_RESTRICT to) {
+  const FloatTag d;
+  const FloatVector f = hn::Set(d, factor);
+  std::int64_t i = 0;
+  if (col_stride == 1 && dtype == Dtype::f32) {
+    for (; i + kVectorLanes <= count; i += kVectorLanes) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, row + i), f), d, reinterpret_cast<float*>(to) + i);
+    }
+  }
+#if HWY_TARGET != HWY_SCALAR
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  if (col_stride == 1 && dtype == Dtype::bf16) {
+    for (; i + kVectorLanes <= count; i += kVectorLanes) {
+      store_bf16(d, d16, hn::Mul(hn::LoadU(d, row + i), f),
+                 reinterpret_cast<std::uint16_t*>(to) + i);
+    }
+  }
+  if (col_stride == 1 && dtype == Dtype::f16) {
+    const hn::Rebind<hwy::float16_t, FloatTag> d_half;
+    for (; i + kVectorLanes <= count; i += kVectorLanes) {
+      const auto half = hn::DemoteTo(d_half, hn::Mul(hn::LoadU(d, row + i), f));
+      hn::StoreU(hn::BitCast(d16, half), d16, reinterpret_cast<std::uint16_t*>(to) + i);
+    }
+  }
+#endif
+  for (; i < count; ++i) store_scalar(to, dtype, i * col_stride, row[i] * factor);
 }
 
 }  // namespace fovea::cpu::HWY_NAMESPACE

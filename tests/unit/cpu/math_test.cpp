@@ -31,7 +31,7 @@ template <class D>
 hn::Vec<D> apply_math(D d, MathFunction function, hn::Vec<D> x) {
   switch (function) {
     case MathFunction::exp2_nonpositive:
-      return exp2_nonpositive(d, x);
+      return exp2_nonpositive(d, x, hn::Set(d, 1.0F), hn::Set(d, -127.0F));
     case MathFunction::exp2_16bit:
       return exp2_nonpositive_16bit(d, x);
     case MathFunction::exp2:

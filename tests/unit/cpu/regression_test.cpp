@@ -1,0 +1,65 @@
+// Faults that readers and users found, one test each.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "fovea/mask.hpp"
+
+#include "support/compare.hpp"
+
+namespace fovea::testing {
+namespace {
+
+TEST(CpuRegression, RowsUnderTheLowestFloatAverageTheValues) {
+  // A common bias: the lowest float in place of -inf. Where all of a row has it, it tells no key from another.
+  // 5 queries: a panel rather than a few rows, 3: a few rows. 150 keys: a second tile.
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const std::int64_t seqlen_q : {3, 5}) {
+      for (const CpuTarget target : targets_for(dtype)) {
+        for (const double low : {-1e12, -1e30, -3.4028234e38}) {
+          SCOPED_TRACE(std::string(fovea::name(target)) + " " + std::to_string(low));
+          Case problem{.label = "lowest", .seqlen_q = seqlen_q, .seqlen_kv = 150, .dtype = dtype};
+          problem.score = score_mod([low](auto x) { return select(x.q_idx == 1, low, x.score); });
+          CaseMemory memory(problem);
+          const AttentionForward args = memory.args(target);
+          attention_forward(args);
+          const std::vector<double> out = values_of(args.out);
+          const std::vector<double> values = values_of(args.v);
+          for (std::size_t dim = 0; dim < 8; ++dim) {
+            double mean = 0;
+            for (std::size_t key = 0; key < 150; ++key) mean += values[key * 8 + dim] / 150;
+            EXPECT_NEAR(out[8 + dim], mean, dtype == Dtype::f32 ? 1e-6 : 4e-3) << dim;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuRegression, HugeScoresTakeTheValueOfTheLargest) {
+  // Scores around 1e30: differences alone may be multiplied by log2(e).
+  Case problem{.label = "huge", .seqlen_q = 40, .seqlen_kv = 150, .softmax_scale = 1e30F};
+  for (const CpuTarget target : targets_for(problem.dtype)) {
+    SCOPED_TRACE(fovea::name(target));
+    CaseMemory memory(problem);
+    const AttentionForward args = memory.args(target);
+    attention_forward(args);
+    const std::vector<double> values = values_of(args.v);
+    const std::vector<double> out = values_of(args.out);
+    for (std::size_t row = 0; row < 40; ++row) {
+      bool is_a_value = false;
+      for (std::size_t key = 0; key < 150; ++key) {
+        bool is_equal = true;
+        for (std::size_t dim = 0; dim < 8; ++dim)
+          is_equal = is_equal && std::fabs(out[row * 8 + dim] - values[key * 8 + dim]) < 1e-6;
+        is_a_value = is_a_value || is_equal;
+      }
+      EXPECT_TRUE(is_a_value) << row;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fovea::testing
