@@ -75,7 +75,9 @@ Captured::Captured(std::string name, const TensorView& view)
   if (const auto reason = expr::name_refusal(captured_->name)) invalid("capture", *reason);
 }
 
-Expr Captured::load(std::vector<Expr> indices) const {
+// The public signature takes a list in braces by value.
+Expr Captured::load(
+    std::vector<Expr> indices) const {  // NOLINT(performance-unnecessary-value-param)
   std::vector<expr::NodePtr> nodes;
   nodes.reserve(indices.size());
   for (const Expr& index : indices) nodes.push_back(index.shared());

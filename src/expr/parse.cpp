@@ -242,7 +242,7 @@ class Parser {
 
   Part literal(NodePtr node) {
     count_node(token_.column);
-    const Part result{std::move(node), token_.column, true};
+    Part result{std::move(node), token_.column, true};
     advance();
     return result;
   }

@@ -79,7 +79,7 @@ void for_each_operand(const Instruction& instruction, Visit visit) {
 
 class Lowering {
  public:
-  explicit Lowering(const NodePtr& root) : root_(root) {}
+  explicit Lowering(NodePtr root) : root_(std::move(root)) {}
 
   Tape run() {
     std::vector<const Node*> results{root_.get()};

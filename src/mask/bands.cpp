@@ -191,7 +191,6 @@ class Bands::Compiler {
     Step step{.op = node.op, .variable = node.variable, .a = {}, .b = {}};
     switch (node.op) {
       case Op::variable:
-        break;
       case Op::add:
       case Op::sub:
       case Op::neg:

@@ -40,6 +40,7 @@ Expr load_broadcast(std::string_view name, const TensorView& view) {
   const Expr axes[] = {x.batch, x.q_head, x.q_idx, x.kv_idx};
   const int num_left_out = 4 - view.rank();
   std::vector<Expr> indices;
+  indices.reserve(static_cast<std::size_t>(view.rank()));
   for (int dim = 0; dim < view.rank(); ++dim) {
     indices.push_back(view.size(dim) == 1 ? Expr(0) : axes[num_left_out + dim]);
   }
