@@ -29,7 +29,7 @@ class Checker {
     check_tensors();
     check_programs();
     check_features();
-    if (f_.is_varlen) check_sequences();
+    check_sequences();
     check_overlap();
   }
 
@@ -185,6 +185,13 @@ class Checker {
   }
 
   void check_sequences() const {
+    if (!f_.is_varlen) {
+      if (args_.cu_seqlens_q || args_.cu_seqlens_kv) {
+        refuse(fmt::format("{} is given; the plan was made without num_sequences",
+                           args_.cu_seqlens_q ? "cu_seqlens_q" : "cu_seqlens_kv"));
+      }
+      return;
+    }
     check_cu_seqlens("cu_seqlens_q", args_.cu_seqlens_q, f_.total_q, f_.seqlen_q, "seqlen_q");
     check_cu_seqlens("cu_seqlens_kv", args_.cu_seqlens_kv, f_.problem.k.shape[0], f_.seqlen_kv,
                      "seqlen_kv");

@@ -1,6 +1,7 @@
 // The key of a problem: every field that a plan depends on, mixed into 128 bits without building a string.
 #include <bit>
 #include <cstdint>
+#include <optional>
 
 #include "problem/forward.hpp"
 
@@ -28,8 +29,13 @@ class Mixer {
     add(program.expr().node().digest.hi);
     for (const CapturedTensor& tensor : program.captures().tensors) add(tensor.view.spec());
   }
+  /// Absent differs from every value, refused ones included: a lookup comes before the door.
+  void add(const std::optional<std::int64_t>& value) {
+    add(std::uint64_t{value.has_value()});
+    add(static_cast<std::uint64_t>(value.value_or(0)));
+  }
   void add(const std::optional<UpTo>& bound) {
-    add(bound ? static_cast<std::uint64_t>(bound->value) + 1 : 0);
+    add(bound ? std::optional(bound->value) : std::nullopt);
   }
   expr::Digest digest() const { return {lo_, hi_}; }
 
@@ -49,9 +55,10 @@ expr::Digest problem_key(const Problem& p) {
   for (const TensorSpec* spec : {&p.q, &p.k, &p.v, &p.out}) mixer.add(*spec);
   mixer.add(p.score);
   mixer.add(p.mask);
-  mixer.add(p.softmax_scale ? std::bit_cast<std::uint32_t>(*p.softmax_scale) + (1ULL << 32U) : 0);
-  mixer.add(std::bit_cast<std::uint32_t>(p.dropout.p));
-  mixer.add(p.num_sequences ? static_cast<std::uint64_t>(*p.num_sequences) + 1 : 0);
+  mixer.add(p.softmax_scale ? std::bit_cast<std::uint32_t>(*p.softmax_scale) + (1ULL << 32U)
+                            : 0ULL);
+  mixer.add(std::uint64_t{std::bit_cast<std::uint32_t>(p.dropout.p)});
+  mixer.add(p.num_sequences);
   mixer.add(p.seqlen_q);
   mixer.add(p.seqlen_kv);
   mixer.add(static_cast<std::uint64_t>(p.has_sinks) |
