@@ -147,16 +147,13 @@ void add_score_options(CLI::App& app, AttentionOptions& o) {
         if (o.dropout.p < 0 || o.dropout.p > 1)
           bad_input(fmt::format("{}: got '{}'; expected 0 to 1", option, text));
       });
-  const auto counter = [](const std::string& option, const std::string& text) {
-    return static_cast<std::uint64_t>(parse_integer(option, text, {.least = 0}));
-  };
   add(app, kScoreGroup, "--seed", "N", "of dropout (default 0)",
-      [&o, counter](const std::string& option, const std::string& text) {
-        o.dropout.seed = counter(option, text);
+      [&o](const std::string& option, const std::string& text) {
+        o.dropout.seed = parse_counter(option, text);
       });
   add(app, kScoreGroup, "--dropout-offset", "N", "of dropout's counter (default 0)",
-      [&o, counter](const std::string& option, const std::string& text) {
-        o.dropout.offset = counter(option, text);
+      [&o](const std::string& option, const std::string& text) {
+        o.dropout.offset = parse_counter(option, text);
       });
 }
 
@@ -225,6 +222,7 @@ void add_run_options(CLI::App& app, AttentionOptions& o) {
   const auto is_default = [](std::int64_t) {};
   app.add_flag_function("--deterministic", is_default,
                         "the same bits in every run, for any number of threads; always so")
+      ->disable_flag_override()
       ->group(kRunGroup);
 }
 

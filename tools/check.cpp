@@ -226,7 +226,6 @@ Difference compare(const Values& values, Dtype dtype, double floor) {
     squares += expected * expected;
     ++count;
   }
-  double worst = -1;
   for (std::size_t i = 0; i < values.expected.size(); ++i) {
     const double expected = values.expected[i], got = values.got[i];
     if (!std::isfinite(expected) || !std::isfinite(got)) {
@@ -239,9 +238,8 @@ Difference compare(const Values& values, Dtype dtype, double floor) {
     const double allowed = kFactor * plain_max + floor + rounding(dtype, expected);
     error_squares += error * error;
     result.num_wrong += error > allowed ? 1 : 0;
-    result.max_error = std::max(result.max_error, error);
-    if (error / allowed > worst) {
-      worst = error / allowed;
+    if (error >= result.max_error) {
+      result.max_error = error;
       result.allowed = allowed;
     }
   }

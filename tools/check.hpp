@@ -13,7 +13,7 @@ namespace fovea::tools {
 /// Over all finite elements. Elements that are not finite must be equal (NaN with NaN).
 struct Difference {
   double max_error = 0;
-  double allowed = 0;      // for the element of largest error / allowed
+  double allowed = 0;      // for the element of max_error
   double relative_l2 = 0;  // |got - expected| / |expected|
   double allowed_relative_l2 = 0;
   std::int64_t num_wrong = 0;  // elements beyond what is allowed

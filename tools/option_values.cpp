@@ -56,6 +56,12 @@ std::int64_t parse_integer(std::string_view option, std::string_view text,
   refuse(option, text, fmt::format("an integer from {} to {}", range.least, range.most));
 }
 
+std::uint64_t parse_counter(std::string_view option, std::string_view text) {
+  const std::optional<std::uint64_t> value = parse_number<std::uint64_t>(text);
+  if (!value) refuse(option, text, "an integer from 0 to 18446744073709551615");
+  return *value;
+}
+
 float parse_real(std::string_view option, std::string_view text) {
   const std::optional<float> value = parse_number<float>(text);
   if (!value || !std::isfinite(*value)) refuse(option, text, "a finite number");

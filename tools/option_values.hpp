@@ -22,6 +22,9 @@ struct IntegerRange {
 std::int64_t parse_integer(std::string_view option, std::string_view text,
                            const IntegerRange& range);
 
+/// 0 to 2^64 - 1.
+std::uint64_t parse_counter(std::string_view option, std::string_view text);
+
 /// A finite number.
 float parse_real(std::string_view option, std::string_view text);
 

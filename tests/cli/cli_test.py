@@ -170,6 +170,7 @@ class Results(CommandTest):
     def test_dropout_of_everything_gives_zero(self):
         self.expect_out(self.attend("--dropout", "1", "--seed", "3", "--out", "out.npy"), [0.0] * count(OUT_SHAPE))
         self.expect(self.attend("--dropout", "0.5", "--seed", "3", "--check"), 0)
+        self.expect(self.attend("--dropout", "0.5", "--seed", str(2**64 - 1), "--check"), 0)
 
     def test_bhsd_is_bshd_transposed(self):
         def transposed(values, shape):
@@ -407,6 +408,7 @@ class Refusals(CommandTest):
         self.refuse(self.run_fovea("decode"), "unknown command 'decode'")
         self.refuse(self.attend("--nonsense"), "unknown option '--nonsense'")
         self.refuse(self.attend("surplus"), "surplus")
+        self.refuse(self.attend("--deterministic=no"), "--deterministic")
         self.refuse(self.attend("--softcap"), "--softcap")
         self.refuse(self.attend("--q", "q.npy"), "--q")
         self.refuse(self.run_fovea("doctor", "--q", "q.npy"), "unknown option '--q'")
@@ -414,7 +416,7 @@ class Refusals(CommandTest):
     def test_values(self):
         for option, values in {
             "--window": ("3", "1,2,3", "-1,0", "a,b", "1;2", ""), "--scale": ("x", "nan", "inf", ""),
-            "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5"),
+            "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5", str(2**64)),
             "--threads": ("-1", "x", "1,2"), "--layout": ("bsdh", ""), "--dtype": ("f64", ""), "--align": ("left",),
             "--target": ("sse9",), "--compute-dtype": ("f16",), "--out-dtype": ("f64",), "--scalar": ("n", "n=x", "=3", "1n=3"),
             "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),

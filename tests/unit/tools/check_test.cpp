@@ -41,6 +41,19 @@ TEST_F(Check, AnErrorOfAThousandthFails) {
   EXPECT_LT(result.out.allowed, 1e-5);
 }
 
+TEST_F(Check, TheLargestErrorStandsBesideWhatItIsAllowed) {
+  // In f16 300 may be 0.125 off, 3 only 0.001: the second error is the larger part of its own.
+  const std::array<float, 6> v{100, 1, 200, 2, 600.09F, 6.0027F};
+  std::array<float16, 2> out{float16(300.F), float16(3.F)};
+  AttentionForward call = args();
+  call.v = view(v.data(), {1, 3, 1, 2});
+  call.out = view(out.data(), {1, 1, 1, 2});
+  const CheckResult result = check_forward(call, ComputeDtype::f32);
+  EXPECT_TRUE(result.out.passes());
+  EXPECT_NEAR(result.out.max_error, 0.03, 1e-4);
+  EXPECT_LE(result.out.max_error, result.out.allowed);
+}
+
 TEST_F(Check, NanAndInfinityMustBeWhereTheyBelong) {
   lse_[0] = -INFINITY;
   EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).passes());
