@@ -97,18 +97,6 @@ HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x, hn::Vec<D> factor, hn:
   return hn::Mul(p, split.power);
 }
 
-/// As exp2_nonpositive with relative error 1e-4: invisible once the result is rounded to bf16
-/// (2^-9) or f16. 7.3e-5 below 1 at x = 0. Degree 3 on [-1/2, 1/2].
-template <class D>
-HWY_INLINE hn::Vec<D> exp2_nonpositive_16bit(D d, hn::Vec<D> x) {
-  const auto split = split_power(d, raise_keeping_nan(d, x, hn::Set(d, -127.0F)), hn::Set(d, 1.0F));
-  const auto f = split.fraction;
-  auto p = hn::MulAdd(f, hn::Set(d, 0x1.c3f760p-5F), hn::Set(d, 0x1.f0de1ap-3F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62f31ap-1F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.fff692p-1F));
-  return hn::Mul(p, split.power);
-}
-
 /// 2^x: 2 ulp, all x; denormal results included. Degree 6 on [-1/2, 1/2].
 template <class D>
 HWY_INLINE hn::Vec<D> exp2(D d, hn::Vec<D> x) {

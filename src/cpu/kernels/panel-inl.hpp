@@ -210,7 +210,7 @@ HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
 /// row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are 2^-inf = 0.
 /// The maximum is subtracted before the scale: of 1e30 (or of the lowest float, a common bias) the product's rounding error
 /// is more than an exponent holds.
-template <int kVectors, bool kIs16Bit>
+template <int kVectors>
 HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_keys, float scale_log2,
                                 const PanelState& state) {
   const FloatTag d;
@@ -242,8 +242,8 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       float* at = scores + key * kPanelLanes + v * kVectorLanes;
-      const FloatVector p =
-          exp2_nonpositive(d, hn::Sub(hn::Load(d, at), origin[v]), factor, lowest);
+      const FloatVector x = hn::Sub(hn::Load(d, at), origin[v]);
+      const FloatVector p = exp2_nonpositive(d, x, factor, lowest);
       hn::Store(p, d, at);
       sum[v] = hn::Add(sum[v], p);
     }
@@ -325,29 +325,10 @@ HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_v
   }
 }
 
-template <int kVectors>
-HWY_ATTR inline void softmax_f32(float* scores, std::int64_t num_keys, float scale_log2,
-                                 const PanelState& state) {
-  softmax_of<kVectors, false>(scores, num_keys, scale_log2, state);
-}
-
-template <int kVectors>
-HWY_ATTR inline void softmax_bf16(float* scores, std::int64_t num_keys, float scale_log2,
-                                  const PanelState& state) {
-  softmax_of<kVectors, true>(scores, num_keys, scale_log2, state);
-}
-
 HWY_ATTR inline void softmax(float* scores, std::int64_t num_keys, int num_vectors,
                              float scale_log2, const PanelState& state, const PanelDropout& dropout,
                              void* /*probabilities*/) {
-  FOVEA_FOR_VECTORS(num_vectors, softmax_f32, scores, num_keys, scale_log2, state);
-  if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
-}
-
-HWY_ATTR inline void softmax_16bit(float* scores, std::int64_t num_keys, int num_vectors,
-                                   float scale_log2, const PanelState& state,
-                                   const PanelDropout& dropout, void* /*probabilities*/) {
-  FOVEA_FOR_VECTORS(num_vectors, softmax_bf16, scores, num_keys, scale_log2, state);
+  FOVEA_FOR_VECTORS(num_vectors, softmax_of, scores, num_keys, scale_log2, state);
   if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
 }
 
@@ -440,7 +421,6 @@ inline const PanelKernels& f32_panel_kernels() {
       .run_mask = run_mask_program,
       .softmax = softmax,
       .accumulate = accumulate,
-      .softmax_16bit = softmax_16bit,
       .is_finite = is_finite,
       .extract_row = extract_row,
       .store_row = store_row,

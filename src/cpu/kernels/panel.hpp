@@ -139,9 +139,6 @@ struct PanelKernels {
                      const void* probabilities, std::int64_t head_dim_v, int num_vectors,
                      const float* rescale, float* out, NextTile& next);
 
-  /// As softmax, with probabilities good to 1e-4: enough where they are rounded to bf16.
-  void (*softmax_16bit)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
-                        const PanelState& state, const PanelDropout& dropout, void* probabilities);
   /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight is.
   bool (*is_finite)(const float* out, std::int64_t head_dim_v, int num_vectors);
   /// Row `lane` of Oᵀ.

@@ -144,7 +144,7 @@ FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, KeyRange
 void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
              const PanelState& state, const PanelDropout& dropout, void* probabilities) {
   panel_kernels(CpuTarget::avx512)
-      ->softmax_16bit(scores, num_keys, num_vectors, scale_log2, state, dropout, nullptr);
+      ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout, nullptr);
   bf16::pack_probabilities(scores, num_keys, round_up(num_keys, 2),
                            static_cast<std::uint32_t*>(probabilities));
 }
