@@ -408,7 +408,7 @@ class Refusals(CommandTest):
         self.refuse(self.run_fovea("decode"), "unknown command 'decode'")
         self.refuse(self.attend("--nonsense"), "unknown option '--nonsense'")
         self.refuse(self.attend("surplus"), "surplus")
-        self.refuse(self.attend("--deterministic=no"), "--deterministic")
+        self.refuse(self.attend("--deterministic=no"), "deterministic was given")
         self.refuse(self.attend("--softcap"), "--softcap")
         self.refuse(self.attend("--q", "q.npy"), "--q")
         self.refuse(self.run_fovea("doctor", "--q", "q.npy"), "unknown option '--q'")
