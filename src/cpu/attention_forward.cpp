@@ -31,7 +31,6 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr float kLeastScale = 1e-30F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
