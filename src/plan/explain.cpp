@@ -94,7 +94,7 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
   e.tile_q = cpu.spec.lanes;
   e.tile_kv = cpu.spec.tile_kv;
-  e.workspace_bytes = cpu.workspace_bytes;
+  e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
   double visible = 1;
   if (are_lengths_known && has_data(f.problem.mask)) {
@@ -118,12 +118,10 @@ Explanation Plan::explain() const { return explain_forward(impl_->problem, impl_
 Explanation explain(const Problem& problem, Device device) {
   const ForwardProblem f = validate(problem, "explain");
   const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
-  if (device.kind == Device::Kind::cpu)
-    return explain_forward(f, cpu::try_plan_forward(f, num_threads));
+  const std::string obstacle = why_not_cpu(problem, device);
+  if (obstacle.empty()) return explain_forward(f, cpu::try_plan_forward(f, num_threads));
   cpu::ForwardPlan nothing;
-  nothing.refused.push_back(
-      {"cpu/attention_forward",
-       fmt::format("device is cuda:{}; this build runs on the cpu only", device.index)});
+  nothing.refused.push_back({"cpu/attention_forward", obstacle});
   return explain_forward(f, nothing);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "fovea/attention.hpp"
@@ -15,20 +16,9 @@
 namespace fovea {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
-
 void require_cpu(const Problem& problem, Device device, std::string_view where) {
-  if (device.kind != Device::Kind::cpu) {
-    throw Unsupported(
-        fmt::format("{}: device is cuda:{}; this build runs on the cpu only", where, device.index));
-  }
-  for (const auto& [label, spec] :
-       {std::pair{"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}}) {
-    if (spec->device != Device::cpu()) {
-      throw Unsupported(fmt::format("{}: {} lives on cuda:{}; this build runs on the cpu only",
-                                    where, label, spec->device.index));
-    }
-  }
+  if (const std::string obstacle = why_not_cpu(problem, device); !obstacle.empty())
+    throw Unsupported(fmt::format("{}: {}", where, obstacle));
 }
 
 Plan make_plan(const Problem& problem, std::string_view where) {
@@ -40,26 +30,40 @@ Plan make_plan(const Problem& problem, std::string_view where) {
   return Plan(std::move(impl));
 }
 
-/// The workspace's first aligned byte, or null where it is too small.
 std::byte* aligned(std::span<std::byte> workspace, std::size_t bytes) {
   void* start = workspace.data();
   std::size_t space = workspace.size();
-  return static_cast<std::byte*>(std::align(kAlignment, bytes, start, space));
+  return static_cast<std::byte*>(std::align(kWorkspaceAlignment, bytes, start, space));
 }
 
 }  // namespace
+
+std::string why_not_cpu(const Problem& problem, Device device) {
+  if (device.kind != Device::Kind::cpu)
+    return fmt::format("device is cuda:{}; this build runs on the cpu only", device.index);
+  for (const auto& [label, spec] :
+       {std::pair{"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}, {"out", &problem.out}}) {
+    if (spec->device != Device::cpu()) {
+      return fmt::format("{} lives on cuda:{}; this build runs on the cpu only", label,
+                         spec->device.index);
+    }
+  }
+  return "";
+}
 
 Plan plan(const Problem& problem, Device device) {
   require_cpu(problem, device, "plan");
   return make_plan(problem, "plan");
 }
 
-std::size_t Plan::workspace_bytes() const { return impl_->cpu.workspace_bytes + kAlignment - 1; }
+std::size_t Plan::workspace_bytes() const {
+  return unaligned_workspace_bytes(impl_->cpu.workspace_bytes);
+}
 
 void Plan::run(const AttentionForward& args) const {
   validate_arguments(impl_->problem, args, "attention_forward");
-  std::byte* workspace = aligned(args.workspace, impl_->cpu.workspace_bytes);
-  if (workspace == nullptr) {
+  // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
+  if (args.workspace.size() < workspace_bytes()) {
     invalid("attention_forward",
             fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
                         args.workspace.size(), workspace_bytes()));
@@ -73,7 +77,8 @@ void Plan::run(const AttentionForward& args) const {
             "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
             executor.concurrency(), impl_->cpu.num_workers));
   }
-  cpu::attention_forward(impl_->problem, impl_->cpu, args, workspace, executor);
+  cpu::attention_forward(impl_->problem, impl_->cpu, args,
+                         aligned(args.workspace, impl_->cpu.workspace_bytes), executor);
 }
 
 Problem problem_of(const AttentionForward& args) {

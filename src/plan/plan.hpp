@@ -1,6 +1,9 @@
 // What a Plan holds.
 #pragma once
 
+#include <cstddef>
+#include <string>
+
 #include "fovea/attention.hpp"
 
 #include "cpu/attention_forward.hpp"
@@ -8,10 +11,20 @@
 
 namespace fovea {
 
+inline constexpr std::size_t kWorkspaceAlignment = 64;
+
+/// What a caller gives so that `needed` aligned bytes lie in it, wherever it starts.
+constexpr std::size_t unaligned_workspace_bytes(std::size_t needed) {
+  return needed + kWorkspaceAlignment - 1;
+}
+
 struct Plan::Impl {
   ForwardProblem problem;
   cpu::ForwardPlan cpu;
 };
+
+/// Why no candidate can be asked: the device of the plan or of a tensor. Empty on the cpu.
+std::string why_not_cpu(const Problem& problem, Device device);
 
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
 Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);
