@@ -17,6 +17,7 @@
 #include "cpu/attention_forward.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -31,6 +32,7 @@
 namespace fovea::cpu {
 namespace {
 
+constexpr std::int64_t kMaxSubTiles = 8;  // in a tile; candidates.cpp makes tiles of 4
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -271,29 +273,42 @@ class ForwardRun {
     std::vector<mask::TileRun> runs{};
     std::size_t run = 0;
 
-    /// What the panel sees of keys [begin, end); asked for in rising order. Holes between two live parts are inside.
+    /// What the panel sees of one tile. Ranges are relative to the tile.
     struct Visible {
-      KeyRange range;  // relative to begin; count 0: nothing
-      bool is_full = true;
+      KeyRange range;  // count 0: nothing
+      // Parts that the mask cuts, or hides between two visible ones: only these are masked.
+      std::array<KeyRange, kMaxSubTiles> partial{};
+      int num_partial = 0;
     };
+
+    /// Asked for in rising order of tiles [begin, end).
     Visible visible(std::int64_t begin, std::int64_t end) {
-      const std::int64_t first = begin / kSubTileKeys;
-      const std::int64_t last = ceil_div(end, kSubTileKeys);
-      while (run < runs.size() && runs[run].end <= first) ++run;
       Visible seen;
-      std::int64_t low = last;
-      std::int64_t high = first;
-      for (std::size_t i = run; i < runs.size() && runs[i].begin < last; ++i) {
-        const std::int64_t run_begin = std::max<std::int64_t>(first, runs[i].begin);
-        seen.is_full = seen.is_full && runs[i].kind == mask::TileKind::full &&
-                       (high == first || high == run_begin);
-        low = std::min(low, run_begin);
-        high = std::min<std::int64_t>(last, runs[i].end);
+      std::int64_t low = end;
+      std::int64_t high = begin;
+      while (run < runs.size() && runs[run].end * kSubTileKeys <= begin) ++run;
+      for (std::size_t i = run; i < runs.size() && runs[i].begin * kSubTileKeys < end; ++i) {
+        const std::int64_t from = std::max(begin, runs[i].begin * kSubTileKeys);
+        const std::int64_t to = std::min(end, runs[i].end * kSubTileKeys);
+        if (low < high && high < from) add_partial(seen, high - begin, from - begin);
+        if (runs[i].kind == mask::TileKind::partial) add_partial(seen, from - begin, to - begin);
+        low = std::min(low, from);
+        high = to;
       }
-      if (low < high)
-        seen.range = {low * kSubTileKeys - begin,
-                      std::min(end, high * kSubTileKeys) - low * kSubTileKeys};
+      if (low < high) seen.range = {low - begin, high - low};
       return seen;
+    }
+
+   private:
+    static void add_partial(Visible& seen, std::int64_t from, std::int64_t to) {
+      if (seen.num_partial > 0) {
+        KeyRange& last = seen.partial[static_cast<std::size_t>(seen.num_partial - 1)];
+        if (last.begin + last.count == from) {
+          last.count = to - last.begin;
+          return;
+        }
+      }
+      seen.partial[static_cast<std::size_t>(seen.num_partial++)] = {from, to - from};
     }
   };
 
@@ -401,9 +416,13 @@ class ForwardRun {
       program.scalars = score_bindings_.scalars.data();
       kernels_.run_score(plan_.score, program);
     }
-    if (!seen.is_full) {
-      program.tensors = mask_bindings_.tensors.data();
-      program.scalars = mask_bindings_.scalars.data();
+    program.tensors = mask_bindings_.tensors.data();
+    program.scalars = mask_bindings_.scalars.data();
+    for (int i = 0; i < seen.num_partial; ++i) {
+      const KeyRange part = seen.partial[static_cast<std::size_t>(i)];
+      program.scores = scratch.scores + (part.begin - seen.range.begin) * spec_.lanes;
+      program.num_keys = part.count;
+      program.kv_begin = tile * spec_.tile_kv + part.begin;
       kernels_.run_mask(plan_.mask, program);
     }
     if (is_careful) collect_non_finite(item, tile, seen.range, scratch);

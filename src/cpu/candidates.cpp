@@ -18,6 +18,8 @@ constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
 constexpr std::int64_t kTilesPerSplit =
     16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge
 constexpr std::int64_t kMaxPanels = 8;  // queries that share a load of K and V; more gain below 1 %
+constexpr std::int64_t kMaxPartialFloats =
+    1 << 20;  // of a worker: beyond, splits run in turn, to the same bits
 constexpr std::int64_t kItemsPerWorker =
     4;  // below that, items are cut smaller: the last one alone decides the end
 
@@ -137,7 +139,8 @@ std::size_t num_partial_floats(const ForwardSpec& spec, const ForwardProblem& f,
   const bool is_busy = groups >= kItemsPerWorker * num_threads;
   const bool can_split = splits > 1 && (f.is_varlen || f.group * f.seqlen_q <= spec.lanes);
   if (num_threads == 1 || is_busy || !can_split) return 0;
-  return static_cast<std::size_t>(groups * splits * max_split_rows(spec, f) * (f.head_dim_v + 2));
+  const std::int64_t floats = groups * splits * max_split_rows(spec, f) * (f.head_dim_v + 2);
+  return floats <= kMaxPartialFloats * num_threads ? static_cast<std::size_t>(floats) : 0;
 }
 
 }  // namespace fovea::cpu

@@ -150,6 +150,13 @@ class Checker {
       refuse(
           fmt::format("dropout.p is {}; the plan was made with {}", args_.dropout.p, p.dropout.p));
     }
+    if (args_.cpu_target != CpuTarget::automatic && args_.cpu_target != p.cpu_target) {
+      refuse(fmt::format("cpu_target is {}; the plan was made with {}", name(args_.cpu_target),
+                         name(p.cpu_target)));
+    }
+    if (args_.compute_dtype != ComputeDtype::automatic && args_.compute_dtype != p.compute_dtype) {
+      refuse("compute_dtype differs from the plan's; expected the same, or make another plan");
+    }
     if (args_.softmax_scale != p.softmax_scale) {
       refuse("softmax_scale differs from the plan's; expected the same, or make another plan");
     }

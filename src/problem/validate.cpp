@@ -13,6 +13,7 @@
 namespace fovea {
 namespace {
 
+constexpr int kMaxThreads = 4096;
 constexpr std::int64_t kMaxSeqlen =
     std::numeric_limits<std::int32_t>::max();  // positions are 32-bit in programs
 
@@ -76,8 +77,9 @@ struct Door {
     if (!(p.dropout.p >= 0 && p.dropout.p <= 1)) {
       refuse(fmt::format("dropout.p is {}; expected a probability in [0, 1]", p.dropout.p));
     }
-    if (p.num_threads < 0) {
-      refuse(fmt::format("num_threads is {}; expected >= 0, 0 for automatic", p.num_threads));
+    if (p.num_threads < 0 || p.num_threads > kMaxThreads) {
+      refuse(fmt::format("num_threads is {}; expected 0 to {}, 0 for automatic", p.num_threads,
+                         kMaxThreads));
     }
     for (const auto& [label, bound] :
          {std::pair{"seqlen_q", &p.seqlen_q}, std::pair{"seqlen_kv", &p.seqlen_kv}}) {

@@ -170,7 +170,7 @@ TEST(Validate, NumbersOutOfTheirRangeAreRefused) {
   EXPECT_EQ(dense_refusal([](Problem& p) { p.dropout.p = kNan; }),
             "plan: dropout.p is nan; expected a probability in [0, 1]");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.num_threads = -2; }),
-            "plan: num_threads is -2; expected >= 0, 0 for automatic");
+            "plan: num_threads is -2; expected 0 to 4096, 0 for automatic");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.seqlen_q = up_to(-1); }),
             "plan: seqlen_q is up_to(-1); expected 0 to 2147483647");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.seqlen_kv = up_to(std::int64_t{1} << 31); }),
