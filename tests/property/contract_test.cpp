@@ -253,6 +253,7 @@ TEST(Contract, GqaEqualsRepeatedHeads) {
     Case& problem = drawn.problem;
     const Tensors tensors = Tensors::of(CaseMemory(problem));
     const Result grouped = run(drawn);
+    const Tolerances allowed = tolerances_of(drawn);
     const std::int64_t group = problem.num_heads_q / problem.num_heads_kv;
     const auto repeated = [&](const Values& values, std::int64_t head_dim) {
       Values result;
@@ -267,8 +268,9 @@ TEST(Contract, GqaEqualsRepeatedHeads) {
     problem.num_heads_kv = problem.num_heads_q;
     const Result alone = run(drawn, {tensors.q, repeated(tensors.k, problem.head_dim_qk),
                                      repeated(tensors.v, problem.head_dim_v)});
-    assert_same_bits(grouped.out, alone.out);
-    assert_same_bits(grouped.lse, alone.lse);
+    // Not bit for bit: few rows are summed in another order, and a group has more rows than a head.
+    assert_near(grouped.out, alone.out, allowed.out);
+    assert_near(grouped.lse, alone.lse, allowed.lse);
   });
 }
 
