@@ -108,7 +108,8 @@ class FOVEA_EXPORT Plan {
   std::size_t workspace_bytes() const;
   Explanation explain() const;
 
-  /// Runs on args.executor (default: the process's pool). No allocation, nothing compiled. The arguments must fit the
+  /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small lists and,
+  /// for masks that read tensors by position, range tables of about a byte per element. The arguments must fit the
   /// plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same formula.
   /// Throws InvalidArgument before anything is written.
   void run(const AttentionForward& args) const;
