@@ -21,7 +21,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
+#include <mutex>
 #include <numbers>
 #include <utility>
 
@@ -118,18 +120,27 @@ class ForwardRun {
 
   void run() {
     clear_padding_rows();
-    const auto compute = [](void* self, int worker, std::int64_t index) {
-      static_cast<ForwardRun*>(self)->compute_item(worker, index);
-    };
-    executor_.run(first_item_[num_sequences()], {compute, this});
-    if (!is_split_parallel_) return;
-    const auto merge = [](void* self, int, std::int64_t index) {
-      static_cast<ForwardRun*>(self)->merge_splits(index);
-    };
-    executor_.run(num_sequences() * problem_.num_heads_kv, {merge, this});
+    run_tasks<&ForwardRun::compute_item>(first_item_[num_sequences()]);
+    if (is_split_parallel_)
+      run_tasks<&ForwardRun::merge_splits>(num_sequences() * problem_.num_heads_kv);
   }
 
  private:
+  /// A task must not throw: the first exception (no memory for a list of tile runs) waits here for the caller.
+  template <void (ForwardRun::*kTask)(int, std::int64_t)>
+  void run_tasks(std::int64_t count) {
+    const auto body = [](void* self, int worker, std::int64_t index) {
+      auto* const run = static_cast<ForwardRun*>(self);
+      try {
+        (run->*kTask)(worker, index);
+      } catch (...) {
+        std::call_once(run->failed_, [run] { run->failure_ = std::current_exception(); });
+      }
+    };
+    executor_.run(count, {body, this});
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
   // ---- work items ----
 
   std::int64_t num_sequences() const { return problem_.num_sequences; }
@@ -154,6 +165,9 @@ class ForwardRun {
     if (num_rows(s) > spec_.lanes) return 1;
     return std::max<std::int64_t>(1, ceil_div(num_tiles(s), spec_.tiles_per_split));
   }
+
+  /// So few rows, all in one panel, that K and V are read row by row (few_rows-inl.hpp).
+  bool is_few(const Sequence& s) const { return num_rows(s) <= std::min(kFewRows, spec_.lanes); }
 
   std::int64_t num_row_blocks(const Sequence& s) const {
     return ceil_div(num_rows(s), spec_.panels * spec_.lanes);
@@ -319,7 +333,6 @@ class ForwardRun {
     for (std::int64_t i = 0; i < num_panels; ++i)
       panels.push_back(start_panel(panel_rows(item, i), i, scratch));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
-    const bool is_few = num_rows(item.sequence) <= std::min(kFewRows, spec_.lanes);  // one panel
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
@@ -329,7 +342,7 @@ class ForwardRun {
       for (Panel& panel : panels) {
         const Panel::Visible seen = panel.visible(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
-        if (is_few) {
+        if (is_few(item.sequence)) {
           step_few(panel, item, tile, seen, scratch, is_careful);
           continue;
         }
@@ -519,7 +532,7 @@ class ForwardRun {
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
         const std::int64_t at = (range.begin + i) * values.row_stride + d * values.col_stride;
-        const float value = load_scalar(values.data, values.dtype, at);
+        const float value = as_multiplied(load_scalar(values.data, values.dtype, at), item);
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
           if (scratch.scores[i * spec_.lanes + lane] != -kInfinity)
@@ -527,6 +540,12 @@ class ForwardRun {
         }
       }
     }
+  }
+
+  /// A value as the products see it: bf16 rounds the largest fp32 numbers to infinity.
+  float as_multiplied(float value, const Item& item) const {
+    const bool is_rounded = kernels_.product == Dtype::bf16 && !is_few(item.sequence);
+    return is_rounded ? static_cast<float>(bfloat16(value)) : value;
   }
 
   void add_extra(float* out, const float* extra) const {
@@ -650,7 +669,7 @@ class ForwardRun {
                state_floats();
   }
 
-  void merge_splits(std::int64_t index) const {
+  void merge_splits(int /*worker*/, std::int64_t index) {
     Item item{.sequence = sequence(index / problem_.num_heads_kv),
               .kv_head = index % problem_.num_heads_kv};
     const std::int64_t splits = num_splits(item.sequence);
@@ -705,6 +724,8 @@ class ForwardRun {
        scratch_has_probabilities_ = false;
   float unit_ = 1;
   PanelDropout dropout_;
+  std::once_flag failed_;
+  std::exception_ptr failure_;
   std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
   std::vector<WorkerScratch> scratch_;
   float* partials_ = nullptr;  // [num_sequences][num_heads_kv][splits][rows][head_dim_v + 2]

@@ -61,5 +61,30 @@ TEST(CpuRegression, HugeScoresTakeTheValueOfTheLargest) {
   }
 }
 
+TEST(CpuRegression, ValuesThatRoundToInfinityDoNotVanish) {
+  // The largest floats are infinite in bf16: a row that sees one must not take it for 0.
+  constexpr std::int64_t kQueries = 40, kKeys = 10, kDim = 8;
+  for (const CpuTarget target : {CpuTarget::avx512_bf16, CpuTarget::amx_bf16}) {
+    std::vector<float> q(kQueries * kDim, 0.5F), k(kKeys * kDim, 0.5F), v(kKeys * kDim, 1.0F);
+    std::vector<float> out(kQueries * kDim);
+    v[3] = 3.4e38F;
+    AttentionForward args{.q = view(q.data(), {1, kQueries, 1, kDim}),
+                          .k = view(k.data(), {1, kKeys, 1, kDim}),
+                          .v = view(v.data(), {1, kKeys, 1, kDim}),
+                          .out = view(out.data(), {1, kQueries, 1, kDim})};
+    args.compute_dtype = ComputeDtype::bf16;
+    args.cpu_target = target;
+    try {
+      attention_forward(args);
+    } catch (const Unsupported&) {
+      continue;  // this processor lacks the target
+    }
+    for (std::int64_t row = 0; row < kQueries; ++row) {
+      EXPECT_FALSE(std::isfinite(out[static_cast<std::size_t>(row * kDim + 3)])) << row;
+      EXPECT_NEAR(out[static_cast<std::size_t>(row * kDim)], 1.0F, 1e-2F) << row;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea::testing
