@@ -375,11 +375,8 @@ class ForwardRun {
     apply_programs(panel, item, tile, seen, scratch, is_careful);
     kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
                      unit_ * std::numbers::log2e_v<float>, panel.state,
-                     dropout_of(panel, item, tile, seen), scratch.probabilities);
-    const void* probabilities = scratch_has_probabilities_
-                                    ? static_cast<const void*>(scratch.probabilities)
-                                    : scratch.scores;
-    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, probabilities,
+                     dropout_of(panel, item, tile, seen));
+    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, scratch.scores,
                         problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
                         next);
   }
@@ -395,7 +392,7 @@ class ForwardRun {
     apply_programs(panel, item, tile, seen, scratch, is_careful);
     f32_kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
                          unit_ * std::numbers::log2e_v<float>, panel.state,
-                         dropout_of(panel, item, tile, seen), nullptr);
+                         dropout_of(panel, item, tile, seen));
     kernels_.accumulate_few(limited(tile_of(v_, item, tile, problem_.head_dim_v), seen.range),
                             is_careful, scratch.scores, num_rows, panel.state.rescale, panel.out);
   }
@@ -706,7 +703,6 @@ class ForwardRun {
     }
     const std::size_t partial_floats = num_partial_floats(spec_, problem_, plan_.num_workers);
     if (partial_floats > 0) partials_ = carver.take<float>(partial_floats);
-    scratch_has_probabilities_ = kernels_.probability_bytes(spec_.tile_kv) > 0;
   }
 
   const ForwardProblem& problem_;
@@ -720,8 +716,7 @@ class ForwardRun {
   const Bindings score_bindings_, mask_bindings_;
   std::optional<mask::BlockMapper> own_mapper_;
   const mask::BlockMapper* mapper_ = nullptr;
-  bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false,
-       scratch_has_probabilities_ = false;
+  bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false;
   float unit_ = 1;
   PanelDropout dropout_;
   std::once_flag failed_;

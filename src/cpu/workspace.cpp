@@ -20,7 +20,6 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, head_dim_qk));
   s.values = carver.take<std::byte>(kernels.value_bytes(spec.tile_kv, head_dim_v));
   s.scores = carver.take<float>(kernels.score_bytes(spec.tile_kv) / sizeof(float));
-  s.probabilities = carver.take<std::byte>(kernels.probability_bytes(spec.tile_kv));
   s.extra = carver.take<float>(kernels.output_bytes(head_dim_v) / sizeof(float));
   s.value_row = carver.take<float>(width + 2);
   s.merged = carver.take<float>(lanes * (width + 2));

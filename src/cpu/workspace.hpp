@@ -29,18 +29,17 @@ class Carver {
 
 /// What one worker writes while it computes an item.
 struct WorkerScratch {
-  std::byte* queries = nullptr;        // [panels] packed panels
-  std::byte* out = nullptr;            // [panels] Oᵀ, fp32
-  float* row_max = nullptr;            // [panels][lanes]
-  float* row_sum = nullptr;            // [panels][lanes]
-  float* rescale = nullptr;            // [lanes]
-  std::int32_t* q_idx = nullptr;       // [panels][lanes]
-  std::int32_t* q_head = nullptr;      // [panels][lanes]
-  const std::byte** rows = nullptr;    // [lanes]
-  std::byte* keys = nullptr;           // one converted tile
-  std::byte* values = nullptr;         // one tile
-  float* scores = nullptr;             // one panel's tile
-  std::byte* probabilities = nullptr;  // likewise, where they do not overwrite scores
+  std::byte* queries = nullptr;      // [panels] packed panels
+  std::byte* out = nullptr;          // [panels] Oᵀ, fp32
+  float* row_max = nullptr;          // [panels][lanes]
+  float* row_sum = nullptr;          // [panels][lanes]
+  float* rescale = nullptr;          // [lanes]
+  std::int32_t* q_idx = nullptr;     // [panels][lanes]
+  std::int32_t* q_head = nullptr;    // [panels][lanes]
+  const std::byte** rows = nullptr;  // [lanes]
+  std::byte* keys = nullptr;         // one converted tile
+  std::byte* values = nullptr;       // one tile
+  float* scores = nullptr;           // one panel's tile
   float* extra = nullptr;  // one panel's Oᵀ: what values that are not finite add (careful pass)
   float* value_row = nullptr;  // [head_dim_v + 2]: the state of one row
   float* merged = nullptr;     // [lanes][head_dim_v + 2]: the state of earlier splits

@@ -56,7 +56,6 @@ inline std::size_t panel_value_bytes(std::int64_t tile_kv, std::int64_t head_dim
 inline std::size_t panel_score_bytes(std::int64_t tile_kv) {
   return float_bytes(tile_kv * kPanelLanes);
 }
-inline std::size_t panel_probability_bytes(std::int64_t /*tile_kv*/) { return 0; }
 inline std::size_t panel_output_bytes(std::int64_t head_dim) {
   return float_bytes(round_up(head_dim, kBlockRows) * kPanelLanes);
 }
@@ -326,8 +325,8 @@ HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_v
 }
 
 HWY_ATTR inline void softmax(float* scores, std::int64_t num_keys, int num_vectors,
-                             float scale_log2, const PanelState& state, const PanelDropout& dropout,
-                             void* /*probabilities*/) {
+                             float scale_log2, const PanelState& state,
+                             const PanelDropout& dropout) {
   FOVEA_FOR_VECTORS(num_vectors, softmax_of, scores, num_keys, scale_log2, state);
   if (dropout.threshold > 0) drop(scores, num_keys, num_vectors, dropout);
 }
@@ -410,7 +409,6 @@ inline const PanelKernels& f32_panel_kernels() {
       .key_bytes = panel_key_bytes,
       .value_bytes = panel_value_bytes,
       .score_bytes = panel_score_bytes,
-      .probability_bytes = panel_probability_bytes,
       .output_bytes = panel_output_bytes,
       .pack_queries = pack_queries,
       .load_keys = load_keys,

@@ -115,7 +115,6 @@ struct PanelKernels {
   std::size_t (*key_bytes)(std::int64_t tile_kv, std::int64_t head_dim_qk);
   std::size_t (*value_bytes)(std::int64_t tile_kv, std::int64_t head_dim_v);
   std::size_t (*score_bytes)(std::int64_t tile_kv);
-  std::size_t (*probability_bytes)(std::int64_t tile_kv);  // 0: probabilities overwrite scores
   std::size_t (*output_bytes)(std::int64_t head_dim_v);
 
   /// rows[lane] points at a query row, null for a padding lane (zeros).
@@ -130,9 +129,10 @@ struct PanelKernels {
   void (*scale)(float* scores, std::int64_t num_keys, float factor);
   void (*run_score)(const expr::Tape& tape, const ProgramTile& tile);
   void (*run_mask)(const expr::Tape& tape, const ProgramTile& tile);
-  /// scores -> probabilities 2^((score - row_max) * scale_log2), updating the state; scale_log2 > 0.
+  /// scores become probabilities 2^((score - row_max) * scale_log2) in the layout that accumulate wants, updating the
+  /// state; scale_log2 > 0.
   void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
-                  const PanelState& state, const PanelDropout& dropout, void* probabilities);
+                  const PanelState& state, const PanelDropout& dropout);
   /// out[d][lane] = out[d][lane] * rescale[lane] + Σ_i values[range.begin + i][d] · probabilities[i][lane]; values hold
   /// tile_keys keys. Calls next.fetch once every value_block columns.
   void (*accumulate)(const void* values, std::int64_t tile_keys, KeyRange range,

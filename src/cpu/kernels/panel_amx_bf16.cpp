@@ -76,11 +76,9 @@ std::size_t value_bytes(std::int64_t tile_kv, std::int64_t head_dim) {
   const std::int64_t padded = round_up(head_dim, 2 * kTileRows);
   return aligned_bytes(padded * value_pitch(tile_kv) * 2) + aligned_bytes(kTileDepth * padded * 2);
 }
+/// The pairs of probabilities overwrite scores: rows up to a multiple of the depth.
 std::size_t score_bytes(std::int64_t tile_kv) {
-  return aligned_bytes(round_up(tile_kv, kTileRows) * kLaneBytes);
-}
-std::size_t probability_bytes(std::int64_t tile_kv) {
-  return aligned_bytes(round_up(tile_kv, kTileDepth) / 2 * kLaneBytes);
+  return aligned_bytes(round_up(tile_kv, kTileDepth) * kLaneBytes);
 }
 std::size_t output_bytes(std::int64_t head_dim) {
   return aligned_bytes(round_up(head_dim, 2 * kTileRows) * kLaneBytes);
@@ -106,33 +104,6 @@ KeyTile load_keys(const TileSource& source, void* buffer) {
   std::fill(out + source.num_rows * padded, out + round_up(source.num_rows, kTileRows) * padded,
             std::uint16_t{0});
   return {out, padded, source.num_rows};
-}
-
-/// 16 x 16 transpose of 32-bit elements in registers: four rounds of exchanging halves.
-FOVEA_AMX inline void transpose_16x16(__m512i* r) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
 }
 
 /// Rows 2i and 2i + 1, 16 columns from `d`: the pairs (key, key + 1) of each column.
@@ -166,7 +137,7 @@ FOVEA_AMX void load_values(const TileSource& source, bool is_careful, void* buff
       for (int i = 0; i < 16; ++i) {
         block[i] = interleave_rows(rows + 2 * i * padded + d, rows + (2 * i + 1) * padded + d);
       }
-      transpose_16x16(block);
+      bf16::transpose_16x16(block);
       for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (d + i) * pitch + begin, block[i]);
     }
   }
@@ -249,11 +220,10 @@ FOVEA_AMX void scores(const void* queries, const KeyTile& keys, KeyRange range,
 }
 
 void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
-             const PanelState& state, const PanelDropout& dropout, void* probabilities) {
+             const PanelState& state, const PanelDropout& dropout) {
   panel_kernels(CpuTarget::avx512)
-      ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout, nullptr);
-  bf16::pack_probabilities(scores, num_keys, round_up(num_keys, kTileDepth),
-                           static_cast<std::uint32_t*>(probabilities));
+      ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout);
+  bf16::pack_probabilities(scores, num_keys, round_up(num_keys, kTileDepth));
 }
 
 /// Oᵀ *= rescale, unless no maximum moved: the common case after the first tiles.
@@ -310,7 +280,6 @@ PanelKernels make_kernels() {
   kernels.key_bytes = key_bytes;
   kernels.value_bytes = value_bytes;
   kernels.score_bytes = score_bytes;
-  kernels.probability_bytes = probability_bytes;
   kernels.output_bytes = output_bytes;
   kernels.pack_queries = pack_queries;
   kernels.load_keys = load_keys;

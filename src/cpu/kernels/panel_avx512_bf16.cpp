@@ -34,10 +34,6 @@ std::size_t value_bytes(std::int64_t tile_kv, std::int64_t head_dim) {
   return aligned_bytes(group_pitch(tile_kv) * (padded / kBlockRows) * 4) +
          aligned_bytes(2 * padded * 2);
 }
-std::size_t probability_bytes(std::int64_t tile_kv) {
-  return aligned_bytes(round_up(tile_kv, 2) * kLanes * 2);
-}
-
 void pack_queries(const std::byte* const* rows, Dtype dtype, std::int64_t col_stride,
                   std::int64_t head_dim, void* queries) {
   bf16::pack_queries(rows, dtype, col_stride, head_dim, round_up(head_dim, 2), queries);
@@ -142,11 +138,10 @@ FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, KeyRange
 }
 
 void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
-             const PanelState& state, const PanelDropout& dropout, void* probabilities) {
+             const PanelState& state, const PanelDropout& dropout) {
   panel_kernels(CpuTarget::avx512)
-      ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout, nullptr);
-  bf16::pack_probabilities(scores, num_keys, round_up(num_keys, 2),
-                           static_cast<std::uint32_t*>(probabilities));
+      ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout);
+  bf16::pack_probabilities(scores, num_keys, round_up(num_keys, 2));
 }
 
 FOVEA_AVX512_BF16 void accumulate(const void* values, std::int64_t tile_keys, KeyRange range,
@@ -197,7 +192,6 @@ PanelKernels make_kernels() {
   kernels.query_bytes = query_bytes;
   kernels.key_bytes = key_bytes;
   kernels.value_bytes = value_bytes;
-  kernels.probability_bytes = probability_bytes;
   kernels.pack_queries = pack_queries;
   kernels.load_keys = load_keys;
   kernels.load_values = load_values;

@@ -48,10 +48,59 @@ inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stri
   std::fill(out + count, out + padded, std::uint16_t{0});
 }
 
+/// 16 x 16 transpose of 32-bit elements in registers: four rounds of exchanging halves.
+FOVEA_AVX512_BF16 inline void transpose_16x16(__m512i* r) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+/// Rows of bf16 that lie side by side, head_dim a multiple of 32: 16 rows by 16 pairs at a time.
+FOVEA_AVX512_BF16 inline void pack_near_queries(const std::byte* const* rows, std::int64_t head_dim,
+                                                std::uint32_t* out) {
+  for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
+    for (std::int64_t i = 0; i < head_dim; i += 2 * kVectorLanes) {
+      __m512i block[kVectorLanes];
+      for (std::int64_t r = 0; r < kVectorLanes; ++r) {
+        const std::byte* row = rows[lane + r];
+        block[r] = row == nullptr ? _mm512_setzero_si512() : _mm512_loadu_si512(row + i * 2);
+      }
+      transpose_16x16(block);
+      for (std::int64_t r = 0; r < kVectorLanes; ++r) {
+        _mm512_store_si512(out + (i / 2 + r) * kLanes + lane, block[r]);
+      }
+    }
+  }
+}
+
 /// Queries as pairs, zeros from head_dim to `padded` (even).
 inline void pack_queries(const std::byte* const* rows, Dtype dtype, std::int64_t col_stride,
                          std::int64_t head_dim, std::int64_t padded, void* queries) {
   auto* out = static_cast<std::uint32_t*>(queries);
+  if (dtype == Dtype::bf16 && col_stride == 1 && head_dim % 32 == 0) {
+    pack_near_queries(rows, head_dim, out);
+    return;
+  }
   std::uint16_t row[512 + 32];
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {
     if (rows[lane] == nullptr) {
@@ -71,9 +120,11 @@ inline void zero_non_finite(std::uint16_t* row, std::int64_t count) {
   }
 }
 
-/// fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest even; padding keys are 0.
-FOVEA_AVX512_BF16 inline void pack_probabilities(const float* scores, std::int64_t num_keys,
-                                                 std::int64_t padded_keys, std::uint32_t* out) {
+/// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest even; padding keys are 0.
+FOVEA_AVX512_BF16 inline void pack_probabilities(float* scores, std::int64_t num_keys,
+                                                 std::int64_t padded_keys) {
+  // Pairs of keys i, i + 1 go to row i / 2, which has been read by then.
+  auto* out = reinterpret_cast<std::uint32_t*>(scores);
   // cvtne2ps gives 16 values of one key, then 16 of the next: this order interleaves them.
   alignas(64) static constexpr std::uint16_t kInterleave[32] = {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
