@@ -472,7 +472,9 @@ class ForwardRun {
             .q_idx = q_idx,
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
-    kernels_.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
+    if (!is_few(rows.sequence)) {
+      kernels_.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
+    }
     std::fill_n(p.state.row_max, lanes, -kInfinity);
     std::fill_n(p.state.row_sum, lanes, 0.0F);
     std::fill_n(p.out, out_floats(), 0.0F);
