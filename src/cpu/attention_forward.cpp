@@ -29,43 +29,15 @@
 
 #include "core/philox.hpp"
 #include "core/scalar_io.hpp"
+#include "cpu/operands.hpp"
+#include "cpu/visible_keys.hpp"
 #include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {
 
-constexpr std::int64_t kMaxSubTiles = 8;  // in a tile; candidates.cpp makes tiles of 4
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-/// A tensor of rows, dense or packed: [batch,] row, head, element.
-struct Rows {
-  std::byte* data = nullptr;
-  Dtype dtype = Dtype::f32;
-  std::int64_t batch_stride = 0, row_stride = 0, head_stride = 0, col_stride = 0;
-
-  explicit Rows(const TensorView& view)
-      : data(const_cast<std::byte*>(static_cast<const std::byte*>(view.data()))),
-        dtype(view.dtype()),
-        batch_stride(view.rank() == 4 ? view.stride(0) : 0),
-        row_stride(view.stride(view.rank() - 3)),
-        head_stride(view.stride(view.rank() - 2)),
-        col_stride(view.stride(view.rank() - 1)) {}
-
-  std::byte* at(std::int64_t batch, std::int64_t row, std::int64_t head) const {
-    const std::int64_t offset = batch * batch_stride + row * row_stride + head * head_stride;
-    return data + offset * static_cast<std::int64_t>(size_bytes(dtype));
-  }
-};
-
-/// One sequence of the batch; for packed tensors batch_offset is 0 and the rows start at q_begin, kv_begin.
-struct Sequence {
-  std::int64_t index = 0;
-  std::int64_t batch_offset = 0;
-  std::int64_t q_begin = 0, kv_begin = 0;
-  std::int64_t seqlen_q = 0, seqlen_kv = 0;
-};
 
 /// Rows [row_begin, row_end) of one kv head against kv tiles [tile_begin, tile_end). Row r is query r % seqlen_q of head
 /// kv_head * group + r / seqlen_q.
@@ -74,20 +46,6 @@ struct Item {
   std::int64_t kv_head = 0;
   std::int64_t row_begin = 0, row_end = 0;
   std::int64_t tile_begin = 0, tile_end = 0;
-};
-
-/// Captured data of a program in the order of its tape's slots.
-struct Bindings {
-  std::vector<TensorView> tensors;
-  std::vector<double> scalars;
-
-  Bindings(const Program& program, const std::vector<int>& tensor_slots,
-           const std::vector<int>& scalar_slots) {
-    for (const int i : tensor_slots)
-      tensors.push_back(program.captures().tensors[static_cast<std::size_t>(i)].view);
-    for (const int i : scalar_slots)
-      scalars.push_back(program.captures().scalars[static_cast<std::size_t>(i)].value);
-  }
 };
 
 class ForwardRun {
@@ -145,17 +103,7 @@ class ForwardRun {
 
   std::int64_t num_sequences() const { return problem_.num_sequences; }
 
-  Sequence sequence(std::int64_t index) const {
-    if (!problem_.is_varlen) return {index, index, 0, 0, args_.q.size(1), args_.k.size(1)};
-    const std::int64_t q_begin = cu_seqlen(args_.cu_seqlens_q, index);
-    const std::int64_t kv_begin = cu_seqlen(args_.cu_seqlens_kv, index);
-    return {index,
-            0,
-            q_begin,
-            kv_begin,
-            cu_seqlen(args_.cu_seqlens_q, index + 1) - q_begin,
-            cu_seqlen(args_.cu_seqlens_kv, index + 1) - kv_begin};
-  }
+  Sequence sequence(std::int64_t index) const { return sequence_at(problem_, args_, index); }
 
   std::int64_t num_rows(const Sequence& s) const { return problem_.group * s.seqlen_q; }
   std::int64_t num_tiles(const Sequence& s) const { return ceil_div(s.seqlen_kv, spec_.tile_kv); }
@@ -284,46 +232,7 @@ class ForwardRun {
     const std::int32_t* q_idx;
     const std::int32_t* q_head;
     int num_vectors;
-    std::vector<mask::TileRun> runs{};
-    std::size_t run = 0;
-
-    /// What the panel sees of one tile. Ranges are relative to the tile.
-    struct Visible {
-      KeyRange range;  // count 0: nothing
-      // Parts that the mask cuts, or hides between two visible ones: only these are masked.
-      std::array<KeyRange, kMaxSubTiles> partial{};
-      int num_partial = 0;
-    };
-
-    /// Asked for in rising order of tiles [begin, end).
-    Visible visible(std::int64_t begin, std::int64_t end) {
-      Visible seen;
-      std::int64_t low = end;
-      std::int64_t high = begin;
-      while (run < runs.size() && runs[run].end * kSubTileKeys <= begin) ++run;
-      for (std::size_t i = run; i < runs.size() && runs[i].begin * kSubTileKeys < end; ++i) {
-        const std::int64_t from = std::max(begin, runs[i].begin * kSubTileKeys);
-        const std::int64_t to = std::min(end, runs[i].end * kSubTileKeys);
-        if (low < high && high < from) add_partial(seen, high - begin, from - begin);
-        if (runs[i].kind == mask::TileKind::partial) add_partial(seen, from - begin, to - begin);
-        low = std::min(low, from);
-        high = to;
-      }
-      if (low < high) seen.range = {low - begin, high - low};
-      return seen;
-    }
-
-   private:
-    static void add_partial(Visible& seen, std::int64_t from, std::int64_t to) {
-      if (seen.num_partial > 0) {
-        KeyRange& last = seen.partial[static_cast<std::size_t>(seen.num_partial - 1)];
-        if (last.begin + last.count == from) {
-          last.count = to - last.begin;
-          return;
-        }
-      }
-      seen.partial[static_cast<std::size_t>(seen.num_partial++)] = {from, to - from};
-    }
+    VisibleKeys keys{};
   };
 
   void walk_tiles(const Item& item, const WorkerScratch& scratch, bool is_careful) const {
@@ -340,7 +249,7 @@ class ForwardRun {
       KeyTile keys;
       NextTile next;
       for (Panel& panel : panels) {
-        const Panel::Visible seen = panel.visible(kv_begin, kv_end);
+        const VisiblePart seen = panel.keys.next(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
         if (is_few(item.sequence)) {
           step_few(panel, item, tile, seen, scratch, is_careful);
@@ -367,9 +276,9 @@ class ForwardRun {
   }
 
   /// One tile for one panel: scores, programs, softmax, product with V.
-  void step(const Panel& panel, const Item& item, std::int64_t tile,
-            const typename Panel::Visible& seen, const KeyTile& keys, NextTile& next,
-            const WorkerScratch& scratch, bool is_careful) const {
+  void step(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
+            const KeyTile& keys, NextTile& next, const WorkerScratch& scratch,
+            bool is_careful) const {
     kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
                     scratch.scores, next);
     apply_programs(panel, item, tile, seen, scratch, is_careful);
@@ -382,9 +291,8 @@ class ForwardRun {
   }
 
   /// The same for a sequence of a few rows: K and V are read once, where they lie.
-  void step_few(const Panel& panel, const Item& item, std::int64_t tile,
-                const typename Panel::Visible& seen, const WorkerScratch& scratch,
-                bool is_careful) const {
+  void step_few(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
+                const WorkerScratch& scratch, bool is_careful) const {
     const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
     kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride},
                         limited(tile_of(k_, item, tile, problem_.head_dim_qk), seen.range),
@@ -406,7 +314,7 @@ class ForwardRun {
 
   /// Scale, score program and mask of one tile's scores.
   void apply_programs(const Panel& panel, const Item& item, std::int64_t tile,
-                      const typename Panel::Visible& seen, const WorkerScratch& scratch,
+                      const VisiblePart& seen, const WorkerScratch& scratch,
                       bool is_careful) const {
     const std::int64_t num_keys = seen.range.count;
     if (is_prescaled_) kernels_.scale(scratch.scores, num_keys, problem_.softmax_scale);
@@ -439,7 +347,7 @@ class ForwardRun {
   }
 
   PanelDropout dropout_of(const Panel& panel, const Item& item, std::int64_t tile,
-                          const typename Panel::Visible& seen) const {
+                          const VisiblePart& seen) const {
     PanelDropout dropout = dropout_;
     dropout.batch = static_cast<std::uint32_t>(item.sequence.index);
     dropout.kv_begin = tile * spec_.tile_kv + seen.range.begin;
@@ -478,21 +386,8 @@ class ForwardRun {
     std::fill_n(p.state.row_max, lanes, -kInfinity);
     std::fill_n(p.state.row_sum, lanes, 0.0F);
     std::fill_n(p.out, out_floats(), 0.0F);
-    mapper_->row(tile_row(rows, q_idx, q_head, count), p.runs);
+    mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
     return p;
-  }
-
-  static mask::TileRow tile_row(const Item& rows, const std::int32_t* q_idx,
-                                const std::int32_t* q_head, std::int64_t count) {
-    const bool is_one_head = q_head[0] == q_head[count - 1];
-    return {.batch = rows.sequence.index,
-            .q_head_begin = q_head[0],
-            .q_head_end = q_head[count - 1] + 1,
-            .kv_head = rows.kv_head,
-            .q_begin = is_one_head ? q_idx[0] : 0,
-            .q_end = is_one_head ? q_idx[count - 1] + 1 : rows.sequence.seqlen_q,
-            .seqlen_q = rows.sequence.seqlen_q,
-            .seqlen_kv = rows.sequence.seqlen_kv};
   }
 
   TileSource tile_of(const Rows& rows, const Item& item, std::int64_t tile,
