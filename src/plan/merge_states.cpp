@@ -1,0 +1,71 @@
+// The door of merge_states: everything is checked before the first row is written.
+#include "cpu/merge_states.hpp"
+
+#include <fmt/format.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fovea/state.hpp"
+
+#include "problem/tensor_checks.hpp"
+
+namespace fovea {
+namespace {
+
+std::span<const std::int64_t> shape_of(const TensorView& view) {
+  return {view.spec().shape.data(), static_cast<std::size_t>(view.rank())};
+}
+
+/// [batch, heads, rows], or [heads, rows] of packed sequences.
+std::vector<std::int64_t> lse_shape(const TensorView& out) {
+  if (out.rank() == 3) return {out.size(1), out.size(0)};
+  return {out.size(0), out.size(2), out.size(1)};
+}
+
+void check_shapes(const MergeStates& args, const TensorChecks& door) {
+  if (args.out.rank() != 3 && args.out.rank() != 4) {
+    door.refuse(fmt::format(
+        "out is {}; expected [batch, seqlen_q, num_heads_q, head_dim_v], or packed [total_q, "
+        "num_heads_q, head_dim_v]",
+        args.out ? to_string(args.out.spec()) : "missing"));
+  }
+  if (args.outs.size() != args.lses.size()) {
+    door.refuse(fmt::format("{} outs and {} lses are given; expected one lse for every out",
+                            args.outs.size(), args.lses.size()));
+  }
+  door.check_float({"out", args.out, true}, shape_of(args.out));
+  if (args.lse) door.check({"lse", args.lse, true}, Dtype::f32, lse_shape(args.out));
+  for (std::size_t i = 0; i < args.outs.size(); ++i) {
+    door.check_float({fmt::format("outs[{}]", i), args.outs[i]}, shape_of(args.out));
+    door.check({fmt::format("lses[{}]", i), args.lses[i]}, Dtype::f32, lse_shape(args.out));
+  }
+}
+
+/// The first state may be merged in place: every row is read before it is written.
+void check_overlap(const MergeStates& args, const TensorChecks& door) {
+  OverlapCheck overlap;
+  for (std::size_t i = 0; i < args.outs.size(); ++i) {
+    const auto same_place = [i](const TensorView& a, const TensorView& b) {
+      return i == 0 && a.data() == b.data() && a.spec() == b.spec();
+    };
+    if (!same_place(args.outs[i], args.out)) overlap.add_input("a state's out", args.outs[i]);
+    if (!same_place(args.lses[i], args.lse)) overlap.add_input("a state's lse", args.lses[i]);
+  }
+  overlap.add_output("out", args.out);
+  overlap.add_output("lse", args.lse);
+  overlap.refuse_overlap(door);
+}
+
+}  // namespace
+
+void merge_states(const MergeStates& args) {
+  const TensorChecks door("merge_states");
+  check_shapes(args, door);
+  check_overlap(args, door);
+  cpu::merge_states(
+      args, args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
+}
+
+}  // namespace fovea
