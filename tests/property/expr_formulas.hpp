@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "fovea/expr.hpp"
@@ -28,9 +29,12 @@ class FormulaData {
   static constexpr std::int64_t kLong = 16;
   static constexpr std::int64_t kShort = 3;
 
-  FormulaData() {
-    for (std::size_t i = 0; i < slopes_.size(); ++i) slopes_[i] = 0.5F * static_cast<float>(i) - 3;
-    slopes_[3] = -0.0F;
+  /// Floats are halves plus `offset`: without one they often equal constants and positions.
+  explicit FormulaData(float offset = 0) {
+    for (std::size_t i = 0; i < slopes_.size(); ++i) {
+      slopes_[i] = 0.5F * static_cast<float>(i) - 3 + offset;
+    }
+    slopes_[3] = -0.0F - offset;
     for (std::size_t i = 0; i < ids_.size(); ++i)
       ids_[i] = static_cast<std::int32_t>(i * 7 % 5) - 1;
     for (std::size_t i = 0; i < flags_.size(); ++i) flags_[i] = i % 3 == 0;
@@ -85,20 +89,30 @@ inline double element(const TensorView& view, std::int64_t offset) {
   }
 }
 
+/// What formulas are made of: everything, or floats of modest size that mostly have derivatives.
+enum class Taste { anything, differentiable };
+
 /// Grows a formula of `num_steps` operations from leaves; parts are shared at random.
 class FormulaGenerator {
  public:
-  FormulaGenerator(const Captures& captures, std::uint32_t seed) : random_(seed) {
+  FormulaGenerator(const Captures& captures, std::uint32_t seed, Taste taste = Taste::anything)
+      : random_(seed), taste_(taste) {
+    const auto is_wanted = [&](ExprType type) {
+      return taste_ == Taste::anything || type == ExprType::floating;
+    };
     for (const CapturedTensor& tensor : captures.tensors) {
+      if (!is_wanted(expr::type_of(tensor.view.dtype()))) continue;
       tensors_.push_back(std::make_shared<const CapturedTensor>(tensor));
     }
     for (int i = 0; i < expr::kNumVariables; ++i) {
       add(expr::make_variable(static_cast<expr::Variable>(i)));
     }
     for (const CapturedScalar& scalar : captures.scalars) {
+      if (!is_wanted(scalar.type)) continue;
       add(expr::make_scalar(std::make_shared<const CapturedScalar>(scalar)));
     }
     for (const bool flag : {false, true}) add(expr::make_constant(flag));
+    if (taste_ == Taste::differentiable) take_float_leaves();
   }
 
   NodePtr formula(int num_steps) {
@@ -120,6 +134,32 @@ class FormulaGenerator {
   static constexpr int kMaxWrittenSize = 200;
 
   void add(NodePtr node) { pool_.push_back(std::move(node)); }
+
+  // Beside the score: loads at positions, which would rarely come about by chance.
+  void take_float_leaves() {
+    std::vector<NodePtr> indices;
+    for (const NodePtr& leaf : std::exchange(pool_, {})) {
+      (leaf->type == ExprType::floating ? pool_ : indices).push_back(leaf);
+    }
+    for (const auto& tensor : tensors_) {
+      for (int i = 0; i < 2; ++i) {
+        std::vector<NodePtr> at(static_cast<std::size_t>(tensor->view.rank()));
+        for (NodePtr& index : at)
+          index = indices[static_cast<std::size_t>(below(static_cast<int>(indices.size())))];
+        add(expr::make_load(tensor, std::move(at)));
+      }
+    }
+    for (const double value : {0.5, -1.5, 2.0, 3.0}) add(expr::make_constant(value));
+  }
+
+  // Of floats, and what chooses between them. Sums and products twice: they keep values modest.
+  Op differentiable_op() {
+    constexpr std::array<Op, 24> kOps = {
+        Op::add,   Op::sub,  Op::mul,  Op::add, Op::sub, Op::mul,   Op::div,    Op::mod,
+        Op::neg,   Op::min,  Op::max,  Op::abs, Op::exp, Op::exp2,  Op::log,    Op::log2,
+        Op::floor, Op::tanh, Op::sqrt, Op::pow, Op::lt,  Op::rsqrt, Op::select, Op::sigmoid};
+    return kOps[static_cast<std::size_t>(below(static_cast<int>(kOps.size())))];
+  }
 
   // Half of the time a late one, so that formulas grow deep.
   NodePtr any() {
@@ -155,11 +195,15 @@ class FormulaGenerator {
   }
 
   NodePtr step() {
+    if (taste_ == Taste::differentiable) return applied(differentiable_op());
     const int kind = below(10);
     if (kind == 0) return constant();
     if (kind == 1) return bounded(load());
     const auto first = static_cast<int>(Op::add);
-    const auto op = static_cast<Op>(first + below(expr::kNumOps - first));
+    return applied(static_cast<Op>(first + below(expr::kNumOps - first)));
+  }
+
+  NodePtr applied(Op op) {
     std::vector<NodePtr> operands;
     for (int i = 0; i < expr::info(op).arity; ++i) operands.push_back(any());
     // A divisor that simplifies to zero is refused by the parser, though not by make.
@@ -187,6 +231,7 @@ class FormulaGenerator {
   }
 
   std::mt19937 random_;
+  Taste taste_;
   std::vector<std::shared_ptr<const CapturedTensor>> tensors_;
   std::vector<NodePtr> pool_;
   std::unordered_map<expr::Digest, int, expr::DigestHash> sizes_;
@@ -194,10 +239,11 @@ class FormulaGenerator {
 
 /// Calls `property` with many generators for each case that RapidCheck draws: formulas are cheap.
 template <typename Property>
-void for_random_formulas(const Captures& captures, std::uint32_t seed, Property property) {
+void for_random_formulas(const Captures& captures, std::uint32_t seed, Property property,
+                         Taste taste = Taste::anything) {
   constexpr std::uint32_t kFormulasPerCase = 30;
   for (std::uint32_t i = 0; i < kFormulasPerCase; ++i) {
-    FormulaGenerator generator(captures, seed * kFormulasPerCase + i);
+    FormulaGenerator generator(captures, seed * kFormulasPerCase + i, taste);
     property(generator);
   }
 }
