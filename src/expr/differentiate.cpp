@@ -148,7 +148,7 @@ Expr partial_derivative(const NodePtr& node, std::size_t i) {
     case Op::abs:
       return select(a > 0.0, 1.0, select(a < 0.0, -1.0, 0.0));
     case Op::exp:
-      return y;
+      return Expr(node);
     case Op::exp2:
       return y * std::numbers::ln2;
     case Op::log:
