@@ -1,0 +1,36 @@
+// Forward mode: how out and lse move when q, k, v and captured tensors move. Read backward.hpp for reverse mode.
+#pragma once
+
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+namespace fovea {
+
+/// Everything that attention_jvp takes. A tangent that is not given is 0.
+struct AttentionJvp {
+  AttentionForward
+      forward{};  // out and lse are written too, lse where it is given; row_max must not be
+
+  TensorView q_tangent{};      // as q
+  TensorView k_tangent{};      // as k
+  TensorView v_tangent{};      // as v
+  TensorView sinks_tangent{};  // [num_heads_q] f32
+  std::vector<CapturedTensor>
+      captured_tangents{};  // by name, as the captured tensor; scalars: one element
+
+  TensorView out_tangent{};  // as out, written
+  TensorView lse_tangent{};  // as lse, written; optional
+};
+
+/// Attention and its derivative along one direction (Jacobian-vector product), in one pass over the tiles.
+///
+/// out' = P ∘ (s' - lse') v + P v',  lse' = Σ p s',  s' = derivative of the final score along the direction.
+///
+/// Shapes, dtypes, kinks, bits and errors as in attention_forward and attention_backward; tangents f32, f16 or bf16, any strides.
+/// A row that sees no key has tangents of exactly 0.
+/// Work     about 2.5 times attention_forward: five products where that has two. Products are taken in f32.
+/// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
+FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
+
+}  // namespace fovea
