@@ -29,6 +29,7 @@
 
 #include "core/philox.hpp"
 #include "core/scalar_io.hpp"
+#include "cpu/key_source.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/visible_keys.hpp"
 #include "cpu/workspace.hpp"
@@ -48,20 +49,25 @@ struct Item {
   std::int64_t tile_begin = 0, tile_end = 0;
 };
 
+struct Scratch : WorkerScratch {
+  PageScratch pages{};
+};
+
 class ForwardRun {
  public:
   ForwardRun(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
-             std::byte* workspace, Executor& executor)
+             std::byte* workspace, Executor& executor, const GrownCache* cache)
       : problem_(problem),
         plan_(plan),
         spec_(plan.spec),
         args_(args),
+        cache_(cache),
         kernels_(*panel_kernels(plan.spec.target)),
         f32_kernels_(kernels_.product == Dtype::f32 ? kernels_ : *panel_kernels(CpuTarget::avx512)),
         executor_(executor),
         q_(args.q),
-        k_(args.k),
-        v_(args.v),
+        k_(cache ? cache->cache.k : args.k, cache ? cache->cache.page_table : TensorView()),
+        v_(cache ? cache->cache.v : args.v, cache ? cache->cache.page_table : TensorView()),
         out_(args.out),
         score_bindings_(args.score, plan.score_tensors, plan.score_scalars),
         mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars) {
@@ -103,7 +109,16 @@ class ForwardRun {
 
   std::int64_t num_sequences() const { return problem_.num_sequences; }
 
-  Sequence sequence(std::int64_t index) const { return sequence_at(problem_, args_, index); }
+  Sequence sequence(std::int64_t index) const {
+    if (cache_ == nullptr) return sequence_at(problem_, args_, index);
+    const CachedSequence cached = cached_sequence(cache_->cache, index);
+    return {.index = index,
+            .batch_offset = index,
+            .kv_begin = cached.begin,
+            .seqlen_q = args_.q.size(1),
+            .seqlen_kv = cached.end - cached.begin + cache_->num_new,
+            .slot = cached.slot};
+  }
 
   std::int64_t num_rows(const Sequence& s) const { return problem_.group * s.seqlen_q; }
   std::int64_t num_tiles(const Sequence& s) const { return ceil_div(s.seqlen_kv, spec_.tile_kv); }
@@ -167,7 +182,7 @@ class ForwardRun {
   // ---- one item ----
 
   void compute_item(int worker, std::int64_t index) {
-    const WorkerScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
+    const Scratch& scratch = scratch_[static_cast<std::size_t>(worker)];
     Item item = item_at(index);
     const std::int64_t splits = num_splits(item.sequence);
     if (splits == 1) {
@@ -200,7 +215,7 @@ class ForwardRun {
 
   /// Calls emit(rows of one panel, lane, state) for each row. A state is head_dim_v sums, the maximum in natural units, the sum.
   template <typename Emit>
-  void compute(const Item& item, const WorkerScratch& scratch, const Emit& emit) const {
+  void compute(const Item& item, const Scratch& scratch, const Emit& emit) const {
     const std::int64_t panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
     walk_tiles(item, scratch, /*is_careful=*/false);
     std::uint32_t redo = 0;
@@ -235,7 +250,7 @@ class ForwardRun {
     VisibleKeys keys{};
   };
 
-  void walk_tiles(const Item& item, const WorkerScratch& scratch, bool is_careful) const {
+  void walk_tiles(const Item& item, const Scratch& scratch, bool is_careful) const {
     const std::int64_t num_panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
     std::vector<Panel> panels;
     panels.reserve(static_cast<std::size_t>(num_panels));
@@ -256,10 +271,11 @@ class ForwardRun {
           continue;
         }
         if (!is_loaded) {
-          keys = kernels_.load_keys(tile_of(k_, item, tile, problem_.head_dim_qk), scratch.keys);
-          kernels_.load_values(tile_of(v_, item, tile, problem_.head_dim_v), is_careful,
-                               scratch.values);
-          if (tile + 1 < item.tile_end) next = next_tile(item, tile + 1, num_panels);
+          keys = kernels_.load_keys(
+              at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys), scratch.keys);
+          kernels_.load_values(at_one_stride(value_tile(item, tile, scratch), scratch.pages.values),
+                               is_careful, scratch.values);
+          if (tile + 1 < item.tile_end) next = next_tile(item, tile + 1, num_panels, scratch);
           is_loaded = true;
         }
         step(panel, item, tile, seen, keys, next, scratch, is_careful);
@@ -268,17 +284,18 @@ class ForwardRun {
     if (is_careful) add_extra(panels.front().out, scratch.extra);
   }
 
-  NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels) const {
+  NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels,
+                     const Scratch& scratch) const {
     const std::int64_t blocks =
         spec_.tile_kv / kernels_.key_block + ceil_div(problem_.head_dim_v, kernels_.value_block);
-    return {tile_of(k_, item, tile, problem_.head_dim_qk),
-            tile_of(v_, item, tile, problem_.head_dim_v), num_panels * blocks};
+    return {tile_of(k_, item, tile, problem_.head_dim_qk, scratch.pages.next_key_rows),
+            tile_of(v_, item, tile, problem_.head_dim_v, scratch.pages.next_value_rows),
+            num_panels * blocks};
   }
 
   /// One tile for one panel: scores, programs, softmax, product with V.
   void step(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
-            const KeyTile& keys, NextTile& next, const WorkerScratch& scratch,
-            bool is_careful) const {
+            const KeyTile& keys, NextTile& next, const Scratch& scratch, bool is_careful) const {
     kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
                     scratch.scores, next);
     apply_programs(panel, item, tile, seen, scratch, is_careful);
@@ -292,30 +309,35 @@ class ForwardRun {
 
   /// The same for a sequence of a few rows: K and V are read once, where they lie.
   void step_few(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
-                const WorkerScratch& scratch, bool is_careful) const {
+                const Scratch& scratch, bool is_careful) const {
     const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
     kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride},
-                        limited(tile_of(k_, item, tile, problem_.head_dim_qk), seen.range),
-                        scratch.scores);
+                        limited(key_tile(item, tile, scratch), seen.range), scratch.scores);
     apply_programs(panel, item, tile, seen, scratch, is_careful);
     f32_kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
                          unit_ * std::numbers::log2e_v<float>, panel.state,
                          dropout_of(panel, item, tile, seen));
-    kernels_.accumulate_few(limited(tile_of(v_, item, tile, problem_.head_dim_v), seen.range),
-                            is_careful, scratch.scores, num_rows, panel.state.rescale, panel.out);
+    kernels_.accumulate_few(limited(value_tile(item, tile, scratch), seen.range), is_careful,
+                            scratch.scores, num_rows, panel.state.rescale, panel.out);
+  }
+
+  static TileSource at_one_stride(const TileSource& source, std::byte* buffer) {
+    return source.rows == nullptr ? source : gathered(source, buffer);
   }
 
   static TileSource limited(TileSource source, KeyRange range) {
-    source.data +=
-        range.begin * source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+    if (source.rows != nullptr) {
+      source.rows += range.begin;
+    } else {
+      source.data += range.begin * source.row_bytes();
+    }
     source.num_rows = range.count;
     return source;
   }
 
   /// Scale, score program and mask of one tile's scores.
   void apply_programs(const Panel& panel, const Item& item, std::int64_t tile,
-                      const VisiblePart& seen, const WorkerScratch& scratch,
-                      bool is_careful) const {
+                      const VisiblePart& seen, const Scratch& scratch, bool is_careful) const {
     const std::int64_t num_keys = seen.range.count;
     if (is_prescaled_) kernels_.scale(scratch.scores, num_keys, problem_.softmax_scale);
     ProgramTile program{.scores = scratch.scores,
@@ -356,7 +378,7 @@ class ForwardRun {
     return dropout;
   }
 
-  Panel start_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
+  Panel start_panel(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
     const auto lanes = static_cast<std::size_t>(spec_.lanes);
     const auto index = static_cast<std::size_t>(panel);
     const std::int64_t count = rows.row_end - rows.row_begin;
@@ -390,21 +412,24 @@ class ForwardRun {
     return p;
   }
 
-  TileSource tile_of(const Rows& rows, const Item& item, std::int64_t tile,
-                     std::int64_t head_dim) const {
+  TileSource tile_of(const KeySource& source, const Item& item, std::int64_t tile,
+                     std::int64_t head_dim, const std::byte** row_list) const {
     const std::int64_t begin = tile * spec_.tile_kv;
-    return {
-        .data = rows.at(item.sequence.batch_offset, item.sequence.kv_begin + begin, item.kv_head),
-        .dtype = rows.dtype,
-        .row_stride = rows.row_stride,
-        .col_stride = rows.col_stride,
-        .num_rows = std::min(spec_.tile_kv, item.sequence.seqlen_kv - begin),
-        .num_cols = head_dim};
+    const std::int64_t count = std::min(spec_.tile_kv, item.sequence.seqlen_kv - begin);
+    return source.tile(item.sequence, item.kv_head, begin, count, head_dim, row_list);
+  }
+
+  TileSource key_tile(const Item& item, std::int64_t tile, const Scratch& scratch) const {
+    return tile_of(k_, item, tile, problem_.head_dim_qk, scratch.pages.key_rows);
+  }
+
+  TileSource value_tile(const Item& item, std::int64_t tile, const Scratch& scratch) const {
+    return tile_of(v_, item, tile, problem_.head_dim_v, scratch.pages.value_rows);
   }
 
   // ---- values that are not finite ----
 
-  bool is_panel_finite(const Item& rows, std::int64_t panel, const WorkerScratch& scratch) const {
+  bool is_panel_finite(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
     const std::int64_t count = rows.row_end - rows.row_begin;
     const float* row_sum = scratch.row_sum + panel * spec_.lanes;
     for (std::int64_t lane = 0; lane < count; ++lane) {
@@ -414,19 +439,19 @@ class ForwardRun {
                               static_cast<int>(ceil_div(count, kernels_.vector_lanes)));
   }
 
-  float* panel_out(std::int64_t panel, const WorkerScratch& scratch) const {
+  float* panel_out(std::int64_t panel, const Scratch& scratch) const {
     return reinterpret_cast<float*>(scratch.out + static_cast<std::size_t>(panel) *
                                                       kernels_.output_bytes(problem_.head_dim_v));
   }
 
   /// Adds what values that are not finite give to the rows that see them. scores hold -inf where a key is hidden.
   void collect_non_finite(const Item& item, std::int64_t tile, KeyRange range,
-                          const WorkerScratch& scratch) const {
-    const TileSource values = tile_of(v_, item, tile, problem_.head_dim_v);
+                          const Scratch& scratch) const {
+    const TileSource values = value_tile(item, tile, scratch);
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
-        const std::int64_t at = (range.begin + i) * values.row_stride + d * values.col_stride;
-        const float value = as_multiplied(load_scalar(values.data, values.dtype, at), item);
+        const float value = as_multiplied(
+            load_scalar(values.row(range.begin + i), values.dtype, d * values.col_stride), item);
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
           if (scratch.scores[i * spec_.lanes + lane] != -kInfinity)
@@ -454,7 +479,7 @@ class ForwardRun {
   }
 
   template <typename Emit>
-  void emit_panel(const Item& rows, std::int64_t panel, const WorkerScratch& scratch,
+  void emit_panel(const Item& rows, std::int64_t panel, const Scratch& scratch,
                   const Emit& emit) const {
     const std::int64_t width = problem_.head_dim_v;
     float* state = scratch.value_row;
@@ -595,8 +620,9 @@ class ForwardRun {
     Carver carver(workspace);
     first_item_ = carver.take<std::int64_t>(static_cast<std::size_t>(num_sequences()) + 1);
     for (int worker = 0; worker < plan_.num_workers; ++worker) {
-      scratch_.push_back(WorkerScratch::carve(carver, spec_, kernels_, problem_.head_dim_qk,
-                                              problem_.head_dim_v, plan_.program_bytes));
+      scratch_.push_back({WorkerScratch::carve(carver, spec_, kernels_, problem_.head_dim_qk,
+                                               problem_.head_dim_v, plan_.program_bytes),
+                          PageScratch::carve(carver, spec_, problem_)});
     }
     const std::size_t partial_floats = num_partial_floats(spec_, problem_, plan_.num_workers);
     if (partial_floats > 0) partials_ = carver.take<float>(partial_floats);
@@ -606,10 +632,13 @@ class ForwardRun {
   const ForwardPlan& plan_;
   const ForwardSpec& spec_;
   const AttentionForward& args_;
+  const GrownCache* const cache_;
   const PanelKernels& kernels_;
   const PanelKernels& f32_kernels_;  // of the same panel shape
   Executor& executor_;
-  const Rows q_, k_, v_, out_;
+  const Rows q_;
+  const KeySource k_, v_;
+  const Rows out_;
   const Bindings score_bindings_, mask_bindings_;
   std::optional<mask::BlockMapper> own_mapper_;
   const mask::BlockMapper* mapper_ = nullptr;
@@ -619,15 +648,16 @@ class ForwardRun {
   std::once_flag failed_;
   std::exception_ptr failure_;
   std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
-  std::vector<WorkerScratch> scratch_;
+  std::vector<Scratch> scratch_;
   float* partials_ = nullptr;  // [num_sequences][num_heads_kv][splits][rows][head_dim_v + 2]
 };
 
 }  // namespace
 
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, std::byte* workspace, Executor& executor) {
-  ForwardRun(problem, plan, args, workspace, executor).run();
+                       const AttentionForward& args, std::byte* workspace, Executor& executor,
+                       const GrownCache* cache) {
+  ForwardRun(problem, plan, args, workspace, executor, cache).run();
 }
 
 }  // namespace fovea::cpu

@@ -13,6 +13,7 @@
 #include "cpu/candidates.hpp"
 #include "expr/tape.hpp"
 #include "mask/block_map.hpp"
+#include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cpu {
@@ -38,8 +39,10 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int num_threads);
 /// As plan_forward, but where nothing can run the plan's candidate is empty and refused holds every reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads);
 
-/// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64.
+/// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64. With a cache, its k and v are read in
+/// the place of the arguments' and the lengths of sequences are the cache's after the append.
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, std::byte* workspace, Executor& executor);
+                       const AttentionForward& args, std::byte* workspace, Executor& executor,
+                       const GrownCache* cache = nullptr);
 
 }  // namespace fovea::cpu

@@ -41,9 +41,18 @@ CpuTarget wanted_target(const ForwardProblem& f) {
   return *target;
 }
 
+/// bf16 only where q, k and v all are; a cache may differ from q.
+Dtype widest_input(const Problem& p) {
+  for (const Dtype dtype : {p.q.dtype, p.k.dtype, p.v.dtype}) {
+    if (dtype != Dtype::bf16) return dtype;
+  }
+  return Dtype::bf16;
+}
+
 std::optional<Refusal> refuses_product(const ForwardProblem& f, CpuTarget target,
                                        CpuTarget wanted) {
-  const bool is_bf16_input = f.problem.q.dtype == Dtype::bf16;
+  const Dtype widest = widest_input(f.problem);
+  const bool is_bf16_input = widest == Dtype::bf16;
   const ComputeDtype compute = f.problem.compute_dtype;
   if (!is_bf16_target(target)) {
     if (compute == ComputeDtype::bf16)
@@ -53,12 +62,12 @@ std::optional<Refusal> refuses_product(const ForwardProblem& f, CpuTarget target
   if (compute == ComputeDtype::f32) return Refusal{"compute_dtype is f32"};
   if (compute == ComputeDtype::bf16 || wanted == target) {
     if (!is_bf16_input && compute != ComputeDtype::bf16) {
-      return Refusal{fmt::format("inputs are {}; compute_dtype bf16 would round them",
-                                 name(f.problem.q.dtype))};
+      return Refusal{
+          fmt::format("inputs are {}; compute_dtype bf16 would round them", name(widest))};
     }
     return std::nullopt;
   }
-  if (!is_bf16_input) return Refusal{fmt::format("inputs are {}", name(f.problem.q.dtype))};
+  if (!is_bf16_input) return Refusal{fmt::format("inputs are {}", name(widest))};
   if (best_bf16_target() != target) return Refusal{"f32 products are faster on this processor"};
   return std::nullopt;
 }
@@ -102,6 +111,7 @@ std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
   for (int worker = 0; worker < num_threads; ++worker) {
     WorkerScratch::carve(carver, spec, *panel_kernels(spec.target), f.head_dim_qk, f.head_dim_v,
                          program_bytes);
+    PageScratch::carve(carver, spec, f);
   }
   carver.take<float>(num_partial_floats(spec, f, num_threads));
   return carver.used();

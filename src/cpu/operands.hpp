@@ -40,11 +40,12 @@ struct Sequence {
   std::int64_t batch_offset = 0;
   std::int64_t q_begin = 0, kv_begin = 0;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
+  std::int64_t slot = 0;  // of k and v: batch_offset, or where a cache keeps the sequence
 };
 
 inline Sequence sequence_at(const ForwardProblem& problem, const AttentionForward& args,
                             std::int64_t index) {
-  if (!problem.is_varlen) return {index, index, 0, 0, args.q.size(1), args.k.size(1)};
+  if (!problem.is_varlen) return {index, index, 0, 0, args.q.size(1), args.k.size(1), index};
   const std::int64_t q_begin = cu_seqlen(args.cu_seqlens_q, index);
   const std::int64_t kv_begin = cu_seqlen(args.cu_seqlens_kv, index);
   return {index,

@@ -27,4 +27,21 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   return s;
 }
 
+PageScratch PageScratch::carve(Carver& carver, const ForwardSpec& spec,
+                               const ForwardProblem& problem) {
+  PageScratch s;
+  if (!problem.is_paged) return s;
+  const auto keys = static_cast<std::size_t>(spec.tile_kv);
+  for (const std::byte*** rows :
+       {&s.key_rows, &s.value_rows, &s.next_key_rows, &s.next_value_rows}) {
+    *rows = carver.take<const std::byte*>(keys);
+  }
+  const auto tile_bytes = [&](const TensorSpec& spec_of, std::int64_t head_dim) {
+    return keys * static_cast<std::size_t>(head_dim) * size_bytes(spec_of.dtype);
+  };
+  s.keys = carver.take<std::byte>(tile_bytes(problem.problem.k, problem.head_dim_qk));
+  s.values = carver.take<std::byte>(tile_bytes(problem.problem.v, problem.head_dim_v));
+  return s;
+}
+
 }  // namespace fovea::cpu

@@ -50,4 +50,17 @@ struct WorkerScratch {
                              std::size_t program_bytes);
 };
 
+/// What a worker needs besides where keys lie in pages: the rows of a tile and of the next, and room to gather a tile.
+struct PageScratch {
+  const std::byte** key_rows = nullptr;    // [tile_kv]
+  const std::byte** value_rows = nullptr;  // [tile_kv]
+  const std::byte** next_key_rows = nullptr;
+  const std::byte** next_value_rows = nullptr;
+  std::byte* keys = nullptr;    // [tile_kv, head_dim_qk] in the dtype of k
+  std::byte* values = nullptr;  // [tile_kv, head_dim_v] in the dtype of v
+
+  /// Nothing where the problem's keys do not lie in pages.
+  static PageScratch carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& problem);
+};
+
 }  // namespace fovea::cpu

@@ -22,10 +22,15 @@ struct ForwardProblem {
   std::int64_t group = 1;  // q heads per kv head
   std::int64_t head_dim_qk = 0, head_dim_v = 0;
   float softmax_scale = 1;
+  bool is_paged = false;  // keys and values lie in pages of a cache (cache.hpp)
 };
 
+/// of_q: k and v have the dtype of q, as every operation but attention over a cache asks.
+enum class KvDtypes : std::uint8_t { of_q, any_float };
+
 /// Throws InvalidArgument: "<where>: k has head_dim 96 but q has 128; expected ...".
-ForwardProblem validate(const Problem& problem, std::string_view where);
+ForwardProblem validate(const Problem& problem, std::string_view where,
+                        KvDtypes kv_dtypes = KvDtypes::of_q);
 
 /// Arguments against the problem that a plan was made for: dtypes, shapes, programs, cu_seqlens, outputs that overlap
 /// inputs. Throws InvalidArgument before anything is written.

@@ -56,11 +56,14 @@ struct Door {
     }
   }
 
-  void check_dtypes(const Problem& p) const {
+  void check_dtypes(const Problem& p, KvDtypes kv_dtypes) const {
     const Dtype dtype = p.q.dtype;
     if (!is_float(dtype)) refuse(fmt::format("q is {}; expected f32, f16 or bf16", name(dtype)));
     for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
-      if (spec->dtype != dtype) {
+      if (kv_dtypes == KvDtypes::any_float) {
+        if (!is_float(spec->dtype))
+          refuse(fmt::format("{} is {}; expected f32, f16 or bf16", label, name(spec->dtype)));
+      } else if (spec->dtype != dtype) {
         refuse(fmt::format("{} is {} but q is {}; expected equal dtypes", label, name(spec->dtype),
                            name(dtype)));
       }
@@ -205,7 +208,7 @@ void resolve_lengths(const Door& door, ForwardProblem& f) {
 
 }  // namespace
 
-ForwardProblem validate(const Problem& problem, std::string_view where) {
+ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes kv_dtypes) {
   const Door door{std::string(where)};
   ForwardProblem f{.problem = problem, .is_varlen = problem.num_sequences.has_value()};
   door.check_rank("q", problem.q, f.is_varlen);
@@ -214,7 +217,7 @@ ForwardProblem validate(const Problem& problem, std::string_view where) {
   door.check_extents("q", problem.q);
   door.check_extents("k", problem.k);
   door.check_extents("v", problem.v);
-  door.check_dtypes(problem);
+  door.check_dtypes(problem, kv_dtypes);
   door.check_scalars(problem);
   resolve_heads(door, f);
   resolve_lengths(door, f);

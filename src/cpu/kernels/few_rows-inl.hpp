@@ -55,15 +55,17 @@ struct NearRows {
   /// Rows [row, row + count); what is missing to kKeysAtOnce repeats the first.
   HWY_ATTR void load(const TileSource& source, std::int64_t row, std::int64_t count, bool is_ready,
                      bool is_careful) {
-    const std::int64_t row_bytes =
-        source.row_stride * static_cast<std::int64_t>(size_bytes(source.dtype));
+    const std::int64_t row_bytes = source.row_bytes();
+    const auto row_at = [&](std::int64_t index) {
+      return source.rows != nullptr ? source.rows[index] : source.data + index * row_bytes;
+    };
     for (std::int64_t i = 0; i < kKeysAtOnce; ++i) {
       if (i >= count) {
         at[i] = at[0];
         continue;
       }
-      const std::byte* from = source.data + (row + i) * row_bytes;
-      if (row + i + kRowsAhead < source.num_rows) prefetch(from + kRowsAhead * row_bytes, source);
+      const std::byte* from = row_at(row + i);
+      if (row + i + kRowsAhead < source.num_rows) prefetch(row_at(row + i + kRowsAhead), source);
       at[i] = is_ready ? from : reinterpret_cast<const std::byte*>(buffer[i]);
       if (is_ready) continue;
       convert_row(from, source.dtype, source.col_stride, source.num_cols, buffer[i]);

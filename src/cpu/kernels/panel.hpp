@@ -20,12 +20,21 @@
 
 namespace fovea::cpu {
 
-/// A rectangle of K or V in the caller's memory; strides in elements.
+/// A rectangle of K or V in the caller's memory; strides in elements. Its rows are row_stride apart from `data`, or, where they
+/// lie in several pages of a cache, wherever `rows` says. Only scores_few, accumulate_few and NextTile take the second kind.
 struct TileSource {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::f32;
   std::int64_t row_stride = 0, col_stride = 1;
   std::int64_t num_rows = 0, num_cols = 0;
+  const std::byte* const* rows = nullptr;  // [num_rows]; data is null then
+
+  std::int64_t row_bytes() const {
+    return row_stride * static_cast<std::int64_t>(size_bytes(dtype));
+  }
+  const std::byte* row(std::int64_t index) const {
+    return rows != nullptr ? rows[index] : data + index * row_bytes();
+  }
 };
 
 /// Rows of K and V that the next tile will read, fetched into the second-level cache a few at a time between blocks of
@@ -48,7 +57,7 @@ class NextTile {
       const TileSource& source = sources_[is_key ? 0 : 1];
       const auto element = static_cast<std::int64_t>(size_bytes(source.dtype));
       const std::int64_t row = is_key ? row_ : row_ - sources_[0].num_rows;
-      const std::byte* begin = source.data + row * source.row_stride * element;
+      const std::byte* begin = source.row(row);
       for (std::int64_t at = 0; at < source.num_cols * element; at += kLine)
         __builtin_prefetch(begin + at, 0, 2);
     }

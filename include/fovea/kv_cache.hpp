@@ -1,0 +1,95 @@
+// Serving: keys and values in a cache that grows, contiguous or paged, and attention over it.
+//
+// Road of a call: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp (new keys, rotary) ->
+// src/cpu/attention_forward.cpp (the same tiles as any forward call, read through the cache).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "fovea/attention.hpp"
+
+namespace fovea {
+
+/// Where the keys and values of each sequence lie. Views only: the memory is the caller's.
+///
+/// Contiguous  k [num_slots, capacity, num_heads_kv, head_dim_qk], sequence b in slot batch_idx[b] (or b).
+/// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i / page_size],
+///             row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before rows too.
+///
+/// What lies behind a sequence's end is never read: neither cache rows nor page-table entries, which may hold anything.
+struct KvCache {
+  TensorView k{};
+  TensorView
+      v{};  // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16
+  TensorView page_table{};  // [batch, max_pages] i32 or i64, optional: makes the cache paged
+  TensorView
+      seqlens{};  // [batch] i32 or i64: rows in use before this call, left padding included; read where it lies
+  TensorView
+      batch_idx{};  // [batch] i32 or i64, optional: slot of each sequence (contiguous caches alone)
+  TensorView
+      left_padding{};  // [batch] i32 or i64, optional: rows at the start of a slot that do not belong to the sequence
+};
+
+/// Rotary position embedding of queries and appended keys. Pair j of a head turns by the angle of row `position`:
+/// (x, y) -> (x cos - y sin, x sin + y cos).
+struct Rotary {
+  TensorView
+      cos{};  // [max_positions, rotary_dim / 2] f32, f16, bf16; rotary_dim <= head_dim_qk, the rest is copied
+  TensorView sin{};             // as cos
+  bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
+  /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx of the
+  /// appended key. Without append, query i stands at seqlen_kv - seqlen_q + i.
+  TensorView positions{};
+};
+
+/// New tokens, written into the cache behind what is there before attention is computed.
+struct Append {
+  TensorView k{};  // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16
+  TensorView v{};  // as k with head_dim_v
+};
+
+/// Everything that attention_decode takes.
+struct AttentionDecode {
+  TensorView q{};  // [batch, seqlen_q, num_heads_q, head_dim_qk], seqlen_q >= 1
+  KvCache cache{};
+  Append append{};                 // optional
+  std::optional<Rotary> rotary{};  // of q, and of append.k
+  TensorView out{};                // [batch, seqlen_q, num_heads_q, head_dim_v]
+  TensorView lse{};                // [batch, num_heads_q, seqlen_q], optional
+
+  ScoreMod score{};
+  MaskMod mask = causal();  // bottom-right: the last query meets the last key
+  std::optional<float> softmax_scale{};
+  TensorView sinks{};  // [num_heads_q] f32, optional
+
+  CpuTarget cpu_target = CpuTarget::automatic;
+  ComputeDtype compute_dtype = ComputeDtype::automatic;
+  std::span<std::byte> workspace{};
+  Executor* executor = nullptr;
+};
+
+/// Appends, then attends: decode (seqlen_q 1), speculative and tree decode, chunked prefill, all one call.
+///
+/// Sequence b has seqlen_kv = seqlens[b] - left_padding[b] + seqlen_new keys; kv_idx counts them from 0 in every layout, so masks
+/// and programs mean the same paged and contiguous. seqlens is not written: the caller adds seqlen_new.
+///
+/// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any number of
+///          threads. Splits of the keys are cut by the sequence's own length.
+/// Memory   as attention_forward, and a copy of q where it is rotated.
+/// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or slot
+///          in use that is out of range, two sequences that append to one slot.
+FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
+FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
+
+/// What attention_decode does with the new tokens alone: rotates append.k, writes append.k and append.v into the cache.
+FOVEA_EXPORT void append_to_cache(const KvCache& cache, const Append& append,
+                                  const std::optional<Rotary>& rotary = {});
+
+/// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence.
+FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
+                                                std::int64_t max_seqlen_kv);
+
+}  // namespace fovea

@@ -1,0 +1,163 @@
+#include "cpu/append.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "core/scalar_io.hpp"
+#include "cpu/operands.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 512;
+
+/// One head of one token: its elements, wherever they lie.
+struct HeadRow {
+  std::byte* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  std::int64_t stride = 1;
+
+  float at(std::int64_t i) const { return load_scalar(data, dtype, i * stride); }
+  void set(std::int64_t i, float value) const { store_scalar(data, dtype, i * stride, value); }
+};
+
+HeadRow head_row(const Rows& rows, std::int64_t batch, std::int64_t row, std::int64_t head) {
+  return {rows.at(batch, row, head), rows.dtype, rows.col_stride};
+}
+
+void copy(const HeadRow& from, const HeadRow& to, std::int64_t begin, std::int64_t end) {
+  if (from.dtype == to.dtype && from.stride == 1 && to.stride == 1) {
+    const auto element = static_cast<std::int64_t>(size_bytes(from.dtype));
+    std::memcpy(to.data + begin * element, from.data + begin * element,
+                static_cast<std::size_t>((end - begin) * element));
+    return;
+  }
+  for (std::int64_t i = begin; i < end; ++i) to.set(i, from.at(i));
+}
+
+/// The angles of one position.
+struct Turn {
+  std::int64_t num_pairs = 0;
+  bool is_interleaved = false;
+  float cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
+
+  Turn(const Rotary& rotary, std::int64_t position)
+      : num_pairs(rotary.cos.size(1)), is_interleaved(rotary.is_interleaved) {
+    read(rotary.cos, position, cos);
+    read(rotary.sin, position, sin);
+  }
+
+  /// Elements of pair j.
+  std::pair<std::int64_t, std::int64_t> pair(std::int64_t j) const {
+    return is_interleaved ? std::pair{2 * j, 2 * j + 1} : std::pair{j, j + num_pairs};
+  }
+
+ private:
+  void read(const TensorView& table, std::int64_t position, float* out) const {
+    const auto* data = static_cast<const std::byte*>(table.data());
+    for (std::int64_t j = 0; j < num_pairs; ++j) {
+      out[j] = load_scalar(data, table.dtype(), position * table.stride(0) + j * table.stride(1));
+    }
+  }
+};
+
+/// Pairs are turned in fp32 and rounded once, what lies behind them is copied.
+void turn_row(const Turn& turn, const HeadRow& from, const HeadRow& to, std::int64_t head_dim) {
+  for (std::int64_t j = 0; j < turn.num_pairs; ++j) {
+    const auto [first, second] = turn.pair(j);
+    const float x = from.at(first);
+    const float y = from.at(second);
+    to.set(first, x * turn.cos[j] - y * turn.sin[j]);
+    to.set(second, x * turn.sin[j] + y * turn.cos[j]);
+  }
+  copy(from, to, 2 * turn.num_pairs, head_dim);
+}
+
+class AppendRun {
+ public:
+  explicit AppendRun(const NewTokens& tokens)
+      : tokens_(tokens),
+        num_new_(num_new(tokens.append)),
+        num_queries_(tokens.rotary != nullptr && tokens.q ? tokens.q.size(1) : 0) {}
+
+  void run(Executor& executor) {
+    const TensorView& any = num_new_ > 0 ? tokens_.append.k : tokens_.q;
+    if (num_new_ + num_queries_ == 0) return;
+    const auto body = [](void* self, int /*worker*/, std::int64_t index) {
+      static_cast<const AppendRun*>(self)->compute(index);
+    };
+    executor.run(any.size(0) * (num_new_ + num_queries_), {body, this});
+  }
+
+ private:
+  /// Tokens of one sequence: its new keys, then its queries.
+  void compute(std::int64_t index) const {
+    const std::int64_t sequence = index / (num_new_ + num_queries_);
+    const std::int64_t token = index % (num_new_ + num_queries_);
+    if (token < num_new_) {
+      append_token(sequence, token);
+    } else {
+      turn_query(sequence, token - num_new_);
+    }
+  }
+
+  std::int64_t position(std::int64_t sequence, std::int64_t token, std::int64_t num_tokens) const {
+    const CachedSequence s = cached_sequence(tokens_.cache, sequence);
+    return rotary_position(*tokens_.rotary, sequence, token, num_tokens,
+                           s.end - s.begin + num_new_);
+  }
+
+  void append_token(std::int64_t sequence, std::int64_t token) const {
+    const CachedSequence s = cached_sequence(tokens_.cache, sequence);
+    const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token);
+    const Rows k(tokens_.append.k), v(tokens_.append.v);
+    const Rows k_cache(tokens_.cache.k), v_cache(tokens_.cache.v);
+    const std::int64_t num_heads = tokens_.append.k.size(2);
+    for (std::int64_t head = 0; head < num_heads; ++head) {
+      copy(head_row(v, sequence, token, head), head_row(v_cache, at.slot, at.row, head), 0,
+           tokens_.append.v.size(3));
+    }
+    const std::int64_t head_dim = tokens_.append.k.size(3);
+    const auto write_keys = [&](const auto& write) {
+      for (std::int64_t head = 0; head < num_heads; ++head)
+        write(head_row(k, sequence, token, head), head_row(k_cache, at.slot, at.row, head));
+    };
+    if (tokens_.rotary == nullptr) {
+      write_keys([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
+    } else {
+      const Turn turn(*tokens_.rotary, position(sequence, token, num_new_));
+      write_keys(
+          [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
+    }
+  }
+
+  /// A query that stands before the first key has no position and is copied.
+  void turn_query(std::int64_t sequence, std::int64_t token) const {
+    const Rows q(tokens_.q), rotated_q(tokens_.rotated_q);
+    const std::int64_t head_dim = tokens_.q.size(3);
+    const std::int64_t at = position(sequence, token, num_queries_);
+    const auto each_head = [&](const auto& write) {
+      for (std::int64_t head = 0; head < tokens_.q.size(2); ++head)
+        write(head_row(q, sequence, token, head), head_row(rotated_q, sequence, token, head));
+    };
+    if (at < 0) {
+      each_head([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
+    } else {
+      const Turn turn(*tokens_.rotary, at);
+      each_head(
+          [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
+    }
+  }
+
+  const NewTokens& tokens_;
+  const std::int64_t num_new_, num_queries_;
+};
+
+}  // namespace
+
+void append_tokens(const NewTokens& tokens, Executor& executor) { AppendRun(tokens).run(executor); }
+
+}  // namespace fovea::cpu

@@ -1,0 +1,88 @@
+// Where the keys (or values) of a sequence lie: in a dense or packed tensor, in a slot of a cache, or in its pages. The walk over
+// tiles asks for the rows of a tile and does not see the difference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/kernels/panel.hpp"
+#include "cpu/operands.hpp"
+#include "problem/cache.hpp"
+
+namespace fovea::cpu {
+
+class KeySource {
+ public:
+  /// page_table is read at every call of tile, where it lies; not given for tensors and slots.
+  KeySource(const TensorView& view, const TensorView& page_table)
+      : rows_(view), page_table_(page_table), page_size_(page_table ? view.size(1) : 0) {}
+
+  /// Keys [begin, begin + count) of a sequence, count > 0. row_list [count] is written where they lie in several pages.
+  TileSource tile(const Sequence& sequence, std::int64_t kv_head, std::int64_t begin,
+                  std::int64_t count, std::int64_t head_dim, const std::byte** row_list) const {
+    TileSource tile{.dtype = rows_.dtype,
+                    .row_stride = rows_.row_stride,
+                    .col_stride = rows_.col_stride,
+                    .num_rows = count,
+                    .num_cols = head_dim};
+    const std::int64_t first = sequence.kv_begin + begin;
+    if (!page_table_) {
+      tile.data = rows_.at(sequence.slot, first, kv_head);
+    } else if (first / page_size_ == (first + count - 1) / page_size_) {
+      tile.data = paged_row(sequence, first, kv_head);
+    } else {
+      list_rows(sequence, kv_head, first, count, row_list);
+      tile.rows = row_list;
+    }
+    return tile;
+  }
+
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_bytes(rows_.dtype)); }
+
+ private:
+  const std::byte* paged_row(const Sequence& sequence, std::int64_t row,
+                             std::int64_t kv_head) const {
+    const std::int64_t page = index_at(page_table_, sequence.slot, row / page_size_);
+    return rows_.at(page, row % page_size_, kv_head);
+  }
+
+  void list_rows(const Sequence& sequence, std::int64_t kv_head, std::int64_t first,
+                 std::int64_t count, const std::byte** row_list) const {
+    const std::int64_t row_bytes = rows_.row_stride * element_bytes();
+    std::int64_t i = 0;
+    while (i < count) {
+      const std::byte* row = paged_row(sequence, first + i, kv_head);
+      const std::int64_t page_end = i + page_size_ - (first + i) % page_size_;
+      for (; i < page_end && i < count; ++i, row += row_bytes) row_list[i] = row;
+    }
+  }
+
+  const Rows rows_;
+  const TensorView page_table_;
+  const std::int64_t page_size_;
+};
+
+/// The rows of a tile side by side in `buffer`, for kernels that want them at one stride.
+inline TileSource gathered(const TileSource& source, std::byte* buffer) {
+  const auto element = static_cast<std::int64_t>(size_bytes(source.dtype));
+  const std::int64_t to_bytes = source.num_cols * element;
+  for (std::int64_t i = 0; i < source.num_rows; ++i) {
+    const std::byte* from = source.row(i);
+    std::byte* to = buffer + i * to_bytes;
+    if (source.col_stride == 1) {
+      std::memcpy(to, from, static_cast<std::size_t>(to_bytes));
+      continue;
+    }
+    for (std::int64_t d = 0; d < source.num_cols; ++d)
+      std::memcpy(to + d * element, from + d * source.col_stride * element,
+                  static_cast<std::size_t>(element));
+  }
+  return {.data = buffer,
+          .dtype = source.dtype,
+          .row_stride = source.num_cols,
+          .num_rows = source.num_rows,
+          .num_cols = source.num_cols};
+}
+
+}  // namespace fovea::cpu

@@ -1,0 +1,318 @@
+// The door of the KV cache: what its tensors, lengths, slots and pages must satisfy before anything is written. Entries behind
+// the end of a sequence are never looked at.
+#include "problem/cache.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "problem/tensor_checks.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr std::int64_t kMaxSeqlen =
+    std::numeric_limits<std::int32_t>::max();  // positions are 32-bit in programs
+
+constexpr std::string_view kCacheShape = "[slots, capacity, num_heads_kv, head_dim]";
+constexpr std::string_view kPagesShape = "[num_pages, page_size, num_heads_kv, head_dim]";
+
+std::string shown(const TensorView& view) { return view ? to_string(view.spec()) : "missing"; }
+
+class CacheDoor {
+ public:
+  CacheDoor(const KvCache& cache, const Append& append, const std::optional<Rotary>& rotary,
+            std::int64_t batch, std::string_view where)
+      : cache_(cache),
+        append_(append),
+        rotary_(rotary),
+        batch_(batch),
+        is_paged_(static_cast<bool>(cache.page_table)),
+        checks_(where) {}
+
+  std::int64_t check() {
+    check_tensors();
+    check_append();
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < batch_; ++i) longest = std::max(longest, check_sequence(i));
+    if (num_new_ > 0) check_destinations();
+    if (rotary_) check_rotary();
+    return longest;
+  }
+
+ private:
+  // ---- shapes ----
+
+  void check_tensors() {
+    check_cache_ranks(cache_, checks_);
+    checks_.check_float({"cache.k", cache_.k, has_append()}, shape_of(cache_.k));
+    checks_.check_float(
+        {"cache.v", cache_.v, has_append()},
+        std::array{cache_.k.size(0), cache_.k.size(1), cache_.k.size(2), cache_.v.size(3)});
+    if (is_paged_) {
+      check_page_table();
+    } else if (cache_.batch_idx) {
+      check_indices({"cache.batch_idx", cache_.batch_idx});
+    } else if (batch_ > cache_.k.size(0)) {
+      checks_.refuse(
+          fmt::format("cache.k has {} slots for a batch of {}; expected a slot for every sequence",
+                      cache_.k.size(0), batch_));
+    }
+    check_indices({"cache.seqlens", cache_.seqlens});
+    if (cache_.left_padding) check_indices({"cache.left_padding", cache_.left_padding});
+  }
+
+  static std::array<std::int64_t, 4> shape_of(const TensorView& view) {
+    return {view.size(0), view.size(1), view.size(2), view.size(3)};
+  }
+
+  bool has_append() const { return append_.k || append_.v; }
+
+  void check_page_table() const {
+    const TensorView& table = cache_.page_table;
+    if (cache_.batch_idx) {
+      checks_.refuse(
+          "cache.batch_idx is given beside cache.page_table; expected one of them, the rows of the "
+          "table already name each sequence's pages");
+    }
+    if (!is_index(table.dtype()) || table.rank() != 2 || table.size(0) != batch_) {
+      checks_.refuse(fmt::format("cache.page_table is {}; expected i32 or i64 [{}, max_pages]",
+                                 shown(table), batch_));
+    }
+    checks_.check_memory({"cache.page_table", table});
+    if (cache_.k.size(1) < 1) {
+      checks_.refuse(fmt::format("cache.k is {}; expected pages of at least one row: {}",
+                                 shown(cache_.k), kPagesShape));
+    }
+  }
+
+  static bool is_index(Dtype dtype) { return dtype == Dtype::i32 || dtype == Dtype::i64; }
+
+  void check_indices(const NamedTensor& e) const {
+    if (!is_index(e.view.dtype()) || e.view.rank() != 1 || e.view.size(0) != batch_) {
+      checks_.refuse(
+          fmt::format("{} is {}; expected i32 or i64 [{}]", e.name, shown(e.view), batch_));
+    }
+    checks_.check_memory(e);
+  }
+
+  void check_append() {
+    if (!has_append()) return;
+    if (!append_.k || !append_.v) {
+      checks_.refuse(fmt::format("append.{} is given without append.{}; expected both or neither",
+                                 append_.k ? "k" : "v", append_.k ? "v" : "k"));
+    }
+    if (append_.k.rank() != 4) {
+      checks_.refuse(
+          fmt::format("append.k is {}; expected rank 4: [batch, seqlen_new, num_heads_kv, "
+                      "head_dim_qk]",
+                      shown(append_.k)));
+    }
+    num_new_ = num_new(append_);
+    checks_.check_float({"append.k", append_.k},
+                        std::array{batch_, num_new_, cache_.k.size(2), cache_.k.size(3)});
+    checks_.check_float({"append.v", append_.v},
+                        std::array{batch_, num_new_, cache_.v.size(2), cache_.v.size(3)});
+  }
+
+  // ---- one sequence ----
+
+  /// Returns its keys after the append.
+  std::int64_t check_sequence(std::int64_t i) const {
+    const CachedSequence s = cached_sequence(cache_, i);
+    if (cache_.left_padding && s.begin < 0) {
+      checks_.refuse(fmt::format("cache.left_padding[{}] is {}; expected >= 0", i, s.begin));
+    }
+    if (s.end < s.begin) {
+      checks_.refuse(fmt::format(
+          "cache.seqlens[{}] is {}; expected at least {}", i, s.end,
+          cache_.left_padding ? fmt::format("{}, its left padding", s.begin) : std::string("0")));
+    }
+    check_capacity(s, i);
+    if (is_paged_) {
+      check_pages(s, i);
+    } else if (s.slot < 0 || s.slot >= cache_.k.size(0)) {
+      checks_.refuse(
+          fmt::format("cache.batch_idx[{}] is {}; expected 0 to {}, the slots of cache.k", i,
+                      s.slot, cache_.k.size(0) - 1));
+    }
+    return s.end - s.begin + num_new_;
+  }
+
+  void check_capacity(const CachedSequence& s, std::int64_t i) const {
+    const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
+    if (s.end <= capacity - num_new_) return;
+    const std::string what =
+        is_paged_ ? fmt::format("{} pages of {} rows", cache_.page_table.size(1), cache_.k.size(1))
+                  : std::string("the capacity of a slot");
+    const std::string appended =
+        num_new_ > 0 ? fmt::format(" and {} more are appended", num_new_) : std::string();
+    checks_.refuse(fmt::format("cache.seqlens[{}] is {}{}; expected at most {} rows in all, {}", i,
+                               s.end, appended, capacity, what));
+  }
+
+  /// Only the pages that hold its keys: entries of left padding and behind the end may be anything.
+  void check_pages(const CachedSequence& s, std::int64_t i) const {
+    const std::int64_t page_size = cache_.k.size(1);
+    const std::int64_t end = s.end + num_new_;
+    if (end == s.begin) return;
+    for (std::int64_t page = s.begin / page_size; page <= (end - 1) / page_size; ++page) {
+      const std::int64_t entry = index_at(cache_.page_table, i, page);
+      if (entry >= 0 && entry < cache_.k.size(0)) continue;
+      checks_.refuse(
+          fmt::format("cache.page_table[{}, {}] is {}; expected 0 to {}, a page of cache.k, since "
+                      "sequence {} has "
+                      "{} rows",
+                      i, page, entry, cache_.k.size(0) - 1, i, end));
+    }
+  }
+
+  // ---- where new tokens go ----
+
+  struct Destination {
+    std::int64_t page = 0, sequence = 0, index = 0;  // index: of the page table
+    bool operator<(const Destination& other) const { return page < other.page; }
+  };
+
+  /// A slot or page takes new tokens of one sequence at most, and once.
+  void check_destinations() const {
+    std::vector<Destination> destinations;
+    const std::int64_t rows = cache_.k.size(1);
+    for (std::int64_t i = 0; i < batch_; ++i) {
+      const CachedSequence s = cached_sequence(cache_, i);
+      if (!is_paged_) {
+        destinations.push_back({s.slot, i, 0});
+        continue;
+      }
+      for (std::int64_t page = s.end / rows; page <= (s.end + num_new_ - 1) / rows; ++page)
+        destinations.push_back({index_at(cache_.page_table, i, page), i, page});
+    }
+    std::ranges::stable_sort(destinations, {}, &Destination::page);
+    const auto twice = std::ranges::adjacent_find(destinations, {}, &Destination::page);
+    if (twice == destinations.end()) return;
+    const Destination& a = *twice;
+    const Destination& b = *(twice + 1);
+    if (is_paged_) {
+      checks_.refuse(fmt::format(
+          "cache.page_table[{}, {}] is {}, as cache.page_table[{}, {}]; expected a page "
+          "of its own for every place that tokens are appended to",
+          b.sequence, b.index, b.page, a.sequence, a.index));
+    }
+    checks_.refuse(
+        fmt::format("cache.batch_idx[{}] is {}, as cache.batch_idx[{}]; expected a slot of its own "
+                    "for every sequence that tokens are appended to",
+                    b.sequence, b.page, a.sequence));
+  }
+
+  // ---- rotation of the new tokens ----
+
+  void check_rotary() const {
+    const Rotary& r = *rotary_;
+    if (r.cos.rank() != 2) {
+      checks_.refuse(fmt::format(
+          "rotary.cos is {}; expected rank 2: [max_positions, rotary_dim / 2]", shown(r.cos)));
+    }
+    const std::array shape{r.cos.size(0), r.cos.size(1)};
+    checks_.check_float({"rotary.cos", r.cos}, shape);
+    checks_.check_float({"rotary.sin", r.sin}, shape);
+    if (2 * r.cos.size(1) > cache_.k.size(3)) {
+      checks_.refuse(
+          fmt::format("rotary.cos is {}, for a rotary_dim of {}; expected at most {}, the "
+                      "head_dim_qk of cache.k",
+                      shown(r.cos), 2 * r.cos.size(1), cache_.k.size(3)));
+    }
+    if (r.positions) check_positions(r);
+    if (num_new_ > 0 && !r.positions) check_reach(r);
+  }
+
+  void check_positions(const Rotary& r) const {
+    if (!is_index(r.positions.dtype()) || r.positions.rank() != 2 ||
+        r.positions.size(0) != batch_ || (num_new_ > 0 && r.positions.size(1) != num_new_)) {
+      checks_.refuse(fmt::format("rotary.positions is {}; expected i32 or i64 [{}, {}]",
+                                 shown(r.positions), batch_,
+                                 num_new_ > 0 ? fmt::to_string(num_new_) : "seqlen_q"));
+    }
+    checks_.check_memory({"rotary.positions", r.positions});
+    for (std::int64_t i = 0; i < batch_; ++i) {
+      for (std::int64_t token = 0; token < r.positions.size(1); ++token) {
+        const std::int64_t position = index_at(r.positions, i, token);
+        if (position >= 0 && position < r.cos.size(0)) continue;
+        checks_.refuse(
+            fmt::format("rotary.positions[{}, {}] is {}; expected 0 to {}, the rows of rotary.cos",
+                        i, token, position, r.cos.size(0) - 1));
+      }
+    }
+  }
+
+  void check_reach(const Rotary& r) const {
+    for (std::int64_t i = 0; i < batch_; ++i) {
+      const CachedSequence s = cached_sequence(cache_, i);
+      refuse_short_rotary(r, i, s.end - s.begin + num_new_, checks_);
+    }
+  }
+
+  const KvCache& cache_;
+  const Append& append_;
+  const std::optional<Rotary>& rotary_;
+  const std::int64_t batch_;
+  const bool is_paged_;
+  const TensorChecks checks_;
+  std::int64_t num_new_ = 0;
+};
+
+}  // namespace
+
+void check_cache_ranks(const KvCache& cache, const TensorChecks& checks) {
+  for (const auto& [label, view] :
+       {std::pair{"cache.k", &cache.k}, std::pair{"cache.v", &cache.v}}) {
+    if (view->rank() == 4) continue;
+    checks.refuse(fmt::format("{} is {}; expected rank 4: {}", label, shown(*view),
+                              cache.page_table ? kPagesShape : kCacheShape));
+  }
+}
+
+CachedSequence cached_sequence(const KvCache& cache, std::int64_t index) {
+  return {.slot = cache.batch_idx ? index_at(cache.batch_idx, index) : index,
+          .begin = cache.left_padding ? index_at(cache.left_padding, index) : 0,
+          .end = index_at(cache.seqlens, index)};
+}
+
+CacheRow cache_row(const KvCache& cache, std::int64_t slot, std::int64_t row) {
+  if (!cache.page_table) return {slot, row};
+  const std::int64_t page_size = cache.k.size(1);
+  return {index_at(cache.page_table, slot, row / page_size), row % page_size};
+}
+
+std::int64_t cache_capacity(const KvCache& cache) {
+  if (!cache.page_table) return cache.k.size(1);
+  std::int64_t rows = 0;
+  const bool is_huge = __builtin_mul_overflow(cache.page_table.size(1), cache.k.size(1), &rows);
+  return is_huge ? kMaxSeqlen : rows;
+}
+
+std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,
+                             std::int64_t num_tokens, std::int64_t seqlen_kv) {
+  if (rotary.positions) return index_at(rotary.positions, sequence, token);
+  return seqlen_kv - num_tokens + token;
+}
+
+void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64_t seqlen_kv,
+                         const TensorChecks& checks) {
+  if (seqlen_kv <= rotary.cos.size(0)) return;
+  checks.refuse(
+      fmt::format("rotary.cos has {} rows; expected at least {}, since sequence {} has a new token "
+                  "at position {}",
+                  rotary.cos.size(0), seqlen_kv, sequence, seqlen_kv - 1));
+}
+
+std::int64_t validate_cache(const KvCache& cache, const Append& append,
+                            const std::optional<Rotary>& rotary, std::int64_t batch,
+                            std::string_view where) {
+  return CacheDoor(cache, append, rotary, batch, where).check();
+}
+
+}  // namespace fovea

@@ -1,0 +1,85 @@
+// One problem of attention over a cache (CacheCase), its memory in any layout (CacheMemory), and the same keys as dense tensors, one
+// sequence at a time: what a cache must be indistinguishable from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fovea/kv_cache.hpp"
+
+#include "support/guarded_tensor.hpp"
+
+namespace fovea::testing {
+
+struct CacheCase {
+  std::vector<std::int64_t> seqlens{};  // keys of each sequence, appended ones included
+  std::int64_t seqlen_q = 1;
+  std::int64_t num_new = 0;  // of the keys, at the end: given as append, not in the cache
+  std::int64_t num_heads_q = 2, num_heads_kv = 1;
+  std::int64_t head_dim_qk = 16, head_dim_v = 24;
+
+  Dtype q_dtype = Dtype::f32, k_dtype = Dtype::f32, v_dtype = Dtype::f32;
+  Dtype index_dtype = Dtype::i32;
+  std::int64_t page_size = 0;     // 0: contiguous
+  bool has_heads_first = false;   // [slots, heads, rows, head_dim] in memory
+  bool has_batch_idx = false;     // contiguous: slots in another order
+  bool has_left_padding = false;  // of 3, 8, 13 ... rows
+  std::uint64_t seed = 1;         // of values
+  std::uint64_t page_seed = 1;    // of the order of pages
+
+  ScoreMod score{};
+  MaskMod mask = causal();
+  bool has_sinks = false;
+
+  std::int64_t batch() const { return static_cast<std::int64_t>(seqlens.size()); }
+  std::int64_t left_padding(std::int64_t sequence) const {
+    return has_left_padding ? 3 + 5 * sequence : 0;
+  }
+};
+
+/// Cache rows, pages and entries that no sequence uses hold NaN, Inf, -1 and huge numbers.
+class CacheMemory {
+ public:
+  explicit CacheMemory(const CacheCase& problem);
+
+  AttentionDecode args(CpuTarget target = CpuTarget::automatic);
+  /// The keys of one sequence, appended ones included, as dense tensors; out and lse are memory of their own.
+  AttentionForward dense(std::int64_t sequence, CpuTarget target = CpuTarget::automatic);
+
+  /// Bits of one sequence in out and lse of args().
+  std::vector<std::uint64_t> out_bits(std::int64_t sequence);
+  std::vector<std::uint64_t> lse_bits(std::int64_t sequence);
+
+  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, and of the cache only rows of
+  /// appended tokens changed.
+  std::string damage() const;
+
+  GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
+  GuardedTensor out, lse;
+
+ private:
+  struct Dense {
+    GuardedTensor q, k, v, out, lse;
+  };
+
+  /// Values are the same in every layout.
+  double value(std::uint64_t stream, std::int64_t sequence, std::int64_t row, std::int64_t head,
+               std::int64_t dim) const;
+  std::int64_t rows_before(std::int64_t sequence) const;
+  void place_sequences();
+  void fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,
+                  std::int64_t head_dim) const;
+  std::int64_t offset(const TensorView& cache, std::int64_t sequence, std::int64_t row,
+                      std::int64_t head) const;
+
+  CacheCase problem_;
+  std::int64_t num_slots_ = 0, rows_per_slot_ = 0;
+  std::vector<std::vector<std::int64_t>> places_;  // of each sequence: its slot, or its pages
+  std::vector<Dense> dense_;
+};
+
+/// The view of one entry of the first dimension.
+TensorView entry_of(const TensorView& view, std::int64_t index);
+
+}  // namespace fovea::testing
