@@ -17,6 +17,18 @@ double saturated(std::int64_t value) {
   return static_cast<double>(std::clamp<std::int64_t>(value, Int32::min(), Int32::max()));
 }
 
+/// Elements of the sub-tensor that begins at `at`, whose dimensions before at.dim are chosen.
+struct SubTensor {
+  int dim = 0;
+  std::int64_t offset = 0;
+};
+void append_elements(const TensorView& view, const SubTensor& at, std::vector<double>& values) {
+  if (at.dim == view.rank()) return values.push_back(element(view, at.offset));
+  for (std::int64_t i = 0; i < view.size(at.dim); ++i) {
+    append_elements(view, {at.dim + 1, at.offset + i * view.stride(at.dim)}, values);
+  }
+}
+
 }  // namespace
 
 double element(const TensorView& view, std::int64_t offset) {
@@ -39,6 +51,13 @@ double element(const TensorView& view, std::int64_t offset) {
       return saturated(read<std::int64_t>(view, offset));
   }
   return 0;
+}
+
+std::vector<double> elements(const TensorView& view) {
+  std::vector<double> values;
+  values.reserve(static_cast<std::size_t>(view.spec().num_elements()));
+  append_elements(view, {}, values);
+  return values;
 }
 
 }  // namespace fovea::reference

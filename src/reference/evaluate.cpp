@@ -202,26 +202,50 @@ Evaluator::Evaluator(const Program& program, Precision precision)
 /// Appends the node's operands and then the node, unless it is there already; returns its step.
 std::size_t Evaluator::visit(const expr::NodePtr& node, const Captures& captures) {
   if (const auto known = step_of_.find(node.get()); known != step_of_.end()) return known->second;
-  Step step{.node = node.get(), .operands = {}, .tensor = {}, .scalar = 0};
+  Step step{
+      .node = node.get(), .operands = {}, .tensor = {}, .scalar = 0, .slot = {}, .element = {}};
   for (const expr::NodePtr& operand : node->operands)
     step.operands.push_back(visit(operand, captures));
   if (node->op == Op::load) step.tensor = find(captures.tensors, node->name).view;
   if (node->op == Op::scalar) step.scalar = find(captures.scalars, node->name).value;
+  step.slot = slot_of(*node, step.tensor);
+  if (node->op == Op::scalar) step.element = 0;
   steps_.push_back(std::move(step));
   step_of_[node.get()] = steps_.size() - 1;
   return steps_.size() - 1;
 }
 
+/// Two loads of one tensor share its slot.
+std::optional<std::size_t> Evaluator::slot_of(const expr::Node& node, const TensorView& tensor) {
+  const bool is_captured = node.op == Op::load || node.op == Op::scalar;
+  if (!is_captured || node.type != ExprType::floating) return std::nullopt;
+  for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].name == node.name) return slot;
+  }
+  const std::int64_t count = node.op == Op::load ? tensor.spec().num_elements() : 1;
+  slots_.push_back({.name = node.name, .num_elements = static_cast<std::size_t>(count)});
+  return slots_.size() - 1;
+}
+
+SlotValues Evaluator::zeros() const {
+  SlotValues values;
+  for (const Slot& slot : slots_) values.emplace_back(slot.num_elements, 0.0);
+  return values;
+}
+
+double Evaluator::rounded(double value) const {
+  return precision_ == Precision::f32 ? static_cast<float>(value) : value;
+}
+
 double Evaluator::operator()(const Position& position) {
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const double value = compute(steps_[i], position);
-    const bool rounds = precision_ == Precision::f32 && steps_[i].node->type == ExprType::floating;
-    values_[i] = rounds ? static_cast<float>(value) : value;
+    values_[i] = steps_[i].node->type == ExprType::floating ? rounded(value) : value;
   }
   return values_.back();
 }
 
-double Evaluator::compute(const Step& step, const Position& position) const {
+double Evaluator::compute(Step& step, const Position& position) {
   const expr::Node& node = *step.node;
   const auto operand = [&](std::size_t i) { return values_[step.operands[i]]; };
   switch (node.op) {
@@ -258,15 +282,110 @@ double Evaluator::compute(const Step& step, const Position& position) const {
 }
 
 /// Indices out of range are clamped; a tensor without elements reads as 0.
-double Evaluator::load(const Step& step) const {
+double Evaluator::load(Step& step) {
   std::int64_t offset = 0;
+  std::int64_t row_major = 0;
+  step.element = std::nullopt;
   for (int dim = 0; dim < step.tensor.rank(); ++dim) {
     const std::int64_t extent = step.tensor.size(dim);
     if (extent == 0) return 0;
-    const std::int64_t index = as_int(values_[step.operands[static_cast<std::size_t>(dim)]]);
-    offset += std::clamp<std::int64_t>(index, 0, extent - 1) * step.tensor.stride(dim);
+    const std::int64_t index = std::clamp<std::int64_t>(
+        as_int(values_[step.operands[static_cast<std::size_t>(dim)]]), 0, extent - 1);
+    offset += index * step.tensor.stride(dim);
+    row_major = row_major * extent + index;
   }
+  step.element = static_cast<std::size_t>(row_major);
   return element(step.tensor, offset);
+}
+
+/// Is it a float made from floats? Leaves, comparisons and what is converted from an int are not.
+bool Evaluator::is_arithmetic(const Step& step) const {
+  if (step.node->type != ExprType::floating || step.node->op == Op::load) return false;
+  return !step.operands.empty() && steps_[step.operands.back()].node->type == ExprType::floating;
+}
+
+Application Evaluator::application(std::size_t step) const {
+  const std::vector<std::size_t>& operands = steps_[step].operands;
+  return {.op = steps_[step].node->op,
+          .a = values_[operands[0]],
+          .b = operands.size() > 1 ? values_[operands[1]] : 0,
+          .value = values_[step]};
+}
+
+Evaluator::Sources Evaluator::sources(std::size_t step) const {
+  const Step& at = steps_[step];
+  if (!is_arithmetic(at)) return {};
+  if (at.node->op == Op::to_float) return {.count = 1, .steps = {at.operands[0]}, .slopes = {1}};
+  if (at.node->op == Op::select) {
+    const std::size_t chosen = at.operands[values_[at.operands[0]] != 0 ? 1 : 2];
+    return {.count = 1, .steps = {chosen}, .slopes = {1}};
+  }
+  const Partials slopes = partials(application(step));
+  if (at.operands.size() == 1) return {.count = 1, .steps = {at.operands[0]}, .slopes = {slopes.a}};
+  return {.count = 2, .steps = {at.operands[0], at.operands[1]}, .slopes = {slopes.a, slopes.b}};
+}
+
+double Evaluator::pull_back(double seed, SlotValues& gradients) {
+  double by_score = 0;
+  adjoints_.assign(steps_.size(), 0);
+  adjoints_.back() = seed;
+  for (std::size_t i = steps_.size(); i-- > 0;) {
+    const double adjoint = adjoints_[i];
+    if (adjoint == 0) continue;
+    const Step& step = steps_[i];
+    if (step.slot && step.element) {
+      double& sum = gradients[*step.slot][*step.element];
+      sum = rounded(sum + adjoint);
+    }
+    if (step.node->op == Op::variable && step.node->variable == expr::Variable::score)
+      by_score += adjoint;  // a formula may hold several nodes of it
+    const Sources from = sources(i);
+    for (int j = 0; j < from.count; ++j) {
+      double& sum = adjoints_[from.steps[j]];
+      sum = rounded(sum + rounded(adjoint * rounded(from.slopes[j])));
+    }
+  }
+  return by_score;
+}
+
+double Evaluator::push_forward(double score_tangent, const SlotValues& tangents) {
+  std::vector<double>& motion = adjoints_;
+  motion.assign(steps_.size(), 0);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const Step& step = steps_[i];
+    if (step.node->op == Op::variable && step.node->variable == expr::Variable::score)
+      motion[i] = score_tangent;
+    if (step.slot && step.element) motion[i] = tangents[*step.slot][*step.element];
+    const Sources from = sources(i);
+    for (int j = 0; j < from.count; ++j) {
+      const double moved = motion[from.steps[j]];
+      if (moved != 0) motion[i] = rounded(motion[i] + rounded(moved * rounded(from.slopes[j])));
+    }
+  }
+  return motion.back();
+}
+
+/// Faà di Bruno's formula to second order: f(a, b)'' = f_a a'' + f_b b'' + f_aa a'² + 2 f_ab a' b' +
+/// f_bb b'².
+Motion Evaluator::derivatives_by_score() {
+  const Motion result{.first = push_forward(1, zeros()), .second = 0};
+  const std::vector<double>& first = adjoints_;
+  second_.assign(steps_.size(), 0);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const Sources from = sources(i);
+    for (int j = 0; j < from.count; ++j) {
+      if (second_[from.steps[j]] != 0) second_[i] += from.slopes[j] * second_[from.steps[j]];
+    }
+    const Op op = steps_[i].node->op;
+    if (from.count == 0 || op == Op::select || op == Op::to_float) continue;
+    const SecondPartials f = second_partials(application(i));
+    const double a = first[from.steps[0]];
+    const double b = from.count > 1 ? first[from.steps[1]] : 0;
+    if (a != 0) second_[i] += f.aa * a * a;
+    if (a != 0 && b != 0) second_[i] += 2 * f.ab * a * b;
+    if (b != 0) second_[i] += f.bb * b * b;
+  }
+  return {result.first, second_.back()};
 }
 
 }  // namespace fovea::reference

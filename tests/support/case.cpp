@@ -95,21 +95,6 @@ void fill_with_samples(GuardedTensor& tensor, const Case& problem, std::uint64_t
   tensor.fill([&](std::int64_t i) { return sample(random, problem.distribution, i); });
 }
 
-/// Sets a row of [batch, seqlen, heads, head_dim] or [total, heads, head_dim], one head of it.
-struct Row {
-  std::int64_t batch = 0, row = 0, head = 0;
-};
-void set_row(GuardedTensor& tensor, const Row& which, double value) {
-  const TensorView view = tensor.view();
-  const int seq = view.rank() == 3 ? 0 : 1;
-  const std::int64_t batch_offset = view.rank() == 3 ? 0 : which.batch * view.stride(0);
-  for (std::int64_t dim = 0; dim < view.size(seq + 2); ++dim) {
-    tensor.set(batch_offset + which.row * view.stride(seq) + which.head * view.stride(seq + 1) +
-                   dim * view.stride(seq + 2),
-               value);
-  }
-}
-
 }  // namespace
 
 std::string_view name(Layout layout) {
@@ -159,6 +144,25 @@ std::string Case::describe() const {
   if (!score.is_identity()) text += "; score: " + score.to_string();
   if (!mask.is_all_visible()) text += "; mask: " + mask.to_string();
   return text;
+}
+
+GuardedTensor tensor_like(const TensorSpec& shape, Dtype dtype, Layout layout) {
+  const bool is_packed = shape.rank == 3;
+  const auto extent = [&](std::size_t dim) {
+    return dim == 0 && is_packed ? 1 : shape.shape[dim - (is_packed ? 1 : 0)];
+  };
+  return tensor_of(dtype, {extent(0), extent(1), extent(2), extent(3)}, layout, is_packed);
+}
+
+void set_row(GuardedTensor& tensor, const RowOfHead& which, double value) {
+  const TensorView view = tensor.view();
+  const int seq = view.rank() == 3 ? 0 : 1;
+  const std::int64_t batch_offset = view.rank() == 3 ? 0 : which.batch * view.stride(0);
+  for (std::int64_t dim = 0; dim < view.size(seq + 2); ++dim) {
+    tensor.set(batch_offset + which.row * view.stride(seq) + which.head * view.stride(seq + 1) +
+                   dim * view.stride(seq + 2),
+               value);
+  }
 }
 
 CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
@@ -236,7 +240,7 @@ void CaseMemory::poison_hidden_keys() {
     for (at.kv_head = 0; at.kv_head < problem_.num_heads_kv; ++at.kv_head) {
       for (at.kv_idx = 0; at.kv_idx < lengths.kv; ++at.kv_idx) {
         if (is_seen(at)) continue;
-        const Row row{.batch = sequence, .row = kv_begin + at.kv_idx, .head = at.kv_head};
+        const RowOfHead row{.batch = sequence, .row = kv_begin + at.kv_idx, .head = at.kv_head};
         set_row(k, row, at.kv_idx % 2 == 0 ? kNaN : kInfinity);
         set_row(v, row, at.kv_idx % 2 == 0 ? -kInfinity : kNaN);
       }

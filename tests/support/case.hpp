@@ -89,6 +89,16 @@ struct Case {
   std::vector<std::shared_ptr<GuardedTensor>> captured{};  // what capture() made
 };
 
+/// A tensor [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim] of this shape, laid
+/// out so.
+GuardedTensor tensor_like(const TensorSpec& shape, Dtype dtype, Layout layout);
+
+/// Sets a row of such a tensor, one head of it; batch does not count where it is packed.
+struct RowOfHead {
+  std::int64_t batch = 0, row = 0, head = 0;
+};
+void set_row(GuardedTensor& tensor, const RowOfHead& which, double value);
+
 /// The buffers of a case, each in guards; outputs start as NaN.
 class CaseMemory {
  public:

@@ -1,0 +1,119 @@
+// Gradients of attention: attention_backward for one call, plan_backward for many; attention_double_backward for gradients
+// of gradients. Read jvp.hpp for forward mode.
+//
+// Road of a call: this header -> src/plan/backward.cpp (find or make the plan) -> src/cpu/attention_backward.cpp (walk tiles)
+// -> src/cpu/kernels/ (vector code).
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+namespace fovea {
+
+/// Everything that attention_backward takes. What is not given among dq, dk, dv, dsinks and dcaptured is not computed.
+struct AttentionBackward {
+  TensorView dout{};  // gradient of out; any strides, 0 too
+  TensorView dlse{};  // gradient of lse, optional: lse is an output like any other
+  /// The call whose gradient is wanted, out and lse as it wrote them: both are inputs here. row_max is not read.
+  AttentionForward forward{};
+
+  TensorView dq{};
+  TensorView dk{};
+  TensorView dv{};
+  TensorView dsinks{};
+  /// By name: captured float tensors of forward.score, and captured float scalars (a tensor of one element).
+  std::vector<CapturedTensor> dcaptured{};
+
+  std::span<std::byte> workspace{};  // optional here, required by BackwardPlan::run
+  Executor* executor = nullptr;      // default: the runtime's pool
+};
+
+/// Gradients of what attention_forward computes, by recomputing probabilities tile by tile from q, k and lse.
+///
+/// dout  as forward.out                   f32, f16, bf16
+/// dlse  as forward.lse                   f32, optional
+/// dq    as q; dk as k; dv as v           written; f32, f16, bf16; must not overlap an input or each other
+/// dsinks [num_heads_q] f32               written, optional
+/// dcaptured[i] as the captured tensor    written, f32, f16, bf16; the sum over all positions that load an element
+///
+/// A row that sees no key, padding, hidden keys and packed rows after the last sequence have gradients of exactly 0. What is
+/// invisible has no effect, NaN and infinity included.
+///
+/// Kinks    abs has derivative 0 at 0; min and max of equal operands pass the gradient to the first; select passes it to the
+///          chosen side alone; floor, comparisons and int(...) have derivative 0; a clamped load passes it to the element
+///          that was read.
+/// Work     10·batch·num_heads_q·seqlen_q·seqlen_kv·head_dim flops (head_dim_qk = head_dim_v), less skipped tiles.
+/// Memory   workspace of O(threads · tile) and fp32 sums of dq and of captured gradients: nothing grows with
+///          seqlen_q · seqlen_kv.
+/// Accuracy at most twice the error of the plain formula in the same dtypes.
+/// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run. dsinks
+///          and dcaptured are sums over the batch in a fixed order.
+/// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
+/// Source   Dao et al. 2022, appendix B (recomputation; delta = rowsum(dO ∘ O)).
+FOVEA_EXPORT void attention_backward(const AttentionBackward& args);
+FOVEA_EXPORT void attention_backward(const AttentionBackward& args, Runtime& runtime);
+
+/// A gradient problem as data: shapes without addresses.
+struct BackwardProblem {
+  Problem forward{};  // wants_lse is implied
+  TensorSpec dout{};
+  TensorSpec dq{}, dk{}, dv{};  // rank 0: not wanted
+  bool has_dlse = false;
+  bool wants_dsinks = false;
+  /// Captured tensors whose gradient is wanted.
+  struct Captured {
+    std::string name;
+    TensorSpec spec;
+  };
+  std::vector<Captured> dcaptured{};
+};
+FOVEA_EXPORT BackwardProblem problem_of(const AttentionBackward& args);
+
+/// A validated gradient problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
+class FOVEA_EXPORT BackwardPlan {
+ public:
+  std::size_t workspace_bytes() const;
+  Explanation explain() const;
+  /// As Plan::run: the arguments must fit the plan's problem; throws InvalidArgument before anything is written.
+  void run(const AttentionBackward& args) const;
+
+  struct Impl;
+  explicit BackwardPlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Validates, chooses, prepares. Throws InvalidArgument, or Unsupported with every candidate's reason.
+FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem,
+                                        Device device = Device::cpu());
+FOVEA_EXPORT Explanation explain(const BackwardProblem& problem, Device device = Device::cpu());
+
+/// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv>, where dq, dk, dv are what attention_backward computes.
+struct AttentionDoubleBackward {
+  AttentionBackward backward{};    // dout, dlse and forward are read; its outputs are not
+  TensorView ddq{}, ddk{}, ddv{};  // as q, k, v; optional: what is not given is 0
+
+  TensorView grad_dout{};  // as dout, optional; so are the others
+  TensorView grad_dlse{};  // as lse
+  TensorView grad_q{}, grad_k{}, grad_v{};
+  Executor* executor = nullptr;
+};
+
+/// Backward of backward by the plain formula, a row at a time in double precision: right for every program and mask, far slower
+/// than attention_backward, and memory of O(threads · seqlen_kv) plus fp64 sums of grad_k and grad_v. explain(DoubleBackward
+/// problem) says so; nothing falls back to it silently.
+///
+/// Shapes and dtypes as in attention_backward; every output is written, must not overlap an input. Gradients flow to q, k, v,
+/// dout and dlse; captured tensors and sinks are constants here.
+/// Throws   InvalidArgument before anything is written.
+FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
+FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);
+
+}  // namespace fovea

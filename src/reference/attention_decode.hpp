@@ -1,0 +1,29 @@
+// The oracle of serving: what attention over a cache means, in fp64. Keys are gathered from wherever
+// they lie, one sequence after the other, and then attention is that of softmax.hpp.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fovea/kv_cache.hpp"
+
+namespace fovea::reference {
+
+/// Row-major fp64, whatever the strides.
+struct DecodeResult {
+  std::vector<double> out;  // [batch, seqlen_q, num_heads_q, head_dim_v]
+  std::vector<double> lse;  // [batch, num_heads_q, seqlen_q]
+  /// What is appended, [batch, seqlen_new, num_heads_kv, head_dim]: k rotated, neither rounded yet.
+  std::vector<double> appended_k, appended_v;
+};
+
+/// Reads the cache as it is before the append, writes nothing. New keys and values are seen as the
+/// cache will hold them, rounded to its dtypes; rotated queries are not rounded.
+DecodeResult attention_decode(const AttentionDecode& args);
+
+/// A head's row with every pair turned by the angle that cos and sin hold for this position.
+std::vector<double> rotated(std::span<const double> row, const Rotary& rotary,
+                            std::int64_t position);
+
+}  // namespace fovea::reference

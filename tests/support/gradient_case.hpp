@@ -1,0 +1,67 @@
+// One problem of gradients for tests: a Case and what its backward and forward mode take and write.
+// Read gradient_compare.hpp next.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
+
+#include "support/case.hpp"
+
+namespace fovea::testing {
+
+struct GradientCase {
+  Case forward{};
+  std::optional<Dtype> dout_dtype{};      // default: dtype of out
+  std::optional<Dtype> gradient_dtype{};  // of dq, dk, dv and dcaptured; default: dtype of q, f32
+  bool has_dlse = true;
+  bool wants_captured = true;
+
+  std::string describe() const;
+};
+
+struct NamedTensor {
+  std::string name;
+  GuardedTensor tensor;
+};
+
+/// The buffers of gradients beside those of the case, each in guards; outputs start as NaN. dout lies
+/// as the case's inputs do, dq, dk and dv as its outputs.
+///
+/// What no gradient may depend on is poison: q, dout and dlse of rows that see nothing or lie behind
+/// the last sequence (where no other row shares their memory).
+class GradientMemory {
+ public:
+  explicit GradientMemory(const GradientCase& problem);
+
+  AttentionBackward args(CpuTarget target = CpuTarget::automatic);
+  /// A direction in q, k, v, sinks and captured tensors; tangents are of the dtype of q, or f32.
+  AttentionJvp jvp_args(CpuTarget target = CpuTarget::automatic);
+
+  /// After forward: makes `out` NaN in the rows that see nothing, and seals out and lse as inputs.
+  void seal_forward();
+  void poison_outputs();
+  /// As CaseMemory::damage, of every input and output of both.
+  std::string damage() const;
+
+  CaseMemory forward;
+  GuardedTensor dout, dlse;
+  GuardedTensor dq, dk, dv, dsinks;
+  std::vector<NamedTensor> dcaptured;
+  GuardedTensor q_tangent, k_tangent, v_tangent, sinks_tangent;
+  std::vector<NamedTensor> captured_tangents;
+  GuardedTensor out_tangent, lse_tangent;
+
+ private:
+  void make_captured();
+  void fill_inputs();
+  void poison_blind_rows();
+
+  GradientCase problem_;
+  std::vector<RowOfHead> blind_rows_;  // of q and out: they see nothing
+};
+
+}  // namespace fovea::testing
