@@ -48,7 +48,8 @@ struct AttentionBackward {
 ///          chosen side alone; floor, comparisons and int(...) have derivative 0; a clamped load passes it to the element
 ///          that was read.
 /// Work     10·batch·num_heads_q·seqlen_q·seqlen_kv·head_dim flops (head_dim_qk = head_dim_v), less skipped tiles.
-/// Memory   workspace of O(threads · tile) and fp32 sums of dq and of captured gradients: nothing grows with
+/// Memory   workspace of O(threads · (tile + seqlen_kv / 8)) and fp32 sums of dq (up to 8 of them where there are fewer
+///          (sequence, kv head) pairs than threads to run) and of captured gradients: nothing grows with
 ///          seqlen_q · seqlen_kv.
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
 /// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run. dsinks

@@ -30,7 +30,7 @@ void add(TileCount& sum, const TileCount& part, std::int64_t times) {
 }
 
 /// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied.
-TileCount count_tiles(const ForwardProblem& f, const cpu::ForwardSpec& spec) {
+TileCount count_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t tile_kv) {
   using expr::Variable;
   const expr::Node& mask = f.problem.mask.expr().node();
   const bool reads_batch = expr::reads(mask, Variable::batch);
@@ -44,8 +44,8 @@ TileCount count_tiles(const ForwardProblem& f, const cpu::ForwardSpec& spec) {
   for (std::int64_t batch = 0; batch < batches; ++batch) {
     for (std::int64_t head = 0; head < heads; ++head) {
       add(sum,
-          mask::build_block_map(f.problem.mask, f.seqlen_q, f.seqlen_kv, spec.lanes, spec.tile_kv,
-                                batch, head, head / f.group)
+          mask::build_block_map(f.problem.mask, f.seqlen_q, f.seqlen_kv, tile_q, tile_kv, batch,
+                                head, head / f.group)
               .count(),
           times);
     }
@@ -80,36 +80,75 @@ std::string quoted(const std::string& text) {
   return result + '"';
 }
 
+/// Programs, and how much of the score matrix the mask leaves.
+void describe_programs(const ForwardProblem& f, Explanation& e) {
+  e.score = formula(f.problem.score);
+  e.mask = formula(f.problem.mask);
+}
+
+/// Tiles where they are known; the part of all scores that is visible.
+double describe_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t tile_kv,
+                      Explanation& e) {
+  e.tile_q = tile_q;
+  e.tile_kv = tile_kv;
+  const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
+  if (!are_lengths_known || !has_data(f.problem.mask)) return 1;
+  e.tiles = count_tiles(f, tile_q, tile_kv);
+  const std::int64_t total = e.tiles->total();
+  return total == 0
+             ? 0
+             : static_cast<double>(e.tiles->partial + e.tiles->full) / static_cast<double>(total);
+}
+
+/// `depth` is the sum of the depths or widths of all products: head_dim_qk + head_dim_v for the forward pass.
+void describe_work(const ForwardProblem& f, std::int64_t depth, double visible, Explanation& e) {
+  e.flops = 2.0 * static_cast<double>(f.total_q) * static_cast<double>(f.num_heads_q) *
+            static_cast<double>(f.seqlen_kv) * static_cast<double>(depth) * visible;
+  e.bytes = tensor_bytes(f.problem.q) + tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v) +
+            tensor_bytes(f.problem.out);
+}
+
+void describe_bound(Explanation& e) {
+  e.bound = e.flops > kComputeBoundIntensity * e.bytes ? "compute" : "memory";
+}
+
 }  // namespace
 
 Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu) {
   Explanation e;
   e.problem = describe(f);
-  e.score = formula(f.problem.score);
-  e.mask = formula(f.problem.mask);
+  describe_programs(f, e);
   e.refused = cpu.refused;
   if (cpu.candidate.empty()) return e;
   e.kernel = "cpu/attention_forward";
   e.target = name(cpu.spec.target);
   e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
-  e.tile_q = cpu.spec.lanes;
-  e.tile_kv = cpu.spec.tile_kv;
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
-  const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
-  double visible = 1;
-  if (are_lengths_known && has_data(f.problem.mask)) {
-    e.tiles = count_tiles(f, cpu.spec);
-    const std::int64_t total = e.tiles->total();
-    visible = total == 0 ? 0
-                         : static_cast<double>(e.tiles->partial + e.tiles->full) /
-                               static_cast<double>(total);
+  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
+  describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
+  describe_bound(e);
+  return e;
+}
+
+Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& cpu) {
+  const ForwardProblem& f = g.forward;
+  Explanation e;
+  e.problem = describe(g);
+  describe_programs(f, e);
+  e.refused = cpu.refused;
+  if (cpu.candidate.empty()) return e;
+  e.kernel = "cpu/attention_backward";
+  e.target = name(cpu.spec.target);
+  e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
+  e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
+  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
+  // S, dQ and dK; dP and dV.
+  describe_work(f, 3 * f.head_dim_qk + 2 * f.head_dim_v, visible, e);
+  for (const TensorSpec* spec : {&g.dout, &g.dq, &g.dk, &g.dv}) {
+    if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
   }
-  e.flops = 2.0 * static_cast<double>(f.total_q) * static_cast<double>(f.num_heads_q) *
-            static_cast<double>(f.seqlen_kv) * static_cast<double>(f.head_dim_qk + f.head_dim_v) *
-            visible;
-  e.bytes = tensor_bytes(f.problem.q) + tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v) +
-            tensor_bytes(f.problem.out);
-  e.bound = e.flops > kComputeBoundIntensity * e.bytes ? "compute" : "memory";
+  for (const CapturedGradient& captured : g.captured) e.bytes += tensor_bytes(captured.spec);
+  describe_bound(e);
   return e;
 }
 

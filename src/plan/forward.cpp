@@ -30,13 +30,13 @@ Plan make_plan(const Problem& problem, std::string_view where) {
   return Plan(std::move(impl));
 }
 
-std::byte* aligned(std::span<std::byte> workspace, std::size_t bytes) {
+}  // namespace
+
+std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes) {
   void* start = workspace.data();
   std::size_t space = workspace.size();
   return static_cast<std::byte*>(std::align(kWorkspaceAlignment, bytes, start, space));
 }
-
-}  // namespace
 
 std::string why_not_cpu(const Problem& problem, Device device) {
   if (device.kind != Device::Kind::cpu)
@@ -78,7 +78,7 @@ void Plan::run(const AttentionForward& args) const {
             executor.concurrency(), impl_->cpu.num_workers));
   }
   cpu::attention_forward(impl_->problem, impl_->cpu, args,
-                         aligned(args.workspace, impl_->cpu.workspace_bytes), executor);
+                         aligned_workspace(args.workspace, impl_->cpu.workspace_bytes), executor);
 }
 
 Problem problem_of(const AttentionForward& args) {

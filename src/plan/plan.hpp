@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 
 #include "fovea/attention.hpp"
+#include "fovea/backward.hpp"
 
+#include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
+#include "problem/backward.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea {
@@ -23,10 +27,19 @@ struct Plan::Impl {
   cpu::ForwardPlan cpu;
 };
 
+struct BackwardPlan::Impl {
+  GradientProblem problem;
+  cpu::BackwardPlan cpu;
+};
+
 /// Why no candidate can be asked: the device of the plan or of a tensor. Empty on the cpu.
 std::string why_not_cpu(const Problem& problem, Device device);
 
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
 Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);
+Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu);
+
+/// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes).
+std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes);
 
 }  // namespace fovea

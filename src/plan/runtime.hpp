@@ -4,9 +4,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <tuple>
+#include <type_traits>
 #include <unordered_map>
 
 #include "fovea/attention.hpp"
+#include "fovea/backward.hpp"
 #include "fovea/runtime.hpp"
 
 #include "expr/node.hpp"
@@ -17,17 +20,20 @@ struct Runtime::Impl {
   int num_threads = 0;
   std::mutex mutex;
   std::unique_ptr<Executor> executor;
-  std::unordered_map<expr::Digest, Plan, expr::DigestHash> plans;
+  template <typename P>
+  using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
+  std::tuple<Cache<Plan>, Cache<BackwardPlan>> caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses new
   /// problems without end must not grow without end.
-  template <typename Make>
-  Plan find_or_make(const expr::Digest& key, const Make& make) {
+  template <typename Make, typename P = std::invoke_result_t<Make>>
+  P find_or_make(const expr::Digest& key, const Make& make) {
+    auto& plans = std::get<Cache<P>>(caches);
     {
       const std::lock_guard lock(mutex);
       if (const auto found = plans.find(key); found != plans.end()) return found->second;
     }
-    Plan plan = make();
+    P plan = make();
     const std::lock_guard lock(mutex);
     if (plans.size() >= kMaxPlans) plans.clear();
     plans.emplace(key, plan);

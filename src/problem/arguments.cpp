@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "problem/backward.hpp"
 #include "problem/forward.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -15,15 +16,16 @@ namespace {
 
 class Checker {
  public:
-  Checker(const ForwardProblem& problem, const AttentionForward& args, std::string_view where)
-      : f_(problem), args_(args), door_(where) {}
+  Checker(const ForwardProblem& problem, const AttentionForward& args, std::string_view where,
+          bool is_written)
+      : f_(problem), args_(args), door_(where), is_written_(is_written) {}
 
   void check() {
     check_tensors();
     check_programs();
     check_features();
     check_sequences();
-    check_overlap();
+    if (is_written_) check_overlap();
   }
 
  private:
@@ -55,13 +57,14 @@ class Checker {
                 rows(total_kv, seqlen_kv_, f_.num_heads_kv, f_.head_dim_qk));
     door_.check({"v", args_.v}, p.v.dtype,
                 rows(total_kv, seqlen_kv_, f_.num_heads_kv, f_.head_dim_v));
-    door_.check({"out", args_.out, true}, p.out.dtype,
+    door_.check({"out", args_.out, is_written_}, p.out.dtype,
                 rows(f_.total_q, seqlen_q_, f_.num_heads_q, f_.head_dim_v));
     const std::vector<std::int64_t> row_shape =
         f_.is_varlen ? std::vector{f_.num_heads_q, f_.total_q}
                      : std::vector{f_.num_sequences, f_.num_heads_q, seqlen_q_};
-    check_optional({"lse", args_.lse, true}, p.wants_lse, Dtype::f32, row_shape);
-    check_optional({"row_max", args_.row_max, true}, p.wants_row_max, Dtype::f32, row_shape);
+    check_optional({"lse", args_.lse, is_written_}, p.wants_lse, Dtype::f32, row_shape);
+    if (is_written_)
+      check_optional({"row_max", args_.row_max, true}, p.wants_row_max, Dtype::f32, row_shape);
     check_optional({"sinks", args_.sinks}, p.has_sinks, Dtype::f32, {f_.num_heads_q});
   }
 
@@ -177,6 +180,7 @@ class Checker {
   const ForwardProblem& f_;
   const AttentionForward& args_;
   TensorChecks door_;
+  bool is_written_;  // out, lse and row_max: by this call, or by an earlier one
   std::int64_t seqlen_q_ = 0, seqlen_kv_ = 0;
 };
 
@@ -191,7 +195,12 @@ std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index) {
 
 void validate_arguments(const ForwardProblem& problem, const AttentionForward& args,
                         std::string_view where) {
-  Checker(problem, args, where).check();
+  Checker(problem, args, where, /*is_written=*/true).check();
+}
+
+void validate_past_arguments(const ForwardProblem& problem, const AttentionForward& args,
+                             std::string_view where) {
+  Checker(problem, args, where, /*is_written=*/false).check();
 }
 
 }  // namespace fovea

@@ -2,8 +2,9 @@
 #include <bit>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
-#include "problem/forward.hpp"
+#include "problem/backward.hpp"
 
 namespace fovea {
 namespace {
@@ -37,6 +38,10 @@ class Mixer {
   void add(const std::optional<UpTo>& bound) {
     add(bound ? std::optional(bound->value) : std::nullopt);
   }
+  void add(std::string_view text) {
+    add(std::uint64_t{text.size()});
+    for (const char c : text) add(std::uint64_t{static_cast<unsigned char>(c)});
+  }
   expr::Digest digest() const { return {lo_, hi_}; }
 
  private:
@@ -68,6 +73,21 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.compute_dtype) << 8U |
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);
+  return mixer.digest();
+}
+
+expr::Digest problem_key(const BackwardProblem& p) {
+  Mixer mixer;
+  const expr::Digest forward = problem_key(p.forward);
+  mixer.add(forward.lo);
+  mixer.add(forward.hi);
+  for (const TensorSpec* spec : {&p.dout, &p.dq, &p.dk, &p.dv}) mixer.add(*spec);
+  mixer.add(static_cast<std::uint64_t>(p.has_dlse) | static_cast<std::uint64_t>(p.wants_dsinks)
+                                                         << 1U);
+  for (const BackwardProblem::Captured& captured : p.dcaptured) {
+    mixer.add(std::string_view(captured.name));
+    mixer.add(captured.spec);
+  }
   return mixer.digest();
 }
 

@@ -1,0 +1,127 @@
+// The door of gradients: find the plan of this problem or make it, then run it.
+#include "fovea/backward.hpp"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/num_threads.hpp"
+#include "plan/plan.hpp"
+#include "plan/runtime.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr std::string_view kWhere = "attention_backward";
+
+std::string obstacle_of(const BackwardProblem& problem, Device device) {
+  if (std::string obstacle = why_not_cpu(problem.forward, device); !obstacle.empty())
+    return obstacle;
+  for (const auto& [label, spec] : {std::pair{"dout", &problem.dout},
+                                    {"dq", &problem.dq},
+                                    {"dk", &problem.dk},
+                                    {"dv", &problem.dv}}) {
+    if (spec->device != Device::cpu()) {
+      return fmt::format("{} lives on cuda:{}; this build runs on the cpu only", label,
+                         spec->device.index);
+    }
+  }
+  return "";
+}
+
+int num_threads_of(const BackwardProblem& problem) {
+  return problem.forward.num_threads > 0 ? problem.forward.num_threads : default_num_threads();
+}
+
+BackwardPlan make_plan(const BackwardProblem& problem, Device device, std::string_view where) {
+  if (const std::string obstacle = obstacle_of(problem, device); !obstacle.empty())
+    throw Unsupported(fmt::format("{}: {}", where, obstacle));
+  auto impl = std::make_shared<BackwardPlan::Impl>();
+  impl->problem = validate(problem, where);
+  impl->cpu = cpu::plan_backward(impl->problem, num_threads_of(problem));
+  return BackwardPlan(std::move(impl));
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const BackwardProblem& problem, Device device) {
+  return make_plan(problem, device, "plan_backward");
+}
+
+std::size_t BackwardPlan::workspace_bytes() const {
+  return unaligned_workspace_bytes(impl_->cpu.workspace_bytes);
+}
+
+Explanation BackwardPlan::explain() const { return explain_backward(impl_->problem, impl_->cpu); }
+
+Explanation explain(const BackwardProblem& problem, Device device) {
+  const GradientProblem g = validate(problem, "explain");
+  const std::string obstacle = obstacle_of(problem, device);
+  if (obstacle.empty())
+    return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)));
+  cpu::BackwardPlan nothing;
+  nothing.refused.push_back({"cpu/attention_backward", obstacle});
+  return explain_backward(g, nothing);
+}
+
+void BackwardPlan::run(const AttentionBackward& args) const {
+  validate_arguments(impl_->problem, args, kWhere);
+  if (args.workspace.size() < workspace_bytes()) {
+    invalid(std::string(kWhere),
+            fmt::format("workspace has {} bytes; expected {}, see BackwardPlan::workspace_bytes",
+                        args.workspace.size(), workspace_bytes()));
+  }
+  Executor& executor =
+      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
+  if (executor.concurrency() > impl_->cpu.num_workers) {
+    invalid(
+        std::string(kWhere),
+        fmt::format(
+            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
+            executor.concurrency(), impl_->cpu.num_workers));
+  }
+  cpu::attention_backward(impl_->problem, impl_->cpu, args,
+                          aligned_workspace(args.workspace, impl_->cpu.workspace_bytes), executor);
+}
+
+BackwardProblem problem_of(const AttentionBackward& args) {
+  BackwardProblem problem{.forward = problem_of(args.forward),
+                          .dout = args.dout.spec(),
+                          .dq = args.dq.spec(),
+                          .dk = args.dk.spec(),
+                          .dv = args.dv.spec(),
+                          .has_dlse = static_cast<bool>(args.dlse),
+                          .wants_dsinks = static_cast<bool>(args.dsinks)};
+  problem.forward.wants_lse = true;
+  problem.forward.wants_row_max = false;
+  for (const CapturedTensor& tensor : args.dcaptured)
+    problem.dcaptured.push_back({tensor.name, tensor.view.spec()});
+  return problem;
+}
+
+void attention_backward(const AttentionBackward& args, Runtime& runtime) {
+  AttentionBackward call = args;
+  if (call.executor == nullptr) call.executor = &runtime.executor();
+  if (!call.forward.out)
+    invalid(std::string(kWhere), "forward.out is missing; expected what attention_forward wrote");
+  BackwardProblem problem = problem_of(call);
+  problem.forward.num_threads = call.executor->concurrency();
+  const BackwardPlan plan = runtime.impl().find_or_make(
+      problem_key(problem), [&] { return make_plan(problem, Device::cpu(), kWhere); });
+  std::unique_ptr<std::byte[]> own_workspace;
+  if (call.workspace.empty()) {
+    own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
+    call.workspace = {own_workspace.get(), plan.workspace_bytes()};
+  }
+  plan.run(call);
+}
+
+void attention_backward(const AttentionBackward& args) {
+  attention_backward(args, Runtime::process_default());
+}
+
+}  // namespace fovea

@@ -1,0 +1,210 @@
+// The door of a gradient: what a BackwardProblem must satisfy by itself, and its arguments beside it.
+#include "problem/backward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "problem/tensor_checks.hpp"
+
+namespace fovea {
+namespace {
+
+std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
+  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
+}
+
+/// Specs are checked as tensors without memory are.
+void check_spec(const TensorChecks& door, std::string_view name, const TensorSpec& spec,
+                const TensorSpec& like) {
+  if (!is_float(spec.dtype))
+    door.refuse(fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
+  if (std::ranges::equal(shape_of(spec), shape_of(like))) return;
+  door.refuse(fmt::format("{} is {}; expected {}", name,
+                          spec.rank == 0 ? "missing" : to_string(spec),
+                          to_string(make_spec(spec.dtype, shape_of(like)))));
+}
+
+/// The names that a score program captures and that a gradient can flow to, for the text of a refusal.
+std::string differentiable_names(const Captures& captures) {
+  std::string names;
+  const auto add = [&](const std::string& name) {
+    names += (names.empty() ? "'" : ", '") + name + "'";
+  };
+  for (const CapturedTensor& tensor : captures.tensors) {
+    if (is_float(tensor.view.dtype())) add(tensor.name);
+  }
+  for (const CapturedScalar& scalar : captures.scalars) {
+    if (scalar.type == ExprType::floating) add(scalar.name);
+  }
+  return names.empty() ? "none, since the score program captures no floats" : "one of " + names;
+}
+
+CapturedGradient resolve_captured(const TensorChecks& door, const Captures& captures,
+                                  const BackwardProblem::Captured& wanted) {
+  const auto tensor = std::ranges::find(captures.tensors, wanted.name, &CapturedTensor::name);
+  if (tensor != captures.tensors.end()) {
+    if (!is_float(tensor->view.dtype())) {
+      door.refuse(fmt::format("dcaptured names '{}', which is {}; expected a float tensor",
+                              wanted.name, name(tensor->view.dtype())));
+    }
+    check_spec(door, fmt::format("dcaptured '{}'", wanted.name), wanted.spec, tensor->view.spec());
+    return {wanted.name, wanted.spec, false};
+  }
+  const auto scalar = std::ranges::find(captures.scalars, wanted.name, &CapturedScalar::name);
+  if (scalar == captures.scalars.end()) {
+    door.refuse(fmt::format("dcaptured names '{}'; expected {}", wanted.name,
+                            differentiable_names(captures)));
+  }
+  if (scalar->type != ExprType::floating) {
+    door.refuse(
+        fmt::format("dcaptured names '{}', which is an int; expected a float scalar", wanted.name));
+  }
+  if (!is_float(wanted.spec.dtype) || wanted.spec.rank == 0 || wanted.spec.num_elements() != 1) {
+    door.refuse(fmt::format("dcaptured '{}' is {}; expected one element of f32, f16 or bf16",
+                            wanted.name,
+                            wanted.spec.rank == 0 ? "missing" : to_string(wanted.spec)));
+  }
+  return {wanted.name, wanted.spec, true};
+}
+
+void resolve_all_captured(const TensorChecks& door, const BackwardProblem& problem,
+                          GradientProblem& g) {
+  for (const BackwardProblem::Captured& wanted : problem.dcaptured) {
+    if (std::ranges::find(g.captured, wanted.name, &CapturedGradient::name) != g.captured.end())
+      door.refuse(fmt::format("dcaptured names '{}' twice; expected each name once", wanted.name));
+    g.captured.push_back(resolve_captured(door, problem.forward.score.captures(), wanted));
+  }
+}
+
+/// The arguments of one call.
+class Checker {
+ public:
+  Checker(const GradientProblem& problem, const AttentionBackward& args, std::string_view where)
+      : g_(problem), args_(args), where_(where), door_(where) {}
+
+  void check() const {
+    const AttentionForward& forward = args_.forward;
+    if (!forward.lse)
+      door_.refuse("forward.lse is missing; expected what attention_forward wrote with lse given");
+    validate_past_arguments(g_.forward, forward, where_);
+    check_planned("dout", args_.dout, g_.dout.dtype, forward.out, false);
+    check_optional("dlse", args_.dlse, g_.has_dlse, Dtype::f32, forward.lse, false);
+    check_optional("dq", args_.dq, g_.wants_dq(), g_.dq.dtype, forward.q, true);
+    check_optional("dk", args_.dk, g_.wants_dk(), g_.dk.dtype, forward.k, true);
+    check_optional("dv", args_.dv, g_.wants_dv(), g_.dv.dtype, forward.v, true);
+    check_optional("dsinks", args_.dsinks, g_.wants_dsinks, Dtype::f32, forward.sinks, true);
+    check_captured();
+    check_overlap();
+  }
+
+ private:
+  void check_planned(std::string_view name, const TensorView& view, Dtype dtype,
+                     const TensorView& like, bool is_output) const {
+    door_.check({name, view, is_output}, dtype, shape_of(like.spec()));
+  }
+
+  void check_optional(std::string_view name, const TensorView& view, bool is_planned, Dtype dtype,
+                      const TensorView& like, bool is_output) const {
+    if (static_cast<bool>(view) != is_planned) {
+      door_.refuse(fmt::format("{} is {}; the plan was made {} it", name,
+                               view ? "given" : "missing", is_planned ? "with" : "without"));
+    }
+    if (view) check_planned(name, view, dtype, like, is_output);
+  }
+
+  void check_captured() const {
+    const auto& given = args_.dcaptured;
+    if (!std::ranges::equal(given, g_.captured, {}, &CapturedTensor::name, &CapturedGradient::name))
+      door_.refuse("dcaptured has other names than the plan; expected the same in the same order");
+    for (std::size_t i = 0; i < given.size(); ++i) {
+      const std::string name = fmt::format("dcaptured '{}'", given[i].name);
+      door_.check({name, given[i].view, true}, g_.captured[i].spec.dtype,
+                  shape_of(g_.captured[i].spec));
+    }
+  }
+
+  void check_overlap() const {
+    OverlapCheck overlap;
+    const AttentionForward& f = args_.forward;
+    for (const auto& [name, view] : {std::pair{"dout", &args_.dout},
+                                     {"dlse", &args_.dlse},
+                                     {"q", &f.q},
+                                     {"k", &f.k},
+                                     {"v", &f.v},
+                                     {"out", &f.out},
+                                     {"lse", &f.lse},
+                                     {"sinks", &f.sinks},
+                                     {"cu_seqlens_q", &f.cu_seqlens_q},
+                                     {"cu_seqlens_kv", &f.cu_seqlens_kv}}) {
+      overlap.add_input(name, *view);
+    }
+    for (const Program* program :
+         {static_cast<const Program*>(&f.score), static_cast<const Program*>(&f.mask)}) {
+      for (const CapturedTensor& tensor : program->captures().tensors)
+        overlap.add_input(tensor.name, tensor.view);
+    }
+    for (const auto& [name, view] : {std::pair{"dq", &args_.dq},
+                                     {"dk", &args_.dk},
+                                     {"dv", &args_.dv},
+                                     {"dsinks", &args_.dsinks}}) {
+      overlap.add_output(name, *view);
+    }
+    for (const CapturedTensor& tensor : args_.dcaptured)
+      overlap.add_output(tensor.name, tensor.view);
+    overlap.add_output("workspace", args_.workspace);
+    overlap.refuse_overlap(door_);
+  }
+
+  const GradientProblem& g_;
+  const AttentionBackward& args_;
+  std::string_view where_;
+  TensorChecks door_;
+};
+
+}  // namespace
+
+GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
+  const TensorChecks door(where);
+  Problem forward = problem.forward;
+  forward.wants_lse = true;
+  forward.wants_row_max = false;
+  GradientProblem g{.forward = validate(forward, where),
+                    .dout = problem.dout,
+                    .dq = problem.dq,
+                    .dk = problem.dk,
+                    .dv = problem.dv,
+                    .has_dlse = problem.has_dlse,
+                    .wants_dsinks = problem.wants_dsinks};
+  const Problem& f = g.forward.problem;
+  check_spec(door, "dout", problem.dout, f.out);
+  if (g.wants_dq()) check_spec(door, "dq", problem.dq, f.q);
+  if (g.wants_dk()) check_spec(door, "dk", problem.dk, f.k);
+  if (g.wants_dv()) check_spec(door, "dv", problem.dv, f.v);
+  if (g.wants_dsinks && !f.has_sinks)
+    door.refuse("dsinks is given and forward.sinks is not; expected both or neither");
+  resolve_all_captured(door, problem, g);
+  return g;
+}
+
+void validate_arguments(const GradientProblem& problem, const AttentionBackward& args,
+                        std::string_view where) {
+  Checker(problem, args, where).check();
+}
+
+std::string describe(const GradientProblem& g) {
+  std::string text = describe(g.forward) + ", gradients of";
+  const auto add = [&](bool is_wanted, std::string_view name) {
+    if (is_wanted) text += fmt::format(" {}", name);
+  };
+  add(g.wants_dq(), "q");
+  add(g.wants_dk(), "k");
+  add(g.wants_dv(), "v");
+  add(g.wants_dsinks, "sinks");
+  for (const CapturedGradient& captured : g.captured) add(true, captured.name);
+  return text;
+}
+
+}  // namespace fovea
