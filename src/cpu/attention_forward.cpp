@@ -250,19 +250,50 @@ class ForwardRun {
     VisibleKeys keys{};
   };
 
+  /// Scores of one panel and tile, and what remains to be done with them.
+  struct Step {
+    const Panel* panel = nullptr;  // null: nothing is pending
+    std::int64_t tile = 0, num_keys = 0;
+    VisiblePart seen{};
+    float* scores = nullptr;
+  };
+
+  /// Sets up the processor's matrix unit, if the kernels use one, for as long as this lives.
+  class KernelScope {
+   public:
+    explicit KernelScope(const PanelKernels& kernels) : kernels_(kernels) {
+      if (kernels_.start != nullptr) kernels_.start();
+    }
+    ~KernelScope() {
+      if (kernels_.stop != nullptr) kernels_.stop();
+    }
+    KernelScope(const KernelScope&) = delete;
+    KernelScope& operator=(const KernelScope&) = delete;
+
+   private:
+    const PanelKernels& kernels_;
+  };
+
   void walk_tiles(const Item& item, const Scratch& scratch, bool is_careful) const {
+    const KernelScope scope(kernels_);
     const std::int64_t num_panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
     std::vector<Panel> panels;
     panels.reserve(static_cast<std::size_t>(num_panels));
     for (std::int64_t i = 0; i < num_panels; ++i)
       panels.push_back(start_panel(panel_rows(item, i), i, scratch));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
+    NextTile next;
+    Step pending;
+    const auto finish_pending = [&] {
+      if (pending.panel != nullptr) finish_step(pending, item, next, scratch, is_careful);
+      pending.panel = nullptr;
+    };
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
       bool is_loaded = false;
       KeyTile keys;
-      NextTile next;
+      std::size_t buffer = 0;
       for (Panel& panel : panels) {
         const VisiblePart seen = panel.keys.next(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
@@ -271,16 +302,28 @@ class ForwardRun {
           continue;
         }
         if (!is_loaded) {
+          finish_pending();  // it needs the values that are about to be replaced
           keys = kernels_.load_keys(
               at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys), scratch.keys);
           kernels_.load_values(at_one_stride(value_tile(item, tile, scratch), scratch.pages.values),
                                is_careful, scratch.values);
-          if (tile + 1 < item.tile_end) next = next_tile(item, tile + 1, num_panels, scratch);
+          next = tile + 1 < item.tile_end ? next_tile(item, tile + 1, num_panels, scratch)
+                                          : NextTile();
           is_loaded = true;
         }
-        step(panel, item, tile, seen, keys, next, scratch, is_careful);
+        const Step step{&panel, tile, keys.num_keys, seen, scratch.scores[buffer]};
+        kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
+                        step.scores, next);
+        finish_pending();
+        pending = step;
+        if (kernels_.scores_ahead) {
+          buffer = 1 - buffer;
+        } else {
+          finish_pending();
+        }
       }
     }
+    finish_pending();
     if (is_careful) add_extra(panels.front().out, scratch.extra);
   }
 
@@ -293,16 +336,14 @@ class ForwardRun {
             num_panels * blocks};
   }
 
-  /// One tile for one panel: scores, programs, softmax, product with V.
-  void step(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
-            const KeyTile& keys, NextTile& next, const Scratch& scratch, bool is_careful) const {
-    kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
-                    scratch.scores, next);
-    apply_programs(panel, item, tile, seen, scratch, is_careful);
-    kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
-                     unit_ * std::numbers::log2e_v<float>, panel.state,
-                     dropout_of(panel, item, tile, seen));
-    kernels_.accumulate(scratch.values, keys.num_keys, seen.range, scratch.scores,
+  /// Scores are there: programs, softmax, product with V.
+  void finish_step(const Step& step, const Item& item, NextTile& next, const Scratch& scratch,
+                   bool is_careful) const {
+    const Panel& panel = *step.panel;
+    apply_programs(step, item, scratch, is_careful);
+    kernels_.softmax(step.scores, step.seen.range.count, panel.num_vectors,
+                     unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
+    kernels_.accumulate(scratch.values, step.num_keys, step.seen.range, step.scores,
                         problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
                         next);
   }
@@ -312,13 +353,13 @@ class ForwardRun {
                 const Scratch& scratch, bool is_careful) const {
     const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
     kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride},
-                        limited(key_tile(item, tile, scratch), seen.range), scratch.scores);
-    apply_programs(panel, item, tile, seen, scratch, is_careful);
-    f32_kernels_.softmax(scratch.scores, seen.range.count, panel.num_vectors,
-                         unit_ * std::numbers::log2e_v<float>, panel.state,
-                         dropout_of(panel, item, tile, seen));
+                        limited(key_tile(item, tile, scratch), seen.range), scratch.scores[0]);
+    const Step step{&panel, tile, seen.range.count, seen, scratch.scores[0]};
+    apply_programs(step, item, scratch, is_careful);
+    f32_kernels_.softmax(step.scores, seen.range.count, panel.num_vectors,
+                         unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
     kernels_.accumulate_few(limited(value_tile(item, tile, scratch), seen.range), is_careful,
-                            scratch.scores, num_rows, panel.state.rescale, panel.out);
+                            step.scores, num_rows, panel.state.rescale, panel.out);
   }
 
   static TileSource at_one_stride(const TileSource& source, std::byte* buffer) {
@@ -336,14 +377,16 @@ class ForwardRun {
   }
 
   /// Scale, score program and mask of one tile's scores.
-  void apply_programs(const Panel& panel, const Item& item, std::int64_t tile,
-                      const VisiblePart& seen, const Scratch& scratch, bool is_careful) const {
+  void apply_programs(const Step& step, const Item& item, const Scratch& scratch,
+                      bool is_careful) const {
+    const Panel& panel = *step.panel;
+    const VisiblePart& seen = step.seen;
     const std::int64_t num_keys = seen.range.count;
-    if (is_prescaled_) kernels_.scale(scratch.scores, num_keys, problem_.softmax_scale);
-    ProgramTile program{.scores = scratch.scores,
+    if (is_prescaled_) kernels_.scale(step.scores, num_keys, problem_.softmax_scale);
+    ProgramTile program{.scores = step.scores,
                         .num_keys = num_keys,
                         .lanes = static_cast<int>(spec_.lanes),
-                        .kv_begin = tile * spec_.tile_kv + seen.range.begin,
+                        .kv_begin = step.tile * spec_.tile_kv + seen.range.begin,
                         .q_idx = panel.q_idx,
                         .q_head = panel.q_head,
                         .batch = static_cast<std::int32_t>(item.sequence.index),
@@ -360,21 +403,20 @@ class ForwardRun {
     program.scalars = mask_bindings_.scalars.data();
     for (int i = 0; i < seen.num_partial; ++i) {
       const KeyRange part = seen.partial[static_cast<std::size_t>(i)];
-      program.scores = scratch.scores + (part.begin - seen.range.begin) * spec_.lanes;
+      program.scores = step.scores + (part.begin - seen.range.begin) * spec_.lanes;
       program.num_keys = part.count;
-      program.kv_begin = tile * spec_.tile_kv + part.begin;
+      program.kv_begin = step.tile * spec_.tile_kv + part.begin;
       kernels_.run_mask(plan_.mask, program);
     }
-    if (is_careful) collect_non_finite(item, tile, seen.range, scratch);
+    if (is_careful) collect_non_finite(step, item, scratch);
   }
 
-  PanelDropout dropout_of(const Panel& panel, const Item& item, std::int64_t tile,
-                          const VisiblePart& seen) const {
+  PanelDropout dropout_of(const Step& step, const Item& item) const {
     PanelDropout dropout = dropout_;
     dropout.batch = static_cast<std::uint32_t>(item.sequence.index);
-    dropout.kv_begin = tile * spec_.tile_kv + seen.range.begin;
-    dropout.q_idx = panel.q_idx;
-    dropout.q_head = panel.q_head;
+    dropout.kv_begin = step.tile * spec_.tile_kv + step.seen.range.begin;
+    dropout.q_idx = step.panel->q_idx;
+    dropout.q_head = step.panel->q_head;
     return dropout;
   }
 
@@ -397,8 +439,8 @@ class ForwardRun {
     Panel p{.queries = scratch.queries + index * kernels_.query_bytes(problem_.head_dim_qk),
             .out = reinterpret_cast<float*>(scratch.out +
                                             index * kernels_.output_bytes(problem_.head_dim_v)),
-            .state = {scratch.row_max + index * lanes, scratch.row_sum + index * lanes,
-                      scratch.rescale},
+            .state = {scratch.row_max + index * lanes, scratch.origin + index * lanes,
+                      scratch.row_sum + index * lanes, scratch.rescale},
             .q_idx = q_idx,
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
@@ -406,6 +448,7 @@ class ForwardRun {
       kernels_.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
     }
     std::fill_n(p.state.row_max, lanes, -kInfinity);
+    std::fill_n(p.state.origin, lanes, -kInfinity);
     std::fill_n(p.state.row_sum, lanes, 0.0F);
     std::fill_n(p.out, out_floats(), 0.0F);
     mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
@@ -445,16 +488,16 @@ class ForwardRun {
   }
 
   /// Adds what values that are not finite give to the rows that see them. scores hold -inf where a key is hidden.
-  void collect_non_finite(const Item& item, std::int64_t tile, KeyRange range,
-                          const Scratch& scratch) const {
-    const TileSource values = value_tile(item, tile, scratch);
+  void collect_non_finite(const Step& step, const Item& item, const Scratch& scratch) const {
+    const TileSource values = value_tile(item, step.tile, scratch);
+    const KeyRange range = step.seen.range;
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
         const float value = as_multiplied(
             load_scalar(values.row(range.begin + i), values.dtype, d * values.col_stride), item);
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
-          if (scratch.scores[i * spec_.lanes + lane] != -kInfinity)
+          if (step.scores[i * spec_.lanes + lane] != -kInfinity)
             scratch.extra[d * spec_.lanes + lane] += value;
         }
       }
@@ -484,9 +527,15 @@ class ForwardRun {
     const std::int64_t width = problem_.head_dim_v;
     float* state = scratch.value_row;
     for (std::int64_t lane = 0; lane < rows.row_end - rows.row_begin; ++lane) {
+      const std::int64_t row = panel * spec_.lanes + lane;
       kernels_.extract_row(panel_out(panel, scratch), lane, width, state);
-      state[width] = scratch.row_max[panel * spec_.lanes + lane] * unit_;
-      state[width + 1] = scratch.row_sum[panel * spec_.lanes + lane];
+      state[width] = scratch.row_max[row] * unit_;
+      state[width + 1] = scratch.row_sum[row];
+      if (scratch.origin[row] != scratch.row_max[row]) {
+        const float factor = std::exp((scratch.origin[row] - scratch.row_max[row]) * unit_);
+        for (std::int64_t d = 0; d < width; ++d) state[d] *= factor;
+        state[width + 1] *= factor;
+      }
       // Vector maxima pass over NaN; the sum does not. Here a NaN in sight becomes the row's maximum.
       if (std::isnan(state[width + 1]) && state[width] != kInfinity) {
         state[width] = state[width + 1];

@@ -12,6 +12,7 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.queries = carver.take<std::byte>(panels * kernels.query_bytes(head_dim_qk));
   s.out = carver.take<std::byte>(panels * kernels.output_bytes(head_dim_v));
   s.row_max = carver.take<float>(panels * lanes);
+  s.origin = carver.take<float>(panels * lanes);
   s.row_sum = carver.take<float>(panels * lanes);
   s.rescale = carver.take<float>(lanes);
   s.q_idx = carver.take<std::int32_t>(panels * lanes);
@@ -19,7 +20,9 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.rows = carver.take<const std::byte*>(lanes);
   s.keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, head_dim_qk));
   s.values = carver.take<std::byte>(kernels.value_bytes(spec.tile_kv, head_dim_v));
-  s.scores = carver.take<float>(kernels.score_bytes(spec.tile_kv) / sizeof(float));
+  const std::size_t score_floats = kernels.score_bytes(spec.tile_kv) / sizeof(float);
+  s.scores[0] = carver.take<float>(score_floats);
+  s.scores[1] = carver.take<float>(kernels.scores_ahead ? score_floats : 0);
   s.extra = carver.take<float>(kernels.output_bytes(head_dim_v) / sizeof(float));
   s.value_row = carver.take<float>(width + 2);
   s.merged = carver.take<float>(lanes * (width + 2));

@@ -1,6 +1,7 @@
 // How the caller's workspace is cut up. Sizes are computed by the same code that hands out the pieces.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,6 +33,7 @@ struct WorkerScratch {
   std::byte* queries = nullptr;      // [panels] packed panels
   std::byte* out = nullptr;          // [panels] Oᵀ, fp32
   float* row_max = nullptr;          // [panels][lanes]
+  float* origin = nullptr;           // [panels][lanes]
   float* row_sum = nullptr;          // [panels][lanes]
   float* rescale = nullptr;          // [lanes]
   std::int32_t* q_idx = nullptr;     // [panels][lanes]
@@ -39,7 +41,7 @@ struct WorkerScratch {
   const std::byte** rows = nullptr;  // [lanes]
   std::byte* keys = nullptr;         // one converted tile
   std::byte* values = nullptr;       // one tile
-  float* scores = nullptr;           // one panel's tile
+  std::array<float*, 2> scores{};    // one panel's tile each; the second where scores run ahead
   float* extra = nullptr;  // one panel's Oᵀ: what values that are not finite add (careful pass)
   float* value_row = nullptr;  // [head_dim_v + 2]: the state of one row
   float* merged = nullptr;     // [lanes][head_dim_v + 2]: the state of earlier splits

@@ -203,8 +203,13 @@ HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
   }
 }
 
+/// In powers of two: how far a row's maximum may rise above its origin.
+inline constexpr float kMaxGrowth = 8.0F;
+
 /// Row maximum, the factor for what was summed before, and the probabilities of one tile.
 ///
+/// Probabilities are relative to the row's origin, which follows the maximum only when that has grown by more than
+/// kMaxGrowth: sums up to 2^8 times larger cost no precision, and nearly all rescaling of Oᵀ falls away.
 /// The maximum is taken as max(score, so_far): where the score is NaN that leaves the maximum alone and the NaN reaches the
 /// row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are 2^-inf = 0.
 /// The maximum is subtracted before the scale: of 1e30 (or of the lowest float, a common bias) the product's rounding error
@@ -216,6 +221,7 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
   const FloatVector factor = hn::Set(d, scale_log2);
   const FloatVector lowest = hn::Set(d, -127.0F / scale_log2);
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const FloatVector most = hn::Set(d, kMaxGrowth);
   FloatVector row_max[kVectors], origin[kVectors], sum[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) row_max[v] = hn::Load(d, state.row_max + v * kVectorLanes);
@@ -228,12 +234,16 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const FloatVector before = hn::Load(d, state.row_max + v * kVectorLanes);
-    origin[v] = hn::IfThenZeroElse(hn::Eq(row_max[v], nothing), row_max[v]);
-    const FloatVector rescale = exp2_nonpositive(d, hn::Sub(before, origin[v]), factor, lowest);
+    const FloatVector before = hn::Load(d, state.origin + v * kVectorLanes);
+    // False for the first key: the difference is infinite, or NaN where there is none yet.
+    const auto keeps = hn::Le(hn::Mul(hn::Sub(row_max[v], before), factor), most);
+    const FloatVector after = hn::IfThenElse(keeps, before, row_max[v]);
     hn::Store(row_max[v], d, state.row_max + v * kVectorLanes);
-    // Unchanged maxima rescale by exactly 1, -inf too.
-    const FloatVector exact = hn::IfThenElse(hn::Eq(before, row_max[v]), hn::Set(d, 1.0F), rescale);
+    hn::Store(after, d, state.origin + v * kVectorLanes);
+    origin[v] = hn::IfThenZeroElse(hn::Eq(after, nothing), after);
+    const FloatVector rescale = exp2_nonpositive(d, hn::Sub(before, origin[v]), factor, lowest);
+    // An unchanged origin rescales by exactly 1, -inf too.
+    const FloatVector exact = hn::IfThenElse(hn::Eq(before, after), hn::Set(d, 1.0F), rescale);
     hn::Store(exact, d, state.rescale + v * kVectorLanes);
     sum[v] = hn::Mul(hn::Load(d, state.row_sum + v * kVectorLanes), exact);
   }

@@ -99,6 +99,8 @@ struct PanelDropout {
 /// State of the online softmax of a panel, in the units of the scores given to `softmax`. All [lanes].
 struct PanelState {
   float* row_max = nullptr;
+  float* origin =
+      nullptr;  // what sums are relative to: row_max, or an earlier one that is little less
   float* row_sum = nullptr;
   float* rescale = nullptr;  // written: what the output so far must be multiplied by
 };
@@ -118,6 +120,7 @@ struct PanelKernels {
   int value_block = 1;   // columns of V between two fetches in `accumulate`
   int vector_lanes = 0;  // queries in a vector: panels with fewer rows use fewer vectors
   Dtype product = Dtype::f32;
+  bool scores_ahead = false;  // scores of the next panel are best taken before this one's softmax
 
   // Sizes in bytes of what the functions below fill; each a multiple of 64.
   std::size_t (*query_bytes)(std::int64_t head_dim_qk);
@@ -125,6 +128,10 @@ struct PanelKernels {
   std::size_t (*value_bytes)(std::int64_t tile_kv, std::int64_t head_dim_v);
   std::size_t (*score_bytes)(std::int64_t tile_kv);
   std::size_t (*output_bytes)(std::int64_t head_dim_v);
+
+  // Around the steps of a work item; null where there is nothing to set up.
+  void (*start)() = nullptr;
+  void (*stop)() = nullptr;
 
   /// rows[lane] points at a query row, null for a padding lane (zeros).
   void (*pack_queries)(const std::byte* const* rows, Dtype dtype, std::int64_t col_stride,
@@ -138,7 +145,7 @@ struct PanelKernels {
   void (*scale)(float* scores, std::int64_t num_keys, float factor);
   void (*run_score)(const expr::Tape& tape, const ProgramTile& tile);
   void (*run_mask)(const expr::Tape& tape, const ProgramTile& tile);
-  /// scores become probabilities 2^((score - row_max) * scale_log2) in the layout that accumulate wants, updating the
+  /// scores become probabilities 2^((score - origin) * scale_log2) in the layout that accumulate wants, updating the
   /// state; scale_log2 > 0.
   void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
                   const PanelState& state, const PanelDropout& dropout);
