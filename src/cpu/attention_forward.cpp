@@ -439,8 +439,10 @@ class ForwardRun {
     Panel p{.queries = scratch.queries + index * kernels_.query_bytes(problem_.head_dim_qk),
             .out = reinterpret_cast<float*>(scratch.out +
                                             index * kernels_.output_bytes(problem_.head_dim_v)),
-            .state = {scratch.row_max + index * lanes, scratch.origin + index * lanes,
-                      scratch.row_sum + index * lanes, scratch.rescale},
+            .state = {.row_max = scratch.row_max + index * lanes,
+                      .row_sum = scratch.row_sum + index * lanes,
+                      .rescale = scratch.rescale,
+                      .origin = scratch.origin + index * lanes},
             .q_idx = q_idx,
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};

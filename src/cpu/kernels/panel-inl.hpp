@@ -221,7 +221,8 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
   const FloatVector factor = hn::Set(d, scale_log2);
   const FloatVector lowest = hn::Set(d, -127.0F / scale_log2);
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const FloatVector most = hn::Set(d, kMaxGrowth);
+  float* const origins = state.origin != nullptr ? state.origin : state.row_max;
+  const FloatVector most = hn::Set(d, state.origin != nullptr ? kMaxGrowth : 0.0F);
   FloatVector row_max[kVectors], origin[kVectors], sum[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) row_max[v] = hn::Load(d, state.row_max + v * kVectorLanes);
@@ -234,12 +235,12 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const FloatVector before = hn::Load(d, state.origin + v * kVectorLanes);
+    const FloatVector before = hn::Load(d, origins + v * kVectorLanes);
     // False for the first key: the difference is infinite, or NaN where there is none yet.
     const auto keeps = hn::Le(hn::Mul(hn::Sub(row_max[v], before), factor), most);
     const FloatVector after = hn::IfThenElse(keeps, before, row_max[v]);
     hn::Store(row_max[v], d, state.row_max + v * kVectorLanes);
-    hn::Store(after, d, state.origin + v * kVectorLanes);
+    hn::Store(after, d, origins + v * kVectorLanes);
     origin[v] = hn::IfThenZeroElse(hn::Eq(after, nothing), after);
     const FloatVector rescale = exp2_nonpositive(d, hn::Sub(before, origin[v]), factor, lowest);
     // An unchanged origin rescales by exactly 1, -inf too.

@@ -99,10 +99,10 @@ struct PanelDropout {
 /// State of the online softmax of a panel, in the units of the scores given to `softmax`. All [lanes].
 struct PanelState {
   float* row_max = nullptr;
-  float* origin =
-      nullptr;  // what sums are relative to: row_max, or an earlier one that is little less
   float* row_sum = nullptr;
   float* rescale = nullptr;  // written: what the output so far must be multiplied by
+  // What sums are relative to: an earlier maximum that is little less than row_max. Null: row_max itself.
+  float* origin = nullptr;
 };
 
 /// The queries of a sequence that has at most kFewRows of them.
