@@ -6,9 +6,12 @@
 //       S = scale K Qᵀ;  S' = scale (K Q'ᵀ + K' Qᵀ)
 //       S' = f_s(S) S' + g(S);  S = f(S)     the program f, its derivative by the score, what captured tangents add
 //       S = mask(S);  S' = 0 where S = -inf
-//       P, max, sum = softmax(S);  c = c * rescale + Σ P S'
+//       P, max, sum = softmax(S);  S' = S' - r;  c = c * rescale + Σ P S'
 //       O = O * rescale + Vᵀ P;  T = T * rescale + Vᵀ (P S') + V'ᵀ P
-//     out = O / sum,  lse = log sum;  lse' = c / sum,  out' = T / sum - lse' out
+//     out = O / sum,  lse = log sum;  lse' = r + c / sum,  out' = T / sum - (c / sum) out
+//
+// r is the mean of S' over the first tile that the row sees: what all tangents of a row have in common would cancel in out', and
+// is taken out before it costs digits.
 //
 // Bits depend on a row's own sequence alone, for the reasons given there. NaN and infinity in values that nobody sees are dealt
 // with as there too: a panel that is not finite is walked again without them.
@@ -47,8 +50,8 @@ struct JvpScratch {
   float *out = nullptr, *out_tangent = nullptr;        // Oᵀ and Tᵀ
   float *extra = nullptr, *extra_tangent = nullptr;    // careful pass: what is not finite, as out
   float *row_max = nullptr, *row_sum = nullptr, *rescale = nullptr;
-  float* sum_tangent = nullptr;  // c
-  float* ones = nullptr;         // a rescale that changes nothing
+  float *sum_tangent = nullptr, *centre = nullptr;  // c and r
+  float* ones = nullptr;                            // a rescale that changes nothing
   float *dropout_max = nullptr, *dropout_sum = nullptr, *dropout_rescale = nullptr;
   std::int32_t *q_idx = nullptr, *q_head = nullptr;
   const std::byte** rows = nullptr;
@@ -72,7 +75,7 @@ struct JvpScratch {
       *piece = carver.take<float>(score_floats);
     for (float** piece : {&s.out, &s.out_tangent, &s.extra, &s.extra_tangent})
       *piece = carver.take<float>(out_floats);
-    for (float** piece : {&s.row_max, &s.row_sum, &s.rescale, &s.sum_tangent, &s.ones,
+    for (float** piece : {&s.row_max, &s.row_sum, &s.rescale, &s.sum_tangent, &s.centre, &s.ones,
                           &s.dropout_max, &s.dropout_sum, &s.dropout_rescale})
       *piece = carver.take<float>(lanes);
     for (std::int32_t** piece : {&s.q_idx, &s.q_head}) *piece = carver.take<std::int32_t>(lanes);
@@ -211,7 +214,7 @@ class JvpRun {
 
   void walk_tiles(const Item& item, const JvpScratch& s, bool is_careful) const {
     std::fill_n(s.row_max, lanes_, -kInfinity);
-    for (float* sums : {s.row_sum, s.sum_tangent}) std::fill_n(sums, lanes_, 0.0F);
+    for (float* sums : {s.row_sum, s.sum_tangent, s.centre}) std::fill_n(sums, lanes_, 0.0F);
     for (float* sums : {s.out, s.out_tangent, s.extra, s.extra_tangent})
       std::fill_n(sums, out_floats(), 0.0F);
     VisibleKeys visible;
@@ -334,20 +337,33 @@ class JvpRun {
     kernels_.run_score(derivative.tape, program_tile(tile, s, s.work, derivative));
   }
 
-  /// S becomes P, work becomes P S'; both without what dropout takes.
+  /// S becomes P, work becomes P (S' - r); both without what dropout takes.
   void normalise(const Tile& tile, const JvpScratch& s) const {
     const std::int64_t num_keys = tile.seen.range.count;
+    std::copy_n(s.row_sum, lanes_, s.work);
+    const float* const sum_before = s.work;
     kernels_.softmax(s.scores, num_keys, num_vectors(tile.item), std::numbers::log2e_v<float>,
                      {s.row_max, s.row_sum, s.rescale}, {});
-    for (std::int64_t lane = 0; lane < lanes_; ++lane) s.sum_tangent[lane] *= s.rescale[lane];
+    for (std::int64_t lane = 0; lane < lanes_; ++lane) {
+      s.sum_tangent[lane] *= s.rescale[lane];
+      if (sum_before[lane] == 0 && s.row_sum[lane] > 0)
+        s.centre[lane] = mean_tangent(lane, num_keys, s);
+    }
     for (std::int64_t key = 0; key < num_keys; ++key) {
       for (std::int64_t lane = 0; lane < lanes_; ++lane) {
         const std::int64_t i = key * lanes_ + lane;
-        s.work[i] = s.scores[i] * s.scores_tangent[i];
+        s.work[i] = s.scores[i] * (s.scores_tangent[i] - s.centre[lane]);
         s.sum_tangent[lane] += s.work[i];
       }
     }
     if (dropout_.threshold > 0) drop(tile, s);
+  }
+
+  float mean_tangent(std::int64_t lane, std::int64_t num_keys, const JvpScratch& s) const {
+    float sum = 0;
+    for (std::int64_t i = lane; i < num_keys * lanes_; i += lanes_)
+      sum += s.scores[i] * s.scores_tangent[i];
+    return sum / s.row_sum[lane];
   }
 
   /// The softmax of equal scores without a past is 1 everywhere, so that dropout leaves its own factors: 0 or 1 / (1 - p).
@@ -452,20 +468,22 @@ class JvpRun {
     const std::int64_t width = problem_.head_dim_v;
     const std::int64_t q_head = s.q_head[lane];
     const Denominator d = denominator(s.row_max[lane], s.row_sum[lane], q_head);
-    double lse_tangent = d.factor * s.sum_tangent[lane];
+    const double centre = s.centre[lane];
+    // lse' - r; the sink, whose own tangent is not centred, has value 0.
+    double mean = d.factor * s.sum_tangent[lane] - d.sink_probability * centre;
     if (const TensorView& sinks = args_.sinks_tangent; sinks && d.sink_probability > 0) {
-      lse_tangent +=
+      mean +=
           d.sink_probability * static_cast<const float*>(sinks.data())[q_head * sinks.stride(0)];
     }
     kernels_.extract_row(s.out, lane, width, s.row);
     kernels_.extract_row(s.out_tangent, lane, width, s.row_tangent);
     for (std::int64_t i = 0; i < width; ++i) {
       const double out = d.factor * s.row[i];
-      const double tangent = d.factor * s.row_tangent[i] - (out == 0 ? 0 : lse_tangent * out);
+      const double tangent = d.factor * s.row_tangent[i] - (out == 0 ? 0 : mean * out);
       s.row[i] = static_cast<float>(out);
       s.row_tangent[i] = static_cast<float>(tangent);
     }
-    write({item.sequence, s.q_idx[lane], q_head}, s, {d.lse, lse_tangent});
+    write({item.sequence, s.q_idx[lane], q_head}, s, {d.lse, centre + mean});
   }
 
   struct RowPlace {
