@@ -1,0 +1,226 @@
+// Where the time of a work item goes: ns of each step, per panel and kv tile, per target and head_dim.
+// One core, 8 panels against 2048 keys of one head (they stay in the second-level cache), steps in the order of
+// cpu/attention_forward.cpp.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numbers>
+#include <vector>
+
+#include "fovea/problem.hpp"
+
+#include "cpu/features.hpp"
+#include "cpu/kernels/panel.hpp"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr int kPanels = 8;
+constexpr std::int64_t kTileKv = 128;
+constexpr std::int64_t kTiles = 16;
+constexpr int kRounds = 40;
+
+enum Step { kPack, kLoadKeys, kLoadValues, kScores, kSoftmax, kAccumulate, kEmit, kNumSteps };
+constexpr std::array<const char*, kNumSteps> kNames = {"pack",    "load k",     "load v", "scores",
+                                                       "softmax", "accumulate", "emit"};
+using Times = std::array<double, kNumSteps>;  // seconds
+
+/// Memory aligned as the library's workspaces are.
+class Buffer {
+ public:
+  explicit Buffer(std::size_t bytes) : memory_(bytes + 4096) {
+    void* at = memory_.data();
+    std::size_t space = memory_.size();
+    at_ = static_cast<std::byte*>(std::align(4096, bytes, at, space));
+  }
+  std::byte* bytes() { return at_; }
+  float* floats() { return reinterpret_cast<float*>(at_); }
+
+ private:
+  std::vector<std::byte> memory_;
+  std::byte* at_ = nullptr;
+};
+
+/// Numbers in [-1, 1) in the dtype that the target multiplies.
+void fill(Buffer& buffer, std::int64_t count, Dtype dtype) {
+  std::uint32_t state = 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    state = state * 1664525U + 1013904223U;
+    const float value = static_cast<float>(state >> 8U) * 0x1p-23F - 1.0F;
+    if (dtype == Dtype::f32) {
+      buffer.floats()[i] = value;
+    } else {
+      const bfloat16 narrow(value);
+      std::memcpy(buffer.bytes() + 2 * i, &narrow, 2);
+    }
+  }
+}
+
+class Item {
+ public:
+  Item(const PanelKernels& kernels, std::int64_t head_dim)
+      : kernels_(kernels),
+        head_dim_(head_dim),
+        q_(bytes_of(kPanels * kernels.lanes)),
+        k_(bytes_of(kTiles * kTileKv)),
+        v_(bytes_of(kTiles * kTileKv)),
+        out_rows_(bytes_of(kPanels * kernels.lanes)),
+        queries_(kPanels * kernels.query_bytes(head_dim)),
+        keys_(kernels.key_bytes(kTileKv, head_dim)),
+        values_(kernels.value_bytes(kTileKv, head_dim)),
+        out_(kPanels * kernels.output_bytes(head_dim)),
+        state_(4 * sizeof(float) * static_cast<std::size_t>(kPanels * kernels.lanes)),
+        row_(4096) {
+    for (int i = 0; i < 2; ++i) scores_.emplace_back(kernels.score_bytes(kTileKv));
+    fill(q_, kPanels * kernels.lanes * head_dim, kernels.product);
+    fill(k_, kTiles * kTileKv * head_dim, kernels.product);
+    fill(v_, kTiles * kTileKv * head_dim, kernels.product);
+  }
+
+  Times run() {
+    times_ = {};
+    if (kernels_.start != nullptr) kernels_.start();
+    last_ = Clock::now();
+    for (int panel = 0; panel < kPanels; ++panel) pack(panel);
+    tick(kPack);
+    for (std::int64_t tile = 0; tile < kTiles; ++tile) walk(tile);
+    for (int panel = 0; panel < kPanels; ++panel) emit(panel);
+    tick(kEmit);
+    if (kernels_.stop != nullptr) kernels_.stop();
+    return times_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::size_t bytes_of(std::int64_t rows) const {
+    return static_cast<std::size_t>(rows * head_dim_) * size_bytes(kernels_.product);
+  }
+  void tick(Step step) {
+    const Clock::time_point now = Clock::now();
+    times_[step] += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+  float* out(int panel) {
+    return reinterpret_cast<float*>(out_.bytes() + static_cast<std::size_t>(panel) *
+                                                       kernels_.output_bytes(head_dim_));
+  }
+  std::byte* queries(int panel) {
+    return queries_.bytes() + static_cast<std::size_t>(panel) * kernels_.query_bytes(head_dim_);
+  }
+  PanelState state(int panel) {
+    const std::int64_t all = kPanels * kernels_.lanes;
+    float* const at = state_.floats() + panel * kernels_.lanes;
+    return {.row_max = at,
+            .row_sum = at + all,
+            .rescale = state_.floats() + 3 * all,
+            .origin = at + 2 * all};
+  }
+  TileSource tile_of(Buffer& rows, std::int64_t tile) {
+    const auto bytes = static_cast<std::int64_t>(bytes_of(kTileKv));
+    return {rows.bytes() + tile * bytes, kernels_.product, head_dim_, 1, kTileKv, head_dim_};
+  }
+
+  void pack(int panel) {
+    std::array<const std::byte*, 64> rows{};
+    for (int lane = 0; lane < kernels_.lanes; ++lane)
+      rows[static_cast<std::size_t>(lane)] = q_.bytes() + bytes_of(panel * kernels_.lanes + lane);
+    kernels_.pack_queries(rows.data(), kernels_.product, 1, head_dim_, queries(panel));
+    const PanelState s = state(panel);
+    std::fill_n(s.row_max, kernels_.lanes, -std::numeric_limits<float>::infinity());
+    std::fill_n(s.origin, kernels_.lanes, -std::numeric_limits<float>::infinity());
+    std::fill_n(s.row_sum, kernels_.lanes, 0.0F);
+    std::memset(out(panel), 0, kernels_.output_bytes(head_dim_));
+  }
+
+  void walk(std::int64_t tile) {
+    const KeyTile keys = kernels_.load_keys(tile_of(k_, tile), keys_.bytes());
+    tick(kLoadKeys);
+    kernels_.load_values(tile_of(v_, tile), /*is_careful=*/false, values_.bytes());
+    tick(kLoadValues);
+    NextTile next;
+    for (int panel = 0; panel < kPanels; ++panel) {
+      float* const scores = scores_[static_cast<std::size_t>(panel) % 2].floats();
+      kernels_.scores(queries(panel), keys, {0, kTileKv}, head_dim_, num_vectors(), scores, next);
+      tick(kScores);
+      if (!kernels_.scores_ahead) {
+        finish(panel, next);
+      } else if (panel > 0) {
+        finish(panel - 1, next);
+      }
+    }
+    if (kernels_.scores_ahead) finish(kPanels - 1, next);
+  }
+
+  void finish(int panel, NextTile& next) {
+    float* const scores = scores_[static_cast<std::size_t>(panel) % 2].floats();
+    const PanelState s = state(panel);
+    const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(head_dim_));
+    kernels_.softmax(scores, kTileKv, num_vectors(), scale, s, {});
+    tick(kSoftmax);
+    kernels_.accumulate(values_.bytes(), kTileKv, {0, kTileKv}, scores, head_dim_, num_vectors(),
+                        s.rescale, out(panel), next);
+    tick(kAccumulate);
+  }
+
+  void emit(int panel) {
+    for (int lane = 0; lane < kernels_.lanes; ++lane) {
+      kernels_.extract_row(out(panel), lane, head_dim_, row_.floats());
+      kernels_.store_row(row_.floats(), 1.0F / state(panel).row_sum[lane], head_dim_,
+                         kernels_.product, 1,
+                         out_rows_.bytes() + bytes_of(panel * kernels_.lanes + lane));
+    }
+  }
+
+  int num_vectors() const { return kernels_.lanes / kernels_.vector_lanes; }
+
+  const PanelKernels& kernels_;
+  std::int64_t head_dim_;
+  Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, state_, row_;
+  std::vector<Buffer> scores_;
+  Times times_{};
+  Clock::time_point last_{};
+};
+
+void bench(CpuTarget target, std::int64_t head_dim) {
+  const PanelKernels& kernels = *panel_kernels(target);
+  Item item(kernels, head_dim);
+  Times best{};
+  double least = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < kRounds; ++round) {
+    const Times times = item.run();
+    double total = 0;
+    for (const double seconds : times) total += seconds;
+    if (total < least) {
+      least = total;
+      best = times;
+    }
+  }
+  constexpr double kUnits = kPanels * kTiles;
+  const double flops = 4.0 * kernels.lanes * static_cast<double>(kTileKv * head_dim) * kUnits;
+  std::printf("%-12s head_dim %3d  %6.0f GFLOP/s", std::string(name(target)).c_str(),
+              static_cast<int>(head_dim), flops / least * 1e-9);
+  for (int step = 0; step < kNumSteps; ++step)
+    std::printf("  %s %.0f", kNames[static_cast<std::size_t>(step)],
+                best[static_cast<std::size_t>(step)] / kUnits * 1e9);
+  std::printf("  ns\n");
+}
+
+}  // namespace
+}  // namespace fovea::cpu
+
+int main() {
+  using namespace fovea;
+  using namespace fovea::cpu;
+  for (const CpuTarget target : {CpuTarget::scalar, CpuTarget::neon, CpuTarget::avx2,
+                                 CpuTarget::avx512, CpuTarget::avx512_bf16, CpuTarget::amx_bf16}) {
+    if (panel_kernels(target) == nullptr || !missing_for(target).empty()) continue;
+    for (const std::int64_t head_dim : {64, 128}) bench(target, head_dim);
+  }
+  return 0;
+}
