@@ -19,7 +19,8 @@ namespace fovea {
 /// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i / page_size],
 ///             row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before rows too.
 ///
-/// What lies behind a sequence's end is never read: neither cache rows nor page-table entries, which may hold anything.
+/// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that name
+/// only such rows. They may hold anything.
 struct KvCache {
   TensorView k{};
   TensorView
@@ -41,7 +42,8 @@ struct Rotary {
   TensorView sin{};             // as cos
   bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
   /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx of the
-  /// appended key. Without append, query i stands at seqlen_kv - seqlen_q + i.
+  /// appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is not turned. Turned in f32, rounded
+  /// to the dtype of the cache, and of q.
   TensorView positions{};
 };
 
@@ -80,7 +82,8 @@ struct AttentionDecode {
 ///          threads. Splits of the keys are cut by the sequence's own length.
 /// Memory   as attention_forward, and a copy of q where it is rotated.
 /// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or slot
-///          in use that is out of range, two sequences that append to one slot.
+///          in use that is out of range, two sequences that append to one slot or page. That a page which one sequence appends
+///          to is read by another is not looked for: pages of a shared prefix must be full.
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
 

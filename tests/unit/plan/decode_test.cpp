@@ -1,0 +1,159 @@
+// The door of attention_decode: workspace, what is refused before anything is written, and plans that are found again.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/runtime.hpp"
+#include "support/cache_case.hpp"
+#include "support/compare.hpp"
+
+namespace fovea::testing {
+namespace {
+
+template <typename Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(not refused)";
+}
+
+CacheCase small_case() {
+  CacheCase problem{.seqlens = {40, 7}, .seqlen_q = 2, .num_new = 2};
+  problem.page_size = 16;
+  return problem;
+}
+
+TEST(DecodeWorkspace, ServesEveryCacheUpToTheBound) {
+  // Exactly the named bytes, at an odd address, for lengths around the bounds of plans and with more workers than splits.
+  const auto pool = make_thread_pool(3);
+  for (const std::int64_t seqlen : {1, 2048, 2049, 5000}) {
+    CacheCase problem{.seqlens = {seqlen}};
+    problem.head_dim_qk = problem.head_dim_v = 8;
+    problem.page_size = 16;
+    CacheMemory memory(problem);
+    AttentionDecode args = memory.args();
+    args.executor = pool.get();
+    const std::size_t bytes = decode_workspace_bytes(args, 5000);
+    std::vector<std::byte> workspace(bytes + 1 + 64, std::byte{0xFF});
+    args.workspace = std::span(workspace).subspan(1, bytes);
+    attention_decode(args);
+    for (std::size_t i = bytes + 1; i < workspace.size(); ++i)
+      ASSERT_EQ(workspace[i], std::byte{0xFF}) << seqlen;
+    const std::vector<std::uint64_t> got = memory.out_bits(0);
+    const AttentionForward dense = memory.dense(0);
+    attention_forward(dense);
+    EXPECT_TRUE(got == bits_of(dense.out)) << seqlen;
+  }
+}
+
+TEST(DecodeWorkspace, HoldsTurnedQueries) {
+  CacheMemory memory(small_case());
+  AttentionDecode args = memory.args();
+  const std::size_t plain = decode_workspace_bytes(args, 40);
+  args.rotary = Rotary{};
+  EXPECT_EQ(decode_workspace_bytes(args, 40) - plain, 2U * 2U * 2U * 16U * sizeof(float));
+}
+
+TEST(DecodeWorkspace, ShortWorkspaceIsRefused) {
+  CacheMemory memory(small_case());
+  AttentionDecode args = memory.args();
+  const std::size_t bytes = decode_workspace_bytes(args, 40);
+  std::vector<std::byte> workspace(bytes - 1);
+  args.workspace = workspace;
+  EXPECT_EQ(refusal([&] { attention_decode(args); }),
+            "attention_decode: workspace has " + std::to_string(bytes - 1) + " bytes; expected " +
+                std::to_string(bytes) + ", see decode_workspace_bytes");
+}
+
+TEST(DecodeDoor, RefusesBeforeAnythingIsWritten) {
+  const std::vector<std::int32_t> positions(8);
+  const std::vector<float> table(2000);
+  const Rotary rotary{.cos = view(table.data(), {100, 8}), .sin = view(table.data(), {100, 8})};
+  using Spoil = std::function<void(CacheMemory&, AttentionDecode&)>;
+  const std::pair<Spoil, std::string> faults[] = {
+      {[](CacheMemory&, AttentionDecode& a) { a.out = {}; },
+       "out is missing; expected a view of writable memory shaped like q with head_dim_v"},
+      {[](CacheMemory& m, AttentionDecode& a) { a.q = entry_of(m.lse.view(), 0); },
+       "q is f32 [1, 2, 2]; expected rank 4: [batch, seqlen_q, num_heads_q, head_dim_qk]"},
+      {[](CacheMemory& m, AttentionDecode& a) { a.q = entry_of(m.q.view(), 0); },
+       "cache.page_table is i32 [2, 6]; expected i32 or i64 [1, max_pages]"},
+      {[](CacheMemory& m, AttentionDecode& a) { a.q = m.out.view(); },
+       "k has head_dim 16 but q has 24; expected equal head_dim_qk (v alone may differ)"},
+      {[](CacheMemory& m, AttentionDecode& a) { a.out = m.q.mutable_view(); },
+       "out is f32 [2, 2, 2, 16]; expected f32 [2, 2, 2, 24]"},
+      {[](CacheMemory& m, AttentionDecode& a) { a.lse = m.out.mutable_view(); },
+       "lse is f32 [2, 2, 2, 24]; expected f32 [2, 2, 2]"},
+      {[](CacheMemory& m, AttentionDecode& a) {
+         a.append.k = a.cache.k;
+         (void)m;
+       },
+       "append.k is f32 [6, 16, 1, 16]; expected f32 [2, 16, 1, 16]"},
+      {[](CacheMemory& m, AttentionDecode& a) {
+         a.cache.k = TensorView(m.new_k.mutable_view().mutable_data(), a.cache.k.spec());
+       },
+       "cache.k overlaps append.k; expected memory of its own"},
+      {[&](CacheMemory&, AttentionDecode& a) {
+         a.append = {};
+         a.rotary = rotary;
+         a.rotary->positions = view(positions.data(), {2, 4});
+       },
+       "rotary.positions is i32 [2, 4]; expected i32 or i64 [2, 2], one for every query"},
+      {[&](CacheMemory&, AttentionDecode& a) {
+         a.append = {};
+         a.rotary = rotary;
+         a.rotary->cos = a.rotary->sin = view(table.data(), {37, 8});
+       },
+       "rotary.cos has 37 rows; expected at least 38, since sequence 0 has a new token at position "
+       "37"},
+  };
+  for (const auto& [spoil, expected] : faults) {
+    CacheMemory memory(small_case());
+    AttentionDecode args = memory.args();
+    spoil(memory, args);
+    const std::vector<std::uint64_t> before = bits_of(memory.k.view());
+    const std::string got = refusal([&] { attention_decode(args); });
+    EXPECT_NE(got.find(expected), std::string::npos) << got << "\nexpected " << expected;
+    EXPECT_TRUE(bits_of(memory.k.view()) == before) << expected;
+    EXPECT_TRUE(memory.out.is_unchanged()) << expected;
+  }
+}
+
+std::size_t num_plans(Runtime& runtime) {
+  return std::get<Runtime::Impl::Cache<Plan>>(runtime.impl().caches).size();
+}
+
+TEST(DecodePlans, AGrowingCacheFindsItsPlanAgain) {
+  Runtime runtime(1);
+  CacheCase problem{.seqlens = {3000}};
+  CacheMemory memory(problem);
+  for (const std::int64_t length : {2500, 2999, 3000}) {
+    memory.seqlens.set(0, static_cast<double>(length));
+    attention_decode(memory.args(), runtime);
+  }
+  EXPECT_EQ(num_plans(runtime), 1U);
+  memory.seqlens.set(0, 100);
+  attention_decode(memory.args(), runtime);
+  EXPECT_EQ(num_plans(runtime), 2U);
+}
+
+TEST(DecodePlans, EmptyBatchesAndQueriesAreLegal) {
+  CacheMemory memory(small_case());
+  AttentionDecode args = memory.args();
+  for (TensorView* view : {&args.q, &args.out, &args.lse, &args.append.k, &args.append.v,
+                           &args.cache.page_table, &args.cache.seqlens}) {
+    TensorSpec spec = view->spec();
+    spec.shape[0] = 0;
+    *view = view->is_mutable() ? TensorView(view->mutable_data(), spec)
+                               : TensorView(view->data(), spec);
+  }
+  EXPECT_EQ(refusal([&] { attention_decode(args); }), "(not refused)");
+}
+
+}  // namespace
+}  // namespace fovea::testing

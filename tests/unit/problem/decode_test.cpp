@@ -1,0 +1,236 @@
+// The door of the KV cache: each refusal with its whole message, and what lies behind the end of a sequence is never looked at.
+#include "problem/decode.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "unit/problem/problems.hpp"
+
+namespace fovea::testing {
+namespace {
+
+/// Three sequences of 4, 0 and 9 rows, two new tokens each; 4 slots of 16 rows, or 8 pages of 4.
+struct CacheCall {
+  std::vector<float> k = std::vector<float>(4 * 16 * 2 * 8), v = std::vector<float>(4 * 16 * 2 * 6);
+  std::vector<float> new_k = std::vector<float>(3 * 2 * 2 * 8),
+                     new_v = std::vector<float>(3 * 2 * 2 * 6);
+  std::vector<std::int32_t> seqlens = {4, 0, 9}, batch_idx = {3, 0, 1};
+  std::vector<std::int64_t> left_padding = {1, 0, 2};
+  std::vector<std::int32_t> table = {7, 0, -1, 1 << 30, 2, -7, -1, -1, 4, 5, 6, -1};
+  std::vector<float> cos = std::vector<float>(16 * 4), sin = std::vector<float>(16 * 4);
+  std::vector<std::int32_t> positions = {0, 1, 2, 3, 14, 15};
+
+  KvCache contiguous() {
+    return {.k = view(k.data(), {4, 16, 2, 8}),
+            .v = view(v.data(), {4, 16, 2, 6}),
+            .seqlens = view(seqlens.data(), {3})};
+  }
+  KvCache paged() {
+    return {.k = view(k.data(), {16, 4, 2, 8}),
+            .v = view(v.data(), {16, 4, 2, 6}),
+            .page_table = view(table.data(), {3, 4}),
+            .seqlens = view(seqlens.data(), {3})};
+  }
+  Append append() {
+    return {.k = view(new_k.data(), {3, 2, 2, 8}), .v = view(new_v.data(), {3, 2, 2, 6})};
+  }
+  Rotary rotary() { return {.cos = view(cos.data(), {16, 4}), .sin = view(sin.data(), {16, 4})}; }
+};
+
+std::string refusal_of(const KvCache& cache, const Append& append = {},
+                       const std::optional<Rotary>& rotary = {}) {
+  return refusal([&] { validate_cache(cache, append, rotary, 3, "run"); });
+}
+
+TEST(KvCacheDoor, ReturnsTheLongestSequenceAfterTheAppend) {
+  CacheCall call;
+  EXPECT_EQ(validate_cache(call.contiguous(), {}, {}, 3, "run"), 9);
+  EXPECT_EQ(validate_cache(call.paged(), call.append(), {}, 3, "run"), 11);
+  KvCache padded = call.contiguous();
+  padded.left_padding = view(call.left_padding.data(), {3});
+  EXPECT_EQ(validate_cache(padded, call.append(), {}, 3, "run"), 9);
+}
+
+TEST(KvCacheDoor, EntriesBehindTheEndMayBeAnything) {
+  CacheCall call;
+  EXPECT_EQ(refusal_of(call.paged(), call.append()), "(not refused)");
+  // Pages of left padding alone are not looked at either.
+  call.table[8] = 1 << 30;
+  call.left_padding[2] = 4;
+  KvCache cache = call.paged();
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.page_table[2, 0] is 1073741824; expected 0 to 15, a page of cache.k, since "
+            "sequence 2 has 9 rows");
+  cache.left_padding = view(call.left_padding.data(), {3});
+  EXPECT_EQ(refusal_of(cache), "(not refused)");
+}
+
+TEST(KvCacheDoor, PagesInUseOutOfRangeAreRefused) {
+  for (const std::int32_t page : {-1, 16}) {
+    CacheCall call;
+    call.table[1] = page;  // of sequence 0: four rows fill page 0, new tokens start page 1
+    EXPECT_EQ(refusal_of(call.paged()), "(not refused)");
+    EXPECT_EQ(refusal_of(call.paged(), call.append()),
+              "run: cache.page_table[0, 1] is " + std::to_string(page) +
+                  "; expected 0 to 15, a page of cache.k, since sequence 0 has 6 rows");
+  }
+}
+
+TEST(KvCacheDoor, SequencesThatOutgrowTheirRoomAreRefused) {
+  CacheCall call;
+  call.seqlens[2] = 14;
+  call.table[11] = 9;
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append()), "(not refused)");
+  EXPECT_EQ(refusal_of(call.paged(), call.append()), "(not refused)");
+  call.seqlens[2] = 15;
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append()),
+            "run: cache.seqlens[2] is 15 and 2 more are appended; expected at most 16 rows in all, "
+            "the capacity of a slot");
+  EXPECT_EQ(refusal_of(call.paged(), call.append()),
+            "run: cache.seqlens[2] is 15 and 2 more are appended; expected at most 16 rows in all, "
+            "4 pages of 4 rows");
+  call.seqlens[2] = 17;
+  EXPECT_EQ(refusal_of(call.contiguous()),
+            "run: cache.seqlens[2] is 17; expected at most 16 rows in all, the capacity of a slot");
+}
+
+TEST(KvCacheDoor, LengthsBelowTheirPaddingAreRefused) {
+  CacheCall call;
+  call.seqlens[1] = -1;
+  EXPECT_EQ(refusal_of(call.contiguous()), "run: cache.seqlens[1] is -1; expected at least 0");
+  call.seqlens[1] = 0;
+  call.left_padding[1] = 1;
+  KvCache cache = call.contiguous();
+  cache.left_padding = view(call.left_padding.data(), {3});
+  EXPECT_EQ(refusal_of(cache), "run: cache.seqlens[1] is 0; expected at least 1, its left padding");
+  call.left_padding[1] = -2;
+  EXPECT_EQ(refusal_of(cache), "run: cache.left_padding[1] is -2; expected >= 0");
+}
+
+TEST(KvCacheDoor, SlotsOutOfRangeAreRefused) {
+  CacheCall call;
+  KvCache cache = call.contiguous();
+  cache.batch_idx = view(call.batch_idx.data(), {3});
+  EXPECT_EQ(refusal_of(cache, call.append()), "(not refused)");
+  call.batch_idx[1] = 4;
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.batch_idx[1] is 4; expected 0 to 3, the slots of cache.k");
+  CacheCall small;
+  cache = small.contiguous();
+  cache.k = view(small.k.data(), {2, 16, 2, 8});
+  cache.v = view(small.v.data(), {2, 16, 2, 6});
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.k has 2 slots for a batch of 3; expected a slot for every sequence");
+}
+
+TEST(KvCacheDoor, TwoAppendsToOnePlaceAreRefused) {
+  CacheCall call;
+  KvCache cache = call.contiguous();
+  cache.batch_idx = view(call.batch_idx.data(), {3});
+  call.batch_idx[2] = 3;
+  EXPECT_EQ(refusal_of(cache), "(not refused)");
+  EXPECT_EQ(refusal_of(cache, call.append()),
+            "run: cache.batch_idx[2] is 3, as cache.batch_idx[0]; expected a slot of its own for "
+            "every sequence that tokens are appended to");
+  call.table[10] = 2;  // rows 9 and 10 of sequence 2 beside rows 0 and 1 of sequence 1
+  EXPECT_EQ(refusal_of(call.paged()), "(not refused)");
+  EXPECT_EQ(
+      refusal_of(call.paged(), call.append()),
+      "run: cache.page_table[2, 2] is 2, as cache.page_table[1, 0]; expected a page of its own "
+      "for every place that tokens are appended to");
+}
+
+TEST(KvCacheDoor, TensorsOfAnotherShapeAreRefused) {
+  CacheCall call;
+  KvCache cache = call.contiguous();
+  cache.v = view(call.v.data(), {4, 12, 2, 6});
+  EXPECT_EQ(refusal_of(cache), "run: cache.v is f32 [4, 12, 2, 6]; expected f32 [4, 16, 2, 6]");
+  cache.v = {};
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.v is missing; expected rank 4: [slots, capacity, num_heads_kv, head_dim]");
+  cache = call.paged();
+  cache.k = view(call.k.data(), {4, 2, 8});
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.k is f32 [4, 2, 8]; expected rank 4: [num_pages, page_size, num_heads_kv, "
+            "head_dim]");
+  cache = call.paged();
+  cache.page_table = view(call.table.data(), {2, 6});
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.page_table is i32 [2, 6]; expected i32 or i64 [3, max_pages]");
+  cache = call.paged();
+  cache.batch_idx = view(call.batch_idx.data(), {3});
+  EXPECT_EQ(
+      refusal_of(cache),
+      "run: cache.batch_idx is given beside cache.page_table; expected one of them, the rows of "
+      "the table already name each sequence's pages");
+  cache = call.contiguous();
+  cache.seqlens = {};
+  EXPECT_EQ(refusal_of(cache), "run: cache.seqlens is missing; expected i32 or i64 [3]");
+  cache.seqlens = view(call.cos.data(), {3});
+  EXPECT_EQ(refusal_of(cache), "run: cache.seqlens is f32 [3]; expected i32 or i64 [3]");
+}
+
+TEST(KvCacheDoor, NewTokensThatDoNotFitAreRefused) {
+  CacheCall call;
+  Append append = call.append();
+  append.v = {};
+  EXPECT_EQ(refusal_of(call.contiguous(), append),
+            "run: append.k is given without append.v; expected both or neither");
+  append = call.append();
+  append.k = view(call.new_k.data(), {3, 2, 1, 16});
+  EXPECT_EQ(refusal_of(call.contiguous(), append),
+            "run: append.k is f32 [3, 2, 1, 16]; expected f32 [3, 2, 2, 8]");
+  KvCache cache = call.contiguous();
+  cache.v = view(static_cast<const float*>(call.v.data()), {4, 16, 2, 6});
+  EXPECT_EQ(refusal_of(cache), "(not refused)");
+  EXPECT_EQ(refusal_of(cache, call.append()),
+            "run: cache.v is read-only; expected a view of writable memory");
+}
+
+TEST(KvCacheDoor, RotationsOutOfRangeAreRefused) {
+  CacheCall call;
+  Rotary rotary = call.rotary();
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append(), rotary), "(not refused)");
+  rotary.cos = view(call.cos.data(), {10, 4});
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append(), rotary),
+            "run: rotary.sin is f32 [16, 4]; expected f32 [10, 4]");
+  rotary.sin = view(call.sin.data(), {10, 4});
+  EXPECT_EQ(
+      refusal_of(call.contiguous(), call.append(), rotary),
+      "run: rotary.cos has 10 rows; expected at least 11, since sequence 2 has a new token at "
+      "position 10");
+  rotary.positions = view(call.positions.data(), {3, 2});
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append(), rotary),
+            "run: rotary.positions[2, 0] is 14; expected 0 to 9, the rows of rotary.cos");
+  rotary = call.rotary();
+  rotary.positions = view(call.positions.data(), {2, 3});
+  EXPECT_EQ(refusal_of(call.contiguous(), call.append(), rotary),
+            "run: rotary.positions is i32 [2, 3]; expected i32 or i64 [3, 2]");
+  rotary = {.cos = view(call.cos.data(), {10, 5}), .sin = view(call.sin.data(), {10, 5})};
+  EXPECT_EQ(refusal_of(call.contiguous(), {}, rotary),
+            "run: rotary.cos is f32 [10, 5], for a rotary_dim of 10; expected at most 8, the "
+            "head_dim_qk of cache.k");
+}
+
+TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
+  CacheCall call;
+  std::vector<float> q(3 * 4 * 8), out(3 * 4 * 6);
+  const auto key = [&](const KvCache& cache) {
+    const AttentionDecode args{.q = view(q.data(), {3, 1, 4, 8}),
+                               .cache = cache,
+                               .out = view(out.data(), {3, 1, 4, 6}),
+                               .mask = MaskMod()};
+    const Problem problem = decode_problem(args, 2048, 1, "run");
+    EXPECT_EQ(refusal([&] { validate_decode_problem(problem, false, "run"); }), "(not refused)");
+    return decode_key(problem, static_cast<bool>(cache.page_table));
+  };
+  const expr::Digest before = key(call.contiguous());
+  call.seqlens = {1, 2, 3};
+  EXPECT_EQ(key(call.contiguous()), before);
+  EXPECT_NE(key(call.paged()), before);
+}
+
+}  // namespace
+}  // namespace fovea::testing
