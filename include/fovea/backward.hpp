@@ -98,7 +98,7 @@ FOVEA_EXPORT Explanation explain(const BackwardProblem& problem, Device device =
 
 /// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv>, where dq, dk, dv are what attention_backward computes.
 struct AttentionDoubleBackward {
-  AttentionBackward backward{};    // dout, dlse and forward are read; its outputs are not
+  AttentionBackward backward{};    // dout, dlse and forward are read, dq and the others are not
   TensorView ddq{}, ddk{}, ddv{};  // as q, k, v; optional: what is not given is 0
 
   TensorView grad_dout{};  // as dout, optional; so are the others
@@ -107,12 +107,14 @@ struct AttentionDoubleBackward {
   Executor* executor = nullptr;
 };
 
-/// Backward of backward by the plain formula, a row at a time in double precision: right for every program and mask, far slower
-/// than attention_backward, and memory of O(threads · seqlen_kv) plus fp64 sums of grad_k and grad_v. explain(DoubleBackward
-/// problem) says so; nothing falls back to it silently.
+/// Backward of backward by the plain formula, a row at a time with fp64 products and sums (programs in fp32): right for every
+/// program and mask, far slower than attention_backward. explain_double_backward says so; nothing falls back to it silently.
 ///
-/// Shapes and dtypes as in attention_backward; every output is written, must not overlap an input. Gradients flow to q, k, v,
-/// dout and dlse; captured tensors and sinks are constants here.
+/// Shapes and dtypes as in attention_backward; outputs are f32, f16 or bf16 and must not overlap an input or each other.
+/// Gradients flow to q, k, v, dout and dlse; captured tensors and sinks are constants here. A row that sees no key, padding and
+/// hidden keys have gradients of exactly 0. forward.lse is optional; out and lse are not read but computed again.
+/// Memory   O(threads · seqlen_kv · head_dim) in fp64.
+/// Bits     as in attention_backward.
 /// Throws   InvalidArgument before anything is written.
 FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
 FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);

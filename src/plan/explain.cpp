@@ -6,6 +6,7 @@
 #include "fovea/attention.hpp"
 
 #include "core/num_threads.hpp"
+#include "cpu/features.hpp"
 #include "expr/passes.hpp"
 #include "mask/block_map.hpp"
 #include "plan/plan.hpp"
@@ -152,6 +153,21 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   return e;
 }
 
+Explanation explain_double_backward(const ForwardProblem& f) {
+  Explanation e;
+  e.problem = describe(f) + ", gradients of gradients";
+  describe_programs(f, e);
+  e.kernel = "cpu/attention_double_backward, the plain path";
+  e.target = name(cpu::best_f32_target());
+  e.compute_dtype = "f64";
+  e.refused.push_back({"tiled kernels",
+                       "none for gradients of gradients: every score one by one, a row at a time"});
+  // z, t twice and four sums; w, n and three sums.
+  describe_work(f, 7 * f.head_dim_qk + 5 * f.head_dim_v, 1, e);
+  describe_bound(e);
+  return e;
+}
+
 Explanation Plan::explain() const { return explain_forward(impl_->problem, impl_->cpu); }
 
 Explanation explain(const Problem& problem, Device device) {
@@ -171,9 +187,9 @@ std::string Explanation::print() const {
   if (kernel.empty()) {
     text += "kernel     none\n";
   } else {
-    text +=
-        fmt::format("kernel     {} on {}, {} products, fp32 sums\n", kernel, target, compute_dtype);
-    text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
+    text += fmt::format("kernel     {} on {}, {} products, {} sums\n", kernel, target,
+                        compute_dtype, compute_dtype == "f64" ? "fp64" : "fp32");
+    if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
       const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
       text += fmt::format("tiles      {} empty (skipped, {:.1f} %), {} partial, {} full\n",

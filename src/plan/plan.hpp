@@ -38,6 +38,7 @@ std::string why_not_cpu(const Problem& problem, Device device);
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
 Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);
 Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu);
+Explanation explain_double_backward(const ForwardProblem& problem);
 
 /// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes).
 std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes);

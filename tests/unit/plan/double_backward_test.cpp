@@ -1,0 +1,173 @@
+// Gradients of gradients against the oracle, for every feature; what the door refuses and what explain says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+
+#include "reference/attention_backward.hpp"
+#include "support/compare.hpp"
+#include "support/features.hpp"
+#include "support/gradient_case.hpp"
+
+namespace fovea::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The memory of a gradient problem, its tangents in the part of ddq, ddk, ddv.
+AttentionDoubleBackward call_of(GradientMemory& memory) {
+  memory.poison_outputs();
+  AttentionBackward backward = memory.args();
+  const AttentionJvp tangents = memory.jvp_args();
+  AttentionDoubleBackward args{.backward = backward,
+                               .ddq = tangents.q_tangent,
+                               .ddk = tangents.k_tangent,
+                               .ddv = tangents.v_tangent,
+                               .grad_dout = tangents.out_tangent,
+                               .grad_dlse = tangents.lse_tangent,
+                               .grad_q = backward.dq,
+                               .grad_k = backward.dk,
+                               .grad_v = backward.dv};
+  args.backward.dq = args.backward.dk = args.backward.dv = {};
+  args.backward.dcaptured.clear();
+  return args;
+}
+
+/// Products and sums are fp64: what differs are programs in fp32, and one rounding.
+void expect_near(const TensorView& got, const std::vector<double>& expected,
+                 const std::string& what) {
+  const std::vector<double> values = values_of(got);
+  ASSERT_EQ(values.size(), expected.size()) << what;
+  double largest = 0;
+  for (const double value : expected) {
+    ASSERT_TRUE(std::isfinite(value)) << what;
+    largest = std::max(largest, std::fabs(value));
+  }
+  const double rounding = got.dtype() == Dtype::f32   ? 0x1p-24
+                          : got.dtype() == Dtype::f16 ? 0x1p-11
+                                                      : 0x1p-8;
+  const double programs = 64 * 0x1p-24 * largest;  // scores of tens, some roundings each
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_NEAR(values[i], expected[i], programs + rounding * std::fabs(expected[i]) + 0x1p-25)
+        << what << ' ' << i;
+  }
+}
+
+void expect_equals_oracle(const Case& problem, const std::string& label) {
+  GradientMemory memory({.forward = problem, .gradient_dtype = Dtype::f32});
+  const AttentionDoubleBackward args = call_of(memory);
+  attention_double_backward(args);
+  const reference::DoubleBackwardResult expected = reference::attention_double_backward(args);
+  expect_near(args.grad_dout, expected.grad_dout, label + ": grad_dout");
+  expect_near(args.grad_dlse, expected.grad_dlse, label + ": grad_dlse");
+  expect_near(args.grad_q, expected.grad_q, label + ": grad_q");
+  expect_near(args.grad_k, expected.grad_k, label + ": grad_k");
+  expect_near(args.grad_v, expected.grad_v, label + ": grad_v");
+  EXPECT_EQ(memory.damage(), "") << label;
+}
+
+TEST(DoubleBackward, EveryFeatureEqualsTheOracle) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    expect_equals_oracle(plain_case(dtype), "plain");
+    for (const Feature& feature : features()) {
+      Case problem = plain_case(dtype);
+      feature.add(problem);
+      expect_equals_oracle(problem, std::string(feature.name) + ' ' + std::string(name(dtype)));
+    }
+  }
+}
+
+/// A program whose second derivative is not 0, heads that share a panel, several panels.
+Case curved_case() {
+  Case problem = plain_case(Dtype::f32);
+  problem.seqlen_q = 37;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.score = softcap(3) | parse_score_mod("score + 0.1 * score * score");
+  problem.mask = causal();
+  problem.has_sinks = true;
+  problem.dropout = {.p = 0.2F, .seed = 11};
+  return problem;
+}
+
+TEST(DoubleBackward, CurvedProgramsEqualTheOracle) {
+  expect_equals_oracle(curved_case(), "curved");
+}
+
+TEST(DoubleBackward, BitsDoNotDependOnThreads) {
+  GradientMemory memory({.forward = curved_case()});
+  AttentionDoubleBackward args = call_of(memory);
+  const auto bits = [&](Executor& executor) {
+    args.executor = &executor;
+    attention_double_backward(args);
+    std::vector<std::uint64_t> all;
+    for (const TensorView& view :
+         {args.grad_dout, args.grad_dlse, args.grad_q, args.grad_k, args.grad_v}) {
+      const std::vector<std::uint64_t> some = bits_of(view);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  };
+  const auto one = make_thread_pool(1), three = make_thread_pool(3);
+  EXPECT_EQ(bits(*one), bits(*three));
+}
+
+TEST(DoubleBackward, WhatIsNotGivenIsZeroAndWhatIsNotWantedIsNotWritten) {
+  GradientMemory memory({.forward = curved_case()});
+  AttentionDoubleBackward args = call_of(memory);
+  args.ddq = args.ddk = args.ddv = {};
+  args.grad_k = {};
+  attention_double_backward(args);
+  for (const TensorView& view : {args.grad_dout, args.grad_dlse, args.grad_q, args.grad_v}) {
+    for (const double value : values_of(view)) ASSERT_EQ(value, 0);
+  }
+}
+
+std::string refusal(const AttentionDoubleBackward& args) {
+  try {
+    attention_double_backward(args);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(not refused)";
+}
+
+TEST(DoubleBackward, RefusesShapesAndOverlaps) {
+  GradientMemory memory({.forward = curved_case()});
+  const AttentionDoubleBackward right = call_of(memory);
+  EXPECT_EQ(refusal(right), "(not refused)");
+  AttentionDoubleBackward args = right;
+  args.ddk = args.ddq;
+  EXPECT_THAT(refusal(args), HasSubstr("attention_double_backward: ddk is f32 [2, 37, 4"));
+  args = right;
+  args.backward.dout = {};
+  EXPECT_THAT(refusal(args), HasSubstr("attention_double_backward: dout is missing; expected f32"));
+  args = right;
+  args.backward.forward.out = {};
+  EXPECT_EQ(refusal(args),
+            "attention_double_backward: forward.out is missing; expected what attention_forward "
+            "wrote");
+  args = right;
+  args.grad_q = args.ddq;
+  EXPECT_EQ(refusal(args),
+            "attention_double_backward: grad_q is read-only; expected a view of writable memory");
+  args.grad_q = TensorView(const_cast<void*>(args.ddq.data()), args.ddq.spec());
+  EXPECT_EQ(refusal(args),
+            "attention_double_backward: grad_q overlaps ddq; expected memory of its own");
+}
+
+TEST(DoubleBackward, ExplainNamesThePlainPath) {
+  GradientMemory memory({.forward = curved_case()});
+  const Explanation explanation = explain_double_backward(call_of(memory));
+  EXPECT_EQ(explanation.kernel, "cpu/attention_double_backward, the plain path");
+  EXPECT_THAT(explanation.print(), HasSubstr("f64 products, fp64 sums"));
+  EXPECT_THAT(explanation.print(), HasSubstr("refused    tiled kernels: none for gradients of"));
+}
+
+}  // namespace
+}  // namespace fovea::testing
