@@ -47,9 +47,9 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSmallestScale =
     1e-30F;  // below, scores are scaled before the mask: -inf · 0 is NaN
-// Above this, one rounding of lse in fp32 is a relative error of 2^-14 in P: such rows are summed again. A bias of the lowest
-// float on all keys of a row is common.
-constexpr float kLargeLse = 1024;
+// Above this, rounding lse to fp32 moves P by more than 4e-6 of itself: such rows are summed again. A bias of the lowest float
+// on all keys of a row is common.
+constexpr float kLargeLse = 64;
 constexpr std::int64_t kPanelsPerBlock = 4;  // of rows, in the stages before and after the tiles
 
 /// Keys [key_begin, key_end) of one kv head, and all rows of its group.
@@ -214,14 +214,8 @@ class BackwardRun {
 
   /// dO · O
   double product_of(const Sequence& s, const Row& row) const {
-    const std::byte* out = row_of(out_, s, row);
-    const std::byte* dout = row_of(dout_, s, row);
-    double sum = 0;
-    for (std::int64_t d = 0; d < f_.head_dim_v; ++d) {
-      sum += static_cast<double>(load_scalar(out, out_.dtype, d * out_.col_stride)) *
-             load_scalar(dout, dout_.dtype, d * dout_.col_stride);
-    }
-    return sum;
+    return gradient_.product({row_of(out_, s, row), out_.dtype, out_.col_stride},
+                             {row_of(dout_, s, row), dout_.dtype, dout_.col_stride}, f_.head_dim_v);
   }
 
   double dlse_of(const Sequence& s, const Row& row) const {

@@ -46,19 +46,6 @@ inline std::int64_t row_pitch(std::int64_t head_dim) {
   return (head_dim + 15) / 16 * 16 + (head_dim > 64 ? 16 : 0);
 }
 
-/// Elements that are not finite become 0; were there none?
-HWY_ATTR inline bool clear_non_finite(float* HWY_RESTRICT row, std::int64_t count) {
-  const FloatTag d;
-  auto all = hn::Eq(hn::Zero(d), hn::Zero(d));
-  for (std::int64_t i = 0; i < count; i += kVectorLanes) {
-    const FloatVector x = hn::LoadU(d, row + i);
-    const auto is_number = hn::Eq(hn::Sub(x, x), hn::Zero(d));
-    hn::StoreU(hn::IfThenElseZero(is_number, x), d, row + i);
-    all = hn::And(all, is_number);
-  }
-  return hn::AllTrue(d, all);
-}
-
 HWY_ATTR inline bool pack_rows(const std::byte* const* rows, std::int64_t num_rows, Dtype dtype,
                                std::int64_t col_stride, std::int64_t head_dim, float* out) {
   const std::int64_t pitch = row_pitch(head_dim);
@@ -67,7 +54,7 @@ HWY_ATTR inline bool pack_rows(const std::byte* const* rows, std::int64_t num_ro
     float* to = out + row * pitch;
     convert_row(rows[row], dtype, col_stride, head_dim, to);
     for (std::int64_t i = head_dim; i < pitch; ++i) to[i] = 0;
-    is_finite &= clear_non_finite(to, pitch);
+    is_finite &= zero_non_finite(to, head_dim);
   }
   return is_finite;
 }
@@ -242,15 +229,55 @@ HWY_ATTR inline void accumulate_rows(const float* weights, std::int64_t num_keys
 
 HWY_ATTR inline void add_columns(const float* sums, std::int64_t num_rows, std::int64_t head_dim,
                                  float* const* to, std::int64_t col_stride) {
-  for (std::int64_t row = 0; row < num_rows; ++row) {
+  std::int64_t row = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const QuadTag d;
+  for (; col_stride == 1 && row + 4 <= num_rows; row += 4) {
+    std::int64_t i = 0;
+    for (; i + 4 <= head_dim; i += 4) {
+      Quads quads;
+      for (int k = 0; k < 4; ++k) quads.row[k] = hn::LoadU(d, sums + (i + k) * kPanelLanes + row);
+      quads.transpose();
+      for (int k = 0; k < 4; ++k) {
+        float* at = to[row + k] + i;
+        hn::StoreU(hn::Add(hn::LoadU(d, at), quads.row[k]), d, at);
+      }
+    }
+    for (; i < head_dim; ++i) {
+      for (int k = 0; k < 4; ++k) to[row + k][i] += sums[i * kPanelLanes + row + k];
+    }
+  }
+#endif
+  for (; row < num_rows; ++row) {
     for (std::int64_t i = 0; i < head_dim; ++i)
       to[row][i * col_stride] += sums[i * kPanelLanes + row];
   }
 }
 
+HWY_ATTR inline double product(const GradientRow& a, const GradientRow& b, std::int64_t count) {
+  constexpr std::int64_t kChunk = 64;
+  HWY_ALIGN float x[kChunk];
+  HWY_ALIGN float y[kChunk];
+  double sum = 0;
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    const std::int64_t size = HWY_MIN(kChunk, count - begin);
+    convert_row(a.at(begin), a.dtype, a.col_stride, size, x);
+    convert_row(b.at(begin), b.dtype, b.col_stride, size, y);
+    double parts[4] = {0, 0, 0, 0};
+    std::int64_t i = 0;
+    for (; i + 4 <= size; i += 4) {
+      for (int k = 0; k < 4; ++k) parts[k] += static_cast<double>(x[i + k]) * y[i + k];
+    }
+    for (; i < size; ++i) parts[0] += static_cast<double>(x[i]) * y[i];
+    sum += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  }
+  return sum;
+}
+
 inline const GradientKernels& f32_gradient_kernels() {
   static constexpr GradientKernels kKernels{
       .row_pitch = row_pitch,
+      .product = product,
       .pack_rows = pack_rows,
       .softmax_gradient = softmax_gradient,
       .chain = chain,

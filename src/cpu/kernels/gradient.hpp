@@ -33,10 +33,23 @@ struct SoftmaxGradient {
   PanelDropout dropout{};
 };
 
+/// A row in the caller's memory.
+struct GradientRow {
+  const std::byte* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  std::int64_t col_stride = 1;
+
+  const std::byte* at(std::int64_t col) const {
+    return data + col * col_stride * static_cast<std::int64_t>(size_bytes(dtype));
+  }
+};
+
 struct GradientKernels {
   /// Floats from one row of `pack_rows` and of sums to the next.
   std::int64_t (*row_pitch)(std::int64_t head_dim);
 
+  /// Σ a · b in fp64.
+  double (*product)(const GradientRow& a, const GradientRow& b, std::int64_t count);
   /// rows[i] as f32 at out + i · row_pitch, padded with zeros; elements that are not finite become 0. Were all finite?
   bool (*pack_rows)(const std::byte* const* rows, std::int64_t num_rows, Dtype dtype,
                     std::int64_t col_stride, std::int64_t head_dim, float* out);

@@ -64,17 +64,25 @@ HWY_ATTR inline void pack_queries(const std::byte* const* rows, Dtype dtype,
                                   std::int64_t col_stride, std::int64_t head_dim, void* queries) {
   auto* out = static_cast<float*>(queries);
   constexpr std::int64_t kChunk = 64;
-  HWY_ALIGN float row[kChunk];
+  HWY_ALIGN float buffer[kPackedLanes][kChunk];
   const auto element = static_cast<std::int64_t>(size_bytes(dtype));
-  for (int lane = 0; lane < kPanelLanes; ++lane) {
+  const bool is_ready = dtype == Dtype::f32 && col_stride == 1;
+  for (int lane = 0; lane < kPanelLanes; lane += kPackedLanes) {
     for (std::int64_t begin = 0; begin < head_dim; begin += kChunk) {
       const std::int64_t count = HWY_MIN(kChunk, head_dim - begin);
-      if (rows[lane] == nullptr) {
-        std::memset(row, 0, sizeof(row));
-      } else {
-        convert_row(rows[lane] + begin * col_stride * element, dtype, col_stride, count, row);
+      const float* from[kPackedLanes];
+      for (int k = 0; k < kPackedLanes; ++k) {
+        const std::byte* row = rows[lane + k];
+        from[k] = buffer[k];
+        if (row == nullptr) {
+          std::memset(buffer[k], 0, sizeof(buffer[k]));
+        } else if (is_ready) {
+          from[k] = reinterpret_cast<const float*>(row) + begin;
+        } else {
+          convert_row(row + begin * col_stride * element, dtype, col_stride, count, buffer[k]);
+        }
       }
-      for (std::int64_t i = 0; i < count; ++i) out[(begin + i) * kPanelLanes + lane] = row[i];
+      pack_lanes(from, count, out + begin * kPanelLanes + lane);
     }
   }
 }

@@ -81,12 +81,67 @@ HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t
   for (; i < count; ++i) out[i] = static_cast<float>(float16::from_bits(from[i * col_stride]));
 }
 
-/// Elements that are not finite become 0.
-HWY_ATTR inline void zero_non_finite(float* row, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
+/// Elements that are not finite become 0. Were there none?
+HWY_ATTR inline bool zero_non_finite(float* HWY_RESTRICT row, std::int64_t count) {
+  const FloatTag d;
+  auto all = hn::Eq(hn::Zero(d), hn::Zero(d));
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= count; i += kVectorLanes) {
+    const FloatVector x = hn::LoadU(d, row + i);
+    const auto is_number = hn::Eq(hn::Sub(x, x), hn::Zero(d));
+    hn::StoreU(hn::IfThenElseZero(is_number, x), d, row + i);
+    all = hn::And(all, is_number);
+  }
+  bool is_finite = hn::AllTrue(d, all);
+  for (; i < count; ++i) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, row + i, sizeof(bits));
-    if ((bits & 0x7f800000U) == 0x7f800000U) row[i] = 0;
+    if ((bits & 0x7f800000U) != 0x7f800000U) continue;
+    row[i] = 0;
+    is_finite = false;
+  }
+  return is_finite;
+}
+
+#if HWY_TARGET != HWY_SCALAR
+using QuadTag = hn::FixedTag<float, 4>;
+
+/// Four vectors of four: rows become columns.
+struct Quads {
+  hn::Vec<QuadTag> row[4];
+
+  HWY_ATTR HWY_INLINE void transpose() {
+    const QuadTag d;
+    const auto low01 = hn::InterleaveLower(d, row[0], row[1]);
+    const auto low23 = hn::InterleaveLower(d, row[2], row[3]);
+    const auto high01 = hn::InterleaveUpper(d, row[0], row[1]);
+    const auto high23 = hn::InterleaveUpper(d, row[2], row[3]);
+    row[0] = hn::ConcatLowerLower(d, low23, low01);
+    row[1] = hn::ConcatUpperUpper(d, low23, low01);
+    row[2] = hn::ConcatLowerLower(d, high23, high01);
+    row[3] = hn::ConcatUpperUpper(d, high23, high01);
+  }
+};
+#endif
+
+/// Lanes that pack_lanes takes at once.
+inline constexpr int kPackedLanes = kPanelLanes % 4 == 0 ? 4 : 1;
+
+/// out[i][lane] = rows[lane][i] for kPackedLanes neighbouring lanes; rows of out are kPanelLanes apart.
+HWY_ATTR inline void pack_lanes(const float* const* rows, std::int64_t count,
+                                float* HWY_RESTRICT out) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const QuadTag d;
+  for (; i + 4 <= count; i += 4) {
+    Quads quads;
+    for (int k = 0; k < 4; ++k) quads.row[k] = hn::LoadU(d, rows[k] + i);
+    quads.transpose();
+    for (int k = 0; k < 4; ++k) hn::StoreU(quads.row[k], d, out + (i + k) * kPanelLanes);
+  }
+#endif
+  for (; i < count; ++i) {
+    for (int k = 0; k < kPackedLanes; ++k) out[i * kPanelLanes + k] = rows[k][i];
   }
 }
 
