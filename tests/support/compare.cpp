@@ -44,6 +44,10 @@ std::optional<ComputeDtype> answer(CpuTarget target, Dtype dtype, ComputeDtype r
   return entry->second;
 }
 
+constexpr std::size_t kGuardBytes = 256;
+constexpr std::size_t kAlignment = 64;
+constexpr std::byte kPoison{0xFF};
+
 bool is_equal_non_finite(double got, double expected) {
   return got == expected || (std::isnan(got) && std::isnan(expected));
 }
@@ -57,15 +61,27 @@ std::string coordinate(const TensorView& view, std::int64_t index) {
   return "[" + text + "]";
 }
 
-struct Output {
-  std::string_view name;
-  TensorView view;
-  const std::vector<double>& expected;
-  const Tolerance& tolerance;
+/// Tolerances per compute dtype, computed when a target first needs them.
+class Judge {
+ public:
+  explicit Judge(const AttentionForward& args) : expected_(reference::attention_forward(args)) {}
+
+  std::string difference_of(const AttentionForward& args, ComputeDtype compute_dtype) {
+    auto& allowed = allowed_[compute_dtype == ComputeDtype::bf16 ? 1 : 0];
+    if (!allowed) allowed = tolerances(args, expected_, compute_dtype);
+    return difference({"out", args.out, expected_.out, allowed->out}) +
+           difference({"lse", args.lse, expected_.lse, allowed->lse}) +
+           difference({"row_max", args.row_max, expected_.row_max, allowed->row_max});
+  }
+
+ private:
+  reference::ForwardResult expected_;
+  std::optional<Tolerances> allowed_[2];
 };
 
-/// The element that is furthest beyond what it may be, or the norm.
-std::string difference(const Output& output) {
+}  // namespace
+
+std::string difference(const ComparedOutput& output) {
   if (!output.view) return "";
   const std::vector<double> got = values_of(output.view);
   std::size_t worst = 0;
@@ -105,26 +121,6 @@ std::string repeating_command() {
   return fmt::format("  repeat with --gtest_filter={}.{}\n", test->test_suite_name(), test->name());
 }
 
-/// Tolerances per compute dtype, computed when a target first needs them.
-class Judge {
- public:
-  explicit Judge(const AttentionForward& args) : expected_(reference::attention_forward(args)) {}
-
-  std::string difference_of(const AttentionForward& args, ComputeDtype compute_dtype) {
-    auto& allowed = allowed_[compute_dtype == ComputeDtype::bf16 ? 1 : 0];
-    if (!allowed) allowed = tolerances(args, expected_, compute_dtype);
-    return difference({"out", args.out, expected_.out, allowed->out}) +
-           difference({"lse", args.lse, expected_.lse, allowed->lse}) +
-           difference({"row_max", args.row_max, expected_.row_max, allowed->row_max});
-  }
-
- private:
-  reference::ForwardResult expected_;
-  std::optional<Tolerances> allowed_[2];
-};
-
-}  // namespace
-
 std::vector<CpuTarget> targets_for(Dtype dtype, ComputeDtype compute_dtype) {
   std::vector<CpuTarget> supported;
   for (const CpuTarget target : kTargets) {
@@ -159,23 +155,26 @@ GuardedTensor tensor_of(Dtype dtype, const std::vector<std::int64_t>& shape,
   return tensor;
 }
 
+PoisonedWorkspace::PoisonedWorkspace(std::size_t num_bytes) : size_(num_bytes) {
+  memory_.assign(num_bytes + 2 * kGuardBytes + kAlignment, kPoison);
+  const std::size_t address = reinterpret_cast<std::uintptr_t>(memory_.data()) + kGuardBytes;
+  begin_ = kGuardBytes + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+bool PoisonedWorkspace::has_intact_guards() const {
+  for (std::size_t i = 0; i < memory_.size(); ++i) {
+    if ((i < begin_ || i >= begin_ + size_) && memory_[i] != kPoison) return false;
+  }
+  return true;
+}
+
 std::string run_with_poisoned_workspace(AttentionForward args) {
-  constexpr std::size_t kGuardBytes = 256;
-  constexpr std::size_t kAlignment = 64;
-  constexpr std::byte kPoison{0xFF};
   Problem problem = problem_of(args);
   if (args.executor != nullptr) problem.num_threads = args.executor->concurrency();
-  const std::size_t needed = plan(problem).workspace_bytes();
-  std::vector<std::byte> memory(needed + 2 * kGuardBytes + kAlignment, kPoison);
-  const std::size_t address = reinterpret_cast<std::uintptr_t>(memory.data()) + kGuardBytes;
-  const std::size_t begin = kGuardBytes + (kAlignment - address % kAlignment) % kAlignment;
-  args.workspace = std::span(memory).subspan(begin, needed);
+  PoisonedWorkspace workspace(plan(problem).workspace_bytes());
+  args.workspace = workspace.span();
   attention_forward(args);
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    if ((i < begin || i >= begin + needed) && memory[i] != kPoison)
-      return "wrote outside of workspace\n";
-  }
-  return "";
+  return workspace.has_intact_guards() ? "" : "wrote outside of workspace\n";
 }
 
 std::string difference_from_oracle(const Case& problem, const CompareOptions& options) {

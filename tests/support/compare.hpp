@@ -2,14 +2,18 @@
 // oracle's.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/attention.hpp"
 
 #include "support/case.hpp"
+#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 
@@ -36,6 +40,32 @@ std::string difference_from_oracle(const Case& problem, const CompareOptions& op
 
 /// EXPECTs that there is no difference.
 void expect_equals_oracle(const Case& problem, const CompareOptions& options = {});
+
+/// One output of an implementation, and what it should be, row-major.
+struct ComparedOutput {
+  std::string_view name;
+  TensorView view;
+  const std::vector<double>& expected;
+  const Tolerance& tolerance;
+};
+
+/// The element that is furthest beyond what it may be, or the norm; empty where all is right.
+std::string difference(const ComparedOutput& output);
+
+/// "  repeat with --gtest_filter=...", of the running test.
+std::string repeating_command();
+
+/// Memory for a workspace, full of NaN and between guards.
+class PoisonedWorkspace {
+ public:
+  explicit PoisonedWorkspace(std::size_t num_bytes);
+  std::span<std::byte> span() { return std::span(memory_).subspan(begin_, size_); }
+  bool has_intact_guards() const;
+
+ private:
+  std::vector<std::byte> memory_;
+  std::size_t begin_ = 0, size_ = 0;
+};
 
 /// Row-major values of a tensor of any strides.
 std::vector<double> values_of(const TensorView& view);

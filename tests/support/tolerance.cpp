@@ -17,30 +17,6 @@ double smallest_rounding(Dtype dtype) {  // of denormals
   return dtype == Dtype::f32 ? 0x1p-150 : dtype == Dtype::f16 ? 0x1p-25 : 0x1p-134;
 }
 
-struct Floor {
-  double absolute = 0;
-  double norm = 0;
-};
-
-Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>& expected,
-                    Dtype dtype, const Floor& floor) {
-  Tolerance result{.dtype = dtype};
-  double squares = 0;
-  double rounding_squares = 0;
-  for (std::size_t i = 0; i < plain.size(); ++i) {
-    if (!std::isfinite(plain[i]) || !std::isfinite(expected[i])) continue;
-    const double error = std::fabs(plain[i] - expected[i]);
-    const double round = rounding(dtype, expected[i]);
-    result.plain_absolute = std::max(result.plain_absolute, error);
-    squares += error * error;
-    rounding_squares += round * round;
-  }
-  result.plain_norm = std::sqrt(squares);
-  result.absolute = kFactor * result.plain_absolute + floor.absolute;
-  result.norm = kFactor * result.plain_norm + std::sqrt(rounding_squares) + floor.norm;
-  return result;
-}
-
 /// A floor for problems so small that the plain formula may be right by luck (one key, one lane, a
 /// power of two).
 ///
@@ -69,6 +45,25 @@ double rounding(Dtype dtype, double value) {
   if (value == 0 || !std::isfinite(value)) return smallest_rounding(dtype);
   const int significant_bits = dtype == Dtype::f32 ? 24 : dtype == Dtype::f16 ? 11 : 8;
   return std::max(std::ldexp(1.0, std::ilogb(value) - significant_bits), smallest_rounding(dtype));
+}
+
+Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>& expected,
+                    Dtype dtype, const Floor& floor) {
+  Tolerance result{.dtype = dtype};
+  double squares = 0;
+  double rounding_squares = 0;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    if (!std::isfinite(plain[i]) || !std::isfinite(expected[i])) continue;
+    const double error = std::fabs(plain[i] - expected[i]);
+    const double round = rounding(dtype, expected[i]);
+    result.plain_absolute = std::max(result.plain_absolute, error);
+    squares += error * error;
+    rounding_squares += round * round;
+  }
+  result.plain_norm = std::sqrt(squares);
+  result.absolute = kFactor * result.plain_absolute + floor.absolute;
+  result.norm = kFactor * result.plain_norm + std::sqrt(rounding_squares) + floor.norm;
+  return result;
 }
 
 double Tolerance::allowed(double expected) const { return absolute + rounding(dtype, expected); }

@@ -1,6 +1,8 @@
 // How far a result may be from the oracle: computed from the problem, in this one place.
 #pragma once
 
+#include <vector>
+
 #include "fovea/attention.hpp"
 
 #include "reference/attention_forward.hpp"
@@ -21,6 +23,16 @@ struct Tolerance {
 
 /// Half a unit in the last place of `value` in this dtype: what one rounding may cost.
 double rounding(Dtype dtype, double value);
+
+/// What a result may err by even where the plain formula is right by luck.
+struct Floor {
+  double absolute = 0;
+  double norm = 0;
+};
+
+/// Twice the error of `plain`, plus one rounding to `dtype`, plus the floor. Both row-major.
+Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>& expected,
+                    Dtype dtype, const Floor& floor);
 
 struct Tolerances {
   Tolerance out, lse, row_max;
