@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "problem/captured_floats.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -27,55 +28,14 @@ void check_spec(const TensorChecks& door, std::string_view name, const TensorSpe
                           to_string(make_spec(spec.dtype, shape_of(like)))));
 }
 
-/// The names that a score program captures and that a gradient can flow to, for the text of a refusal.
-std::string differentiable_names(const Captures& captures) {
-  std::string names;
-  const auto add = [&](const std::string& name) {
-    names += (names.empty() ? "'" : ", '") + name + "'";
-  };
-  for (const CapturedTensor& tensor : captures.tensors) {
-    if (is_float(tensor.view.dtype())) add(tensor.name);
-  }
-  for (const CapturedScalar& scalar : captures.scalars) {
-    if (scalar.type == ExprType::floating) add(scalar.name);
-  }
-  return names.empty() ? "none, since the score program captures no floats" : "one of " + names;
-}
-
-CapturedGradient resolve_captured(const TensorChecks& door, const Captures& captures,
-                                  const BackwardProblem::Captured& wanted) {
-  const auto tensor = std::ranges::find(captures.tensors, wanted.name, &CapturedTensor::name);
-  if (tensor != captures.tensors.end()) {
-    if (!is_float(tensor->view.dtype())) {
-      door.refuse(fmt::format("dcaptured names '{}', which is {}; expected a float tensor",
-                              wanted.name, name(tensor->view.dtype())));
-    }
-    check_spec(door, fmt::format("dcaptured '{}'", wanted.name), wanted.spec, tensor->view.spec());
-    return {wanted.name, wanted.spec, false};
-  }
-  const auto scalar = std::ranges::find(captures.scalars, wanted.name, &CapturedScalar::name);
-  if (scalar == captures.scalars.end()) {
-    door.refuse(fmt::format("dcaptured names '{}'; expected {}", wanted.name,
-                            differentiable_names(captures)));
-  }
-  if (scalar->type != ExprType::floating) {
-    door.refuse(
-        fmt::format("dcaptured names '{}', which is an int; expected a float scalar", wanted.name));
-  }
-  if (!is_float(wanted.spec.dtype) || wanted.spec.rank == 0 || wanted.spec.num_elements() != 1) {
-    door.refuse(fmt::format("dcaptured '{}' is {}; expected one element of f32, f16 or bf16",
-                            wanted.name,
-                            wanted.spec.rank == 0 ? "missing" : to_string(wanted.spec)));
-  }
-  return {wanted.name, wanted.spec, true};
-}
-
 void resolve_all_captured(const TensorChecks& door, const BackwardProblem& problem,
                           GradientProblem& g) {
   for (const BackwardProblem::Captured& wanted : problem.dcaptured) {
     if (std::ranges::find(g.captured, wanted.name, &CapturedGradient::name) != g.captured.end())
       door.refuse(fmt::format("dcaptured names '{}' twice; expected each name once", wanted.name));
-    g.captured.push_back(resolve_captured(door, problem.forward.score.captures(), wanted));
+    const bool is_scalar = check_captured_float(door, problem.forward.score.captures(),
+                                                {"dcaptured", wanted.name, wanted.spec});
+    g.captured.push_back({wanted.name, wanted.spec, is_scalar});
   }
 }
 
