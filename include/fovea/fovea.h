@@ -271,6 +271,68 @@ FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
                             const fovea_plan_options* options, int32_t format, char** text,
                             fovea_error** error);
 
+/* ---- Gradients, tangents, states ---- */
+
+/* Gradients of a forward call. What is NULL among dq, dk, dv, dsinks and dcaptured is not computed. */
+typedef struct fovea_attention_backward_args {
+  size_t struct_size;
+  uint32_t version;
+  const fovea_attention_forward_args* forward; /* out and lse as it wrote them: inputs here; its
+                                                  runtime and executor run this call */
+  const DLTensor* dout;                        /* as out; f32, f16 or bf16 */
+  const DLTensor* dlse;                        /* as lse, f32; optional */
+  const DLTensor* dq;                          /* as q, written; f32, f16 or bf16 */
+  const DLTensor* dk;                          /* as k */
+  const DLTensor* dv;                          /* as v */
+  const DLTensor* dsinks;                      /* [num_heads_q] f32 */
+  const fovea_named_tensor* dcaptured; /* written: "bias", "alibi", or a name in forward's tensors
+                                          (as that tensor) or scalars (one element) */
+  size_t num_dcaptured;
+  void* workspace; /* optional */
+  size_t workspace_bytes;
+} fovea_attention_backward_args;
+
+/* See attention_backward in backward.hpp. Nothing is written unless the arguments are valid. */
+FOVEA_API int fovea_attention_backward(const fovea_attention_backward_args* args,
+                                       fovea_error** error);
+/* What would run and why; as fovea_explain. */
+FOVEA_API int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t format,
+                                     char** text, fovea_error** error);
+
+/* A forward call and its derivative along one direction. A tangent that is NULL is 0. */
+typedef struct fovea_attention_jvp_args {
+  size_t struct_size;
+  uint32_t version;
+  const fovea_attention_forward_args* forward; /* out and lse are written too */
+  const DLTensor* q_tangent;                   /* as q; f32, f16 or bf16 */
+  const DLTensor* k_tangent;
+  const DLTensor* v_tangent;
+  const DLTensor* sinks_tangent;
+  const fovea_named_tensor* captured_tangents; /* names as in fovea_attention_backward_args */
+  size_t num_captured_tangents;
+  const DLTensor* out_tangent; /* as out, written */
+  const DLTensor* lse_tangent; /* as lse, written; optional */
+} fovea_attention_jvp_args;
+
+/* See attention_jvp in jvp.hpp. */
+FOVEA_API int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** error);
+
+/* Partial results of attention over parts of the keys, joined in the order given. */
+typedef struct fovea_merge_states_args {
+  size_t struct_size;
+  uint32_t version;
+  const DLTensor* const* outs; /* [num_states] */
+  const DLTensor* const* lses; /* [num_states] f32 */
+  size_t num_states;
+  const DLTensor* out; /* written; may be outs[0] */
+  const DLTensor* lse; /* written, optional; may be lses[0] */
+  fovea_runtime* runtime;
+  const fovea_executor* executor;
+} fovea_merge_states_args;
+
+/* See merge_states in state.hpp. */
+FOVEA_API int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error);
+
 #ifdef __cplusplus
 }
 #endif

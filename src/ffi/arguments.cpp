@@ -171,7 +171,47 @@ std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
   return std::make_unique<CallbackExecutor>(callbacks);
 }
 
+/// The tensor that a C caller means by a name; an empty view where no tensor has it.
+TensorView tensor_named(const fovea_attention_forward_args& forward, std::string_view name,
+                        const std::string& label) {
+  const DLTensor* found = nullptr;
+  if (name == "bias") found = forward.bias;
+  if (name == "alibi") found = forward.alibi;
+  for (std::size_t i = 0; found == nullptr && i < forward.num_tensors; ++i) {
+    if (name == forward.tensors[i].name) found = forward.tensors[i].tensor;
+  }
+  return to_view(found, Access::read, label);
+}
+
+/// Slots are found by what they are bound to: words and texts may name two tensors alike.
+std::string slot_of(const fovea_attention_forward_args& forward, const Captures& captures,
+                    std::string_view name, const std::string& label) {
+  if (const TensorView view = tensor_named(forward, name, label)) {
+    for (const CapturedTensor& captured : captures.tensors) {
+      if (captured.view == view) return captured.name;
+    }
+  }
+  for (const CapturedScalar& captured : captures.scalars) {
+    if (captured.name == name) return captured.name;
+  }
+  invalid(label, "is not read by the score; expected bias, alibi or a name that score_mod reads");
+}
+
 }  // namespace
+
+Threads to_threads(fovea_runtime* runtime, const fovea_executor* executor,
+                   const std::string& where) {
+  Threads threads;
+  if (runtime != nullptr) {
+    threads.runtime = &runtime->runtime;
+    threads.executor = &threads.runtime->executor();
+  }
+  if (executor != nullptr) {
+    threads.callbacks = to_executor(executor, where);
+    threads.executor = threads.callbacks.get();
+  }
+  return threads;
+}
 
 Call to_call(const fovea_attention_forward_args* source, const std::string& where) {
   const auto c = read_struct(source, kLeastArgsSize, where);
@@ -203,15 +243,28 @@ Call to_call(const fovea_attention_forward_args* source, const std::string& wher
   }
   args.workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes};
 
-  if (c.runtime != nullptr) {
-    call.runtime = &c.runtime->runtime;
-    args.executor = &call.runtime->executor();
-  }
-  if (c.executor != nullptr) {
-    call.executor = to_executor(c.executor, where);
-    args.executor = call.executor.get();
-  }
+  call.threads = to_threads(c.runtime, c.executor, where);
+  args.executor = call.threads.executor;
   return call;
+}
+
+std::vector<CapturedTensor> to_captured(const fovea_attention_forward_args* source,
+                                        const Call& call, const fovea_named_tensor* named,
+                                        std::size_t count, Access access,
+                                        const std::string& where) {
+  if (count > 0 && named == nullptr)
+    invalid(where, "is NULL; expected " + std::to_string(count) + " named tensors");
+  const auto forward = read_struct(source, kLeastArgsSize, where);
+  std::vector<CapturedTensor> result;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string at = where + "[" + std::to_string(i) + "]";
+    if (named[i].name == nullptr) invalid(at, "name is NULL; expected a name");
+    const std::string label = where + ": " + named[i].name;
+    const TensorView view = to_view(named[i].tensor, access, label);
+    if (!view) invalid(label, "is NULL; expected a tensor");
+    result.push_back({slot_of(forward, call.args.score.captures(), named[i].name, label), view});
+  }
+  return result;
 }
 
 Problem to_problem(const Call& call, const fovea_plan_options* source, const std::string& where) {

@@ -3,9 +3,12 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fovea/attention.hpp"
 #include "fovea/fovea.h"
+
+#include "ffi/tensor.hpp"
 
 struct fovea_runtime {
   fovea::Runtime runtime;
@@ -26,15 +29,34 @@ class CallbackExecutor final : public Executor {
   fovea_executor callbacks_;
 };
 
+/// Who runs a call.
+struct Threads {
+  Executor* executor = nullptr;                 // null: the process's own
+  Runtime* runtime = nullptr;                   // the caller's, or null
+  std::unique_ptr<CallbackExecutor> callbacks;  // behind executor, where the caller brought its own
+};
+/// Throws InvalidArgument, as all conversions here; `runtime` and `executor` may be null.
+Threads to_threads(fovea_runtime* runtime, const fovea_executor* executor,
+                   const std::string& where);
+
+inline Runtime& runtime_of(const Threads& threads) {
+  return threads.runtime != nullptr ? *threads.runtime : Runtime::process_default();
+}
+
 /// A C++ call with what it borrows.
 struct Call {
   AttentionForward args;
-  std::unique_ptr<CallbackExecutor> executor;  // args.executor, where the caller brought its own
-  Runtime* runtime = nullptr;                  // the caller's, or null
+  Threads threads;
 };
 
 /// Throws InvalidArgument, each message starting with `where`.
 Call to_call(const fovea_attention_forward_args* args, const std::string& where);
+
+/// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of call.args.score. Views are
+/// writable where `access` says so.
+std::vector<CapturedTensor> to_captured(const fovea_attention_forward_args* forward,
+                                        const Call& call, const fovea_named_tensor* named,
+                                        std::size_t count, Access access, const std::string& where);
 
 /// The problem that a call poses, with the bounds of `options` (null: none).
 Problem to_problem(const Call& call, const fovea_plan_options* options, const std::string& where);

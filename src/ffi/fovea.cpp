@@ -13,6 +13,7 @@
 #include "core/check.hpp"
 #include "ffi/arguments.hpp"
 #include "ffi/error.hpp"
+#include "ffi/explanation.hpp"
 
 struct fovea_plan {
   fovea::Plan plan;
@@ -21,26 +22,7 @@ struct fovea_plan {
 namespace {
 
 using fovea::ffi::guarded;
-
-// From malloc, so that any language's binding can tell how it is freed.
-char* copy_text(const std::string& text) {
-  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy == nullptr) throw std::bad_alloc();
-  std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
-
-char* render(const fovea::Explanation& explanation, std::int32_t format, const char* where) {
-  switch (format) {
-    case FOVEA_TEXT:
-      return copy_text(explanation.print());
-    case FOVEA_JSON:
-      return copy_text(explanation.json());
-    default:
-      fovea::invalid(where,
-                     "format is " + std::to_string(format) + "; expected FOVEA_TEXT or FOVEA_JSON");
-  }
-}
+using fovea::ffi::render;
 
 template <typename T>
 void require(T* pointer, const char* where, const char* name) {
@@ -84,11 +66,7 @@ void fovea_runtime_destroy(fovea_runtime* runtime) { delete runtime; }
 int fovea_attention_forward(const fovea_attention_forward_args* args, fovea_error** error) {
   return guarded(error, [&] {
     const auto call = fovea::ffi::to_call(args, "fovea_attention_forward");
-    if (call.runtime != nullptr) {
-      fovea::attention_forward(call.args, *call.runtime);
-    } else {
-      fovea::attention_forward(call.args);
-    }
+    fovea::attention_forward(call.args, fovea::ffi::runtime_of(call.threads));
   });
 }
 

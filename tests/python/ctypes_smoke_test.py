@@ -79,6 +79,20 @@ class CtypesSmoke(unittest.TestCase):
         self.assert_close(plain_attention(self.q, self.k, self.v, lambda s, h, i, j: s + slopes[h] * (j - i),
                                           lambda i, j: j != 2))
 
+    def test_backward_hands_each_row_of_dout_to_the_values_it_saw(self):
+        count = BATCH * SEQLEN * HEADS * DIM
+        ones, lse = array.array("f", [1.0]) * count, array.array("f", [math.nan]) * (BATCH * HEADS * SEQLEN)
+        dq, dv = array.array("f", [math.nan]) * count, array.array("f", [math.nan]) * count
+        args = self.args(causal=1, lse=as_tensor(lse, (BATCH, HEADS, SEQLEN)))
+        self.library.attention_forward(args)
+        self.library.attention_backward(fovea.backward_args(
+            args, dout=as_tensor(ones, self.shape), dq=as_tensor(dq, self.shape), dv=as_tensor(dv, self.shape)))
+        for h in range(HEADS):
+            for d in range(DIM):
+                total = sum(dv[(j * HEADS + h) * DIM + d] for j in range(SEQLEN))
+                self.assertAlmostEqual(total, SEQLEN, places=5)  # probabilities of a row sum to 1
+        self.assertTrue(all(dq[d] == 0 for d in range(HEADS * DIM)))  # the first row sees one key: no choice, no gradient
+
     def test_plan_runs_and_explains(self):
         args = self.args(causal=1)
         plan = self.library.plan(args)

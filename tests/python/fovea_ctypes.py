@@ -71,9 +71,35 @@ class PlanOptions(ctypes.Structure):
                 ("max_seqlen_kv", c_int64), ("num_threads", c_int32)]
 
 
+class BackwardArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("dout", _TENSOR), ("dlse", _TENSOR), ("dq", _TENSOR), ("dk", _TENSOR), ("dv", _TENSOR), ("dsinks", _TENSOR),
+        ("dcaptured", POINTER(NamedTensor)), ("num_dcaptured", c_size_t),
+        ("workspace", c_void_p), ("workspace_bytes", c_size_t),
+    ]
+
+
+class JvpArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("q_tangent", _TENSOR), ("k_tangent", _TENSOR), ("v_tangent", _TENSOR), ("sinks_tangent", _TENSOR),
+        ("captured_tangents", POINTER(NamedTensor)), ("num_captured_tangents", c_size_t),
+        ("out_tangent", _TENSOR), ("lse_tangent", _TENSOR),
+    ]
+
+
+class MergeStatesArgs(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("outs", POINTER(_TENSOR)), ("lses", POINTER(_TENSOR)),
+                ("num_states", c_size_t), ("out", _TENSOR), ("lse", _TENSOR), ("runtime", c_void_p),
+                ("executor", POINTER(Executor))]
+
+
 # C name: our struct. The smoke test compares every one with the header.
 STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar, "fovea_executor": Executor,
-           "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions}
+           "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions,
+           "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
+           "fovea_merge_states_args": MergeStatesArgs}
 
 
 class FoveaError(RuntimeError):
@@ -131,6 +157,15 @@ def forward_args(tensors=None, scalars=None, **fields):
     return args
 
 
+def backward_args(forward, dcaptured=None, **fields):
+    """BackwardArgs from plain values: Tensor for tensors, a dict of Tensor for the gradients of what programs read."""
+    values = {name: ctypes.pointer(value) for name, value in fields.items()}
+    args = sized(BackwardArgs, forward=ctypes.pointer(forward), **values)
+    named = [NamedTensor(name.encode(), ctypes.pointer(t)) for name, t in (dcaptured or {}).items()]
+    args.dcaptured, args.num_dcaptured = (NamedTensor * len(named))(*named), len(named)
+    return args
+
+
 class Library:
     """The loaded libfovea; every method raises what the C function reports."""
 
@@ -144,6 +179,10 @@ class Library:
         error = POINTER(c_void_p)
         args, options, text = POINTER(ForwardArgs), POINTER(PlanOptions), POINTER(c_void_p)
         c.fovea_attention_forward.argtypes = [args, error]
+        c.fovea_attention_backward.argtypes = [POINTER(BackwardArgs), error]
+        c.fovea_explain_backward.argtypes = [POINTER(BackwardArgs), c_int32, text, error]
+        c.fovea_attention_jvp.argtypes = [POINTER(JvpArgs), error]
+        c.fovea_merge_states.argtypes = [POINTER(MergeStatesArgs), error]
         c.fovea_runtime_create.argtypes = [c_int32, POINTER(c_void_p), error]
         c.fovea_plan_create.argtypes = [args, options, POINTER(c_void_p), error]
         c.fovea_plan_run.argtypes = [c_void_p, args, error]
@@ -166,6 +205,9 @@ class Library:
 
     def attention_forward(self, args):
         self.call(self.c.fovea_attention_forward, ctypes.byref(args))
+
+    def attention_backward(self, args):
+        self.call(self.c.fovea_attention_backward, ctypes.byref(args))
 
     def explain(self, args, options=None, is_json=False):
         text = c_void_p()

@@ -1,0 +1,13 @@
+// Explanations as texts that a C caller frees.
+#pragma once
+
+#include <cstdint>
+
+#include "fovea/attention.hpp"
+
+namespace fovea::ffi {
+
+/// The page or the JSON object, freed by fovea_string_free. Throws InvalidArgument, naming `where`, for an unknown format.
+char* render(const Explanation& explanation, std::int32_t format, const char* where);
+
+}  // namespace fovea::ffi

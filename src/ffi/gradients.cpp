@@ -1,0 +1,150 @@
+// The functions of fovea.h around a forward call: gradients, tangents, partial states.
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+#include "fovea/fovea.h"
+#include "fovea/jvp.hpp"
+#include "fovea/state.hpp"
+
+#include "core/check.hpp"
+#include "ffi/arguments.hpp"
+#include "ffi/error.hpp"
+#include "ffi/explanation.hpp"
+#include "ffi/sized_struct.hpp"
+#include "ffi/tensor.hpp"
+
+namespace {
+
+using fovea::TensorView;
+using fovea::ffi::Access;
+using fovea::ffi::guarded;
+
+/// Reads the tensors of one struct and says whose they are when one is wrong.
+class Tensors {
+ public:
+  explicit Tensors(std::string where) : where_(std::move(where)) {}
+  TensorView input(const DLTensor* tensor, const char* name) const {
+    return fovea::ffi::to_view(tensor, Access::read, where_ + ": " + name);
+  }
+  TensorView output(const DLTensor* tensor, const char* name) const {
+    return fovea::ffi::to_view(tensor, Access::write, where_ + ": " + name);
+  }
+  TensorView required(const TensorView& view, const char* name) const {
+    if (!view) fovea::invalid(where_ + ": " + name, "is NULL; expected a tensor");
+    return view;
+  }
+
+ private:
+  std::string where_;
+};
+
+struct BackwardCall {
+  fovea::ffi::Call forward;
+  fovea::AttentionBackward args;
+};
+
+BackwardCall to_backward(const fovea_attention_backward_args* source, const std::string& where) {
+  constexpr std::size_t kLeastSize = offsetof(fovea_attention_backward_args, dlse);
+  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
+  const Tensors read(where);
+  BackwardCall call;
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
+  fovea::AttentionBackward& args = call.args;
+  args.forward = call.forward.args;
+  args.dout = read.required(read.input(c.dout, "dout"), "dout");
+  args.dlse = read.input(c.dlse, "dlse");
+  args.dq = read.output(c.dq, "dq");
+  args.dk = read.output(c.dk, "dk");
+  args.dv = read.output(c.dv, "dv");
+  args.dsinks = read.output(c.dsinks, "dsinks");
+  args.dcaptured = fovea::ffi::to_captured(c.forward, call.forward, c.dcaptured, c.num_dcaptured,
+                                           Access::write, where + ": dcaptured");
+  if (c.workspace == nullptr && c.workspace_bytes > 0)
+    fovea::invalid(where, "workspace is NULL; expected workspace_bytes bytes");
+  args.workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes};
+  args.executor = call.forward.threads.executor;
+  return call;
+}
+
+fovea::AttentionJvp to_jvp(const fovea_attention_jvp_args& c, const fovea::ffi::Call& forward,
+                           const std::string& where) {
+  const Tensors read(where);
+  return {.forward = forward.args,
+          .q_tangent = read.input(c.q_tangent, "q_tangent"),
+          .k_tangent = read.input(c.k_tangent, "k_tangent"),
+          .v_tangent = read.input(c.v_tangent, "v_tangent"),
+          .sinks_tangent = read.input(c.sinks_tangent, "sinks_tangent"),
+          .captured_tangents = fovea::ffi::to_captured(c.forward, forward, c.captured_tangents,
+                                                       c.num_captured_tangents, Access::read,
+                                                       where + ": captured_tangents"),
+          .out_tangent = read.required(read.output(c.out_tangent, "out_tangent"), "out_tangent"),
+          .lse_tangent = read.output(c.lse_tangent, "lse_tangent")};
+}
+
+std::vector<TensorView> to_views(const DLTensor* const* tensors, std::size_t count,
+                                 const std::string& where) {
+  if (count > 0 && tensors == nullptr)
+    fovea::invalid(where, "is NULL; expected num_states tensors");
+  std::vector<TensorView> views;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string name = where + "[" + std::to_string(i) + "]";
+    views.push_back(fovea::ffi::to_view(tensors[i], Access::read, name));
+    if (!views.back()) fovea::invalid(name, "is NULL; expected a tensor");
+  }
+  return views;
+}
+
+}  // namespace
+
+extern "C" {
+
+int fovea_attention_backward(const fovea_attention_backward_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    const BackwardCall call = to_backward(args, "fovea_attention_backward");
+    fovea::attention_backward(call.args, fovea::ffi::runtime_of(call.forward.threads));
+  });
+}
+
+int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t format, char** text,
+                           fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_explain_backward";
+    if (text == nullptr) fovea::invalid(kWhere, "text is NULL; expected an address");
+    *text = nullptr;
+    const BackwardCall call = to_backward(args, kWhere);
+    fovea::BackwardProblem problem = fovea::problem_of(call.args);
+    if (call.args.executor != nullptr)
+      problem.forward.num_threads = call.args.executor->concurrency();
+    const fovea::Device device = problem.forward.q.device;
+    *text = fovea::ffi::render(fovea::explain(problem, device), format, kWhere);
+  });
+}
+
+int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr std::size_t kLeastSize = offsetof(fovea_attention_jvp_args, q_tangent);
+    const std::string where = "fovea_attention_jvp";
+    const auto c = fovea::ffi::read_struct(args, kLeastSize, where);
+    const auto forward = fovea::ffi::to_call(c.forward, where + ": forward");
+    fovea::attention_jvp(to_jvp(c, forward, where));
+  });
+}
+
+int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr std::size_t kLeastSize = offsetof(fovea_merge_states_args, lse);
+    const std::string where = "fovea_merge_states";
+    const auto c = fovea::ffi::read_struct(args, kLeastSize, where);
+    const Tensors read(where);
+    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
+    fovea::merge_states({.outs = to_views(c.outs, c.num_states, where + ": outs"),
+                         .lses = to_views(c.lses, c.num_states, where + ": lses"),
+                         .out = read.required(read.output(c.out, "out"), "out"),
+                         .lse = read.output(c.lse, "lse"),
+                         .executor = threads.executor});
+  });
+}
+
+}  // extern "C"

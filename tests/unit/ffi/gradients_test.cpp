@@ -1,0 +1,213 @@
+// Gradients, tangents and states through the C door: the same bits as the C++ functions, and refusals that name the argument.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+#include "fovea/fovea.h"
+#include "fovea/jvp.hpp"
+#include "fovea/mask.hpp"
+#include "fovea/state.hpp"
+
+#include "unit/ffi/c_call.hpp"
+
+namespace fovea::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
+
+TensorView view_of(FloatTensor& tensor) {
+  return {tensor.values.data(), make_spec(Dtype::f32, tensor.shape)};
+}
+
+/// A forward call that has run, with a bias, slopes and a formula that reads a tensor named like those of the ALiBi word.
+struct GradientCall : SmallCall {
+  GradientCall() {
+    for (std::size_t i = 0; i < dout.values.size(); ++i)
+      dout.values[i] = std::sin(static_cast<float>(i));
+    for (std::size_t i = 0; i < bias.values.size(); ++i)
+      bias.values[i] = 0.1F * static_cast<float>(i % 4);
+    slopes.values = {0.5F, 0.25F};
+    own.values = {1.5F, -0.5F};
+    args.lse = &lse.tensor;
+    args.bias = &bias.tensor;
+    args.alibi = &slopes.tensor;
+    args.tensors = &named;
+    args.num_tensors = 1;
+    args.score_mod = "score * slopes[q_head]";
+    args.causal = 1;
+    EXPECT_EQ(outcome_of(fovea_attention_forward, &args).message, "");
+  }
+
+  AttentionForward cxx() {
+    AttentionForward forward{.q = view_of(q),
+                             .k = view_of(k),
+                             .v = view_of(v),
+                             .out = view_of(out),
+                             .lse = view_of(lse)};
+    forward.score =
+        fovea::bias(view_of(bias)) | alibi(view_of(slopes)) |
+        parse_score_mod("score * slopes[q_head]", {.tensors = {{"slopes", view_of(own)}}});
+    forward.mask = causal();
+    return forward;
+  }
+
+  FloatTensor lse{{1, 2, 5}}, bias{{2, 5, 5}}, slopes{{2}}, own{{2}}, dout{{1, 5, 2, 8}};
+  fovea_named_tensor named{"slopes", &own.tensor};
+};
+
+struct Gradients {
+  FloatTensor dq{{1, 5, 2, 8}, kPoison}, dk{{1, 5, 2, 8}, kPoison}, dv{{1, 5, 2, 8}, kPoison};
+  FloatTensor dbias{{2, 5, 5}, kPoison}, dslopes{{2}, kPoison}, down{{2}, kPoison};
+};
+
+TEST(CAttentionBackward, EqualsTheCxxDoorAndTellsNamesApart) {
+  GradientCall call;
+  Gradients c;
+  const fovea_named_tensor wanted[] = {
+      {"bias", &c.dbias.tensor}, {"alibi", &c.dslopes.tensor}, {"slopes", &c.down.tensor}};
+  fovea_attention_backward_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.forward = &call.args;
+  args.dout = &call.dout.tensor;
+  args.dq = &c.dq.tensor;
+  args.dk = &c.dk.tensor;
+  args.dv = &c.dv.tensor;
+  args.dcaptured = wanted;
+  args.num_dcaptured = 3;
+  ASSERT_EQ(outcome_of(fovea_attention_backward, &args).message, "");
+
+  Gradients cxx;
+  attention_backward({.dout = view_of(call.dout),
+                      .forward = call.cxx(),
+                      .dq = view_of(cxx.dq),
+                      .dk = view_of(cxx.dk),
+                      .dv = view_of(cxx.dv),
+                      .dcaptured = {{"bias", view_of(cxx.dbias)},
+                                    {"slopes", view_of(cxx.dslopes)},
+                                    {"slopes_2", view_of(cxx.down)}}});
+  EXPECT_EQ(c.dq.values, cxx.dq.values);
+  EXPECT_EQ(c.dk.values, cxx.dk.values);
+  EXPECT_EQ(c.dv.values, cxx.dv.values);
+  EXPECT_EQ(c.dbias.values, cxx.dbias.values);
+  EXPECT_EQ(c.dslopes.values, cxx.dslopes.values);
+  EXPECT_EQ(c.down.values, cxx.down.values);
+  EXPECT_NE(c.down.values, c.dslopes.values);
+}
+
+TEST(CAttentionBackward, RefusalsNameTheArgumentAndWriteNothing) {
+  struct Row {
+    std::function<void(fovea_attention_backward_args&, GradientCall&, fovea_named_tensor&)> spoil;
+    const char* expected;
+  };
+  const Row rows[] = {
+      {[](auto& args, auto&, auto&) { args.dout = nullptr; }, "dout: is NULL"},
+      {[](auto& args, auto&, auto&) { args.forward = nullptr; }, "forward: the struct is NULL"},
+      {[](auto&, auto& call, auto&) { call.args.lse = nullptr; }, "lse"},
+      {[](auto&, auto&, auto& wanted) { wanted.name = "curve"; },
+       "curve: is not read by the score"},
+      {[](auto&, auto&, auto& wanted) { wanted.name = nullptr; }, "name is NULL"},
+      {[](auto&, auto&, auto& wanted) { wanted.tensor = nullptr; }, "bias: is NULL"},
+      {[](auto& args, auto&, auto&) { args.dcaptured = nullptr; }, "dcaptured: is NULL"},
+      {[](auto&, auto& call, auto&) { call.dout.shape[1] = 4; }, "dout"},
+      {[](auto& args, auto&, auto&) { args.workspace_bytes = 1; }, "workspace is NULL"},
+  };
+  for (const Row& row : rows) {
+    GradientCall call;
+    FloatTensor dq({1, 5, 2, 8}, -7.0F), dbias({2, 5, 5}, -7.0F);
+    fovea_named_tensor wanted{"bias", &dbias.tensor};
+    fovea_attention_backward_args args{};
+    args.struct_size = sizeof(args);
+    args.version = FOVEA_ABI_VERSION;
+    args.forward = &call.args;
+    args.dout = &call.dout.tensor;
+    args.dq = &dq.tensor;
+    args.dcaptured = &wanted;
+    args.num_dcaptured = 1;
+    row.spoil(args, call, wanted);
+    const Outcome outcome = outcome_of(fovea_attention_backward, &args);
+    EXPECT_EQ(outcome.kind, FOVEA_INVALID_ARGUMENT) << row.expected;
+    EXPECT_THAT(outcome.message, HasSubstr(row.expected));
+    EXPECT_EQ(dq.values, std::vector<float>(dq.values.size(), -7.0F)) << row.expected;
+    EXPECT_EQ(dbias.values, std::vector<float>(dbias.values.size(), -7.0F)) << row.expected;
+  }
+}
+
+TEST(CExplainBackward, NamesTheKernel) {
+  GradientCall call;
+  FloatTensor dq({1, 5, 2, 8});
+  fovea_attention_backward_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.forward = &call.args;
+  args.dout = &call.dout.tensor;
+  args.dq = &dq.tensor;
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_explain_backward, &args, static_cast<std::int32_t>(FOVEA_JSON), &text)
+                .message,
+            "");
+  EXPECT_THAT(std::string(text), HasSubstr("cpu/attention_backward"));
+  fovea_string_free(text);
+}
+
+TEST(CAttentionJvp, EqualsTheCxxDoor) {
+  GradientCall call;
+  FloatTensor out_tangent({1, 5, 2, 8}, kPoison), lse_tangent({1, 2, 5}, kPoison);
+  const fovea_named_tensor tangent{"alibi", &call.own.tensor};
+  fovea_attention_jvp_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.forward = &call.args;
+  args.q_tangent = &call.dout.tensor;
+  args.captured_tangents = &tangent;
+  args.num_captured_tangents = 1;
+  args.out_tangent = &out_tangent.tensor;
+  args.lse_tangent = &lse_tangent.tensor;
+  ASSERT_EQ(outcome_of(fovea_attention_jvp, &args).message, "");
+
+  FloatTensor cxx_out({1, 5, 2, 8}, kPoison), cxx_lse({1, 2, 5}, kPoison);
+  attention_jvp({.forward = call.cxx(),
+                 .q_tangent = view_of(call.dout),
+                 .captured_tangents = {{"slopes", view_of(call.own)}},
+                 .out_tangent = view_of(cxx_out),
+                 .lse_tangent = view_of(cxx_lse)});
+  EXPECT_EQ(out_tangent.values, cxx_out.values);
+  EXPECT_EQ(lse_tangent.values, cxx_lse.values);
+
+  args.out_tangent = nullptr;
+  EXPECT_THAT(outcome_of(fovea_attention_jvp, &args).message, HasSubstr("out_tangent: is NULL"));
+}
+
+TEST(CMergeStates, JoinsStatesAndRefusesHalfOfOne) {
+  FloatTensor first({1, 1, 1, 2}, 1.0F), second({1, 1, 1, 2}, 4.0F), out({1, 1, 1, 2}, kPoison);
+  FloatTensor first_lse({1, 1, 1}, 0.0F), second_lse({1, 1, 1}, std::log(2.0F)), lse({1, 1, 1});
+  const DLTensor* outs[] = {&first.tensor, &second.tensor};
+  const DLTensor* lses[] = {&first_lse.tensor, &second_lse.tensor};
+  fovea_merge_states_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.outs = outs;
+  args.lses = lses;
+  args.num_states = 2;
+  args.out = &out.tensor;
+  args.lse = &lse.tensor;
+  ASSERT_EQ(outcome_of(fovea_merge_states, &args).message, "");
+  EXPECT_NEAR(out.values[0], 3.0F, 1e-6F);  // weights 1/3 and 2/3
+  EXPECT_NEAR(lse.values[0], std::log(3.0F), 1e-6F);
+
+  lses[1] = nullptr;
+  EXPECT_THAT(outcome_of(fovea_merge_states, &args).message, HasSubstr("lses[1]: is NULL"));
+  args.lses = nullptr;
+  EXPECT_THAT(outcome_of(fovea_merge_states, &args).message, HasSubstr("lses: is NULL"));
+}
+
+}  // namespace
+}  // namespace fovea::testing
