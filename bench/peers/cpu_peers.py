@@ -3,12 +3,13 @@
 
 usage: cpu_peers.py --library libfovea.so [--threads 1,all] [--dtypes f32,f16,bf16] [--rounds 9] [--json FILE]
 
-Three tables: attention against PyTorch's scaled_dot_product_attention and against the f32 2048^3 matrix product of
-PyTorch's BLAS; what masks cost against the share that they leave visible; decode against the read bandwidth. A figure is
+Four tables: attention against PyTorch's scaled_dot_product_attention and against the f32 2048^3 matrix product of
+PyTorch's BLAS; forward and backward together, likewise, against its autograd; what masks cost against the share that they
+leave visible; decode against the read bandwidth. A figure is
 the median over rounds, and in each round every contender runs once, so a machine that slows down slows all of them.
-GFLOP/s count 4 * batch * heads * visible pairs * head_dim, with peers' convention of half of all pairs for causal. Tensors
-are [batch, heads, seqlen, head_dim] in memory, which is PyTorch's own layout; Fovea gets strides. PyTorch allocates its
-output, Fovea runs a plan. Results are compared, because a wrong result has no speed.
+GFLOP/s count 4 * batch * heads * visible pairs * head_dim (3.5 times that for forward and backward), with peers'
+convention of half of all pairs for causal. Tensors are [batch, heads, seqlen, head_dim] in memory, which is PyTorch's own layout; Fovea gets strides. PyTorch allocates its
+output, Fovea runs a plan (backward: the plan that the runtime remembers). Results are compared, because a wrong result has no speed.
 """
 
 import argparse
@@ -74,6 +75,24 @@ class FoveaCall:
         self.plan.run(self.args)
 
 
+class FoveaGradients:
+    """A forward call and its backward."""
+
+    def __init__(self, library, runtime, q, k, v, dout, **fields):
+        self.library, self.inputs = library, (q, k, v, dout)
+        batch, heads, seqlen, _ = q.shape
+        self.lse = torch.full((batch, heads, seqlen), math.nan)
+        self.forward = FoveaCall(library, runtime, q, k, v, lse=fovea.torch_tensor(self.lse), **fields)
+        self.gradients = [torch.full_like(t, math.nan) for t in (q, k, v)]
+        named = {"dout": dout, **dict(zip(("dq", "dk", "dv"), self.gradients))}
+        self.args = fovea.backward_args(
+            self.forward.args, **{name: fovea.torch_tensor(t.transpose(1, 2)) for name, t in named.items()})
+
+    def __call__(self):
+        self.forward()
+        self.library.attention_backward(self.args)
+
+
 def matmul_call():
     a, b = torch.randn(MATMUL_SIZE, MATMUL_SIZE), torch.randn(MATMUL_SIZE, MATMUL_SIZE)
     out = torch.empty(MATMUL_SIZE, MATMUL_SIZE)
@@ -102,7 +121,39 @@ def progress(text):
     print(f"cpu_peers: {text}", file=sys.stderr, flush=True)
 
 
-# ---- The three tables ----
+# ---- The tables ----
+
+
+def case_name(case):
+    batch, heads, seqlen, head_dim, causal = case
+    return f"{batch}x{heads}x{seqlen}x{head_dim}{' causal' if causal else ''}"
+
+
+def measure_backward(setup, case, dtype):
+    batch, heads, seqlen, head_dim, causal = case
+    q, k, v, dout = (torch.randn(batch, heads, seqlen, head_dim, dtype=DTYPES[dtype]) for _ in range(4))
+    ours = FoveaGradients(setup.library, setup.runtime, q, k, v, dout, causal=int(causal))
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+
+    def autograd():
+        return torch.autograd.grad(sdpa(*inputs, is_causal=causal), inputs, dout)
+
+    contest = Contest(setup.rounds)
+    contest.add("fovea", ours)
+    contest.add("torch", autograd)
+    contest.add("matmul", matmul_call())
+    seconds = contest.medians()
+    flops = 3.5 * 4 * batch * heads * seqlen * seqlen * head_dim * (0.5 if causal else 1)
+    rates = {"fovea": flops / seconds["fovea"] / 1e9, "torch": flops / seconds["torch"] / 1e9,
+             "matmul": 2 * MATMUL_SIZE**3 / seconds["matmul"] / 1e9}
+    bar = (1.05, 0.75) if dtype == "f32" else (1.5 if setup.has_amx else 1.8, 0.0)
+    to_torch, of_matmul = rates["fovea"] / rates["torch"], rates["fovea"] / rates["matmul"]
+    return {"case": case_name(case), "dtype": dtype, "threads": setup.threads, "fovea_gflops": rates["fovea"],
+            "torch_gflops": rates["torch"], "matmul_f32_gflops": rates["matmul"], "to_torch": to_torch,
+            "of_matmul": of_matmul,
+            "difference": max(check_equal(a, b, b) for a, b in zip(ours.gradients, autograd())),
+            "bar": f"{bar[0]:.2f}x" + (f", {bar[1]:.0%}" if bar[1] else ""),
+            "is_met": to_torch >= bar[0] and of_matmul >= bar[1]}
 
 
 def measure_forward(setup, case, dtype):
@@ -119,7 +170,7 @@ def measure_forward(setup, case, dtype):
              "matmul": 2 * MATMUL_SIZE**3 / seconds["matmul"] / 1e9}
     bar = (1.05, 0.85) if dtype == "f32" else (1.5 if setup.has_amx else 1.8, 0.0)
     to_torch, of_matmul = rates["fovea"] / rates["torch"], rates["fovea"] / rates["matmul"]
-    return {"case": f"{batch}x{heads}x{seqlen}x{head_dim}{' causal' if causal else ''}", "dtype": dtype,
+    return {"case": case_name(case), "dtype": dtype,
             "threads": setup.threads, "fovea_gflops": rates["fovea"], "torch_gflops": rates["torch"],
             "matmul_f32_gflops": rates["matmul"], "to_torch": to_torch, "of_matmul": of_matmul,
             "difference": check_equal(ours.out, sdpa(q, k, v, is_causal=causal), v),
@@ -191,13 +242,15 @@ def measure_decode(setup, dtype):
 
 # ---- Report ----
 
+RATES = (
+    ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"),
+    ("Fovea GFLOP/s", "fovea_gflops", "{:.0f}"), ("PyTorch GFLOP/s", "torch_gflops", "{:.0f}"),
+    ("ratio", "to_torch", "{:.2f}x"), ("f32 product GFLOP/s", "matmul_f32_gflops", "{:.0f}"),
+    ("of the product", "of_matmul", "{:.0%}"), ("largest difference", "difference", "{:.1e}"), ("bar", "bar", "{}"),
+    ("met", "is_met", "{}"))
 TABLES = {
-    "forward": ("Attention forward", (
-        ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"),
-        ("Fovea GFLOP/s", "fovea_gflops", "{:.0f}"), ("PyTorch GFLOP/s", "torch_gflops", "{:.0f}"),
-        ("ratio", "to_torch", "{:.2f}x"), ("f32 product GFLOP/s", "matmul_f32_gflops", "{:.0f}"),
-        ("of the product", "of_matmul", "{:.0%}"), ("largest difference", "difference", "{:.1e}"), ("bar", "bar", "{}"),
-        ("met", "is_met", "{}"))),
+    "forward": ("Attention forward", RATES),
+    "backward": ("Attention forward and backward", RATES),
     "masks": ("What masks cost", (
         ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"), ("full ms", "full_ms", "{:.1f}"),
         ("masked ms", "masked_ms", "{:.1f}"), ("visible share", "visible_share", "{:.1%}"),
@@ -243,7 +296,7 @@ def parse_args():
     parser.add_argument("--library", required=True, help="libfovea.so")
     parser.add_argument("--threads", default="1,all", help="thread counts, comma separated (default 1,all)")
     parser.add_argument("--dtypes", default="f32,f16,bf16")
-    parser.add_argument("--tables", default="forward,masks,decode")
+    parser.add_argument("--tables", default="forward,backward,masks,decode")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file")
     return parser.parse_args()
@@ -262,6 +315,9 @@ def main():
             for case in FORWARD_CASES if "forward" in rows else ():
                 progress(f"{threads} threads, {dtype}, {case}")
                 rows["forward"].append(measure_forward(setup, case, dtype))
+            for case in FORWARD_CASES if "backward" in rows else ():
+                progress(f"{threads} threads, {dtype}, backward, {case}")
+                rows["backward"].append(measure_backward(setup, case, dtype))
             if "masks" in rows:
                 progress(f"{threads} threads, {dtype}, masks")
                 rows["masks"] += measure_masks(setup, dtype)
