@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -162,10 +163,11 @@ PoisonedWorkspace::PoisonedWorkspace(std::size_t num_bytes) : size_(num_bytes) {
 }
 
 bool PoisonedWorkspace::has_intact_guards() const {
-  for (std::size_t i = 0; i < memory_.size(); ++i) {
-    if ((i < begin_ || i >= begin_ + size_) && memory_[i] != kPoison) return false;
-  }
-  return true;
+  const auto is_poison = [](std::byte each) { return each == kPoison; };
+  const auto begin = memory_.begin() + static_cast<std::ptrdiff_t>(begin_);
+  const auto end = begin + static_cast<std::ptrdiff_t>(size_);
+  return std::all_of(memory_.begin(), begin, is_poison) &&
+         std::all_of(end, memory_.end(), is_poison);
 }
 
 std::string run_with_poisoned_workspace(AttentionForward args) {
