@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +11,7 @@
 #include "command.hpp"
 #include "failure.hpp"
 #include "files.hpp"
+#include "gradients.hpp"
 #include "parse_words.hpp"
 #include "progress.hpp"
 #include "safetensors.hpp"
@@ -35,6 +37,9 @@ constexpr const char* kExamples =
   Two packed sequences that see 256 keys to the left:
     fovea attend --q q.npy --k k.npy --v v.npy --layout thd \
       --cu-seqlens-q c.npy --cu-seqlens-kv c.npy --causal --window 256,0 --out out.npy
+  Gradients, that of a learnable bias among them:
+    fovea attend --q q.npy --k k.npy --v v.npy --bias bias.npy --backward --dout dout.npy \
+      --dq dq.npy --dk dk.npy --dv dv.npy --grad bias=dbias.npy
 
 Shapes: q [batch, seqlen_q, num_heads_q, head_dim]; k, v [batch, seqlen_kv, num_heads_kv, head_dim]; the number of
 query heads is a multiple of the number of key heads. Programs may read score, batch, q_head, kv_head, q_idx, kv_idx,
@@ -45,6 +50,7 @@ Exit codes: 0 done; 1 ran, but --check failed or writing did; 2 bad input; 3 not
 
 struct AttendOptions {
   AttentionOptions attention;
+  GradientOptions gradients;
   std::optional<std::string> out, lse;
   std::optional<Dtype> out_dtype;
   bool wants_check = false, wants_json = false;
@@ -102,7 +108,8 @@ std::span<const std::byte> bytes_of(const Array& array) {
           static_cast<std::size_t>(array.spec.num_elements()) * size_bytes(array.spec.dtype)};
 }
 
-void write_outputs(const AttendOptions& options, const Array& out, const Array& lse) {
+void write_outputs(const AttendOptions& options, const Array& out, const Array& lse,
+                   const Gradients& gradients) {
   std::vector<OutputFiles::Content> contents;
   if (options.out && is_safetensors(*options.out)) {
     contents.push_back({*options.out,
@@ -112,8 +119,17 @@ void write_outputs(const AttendOptions& options, const Array& out, const Array& 
     contents.push_back({*options.out, npy_header(out.spec), {bytes_of(out)}});
   }
   if (options.lse) contents.push_back({*options.lse, npy_header(lse.spec), {bytes_of(lse)}});
+  for (const NamedGradient& each : named(gradients, options.gradients)) {
+    if (each.path)
+      contents.push_back({*each.path, npy_header(each.array.spec), {bytes_of(each.array)}});
+  }
   OutputFiles::write(contents);
 }
+
+struct BackwardReport {
+  Explanation explanation;
+  double milliseconds = 0;
+};
 
 /// All that a run has to tell.
 struct Report {
@@ -121,9 +137,14 @@ struct Report {
   VisibleWork work;
   int num_threads = 0;
   double milliseconds = 0;
+  std::optional<BackwardReport> backward;
   std::optional<CheckResult> check;
 
   double gflops_per_second() const { return work.flops / (milliseconds * 1e6); }
+  double backward_flops() const { return kBackwardFlops * work.flops; }
+  double backward_gflops_per_second() const {
+    return backward_flops() / (backward->milliseconds * 1e6);
+  }
   double skipped_share() const {
     return work.tiles.total() == 0
                ? 0
@@ -139,7 +160,8 @@ std::string print(const Difference& difference, std::string_view name) {
       difference.passes() ? "right" : fmt::format("WRONG, {} elements", difference.num_wrong));
 }
 
-std::string print(const Report& report, const AttendOptions& options, const Array& out) {
+std::string print(const Report& report, const AttendOptions& options, const Array& out,
+                  const Gradients& gradients) {
   const Explanation& e = report.explanation;
   std::string text = fmt::format("ran        {} on {}, {} products, {} threads\n", e.kernel,
                                  e.target, e.compute_dtype, report.num_threads);
@@ -153,9 +175,21 @@ std::string print(const Report& report, const AttendOptions& options, const Arra
                   report.work.tiles.empty, report.work.tiles.total(), 100 * report.skipped_share(),
                   report.work.tiles.partial, report.work.tiles.full, e.tile_q, e.tile_kv);
   text += fmt::format("workspace  {} bytes\n", e.workspace_bytes);
-  if (report.check) text += print(report.check->out, "out") + print(report.check->lse, "lse");
+  if (report.backward) {
+    text += fmt::format("backward   {} on {}: {:.3f} ms, {:.1f} GFLOP/s\n",
+                        report.backward->explanation.kernel, report.backward->explanation.target,
+                        report.backward->milliseconds, report.backward_gflops_per_second());
+  }
+  if (report.check) {
+    text += print(report.check->out, "out") + print(report.check->lse, "lse");
+    for (const auto& [name, difference] : report.check->gradients) text += print(difference, name);
+  }
   if (options.out) text += fmt::format("wrote      {}: {}\n", *options.out, to_string(out.spec));
   if (options.lse) text += fmt::format("wrote      {}: lse\n", *options.lse);
+  for (const NamedGradient& each : named(gradients, options.gradients)) {
+    if (each.path)
+      text += fmt::format("wrote      {}: {}\n", *each.path, to_string(each.array.spec));
+  }
   return text;
 }
 
@@ -185,9 +219,23 @@ Json json_of(const Report& report, const AttendOptions& options) {
     json["check"] = {{"passes", report.check->passes()},
                      {"out", json_of(report.check->out)},
                      {"lse", json_of(report.check->lse)}};
+    for (const auto& [name, difference] : report.check->gradients)
+      json["check"][name] = json_of(difference);
+  }
+  if (report.backward) {
+    json["backward"] = {{"explanation", Json::parse(report.backward->explanation.json())},
+                        {"time_ms", report.backward->milliseconds},
+                        {"flops", report.backward_flops()},
+                        {"gflops_per_second", report.backward_gflops_per_second()}};
   }
   if (options.out) json["out"] = *options.out;
   if (options.lse) json["lse"] = *options.lse;
+  for (const auto& [name, path] : {std::pair{"dq", &options.gradients.dq},
+                                   {"dk", &options.gradients.dk},
+                                   {"dv", &options.gradients.dv}}) {
+    if (*path) json[name] = **path;
+  }
+  for (const auto& [name, path] : options.gradients.others) json["grad"][name] = path;
   return json;
 }
 
@@ -211,24 +259,54 @@ Report run(AttentionForward& args, int num_threads) {
                 .work = {},
                 .num_threads = problem.num_threads,
                 .milliseconds = time.count(),
+                .backward = {},
                 .check = {}};
   report.work = visible_work(args, report.explanation.tile_q, report.explanation.tile_kv);
   return report;
+}
+
+BackwardReport run_backward(AttentionBackward args, int num_threads) {
+  const std::unique_ptr<Executor> executor = make_thread_pool(num_threads);
+  args.executor = executor.get();
+  BackwardProblem problem = problem_of(args);
+  problem.forward.num_threads = executor->concurrency();
+  const BackwardPlan plan = plan_backward(problem);
+  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
+  args.workspace = workspace.bytes();
+  executor->run(executor->concurrency(), {[](void*, int, std::int64_t) {}, nullptr});
+  const auto begin = std::chrono::steady_clock::now();
+  plan.run(args);
+  const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
+  return {.explanation = plan.explain(), .milliseconds = time.count()};
 }
 
 std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
   return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
 }
 
+/// What a pipe of programs has renamed.
+void name_as_user_does(const Gradients& gradients, CheckResult& check) {
+  for (auto& [name, difference] : check.gradients) {
+    const auto found = std::ranges::find(gradients.captured, name, &Gradients::Captured::slot);
+    if (found != gradients.captured.end()) name = found->name;
+  }
+}
+
+ComputeDtype product_of(const Explanation& explanation) {
+  return explanation.compute_dtype == "bf16" ? ComputeDtype::bf16 : ComputeDtype::f32;
+}
+
 int attend(const AttendOptions& options) {
   OutputFiles files;
   add_outputs(options, files);
   const Inputs inputs = load_inputs(options.attention, files);
+  AttentionForward args = make_call(options.attention, inputs);
+  const Gradients gradients =
+      load_gradients(options.gradients, options.attention, inputs, args.score, files);
   files.refuse_clashes();
 
   const TensorSpec out_shape = out_spec(inputs, options.out_dtype.value_or(inputs.q.spec.dtype));
   const TensorSpec lse_shape = lse_spec(options.attention, inputs);
-  AttentionForward args = make_call(options.attention, inputs);
   args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
   explain(problem_of(args));  // refuses wrong shapes before memory is taken for them
   const Array out = make_array(out_shape.dtype, shape_of(out_shape));
@@ -238,15 +316,23 @@ int attend(const AttendOptions& options) {
 
   Progress progress("fovea attend: computing");
   Report report = run(args, options.attention.threads);
+  AttentionBackward backward;
+  if (options.gradients.is_wanted) {
+    backward = make_backward(gradients, args, options.attention.layout);
+    report.backward = run_backward(backward, options.attention.threads);
+  }
   if (options.wants_check) {
     progress.set("fovea attend: comparing with fp64");
-    const bool is_bf16 = report.explanation.compute_dtype == "bf16";
-    report.check = check_forward(args, is_bf16 ? ComputeDtype::bf16 : ComputeDtype::f32);
+    report.check = check_forward(args, product_of(report.explanation));
+    if (report.backward) {
+      report.check->gradients = check_backward(backward, product_of(report.backward->explanation));
+      name_as_user_does(gradients, *report.check);
+    }
   }
   progress.set("fovea attend: writing");
-  write_outputs(options, out, lse);
+  write_outputs(options, out, lse, gradients);
   print_out(options.wants_json ? json_of(report, options).dump() + "\n"
-                               : print(report, options, out));
+                               : print(report, options, out, gradients));
   if (!report.check || report.check->passes()) return kSuccess;
   throw Failure(kFailed, "--check: the result differs from fp64 attention by more than allowed");
 }
@@ -259,6 +345,7 @@ int run_attend(const std::vector<std::string>& words) {
   add_file_options(app, options.attention);
   add_score_options(app, options.attention);
   add_mask_options(app, options.attention);
+  add_gradient_options(app, options.gradients);
   add_run_options(app, options.attention);
   add_output_options(app, options);
   app.footer(kExamples);

@@ -3,10 +3,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <span>
+
+#include "fovea/backward.hpp"
+#include "fovea/kv_cache.hpp"
 
 #include "attention_options.hpp"
 #include "bound.hpp"
@@ -34,6 +40,8 @@ constexpr const char* kExamples =
     fovea bench --list
   Two named cases, on one thread and on all:
     fovea bench --case gpt2_prefill --case llama_decode --threads 1,0
+  Training: forward and backward together
+    fovea bench --case gpt2_prefill --backward
   A problem of your own:
     fovea bench --batch 1 --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --causal
   Is it slower than it was?
@@ -43,7 +51,8 @@ constexpr const char* kExamples =
 What the columns mean
   median, min   of --runs runs, after one that warms up; spread: the middle half of the runs, relative to the median.
   GFLOP/s       2 * batch * num_heads_q * seqlen_q * seqlen_kv * (head_dim + head_dim_v) * visible share, as peers count,
-                divided by the median.
+                divided by the median. --backward: forward and backward are timed together and count 3.5 times as much,
+                seven products where forward has two.
   bound         the larger of work / fp32 multiply-add rate and bytes / read bandwidth, both measured in this run with the
                 same number of threads; the fraction is bound / median. bf16 products may pass 100 % of the fp32 rate.
 
@@ -56,7 +65,7 @@ struct BenchOptions {
   std::optional<std::string> case_file, against, json_file;
   std::vector<int> threads{0};
   std::int64_t runs = 10;
-  bool wants_list = false, wants_json = false;
+  bool wants_list = false, wants_json = false, wants_backward = false;
 
   bool prints_json() const { return wants_json && !json_file; }
 };
@@ -82,6 +91,9 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   text("--cases", "FILE", "take named cases from this file instead of the built-in ones",
        [&](const std::string&, const std::string& path) { o.case_file = path; });
   app.add_flag("--list", o.wants_list, "print the named cases and why they are there, run nothing")
+      ->group(kGroup);
+  app.add_flag("--backward", o.wants_backward,
+               "time forward and backward together, as a step of training takes them")
       ->group(kGroup);
   text("--threads", "N,N", "numbers of threads to measure; 0: automatic (default 0)",
        [&](const std::string& option, const std::string& value) {
@@ -139,14 +151,16 @@ struct Row {
 constexpr double kMaxSeconds = 10;
 constexpr std::size_t kMinRuns = 3;
 
-Times time_runs(const Plan& plan, const AttentionForward& args, std::int64_t runs) {
-  plan.run(args);
+/// `run` is called once to warm up.
+template <typename Run>
+Times time_runs(const Run& run, std::int64_t runs) {
+  run();
   std::vector<double> seconds;
   double total = 0;
   while (static_cast<std::int64_t>(seconds.size()) < runs &&
          (total < kMaxSeconds || seconds.size() < kMinRuns)) {
     const auto begin = std::chrono::steady_clock::now();
-    plan.run(args);
+    run();
     seconds.push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     total += seconds.back();
@@ -159,21 +173,109 @@ struct Job {
   std::string name, why;
   AttentionOptions options;
   std::function<Inputs()> make;
+  std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
 };
 
-Row run_job(const Job& job, Executor& executor, const Bounds& bounds, std::int64_t runs) {
+std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
+  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
+}
+
+/// Forward, with lse, and all three gradients; out stands in for its own gradient.
+Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs) {
+  const Array dq = make_array(forward.q.dtype(), shape_of(forward.q.spec()));
+  const Array dk = make_array(forward.k.dtype(), shape_of(forward.k.spec()));
+  const Array dv = make_array(forward.v.dtype(), shape_of(forward.v.spec()));
+  AttentionBackward args{.dout = forward.out,
+                         .forward = forward,
+                         .dq = dq.mutable_view(),
+                         .dk = dk.mutable_view(),
+                         .dv = dv.mutable_view(),
+                         .executor = forward.executor};
+  Problem problem = problem_of(forward);
+  BackwardProblem backward_problem = problem_of(args);
+  problem.num_threads = backward_problem.forward.num_threads = forward.executor->concurrency();
+  const Plan plan = fovea::plan(problem);
+  const BackwardPlan backward = plan_backward(backward_problem);
+  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
+  const Buffer backward_workspace = Buffer::uninitialized(backward.workspace_bytes());
+  args.forward.workspace = workspace.bytes();
+  args.workspace = backward_workspace.bytes();
+  row.explanation = backward.explain();
+  row.work.flops *= 1 + kBackwardFlops;
+  row.work.bytes *= 3;  // backward reads what forward reads and writes, and writes as much
+  return time_runs(
+      [&] {
+        plan.run(args.forward);
+        backward.run(args);
+      },
+      runs);
+}
+
+/// Keys in pages that lie in no order.
+struct PagedKeys {
+  Array page_table, seqlens;
+  TensorView k, v;
+
+  PagedKeys(const AttentionForward& args, std::int64_t page_size) {
+    const std::int64_t batch = args.k.size(0), seqlen_kv = args.k.size(1);
+    const std::int64_t pages = seqlen_kv / page_size;
+    page_table = make_array(Dtype::i32, std::array{batch, pages});
+    auto* const table = static_cast<std::int32_t*>(page_table.mutable_view().mutable_data());
+    for (std::int64_t i = 0; i < batch * pages; ++i) table[i] = static_cast<std::int32_t>(i);
+    std::shuffle(table, table + batch * pages, std::minstd_rand(1));
+    seqlens = make_array(Dtype::i32, std::array{batch});
+    std::fill_n(static_cast<std::int32_t*>(seqlens.mutable_view().mutable_data()), batch,
+                static_cast<std::int32_t>(seqlen_kv));
+    k = pages_of(args.k, page_size);
+    v = pages_of(args.v, page_size);
+  }
+
+ private:
+  /// The rows of a tensor that lies row-major, a page after the other.
+  static TensorView pages_of(const TensorView& view, std::int64_t page_size) {
+    const TensorSpec spec = make_spec(
+        view.dtype(),
+        std::array{view.size(0) * view.size(1) / page_size, page_size, view.size(2), view.size(3)});
+    return {view.data(), spec};
+  }
+};
+
+Times time_decode(const AttentionForward& forward, std::int64_t page_size, std::int64_t runs) {
+  const PagedKeys keys(forward, page_size);
+  AttentionDecode args{.q = forward.q,
+                       .cache = {.k = keys.k,
+                                 .v = keys.v,
+                                 .page_table = keys.page_table.view(),
+                                 .seqlens = keys.seqlens.view()},
+                       .out = forward.out,
+                       .score = forward.score,
+                       .mask = forward.mask,
+                       .softmax_scale = forward.softmax_scale,
+                       .sinks = forward.sinks,
+                       .cpu_target = forward.cpu_target,
+                       .compute_dtype = forward.compute_dtype,
+                       .executor = forward.executor};
+  const Buffer workspace = Buffer::uninitialized(decode_workspace_bytes(args, forward.k.size(1)));
+  args.workspace = workspace.bytes();
+  return time_runs([&] { attention_decode(args); }, runs);
+}
+
+Times time_forward(AttentionForward args, const Plan& plan, std::int64_t runs) {
+  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
+  args.workspace = workspace.bytes();
+  return time_runs([&] { plan.run(args); }, runs);
+}
+
+Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const BenchOptions& options) {
   const Inputs inputs = job.make();
   AttentionForward args = make_call(job.options, inputs);
   const TensorSpec spec = out_spec(inputs, inputs.q.spec.dtype);
-  const Array out =
-      make_array(spec.dtype, {spec.shape.data(), static_cast<std::size_t>(spec.rank)});
+  const Array out = make_array(spec.dtype, shape_of(spec));
   args.out = as_bshd(out.mutable_view(), job.options.layout);
   args.executor = &executor;
   Problem problem = problem_of(args);
   problem.num_threads = executor.concurrency();
   const Plan plan = fovea::plan(problem);
-  const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
-  args.workspace = workspace.bytes();
   Row row{.name = job.name,
           .why = job.why,
           .threads = 0,
@@ -183,21 +285,33 @@ Row run_job(const Job& job, Executor& executor, const Bounds& bounds, std::int64
           .times = {},
           .bounds = bounds};
   row.work = visible_work(args, row.explanation.tile_q, row.explanation.tile_kv);
-  row.times = time_runs(plan, args, runs);
+  if (options.wants_backward) {
+    const Array lse = make_array(Dtype::f32, shape_of(lse_spec(job.options, inputs)));
+    args.lse = lse.mutable_view();
+    row.name += "+backward";
+    row.times = time_training(args, row, options.runs);
+  } else if (job.page_size > 0) {
+    row.times = time_decode(args, job.page_size, options.runs);
+  } else {
+    row.times = time_forward(args, plan, options.runs);
+  }
   return row;
 }
 
 Job job_of_case(const Case& problem) {
-  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); }};
+  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); },
+          problem.page_size};
 }
 
 Job job_of_shapes(const AttentionOptions& options) {
-  return {"given shapes", "", options, [options] {
+  return {"given shapes", "", options,
+          [options] {
             OutputFiles files;
             Inputs inputs = inputs_of_shapes(options, files);
             fill_random(inputs);
             return inputs;
-          }};
+          },
+          0};
 }
 
 std::vector<Case> read_cases(const BenchOptions& options) {
@@ -233,9 +347,15 @@ std::vector<Job> choose_jobs(const BenchOptions& options, const std::vector<Case
         std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == name; });
     if (found == cases.end())
       bad_input(fmt::format("--case: unknown case '{}'; see fovea bench --list", name));
+    if (options.wants_backward && found->page_size > 0)
+      bad_input(fmt::format("--backward: case '{}' reads a cache, which has no gradients", name));
     add(*found);
   }
-  if (options.case_names.empty()) std::for_each(cases.begin(), cases.end(), add);
+  if (options.case_names.empty()) {
+    for (const Case& problem : cases) {
+      if (!options.wants_backward || problem.page_size == 0) add(problem);
+    }
+  }
   return jobs;
 }
 
@@ -340,7 +460,7 @@ void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
                      const BenchOptions& options) {
   for (const Job& job : jobs) {
     for (const int threads : options.threads) {
-      if (kept.contains({job.name, threads})) return;
+      if (kept.contains({job.name + (options.wants_backward ? "+backward" : ""), threads})) return;
     }
   }
   bad_input("--against: holds none of these cases with these --threads");
@@ -355,7 +475,7 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
     const Bounds bounds = measure_bounds(*executor);
     for (const Job& job : jobs) {
       progress.set(fmt::format("fovea bench: {} on {} threads", job.name, executor->concurrency()));
-      rows.push_back(run_job(job, *executor, bounds, options.runs));
+      rows.push_back(run_job(job, *executor, bounds, options));
       rows.back().threads = threads;
       if (!options.prints_json()) print_out(print(rows.back()));
     }

@@ -35,10 +35,21 @@ class CaseReader {
     if (result_.seqlens_q.size() != result_.seqlens_kv.size())
       fail("and seqlen_kv pack different numbers of sequences");
     if (result_.seqlens_q.empty() && !result_.options.seqlen_q) fail("is missing");
+    check_pages();
     return std::move(result_);
   }
 
  private:
+  void check_pages() {
+    const AttentionOptions& o = result_.options;
+    if (result_.page_size == 0) return;
+    key_ = "page_size";
+    if (!result_.seqlens_q.empty()) fail("stands beside packed sequences");
+    if (result_.num_documents > 0 || o.dropout.p > 0) fail("stands beside documents or dropout");
+    if (o.seqlen_kv.value_or(*o.seqlen_q) % result_.page_size != 0)
+      fail("does not divide seqlen_kv");
+  }
+
   using Field = std::function<void(CaseReader&, const Json&)>;
 
   [[noreturn]] void fail(std::string_view reason) const {
@@ -144,6 +155,7 @@ class CaseReader {
            r.result_.options.causal_align = parse_align("causal", r.string(v));
          }},
         {"window", [](CaseReader& r, const Json& v) { r.window(v); }},
+        {"page_size", [](CaseReader& r, const Json& v) { r.result_.page_size = r.count(v); }},
         {"documents", [](CaseReader& r, const Json& v) { r.result_.num_documents = r.count(v); }},
         {"mask_mod",
          [](CaseReader& r, const Json& v) { r.result_.options.mask_mod = r.string(v); }},

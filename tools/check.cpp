@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/philox.hpp"
+#include "reference/attention_forward.hpp"
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
 
@@ -12,21 +13,6 @@ namespace fovea::tools {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kFactor = 2;  // at most twice the error of the plain formula
-// Half a unit in the last place of 1: 24, 11 and 8 bits of precision.
-constexpr double kRoundF32 = 0x1p-24, kRoundF16 = 0x1p-11, kRoundBf16 = 0x1p-8;
-
-float rounded(float value, ComputeDtype dtype) {
-  return dtype == ComputeDtype::bf16 ? static_cast<float>(bfloat16(value)) : value;
-}
-
-/// What one rounding to the output's dtype may cost; at least the spacing of denormals.
-double rounding(Dtype dtype, double value) {
-  const double relative = dtype == Dtype::f32   ? kRoundF32
-                          : dtype == Dtype::f16 ? kRoundF16
-                                                : kRoundBf16;
-  return std::max(relative * std::fabs(value), dtype == Dtype::f16 ? 0x1p-25 : 0x1p-150);
-}
 
 /// The axes of a dense or packed tensor by name.
 struct Axes {
@@ -201,79 +187,16 @@ class PlainForward {
   Plain plain_;
 };
 
-bool is_equal_when_not_finite(double got, double expected) {
-  return got == expected || (std::isnan(got) && std::isnan(expected));
-}
-
-struct Values {
-  const std::vector<double>& got;
-  const std::vector<double>& expected;
-  const std::vector<double>& plain;
-};
-
-/// `floor` is for problems so small that the plain formula may be right by luck.
-Difference compare(const Values& values, Dtype dtype, double floor) {
-  double plain_max = 0, plain_squares = 0, rounding_squares = 0, error_squares = 0, squares = 0,
-         count = 0;
-  Difference result;
-  for (std::size_t i = 0; i < values.expected.size(); ++i) {
-    const double expected = values.expected[i];
-    if (!std::isfinite(expected) || !std::isfinite(values.plain[i])) continue;
-    const double error = std::fabs(values.plain[i] - expected);
-    plain_max = std::max(plain_max, error);
-    plain_squares += error * error;
-    rounding_squares += rounding(dtype, expected) * rounding(dtype, expected);
-    squares += expected * expected;
-    ++count;
-  }
-  for (std::size_t i = 0; i < values.expected.size(); ++i) {
-    const double expected = values.expected[i], got = values.got[i];
-    if (!std::isfinite(expected) || !std::isfinite(got)) {
-      // A finite number that the output's dtype cannot hold becomes infinite; the plain formula tells.
-      result.num_wrong +=
-          !is_equal_when_not_finite(got, expected) && std::isfinite(values.plain[i]) ? 1 : 0;
-      continue;
-    }
-    const double error = std::fabs(got - expected);
-    const double allowed = kFactor * plain_max + floor + rounding(dtype, expected);
-    error_squares += error * error;
-    result.num_wrong += error > allowed ? 1 : 0;
-    if (error >= result.max_error) {
-      result.max_error = error;
-      result.allowed = allowed;
-    }
-  }
-  const double norm = squares > 0 ? std::sqrt(squares) : 1;
-  result.relative_l2 = std::sqrt(error_squares) / norm;
-  result.allowed_relative_l2 = (kFactor * std::sqrt(plain_squares) + std::sqrt(rounding_squares) +
-                                floor * std::sqrt(count)) /
-                               norm;
-  return result;
-}
-
-/// Row-major values of a tensor of any strides.
-std::vector<double> values_of(const TensorView& view) {
-  std::vector<double> values(static_cast<std::size_t>(view.spec().num_elements()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    std::int64_t rest = static_cast<std::int64_t>(i), offset = 0;
-    for (int axis = view.rank() - 1; axis >= 0; --axis) {
-      offset += rest % view.size(axis) * view.stride(axis);
-      rest /= view.size(axis);
-    }
-    values[i] = reference::element(view, offset);
-  }
-  return values;
-}
-
 }  // namespace
 
 CheckResult check_forward(const AttentionForward& args, ComputeDtype compute_dtype) {
   const reference::ForwardResult expected = reference::attention_forward(args);
   const Plain plain = PlainForward(args, compute_dtype).run();
-  const double score_floor = 4 * kRoundF32 * (1 + plain.largest_score);
-  const double weight_rounding = compute_dtype == ComputeDtype::bf16 ? kRoundBf16 : kRoundF32;
-  const double out_floor = (weight_rounding + score_floor) * plain.largest_average;
-  const std::vector<double> out = values_of(args.out), lse = values_of(args.lse);
+  const double score_floor = floor_of_scores(plain.largest_score);
+  const double out_floor =
+      (rounding(dtype_of_products(compute_dtype), 1) + score_floor) * plain.largest_average;
+  const std::vector<double> out = reference::elements(args.out);
+  const std::vector<double> lse = reference::elements(args.lse);
   return {.out = compare({out, expected.out, plain.out}, args.out.dtype(), out_floor),
           .lse = compare({lse, expected.lse, plain.lse}, Dtype::f32, score_floor)};
 }

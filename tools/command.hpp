@@ -8,6 +8,7 @@ namespace fovea::tools {
 
 /// Each takes the words behind its name and returns an exit code; what is wrong is thrown (see run_fovea).
 int run_attend(const std::vector<std::string>& words);
+int run_decode(const std::vector<std::string>& words);
 int run_bench(const std::vector<std::string>& words);
 int run_explain(const std::vector<std::string>& words);
 int run_draw_mask(const std::vector<std::string>& words);

@@ -21,6 +21,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"attend", run_attend, "attention of tensors in files"},
+    {"decode", run_decode, "captured layers served from a growing cache, token by token"},
     {"bench", run_bench, "how fast it is here: named cases or given shapes"},
     {"explain", run_explain, "what would run, and why"},
     {"draw-mask", run_draw_mask, "a picture of what a mask shows, and what it costs"},
@@ -46,7 +47,8 @@ std::string overview() {
 int run_named(const std::vector<std::string>& words) {
   if (words.empty()) {
     bad_input(
-        "which command? expected attend, bench, explain, draw-mask or doctor; see fovea --help");
+        "which command? expected attend, decode, bench, explain, draw-mask or doctor; see fovea "
+        "--help");
   }
   const std::string& word = words.front();
   if (word == "--help" || word == "-h" || word == "help") {
@@ -61,7 +63,7 @@ int run_named(const std::vector<std::string>& words) {
     if (command.name == word) return command.run({words.begin() + 1, words.end()});
   }
   bad_input(fmt::format(
-      "unknown command '{}'; expected attend, bench, explain, draw-mask or doctor", word));
+      "unknown command '{}'; expected attend, decode, bench, explain, draw-mask or doctor", word));
 }
 
 /// A refusal with a reason per line becomes one line.

@@ -7,6 +7,9 @@
 
 namespace fovea::tools {
 
+/// Of attention_backward, relative to forward: five products where that has two. Peers count so too.
+inline constexpr double kBackwardFlops = 2.5;
+
 struct VisibleWork {
   double share = 1;  // visible elements of all seqlen_q x seqlen_kv matrices
   double flops = 0;  // 2 * num_heads_q * visible elements * (head_dim_qk + head_dim_v)

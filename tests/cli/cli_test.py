@@ -275,6 +275,156 @@ class Results(CommandTest):
         self.assertEqual((self.folder / "a.npy").read_bytes(), (self.folder / "b.npy").read_bytes())
 
 
+class Gradients(CommandTest):
+    """Gradients of sum(dout * out) + sum(dlse * lse), beside central differences of the same sum."""
+
+    def setUp(self):
+        super().setUp()
+        self.dout, self.dlse = normal(count(OUT_SHAPE), 5), normal(BATCH * HEADS_Q * SEQLEN_Q, 6)
+        self.write("dout.npy", npy(OUT_SHAPE, self.dout))
+        self.write("dlse.npy", npy((BATCH, HEADS_Q, SEQLEN_Q), self.dlse))
+
+    def backward(self, *words):
+        return self.attend("--backward", "--dout", "dout.npy", *words)
+
+    def expect_slopes(self, file, shape, values, loss):
+        """Some elements of a gradient; `loss` is a function of all values."""
+        descr, got_shape, got = read_npy(self.folder / file)
+        self.assertEqual((descr, got_shape), ("<f4", shape))
+        for at in sorted({0, len(values) - 1, *range(3, len(values), max(1, len(values) // 7))}):
+            moved = [values[:at] + [values[at] + step] + values[at + 1:] for step in (1e-4, -1e-4)]
+            slope = (loss(moved[0]) - loss(moved[1])) / 2e-4
+            self.assertAlmostEqual(got[at], slope, delta=1e-4 * (1 + abs(slope)), msg=f"{file} [{at}]")
+
+    def loss(self, q, k, v, with_lse=True, **features):
+        out, lse = attention(q, k, v, **features)
+        total = sum(a * b for a, b in zip(self.dout, out))
+        return total + (sum(a * b for a, b in zip(self.dlse, lse)) if with_lse else 0)
+
+    def test_of_q_k_and_v(self):
+        visible = lambda b, h, i, j: j <= i + SEQLEN_KV - SEQLEN_Q
+        words = ["--causal", "--dq", "dq.npy", "--dk", "dk.npy", "--dv", "dv.npy", "--check"]
+        for with_lse in (False, True):
+            result = self.backward(*words, *(["--dlse", "dlse.npy"] if with_lse else []))
+            self.expect(result, 0)
+            self.assertIn("backward   cpu/attention_backward", result.stdout)
+            loss = lambda q, k, v: self.loss(q, k, v, with_lse, visible=visible)
+            self.expect_slopes("dq.npy", Q_SHAPE, self.q, lambda x: loss(x, self.k, self.v))
+            self.expect_slopes("dk.npy", K_SHAPE, self.k, lambda x: loss(self.q, x, self.v))
+            self.expect_slopes("dv.npy", V_SHAPE, self.v, lambda x: loss(self.q, self.k, x))
+
+    def test_of_everything_that_has_a_name(self):
+        bias, slopes, table = normal(SEQLEN_Q * SEQLEN_KV, 7), [0.5, 0.25, 0.125, 0.0625], normal(HEADS_Q, 8)
+        sinks = normal(HEADS_Q, 9)
+        self.write("bias.npy", npy((SEQLEN_Q, SEQLEN_KV), bias))
+        self.write("slopes.npy", npy((HEADS_Q,), slopes))
+        self.write("table.npy", npy((HEADS_Q,), table))
+        self.write("sinks.npy", npy((HEADS_Q,), sinks))
+        result = self.backward(
+            "--bias", "bias.npy", "--alibi", "slopes.npy", "--sinks", "sinks.npy", "--dlse", "dlse.npy", "--check",
+            "--score-mod", "score * gain + bias_table[q_head] * tanh(score)", "--tensor", "bias_table=table.npy",
+            "--scalar", "gain=1.5", "--grad", "bias=dbias.npy", "--grad", "alibi=dslopes.npy",
+            "--grad", "bias_table=dtable.npy", "--grad", "gain=dgain.npy", "--grad", "sinks=dsinks.npy", "--json")
+        self.expect(result, 0)
+        check = json.loads(result.stdout)["check"]
+        for name in ("dq", "dk", "dv", "bias", "alibi", "bias_table", "gain", "sinks"):
+            self.assertTrue(check[name]["passes"], name)
+
+        def loss(bias=bias, slopes=slopes, table=table, gain=1.5):
+            def score(s, b, h, i, j):
+                s += bias[i * SEQLEN_KV + j] - slopes[h] * abs(i + 2 - j)
+                return s * gain + table[h] * math.tanh(s)
+
+            out, lse = attention(self.q, self.k, self.v, score=score)
+            total = 0
+            for row, old in enumerate(lse):  # the sink joins the denominator
+                h, i, b = row // SEQLEN_Q % HEADS_Q, row % SEQLEN_Q, row // (SEQLEN_Q * HEADS_Q)
+                new = math.log(math.exp(old) + math.exp(sinks[h]))
+                at = ((b * SEQLEN_Q + i) * HEADS_Q + h) * HEAD_DIM_V
+                total += self.dlse[row] * new
+                total += math.exp(old - new) * sum(self.dout[at + d] * out[at + d] for d in range(HEAD_DIM_V))
+            return total
+
+        self.expect_slopes("dbias.npy", (SEQLEN_Q, SEQLEN_KV), bias, lambda x: loss(bias=x))
+        self.expect_slopes("dslopes.npy", (HEADS_Q,), slopes, lambda x: loss(slopes=x))
+        self.expect_slopes("dtable.npy", (HEADS_Q,), table, lambda x: loss(table=x))
+        self.expect_slopes("dgain.npy", (1,), [1.5], lambda x: loss(gain=x[0]))
+
+    def test_layouts_agree(self):
+        def transposed(values, shape):
+            b, s, h, d = shape
+            return [values[((i * s + j) * h + g) * d + e]
+                    for i in range(b) for g in range(h) for j in range(s) for e in range(d)]
+
+        self.expect(self.backward("--dq", "dq.npy"), 0)
+        _, _, expected = read_npy(self.folder / "dq.npy")
+        for name, shape, values in (("q", Q_SHAPE, self.q), ("k", K_SHAPE, self.k), ("v", V_SHAPE, self.v),
+                                    ("dout", OUT_SHAPE, self.dout)):
+            b, s, h, d = shape
+            self.write(f"{name}.npy", npy((b, h, s, d), transposed(values, shape)))
+        self.expect(self.backward("--layout", "bhsd", "--dq", "dq.npy"), 0)
+        _, shape, got = read_npy(self.folder / "dq.npy")
+        self.assertEqual(shape, (BATCH, HEADS_Q, SEQLEN_Q, HEAD_DIM))
+        self.assertEqual(got, transposed(expected, Q_SHAPE))
+
+    def test_bf16_is_checked_too(self):
+        for name, shape, values in (("q", Q_SHAPE, self.q), ("k", K_SHAPE, self.k), ("v", V_SHAPE, self.v),
+                                    ("dout", OUT_SHAPE, self.dout)):
+            self.write(f"{name}.npy", npy(shape, [bf16(x) for x in values], "<u2"))
+        result = self.backward("--dtype", "bf16", "--dv", "dv.npy", "--check")
+        self.expect(result, 0)
+        self.assertEqual(read_npy(self.folder / "dv.npy")[:2], ("<u2", V_SHAPE))
+
+    def test_mistakes(self):
+        self.write("short.npy", npy((BATCH, SEQLEN_Q), [0.0] * (BATCH * SEQLEN_Q)))
+        self.expect(self.attend("--dq", "dq.npy"), 2, "--dq: needs --backward")
+        self.expect(self.attend("--grad", "bias=x.npy"), 2, "--grad: needs --backward")
+        self.expect(self.attend("--backward"), 2, "--backward: needs --dout")
+        self.expect(self.backward("--dlse", "short.npy"), 2, "--dlse", "f32 [2, 5]", "f32 [2, 4, 5]")
+        self.expect(self.backward("--grad", "bias=x.npy"), 2, "--grad bias: no such input of the score")
+        self.expect(self.backward("--dq", "dq.txt"), 2, "--dq: got 'dq.txt'", ".npy")
+        self.expect(self.backward("--dq", "dout.npy"), 2, "dout.npy")
+        self.expect(self.backward("--dq", "x.npy", "--dk", "x.npy"), 2, "x.npy")
+        self.assertFalse((self.folder / "dq.npy").exists())
+
+
+class Decode(CommandTest):
+    """A text token by token, from caches of several kinds."""
+
+    SHAPE, KV_SHAPE = (2, 21, 4, 8), (2, 21, 2, 8)  # 21 tokens: pages of 4 are cut
+
+    def setUp(self):
+        super().setUp()
+        def tensor(shape, seed):
+            return ("F32", shape, elements(normal(count(shape), seed), "<f4"))
+        self.tensors = {"q": tensor(self.SHAPE, 1), "k": tensor(self.KV_SHAPE, 2), "v": tensor(self.KV_SHAPE, 3)}
+        self.write("a.safetensors", safetensors(self.tensors))
+        self.write("b.safetensors", safetensors({**self.tensors, "v": tensor(self.KV_SHAPE, 4)}))
+
+    def decode(self, *words):
+        return self.run_fovea("decode", "--input", "a.safetensors", "--threads", "1", *words)
+
+    def test_every_kind_of_cache_serves_what_prefill_gives(self):
+        for words in ([], ["--page-size", "1"], ["--page-size", "4"], ["--page-size", "0"], ["--prompt", "0"],
+                      ["--prompt", "21"], ["--input", "b.safetensors"]):
+            result = self.decode("--json", *words)
+            self.expect(result, 0)
+            report = json.loads(result.stdout)
+            self.assertTrue(report["check"]["passes"])
+            self.assertLess(report["check"]["max_difference"], 1e-5)
+            self.assertEqual(report["prompt_tokens"] + report["decode_tokens"], 42)
+        text = self.decode("--page-size", "4").stdout
+        self.assertIn("cache      pages of 4 keys", text)
+        self.assertIn("tokens/s", text)
+
+    def test_mistakes(self):
+        self.expect(self.run_fovea("decode"), 2, "--input: is missing")
+        self.expect(self.decode("--prompt", "22"), 2, "--prompt: got 22", "at most 21")
+        self.expect(self.decode("--page-size", "x"), 2, "--page-size")
+        self.write("c.safetensors", safetensors({**self.tensors, "q": self.tensors["k"]}))
+        self.expect(self.decode("--input", "c.safetensors"), 2, "c.safetensors", "the shape of the first layer")
+
+
 class Reports(CommandTest):
     def test_json_is_one_object(self):
         result = self.attend("--causal", "--json", "--check", "--out", "out.npy")
@@ -338,7 +488,7 @@ class Reports(CommandTest):
             self.assertIn(needle, result.stdout)
 
     def test_every_command_has_a_page(self):
-        for command in ("attend", "bench", "explain", "draw-mask", "doctor"):
+        for command in ("attend", "decode", "bench", "explain", "draw-mask", "doctor"):
             result = self.run_fovea(command, "--help")
             self.expect(result, 0)
             self.assertIn(f"fovea {command}", result.stdout)
@@ -367,6 +517,22 @@ class Bench(CommandTest):
         row["fraction_of_bound"] = 1e-9
         (self.folder / "kept.json").write_text(json.dumps(kept))
         self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 0)
+
+    def test_backward_counts_seven_products(self):
+        result = self.run_fovea("bench", *self.SHAPES, "--backward", "--json")
+        self.expect(result, 0)
+        row = json.loads(result.stdout)["rows"][0]
+        self.assertEqual(row["flops"], 3.5 * 2 * 2 * 64 * 64 * 128)
+        self.assertEqual(row["name"], "given shapes+backward")
+        self.assertEqual(row["kernel"], "cpu/attention_backward")
+
+    def test_paged_cases(self):
+        case = {"name": "pages", "why": "small", "batch": 2, "seqlen_q": 2, "seqlen_kv": 24, "num_heads_q": 2, "page_size": 8}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+        self.expect(self.run_fovea("bench", "--cases", "cases.json", "--runs", "2", "--threads", "1"), 0)
+        self.expect(self.run_fovea("bench", "--cases", "cases.json", "--case", "pages", "--backward"), 2, "'pages'", "cache")
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [{**case, "page_size": 7}]}))
+        self.expect(self.run_fovea("bench", "--cases", "cases.json"), 2, "page_size does not divide seqlen_kv")
 
     def test_json_on_stdout(self):
         result = self.run_fovea("bench", *self.SHAPES, "--json")
@@ -405,7 +571,7 @@ class Refusals(CommandTest):
 
     def test_commands_and_options(self):
         self.refuse(self.run_fovea(), "which command")
-        self.refuse(self.run_fovea("decode"), "unknown command 'decode'")
+        self.refuse(self.run_fovea("tune"), "unknown command 'tune'")
         self.refuse(self.attend("--nonsense"), "unknown option '--nonsense'")
         self.refuse(self.attend("surplus"), "surplus")
         self.refuse(self.attend("--deterministic=no"), "deterministic was given")

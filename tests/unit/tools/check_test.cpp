@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -61,6 +62,48 @@ TEST_F(Check, NanAndInfinityMustBeWhereTheyBelong) {
   EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).out.passes());
   v_[1] = NAN;
   EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).out.passes());
+}
+
+/// dout 1: delta is 3, the gradients of the scores are (v - 3) / 3, and dv is the weight.
+class CheckBackward : public Check {
+ protected:
+  AttentionBackward backward_args() {
+    return {.dout = view(dout_.data(), {1, 1, 1, 1}),
+            .forward = args(),
+            .dq = view(dq_.data(), {1, 1, 1, 2}),
+            .dk = view(dk_.data(), {1, 3, 1, 2}),
+            .dv = view(dv_.data(), {1, 3, 1, 1})};
+  }
+
+  bool passes() {
+    const auto differences = check_backward(backward_args(), ComputeDtype::f32);
+    return std::ranges::all_of(differences, [](const auto& each) { return each.second.passes(); });
+  }
+
+  std::array<float, 1> dout_{1};
+  std::array<float, 2> dq_{10 / (3 * std::sqrt(2.0F)), 10 / (3 * std::sqrt(2.0F))};
+  std::array<float, 6> dk_{};
+  std::array<float, 3> dv_{1 / 3.0F, 1 / 3.0F, 1 / 3.0F};
+};
+
+TEST_F(CheckBackward, RightGradientsPass) {
+  EXPECT_TRUE(passes());
+  EXPECT_EQ(check_backward(backward_args(), ComputeDtype::f32).size(), 3U);
+}
+
+TEST_F(CheckBackward, AWrongDigitFails) {
+  dq_[1] *= 1.0001F;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(CheckBackward, AGradientWhereNoneIsFails) {
+  dk_[3] = 1e-4F;
+  EXPECT_FALSE(passes());
+}
+
+TEST_F(CheckBackward, NanFails) {
+  dv_[0] = std::nanf("");
+  EXPECT_FALSE(passes());
 }
 
 }  // namespace
