@@ -158,14 +158,16 @@ class ForwardRun {
         std::upper_bound(first_item_, first_item_ + num_sequences() + 1, index) - 1;
     const Sequence s = sequence(found - first_item_);
     std::int64_t rest = index - *found;
-    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
-    const std::int64_t split = rest % splits;
-    rest /= splits;
     const std::int64_t blocks = num_row_blocks(s);
     const std::int64_t block = blocks - 1 - rest % blocks;  // causal masks: the longest rows first
+    rest /= blocks;
+    // Rows of neighbouring heads mostly share a memory page: workers read them at the same time.
+    const std::int64_t kv_head = rest % problem_.num_heads_kv;
+    const std::int64_t split = rest / problem_.num_heads_kv;
+    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
     const std::int64_t block_rows = spec_.panels * spec_.lanes;
     Item item{.sequence = s,
-              .kv_head = rest / blocks,
+              .kv_head = kv_head,
               .row_begin = block * block_rows,
               .row_end = std::min(num_rows(s), (block + 1) * block_rows),
               .tile_begin = 0,
@@ -352,14 +354,24 @@ class ForwardRun {
   void step_few(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
                 const Scratch& scratch, bool is_careful) const {
     const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
-    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride},
-                        limited(key_tile(item, tile, scratch), seen.range), scratch.scores[0]);
+    const TileSource keys = limited(key_tile(item, tile, scratch), seen.range);
+    const TileSource values = limited(value_tile(item, tile, scratch), seen.range);
+    const std::int64_t num_fetches = ceil_div(seen.range.count, kFewKeys);
+    NextTile next(values, {}, num_fetches);
+    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride}, keys, scratch.scores[0],
+                        next);
     const Step step{&panel, tile, seen.range.count, seen, scratch.scores[0]};
     apply_programs(step, item, scratch, is_careful);
     f32_kernels_.softmax(step.scores, seen.range.count, panel.num_vectors,
                          unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
-    kernels_.accumulate_few(limited(value_tile(item, tile, scratch), seen.range), is_careful,
-                            step.scores, num_rows, panel.state.rescale, panel.out);
+    next = {};
+    if (tile + 1 < item.tile_end) {
+      next =
+          NextTile(tile_of(k_, item, tile + 1, problem_.head_dim_qk, scratch.pages.next_key_rows),
+                   {}, num_fetches);
+    }
+    kernels_.accumulate_few(values, is_careful, step.scores, num_rows, panel.state.rescale,
+                            panel.out, next);
   }
 
   static TileSource at_one_stride(const TileSource& source, std::byte* buffer) {

@@ -2,6 +2,7 @@
 // tiles asks for the rows of a tile and does not see the difference.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,35 +30,28 @@ class KeySource {
     const std::int64_t first = sequence.kv_begin + begin;
     if (!page_table_) {
       tile.data = rows_.at(sequence.slot, first, kv_head);
-    } else if (first / page_size_ == (first + count - 1) / page_size_) {
-      tile.data = paged_row(sequence, first, kv_head);
-    } else {
-      list_rows(sequence, kv_head, first, count, row_list);
-      tile.rows = row_list;
+      return tile;
     }
+    std::int64_t page = first / page_size_;
+    std::int64_t row = first - page * page_size_;
+    const auto row_of_page = [&] {
+      return rows_.at(index_at(page_table_, sequence.slot, page), row, kv_head);
+    };
+    if (row + count <= page_size_) {
+      tile.data = row_of_page();
+      return tile;
+    }
+    const std::int64_t row_bytes = tile.row_bytes();
+    for (std::int64_t i = 0; i < count; ++page, row = 0) {
+      const std::byte* at = row_of_page();
+      const std::int64_t end = std::min(count, i + page_size_ - row);
+      for (; i < end; ++i, at += row_bytes) row_list[i] = at;
+    }
+    tile.rows = row_list;
     return tile;
   }
 
-  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_bytes(rows_.dtype)); }
-
  private:
-  const std::byte* paged_row(const Sequence& sequence, std::int64_t row,
-                             std::int64_t kv_head) const {
-    const std::int64_t page = index_at(page_table_, sequence.slot, row / page_size_);
-    return rows_.at(page, row % page_size_, kv_head);
-  }
-
-  void list_rows(const Sequence& sequence, std::int64_t kv_head, std::int64_t first,
-                 std::int64_t count, const std::byte** row_list) const {
-    const std::int64_t row_bytes = rows_.row_stride * element_bytes();
-    std::int64_t i = 0;
-    while (i < count) {
-      const std::byte* row = paged_row(sequence, first + i, kv_head);
-      const std::int64_t page_end = i + page_size_ - (first + i) % page_size_;
-      for (; i < page_end && i < count; ++i, row += row_bytes) row_list[i] = row;
-    }
-  }
-
   const Rows rows_;
   const TensorView page_table_;
   const std::int64_t page_size_;

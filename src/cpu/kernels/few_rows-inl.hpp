@@ -26,7 +26,7 @@ namespace fovea::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr std::int64_t kMaxHeadDim = 512;
-inline constexpr std::int64_t kKeysAtOnce = 4;
+inline constexpr std::int64_t kKeysAtOnce = kFewKeys;
 inline constexpr std::int64_t kRowsAhead = 8;  // of prefetch: 4 KB at head_dim 128 in fp32
 
 /// A vector of consecutive elements as fp32.
@@ -112,7 +112,7 @@ HWY_ATTR HWY_INLINE void dot_keys(const NearRows& keys, const float (*queries)[k
 /// One call's scores; elements of K are kDtype once NearRows has them.
 template <int kRows, Dtype kDtype>
 HWY_ATTR inline void scores_of_few_rows(const FewQueries& queries, const TileSource& keys,
-                                        bool is_ready, float* scores) {
+                                        bool is_ready, float* scores, NextTile& next) {
   const FloatTag d;
   HWY_ALIGN float rows[kRows][kMaxHeadDim];
   NearRows near;
@@ -121,6 +121,7 @@ HWY_ATTR inline void scores_of_few_rows(const FewQueries& queries, const TileSou
   for (std::int64_t key = 0; key < keys.num_rows; key += kKeysAtOnce) {
     const std::int64_t count = std::min(kKeysAtOnce, keys.num_rows - key);
     float dots[kRows][kKeysAtOnce];
+    next.fetch();
     near.load(keys, key, count, is_ready, /*is_careful=*/false);
     dot_keys<kRows, kDtype>(near, rows, keys.num_cols, dots);
     for (std::int64_t k = 0; k < count; ++k) {
@@ -157,7 +158,7 @@ HWY_ATTR HWY_INLINE void add_rows(const NearRows& rows, std::int64_t first, cons
 template <int kRows, Dtype kDtype>
 HWY_ATTR inline void accumulate_few_rows(const TileSource& values, bool is_ready, bool is_careful,
                                          const float* probabilities, const float* rescale,
-                                         float* out) {
+                                         float* out, NextTile& next) {
   HWY_ALIGN float sums[kRows][kMaxHeadDim];
   NearRows near;
   for (int r = 0; r < kRows; ++r) {
@@ -166,6 +167,7 @@ HWY_ATTR inline void accumulate_few_rows(const TileSource& values, bool is_ready
   }
   for (std::int64_t key = 0; key < values.num_rows; key += kKeysAtOnce) {
     const std::int64_t count = std::min(kKeysAtOnce, values.num_rows - key);
+    next.fetch();
     near.load(values, key, count, is_ready, is_careful);
     for (int r = 0; r < kRows; ++r) {
       float weights[kKeysAtOnce];
@@ -203,33 +205,35 @@ inline bool is_read_in_place(const TileSource& source, bool is_careful) {
       return step<4, dtype>(__VA_ARGS__);          \
   }
 
-HWY_ATTR inline void scores_few(const FewQueries& queries, const TileSource& keys, float* scores) {
+HWY_ATTR inline void scores_few(const FewQueries& queries, const TileSource& keys, float* scores,
+                                NextTile& next) {
   const bool is_ready = is_read_in_place(keys, /*is_careful=*/false);
   if (is_ready && keys.dtype == Dtype::bf16) {
     FOVEA_FOR_ROWS(queries.num_rows, Dtype::bf16, scores_of_few_rows, queries, keys, is_ready,
-                   scores);
+                   scores, next);
   }
   if (is_ready && keys.dtype == Dtype::f16) {
     FOVEA_FOR_ROWS(queries.num_rows, Dtype::f16, scores_of_few_rows, queries, keys, is_ready,
-                   scores);
+                   scores, next);
   }
-  FOVEA_FOR_ROWS(queries.num_rows, Dtype::f32, scores_of_few_rows, queries, keys, is_ready, scores);
+  FOVEA_FOR_ROWS(queries.num_rows, Dtype::f32, scores_of_few_rows, queries, keys, is_ready, scores,
+                 next);
 }
 
 HWY_ATTR inline void accumulate_few(const TileSource& values, bool is_careful,
                                     const float* probabilities, int num_rows, const float* rescale,
-                                    float* out) {
+                                    float* out, NextTile& next) {
   const bool is_ready = is_read_in_place(values, is_careful);
   if (is_ready && values.dtype == Dtype::bf16) {
     FOVEA_FOR_ROWS(num_rows, Dtype::bf16, accumulate_few_rows, values, is_ready, is_careful,
-                   probabilities, rescale, out);
+                   probabilities, rescale, out, next);
   }
   if (is_ready && values.dtype == Dtype::f16) {
     FOVEA_FOR_ROWS(num_rows, Dtype::f16, accumulate_few_rows, values, is_ready, is_careful,
-                   probabilities, rescale, out);
+                   probabilities, rescale, out, next);
   }
   FOVEA_FOR_ROWS(num_rows, Dtype::f32, accumulate_few_rows, values, is_ready, is_careful,
-                 probabilities, rescale, out);
+                 probabilities, rescale, out, next);
 }
 
 #undef FOVEA_FOR_ROWS

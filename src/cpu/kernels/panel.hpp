@@ -113,6 +113,7 @@ struct FewQueries {
   std::int64_t col_stride = 1;
 };
 inline constexpr std::int64_t kFewRows = 4;
+inline constexpr std::int64_t kFewKeys = 4;  // keys between two fetches of what is read next
 
 struct PanelKernels {
   int lanes = 0;         // queries in a panel
@@ -164,9 +165,11 @@ struct PanelKernels {
                     std::int64_t col_stride, std::byte* to);
 
   // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp); one panel.
-  void (*scores_few)(const FewQueries& queries, const TileSource& keys, float* scores);
+  // They call next.fetch once every kFewKeys keys.
+  void (*scores_few)(const FewQueries& queries, const TileSource& keys, float* scores,
+                     NextTile& next);
   void (*accumulate_few)(const TileSource& values, bool is_careful, const float* probabilities,
-                         int num_rows, const float* rescale, float* out);
+                         int num_rows, const float* rescale, float* out, NextTile& next);
 };
 
 /// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.
