@@ -333,6 +333,39 @@ typedef struct fovea_merge_states_args {
 /* See merge_states in state.hpp. */
 FOVEA_API int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error);
 
+/* ---- The KV cache ---- */
+
+/* Attention over keys and values in a cache, after new ones are appended to it. */
+typedef struct fovea_attention_decode_args {
+  size_t struct_size;
+  uint32_t version;
+  const fovea_attention_forward_args* forward; /* k and v are the cache: [slots, capacity,
+                                                  num_heads_kv, head_dim], or with a page_table
+                                                  [num_pages, page_size, num_heads_kv, head_dim];
+                                                  f32, f16 or bf16 each. No row_max, dropout,
+                                                  cu_seqlens */
+  const DLTensor* seqlens;      /* [batch] i32 or i64: rows in use before this call */
+  const DLTensor* page_table;   /* [batch, max_pages] i32 or i64; NULL: contiguous */
+  const DLTensor* batch_idx;    /* [batch]: the slot of each sequence; contiguous alone, optional */
+  const DLTensor* left_padding; /* [batch]: rows at the start that are no keys; optional */
+  const DLTensor* append_k;     /* [batch, seqlen_new, num_heads_kv, head_dim_qk]; optional: written
+                                   into the cache behind seqlens */
+  const DLTensor* append_v;     /* as append_k with head_dim_v */
+  const DLTensor* rotary_cos;   /* [max_positions, rotary_dim / 2] f32, f16 or bf16; optional: turns
+                                   q and append_k */
+  const DLTensor* rotary_sin;
+  const DLTensor* rotary_positions; /* [batch, seqlen_q]; optional: the place in the sequence */
+  int32_t is_interleaved;           /* boolean; 1: pairs (2j, 2j + 1), 0: (j, j + rotary_dim / 2) */
+  int32_t sees_all_keys;            /* boolean; 0: causal where forward poses no mask at all */
+} fovea_attention_decode_args;
+
+/* See attention_decode in kv_cache.hpp. Nothing is written unless the arguments are valid. */
+FOVEA_API int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error** error);
+/* The workspace of such calls with up to max_seqlen_kv keys a sequence. */
+FOVEA_API int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args,
+                                           int64_t max_seqlen_kv, size_t* bytes,
+                                           fovea_error** error);
+
 #ifdef __cplusplus
 }
 #endif

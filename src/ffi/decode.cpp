@@ -1,0 +1,114 @@
+// The functions of fovea.h over a KV cache.
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "fovea/fovea.h"
+#include "fovea/kv_cache.hpp"
+
+#include "core/check.hpp"
+#include "ffi/arguments.hpp"
+#include "ffi/error.hpp"
+#include "ffi/sized_struct.hpp"
+#include "ffi/tensor.hpp"
+
+namespace {
+
+using fovea::ffi::Access;
+using fovea::ffi::guarded;
+using fovea::ffi::to_view;
+
+struct DecodeCall {
+  fovea::ffi::Call forward;
+  fovea::AttentionDecode args;
+};
+
+/// A cache has no room for what these mean.
+void refuse_other_features(const fovea::AttentionForward& args, const std::string& where) {
+  const auto refuse = [&](const char* name) {
+    fovea::invalid(where, std::string(name) + " is given; expected none over a cache");
+  };
+  if (args.row_max) refuse("row_max");
+  if (args.dropout.p != 0) refuse("dropout");
+  if (args.cu_seqlens_q) refuse("cu_seqlens_q");
+  if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
+}
+
+fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string& where) {
+  const Access access = c.append_k != nullptr ? Access::write : Access::read;
+  return {.k = to_view(c.forward->k, access, where + ": forward: k"),
+          .v = to_view(c.forward->v, access, where + ": forward: v"),
+          .page_table = to_view(c.page_table, Access::read, where + ": page_table"),
+          .seqlens = to_view(c.seqlens, Access::read, where + ": seqlens"),
+          .batch_idx = to_view(c.batch_idx, Access::read, where + ": batch_idx"),
+          .left_padding = to_view(c.left_padding, Access::read, where + ": left_padding")};
+}
+
+bool to_bool(std::int32_t value, const std::string& label) {
+  if (value < 0 || value > 1)
+    fovea::invalid(label, "is " + std::to_string(value) + "; expected 0 to 1");
+  return value == 1;
+}
+
+std::optional<fovea::Rotary> to_rotary(const fovea_attention_decode_args& c,
+                                       const std::string& where) {
+  const bool is_interleaved = to_bool(c.is_interleaved, where + ": is_interleaved");
+  if (c.rotary_cos == nullptr && c.rotary_sin == nullptr && c.rotary_positions == nullptr)
+    return std::nullopt;
+  return fovea::Rotary{
+      .cos = to_view(c.rotary_cos, Access::read, where + ": rotary_cos"),
+      .sin = to_view(c.rotary_sin, Access::read, where + ": rotary_sin"),
+      .is_interleaved = is_interleaved,
+      .positions = to_view(c.rotary_positions, Access::read, where + ": rotary_positions")};
+}
+
+DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where) {
+  constexpr std::size_t kLeastSize = offsetof(fovea_attention_decode_args, page_table);
+  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
+  DecodeCall call;
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
+  const fovea::AttentionForward& forward = call.forward.args;
+  refuse_other_features(forward, where + ": forward");
+  const bool sees_all_keys = to_bool(c.sees_all_keys, where + ": sees_all_keys");
+  const bool is_causal = forward.mask.is_all_visible() && !sees_all_keys;
+  call.args = {.q = forward.q,
+               .cache = to_cache(c, where),
+               .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
+                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
+               .rotary = to_rotary(c, where),
+               .out = forward.out,
+               .lse = forward.lse,
+               .score = forward.score,
+               .mask = is_causal ? fovea::causal() : forward.mask,
+               .softmax_scale = forward.softmax_scale,
+               .sinks = forward.sinks,
+               .cpu_target = forward.cpu_target,
+               .compute_dtype = forward.compute_dtype,
+               .workspace = forward.workspace,
+               .executor = forward.executor};
+  return call;
+}
+
+}  // namespace
+
+extern "C" {
+
+int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    const DecodeCall call = to_decode(args, "fovea_attention_decode");
+    fovea::attention_decode(call.args, fovea::ffi::runtime_of(call.forward.threads));
+  });
+}
+
+int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args, int64_t max_seqlen_kv,
+                                 size_t* bytes, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_decode_workspace_bytes";
+    if (bytes == nullptr) fovea::invalid(kWhere, "bytes is NULL; expected an address");
+    *bytes = 0;
+    const DecodeCall call = to_decode(args, kWhere);
+    *bytes = fovea::decode_workspace_bytes(call.args, max_seqlen_kv);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,157 @@
+// Attention over a cache through the C door: the same bits as the C++ function, and refusals that name the argument.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fovea/fovea.h"
+#include "fovea/kv_cache.hpp"
+
+#include "unit/ffi/c_call.hpp"
+
+namespace fovea::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Values of an i32 tensor and the DLTensor that describes them.
+struct IndexTensor {
+  IndexTensor(std::vector<std::int64_t> extents, std::vector<std::int32_t> indices)
+      : shape(std::move(extents)), values(std::move(indices)) {
+    tensor.data = values.data();
+    tensor.device = {kDLCPU, 0};
+    tensor.ndim = static_cast<std::int32_t>(shape.size());
+    tensor.dtype = {kDLInt, 32, 1};
+    tensor.shape = shape.data();
+  }
+  IndexTensor(const IndexTensor&) = delete;
+  IndexTensor& operator=(const IndexTensor&) = delete;
+  ~IndexTensor() = default;
+
+  TensorView view() const {
+    return {static_cast<const void*>(values.data()), make_spec(Dtype::i32, shape)};
+  }
+  std::vector<std::int64_t> shape;
+  std::vector<std::int32_t> values;
+  DLTensor tensor{};
+};
+
+TensorView view_of(FloatTensor& tensor) {
+  return {tensor.values.data(), make_spec(Dtype::f32, tensor.shape)};
+}
+
+/// Two sequences of 5 and 2 keys in pages of 4, two new tokens each.
+struct CacheCall {
+  CacheCall() {
+    int i = 0;
+    for (FloatTensor* tensor : {&q, &k, &v, &new_k, &new_v}) {
+      for (float& value : tensor->values) value = std::sin(static_cast<float>(++i));
+    }
+    for (std::size_t at = 0; at < cos.values.size(); ++at) {
+      cos.values[at] = std::cos(0.3F * static_cast<float>(at));
+      sin.values[at] = std::sin(0.3F * static_cast<float>(at));
+    }
+    forward.struct_size = sizeof(forward);
+    forward.version = FOVEA_ABI_VERSION;
+    forward.q = &q.tensor;
+    forward.k = &k.tensor;
+    forward.v = &v.tensor;
+    forward.out = &out.tensor;
+    args.struct_size = sizeof(args);
+    args.version = FOVEA_ABI_VERSION;
+    args.forward = &forward;
+    args.seqlens = &seqlens.tensor;
+    args.page_table = &table.tensor;
+    args.append_k = &new_k.tensor;
+    args.append_v = &new_v.tensor;
+    args.rotary_cos = &cos.tensor;
+    args.rotary_sin = &sin.tensor;
+    args.is_interleaved = 1;
+  }
+
+  AttentionDecode cxx() {
+    return {.q = view_of(q),
+            .cache = {.k = view_of(k),
+                      .v = view_of(v),
+                      .page_table = table.view(),
+                      .seqlens = seqlens.view()},
+            .append = {.k = view_of(new_k), .v = view_of(new_v)},
+            .rotary = Rotary{.cos = view_of(cos), .sin = view_of(sin), .is_interleaved = true},
+            .out = view_of(out)};
+  }
+
+  FloatTensor q{{2, 2, 4, 8}}, k{{4, 4, 2, 8}}, v{{4, 4, 2, 8}}, out{{2, 2, 4, 8}, -7.0F};
+  FloatTensor new_k{{2, 2, 2, 8}}, new_v{{2, 2, 2, 8}}, cos{{16, 4}}, sin{{16, 4}};
+  IndexTensor seqlens{{2}, {5, 2}}, table{{2, 3}, {2, 0, -1, 3, -1, 1 << 30}};
+  fovea_attention_forward_args forward{};
+  fovea_attention_decode_args args{};
+};
+
+TEST(CDecode, HasTheBitsOfTheCxxCall) {
+  CacheCall c, cxx;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  attention_decode(cxx.cxx());
+  EXPECT_EQ(c.out.values, cxx.out.values);
+  EXPECT_EQ(c.k.values, cxx.k.values);
+  EXPECT_EQ(c.v.values, cxx.v.values);
+}
+
+TEST(CDecode, SeesAllKeysWhenAskedTo) {
+  CacheCall c, cxx;
+  c.args.sees_all_keys = 1;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  AttentionDecode args = cxx.cxx();
+  attention_decode(args);
+  EXPECT_NE(c.out.values, cxx.out.values);
+  CacheCall again;
+  args = again.cxx();
+  args.mask = {};
+  attention_decode(args);
+  EXPECT_EQ(c.out.values, again.out.values);
+}
+
+TEST(CDecode, WorkspaceIsNamedAndEnough) {
+  CacheCall c, expected;
+  std::size_t bytes = 0;
+  ASSERT_EQ(fovea_decode_workspace_bytes(&c.args, 7, &bytes, nullptr), FOVEA_OK);
+  EXPECT_EQ(bytes, decode_workspace_bytes(c.cxx(), 7));
+  std::vector<std::byte> workspace(bytes);
+  c.forward.workspace = workspace.data();
+  c.forward.workspace_bytes = bytes;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &expected.args).message, "");
+  EXPECT_EQ(c.out.values, expected.out.values);
+}
+
+TEST(CDecode, RefusalsNameTheArgument) {
+  const std::pair<std::function<void(CacheCall&)>, std::string> faults[] = {
+      {[](CacheCall& c) { c.args.forward = nullptr; }, "fovea_attention_decode: forward"},
+      {[](CacheCall& c) { c.forward.row_max = &c.out.tensor; },
+       "fovea_attention_decode: forward: row_max is given; expected none over a cache"},
+      {[](CacheCall& c) { c.forward.dropout.p = 0.5F; },
+       "fovea_attention_decode: forward: dropout is given; expected none over a cache"},
+      {[](CacheCall& c) { c.args.is_interleaved = 2; },
+       "fovea_attention_decode: is_interleaved: is 2; expected 0 to 1"},
+      {[](CacheCall& c) { c.args.seqlens = nullptr; },
+       "attention_decode: cache.seqlens is missing; expected i32 or i64 [2]"},
+      {[](CacheCall& c) { c.args.rotary_sin = nullptr; }, "rotary.sin"},
+      {[](CacheCall& c) { c.table.values[1] = 4; },
+       "attention_decode: cache.page_table[0, 1] is 4; expected 0 to 3, a page of cache.k"},
+  };
+  for (const auto& [spoil, expected] : faults) {
+    CacheCall c;
+    spoil(c);
+    const Outcome outcome = outcome_of(fovea_attention_decode, &c.args);
+    EXPECT_EQ(outcome.kind, FOVEA_INVALID_ARGUMENT) << expected;
+    EXPECT_THAT(outcome.message, HasSubstr(expected));
+    EXPECT_EQ(c.out.values, CacheCall().out.values);
+    EXPECT_EQ(c.k.values, CacheCall().k.values);
+  }
+}
+
+}  // namespace
+}  // namespace fovea::testing
