@@ -95,11 +95,21 @@ class MergeStatesArgs(ctypes.Structure):
                 ("executor", POINTER(Executor))]
 
 
+class DecodeArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("seqlens", _TENSOR), ("page_table", _TENSOR), ("batch_idx", _TENSOR), ("left_padding", _TENSOR),
+        ("append_k", _TENSOR), ("append_v", _TENSOR),
+        ("rotary_cos", _TENSOR), ("rotary_sin", _TENSOR), ("rotary_positions", _TENSOR),
+        ("is_interleaved", c_int32), ("sees_all_keys", c_int32),
+    ]
+
+
 # C name: our struct. The smoke test compares every one with the header.
 STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar, "fovea_executor": Executor,
            "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions,
            "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
-           "fovea_merge_states_args": MergeStatesArgs}
+           "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs}
 
 
 class FoveaError(RuntimeError):
@@ -183,6 +193,7 @@ class Library:
         c.fovea_explain_backward.argtypes = [POINTER(BackwardArgs), c_int32, text, error]
         c.fovea_attention_jvp.argtypes = [POINTER(JvpArgs), error]
         c.fovea_merge_states.argtypes = [POINTER(MergeStatesArgs), error]
+        c.fovea_attention_decode.argtypes = [POINTER(DecodeArgs), error]
         c.fovea_runtime_create.argtypes = [c_int32, POINTER(c_void_p), error]
         c.fovea_plan_create.argtypes = [args, options, POINTER(c_void_p), error]
         c.fovea_plan_run.argtypes = [c_void_p, args, error]
@@ -208,6 +219,9 @@ class Library:
 
     def attention_backward(self, args):
         self.call(self.c.fovea_attention_backward, ctypes.byref(args))
+
+    def attention_decode(self, args):
+        self.call(self.c.fovea_attention_decode, ctypes.byref(args))
 
     def explain(self, args, options=None, is_json=False):
         text = c_void_p()
