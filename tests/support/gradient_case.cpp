@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "expr/node.hpp"
@@ -75,6 +76,7 @@ GradientMemory::GradientMemory(const GradientCase& problem)
   if (problem.wants_captured) make_captured();
   fill_inputs();
   poison_blind_rows();
+  poison_hidden_tangents();
 }
 
 void GradientMemory::make_captured() {
@@ -133,6 +135,26 @@ void GradientMemory::poison_blind_rows() {
     }
   }
   for (GuardedTensor* input : {&forward.q, &dout, &dlse, &q_tangent}) input->seal();
+}
+
+/// What the case poisons in k and v, because no row sees it, has tangents of poison.
+void GradientMemory::poison_hidden_tangents() {
+  const reference::HeadRows k(forward.k.view());
+  const TensorSpec spec = forward.k.view().spec();
+  const bool is_packed = spec.rank == 3;
+  const auto size = [&](std::size_t dim) { return spec.shape[dim - (is_packed ? 1 : 0)]; };
+  RowOfHead at;
+  for (at.batch = 0; at.batch < (is_packed ? 1 : size(0)); ++at.batch) {
+    for (at.row = 0; at.row < size(1); ++at.row) {
+      for (at.head = 0; at.head < size(2); ++at.head) {
+        if (std::isfinite(k[{at.batch, at.row, at.head}][0])) continue;
+        set_row(k_tangent, at, kNaN);
+        set_row(v_tangent, at, kNaN);
+      }
+    }
+  }
+  k_tangent.seal();
+  v_tangent.seal();
 }
 
 void GradientMemory::seal_forward() {

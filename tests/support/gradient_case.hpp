@@ -32,7 +32,8 @@ struct NamedTensor {
 /// as the case's inputs do, dq, dk and dv as its outputs.
 ///
 /// What no gradient may depend on is poison: q, dout and dlse of rows that see nothing or lie behind
-/// the last sequence (where no other row shares their memory).
+/// the last sequence (where no other row shares their memory), and tangents of keys and values that
+/// nobody sees.
 class GradientMemory {
  public:
   explicit GradientMemory(const GradientCase& problem);
@@ -59,6 +60,7 @@ class GradientMemory {
   void make_captured();
   void fill_inputs();
   void poison_blind_rows();
+  void poison_hidden_tangents();
 
   GradientCase problem_;
   std::vector<RowOfHead> blind_rows_;  // of q and out: they see nothing
