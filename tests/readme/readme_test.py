@@ -77,7 +77,7 @@ class Readme(unittest.TestCase):
             self.skipTest("built without the fovea command")
         (self.scratch / "examples").symlink_to(ROOT / "examples")
         shape = (1, 96, 4, 32)  # longer than the window and than one tile's rows
-        for index, name in enumerate("qkv"):
+        for index, name in enumerate(("q", "k", "v", "dout")):
             values = array.array("f", ((i * (index + 3)) % 17 / 8 - 1 for i in range(96 * 4 * 32)))
             write_npy(self.scratch / f"{name}.npy", shape, values)
         write_npy(self.scratch / "slopes.npy", (4,), array.array("f", (0.5, 0.25, 0.125, 0.0625)))
