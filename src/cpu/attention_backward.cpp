@@ -340,6 +340,21 @@ class BackwardRun {
         .num_cols = head_dim};
   }
 
+  /// Rows that lie apart are copied: with every row on a page of its own, the panels of a chunk would pay for page walks again
+  /// and again.
+  KeyTile load_rows(const TileSource& source, std::byte* buffer) const {
+    const bool lie_apart = source.dtype == Dtype::f32 && source.col_stride == 1 &&
+                           source.row_stride != source.num_cols;
+    if (!lie_apart) return kernels_.load_keys(source, buffer);
+    const auto row_bytes = static_cast<std::size_t>(source.num_cols) * sizeof(float);
+    for (std::int64_t row = 0; row < source.num_rows; ++row) {
+      std::memcpy(buffer + static_cast<std::size_t>(row) * row_bytes,
+                  source.data + row * source.row_stride * static_cast<std::int64_t>(sizeof(float)),
+                  row_bytes);
+    }
+    return {buffer, source.num_cols, source.num_rows};
+  }
+
   void load_chunk(const Item& item, const BackwardScratch& scratch) const {
     const std::size_t key_bytes = kernels_.key_bytes(spec_.tile_kv, f_.head_dim_qk);
     const std::size_t value_bytes = kernels_.key_bytes(spec_.tile_kv, f_.head_dim_v);
@@ -349,8 +364,8 @@ class BackwardRun {
       const std::int64_t end = std::min(begin + spec_.tile_kv, item.key_end);
       const TileSource keys = tile_of(k_, item, begin, end, f_.head_dim_qk);
       const TileSource values = tile_of(v_, item, begin, end, f_.head_dim_v);
-      scratch.keys[tile] = kernels_.load_keys(keys, scratch.key_buffer + tile * key_bytes);
-      scratch.values[tile] = kernels_.load_keys(values, scratch.value_buffer + tile * value_bytes);
+      scratch.keys[tile] = load_rows(keys, scratch.key_buffer + tile * key_bytes);
+      scratch.values[tile] = load_rows(values, scratch.value_buffer + tile * value_bytes);
       if (g_.wants_dq())
         kernels_.load_values(keys, /*is_careful=*/true, scratch.key_columns + tile * column_bytes);
       ++tile;

@@ -17,6 +17,7 @@ using expr::Variable;
 
 constexpr std::int64_t kMaxSmall = 16 * 1024;  // elements: a copy per strand is 128 KB
 constexpr std::int64_t kMaxStrands = 64;       // copies: 8 MB at most, and work for as many threads
+constexpr std::size_t kMaxLanes = 64;          // of a panel on any target
 constexpr std::int64_t kBlockElements = 65536;  // of an output, cleared and written by one task
 
 Rate rate_of(const BoundTape& tape) { return tape.tape.code.back().rate; }
@@ -281,11 +282,23 @@ void scatter(const float* values, std::int64_t num_keys, std::int64_t num_rows, 
     }
     return;
   }
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    float sum = 0;
-    for (std::int64_t key = 0; key < num_keys; ++key) sum += values[key * lanes + row];
-    sums[at.by_row[row]] += sum;
+  std::array<float, kMaxLanes> by_row{};
+  for (std::int64_t key = 0; key < num_keys; ++key) {
+    for (std::int64_t row = 0; row < num_rows; ++row)
+      by_row[static_cast<std::size_t>(row)] += values[key * lanes + row];
   }
+  for (std::int64_t row = 0; row < num_rows; ++row)
+    sums[at.by_row[row]] += by_row[static_cast<std::size_t>(row)];
+}
+
+/// Elements along the keys are neighbours, and every row has its own: a dense bias.
+template <typename Offsets>
+bool is_contiguous(const Offsets& at, std::int64_t num_keys) {
+  if (!at.has_key || !at.has_row || at.by_score != nullptr) return false;
+  for (std::int64_t key = 1; key < num_keys; ++key) {
+    if (at.by_key[key] != at.by_key[0] + key) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -316,6 +329,11 @@ void CapturedSums::add(std::int64_t strand, const CapturedTile& tile, const Pane
     if (sums.copies != nullptr) {
       scatter(values, num_keys, tile.num_rows, lanes, offsets,
               sums.copies + strand * sums.num_elements);
+    } else if (is_contiguous(offsets, num_keys)) {
+      std::array<float*, kMaxLanes> rows{};
+      for (std::int64_t row = 0; row < tile.num_rows; ++row)
+        rows[static_cast<std::size_t>(row)] = sums.single + offsets.by_row[row] + offsets.by_key[0];
+      gradient_kernels.add_columns(values, tile.num_rows, num_keys, rows.data(), 1);
     } else {
       scatter(values, num_keys, tile.num_rows, lanes, offsets, sums.single);
     }

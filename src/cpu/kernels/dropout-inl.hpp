@@ -72,6 +72,31 @@ HWY_ATTR inline void random_words(const PanelDropout& dropout, std::uint32_t key
 }
 #endif
 
+/// Which of one vector's decisions of dropout keep, key after key.
+class DropoutColumn {
+ public:
+  DropoutColumn(const PanelDropout& dropout, int vector) : dropout_(dropout), vector_(vector) {}
+
+  HWY_ATTR HWY_INLINE hn::Mask<FloatTag> keeps(std::int64_t key) {
+    const hn::ScalableTag<std::uint32_t> du;
+    const FloatTag d;
+    const std::int64_t kv_idx = dropout_.kv_begin + key;
+    if (kv_idx / 4 != group_) {
+      group_ = kv_idx / 4;
+      random_words(dropout_, static_cast<std::uint32_t>(group_), vector_, words_);
+    }
+    const auto last_dropped = hn::Set(du, static_cast<std::uint32_t>(dropout_.threshold - 1));
+    const auto word = hn::Load(du, words_ + (kv_idx % 4) * kVectorLanes);
+    return hn::RebindMask(d, hn::Gt(word, last_dropped));
+  }
+
+ private:
+  const PanelDropout& dropout_;
+  int vector_;
+  std::int64_t group_ = -1;
+  HWY_ALIGN std::uint32_t words_[4 * kVectorLanes] = {};
+};
+
 }  // namespace fovea::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

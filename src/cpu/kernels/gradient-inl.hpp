@@ -59,30 +59,9 @@ HWY_ATTR inline bool pack_rows(const std::byte* const* rows, std::int64_t num_ro
   return is_finite;
 }
 
-/// Which of one vector's decisions of dropout keep, key after key.
-class DropoutColumn {
- public:
-  DropoutColumn(const PanelDropout& dropout, int vector) : dropout_(dropout), vector_(vector) {}
-
-  HWY_ATTR HWY_INLINE hn::Mask<FloatTag> keeps(std::int64_t key) {
-    const hn::ScalableTag<std::uint32_t> du;
-    const FloatTag d;
-    const std::int64_t kv_idx = dropout_.kv_begin + key;
-    if (kv_idx / 4 != group_) {
-      group_ = kv_idx / 4;
-      random_words(dropout_, static_cast<std::uint32_t>(group_), vector_, words_);
-    }
-    const auto last_dropped = hn::Set(du, static_cast<std::uint32_t>(dropout_.threshold - 1));
-    const auto word = hn::Load(du, words_ + (kv_idx % 4) * kVectorLanes);
-    return hn::RebindMask(d, hn::Gt(word, last_dropped));
-  }
-
- private:
-  const PanelDropout& dropout_;
-  int vector_;
-  std::int64_t group_ = -1;
-  HWY_ALIGN std::uint32_t words_[4 * kVectorLanes] = {};
-};
+/// Probabilities below this count as 0: their products with gradients and with K, Q and dO would be denormal, which Intel's
+/// processors multiply a hundred times slower. ALiBi makes many.
+inline constexpr float kLeastProbability = 0x1p-96F;
 
 template <bool kDrops>
 HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector) {
@@ -90,6 +69,7 @@ HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   const FloatVector log2e = hn::Set(d, std::numbers::log2e_v<float>);
   const FloatVector lowest = hn::Set(d, -127.0F / std::numbers::log2e_v<float>);
+  const FloatVector least = hn::Set(d, kLeastProbability);
   const FloatVector scale = hn::Set(d, step.scale);
   const FloatVector factor = hn::Set(d, step.factor);
   const FloatVector keep_scale = hn::Set(d, step.dropout.keep_scale);
@@ -103,7 +83,9 @@ HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector
     const FloatVector score = hn::Load(d, step.scores + at);
     const auto is_seen = hn::And(sees, hn::Not(hn::Eq(score, nothing)));
     const FloatVector x = hn::MulSub(hn::Sub(score, origin), scale, log_sum);
-    const FloatVector p = hn::IfThenElseZero(is_seen, exp2_nonpositive(d, x, log2e, lowest));
+    const FloatVector power = exp2_nonpositive(d, x, log2e, lowest);
+    const auto counts = hn::And(is_seen, hn::Not(hn::Lt(power, least)));  // NaN counts
+    const FloatVector p = hn::IfThenElseZero(counts, power);
     FloatVector weight = p;
     FloatVector product = hn::Zero(d);
     if (step.products != nullptr) product = hn::Load(d, step.products + at);

@@ -273,20 +273,14 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
 /// Drops probabilities after they were summed: the denominator is that of the whole row.
 HWY_ATTR inline void drop(float* probabilities, std::int64_t num_keys, int num_vectors,
                           const PanelDropout& dropout) {
-  HWY_ALIGN std::uint32_t words[4 * kVectorLanes];
+  const FloatTag d;
+  const FloatVector keep_scale = hn::Set(d, dropout.keep_scale);
   for (int vector = 0; vector < num_vectors; ++vector) {
-    std::int64_t group_in_words = -1;
+    DropoutColumn column(dropout, vector);
     for (std::int64_t key = 0; key < num_keys; ++key) {
-      const std::int64_t kv_idx = dropout.kv_begin + key;
-      if (kv_idx / 4 != group_in_words) {
-        group_in_words = kv_idx / 4;
-        random_words(dropout, static_cast<std::uint32_t>(group_in_words), vector, words);
-      }
       float* at = probabilities + key * kPanelLanes + vector * kVectorLanes;
-      const std::uint32_t* word = words + (kv_idx % 4) * kVectorLanes;
-      for (int lane = 0; lane < kVectorLanes; ++lane) {
-        at[lane] = word[lane] < dropout.threshold ? 0.0F : at[lane] * dropout.keep_scale;
-      }
+      const FloatVector scaled = hn::Mul(hn::Load(d, at), keep_scale);
+      hn::Store(hn::IfThenElseZero(column.keeps(key), scaled), d, at);
     }
   }
 }
