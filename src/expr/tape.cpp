@@ -95,7 +95,9 @@ class Lowering {
       }
     }
     fuse_products();
-    allocate_registers();
+    const std::vector<std::int32_t> last_use = find_last_uses();
+    allocate_registers(last_use);
+    mark_what_feeds_only_next(last_use);
     return std::move(tape_);
   }
 
@@ -191,21 +193,32 @@ class Lowering {
     tape_.code = std::move(kept);
   }
 
-  /// Linear scan over the per_score instructions; the other classes are small and keep all values.
-  void allocate_registers() {
-    const auto size = static_cast<std::int32_t>(tape_.code.size());
+  std::vector<std::int32_t> find_last_uses() const {
     std::vector<std::int32_t> last_use(tape_.code.size(), -1);
-    for (std::int32_t i = 0; i < size; ++i) {
-      for_each_operand(at(i), [&](std::int32_t operand) {
-        last_use[static_cast<std::size_t>(operand)] = i;
-        at(operand).feeds_scores |= at(i).rate == Rate::per_score;
+    for (std::size_t i = 0; i < tape_.code.size(); ++i) {
+      for_each_operand(tape_.code[i], [&](std::int32_t operand) {
+        last_use[static_cast<std::size_t>(operand)] = static_cast<std::int32_t>(i);
       });
     }
-    for (std::int32_t i = 0; i < size; ++i) {
+    return last_use;
+  }
+
+  void mark_what_feeds_only_next(const std::vector<std::int32_t>& last_use) {
+    std::int32_t next = -1;  // the per_score instruction behind; who reads one is one itself
+    for (std::size_t i = tape_.code.size(); i-- > 0;) {
+      Instruction& instruction = tape_.code[i];
+      if (instruction.rate != Rate::per_score || instruction.op == Op::variable) continue;
+      instruction.feeds_only_next = next >= 0 && last_use[i] == next;
+      next = static_cast<std::int32_t>(i);
+    }
+  }
+
+  /// Linear scan over the per_score instructions; the other classes are small and keep all values.
+  void allocate_registers(const std::vector<std::int32_t>& last_use) {
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(tape_.code.size()); ++i) {
       Instruction& instruction = at(i);
       if (instruction.rate != Rate::per_score) {
         instruction.target = tape_.num_registers[static_cast<int>(instruction.rate)]++;
-        instruction.feeds_scores |= instruction.is_condition || i + 1 == size;
         continue;
       }
       // A load writes its target while indices of later elements are still to be read.

@@ -34,8 +34,8 @@ struct Instruction {
   std::int32_t int_value = 0;               // constant of type integer or boolean
   float float_value = 0;                    // constant of type floating
   bool is_fused = false;
-  bool is_condition = false;  // a mask program hides the score where this is false
-  bool feeds_scores = false;  // a per_score instruction reads it
+  bool is_condition = false;     // a mask program hides the score where this is false
+  bool feeds_only_next = false;  // per_score: the next per_score instruction alone reads it
 };
 
 struct Tape {

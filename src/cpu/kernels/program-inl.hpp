@@ -1,10 +1,10 @@
 // Runs score and mask programs on tiles of scores: a tape, executed by vector code that is compiled
 // once per target.
 //
-// Cost: an instruction is dispatched once per chunk of about 768 scores, so that the interpreter
-// costs little beside the arithmetic (bench/micro/program_bench.cpp). Values of a lower rate are
-// computed once per tile: those per query are laid out for a whole chunk, so that every operand of
-// a per_score instruction is read contiguously, or as one value per key.
+// Values of a lower rate are computed once per tile. What is left for every score is turned into
+// steps with their operands found, once per tile too; a chunk of about 768 scores then runs through
+// all steps: cheap operations in groups, with values in registers (program_steps-inl.hpp), loads,
+// exponentials and their like in a pass over the chunk each.
 //
 // Registers hold 32-bit values in float arrays; bools are int masks, 0 or -1. Read program.hpp for
 // the layout of scratch, ../../expr/tape.hpp for the instructions.
@@ -21,10 +21,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 #include <limits>
+#include <memory>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -32,6 +33,7 @@
 #include "fovea/dtype.hpp"
 
 #include "cpu/kernels/math-inl.hpp"
+#include "cpu/kernels/program_steps-inl.hpp"
 #include "cpu/program.hpp"
 #include "expr/tape.hpp"
 
@@ -42,13 +44,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 using expr::Instruction;
 using expr::Op;
 using expr::Rate;
-using ProgramTag = hn::CappedTag<float, 16>;
-
-/// Where an operand lies for a rectangle of keys x lanes.
+/// Where an operand of a call lies: the value of (key, lane) is data[key * row_step + lane * step].
 struct ProgramOperand {
   const float* data = nullptr;
-  std::int64_t step = 1;  // from one value to the next: 1, or 0 for a value repeated for a vector
-  bool is_key = false;    // one value per key instead
+  std::int64_t step = 1;
+  std::int64_t row_step = 0;
+
+  HWY_INLINE float value(std::int64_t key, std::int64_t lane) const {
+    return data[key * row_step + lane * step];
+  }
 };
 
 struct ProgramArea {
@@ -56,229 +60,21 @@ struct ProgramArea {
   std::int64_t lanes = 0;
 };
 
-/// Whether a function of two or three operands gets loops of its own for one operand that is
-/// uniform or per key. Worth their code for the ops of common masks and biases.
-enum class KeyLoops : std::uint8_t { shared, own };
-
-/// One row of an operand that has a value for each score. (Members and indices rather than moving
-/// pointers: GCC keeps arrays of those in memory.)
-struct PlainRow {
-  const float* data;
-
-  HWY_INLINE hn::Vec<ProgramTag> read(std::int64_t i) const {
-    return hn::LoadU(ProgramTag(), data + i);
-  }
-};
-
-/// One row of any operand. Value i is data[i & mask]: a mask of 0 repeats the first vector.
-struct MaskedRow {
-  const float* data;
-  std::int64_t mask;
-
-  HWY_INLINE hn::Vec<ProgramTag> read(std::int64_t i) const {
-    return hn::LoadU(ProgramTag(), data + (i & mask));
-  }
-};
-
-/// A value per key is spread over a vector in memory.
-HWY_INLINE MaskedRow masked_row(const ProgramOperand& operand, std::int64_t first, std::int64_t key,
-                                float* spread) {
-  if (!operand.is_key) return {operand.data + first * operand.step, -operand.step};
-  const ProgramTag d;
-  hn::Store(hn::Set(d, operand.data[key]), d, spread);
-  return {spread, 0};
-}
-
-/// Vector i of operand k; operand kFixed is `fixed`, the same for the whole row.
-template <std::size_t k, std::size_t kFixed, class Row>
-HWY_INLINE hn::Vec<ProgramTag> read_operand(const Row& row, std::int64_t i,
-                                            hn::Vec<ProgramTag> fixed) {
-  if constexpr (k == kFixed) return fixed;
-  return row.read(i);
-}
-
-/// f(d, operands...) of vector i. Not a lambda: those are not always inlined.
-template <std::size_t kFixed, std::size_t... k, class Row, class F>
-HWY_INLINE hn::Vec<ProgramTag> apply_to_vector(std::index_sequence<k...> /* operands */,
-                                               const Row* rows, std::int64_t i,
-                                               hn::Vec<ProgramTag> fixed, const F& f) {
-  return f(ProgramTag(), read_operand<k, kFixed>(rows[k], i, fixed)...);
-}
-
-/// One row: out[i] = f(d, operands...). Three vectors at a time, as rows have 3 (AVX-512, NEON) or
-/// 2 (AVX2).
-template <std::size_t kFixed, class Row, std::size_t kOperands, class F>
-HWY_INLINE void map_row(std::int64_t width, float* out, const Row (&rows)[kOperands],
-                        hn::Vec<ProgramTag> fixed, const F& f) {
+/// out[i] = f(d, in[i]). Three vectors at a time: f takes long.
+template <class F>
+HWY_NOINLINE void map(std::int64_t count, const float* in, float* out, F f) {
   const ProgramTag d;
   const auto n = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::make_index_sequence<kOperands> all;
   std::int64_t i = 0;
-  for (; i + 3 * n <= width; i += 3 * n) {
-    const auto first = apply_to_vector<kFixed>(all, rows, i, fixed, f);
-    const auto second = apply_to_vector<kFixed>(all, rows, i + n, fixed, f);
-    const auto third = apply_to_vector<kFixed>(all, rows, i + 2 * n, fixed, f);
+  for (; i + 3 * n <= count; i += 3 * n) {
+    const auto first = f(d, hn::LoadU(d, in + i));
+    const auto second = f(d, hn::LoadU(d, in + i + n));
+    const auto third = f(d, hn::LoadU(d, in + i + 2 * n));
     hn::StoreU(first, d, out + i);
     hn::StoreU(second, d, out + i + n);
     hn::StoreU(third, d, out + i + 2 * n);
   }
-  for (; i < width; i += n) {
-    hn::StoreU(apply_to_vector<kFixed>(all, rows, i, fixed, f), d, out + i);
-  }
-}
-
-/// Every operand has a value for each score: the area is one long row.
-template <std::size_t... k, class F>
-HWY_INLINE void map_plain(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                          float* out, const ProgramOperand* in, const F& f) {
-  const PlainRow rows[] = {PlainRow{in[k].data}...};
-  map_row<sizeof...(k)>(area.keys * area.lanes, out, rows, hn::Zero(ProgramTag()), f);
-}
-
-/// Operand kFixed is one value per key or uniform, the others have a value for each score.
-template <std::size_t kFixed, std::size_t... k, class F>
-HWY_INLINE void map_fixed(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                          float* out, const ProgramOperand* in, const F& f) {
-  const ProgramTag d;
-  const ProgramOperand& operand = in[kFixed];
-  const std::int64_t num_rows = operand.is_key ? area.keys : 1;
-  const std::int64_t width = operand.is_key ? area.lanes : area.keys * area.lanes;
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    const std::int64_t first = row * width;
-    const PlainRow rows[] = {PlainRow{in[k].data + first}...};
-    map_row<kFixed>(width, out + first, rows, hn::Set(d, operand.data[row]), f);
-  }
-}
-
-/// Operands of any rate.
-template <std::size_t... k, class F>
-HWY_INLINE void map_any(std::index_sequence<k...> /* operands */, const ProgramArea& area,
-                        float* out, const ProgramOperand* in, const F& f) {
-  HWY_ALIGN float spread[sizeof...(k)][16];
-  const bool by_key = (in[k].is_key || ...);
-  const std::int64_t num_rows = by_key ? area.keys : 1;
-  const std::int64_t width = by_key ? area.lanes : area.keys * area.lanes;
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    const std::int64_t first = row * width;
-    const MaskedRow rows[] = {masked_row(in[k], first, row, spread[k])...};
-    map_row<sizeof...(k)>(width, out + first, rows, hn::Zero(ProgramTag()), f);
-  }
-}
-
-/// out[i] = f(d, in[0][i], ...) for all of an area; in place is allowed.
-template <KeyLoops kLoops = KeyLoops::shared, std::size_t kOperands, class F>
-HWY_NOINLINE void map(const ProgramArea& area, float* out, const ProgramOperand (&in)[kOperands],
-                      F f) {
-  const std::make_index_sequence<kOperands> all;
-  if constexpr (kLoops == KeyLoops::own) {
-    static_assert(kOperands >= 2, "loops for one fixed operand need another that varies");
-    const auto is_fixed = [](const ProgramOperand& each) { return each.is_key || each.step == 0; };
-    const auto num_fixed = std::count_if(std::begin(in), std::end(in), is_fixed);
-    if (num_fixed == 0) return map_plain(all, area, out, in, f);
-    if (num_fixed == 1 && is_fixed(in[0])) return map_fixed<0>(all, area, out, in, f);
-    if (num_fixed == 1 && is_fixed(in[1])) return map_fixed<1>(all, area, out, in, f);
-  }
-  map_any(all, area, out, in, f);
-}
-
-// Adaptors: registers hold floats, ops may want ints, unsigned bits, or yield masks.
-
-template <class F>
-struct OnInts {
-  explicit OnInts(F function) : f(function) {}
-  template <class D, class... V>
-  HWY_INLINE hn::Vec<D> operator()(D d, V... v) const {
-    const hn::RebindToSigned<D> di;
-    return hn::BitCast(d, f(di, hn::BitCast(di, v)...));
-  }
-  F f;
-};
-
-/// Sums and products wrap, which only unsigned arithmetic does without undefined behaviour.
-template <class F>
-struct OnBits {
-  explicit OnBits(F function) : f(function) {}
-  template <class D, class... V>
-  HWY_INLINE hn::Vec<D> operator()(D d, V... v) const {
-    const hn::RebindToUnsigned<D> du;
-    return hn::BitCast(d, f(du, hn::BitCast(du, v)...));
-  }
-  F f;
-};
-
-template <class F>
-struct FloatComparison {
-  explicit FloatComparison(F function) : f(function) {}
-  template <class D, class V>
-  HWY_INLINE hn::Mask<D> operator()(D, V a, V b) const {
-    return f(a, b);
-  }
-  F f;
-};
-
-template <class F>
-struct IntComparison {
-  explicit IntComparison(F function) : f(function) {}
-  template <class D, class V>
-  HWY_INLINE hn::Mask<D> operator()(D d, V a, V b) const {
-    const hn::RebindToSigned<D> di;
-    return hn::RebindMask(d, f(hn::BitCast(di, a), hn::BitCast(di, b)));
-  }
-  F f;
-};
-
-/// -1 or 0 from a comparison.
-template <class C>
-struct AsBool {
-  explicit AsBool(C comparison) : c(comparison) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a, V b) const {
-    return hn::VecFromMask(d, c(d, a, b));
-  }
-  C c;
-};
-
-/// The score where a comparison holds, else -inf: whatever the score is, NaN included.
-template <class C>
-struct AsHiding {
-  explicit AsHiding(C comparison) : c(comparison) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a, V b, V score) const {
-    return hn::IfThenElse(c(d, a, b), score, hn::Neg(hn::Inf(d)));
-  }
-  C c;
-};
-
-/// Keeps the sign of zero, which hn::Floor loses on targets without the instruction.
-template <class V>
-HWY_INLINE V floor(V x) {
-  return hn::CopySign(hn::Floor(x), x);
-}
-
-/// The lesser; NaN where either is NaN.
-template <class V>
-HWY_INLINE V min_or_nan(V a, V b) {
-  const auto lesser = hn::IfThenElse(hn::Lt(a, b), a, b);  // b when unordered
-  return hn::IfThenElse(hn::Eq(a, a), lesser, a);
-}
-
-template <class V>
-HWY_INLINE V max_or_nan(V a, V b) {
-  const auto greater = hn::IfThenElse(hn::Gt(a, b), a, b);
-  return hn::IfThenElse(hn::Eq(a, a), greater, a);
-}
-
-/// Truncates; saturates at the ends of int32; NaN gives 0.
-template <class D>
-HWY_INLINE hn::Vec<D> float_to_int_bits(D d, hn::Vec<D> x) {
-  const hn::RebindToSigned<D> di;
-  const auto low = hn::Set(d, -0x1p31F);
-  const auto is_high = hn::Ge(x, hn::Set(d, 0x1p31F));
-  const auto raised = hn::IfThenElse(hn::Lt(x, low), low, x);
-  const auto is_convertible = hn::And(hn::Eq(x, x), hn::Not(is_high));
-  const auto converted = hn::ConvertTo(di, hn::IfThenElseZero(is_convertible, raised));
-  const auto highest = hn::Set(di, std::numeric_limits<std::int32_t>::max());
-  return hn::BitCast(d, hn::IfThenElse(hn::RebindMask(di, is_high), highest, converted));
+  for (; i < count; i += n) hn::StoreU(f(d, hn::LoadU(d, in + i)), d, out + i);
 }
 
 /// Floor division of ints or its remainder; 0 where the divisor is 0. Exact in fp64: the quotient
@@ -362,6 +158,16 @@ struct LoadIndex {
   HWY_INLINE std::int64_t offset(std::int64_t i) const {
     const std::int64_t value = std::bit_cast<std::int32_t>(data[i]);
     return std::clamp<std::int64_t>(value, 0, extent - 1) * stride;
+  }
+
+  /// Of a vector, where they fit in 32 bits.
+  template <class D>
+  HWY_INLINE hn::Vec<D> offsets(D di, std::int64_t i) const {
+    constexpr std::int64_t kHighest = std::numeric_limits<std::int32_t>::max();
+    const auto last = hn::Set(di, static_cast<std::int32_t>(std::min(extent - 1, kHighest)));
+    const auto value = hn::BitCast(di, hn::LoadU(ProgramTag(), data + i));
+    const auto limited = hn::Min(hn::Max(value, hn::Zero(di)), last);
+    return hn::Mul(limited, hn::Set(di, static_cast<std::int32_t>(stride)));
   }
 };
 
@@ -454,6 +260,82 @@ HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
   load_rows(p, load, done);
 }
 
+/// Values at p + offsets, as registers hold them. Neighbouring lanes mostly read neighbouring elements (tables of relative
+/// positions) or one element (buckets): those are loads. Elements of 32 bits are gathered, others read one by one.
+template <class T>
+HWY_INLINE void load_vector(const T* p, hn::Vec<hn::RebindToSigned<ProgramTag>> offsets,
+                            float* out) {
+  const ProgramTag d;
+  const hn::RebindToSigned<ProgramTag> di;
+  const std::size_t n = hn::Lanes(d);
+  HWY_ALIGN std::int32_t each[hn::MaxLanes(di)];
+  hn::Store(offsets, di, each);
+  const auto first = hn::Set(di, each[0]);
+  if (hn::AllTrue(di, hn::Eq(offsets, first))) {
+    return hn::StoreU(hn::Set(d, element_value(p + each[0])), d, out);
+  }
+#if HWY_TARGET != HWY_SCALAR
+  if (hn::AllTrue(di, hn::Eq(offsets, hn::Add(first, hn::Iota(di, 0))))) {
+    const FourTag d4;
+    for (std::size_t i = 0; i < n; i += 4) hn::StoreU(four_values(p + each[0] + i), d4, out + i);
+    return;
+  }
+#endif
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, std::int32_t>) {
+    const auto* elements = reinterpret_cast<const float*>(p);
+    return hn::StoreU(hn::GatherIndex(d, elements, offsets), d, out);
+  }
+  for (std::size_t i = 0; i < n; ++i) out[i] = element_value(p + each[i]);
+}
+
+/// Some index differs for every score; all offsets within the tensor fit in 32 bits.
+template <class T>
+HWY_NOINLINE void load_scattered(const T* p, const SeparableLoad& load,
+                                 std::span<const LoadIndex> indices) {
+  const hn::RebindToSigned<ProgramTag> di;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(di));
+  for (std::int64_t lane = 0; lane < load.area.lanes; lane += n) {
+    HWY_ALIGN std::int32_t lane_offsets[hn::MaxLanes(di)];
+    for (std::int64_t i = 0; i < n; ++i) {
+      lane_offsets[i] = static_cast<std::int32_t>(load.lane_offsets[lane + i]);
+    }
+    const auto begin = hn::Load(di, lane_offsets);
+    for (std::int64_t key = 0; key < load.area.keys; ++key) {
+      const std::int64_t at = key * load.area.lanes + lane;
+      auto offsets = begin;
+      for (const LoadIndex& index : indices) {
+        if (index.rate == Rate::per_score) offsets = hn::Add(offsets, index.offsets(di, at));
+      }
+      load_vector(p + load.key_offsets[key], offsets, load.out + at);
+    }
+  }
+}
+
+/// The same for tensors of any size.
+template <class T>
+HWY_NOINLINE void load_scattered_far(const T* p, const SeparableLoad& load,
+                                     std::span<const LoadIndex> indices) {
+  std::int64_t i = 0;
+  for (std::int64_t key = 0; key < load.area.keys; ++key) {
+    for (std::int64_t lane = 0; lane < load.area.lanes; ++lane, ++i) {
+      std::int64_t offset = load.key_offsets[key] + load.lane_offsets[lane];
+      for (const LoadIndex& index : indices) {
+        if (index.rate == Rate::per_score) offset += index.offset(i);
+      }
+      load.out[i] = element_value(p + offset);
+    }
+  }
+}
+
+/// Do offsets of elements fit in 32 bits?
+inline bool is_near(std::span<const LoadIndex> indices) {
+  double reach = 0;
+  for (const LoadIndex& index : indices) {
+    reach += static_cast<double>(index.extent) * std::fabs(static_cast<double>(index.stride));
+  }
+  return reach < 0x1p31;
+}
+
 /// One run of a tape on one tile.
 class ProgramRun {
  public:
@@ -464,23 +346,26 @@ class ProgramRun {
     if (tape_.empty() || tile_.num_keys == 0) return;
     compute_lower_rates();
     const Instruction& result = tape_.code.back();
-    for_each_chunk([&] {
-      if (result.rate == Rate::per_score) return compute_per_score();
-      map(area_, scores(), {operand(index_of(result))}, [](auto, auto x) HWY_ATTR { return x; });
-    });
+    if (result.rate != Rate::per_score) {
+      add_step({.op = StepOp::load, .x = step_operand(index_of(result))});
+      add_step({.op = StepOp::store, .x = operand_of_scores()});
+    }
+    add_steps();
+    run_chunks();
   }
 
   void run_mask() {
     if (tape_.empty() || tile_.num_keys == 0) return;
     compute_lower_rates();
     if (!uniform_conditions_hold()) return hide_all();
-    for_each_chunk([&] {
-      for (const Instruction& each : tape_.code) {
-        const bool is_lower = each.rate == Rate::per_query || each.rate == Rate::per_key;
-        if (each.is_condition && is_lower) hide_where_false(operand(index_of(each)));
-      }
-      compute_per_score();
-    });
+    for (const Instruction& each : tape_.code) {
+      const bool is_lower = each.rate == Rate::per_query || each.rate == Rate::per_key;
+      if (!each.is_condition || !is_lower) continue;
+      add_step({.op = StepOp::load, .x = step_operand(index_of(each))});
+      add_hiding();
+    }
+    add_steps();
+    run_chunks();
   }
 
  private:
@@ -494,14 +379,6 @@ class ProgramRun {
     return reinterpret_cast<float*>(tile_.scratch + offset);
   }
   float* scores() const { return tile_.scores + key_begin_ * tile_.lanes; }
-
-  template <class Chunk>
-  void for_each_chunk(Chunk chunk) {
-    for (key_begin_ = 0; key_begin_ < tile_.num_keys; key_begin_ += layout_.chunk_keys) {
-      area_ = {std::min(layout_.chunk_keys, tile_.num_keys - key_begin_), tile_.lanes};
-      chunk();
-    }
-  }
 
   float* register_of(const Instruction& instruction) const {
     const auto target = static_cast<std::size_t>(instruction.target);
@@ -519,21 +396,159 @@ class ProgramRun {
     return nullptr;
   }
 
-  /// As a per_score instruction of the current chunk reads it.
-  ProgramOperand operand(std::int32_t index) const {
-    const Instruction& instruction = at(index);
-    const float* data = register_of(instruction);
-    if (instruction.rate == Rate::uniform) return {data, 0, false};
-    if (instruction.rate == Rate::per_key) return {data + key_begin_, 1, true};
-    return {data, 1, false};
+  // ---- steps ----
+
+  void add_step(const ProgramStep& step) {
+    std::construct_at(steps() + num_steps_, step);
+    ++num_steps_;
+  }
+  /// What it leaves is in memory.
+  void end_group() {
+    if (num_steps_ > group_begin_) steps()[num_steps_ - 1].is_last = true;
+    group_begin_ = num_steps_;
+  }
+  ProgramStep* steps() const {
+    return reinterpret_cast<ProgramStep*>(tile_.scratch + layout_.steps_begin);
   }
 
-  /// As an instruction of this rate reads it: lower rates see contiguous values or uniform ones.
-  ProgramOperand operand(std::int32_t index, Rate reader) const {
-    if (reader == Rate::per_score) return operand(index);
-    const Instruction& instruction = at(index);
-    return {register_of(instruction), instruction.rate == Rate::uniform ? 0 : 1, false};
+  /// Where the value in registers is false.
+  void add_hiding() {
+    add_step({.op = StepOp::hide, .x = operand_of_scores()});
+    add_step({.op = StepOp::store, .x = operand_of_scores()});
   }
+
+  /// The per_score instructions.
+  void add_steps() {
+    std::int32_t last = -1;  // the instruction whose result is in registers
+    for (const Instruction& each : tape_.code) {
+      if (each.rate != Rate::per_score || each.op == Op::variable) continue;
+      if (step_form(each, 0).op == StepOp::call) {
+        end_group();
+        add_step({.op = StepOp::call, .instruction = &each});
+        group_begin_ = num_steps_;
+        last = -1;
+      } else {
+        if (num_steps_ - group_begin_ > kMaxGroupSteps) {
+          leave_registers(last);
+          last = -1;
+        }
+        add_operation(each, last);
+        last = index_of(each);
+      }
+      if (!each.is_condition) continue;
+      if (last < 0) add_step({.op = StepOp::load, .x = step_operand(index_of(each))});
+      add_hiding();
+      last = -1;
+    }
+  }
+
+  void leave_registers(std::int32_t last) {
+    if (steps()[num_steps_ - 1].op != StepOp::store) {
+      add_step({.op = StepOp::store, .x = step_operand(last)});
+    }
+    end_group();
+  }
+
+  /// `last` is the instruction whose result is in registers, or -1.
+  void add_operation(const Instruction& instruction, std::int32_t last) {
+    const auto* operands = instruction.operands;
+    const auto found = std::find(operands, operands + 3, last);
+    const bool is_found = last >= 0 && found != operands + 3;
+    const StepForm form = step_form(instruction, is_found ? static_cast<int>(found - operands) : 0);
+    const std::int32_t value = operands[form.value];
+    const std::int32_t x = operands[form.x];
+    const std::int32_t y = operands[form.y];
+    const bool is_stored_too = is_found && (value != last || x == last || y == last);
+    if (is_stored_too) add_step({.op = StepOp::store, .x = step_operand(last)});
+    ProgramStep step{.op = form.op};
+    if (x >= 0) step.x = step_operand(x);
+    if (y >= 0) step.y = step_operand(y);
+    if (value != last) load_value(step, step_operand(value));
+    add_step(step);
+    const bool is_result = instruction.target < 0 && !instruction.is_condition;
+    if (is_result) add_step({.op = StepOp::store, .x = operand_of_scores()});
+    if (instruction.target >= 0 && is_stored(instruction)) {
+      add_step({.op = StepOp::store, .x = step_operand(index_of(instruction))});
+    }
+  }
+
+  /// In the step itself where that is possible, else before it.
+  void load_value(ProgramStep& step, const StepOperand& value) {
+    step.loads_value = value.layout == StepLayout::scores && step.y.data == nullptr;
+    if (step.loads_value) {
+      step.value = value;
+    } else {
+      add_step({.op = StepOp::load, .x = value});
+    }
+  }
+
+  /// Does anybody but the next step read it? A value that hides scores leaves registers.
+  bool is_stored(const Instruction& instruction) const {
+    if (!instruction.feeds_only_next || instruction.is_condition) return true;
+    for (std::int32_t next = index_of(instruction) + 1;; ++next) {
+      const bool is_per_score = at(next).rate == Rate::per_score && at(next).op != Op::variable;
+      if (is_per_score) return step_form(at(next), 0).op == StepOp::call;
+    }
+  }
+
+  StepOperand operand_of_scores() const {
+    return {.data = tile_.scores,
+            .block_stride = kStepRows * tile_.lanes,
+            .chunk_stride = layout_.chunk_keys * tile_.lanes,
+            .layout = StepLayout::scores};
+  }
+
+  /// As a per_score step reads it.
+  StepOperand step_operand(std::int32_t index) const {
+    const Instruction& instruction = at(index);
+    const bool is_score = instruction.op == Op::variable && instruction.rate == Rate::per_score;
+    if (is_score) return operand_of_scores();
+    float* data = register_of(instruction);
+    switch (instruction.rate) {
+      case Rate::uniform:
+        break;
+      case Rate::per_query:
+        return {.data = data, .layout = StepLayout::lanes};
+      case Rate::per_key:
+        return {.data = data,
+                .block_stride = kStepRows,
+                .chunk_stride = layout_.chunk_keys,
+                .layout = StepLayout::keys};
+      case Rate::per_score:
+        return {
+            .data = data, .block_stride = kStepRows * tile_.lanes, .layout = StepLayout::scores};
+    }
+    return {.data = data};
+  }
+
+  void run_chunks() {
+    end_group();
+    add_step({.op = StepOp::end});
+    for (ProgramStep& step : std::span(steps(), num_steps_)) step = prepared(step);
+    for (key_begin_ = 0; key_begin_ < tile_.num_keys; key_begin_ += layout_.chunk_keys) {
+      area_ = {std::min(layout_.chunk_keys, tile_.num_keys - key_begin_), tile_.lanes};
+      run_chunk();
+    }
+  }
+
+  /// Leaves the steps ready for the next chunk.
+  void run_chunk() {
+    for (ProgramStep* step = steps(); step->op != StepOp::end; ++step) {
+      if (step->op == StepOp::call) {
+        execute(*step->instruction, register_of(*step->instruction));
+        continue;
+      }
+      run_steps(step, area_.keys, area_.lanes);
+      for (;; ++step) {
+        for (StepOperand* operand : {&step->value, &step->x, &step->y}) {
+          operand->data += operand->chunk_stride;
+        }
+        if (step->is_last) break;
+      }
+    }
+  }
+
+  // ---- lower rates ----
 
   void compute_lower_rates() {
     const auto keys = static_cast<std::int64_t>(layout_.key_bytes / sizeof(float));
@@ -543,26 +558,36 @@ class ProgramRun {
       area_ = {1, each.rate == Rate::uniform   ? vector
                   : each.rate == Rate::per_key ? keys
                                                : tile_.lanes};
-      execute(each, register_of(each));
-      if (each.rate == Rate::per_query && each.feeds_scores) repeat_for_keys(register_of(each));
+      const StepForm form = step_form(each, 0);
+      form.op == StepOp::call ? execute(each, register_of(each)) : run_lower(each, form.op);
     }
   }
 
-  /// The lanes again for each key of a chunk.
-  void repeat_for_keys(float* values) const {
-    const std::int64_t keys = std::min(layout_.chunk_keys, tile_.num_keys);
-    for (std::int64_t key = 1; key < keys; ++key) {
-      std::memcpy(values + key * tile_.lanes, values,
-                  static_cast<std::size_t>(tile_.lanes) * sizeof(float));
-    }
-  }
-
-  void compute_per_score() {
-    for (const Instruction& each : tape_.code) {
-      if (each.rate != Rate::per_score || each.op == Op::variable) continue;
-      execute(each, register_of(each));
-      if (each.is_condition && each.target >= 0) hide_where_false({register_of(each), 1, false});
-    }
+  /// Operands have values of the same rate, which are contiguous, or uniform ones.
+  void run_lower(const Instruction& instruction, StepOp op) const {
+    const std::int64_t width = kStepRowVectors * vector_lanes();
+    const auto contiguous_or_uniform = [&](std::int32_t index) -> StepOperand {
+      if (index < 0 || at(index).rate == Rate::uniform) {
+        return {.data = index < 0 ? nullptr : register_of(at(index))};
+      }
+      return {.data = register_of(at(index)),
+              .block_stride = kStepRows * width,
+              .layout = StepLayout::scores};
+    };
+    const std::int32_t(&operands)[3] = instruction.operands;
+    ProgramStep all[] = {prepared({.op = StepOp::load, .x = contiguous_or_uniform(operands[0])}),
+                         prepared({.op = op,
+                                   .x = contiguous_or_uniform(operands[1]),
+                                   .y = contiguous_or_uniform(operands[2])}),
+                         prepared({.op = StepOp::store,
+                                   .is_last = true,
+                                   .x = {.data = register_of(instruction),
+                                         .block_stride = kStepRows * width,
+                                         .layout = StepLayout::scores}})};
+    const std::int64_t rows = area_.lanes / width;
+    run_steps(all, rows, width);
+    move_by(all, rows * width, 0, 0);
+    run_vectors(all, 0, 1, area_.lanes - rows * width);
   }
 
   bool uniform_conditions_hold() const {
@@ -577,10 +602,16 @@ class ProgramRun {
     std::fill_n(tile_.scores, tile_.num_keys * tile_.lanes, -infinity);
   }
 
-  void hide_where_false(const ProgramOperand& condition) const {
-    map(area_, scores(), {condition, {scores()}}, [](auto d, auto c, auto score) HWY_ATTR {
-      return hn::IfThenElse(hn::MaskFromVec(c), score, hn::Neg(hn::Inf(d)));
-    });
+  // ---- calls: one pass over area_ ----
+
+  /// As an instruction of this rate reads it: lower rates see contiguous values or uniform ones.
+  ProgramOperand operand(std::int32_t index, Rate reader) const {
+    const Instruction& instruction = at(index);
+    const float* data = register_of(instruction);
+    if (instruction.rate == Rate::uniform) return {data, 0, 0};
+    if (reader != Rate::per_score || instruction.rate == Rate::per_query) return {data, 1, 0};
+    if (instruction.rate == Rate::per_key) return {data + key_begin_, 0, 1};
+    return {data, 1, area_.lanes};
   }
 
   void execute(const Instruction& instruction, float* out) {
@@ -594,44 +625,17 @@ class ProgramRun {
         return fill(out, scalar_value(instruction));
       case Op::load:
         return load(instruction, out);
-      case Op::select:
-        return select(instruction, out);
-      case Op::to_int:
-      case Op::to_float:
-        return convert(instruction, out);
       default:
         break;
     }
-    if (Op::lt <= instruction.op && instruction.op <= Op::ne) return compare(instruction, out);
-    if (instruction.type == ExprType::floating) {
-      if (instruction.is_fused) return multiply_add(instruction, out);
-      return at_arity_one(instruction) ? float_function(instruction, out)
-                                       : float_arithmetic(instruction, out);
-    }
-    return at_arity_one(instruction) ? int_function(instruction, out)
-                                     : int_arithmetic(instruction, out);
+    if (instruction.type == ExprType::integer) return divide(instruction, out);
+    call_function(instruction, out);
   }
 
-  static bool at_arity_one(const Instruction& instruction) { return instruction.operands[1] < 0; }
-
+  /// Of one operand: of the same rate, so its values lie as the results do.
   template <class F>
   void map_one(const Instruction& instruction, float* out, F f) const {
-    map(area_, out, {operand(instruction.operands[0], instruction.rate)}, f);
-  }
-  template <KeyLoops kLoops = KeyLoops::shared, class F>
-  void map_two(const Instruction& instruction, float* out, F f) const {
-    map<kLoops>(area_, out,
-                {operand(instruction.operands[0], instruction.rate),
-                 operand(instruction.operands[1], instruction.rate)},
-                f);
-  }
-  template <class F>
-  void map_three(const Instruction& instruction, float* out, F f) const {
-    map(area_, out,
-        {operand(instruction.operands[0], instruction.rate),
-         operand(instruction.operands[1], instruction.rate),
-         operand(instruction.operands[2], instruction.rate)},
-        f);
+    map(area_.keys * area_.lanes, register_of(at(instruction.operands[0])), out, f);
   }
 
   void fill(float* out, float value) const {
@@ -683,14 +687,8 @@ class ProgramRun {
     }
   }
 
-  void float_function(const Instruction& instruction, float* out) const {
+  void call_function(const Instruction& instruction, float* out) const {
     switch (instruction.op) {
-      case Op::neg:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Neg(x); });
-      case Op::abs:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Abs(x); });
-      case Op::floor:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return floor(x); });
       case Op::exp:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return exp(d, x); });
       case Op::exp2:
@@ -701,41 +699,13 @@ class ProgramRun {
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return log2(d, x); });
       case Op::tanh:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return tanh(d, x); });
-      case Op::sqrt:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Sqrt(x); });
       case Op::rsqrt:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return rsqrt(d, x); });
-      default:
+      case Op::sigmoid:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return sigmoid(d, x); });
-    }
-  }
-
-  void float_arithmetic(const Instruction& instruction, float* out) const {
-    switch (instruction.op) {
-      case Op::add:
-        return map_two<KeyLoops::own>(instruction, out,
-                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); });
-      case Op::sub:
-        return map_two<KeyLoops::own>(instruction, out,
-                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); });
-      case Op::mul:
-        return map_two<KeyLoops::own>(instruction, out,
-                                      [](auto, auto a, auto b) HWY_ATTR { return hn::Mul(a, b); });
-      case Op::div:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return hn::Div(a, b); });
-      case Op::floor_div:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return floor(hn::Div(a, b)); });
-      case Op::min:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return min_or_nan(a, b); });
-      case Op::max:
-        return map_two(instruction, out,
-                       [](auto, auto a, auto b) HWY_ATTR { return max_or_nan(a, b); });
       case Op::pow:
         return map_elements(instruction, out, [](float a, float b) { return powf(a, b); });
-      default:
+      default:  // mod
         return map_elements(instruction, out, [](float a, float b) {
           const float remainder = fmodf(a, b);  // exact; its sign becomes that of the divisor
           return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
@@ -748,118 +718,39 @@ class ProgramRun {
   void map_elements(const Instruction& instruction, float* out, F f) const {
     const ProgramOperand a = operand(instruction.operands[0], instruction.rate);
     const ProgramOperand b = operand(instruction.operands[1], instruction.rate);
-    const auto value = [](const ProgramOperand& from, std::int64_t key, std::int64_t i) {
-      return from.is_key ? from.data[key] : from.data[i * from.step];
-    };
     for (std::int64_t key = 0, i = 0; key < area_.keys; ++key) {
       for (std::int64_t lane = 0; lane < area_.lanes; ++lane, ++i) {
-        out[i] = f(value(a, key, i), value(b, key, i));
+        out[i] = f(a.value(key, lane), b.value(key, lane));
       }
     }
   }
 
-  void multiply_add(const Instruction& instruction, float* out) const {
-    if (instruction.op == Op::add) {
-      return map_three(instruction, out,
-                       [](auto, auto a, auto b, auto c) HWY_ATTR { return hn::MulAdd(a, b, c); });
-    }
-    map_three(instruction, out,
-              [](auto, auto a, auto b, auto c) HWY_ATTR { return hn::NegMulAdd(a, b, c); });
-  }
-
-  /// Of ints, and the logical not of bools.
-  void int_function(const Instruction& instruction, float* out) const {
-    switch (instruction.op) {
-      case Op::neg:
-        return map_one(instruction, out,
-                       OnBits([](auto d, auto x) HWY_ATTR { return hn::Sub(hn::Zero(d), x); }));
-      case Op::abs:
-        return map_one(instruction, out, OnBits([](auto d, auto x) HWY_ATTR {
-                         const hn::RebindToSigned<decltype(d)> di;
-                         const auto sign = hn::ShiftRight<31>(hn::BitCast(di, x));
-                         const auto flip = hn::BitCast(d, sign);
-                         return hn::Sub(hn::Xor(x, flip), flip);
-                       }));
-      case Op::floor:
-        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return x; });
-      default:
-        return map_one(instruction, out, OnBits([](auto, auto x) HWY_ATTR { return hn::Not(x); }));
-    }
-  }
-
-  /// Of ints and bools.
-  void int_arithmetic(const Instruction& instruction, float* out) const {
-    switch (instruction.op) {
-      case Op::add:
-        return map_two<KeyLoops::own>(
-            instruction, out, OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Add(a, b); }));
-      case Op::sub:
-        return map_two<KeyLoops::own>(
-            instruction, out, OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Sub(a, b); }));
-      case Op::mul:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Mul(a, b); }));
-      case Op::min:
-        return map_two(instruction, out,
-                       OnInts([](auto, auto a, auto b) HWY_ATTR { return hn::Min(a, b); }));
-      case Op::max:
-        return map_two(instruction, out,
-                       OnInts([](auto, auto a, auto b) HWY_ATTR { return hn::Max(a, b); }));
-      case Op::logical_and:
-      case Op::bit_and:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::And(a, b); }));
-      case Op::logical_or:
-      case Op::bit_or:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Or(a, b); }));
-      case Op::bit_xor:
-        return map_two(instruction, out,
-                       OnBits([](auto, auto a, auto b) HWY_ATTR { return hn::Xor(a, b); }));
-      case Op::shl:
-        return map_two(instruction, out, OnBits([](auto d, auto a, auto b) HWY_ATTR {
-                         return hn::Shl(a, hn::And(b, hn::Set(d, 31U)));
-                       }));
-      case Op::shr:
-        return map_two(instruction, out, OnInts([](auto d, auto a, auto b) HWY_ATTR {
-                         return hn::Shr(a, hn::And(b, hn::Set(d, 31)));
-                       }));
-      default:
-        return divide(instruction, out);
-    }
-  }
-
   void divide(const Instruction& instruction, float* out) const {
-    const bool is_remainder = instruction.op == Op::mod;
     const ProgramOperand a = operand(instruction.operands[0], instruction.rate);
     const ProgramOperand b = operand(instruction.operands[1], instruction.rate);
-    if (b.step == 0) {
+    if (at(instruction.operands[1]).rate == Rate::uniform) {
       const auto divisor = static_cast<std::uint32_t>(std::bit_cast<std::int32_t>(*b.data));
       if (std::has_single_bit(divisor) && divisor >> 31U == 0) {
         return divide_by_power_of_two(instruction, out, static_cast<std::int32_t>(divisor));
       }
     }
+    const bool is_remainder = instruction.op == Op::mod;
     HWY_ALIGN float repeated[2][16];
-    const ProgramTag d;
-    const bool by_key = a.is_key || b.is_key;
-    const std::int64_t rows = by_key ? area_.keys : 1;
-    const std::int64_t width = by_key ? area_.lanes : area_.keys * area_.lanes;
-    const auto row_of = [&](const ProgramOperand& from, std::int64_t row, float* buffer) HWY_ATTR {
-      if (!from.is_key) return from.data + row * width * from.step;
-      hn::Store(hn::Set(d, from.data[row]), d, buffer);
-      return static_cast<const float*>(buffer);
-    };
-    for (std::int64_t row = 0; row < rows; ++row) {
-      divide_row(is_remainder, width, out + row * width,
-                 {row_of(a, row, repeated[0]), a.is_key ? 0 : a.step},
-                 {row_of(b, row, repeated[1]), b.is_key ? 0 : b.step});
+    for (std::int64_t key = 0; key < area_.keys; ++key) {
+      const ProgramOperand dividend = row_of(a, key, repeated[0]);
+      const ProgramOperand divisor = row_of(b, key, repeated[1]);
+      float* row = out + key * area_.lanes;
+      is_remainder ? divide_ints<true>(area_.lanes, row, dividend, divisor)
+                   : divide_ints<false>(area_.lanes, row, dividend, divisor);
     }
   }
 
-  static void divide_row(bool is_remainder, std::int64_t count, float* out, const ProgramOperand& a,
-                         const ProgramOperand& b) {
-    if (is_remainder) return divide_ints<true>(count, out, a, b);
-    divide_ints<false>(count, out, a, b);
+  /// A value for a whole row is repeated for a vector.
+  static ProgramOperand row_of(const ProgramOperand& operand, std::int64_t key, float* repeated) {
+    const float* row = operand.data + key * operand.row_step;
+    if (operand.step != 0) return {row, operand.step, 0};
+    std::fill_n(repeated, 16, *row);
+    return {repeated, 0, 0};
   }
 
   /// Rounding to -inf is what shifts and masks of two's complement do.
@@ -873,96 +764,6 @@ class ProgramRun {
     const int bits = std::countr_zero(static_cast<std::uint32_t>(divisor));
     map_one(instruction, out,
             OnInts([bits](auto, auto x) HWY_ATTR { return hn::ShiftRightSame(x, bits); }));
-  }
-
-  void compare(const Instruction& instruction, float* out) const {
-    if (instruction.operand_type == ExprType::floating) return compare_floats(instruction, out);
-    compare_ints(instruction, out);
-  }
-
-  /// A condition that nobody reads hides scores at once; else its value is stored.
-  template <class C>
-  void compare_by(const Instruction& instruction, float* out, C comparison) const {
-    if (instruction.target >= 0) return map_two(instruction, out, AsBool(comparison));
-    map<KeyLoops::own>(
-        area_, scores(),
-        {operand(instruction.operands[0]), operand(instruction.operands[1]), {scores()}},
-        AsHiding(comparison));
-  }
-
-  void compare_floats(const Instruction& instruction, float* out) const {
-    switch (instruction.op) {
-      case Op::lt:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Lt(a, b); }));
-      case Op::le:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Le(a, b); }));
-      case Op::gt:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Gt(a, b); }));
-      case Op::ge:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Ge(a, b); }));
-      case Op::eq:
-        return compare_by(instruction, out,
-                          FloatComparison([](auto a, auto b) HWY_ATTR { return hn::Eq(a, b); }));
-      default:  // not hn::Ne, which is false for NaN on some targets
-        return compare_by(instruction, out, FloatComparison([](auto a, auto b) HWY_ATTR {
-                            return hn::Not(hn::Eq(a, b));
-                          }));
-    }
-  }
-
-  /// Of ints; bools are compared for equality only.
-  void compare_ints(const Instruction& instruction, float* out) const {
-    switch (instruction.op) {
-      case Op::lt:
-        return compare_by(instruction, out,
-                          IntComparison([](auto a, auto b) HWY_ATTR { return hn::Lt(a, b); }));
-      case Op::le:
-        return compare_by(instruction, out, IntComparison([](auto a, auto b) HWY_ATTR {
-                            return hn::Not(hn::Gt(a, b));
-                          }));
-      case Op::gt:
-        return compare_by(instruction, out,
-                          IntComparison([](auto a, auto b) HWY_ATTR { return hn::Gt(a, b); }));
-      case Op::ge:
-        return compare_by(instruction, out, IntComparison([](auto a, auto b) HWY_ATTR {
-                            return hn::Not(hn::Lt(a, b));
-                          }));
-      case Op::eq:
-        return compare_by(instruction, out,
-                          IntComparison([](auto a, auto b) HWY_ATTR { return hn::Eq(a, b); }));
-      default:
-        return compare_by(instruction, out,
-                          IntComparison([](auto a, auto b) HWY_ATTR { return hn::Ne(a, b); }));
-    }
-  }
-
-  void select(const Instruction& instruction, float* out) const {
-    map_three(instruction, out, [](auto, auto condition, auto yes, auto no) HWY_ATTR {
-      return hn::IfThenElse(hn::MaskFromVec(condition), yes, no);
-    });
-  }
-
-  void convert(const Instruction& instruction, float* out) const {
-    const bool from_bool = instruction.operand_type == ExprType::boolean;
-    if (instruction.type == ExprType::floating) {
-      if (from_bool) {
-        return map_one(instruction, out,
-                       [](auto d, auto x) HWY_ATTR { return hn::And(x, hn::Set(d, 1.0F)); });
-      }
-      return map_one(instruction, out, [](auto d, auto x) HWY_ATTR {
-        const hn::RebindToSigned<decltype(d)> di;
-        return hn::ConvertTo(d, hn::BitCast(di, x));
-      });
-    }
-    if (from_bool) {
-      return map_one(instruction, out,
-                     OnInts([](auto d, auto x) HWY_ATTR { return hn::And(x, hn::Set(d, 1)); }));
-    }
-    map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return float_to_int_bits(d, x); });
   }
 
   void load(const Instruction& instruction, float* out) const {
@@ -1009,7 +810,7 @@ class ProgramRun {
     const SeparableLoad load{key_offsets, lane_offsets, area_, out};
     visit_elements(tensor, [&](const auto* p) {
       if (is_separable) return load_separable(p, load);
-      load_scattered(p, load, indices);
+      is_near(indices) ? load_scattered(p, load, indices) : load_scattered_far(p, load, indices);
     });
   }
 
@@ -1026,27 +827,13 @@ class ProgramRun {
     });
   }
 
-  /// Some index differs for every score.
-  template <class T>
-  HWY_NOINLINE static void load_scattered(const T* p, const SeparableLoad& load,
-                                          std::span<const LoadIndex> indices) {
-    std::int64_t i = 0;
-    for (std::int64_t key = 0; key < load.area.keys; ++key) {
-      for (std::int64_t lane = 0; lane < load.area.lanes; ++lane, ++i) {
-        std::int64_t offset = load.key_offsets[key] + load.lane_offsets[lane];
-        for (const LoadIndex& index : indices) {
-          if (index.rate == Rate::per_score) offset += index.offset(i);
-        }
-        load.out[i] = element_value(p + offset);
-      }
-    }
-  }
-
   const expr::Tape& tape_;
   const ProgramTile& tile_;
   ProgramLayout layout_;
-  std::int64_t key_begin_ = 0;  // of the current chunk
-  ProgramArea area_{};          // of the instruction being executed
+  std::size_t num_steps_ = 0;
+  std::size_t group_begin_ = 0;  // in the steps
+  std::int64_t key_begin_ = 0;   // of the current chunk
+  ProgramArea area_{};           // of the instruction being executed
 };
 
 /// scores <- program(scores).

@@ -115,6 +115,17 @@ TEST(Tape, ProductsReadTwiceAreNotFused) {
   }
 }
 
+TEST(Tape, ValuesThatTheNextInstructionAloneReadsAreMarked) {
+  const Arguments x = arguments();
+  const Expr distance = x.q_idx - x.kv_idx;  // per score; read by abs, which float reads
+  const Expr twice = tanh(x.score);          // read by two instructions
+  const Tape tape = lowered(twice * to_float(abs(distance)) + exp(twice));
+  for (const Instruction& each : tape.code) {
+    const bool expected = (each.op == Op::sub || each.op == Op::abs || each.op == Op::exp);
+    EXPECT_EQ(each.feeds_only_next, expected) << info(each.op).name;
+  }
+}
+
 TEST(Tape, DeadRegistersAreReused) {
   const Arguments x = arguments();
   Expr value = x.score;
