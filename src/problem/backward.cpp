@@ -80,9 +80,21 @@ class Checker {
     if (!std::ranges::equal(given, g_.captured, {}, &CapturedTensor::name, &CapturedGradient::name))
       door_.refuse("dcaptured has other names than the plan; expected the same in the same order");
     for (std::size_t i = 0; i < given.size(); ++i) {
+      const TensorSpec& spec = g_.captured[i].spec;
       const std::string name = fmt::format("dcaptured '{}'", given[i].name);
-      door_.check({name, given[i].view, true}, g_.captured[i].spec.dtype,
-                  shape_of(g_.captured[i].spec));
+      door_.check({name, given[i].view, true}, spec.dtype, shape_of(spec));
+      check_still_captured(given[i].name, spec);
+    }
+  }
+
+  /// A plan takes the shape of its gradient for the captured tensor's.
+  void check_still_captured(const std::string& name, const TensorSpec& spec) const {
+    for (const CapturedTensor& tensor : args_.forward.score.captures().tensors) {
+      if (tensor.name != name) continue;
+      const TensorSpec& got = tensor.view.spec();
+      if (std::ranges::equal(shape_of(got), shape_of(spec))) return;
+      door_.refuse(fmt::format("captured '{}' is {}; expected the shape of its gradient, {}", name,
+                               to_string(got), to_string(make_spec(got.dtype, shape_of(spec)))));
     }
   }
 

@@ -164,6 +164,27 @@ TEST(BackwardArguments, DoutMayHaveStrideZeroAndOutputsMayNot) {
             "element its own place");
 }
 
+TEST(BackwardArguments, CapturedTensorsKeepTheShapeOfThePlan) {
+  Call call;
+  std::vector<float> slopes(4), dslopes(3);
+  const auto program = [&](std::int64_t extent) {
+    return parse_score_mod("score * slopes[q_head]",
+                           {.tensors = {{"slopes", view(slopes.data(), {extent})}}, .scalars = {}});
+  };
+  BackwardProblem problem = dense_gradients();
+  problem.forward.score = program(3);
+  problem.dcaptured = {{"slopes", spec_of(Dtype::f32, {3})}};
+  AttentionBackward args = call.args();
+  args.dcaptured = {{"slopes", view(dslopes.data(), {3})}};
+  const auto refusal_with = [&](std::int64_t extent) {
+    args.forward.score = program(extent);
+    return refusal([&] { validate_arguments(validate(problem, "plan"), args, "run"); });
+  };
+  EXPECT_EQ(refusal_with(3), "(not refused)");
+  EXPECT_EQ(refusal_with(4),
+            "run: captured 'slopes' is f32 [4]; expected the shape of its gradient, f32 [3]");
+}
+
 TEST(BackwardArguments, GradientsNeedMemoryOfTheirOwn) {
   Call call;
   AttentionBackward args = call.args();
