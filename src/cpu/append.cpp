@@ -12,7 +12,7 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
+constexpr std::int64_t kMaxRotaryDim = 512;  // wider ones are refused at the door
 
 /// One head of one token: its elements, wherever they lie.
 struct HeadRow {
@@ -42,7 +42,7 @@ void copy(const HeadRow& from, const HeadRow& to, std::int64_t begin, std::int64
 struct Turn {
   std::int64_t num_pairs = 0;
   bool is_interleaved = false;
-  float cos[kMaxHeadDim / 2], sin[kMaxHeadDim / 2];
+  float cos[kMaxRotaryDim / 2], sin[kMaxRotaryDim / 2];
 
   Turn(const Rotary& rotary, std::int64_t position)
       : num_pairs(rotary.cos.size(1)), is_interleaved(rotary.is_interleaved) {

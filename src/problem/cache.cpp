@@ -18,6 +18,8 @@ namespace {
 constexpr std::int64_t kMaxSeqlen =
     std::numeric_limits<std::int32_t>::max();  // positions are 32-bit in programs
 
+constexpr std::int64_t kMaxRotaryDim = 512;
+
 constexpr std::string_view kCacheShape = "[slots, capacity, num_heads_kv, head_dim]";
 constexpr std::string_view kPagesShape = "[num_pages, page_size, num_heads_kv, head_dim]";
 
@@ -219,11 +221,12 @@ class CacheDoor {
     const std::array shape{r.cos.size(0), r.cos.size(1)};
     checks_.check_float({"rotary.cos", r.cos}, shape);
     checks_.check_float({"rotary.sin", r.sin}, shape);
-    if (2 * r.cos.size(1) > cache_.k.size(3)) {
+    const std::int64_t widest = std::min(cache_.k.size(3), kMaxRotaryDim);
+    if (r.cos.size(1) > widest / 2) {
       checks_.refuse(
-          fmt::format("rotary.cos is {}, for a rotary_dim of {}; expected at most {}, the "
-                      "head_dim_qk of cache.k",
-                      shown(r.cos), 2 * r.cos.size(1), cache_.k.size(3)));
+          fmt::format("rotary.cos is {}, for a rotary_dim of 2 x {}; expected at most {}, {}",
+                      shown(r.cos), r.cos.size(1), widest,
+                      widest < kMaxRotaryDim ? "the head_dim_qk of cache.k" : "the widest head"));
     }
     if (r.positions) check_positions(r);
     if (num_new_ > 0 && !r.positions) check_reach(r);

@@ -63,6 +63,34 @@ TEST(Append, DecodeAppendsBeforeItAttends) {
   }
 }
 
+TEST(Append, KeysAndValuesMayShareAnAllocation) {
+  // [pages, 2, page_size, heads, head_dim]: keys and values of a page side by side.
+  constexpr std::int64_t kPages = 4, kRows = 3, kDim = 8;
+  std::vector<float> memory(kPages * 2 * kRows * kDim, std::nanf(""));
+  const auto half = [&](std::int64_t offset) {
+    return view(memory.data() + offset, {kPages, kRows, 1, kDim},
+                {2 * kRows * kDim, kDim, kDim, 1});
+  };
+  std::vector<float> q(5 * kDim), k(q), v(q), out(q), expected(q);
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    q[i] = std::sin(static_cast<float>(i));
+    k[i] = std::cos(static_cast<float>(2 * i));
+    v[i] = std::sin(static_cast<float>(3 * i));
+  }
+  const std::int32_t table[] = {2, 0, -1}, length = 0;
+  const auto tokens = [](auto& x) { return view(x.data(), {1, 5, 1, kDim}); };
+  attention_decode({.q = tokens(q),
+                    .cache = {.k = half(0),
+                              .v = half(kRows * kDim),
+                              .page_table = view(table, {1, 3}),
+                              .seqlens = view(&length, {1})},
+                    .append = {.k = tokens(k), .v = tokens(v)},
+                    .out = tokens(out)});
+  attention_forward(
+      {.q = tokens(q), .k = tokens(k), .v = tokens(v), .out = tokens(expected), .mask = causal()});
+  EXPECT_EQ(out, expected);
+}
+
 TEST(Append, TokensTakeTheDtypeOfTheCache) {
   const std::vector<double> values = {1.0009765625, -3.14159, 60000, 1e-3};
   for (const Dtype from : kFloats) {
@@ -360,6 +388,21 @@ TEST(GrowingCache, ChunksOfOneClassOfRowsHaveTheSameBits) {
       for (const std::int64_t chunk : {5, 6, 30, 60, 90})
         EXPECT_TRUE(bits(chunk) == whole) << chunk;
     }
+  }
+}
+
+TEST(GrowingCache, ChunksAcrossASplitHaveTheSameBits) {
+  // Keys are split at 2048: rows on both sides of it, in calls that see one split and calls that see two.
+  for (const CpuTarget target : targets_for(Dtype::f32)) {
+    SCOPED_TRACE(std::string(fovea::name(target)));
+    CacheCase problem = sequence_of(2100, Dtype::f32);
+    problem.num_heads_kv = problem.num_heads_q = 1;
+    problem.head_dim_qk = problem.head_dim_v = 8;
+    const auto bits = [&](std::int64_t chunk) {
+      return bits_of(run_in_chunks(problem, chunk, target).view());
+    };
+    EXPECT_TRUE(bits(3) == bits(2));
+    EXPECT_TRUE(bits(15) == bits(10));
   }
 }
 

@@ -210,8 +210,22 @@ TEST(KvCacheDoor, RotationsOutOfRangeAreRefused) {
             "run: rotary.positions is i32 [2, 3]; expected i32 or i64 [3, 2]");
   rotary = {.cos = view(call.cos.data(), {10, 5}), .sin = view(call.sin.data(), {10, 5})};
   EXPECT_EQ(refusal_of(call.contiguous(), {}, rotary),
-            "run: rotary.cos is f32 [10, 5], for a rotary_dim of 10; expected at most 8, the "
+            "run: rotary.cos is f32 [10, 5], for a rotary_dim of 2 x 5; expected at most 8, the "
             "head_dim_qk of cache.k");
+}
+
+TEST(KvCacheDoor, RotationsWiderThanAnyHeadAreRefused) {
+  std::vector<float> rows(1200);
+  const std::int32_t length = 0;
+  const TensorView row = view(rows.data(), {1, 1, 1, 1200});
+  const TensorView table = view(rows.data(), {2, 300});
+  EXPECT_EQ(
+      refusal([&] {
+        validate_cache({.k = row, .v = row, .seqlens = view(&length, {1})}, {},
+                       Rotary{.cos = table, .sin = table}, 1, "run");
+      }),
+      "run: rotary.cos is f32 [2, 300], for a rotary_dim of 2 x 300; expected at most 512, the "
+      "widest head");
 }
 
 TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
