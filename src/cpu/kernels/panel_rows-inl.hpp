@@ -147,7 +147,7 @@ HWY_ATTR inline void pack_lanes(const float* const* rows, std::int64_t count,
 
 /// fp32 to bf16, to nearest even; NaN stays NaN.
 template <class D, class D16>
-HWY_ATTR HWY_INLINE void store_bf16(D d, D16 d16, hn::Vec<D> x, std::uint16_t* to) {
+HWY_ATTR HWY_INLINE void store_bf16(D /*d*/, D16 d16, hn::Vec<D> x, std::uint16_t* to) {
   const hn::RebindToSigned<D> di;
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, x);
