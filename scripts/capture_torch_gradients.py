@@ -127,26 +127,38 @@ def gradients(problem, t):
 
 
 def numbers(tensor):
-    """Twelve digits: all of an input on the grid, enough of a gradient."""
-    return "{" + ", ".join(f"{value:.12g}" for value in tensor.detach().flatten().tolist()) + "}"
+    """Ten digits: all of an input on the grid, enough of a gradient."""
+    return "{" + ", ".join(f"{value:.10g}" for value in tensor.detach().flatten().tolist()) + "}"
+
+
+INPUTS = ("q", "k", "v", "sinks", "dout", "dlse", "ddq", "ddk", "ddv")
+EXPECTED = ("dq", "dk", "dv", "dsinks", "grad_q", "grad_k", "grad_v", "grad_dout", "grad_dlse")
 
 
 def as_cpp(problem, seed):
+    """(arrays, the problem that refers to them): plain arrays compile in no time."""
     t = tensors(problem, seed)
     expected = gradients(problem, t)
+    arrays = []
+
+    def array(ctype, name, tensor):
+        symbol = f"{problem.name}_{name}"
+        arrays.append(f"inline constexpr {ctype} {symbol}[] = {numbers(tensor)};")
+        return symbol
+
     scale = "{}" if problem.softmax_scale is None else f"{problem.softmax_scale}F"
     fields = [f'.name = "{problem.name}"', f".seqlen_q = {problem.seqlen_q}", f".seqlen_kv = {problem.seqlen_kv}",
               f".num_heads_q = {problem.num_heads_q}", f".num_heads_kv = {problem.num_heads_kv}",
               f".softmax_scale = {scale}", f'.score = "{problem.score_text}"', f'.mask = "{problem.mask_text}"']
     captured = ", ".join(
-        f'{{"{name}", {{{", ".join(map(str, shape))}}}, {numbers(t[name])}, {numbers(expected["d" + name])}}}'
+        f'{{"{name}", {{{", ".join(map(str, shape))}}}, {array("float", name, t[name])}, '
+        f'{array("double", f"expected_d{name}", expected["d" + name])}}}'
         for name, shape in problem.captured.items())
     fields.append(f".captured = {{{captured}}}")
-    fields += [f".{name} = {numbers(t[name]) if name in t else '{}'}"
-               for name in ("q", "k", "v", "sinks", "dout", "dlse", "ddq", "ddk", "ddv")]
-    fields += [f".expected_{name} = {numbers(expected[name]) if name in expected else '{}'}"
-               for name in ("dq", "dk", "dv", "dsinks", "grad_q", "grad_k", "grad_v", "grad_dout", "grad_dlse")]
-    return "{" + ", ".join(fields) + "}"
+    fields += [f".{name} = {array('float', name, t[name]) if name in t else '{}'}" for name in INPUTS]
+    fields += [f".expected_{name} = {array('double', f'expected_{name}', expected[name]) if name in expected else '{}'}"
+               for name in EXPECTED]
+    return "\n".join(arrays), "{" + ", ".join(fields) + "}"
 
 
 HEADER = f"""// Written by scripts/capture_torch_gradients.py with PyTorch {torch.__version__.split("+")[0]}: problems, and their
@@ -155,6 +167,7 @@ HEADER = f"""// Written by scripts/capture_torch_gradients.py with PyTorch {torc
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -163,8 +176,8 @@ namespace fovea::reference {{
 struct TorchCapture {{
   std::string name;
   std::vector<std::int64_t> shape;  // none: a scalar
-  std::vector<float> values;
-  std::vector<double> expected;  // gradient
+  std::span<const float> values;
+  std::span<const double> expected;  // gradient
 }};
 
 /// Row-major; q [batch, seqlen_q, num_heads_q, {Problem.head_dim_qk}], v [batch, seqlen_kv, num_heads_kv, {Problem.head_dim_v}].
@@ -174,16 +187,15 @@ struct TorchProblem {{
   std::optional<float> softmax_scale;
   std::string score, mask;
   std::vector<TorchCapture> captured;
-  std::vector<float> q, k, v, sinks, dout, dlse, ddq, ddk, ddv;
-  std::vector<double> expected_dq, expected_dk, expected_dv, expected_dsinks;
-  std::vector<double> expected_grad_q, expected_grad_k, expected_grad_v;  // of <ddq, dq> + <ddk, dk> + <ddv, dv>
-  std::vector<double> expected_grad_dout, expected_grad_dlse;
+  std::span<const float> q, k, v, sinks, dout, dlse, ddq, ddk, ddv;
+  std::span<const double> expected_dq, expected_dk, expected_dv, expected_dsinks;
+  // Of <ddq, dq> + <ddk, dk> + <ddv, dv>:
+  std::span<const double> expected_grad_q, expected_grad_k, expected_grad_v;
+  std::span<const double> expected_grad_dout, expected_grad_dlse;
 }};
 
 inline constexpr std::int64_t kTorchBatch = {BATCH}, kTorchHeadDimQk = {Problem.head_dim_qk}, kTorchHeadDimV = {Problem.head_dim_v};
 
-inline std::vector<TorchProblem> torch_problems() {{
-  return {{
 """
 
 
@@ -191,8 +203,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT)
     output = parser.parse_args().output
-    problems = ",\n".join(as_cpp(problem, seed) for seed, problem in enumerate(PROBLEMS))
-    output.write_text(f"{HEADER}{problems}}};\n}}\n\n}}  // namespace fovea::reference\n")
+    arrays, problems = zip(*(as_cpp(problem, seed) for seed, problem in enumerate(PROBLEMS)))
+    table = "inline std::vector<TorchProblem> torch_problems() { return {" + ", ".join(problems) + "}; }"
+    namespaced = "namespace torch_data {\n" + "\n".join(arrays) + f"\n\n{table}\n}}  // namespace torch_data\n"
+    output.write_text(f"{HEADER}{namespaced}\n}}  // namespace fovea::reference\n")
     print(f"{output}: {len(PROBLEMS)} problems, {output.stat().st_size} bytes")
 
 
