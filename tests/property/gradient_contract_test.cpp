@@ -56,6 +56,18 @@ TEST(GradientContract, EveryDtypeAcrossTilesEqualsTheOracle) {
   }
 }
 
+TEST(GradientContract, ForwardModeAcrossTilesEqualsTheOracle) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    GradientCase problem = long_case(dtype);
+    EXPECT_EQ(jvp_difference(problem), "");
+    problem.forward.mask = causal();
+    problem.forward.has_sinks = true;
+    problem.forward.dropout = {.p = 0.1F, .seed = 3, .offset = 4};
+    problem.forward.score = softcap(3) | problem.forward.score;
+    EXPECT_EQ(jvp_difference(problem), "");
+  }
+}
+
 /// Probabilities are exp(s - lse): the larger both are, the less their difference is known.
 TEST(GradientContract, LargeScoresEqualTheOracle) {
   for (const float scale : {4.F, 40.F}) {
