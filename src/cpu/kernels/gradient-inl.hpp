@@ -59,17 +59,12 @@ HWY_ATTR inline bool pack_rows(const std::byte* const* rows, std::int64_t num_ro
   return is_finite;
 }
 
-/// Probabilities below this count as 0: their products with gradients and with K, Q and dO would be denormal, which Intel's
-/// processors multiply a hundred times slower. ALiBi makes many.
-inline constexpr float kLeastProbability = 0x1p-96F;
-
 template <bool kDrops>
 HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector) {
   const FloatTag d;
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   const FloatVector log2e = hn::Set(d, std::numbers::log2e_v<float>);
-  const FloatVector lowest = hn::Set(d, -127.0F / std::numbers::log2e_v<float>);
-  const FloatVector least = hn::Set(d, kLeastProbability);
+  const FloatVector lowest = hn::Set(d, kZeroPower / std::numbers::log2e_v<float>);
   const FloatVector scale = hn::Set(d, step.scale);
   const FloatVector factor = hn::Set(d, step.factor);
   const FloatVector keep_scale = hn::Set(d, step.dropout.keep_scale);
@@ -83,9 +78,7 @@ HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector
     const FloatVector score = hn::Load(d, step.scores + at);
     const auto is_seen = hn::And(sees, hn::Not(hn::Eq(score, nothing)));
     const FloatVector x = hn::MulSub(hn::Sub(score, origin), scale, log_sum);
-    const FloatVector power = exp2_nonpositive(d, x, log2e, lowest);
-    const auto counts = hn::And(is_seen, hn::Not(hn::Lt(power, least)));  // NaN counts
-    const FloatVector p = hn::IfThenElseZero(counts, power);
+    const FloatVector p = hn::IfThenElseZero(is_seen, exp2_nonpositive(d, x, log2e, lowest));
     FloatVector weight = p;
     FloatVector product = hn::Zero(d);
     if (step.products != nullptr) product = hn::Load(d, step.products + at);

@@ -50,9 +50,14 @@ HWY_INLINE hn::Vec<D> clamp_keeping_nan(D d, hn::Vec<D> x, float lo, float hi) {
   return hn::IfThenElse(hn::Gt(raised, high), high, raised);
 }
 
-/// x * factor = n + fraction with integer n and |fraction| <= 1/2, and 2^n (0 for n = -127), for
-/// products in [-127, 127]. 2^n is used as a factor rather than added to the exponent's bits: a NaN
-/// in the other factor stays NaN whatever 2^n is.
+/// Powers of two below this are 0 to exp2_nonpositive. They are lost in any sum with a term of 1,
+/// and their products with values would be denormal, which Intel's processors compute a hundred
+/// times slower: with ALiBi, or a bias that grows with the position, that is most of a row.
+inline constexpr float kZeroPower = -100.0F;
+
+/// x * factor = n + fraction with integer n and |fraction| <= 1/2, and 2^n scaled by 2^-27 (0 for
+/// n = kZeroPower), for products in [kZeroPower, 127]. 2^n is used as a factor rather than added to
+/// the exponent's bits: a NaN in the other factor stays NaN whatever 2^n is.
 template <class D>
 struct PowerSplit {
   hn::Vec<D> fraction;
@@ -62,9 +67,9 @@ struct PowerSplit {
 template <class D>
 HWY_INLINE PowerSplit<D> split_power(D d, hn::Vec<D> x, hn::Vec<D> factor) {
   const hn::RebindToSigned<D> di;
-  // The bias of the exponent rides on the shift: n + 127 is in the low bits, where ShiftLeft<23>
-  // makes it 2^n.
-  const auto shift = hn::Set(d, kRoundingShift + 127.0F);
+  // The bias of the exponent rides on the shift: n + 100 is in the low bits, where ShiftLeft<23>
+  // makes it 2^(n - 27).
+  const auto shift = hn::Set(d, kRoundingShift - kZeroPower);
   const auto shifted = hn::MulAdd(x, factor, shift);
   const auto fraction = hn::MulSub(x, factor, hn::Sub(shifted, shift));
   return {fraction, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)))};
@@ -80,20 +85,20 @@ HWY_INLINE hn::Vec<D> raise_keeping_nan([[maybe_unused]] D d, hn::Vec<D> x, hn::
 #endif
 }
 
-/// 2^(x * factor) for products <= 0 (and up to 127): 2 ulp, exactly 1 at 0. Below -126.5 and at
-/// -inf exactly 0; NaN gives NaN. lowest is -127 / factor and finite. Degree 5 on [-1/2, 1/2],
-/// relative error of the polynomial 9.2e-8.
-/// Note: at n = -127 the bits of split_power's factor are those of zero, so limiting x there is
-/// all that underflow takes.
+/// 2^(x * factor) for products <= 0 (and up to 127): 2 ulp, exactly 1 at 0. Below -99.5 and at -inf
+/// exactly 0; NaN gives NaN. lowest is kZeroPower / factor and finite. Degree 5 on [-1/2, 1/2],
+/// relative error of the polynomial 9.2e-8; its coefficients are scaled by 2^27.
+/// Note: at n = kZeroPower the bits of split_power's factor are those of zero, so limiting x there
+/// is all that underflow takes.
 template <class D>
 HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x, hn::Vec<D> factor, hn::Vec<D> lowest) {
   const auto split = split_power(d, raise_keeping_nan(d, x, lowest), factor);
   const auto f = split.fraction;
-  auto p = hn::MulAdd(f, hn::Set(d, 0x1.5bba14p-10F), hn::Set(d, 0x1.3cea88p-7F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p-5F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp-3F));
-  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap-1F));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0F));
+  auto p = hn::MulAdd(f, hn::Set(d, 0x1.5bba14p+17F), hn::Set(d, 0x1.3cea88p+20F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c6b752p+22F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebf9bcp+24F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e42ap+26F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1p+27F));
   return hn::Mul(p, split.power);
 }
 

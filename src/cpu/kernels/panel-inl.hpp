@@ -227,7 +227,7 @@ HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_key
                                 const PanelState& state) {
   const FloatTag d;
   const FloatVector factor = hn::Set(d, scale_log2);
-  const FloatVector lowest = hn::Set(d, -127.0F / scale_log2);
+  const FloatVector lowest = hn::Set(d, kZeroPower / scale_log2);
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   float* const origins = state.origin != nullptr ? state.origin : state.row_max;
   const FloatVector most = hn::Set(d, state.origin != nullptr ? kMaxGrowth : 0.0F);
