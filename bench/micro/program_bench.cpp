@@ -1,5 +1,5 @@
 // What a program costs beside the attention around it: ns per instruction and score, per target.
-// Bound: 2 loads and a store of one vector per instruction, from L1.
+// Bound: a load of one vector per instruction, from L1, and a load and a store of the scores.
 #include "cpu/kernels/highway.hpp"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../bench/micro/program_bench.cpp"  // from src/, an include folder
@@ -60,6 +60,9 @@ std::vector<Case> cases(const std::vector<float>& bias, const std::vector<std::i
                     2.0)},
       {"alibi", x.score - slopes[x.q_head] * abs(x.q_idx - x.kv_idx)},
       {"softcap", tanh(x.score * 0.05) * 20.0},
+      {"six_mixed",
+       max(min(abs(x.score * 0.5 + slopes[x.q_head]) - to_float(x.kv_idx), 100.0) * x.score, -3.0)},
+      {"t5_buckets", x.score + b(x.q_head, min(abs(x.q_idx - x.kv_idx), Expr(31)))},
       {"bias_f32", x.score + b(x.q_idx, x.kv_idx)},
       {"exp", exp(x.score)},
       {"causal", causal},
