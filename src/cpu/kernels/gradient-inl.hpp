@@ -210,12 +210,12 @@ HWY_ATTR inline void add_columns(const float* sums, std::int64_t num_rows, std::
   for (; col_stride == 1 && row + 4 <= num_rows; row += 4) {
     std::int64_t i = 0;
     for (; i + 4 <= head_dim; i += 4) {
-      Quads quads;
-      for (int k = 0; k < 4; ++k) quads.row[k] = hn::LoadU(d, sums + (i + k) * kPanelLanes + row);
-      quads.transpose();
+      hn::Vec<QuadTag> quads[4];
+      for (int k = 0; k < 4; ++k) quads[k] = hn::LoadU(d, sums + (i + k) * kPanelLanes + row);
+      transpose(quads);
       for (int k = 0; k < 4; ++k) {
         float* at = to[row + k] + i;
-        hn::StoreU(hn::Add(hn::LoadU(d, at), quads.row[k]), d, at);
+        hn::StoreU(hn::Add(hn::LoadU(d, at), quads[k]), d, at);
       }
     }
     for (; i < head_dim; ++i) {

@@ -106,22 +106,18 @@ HWY_ATTR inline bool zero_non_finite(float* HWY_RESTRICT row, std::int64_t count
 #if HWY_TARGET != HWY_SCALAR
 using QuadTag = hn::FixedTag<float, 4>;
 
-/// Four vectors of four: rows become columns.
-struct Quads {
-  hn::Vec<QuadTag> row[4];
-
-  HWY_ATTR HWY_INLINE void transpose() {
-    const QuadTag d;
-    const auto low01 = hn::InterleaveLower(d, row[0], row[1]);
-    const auto low23 = hn::InterleaveLower(d, row[2], row[3]);
-    const auto high01 = hn::InterleaveUpper(d, row[0], row[1]);
-    const auto high23 = hn::InterleaveUpper(d, row[2], row[3]);
-    row[0] = hn::ConcatLowerLower(d, low23, low01);
-    row[1] = hn::ConcatUpperUpper(d, low23, low01);
-    row[2] = hn::ConcatLowerLower(d, high23, high01);
-    row[3] = hn::ConcatUpperUpper(d, high23, high01);
-  }
-};
+/// Four vectors of four: rows become columns. (No struct: its constructor would not be compiled for the target.)
+HWY_ATTR HWY_INLINE void transpose(hn::Vec<QuadTag> (&row)[4]) {
+  const QuadTag d;
+  const auto low01 = hn::InterleaveLower(d, row[0], row[1]);
+  const auto low23 = hn::InterleaveLower(d, row[2], row[3]);
+  const auto high01 = hn::InterleaveUpper(d, row[0], row[1]);
+  const auto high23 = hn::InterleaveUpper(d, row[2], row[3]);
+  row[0] = hn::ConcatLowerLower(d, low23, low01);
+  row[1] = hn::ConcatUpperUpper(d, low23, low01);
+  row[2] = hn::ConcatLowerLower(d, high23, high01);
+  row[3] = hn::ConcatUpperUpper(d, high23, high01);
+}
 #endif
 
 /// Lanes that pack_lanes takes at once.
@@ -134,10 +130,10 @@ HWY_ATTR inline void pack_lanes(const float* const* rows, std::int64_t count,
 #if HWY_TARGET != HWY_SCALAR
   const QuadTag d;
   for (; i + 4 <= count; i += 4) {
-    Quads quads;
-    for (int k = 0; k < 4; ++k) quads.row[k] = hn::LoadU(d, rows[k] + i);
-    quads.transpose();
-    for (int k = 0; k < 4; ++k) hn::StoreU(quads.row[k], d, out + (i + k) * kPanelLanes);
+    hn::Vec<QuadTag> quads[4];
+    for (int k = 0; k < 4; ++k) quads[k] = hn::LoadU(d, rows[k] + i);
+    transpose(quads);
+    for (int k = 0; k < 4; ++k) hn::StoreU(quads[k], d, out + (i + k) * kPanelLanes);
   }
 #endif
   for (; i < count; ++i) {
