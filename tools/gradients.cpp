@@ -47,7 +47,7 @@ Array read(std::string_view option, const std::optional<std::string>& path,
   Array array =
       read_npy(option, *path, attention.dtype == Dtype::bf16 ? Uint16::is_bf16 : Uint16::refused);
   if (!is_float(array.spec.dtype) || !std::ranges::equal(shape_of(array.spec), shape_of(like))) {
-    bad_input(fmt::format("{}: {} holds {}; expected {} of floats", option, *path,
+    bad_input(fmt::format("{}: {} holds {}; expected {} (or another float dtype)", option, *path,
                           to_string(array.spec), to_string(like)));
   }
   return array;
