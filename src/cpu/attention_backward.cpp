@@ -28,17 +28,15 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
-#include <mutex>
 #include <numbers>
 #include <utility>
 
-#include "core/philox.hpp"
 #include "core/scalar_io.hpp"
 #include "cpu/backward_workspace.hpp"
 #include "cpu/kernels/gradient.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
 
 namespace fovea::cpu {
@@ -91,41 +89,32 @@ class BackwardRun {
         derivative_bindings_(plan.derivative.bindings(forward_.score)),
         carver_(workspace),
         memory_(BackwardMemory::carve(carver_, problem, plan.schedule)),
-        captured_(problem, plan.captured, plan.schedule.num_strands, &args, carver_) {
+        captured_(problem, plan.captured, plan.schedule.num_strands, &args, carver_),
+        dropout_(panel_dropout(forward_.dropout)) {
     for (int worker = 0; worker < plan.num_workers; ++worker)
       scratch_.push_back(BackwardScratch::carve(carver_, problem, plan));
     if (!plan.mapper) own_mapper_.emplace(forward_.mask, kSubTileKeys);
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
     is_prescaled_ = !plan.score.empty() || f_.softmax_scale < kSmallestScale;
     wants_score_gradients_ = problem.wants_dq() || problem.wants_dk() || !problem.captured.empty();
-    set_dropout();
     count_blocks();
   }
 
   void run() {
     clear_padding_rows();
-    run_tasks<&BackwardRun::prepare_rows>(num_blocks());
-    if (!g_.captured.empty()) run_tasks<&BackwardRun::clear_captured>(captured_.num_blocks());
-    run_tasks<&BackwardRun::compute_strand>(schedule_.num_strands);
-    if (memory_.dq_sums != nullptr) run_tasks<&BackwardRun::write_dq>(num_blocks());
-    if (g_.wants_dsinks) run_tasks<&BackwardRun::write_dsink>(f_.num_heads_q);
-    if (!g_.captured.empty()) run_tasks<&BackwardRun::write_captured>(captured_.num_blocks());
+    for_each<&BackwardRun::prepare_rows>(num_blocks());
+    if (!g_.captured.empty()) for_each<&BackwardRun::clear_captured>(captured_.num_blocks());
+    for_each<&BackwardRun::compute_strand>(schedule_.num_strands);
+    if (memory_.dq_sums != nullptr) for_each<&BackwardRun::write_dq>(num_blocks());
+    if (g_.wants_dsinks) for_each<&BackwardRun::write_dsink>(f_.num_heads_q);
+    if (!g_.captured.empty()) for_each<&BackwardRun::write_captured>(captured_.num_blocks());
   }
 
  private:
-  /// A task must not throw: the first exception (no memory for a list of tile runs) waits here for the caller.
   template <void (BackwardRun::*kTask)(int, std::int64_t)>
-  void run_tasks(std::int64_t count) {
-    const auto body = [](void* self, int worker, std::int64_t index) {
-      auto* const run = static_cast<BackwardRun*>(self);
-      try {
-        (run->*kTask)(worker, index);
-      } catch (...) {
-        std::call_once(run->failed_, [run] { run->failure_ = std::current_exception(); });
-      }
-    };
-    executor_.run(count, {body, this});
-    if (failure_) std::rethrow_exception(failure_);
+  void for_each(std::int64_t count) {
+    run_tasks(executor_, count,
+              [this](int worker, std::int64_t index) { (this->*kTask)(worker, index); });
   }
 
   // ---- rows ----
@@ -715,15 +704,6 @@ class BackwardRun {
     }
   }
 
-  void set_dropout() {
-    if (forward_.dropout.p <= 0) return;
-    const philox::Key key = philox::dropout_key(forward_.dropout.seed, forward_.dropout.offset);
-    dropout_.threshold = philox::drop_threshold(forward_.dropout.p);
-    dropout_.keep_scale = forward_.dropout.p < 1 ? 1.0F / (1.0F - forward_.dropout.p) : 0.0F;
-    dropout_.key[0] = key[0];
-    dropout_.key[1] = key[1];
-  }
-
   const GradientProblem& g_;
   const ForwardProblem& f_;
   const BackwardPlan& plan_;
@@ -743,9 +723,7 @@ class BackwardRun {
   std::optional<mask::BlockMapper> own_mapper_;
   const mask::BlockMapper* mapper_ = nullptr;
   bool is_prescaled_ = false, wants_score_gradients_ = true;
-  PanelDropout dropout_;
-  std::once_flag failed_;
-  std::exception_ptr failure_;
+  const PanelDropout dropout_;
 };
 
 }  // namespace

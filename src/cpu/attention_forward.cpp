@@ -21,16 +21,14 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
-#include <mutex>
 #include <numbers>
 #include <utility>
 
-#include "core/philox.hpp"
 #include "core/scalar_io.hpp"
 #include "cpu/key_source.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
 #include "cpu/workspace.hpp"
 
@@ -70,39 +68,30 @@ class ForwardRun {
         v_(cache ? cache->cache.v : args.v, cache ? cache->cache.page_table : TensorView()),
         out_(args.out),
         score_bindings_(args.score, plan.score_tensors, plan.score_scalars),
-        mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars) {
+        mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars),
+        dropout_(panel_dropout(args.dropout)) {
     if (!plan.mapper) own_mapper_.emplace(args.mask, kSubTileKeys);
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
     has_program_ = !plan.score.empty();
     // The softmax works on raw scores and folds the scale into its exponent, where it can.
     is_prescaled_ = has_program_ || problem.softmax_scale < kSmallestUnit;
     unit_ = is_prescaled_ ? 1.0F : problem.softmax_scale;
-    set_dropout();
     carve(workspace);
     count_items();
   }
 
   void run() {
     clear_padding_rows();
-    run_tasks<&ForwardRun::compute_item>(first_item_[num_sequences()]);
+    for_each<&ForwardRun::compute_item>(first_item_[num_sequences()]);
     if (is_split_parallel_)
-      run_tasks<&ForwardRun::merge_splits>(num_sequences() * problem_.num_heads_kv);
+      for_each<&ForwardRun::merge_splits>(num_sequences() * problem_.num_heads_kv);
   }
 
  private:
-  /// A task must not throw: the first exception (no memory for a list of tile runs) waits here for the caller.
   template <void (ForwardRun::*kTask)(int, std::int64_t)>
-  void run_tasks(std::int64_t count) {
-    const auto body = [](void* self, int worker, std::int64_t index) {
-      auto* const run = static_cast<ForwardRun*>(self);
-      try {
-        (run->*kTask)(worker, index);
-      } catch (...) {
-        std::call_once(run->failed_, [run] { run->failure_ = std::current_exception(); });
-      }
-    };
-    executor_.run(count, {body, this});
-    if (failure_) std::rethrow_exception(failure_);
+  void for_each(std::int64_t count) {
+    run_tasks(executor_, count,
+              [this](int worker, std::int64_t index) { (this->*kTask)(worker, index); });
   }
 
   // ---- work items ----
@@ -670,15 +659,6 @@ class ForwardRun {
 
   // ---- set-up ----
 
-  void set_dropout() {
-    if (args_.dropout.p <= 0) return;
-    const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
-    dropout_.threshold = philox::drop_threshold(args_.dropout.p);
-    dropout_.keep_scale = args_.dropout.p < 1 ? 1.0F / (1.0F - args_.dropout.p) : 0.0F;
-    dropout_.key[0] = key[0];
-    dropout_.key[1] = key[1];
-  }
-
   void carve(std::byte* workspace) {
     Carver carver(workspace);
     first_item_ = carver.take<std::int64_t>(static_cast<std::size_t>(num_sequences()) + 1);
@@ -707,9 +687,7 @@ class ForwardRun {
   const mask::BlockMapper* mapper_ = nullptr;
   bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false;
   float unit_ = 1;
-  PanelDropout dropout_;
-  std::once_flag failed_;
-  std::exception_ptr failure_;
+  const PanelDropout dropout_;
   std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
   std::vector<Scratch> scratch_;
   float* partials_ = nullptr;  // [num_sequences][num_heads_kv][splits][rows][head_dim_v + 2]

@@ -25,7 +25,6 @@
 #include <string>
 #include <vector>
 
-#include "core/philox.hpp"
 #include "core/scalar_io.hpp"
 #include "cpu/attention_forward.hpp"
 #include "cpu/operands.hpp"
@@ -133,7 +132,7 @@ class JvpRun {
         by_score_(by_score(args.forward.score)),
         by_captured_(
             expr::captured_tangent(args.forward.score.expr().shared(), args.captured_tangents)),
-        dropout_(dropout_of_call(args.forward.dropout)) {
+        dropout_(panel_dropout(args.forward.dropout)) {
     allocate();
     first_item_.push_back(0);
     for (std::int64_t i = 0; i < problem.num_sequences; ++i)
@@ -533,14 +532,6 @@ class JvpRun {
   }
 
   // ---- set-up ----
-
-  static PanelDropout dropout_of_call(const Dropout& dropout) {
-    if (dropout.p <= 0) return {};
-    const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
-    return {.threshold = philox::drop_threshold(dropout.p),
-            .keep_scale = dropout.p < 1 ? 1.0F / (1.0F - dropout.p) : 0.0F,
-            .key = {key[0], key[1]}};
-  }
 
   void allocate() {
     std::size_t program_bytes = plan_.program_bytes;

@@ -7,6 +7,8 @@
 
 #include "fovea/attention.hpp"
 
+#include "core/philox.hpp"
+#include "cpu/kernels/panel.hpp"
 #include "mask/block_map.hpp"
 #include "problem/forward.hpp"
 
@@ -69,6 +71,15 @@ inline mask::TileRow tile_row(const Sequence& sequence, std::int64_t kv_head,
           .q_end = is_one_head ? q_idx[count - 1] + 1 : sequence.seqlen_q,
           .seqlen_q = sequence.seqlen_q,
           .seqlen_kv = sequence.seqlen_kv};
+}
+
+/// What all panels of a call drop; where they stand is filled in per tile.
+inline PanelDropout panel_dropout(const Dropout& dropout) {
+  if (dropout.p <= 0) return {};
+  const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
+  return {.threshold = philox::drop_threshold(dropout.p),
+          .keep_scale = dropout.p < 1 ? 1.0F / (1.0F - dropout.p) : 0.0F,
+          .key = {key[0], key[1]}};
 }
 
 /// Captured data of a program in the order of its tape's slots.
