@@ -1,24 +1,6 @@
 // Programs on tiles, on every target this processor runs, against an evaluator of one score at a
 // time that walks the DAG and shares nothing with the tape.
-#include "cpu/kernels/highway.hpp"
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "unit/cpu/program_test.cpp"
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
-#include "cpu/kernels/program-inl.hpp"
-
-HWY_BEFORE_NAMESPACE();
-namespace fovea::cpu::HWY_NAMESPACE {
-
-void run_for_test(const expr::Tape& tape, const ProgramTile& tile, bool is_mask) {
-  is_mask ? run_mask_program(tape, tile) : run_score_program(tape, tile);
-}
-
-}  // namespace fovea::cpu::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
+#include "cpu/program.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -33,7 +15,8 @@ HWY_AFTER_NAMESPACE();
 #include <utility>
 #include <vector>
 
-#include "unit/cpu/compiled_targets.hpp"
+#include "cpu/features.hpp"
+#include "cpu/kernels/panel.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -48,9 +31,19 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr std::int32_t kLowest = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t kHighest = std::numeric_limits<std::int32_t>::max();
 
-std::vector<CompiledTarget<void(const expr::Tape&, const ProgramTile&, bool)>> targets() {
-  std::vector<CompiledTarget<void(const expr::Tape&, const ProgramTile&, bool)>> table;
-  FOVEA_COMPILED_TARGETS(table, run_for_test);
+struct Target {
+  std::string name;
+  const PanelKernels* kernels;
+};
+
+/// Those that this build and this processor have. bf16 targets run the programs of the f32 ones.
+std::vector<Target> targets() {
+  std::vector<Target> table;
+  for (const CpuTarget target :
+       {CpuTarget::scalar, CpuTarget::neon, CpuTarget::avx2, CpuTarget::avx512}) {
+    if (panel_kernels(target) != nullptr && missing_for(target).empty())
+      table.push_back({std::string(name(target)), panel_kernels(target)});
+  }
   return table;
 }
 
@@ -330,7 +323,7 @@ struct Tile {
 };
 
 std::vector<float> run(const NodePtr& root, const Captures& captures, const Tile& tile,
-                       void (*function)(const expr::Tape&, const ProgramTile&, bool)) {
+                       const PanelKernels& kernels) {
   const expr::Tape tape = expr::lower(root);
   std::vector<TensorView> tensors;
   for (const std::string& name : tape.tensors) {
@@ -350,21 +343,20 @@ std::vector<float> run(const NodePtr& root, const Captures& captures, const Tile
   const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
   std::byte* scratch = memory.data() + (64 - address % 64) % 64;
   std::vector<float> scores = tile.scores;
-  function(tape,
-           {.scores = scores.data(),
-            .num_keys = tile.num_keys,
-            .lanes = tile.lanes,
-            .kv_begin = tile.kv_begin,
-            .q_idx = tile.q_idx.data(),
-            .q_head = tile.q_head.data(),
-            .batch = 1,
-            .kv_head = 1,
-            .seqlen_q = 40,
-            .seqlen_kv = 300,
-            .tensors = tensors.data(),
-            .scalars = scalars.data(),
-            .scratch = scratch},
-           root->type == ExprType::boolean);
+  const auto execute = root->type == ExprType::boolean ? kernels.run_mask : kernels.run_score;
+  execute(tape, {.scores = scores.data(),
+                 .num_keys = tile.num_keys,
+                 .lanes = tile.lanes,
+                 .kv_begin = tile.kv_begin,
+                 .q_idx = tile.q_idx.data(),
+                 .q_head = tile.q_head.data(),
+                 .batch = 1,
+                 .kv_head = 1,
+                 .seqlen_q = 40,
+                 .seqlen_kv = 300,
+                 .tensors = tensors.data(),
+                 .scalars = scalars.data(),
+                 .scratch = scratch});
   EXPECT_EQ(scratch[bytes], std::byte{0xff}) << "wrote behind its scratch";
   return scores;
 }
@@ -400,9 +392,8 @@ std::vector<float> expected_scores(const NodePtr& root, const Tile& tile) {
 std::string difference(const NodePtr& root, const Captures& captures, const Tile& tile, int ulps) {
   const std::vector<float> expected = expected_scores(root, tile);
   for (const auto& target : targets()) {
-    const bool fits = tile.lanes % 16 == 0 || target.name == "static";  // 12: vectors of four
-    if (!fits) continue;
-    const std::vector<float> got = run(root, captures, tile, target.function);
+    if (tile.lanes % target.kernels->vector_lanes != 0) continue;
+    const std::vector<float> got = run(root, captures, tile, *target.kernels);
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (agree(got[i], expected[i], ulps)) continue;
       const auto lanes = static_cast<std::size_t>(tile.lanes);
@@ -674,7 +665,7 @@ TEST(Program, MasksHideWithMinusInfinityWhateverTheScore) {
 TEST(Program, NothingHappensWithoutKeys) {
   const Expr formula = arguments().score + 1.0;
   for (const auto& target : targets()) {
-    EXPECT_TRUE(run(formula.shared(), {}, Tile(0, 48), target.function).empty());
+    EXPECT_TRUE(run(formula.shared(), {}, Tile(0, 48), *target.kernels).empty());
   }
 }
 
@@ -843,5 +834,3 @@ TEST(Program, RandomMaskProgramsAgreeToTheBit) {
 
 }  // namespace
 }  // namespace fovea::cpu
-
-#endif  // HWY_ONCE
