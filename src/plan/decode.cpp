@@ -95,11 +95,6 @@ void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& s
                          &grown);
 }
 
-/// The batch, before anything else is known of the call.
-std::int64_t batch_of(const AttentionDecode& args, std::string_view where) {
-  return decode_problem(args, 0, 1, where).q.shape[0];
-}
-
 }  // namespace
 
 void attention_decode(const AttentionDecode& args, Runtime& runtime) {
@@ -110,7 +105,7 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
     invalid(std::string(kWhere),
             "out is missing; expected a view of writable memory shaped like q with head_dim_v");
   const std::int64_t longest =
-      validate_cache(call.cache, call.append, call.rotary, batch_of(call, kWhere), kWhere);
+      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kWhere), kWhere);
   const std::int64_t bound = bound_of(longest, cache_capacity(call.cache));
   const Plan plan = find_plan(call, bound, call.executor->concurrency(), runtime, kWhere);
   validate_decode(plan.impl().problem, call, kWhere);

@@ -78,8 +78,7 @@ void refuse_overlap(const AttentionDecode& args, const TensorChecks& checks) {
 
 }  // namespace
 
-Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
-                       std::string_view where) {
+std::int64_t decode_batch(const AttentionDecode& args, std::string_view where) {
   const TensorChecks checks(where);
   if (args.q.rank() != 4) {
     checks.refuse(
@@ -87,7 +86,12 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
                     args.q ? to_string(args.q.spec()) : "missing"));
   }
   check_cache_ranks(args.cache, checks);
-  const std::int64_t batch = args.q.size(0);
+  return args.q.size(0);
+}
+
+Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
+                       std::string_view where) {
+  const std::int64_t batch = decode_batch(args, where);
   return {.q = args.q.spec(),
           .k = row_major(args.cache.k.spec(), batch, max_seqlen_kv),
           .v = row_major(args.cache.v.spec(), batch, max_seqlen_kv),

@@ -14,8 +14,11 @@
 
 namespace fovea {
 
+/// The batch, before anything else is known of the call. Refuses tensors of another rank.
+std::int64_t decode_batch(const AttentionDecode& args, std::string_view where);
+
 /// The problem of attention over caches of up to max_seqlen_kv keys a sequence: shapes without addresses or lengths. Refuses
-/// tensors of another rank.
+/// what decode_batch does.
 Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
                        std::string_view where);
 
