@@ -160,11 +160,7 @@ class BackwardRun {
   }
 
   float row_value(const TensorView& view, const Sequence& s, const Row& row) const {
-    const std::int64_t offset =
-        f_.is_varlen
-            ? row.q_head * view.stride(0) + (s.q_begin + row.q_idx) * view.stride(1)
-            : s.index * view.stride(0) + row.q_head * view.stride(1) + row.q_idx * view.stride(2);
-    return static_cast<const float*>(view.data())[offset];
+    return static_cast<const float*>(view.data())[row_value_offset(view, s, row.q_idx, row.q_head)];
   }
 
   const std::byte* row_of(const Rows& rows, const Sequence& s, const Row& row) const {

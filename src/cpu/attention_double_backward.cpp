@@ -242,8 +242,7 @@ class DoubleBackwardRun {
   float* row_value(const TensorView& view, const Sequence& s, const RowPlace& at) const {
     if (!view) return nullptr;
     auto* const data = const_cast<float*>(static_cast<const float*>(view.data()));
-    if (problem_.is_varlen) return data + at.head * view.stride(0) + at.row * view.stride(1);
-    return data + s.index * view.stride(0) + at.head * view.stride(1) + at.row * view.stride(2);
+    return data + row_value_offset(view, s, at.row - s.q_begin, at.head);
   }
 
   // ---- programs ----

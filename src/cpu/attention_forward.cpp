@@ -67,8 +67,8 @@ class ForwardRun {
         k_(cache ? cache->cache.k : args.k, cache ? cache->cache.page_table : TensorView()),
         v_(cache ? cache->cache.v : args.v, cache ? cache->cache.page_table : TensorView()),
         out_(args.out),
-        score_bindings_(args.score, plan.score_tensors, plan.score_scalars),
-        mask_bindings_(args.mask, plan.mask_tensors, plan.mask_scalars),
+        score_bindings_(plan.score.bindings(args.score)),
+        mask_bindings_(plan.mask.bindings(args.mask)),
         dropout_(panel_dropout(args.dropout)) {
     if (!plan.mapper) own_mapper_.emplace(args.mask, kSubTileKeys);
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
@@ -398,7 +398,7 @@ class ForwardRun {
     if (has_program_) {
       program.tensors = score_bindings_.tensors.data();
       program.scalars = score_bindings_.scalars.data();
-      kernels_.run_score(plan_.score, program);
+      kernels_.run_score(plan_.score.tape, program);
     }
     program.tensors = mask_bindings_.tensors.data();
     program.scalars = mask_bindings_.scalars.data();
@@ -407,7 +407,7 @@ class ForwardRun {
       program.scores = step.scores + (part.begin - seen.range.begin) * spec_.lanes;
       program.num_keys = part.count;
       program.kv_begin = step.tile * spec_.tile_kv + part.begin;
-      kernels_.run_mask(plan_.mask, program);
+      kernels_.run_mask(plan_.mask.tape, program);
     }
     if (is_careful) collect_non_finite(step, item, scratch);
   }
@@ -605,11 +605,8 @@ class ForwardRun {
   void write_row_value(const TensorView& view, const Sequence& s, std::int64_t q_idx,
                        std::int64_t q_head, double value) const {
     if (!view) return;
-    const std::int64_t offset =
-        problem_.is_varlen
-            ? q_head * view.stride(0) + (s.q_begin + q_idx) * view.stride(1)
-            : s.index * view.stride(0) + q_head * view.stride(1) + q_idx * view.stride(2);
-    static_cast<float*>(view.mutable_data())[offset] = static_cast<float>(value);
+    static_cast<float*>(view.mutable_data())[row_value_offset(view, s, q_idx, q_head)] =
+        static_cast<float>(value);
   }
 
   /// Packed rows behind the last sequence belong to nobody: out 0, lse -inf.

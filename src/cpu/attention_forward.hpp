@@ -10,8 +10,8 @@
 
 #include "fovea/attention.hpp"
 
+#include "cpu/bound_tape.hpp"
 #include "cpu/candidates.hpp"
-#include "expr/tape.hpp"
 #include "mask/block_map.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"
@@ -23,9 +23,7 @@ struct ForwardPlan {
   ForwardSpec spec;
   std::string candidate;
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
-  expr::Tape score, mask;                     // empty where there is nothing to run
-  std::vector<int> score_tensors, score_scalars, mask_tensors,
-      mask_scalars;  // slot of the tape -> index of the capture
+  BoundTape score, mask;                      // empty where there is nothing to run
   std::optional<mask::BlockMapper>
       mapper;  // where positions and constants alone decide; else made by each run
   int num_workers = 1;

@@ -27,6 +27,7 @@
 
 #include "core/scalar_io.hpp"
 #include "cpu/attention_forward.hpp"
+#include "cpu/bound_tape.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
@@ -87,19 +88,17 @@ struct JvpScratch {
 
 /// A derivative of the score program, ready to run; nothing to run where the tape is empty.
 struct DerivativeProgram {
-  expr::Tape tape;
-  std::vector<TensorView> tensors;  // by slot of the tape
-  std::vector<double> scalars;
+  BoundTape tape;
+  Bindings bindings;
 
-  explicit DerivativeProgram(const expr::NodePtr& root) {
-    if (root == nullptr) return;
-    tape = expr::lower(root);
-    const Captures captures = expr::collect_captures(*root);
-    for (const std::string& slot : tape.tensors)
-      tensors.push_back(std::ranges::find(captures.tensors, slot, &CapturedTensor::name)->view);
-    for (const std::string& slot : tape.scalars)
-      scalars.push_back(std::ranges::find(captures.scalars, slot, &CapturedScalar::name)->value);
-  }
+  /// `root` may be null.
+  explicit DerivativeProgram(const expr::NodePtr& root)
+      : DerivativeProgram(root, root != nullptr ? expr::collect_captures(*root) : Captures()) {}
+
+ private:
+  DerivativeProgram(const expr::NodePtr& root, const Captures& captures)
+      : tape(root != nullptr ? BoundTape(root, captures) : BoundTape()),
+        bindings(tape.bindings(captures)) {}
 };
 
 /// d score / d raw score; null where it is 1.
@@ -127,8 +126,8 @@ class JvpRun {
         lanes_(plan_.spec.lanes),
         executor_(executor),
         mapper_(args.forward.mask, kSubTileKeys),
-        score_bindings_(args.forward.score, plan_.score_tensors, plan_.score_scalars),
-        mask_bindings_(args.forward.mask, plan_.mask_tensors, plan_.mask_scalars),
+        score_bindings_(plan_.score.bindings(args.forward.score)),
+        mask_bindings_(plan_.mask.bindings(args.forward.mask)),
         by_score_(by_score(args.forward.score)),
         by_captured_(
             expr::captured_tangent(args.forward.score.expr().shared(), args.captured_tangents)),
@@ -287,10 +286,8 @@ class JvpRun {
     kernels_.scale(s.scores_tangent, range.count, problem_.softmax_scale);
   }
 
-  /// `captured` has the tensors and scalars of a tape by slot.
-  template <typename Captured>
   ProgramTile program_tile(const Tile& tile, const JvpScratch& s, float* scores,
-                           const Captured& captured) const {
+                           const Bindings& captured) const {
     const Item& item = tile.item;
     return {.scores = scores,
             .num_keys = tile.seen.range.count,
@@ -318,14 +315,14 @@ class JvpRun {
       add(static_cast<std::size_t>(count), s.work, s.scores_tangent);
     }
     if (!plan_.score.empty())
-      kernels_.run_score(plan_.score, program_tile(tile, s, s.scores, score_bindings_));
+      kernels_.run_score(plan_.score.tape, program_tile(tile, s, s.scores, score_bindings_));
     for (int i = 0; i < tile.seen.num_partial; ++i) {
       const KeyRange part = tile.seen.partial[static_cast<std::size_t>(i)];
       ProgramTile masked = program_tile(
           tile, s, s.scores + (part.begin - tile.seen.range.begin) * lanes_, mask_bindings_);
       masked.num_keys = part.count;
       masked.kv_begin = tile.kv_begin + part.begin;
-      kernels_.run_mask(plan_.mask, masked);
+      kernels_.run_mask(plan_.mask.tape, masked);
     }
   }
 
@@ -333,7 +330,7 @@ class JvpRun {
   void run_derivative(const DerivativeProgram& derivative, const Tile& tile,
                       const JvpScratch& s) const {
     std::copy_n(s.scores, tile.seen.range.count * lanes_, s.work);
-    kernels_.run_score(derivative.tape, program_tile(tile, s, s.work, derivative));
+    kernels_.run_score(derivative.tape.tape, program_tile(tile, s, s.work, derivative.bindings));
   }
 
   /// S becomes P, work becomes P (S' - r); both without what dropout takes.
@@ -510,11 +507,7 @@ class JvpRun {
 
   void store_value(const TensorView& view, const RowPlace& at, double value) const {
     if (!view) return;
-    const std::int64_t row = at.sequence.q_begin + at.q_idx;
-    const std::int64_t offset = problem_.is_varlen
-                                    ? at.q_head * view.stride(0) + row * view.stride(1)
-                                    : at.sequence.index * view.stride(0) +
-                                          at.q_head * view.stride(1) + row * view.stride(2);
+    const std::int64_t offset = row_value_offset(view, at.sequence, at.q_idx, at.q_head);
     static_cast<float*>(view.mutable_data())[offset] = static_cast<float>(value);
   }
 
@@ -535,9 +528,9 @@ class JvpRun {
 
   void allocate() {
     std::size_t program_bytes = plan_.program_bytes;
-    for (const expr::Tape* tape : {&by_score_.tape, &by_captured_.tape}) {
+    for (const BoundTape* tape : {&by_score_.tape, &by_captured_.tape}) {
       if (tape->empty()) continue;
-      program_bytes = std::max(program_bytes, program_scratch_bytes(*tape, plan_.spec.tile_kv,
+      program_bytes = std::max(program_bytes, program_scratch_bytes(tape->tape, plan_.spec.tile_kv,
                                                                     static_cast<int>(lanes_)));
     }
     const auto carve = [&](Carver carver) {

@@ -22,7 +22,8 @@ struct BoundTape {
   }
 
   bool empty() const { return tape.empty(); }
-  Bindings bindings(const Program& program) const { return {program, tensors, scalars}; }
+  Bindings bindings(const Captures& captures) const { return {captures, tensors, scalars}; }
+  Bindings bindings(const Program& program) const { return bindings(program.captures()); }
 
  private:
   template <typename Captured>

@@ -73,6 +73,14 @@ inline mask::TileRow tile_row(const Sequence& sequence, std::int64_t kv_head,
           .seqlen_kv = sequence.seqlen_kv};
 }
 
+/// Offset of a row's element in a tensor of the shape of lse: [batch, heads, rows], packed [heads, rows].
+inline std::int64_t row_value_offset(const TensorView& view, const Sequence& sequence,
+                                     std::int64_t q_idx, std::int64_t q_head) {
+  if (view.rank() == 2)
+    return q_head * view.stride(0) + (sequence.q_begin + q_idx) * view.stride(1);
+  return sequence.index * view.stride(0) + q_head * view.stride(1) + q_idx * view.stride(2);
+}
+
 /// What all panels of a call drop; where they stand is filled in per tile.
 inline PanelDropout panel_dropout(const Dropout& dropout) {
   if (dropout.p <= 0) return {};
@@ -87,12 +95,12 @@ struct Bindings {
   std::vector<TensorView> tensors;
   std::vector<double> scalars;
 
-  Bindings(const Program& program, const std::vector<int>& tensor_slots,
+  Bindings(const Captures& captures, const std::vector<int>& tensor_slots,
            const std::vector<int>& scalar_slots) {
     for (const int i : tensor_slots)
-      tensors.push_back(program.captures().tensors[static_cast<std::size_t>(i)].view);
+      tensors.push_back(captures.tensors[static_cast<std::size_t>(i)].view);
     for (const int i : scalar_slots)
-      scalars.push_back(program.captures().scalars[static_cast<std::size_t>(i)].value);
+      scalars.push_back(captures.scalars[static_cast<std::size_t>(i)].value);
   }
 };
 

@@ -13,33 +13,16 @@
 namespace fovea::cpu {
 namespace {
 
-/// Where the captures of a program stand that a tape's slots name.
-template <typename Captured>
-std::vector<int> slots(const std::vector<std::string>& names,
-                       const std::vector<Captured>& captures) {
-  std::vector<int> result;
-  for (const std::string& slot : names) {
-    const auto found = std::ranges::find(captures, slot, &Captured::name);
-    FOVEA_ASSERT(found != captures.end());
-    result.push_back(static_cast<int>(found - captures.begin()));
-  }
-  return result;
-}
-
 void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
   const ScoreMod& score = f.problem.score;
   const MaskMod& mask = f.problem.mask;
-  if (!score.is_identity()) plan.score = expr::lower(score.expr().shared());
-  if (!mask.is_all_visible()) plan.mask = expr::lower(mask.expr().shared());
-  plan.score_tensors = slots(plan.score.tensors, score.captures().tensors);
-  plan.score_scalars = slots(plan.score.scalars, score.captures().scalars);
-  plan.mask_tensors = slots(plan.mask.tensors, mask.captures().tensors);
-  plan.mask_scalars = slots(plan.mask.scalars, mask.captures().scalars);
+  if (!score.is_identity()) plan.score = {score.expr().shared(), score.captures()};
+  if (!mask.is_all_visible()) plan.mask = {mask.expr().shared(), mask.captures()};
   const int lanes = static_cast<int>(plan.spec.lanes);
-  for (const expr::Tape* tape : {&plan.score, &plan.mask}) {
+  for (const BoundTape* tape : {&plan.score, &plan.mask}) {
     if (tape->empty()) continue;
     plan.program_bytes =
-        std::max(plan.program_bytes, program_scratch_bytes(*tape, plan.spec.tile_kv, lanes));
+        std::max(plan.program_bytes, program_scratch_bytes(tape->tape, plan.spec.tile_kv, lanes));
   }
   const Captures& captures = mask.captures();
   if (captures.tensors.empty() && captures.scalars.empty()) plan.mapper.emplace(mask, kSubTileKeys);
