@@ -9,6 +9,7 @@
 #include "attention_options.hpp"
 #include "check.hpp"
 #include "command.hpp"
+#include "core/shape.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "gradients.hpp"
@@ -278,10 +279,6 @@ BackwardReport run_backward(AttentionBackward args, int num_threads) {
   plan.run(args);
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - begin;
   return {.explanation = plan.explain(), .milliseconds = time.count()};
-}
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
 }
 
 /// What a pipe of programs has renamed.

@@ -18,6 +18,7 @@
 #include "bound.hpp"
 #include "cases.hpp"
 #include "command.hpp"
+#include "core/shape.hpp"
 #include "cpu/features.hpp"
 #include "failure.hpp"
 #include "files.hpp"
@@ -175,10 +176,6 @@ struct Job {
   std::function<Inputs()> make;
   std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
 };
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
-}
 
 /// Forward, with lse, and all three gradients; out stands in for its own gradient.
 Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs) {

@@ -15,6 +15,7 @@
 #include "array.hpp"
 #include "attention_options.hpp"
 #include "command.hpp"
+#include "core/shape.hpp"
 #include "difference.hpp"
 #include "failure.hpp"
 #include "files.hpp"
@@ -82,10 +83,6 @@ void add_decode_options(CLI::App& app, DecodeOptions& o) {
   add_run_options(app, o.attention);
   add_threads_option(app, o.attention.threads);
   app.add_flag("--json", o.wants_json, "print one JSON object")->group("Output");
-}
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
 }
 
 /// Tokens [begin, begin + count) of a tensor [batch, seqlen, heads, head_dim].

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <span>
 
+#include "core/shape.hpp"
 #include "failure.hpp"
 
 namespace fovea::tools {
@@ -34,10 +35,6 @@ void check_options(const GradientOptions& options) {
     if (*path) bad_input(fmt::format("{}: needs --backward", option));
   }
   if (!options.others.empty()) bad_input("--grad: needs --backward");
-}
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
 }
 
 Array read(std::string_view option, const std::optional<std::string>& path,

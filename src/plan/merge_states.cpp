@@ -9,20 +9,11 @@
 
 #include "fovea/state.hpp"
 
+#include "core/shape.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
-
-std::span<const std::int64_t> shape_of(const TensorView& view) {
-  return {view.spec().shape.data(), static_cast<std::size_t>(view.rank())};
-}
-
-/// [batch, heads, rows], or [heads, rows] of packed sequences.
-std::vector<std::int64_t> lse_shape(const TensorView& out) {
-  if (out.rank() == 3) return {out.size(1), out.size(0)};
-  return {out.size(0), out.size(2), out.size(1)};
-}
 
 void check_shapes(const MergeStates& args, const TensorChecks& door) {
   if (args.out.rank() != 3 && args.out.rank() != 4) {

@@ -7,15 +7,12 @@
 #include <span>
 #include <utility>
 
+#include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
-}
 
 /// Specs are checked as tensors without memory are.
 void check_spec(const TensorChecks& door, std::string_view name, const TensorSpec& spec,

@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
 #include <string>
+
+#include "core/shape.hpp"
 
 namespace fovea {
 namespace {
-
-std::span<const std::int64_t> shape_of(const TensorSpec& spec) {
-  return {spec.shape.data(), static_cast<std::size_t>(spec.rank)};
-}
 
 /// For the text of a refusal.
 std::string names_of_floats(const Captures& captures) {

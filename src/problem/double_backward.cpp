@@ -5,15 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/shape.hpp"
 #include "problem/backward.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
-
-std::span<const std::int64_t> shape_of(const TensorView& view) {
-  return {view.spec().shape.data(), static_cast<std::size_t>(view.rank())};
-}
 
 class Checker {
  public:
@@ -42,12 +39,7 @@ class Checker {
   }
 
   void check_row_values(const NamedTensor& tensor) const {
-    if (!tensor.view) return;
-    const TensorView& q = args_.backward.forward.q;
-    const std::vector<std::int64_t> shape = q.rank() == 3
-                                                ? std::vector{q.size(1), q.size(0)}
-                                                : std::vector{q.size(0), q.size(2), q.size(1)};
-    door_.check(tensor, Dtype::f32, shape);
+    if (tensor.view) door_.check(tensor, Dtype::f32, lse_shape(args_.backward.forward.q));
   }
 
   void check_overlap() const {

@@ -8,15 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
-
-std::span<const std::int64_t> shape_of(const TensorView& view) {
-  return {view.spec().shape.data(), static_cast<std::size_t>(view.rank())};
-}
 
 class Checker {
  public:
@@ -31,7 +28,7 @@ class Checker {
     check_captured();
     door_.check_float({"out_tangent", args_.out_tangent, true}, shape_of(f.out));
     if (args_.lse_tangent)
-      door_.check({"lse_tangent", args_.lse_tangent, true}, Dtype::f32, lse_shape());
+      door_.check({"lse_tangent", args_.lse_tangent, true}, Dtype::f32, lse_shape(f.q));
     check_overlap();
   }
 
@@ -46,12 +43,6 @@ class Checker {
     if (!args_.forward.sinks)
       door_.refuse("sinks_tangent is given without forward.sinks; expected both or neither");
     door_.check({"sinks_tangent", args_.sinks_tangent}, Dtype::f32, shape_of(args_.forward.sinks));
-  }
-
-  std::vector<std::int64_t> lse_shape() const {
-    const TensorView& q = args_.forward.q;
-    if (q.rank() == 3) return {q.size(1), q.size(0)};
-    return {q.size(0), q.size(2), q.size(1)};
   }
 
   void check_captured() const {

@@ -10,6 +10,11 @@
 
 namespace fovea {
 
+std::vector<std::int64_t> lse_shape(const TensorView& rows) {
+  if (rows.rank() == 3) return {rows.size(1), rows.size(0)};
+  return {rows.size(0), rows.size(2), rows.size(1)};
+}
+
 void TensorChecks::refuse(const std::string& message) const { invalid(where_, message); }
 
 void TensorChecks::check(const NamedTensor& tensor, Dtype dtype,

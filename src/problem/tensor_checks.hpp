@@ -13,6 +13,9 @@
 
 namespace fovea {
 
+/// The shape of lse for queries or outputs: [batch, heads, rows], packed [heads, rows].
+std::vector<std::int64_t> lse_shape(const TensorView& rows);
+
 /// One argument by its name in the call.
 struct NamedTensor {
   std::string_view name;
