@@ -13,6 +13,7 @@ endfunction()
 function(fovea_room name)
   cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
+  list(FILTER sources EXCLUDE REGEX "/src/cuda/emulator/")  # a library of the tests
   if(NOT sources)
     add_library(fovea_${name} INTERFACE)
     target_link_libraries(fovea_${name} INTERFACE ${ARG_LINK})
