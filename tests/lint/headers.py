@@ -20,13 +20,14 @@ def opens_with_a_comment(files: list[Source]) -> list[Finding]:
 
 
 def is_standalone(source: Source) -> bool:
-    """*-inl.hpp are parts of one translation unit, compiled once per vector target."""
-    return source.is_header and source.path.parts[0] in ("include", "src") and not source.path.stem.endswith("-inl")
+    """*-inl.hpp are parts of one translation unit, compiled once per vector target; *.cuh are NVRTC's (tests/compile/cuda)."""
+    is_host_text = source.path.parts[0] in ("include", "src") and source.path.suffix != ".cuh"
+    return source.is_header and is_host_text and not source.path.stem.endswith("-inl")
 
 
 def compile_command(source: Source, language: str, args: argparse.Namespace) -> list[str]:
     compiler = [args.cc, "-std=c11", "-pedantic-errors"] if language == "c" else [args.cxx, "-std=c++20"]
-    folders = ["-Iinclude"] if source.path.parts[0] == "include" else ["-Iinclude", "-Isrc"]
+    folders = ["-Iinclude"] if source.path.parts[0] == "include" else ["-Iinclude", "-Isrc", "-Isrc/cuda/device"]
     system = ["-isystem", args.system_include] if args.system_include else []
     # Included, not given: as the main file, `#pragma once` would warn.
     return [*compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *folders, *system, "-x", language, "-include",

@@ -1,0 +1,197 @@
+// Arithmetic of one thread: the approximations that softmax runs on, conversions between widths, and exact forms. Errors are those
+// that the PTX ISA states (9.7.3, 9.7.4, 9.7.9.22). With .ftz, denormal inputs and results are zero of the same sign.
+#pragma once
+
+#include "ptx/base.cuh"
+
+namespace fovea::cuda::ptx {
+
+// ---- approximations ----------------------------------------------------------------------------
+
+/// ex2.approx.ftz (9.7.3.21): 2^x, relative error below 2^-22; -inf gives 0.
+FOVEA_DEVICE float ex2_approx_ftz(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// lg2.approx.ftz (9.7.3.20): log2 x, absolute error below 2^-22 for x in (0.5, 2), relative error below 2^-22 elsewhere.
+FOVEA_DEVICE float lg2_approx_ftz(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// rcp.approx.ftz (9.7.3.13): 1 / x, at most 1 ulp.
+FOVEA_DEVICE float rcp_approx_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// tanh.approx (9.7.3.22): relative error below 2^-11.
+FOVEA_DEVICE float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// ---- rounded once ------------------------------------------------------------------------------
+
+/// fma.rn.ftz (9.7.3.6): a b + c.
+FOVEA_DEVICE float fma_rn_ftz(float a, float b, float c) {
+  float d;
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+/// fma.rn (9.7.3.6): a b + c, denormals kept.
+FOVEA_DEVICE float fma_rn(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+/// add.rn (9.7.3.3): never fused with a product.
+FOVEA_DEVICE float add_rn(float a, float b) {
+  float c;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// mul.rn (9.7.3.5): never fused with a sum.
+FOVEA_DEVICE float mul_rn(float a, float b) {
+  float c;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// div.rn (9.7.3.8).
+FOVEA_DEVICE float div_rn(float a, float b) {
+  float c;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// sqrt.rn (9.7.3.16).
+FOVEA_DEVICE float sqrt_rn(float x) {
+  float y;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// max.ftz (9.7.3.12): a NaN operand gives way to the other one.
+FOVEA_DEVICE float max_ftz(float a, float b) {
+  float c;
+  asm("max.ftz.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// min.ftz (9.7.3.11): a NaN operand gives way to the other one.
+FOVEA_DEVICE float min_ftz(float a, float b) {
+  float c;
+  asm("min.ftz.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+/// max.NaN (9.7.3.12): a NaN operand gives NaN.
+FOVEA_DEVICE float max_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
+// ---- widths ------------------------------------------------------------------------------------
+
+/// cvt.rn.bf16x2.f32 (9.7.9.22): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even.
+FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi) {
+  std::uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
+/// cvt.rn.f16x2.f32 (9.7.9.22): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even; beyond 65520 infinity.
+FOVEA_DEVICE std::uint32_t cvt_f16x2(float lo, float hi) {
+  std::uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+
+/// The bf16 of bits 0..15; exact.
+FOVEA_DEVICE float f32_of_bf16_lo(std::uint32_t pair) { return bit_cast<float>(pair << 16); }
+
+/// The bf16 of bits 16..31; exact.
+FOVEA_DEVICE float f32_of_bf16_hi(std::uint32_t pair) {
+  return bit_cast<float>(pair & 0xffff0000U);
+}
+
+/// cvt.f32.f16 (9.7.9.22) of bits 0..15; exact.
+FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
+  float y;
+  asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo; }" : "=f"(y) : "r"(pair));
+  return y;
+}
+
+/// cvt.f32.f16 (9.7.9.22) of bits 16..31; exact.
+FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) {
+  float y;
+  asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, hi; }" : "=f"(y) : "r"(pair));
+  return y;
+}
+
+/// cvt.rna.tf32.f32 (9.7.9.22): to 10 bits of fraction, ties away from zero; the low 13 bits are zero.
+FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x) {
+  std::uint32_t r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+
+/// Products of bf16 pairs (9.7.4.4), rounded once: fma.rn.bf16x2 with -0, for mul.bf16x2 itself needs sm_90.
+FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t c;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000U));
+  return c;
+}
+
+/// mul.rn.f16x2 (9.7.4.4).
+FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t c;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+
+// ---- exact enough for programs -----------------------------------------------------------------
+
+/// e^x for every float, relative error below 2^-21, denormal results rounded once more. The argument is reduced by ln 2 in two
+/// parts (Cody and Waite 1980), so that the product with log2 e costs no bits; 2^n is applied in two halves, each a normal number.
+FOVEA_DEVICE float exp_f32(float x) {
+  const float clamped = min_ftz(max_ftz(x, -104.0F), 89.0F);
+  float n;
+  asm("cvt.rni.f32.f32 %0, %1;" : "=f"(n) : "f"(mul_rn(clamped, 0x1.715476p+0F)));
+  float r = fma_rn(n, -0x1.62e4p-1F, clamped);
+  r = fma_rn(n, -0x1.7f7d1cp-20F, r);
+  const float p = ex2_approx_ftz(mul_rn(r, 0x1.715476p+0F));
+  const int whole = static_cast<int>(n);
+  const int half = whole / 2;
+  const float y = mul_rn(mul_rn(p, bit_cast<float>((half + 127) << 23)),
+                         bit_cast<float>((whole - half + 127) << 23));
+  return x != x ? x : y;
+}
+
+/// Natural logarithm for every float, relative error below 2^-20: log1p's series near 1, where lg2.approx has an absolute error
+/// only; denormals are scaled up first. log 0 is -inf, negative numbers give NaN.
+FOVEA_DEVICE float log_f32(float x) {
+  const float u = add_rn(x, -1.0F);
+  if (u > -0.25F && u < 0.25F) {
+    const float s = div_rn(u, add_rn(u, 2.0F));  // log x = 2 atanh(u / (2 + u))
+    const float s2 = mul_rn(s, s);
+    const float series =
+        fma_rn(s2, fma_rn(s2, fma_rn(s2, 0x1.24924ap-3F, 0x1.99999ap-3F), 0x1.555556p-2F), 1.0F);
+    return mul_rn(mul_rn(2.0F, s), series);
+  }
+  const bool is_small = x < 0x1p-100F;
+  const float log2_x = lg2_approx_ftz(is_small ? mul_rn(x, 0x1p+64F) : x);
+  return mul_rn(is_small ? add_rn(log2_x, -64.0F) : log2_x, 0x1.62e43p-1F);
+}
+
+}  // namespace fovea::cuda::ptx

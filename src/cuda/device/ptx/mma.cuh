@@ -1,0 +1,92 @@
+// Products by one warp, operands in registers (9.7.14.5), and the loads and stores of 8x8 matrices that feed them. All lanes of
+// the warp must be converged. Which lane holds which element: tile/fragment.cuh.
+#pragma once
+
+#include "ptx/memory.cuh"
+#include "shared/forward_spec.h"
+
+namespace fovea::cuda::ptx {
+
+/// ldmatrix.x4 (9.7.14.5.15): four 8x8 matrices of 16 bits; lane l gives the address, a multiple of 16, of row l % 8 of matrix
+/// l / 8. Register i holds, of matrix i, elements (lane / 4, 2 (lane % 4)) and the one right of it.
+FOVEA_DEVICE U32x4 ldmatrix_x4(SharedAddress row) {
+  U32x4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(row)
+               : "memory");
+  return r;
+}
+
+/// ldmatrix.x4.trans: as ldmatrix_x4, of the transposed matrices.
+FOVEA_DEVICE U32x4 ldmatrix_x4_trans(SharedAddress row) {
+  U32x4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(row)
+               : "memory");
+  return r;
+}
+
+/// ldmatrix.x2: two matrices; the addresses of lanes 0..15 count, the others' must be valid.
+FOVEA_DEVICE U32x2 ldmatrix_x2(SharedAddress row) {
+  U32x2 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r.x), "=r"(r.y)
+               : "r"(row)
+               : "memory");
+  return r;
+}
+
+/// ldmatrix.x2.trans: as ldmatrix_x2, of the transposed matrices.
+FOVEA_DEVICE U32x2 ldmatrix_x2_trans(SharedAddress row) {
+  U32x2 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r.x), "=r"(r.y)
+               : "r"(row)
+               : "memory");
+  return r;
+}
+
+/// stmatrix.x4 (9.7.14.5.16), sm_90: the inverse of ldmatrix_x4.
+FOVEA_DEVICE void stmatrix_x4(SharedAddress row, const U32x4& value) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+/// stmatrix.x4.trans, sm_90: the inverse of ldmatrix_x4_trans.
+FOVEA_DEVICE void stmatrix_x4_trans(SharedAddress row, const U32x4& value) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+/// mma.m16n8k16 (9.7.14.5.14), bf16 or f16 inputs, f32 sums: d += a b.
+template <Element element>
+FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                               std::uint32_t b1) {
+  if constexpr (element == Element::bf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    static_assert(element == Element::f16, "mma_m16n8k16 multiplies bf16 or f16");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+
+/// mma.m16n8k8 (9.7.14.5.14), tf32 inputs (f32 words whose low 13 bits are not read; round them first with cvt_rna_tf32).
+FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                   std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace fovea::cuda::ptx
