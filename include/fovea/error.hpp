@@ -37,6 +37,18 @@ class FOVEA_EXPORT Unsupported : public Error {
   explicit Unsupported(const std::string& message) : Error(ErrorKind::unsupported, message) {}
 };
 
+/// A kernel's text did not compile: the place in the text, the line there, and the compiler's whole log.
+class FOVEA_EXPORT CompileError : public Error {
+ public:
+  explicit CompileError(const std::string& message) : Error(ErrorKind::compile_error, message) {}
+};
+
+/// A call of the GPU driver failed: the call, the driver's name of the error and its words for it.
+class FOVEA_EXPORT DeviceError : public Error {
+ public:
+  explicit DeviceError(const std::string& message) : Error(ErrorKind::device_error, message) {}
+};
+
 class FOVEA_EXPORT InternalError : public Error {
  public:
   explicit InternalError(const std::string& message) : Error(ErrorKind::internal, message) {}

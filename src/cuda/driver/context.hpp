@@ -1,0 +1,46 @@
+// A device's primary context: shared with the CUDA runtime, so that tensors of PyTorch and JAX are
+// ours to read. Read module.hpp next.
+#pragma once
+
+#include "cuda/driver/driver.hpp"
+
+namespace fovea::cuda::driver {
+
+/// Retains the primary context of one device while it lives.
+class DeviceContext {
+ public:
+  /// Throws Unsupported where the driver or the device is missing, DeviceError where it fails.
+  DeviceContext(const Driver& driver, int index);
+  ~DeviceContext();
+  DeviceContext(const DeviceContext&) = delete;
+  DeviceContext& operator=(const DeviceContext&) = delete;
+
+  const Driver& driver() const { return driver_; }
+  const Api& api() const { return driver_.api(); }
+  const DeviceInfo& info() const { return info_; }
+  ContextHandle handle() const { return handle_; }
+
+ private:
+  const Driver& driver_;
+  const DeviceInfo& info_;
+  DeviceHandle device_ = 0;
+  ContextHandle handle_ = nullptr;
+};
+
+/// The process's context of a device, made at the first call and kept.
+DeviceContext& process_context(int index);
+
+/// Makes a context the calling thread's for a scope; a few nanoseconds where it already is.
+class ContextScope {
+ public:
+  explicit ContextScope(const DeviceContext& context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  const DeviceContext& context_;
+  bool is_pushed_ = false;
+};
+
+}  // namespace fovea::cuda::driver

@@ -1,0 +1,64 @@
+// libcuda, opened at run time: present or not, with the reason in words. Read context.hpp for how a
+// thread comes to a device, module.hpp and launch.hpp for how a kernel comes to run.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cuda/driver/api.hpp"
+
+namespace fovea::cuda::driver {
+
+/// What a device is; constant while the process lives.
+struct DeviceInfo {
+  int index = 0;
+  std::string name;  // "NVIDIA H200"
+  int compute_capability_major = 0, compute_capability_minor = 0;
+  int num_sms = 0;
+  int shared_bytes_per_cta = 0;  // dynamic, after opting in
+  int shared_bytes_per_sm = 0;
+  int registers_per_sm = 0;
+  std::int64_t l2_bytes = 0;
+  std::int64_t memory_bytes = 0;
+};
+
+class Driver {
+ public:
+  static constexpr std::string_view kLibrary = "libcuda.so.1";
+
+  /// Opens the library and asks for its devices. Throws nothing: what is missing is why_absent().
+  explicit Driver(const std::string& library = std::string(kLibrary));
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  bool is_present() const { return why_absent_.empty(); }
+  /// One line: the library that cannot be opened, the function it lacks, or the driver's own words.
+  const std::string& why_absent() const { return why_absent_; }
+
+  /// Throws Unsupported with why_absent().
+  const Api& api() const;
+  int version() const { return version_; }  // 13000 for CUDA 13.0; 0 where absent
+  const std::vector<DeviceInfo>& devices() const { return devices_; }
+  /// Throws Unsupported where there is no such device.
+  const DeviceInfo& device(int index) const;
+
+  /// Throws DeviceError where result is not success: "cuModuleLoadDataEx: CUDA_ERROR_INVALID_IMAGE
+  /// (device kernel image is invalid) (<about>)".
+  void check(Result result, std::string_view call, std::string_view about = {}) const;
+
+ private:
+  std::string start(const std::string& library);
+  DeviceInfo describe(int index) const;
+
+  Api api_{};
+  std::string why_absent_;
+  int version_ = 0;
+  std::vector<DeviceInfo> devices_;
+};
+
+/// The process's driver, opened at the first call and never closed: threads of the driver outlive
+/// everything of ours.
+const Driver& process_driver();
+
+}  // namespace fovea::cuda::driver

@@ -1,0 +1,44 @@
+// A cubin loaded into a device's context, and the function in it. Read launch.hpp next.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "cuda/driver/context.hpp"
+
+namespace fovea::cuda::driver {
+
+/// A kernel that can be launched; lives as long as its module.
+struct Function {
+  const DeviceContext* context = nullptr;
+  FunctionHandle handle = nullptr;
+  int num_registers = 0;
+  int local_bytes = 0;
+  int static_shared_bytes = 0;
+  int max_threads_per_cta = 0;
+};
+
+class Module {
+ public:
+  /// Loads into the context, which must outlive the module. Not while any stream of this thread is
+  /// being captured. `label` is for messages.
+  Module(const DeviceContext& context, std::span<const std::byte> image, const std::string& label);
+  ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// May use all the dynamic shared memory that the device has: the attribute is set here, once, and
+  /// not at each launch.
+  Function function(const std::string& name) const;
+
+ private:
+  const DeviceContext& context_;
+  std::string label_;
+  ModuleHandle handle_ = nullptr;
+};
+
+/// CTAs of this function that fit on one SM at once.
+int max_ctas_per_sm(const Function& function, int num_threads, int dynamic_shared_bytes);
+
+}  // namespace fovea::cuda::driver

@@ -1,0 +1,81 @@
+// Cubins in a folder, named by the digest of all that shapes them. Many processes may use one folder
+// at once, and any may be killed at any moment: a file appears whole, by rename, or not at all, and
+// what is read is checked against its name and its checksum. Nothing here ever throws for the disk's
+// sake: a cache that fails is a cache that misses.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/cubin.hpp"
+#include "cuda/jit/sha256.hpp"
+
+namespace fovea::cuda::jit {
+
+/// A cubin and the words that list it.
+struct CacheEntry {
+  Cubin cubin;
+  std::string label;
+  std::string architecture;
+  std::string compiler;  // version
+};
+
+class DiskCache {
+ public:
+  struct Options {
+    std::string folder;  // made when first written to; empty: no cache
+    std::int64_t max_bytes = std::int64_t{512}
+                             << 20U;  // of all entries; the least recently used go first
+  };
+
+  struct Listed {
+    std::string file;  // name in the folder
+    std::int64_t bytes = 0;
+    std::int64_t last_used = 0;  // seconds since 1970
+    std::string label, architecture, compiler;
+    std::string why_bad;  // empty: whole and right
+  };
+
+  explicit DiskCache(Options options);
+
+  /// A hit marks the entry as used. What is not whole is removed and missed.
+  std::optional<CacheEntry> find(const Sha256& key);
+  /// Replaces what is there. False where it cannot be kept; why_not_kept() says why.
+  bool store(const Sha256& key, const CacheEntry& entry);
+
+  /// Every file that bears an entry's name, most recently used first; reads and checks all of them
+  /// where `wants_check`.
+  std::vector<Listed> list(bool wants_check) const;
+  struct Removed {
+    int files = 0;
+    std::int64_t bytes = 0;
+  };
+  /// All entries and leftovers of ours; files of others stay.
+  Removed clear();
+  /// Entries that do not pass their check.
+  Removed remove_bad();
+
+  const Options& options() const { return options_; }
+  std::string why_not_kept() const;
+
+  /// A line remembered beside the entries ("compiler <stamp>" -> "13.0.88"); same promises.
+  std::optional<std::string> find_note(const Sha256& key);
+  void store_note(const Sha256& key, const std::string& text);
+
+ private:
+  bool keep(const std::string& name, const std::string& bytes);
+  void evict();
+  void remember_failure(const std::string& why);
+
+  Options options_;
+  mutable std::mutex mutex_;  // of why_not_kept_
+  std::string why_not_kept_;
+};
+
+/// FOVEA_CACHE_DIR, XDG_CACHE_HOME/fovea or HOME/.cache/fovea; FOVEA_CACHE_MAX_MIB.
+DiskCache::Options default_disk_cache();
+
+}  // namespace fovea::cuda::jit

@@ -1,0 +1,60 @@
+// Kernel pack: one file of prebuilt cubins with an index, so that a machine without NVRTC, or before
+// its first compilation, has its kernels. Made by `fovea pack`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/jit/disk_cache.hpp"
+
+namespace fovea::cuda::jit {
+
+struct PackItem {
+  Sha256 key{};  // text_key: no compiler version in it, the pack's own is as good as any
+  CacheEntry entry;
+};
+
+/// Written aside, then renamed. Throws InvalidArgument where the file cannot be written.
+void write_pack(const std::string& path, std::span<const PackItem> items);
+
+class KernelPack {
+ public:
+  /// Reads the index; cubins are read, and checked, when they are asked for. Throws InvalidArgument
+  /// where the file is not a pack of this format, with the reason.
+  explicit KernelPack(const std::string& path);
+  ~KernelPack();
+  KernelPack(const KernelPack&) = delete;
+  KernelPack& operator=(const KernelPack&) = delete;
+
+  /// Empty where the pack lacks it, or where its bytes do not pass their checksum.
+  std::optional<CacheEntry> find(const Sha256& key) const;
+
+  struct Listed {
+    Sha256 key{};
+    std::string label, architecture, compiler;
+    std::int64_t bytes = 0;
+  };
+  std::vector<Listed> list() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Place {
+    std::uint64_t offset = 0, bytes = 0;
+    Sha256 checksum{};
+    std::string label, architecture, compiler;
+  };
+
+  std::string path_;
+  int file_ = -1;
+  std::unordered_map<Sha256, Place, Sha256Hash> index_;
+};
+
+/// FOVEA_PACK, or fovea.pack beside the library; empty where there is none.
+std::optional<std::string> default_pack_path();
+
+}  // namespace fovea::cuda::jit

@@ -1,0 +1,87 @@
+// Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler. Read
+// kernel_table.hpp for how a plan finds its kernel without any text.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "cuda/driver/module.hpp"
+#include "cuda/jit/compiler.hpp"
+#include "cuda/jit/disk_cache.hpp"
+#include "cuda/jit/kernel_pack.hpp"
+
+namespace fovea::cuda::jit {
+
+struct LoadedKernel {
+  LoadedKernel(const driver::DeviceContext& context, const Cubin& cubin, const std::string& label);
+
+  driver::Module module;
+  driver::Function function;
+  CompileReport report;
+};
+
+/// Where cubins came from so far.
+struct LoaderCounts {
+  std::int64_t from_memory = 0, from_pack = 0, from_disk = 0, compiled = 0;
+};
+
+struct LoaderOptions {
+  NvrtcSearch nvrtc = default_nvrtc_search();
+  DeviceText device_text = embedded_device_text();
+  DiskCache::Options disk = default_disk_cache();
+  std::optional<std::string> pack = default_pack_path();
+};
+
+/// Thread safe: of threads that ask for one text at once, one compiles and the others wait.
+class Loader {
+ public:
+  explicit Loader(LoaderOptions options = {});
+
+  /// The kernel on this device. Throws CompileError, DeviceError, or Unsupported where neither pack nor
+  /// disk holds it and there is no compiler.
+  std::shared_ptr<const LoadedKernel> load(const KernelText& text,
+                                           const driver::DeviceContext& context);
+
+  /// The cubin alone; needs no GPU. Not kept in memory.
+  Cubin cubin(const KernelText& text, Architecture architecture);
+
+  Compiler& compiler() { return compiler_; }
+  DiskCache& disk() { return disk_; }
+  /// Null where there is none; why_no_pack() says why a pack that was named does not serve.
+  const KernelPack* pack() const { return pack_.get(); }
+  const std::string& why_no_pack() const { return why_no_pack_; }
+  LoaderCounts counts() const;
+
+ private:
+  using Kernel = std::shared_ptr<const LoadedKernel>;
+  Sha256 disk_key(const Sha256& text_key);
+  std::string compiler_version();
+
+  Compiler compiler_;
+  DiskCache disk_;
+  std::unique_ptr<KernelPack> pack_;
+  std::string why_no_pack_;
+  std::mutex mutex_;  // of kernels_
+  std::map<std::pair<driver::ContextHandle, Sha256>, std::shared_future<Kernel>> kernels_;
+  std::once_flag version_once_;
+  std::string version_;
+  std::atomic<std::int64_t> from_memory_ = 0, from_pack_ = 0, from_disk_ = 0, compiled_ = 0;
+};
+
+/// The digest of all that shapes a cubin but the compiler's version: unit, headers, options,
+/// architecture.
+Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architecture architecture);
+
+/// The architecture that a device's kernels are compiled for.
+Architecture architecture_of(const driver::DeviceInfo& info);
+
+/// The loader of calls that name no other; made at the first call.
+Loader& process_loader();
+
+}  // namespace fovea::cuda::jit
