@@ -6,48 +6,82 @@
 
 namespace fovea::cuda {
 
-/// A tensor [batch, seqlen, heads, head_dim] (varlen: batch stride 0), head_dim contiguous.
+/// A tensor [batch, seqlen, heads, head_dim]; packed: batch stride 0.
 struct BshdParam {
   const void* data;
-  std::int64_t batch_stride, row_stride, head_stride;
+  std::int64_t batch_stride, row_stride, head_stride, col_stride;
+};
+
+/// A tensor of one dimension of i32 or i64, in memory of the device; data may be null where it is optional.
+struct IndexParam {
+  const void* data;
+  std::int64_t stride;
+  std::int32_t is_wide;  // i64
 };
 
 struct ForwardParams {
-  BshdParam q;  // [batch, seqlen_q, num_heads_q, head_dim_qk]
-  BshdParam
-      k;  // [batch, seqlen_kv, num_heads_kv, head_dim_qk]; paged: [page, slot, num_heads_kv, head_dim_qk]
-  BshdParam
-      v;  // [batch, seqlen_kv, num_heads_kv, head_dim_v];  paged: [page, slot, num_heads_kv, head_dim_v]
-  BshdParam out;   // [batch, seqlen_q, num_heads_q, head_dim_v], written
-  float* lse;      // strides below; written
-  float* row_max;  // as lse; written
+  BshdParam q;    // [batch, seqlen_q, num_heads_q, head_dim_qk]
+  BshdParam k;    // [batch, seqlen_kv, num_heads_kv, head_dim_qk]; paged: [page, slot, ...]
+  BshdParam v;    // [batch, seqlen_kv, num_heads_kv, head_dim_v];  paged: [page, slot, ...]
+  BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
+  // Rows start at multiples of 16 bytes and are contiguous; else they are read, or written, by elements.
+  std::int32_t is_q_aligned, is_kv_aligned, is_out_aligned;
+
+  float* lse;      // [batch, num_heads_q, seqlen_q], strides below; null: not wanted
+  float* row_max;  // as lse
   std::int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
-  const float* sinks;         // [num_heads_q]
-  const void* cu_seqlens_q;   // [num_sequences + 1] i32 or i64
-  const void* cu_seqlens_kv;  // [num_sequences + 1]
-  const void* seqlens_kv;     // [batch] keys of each sequence in the cache; null: seqlen_kv for all
-  const void* cache_rows;  // [batch] row of the cache or page table of each sequence; null: its own
-  const std::int32_t* page_table;  // [cache rows, pages per row]
-  std::int64_t page_table_stride;
+  std::int64_t row_max_batch_stride, row_max_head_stride, row_max_row_stride;
+  const float* sinks;  // [num_heads_q], null: none
+  std::int64_t sinks_stride;
+
+  IndexParam cu_seqlens_q;   // packed: [num_sequences + 1]
+  IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
+  IndexParam seqlens_kv;     // [batch] rows in use of each sequence; null: seqlen_kv for all
+  IndexParam left_padding;   // [batch] rows at the start that are no keys; null: none
+  IndexParam slots;          // [batch] row of the cache of each sequence; null: its own
+  IndexParam page_table;     // [batch, pages], rows page_table_row_stride apart
+  std::int64_t page_table_row_stride;
   std::int32_t page_size;
+  std::int32_t page_shift;  // log2 page_size, or -1
+  std::int32_t num_new;     // keys that the call appended behind seqlens_kv
 
-  float* partial_out;  // split: [split, batch, num_heads_q, seqlen_q, head_dim_v]
-  float* partial_lse;  // split: [split, batch, num_heads_q, seqlen_q]
-  std::int32_t
-      keys_per_split;  // a multiple of tile_kv; a function of the sequence's own length only in its effect
+  float* partial_out;  // split: [batch, num_heads_q, seqlen_q, max_splits, head_dim_v of the tile]
+  float* partial_lse;  // split: [batch, num_heads_q, seqlen_q, max_splits], base 2
+  float* partial_max;  // split: likewise, natural units
+  std::int32_t max_splits;
 
-  std::int32_t batch;                // sequences
-  std::int32_t seqlen_q, seqlen_kv;  // of one sequence; varlen: bounds
-  std::int64_t total_q;              // varlen: rows of q, those after the last sequence too
+  std::int32_t num_sequences;        // dense: batch
+  std::int32_t seqlen_q, seqlen_kv;  // of one sequence; packed: bounds
+  std::int64_t total_q;              // packed: rows of q, those after the last sequence too
   std::int32_t num_heads_q, num_heads_kv, group;
   std::int32_t head_dim_qk, head_dim_v;  // of the problem
+  std::int32_t num_q_tiles;              // dense: of a sequence and head
+  std::int32_t heads_per_section;        // pairs (batch, head unit) whose keys share the L2 cache
   float softmax_scale, softmax_scale_log2;
 
-  float dropout_keep_scale;         // 1 / (1 - p)
-  std::uint32_t dropout_threshold;  // keep where the counter's word is at least this
-  std::uint64_t dropout_seed, dropout_offset;
+  float dropout_keep_scale;         // 1 / (1 - p), 0 for p = 1
+  std::uint64_t dropout_threshold;  // a key is dropped where the counter's word is below
+  std::uint32_t dropout_key[2];     // seed and offset, mixed (core/philox.hpp)
 
   Captures captures;
+};
+
+/// Of the combine kernel: one CTA for each row.
+struct CombineParams {
+  BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
+  float* lse;
+  float* row_max;
+  std::int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
+  std::int64_t row_max_batch_stride, row_max_head_stride, row_max_row_stride;
+  const float* sinks;
+  std::int64_t sinks_stride;
+  IndexParam seqlens_kv, left_padding;  // as ForwardParams
+  std::int32_t num_new;
+  const float* partial_out;  // [batch, num_heads_q, seqlen_q, max_splits, partial_width]
+  const float* partial_lse;
+  const float* partial_max;
+  std::int32_t max_splits, partial_width;
+  std::int32_t seqlen_q, seqlen_kv, num_heads_q, head_dim_v;
 };
 
 }  // namespace fovea::cuda

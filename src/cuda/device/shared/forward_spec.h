@@ -1,4 +1,5 @@
 // What shapes the code of a forward kernel: its template argument, its key in memory and the literal in the generated unit.
+// Read forward_params.h next.
 #pragma once
 
 #include "shared/types.h"
@@ -7,7 +8,8 @@ namespace fovea::cuda {
 
 enum class Element : std::uint8_t { f32, f16, bf16 };
 
-/// Lengths, contents, addresses, strides and scalars are parameters (forward_params.h): none of them compiles anything.
+/// Lengths, contents, addresses, strides, scalars, sinks and where lse goes are parameters (forward_params.h): none of them
+/// compiles anything.
 struct ForwardSpec {
   Element element = Element::bf16;      // of q, k, v
   Element out_element = Element::bf16;  // of out
@@ -16,20 +18,27 @@ struct ForwardSpec {
   std::int32_t tile_q = 128;  // rows, of all heads that a tile packs
   std::int32_t tile_kv = 64;
   std::int32_t num_warps = 4;
-  std::int32_t stages = 2;          // of K and V in shared memory
+  std::int32_t stages = 2;          // kv tiles in shared memory
+  std::int32_t ctas_per_sm = 2;     // that registers are left for
   std::int32_t heads_per_tile = 1;  // q heads of one kv head that share a tile (GQA packing)
   bool is_varlen = false;
   bool is_paged = false;
-  bool is_split = false;  // writes fp32 partial states for the combine kernel
-  bool has_padded_head_dim =
-      false;  // the problem's head dims are below the tile's, or not multiples of 8 elements
-  bool has_wide_index = false;  // cu_seqlens and the like are i64
-  bool has_sinks = false;
+  bool is_split = false;             // writes f32 partial states for the combine kernel
+  bool has_padded_head_dim = false;  // the problem's head dims are below the tile's
+  bool is_prescaled = false;         // scores are scaled one by one: for programs, and where the
+                                     // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
-  bool wants_lse = false;
   bool wants_row_max = false;
 
   bool operator==(const ForwardSpec&) const = default;
+};
+
+/// The second kernel of a split problem.
+struct CombineSpec {
+  Element out_element = Element::bf16;
+  bool wants_row_max = false;
+
+  bool operator==(const CombineSpec&) const = default;
 };
 
 }  // namespace fovea::cuda

@@ -1,0 +1,53 @@
+// Attention forward on an NVIDIA GPU: what is chosen once, and a call. Read candidates.hpp for the choice and
+// device/sm80/attention_forward.cuh for the kernel.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+#include "cuda/candidates.hpp"
+#include "cuda/jit/cubin.hpp"
+#include "problem/cache.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+
+/// What a call needs beyond its arguments, found once.
+struct ForwardPlan {
+  std::string candidate;                      // empty: nothing can run
+  std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
+  DeviceTraits device;
+  ForwardSpec spec;
+  std::size_t shared_bytes = 0;     // dynamic shared memory of a CTA
+  std::size_t workspace_bytes = 0;  // on the device
+
+  struct Kernels;  // loaded into a device; null for plans that were made without one
+  std::shared_ptr<const Kernels> kernels;
+};
+
+/// What is compiled for a plan: the kernel, and the combine kernel where it is split.
+std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const ForwardPlan& plan);
+
+/// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
+ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
+
+/// As plan_forward, but where nothing can run (no driver, no such device, refusals) candidate is empty and refused holds every
+/// reason.
+ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
+
+/// The choice alone, for a device that need not be here: nothing is compiled or loaded.
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device);
+
+/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no compilation.
+/// Arguments have been validated and lie in the memory of the plan's device, workspace too (plan.workspace_bytes, aligned to 256).
+/// With a cache, its k and v are read in the place of the arguments' and its seqlens, page_table, batch_idx and left_padding are
+/// read by the kernel; problem.seqlen_kv bounds them, cache->num_new keys stand behind them.
+void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, void* workspace, void* stream,
+                       const GrownCache* cache = nullptr);
+
+}  // namespace fovea::cuda

@@ -1,0 +1,51 @@
+// What can run on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the text of a refusal. Nothing
+// here needs a GPU: a device is a few numbers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cuda/device/shared/forward_spec.h"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+
+/// What kernels are chosen by.
+struct DeviceTraits {
+  int major = 0, minor = 0;  // compute capability
+  int num_sms = 0;
+  int shared_bytes_per_cta = 0;  // dynamic
+  int shared_bytes_per_sm = 0;
+  std::int64_t l2_bytes = 0;
+
+  int compute_capability() const { return major * 10 + minor; }
+};
+
+/// Of a typical device of an architecture, for plans made where there is none: packs, compile tests, explain.
+DeviceTraits typical_device(int major, int minor);
+
+struct Refusal {
+  std::string reason;
+};
+
+struct Candidate {
+  std::string_view name;   // "cuda/sm80/attention_forward"
+  std::string_view entry;  // "sm80::attention_forward"
+  std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
+  ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
+  std::size_t (*shared_bytes)(const ForwardSpec& spec);
+};
+
+std::span<const Candidate> forward_candidates();
+
+/// Bytes of the partial states of a split problem; 0 where it is not split.
+std::size_t partial_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
+
+/// Most splits that one sequence of this problem can have; 1 where it is not split.
+int max_splits(const ForwardSpec& spec, const ForwardProblem& problem);
+
+}  // namespace fovea::cuda
