@@ -5,16 +5,16 @@
 
 namespace fovea::cuda::ptx {
 
-/// bar.sync 0 (9.7.13.1): every thread of the CTA that has not exited.
+/// bar.sync 0 (Synchronization): every thread of the CTA that has not exited.
 FOVEA_DEVICE void sync_threads() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-/// bar.sync id, threads (9.7.13.1): waits until `threads` threads, a multiple of 32, have come by sync or arrive. Warps must be
+/// bar.sync id, threads (Synchronization): waits until `threads` threads, a multiple of 32, have come by sync or arrive. Warps must be
 /// converged. Keep `id` a constant: from a register, ptxas reserves all 16 barriers.
 FOVEA_DEVICE void bar_sync(std::int32_t id, std::int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// bar.arrive id, threads (9.7.13.1): comes, does not wait; counts and convergence as for bar_sync.
+/// bar.arrive id, threads (Synchronization): comes, does not wait; counts and convergence as for bar_sync.
 FOVEA_DEVICE void bar_arrive(std::int32_t id, std::int32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

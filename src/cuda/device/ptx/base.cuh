@@ -1,6 +1,7 @@
 // What all device text stands on: how a device function is declared, where a thread is, where shared memory begins.
-// Read memory.cuh next. One function per instruction lives in ptx/; each comment gives the section of the PTX ISA, the least
-// architecture where it is above sm_80, and what must hold before. Kernels write no asm.
+// Read memory.cuh next. One function per instruction lives in ptx/; each comment gives its section in the PTX ISA (names
+// of chapters 9.7 and 10; their numbers move between releases), the least architecture where that is above sm_80, and what must hold
+// before. Kernels write no asm.
 #pragma once
 
 #include "shared/types.h"
@@ -24,7 +25,7 @@ FOVEA_DEVICE To bit_cast(const From& from) {
   return __builtin_bit_cast(To, from);
 }
 
-/// %tid (10.1).
+/// %tid (Special Registers).
 FOVEA_DEVICE Index3 thread_idx() {
   Index3 idx;
   asm("mov.u32 %0, %%tid.x;" : "=r"(idx.x));
@@ -33,7 +34,7 @@ FOVEA_DEVICE Index3 thread_idx() {
   return idx;
 }
 
-/// %ctaid (10.6).
+/// %ctaid (Special Registers).
 FOVEA_DEVICE Index3 block_idx() {
   Index3 idx;
   asm("mov.u32 %0, %%ctaid.x;" : "=r"(idx.x));
@@ -42,7 +43,7 @@ FOVEA_DEVICE Index3 block_idx() {
   return idx;
 }
 
-/// %nctaid (10.7).
+/// %nctaid (Special Registers).
 FOVEA_DEVICE Index3 grid_dim() {
   Index3 dim;
   asm("mov.u32 %0, %%nctaid.x;" : "=r"(dim.x));
@@ -51,7 +52,7 @@ FOVEA_DEVICE Index3 grid_dim() {
   return dim;
 }
 
-/// %ntid (10.2).
+/// %ntid (Special Registers).
 FOVEA_DEVICE Index3 block_dim() {
   Index3 dim;
   asm("mov.u32 %0, %%ntid.x;" : "=r"(dim.x));
@@ -60,7 +61,7 @@ FOVEA_DEVICE Index3 block_dim() {
   return dim;
 }
 
-/// %laneid (10.3).
+/// %laneid (Special Registers).
 FOVEA_DEVICE std::int32_t lane_idx() {
   std::int32_t idx;
   asm("mov.u32 %0, %%laneid;" : "=r"(idx));
@@ -85,7 +86,7 @@ FOVEA_DEVICE SharedAddress dynamic_shared() {
   return address;
 }
 
-/// trap (9.7.19.4): ends the grid with an error.
+/// trap (Miscellaneous): ends the grid with an error.
 FOVEA_DEVICE void trap() { asm volatile("trap;"); }
 
 }  // namespace fovea::cuda::ptx

@@ -1,4 +1,4 @@
-// Copies from global to shared memory that do not pass through registers and are waited for in groups, per thread (9.7.9.25.3).
+// Copies from global to shared memory that do not pass through registers and are waited for in groups, per thread (Data Movement).
 // What has landed is seen by the waiting thread; by others of the CTA after a barrier.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Arithmetic of one thread: the approximations that softmax runs on, conversions between widths, and exact forms. Errors are those
-// that the PTX ISA states (9.7.3, 9.7.4, 9.7.9.22). With .ftz, denormal inputs and results are zero of the same sign.
+// that the PTX ISA states. With .ftz, denormal inputs and results are zero of the same sign.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -8,28 +8,28 @@ namespace fovea::cuda::ptx {
 
 // ---- approximations ----------------------------------------------------------------------------
 
-/// ex2.approx.ftz (9.7.3.21): 2^x, relative error below 2^-22; -inf gives 0.
+/// ex2.approx.ftz (Floating Point): 2^x, relative error below 2^-22; -inf gives 0.
 FOVEA_DEVICE float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// lg2.approx.ftz (9.7.3.20): log2 x, absolute error below 2^-22 for x in (0.5, 2), relative error below 2^-22 elsewhere.
+/// lg2.approx.ftz (Floating Point): log2 x, absolute error below 2^-22 for x in (0.5, 2), relative error below 2^-22 elsewhere.
 FOVEA_DEVICE float lg2_approx_ftz(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// rcp.approx.ftz (9.7.3.13): 1 / x, at most 1 ulp.
+/// rcp.approx.ftz (Floating Point): 1 / x, at most 1 ulp.
 FOVEA_DEVICE float rcp_approx_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// tanh.approx (9.7.3.22): relative error below 2^-11.
+/// tanh.approx (Floating Point): relative error below 2^-11.
 FOVEA_DEVICE float tanh_approx(float x) {
   float y;
   asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -38,63 +38,63 @@ FOVEA_DEVICE float tanh_approx(float x) {
 
 // ---- rounded once ------------------------------------------------------------------------------
 
-/// fma.rn.ftz (9.7.3.6): a b + c.
+/// fma.rn.ftz (Floating Point): a b + c.
 FOVEA_DEVICE float fma_rn_ftz(float a, float b, float c) {
   float d;
   asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-/// fma.rn (9.7.3.6): a b + c, denormals kept.
+/// fma.rn (Floating Point): a b + c, denormals kept.
 FOVEA_DEVICE float fma_rn(float a, float b, float c) {
   float d;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
-/// add.rn (9.7.3.3): never fused with a product.
+/// add.rn (Floating Point): never fused with a product.
 FOVEA_DEVICE float add_rn(float a, float b) {
   float c;
   asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-/// mul.rn (9.7.3.5): never fused with a sum.
+/// mul.rn (Floating Point): never fused with a sum.
 FOVEA_DEVICE float mul_rn(float a, float b) {
   float c;
   asm("mul.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-/// div.rn (9.7.3.8).
+/// div.rn (Floating Point).
 FOVEA_DEVICE float div_rn(float a, float b) {
   float c;
   asm("div.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-/// sqrt.rn (9.7.3.16).
+/// sqrt.rn (Floating Point).
 FOVEA_DEVICE float sqrt_rn(float x) {
   float y;
   asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-/// max.ftz (9.7.3.12): a NaN operand gives way to the other one.
+/// max.ftz (Floating Point): a NaN operand gives way to the other one.
 FOVEA_DEVICE float max_ftz(float a, float b) {
   float c;
   asm("max.ftz.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-/// min.ftz (9.7.3.11): a NaN operand gives way to the other one.
+/// min.ftz (Floating Point): a NaN operand gives way to the other one.
 FOVEA_DEVICE float min_ftz(float a, float b) {
   float c;
   asm("min.ftz.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
   return c;
 }
 
-/// max.NaN (9.7.3.12): a NaN operand gives NaN.
+/// max.NaN (Floating Point): a NaN operand gives NaN.
 FOVEA_DEVICE float max_nan(float a, float b) {
   float c;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -103,14 +103,14 @@ FOVEA_DEVICE float max_nan(float a, float b) {
 
 // ---- widths ------------------------------------------------------------------------------------
 
-/// cvt.rn.bf16x2.f32 (9.7.9.22): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even.
+/// cvt.rn.bf16x2.f32 (Data Movement): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even.
 FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi) {
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
   return r;
 }
 
-/// cvt.rn.f16x2.f32 (9.7.9.22): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even; beyond 65520 infinity.
+/// cvt.rn.f16x2.f32 (Data Movement): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even; beyond 65520 infinity.
 FOVEA_DEVICE std::uint32_t cvt_f16x2(float lo, float hi) {
   std::uint32_t r;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
@@ -125,35 +125,35 @@ FOVEA_DEVICE float f32_of_bf16_hi(std::uint32_t pair) {
   return bit_cast<float>(pair & 0xffff0000U);
 }
 
-/// cvt.f32.f16 (9.7.9.22) of bits 0..15; exact.
+/// cvt.f32.f16 (Data Movement) of bits 0..15; exact.
 FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
   float y;
   asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo; }" : "=f"(y) : "r"(pair));
   return y;
 }
 
-/// cvt.f32.f16 (9.7.9.22) of bits 16..31; exact.
+/// cvt.f32.f16 (Data Movement) of bits 16..31; exact.
 FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) {
   float y;
   asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, hi; }" : "=f"(y) : "r"(pair));
   return y;
 }
 
-/// cvt.rna.tf32.f32 (9.7.9.22): to 10 bits of fraction, ties away from zero; the low 13 bits are zero.
+/// cvt.rna.tf32.f32 (Data Movement): to 10 bits of fraction, ties away from zero; the low 13 bits are zero.
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x) {
   std::uint32_t r;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
   return r;
 }
 
-/// Products of bf16 pairs (9.7.4.4), rounded once: fma.rn.bf16x2 with -0, for mul.bf16x2 itself needs sm_90.
+/// Products of bf16 pairs (Half Precision), rounded once: fma.rn.bf16x2 with -0, for mul.bf16x2 itself needs sm_90.
 FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t c;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000U));
   return c;
 }
 
-/// mul.rn.f16x2 (9.7.4.4).
+/// mul.rn.f16x2 (Half Precision).
 FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t c;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));

@@ -19,7 +19,7 @@ struct alignas(16) F32x4 {
   float x, y, z, w;
 };
 
-/// ld.global (9.7.9.8), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them. Keeps its place among other memory operations.
+/// ld.global (Data Movement), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them. Keeps its place among other memory operations.
 template <class T>
 FOVEA_DEVICE T ld_global(const T* from) {
   if constexpr (sizeof(T) == 1) {
@@ -49,7 +49,7 @@ FOVEA_DEVICE T ld_global(const T* from) {
   }
 }
 
-/// ld.global.nc (9.7.9.9): what no thread of the grid writes. The compiler may move, merge or drop it.
+/// ld.global.nc (Data Movement): what no thread of the grid writes. The compiler may move, merge or drop it.
 template <class T>
 FOVEA_DEVICE T ld_global_nc(const T* from) {
   if constexpr (sizeof(T) == 1) {
@@ -78,7 +78,7 @@ FOVEA_DEVICE T ld_global_nc(const T* from) {
   }
 }
 
-/// st.global (9.7.9.11), 1, 2, 4, 8 or 16 bytes; `to` must be aligned to them.
+/// st.global (Data Movement), 1, 2, 4, 8 or 16 bytes; `to` must be aligned to them.
 template <class T>
 FOVEA_DEVICE void st_global(T* to, const T& value) {
   if constexpr (sizeof(T) == 1) {
@@ -102,7 +102,7 @@ FOVEA_DEVICE void st_global(T* to, const T& value) {
   }
 }
 
-/// ld.shared (9.7.9.8), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them.
+/// ld.shared (Data Movement), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them.
 template <class T>
 FOVEA_DEVICE T ld_shared(SharedAddress from) {
   if constexpr (sizeof(T) == 1) {
@@ -132,7 +132,7 @@ FOVEA_DEVICE T ld_shared(SharedAddress from) {
   }
 }
 
-/// st.shared (9.7.9.11), 1, 2, 4, 8 or 16 bytes; `to` must be aligned to them.
+/// st.shared (Data Movement), 1, 2, 4, 8 or 16 bytes; `to` must be aligned to them.
 template <class T>
 FOVEA_DEVICE void st_shared(SharedAddress to, const T& value) {
   if constexpr (sizeof(T) == 1) {
@@ -156,7 +156,7 @@ FOVEA_DEVICE void st_shared(SharedAddress to, const T& value) {
   }
 }
 
-/// atom.global.add.s32 (9.7.13.5), relaxed at device scope; gives what stood there before.
+/// atom.global.add.s32 (Synchronization), relaxed at device scope; gives what stood there before.
 FOVEA_DEVICE std::int32_t atom_add_global(std::int32_t* to, std::int32_t value) {
   std::int32_t old;
   asm volatile("atom.relaxed.gpu.global.add.s32 %0, [%1], %2;"
@@ -166,7 +166,7 @@ FOVEA_DEVICE std::int32_t atom_add_global(std::int32_t* to, std::int32_t value) 
   return old;
 }
 
-/// atom.global.add.s32 (9.7.13.5), acquire and release at device scope: the last to arrive sees what the others wrote before
+/// atom.global.add.s32 (Synchronization), acquire and release at device scope: the last to arrive sees what the others wrote before
 /// they arrived. Other threads of the CTA come in through a barrier before and after.
 FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t value) {
   std::int32_t old;
@@ -177,15 +177,15 @@ FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t
   return old;
 }
 
-/// red.global.add.f32 (9.7.13.7), relaxed at device scope; the order of additions is not fixed. Four at once: red.cuh.
+/// red.global.add.f32 (Synchronization), relaxed at device scope; the order of additions is not fixed. Four at once: red.cuh.
 FOVEA_DEVICE void red_add_global(float* to, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
-/// fence.acq_rel.gpu (9.7.13.4).
+/// fence.acq_rel.gpu (Synchronization).
 FOVEA_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// prefetch.global.L2 (9.7.9.15): the line at `from` is wanted soon.
+/// prefetch.global.L2 (Data Movement): the line at `from` is wanted soon.
 FOVEA_DEVICE void prefetch_global_l2(const void* from) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
 }

@@ -1,4 +1,4 @@
-// Products by one warp, operands in registers (9.7.14.5), and the loads and stores of 8x8 matrices that feed them. All lanes of
+// Products by one warp, operands in registers (Warp Level Matrix), and the loads and stores of 8x8 matrices that feed them. All lanes of
 // the warp must be converged. Which lane holds which element: tile/fragment.cuh.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// ldmatrix.x4 (9.7.14.5.15): four 8x8 matrices of 16 bits; lane l gives the address, a multiple of 16, of row l % 8 of matrix
+/// ldmatrix.x4 (Warp Level Matrix): four 8x8 matrices of 16 bits; lane l gives the address, a multiple of 16, of row l % 8 of matrix
 /// l / 8. Register i holds, of matrix i, elements (lane / 4, 2 (lane % 4)) and the one right of it.
 FOVEA_DEVICE U32x4 ldmatrix_x4(SharedAddress row) {
   U32x4 r;
@@ -48,7 +48,7 @@ FOVEA_DEVICE U32x2 ldmatrix_x2_trans(SharedAddress row) {
   return r;
 }
 
-/// stmatrix.x4 (9.7.14.5.16), sm_90: the inverse of ldmatrix_x4.
+/// stmatrix.x4 (Warp Level Matrix), sm_90: the inverse of ldmatrix_x4.
 FOVEA_DEVICE void stmatrix_x4(SharedAddress row, const U32x4& value) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
@@ -62,7 +62,7 @@ FOVEA_DEVICE void stmatrix_x4_trans(SharedAddress row, const U32x4& value) {
                : "memory");
 }
 
-/// mma.m16n8k16 (9.7.14.5.14), bf16 or f16 inputs, f32 sums: d += a b.
+/// mma.m16n8k16 (Warp Level Matrix), bf16 or f16 inputs, f32 sums: d += a b.
 template <Element element>
 FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                std::uint32_t b1) {
@@ -80,7 +80,7 @@ FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::
   }
 }
 
-/// mma.m16n8k8 (9.7.14.5.14), tf32 inputs (f32 words whose low 13 bits are not read; round them first with cvt_rna_tf32).
+/// mma.m16n8k8 (Warp Level Matrix), tf32 inputs (f32 words whose low 13 bits are not read; round them first with cvt_rna_tf32).
 FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                    std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

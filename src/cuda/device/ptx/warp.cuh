@@ -6,7 +6,7 @@
 
 namespace fovea::cuda::ptx {
 
-/// shfl.sync.bfly.b32 (9.7.9.6): the value of lane ^ mask.
+/// shfl.sync.bfly.b32 (Data Movement): the value of lane ^ mask.
 template <class T>
 FOVEA_DEVICE T shfl_bfly(const T& value, std::int32_t mask) {
   static_assert(sizeof(T) == 4, "a shuffle moves 4 bytes");
@@ -17,7 +17,7 @@ FOVEA_DEVICE T shfl_bfly(const T& value, std::int32_t mask) {
   return bit_cast<T>(r);
 }
 
-/// shfl.sync.idx.b32 (9.7.9.6): the value of lane `lane`, which may differ between lanes.
+/// shfl.sync.idx.b32 (Data Movement): the value of lane `lane`, which may differ between lanes.
 template <class T>
 FOVEA_DEVICE T shfl_idx(const T& value, std::int32_t lane) {
   static_assert(sizeof(T) == 4, "a shuffle moves 4 bytes");
@@ -28,7 +28,7 @@ FOVEA_DEVICE T shfl_idx(const T& value, std::int32_t lane) {
   return bit_cast<T>(r);
 }
 
-/// vote.sync.any.pred (9.7.13.8).
+/// vote.sync.any.pred (Synchronization).
 FOVEA_DEVICE bool vote_any(bool is_true) {
   std::uint32_t r;
   asm volatile(
@@ -39,7 +39,7 @@ FOVEA_DEVICE bool vote_any(bool is_true) {
   return r != 0;
 }
 
-/// vote.sync.all.pred (9.7.13.8).
+/// vote.sync.all.pred (Synchronization).
 FOVEA_DEVICE bool vote_all(bool is_true) {
   std::uint32_t r;
   asm volatile(
@@ -50,7 +50,7 @@ FOVEA_DEVICE bool vote_all(bool is_true) {
   return r != 0;
 }
 
-/// vote.sync.ballot.b32 (9.7.13.8): bit i is what lane i says.
+/// vote.sync.ballot.b32 (Synchronization): bit i is what lane i says.
 FOVEA_DEVICE std::uint32_t ballot(bool is_true) {
   std::uint32_t r;
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
@@ -59,10 +59,10 @@ FOVEA_DEVICE std::uint32_t ballot(bool is_true) {
   return r;
 }
 
-/// bar.warp.sync (9.7.13.2): memory operations of the lanes before it are seen by the lanes after it.
+/// bar.warp.sync (Synchronization): memory operations of the lanes before it are seen by the lanes after it.
 FOVEA_DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-/// elect.sync (9.7.13.16), sm_90: true in one lane, always the same one, and known to the compiler as one lane.
+/// elect.sync (Synchronization), sm_90: true in one lane, always the same one, and known to the compiler as one lane.
 FOVEA_DEVICE bool elect_one() {
   std::uint32_t r;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(r));
