@@ -16,6 +16,7 @@
 
 #include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -75,7 +76,7 @@ class Item {
         values_(kernels.value_bytes(kTileKv, head_dim)),
         out_(kPanels * kernels.output_bytes(head_dim)),
         state_(4 * sizeof(float) * static_cast<std::size_t>(kPanels * kernels.lanes)),
-        row_(4096) {
+        rows_(static_cast<std::size_t>(kRowsAtOnce * head_dim) * sizeof(float)) {
     for (int i = 0; i < 2; ++i) scores_.emplace_back(kernels.score_bytes(kTileKv));
     fill(q_, kPanels * kernels.lanes * head_dim, kernels.product);
     fill(k_, kTiles * kTileKv * head_dim, kernels.product);
@@ -170,9 +171,13 @@ class Item {
 
   void emit(int panel) {
     for (int lane = 0; lane < kernels_.lanes; ++lane) {
-      kernels_.extract_row(out(panel), lane, head_dim_, row_.floats());
-      kernels_.store_row(row_.floats(), 1.0F / state(panel).row_sum[lane], head_dim_,
-                         kernels_.product, 1,
+      const int place = lane % static_cast<int>(kRowsAtOnce);
+      if (place == 0) {
+        const LaneRange lanes{lane, std::min<std::int64_t>(kRowsAtOnce, kernels_.lanes - lane)};
+        kernels_.extract_rows(out(panel), lanes, head_dim_, rows_.floats(), head_dim_);
+      }
+      const float* row = rows_.floats() + place * head_dim_;
+      kernels_.store_row(row, 1.0F / state(panel).row_sum[lane], head_dim_, kernels_.product, 1,
                          out_rows_.bytes() + bytes_of(panel * kernels_.lanes + lane));
     }
   }
@@ -181,7 +186,7 @@ class Item {
 
   const PanelKernels& kernels_;
   std::int64_t head_dim_;
-  Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, state_, row_;
+  Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, state_, rows_;
   std::vector<Buffer> scores_;
   Times times_{};
   Clock::time_point last_{};

@@ -519,7 +519,9 @@ class ForwardRun {
 
   // ---- states and results ----
 
-  std::size_t state_floats() const { return static_cast<std::size_t>(problem_.head_dim_v) + 2; }
+  std::size_t state_floats() const {
+    return static_cast<std::size_t>(cpu::state_floats(problem_.head_dim_v));
+  }
   std::size_t out_floats() const {
     return kernels_.output_bytes(problem_.head_dim_v) / sizeof(float);
   }
@@ -528,10 +530,16 @@ class ForwardRun {
   void emit_panel(const Item& rows, std::int64_t panel, const Scratch& scratch,
                   const Emit& emit) const {
     const std::int64_t width = problem_.head_dim_v;
-    float* state = scratch.value_row;
-    for (std::int64_t lane = 0; lane < rows.row_end - rows.row_begin; ++lane) {
+    const std::int64_t pitch = state_pitch(width);
+    const std::int64_t num_rows = rows.row_end - rows.row_begin;
+    for (std::int64_t lane = 0; lane < num_rows; ++lane) {
+      const std::int64_t place = lane % kRowsAtOnce;
+      if (place == 0) {
+        const LaneRange lanes{lane, std::min(kRowsAtOnce, num_rows - lane)};
+        kernels_.extract_rows(panel_out(panel, scratch), lanes, width, scratch.states, pitch);
+      }
+      float* state = scratch.states + place * pitch;
       const std::int64_t row = panel * spec_.lanes + lane;
-      kernels_.extract_row(panel_out(panel, scratch), lane, width, state);
       state[width] = scratch.row_max[row] * unit_;
       state[width + 1] = scratch.row_sum[row];
       if (scratch.origin[row] != scratch.row_max[row]) {

@@ -471,8 +471,8 @@ class JvpRun {
       mean +=
           d.sink_probability * static_cast<const float*>(sinks.data())[q_head * sinks.stride(0)];
     }
-    kernels_.extract_row(s.out, lane, width, s.row);
-    kernels_.extract_row(s.out_tangent, lane, width, s.row_tangent);
+    kernels_.extract_rows(s.out, {lane, 1}, width, s.row, width);
+    kernels_.extract_rows(s.out_tangent, {lane, 1}, width, s.row_tangent, width);
     for (std::int64_t i = 0; i < width; ++i) {
       const double out = d.factor * s.row[i];
       const double tangent = d.factor * s.row_tangent[i] - (out == 0 ? 0 : mean * out);

@@ -7,7 +7,6 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
                                    std::int64_t head_dim_v, std::size_t program_bytes) {
   const auto panels = static_cast<std::size_t>(spec.panels);
   const auto lanes = static_cast<std::size_t>(spec.lanes);
-  const auto width = static_cast<std::size_t>(head_dim_v);
   WorkerScratch s;
   s.queries = carver.take<std::byte>(panels * kernels.query_bytes(head_dim_qk));
   s.out = carver.take<std::byte>(panels * kernels.output_bytes(head_dim_v));
@@ -24,8 +23,8 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.scores[0] = carver.take<float>(score_floats);
   s.scores[1] = carver.take<float>(kernels.scores_ahead ? score_floats : 0);
   s.extra = carver.take<float>(kernels.output_bytes(head_dim_v) / sizeof(float));
-  s.value_row = carver.take<float>(width + 2);
-  s.merged = carver.take<float>(lanes * (width + 2));
+  s.states = carver.take<float>(static_cast<std::size_t>(kRowsAtOnce * state_pitch(head_dim_v)));
+  s.merged = carver.take<float>(lanes * static_cast<std::size_t>(state_floats(head_dim_v)));
   s.program = carver.take<std::byte>(program_bytes);
   return s;
 }

@@ -28,6 +28,14 @@ class Carver {
   std::size_t used_ = 0;
 };
 
+/// A row's state: head_dim_v sums, its maximum, its sum.
+constexpr std::int64_t state_floats(std::int64_t head_dim_v) { return head_dim_v + 2; }
+/// Floats from one state to the next where several are made at once.
+constexpr std::int64_t state_pitch(std::int64_t head_dim_v) {
+  return (state_floats(head_dim_v) + 15) / 16 * 16;
+}
+inline constexpr std::int64_t kRowsAtOnce = 16;  // that leave a panel: a cache line of each column
+
 /// What one worker writes while it computes an item.
 struct WorkerScratch {
   std::byte* queries = nullptr;      // [panels] packed panels
@@ -42,9 +50,9 @@ struct WorkerScratch {
   std::byte* keys = nullptr;         // one converted tile
   std::byte* values = nullptr;       // one tile
   std::array<float*, 2> scores{};    // one panel's tile each; the second where scores run ahead
-  float* extra = nullptr;  // one panel's Oᵀ: what values that are not finite add (careful pass)
-  float* value_row = nullptr;  // [head_dim_v + 2]: the state of one row
-  float* merged = nullptr;     // [lanes][head_dim_v + 2]: the state of earlier splits
+  float* extra = nullptr;   // one panel's Oᵀ: what values that are not finite add (careful pass)
+  float* states = nullptr;  // [kRowsAtOnce][state_pitch]: of rows on their way out
+  float* merged = nullptr;  // [lanes][head_dim_v + 2]: the state of earlier splits
   std::byte* program = nullptr;
 
   static WorkerScratch carve(Carver& carver, const ForwardSpec& spec, const PanelKernels& kernels,

@@ -340,24 +340,60 @@ HWY_ATTR inline void accumulate(const void* values, std::int64_t tile_keys, KeyR
                     static_cast<const float*>(probabilities), head_dim, rescale, out, next);
 }
 
-HWY_ATTR inline bool is_finite(const float* out, std::int64_t head_dim, int num_vectors) {
+template <int kVectors>
+HWY_ATTR inline void find_non_finite(const float* HWY_RESTRICT out, std::int64_t head_dim,
+                                     bool* is_finite) {
   const FloatTag d;
   // x * 0 is 0 for numbers and NaN for the rest: one multiply-add per vector.
-  FloatVector zero = hn::Zero(d);
+  FloatVector zero[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) zero[v] = hn::Zero(d);
   for (std::int64_t i = 0; i < head_dim; ++i) {
-    for (int v = 0; v < num_vectors; ++v) {
-      zero = hn::MulAdd(hn::Load(d, out + i * kPanelLanes + v * kVectorLanes), hn::Zero(d), zero);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const FloatVector x = hn::Load(d, out + i * kPanelLanes + v * kVectorLanes);
+      zero[v] = hn::MulAdd(x, hn::Zero(d), zero[v]);
     }
   }
-  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+  *is_finite = true;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) *is_finite &= hn::AllTrue(d, hn::Eq(zero[v], hn::Zero(d)));
 }
 
-HWY_ATTR inline void extract_row(const float* out, std::int64_t lane, std::int64_t head_dim,
-                                 float* row) {
-  for (std::int64_t i = 0; i < head_dim; ++i) row[i] = out[i * kPanelLanes + lane];
+HWY_ATTR inline bool is_finite(const float* out, std::int64_t head_dim, int num_vectors) {
+  bool result = true;
+  FOVEA_FOR_VECTORS(num_vectors, find_non_finite, out, head_dim, &result);
+  return result;
 }
 
 #undef FOVEA_FOR_VECTORS
+
+HWY_ATTR inline void extract_rows(const float* HWY_RESTRICT out, LaneRange lanes,
+                                  std::int64_t head_dim, float* HWY_RESTRICT rows,
+                                  std::int64_t pitch) {
+  std::int64_t lane = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const QuadTag d;
+  for (; lane + 4 <= lanes.count; lane += 4) {
+    const float* from = out + lanes.begin + lane;
+    float* to = rows + lane * pitch;
+    std::int64_t i = 0;
+    for (; i + 4 <= head_dim; i += 4) {
+      hn::Vec<QuadTag> quads[4];
+      for (int k = 0; k < 4; ++k) quads[k] = hn::LoadU(d, from + (i + k) * kPanelLanes);
+      transpose(quads);
+      for (int k = 0; k < 4; ++k) hn::StoreU(quads[k], d, to + k * pitch + i);
+    }
+    for (; i < head_dim; ++i) {
+      for (int k = 0; k < 4; ++k) to[k * pitch + i] = from[i * kPanelLanes + k];
+    }
+  }
+#endif
+  for (; lane < lanes.count; ++lane) {
+    for (std::int64_t i = 0; i < head_dim; ++i)
+      rows[lane * pitch + i] = out[i * kPanelLanes + lanes.begin + lane];
+  }
+}
 
 inline const PanelKernels& f32_panel_kernels() {
   static constexpr PanelKernels kKernels{
@@ -381,7 +417,7 @@ inline const PanelKernels& f32_panel_kernels() {
       .softmax = softmax,
       .accumulate = accumulate,
       .is_finite = is_finite,
-      .extract_row = extract_row,
+      .extract_rows = extract_rows,
       .store_row = store_row,
       .scores_few = scores_few,
       .accumulate_few = accumulate_few,

@@ -75,6 +75,11 @@ struct KeyRange {
   std::int64_t begin = 0, count = 0;
 };
 
+/// Queries of a panel.
+struct LaneRange {
+  std::int64_t begin = 0, count = 0;
+};
+
 /// Granularity of the block map inside a tile: a band that cuts a tile costs little more than what is seen of it.
 inline constexpr std::int64_t kSubTileKeys = 32;
 
@@ -158,8 +163,9 @@ struct PanelKernels {
 
   /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight is.
   bool (*is_finite)(const float* out, std::int64_t head_dim_v, int num_vectors);
-  /// Row `lane` of Oᵀ.
-  void (*extract_row)(const float* out, std::int64_t lane, std::int64_t head_dim_v, float* row);
+  /// rows[i][d] = out[d][lanes.begin + i]; rows lie `pitch` apart.
+  void (*extract_rows)(const float* out, LaneRange lanes, std::int64_t head_dim_v, float* rows,
+                       std::int64_t pitch);
   /// to = row * factor, in any dtype and stride.
   void (*store_row)(const float* row, float factor, std::int64_t count, Dtype dtype,
                     std::int64_t col_stride, std::byte* to);
