@@ -1,0 +1,60 @@
+// Which thread holds which element: fragments of mma.sync (one warp, m16n8) and of wgmma (a warpgroup, m64nN, each warp 16 rows), and
+// which row's address a lane gives to ldmatrix. A row of an accumulator lies in a quad, four lanes in a row, so a maximum or a sum over
+// a row is a local one and two shuffles.
+//
+//   accumulator, i = register:   row lane/4 + 8 (i/2 % 2)    column 8 (i/4) + 2 (lane%4) + i%2
+//   a, 16 bits, register r:      row lane/4 + 8 (r%2)        depth 8 (r/2) + 2 (lane%4), and the next
+//   a,  8 bits, register r:      row lane/4 + 8 (r%2)        depth 16 (r/2) + 4 (lane%4), and the next three
+//   b, 16 bits, register r:      column lane/4               depth 8 r + 2 (lane%4), and the next
+//
+// Accumulators 8k..8k+7 of a product are, packed in pairs, registers 0..3 of an a of 16 bits that begins at depth 16 k.
+#pragma once
+
+#include "ptx/base.cuh"
+
+namespace fovea::cuda {
+
+struct Coordinate {
+  int row, column;
+};
+
+/// Of accumulator `i` of mma.sync (i up to 3) or, with i counted on through tiles of 8 columns, of a row of such products.
+FOVEA_DEVICE constexpr Coordinate accumulator_coordinate(int lane, int i) {
+  return {lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
+}
+
+/// Of accumulator `i` of wgmma; `thread` counts within the warpgroup.
+FOVEA_DEVICE constexpr Coordinate wgmma_coordinate(int thread, int i) {
+  const Coordinate in_warp = accumulator_coordinate(thread % 32, i);
+  return {16 * (thread / 32) + in_warp.row, in_warp.column};
+}
+
+/// Of the first element in register `r` of an a of 16 bits.
+FOVEA_DEVICE constexpr Coordinate a_coordinate_16_bit(int lane, int r) {
+  return {lane / 4 + 8 * (r % 2), 8 * (r / 2) + 2 * (lane % 4)};
+}
+
+/// Of the first element in register `r` of an a of 8 bits.
+FOVEA_DEVICE constexpr Coordinate a_coordinate_8_bit(int lane, int r) {
+  return {lane / 4 + 8 * (r % 2), 16 * (r / 2) + 4 * (lane % 4)};
+}
+
+/// Row and chunk of 16 bytes, relative to the fragment, whose address a lane gives to ldmatrix.
+struct MatrixRow {
+  int row, chunk;
+};
+
+/// ldmatrix_x4 of an a, 16 rows x 32 bytes, from a tile with a row for each row of a.
+FOVEA_DEVICE constexpr MatrixRow ldmatrix_a_row(int lane) { return {lane % 16, lane / 16}; }
+
+/// ldmatrix_x4 of the b of two products, 16 columns x 32 bytes of depth, from a tile with a row for each column of b (K of Q Kᵀ):
+/// x, y are the registers of columns 0..7, z, w of columns 8..15.
+FOVEA_DEVICE constexpr MatrixRow ldmatrix_b_row(int lane) {
+  return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
+}
+
+/// ldmatrix_x4_trans of the b of two products, depth 16 x 16 columns of 16 bits, from a tile with a row for each depth (V of P V):
+/// x, y are the registers of columns 0..7, z, w of columns 8..15.
+FOVEA_DEVICE constexpr MatrixRow ldmatrix_b_trans_row(int lane) { return {lane % 16, lane / 16}; }
+
+}  // namespace fovea::cuda
