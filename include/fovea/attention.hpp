@@ -44,7 +44,9 @@ struct AttentionForward {
 
   std::span<std::byte>
       workspace{};  // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
-  Executor* executor = nullptr;  // default: the runtime's pool
+  Executor* executor = nullptr;  // cpu; default: the runtime's pool
+  void* stream =
+      nullptr;  // cuda: the CUstream that the call is enqueued on; null: the default stream
 };
 
 /// Exact attention, forward: out = softmax(mask(score(scale * q kᵀ))) v, lse = log Σ exp(score).
@@ -64,6 +66,8 @@ struct AttentionForward {
 /// Memory   workspace of O(threads · tile); nothing grows with seqlen_q · seqlen_kv.
 /// Accuracy at most twice the error of the plain formula in the same dtype (tests/property/accuracy_test.cpp).
 /// Bits     a row's bits depend on its own sequence alone: not on batch mates, threads, scheduling or run.
+/// Device   that of the tensors, captured ones and cu_seqlens too. On cuda the call is enqueued on args.stream and returns;
+///          workspace is device memory; what tensors hold (cu_seqlens, captured positions) is not checked.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
 FOVEA_EXPORT void attention_forward(const AttentionForward& args);
@@ -111,6 +115,7 @@ class FOVEA_EXPORT Plan {
   /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small lists and,
   /// for masks that read tensors by position, range tables of about a byte per element. The arguments must fit the
   /// plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same formula.
+  /// On cuda it enqueues on args.stream and returns: no allocation, no wait, nothing compiled; a graph may capture it.
   /// Throws InvalidArgument before anything is written.
   void run(const AttentionForward& args) const;
 
@@ -122,10 +127,15 @@ class FOVEA_EXPORT Plan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Validates, chooses, prepares. Throws InvalidArgument, or Unsupported with every candidate's reason.
-FOVEA_EXPORT Plan plan(const Problem& problem, Device device = Device::cpu());
+/// Validates, chooses, prepares, for the device that q lives on. Throws InvalidArgument, or Unsupported with every candidate's
+/// reason.
+FOVEA_EXPORT Plan plan(const Problem& problem);
+
+/// The same problem with all tensors on `device`: specs made from shapes alone know none.
+FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
 
 /// As plan(problem).explain(), but an unsupported problem is explained instead of thrown.
-FOVEA_EXPORT Explanation explain(const Problem& problem, Device device = Device::cpu());
+FOVEA_EXPORT Explanation explain(const Problem& problem);
+FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
 
 }  // namespace fovea

@@ -92,9 +92,8 @@ class FOVEA_EXPORT BackwardPlan {
 };
 
 /// Validates, chooses, prepares. Throws InvalidArgument, or Unsupported with every candidate's reason.
-FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem,
-                                        Device device = Device::cpu());
-FOVEA_EXPORT Explanation explain(const BackwardProblem& problem, Device device = Device::cpu());
+FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem);
+FOVEA_EXPORT Explanation explain(const BackwardProblem& problem);
 
 /// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv>, where dq, dk, dv are what attention_backward computes.
 struct AttentionDoubleBackward {

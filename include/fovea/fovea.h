@@ -226,6 +226,8 @@ typedef struct fovea_attention_forward_args {
   size_t workspace_bytes;
   fovea_runtime* runtime;         /* NULL: the process's own */
   const fovea_executor* executor; /* NULL: the runtime's threads; wins over runtime */
+  void* stream; /* tensors on a kDLCUDA device: the CUstream that the call is enqueued on; NULL: the
+                   default stream */
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See

@@ -25,6 +25,9 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
+/// "cpu", "cuda:0".
+FOVEA_EXPORT std::string to_string(Device device);
+
 /// All of a tensor but its address: what a plan is made from.
 struct TensorSpec {
   Dtype dtype = Dtype::f32;

@@ -32,6 +32,10 @@ TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
   return spec;
 }
 
+std::string to_string(Device device) {
+  return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
 std::string to_string(const TensorSpec& spec) {
   const auto rank = static_cast<std::size_t>(spec.rank);
   const std::span shape(spec.shape.data(), rank);

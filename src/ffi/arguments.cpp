@@ -245,6 +245,7 @@ Call to_call(const fovea_attention_forward_args* source, const std::string& wher
 
   call.threads = to_threads(c.runtime, c.executor, where);
   args.executor = call.threads.executor;
+  args.stream = c.stream;
   return call;
 }
 

@@ -78,7 +78,7 @@ int fovea_plan_create(const fovea_attention_forward_args* args, const fovea_plan
     *plan = nullptr;
     const auto call = fovea::ffi::to_call(args, kWhere);
     const auto problem = fovea::ffi::to_problem(call, options, kWhere);
-    *plan = new fovea_plan{fovea::plan(problem, problem.q.device)};
+    *plan = new fovea_plan{fovea::plan(problem)};
   });
 }
 
@@ -116,7 +116,7 @@ int fovea_explain(const fovea_attention_forward_args* args, const fovea_plan_opt
     *text = nullptr;
     const auto call = fovea::ffi::to_call(args, kWhere);
     const auto problem = fovea::ffi::to_problem(call, options, kWhere);
-    *text = render(fovea::explain(problem, problem.q.device), format, kWhere);
+    *text = render(fovea::explain(problem), format, kWhere);
   });
 }
 

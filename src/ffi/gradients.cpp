@@ -117,8 +117,7 @@ int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t fo
     fovea::BackwardProblem problem = fovea::problem_of(call.args);
     if (call.args.executor != nullptr)
       problem.forward.num_threads = call.args.executor->concurrency();
-    const fovea::Device device = problem.forward.q.device;
-    *text = fovea::ffi::render(fovea::explain(problem, device), format, kWhere);
+    *text = fovea::ffi::render(fovea::explain(problem), format, kWhere);
   });
 }
 

@@ -18,16 +18,15 @@ namespace {
 
 constexpr std::string_view kWhere = "attention_backward";
 
-std::string obstacle_of(const BackwardProblem& problem, Device device) {
-  if (std::string obstacle = why_not_cpu(problem.forward, device); !obstacle.empty())
-    return obstacle;
+std::string obstacle_of(const BackwardProblem& problem) {
+  if (std::string obstacle = why_not_cpu(problem.forward); !obstacle.empty()) return obstacle;
   for (const auto& [label, spec] : {std::pair{"dout", &problem.dout},
                                     {"dq", &problem.dq},
                                     {"dk", &problem.dk},
                                     {"dv", &problem.dv}}) {
     if (spec->device != Device::cpu()) {
-      return fmt::format("{} lives on cuda:{}; this build runs on the cpu only", label,
-                         spec->device.index);
+      return fmt::format("{} lives on {}; this operation runs on the cpu only", label,
+                         to_string(spec->device));
     }
   }
   return "";
@@ -37,8 +36,8 @@ int num_threads_of(const BackwardProblem& problem) {
   return problem.forward.num_threads > 0 ? problem.forward.num_threads : default_num_threads();
 }
 
-BackwardPlan make_plan(const BackwardProblem& problem, Device device, std::string_view where) {
-  if (const std::string obstacle = obstacle_of(problem, device); !obstacle.empty())
+BackwardPlan make_plan(const BackwardProblem& problem, std::string_view where) {
+  if (const std::string obstacle = obstacle_of(problem); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", where, obstacle));
   auto impl = std::make_shared<BackwardPlan::Impl>();
   impl->problem = validate(problem, where);
@@ -48,8 +47,8 @@ BackwardPlan make_plan(const BackwardProblem& problem, Device device, std::strin
 
 }  // namespace
 
-BackwardPlan plan_backward(const BackwardProblem& problem, Device device) {
-  return make_plan(problem, device, "plan_backward");
+BackwardPlan plan_backward(const BackwardProblem& problem) {
+  return make_plan(problem, "plan_backward");
 }
 
 std::size_t BackwardPlan::workspace_bytes() const {
@@ -58,9 +57,9 @@ std::size_t BackwardPlan::workspace_bytes() const {
 
 Explanation BackwardPlan::explain() const { return explain_backward(impl_->problem, impl_->cpu); }
 
-Explanation explain(const BackwardProblem& problem, Device device) {
+Explanation explain(const BackwardProblem& problem) {
   const GradientProblem g = validate(problem, "explain");
-  const std::string obstacle = obstacle_of(problem, device);
+  const std::string obstacle = obstacle_of(problem);
   if (obstacle.empty())
     return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)));
   cpu::BackwardPlan nothing;
@@ -110,8 +109,8 @@ void attention_backward(const AttentionBackward& args, Runtime& runtime) {
     invalid(std::string(kWhere), "forward.out is missing; expected what attention_forward wrote");
   BackwardProblem problem = problem_of(call);
   problem.forward.num_threads = call.executor->concurrency();
-  const BackwardPlan plan = runtime.impl().find_or_make(
-      problem_key(problem), [&] { return make_plan(problem, Device::cpu(), kWhere); });
+  const BackwardPlan plan =
+      runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
   std::unique_ptr<std::byte[]> own_workspace;
   if (call.workspace.empty()) {
     own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());

@@ -29,7 +29,7 @@ std::int64_t bound_of(std::int64_t seqlen_kv, std::int64_t capacity) {
 }
 
 Plan make_plan(const Problem& problem, bool is_paged, std::string_view where) {
-  if (const std::string obstacle = why_not_cpu(problem, Device::cpu()); !obstacle.empty())
+  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", where, obstacle));
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate_decode_problem(problem, is_paged, where);

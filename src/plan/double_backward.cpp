@@ -18,7 +18,7 @@ namespace {
 ForwardProblem validated_problem(const AttentionForward& forward, std::string_view where) {
   Problem problem = problem_of(forward);
   problem.wants_row_max = false;
-  if (const std::string obstacle = why_not_cpu(problem, Device::cpu()); !obstacle.empty())
+  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", where, obstacle));
   return validate(problem, where);
 }

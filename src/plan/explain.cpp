@@ -171,9 +171,13 @@ Explanation explain_double_backward(const ForwardProblem& f) {
 Explanation Plan::explain() const { return explain_forward(impl_->problem, impl_->cpu); }
 
 Explanation explain(const Problem& problem, Device device) {
+  return explain(on_device(problem, device));
+}
+
+Explanation explain(const Problem& problem) {
   const ForwardProblem f = validate(problem, "explain");
   const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
-  const std::string obstacle = why_not_cpu(problem, device);
+  const std::string obstacle = why_not_cpu(problem);
   if (obstacle.empty()) return explain_forward(f, cpu::try_plan_forward(f, num_threads));
   cpu::ForwardPlan nothing;
   nothing.refused.push_back({"cpu/attention_forward", obstacle});

@@ -16,15 +16,11 @@
 namespace fovea {
 namespace {
 
-void require_cpu(const Problem& problem, Device device, std::string_view where) {
-  if (const std::string obstacle = why_not_cpu(problem, device); !obstacle.empty())
-    throw Unsupported(fmt::format("{}: {}", where, obstacle));
-}
-
 Plan make_plan(const Problem& problem, std::string_view where) {
-  require_cpu(problem, Device::cpu(), where);
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate(problem, where);
+  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
+    throw Unsupported(fmt::format("{}: {}", where, obstacle));
   impl->cpu = cpu::plan_forward(
       impl->problem, problem.num_threads > 0 ? problem.num_threads : default_num_threads());
   return Plan(std::move(impl));
@@ -38,22 +34,26 @@ std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes) 
   return static_cast<std::byte*>(std::align(kWorkspaceAlignment, bytes, start, space));
 }
 
-std::string why_not_cpu(const Problem& problem, Device device) {
-  if (device.kind != Device::Kind::cpu)
-    return fmt::format("device is cuda:{}; this build runs on the cpu only", device.index);
+std::string why_not_cpu(const Problem& problem) {
   for (const auto& [label, spec] :
        {std::pair{"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}, {"out", &problem.out}}) {
     if (spec->device != Device::cpu()) {
-      return fmt::format("{} lives on cuda:{}; this build runs on the cpu only", label,
-                         spec->device.index);
+      return fmt::format("{} lives on {}; this operation runs on the cpu only", label,
+                         to_string(spec->device));
     }
   }
   return "";
 }
 
+Problem on_device(Problem problem, Device device) {
+  for (TensorSpec* spec : {&problem.q, &problem.k, &problem.v, &problem.out}) spec->device = device;
+  return problem;
+}
+
+Plan plan(const Problem& problem) { return make_plan(problem, "plan"); }
+
 Plan plan(const Problem& problem, Device device) {
-  require_cpu(problem, device, "plan");
-  return make_plan(problem, "plan");
+  return make_plan(on_device(problem, device), "plan");
 }
 
 std::size_t Plan::workspace_bytes() const {

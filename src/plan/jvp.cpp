@@ -22,7 +22,7 @@ ForwardProblem validated_problem(const AttentionForward& forward) {
     door.refuse("out is missing; expected a view of writable memory shaped like q with head_dim_v");
   if (forward.row_max) door.refuse("row_max is given; expected none, it has no tangent");
   Problem problem = problem_of(forward);
-  std::string obstacle = why_not_cpu(problem, Device::cpu());
+  std::string obstacle = why_not_cpu(problem);
   if (problem.compute_dtype == ComputeDtype::bf16)
     obstacle = "compute_dtype is bf16; products are taken in f32 here";
   if (!obstacle.empty()) throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));

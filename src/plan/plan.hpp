@@ -32,8 +32,11 @@ struct BackwardPlan::Impl {
   cpu::BackwardPlan cpu;
 };
 
-/// Why no candidate can be asked: the device of the plan or of a tensor. Empty on the cpu.
-std::string why_not_cpu(const Problem& problem, Device device);
+/// Why an operation of the cpu alone cannot take this problem: the device of a tensor. Empty: it can.
+std::string why_not_cpu(const Problem& problem);
+
+/// With q, k, v and out on this device; captured tensors know their own.
+Problem on_device(Problem problem, Device device);
 
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
 Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);

@@ -23,6 +23,8 @@ struct ForwardProblem {
   std::int64_t head_dim_qk = 0, head_dim_v = 0;
   float softmax_scale = 1;
   bool is_paged = false;  // keys and values lie in pages of a cache (cache.hpp)
+
+  Device device() const { return problem.q.device; }  // of every tensor
 };
 
 /// of_q: k and v have the dtype of q, as every operation but attention over a cache asks.

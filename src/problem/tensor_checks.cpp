@@ -43,9 +43,9 @@ void TensorChecks::check_shape(const NamedTensor& tensor, Dtype dtype,
 
 void TensorChecks::check_memory(const NamedTensor& tensor) const {
   const TensorSpec& spec = tensor.view.spec();
-  if (spec.device != Device::cpu()) {
-    refuse(fmt::format("{} lives on cuda:{}; expected host memory for a plan on the cpu",
-                       tensor.name, spec.device.index));
+  if (spec.device != device_) {
+    refuse(fmt::format("{} lives on {}; expected memory of {}, the device of the plan", tensor.name,
+                       to_string(spec.device), to_string(device_)));
   }
   if (spec.num_elements() == 0) return;
   if (tensor.view.data() == nullptr)

@@ -23,10 +23,14 @@ struct NamedTensor {
   bool is_output = false;
 };
 
-/// Refuses in the name of `where`, the function that the user called.
+/// Refuses in the name of `where`, the function that the user called, what does not live on `device`.
 class TensorChecks {
  public:
-  explicit TensorChecks(std::string_view where) : where_(where) {}
+  explicit TensorChecks(std::string_view where, Device device = Device::cpu())
+      : where_(where), device_(device) {}
+
+  /// Whether the host can read what tensors hold.
+  bool is_host() const { return device_.kind == Device::Kind::cpu; }
 
   [[noreturn]] void refuse(const std::string& message) const;
 
@@ -35,7 +39,7 @@ class TensorChecks {
   /// As check, for any of f32, f16 and bf16.
   void check_float(const NamedTensor& tensor, std::span<const std::int64_t> shape) const;
 
-  /// On the host, aligned to its elements; an output also writable, each element in its own place.
+  /// On the device, aligned to its elements; an output also writable, each element in its own place.
   void check_memory(const NamedTensor& tensor) const;
 
  private:
@@ -44,6 +48,7 @@ class TensorChecks {
   void check_distinct_elements(const NamedTensor& tensor) const;
 
   std::string where_;
+  Device device_;
 };
 
 /// Outputs may overlap neither inputs nor each other.

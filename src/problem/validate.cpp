@@ -73,6 +73,12 @@ struct Door {
     }
   }
 
+  void check_device(std::string_view name, const TensorSpec& spec, const TensorSpec& q) const {
+    if (spec.device == q.device) return;
+    refuse(fmt::format("{} lives on {} but q on {}; expected one device", name,
+                       to_string(spec.device), to_string(q.device)));
+  }
+
   void check_scalars(const Problem& p) const {
     if (p.softmax_scale && !std::isfinite(*p.softmax_scale)) {
       refuse(fmt::format("softmax_scale is {}; expected a finite number", *p.softmax_scale));
@@ -99,6 +105,7 @@ void check_output(const Door& door, const ForwardProblem& f) {
   const int rank = f.is_varlen ? 3 : 4;
   door.check_rank("out", out, f.is_varlen);
   door.check_extents("out", out);
+  door.check_device("out", out, f.problem.q);
   TensorSpec expected = f.problem.q;
   expected.shape[static_cast<std::size_t>(rank - 1)] = f.head_dim_v;
   for (int i = 0; i < rank; ++i) {
@@ -133,20 +140,22 @@ expr::Box position_bounds(const ForwardProblem& f) {
   return box;
 }
 
-void check_captures(const Door& door, const Program& program, std::string_view argument) {
+void check_captures(const Door& door, const Program& program, const TensorSpec& q,
+                    std::string_view argument) {
   for (const CapturedTensor& tensor : program.captures().tensors) {
     if (!tensor.view) {
       door.refuse(
           fmt::format("{} captures '{}' without a tensor; expected a view with shape and dtype",
                       argument, tensor.name));
     }
+    door.check_device(tensor.name, tensor.view.spec(), q);
   }
 }
 
 void check_programs(const Door& door, const ForwardProblem& f) {
   const expr::Box box = position_bounds(f);
-  check_captures(door, f.problem.score, "score");
-  check_captures(door, f.problem.mask, "mask");
+  check_captures(door, f.problem.score, f.problem.q, "score");
+  check_captures(door, f.problem.mask, f.problem.q, "mask");
   expr::verify(f.problem.score.expr().node(), "score program at the door");
   expr::verify(f.problem.mask.expr().node(), "mask program at the door");
   // A problem without positions evaluates nothing, so nothing can be out of range.
@@ -217,6 +226,8 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
   door.check_extents("q", problem.q);
   door.check_extents("k", problem.k);
   door.check_extents("v", problem.v);
+  door.check_device("k", problem.k, problem.q);
+  door.check_device("v", problem.v, problem.q);
   door.check_dtypes(problem, kv_dtypes);
   door.check_scalars(problem);
   resolve_heads(door, f);
@@ -225,6 +236,7 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
     TensorSpec out = problem.q;
     out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;
     f.problem.out = make_spec(out.dtype, {out.shape.data(), static_cast<std::size_t>(out.rank)});
+    f.problem.out.device = problem.q.device;
   }
   check_output(door, f);
   f.softmax_scale =

@@ -5,7 +5,7 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_siz
 from ctypes import c_uint32, c_uint64, c_void_p
 
 ABI_VERSION = 1
-CPU = 1
+CPU, CUDA = 1, 2
 # Fovea's name of a dtype: DLPack's code and bits.
 DTYPES = {"f32": (2, 32), "f16": (2, 16), "bf16": (4, 16), "bool": (6, 8),
           "u8": (1, 8), "i8": (0, 8), "i32": (0, 32), "i64": (0, 64)}
@@ -63,6 +63,7 @@ class ForwardArgs(ctypes.Structure):
         ("sinks", _TENSOR), ("dropout", Dropout), ("cu_seqlens_q", _TENSOR), ("cu_seqlens_kv", _TENSOR),
         ("compute_dtype", c_int32), ("cpu_target", c_int32), ("allows_nondeterminism", c_int32),
         ("workspace", c_void_p), ("workspace_bytes", c_size_t), ("runtime", c_void_p), ("executor", POINTER(Executor)),
+        ("stream", c_void_p),
     ]
 
 
@@ -131,19 +132,20 @@ def sized(struct_type, **fields):
     return struct_type(struct_size=ctypes.sizeof(struct_type), version=ABI_VERSION, **fields)
 
 
-def tensor(address, shape, dtype="f32", strides=None):
+def tensor(address, shape, dtype="f32", strides=None, device=Device(CPU, 0)):
     """A borrowed tensor; the memory at `address` is the caller's to keep."""
     code, bits = DTYPES[dtype]
     extents = (c_int64 * len(shape))(*shape)
     steps = None if strides is None else (c_int64 * len(shape))(*strides)
-    return Tensor(address, Device(CPU, 0), len(shape), DataType(code, bits, 1), extents, steps, 0)
+    return Tensor(address, device, len(shape), DataType(code, bits, 1), extents, steps, 0)
 
 
 def torch_tensor(t):
-    """The tensor that a PyTorch CPU tensor is."""
+    """The tensor that a PyTorch tensor is, on the host or on a GPU."""
     name = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "uint8": "u8",
             "int8": "i8", "int32": "i32", "int64": "i64"}[str(t.dtype).removeprefix("torch.")]
-    return tensor(t.data_ptr(), t.shape, name, t.stride())
+    device = Device(CUDA, t.device.index) if t.is_cuda else Device(CPU, 0)
+    return tensor(t.data_ptr(), t.shape, name, t.stride(), device)
 
 
 def forward_args(tensors=None, scalars=None, **fields):

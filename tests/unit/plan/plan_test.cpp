@@ -242,16 +242,12 @@ TEST(Unsupported, NamesEveryCandidateWithItsReason) {
   EXPECT_TRUE(nlohmann::json::accept(explanation.json()));
 }
 
-TEST(Unsupported, TensorsOnAnotherDeviceAreExplained) {
+TEST(Devices, TensorsOfOneProblemShareOne) {
   CaseMemory memory(small_case());
   Problem problem = problem_for(memory.args(), 1);
   problem.out.device = Device::cuda(1);
   EXPECT_EQ(refusal([&] { plan(problem); }),
-            "plan: out lives on cuda:1; this build runs on the cpu only");
-  const Explanation explanation = explain(problem);
-  EXPECT_EQ(explanation.kernel, "");
-  ASSERT_EQ(explanation.refused.size(), 1U);
-  EXPECT_EQ(explanation.refused[0].reason, "out lives on cuda:1; this build runs on the cpu only");
+            "plan: out lives on cuda:1 but q on cpu; expected one device");
 }
 
 /// Sets FOVEA_CPU_TARGET and restores what was there.
