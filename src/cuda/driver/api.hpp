@@ -54,6 +54,9 @@ namespace fovea::cuda::driver {
   X(event_destroy, "cuEventDestroy_v2", (EventHandle event))                                                      \
   X(memory_allocate, "cuMemAlloc_v2", (DevicePointer* pointer, std::size_t bytes))                                \
   X(memory_free, "cuMemFree_v2", (DevicePointer pointer))                                                         \
+  X(memory_allocate_async, "cuMemAllocAsync",                                                                     \
+    (DevicePointer* pointer, std::size_t bytes, StreamHandle stream))                                             \
+  X(memory_free_async, "cuMemFreeAsync", (DevicePointer pointer, StreamHandle stream))                            \
   X(copy_to_device, "cuMemcpyHtoDAsync_v2",                                                                       \
     (DevicePointer to, const void* from, std::size_t bytes, StreamHandle stream))                                 \
   X(copy_to_host, "cuMemcpyDtoHAsync_v2",                                                                         \

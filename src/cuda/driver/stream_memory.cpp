@@ -1,0 +1,22 @@
+#include "cuda/driver/stream_memory.hpp"
+
+#include <fmt/format.h>
+
+namespace fovea::cuda::driver {
+
+StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
+    : context_(process_context(device_index)), stream_(stream) {
+  const ContextScope scope(context_);
+  context_.driver().check(context_.api().memory_allocate_async(&pointer_, bytes, stream_.handle()),
+                          "cuMemAllocAsync",
+                          fmt::format("{} bytes of workspace on {}", bytes, context_.info().name));
+}
+
+StreamMemory::~StreamMemory() {
+  ContextHandle popped = nullptr;
+  if (context_.api().context_push(context_.handle()) != kSuccess) return;
+  context_.api().memory_free_async(pointer_, stream_.handle());
+  context_.api().context_pop(&popped);
+}
+
+}  // namespace fovea::cuda::driver
