@@ -11,6 +11,7 @@ namespace fovea {
 namespace {
 
 constexpr int kMaxThreads = 4096;
+constexpr int kMaxCacheMib = 1 << 20;  // a tebibyte
 
 const char* process_environment(const char* name) { return std::getenv(name); }
 
@@ -20,12 +21,20 @@ std::optional<std::string_view> find(EnvironmentLookup lookup, const char* name)
   return value;
 }
 
-std::optional<int> parse_thread_count(std::string_view text) {
+std::optional<std::string> text_of(std::optional<std::string_view> value) {
+  return value ? std::optional<std::string>(*value) : std::nullopt;
+}
+
+std::optional<int> parse_count(std::string_view text, int max) {
   int count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   const bool is_whole = end == text.data() + text.size();
-  if (error != std::errc() || !is_whole || count < 0 || count > kMaxThreads) return std::nullopt;
+  if (error != std::errc() || !is_whole || count < 0 || count > max) return std::nullopt;
   return count;
+}
+
+std::optional<int> parse_thread_count(std::string_view text) {
+  return parse_count(text, kMaxThreads);
 }
 
 std::optional<int> unless_automatic(std::optional<int> count) {
@@ -54,6 +63,23 @@ Environment read_environment(EnvironmentLookup lookup) {
   }
   if (const auto text = find(lookup, "FOVEA_CPU_TARGET"))
     environment.cpu_target = std::string(*text);
+  environment.nvrtc = text_of(find(lookup, "FOVEA_NVRTC"));
+  environment.pack = text_of(find(lookup, "FOVEA_PACK"));
+  environment.cache_dir = text_of(find(lookup, "FOVEA_CACHE_DIR"));
+  if (const auto text = find(lookup, "FOVEA_CACHE_MAX_MIB")) {
+    environment.cache_max_mib = parse_count(*text, kMaxCacheMib);
+    if (!environment.cache_max_mib) {
+      invalid("environment", "FOVEA_CACHE_MAX_MIB is '" + std::string(*text) +
+                                 "'; expected an integer from 0 (nothing is kept) to " +
+                                 std::to_string(kMaxCacheMib) + ".");
+    }
+  }
+  environment.home = text_of(find(lookup, "HOME"));
+  environment.user_cache_home = text_of(find(lookup, "XDG_CACHE_HOME"));
+  environment.virtual_env = text_of(find(lookup, "VIRTUAL_ENV"));
+  environment.cuda_home = text_of(find(lookup, "CUDA_HOME"));
+  if (!environment.cuda_home) environment.cuda_home = text_of(find(lookup, "CUDA_PATH"));
+  environment.library_path = text_of(find(lookup, "LD_LIBRARY_PATH"));
   return environment;
 }
 

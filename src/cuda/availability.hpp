@@ -9,7 +9,8 @@
 
 namespace fovea::cuda {
 
-/// Why no kernel of ours can run on this device; empty: some can. Opens no compiler.
+/// Why no kernel of ours can run on this device; empty: some can. A compiler is opened only
+/// where its file is known to nobody but the dynamic loader.
 std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, int device_index);
 
 /// The same for the process's driver and loader.

@@ -13,7 +13,7 @@ struct SourceFile {
   const char* text;
 };
 
-/// All headers that a unit may include, and the digest of their names and texts.
+/// All headers that a unit may include, and a digest of their names and texts.
 struct DeviceText {
   std::span<const SourceFile> files;
   Sha256 digest{};

@@ -7,21 +7,14 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "cuda/jit/cubin.hpp"
-#include "cuda/jit/sha256.hpp"
+#include "cuda/jit/entry.hpp"
 
 namespace fovea::cuda::jit {
-
-/// A cubin and the words that list it.
-struct CacheEntry {
-  Cubin cubin;
-  std::string label;
-  std::string architecture;
-  std::string compiler;  // version
-};
 
 class DiskCache {
  public:
@@ -46,9 +39,8 @@ class DiskCache {
   /// Replaces what is there. False where it cannot be kept; why_not_kept() says why.
   bool store(const Sha256& key, const CacheEntry& entry);
 
-  /// Every file that bears an entry's name, most recently used first; reads and checks all of them
-  /// where `wants_check`.
-  std::vector<Listed> list(bool wants_check) const;
+  /// Every file that bears an entry's name, read and checked, most recently used first.
+  std::vector<Listed> list() const;
   struct Removed {
     int files = 0;
     std::int64_t bytes = 0;
@@ -61,12 +53,13 @@ class DiskCache {
   const Options& options() const { return options_; }
   std::string why_not_kept() const;
 
-  /// A line remembered beside the entries ("compiler <stamp>" -> "13.0.88"); same promises.
+  /// A text of a line remembered beside the entries ("compiler <stamp>" -> "13.0.88"); same promises.
   std::optional<std::string> find_note(const Sha256& key);
   void store_note(const Sha256& key, const std::string& text);
 
  private:
-  bool keep(const std::string& name, const std::string& bytes);
+  std::string path_of(const Sha256& key, std::string_view suffix) const;
+  bool keep(const std::string& path, std::span<const std::byte> bytes);
   void evict();
   void remember_failure(const std::string& why);
 

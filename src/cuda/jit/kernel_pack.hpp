@@ -3,14 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "cuda/jit/disk_cache.hpp"
+#include "cuda/jit/entry.hpp"
 
 namespace fovea::cuda::jit {
 
@@ -19,7 +18,8 @@ struct PackItem {
   CacheEntry entry;
 };
 
-/// Written aside, then renamed. Throws InvalidArgument where the file cannot be written.
+/// Appears whole or not at all. Throws InvalidArgument where the file cannot be written, and where two
+/// items have one key.
 void write_pack(const std::string& path, std::span<const PackItem> items);
 
 class KernelPack {
@@ -43,9 +43,10 @@ class KernelPack {
   const std::string& path() const { return path_; }
 
  private:
+  std::string read_index();
+
   struct Place {
-    std::uint64_t offset = 0, bytes = 0;
-    Sha256 checksum{};
+    std::uint64_t offset = 0, bytes = 0;  // in the file
     std::string label, architecture, compiler;
   };
 

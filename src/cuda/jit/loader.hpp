@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -60,13 +61,15 @@ class Loader {
 
  private:
   using Kernel = std::shared_ptr<const LoadedKernel>;
-  Sha256 disk_key(const Sha256& text_key);
-  std::string compiler_version();
+  /// Empty where there is no compiler. Opens none whose version the disk remembers: that costs more
+  /// than all else that a kernel from disk needs.
+  const std::string& compiler_version();
+  Cubin find_or_compile(const KernelText& text, Architecture architecture, const Sha256& key);
 
   Compiler compiler_;
   DiskCache disk_;
-  std::unique_ptr<KernelPack> pack_;
   std::string why_no_pack_;
+  std::unique_ptr<KernelPack> pack_;
   std::mutex mutex_;  // of kernels_
   std::map<std::pair<driver::ContextHandle, Sha256>, std::shared_future<Kernel>> kernels_;
   std::once_flag version_once_;

@@ -3,29 +3,39 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace fovea::cuda::jit {
 
-/// The functions of NVRTC that we call. All return 0 for success.
+/// One row for each function: member, exported symbol, result, arguments. An int result is 0 for success.
+// clang-format off
+#define FOVEA_NVRTC_FUNCTIONS(X)                                                                  \
+  X(version, "nvrtcVersion", int, (int* major, int* minor))                                       \
+  X(error_string, "nvrtcGetErrorString", const char*, (int result))                               \
+  X(num_architectures, "nvrtcGetNumSupportedArchs", int, (int* count))                            \
+  X(architectures, "nvrtcGetSupportedArchs", int, (int* numbers))                                 \
+  X(create_program, "nvrtcCreateProgram", int,                                                    \
+    (Program* program, const char* text, const char* name, int num_headers,                       \
+     const char* const* headers, const char* const* include_names))                               \
+  X(destroy_program, "nvrtcDestroyProgram", int, (Program* program))                              \
+  X(compile_program, "nvrtcCompileProgram", int,                                                  \
+    (Program program, int num_options, const char* const* options))                               \
+  X(ptx_size, "nvrtcGetPTXSize", int, (Program program, std::size_t* bytes))                      \
+  X(ptx, "nvrtcGetPTX", int, (Program program, char* text))                                       \
+  X(cubin_size, "nvrtcGetCUBINSize", int, (Program program, std::size_t* bytes))                  \
+  X(cubin, "nvrtcGetCUBIN", int, (Program program, char* image))                                  \
+  X(log_size, "nvrtcGetProgramLogSize", int, (Program program, std::size_t* bytes))               \
+  X(log, "nvrtcGetProgramLog", int, (Program program, char* text))
+// clang-format on
+
 struct NvrtcApi {
   using Program = struct NvrtcProgramTag*;
-  int (*version)(int* major, int* minor) = nullptr;
-  const char* (*error_string)(int result) = nullptr;
-  int (*num_supported_architectures)(int* count) = nullptr;
-  int (*supported_architectures)(int* numbers) = nullptr;
-  int (*create_program)(Program* program, const char* text, const char* name, int num_headers,
-                        const char* const* headers, const char* const* include_names) = nullptr;
-  int (*destroy_program)(Program* program) = nullptr;
-  int (*compile_program)(Program program, int num_options, const char* const* options) = nullptr;
-  int (*ptx_size)(Program program, std::size_t* bytes) = nullptr;
-  int (*ptx)(Program program, char* text) = nullptr;
-  int (*cubin_size)(Program program, std::size_t* bytes) = nullptr;
-  int (*cubin)(Program program, char* image) = nullptr;
-  int (*log_size)(Program program, std::size_t* bytes) = nullptr;
-  int (*log)(Program program, char* text) = nullptr;
+#define FOVEA_NVRTC_MEMBER(member, symbol, result, arguments) result(*member) arguments = nullptr;
+  FOVEA_NVRTC_FUNCTIONS(FOVEA_NVRTC_MEMBER)
+#undef FOVEA_NVRTC_MEMBER
 };
 
 /// Where NVRTC may be, best first.
@@ -34,6 +44,8 @@ struct NvrtcSearch {
       named;  // FOVEA_NVRTC: a library, or a folder that holds one; no other is tried
   bool wants_loader = true;          // what the dynamic loader finds, or the process already has
   std::vector<std::string> folders;  // toolkits, PyPI wheels
+  // Of CUDA: a driver loads cubins of its own major version and older ones.
+  int max_major = std::numeric_limits<int>::max();
 };
 
 /// FOVEA_NVRTC, the loader, the toolkit's usual places, the wheels nvidia-cuda-nvrtc of the running

@@ -1,0 +1,36 @@
+#include "cuda/availability.hpp"
+
+#include <fmt/format.h>
+
+#include "fovea/error.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr int kOldestMajor = 8;  // mma.sync of bf16, cp.async
+
+}  // namespace
+
+std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, int device_index) {
+  try {
+    const driver::DeviceInfo& device = driver.device(device_index);
+    if (device.compute_capability_major < kOldestMajor) {
+      return fmt::format("cuda:{} ({}) has compute capability {}.{}; expected {}.0 or newer",
+                         device_index, device.name, device.compute_capability_major,
+                         device.compute_capability_minor, kOldestMajor);
+    }
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+  const bool has_compiler = jit::find_nvrtc_file(loader.compiler().search()).has_value() ||
+                            loader.compiler().nvrtc().is_present();
+  if (has_compiler || loader.pack() != nullptr) return {};
+  return loader.compiler().nvrtc().why_absent();
+}
+
+std::string why_unavailable(int device_index) {
+  if (!driver::process_driver().is_present()) return driver::process_driver().why_absent();
+  return why_unavailable(driver::process_driver(), jit::process_loader(), device_index);
+}
+
+}  // namespace fovea::cuda

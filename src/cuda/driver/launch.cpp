@@ -1,0 +1,56 @@
+#include "cuda/driver/launch.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace fovea::cuda::driver {
+namespace {
+
+bool is_empty(const Extent& extent) { return extent.x == 0 || extent.y == 0 || extent.z == 0; }
+
+bool is_one(const Extent& extent) { return extent.x == 1 && extent.y == 1 && extent.z == 1; }
+
+std::string describe(const LaunchConfig& config, const Function& function) {
+  return fmt::format(
+      "grid {}x{}x{}, {}x{}x{} threads, {} bytes of dynamic shared memory, cluster {}x{}x{}; the "
+      "kernel takes {} registers and at most {} threads",
+      config.grid.x, config.grid.y, config.grid.z, config.block.x, config.block.y, config.block.z,
+      config.shared_bytes, config.cluster.x, config.cluster.y, config.cluster.z,
+      function.num_registers, function.max_threads_per_cta);
+}
+
+}  // namespace
+
+void launch(const LaunchConfig& config, const Function& function, void** params) {
+  if (is_empty(config.grid)) return;
+  std::array<LaunchAttribute, 2> attributes{};
+  unsigned num_attributes = 0;
+  if (!is_one(config.cluster)) {
+    LaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = LaunchAttribute::cluster_dimension;
+    attribute.value.cluster = {config.cluster.x, config.cluster.y, config.cluster.z};
+  }
+  if (config.is_pdl) {
+    LaunchAttribute& attribute = attributes[num_attributes++];
+    attribute.id = LaunchAttribute::programmatic_stream_serialization;
+    attribute.value.is_programmatic = 1;
+  }
+  const RawLaunchConfig raw{.grid_x = config.grid.x,
+                            .grid_y = config.grid.y,
+                            .grid_z = config.grid.z,
+                            .block_x = config.block.x,
+                            .block_y = config.block.y,
+                            .block_z = config.block.z,
+                            .shared_bytes = config.shared_bytes,
+                            .stream = config.stream.handle(),
+                            .attributes = attributes.data(),
+                            .num_attributes = num_attributes};
+  const DeviceContext& context = *function.context;
+  const ContextScope scope(context);
+  const Result result = context.api().launch(&raw, function.handle, params, nullptr);
+  if (result != kSuccess)
+    context.driver().check(result, "cuLaunchKernelEx", describe(config, function));
+}
+
+}  // namespace fovea::cuda::driver

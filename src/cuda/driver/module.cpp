@@ -1,0 +1,58 @@
+#include "cuda/driver/module.hpp"
+
+#include <fmt/format.h>
+
+namespace fovea::cuda::driver {
+
+Module::Module(const DeviceContext& context, std::span<const std::byte> image,
+               const std::string& label)
+    : context_(context), label_(label) {
+  const ContextScope scope(context);
+  context.driver().check(
+      context.api().module_load(&handle_, image.data(), 0, nullptr, nullptr), "cuModuleLoadDataEx",
+      fmt::format("kernel {}, {} bytes, on {}", label, image.size(), context.info().name));
+}
+
+Module::~Module() {
+  // A driver that has shut down has no context to push, and has freed the module.
+  ContextHandle popped = nullptr;
+  if (context_.api().context_push(context_.handle()) != kSuccess) return;
+  context_.api().module_unload(handle_);
+  context_.api().context_pop(&popped);
+}
+
+Function Module::function(const std::string& name) const {
+  const Driver& driver = context_.driver();
+  const Api& api = context_.api();
+  const ContextScope scope(context_);
+  Function function{.context = &context_};
+  driver.check(api.module_function(&function.handle, handle_, name.c_str()), "cuModuleGetFunction",
+               fmt::format("{} of kernel {}", name, label_));
+  const auto attribute = [&](FunctionAttribute which) {
+    int value = 0;
+    driver.check(api.function_attribute(&value, which, function.handle), "cuFuncGetAttribute",
+                 label_);
+    return value;
+  };
+  function.num_registers = attribute(FunctionAttribute::num_registers);
+  function.local_bytes = attribute(FunctionAttribute::local_bytes);
+  function.static_shared_bytes = attribute(FunctionAttribute::static_shared_bytes);
+  function.max_threads_per_cta = attribute(FunctionAttribute::max_threads_per_cta);
+  const int dynamic_bytes = context_.info().shared_bytes_per_cta - function.static_shared_bytes;
+  driver.check(api.function_set_attribute(
+                   function.handle, FunctionAttribute::max_dynamic_shared_bytes, dynamic_bytes),
+               "cuFuncSetAttribute", label_);
+  return function;
+}
+
+int max_ctas_per_sm(const Function& function, int num_threads, int dynamic_shared_bytes) {
+  const ContextScope scope(*function.context);
+  int num_ctas = 0;
+  function.context->driver().check(
+      function.context->api().occupancy(&num_ctas, function.handle, num_threads,
+                                        static_cast<std::size_t>(dynamic_shared_bytes)),
+      "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  return num_ctas;
+}
+
+}  // namespace fovea::cuda::driver

@@ -1,0 +1,166 @@
+#include "cuda/jit/loader.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include "fovea/error.hpp"
+
+namespace fovea::cuda::jit {
+namespace {
+
+/// What tells one compiler's file from another without opening it.
+std::optional<Sha256> stamp_of(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return std::nullopt;
+  Sha256Hasher hasher;
+  hasher.add_text("compiler version");
+  hasher.add_text(path);
+  hasher.add_number(static_cast<std::uint64_t>(status.st_size));
+  hasher.add_number(static_cast<std::uint64_t>(status.st_mtim.tv_sec));
+  hasher.add_number(static_cast<std::uint64_t>(status.st_mtim.tv_nsec));
+  return hasher.finish();
+}
+
+Sha256 disk_key(const Sha256& text_key, const std::string& compiler_version) {
+  Sha256Hasher hasher;
+  hasher.add_digest(text_key);
+  hasher.add_text(compiler_version);
+  return hasher.finish();
+}
+
+std::unique_ptr<KernelPack> open_pack(const std::optional<std::string>& path,
+                                      std::string& why_not) {
+  if (!path) {
+    why_not = "none is named by FOVEA_PACK, and there is no fovea.pack beside the library";
+    return nullptr;
+  }
+  try {
+    return std::make_unique<KernelPack>(*path);
+  } catch (const InvalidArgument& error) {
+    why_not = error.what();
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+LoadedKernel::LoadedKernel(const driver::DeviceContext& context, const Cubin& cubin,
+                           const std::string& label)
+    : module(context, cubin.image, label),
+      function(module.function(kEntryName)),
+      report(cubin.report) {}
+
+Loader::Loader(LoaderOptions options)
+    : compiler_(std::move(options.nvrtc), options.device_text),
+      disk_(std::move(options.disk)),
+      pack_(open_pack(options.pack, why_no_pack_)) {}
+
+const std::string& Loader::compiler_version() {
+  std::call_once(version_once_, [&] {
+    const std::optional<std::string> file = find_nvrtc_file(compiler_.search());
+    const std::optional<Sha256> stamp = file ? stamp_of(*file) : std::nullopt;
+    if (const auto note = stamp ? disk_.find_note(*stamp) : std::nullopt) {
+      version_ = *note;
+    } else if (compiler_.nvrtc().is_present()) {
+      version_ = compiler_.version();
+      if (stamp) disk_.store_note(*stamp, version_);
+    }
+  });
+  return version_;
+}
+
+Cubin Loader::cubin(const KernelText& text, Architecture architecture) {
+  return find_or_compile(text, architecture, text_key(text, compiler_.device_text(), architecture));
+}
+
+Cubin Loader::find_or_compile(const KernelText& text, Architecture architecture,
+                              const Sha256& key) {
+  if (pack_ != nullptr) {
+    if (auto entry = pack_->find(key)) {
+      ++from_pack_;
+      return std::move(entry->cubin);
+    }
+  }
+  const std::string& version = compiler_version();
+  if (version.empty()) {
+    throw Unsupported(fmt::format("kernel {} for {} is in no kernel pack, and there is {}",
+                                  text.label, architecture.name(), compiler_.nvrtc().why_absent()));
+  }
+  const Sha256 name = disk_key(key, version);
+  if (auto entry = disk_.find(name)) {
+    ++from_disk_;
+    return std::move(entry->cubin);
+  }
+  Cubin cubin = compiler_.compile(text, architecture);
+  CacheEntry entry{.cubin = std::move(cubin),
+                   .label = text.label,
+                   .architecture = architecture.name(),
+                   .compiler = version};
+  disk_.store(name, entry);
+  return std::move(entry.cubin);
+}
+
+std::shared_ptr<const LoadedKernel> Loader::load(const KernelText& text,
+                                                 const driver::DeviceContext& context) {
+  const Architecture architecture = architecture_of(context.info());
+  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
+  const std::pair place(context.handle(), key);
+  std::promise<Kernel> promise;
+  {
+    std::unique_lock lock(mutex_);
+    const auto [found, is_new] = kernels_.try_emplace(place, promise.get_future().share());
+    if (!is_new) {
+      const std::shared_future<Kernel> kernel = found->second;
+      lock.unlock();
+      ++from_memory_;
+      return kernel.get();
+    }
+  }
+  try {
+    const Cubin cubin = find_or_compile(text, architecture, key);
+    auto kernel = std::make_shared<const LoadedKernel>(context, cubin, text.label);
+    promise.set_value(kernel);
+    return kernel;
+  } catch (...) {
+    // Those who wait learn why; whoever asks later tries anew.
+    promise.set_exception(std::current_exception());
+    const std::lock_guard lock(mutex_);
+    kernels_.erase(place);
+    throw;
+  }
+}
+
+LoaderCounts Loader::counts() const {
+  return {.from_memory = from_memory_.load(),
+          .from_pack = from_pack_.load(),
+          .from_disk = from_disk_.load(),
+          .compiled = compiler_.num_compiles()};
+}
+
+Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architecture architecture) {
+  Sha256Hasher hasher;
+  hasher.add_text("kernel");
+  const std::vector<std::string> options = compile_options(architecture);
+  hasher.add_number(options.size());
+  for (const std::string& option : options) hasher.add_text(option);
+  hasher.add_digest(device_text.digest);
+  hasher.add_text(text.unit);
+  return hasher.finish();
+}
+
+Architecture architecture_of(const driver::DeviceInfo& info) {
+  return {info.compute_capability_major, info.compute_capability_minor};
+}
+
+Loader& process_loader() {
+  // Never destroyed, as the process's driver is not.
+  static Loader* const loader = [] {
+    LoaderOptions options;
+    const driver::Driver& driver = driver::process_driver();
+    if (driver.is_present()) options.nvrtc.max_major = driver.version() / 1000;
+    return new Loader(std::move(options));
+  }();
+  return *loader;
+}
+
+}  // namespace fovea::cuda::jit

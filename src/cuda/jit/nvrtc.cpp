@@ -1,0 +1,215 @@
+#include "cuda/jit/nvrtc.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string_view>
+
+#include "fovea/error.hpp"
+
+#include "core/env.hpp"
+#include "cuda/jit/places.hpp"
+
+namespace fovea::cuda::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// CUDA 12.0 is the first that takes C++20.
+constexpr int kOldestMajor = 12, kNewestMajor = 13;
+constexpr std::array kSystemFolders{"/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
+                                    "/usr/lib64", "/usr/lib"};
+// Of the wheels: since CUDA 13, and before.
+constexpr std::array kWheelFolders{"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"};
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+/// Newest first.
+std::vector<std::string> sonames(const NvrtcSearch& search) {
+  std::vector<std::string> names;
+  for (int major = std::min(search.max_major, kNewestMajor); major >= kOldestMajor; --major)
+    names.push_back(fmt::format("libnvrtc.so.{}", major));
+  return names;
+}
+
+std::optional<std::string> find_in_folder(const fs::path& folder, const NvrtcSearch& search) {
+  for (const std::string& soname : sonames(search)) {
+    if (is_file(folder / soname)) return (folder / soname).string();
+  }
+  return std::nullopt;
+}
+
+/// The file of a library that the process has loaded by this name.
+std::optional<std::string> find_in_process(const std::string& soname) {
+  void* handle = dlopen(soname.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (handle == nullptr) return std::nullopt;
+  Dl_info info{};
+  const bool is_known = dladdr(dlsym(handle, "nvrtcVersion"), &info) != 0;
+  dlclose(handle);
+  return is_known && is_file(info.dli_fname) ? std::optional<std::string>(info.dli_fname)
+                                             : std::nullopt;
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+  std::vector<std::string> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    if (end > 0) parts.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+/// What the dynamic loader would find, without its cache of folders: those of /usr/local/cuda are
+/// searched as a toolkit's.
+std::optional<std::string> find_as_loader(const NvrtcSearch& search) {
+  for (const std::string& soname : sonames(search)) {
+    if (auto file = find_in_process(soname)) return file;
+  }
+  const std::optional<std::string> library_path = read_environment().library_path;
+  for (const std::string& folder : split(library_path.value_or(""), ':')) {
+    if (auto file = find_in_folder(folder, search)) return file;
+  }
+  for (const char* folder : kSystemFolders) {
+    if (auto file = find_in_folder(folder, search)) return file;
+  }
+  return std::nullopt;
+}
+
+/// Folders of `folder` whose names start so, last in the alphabet first: the newest version.
+std::vector<fs::path> subfolders(const fs::path& folder, std::string_view prefix) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().filename().string().starts_with(prefix)) found.push_back(it->path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+void add_toolkit(std::vector<std::string>& folders, const fs::path& toolkit) {
+  folders.push_back(toolkit / "lib64");
+  folders.push_back(toolkit / "lib");
+}
+
+void add_wheels(std::vector<std::string>& folders, const fs::path& site_packages) {
+  for (const char* folder : kWheelFolders) folders.push_back(site_packages / folder);
+}
+
+/// prefix/lib/python3.*/site-packages, and Debian's name for it.
+void add_python(std::vector<std::string>& folders, const fs::path& prefix) {
+  for (const fs::path& python : subfolders(prefix / "lib", "python3")) {
+    add_wheels(folders, python / "site-packages");
+    add_wheels(folders, python / "dist-packages");
+  }
+}
+
+/// The Python that runs us, if one does: by its file, and by the link of a virtual environment that
+/// it was called by.
+std::vector<fs::path> running_pythons() {
+  std::vector<fs::path> programs;
+  std::ifstream command_line("/proc/self/cmdline");
+  std::string first;
+  if (std::getline(command_line, first, '\0') && first.starts_with('/'))
+    programs.emplace_back(first);
+  std::error_code error;
+  programs.push_back(fs::read_symlink("/proc/self/exe", error));
+  std::erase_if(programs, [](const fs::path& program) {
+    return !program.filename().string().starts_with("python");
+  });
+  return programs;
+}
+
+/// Finds each function by its name; the first that is missing, or nothing.
+const char* fill(NvrtcApi& api, void* library) {
+#define FOVEA_NVRTC_FIND(member, symbol, result, arguments)                    \
+  api.member = reinterpret_cast<decltype(api.member)>(dlsym(library, symbol)); \
+  if (api.member == nullptr) return symbol;
+  FOVEA_NVRTC_FUNCTIONS(FOVEA_NVRTC_FIND)
+#undef FOVEA_NVRTC_FIND
+  return nullptr;
+}
+
+std::string not_found(const NvrtcSearch& search) {
+  const std::string soname =
+      fmt::format("libnvrtc.so.{}", std::min(search.max_major, kNewestMajor));
+  if (search.named) {
+    return fmt::format(
+        "no kernel compiler: FOVEA_NVRTC is '{}'; expected libnvrtc.so or the folder that holds {}",
+        *search.named, soname);
+  }
+  return fmt::format(
+      "no kernel compiler: {} is neither where the dynamic loader looks nor in {} other folders; "
+      "install the wheel nvidia-cuda-nvrtc, or name it by FOVEA_NVRTC",
+      soname, search.folders.size());
+}
+
+}  // namespace
+
+NvrtcSearch default_nvrtc_search() {
+  const Environment environment = read_environment();
+  NvrtcSearch search;
+  search.named = environment.nvrtc;
+  if (environment.cuda_home) add_toolkit(search.folders, *environment.cuda_home);
+  for (const fs::path& toolkit : subfolders("/usr/local", "cuda"))
+    add_toolkit(search.folders, toolkit);
+  for (const fs::path& program : running_pythons())
+    add_python(search.folders, program.parent_path().parent_path());
+  if (environment.virtual_env) add_python(search.folders, *environment.virtual_env);
+  add_wheels(search.folders, library_folder().parent_path());
+  if (const auto toolchain = toolchain_folder()) add_python(search.folders, *toolchain);
+  return search;
+}
+
+std::optional<std::string> find_nvrtc_file(const NvrtcSearch& search) {
+  if (search.named) {
+    if (is_file(*search.named)) return search.named;
+    return find_in_folder(*search.named, search);
+  }
+  if (search.wants_loader) {
+    if (auto file = find_as_loader(search)) return file;
+  }
+  for (const std::string& folder : search.folders) {
+    if (auto file = find_in_folder(folder, search)) return file;
+  }
+  return std::nullopt;
+}
+
+Nvrtc::Nvrtc(const NvrtcSearch& search) { why_absent_ = start(search); }
+
+std::string Nvrtc::start(const NvrtcSearch& search) {
+  void* library = nullptr;
+  if (const auto file = find_nvrtc_file(search)) {
+    path_ = *file;
+    library = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return fmt::format("no kernel compiler: {}", dlerror());
+  } else if (!search.named && search.wants_loader) {
+    // A folder of the loader's cache that find_as_loader does not know.
+    for (const std::string& soname : sonames(search)) {
+      if (library != nullptr) break;
+      path_ = soname;
+      library = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
+  }
+  if (library == nullptr) return not_found(search);
+  if (const char* missing = fill(api_, library); missing != nullptr)
+    return fmt::format("{} lacks {}; expected NVRTC of CUDA 12 or newer", path_, missing);
+  if (api_.version(&major_, &minor_) != 0 || major_ < kOldestMajor)
+    return fmt::format("{} is NVRTC {}.{}; expected 12.0 or newer", path_, major_, minor_);
+  return {};
+}
+
+const NvrtcApi& Nvrtc::api() const {
+  if (!is_present()) throw Unsupported(why_absent_);
+  return api_;
+}
+
+}  // namespace fovea::cuda::jit
