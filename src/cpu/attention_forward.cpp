@@ -239,6 +239,7 @@ class ForwardRun {
     const std::int32_t* q_head;
     int num_vectors;
     VisibleKeys keys{};
+    SeenKeys seen{};  // null where only the mask program knows
   };
 
   /// Scores of one panel and tile, and what remains to be done with them.
@@ -407,7 +408,11 @@ class ForwardRun {
       program.scores = step.scores + (part.begin - seen.range.begin) * spec_.lanes;
       program.num_keys = part.count;
       program.kv_begin = step.tile * spec_.tile_kv + part.begin;
-      kernels_.run_mask(plan_.mask.tape, program);
+      if (panel.seen.begin != nullptr) {
+        kernels_.hide(program.scores, part.count, program.kv_begin, panel.seen);
+      } else {
+        kernels_.run_mask(plan_.mask.tape, program);
+      }
     }
     if (is_careful) collect_non_finite(step, item, scratch);
   }
@@ -454,8 +459,23 @@ class ForwardRun {
     std::fill_n(p.state.origin, lanes, -kInfinity);
     std::fill_n(p.state.row_sum, lanes, 0.0F);
     std::fill_n(p.out, out_floats(), 0.0F);
-    mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
+    const auto edges =
+        mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
+    if (edges) p.seen = seen_keys(*edges, q_idx, index, scratch);
     return p;
+  }
+
+  SeenKeys seen_keys(const mask::BandEdges& edges, const std::int32_t* q_idx, std::size_t panel,
+                     const Scratch& scratch) const {
+    const auto lanes = static_cast<std::size_t>(spec_.lanes);
+    std::int32_t* begin = scratch.seen_begin + panel * lanes;
+    std::int32_t* end = scratch.seen_end + panel * lanes;
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      const mask::Span keys = edges.keys_of(q_idx[lane]);
+      begin[lane] = static_cast<std::int32_t>(keys.begin);
+      end[lane] = static_cast<std::int32_t>(keys.end);
+    }
+    return {begin, end};
   }
 
   TileSource tile_of(const KeySource& source, const Item& item, std::int64_t tile,

@@ -16,6 +16,8 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.rescale = carver.take<float>(lanes);
   s.q_idx = carver.take<std::int32_t>(panels * lanes);
   s.q_head = carver.take<std::int32_t>(panels * lanes);
+  s.seen_begin = carver.take<std::int32_t>(panels * lanes);
+  s.seen_end = carver.take<std::int32_t>(panels * lanes);
   s.rows = carver.take<const std::byte*>(lanes);
   s.keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, head_dim_qk));
   s.values = carver.take<std::byte>(kernels.value_bytes(spec.tile_kv, head_dim_v));

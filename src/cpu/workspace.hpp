@@ -38,18 +38,20 @@ inline constexpr std::int64_t kRowsAtOnce = 16;  // that leave a panel: a cache 
 
 /// What one worker writes while it computes an item.
 struct WorkerScratch {
-  std::byte* queries = nullptr;      // [panels] packed panels
-  std::byte* out = nullptr;          // [panels] Oᵀ, fp32
-  float* row_max = nullptr;          // [panels][lanes]
-  float* origin = nullptr;           // [panels][lanes]
-  float* row_sum = nullptr;          // [panels][lanes]
-  float* rescale = nullptr;          // [lanes]
-  std::int32_t* q_idx = nullptr;     // [panels][lanes]
-  std::int32_t* q_head = nullptr;    // [panels][lanes]
-  const std::byte** rows = nullptr;  // [lanes]
-  std::byte* keys = nullptr;         // one converted tile
-  std::byte* values = nullptr;       // one tile
-  std::array<float*, 2> scores{};    // one panel's tile each; the second where scores run ahead
+  std::byte* queries = nullptr;        // [panels] packed panels
+  std::byte* out = nullptr;            // [panels] Oᵀ, fp32
+  float* row_max = nullptr;            // [panels][lanes]
+  float* origin = nullptr;             // [panels][lanes]
+  float* row_sum = nullptr;            // [panels][lanes]
+  float* rescale = nullptr;            // [lanes]
+  std::int32_t* q_idx = nullptr;       // [panels][lanes]
+  std::int32_t* q_head = nullptr;      // [panels][lanes]
+  std::int32_t* seen_begin = nullptr;  // [panels][lanes]
+  std::int32_t* seen_end = nullptr;    // [panels][lanes]
+  const std::byte** rows = nullptr;    // [lanes]
+  std::byte* keys = nullptr;           // one converted tile
+  std::byte* values = nullptr;         // one tile
+  std::array<float*, 2> scores{};      // one panel's tile each; the second where scores run ahead
   float* extra = nullptr;   // one panel's Oᵀ: what values that are not finite add (careful pass)
   float* states = nullptr;  // [kRowsAtOnce][state_pitch]: of rows on their way out
   float* merged = nullptr;  // [lanes][head_dim_v + 2]: the state of earlier splits

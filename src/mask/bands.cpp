@@ -16,8 +16,6 @@ using expr::Node;
 using expr::Op;
 using expr::Variable;
 
-constexpr std::size_t kMaxLiterals = 16;  // of one band
-
 // Beyond these, the sums and products below could leave 64 bits; no real mask comes near.
 constexpr std::int64_t kCoefficientLimit = std::int64_t{1} << 30;
 constexpr std::int64_t kConstantLimit = std::int64_t{1} << 31;
@@ -25,12 +23,6 @@ constexpr std::int64_t kConstantLimit = std::int64_t{1} << 31;
 constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
   return a / b - static_cast<std::int64_t>(a % b != 0 && (a < 0) != (b < 0));
 }
-
-/// slope * q + offset
-struct Line {
-  std::int64_t slope = 0, offset = 0;
-  std::int64_t at(std::int64_t q) const { return slope * q + offset; }
-};
 
 /// The rows that satisfy coefficient * q <= limit.
 Span restrict(Span rows, std::int64_t coefficient, std::int64_t limit) {
@@ -43,39 +35,6 @@ Span restrict(Span rows, std::int64_t coefficient, std::int64_t limit) {
   }
   return rows;
 }
-
-/// The greatest of a few lines: convex in q.
-class Envelope {
- public:
-  explicit Envelope(Line first) { add(first); }
-  void add(Line line) { lines_[num_lines_++] = line; }
-  const Line* begin() const { return lines_.data(); }
-  const Line* end() const { return lines_.data() + num_lines_; }
-
-  std::int64_t at(std::int64_t q) const {
-    std::int64_t greatest = lines_[0].at(q);
-    for (const Line& line : *this) greatest = std::max(greatest, line.at(q));
-    return greatest;
-  }
-  std::int64_t greatest(Span rows) const { return std::max(at(rows.begin), at(rows.end - 1)); }
-  std::int64_t least(Span rows) const {
-    std::int64_t first = rows.begin;
-    std::int64_t last = rows.end - 1;
-    while (first < last) {  // convex: once it does not fall, it never falls again
-      const std::int64_t middle = first + (last - first) / 2;
-      if (at(middle + 1) >= at(middle)) {
-        last = middle;
-      } else {
-        first = middle + 1;
-      }
-    }
-    return at(first);
-  }
-
- private:
-  std::array<Line, kMaxLiterals + 1> lines_;
-  std::size_t num_lines_ = 0;
-};
 
 }  // namespace
 
@@ -233,9 +192,9 @@ class Bands::Row {
     for (const Band& band : bands_.bands_) {
       const auto extent = extent_of(band);
       if (!extent) return std::nullopt;
-      if (!extent->touched.is_empty()) {
-        result.bands[static_cast<std::size_t>(result.num_bands++)] = *extent;
-      }
+      if (extent->touched.is_empty()) continue;
+      result.bands[static_cast<std::size_t>(result.num_bands++)] = *extent;
+      result.last = edges_;
     }
     return result;
   }
@@ -289,10 +248,11 @@ class Bands::Row {
     return q_lo + kv_lo + a.constant >= kLeast && q_hi + kv_hi + a.constant <= kGreatest;
   }
 
-  std::optional<BandExtent> extent_of(const Band& band) const {
-    Span rows = q_;
-    Envelope lower(Line{.slope = 0, .offset = 0});                  // first visible key
-    Envelope minus_upper(Line{.slope = 0, .offset = -seqlen_kv_});  // minus the key after the last
+  /// Leaves the band's edges in edges_.
+  std::optional<BandExtent> extent_of(const Band& band) {
+    edges_ = {.rows = q_,
+              .lower = Envelope(Line{.slope = 0, .offset = 0}),
+              .minus_upper = Envelope(Line{.slope = 0, .offset = -seqlen_kv_})};
     for (const Literal& literal : band) {
       const auto a = value(literal.a);
       if (!a) return std::nullopt;
@@ -304,20 +264,21 @@ class Bands::Row {
       if (!b) return std::nullopt;
       const Affine d = difference(*a, *b);  // d <= bound
       if (d.kv == 0) {
-        rows = restrict(rows, d.q, literal.bound - d.constant);
+        edges_.rows = restrict(edges_.rows, d.q, literal.bound - d.constant);
       } else if (d.kv == 1) {
-        minus_upper.add({.slope = d.q, .offset = d.constant - literal.bound - 1});
+        edges_.minus_upper.add({.slope = d.q, .offset = d.constant - literal.bound - 1});
       } else if (d.kv == -1) {
-        lower.add({.slope = d.q, .offset = d.constant - literal.bound});
+        edges_.lower.add({.slope = d.q, .offset = d.constant - literal.bound});
       } else {
         return std::nullopt;
       }
     }
-    return extent_between(lower, minus_upper, rows);
+    return extent_between_edges();
   }
 
-  BandExtent extent_between(const Envelope& lower, const Envelope& minus_upper, Span rows) const {
+  BandExtent extent_between_edges() {
     BandExtent extent;
+    auto& [rows, lower, minus_upper] = edges_;
     for (const Line& low : lower) {
       for (const Line& minus_up : minus_upper) {
         rows = restrict(rows, low.slope + minus_up.slope, -low.offset - minus_up.offset - 1);
@@ -338,6 +299,7 @@ class Bands::Row {
   Span q_;
   std::int64_t seqlen_kv_;
   Steps steps_;
+  BandEdges edges_;
 };
 
 std::optional<Bands> Bands::compile(const std::vector<const Node*>& nodes) {

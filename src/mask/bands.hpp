@@ -6,7 +6,9 @@
 // they do not fit the form, or where 32-bit arithmetic might wrap, the row is refused and interval analysis takes over.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -31,11 +33,65 @@ struct BandExtent {
   bool is_exact = true;  // every key touched is seen by some row
 };
 
+/// slope * q + offset
+struct Line {
+  std::int64_t slope = 0, offset = 0;
+  std::int64_t at(std::int64_t q) const { return slope * q + offset; }
+};
+
+inline constexpr std::size_t kMaxLiterals = 16;  // of one band
+
+/// The greatest of a few lines: convex in q.
+class Envelope {
+ public:
+  Envelope() = default;
+  explicit Envelope(Line first) { add(first); }
+  void add(Line line) { lines_[num_lines_++] = line; }
+  const Line* begin() const { return lines_.data(); }
+  const Line* end() const { return lines_.data() + num_lines_; }
+
+  std::int64_t at(std::int64_t q) const {
+    std::int64_t greatest = lines_[0].at(q);
+    for (const Line& line : *this) greatest = std::max(greatest, line.at(q));
+    return greatest;
+  }
+  std::int64_t greatest(Span rows) const { return std::max(at(rows.begin), at(rows.end - 1)); }
+  std::int64_t least(Span rows) const {
+    std::int64_t first = rows.begin;
+    std::int64_t last = rows.end - 1;
+    while (first < last) {  // convex: once it does not fall, it never falls again
+      const std::int64_t middle = first + (last - first) / 2;
+      if (at(middle + 1) >= at(middle)) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
+    }
+    return at(first);
+  }
+
+ private:
+  std::array<Line, kMaxLiterals + 1> lines_;
+  std::size_t num_lines_ = 0;
+};
+
+/// What each row sees through one band: one range of keys.
+struct BandEdges {
+  Span rows;  // the others see nothing
+  Envelope lower, minus_upper;
+
+  Span keys_of(std::int64_t q_idx) const {
+    if (q_idx < rows.begin || q_idx >= rows.end) return {};
+    return {.begin = lower.at(q_idx), .end = -minus_upper.at(q_idx)};
+  }
+};
+
 inline constexpr int kMaxBands = 8;
 
 struct BandExtents {
   std::array<BandExtent, kMaxBands> bands;
   int num_bands = 0;  // those that touch anything
+  BandEdges last;     // of the last of them
 };
 
 class Bands {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "fovea/expr.hpp"
 
 #include "expr/interval.hpp"
+#include "mask/bands.hpp"
 
 namespace fovea::mask {
 
@@ -56,7 +58,9 @@ class BlockMapper {
   /// The non-empty runs of one row, sorted; none for a row that sees nothing. `runs` is cleared; its capacity is reused. Runs
   /// lie in [0, ceil(seqlen_kv / tile_kv)); the last tile may be cut by seqlen_kv and is full when all its existing keys are
   /// visible. Thread safe; allocates nothing but growth of `runs` (and scratch of a thread's first call).
-  void row(const TileRow& row, std::vector<TileRun>& runs) const;
+  ///
+  /// Where partial tiles are cut by the edges of one band, returns these: what each q_idx sees, without running the mask.
+  std::optional<BandEdges> row(const TileRow& row, std::vector<TileRun>& runs) const;
 
  private:
   struct Impl;

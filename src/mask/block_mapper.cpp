@@ -143,10 +143,15 @@ class RowMapper {
     if (verdict == Verdict::visible) return emit(0, num_tiles, TileKind::full);
     if (mask_.bands) {
       const auto extents = mask_.bands->extents(scratch(), whole_.q, whole_.kv.end);
-      if (extents) return map_bands(*extents);
+      if (extents) {
+        if (extents->num_bands == 1) edges_ = extents->last;
+        return map_bands(*extents);
+      }
     }
     halve(0, num_tiles);
   }
+
+  const std::optional<BandEdges>& edges() const { return edges_; }
 
  private:
   Interval& variable(Variable v) { return box_.variables[static_cast<std::size_t>(v)]; }
@@ -364,6 +369,7 @@ class RowMapper {
   Scan scan_ = Scan::forbidden;
   std::optional<Box> evaluated_rows_;  // whose values are in scratch(), but for the keys
   Cuts q_cuts_, kv_cuts_;
+  std::optional<BandEdges> edges_;
 };
 
 }  // namespace
@@ -382,9 +388,11 @@ BlockMapper& BlockMapper::operator=(BlockMapper&&) noexcept = default;
 
 bool BlockMapper::is_closed_form() const { return !impl_->loads.depend_on_positions(); }
 
-void BlockMapper::row(const TileRow& row, std::vector<TileRun>& runs) const {
+std::optional<BandEdges> BlockMapper::row(const TileRow& row, std::vector<TileRun>& runs) const {
   runs.clear();
-  RowMapper(*impl_, row, runs).map();
+  RowMapper mapper(*impl_, row, runs);
+  mapper.map();
+  return mapper.edges();
 }
 
 }  // namespace fovea::mask

@@ -211,6 +211,23 @@ HWY_ATTR inline void scale(float* scores, std::int64_t num_keys, float factor) {
   }
 }
 
+HWY_ATTR inline void hide(float* HWY_RESTRICT scores, std::int64_t num_keys, std::int64_t kv_begin,
+                          const SeenKeys& seen) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const FloatVector hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int lane = 0; lane < kPanelLanes; lane += kVectorLanes) {
+    const auto begin = hn::Load(di, seen.begin + lane);
+    const auto end = hn::Load(di, seen.end + lane);
+    auto key = hn::Set(di, static_cast<std::int32_t>(kv_begin));
+    for (float* at = scores + lane; at < scores + num_keys * kPanelLanes; at += kPanelLanes) {
+      const auto is_seen = hn::AndNot(hn::Lt(key, begin), hn::Lt(key, end));
+      hn::Store(hn::IfThenElse(hn::RebindMask(d, is_seen), hn::Load(d, at), hidden), d, at);
+      key = hn::Add(key, hn::Set(di, 1));
+    }
+  }
+}
+
 /// In powers of two: how far a row's maximum may rise above its origin.
 inline constexpr float kMaxGrowth = 8.0F;
 
@@ -414,6 +431,7 @@ inline const PanelKernels& f32_panel_kernels() {
       .scale = scale,
       .run_score = run_score_program,
       .run_mask = run_mask_program,
+      .hide = hide,
       .softmax = softmax,
       .accumulate = accumulate,
       .is_finite = is_finite,

@@ -101,6 +101,12 @@ struct PanelDropout {
   const std::int32_t* q_head = nullptr;  // [lanes]
 };
 
+/// Keys [begin, end) of the sequence that each row of a panel sees.
+struct SeenKeys {
+  const std::int32_t* begin = nullptr;  // [lanes]
+  const std::int32_t* end = nullptr;    // [lanes]
+};
+
 /// State of the online softmax of a panel, in the units of the scores given to `softmax`. All [lanes].
 struct PanelState {
   float* row_max = nullptr;
@@ -151,6 +157,8 @@ struct PanelKernels {
   void (*scale)(float* scores, std::int64_t num_keys, float factor);
   void (*run_score)(const expr::Tape& tape, const ProgramTile& tile);
   void (*run_mask)(const expr::Tape& tape, const ProgramTile& tile);
+  /// What run_mask leaves where a row sees one range of keys: -inf outside. kv_begin: of the first key.
+  void (*hide)(float* scores, std::int64_t num_keys, std::int64_t kv_begin, const SeenKeys& seen);
   /// scores become probabilities 2^((score - origin) * scale_log2) in the layout that accumulate wants, updating the
   /// state; scale_log2 > 0.
   void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,

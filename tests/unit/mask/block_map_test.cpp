@@ -66,6 +66,17 @@ TEST(BlockMap, WindowsAreExact) {
   }
 }
 
+TEST(BlockMap, OneBandTellsItsEdges) {
+  const BlockMapper mapper(window(30, 0), 8);
+  std::vector<TileRun> runs;
+  const TileRow cut{.q_begin = 40, .q_end = 48, .seqlen_q = 64, .seqlen_kv = 64};
+  ASSERT_TRUE(mapper.row(cut, runs));
+  EXPECT_EQ(mapper.row(cut, runs)->keys_of(41), (Span{11, 42}));
+  EXPECT_TRUE(mapper.row(cut, runs)->keys_of(48).is_empty());  // nobody asked for that row
+  const BlockMapper two_bands(streaming(3, 12), 8);
+  EXPECT_FALSE(two_bands.row(cut, runs));
+}
+
 TEST(BlockMap, UnionsOfBandsAreExact) {
   expect_exact_everywhere(streaming(3, 12), [](const Position& p) {
     return (p.kv_idx < 3 || p.kv_idx >= p.pos() - 12) && p.kv_idx <= p.pos();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,25 @@ inline TileKind dense_kind(const Visible& visible, const TileRow& row, std::int6
   return !any ? TileKind::empty : all ? TileKind::full : TileKind::partial;
 }
 
+/// The first key of which the edges say something else than the predicate; empty when there is none.
+inline std::string wrong_edge(const BandEdges& edges, const Visible& visible, const TileRow& row) {
+  Position p{.batch = row.batch,
+             .kv_head = row.kv_head,
+             .seqlen_q = row.seqlen_q,
+             .seqlen_kv = row.seqlen_kv};
+  for (p.q_head = row.q_head_begin; p.q_head < row.q_head_end; ++p.q_head) {
+    for (p.q_idx = row.q_begin; p.q_idx < row.q_end; ++p.q_idx) {
+      const Span keys = edges.keys_of(p.q_idx);
+      for (p.kv_idx = 0; p.kv_idx < row.seqlen_kv; ++p.kv_idx) {
+        if (visible(p) == (keys.begin <= p.kv_idx && p.kv_idx < keys.end)) continue;
+        return "edges are wrong at q_idx " + std::to_string(p.q_idx) + ", kv_idx " +
+               std::to_string(p.kv_idx);
+      }
+    }
+  }
+  return "";
+}
+
 /// Are the runs sorted, apart or of different kinds, and inside the row?
 inline bool is_well_formed(const std::vector<TileRun>& runs, std::int64_t num_tiles) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -62,8 +82,9 @@ inline Comparison compare_row(const BlockMapper& mapper, const Visible& visible,
                               std::int64_t tile_kv) {
   Comparison result;
   std::vector<TileRun> runs;
-  mapper.row(row, runs);
+  const auto edges = mapper.row(row, runs);
   const std::int64_t num_tiles = (row.seqlen_kv + tile_kv - 1) / tile_kv;
+  if (edges) result.wrong = wrong_edge(*edges, visible, row);
   if (!is_well_formed(runs, num_tiles)) result.wrong = "runs are not sorted, merged and in range";
   std::vector<TileKind> claimed(static_cast<std::size_t>(num_tiles), TileKind::empty);
   for (const TileRun& run : runs) {
