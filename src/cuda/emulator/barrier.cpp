@@ -1,0 +1,115 @@
+#include <fmt/format.h>
+
+#include "cuda/emulator/instructions.hpp"
+#include "cuda/emulator/machine.hpp"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+struct Arrival {
+  std::int32_t id, threads;
+};
+
+/// The barrier, or null where the call itself is wrong.
+NamedBarrier* barrier_of(Thread& self, Arrival arrival, Instruction what) {
+  if (arrival.id < 0 || arrival.id > 15) {
+    machine().report(
+        Fault::barrier_count, &self,
+        fmt::format("calls {} with barrier {}; there are 0 to 15", what.name, arrival.id),
+        what.site);
+    return nullptr;
+  }
+  if (arrival.threads <= 0 || arrival.threads % static_cast<std::int32_t>(kWarpLanes) != 0) {
+    machine().report(Fault::barrier_count, &self,
+                     fmt::format("calls {} for {} threads; expected a multiple of 32", what.name,
+                                 arrival.threads),
+                     what.site);
+    return nullptr;
+  }
+  return &self.cta->barriers[static_cast<std::size_t>(arrival.id)];
+}
+
+void complete(NamedBarrier& barrier) {
+  VectorClock& passed = barrier.passed[barrier.generation % 2];
+  passed = barrier.clock;
+  barrier.clock.clear();
+  barrier.arrived = barrier.expected = 0;
+  ++barrier.generation;
+  machine().wake(&barrier);
+}
+
+/// One warp comes; barriers count whole warps.
+void come(Warp& warp, NamedBarrier& barrier, Arrival arrival, Instruction what) {
+  const auto threads = static_cast<std::uint32_t>(arrival.threads);
+  if (barrier.arrived == 0) {
+    barrier.expected = threads;
+    barrier.site = what.site;
+  } else if (barrier.expected != threads) {
+    machine().report(Fault::barrier_count, &warp.first_alive(),
+                     fmt::format("comes to barrier {} for {} threads; the first of this round came "
+                                 "for {}",
+                                 arrival.id, threads, barrier.expected),
+                     what.site, barrier.site);
+  }
+  for (Thread* lane : warp.lanes) {
+    if (lane == nullptr || lane->is_done) continue;
+    barrier.clock.join(lane->clock);
+    machine().tick(*lane);
+  }
+  barrier.arrived += kWarpLanes;
+  if (barrier.arrived > barrier.expected) {
+    machine().report(Fault::barrier_count, &warp.first_alive(),
+                     fmt::format("is one warp too many at barrier {}, which expects {} threads",
+                                 arrival.id, barrier.expected),
+                     what.site, barrier.site);
+  }
+  if (barrier.arrived >= barrier.expected) complete(barrier);
+}
+
+/// The generation that the calling warp came to.
+std::uint64_t arrive(NamedBarrier& barrier, Arrival arrival, Instruction what) {
+  std::uint64_t generation = 0;
+  machine().meet(
+      what.name, &generation, what.site,
+      [&](Warp& warp, const std::array<void*, kWarpLanes>& arguments) {
+        const std::uint64_t now = barrier.generation;
+        come(warp, barrier, arrival, what);
+        for (const Thread* lane : warp.lanes) {
+          if (lane == nullptr || lane->is_done) continue;
+          *static_cast<std::uint64_t*>(arguments[lane->lane]) = now;
+        }
+      },
+      true);
+  return generation;
+}
+
+Arrival whole(Arrival arrival) {
+  const Dim3 block = machine().config().block;
+  const std::int32_t threads = block.x * block.y * block.z;
+  return {arrival.id, arrival.threads == 0 ? (threads + 31) / 32 * 32 : arrival.threads};
+}
+
+}  // namespace
+
+void bar_sync(std::int32_t id, std::int32_t threads, Instruction what) {
+  Thread& self = machine().thread();
+  const Arrival arrival = whole({id, threads});
+  NamedBarrier* barrier = barrier_of(self, arrival, what);
+  if (barrier == nullptr) return;
+  const std::uint64_t generation = arrive(*barrier, arrival, what);
+  const auto details = [=] {
+    return fmt::format("barrier {}, {} of {} threads have come", id, barrier->arrived,
+                       barrier->expected);
+  };
+  const Wait wait{.what = what.name, .object = barrier, .details = details, .site = what.site};
+  machine().wait_until(wait, [&] { return barrier->generation > generation; });
+  machine().join(self, barrier->passed[generation % 2]);
+}
+
+void bar_arrive(std::int32_t id, std::int32_t threads, Instruction what) {
+  const Arrival arrival = whole({id, threads});
+  NamedBarrier* barrier = barrier_of(machine().thread(), arrival, what);
+  if (barrier != nullptr) arrive(*barrier, arrival, what);
+}
+
+}  // namespace fovea::cuda::emulator

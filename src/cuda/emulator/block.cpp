@@ -1,0 +1,252 @@
+#include "cuda/emulator/block.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cuda/emulator/machine.hpp"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+constexpr unsigned kAllBytes = 0xf;
+
+bool is_before(const Machine& machine, const Stamp& earlier, const Actor& actor) {
+  if (earlier.time == 0) return true;
+  if (earlier.wave != actor.wave) return machine.has_acquired_wave(earlier.wave);
+  return (earlier.agent == actor.agent && !actor.is_async) ||
+         actor.seen->of(earlier.agent) >= earlier.time;
+}
+
+}  // namespace
+
+std::uint32_t ReaderLists::make() {
+  if (free_.empty()) {
+    lists_.emplace_back();
+    return static_cast<std::uint32_t>(lists_.size());
+  }
+  const std::uint32_t list = free_.back();
+  free_.pop_back();
+  return list;
+}
+
+void ReaderLists::free(std::uint32_t list) {
+  at(list).clear();
+  free_.push_back(list);
+}
+
+Block::Block(Spec spec)
+    : spec_(std::move(spec)),
+      pages_((spec_.bytes + kCellBytes * kPageCells - 1) / (kCellBytes * kPageCells)) {
+  if (spec_.is_shared) async_view_.assign(spec_.data, spec_.data + spec_.bytes);
+}
+
+Block::Cell& Block::cell(std::uint64_t index) {
+  std::unique_ptr<Page>& page = pages_[index / kPageCells];
+  if (!page) {
+    page = std::make_unique<Page>();
+    if (spec_.is_defined) {
+      for (Cell& fresh : *page) fresh.defined = kAllBytes;
+    }
+  }
+  return (*page)[index % kPageCells];
+}
+
+template <class Visit>
+void Block::for_cells(ByteRange range, Visit visit) {
+  const std::uint64_t end = range.begin + range.bytes;
+  for (std::uint64_t at = range.begin; at < end;) {
+    const std::uint64_t index = at / kCellBytes;
+    const std::uint64_t next = std::min(end, (index + 1) * kCellBytes);
+    const unsigned mask = (kAllBytes >> (kCellBytes - (next - at))) << (at % kCellBytes);
+    visit(cell(index), mask);
+    at = next;
+  }
+}
+
+void Block::check_read(Machine& machine, const Actor& actor, ByteRange range, History& history) {
+  if (!is_before(machine, history.write, actor)) {
+    machine.report_race(actor, AccessKind::read, *this, range, history.write, AccessKind::write);
+  }
+  Stamp& last = history.read;
+  if (last.time != 0 && last.wave != actor.wave) {
+    history.was_read_in_other_waves = true;
+    if (history.more_readers != 0) readers_.at(history.more_readers).clear();
+    last = stamp(actor);
+    return;
+  }
+  const bool is_alone = history.more_readers == 0 || readers_.at(history.more_readers).empty();
+  if (is_alone && is_before(machine, last, actor)) {
+    last = stamp(actor);
+    return;
+  }
+  if (last.agent == actor.agent) {
+    last = stamp(actor);
+    return;
+  }
+  if (history.more_readers == 0) history.more_readers = readers_.make();
+  std::vector<Stamp>& others = readers_.at(history.more_readers);
+  const auto own = std::find_if(others.begin(), others.end(),
+                                [&](const Stamp& other) { return other.agent == actor.agent; });
+  if (own != others.end()) {
+    *own = stamp(actor);
+  } else {
+    others.push_back(stamp(actor));
+  }
+}
+
+void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+                        History& history) {
+  const bool both_atomic = kind == AccessKind::atomic && history.write_is_atomic;
+  if (!both_atomic && !is_before(machine, history.write, actor)) {
+    machine.report_race(actor, kind, *this, range, history.write, AccessKind::write);
+  }
+  if (!is_before(machine, history.read, actor)) {
+    machine.report_race(actor, kind, *this, range, history.read, AccessKind::read);
+  }
+  if (history.more_readers != 0) {
+    for (const Stamp& reader : readers_.at(history.more_readers)) {
+      if (is_before(machine, reader, actor)) continue;
+      machine.report_race(actor, kind, *this, range, reader, AccessKind::read);
+      break;
+    }
+    readers_.free(std::exchange(history.more_readers, 0));
+  }
+  if (history.was_read_in_other_waves && !machine.has_acquired_any_wave()) {
+    machine.report_race_between_ctas(actor, kind, *this, range);
+  }
+  history = {};
+  history.write = stamp(actor);
+  history.write_is_atomic = kind == AccessKind::atomic;
+}
+
+void Block::check_history(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+                          History& history) {
+  if (kind == AccessKind::read) {
+    check_read(machine, actor, range, history);
+  } else {
+    check_write(machine, actor, kind, range, history);
+  }
+}
+
+void Block::check(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+                  Cell& cell, unsigned mask) {
+  if (cell.split == 0 && mask != kAllBytes) {
+    split_.emplace_back();
+    split_.back().fill(cell.history);
+    if (cell.history.more_readers != 0) {
+      // Each byte continues from the word's one known reader and a list of its own.
+      for (History& history : split_.back()) {
+        history.more_readers = readers_.make();
+        readers_.at(history.more_readers) = readers_.at(cell.history.more_readers);
+      }
+      readers_.free(cell.history.more_readers);
+    }
+    cell.split = static_cast<std::uint32_t>(split_.size());
+  }
+  if (cell.split == 0) {
+    check_history(machine, actor, kind, range, cell.history);
+  } else {
+    for (unsigned byte = 0; byte < kCellBytes; ++byte) {
+      if ((mask >> byte & 1U) == 0) continue;
+      check_history(machine, actor, kind, range, split_[cell.split - 1][byte]);
+    }
+  }
+  if (kind == AccessKind::write) {
+    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
+  } else if ((cell.defined & mask) != mask) {
+    machine.report_uninitialised(actor, *this, range);
+    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
+  }
+}
+
+void Block::read(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    check(machine, actor, AccessKind::read, range, cell, mask);
+  });
+  std::memcpy(to, spec_.data + range.begin, range.bytes);
+}
+
+void Block::write(Machine& machine, const Actor& actor, ByteRange range, const void* from) {
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    check(machine, actor, AccessKind::write, range, cell, mask);
+    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
+  });
+  std::memcpy(spec_.data + range.begin, from, range.bytes);
+}
+
+void Block::touch_atomically(Machine& machine, const Actor& actor, ByteRange range) {
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    check(machine, actor, AccessKind::atomic, range, cell, mask);
+    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
+  });
+}
+
+void Block::read_async(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
+    const Stamp written = history.write;
+    check(machine, actor, AccessKind::read, range, cell, mask);
+    if ((cell.unfenced & mask) != 0) {
+      machine.report_unfenced(actor, *this, range, written);
+    } else if (cell.fence_time != 0 && written.time != 0 && written.wave == actor.wave &&
+               actor.seen->of(cell.fence_agent) < cell.fence_time) {
+      machine.report_unfenced(actor, *this, range, written);
+    }
+  });
+  const std::byte* view = spec_.is_shared ? async_view_.data() : spec_.data;
+  std::memcpy(to, view + range.begin, range.bytes);
+}
+
+void Block::write_async(Machine& machine, const Actor& actor, ByteRange range, const void* from) {
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
+    const Stamp written = history.write;
+    check(machine, actor, AccessKind::write, range, cell, mask);
+    if ((cell.unfenced & mask) != 0) machine.report_unfenced(actor, *this, range, written);
+    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~mask);
+    cell.fence_time = 0;
+  });
+  std::memcpy(spec_.data + range.begin, from, range.bytes);
+  if (spec_.is_shared) std::memcpy(async_view_.data() + range.begin, from, range.bytes);
+}
+
+void Block::publish(AgentId writer, const Actor& fence, ByteRange range) {
+  std::uint64_t at = range.begin;
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    const std::uint64_t word = at / kCellBytes * kCellBytes;
+    for (unsigned byte = 0; byte < kCellBytes; ++byte) {
+      if ((mask & cell.unfenced) >> byte & 1U) {
+        const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][byte];
+        if (history.write.agent != writer) continue;
+        cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~(1U << byte));
+        cell.fence_time = fence.time;
+        cell.fence_agent = fence.agent;
+        if (spec_.is_shared) async_view_[word + byte] = spec_.data[word + byte];
+      }
+    }
+    at = word + kCellBytes;
+  });
+}
+
+void Block::define(ByteRange range) {
+  for_cells(range, [](Cell& cell, unsigned mask) {
+    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
+    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~mask);
+  });
+}
+
+void Block::forget_accesses() {
+  for (const std::unique_ptr<Page>& page : pages_) {
+    if (!page) continue;
+    for (Cell& cell : *page) {
+      const std::uint8_t defined = cell.defined;
+      cell = {};
+      cell.defined = defined;
+    }
+  }
+  split_.clear();
+  readers_ = {};
+}
+
+}  // namespace fovea::cuda::emulator

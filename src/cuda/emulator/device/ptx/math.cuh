@@ -1,0 +1,142 @@
+// The emulated twin of src/cuda/device/ptx/math.cuh. Approximations are rounded from exact ones; an operand that a wgmma in flight
+// still owns is reported.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/emulator/formats.hpp"
+#include "ptx/base.cuh"
+
+namespace fovea::cuda::ptx {
+
+FOVEA_DEVICE float ftz(float x) { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
+
+FOVEA_DEVICE void check_operands(const char* name, Site site, float a, float b = 0.0F,
+                                 float c = 0.0F) {
+  const float operands[] = {a, b, c};
+  emulator::check_registers(operands, sizeof operands, {name, site});
+}
+
+// ---- approximations ----------------------------------------------------------------------------
+
+FOVEA_DEVICE float ex2_approx_ftz(float x, Site site = Site::here()) {
+  check_operands("ex2.approx", site, x);
+  return ftz(std::exp2(ftz(x)));
+}
+
+FOVEA_DEVICE float lg2_approx_ftz(float x, Site site = Site::here()) {
+  check_operands("lg2.approx", site, x);
+  return ftz(std::log2(ftz(x)));
+}
+
+FOVEA_DEVICE float rcp_approx_ftz(float x, Site site = Site::here()) {
+  check_operands("rcp.approx", site, x);
+  return ftz(1.0F / ftz(x));
+}
+
+FOVEA_DEVICE float tanh_approx(float x, Site site = Site::here()) {
+  check_operands("tanh.approx", site, x);
+  return std::tanh(x);
+}
+
+// ---- rounded once ------------------------------------------------------------------------------
+
+FOVEA_DEVICE float fma_rn_ftz(float a, float b, float c, Site site = Site::here()) {
+  check_operands("fma.rn.ftz", site, a, b, c);
+  return ftz(std::fma(ftz(a), ftz(b), ftz(c)));
+}
+
+FOVEA_DEVICE float fma_rn(float a, float b, float c, Site site = Site::here()) {
+  check_operands("fma.rn", site, a, b, c);
+  return std::fma(a, b, c);
+}
+
+FOVEA_DEVICE float add_rn(float a, float b, Site site = Site::here()) {
+  check_operands("add.rn", site, a, b);
+  return a + b;
+}
+
+FOVEA_DEVICE float mul_rn(float a, float b, Site site = Site::here()) {
+  check_operands("mul.rn", site, a, b);
+  return a * b;
+}
+
+FOVEA_DEVICE float div_rn(float a, float b, Site site = Site::here()) {
+  check_operands("div.rn", site, a, b);
+  return a / b;
+}
+
+FOVEA_DEVICE float sqrt_rn(float x, Site site = Site::here()) {
+  check_operands("sqrt.rn", site, x);
+  return std::sqrt(x);
+}
+
+FOVEA_DEVICE float max_ftz(float a, float b, Site site = Site::here()) {
+  check_operands("max.ftz", site, a, b);
+  return std::fmax(ftz(a), ftz(b));
+}
+
+FOVEA_DEVICE float min_ftz(float a, float b, Site site = Site::here()) {
+  check_operands("min.ftz", site, a, b);
+  return std::fmin(ftz(a), ftz(b));
+}
+
+FOVEA_DEVICE float max_nan(float a, float b, Site site = Site::here()) {
+  check_operands("max.NaN", site, a, b);
+  return a != a || b != b ? std::nanf("") : std::fmax(a, b);
+}
+
+// ---- widths ------------------------------------------------------------------------------------
+
+FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi, Site site = Site::here()) {
+  check_operands("cvt.bf16x2", site, lo, hi);
+  return emulator::encode_bf16(lo) | emulator::encode_bf16(hi) << 16;
+}
+
+FOVEA_DEVICE std::uint32_t cvt_f16x2(float lo, float hi, Site site = Site::here()) {
+  check_operands("cvt.f16x2", site, lo, hi);
+  return emulator::encode_f16(lo) | emulator::encode_f16(hi) << 16;
+}
+
+FOVEA_DEVICE float f32_of_bf16_lo(std::uint32_t pair) { return bit_cast<float>(pair << 16); }
+
+FOVEA_DEVICE float f32_of_bf16_hi(std::uint32_t pair) {
+  return bit_cast<float>(pair & 0xffff0000U);
+}
+
+FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
+  return emulator::decode_f16(pair & 0xffffU);
+}
+
+FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) { return emulator::decode_f16(pair >> 16); }
+
+FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {
+  check_operands("cvt.rna.tf32", site, x);
+  const auto bits = bit_cast<std::uint32_t>(x);
+  const bool is_finite = (bits & 0x7f800000U) != 0x7f800000U;
+  return (is_finite ? bits + 0x1000U : bits) & 0xffffe000U;
+}
+
+FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
+  return emulator::encode_bf16(f32_of_bf16_lo(a) * f32_of_bf16_lo(b)) |
+         emulator::encode_bf16(f32_of_bf16_hi(a) * f32_of_bf16_hi(b)) << 16;
+}
+
+FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+  return emulator::encode_f16(f32_of_f16_lo(a) * f32_of_f16_lo(b)) |
+         emulator::encode_f16(f32_of_f16_hi(a) * f32_of_f16_hi(b)) << 16;
+}
+
+// ---- exact enough for programs -----------------------------------------------------------------
+
+FOVEA_DEVICE float exp_f32(float x, Site site = Site::here()) {
+  check_operands("exp_f32", site, x);
+  return std::exp(x);
+}
+
+FOVEA_DEVICE float log_f32(float x, Site site = Site::here()) {
+  check_operands("log_f32", site, x);
+  return std::log(x);
+}
+
+}  // namespace fovea::cuda::ptx

@@ -1,0 +1,288 @@
+// The state of a launch: threads, warps and CTAs of the wave that runs, work in flight, findings; and the loop that gives fibers
+// their turns. Instructions (instructions.hpp) act on it from the running thread's fiber. Read block.hpp before.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/emulator/block.hpp"
+#include "cuda/emulator/emulator.hpp"
+#include "cuda/emulator/fiber.hpp"
+#include "cuda/emulator/random.hpp"
+#include "cuda/emulator/vector_clock.hpp"
+
+namespace fovea::cuda::emulator {
+
+struct Cta;
+struct Warp;
+
+inline constexpr std::uint32_t kWarpLanes = 32;
+/// The system's share of shared memory lies below.
+inline constexpr std::uint32_t kSharedBase = 1024;
+/// Addresses of the CTA of rank r in its cluster start at r << kRankShift.
+inline constexpr std::uint32_t kRankShift = 24;
+
+/// Work that was issued and may land at any time until somebody waits for it.
+struct Operation {
+  virtual ~Operation() = default;
+  virtual void land(Machine& machine) = 0;
+  bool has_landed = false;
+};
+using OperationRef = std::shared_ptr<Operation>;
+
+/// Why a thread does not run.
+struct Wait {
+  const char* what = "";                 // the instruction
+  const void* object = nullptr;          // the barrier or meeting; wake() names it
+  std::function<std::string()> details;  // of what it waits for, as things stand
+  Site site;
+};
+
+/// Groups of asynchronous copies of one thread, oldest first: cp.async, or bulk stores.
+struct CopyGroups {
+  const char* what = "";
+  AgentId agent = 0;  // 0: none yet
+  std::vector<OperationRef> open;
+  std::deque<std::vector<OperationRef>> committed;
+  std::uint32_t first_time = 1;  // of committed.front()
+  Site last_site;
+
+  std::uint32_t open_time() const {
+    return first_time + static_cast<std::uint32_t>(committed.size());
+  }
+};
+
+/// What a thread wrote to shared memory, of any CTA of its cluster, and did not yet publish to the async proxy.
+class UnfencedWrites {
+ public:
+  struct Write {
+    Cta* cta;
+    ByteRange range;
+  };
+
+  void push_back(Cta* cta, ByteRange range) {
+    if (!writes_.empty()) {
+      Write& last = writes_.back();
+      const bool is_next = last.cta == cta && last.range.begin + last.range.bytes == range.begin;
+      if (is_next) {
+        last.range.bytes += range.bytes;
+        return;
+      }
+    }
+    writes_.push_back({cta, range});
+  }
+  const std::vector<Write>& writes() const { return writes_; }
+  void clear() { writes_.clear(); }
+
+ private:
+  std::vector<Write> writes_;
+};
+
+struct Thread {
+  Cta* cta = nullptr;
+  Warp* warp = nullptr;
+  Dim3 idx;
+  std::uint32_t linear = 0, lane = 0;
+  AgentId agent = 0;
+  const char* role = "";
+  std::unique_ptr<Fiber> fiber;
+  bool is_done = false;
+  const Wait* wait = nullptr;
+
+  VectorClock clock;
+  std::shared_ptr<const VectorClock> snapshot;  // of clock, while no access or join came after it
+  VectorClock released;                         // at the last fence
+  VectorClock to_acquire;                       // from relaxed atomics, until the next fence
+  std::set<std::uint32_t> waves_to_acquire;
+  bool has_fenced = false;
+
+  CopyGroups copies, bulk_stores;
+  UnfencedWrites unfenced;
+};
+
+/// Lanes of a warp that meet at a collective instruction.
+struct Meeting {
+  const char* what = nullptr;
+  std::uint32_t mask = 0, arrived = 0;
+  std::array<void*, kWarpLanes> arguments{};
+  Site site;
+};
+
+struct Warp {
+  Cta* cta = nullptr;
+  std::uint32_t idx = 0;
+  std::array<Thread*, kWarpLanes> lanes{};
+  std::uint32_t existing = 0, alive = 0, ready = 0;
+  Meeting meeting;
+  std::uint64_t meetings_held = 0;
+  std::uint32_t priority = 0;
+  std::uint32_t registers = 0;  // per thread, as setmaxnreg left them
+
+  Thread& first_alive() const;
+};
+
+struct NamedBarrier {
+  std::uint32_t expected = 0, arrived = 0;
+  std::uint64_t generation = 0;
+  Site site;
+  VectorClock clock;                  // of those who came to this generation
+  std::array<VectorClock, 2> passed;  // of completed generations, by parity
+};
+
+struct Cta {
+  Dim3 idx;
+  std::uint32_t rank = 0;  // in its cluster
+  std::uint32_t cluster = 0;
+  std::unique_ptr<std::byte[]> heap;
+  std::unique_ptr<Block> shared;
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::uint32_t alive = 0;
+  std::array<NamedBarrier, 16> barriers;
+  std::uint32_t free_registers = 0;
+};
+
+/// What atomics on one address carried from releasers to acquirers.
+struct AtomicSync {
+  VectorClock clock;
+  std::uint32_t wave = 0;
+  std::set<std::uint32_t> waves;
+};
+
+/// Thrown on a fiber to unwind it when the launch ends early; never leaves the fiber.
+struct LaunchEnded {};
+
+class Machine {
+ public:
+  Machine(Device::State& device, const LaunchConfig& config, const Options& options,
+          const std::function<void()>& kernel);
+  ~Machine();
+
+  Report run();
+
+  // ---- the running thread ----
+  Thread& thread() { return *running_; }
+  Actor actor(const char* what, Site site);
+  std::shared_ptr<const VectorClock> snapshot(Thread& thread);
+  void join(Thread& thread, const VectorClock& clock);
+  /// A new moment of the thread: what it does next is not covered by what it released before.
+  void tick(Thread& thread);
+  /// Sleeps until is_over() holds; looks again after each wake() of the wait's object.
+  void wait_until(const Wait& wait, const std::function<bool()>& is_over);
+  void wake(const void* object);
+  /// Gives others a turn, sometimes.
+  void maybe_yield();
+  /// Gives others a turn, from a loop that polls memory.
+  void spin(const char* what, Site site);
+
+  /// Meets the other lanes; the last to come runs `body` for all, given each lane's argument.
+  void meet(const char* what, void* argument, Site site,
+            const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body,
+            bool must_be_one_line);
+
+  // ---- memory ----
+  struct Place {
+    Block* block = nullptr;
+    ByteRange range{};
+    Cta* cta = nullptr;  // of shared memory
+  };
+  /// Null block when the access is out of bounds or misaligned; then it was reported.
+  Place shared_place(std::uint32_t address, std::uint32_t bytes, std::uint32_t alignment,
+                     const char* what, const Actor& actor);
+  Place global_place(std::uint64_t address, std::uint64_t bytes, std::uint32_t alignment,
+                     const char* what, const Actor& actor);
+  AtomicSync& atomic_sync(std::uint64_t address);
+  bool has_acquired_wave(std::uint32_t wave) const { return acquired_waves_.contains(wave); }
+  bool has_acquired_any_wave() const { return !acquired_waves_.empty(); }
+  void acquire_waves(const std::set<std::uint32_t>& waves);
+  std::uint32_t wave() const { return wave_; }
+
+  // ---- asynchronous work ----
+  AgentId new_agent(const Thread* owner, const char* what);
+  void issue(const OperationRef& operation);
+  void land(Operation& operation);
+  /// A moment chosen by the seed between issue and wait; for work that is not an Operation.
+  Random& random() { return random_; }
+  const Options& options() const { return options_; }
+  const LaunchConfig& config() const { return config_; }
+
+  // ---- findings ----
+  SiteId intern(Site site);
+  Site site(SiteId id) const { return sites_[id]; }
+  void report(Fault fault, const Thread* who, const std::string& text, Site site, Site other = {});
+  void report_race(const Actor& actor, AccessKind kind, const Block& block, ByteRange range,
+                   const Stamp& other, AccessKind other_kind);
+  void report_race_between_ctas(const Actor& actor, AccessKind kind, const Block& block,
+                                ByteRange range);
+  void report_uninitialised(const Actor& actor, const Block& block, ByteRange range);
+  void report_unfenced(const Actor& actor, const Block& block, ByteRange range,
+                       const Stamp& written);
+  std::string describe(const Thread& thread) const;
+  std::string describe(const Block& block, ByteRange range) const;
+  std::string describe_agent(const Stamp& stamp) const;
+  [[noreturn]] void end_launch();
+
+  Cta* cta_of_rank(const Cta& cta, std::uint32_t rank);
+  std::vector<std::unique_ptr<Cta>>& ctas() { return ctas_; }
+
+ private:
+  struct Agent {
+    const Thread* thread;
+    const char* what;  // empty: the thread itself
+  };
+
+  void run_wave(std::uint32_t first_cluster, std::uint32_t clusters);
+  void set_up_cta(std::uint32_t cluster, std::uint32_t rank);
+  void run_threads();
+  Thread* pick();
+  bool land_something();
+  void finish_cta(Cta& cta);
+  void thread_ended(Thread& thread);
+  void report_deadlock();
+  void hold_meeting(Warp& warp, Meeting& meeting,
+                    const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body);
+  void sleep(const Wait& wait);
+  void suspend();
+  static void thread_body(void* thread);
+
+  Device::State& device_;
+  const LaunchConfig& config_;
+  const Options& options_;
+  const std::function<void()>& kernel_;
+  Random random_;
+  Report report_;
+  std::vector<Agent> agents_;
+  std::vector<Site> sites_{Site{}};
+  std::unordered_map<std::uint64_t, SiteId> site_ids_;
+  struct SiteCacheEntry {
+    std::uint64_t key = 0;
+    SiteId id = 0;
+  };
+  std::array<SiteCacheEntry, 1024> site_cache_{};
+  std::vector<std::unique_ptr<Cta>> ctas_;
+  std::vector<Warp*> warps_;
+  std::vector<OperationRef> in_flight_, held_back_;  // land any time; only when asked
+  std::map<std::uint64_t, AtomicSync> atomics_;
+  std::set<std::uint32_t> acquired_waves_;
+  std::uint32_t wave_ = 0;
+  std::uint32_t alive_ = 0;
+  std::uint64_t spins_ = 0;  // since something else happened
+  Thread* running_ = nullptr;
+  Warp* last_warp_ = nullptr;
+  std::uint32_t policy_ = 0;
+  bool takes_high_lanes_first_ = false;
+  bool is_ending_ = false;
+};
+
+/// The launch that runs; kernels run nowhere else.
+Machine& machine();
+
+}  // namespace fovea::cuda::emulator

@@ -1,0 +1,107 @@
+#include <cstring>
+
+#include "cuda/emulator/instructions.hpp"
+#include "cuda/emulator/machine.hpp"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+Machine::Place place_of(const void* address, std::uint32_t bytes, const Actor& actor) {
+  return machine().global_place(reinterpret_cast<std::uintptr_t>(address), bytes, bytes, actor.what,
+                                actor);
+}
+
+/// What fails to be read is NaN in every type.
+void poison(void* to, std::uint32_t bytes) { std::memset(to, 0xff, bytes); }
+
+void release(Thread& self, AtomicSync& sync, const VectorClock& clock) {
+  sync.clock.join(clock);
+  sync.waves.insert(machine().wave());
+  if (machine().has_acquired_any_wave()) {
+    for (std::uint32_t wave = 1; wave < machine().wave(); ++wave) {
+      if (machine().has_acquired_wave(wave)) sync.waves.insert(wave);
+    }
+  }
+  machine().tick(self);
+}
+
+void acquire(Thread& self, const AtomicSync& sync) {
+  machine().join(self, sync.clock);
+  machine().acquire_waves(sync.waves);
+}
+
+}  // namespace
+
+void load_global(const void* from, void* to, std::uint32_t bytes, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(from, bytes, actor);
+  if (place.block == nullptr) return poison(to, bytes);
+  place.block->read(machine(), actor, place.range, to);
+}
+
+void store_global(void* to, const void* from, std::uint32_t bytes, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(to, bytes, actor);
+  if (place.block != nullptr) place.block->write(machine(), actor, place.range, from);
+}
+
+void load_shared(std::uint32_t from, void* to, std::uint32_t bytes, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = machine().shared_place(from, bytes, bytes, what.name, actor);
+  if (place.block == nullptr) return poison(to, bytes);
+  place.block->read(machine(), actor, place.range, to);
+}
+
+void store_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = machine().shared_place(to, bytes, bytes, what.name, actor);
+  if (place.block == nullptr) return;
+  place.block->write(machine(), actor, place.range, from);
+  machine().thread().unfenced.push_back(place.cta, place.range);
+}
+
+void prefetch(const void* from, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  machine().global_place(reinterpret_cast<std::uintptr_t>(from), 1, 1, what.name, actor);
+}
+
+std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instruction what) {
+  machine().maybe_yield();
+  Thread& self = machine().thread();
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(to, sizeof *to, actor);
+  if (place.block == nullptr) return -1;
+  place.block->touch_atomically(machine(), actor, place.range);
+  const std::int32_t old = *to;
+  *to = static_cast<std::int32_t>(static_cast<std::uint32_t>(old) +
+                                  static_cast<std::uint32_t>(value));
+  AtomicSync& sync = machine().atomic_sync(reinterpret_cast<std::uintptr_t>(to));
+  if (order == Order::acq_rel) {
+    acquire(self, sync);
+    release(self, sync, self.clock);
+    return old;
+  }
+  self.to_acquire.join(sync.clock);
+  self.waves_to_acquire.insert(sync.waves.begin(), sync.waves.end());
+  if (self.has_fenced) release(self, sync, self.released);
+  return old;
+}
+
+void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(to, count * sizeof(float), actor);
+  if (place.block == nullptr) return;
+  place.block->touch_atomically(machine(), actor, place.range);
+  for (std::uint32_t i = 0; i < count; ++i) to[i] += values[i];
+}
+
+void fence_acq_rel(Instruction) {
+  Thread& self = machine().thread();
+  machine().join(self, self.to_acquire);
+  machine().acquire_waves(self.waves_to_acquire);
+  self.released = self.clock;
+  self.has_fenced = true;
+  machine().tick(self);
+}
+
+}  // namespace fovea::cuda::emulator

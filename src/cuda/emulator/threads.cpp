@@ -1,0 +1,32 @@
+#include <fmt/format.h>
+
+#include "cuda/emulator/instructions.hpp"
+#include "cuda/emulator/machine.hpp"
+
+namespace fovea::cuda::emulator {
+
+Dim3 thread_idx() { return machine().thread().idx; }
+Dim3 block_idx() { return machine().thread().cta->idx; }
+Dim3 block_dim() { return machine().config().block; }
+Dim3 grid_dim() { return machine().config().grid; }
+std::uint32_t lane_idx() { return machine().thread().lane; }
+std::uint32_t warp_idx() { return machine().thread().warp->idx; }
+void set_role(const char* role) { machine().thread().role = role; }
+
+std::uint32_t dynamic_shared() {
+  return (machine().thread().cta->rank << kRankShift) + kSharedBase;
+}
+
+void trap(Site site) {
+  machine().report(Fault::trap, &machine().thread(), "ends the grid", site);
+  machine().end_launch();
+}
+
+void report_in_flight(Instruction what) {
+  machine().report(
+      Fault::accumulator_in_flight, &machine().thread(),
+      fmt::format("uses by {} what an accumulator held before its wgmma.wait_group", what.name),
+      what.site);
+}
+
+}  // namespace fovea::cuda::emulator

@@ -1,0 +1,90 @@
+// What lanes of a warp and threads of a CTA do together.
+
+#include "ptx/warp.cuh"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "cuda/emulator/emulator.hpp"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+constexpr LaunchConfig kOneWarp{.block = {32, 1, 1}, .shared_bytes = 4096};
+
+TEST(Warp, ShuffleGivesTheOtherLanesValue) {
+  Device device;
+  auto* out = device.buffer<int>("out", 64);
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    const int lane = ptx::lane_idx();
+    ptx::st_global(out + lane, ptx::shfl_bfly(lane * 10, 5));
+    ptx::st_global(out + 32 + lane, ptx::shfl_idx(lane * 10, 31 - lane));
+  });
+  EXPECT_EQ(report.text(), "");
+  for (int lane = 0; lane < 32; ++lane) {
+    EXPECT_EQ(out[lane], (lane ^ 5) * 10);
+    EXPECT_EQ(out[32 + lane], (31 - lane) * 10);
+  }
+}
+
+TEST(Warp, BallotHasABitForEachLane) {
+  Device device;
+  auto* out = device.buffer<std::uint32_t>("out", 32);
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    const int lane = ptx::lane_idx();
+    ptx::st_global(out + lane, ptx::ballot(lane % 3 == 0));
+  });
+  EXPECT_EQ(report.text(), "");
+  EXPECT_EQ(out[7], 0x49249249U);
+}
+
+TEST(Warp, BlocksOfTheGridAreAllRun) {
+  Device device;
+  auto* out = device.buffer<int>("out", 2 * 3 * 32);
+  const LaunchConfig config{.grid = {2, 3, 1}, .block = {32, 1, 1}};
+  const Report report = device.launch(config, {}, [&] {
+    const ptx::Index3 cta = ptx::block_idx(), grid = ptx::grid_dim();
+    ptx::st_global(out + (cta.y * grid.x + cta.x) * 32 + ptx::thread_idx().x, cta.x + 10 * cta.y);
+  });
+  EXPECT_EQ(report.text(), "");
+  EXPECT_EQ(out[5 * 32 + 31], 21);
+}
+
+TEST(Warp, LdmatrixSpreadsRowsOverLanes) {
+  Device device;
+  auto* out = device.buffer<std::uint32_t>("out", 64);
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    const int lane = ptx::lane_idx();
+    const ptx::SharedAddress row = ptx::dynamic_shared() + 16 * lane;
+    for (int i = 0; i < 8; ++i) {
+      ptx::st_shared(row + 2 * i, static_cast<std::uint16_t>(100 * lane + i));
+    }
+    ptx::sync_warp();
+    ptx::st_global(out + lane, ptx::ldmatrix_x4(row).y);
+    ptx::st_global(out + 32 + lane, ptx::ldmatrix_x4_trans(row).y);
+  });
+  EXPECT_EQ(report.text(), "");
+  const int row = 13 / 4, column = 2 * (13 % 4);
+  const auto element = [](int r, int c) { return static_cast<std::uint32_t>(100 * (8 + r) + c); };
+  EXPECT_EQ(out[13], element(row, column) | element(row, column + 1) << 16);
+  EXPECT_EQ(out[32 + 13], element(column, row) | element(column + 1, row) << 16);
+}
+
+TEST(Warp, LanesAtDifferentInstructionsAreReported) {
+  Device device;
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    if (ptx::lane_idx() < 16) {
+      ptx::sync_warp();
+    } else {
+      ptx::ballot(true);
+    }
+  });
+  ASSERT_TRUE(report.has(Fault::divergence)) << report.text();
+  EXPECT_THAT(report.text(), testing::HasSubstr("bar.warp.sync"));
+}
+
+}  // namespace
+}  // namespace fovea::cuda::emulator
