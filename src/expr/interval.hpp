@@ -60,7 +60,6 @@ class IntervalProgram {
   /// The operands of node i, as indices into nodes().
   const std::vector<int>& operands(std::size_t i) const { return steps_[i].operands; }
 
- private:
   struct Term {
     int node = 0;
     double factor = 1;
@@ -70,6 +69,13 @@ class IntervalProgram {
     double constant = 0;
     std::vector<Term> terms;
   };
+  /// How node i, a sum, or the difference of a comparison's operands, is bounded as a whole; null: operand by operand.
+  const Affine* affine(std::size_t i) const {
+    const int affine = steps_[i].affine;
+    return affine < 0 ? nullptr : &affines_[static_cast<std::size_t>(affine)];
+  }
+
+ private:
   struct Step {
     const Node* node = nullptr;
     std::array<int, 3> first{};  // the first three operands, at hand

@@ -1,0 +1,245 @@
+// What printed score and mask programs call (expr/print_cuda.hpp): ints that wrap, floats as the contract wants them, loads from
+// captured tensors. Read range.cuh for the same operations on ranges.
+//
+// Everything here means what src/expr/node.hpp says and src/reference/evaluate.cpp does in fp64. Of the floats, errors in ulp:
+//   + - * abs floor min max / sqrt   rounded once (a product and a sum may become one fma, which rounds less)
+//   approx_div                       1.5, printed where no comparison or rounding to whole numbers can see it
+//   exp exp2 log log2                4   by ex2.approx and lg2.approx behind an exact reduction
+//   tanh sigmoid                     4   relative, so that softcap(s) = s for small s, too
+//   rsqrt pow                        1; pow: 2^-21 |b log2 a| relative, beside 4
+// Note: tanh.approx has a relative error of 2^-11. A softcap of 50 then moves a score of 30 by 0.015, and its probability by 1.5 %:
+// eight times what rounding a probability to bf16 does. So tanh goes by ex2 and rcp, in every precision.
+#pragma once
+
+#include "common/position.cuh"
+#include "ptx/base.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "shared/captures.h"
+
+namespace fovea::cuda::program {
+
+inline constexpr std::int32_t kLeastInt = -2147483647 - 1;
+inline constexpr std::int32_t kGreatestInt = 2147483647;
+
+FOVEA_DEVICE float infinity() { return ptx::bit_cast<float>(0x7f800000U); }
+FOVEA_DEVICE float nan() { return ptx::bit_cast<float>(0x7fc00000U); }
+
+// ---- ints: 32 bits that wrap -------------------------------------------------------------------
+
+struct Int {
+  std::int32_t value;
+  Int() = default;
+  FOVEA_DEVICE_MEMBER Int(std::int32_t from) : value(from) {}  // NOLINT: literals in formulas
+};
+
+FOVEA_DEVICE std::uint32_t bits(Int a) { return static_cast<std::uint32_t>(a.value); }
+FOVEA_DEVICE Int int_of_bits(std::uint32_t bits) { return static_cast<std::int32_t>(bits); }
+
+FOVEA_DEVICE Int operator+(Int a, Int b) { return int_of_bits(bits(a) + bits(b)); }
+FOVEA_DEVICE Int operator-(Int a, Int b) { return int_of_bits(bits(a) - bits(b)); }
+FOVEA_DEVICE Int operator*(Int a, Int b) { return int_of_bits(bits(a) * bits(b)); }
+FOVEA_DEVICE Int operator-(Int a) { return int_of_bits(0U - bits(a)); }
+FOVEA_DEVICE Int operator&(Int a, Int b) { return a.value & b.value; }
+FOVEA_DEVICE Int operator|(Int a, Int b) { return a.value | b.value; }
+FOVEA_DEVICE Int operator^(Int a, Int b) { return a.value ^ b.value; }
+FOVEA_DEVICE Int operator~(Int a) { return ~a.value; }
+/// Amounts count modulo 32; >> keeps the sign.
+FOVEA_DEVICE Int operator<<(Int a, Int b) { return int_of_bits(bits(a) << (bits(b) & 31U)); }
+FOVEA_DEVICE Int operator>>(Int a, Int b) { return a.value >> (bits(b) & 31U); }
+
+FOVEA_DEVICE bool operator<(Int a, Int b) { return a.value < b.value; }
+FOVEA_DEVICE bool operator<=(Int a, Int b) { return a.value <= b.value; }
+FOVEA_DEVICE bool operator>(Int a, Int b) { return a.value > b.value; }
+FOVEA_DEVICE bool operator>=(Int a, Int b) { return a.value >= b.value; }
+FOVEA_DEVICE bool operator==(Int a, Int b) { return a.value == b.value; }
+FOVEA_DEVICE bool operator!=(Int a, Int b) { return a.value != b.value; }
+
+FOVEA_DEVICE Int min(Int a, Int b) { return a < b ? a : b; }
+FOVEA_DEVICE Int max(Int a, Int b) { return a < b ? b : a; }
+FOVEA_DEVICE Int abs(Int a) { return a < 0 ? -a : a; }
+
+/// Rounds to -inf; by zero gives 0, and the least int by -1 wraps. Neither of the two reaches the division.
+FOVEA_DEVICE Int floor_div(Int a, Int b) {
+  if (b == 0 || b == -1) return b == 0 ? Int(0) : -a;
+  const std::int32_t quotient = a.value / b.value;
+  const std::int32_t remainder = a.value - quotient * b.value;
+  return quotient - static_cast<std::int32_t>(remainder != 0 && (remainder ^ b.value) < 0);
+}
+
+/// Has the sign of b; by zero gives 0.
+FOVEA_DEVICE Int mod(Int a, Int b) {
+  if (b == 0 || b == -1) return 0;
+  const std::int32_t remainder = a.value % b.value;
+  return remainder != 0 && (remainder ^ b.value) < 0 ? remainder + b.value : remainder;
+}
+
+// ---- conversions -------------------------------------------------------------------------------
+
+FOVEA_DEVICE Int to_int(bool a) { return a ? 1 : 0; }
+
+/// Towards zero, saturated; NaN gives 0.
+FOVEA_DEVICE Int to_int(float a) {
+  if (!(a > -0x1p+31F)) return a != a ? 0 : kLeastInt;
+  return a < 0x1p+31F ? static_cast<std::int32_t>(a) : kGreatestInt;
+}
+
+FOVEA_DEVICE float to_float(Int a) { return static_cast<float>(a.value); }
+FOVEA_DEVICE float to_float(bool a) { return a ? 1.0F : 0.0F; }
+
+// ---- floats ------------------------------------------------------------------------------------
+
+FOVEA_DEVICE bool is_nan(float a) { return a != a; }
+FOVEA_DEVICE float abs(float a) {
+  return ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(a) & 0x7fffffffU);
+}
+FOVEA_DEVICE float with_sign_of(float magnitude, float sign) {
+  return ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(magnitude) |
+                              (ptx::bit_cast<std::uint32_t>(sign) & 0x80000000U));
+}
+
+/// A NaN on either side gives NaN.
+FOVEA_DEVICE float max(float a, float b) { return ptx::max_nan(a, b); }
+FOVEA_DEVICE float min(float a, float b) { return -ptx::max_nan(-a, -b); }
+
+/// Beyond 2^23 every float is whole; below, the way through an int is exact.
+FOVEA_DEVICE float floor(float a) {
+  if (!(abs(a) < 0x1p+23F)) return a;
+  const float whole = static_cast<float>(static_cast<std::int32_t>(a));
+  return with_sign_of(abs(whole > a ? whole - 1.0F : whole), a);
+}
+
+FOVEA_DEVICE float floor_div(float a, float b) { return floor(ptx::div_rn(a, b)); }
+
+/// The exact remainder, with the sign of b: |a| less multiples of |b| 2^k, k falling. A step for each bit of the quotient.
+FOVEA_DEVICE float mod(float a, float b) {
+  const float divisor = abs(b);
+  float rest = abs(a);
+  if (!(rest < infinity()) || !(divisor > 0)) return nan();
+  float multiple = divisor;
+  while (multiple <= 0.5F * rest) multiple += multiple;
+  for (; divisor <= multiple && multiple < infinity(); multiple *= 0.5F) {
+    if (rest >= multiple) rest -= multiple;
+  }
+  const float remainder = with_sign_of(rest, a);
+  return remainder != 0 && (remainder < 0) != (b < 0) ? remainder + b : remainder;
+}
+
+FOVEA_DEVICE float div(float a, float b) { return ptx::div_rn(a, b); }
+
+/// a / b as a product with 1 / b, which leaves loops where b does. Scaled where 1 / b would be denormal, or b is.
+FOVEA_DEVICE float approx_div(float a, float b) {
+  const float magnitude = abs(b);
+  const float scale = magnitude > 0x1p+125F ? 0x1p-64F : magnitude < 0x1p-125F ? 0x1p+64F : 1.0F;
+  return a * ptx::rcp_approx_ftz(b * scale) * scale;
+}
+
+FOVEA_DEVICE float sqrt(float a) { return ptx::sqrt_rn(a); }
+FOVEA_DEVICE float rsqrt(float a) { return ptx::div_rn(1.0F, ptx::sqrt_rn(a)); }
+
+FOVEA_DEVICE float exp(float a) { return ptx::exp_f32(a); }
+FOVEA_DEVICE float log(float a) { return ptx::log_f32(a); }
+
+/// Denormal results included: ex2.approx.ftz alone would make them zero.
+FOVEA_DEVICE float exp2(float a) {
+  const bool is_tiny = a < -100.0F;
+  const float power = ptx::ex2_approx_ftz(is_tiny ? a + 64.0F : a);
+  return is_tiny ? power * 0x1p-64F : power;
+}
+
+/// Whole at powers of two. Near 1 by way of the natural logarithm's series, which keeps the relative error that lg2.approx loses.
+FOVEA_DEVICE float log2(float a) {
+  if (a > 0.75F && a < 1.25F) return ptx::log_f32(a) * 0x1.715476p+0F;
+  const bool is_tiny = a < 0x1p-100F;
+  const float log2_a = ptx::lg2_approx_ftz(is_tiny ? a * 0x1p+64F : a);
+  return is_tiny ? log2_a - 64.0F : log2_a;
+}
+
+/// By e^(2|x|) from 0.55 on, by a polynomial below: its relative error on [0, 0.55] is 2e-9, a minimax fit of (tanh x / x - 1) / x^2.
+FOVEA_DEVICE float tanh(float a) {
+  const float x = abs(a);
+  const float e = ptx::ex2_approx_ftz(x * 0x1.715476p+1F);
+  const float large = 1.0F - 2.0F * ptx::rcp_approx_ftz(e + 1.0F);
+  const float x2 = a * a;
+  float p = ptx::fma_rn(x2, -0x1.acc5a4p-8F, 0x1.5c8860p-6F);
+  p = ptx::fma_rn(x2, p, -0x1.b99384p-5F);
+  p = ptx::fma_rn(x2, p, 0x1.110fc0p-3F);
+  p = ptx::fma_rn(x2, p, -0x1.555554p-2F);
+  return x < 0.55F ? ptx::fma_rn(a, x2 * p, a) : with_sign_of(large, a);
+}
+
+/// 1 / (1 + e^-a), which is 0 where e^-a is infinite.
+FOVEA_DEVICE float sigmoid(float a) { return approx_div(1.0F, 1.0F + ptx::exp_f32(-a)); }
+
+FOVEA_DEVICE bool is_whole(float a) { return floor(a) == a; }
+FOVEA_DEVICE bool is_odd(float a) { return is_whole(a) && !is_whole(0.5F * a); }
+
+/// With the special cases of C's pow: a^0 and 1^b are 1 for NaN too, a negative base wants a whole exponent.
+FOVEA_DEVICE float pow(float a, float b) {
+  if (b == 0 || a == 1) return 1.0F;
+  const float base = abs(a);
+  if (a < 0 && base < infinity() && !is_whole(b)) return nan();
+  const float power = base == 1 ? 1.0F : exp2(b * log2(base));
+  return is_odd(b) ? with_sign_of(power, a) : power;
+}
+
+// ---- captured tensors and scalars --------------------------------------------------------------
+
+struct Bool {
+  std::uint8_t byte;
+};
+struct F16 {
+  std::uint16_t bits;
+};
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+/// What an element is in a program: any non-zero byte is true, i64 saturates.
+FOVEA_DEVICE bool value_of(Bool a) { return a.byte != 0; }
+FOVEA_DEVICE Int value_of(std::uint8_t a) { return static_cast<std::int32_t>(a); }
+FOVEA_DEVICE Int value_of(std::int8_t a) { return static_cast<std::int32_t>(a); }
+FOVEA_DEVICE Int value_of(std::int32_t a) { return a; }
+FOVEA_DEVICE Int value_of(std::int64_t a) {
+  const std::int64_t limited = a < kLeastInt ? kLeastInt : a > kGreatestInt ? kGreatestInt : a;
+  return static_cast<std::int32_t>(limited);
+}
+FOVEA_DEVICE float value_of(float a) { return a; }
+FOVEA_DEVICE float value_of(F16 a) { return ptx::f32_of_f16_lo(a.bits); }
+FOVEA_DEVICE float value_of(Bf16 a) { return ptx::f32_of_bf16_lo(a.bits); }
+
+/// An index out of range reads the nearest element. A tensor has elements: the host refuses others.
+FOVEA_DEVICE std::int64_t clamped(Int index, std::int32_t extent) {
+  return min(max(index, 0), extent - 1).value;
+}
+
+/// Loads go by the read-only path, so that the compiler keeps what a loop does not change.
+template <class Element>
+FOVEA_DEVICE auto element_at(const CapturedTensorParam& tensor, std::int64_t offset) {
+  return value_of(ptx::ld_global_nc(static_cast<const Element*>(tensor.data) + offset));
+}
+
+/// tensor[indices...]; slot, element and rank are printed, all else is a parameter.
+template <std::int32_t slot, class Element, class... Index>
+FOVEA_DEVICE auto load(const Captures& captures, Index... indices) {
+  const CapturedTensorParam& tensor = captures.tensors[slot];
+  std::int32_t dim = 0;
+  std::int64_t offset = 0;
+  ((offset += clamped(indices, tensor.shape[dim]) * tensor.strides[dim], ++dim), ...);
+  return element_at<Element>(tensor, offset);
+}
+
+template <std::int32_t slot>
+FOVEA_DEVICE Int int_scalar(const Captures& captures) {
+  return captures.scalars[slot];
+}
+template <std::int32_t slot>
+FOVEA_DEVICE bool bool_scalar(const Captures& captures) {
+  return captures.scalars[slot] != 0;
+}
+template <std::int32_t slot>
+FOVEA_DEVICE float float_scalar(const Captures& captures) {
+  return ptx::bit_cast<float>(captures.scalars[slot]);
+}
+
+}  // namespace fovea::cuda::program

@@ -1,0 +1,132 @@
+// The kv tiles that a row of tiles must visit, found on the way: each lane of a warp classifies one tile, a vote gathers 32 answers. No
+// list in memory, nothing to build, any lengths.
+//
+// Two levels, so that what is far from a window or behind a diagonal costs nothing: a lane first classifies a group of 32 tiles, and
+// only groups that are partial are looked into. Steps of one row of 64k keys in tiles of 64: window 2 to 3, causal 2, documents 1 + one
+// for each group that a document's edge cuts; a flat scan takes 32. A step is one evaluation of the printed tile kind (about 20
+// instructions for causal or window) and two votes.
+//
+//   TileWalk<Mods> walk(rows, {.begin = 0, .end = tiles, .keys = 64}, p.captures);
+//   for (VisitedTile tile; walk.next(tile);) visit(tile.idx, tile.is_full);
+//
+// Every warp of a CTA that walks gets the same tiles; all 32 lanes must be converged at next().
+#pragma once
+
+#include "common/position.cuh"
+#include "ptx/warp.cuh"
+#include "shared/captures.h"
+
+namespace fovea::cuda {
+
+/// kv tiles [begin, end) of `keys` keys each; the last may be cut by seqlen_kv. A split of the keys is a part of the range.
+struct TileRange {
+  std::int32_t begin, end, keys;
+};
+
+struct VisitedTile {
+  std::int32_t idx;
+  bool is_full;  // every existing key of the tile is visible to every existing row
+};
+
+enum class WalkOrder : std::uint8_t { rising, falling };
+
+template <class Mods, WalkOrder order = WalkOrder::rising>
+class TileWalk {
+ public:
+  /// `rows` says which rows; its kv range is not read.
+  FOVEA_DEVICE_MEMBER TileWalk(const TileSpan& rows, const TileRange& tiles,
+                               const Captures& captures)
+      : rows_(rows), tiles_(tiles), captures_(captures) {
+    const std::int32_t end = (rows.seqlen_kv + tiles.keys - 1) / tiles.keys;
+    tiles_.end = end < tiles.end ? end : tiles.end;
+    const bool is_empty = tiles_.begin >= tiles_.end || rows.q_begin >= rows.q_end;
+    num_tops_ = is_empty ? 0 : (tiles_.end - tiles_.begin - 1) / kTilesPerTop + 1;
+  }
+
+  /// The next tile that is not empty; false behind the last one.
+  FOVEA_DEVICE_MEMBER bool next(VisitedTile& tile) {
+    while (in_group_.is_done()) {
+      if (in_top_.is_done() && next_top_ == num_tops_) return false;
+      descend();
+    }
+    const std::int32_t lane = in_group_.take();
+    tile = {group_begin_ + in_order(lane, 32), in_group_.is_full(lane)};
+    return true;
+  }
+
+ private:
+  static constexpr std::int32_t kTilesPerGroup = 32;
+  static constexpr std::int32_t kTilesPerTop = 32 * kTilesPerGroup;
+
+  /// Answers of 32 lanes, in the order of the walk.
+  struct Answers {
+    std::uint32_t visible = 0, full = 0;
+    FOVEA_DEVICE_MEMBER bool is_done() const { return visible == 0; }
+    FOVEA_DEVICE_MEMBER bool is_full(std::int32_t lane) const { return (full >> lane & 1U) != 0; }
+    FOVEA_DEVICE_MEMBER std::int32_t take() {
+      const std::uint32_t lowest = visible & (0U - visible);
+      visible ^= lowest;
+      // The exponent of a power of two: every compiler of this text knows how.
+      const auto power = static_cast<float>(lowest);
+      return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
+    }
+  };
+
+  /// The i-th of `count` in the order of the walk: a falling one counts from the last.
+  FOVEA_DEVICE std::int32_t in_order(std::int32_t i, std::int32_t count) {
+    return order == WalkOrder::rising ? i : count - 1 - i;
+  }
+
+  /// Each lane answers for `width` tiles.
+  FOVEA_DEVICE_MEMBER Answers classify(std::int32_t begin, std::int32_t width) const {
+    const std::int32_t first = begin + in_order(ptx::lane_idx(), 32) * width;
+    const std::int32_t last = first + width < tiles_.end ? first + width : tiles_.end;
+    TileKind kind = TileKind::empty;
+    if (first < last) {
+      TileSpan span = rows_;
+      span.kv_begin = first * tiles_.keys;
+      const std::int64_t end = static_cast<std::int64_t>(last) * tiles_.keys;
+      span.kv_end = end < rows_.seqlen_kv ? static_cast<std::int32_t>(end) : rows_.seqlen_kv;
+      kind = Mods::tile_kind(span, captures_);
+    }
+    return {ptx::ballot(kind != TileKind::empty), ptx::ballot(kind == TileKind::full)};
+  }
+
+  /// A top of one group, which is not known to be full; or a group of full tiles.
+  FOVEA_DEVICE_MEMBER Answers existing(bool is_top) const {
+    if (is_top) return {1U << in_order(0, 32), 0};
+    const std::uint32_t tiles =
+        ptx::ballot(group_begin_ + in_order(ptx::lane_idx(), 32) < tiles_.end);
+    return {tiles, tiles};
+  }
+
+  /// Opens the next group of tiles, or where there is none the next 32 groups. One place calls the printed code, for its size.
+  FOVEA_DEVICE_MEMBER void descend() {
+    const bool is_top = in_top_.is_done();
+    bool is_known = false;
+    if (is_top) {
+      top_begin_ = tiles_.begin + in_order(next_top_++, num_tops_) * kTilesPerTop;
+      group_begin_ = top_begin_;
+      is_known = tiles_.end - top_begin_ <= kTilesPerGroup;  // its tiles say more than one group
+    } else {
+      const std::int32_t lane = in_top_.take();
+      group_begin_ = top_begin_ + in_order(lane, 32) * kTilesPerGroup;
+      is_known = in_top_.is_full(lane);
+    }
+    const Answers answers =
+        is_known ? existing(is_top) : classify(group_begin_, is_top ? kTilesPerGroup : 1);
+    (is_top ? in_top_ : in_group_) = answers;
+  }
+
+  const TileSpan& rows_;
+  TileRange tiles_;
+  const Captures& captures_;
+  std::int32_t num_tops_;
+  std::int32_t next_top_ = 0;
+  std::int32_t top_begin_ = 0;
+  std::int32_t group_begin_ = 0;
+  Answers in_top_;
+  Answers in_group_;
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,61 @@
+// Programs as CUDA C++: the `struct Mods` that a kernel is compiled with. What the text calls is in
+// cuda/device/common/program.cuh (values) and range.cuh (ranges); NVRTC and the host compiler both read it.
+//
+//   struct Mods {
+//     static constexpr bool has_score, has_mask, mask_reads_tensors;
+//     static float score(float score, const Position&, const Captures&);     // after the scale
+//     static bool mask(const Position&, const Captures&);                    // true: visible
+//     static TileKind tile_kind(const TileSpan&, const Captures&);           // interval.hpp as code
+//   };
+//
+// The text follows from the formulas alone: contents, addresses, strides, lengths and scalars are parameters. Parts that are
+// shared are computed once; loads are unconditional and read-only, so that a compiler moves those of a row out of a loop over keys.
+// tile_kind claims empty and full only when IntervalProgram would, on the tile as one box. A program that may yield -inf is no mask:
+// its tiles stay full, as on CPUs, and the softmax hides the key.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fovea/expr.hpp"
+
+#include "expr/node.hpp"
+
+namespace fovea::expr {
+
+/// Whose capture: the two programs of a problem may use one name for two things.
+enum class ProgramRole : std::uint8_t { score, mask };
+
+inline constexpr int kNoRangeTable = -1;
+
+/// Captures.tensors[i] of the text is the i-th of these.
+struct CudaTensorSlot {
+  ProgramRole role = ProgramRole::score;
+  std::string name;
+  Dtype dtype = Dtype::f32;
+  int rank = 1;
+  /// The dimension that positions run along in a mask: tile_kind reads a table of its ranges, where there is one.
+  int range_dim = kNoRangeTable;
+};
+
+/// Captures.scalars[i] of the text is the i-th of these.
+struct CudaScalarSlot {
+  ProgramRole role = ProgramRole::score;
+  std::string name;
+  ExprType type = ExprType::floating;
+};
+
+struct CudaProgram {
+  std::string mods;  // inside namespace fovea::cuda
+  std::vector<CudaTensorSlot> tensors;
+  std::vector<CudaScalarSlot> scalars;
+};
+
+/// How comments call the slots: by number, so that programs which differ in names alone have one text and share a kernel; or as
+/// the formulas do, for people.
+enum class SlotNames : std::uint8_t { numbered, written };
+
+CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask,
+                       SlotNames names = SlotNames::numbered);
+
+}  // namespace fovea::expr
