@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fovea next to PyTorch on the CPU: one process, the same tensors, contenders taking turns.
 
-usage: cpu_peers.py --library libfovea.so [--threads 1,all] [--dtypes f32,f16,bf16] [--rounds 9] [--json FILE]
+usage: cpu_peers.py --library libfovea.so [--threads 1,all] [--dtypes f32,f16,bf16] [--rounds 9] [--seconds S] [--json FILE]
 
 Four tables: attention against PyTorch's scaled_dot_product_attention and against the f32 2048^3 matrix product of
 PyTorch's BLAS; forward and backward together, likewise, against its autograd; what masks cost against the share that they
@@ -10,6 +10,9 @@ the median over rounds, and in each round every contender runs once, so a machin
 GFLOP/s count 4 * batch * heads * visible pairs * head_dim (3.5 times that for forward and backward), with peers'
 convention of half of all pairs for causal. Tensors are [batch, heads, seqlen, head_dim] in memory, which is PyTorch's own layout; Fovea gets strides. PyTorch allocates its
 output, Fovea runs a plan (backward: the plan that the runtime remembers). Results are compared, because a wrong result has no speed.
+
+--json is written anew after every case, so a run that is cut off keeps what it has. With --seconds a case takes fewer rounds, but
+three at least, once it has used its share of the time left; cases for which none is left are named and not measured.
 """
 
 import argparse
@@ -37,13 +40,14 @@ DECODE_SHAPE = (1, 8, 32768, 128)
 DECODE_BYTES_TO_CYCLE = 1 << 30  # so much memory is walked before a byte is read again: beyond any cache
 MATMUL_SIZE = 2048
 PAUSE_S = 0.02  # between turns: another library's threads stop spinning
+LEAST_ROUNDS = 3  # a median of fewer is no median
 
 
 class Contest:
-    """Contenders that take turns; `medians` are seconds."""
+    """Contenders that take turns; `medians` are seconds. Stops after `rounds`, or when `setup.case_end` has passed."""
 
-    def __init__(self, rounds):
-        self.rounds, self.contenders = rounds, {}
+    def __init__(self, setup, rounds=None):
+        self.setup, self.rounds, self.contenders = setup, rounds or setup.rounds, {}
 
     def add(self, name, call):
         self.contenders[name] = call
@@ -52,12 +56,15 @@ class Contest:
         times = {name: [] for name in self.contenders}
         for call in self.contenders.values():
             call()  # first calls make plans, threads and pages
-        for _ in range(self.rounds):
+        for done in range(self.rounds):
+            if done >= LEAST_ROUNDS and time.monotonic() > self.setup.case_end:
+                break
             for name, call in self.contenders.items():
                 time.sleep(PAUSE_S)
                 begin = time.perf_counter()
                 call()
                 times[name].append(time.perf_counter() - begin)
+        self.setup.rounds_of_case = len(next(iter(times.values())))
         return {name: statistics.median(taken) for name, taken in times.items()}
 
 
@@ -138,7 +145,7 @@ def measure_backward(setup, case, dtype):
     def autograd():
         return torch.autograd.grad(sdpa(*inputs, is_causal=causal), inputs, dout)
 
-    contest = Contest(setup.rounds)
+    contest = Contest(setup)
     contest.add("fovea", ours)
     contest.add("torch", autograd)
     contest.add("matmul", matmul_call())
@@ -160,7 +167,7 @@ def measure_forward(setup, case, dtype):
     batch, heads, seqlen, head_dim, causal = case
     q, k, v = (torch.randn(batch, heads, seqlen, head_dim, dtype=DTYPES[dtype]) for _ in range(3))
     ours = FoveaCall(setup.library, setup.runtime, q, k, v, causal=int(causal))
-    contest = Contest(setup.rounds)
+    contest = Contest(setup)
     contest.add("fovea", ours)
     contest.add("torch", lambda: sdpa(q, k, v, is_causal=causal))
     contest.add("matmul", matmul_call())
@@ -190,7 +197,7 @@ def measure_masks(setup, dtype):
     masks = {"causal": ({"causal": 1}, visible_share(seqlen, None)),
              f"causal window {MASK_WINDOW},0": (
                  {"causal": 1, "has_window_left": 1, "window_left": MASK_WINDOW}, visible_share(seqlen, MASK_WINDOW))}
-    contest = Contest(setup.rounds)
+    contest = Contest(setup)
     contest.add("full", FoveaCall(setup.library, setup.runtime, q, k, v))
     for name, (fields, _) in masks.items():
         contest.add(name, FoveaCall(setup.library, setup.runtime, q, k, v, **fields))
@@ -227,7 +234,7 @@ def measure_decode(setup, dtype):
         for t in pairs[i]:
             t.view(torch.int64).sum()
 
-    contest = Contest(max(setup.rounds, num_copies))
+    contest = Contest(setup, max(setup.rounds, num_copies))
     contest.add("fovea", taking_turns(lambda i: calls[i]()))
     contest.add("torch", taking_turns(lambda i: sdpa(q, *pairs[i])))
     contest.add("read", taking_turns(read))
@@ -289,6 +296,7 @@ class Setup:
         torch.set_num_threads(threads)
         self.library, self.runtime = library, library.runtime(threads)
         self.threads, self.rounds, self.has_amx = threads, rounds, has_amx
+        self.case_end, self.rounds_of_case = math.inf, 0
 
 
 def parse_args():
@@ -298,8 +306,48 @@ def parse_args():
     parser.add_argument("--dtypes", default="f32,f16,bf16")
     parser.add_argument("--tables", default="forward,backward,masks,decode")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time for the whole run (default: as long as it takes)")
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file")
     return parser.parse_args()
+
+
+def cases_of(tables, dtypes):
+    """(table, what, measure(setup)) of every case; measure gives a list of rows."""
+    for dtype in dtypes:
+        for table, measure in (("forward", measure_forward), ("backward", measure_backward)):
+            for case in FORWARD_CASES if table in tables else ():
+                yield table, f"{dtype}, {table}, {case_name(case)}", lambda s, m=measure, c=case, d=dtype: [m(s, c, d)]
+        if "masks" in tables:
+            yield "masks", f"{dtype}, masks", lambda s, d=dtype: measure_masks(s, d)
+        if "decode" in tables:
+            yield "decode", f"{dtype}, decode", lambda s, d=dtype: [measure_decode(s, d)]
+
+
+def keep(path, results):
+    """Written aside and renamed: a run that is killed leaves the figures before it or with it, never half."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(aside, path)
+
+
+def measure_all(args, library, here, results):
+    counts = sorted({here["cores"] if word == "all" else int(word) for word in args.threads.split(",")})
+    cases = list(cases_of(args.tables.split(","), args.dtypes.split(",")))
+    left = len(counts) * len(cases)
+    end = time.monotonic() + args.seconds
+    for threads in counts:
+        setup = Setup(library, threads, args.rounds, here["has_amx"])
+        for table, what, measure in cases:
+            now = time.monotonic()
+            if now >= end:
+                results["not_measured"].append(f"{threads} threads, {what}")
+                continue
+            setup.case_end = now + (end - now) / left
+            left -= 1
+            progress(f"{threads} threads, {what}")
+            results[table] += [{**row, "rounds": setup.rounds_of_case} for row in measure(setup)]
+            if args.json:
+                keep(args.json, results)
 
 
 def main():
@@ -307,30 +355,18 @@ def main():
     torch.manual_seed(0)
     library = fovea.Library(args.library)
     here = machine(library)
-    counts = sorted({here["cores"] if word == "all" else int(word) for word in args.threads.split(",")})
-    rows = {table: [] for table in args.tables.split(",")}
-    for threads in counts:
-        setup = Setup(library, threads, args.rounds, here["has_amx"])
-        for dtype in args.dtypes.split(","):
-            for case in FORWARD_CASES if "forward" in rows else ():
-                progress(f"{threads} threads, {dtype}, {case}")
-                rows["forward"].append(measure_forward(setup, case, dtype))
-            for case in FORWARD_CASES if "backward" in rows else ():
-                progress(f"{threads} threads, {dtype}, backward, {case}")
-                rows["backward"].append(measure_backward(setup, case, dtype))
-            if "masks" in rows:
-                progress(f"{threads} threads, {dtype}, masks")
-                rows["masks"] += measure_masks(setup, dtype)
-            if "decode" in rows:
-                progress(f"{threads} threads, {dtype}, decode")
-                rows["decode"].append(measure_decode(setup, dtype))
+    tables = args.tables.split(",")
+    results = {"machine": here, "rounds": args.rounds, "not_measured": [], **{table: [] for table in tables}}
+    measure_all(args, library, here, results)
     print("Machine: {processor}, {cores} cores{amx}. Commit {commit}, PyTorch {torch}. Medians of {rounds} rounds.".format(
         **here, amx=" with AMX" if here["has_amx"] else ", no AMX", rounds=args.rounds))
-    for table, measured in rows.items():
-        print(f"\n{markdown(table, measured)}")
+    for table in tables:
+        print(f"\n{markdown(table, results[table])}")
+    for what in results["not_measured"]:
+        print(f"not measured, no time left: {what}")
     if args.json:
-        args.json.write_text(json.dumps({"machine": here, "rounds": args.rounds, **rows}, indent=1) + "\n")
-    measured = [row for table in rows.values() for row in table]
+        keep(args.json, results)
+    measured = [row for table in tables for row in results[table]]
     print(f"\n{sum(row['is_met'] for row in measured)} of {len(measured)} bars met")
 
 
