@@ -10,6 +10,11 @@ FOVEA_DEVICE void cp_async_16(SharedAddress dst, const void* src, std::uint32_t 
   emulator::cp_async(dst, src, 16, src_bytes, {"cp.async", site});
 }
 
+FOVEA_DEVICE void cp_async_16_or_zero(SharedAddress dst, const void* src, bool is_there,
+                                      Site site = Site::here()) {
+  emulator::cp_async(dst, src, 16, is_there ? 16 : 0, {"cp.async", site});
+}
+
 FOVEA_DEVICE void cp_async_8(SharedAddress dst, const void* src, std::uint32_t src_bytes,
                              Site site = Site::here()) {
   emulator::cp_async(dst, src, 8, src_bytes, {"cp.async", site});
