@@ -16,6 +16,12 @@
 
 namespace fovea::cuda {
 
+/// Where a slot of the kernel's captures comes from: an index into the captures of one of the programs.
+struct CaptureSlot {
+  bool is_mask = false;
+  std::size_t index = 0;
+};
+
 /// What a call needs beyond its arguments, found once.
 struct ForwardPlan {
   std::string candidate;                      // empty: nothing can run
@@ -24,6 +30,7 @@ struct ForwardPlan {
   ForwardSpec spec;
   std::size_t shared_bytes = 0;     // dynamic shared memory of a CTA
   std::size_t workspace_bytes = 0;  // on the device
+  std::vector<CaptureSlot> tensor_slots, scalar_slots;
 
   struct Kernels;  // loaded into a device; null for plans that were made without one
   std::shared_ptr<const Kernels> kernels;

@@ -33,8 +33,9 @@ struct Refusal {
 };
 
 struct Candidate {
-  std::string_view name;   // "cuda/sm80/attention_forward"
-  std::string_view entry;  // "sm80::attention_forward"
+  std::string_view name;    // "cuda/sm80/attention_forward"
+  std::string_view header;  // "sm80/attention_forward.cuh"
+  std::string_view entry;   // "sm80::attention_forward"
   std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);

@@ -1,0 +1,219 @@
+#include "cuda/candidates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/device/shared/captures.h"
+#include "cuda/device/shared/split.h"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
+constexpr std::int64_t kMaxHeadDim = 512;
+/// Rows of a tile that streams keys: beyond, more rows would wait for the tensor cores, not for memory.
+constexpr std::int64_t kFewRows = 64;
+/// Below, 1 / scale and score * scale leave f32.
+constexpr float kSmallestFoldedScale = 1e-30F;
+/// The driver keeps so much shared memory of each CTA.
+constexpr int kReservedSharedBytes = 1024;
+
+Element element_of(Dtype dtype) {
+  if (dtype == Dtype::f32) return Element::f32;
+  return dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+}
+
+/// Rows of shared memory are swizzled in units of 32 elements.
+std::int32_t padded(std::int64_t head_dim) {
+  return static_cast<std::int32_t>((head_dim + 31) / 32 * 32);
+}
+
+/// The largest number of q heads of a group whose rows fit `rows` together.
+std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
+  const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
+  for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
+    if (f.group % heads == 0) return static_cast<std::int32_t>(heads);
+  }
+  return 1;
+}
+
+bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
+
+std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
+  if (device.compute_capability() < 80) {
+    return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
+                               device.minor)};
+  }
+  const Problem& p = f.problem;
+  for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
+    if (spec->dtype != p.q.dtype) {
+      return Refusal{fmt::format("{} is {} and q is {}; expected one dtype", label,
+                                 name(spec->dtype), name(p.q.dtype))};
+    }
+  }
+  for (const Program* program : {static_cast<const Program*>(&p.score), {&p.mask}}) {
+    const std::size_t tensors = program->captures().tensors.size();
+    const std::size_t scalars = program->captures().scalars.size();
+    if (tensors > kMaxCapturedTensors || scalars > kMaxCapturedScalars) {
+      return Refusal{
+          fmt::format("a program captures {} tensors and {} scalars; expected at most {}", tensors,
+                      scalars, kMaxCapturedTensors)};
+    }
+  }
+  const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
+  if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 tiles of rows"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_any(f, device)) return refusal;
+  if (f.problem.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxTensorCoreHeadDim) {
+      return Refusal{
+          fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxTensorCoreHeadDim)};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_any(f, device)) return refusal;
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxHeadDim)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
+  }
+  return std::nullopt;
+}
+
+/// What follows from the problem whatever the tile.
+ForwardSpec common_spec(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  ForwardSpec spec;
+  spec.element = element_of(p.q.dtype);
+  spec.out_element = element_of(p.out.dtype);
+  spec.head_dim_qk = padded(f.head_dim_qk);
+  spec.head_dim_v = padded(f.head_dim_v);
+  spec.is_varlen = f.is_varlen;
+  spec.is_paged = f.is_paged;
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
+  spec.has_dropout = p.dropout.p > 0;
+  spec.wants_row_max = p.wants_row_max;
+  return spec;
+}
+
+std::size_t tensor_core_shared_bytes(const ForwardSpec& spec) {
+  return static_cast<std::size_t>(sm80_forward_shared_bytes(spec));
+}
+
+int ctas_that_fit(const ForwardSpec& spec, const DeviceTraits& device) {
+  const int bytes = sm80_forward_shared_bytes(spec);
+  if (bytes > device.shared_bytes_per_cta) return 0;
+  return device.shared_bytes_per_sm / (bytes + kReservedSharedBytes);
+}
+
+/// Enumerated in order of preference; the first that leaves room for two CTAs, else for one, is taken. Two CTAs keep the tensor cores
+/// busy while one is in its softmax or waits at a barrier.
+struct Tile {
+  std::int32_t tile_q, tile_kv, stages;
+};
+
+ForwardSpec with_tile(ForwardSpec spec, const Tile& tile, const DeviceTraits& device) {
+  spec.tile_q = tile.tile_q;
+  spec.tile_kv = tile.tile_kv;
+  spec.stages = tile.stages;
+  spec.num_warps = 4;
+  spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
+  return spec;
+}
+
+ForwardSpec best_tile(const ForwardSpec& spec, std::span<const Tile> tiles,
+                      const DeviceTraits& device) {
+  for (const int wanted : {2, 1}) {
+    for (const Tile& tile : tiles) {
+      const ForwardSpec result = with_tile(spec, tile, device);
+      if (result.ctas_per_sm >= wanted) return result;
+    }
+  }
+  return with_tile(spec, tiles.back(), device);
+}
+
+constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{64, 32, 2}};
+// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv.
+constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
+// 16 rows a warp, for head_dim_v above 128.
+constexpr std::array kWideTiles = {Tile{64, 64, 2}, Tile{64, 32, 2}};
+
+ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+  ForwardSpec spec = common_spec(f);
+  if (has_few_rows(f)) {
+    spec.heads_per_tile = packed_heads(f, kFewRows);
+    spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
+    return best_tile(spec, kStreamingTiles, device);
+  }
+  spec = spec.head_dim_v <= 128 ? best_tile(spec, kNarrowTiles, device)
+                                : best_tile(spec, kWideTiles, device);
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  return spec;
+}
+
+ForwardSpec choose_plain(const ForwardProblem& f, const DeviceTraits&) {
+  ForwardSpec spec = common_spec(f);
+  spec.tile_q = 32;
+  spec.tile_kv = 32;
+  spec.num_warps = 4;
+  spec.stages = 1;
+  spec.ctas_per_sm = 1;
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  spec.is_split =
+      !f.is_varlen && f.group * f.seqlen_q <= spec.tile_q && f.seqlen_kv > kFewestKeysPerSplit;
+  return spec;
+}
+
+std::size_t plain_shared_bytes(const ForwardSpec& spec) {
+  return static_cast<std::size_t>(sm80_plain_shared_bytes(spec));
+}
+
+constexpr std::array kCandidates = {
+    Candidate{"cuda/sm80/attention_forward", "sm80/attention_forward.cuh",
+              "sm80::attention_forward", refuses_tensor_cores, choose_tensor_cores,
+              tensor_core_shared_bytes},
+    Candidate{"cuda/sm80/attention_forward_f32", "sm80/attention_forward_f32.cuh",
+              "sm80::attention_forward_f32", refuses_plain, choose_plain, plain_shared_bytes},
+};
+
+}  // namespace
+
+DeviceTraits typical_device(int major, int minor) {
+  const int capability = major * 10 + minor;
+  DeviceTraits device{.major = major, .minor = minor};
+  const bool is_consumer =
+      capability == 86 || capability == 89 || (capability >= 110 && capability < 130);
+  device.shared_bytes_per_cta = is_consumer ? 99 * 1024 : capability < 90 ? 163 * 1024 : 227 * 1024;
+  device.shared_bytes_per_sm = device.shared_bytes_per_cta + kReservedSharedBytes;
+  device.num_sms = is_consumer ? 84 : capability < 90 ? 108 : 132;
+  device.l2_bytes = (is_consumer ? 6 : capability < 90 ? 40 : 50) * std::int64_t{1 << 20};
+  return device;
+}
+
+std::span<const Candidate> forward_candidates() { return kCandidates; }
+
+int max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
+  if (!spec.is_split) return 1;
+  const std::int64_t most = (f.seqlen_kv + kFewestKeysPerSplit - 1) / kFewestKeysPerSplit;
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, kMostSplits));
+}
+
+std::size_t partial_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
+  if (!spec.is_split) return 0;
+  const std::int64_t rows = f.num_sequences * f.seqlen_q * f.num_heads_q * max_splits(spec, f);
+  return static_cast<std::size_t>(rows * (spec.head_dim_v + 2)) * sizeof(float);
+}
+
+}  // namespace fovea::cuda

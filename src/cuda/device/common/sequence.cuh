@@ -1,0 +1,142 @@
+// Where the rows and keys of one sequence lie, and which part of the problem a CTA works on: dense, packed and cached layouts look
+// the same from here on. Read tile_walk.cuh next.
+#pragma once
+
+#include "ptx/base.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "shared/split.h"
+
+namespace fovea::cuda {
+
+FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t i) {
+  if (tensor.is_wide != 0)
+    return ptx::ld_global_nc(static_cast<const std::int64_t*>(tensor.data) + i * tensor.stride);
+  return ptx::ld_global_nc(static_cast<const std::int32_t*>(tensor.data) + i * tensor.stride);
+}
+
+FOVEA_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+FOVEA_DEVICE int least(int a, int b) { return a < b ? a : b; }
+
+/// Index of the lowest set bit, by the exponent of a power of two: all compilers of this text know how. bits != 0.
+FOVEA_DEVICE int lowest_bit(std::uint32_t bits) {
+  const auto power = static_cast<float>(bits & (0U - bits));
+  return static_cast<int>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
+}
+
+struct Sequence {
+  std::int32_t idx;       // `batch` of programs
+  std::int64_t q_batch;   // index of the batch dimension of q, out, lse
+  std::int64_t q_row;     // first row of q
+  std::int64_t kv_batch;  // index of the batch dimension of k and v; paged: of the page table
+  std::int64_t kv_row;    // row of key 0
+  std::int32_t seqlen_q, seqlen_kv;
+  bool is_trailing;  // rows behind the last packed sequence: they see nothing, not even a sink
+};
+
+/// What one CTA computes: rows q_begin and on of heads_per_tile heads of one kv head, against the keys [kv_begin, kv_end).
+struct Work {
+  Sequence sequence;
+  std::int32_t q_begin;
+  std::int32_t q_head, kv_head;  // the first of heads_per_tile
+  std::int32_t kv_begin, kv_end;
+  std::int32_t split;
+  bool is_nothing;
+};
+
+FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
+  Sequence s{idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
+  if (p.slots.data != nullptr) s.kv_batch = index_at(p.slots, idx);
+  if (p.left_padding.data != nullptr) s.kv_row = index_at(p.left_padding, idx);
+  if (p.seqlens_kv.data != nullptr) {
+    s.seqlen_kv = static_cast<std::int32_t>(index_at(p.seqlens_kv, idx) - s.kv_row) + p.num_new;
+  }
+  return s;
+}
+
+/// Finds the `tile`-th tile of rows of a packed batch: lanes count the tiles of 32 sequences at a time. Rows behind the last sequence
+/// are tiles too. All lanes get the same answer.
+FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile) {
+  const int lane = ptx::lane_idx();
+  Work work{};
+  work.is_nothing = true;
+  for (int first = 0; first <= p.num_sequences; first += 32) {
+    const int mine = first + lane;
+    std::int64_t begin = 0, end = 0;
+    if (mine <= p.num_sequences) {
+      begin = index_at(p.cu_seqlens_q, mine);
+      end = mine < p.num_sequences ? index_at(p.cu_seqlens_q, mine + 1) : p.total_q;
+    }
+    const int tiles = static_cast<int>((end - begin + rows_per_tile - 1) / rows_per_tile);
+    int upto = tiles;  // tiles of all lanes up to this one
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = ptx::shfl_idx(upto, lane >= step ? lane - step : lane);
+      if (lane >= step) upto += before;
+    }
+    const std::uint32_t reached = ptx::ballot(tile < upto);
+    if (reached == 0) {
+      tile -= ptx::shfl_idx(upto, 31);
+      continue;
+    }
+    const int owner = lowest_bit(reached);
+    const int inside = tile - ptx::shfl_idx(upto - tiles, owner);
+    const int count = ptx::shfl_idx(tiles, owner);
+    Sequence& s = work.sequence;
+    s.idx = first + owner;
+    s.is_trailing = s.idx == p.num_sequences;
+    s.q_row = index_at(p.cu_seqlens_q, s.idx);
+    s.seqlen_q = static_cast<std::int32_t>(
+        (s.is_trailing ? p.total_q : index_at(p.cu_seqlens_q, s.idx + 1)) - s.q_row);
+    if (!s.is_trailing) {
+      s.kv_row = index_at(p.cu_seqlens_kv, s.idx);
+      s.seqlen_kv = static_cast<std::int32_t>(index_at(p.cu_seqlens_kv, s.idx + 1) - s.kv_row);
+    }
+    work.q_begin = (count - 1 - inside) * rows_per_tile;  // causal masks: the longest rows first
+    work.is_nothing = false;
+    return work;
+  }
+  return work;
+}
+
+/// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section tiles descend, so
+/// that causal masks start with their longest rows, and neighbours share keys.
+template <ForwardSpec spec>
+FOVEA_DEVICE Work find_work(const ForwardParams& p) {
+  constexpr int kRows = spec.tile_q / spec.heads_per_tile;
+  const std::int32_t id = ptx::block_idx().x;
+  const std::int32_t head_units = p.num_heads_q / spec.heads_per_tile;
+  Work work{};
+  std::int32_t unit = 0;
+  if constexpr (spec.is_varlen) {
+    unit = id % head_units;
+    work = packed_work(p, id / head_units, kRows);
+    if (work.is_nothing) return work;
+  } else {
+    const std::int32_t units = p.num_sequences * head_units;
+    const std::int32_t section = id / (p.num_q_tiles * p.heads_per_section);
+    const std::int32_t first = section * p.heads_per_section;
+    const std::int32_t size = least(p.heads_per_section, units - first);
+    const std::int32_t rest = id - first * p.num_q_tiles;
+    const std::int32_t tile = p.num_q_tiles - 1 - rest / size;
+    const std::int32_t pair = first + rest % size;
+    unit = pair % head_units;
+    work.sequence = dense_sequence(p, pair / head_units);
+    work.q_begin = tile * kRows;
+  }
+  work.q_head = unit * spec.heads_per_tile;
+  work.kv_head = work.q_head / p.group;
+  work.kv_end = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
+  if constexpr (spec.is_split) {
+    const int keys = keys_per_split(work.kv_end);
+    work.split = ptx::block_idx().y;
+    work.is_nothing = work.split >= num_splits(work.kv_end);
+    work.kv_begin = work.split * keys;
+    work.kv_end = least(work.kv_end, work.kv_begin + keys);
+  }
+  return work;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,27 @@
+// What sm90/attention_forward takes at the launch, beside what every forward kernel does.
+#pragma once
+
+#include "shared/forward_params.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// Tells TMA a tensor, the box it copies and the swizzle; encoded by the host.
+struct alignas(64) TensorMapParam {
+  std::uint64_t opaque[16];
+};
+
+struct Sm90ForwardParams {
+  // Dimensions (head_dim, seqlen, head, batch); boxes of 64 elements x 64 rows (q, out) or tile_kv rows (k, v), 128-byte swizzle.
+  TensorMapParam q, k, v, out;
+  ForwardParams common;
+  std::int32_t num_tiles;   // of rows: num_q_tiles * num_heads_q * batch
+  std::int32_t* next_tile;  // dynamic schedule: 0 at the launch
+  /// [batch, num_heads_q, ceil(seqlen_q / 64)], 0 at the launch; 1: a sum of these rows is not finite, so it may have met NaN or
+  /// infinity at a key that the row does not see. Such rows are computed again by a kernel that can tell.
+  std::uint32_t* is_suspect;
+  float
+      zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,781 @@
+// Attention forward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the fallback
+// that runs everything.
+//
+//   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l         Dao 2023 (FlashAttention-2), algorithm 1
+//
+// One CTA owns tile_q rows (queries of one head, or of several heads of a GQA group) and walks the kv tiles that they can see,
+// from left to right. A warp owns 16 or 32 of the rows all along: scores, softmax and sums stay in its registers, the accumulator
+// of S is the A operand of P V as it stands, and warps meet only where a stage of shared memory changes hands:
+//
+//   copies   | K0 V0 | K1 V1 |         | K2 V2 |         | K3 V3 |         cp.async, stages - 1 tiles ahead
+//   a warp            wait, barrier | S0  softmax  O |  wait, barrier | S1  softmax  O | ...
+//
+// One barrier for each tile: a stage is written again only after the barrier that follows its last reader. While a warp is in its
+// softmax, the other warps of its scheduler (a second CTA too) keep the tensor cores busy.
+//
+// Bound: tensor cores, at mma.sync's rate. A warp of 32 rows reads each K and V element from shared memory once: 2 (32 keys
+// rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16 rows (head_dim
+// above 128) it is half of that, and shared memory is the bound. docs/kernels/attention_forward_sm80.md counts instructions.
+//
+// NaN and infinity: in Q and K, masked scores are replaced, so keys that a row does not see are harmless. In V they are not
+// (0 * NaN). A CTA whose sums are not finite is computed again in passes: with such elements taken out, then once for each sign
+// with indicators (1 where V holds it, 1 where a row sees the key), whose products say which sums it reaches. The common path pays
+// one fma for each output.
+//
+// Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
+#pragma once
+
+#include "common/dropout.cuh"
+#include "common/online_softmax.cuh"
+#include "common/position.cuh"
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "tile/swizzled_rows.cuh"
+
+namespace fovea::cuda::sm80 {
+
+using ptx::SharedAddress;
+using ptx::U32x4;
+
+/// How often a CTA computes its rows, and of which values: all; then, where sums were not finite, the finite ones, and indicators of
+/// the others.
+enum class Pass : std::int32_t { all, finite, positive, negative, end };
+
+template <ForwardSpec spec>
+struct Traits {
+  static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
+  static_assert(spec.stages >= 2, "a tile is copied while another one is read");
+  static constexpr int kThreads = spec.num_warps * 32;
+  static constexpr int kWarpRows = spec.tile_q / spec.num_warps;
+  static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
+  static constexpr int kRowBlocks = kWarpRows / 16;
+  static_assert(spec.tile_kv % 16 == 0, "keys are the second product's k, in steps of 16");
+  static constexpr int kKeyBlocks = spec.tile_kv / 8;
+  static constexpr int kColBlocks = spec.head_dim_v / 8;
+  static constexpr int kQkSteps = spec.head_dim_qk / 16;
+  static constexpr int kPvSteps = spec.tile_kv / 16;
+  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+
+  using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
+  using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
+  using OutRows = ValueRows;
+
+  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of each warp.
+  static constexpr int kQueryWarpBytes =
+      2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
+  static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
+  static constexpr int kKeyBytes = spec.tile_kv * KeyRows::kRowBytes;
+  static constexpr int kStageBytes = kKeyBytes + spec.tile_kv * ValueRows::kRowBytes;
+  static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
+  static_assert(kVotesAt + 4 * spec.num_warps == sm80_forward_shared_bytes(spec),
+                "host and device count the same bytes");
+};
+
+/// Rounds to the tensor cores' element, `lo` in the low half.
+template <Element element>
+FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
+  if constexpr (element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
+  return ptx::cvt_f16x2(lo, hi);
+}
+
+/// Byte that the swizzled chunk `step` (of 16 elements) of a row lies at, given where chunk 0 or 1 of the row lies.
+template <class Rows>
+FOVEA_DEVICE SharedAddress at_step(SharedAddress row, int step) {
+  constexpr int kSteps = Rows::kPeriod / 2;
+  return (row ^ static_cast<SharedAddress>(step % kSteps * 2 * tile::kChunkBytes)) +
+         static_cast<SharedAddress>(step / kSteps * Rows::kPeriod * tile::kChunkBytes);
+}
+
+template <ForwardSpec spec, class Mods>
+struct Forward {
+  using T = Traits<spec>;
+
+  const ForwardParams& p;
+  const Work work;
+  const SharedAddress smem;
+  const int warp, lane;
+
+  float out[T::kRowBlocks][T::kColBlocks][4];
+  RowState rows[T::kRowBlocks][2];
+  float row_max[T::kRowBlocks][2];
+
+  FOVEA_DEVICE_MEMBER Forward(const ForwardParams& params, const Work& my_work)
+      : p(params),
+        work(my_work),
+        smem(ptx::dynamic_shared()),
+        warp(ptx::warp_idx()),
+        lane(ptx::lane_idx()) {}
+
+  // ---- which row is which ----------------------------------------------------------------------
+
+  struct Row {
+    std::int32_t q_idx, q_head;
+    bool exists;
+  };
+
+  /// `row` of the tile. Heads of a group are neighbours, so that a tile covers few positions.
+  FOVEA_DEVICE_MEMBER Row row_at(int row) const {
+    const int query = row / spec.heads_per_tile;
+    Row r{work.q_begin + query, work.q_head + row % spec.heads_per_tile, false};
+    r.exists = r.q_idx < work.sequence.seqlen_q && query < T::kQueries;
+    return r;
+  }
+
+  /// Row of the tile that this thread's accumulators of (row block, half) belong to.
+  FOVEA_DEVICE_MEMBER int my_row(int block, int half) const {
+    return warp * T::kWarpRows + block * 16 + half * 8 + lane / 4;
+  }
+
+  FOVEA_DEVICE_MEMBER bool warp_has_rows() const { return row_at(warp * T::kWarpRows).exists; }
+
+  FOVEA_DEVICE_MEMBER TileSpan span() const {
+    TileSpan s{};
+    s.batch = work.sequence.idx;
+    s.q_head_begin = work.q_head;
+    s.q_head_end = work.q_head + spec.heads_per_tile;
+    s.kv_head = work.kv_head;
+    s.q_begin = work.q_begin;
+    s.q_end = least(work.q_begin + T::kQueries, work.sequence.seqlen_q);
+    s.seqlen_q = work.sequence.seqlen_q;
+    s.seqlen_kv = work.sequence.seqlen_kv;
+    return s;
+  }
+
+  // ---- load ------------------------------------------------------------------------------------
+
+  /// One 16-byte chunk of a row; zeros where the row does not exist and beyond head_dim.
+  FOVEA_DEVICE_MEMBER void copy_chunk(SharedAddress to, const char* row, int chunk, bool exists,
+                                      int head_dim, const char* somewhere) const {
+    const bool is_data =
+        exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < head_dim);
+    ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
+                     is_data ? tile::kChunkBytes : 0);
+  }
+
+  /// The same by elements: any alignment, any stride.
+  FOVEA_DEVICE_MEMBER void gather_chunk(SharedAddress to, const char* row, int chunk, bool exists,
+                                        int head_dim, std::int64_t col_stride) const {
+#pragma unroll 1
+    for (int i = 0; i < tile::kChunkElements; ++i) {
+      const int col = chunk * tile::kChunkElements + i;
+      std::uint16_t bits = 0;
+      if (exists && col < head_dim)
+        bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(row) + col * col_stride);
+      ptx::st_shared(to + i * 2, bits);
+    }
+  }
+
+  /// Where row `row` of the sequence's keys (or values) begins.
+  FOVEA_DEVICE_MEMBER const char* kv_row(const BshdParam& t, std::int32_t row) const {
+    std::int64_t at = work.kv_head * t.head_stride;
+    const std::int64_t in_cache = work.sequence.kv_row + row;
+    if constexpr (spec.is_paged) {
+      const auto idx = static_cast<std::int32_t>(in_cache);
+      const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
+      const std::int64_t page =
+          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
+      at += page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride;
+    } else {
+      at += work.sequence.kv_batch * t.batch_stride + in_cache * t.row_stride;
+    }
+    return static_cast<const char*>(t.data) + at * 2;
+  }
+
+  /// Tile `idx` of K or V. Rows behind the last key become zeros, whatever lies there.
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER void copy_keys(SharedAddress to, const BshdParam& t, std::int32_t idx,
+                                     int head_dim) const {
+    constexpr int kRowThreads = Rows::kPeriod;
+    constexpr int kRowsAtOnce = T::kThreads / kRowThreads;
+    const int first = (warp * 32 + lane) / kRowThreads;
+    const int chunk = lane % kRowThreads;
+    const std::int32_t begin = idx * spec.tile_kv;
+    const char* somewhere = kv_row(t, begin);
+    const bool is_whole = begin + spec.tile_kv <= work.kv_end;
+    const char* row = spec.is_paged ? somewhere : somewhere + first * (t.row_stride * 2);
+#pragma unroll
+    for (int at = 0; at < spec.tile_kv; at += kRowsAtOnce) {
+      const int mine = first + at;
+      if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
+      const bool exists = is_whole || begin + mine < work.kv_end;
+      if constexpr (spec.is_paged) row = exists ? kv_row(t, begin + mine) : somewhere;
+      const SharedAddress row_smem = to + Rows::offset(mine, chunk);
+#pragma unroll
+      for (int c = 0; c < Rows::kChunks; c += kRowThreads) {
+        copy_chunk(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, somewhere);
+      }
+      if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
+    }
+  }
+
+  /// The same by elements.
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER void gather_keys(SharedAddress to, const BshdParam& t, std::int32_t idx,
+                                       int head_dim) const {
+#pragma unroll 1
+    for (int at = warp * 32 + lane; at < spec.tile_kv * Rows::kChunks; at += T::kThreads) {
+      const int row = at / Rows::kChunks;
+      const std::int32_t key = idx * spec.tile_kv + row;
+      const bool exists = key < work.kv_end;
+      gather_chunk(to + Rows::offset(row, at % Rows::kChunks), kv_row(t, exists ? key : 0),
+                   at % Rows::kChunks, exists, head_dim, t.col_stride);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
+    return smem + T::kStagesAt + stage * T::kStageBytes;
+  }
+
+  FOVEA_DEVICE_MEMBER void load_tile(VisitedTile tile, int stage) const {
+    using KeyRows = typename T::KeyRows;
+    using ValueRows = typename T::ValueRows;
+    const SharedAddress keys = stage_at(stage);
+    const SharedAddress values = keys + T::kKeyBytes;
+    if (tile.idx >= 0 && p.is_kv_aligned != 0) {
+      copy_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
+      copy_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
+    } else if (tile.idx >= 0) {
+      gather_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
+      gather_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  FOVEA_DEVICE_MEMBER void load_queries() const {
+    using Rows = typename T::KeyRows;
+    const auto* data = static_cast<const char*>(p.q.data);
+#pragma unroll 2
+    for (int at = lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
+      const int row = at / Rows::kChunks;
+      const int chunk = at % Rows::kChunks;
+      const Row r = row_at(warp * T::kWarpRows + row);
+      const std::int64_t begin = work.sequence.q_batch * p.q.batch_stride +
+                                 (work.sequence.q_row + r.q_idx) * p.q.row_stride +
+                                 r.q_head * p.q.head_stride;
+      const SharedAddress to = smem + warp * T::kQueryWarpBytes + Rows::offset(row, chunk);
+      if (p.is_q_aligned != 0) {
+        copy_chunk(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, data);
+      } else {
+        gather_chunk(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
+      }
+    }
+  }
+
+  // ---- compute ---------------------------------------------------------------------------------
+
+  using Scores = float[T::kRowBlocks][T::kKeyBlocks][4];
+
+  /// S = Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void multiply_keys(Scores& s, SharedAddress stage) const {
+    using Rows = typename T::KeyRows;
+    const SharedAddress q_row =
+        smem + warp * T::kQueryWarpBytes + Rows::offset(lane % 16, lane / 16);
+    const SharedAddress k_row = stage + Rows::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
+#pragma unroll
+    for (int step = 0; step < T::kQkSteps; ++step) {
+      std::uint32_t q[T::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+        const U32x4 a = ptx::ldmatrix_x4(at_step<Rows>(q_row, step) + i * 16 * Rows::kRowBytes);
+        q[i][0] = a.x, q[i][1] = a.y, q[i][2] = a.z, q[i][3] = a.w;
+      }
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; j += 2) {
+        const U32x4 b = ptx::ldmatrix_x4(at_step<Rows>(k_row, step) + j * 8 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);
+          ptx::mma_m16n8k16<spec.element>(s[i][j + 1], q[i], b.z, b.w);
+        }
+      }
+    }
+  }
+
+  /// Scale, score program, mask. What a row does not see becomes -inf, whatever it was.
+  FOVEA_DEVICE_MEMBER void apply_mods(Scores& s, VisitedTile tile) const {
+    if constexpr (spec.is_prescaled) {
+      for_each_score(
+          tile,
+          [&](float& score, const Position& at) {
+            score *= p.softmax_scale;
+            if constexpr (Mods::has_score) score = Mods::score(score, at, p.captures);
+          },
+          s);
+    }
+    if (tile.is_full) return;
+    for_each_score(
+        tile,
+        [&](float& score, const Position& at) {
+          bool is_visible = at.kv_idx < work.kv_end;
+          if constexpr (Mods::has_mask) is_visible = is_visible && Mods::mask(at, p.captures);
+          if (!is_visible) score = -infinity();
+        },
+        s);
+  }
+
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_score(VisitedTile tile, Visit&& visit, Scores& s) const {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Row row = row_at(my_row(i, half));
+        Position at{};
+        at.batch = work.sequence.idx;
+        at.q_head = row.q_head;
+        at.kv_head = work.kv_head;
+        at.q_idx = row.q_idx;
+        at.seqlen_q = work.sequence.seqlen_q;
+        at.seqlen_kv = work.sequence.seqlen_kv;
+        const std::int32_t kv_begin = tile.idx * spec.tile_kv + lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < T::kKeyBlocks; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            at.kv_idx = kv_begin + j * 8 + e;
+            visit(s[i][j][half * 2 + e], at);
+          }
+        }
+      }
+    }
+  }
+
+  /// s becomes P; moves the rows' origins, and with them what has been summed so far.
+  FOVEA_DEVICE_MEMBER void softmax(Scores& s) {
+    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
+    float rescale[T::kRowBlocks][2];
+    bool is_rescaled = false;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float greatest = s[i][0][half * 2];
+#pragma unroll
+        for (int j = 0; j < T::kKeyBlocks; ++j) {
+          greatest = ptx::max_ftz(greatest, s[i][j][half * 2]);
+          greatest = ptx::max_ftz(greatest, s[i][j][half * 2 + 1]);
+        }
+        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
+        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+        if constexpr (spec.wants_row_max)
+          row_max[i][half] = ptx::max_ftz(row_max[i][half], greatest);
+        RowState& row = rows[i][half];
+        const OriginStep step = move_origin(row, greatest, c);
+        rescale[i][half] = step.rescale;
+        is_rescaled = is_rescaled || step.rescale != 1.0F;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < T::kKeyBlocks; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = s[i][j][half * 2 + e];
+            score = probability(score, c, step);
+            sum += score;
+          }
+        }
+        row.sum += sum;
+      }
+    }
+    if (!ptx::vote_any(is_rescaled)) return;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kColBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[i][j][e] *= rescale[i][e / 2];
+  }
+
+  /// 1 where a row sees the key: a score that is not -inf, NaN too.
+  FOVEA_DEVICE_MEMBER void indicate_visible(Scores& s) const {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? 0.0F : 1.0F;
+  }
+
+  /// A lane draws four words, of one of its two rows, and its neighbour those of the other row: half of each is exchanged.
+  FOVEA_DEVICE_MEMBER void drop(Scores& s, VisitedTile tile) const {
+    const bool is_odd = lane % 2 != 0;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+      const Row row = row_at(my_row(i, is_odd ? 1 : 0));
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; ++j) {
+        const std::int32_t group = (tile.idx * spec.tile_kv + j * 8) / 4 + lane % 4 / 2;
+        const U32x4 words = random_words(p, work.sequence.idx, row.q_head, row.q_idx, group);
+        const std::uint32_t lo = ptx::shfl_bfly(is_odd ? words.x : words.z, 1);
+        const std::uint32_t hi = ptx::shfl_bfly(is_odd ? words.y : words.w, 1);
+        if (is_dropped(p, is_odd ? lo : words.x)) s[i][j][0] = 0;
+        if (is_dropped(p, is_odd ? hi : words.y)) s[i][j][1] = 0;
+        if (is_dropped(p, is_odd ? words.z : lo)) s[i][j][2] = 0;
+        if (is_dropped(p, is_odd ? words.w : hi)) s[i][j][3] = 0;
+      }
+    }
+  }
+
+  /// O += P V. Two blocks of S side by side are one A operand.
+  FOVEA_DEVICE_MEMBER void multiply_values(const Scores& s, SharedAddress values) {
+    using Rows = typename T::ValueRows;
+    const SharedAddress v_row = values + Rows::offset(lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < T::kPvSteps; ++step) {
+      std::uint32_t probabilities[T::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* pair = &s[i][step * 2 + e / 2][e % 2 * 2];
+          probabilities[i][e] = pack<spec.element>(pair[0], pair[1]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < T::kColBlocks; j += 2) {
+        const U32x4 b =
+            ptx::ldmatrix_x4_trans(at_step<Rows>(v_row, j / 2) + step * 16 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          ptx::mma_m16n8k16<spec.element>(out[i][j], probabilities[i], b.x, b.y);
+          ptx::mma_m16n8k16<spec.element>(out[i][j + 1], probabilities[i], b.z, b.w);
+        }
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void compute(VisitedTile tile, SharedAddress stage, Pass pass) {
+    Scores s;
+    multiply_keys(s, stage);
+    apply_mods(s, tile);
+    if (pass <= Pass::finite) {
+      softmax(s);
+      if constexpr (spec.has_dropout) drop(s, tile);
+    } else {
+      indicate_visible(s);
+    }
+    multiply_values(s, stage + T::kKeyBytes);
+  }
+
+  // ---- values that are not finite --------------------------------------------------------------
+
+  /// One element's bits, as this pass wants it.
+  FOVEA_DEVICE_MEMBER static std::uint32_t value_of_pass(std::uint32_t bits, Pass pass) {
+    constexpr std::uint32_t kInfinityBits = spec.element == Element::bf16 ? 0x7f80U : 0x7c00U;
+    constexpr std::uint32_t kOneBits = spec.element == Element::bf16 ? 0x3f80U : 0x3c00U;
+    const std::uint32_t magnitude = bits & 0x7fffU;
+    if (pass == Pass::finite) return magnitude >= kInfinityBits ? 0 : bits;
+    const bool is_negative = (bits & 0x8000U) != 0;
+    const bool is_meant = magnitude > kInfinityBits ||
+                          (magnitude == kInfinityBits && is_negative == (pass == Pass::negative));
+    return is_meant ? kOneBits : 0;
+  }
+
+  FOVEA_DEVICE_MEMBER void rewrite_values(SharedAddress values, Pass pass) const {
+    constexpr int kBytes = T::kStageBytes - T::kKeyBytes;
+#pragma unroll 1
+    for (int at = (warp * 32 + lane) * 4; at < kBytes; at += T::kThreads * 4) {
+      const auto pair = ptx::ld_shared<std::uint32_t>(values + at);
+      ptx::st_shared(values + at,
+                     value_of_pass(pair & 0xffffU, pass) | value_of_pass(pair >> 16U, pass) << 16U);
+    }
+    ptx::sync_threads();
+  }
+
+  /// The same answer in every thread of the CTA.
+  FOVEA_DEVICE_MEMBER bool is_finite() const {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kColBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) zero = ptx::fma_rn(out[i][j][e], 0.0F, zero);
+    const bool mine = ptx::vote_all(!is_nan(zero));
+    if (lane == 0) ptx::st_shared(smem + T::kVotesAt + warp * 4, static_cast<std::uint32_t>(mine));
+    ptx::sync_threads();
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < spec.num_warps; ++i)
+      all = all && ptx::ld_shared<std::uint32_t>(smem + T::kVotesAt + i * 4) != 0;
+    return all;
+  }
+
+  // ---- store -----------------------------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER std::int64_t partial_row(const Row& r) const {
+    const std::int64_t row =
+        (work.sequence.q_batch * p.num_heads_q + r.q_head) * p.seqlen_q + r.q_idx;
+    return row * p.max_splits + work.split;
+  }
+
+  /// Elements are f32 where the problem is split.
+  static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
+  static constexpr int kOutBytes = kOutElement == Element::f32 ? 4 : 2;
+
+  FOVEA_DEVICE_MEMBER std::int64_t out_col_bytes() const {
+    return spec.is_split ? kOutBytes : p.out.col_stride * kOutBytes;
+  }
+
+  FOVEA_DEVICE_MEMBER char* out_row(const Row& r) const {
+    if constexpr (spec.is_split) {
+      return reinterpret_cast<char*>(p.partial_out + partial_row(r) * spec.head_dim_v);
+    }
+    const std::int64_t at = work.sequence.q_batch * p.out.batch_stride +
+                            (work.sequence.q_row + r.q_idx) * p.out.row_stride +
+                            r.q_head * p.out.head_stride;
+    return static_cast<char*>(const_cast<void*>(p.out.data)) + at * kOutBytes;
+  }
+
+  FOVEA_DEVICE_MEMBER static void store_element(char* to, float value) {
+    if constexpr (kOutElement == Element::f32) {
+      ptx::st_global(reinterpret_cast<float*>(to), value);
+    } else {
+      ptx::st_global(reinterpret_cast<std::uint16_t*>(to),
+                     static_cast<std::uint16_t>(pack<kOutElement>(value, 0.0F)));
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER static float load_element(const char* from) {
+    if constexpr (kOutElement == Element::f32) {
+      return ptx::ld_global(reinterpret_cast<const float*>(from));
+    } else {
+      const std::uint32_t bits = ptx::ld_global(reinterpret_cast<const std::uint16_t*>(from));
+      return kOutElement == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
+    }
+  }
+
+  /// Sums of the row's four threads; then O, lse and row_max.
+  FOVEA_DEVICE_MEMBER void finish() {
+    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        RowState row = rows[i][half];
+        row.sum += ptx::shfl_bfly(row.sum, 1);
+        row.sum += ptx::shfl_bfly(row.sum, 2);
+        const Row r = row_at(my_row(i, half));
+        float sink = -infinity();
+        if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing && r.exists)
+          sink = ptx::ld_global_nc(p.sinks + r.q_head * p.sinks_stride);
+        RowResult result = finish_row(row, unit, sink);
+        if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+#pragma unroll
+        for (int j = 0; j < T::kColBlocks; ++j) {
+          out[i][j][half * 2] *= result.factor;
+          out[i][j][half * 2 + 1] *= result.factor;
+        }
+        if (r.exists && lane % 4 == 0)
+          store_row_values(r, result.lse, finish_row_max(row_max[i][half], row.sum, unit));
+      }
+    }
+    if constexpr (kOutElement == Element::f32) {
+      store_f32();
+    } else {
+      stage_out<kOutElement>();
+      if (p.is_out_aligned != 0) {
+        store_chunks();
+      } else {
+        for_each_staged<kOutElement>([&](char* to, float value) { store_element(to, value); });
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void store_row_values(const Row& r, float lse, float greatest) const {
+    if constexpr (spec.is_split) {
+      ptx::st_global(p.partial_lse + partial_row(r), lse);
+      if constexpr (spec.wants_row_max) ptx::st_global(p.partial_max + partial_row(r), greatest);
+    } else {
+      const std::int64_t row = work.sequence.q_row + r.q_idx;
+      if (p.lse != nullptr) {
+        ptx::st_global(p.lse + work.sequence.q_batch * p.lse_batch_stride +
+                           r.q_head * p.lse_head_stride + row * p.lse_row_stride,
+                       lse);
+      }
+      if constexpr (spec.wants_row_max) {
+        ptx::st_global(p.row_max + work.sequence.q_batch * p.row_max_batch_stride +
+                           r.q_head * p.row_max_head_stride + row * p.row_max_row_stride,
+                       greatest);
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void store_f32() const {
+    const std::int64_t step = out_col_bytes();
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Row r = row_at(my_row(i, half));
+        if (!r.exists) continue;
+        char* to = out_row(r) + lane % 4 * 2 * step;
+#pragma unroll
+        for (int j = 0; j < T::kColBlocks; ++j, to += 8 * step) {
+          const int col = j * 8 + lane % 4 * 2;
+          if (col < p.head_dim_v) store_element(to, out[i][j][half * 2]);
+          if (col + 1 < p.head_dim_v) store_element(to + step, out[i][j][half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  /// The warp's part of O into its part of shared memory, where Q was. The lanes find each other's elements there.
+  template <Element element>
+  FOVEA_DEVICE_MEMBER void stage_out() const {
+    using Rows = typename T::OutRows;
+    const SharedAddress mine = smem + warp * T::kQueryWarpBytes;
+    ptx::sync_warp();
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < T::kColBlocks; ++j)
+          ptx::st_shared(mine + Rows::offset(i * 16 + half * 8 + lane / 4, j) + lane % 4 * 4,
+                         pack<element>(out[i][j][half * 2], out[i][j][half * 2 + 1]));
+    ptx::sync_warp();
+  }
+
+  FOVEA_DEVICE_MEMBER void store_chunks() const {
+    using Rows = typename T::OutRows;
+#pragma unroll 4
+    for (int at = lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
+      const int row = at / Rows::kChunks;
+      const int chunk = at % Rows::kChunks;
+      const Row r = row_at(warp * T::kWarpRows + row);
+      if (!r.exists) continue;
+      if (spec.has_padded_head_dim && chunk * tile::kChunkElements >= p.head_dim_v) continue;
+      const auto value =
+          ptx::ld_shared<U32x4>(smem + warp * T::kQueryWarpBytes + Rows::offset(row, chunk));
+      ptx::st_global(reinterpret_cast<U32x4*>(out_row(r) + chunk * tile::kChunkBytes), value);
+    }
+  }
+
+  /// Every staged element that exists, one by one, with its place in O.
+  template <Element element, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_staged(Visit&& visit) const {
+    using Rows = typename T::OutRows;
+#pragma unroll 1
+    for (int row = 0; row < T::kWarpRows; ++row) {
+      const Row r = row_at(warp * T::kWarpRows + row);
+      if (!r.exists) continue;
+      char* to = out_row(r);
+#pragma unroll 1
+      for (int col = lane; col < p.head_dim_v; col += 32) {
+        const std::uint32_t bits = ptx::ld_shared<std::uint16_t>(
+            smem + warp * T::kQueryWarpBytes + Rows::offset(row, col / tile::kChunkElements) +
+            col % tile::kChunkElements * 2);
+        visit(to + col * out_col_bytes(),
+              element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits));
+      }
+    }
+  }
+
+  /// Where an indicator reached a sum, the result is infinite, or NaN where both signs did.
+  FOVEA_DEVICE_MEMBER void store_reached(Pass pass) const {
+    const float value = pass == Pass::positive ? infinity() : -infinity();
+    stage_out<Element::bf16>();
+    for_each_staged<Element::bf16>([&](char* to, float count) {
+      if (count == 0) return;
+      const float so_far = load_element(to);
+      if (is_nan(so_far)) return;
+      store_element(to, so_far == -value ? quiet_nan() : value);
+    });
+  }
+
+  // ---- the walk --------------------------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER void start_rows() {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        rows[i][half] = empty_row();
+        row_max[i][half] = -infinity();
+      }
+#pragma unroll
+      for (int j = 0; j < T::kColBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[i][j][e] = 0;
+    }
+  }
+
+  /// Full only where all keys exist, too; idx -1: there are no more.
+  FOVEA_DEVICE_MEMBER VisitedTile next_tile(TileWalk<Mods>& tiles) const {
+    VisitedTile tile;
+    if (!tiles.next(tile)) return {-1, false};
+    tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_kv <= work.kv_end;
+    return tile;
+  }
+
+  FOVEA_DEVICE_MEMBER void walk(Pass pass) {
+    constexpr int kAhead = spec.stages - 1;
+    const bool has_rows = warp_has_rows();
+    const TileSpan rows_span = span();
+    TileWalk<Mods> tiles(
+        rows_span,
+        {work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv), spec.tile_kv},
+        p.captures);
+    start_rows();
+    load_queries();
+    VisitedTile ahead[kAhead];
+    int stage = 0;  // that the next tile is copied to
+#pragma unroll 1
+    for (int round = -kAhead;; ++round) {
+      const bool is_filling = round < 0;
+      const VisitedTile tile = ahead[0];
+      const int reading = stage == kAhead ? 0 : stage + 1;
+      if (!is_filling) {
+        if (tile.idx < 0) break;
+        ptx::cp_async_wait_group<kAhead - 1>();
+        ptx::sync_threads();
+        if (pass != Pass::all) rewrite_values(stage_at(reading) + T::kKeyBytes, pass);
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
+      ahead[kAhead - 1] = next_tile(tiles);
+      load_tile(ahead[kAhead - 1], stage);
+      stage = reading;
+      if (!is_filling && has_rows) compute(tile, stage_at(reading), pass);
+    }
+    ptx::cp_async_wait_group<0>();
+  }
+
+  FOVEA_DEVICE_MEMBER void run() {
+#pragma unroll 1
+    for (Pass pass = Pass::all; pass != Pass::end;
+         pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
+      walk(pass);
+      if (pass > Pass::finite) {
+        store_reached(pass);
+      } else if (is_finite() || pass == Pass::finite) {
+        finish();
+        if (pass == Pass::all) return;
+      }
+      ptx::sync_threads();
+    }
+  }
+};
+
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void attention_forward(const ForwardParams& p) {
+  const Work work = find_work<spec>(p);
+  if (work.is_nothing) return;
+  Forward<spec, Mods>(p, work).run();
+}
+
+}  // namespace fovea::cuda::sm80

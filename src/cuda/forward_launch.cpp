@@ -1,0 +1,253 @@
+#include "cuda/forward_launch.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <numbers>
+
+#include "core/philox.hpp"
+#include "cuda/device/shared/split.h"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kAlignedBytes = 16;
+
+/// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
+constexpr double kSectionOfL2 = 0.6;
+
+/// Dense [batch, rows, heads, dim] or packed [rows, heads, dim].
+BshdParam bshd(const TensorView& t) {
+  const int last = t.rank() - 1;
+  return {.data = t.data(),
+          .batch_stride = t.rank() == 4 ? t.stride(0) : 0,
+          .row_stride = t.stride(last - 2),
+          .head_stride = t.stride(last - 1),
+          .col_stride = t.stride(last)};
+}
+
+/// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
+bool is_aligned(const TensorView& t) {
+  const int last = t.rank() - 1;
+  const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));
+  if (std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes != 0) return false;
+  if (t.size(last) * bytes % kAlignedBytes != 0 || t.stride(last) != 1) return false;
+  for (int dim = 0; dim < last; ++dim) {
+    if (t.size(dim) > 1 && t.stride(dim) * bytes % kAlignedBytes != 0) return false;
+  }
+  return true;
+}
+
+IndexParam index_param(const TensorView& t) {
+  if (!t) return {};
+  return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
+}
+
+/// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
+struct RowStrides {
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+RowStrides row_strides(const TensorView& t) {
+  if (!t) return {};
+  const int last = t.rank() - 1;
+  return {t.rank() == 3 ? t.stride(0) : 0, t.stride(last - 1), t.stride(last)};
+}
+
+class Filler {
+ public:
+  Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
+         const GrownCache* cache)
+      : f_(problem), plan_(plan), spec_(plan.spec), args_(args), cache_(cache) {}
+
+  ForwardLaunch fill(void* workspace) {
+    ForwardLaunch launch{};
+    fill_tensors(launch.params);
+    fill_rows(launch.params);
+    fill_lengths(launch.params);
+    if (cache_ != nullptr) fill_cache(launch.params);
+    fill_scalars(launch.params);
+    fill_captures(launch.params.captures);
+    launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
+    fill_grid(launch);
+    if (spec_.is_split) fill_split(launch, workspace);
+    return launch;
+  }
+
+ private:
+  const TensorView& k() const { return cache_ != nullptr ? cache_->cache.k : args_.k; }
+  const TensorView& v() const { return cache_ != nullptr ? cache_->cache.v : args_.v; }
+  std::int64_t head_units() const { return f_.num_heads_q / spec_.heads_per_tile; }
+
+  void fill_tensors(ForwardParams& p) const {
+    p.q = bshd(args_.q);
+    p.k = bshd(k());
+    p.v = bshd(v());
+    p.out = bshd(args_.out);
+    p.is_q_aligned = is_aligned(args_.q);
+    p.is_kv_aligned = is_aligned(k()) && is_aligned(v());
+    p.is_out_aligned = is_aligned(args_.out);
+  }
+
+  void fill_rows(ForwardParams& p) const {
+    p.lse = static_cast<float*>(args_.lse.mutable_data());
+    p.row_max = static_cast<float*>(args_.row_max.mutable_data());
+    const RowStrides lse = row_strides(args_.lse);
+    p.lse_batch_stride = lse.batch;
+    p.lse_head_stride = lse.head;
+    p.lse_row_stride = lse.row;
+    const RowStrides row_max = row_strides(args_.row_max);
+    p.row_max_batch_stride = row_max.batch;
+    p.row_max_head_stride = row_max.head;
+    p.row_max_row_stride = row_max.row;
+    p.sinks = static_cast<const float*>(args_.sinks.data());
+    p.sinks_stride = args_.sinks ? args_.sinks.stride(0) : 0;
+  }
+
+  void fill_lengths(ForwardParams& p) const {
+    p.num_sequences = static_cast<std::int32_t>(f_.num_sequences);
+    p.num_heads_q = static_cast<std::int32_t>(f_.num_heads_q);
+    p.num_heads_kv = static_cast<std::int32_t>(f_.num_heads_kv);
+    p.group = static_cast<std::int32_t>(f_.group);
+    p.head_dim_qk = static_cast<std::int32_t>(f_.head_dim_qk);
+    p.head_dim_v = static_cast<std::int32_t>(f_.head_dim_v);
+    if (f_.is_varlen) {
+      p.cu_seqlens_q = index_param(args_.cu_seqlens_q);
+      p.cu_seqlens_kv = index_param(args_.cu_seqlens_kv);
+      p.total_q = args_.q.size(0);
+      p.seqlen_q = static_cast<std::int32_t>(f_.seqlen_q);
+      p.seqlen_kv = static_cast<std::int32_t>(f_.seqlen_kv);
+      return;
+    }
+    p.seqlen_q = static_cast<std::int32_t>(args_.q.size(1));
+    p.seqlen_kv = static_cast<std::int32_t>(cache_ != nullptr ? f_.seqlen_kv : args_.k.size(1));
+  }
+
+  void fill_cache(ForwardParams& p) const {
+    const KvCache& cache = cache_->cache;
+    p.seqlens_kv = index_param(cache.seqlens);
+    p.left_padding = index_param(cache.left_padding);
+    p.slots = index_param(cache.batch_idx);
+    p.num_new = static_cast<std::int32_t>(cache_->num_new);
+    if (!cache.page_table) return;
+    p.page_table = index_param(cache.page_table);
+    p.page_table_row_stride = cache.page_table.stride(0);
+    const auto page_size = static_cast<std::uint32_t>(cache.k.size(1));
+    p.page_size = static_cast<std::int32_t>(page_size);
+    p.page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1;
+  }
+
+  void fill_scalars(ForwardParams& p) const {
+    p.softmax_scale = f_.softmax_scale;
+    p.softmax_scale_log2 = static_cast<float>(f_.softmax_scale * std::numbers::log2e);
+    const Dropout& dropout = args_.dropout;
+    p.dropout_keep_scale =
+        dropout.p < 1 ? static_cast<float>(1 / (1 - static_cast<double>(dropout.p))) : 0;
+    p.dropout_threshold = philox::drop_threshold(dropout.p);
+    const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
+    p.dropout_key[0] = key[0];
+    p.dropout_key[1] = key[1];
+  }
+
+  void fill_captures(cuda::Captures& captures) const {
+    for (std::size_t slot = 0; slot < plan_.tensor_slots.size(); ++slot) {
+      const TensorView& view =
+          program(plan_.tensor_slots[slot]).captures().tensors[plan_.tensor_slots[slot].index].view;
+      CapturedTensorParam& param = captures.tensors[slot];
+      param.data = view.data();
+      for (int dim = 0; dim < view.rank(); ++dim) {
+        param.strides[dim] = view.stride(dim);
+        param.shape[dim] = static_cast<std::int32_t>(
+            std::min<std::int64_t>(view.size(dim), std::int64_t{0x7fffffff}));
+      }
+    }
+    for (std::size_t slot = 0; slot < plan_.scalar_slots.size(); ++slot) {
+      const CapturedScalar& scalar =
+          program(plan_.scalar_slots[slot]).captures().scalars[plan_.scalar_slots[slot].index];
+      captures.scalars[slot] = scalar.type == ExprType::floating
+                                   ? std::bit_cast<std::int32_t>(static_cast<float>(scalar.value))
+                                   : static_cast<std::int32_t>(scalar.value);
+    }
+  }
+
+  const Program& program(const CaptureSlot& slot) const {
+    if (slot.is_mask) return args_.mask;
+    return args_.score;
+  }
+
+  /// Pairs (batch, head unit) whose keys and values share the L2 cache.
+  std::int64_t pairs_per_section(std::int64_t num_pairs) const {
+    const double bytes = static_cast<double>(f_.seqlen_kv) *
+                         static_cast<double>(f_.head_dim_qk + f_.head_dim_v) *
+                         static_cast<double>(size_bytes(f_.problem.k.dtype));
+    const double heads =
+        kSectionOfL2 * static_cast<double>(plan_.device.l2_bytes) / std::max(1.0, bytes);
+    const double units = heads * static_cast<double>(f_.group / spec_.heads_per_tile);
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(units, 1e9)), 1,
+                                    std::max<std::int64_t>(1, num_pairs));
+  }
+
+  void fill_grid(ForwardLaunch& launch) const {
+    ForwardParams& p = launch.params;
+    const std::int64_t rows = spec_.tile_q / spec_.heads_per_tile;
+    if (f_.is_varlen) {
+      // Every sequence may waste a tile, and so may the rows behind the last one.
+      const std::int64_t tiles = p.total_q == 0 ? 0 : p.total_q / rows + f_.num_sequences + 1;
+      launch.grid.x = static_cast<std::uint32_t>(tiles * head_units());
+      return;
+    }
+    const std::int64_t pairs = f_.num_sequences * head_units();
+    p.num_q_tiles = static_cast<std::int32_t>((p.seqlen_q + rows - 1) / rows);
+    p.heads_per_section = static_cast<std::int32_t>(pairs_per_section(pairs));
+    launch.grid.x = static_cast<std::uint32_t>(p.num_q_tiles * pairs);
+  }
+
+  void fill_split(ForwardLaunch& launch, void* workspace) const {
+    ForwardParams& p = launch.params;
+    const std::int64_t rows = f_.num_sequences * f_.num_heads_q * p.seqlen_q;
+    p.max_splits = max_splits(spec_, f_);
+    launch.grid.y = static_cast<std::uint32_t>(p.max_splits);
+    p.partial_out = static_cast<float*>(workspace);
+    p.partial_lse = p.partial_out + rows * p.max_splits * spec_.head_dim_v;
+    p.partial_max = p.partial_lse + rows * p.max_splits;
+    CombineParams& c = launch.combine_params;
+    c = {.out = p.out,
+         .lse = p.lse,
+         .row_max = p.row_max,
+         .lse_batch_stride = p.lse_batch_stride,
+         .lse_head_stride = p.lse_head_stride,
+         .lse_row_stride = p.lse_row_stride,
+         .row_max_batch_stride = p.row_max_batch_stride,
+         .row_max_head_stride = p.row_max_head_stride,
+         .row_max_row_stride = p.row_max_row_stride,
+         .sinks = p.sinks,
+         .sinks_stride = p.sinks_stride,
+         .seqlens_kv = p.seqlens_kv,
+         .left_padding = p.left_padding,
+         .num_new = p.num_new,
+         .partial_out = p.partial_out,
+         .partial_lse = p.partial_lse,
+         .partial_max = p.partial_max,
+         .max_splits = p.max_splits,
+         .partial_width = spec_.head_dim_v,
+         .seqlen_q = p.seqlen_q,
+         .seqlen_kv = p.seqlen_kv,
+         .num_heads_q = p.num_heads_q,
+         .head_dim_v = p.head_dim_v};
+    launch.combine_grid.x = static_cast<std::uint32_t>(rows);
+  }
+
+  const ForwardProblem& f_;
+  const ForwardPlan& plan_;
+  const ForwardSpec& spec_;
+  const AttentionForward& args_;
+  const GrownCache* cache_;
+};
+
+}  // namespace
+
+ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                             const AttentionForward& args, void* workspace,
+                             const GrownCache* cache) {
+  return Filler(problem, plan, args, cache).fill(workspace);
+}
+
+}  // namespace fovea::cuda

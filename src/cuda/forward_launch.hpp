@@ -1,0 +1,35 @@
+// From arguments to launches: the parameters and grids of a forward call. Where they run, on a device or in the emulator, is not
+// known here. Read attention_forward.hpp first.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention_forward.hpp"
+#include "cuda/device/shared/forward_params.h"
+
+namespace fovea::cuda {
+
+struct Grid {
+  std::uint32_t x = 0, y = 1;  // CTAs
+};
+
+struct ForwardLaunch {
+  ForwardParams params;
+  Grid grid;
+  std::uint32_t num_threads = 0;
+
+  CombineParams combine_params;  // where the spec is split
+  Grid combine_grid;
+};
+
+/// Threads of a CTA of the combine kernel.
+inline constexpr std::uint32_t kCombineThreads = 128;
+/// Its dynamic shared memory: 128 columns of each of its four warps.
+inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
+
+/// `workspace` is the partial states' place; null where the spec is not split. Range tables of captures are not filled in.
+ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                             const AttentionForward& args, void* workspace,
+                             const GrownCache* cache);
+
+}  // namespace fovea::cuda
