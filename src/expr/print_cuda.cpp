@@ -623,6 +623,9 @@ class Printer {
     const bool has_mask = !is_true(root(mask_));
     const bool mask_reads_tensors =
         std::ranges::any_of(mask_.nodes(), [](const Node* node) { return node->op == Op::load; });
+    program_.include = mask_reads_tensors ? "common/captured_range.cuh"
+                       : has_mask         ? "common/range.cuh"
+                                          : "common/program.cuh";
     program_.mods = fmt::format(
         "namespace program {{\n\n"
         "struct Mods {{\n"

@@ -1,5 +1,6 @@
 // Programs as CUDA C++: the `struct Mods` that a kernel is compiled with. What the text calls is in
-// cuda/device/common/program.cuh (values) and range.cuh (ranges); NVRTC and the host compiler both read it.
+// cuda/device/common: program.cuh (values), range.cuh and captured_range.cuh (what they are over a tile); NVRTC and the host
+// compiler both read it.
 //
 //   struct Mods {
 //     static constexpr bool has_score, has_mask, mask_reads_tensors;
@@ -46,7 +47,8 @@ struct CudaScalarSlot {
 };
 
 struct CudaProgram {
-  std::string mods;  // inside namespace fovea::cuda
+  std::string include;  // of device text, which declares what mods calls: "common/range.cuh"
+  std::string mods;     // inside namespace fovea::cuda
   std::vector<CudaTensorSlot> tensors;
   std::vector<CudaScalarSlot> scalars;
 };
