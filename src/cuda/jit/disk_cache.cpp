@@ -51,8 +51,10 @@ Sha256 key_of(const std::string& name) {
 struct FoundFile {
   std::string path, name;
   std::int64_t bytes = 0;
-  std::int64_t last_used = 0;  // seconds since 1970
+  std::int64_t last_used = 0;  // nanoseconds since 1970
 };
+
+constexpr std::int64_t kSecond = 1'000'000'000;
 
 /// Our regular files in the folder.
 std::vector<FoundFile> find_files(const std::string& folder) {
@@ -66,12 +68,12 @@ std::vector<FoundFile> find_files(const std::string& folder) {
     files.push_back({.path = it->path().string(),
                      .name = name,
                      .bytes = status.st_size,
-                     .last_used = status.st_mtim.tv_sec});
+                     .last_used = status.st_mtim.tv_sec * kSecond + status.st_mtim.tv_nsec});
   }
   return files;
 }
 
-std::int64_t now() { return static_cast<std::int64_t>(::time(nullptr)); }
+std::int64_t now() { return ::time(nullptr) * kSecond; }
 
 void mark_used(const std::string& path) { ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0); }
 
@@ -117,8 +119,9 @@ bool DiskCache::store(const Sha256& key, const CacheEntry& entry) {
                                  options_.folder, bytes.size(), options_.max_bytes));
     return false;
   }
-  if (!keep(path_of(key, kEntrySuffix), bytes)) return false;
-  evict();
+  const std::string path = path_of(key, kEntrySuffix);
+  if (!keep(path, bytes)) return false;
+  evict_all_but(path);
   return true;
 }
 
@@ -129,10 +132,10 @@ bool DiskCache::keep(const std::string& path, std::span<const std::byte> bytes) 
   return !why;
 }
 
-void DiskCache::evict() {
+void DiskCache::evict_all_but(const std::string& kept) {
   std::vector<FoundFile> files = find_files(options_.folder);
   std::int64_t total = 0;
-  const std::int64_t abandoned_before = now() - kAbandonedAfterSeconds;
+  const std::int64_t abandoned_before = now() - kAbandonedAfterSeconds * kSecond;
   std::erase_if(files, [&](const FoundFile& file) {
     const bool is_abandoned = is_written_aside(file.name) && file.last_used < abandoned_before;
     if (is_abandoned) ::unlink(file.path.c_str());
@@ -146,6 +149,7 @@ void DiskCache::evict() {
   const std::int64_t wanted = options_.max_bytes - options_.max_bytes / 10;
   for (const FoundFile& file : files) {
     if (total <= wanted) break;
+    if (file.path == kept) continue;  // times of the disk are too coarse to tell it from others
     if (::unlink(file.path.c_str()) == 0 || errno == ENOENT) total -= file.bytes;
   }
 }
@@ -158,7 +162,7 @@ std::vector<DiskCache::Listed> DiskCache::list() const {
     Listed row;
     row.file = file.name;
     row.bytes = file.bytes;
-    row.last_used = file.last_used;
+    row.last_used = file.last_used / kSecond;
     if (const auto bytes = read_whole_file(file.path, kMaxEntryBytes)) {
       ParsedEntry parsed = entry_from_bytes(*bytes, key_of(file.name));
       row.label = parsed.entry.label;

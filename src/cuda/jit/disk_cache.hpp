@@ -60,7 +60,7 @@ class DiskCache {
  private:
   std::string path_of(const Sha256& key, std::string_view suffix) const;
   bool keep(const std::string& path, std::span<const std::byte> bytes);
-  void evict();
+  void evict_all_but(const std::string& kept);
   void remember_failure(const std::string& why);
 
   Options options_;

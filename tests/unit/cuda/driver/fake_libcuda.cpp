@@ -1,0 +1,191 @@
+// The fake itself: see fake_libcuda.hpp.
+#include "unit/cuda/driver/fake_libcuda.hpp"
+
+#include <cstring>
+#include <string_view>
+
+using namespace fovea::cuda::driver;
+
+namespace {
+
+FakeState state;
+
+Result called(const char* name) {
+  state.calls.emplace_back(name);
+  return state.failing_call == name ? state.failing_result : kSuccess;
+}
+
+template <class Handle>
+Handle handle(std::uintptr_t number) {
+  return reinterpret_cast<Handle>(number);
+}
+
+}  // namespace
+
+#define FAKE(name, ...) extern "C" __attribute__((visibility("default"))) Result name(__VA_ARGS__)
+
+extern "C" __attribute__((visibility("default"))) FakeState* fake_state() { return &state; }
+
+FAKE(cuInit, unsigned) { return called("cuInit"); }
+FAKE(cuDriverGetVersion, int* version) {
+  *version = 13000;
+  return called("cuDriverGetVersion");
+}
+FAKE(cuGetErrorName, Result, const char** name) {
+  *name = "CUDA_ERROR_FAKE";
+  return kSuccess;
+}
+FAKE(cuGetErrorString, Result, const char** words) {
+  *words = "as the test asked";
+  return kSuccess;
+}
+FAKE(cuDeviceGetCount, int* count) {
+  *count = state.num_devices;
+  return called("cuDeviceGetCount");
+}
+FAKE(cuDeviceGet, DeviceHandle* device, int index) {
+  *device = index;
+  return called("cuDeviceGet");
+}
+FAKE(cuDeviceGetName, char* name, int bytes, DeviceHandle) {
+  std::strncpy(name, "Fake H200", static_cast<std::size_t>(bytes));
+  return called("cuDeviceGetName");
+}
+FAKE(cuDeviceTotalMem_v2, std::size_t* bytes, DeviceHandle) {
+  *bytes = std::size_t{141} << 30U;
+  return called("cuDeviceTotalMem_v2");
+}
+FAKE(cuDeviceGetAttribute, int* value, DeviceAttribute attribute, DeviceHandle) {
+  switch (attribute) {
+    case DeviceAttribute::num_sms:
+      *value = 132;
+      break;
+    case DeviceAttribute::l2_bytes:
+      *value = 60 << 20;
+      break;
+    case DeviceAttribute::compute_capability_major:
+      *value = state.major;
+      break;
+    case DeviceAttribute::compute_capability_minor:
+      *value = state.minor;
+      break;
+    case DeviceAttribute::shared_bytes_per_sm:
+      *value = 233472;
+      break;
+    case DeviceAttribute::registers_per_sm:
+      *value = 65536;
+      break;
+    case DeviceAttribute::shared_bytes_per_cta_opt_in:
+      *value = kFakeSharedBytesPerCta;
+      break;
+  }
+  return called("cuDeviceGetAttribute");
+}
+FAKE(cuDevicePrimaryCtxRetain, ContextHandle* context, DeviceHandle device) {
+  *context = handle<ContextHandle>(0x100U + static_cast<unsigned>(device));
+  return called("cuDevicePrimaryCtxRetain");
+}
+FAKE(cuDevicePrimaryCtxRelease_v2, DeviceHandle) { return called("cuDevicePrimaryCtxRelease_v2"); }
+FAKE(cuCtxGetCurrent, ContextHandle* context) {
+  *context = state.context_stack.empty() ? nullptr : state.context_stack.back();
+  return called("cuCtxGetCurrent");
+}
+FAKE(cuCtxPushCurrent_v2, ContextHandle context) {
+  state.context_stack.push_back(context);
+  return called("cuCtxPushCurrent_v2");
+}
+FAKE(cuCtxPopCurrent_v2, ContextHandle* context) {
+  *context = state.context_stack.back();
+  state.context_stack.pop_back();
+  return called("cuCtxPopCurrent_v2");
+}
+FAKE(cuCtxSynchronize) { return called("cuCtxSynchronize"); }
+FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
+  *module = handle<ModuleHandle>(0x200);
+  return called("cuModuleLoadDataEx");
+}
+FAKE(cuModuleUnload, ModuleHandle) { return called("cuModuleUnload"); }
+FAKE(cuModuleGetFunction, FunctionHandle* function, ModuleHandle, const char*) {
+  *function = handle<FunctionHandle>(0x300);
+  return called("cuModuleGetFunction");
+}
+FAKE(cuFuncGetAttribute, int* value, FunctionAttribute attribute, FunctionHandle) {
+  *value = attribute == FunctionAttribute::static_shared_bytes ? kFakeStaticSharedBytes : 128;
+  return called("cuFuncGetAttribute");
+}
+FAKE(cuFuncSetAttribute, FunctionHandle, FunctionAttribute attribute, int value) {
+  if (attribute == FunctionAttribute::max_dynamic_shared_bytes)
+    state.max_dynamic_shared_bytes = value;
+  return called("cuFuncSetAttribute");
+}
+FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* num_ctas, FunctionHandle, int, std::size_t) {
+  *num_ctas = 2;
+  return called("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+}
+FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** params, void**) {
+  state.launch = *config;
+  state.attributes.assign(config->attributes, config->attributes + config->num_attributes);
+  const auto* first = static_cast<const unsigned char*>(params[0]);
+  state.first_parameter.assign(first, first + state.first_parameter_bytes);
+  return called("cuLaunchKernelEx");
+}
+FAKE(cuStreamCreate, StreamHandle* stream, unsigned) {
+  *stream = handle<StreamHandle>(0x400);
+  return called("cuStreamCreate");
+}
+FAKE(cuStreamDestroy_v2, StreamHandle) { return called("cuStreamDestroy_v2"); }
+FAKE(cuStreamSynchronize, StreamHandle) { return called("cuStreamSynchronize"); }
+FAKE(cuStreamWaitEvent, StreamHandle, EventHandle, unsigned) { return called("cuStreamWaitEvent"); }
+FAKE(cuStreamBeginCapture_v2, StreamHandle, int) { return called("cuStreamBeginCapture_v2"); }
+FAKE(cuStreamEndCapture, StreamHandle, GraphHandle* graph) {
+  *graph = handle<GraphHandle>(0x500);
+  return called("cuStreamEndCapture");
+}
+FAKE(cuGraphInstantiateWithFlags, GraphExecHandle* exec, GraphHandle, unsigned long long) {
+  *exec = handle<GraphExecHandle>(0x600);
+  return called("cuGraphInstantiateWithFlags");
+}
+FAKE(cuGraphLaunch, GraphExecHandle, StreamHandle) { return called("cuGraphLaunch"); }
+FAKE(cuGraphExecDestroy, GraphExecHandle) { return called("cuGraphExecDestroy"); }
+FAKE(cuGraphDestroy, GraphHandle) { return called("cuGraphDestroy"); }
+FAKE(cuEventCreate, EventHandle* event, unsigned) {
+  *event = handle<EventHandle>(0x700);
+  return called("cuEventCreate");
+}
+FAKE(cuEventRecord, EventHandle, StreamHandle) { return called("cuEventRecord"); }
+FAKE(cuEventSynchronize, EventHandle) { return called("cuEventSynchronize"); }
+FAKE(cuEventElapsedTime, float* milliseconds, EventHandle, EventHandle) {
+  *milliseconds = 1;
+  return called("cuEventElapsedTime");
+}
+FAKE(cuEventDestroy_v2, EventHandle) { return called("cuEventDestroy_v2"); }
+FAKE(cuMemAlloc_v2, DevicePointer* pointer, std::size_t) {
+  *pointer = 0x10000;
+  return called("cuMemAlloc_v2");
+}
+FAKE(cuMemFree_v2, DevicePointer) { return called("cuMemFree_v2"); }
+FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t, StreamHandle) {
+  *pointer = 0x20000;
+  return called("cuMemAllocAsync");
+}
+FAKE(cuMemFreeAsync, DevicePointer, StreamHandle) { return called("cuMemFreeAsync"); }
+FAKE(cuMemcpyHtoDAsync_v2, DevicePointer, const void*, std::size_t, StreamHandle) {
+  return called("cuMemcpyHtoDAsync_v2");
+}
+FAKE(cuMemcpyDtoHAsync_v2, void*, DevicePointer, std::size_t, StreamHandle) {
+  return called("cuMemcpyDtoHAsync_v2");
+}
+FAKE(cuMemcpyDtoDAsync_v2, DevicePointer, DevicePointer, std::size_t, StreamHandle) {
+  return called("cuMemcpyDtoDAsync_v2");
+}
+FAKE(cuMemsetD8Async, DevicePointer, unsigned char, std::size_t, StreamHandle) {
+  return called("cuMemsetD8Async");
+}
+FAKE(cuMemsetD32Async, DevicePointer, unsigned, std::size_t, StreamHandle) {
+  return called("cuMemsetD32Async");
+}
+FAKE(cuTensorMapEncodeTiled, TensorMap*, int, std::uint32_t rank, void*, const std::uint64_t*,
+     const std::uint64_t* strides, const std::uint32_t*, const std::uint32_t*, int, int, int, int) {
+  state.map_strides.assign(strides, strides + rank - 1);
+  return called("cuTensorMapEncodeTiled");
+}

@@ -1,0 +1,40 @@
+// A driver without a GPU: a shared library with the driver's names that remembers what it was asked.
+// Tests open it by its path (FOVEA_FAKE_LIBCUDA) and reach its memory by fake_state().
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/driver/types.hpp"
+
+namespace fovea::cuda::driver {
+
+struct FakeState {
+  int num_devices = 1;
+  int major = 9, minor = 0;
+  std::string failing_call;  // this function gives failing_result
+  Result failing_result = kSuccess;
+
+  std::vector<std::string> calls;  // since the last reset
+  std::vector<ContextHandle> context_stack;
+  RawLaunchConfig launch{};
+  std::vector<LaunchAttribute> attributes;
+  std::vector<unsigned char> first_parameter;  // first_parameter_bytes of it
+  std::size_t first_parameter_bytes = 0;
+  int max_dynamic_shared_bytes = 0;
+  std::vector<std::uint64_t> map_strides;
+
+  int count(const std::string& call) const {
+    int number = 0;
+    for (const std::string& name : calls) number += name == call ? 1 : 0;
+    return number;
+  }
+};
+
+/// Opens the fake and gives it a fresh memory.
+FakeState& fresh_fake();
+
+inline constexpr int kFakeStaticSharedBytes = 48;
+inline constexpr int kFakeSharedBytesPerCta = 232448;
+
+}  // namespace fovea::cuda::driver

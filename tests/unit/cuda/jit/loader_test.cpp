@@ -1,0 +1,271 @@
+#include "cuda/jit/loader.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <random>
+#include <thread>
+
+#include "fovea/error.hpp"
+
+#include "cuda/availability.hpp"
+#include "cuda/jit/kernel_table.hpp"
+#include "unit/cuda/driver/fake_libcuda.hpp"
+#include "unit/cuda/jit/support.hpp"
+
+namespace fovea::cuda::jit {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Architecture kHopper{9, 0};
+
+/// Loaders over one folder, with or without a compiler and a pack; a fake device to load into.
+class LoaderTest : public testing::Test {
+ protected:
+  LoaderOptions options() const {
+    LoaderOptions result;
+    result.disk = {.folder = folder / "kernels"};
+    result.pack = std::nullopt;
+    return result;
+  }
+  LoaderOptions without_compiler() const {
+    LoaderOptions result = options();
+    result.nvrtc = search_nowhere();
+    return result;
+  }
+  /// A pack of the small kernels 0 .. count - 1 whose cubins are not real: the fake driver takes them.
+  std::string make_pack(int count) const {
+    std::vector<PackItem> items;
+    for (int i = 0; i < count; ++i) {
+      items.push_back({text_key(small_kernel(i), embedded_device_text(), kHopper),
+                       entry_number(static_cast<std::uint64_t>(i))});
+    }
+    write_pack(folder / "kernels.pack", items);
+    return folder / "kernels.pack";
+  }
+
+  TemporaryFolder folder;
+  driver::FakeState& fake = driver::fresh_fake();
+  driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  driver::DeviceContext context{driver, 0};
+};
+
+TEST_F(LoaderTest, SecondLoaderFindsOnDiskWhatTheFirstCompiled) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader first(options());
+  const Cubin compiled = first.cubin(small_kernel(), kHopper);
+  EXPECT_EQ(first.counts().compiled, 1);
+  EXPECT_EQ(first.counts().from_disk, 0);
+
+  Loader second(options());
+  const Cubin found = second.cubin(small_kernel(), kHopper);
+  EXPECT_EQ(second.counts().compiled, 0);
+  EXPECT_EQ(second.counts().from_disk, 1);
+  EXPECT_EQ(found.image, compiled.image);
+  EXPECT_EQ(found.report.registers, compiled.report.registers);
+  EXPECT_EQ(found.report.log, compiled.report.log);
+}
+
+// Each of these shapes the code, so each compiles; the label does not.
+TEST_F(LoaderTest, TextArchitectureAndHeadersAreTheKeyAndTheLabelIsNot) {
+  const Sha256 key = text_key(small_kernel(), embedded_device_text(), kHopper);
+  KernelText renamed = small_kernel();
+  renamed.label = "another name";
+  EXPECT_EQ(text_key(renamed, embedded_device_text(), kHopper), key);
+  EXPECT_NE(text_key(small_kernel(1), embedded_device_text(), kHopper), key);
+  EXPECT_NE(text_key(small_kernel(), embedded_device_text(), {8, 0}), key);
+  const SourceFile headers[] = {{"shared/types.h", "// another text\n"}};
+  EXPECT_NE(text_key(small_kernel(), make_device_text(headers), kHopper), key);
+}
+
+TEST_F(LoaderTest, TornEntryIsCompiledAgainAndReplaced) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  const Cubin right = Loader(options()).cubin(small_kernel(), kHopper);
+  std::string file;
+  for (const auto& row : DiskCache(options().disk).list()) file = folder / ("kernels/" + row.file);
+  std::string bytes = read_text(file);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 0x10);
+  write_text(file, bytes);
+
+  Loader loader(options());
+  EXPECT_EQ(loader.cubin(small_kernel(), kHopper).image, right.image);
+  EXPECT_EQ(loader.counts().compiled, 1);
+  Loader after(options());
+  EXPECT_EQ(after.cubin(small_kernel(), kHopper).image, right.image);
+  EXPECT_EQ(after.counts().compiled, 0);
+}
+
+TEST_F(LoaderTest, FolderThatCannotBeWrittenCostsACompilationAndNoMore) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  write_text(folder / "file", "");
+  LoaderOptions nowhere = options();
+  nowhere.disk.folder = folder / "file/kernels";
+  Loader loader(nowhere);
+  EXPECT_FALSE(loader.cubin(small_kernel(), kHopper).image.empty());
+  EXPECT_EQ(loader.counts().compiled, 1);
+  EXPECT_THAT(loader.disk().why_not_kept(), HasSubstr("file/kernels"));
+}
+
+// Compilations killed at any moment, then the result that an undisturbed one gives.
+TEST_F(LoaderTest, KilledCompilationsLeaveTheRightResult) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  std::vector<Cubin> right;
+  Compiler compiler;
+  for (int i = 0; i < 3; ++i) right.push_back(compiler.compile(small_kernel(i), kHopper));
+  std::minstd_rand random(11);
+  for (int round = 0; round < 25; ++round) {
+    kill_after(static_cast<useconds_t>(random() % 120000), [&] {
+      for (int i = 0;; ++i) Loader(options()).cubin(small_kernel(i % 3), kHopper);
+    });
+    Loader loader(options());
+    const int i = round % 3;
+    EXPECT_EQ(loader.cubin(small_kernel(i), kHopper).image,
+              right[static_cast<std::size_t>(i)].image);
+    if (round % 8 == 7) loader.disk().clear();
+  }
+}
+
+TEST_F(LoaderTest, EightProcessesAtOnceGetTheSameKernel) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Compiler compiler;
+  const Cubin right = compiler.compile(small_kernel(), kHopper);
+  std::array<pid_t, 8> children{};
+  for (pid_t& child : children) {
+    child = ::fork();
+    if (child == 0)
+      ::_exit(Loader(options()).cubin(small_kernel(), kHopper).image == right.image ? 0 : 1);
+  }
+  for (const pid_t child : children) {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  Loader after(options());
+  after.cubin(small_kernel(), kHopper);
+  EXPECT_EQ(after.counts().compiled, 0);
+}
+
+TEST_F(LoaderTest, PackServesWithoutCompilerAndComesBeforeTheDisk) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(2);
+  Loader loader(packed);
+  EXPECT_TRUE(is_number({loader.cubin(small_kernel(1), kHopper), "kernel 1", "", ""}, 1));
+  EXPECT_EQ(loader.counts().from_pack, 1);
+  EXPECT_EQ(loader.counts().compiled, 0);
+}
+
+TEST_F(LoaderTest, KernelThatIsNowhereIsRefusedByName) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(1);
+  Loader loader(packed);
+  try {
+    loader.cubin(small_kernel(5), kHopper);
+    FAIL();
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("small kernel 5"), HasSubstr("sm_90a"),
+                                    HasSubstr("no kernel compiler")));
+  }
+}
+
+TEST_F(LoaderTest, PackThatDoesNotServeIsTold) {
+  write_text(folder / "bad.pack", "hello");
+  LoaderOptions bad = without_compiler();
+  bad.pack = folder / "bad.pack";
+  const Loader loader(bad);
+  EXPECT_EQ(loader.pack(), nullptr);
+  EXPECT_THAT(loader.why_no_pack(), HasSubstr("is no kernel pack"));
+}
+
+TEST_F(LoaderTest, KernelIsLoadedOnceForEachDevice) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(2);
+  Loader loader(packed);
+  const auto one = loader.load(small_kernel(0), context);
+  const auto again = loader.load(small_kernel(0), context);
+  const auto other = loader.load(small_kernel(1), context);
+  EXPECT_EQ(one, again);
+  EXPECT_NE(one, other);
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 2);
+  EXPECT_EQ(loader.counts().from_memory, 1);
+  EXPECT_EQ(loader.counts().from_pack, 2);
+
+  fake.num_devices = 2;
+  const driver::Driver two_devices(FOVEA_FAKE_LIBCUDA);
+  const driver::DeviceContext second(two_devices, 1);
+  EXPECT_NE(loader.load(small_kernel(0), second), one);
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 3);
+}
+
+TEST_F(LoaderTest, FailureIsToldAndTriedAnewByTheNext) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(1);
+  Loader loader(packed);
+  fake.failing_call = "cuModuleLoadDataEx";
+  fake.failing_result = 2;
+  EXPECT_THROW(loader.load(small_kernel(0), context), DeviceError);
+  fake.failing_call.clear();
+  EXPECT_NE(loader.load(small_kernel(0), context), nullptr);
+}
+
+TEST_F(LoaderTest, ThreadsThatAskAtOnceCompileOnce) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader loader(options());
+  std::array<std::shared_ptr<const LoadedKernel>, 6> kernels;
+  {
+    std::vector<std::jthread> threads;
+    for (auto& kernel : kernels)
+      threads.emplace_back([&] { kernel = loader.load(small_kernel(), context); });
+  }
+  for (const auto& kernel : kernels) EXPECT_EQ(kernel, kernels[0]);
+  EXPECT_EQ(loader.counts().compiled, 1);
+  EXPECT_EQ(loader.counts().from_memory, 5);
+}
+
+// What a plan does: its key is a plain struct, and its text is printed once.
+TEST_F(LoaderTest, TableAsksForTheTextOnlyOfNewKeys) {
+  struct Key {
+    int head_dim = 0;
+    bool has_sinks = false;
+    bool operator==(const Key&) const = default;
+  };
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(2);
+  Loader loader(packed);
+  KernelTable<Key> table;
+  int num_texts = 0;
+  const auto find = [&](const Key& key) {
+    return table.find_or_load(key, context, loader, [&] {
+      ++num_texts;
+      return small_kernel(key.has_sinks ? 1 : 0);
+    });
+  };
+  const auto plain = find({.head_dim = 128});
+  EXPECT_EQ(find({.head_dim = 128}), plain);
+  EXPECT_NE(find({.head_dim = 128, .has_sinks = true}), plain);
+  EXPECT_EQ(find({.head_dim = 128}), plain);
+  EXPECT_EQ(num_texts, 2);
+}
+
+TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
+  Loader with_nothing(without_compiler());
+  EXPECT_THAT(why_unavailable(driver::Driver("libcuda_that_nobody_has.so.1"), with_nothing, 0),
+              HasSubstr("no NVIDIA driver"));
+  EXPECT_THAT(why_unavailable(driver, with_nothing, 3), HasSubstr("cuda:3"));
+  EXPECT_THAT(why_unavailable(driver, with_nothing, 0), HasSubstr("no kernel compiler"));
+
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(1);
+  Loader with_pack(packed);
+  EXPECT_EQ(why_unavailable(driver, with_pack, 0), "");
+
+  fake.major = 7;
+  const driver::Driver old(FOVEA_FAKE_LIBCUDA);
+  EXPECT_THAT(why_unavailable(old, with_pack, 0),
+              AllOf(HasSubstr("capability 7.0"), HasSubstr("expected 8.0")));
+}
+
+}  // namespace
+}  // namespace fovea::cuda::jit
