@@ -33,7 +33,7 @@ Plan make_plan(const Problem& problem, bool is_paged, std::string_view where) {
     throw Unsupported(fmt::format("{}: {}", where, obstacle));
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate_decode_problem(problem, is_paged, where);
-  impl->cpu = cpu::plan_forward(impl->problem, problem.num_threads);
+  impl->backend = cpu::plan_forward(impl->problem, problem.num_threads);
   return Plan(std::move(impl));
 }
 
@@ -56,7 +56,7 @@ struct DecodeWorkspace {
   std::size_t plan_bytes = 0, q_bytes = 0;
 
   DecodeWorkspace(const Plan& plan, const AttentionDecode& args)
-      : plan_bytes(round_up(plan.impl().cpu.workspace_bytes)), q_bytes(rotated_bytes(args)) {}
+      : plan_bytes(round_up(plan.impl().cpu().workspace_bytes)), q_bytes(rotated_bytes(args)) {}
 
   std::size_t aligned_bytes() const { return plan_bytes + q_bytes; }
   std::size_t bytes() const { return unaligned_workspace_bytes(aligned_bytes()); }
@@ -91,7 +91,7 @@ void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& s
                       .rotated_q = forward.q},
                      *args.executor);
   const GrownCache grown{args.cache, num_new(args.append)};
-  cpu::attention_forward(plan.impl().problem, plan.impl().cpu, forward, workspace, *args.executor,
+  cpu::attention_forward(plan.impl().problem, plan.impl().cpu(), forward, workspace, *args.executor,
                          &grown);
 }
 

@@ -17,8 +17,10 @@ namespace {
 /// Above this a problem is limited by arithmetic on every processor we know (flops per byte of memory traffic).
 constexpr double kComputeBoundIntensity = 16;
 
+/// Whether the host can read what the mask reads.
 bool has_data(const MaskMod& mask) {
   for (const CapturedTensor& tensor : mask.captures().tensors) {
+    if (tensor.view.spec().device.kind != Device::Kind::cpu) return false;
     if (tensor.view.data() == nullptr && tensor.view.spec().num_elements() > 0) return false;
   }
   return true;
@@ -123,9 +125,25 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   if (cpu.candidate.empty()) return e;
   e.kernel = "cpu/attention_forward";
   e.target = name(cpu.spec.target);
-  e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
+  e.compute_dtype = name(cpu::forward_kernels(cpu.spec).product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
+  describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
+  describe_bound(e);
+  return e;
+}
+
+Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cuda) {
+  Explanation e;
+  e.problem = describe(f);
+  describe_programs(f, e);
+  e.refused = cuda.refused;
+  if (cuda.candidate.empty()) return e;
+  e.kernel = cuda.candidate;
+  e.target = to_string(f.device());
+  e.compute_dtype = name(f.problem.q.dtype);
+  e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
+  const double visible = describe_tiles(f, cuda.spec.tile_q, cuda.spec.tile_kv, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
   return e;
@@ -168,7 +186,10 @@ Explanation explain_double_backward(const ForwardProblem& f) {
   return e;
 }
 
-Explanation Plan::explain() const { return explain_forward(impl_->problem, impl_->cpu); }
+Explanation Plan::explain() const {
+  return std::visit([&](const auto& plan) { return explain_forward(impl_->problem, plan); },
+                    impl_->backend);
+}
 
 Explanation explain(const Problem& problem, Device device) {
   return explain(on_device(problem, device));
@@ -176,12 +197,10 @@ Explanation explain(const Problem& problem, Device device) {
 
 Explanation explain(const Problem& problem) {
   const ForwardProblem f = validate(problem, "explain");
+  if (f.device().kind == Device::Kind::cuda)
+    return explain_forward(f, cuda::try_plan_forward(f, f.device()));
   const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
-  const std::string obstacle = why_not_cpu(problem);
-  if (obstacle.empty()) return explain_forward(f, cpu::try_plan_forward(f, num_threads));
-  cpu::ForwardPlan nothing;
-  nothing.refused.push_back({"cpu/attention_forward", obstacle});
-  return explain_forward(f, nothing);
+  return explain_forward(f, cpu::try_plan_forward(f, num_threads));
 }
 
 std::string Explanation::print() const {

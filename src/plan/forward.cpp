@@ -10,28 +10,81 @@
 
 #include "core/check.hpp"
 #include "core/num_threads.hpp"
+#include "cuda/driver/stream_memory.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 
 namespace fovea {
 namespace {
 
+constexpr std::string_view kWhere = "attention_forward";
+
+bool is_cpu(Device device) { return device.kind == Device::Kind::cpu; }
+
 Plan make_plan(const Problem& problem, std::string_view where) {
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate(problem, where);
-  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
-    throw Unsupported(fmt::format("{}: {}", where, obstacle));
-  impl->cpu = cpu::plan_forward(
-      impl->problem, problem.num_threads > 0 ? problem.num_threads : default_num_threads());
+  if (is_cpu(impl->problem.device())) {
+    impl->backend = cpu::plan_forward(
+        impl->problem, problem.num_threads > 0 ? problem.num_threads : default_num_threads());
+  } else {
+    impl->backend = cuda::plan_forward(impl->problem, impl->problem.device());
+  }
   return Plan(std::move(impl));
+}
+
+std::size_t workspace_bytes_of(const cpu::ForwardPlan& plan) {
+  return unaligned_workspace_bytes(plan.workspace_bytes);
+}
+
+std::size_t workspace_bytes_of(const cuda::ForwardPlan& plan) {
+  return unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+}
+
+void run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
+            const AttentionForward& args) {
+  Executor& executor =
+      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
+  if (executor.concurrency() > plan.num_workers) {
+    invalid(
+        std::string(kWhere),
+        fmt::format(
+            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
+            executor.concurrency(), plan.num_workers));
+  }
+  cpu::attention_forward(problem, plan, args,
+                         aligned_workspace(args.workspace, plan.workspace_bytes), executor);
+}
+
+void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
+            const AttentionForward& args) {
+  std::byte* workspace =
+      aligned_workspace(args.workspace, plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  cuda::attention_forward(problem, plan, args, workspace, args.stream);
+}
+
+/// As plan.run, in memory that it takes where the caller brought none.
+void run_in_own_workspace(const Plan& plan, AttentionForward call, Device device) {
+  const std::size_t bytes = plan.workspace_bytes();
+  if (!call.workspace.empty() || bytes == 0) return plan.run(call);
+  if (is_cpu(device)) {
+    const auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    call.workspace = {memory.get(), bytes};
+    return plan.run(call);
+  }
+  const cuda::driver::StreamMemory memory(device.index, bytes, call.stream);
+  call.workspace = {static_cast<std::byte*>(memory.data()), bytes};
+  plan.run(call);
 }
 
 }  // namespace
 
-std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes) {
+std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,
+                             std::size_t alignment) {
+  if (bytes == 0) return nullptr;
   void* start = workspace.data();
   std::size_t space = workspace.size();
-  return static_cast<std::byte*>(std::align(kWorkspaceAlignment, bytes, start, space));
+  return static_cast<std::byte*>(std::align(alignment, bytes, start, space));
 }
 
 std::string why_not_cpu(const Problem& problem) {
@@ -57,28 +110,18 @@ Plan plan(const Problem& problem, Device device) {
 }
 
 std::size_t Plan::workspace_bytes() const {
-  return unaligned_workspace_bytes(impl_->cpu.workspace_bytes);
+  return std::visit([](const auto& plan) { return workspace_bytes_of(plan); }, impl_->backend);
 }
 
 void Plan::run(const AttentionForward& args) const {
-  validate_arguments(impl_->problem, args, "attention_forward");
+  validate_arguments(impl_->problem, args, kWhere);
   // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
   if (args.workspace.size() < workspace_bytes()) {
-    invalid("attention_forward",
+    invalid(std::string(kWhere),
             fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
                         args.workspace.size(), workspace_bytes()));
   }
-  Executor& executor =
-      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  if (executor.concurrency() > impl_->cpu.num_workers) {
-    invalid(
-        "attention_forward",
-        fmt::format(
-            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
-            executor.concurrency(), impl_->cpu.num_workers));
-  }
-  cpu::attention_forward(impl_->problem, impl_->cpu, args,
-                         aligned_workspace(args.workspace, impl_->cpu.workspace_bytes), executor);
+  std::visit([&](const auto& plan) { run_on(plan, impl_->problem, args); }, impl_->backend);
 }
 
 Problem problem_of(const AttentionForward& args) {
@@ -103,20 +146,18 @@ Problem problem_of(const AttentionForward& args) {
 
 void attention_forward(const AttentionForward& args, Runtime& runtime) {
   AttentionForward call = args;
-  if (call.executor == nullptr) call.executor = &runtime.executor();
-  Problem problem = problem_of(call);
-  if (!call.out)
-    invalid("attention_forward",
+  if (!call.out) {
+    invalid(std::string(kWhere),
             "out is missing; expected a view of writable memory shaped like q with head_dim_v");
-  problem.num_threads = call.executor->concurrency();
-  const Plan plan = runtime.impl().find_or_make(
-      problem_key(problem), [&] { return make_plan(problem, "attention_forward"); });
-  std::unique_ptr<std::byte[]> own_workspace;
-  if (call.workspace.empty()) {
-    own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
-    call.workspace = {own_workspace.get(), plan.workspace_bytes()};
   }
-  plan.run(call);
+  Problem problem = problem_of(call);
+  if (is_cpu(problem.q.device)) {
+    if (call.executor == nullptr) call.executor = &runtime.executor();
+    problem.num_threads = call.executor->concurrency();
+  }
+  const Plan plan =
+      runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
+  run_in_own_workspace(plan, call, problem.q.device);
 }
 
 void attention_forward(const AttentionForward& args) {

@@ -4,27 +4,33 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <variant>
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
 
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
+#include "cuda/attention_forward.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
+inline constexpr std::size_t kDeviceWorkspaceAlignment = 256;
 
 /// What a caller gives so that `needed` aligned bytes lie in it, wherever it starts.
-constexpr std::size_t unaligned_workspace_bytes(std::size_t needed) {
-  return needed + kWorkspaceAlignment - 1;
+constexpr std::size_t unaligned_workspace_bytes(std::size_t needed,
+                                                std::size_t alignment = kWorkspaceAlignment) {
+  return needed == 0 ? 0 : needed + alignment - 1;
 }
 
 struct Plan::Impl {
   ForwardProblem problem;
-  cpu::ForwardPlan cpu;
+  std::variant<cpu::ForwardPlan, cuda::ForwardPlan> backend;  // by problem.device()
+
+  const cpu::ForwardPlan& cpu() const { return std::get<cpu::ForwardPlan>(backend); }
 };
 
 struct BackwardPlan::Impl {
@@ -40,10 +46,12 @@ Problem on_device(Problem problem, Device device);
 
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
 Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);
+Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPlan& cuda);
 Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu);
 Explanation explain_double_backward(const ForwardProblem& problem);
 
-/// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes).
-std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes);
+/// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for 0 bytes.
+std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,
+                             std::size_t alignment = kWorkspaceAlignment);
 
 }  // namespace fovea
