@@ -29,6 +29,8 @@ struct ForwardSpec {
                                      // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
   bool wants_row_max = false;
+  std::int32_t q_stages = 1;  // sm90: buffers of Q, later O; with two, row tiles overlap
+  bool is_dynamic = false;    // sm90: row tiles are claimed from a counter, longest first
 
   bool operator==(const ForwardSpec&) const = default;
 };
@@ -46,6 +48,18 @@ constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
 constexpr std::int32_t sm80_plain_shared_bytes(const ForwardSpec& spec) {
   return 4 * (spec.tile_q * (spec.head_dim_qk + 1) + spec.tile_kv * (spec.head_dim_qk + 1) +
               spec.tile_kv * (spec.head_dim_v + 1) + spec.tile_q * (spec.tile_kv + 1));
+}
+
+/// Dynamic shared memory of sm90/attention_forward: Q, later O, of each group and stage, stages of K and V, barriers and what the
+/// loading warp tells.
+constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
+  const std::int32_t width_q =
+      spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
+  const std::int32_t tiles =
+      2 * (spec.q_stages * spec.tile_q * width_q +
+           spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
+  const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 4);
+  return (tiles + barriers + 15) / 16 * 16 + 32 + 4 * spec.stages;
 }
 
 /// The second kernel of a split problem.

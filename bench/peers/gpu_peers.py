@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
+
+usage: gpu_peers.py --library libfovea.so [--tables forward,inputs,programs] [--seconds 300] [--rounds 9] [--json FILE]
+
+Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
+FlexAttention, and FlashAttention-3 where the wheel fa3-fwd is installed. A figure is a median of CUDA-event times; before each
+call the L2 cache is overwritten, which also hides the host's time behind the device's. Bounds are measured in the same run: an
+8192^3 bf16 product and a device copy. TFLOP/s count 4 * heads * visible pairs * head_dim, half of all pairs for causal.
+A case starts only while the time budget lasts, and every finished case is kept at once: a run that is cut off keeps what it has.
+Outputs are compared with PyTorch's before they are timed, because a wrong result has no speed.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "python"))
+import fovea_ctypes as fovea  # noqa: E402
+
+try:
+    from fa3_fwd_interface import flash_attn_func as fa3
+except ImportError:
+    fa3 = None
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+TOTAL_TOKENS = 16384  # batch = TOTAL_TOKENS / seqlen
+WIDTH = 2048  # heads * head_dim
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+HEAD_DIMS = (128, 64, 256)
+WINDOW, NUM_DOCUMENTS, SOFTCAP = 1024, 12, 30.0
+PRODUCT_SIZE, COPY_BYTES = 8192, 1 << 30
+REST_S = 0.05  # between rounds: a power-capped part cools a little
+
+
+class Clock:
+    """Times calls on the current stream; before each, all of L2 is overwritten."""
+
+    def __init__(self):
+        size = 2 * torch.cuda.get_device_properties(0).L2_cache_size
+        self.flush = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+    def milliseconds(self, call):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    def medians(self, contenders, rounds):
+        """{name: (median, spread)} in ms; each round runs every contender once, in random order."""
+        times = {name: [] for name in contenders}
+        for call in contenders.values():
+            call()
+        torch.cuda.synchronize()
+        for _ in range(rounds):
+            time.sleep(REST_S)
+            for name in random.sample(list(contenders), len(contenders)):
+                times[name].append(self.milliseconds(contenders[name]))
+        return {name: (statistics.median(t), (max(t) - min(t)) / statistics.median(t)) for name, t in times.items()}
+
+
+class FoveaCall:
+    """A plan of these bshd tensors and its output."""
+
+    def __init__(self, library, q, k, v, **fields):
+        self.tensors = q, k, v
+        self.out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype, device="cuda")
+        named = {"q": q, "k": k, "v": v, "out": self.out}
+        self.args = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in named.items()},
+                                       stream=torch.cuda.current_stream().cuda_stream, **fields)
+        self.plan = library.plan(self.args)
+        self.workspace = torch.empty(max(self.plan.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+        self.args.workspace, self.args.workspace_bytes = self.workspace.data_ptr(), self.plan.workspace_bytes
+        self.library = library
+
+    def __call__(self):
+        self.library.call(self.library.c.fovea_plan_run, self.plan.handle, ctypes.byref(self.args))
+
+
+def sdpa(q, k, v, backend, **options):
+    """On bshd tensors; PyTorch's own order is bhsd."""
+    def call():
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), **options)
+    return call
+
+
+def compiled_flex(q, k, v, score_mod=None, mask_mod=None):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    inputs = [t.transpose(1, 2) for t in (q, k, v)]
+    mask = mask_mod and create_block_mask(mask_mod, None, None, q.shape[1], k.shape[1], device="cuda", BLOCK_SIZE=128)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    is_grouped = q.shape[2] != k.shape[2]
+    return lambda: compiled(*inputs, score_mod=score_mod, block_mask=mask, enable_gqa=is_grouped)
+
+
+def first(result):
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def require_equal(ours, theirs, what):
+    """bhsd against bshd; relative error of the whole, as both round outputs and probabilities to 16 bits."""
+    a, b = ours.float(), first(theirs).transpose(1, 2).float()
+    error = ((a - b).norm() / b.norm()).item()
+    if not error <= 1e-2:
+        raise AssertionError(f"{what}: relative difference {error:.2g}; expected at most 1e-2")
+    return error
+
+
+def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal"):
+    tensors = [torch.randn(batch, seqlen, heads, head_dim, device="cuda") for _ in range(3)]
+    if kind.startswith("heavy"):
+        factor = 100 if kind == "heavy100" else 20
+        tensors = [t * (1 + factor * (torch.rand_like(t) < 0.005)) for t in tensors]
+    if kind == "sink":  # key 0 wins every row by some 30 nats
+        tensors[1][:, 0] = 30 * math.sqrt(head_dim) / head_dim
+        tensors[0] += 1
+    return [t.to(DTYPES[dtype]) for t in tensors]
+
+
+def contest(setup, q, k, v, peers, flops, fields, label):
+    """Fovea and its peers on one case: a row, or the reason why there is none."""
+    row = {"case": label, "tflops": {}, "spread": {}, "why_not": {}}
+    contenders = {}
+    for name, make in {"fovea": lambda: FoveaCall(setup.library, q, k, v, **fields), **peers}.items():
+        try:
+            contenders[name] = make()
+            contenders[name]()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001: a peer that cannot is a line of the table
+            contenders.pop(name, None)
+            row["why_not"][name] = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    reference = next((name for name in ("cudnn", "flash", "flex", "math") if name in contenders), None)
+    if "fovea" in contenders and reference:
+        row["difference"] = require_equal(contenders["fovea"].out, contenders[reference](), f"{label}: fovea and {reference}")
+    for name, (ms, spread) in setup.clock.medians(contenders, setup.rounds).items():
+        row["tflops"][name], row["spread"][name] = flops / ms / 1e9, spread
+    return row
+
+
+def standard_peers(q, k, v, causal):
+    peers = {"flash": lambda: sdpa(q, k, v, SDPBackend.FLASH_ATTENTION, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2]),
+             "cudnn": lambda: sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, is_causal=causal, enable_gqa=q.shape[2] != k.shape[2])}
+    if fa3 is not None and q.dtype == torch.bfloat16:
+        peers["fa3"] = lambda: lambda: fa3(q, k, v, causal=causal)
+    return peers
+
+
+def attention_flops(batch, heads, seqlen, head_dim, visible=1.0):
+    return 4 * batch * heads * seqlen * seqlen * head_dim * visible
+
+
+# ---- Tables: generators of (key, function that measures it) ----
+
+
+def forward_cases(setup):
+    for head_dim in HEAD_DIMS:
+        for causal in (False, True):
+            for seqlen in SEQLENS:
+                yield lambda h=head_dim, c=causal, s=seqlen: measure_forward(setup, "bf16", h, c, s, "normal")
+
+
+def input_cases(setup):
+    for kind in ("heavy", "heavy100", "sink"):
+        for head_dim in (128, 64):
+            for seqlen in (1024, 4096):
+                yield lambda h=head_dim, s=seqlen, i=kind: measure_forward(setup, "bf16", h, False, s, i)
+    for head_dim in (128, 64):
+        yield lambda h=head_dim: measure_forward(setup, "f16", h, False, 4096, "normal")
+
+
+def measure_forward(setup, dtype, head_dim, causal, seqlen, kind):
+    batch, heads = TOTAL_TOKENS // seqlen, WIDTH // head_dim
+    q, k, v = random_inputs(batch, seqlen, heads, head_dim, dtype, kind)
+    label = f"{dtype} {batch}x{seqlen}x{heads}x{head_dim}{' causal' if causal else ''}{'' if kind == 'normal' else ' ' + kind}"
+    flops = attention_flops(batch, heads, seqlen, head_dim, 0.5 if causal else 1)
+    return contest(setup, q, k, v, standard_peers(q, k, v, causal), flops, {"causal": int(causal)}, label)
+
+
+def program_cases(setup):
+    for seqlen in (4096, 16384):
+        for name in ("full", "causal mask_mod", "document", "window", "alibi", "softcap"):
+            yield lambda n=name, s=seqlen: measure_program(setup, n, s)
+
+
+def measure_program(setup, name, seqlen, head_dim=128):
+    batch, heads = TOTAL_TOKENS // seqlen, WIDTH // head_dim
+    q, k, v = random_inputs(batch, seqlen, heads, head_dim, "bf16")
+    ends = torch.randint(1, seqlen, (NUM_DOCUMENTS - 1,), device="cuda").sort().values
+    documents = torch.searchsorted(ends, torch.arange(seqlen, device="cuda"), right=True).to(torch.int32)
+    documents = documents.repeat(batch, 1).contiguous()
+    slopes = torch.logspace(-1, -8, heads, base=2, device="cuda")
+    index = torch.arange(seqlen, device="cuda")
+    share = {"causal mask_mod": 0.5,
+             "document": (torch.bincount(documents[0].long()).double() ** 2).sum().item() / seqlen**2,
+             "window": (torch.minimum(index, torch.tensor(WINDOW)) + 1).double().sum().item() / seqlen**2}.get(name, 1.0)
+    fields, mods = {
+        "full": ({}, {}),
+        "causal mask_mod": ({"mask_mod": "q_idx >= kv_idx"}, {"mask_mod": lambda b, h, i, j: i >= j}),
+        "document": ({"mask_mod": "doc[batch, q_idx] == doc[batch, kv_idx]", "tensors": {"doc": fovea.torch_tensor(documents)}},
+                     {"mask_mod": lambda b, h, i, j: documents[b, i] == documents[b, j]}),
+        "window": ({"causal": 1, "has_window_left": 1, "window_left": WINDOW},
+                   {"mask_mod": lambda b, h, i, j: (i >= j) & (i - j <= WINDOW)}),
+        "alibi": ({"score_mod": "score + slopes[q_head] * (kv_idx - q_idx)",
+                   "tensors": {"slopes": fovea.torch_tensor(slopes)}},
+                  {"score_mod": lambda s, b, h, i, j: s + slopes[h] * (j - i)}),
+        "softcap": ({"softcap": SOFTCAP}, {"score_mod": lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP)}),
+    }[name]
+    flops = attention_flops(batch, heads, seqlen, head_dim, share)
+    peers = {"flex": lambda: compiled_flex(q, k, v, **mods)}
+    return contest(setup, q, k, v, peers, flops, fields, f"{name} {batch}x{seqlen}x{heads}x{head_dim}")
+
+
+TABLES = {"forward": ("Forward", forward_cases), "inputs": ("Other inputs", input_cases),
+          "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
+PEERS = ("fovea", "fa3", "cudnn", "flash", "flex")
+
+
+# ---- Report ----
+
+
+def bounds(clock):
+    a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    times = clock.medians({"product": lambda: torch.matmul(a, b), "copy": lambda: target.copy_(source)}, 9)
+    return {"product_tflops": 2 * PRODUCT_SIZE**3 / times["product"][0] / 1e9,
+            "copy_tbs": 2 * COPY_BYTES / times["copy"][0] / 1e9}
+
+
+def markdown(title, rows, product):
+    peers = [p for p in PEERS if any(p in row["tflops"] for row in rows)]
+    lines = [f"## {title}", "", "| case | " + " | ".join(peers) + " | of the product | " +
+             " | ".join(f"to {p}" for p in peers[1:]) + " | difference | spread |", "|---" * (2 * len(peers) + 3) + "|"]
+    for row in rows:
+        rates = row["tflops"]
+        ours = rates.get("fovea")
+        cells = [f"{rates[p]:.0f}" if p in rates else "-" for p in peers]
+        cells.append(f"{ours / product:.0%}" if ours else "-")
+        cells += [f"{ours / rates[p]:.3f}" if ours and p in rates else "-" for p in peers[1:]]
+        cells += [f"{row['difference']:.1e}" if "difference" in row else "-", f"{row['spread'].get('fovea', math.nan):.0%}"]
+        lines.append("| " + " | ".join([row["case"], *cells]) + " |")
+    reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}
+    return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
+
+
+def keep(path, result):
+    """Written aside, then renamed: a reader sees a whole file or none."""
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(aside, path)
+
+
+class Setup:
+    def __init__(self, library, rounds):
+        self.library, self.rounds, self.clock = library, rounds, Clock()
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="libfovea.so")
+    parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
+    parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    begin = time.monotonic()
+    random.seed(0), torch.manual_seed(0)
+    setup = Setup(fovea.Library(args.library), args.rounds)
+    described = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    result = {"machine": {"gpu": torch.cuda.get_device_name(0), "commit": described.stdout.strip(),
+                          "torch": torch.__version__, "has_fa3": fa3 is not None},
+              "rounds": args.rounds, "bounds": bounds(setup.clock)}
+    for table in args.tables.split(","):
+        rows = result[table] = []
+        for measure in TABLES[table][1](setup):
+            if time.monotonic() - begin > args.seconds:
+                print(f"gpu_peers: {args.seconds:.0f} s are over; {table} is cut off", file=sys.stderr)
+                break
+            try:
+                rows.append(measure())
+                rates = ", ".join(f"{name} {rate:.0f}" for name, rate in rows[-1]["tflops"].items())
+                print(f"gpu_peers: {rows[-1]['case']}: {rates}", file=sys.stderr, flush=True)
+            except AssertionError as error:
+                print(f"gpu_peers: {error}", file=sys.stderr, flush=True)
+                result.setdefault("wrong", []).append(str(error))
+            if args.json:
+                keep(args.json, result)
+    print("{gpu}, commit {commit}, PyTorch {torch}; medians of {rounds}.".format(**result["machine"], rounds=args.rounds))
+    print("bf16 product {product_tflops:.0f} TFLOP/s, copy {copy_tbs:.2f} TB/s.".format(**result["bounds"]))
+    for table in args.tables.split(","):
+        print("\n" + markdown(TABLES[table][0], result[table], result["bounds"]["product_tflops"]))
+    for wrong in result.get("wrong", []):
+        print(f"WRONG  {wrong}")
+    return 1 if "wrong" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

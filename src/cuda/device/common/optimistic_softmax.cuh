@@ -1,0 +1,200 @@
+// The softmax of full tiles without a maximum: the numerical choices of sm90/attention_forward. common/online_softmax.cuh has the
+// plain one.
+//
+//   p = 2^(s c - m),  l = Σ p,  O = Σ p v      for any m at all: lse = (m + log2 l) ln 2, and m cancels in O / l
+//
+// So m need not be a maximum, only near one. It is a reference, set `kHeadroom` octaves above the row's maximum when the row begins;
+// then a full tile computes p from the old m at once, and looks at the sums of p, which it needs anyway. They bound every p:
+//
+//   sums ≤ 2^kSoft      nothing to do (nearly always)
+//   sums ≤ 2^kHard      nothing overflowed: m rises by whole octaves, O, l and P are scaled down exactly ("soften")
+//   else                the scores are still in their registers: maximum, new m, p again ("redo")
+//
+// That takes the maximum, its shuffles and their latency out of the loop, 465 cycles of some 1000 beside a busy tensor core. Tiles
+// with a mask, and the first of each row, take the maximum first ("careful"). Both ways apply the same two rules to each row by
+// itself: m moves when the row's maximum is above m + kJump, and when its sum exceeds 2^kSoft. So they give the same bits, and a row's
+// bits do not depend on the rows beside it.
+//
+// A step of m by more than 2^120 would flush the factor to 0 though what it scales may be as large as 2^kHard; longer steps are taken
+// only as far as the maximum itself asks, and then what is flushed is below 2^-38 of the row. What underflows in p is below 2^-46 of
+// the row's maximum. P in f16 has no such range: no headroom, and sums up to 2^15.
+//
+// Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
+#pragma once
+
+#include "common/online_softmax.cuh"
+#include "ptx/math.cuh"
+#include "ptx/ordered.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_spec.h"
+
+namespace fovea::cuda {
+
+template <Element element>
+struct Headroom {
+  static constexpr bool kCanSoften = element == Element::bf16;
+  static constexpr int kHeadroom = kCanSoften ? 80 : 0;
+  static constexpr float kSoft = kCanSoften ? 0x1p80F : 0x1p15F;
+  static constexpr float kHard = 0x1p95F;
+  static constexpr float kJump = kCanSoften ? 100.0F : 15.0F;
+  static constexpr float kLongestStep = 120.0F;
+};
+
+/// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
+/// each, `width` sums.
+template <Element element, int columns, int width>
+struct OptimisticRows {
+  using H = Headroom<element>;
+  static constexpr int kScores = columns / 2;
+  static constexpr int kSums = width / 2;
+  using Scores = float[kScores];
+  using Sums = float[kSums];
+  using Probabilities = std::uint32_t[columns / 16][4];
+
+  float reference[2];  // m, log2
+  float sum[2];        // l, this thread's part
+  float factor[2];     // what the last step of m scales O by
+
+  FOVEA_DEVICE_MEMBER void begin() {
+    reference[0] = reference[1] = -infinity();
+    sum[0] = sum[1] = 0.0F;
+  }
+
+  /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so that O must be
+  /// scaled by `factor` before it is added to.
+  template <bool is_first>
+  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c) {
+    float top[2];
+    row_maxima(s, top);
+    bool is_raised[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] *= c;
+      // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
+      is_raised[r] = is_first || !(top[r] - reference[r] <= H::kJump);
+    }
+    const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
+    if (is_any) {
+      move(is_first, 0, top[0], is_raised[0]);
+      move(is_first, 1, top[1], is_raised[1]);
+    }
+    return is_any;
+  }
+
+  /// P from S, which stays as it is, and the sums of P in `part`; not yet added to sum. Whether these may stand.
+  /// is_careful: rows may have seen no key. `zero`: see Sm90ForwardParams.
+  template <bool is_careful, int chunk>
+  FOVEA_DEVICE_MEMBER bool exponentiate(const Scores& s, Probabilities& p, float (&part)[2],
+                                        float c, float zero) const {
+    float shift[2] = {-reference[0], -reference[1]};
+    if constexpr (is_careful) {
+      if (reference[0] == -infinity()) shift[0] = 0.0F;
+      if (reference[1] == -infinity()) shift[1] = 0.0F;
+    }
+    float argument[kScores], power[kScores], parts[4];
+    constexpr int kAhead = 4;   // from the fma to its ex2
+    constexpr int kBehind = 8;  // from the ex2 to its sum and conversion
+#pragma unroll
+    for (int i = -kAhead; i < kScores + kBehind; ++i) {
+      if (i + kAhead < kScores) {
+        const int x = i + kAhead;
+        // A chunk's arguments wait for a power of the chunk before, or ptxas hoists all fmas to the front, where ex2 starves.
+        if constexpr (chunk > 0) {
+          if (x >= chunk && x % (chunk > 0 ? chunk : 1) == 0) {
+            shift[0] = ptx::ordered_fma_rn_ftz(power[x - chunk], zero, shift[0]);
+            shift[1] = ptx::ordered_fma_rn_ftz(power[x - chunk + 2], zero, shift[1]);
+          }
+        }
+        argument[x] = ptx::ordered_fma_rn_ftz(s[x], c, shift[x / 2 % 2]);
+      }
+      if (i >= 0 && i < kScores) power[i] = ptx::ordered_ex2_approx_ftz(argument[i]);
+      if (i >= kBehind) {
+        const int x = i - kBehind;
+        parts[x % 4] = x < 4 ? power[x] : ptx::ordered_add_rn_ftz(parts[x % 4], power[x]);
+        if (x % 2 == 1) p[x / 8][x / 2 % 4] = pack_ordered(power[x - 1], power[x]);
+      }
+    }
+    part[0] = parts[0] + parts[1];
+    part[1] = parts[2] + parts[3];
+    return !ptx::vote_any(!(part[0] <= H::kSoft && part[1] <= H::kSoft));
+  }
+
+  /// After exponentiate: could the scores be too far above a reference?
+  FOVEA_DEVICE_MEMBER bool must_redo(const float (&part)[2]) const {
+    if constexpr (!H::kCanSoften) return true;
+    return ptx::vote_any(!(part[0] <= H::kHard && part[1] <= H::kHard));
+  }
+
+  /// Rows whose sums exceed 2^kSoft: m rises by whole octaves, and everything relative to it falls by as many.
+  FOVEA_DEVICE_MEMBER void soften(Probabilities& p, Sums& o, float (&part)[2]) {
+    if constexpr (!H::kCanSoften) return;
+    std::uint32_t halves[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float most = part[r];
+      most = ptx::max_ftz(most, ptx::shfl_bfly(most, 1));
+      most = ptx::max_ftz(most, ptx::shfl_bfly(most, 2));
+      const int exponent = static_cast<int>(ptx::bit_cast<std::uint32_t>(most) >> 23U) - 127;
+      int octaves = exponent + H::kHeadroom < 120 ? exponent + H::kHeadroom : 120;
+      if (!(most > H::kSoft)) octaves = 0;
+      factor[r] = ptx::bit_cast<float>(static_cast<std::uint32_t>(127 - octaves) << 23U);
+      const auto half = static_cast<std::uint32_t>(127 - octaves) << 7U;  // the same power as bf16
+      halves[r] = half | half << 16U;
+      reference[r] += static_cast<float>(octaves);
+      sum[r] *= factor[r];
+      part[r] *= factor[r];
+    }
+#pragma unroll
+    for (int i = 0; i < columns / 4; ++i)
+      p[i / 4][i % 4] = ptx::mul_bf16x2(p[i / 4][i % 4], halves[i % 2]);
+    scale(o);
+  }
+
+  FOVEA_DEVICE_MEMBER void scale(Sums& o) const {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  FOVEA_DEVICE_MEMBER void add(const float (&part)[2]) {
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER static void row_maxima(const Scores& s, float (&top)[2]) {
+    float other[2] = {s[1], s[3]};
+    top[0] = s[0], top[1] = s[2];
+#pragma unroll
+    for (int i = 4; i < kScores; i += 4) {
+      top[0] = ptx::max_ftz(top[0], s[i]);
+      other[0] = ptx::max_ftz(other[0], s[i + 1]);
+      top[1] = ptx::max_ftz(top[1], s[i + 2]);
+      other[1] = ptx::max_ftz(other[1], s[i + 3]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      top[r] = ptx::max_ftz(top[r], other[r]);
+      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
+      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float top, bool is_raised) {
+    float next = top + static_cast<float>(H::kHeadroom);
+    if (!is_first && reference[r] != -infinity()) {
+      const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, top);
+      next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
+    }
+    factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
+    if (!is_raised || next == -infinity()) factor[r] = 1.0F;
+    if (is_raised) reference[r] = next;
+    sum[r] *= factor[r];
+  }
+
+  FOVEA_DEVICE std::uint32_t pack_ordered(float lo, float hi) {
+    if constexpr (element == Element::bf16) return ptx::ordered_cvt_bf16x2(lo, hi);
+    return ptx::ordered_cvt_f16x2(lo, hi);
+  }
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,788 @@
+// Attention forward by wgmma and TMA: Hopper.
+//
+//   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l      Dao 2023 (FlashAttention-2), Shah et al. 2024 (-3)
+//
+// A CTA stays on its SM and works off tiles of rows. One warp loads Q, K, V by TMA, one stores finished tiles, and two or three
+// warpgroups of 64 rows each compute. They take turns at the tensor cores ("ping-pong"), and each runs one software pipeline over all
+// kv tiles of all its row tiles: a step issues the scores of the next kv tile and the sums of the last one, and does the softmax of
+// the next while the sums run. The first kv tile of the next row tile is just another step, so short sequences have no gaps.
+//
+//   load     | Q0 K0 |  K1  V0 |  K2  V1 |  Q1 K0' V2 | ...
+//   wgmma A  | S0 |      S1 O0 |           S2 O1 |           S0' O2 |
+//   softmax A      | P0 |    ....  P1 |    ......    P2 |   store O |
+//   wgmma B       | S0 |           S1 O0 |           S2 O1 | ...                      while A is in its softmax
+//
+// kv tiles are visited from the right, so that those with a mask come first; the softmax of the others needs no maximum
+// (common/optimistic_softmax.cuh). Which tiles are visited, the loading warp finds out (common/tile_walk.cuh) and tells the others
+// beside each K tile.
+//
+// Bound: tensor cores, 4096 flops a clock and SM; at head_dim 64 the exponentials, 9.4 softmax elements a clock beside a busy tensor
+// core. Measured: 95 % of the first at head_dim 128 (docs/kernels/attention_forward_sm90.md).
+//
+// Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
+// group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next).
+//
+// NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
+// sums are not finite says so (is_suspect), and its rows are computed again by sm80/attention_forward, which can tell.
+//
+// Refused (candidates.cpp has the words): f32, packed and paged layouts, splits, dropout, row_max, strides that TMA cannot have.
+#pragma once
+
+#include "common/optimistic_softmax.cuh"
+#include "common/position.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/setmaxnreg.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "shared/forward_params_sm90.h"
+#include "shared/forward_spec.h"
+#include "tile/matrix_descriptor.cuh"
+
+namespace fovea::cuda::sm90 {
+
+using ptx::SharedAddress;
+
+/// All that follows from the spec.
+template <ForwardSpec spec>
+struct Traits {
+  static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
+  static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
+                "rows are whole panels of 128 bytes");
+  static constexpr int kGroups = spec.num_warps / 4 - 1;  // of 64 rows
+  static_assert(kGroups == 2 || kGroups == 3, "two or three warpgroups take turns");
+  static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
+  static_assert(spec.tile_kv % 16 == 0, "keys are the second product's depth, in steps of 16");
+  static constexpr int kQStages = spec.q_stages;
+  static constexpr int kStages = spec.stages;
+  /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
+  static constexpr bool kCrossesTiles = kQStages == 2;
+  static constexpr ptx::WgmmaType kType =
+      spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
+
+  using QTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using KTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using VTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
+
+  // 65,536 registers: what the launch gives a thread, and what each role makes of it.
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : spec.head_dim_v > 128 ? 24 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : spec.head_dim_v > 128 ? 240 : 232;
+  /// Powers between two links of the chain in OptimisticRows::exponentiate.
+  static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
+};
+
+/// Shared memory: bytes of each member, from the start of the CTA's. O of a group takes the place of its Q.
+template <ForwardSpec spec>
+struct Layout {
+  using T = Traits<spec>;
+  static constexpr int kQBytes =
+      T::QTile::kBytes > T::OTile::kBytes ? T::QTile::kBytes : T::OTile::kBytes;
+  static constexpr int kQ = 0;                                        // [q stage][group]
+  static constexpr int kK = kQ + T::kQStages * T::kGroups * kQBytes;  // [stage]
+  static constexpr int kV = kK + T::kStages * T::KTile::kBytes;
+  static constexpr int kBarriers = kV + T::kStages * T::VTile::kBytes;
+  static constexpr int kQFull = kBarriers;  // [q stage][group], 8 bytes each, as all barriers
+  static constexpr int kQEmpty = kQFull + 8 * T::kQStages * T::kGroups;
+  static constexpr int kOFull = kQEmpty + 8 * T::kQStages * T::kGroups;
+  static constexpr int kKFull = kOFull + 8 * T::kQStages * T::kGroups;  // [stage]
+  static constexpr int kKEmpty = kKFull + 8 * T::kStages;
+  static constexpr int kVFull = kKEmpty + 8 * T::kStages;
+  static constexpr int kVEmpty = kVFull + 8 * T::kStages;
+  static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [2]
+  static constexpr int kSlotEmpty = kSlotFull + 16;
+  static constexpr int kSlots = (kSlotEmpty + 16 + 15) / 16 * 16;  // [2] RowTile, 16 bytes each
+  static constexpr int kKvTiles = kSlots + 32;                     // [stage] KvTile, 4 bytes each
+  static constexpr int kBytes = kKvTiles + 4 * T::kStages;
+  static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
+  static_assert(kBytes <= 232448, "an SM has no more");
+};
+
+/// Stage and parity of a ring of n buffers. Whoever fills starts with parity 1: a fresh barrier lets that wait pass.
+template <int n>
+struct Ring {
+  int stage = 0;
+  std::uint32_t parity = 0;
+
+  FOVEA_DEVICE_MEMBER explicit Ring(std::uint32_t first_parity) : parity(first_parity) {}
+  FOVEA_DEVICE_MEMBER void advance() {
+    if (++stage == n) {
+      stage = 0;
+      parity ^= 1U;
+    }
+  }
+};
+
+/// A tile of rows of one head; idx < 0: there is none any more.
+struct RowTile {
+  std::int32_t idx, q_head, batch;
+};
+
+/// What is told of a kv tile: its index, whether every row sees all of it, the same of the one after it, and whether it is the row
+/// tile's last.
+struct KvTile {
+  std::uint32_t word;
+
+  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full, bool is_next_full, bool is_last) {
+    return {static_cast<std::uint32_t>(idx) << 3U | (is_next_full ? 4U : 0U) | (is_full ? 2U : 0U) |
+            (is_last ? 1U : 0U)};
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t idx() const { return static_cast<std::int32_t>(word >> 3U); }
+  FOVEA_DEVICE_MEMBER bool is_next_full() const { return (word & 4U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_full() const { return (word & 2U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 1U) != 0; }
+};
+
+/// Row tile number `id` of the launch. Heads come in sections whose keys fit the L2 cache; with a dynamic schedule the row tiles of a
+/// section descend, heads side by side, so that a causal mask starts with its longest rows.
+template <ForwardSpec spec>
+FOVEA_DEVICE RowTile row_tile_at(const Sm90ForwardParams& p, std::int32_t id) {
+  const ForwardParams& c = p.common;
+  if (id >= p.num_tiles) return {-1, 0, 0};
+  std::int32_t pair = id / c.num_q_tiles;
+  std::int32_t idx = id - pair * c.num_q_tiles;
+  if constexpr (spec.is_dynamic) {
+    const std::int32_t section = id / (c.num_q_tiles * c.heads_per_section);
+    const std::int32_t first = section * c.heads_per_section;
+    const std::int32_t left = c.num_heads_q * c.num_sequences - first;
+    const std::int32_t size = left < c.heads_per_section ? left : c.heads_per_section;
+    const std::int32_t rest = id - first * c.num_q_tiles;
+    idx = c.num_q_tiles - 1 - rest / size;
+    pair = first + rest % size;
+  }
+  const std::int32_t batch = pair / c.num_heads_q;
+  return {idx, pair - batch * c.num_heads_q, batch};
+}
+
+FOVEA_DEVICE const ptx::TensorMap* tensor_map(const TensorMapParam& map) {
+  return reinterpret_cast<const ptx::TensorMap*>(&map);
+}
+
+/// What all roles know.
+template <ForwardSpec spec>
+struct Cta {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Sm90ForwardParams& p;
+  SharedAddress smem;
+  int warp, lane;
+
+  FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
+    return smem + L::kQ + (stage * T::kGroups + group) * L::kQBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress k_at(int stage) const {
+    return smem + L::kK + stage * T::KTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress v_at(int stage) const {
+    return smem + L::kV + stage * T::VTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
+  FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
+    return smem + L::kKvTiles + 4 * stage;
+  }
+
+  /// The next row tile, by whoever reads slots; one lane of each warp says that it has.
+  FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<2>& slots) const {
+    ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
+    const auto words = ptx::ld_shared<ptx::U32x4>(smem + L::kSlots + 16 * slots.stage);
+    release(barrier(L::kSlotEmpty, slots.stage));
+    slots.advance();
+    // By shuffle, so that the compiler knows them as uniform.
+    return {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
+            static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
+            static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0))};
+  }
+
+  /// This warp has read what the barrier guards.
+  FOVEA_DEVICE_MEMBER void release(SharedAddress empty) const {
+    ptx::sync_warp();
+    if (lane == 0) ptx::mbarrier_arrive(empty);
+  }
+};
+
+// ---- load ---------------------------------------------------------------------------------------
+
+template <ForwardSpec spec, class Mods>
+struct Load {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Cta<spec>& cta;
+  Ring<T::kQStages> q{1};
+  Ring<T::kStages> k{1}, v{1};
+  Ring<2> slots{1};
+
+  /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
+  struct Pending {
+    std::int32_t idx, kv_head, batch;
+  };
+
+  FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    std::int32_t id = ptx::block_idx().x;
+    RowTile rows = row_tile_at<spec>(cta.p, id);
+    publish(rows);
+    Pending pending{-1, 0, 0};
+    while (rows.idx >= 0) {
+      const TileSpan span = span_of(rows);
+      TileWalk<Mods, WalkOrder::falling> walk(span, {0, num_kv_tiles(), spec.tile_kv},
+                                              cta.p.common.captures);
+      VisitedTile tile{}, next{};
+      // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
+      bool has_tile = visit(walk, tile);
+      if (!has_tile) tile = {0, false};
+      for (bool is_first = true;; is_first = false) {
+        const bool has_next = has_tile && visit(walk, next);
+        if (!has_next) id = claim(id);
+        load_tile(rows, tile, has_next && next.is_full, !has_next, is_first, pending);
+        if (!has_next) break;
+        tile = next;
+      }
+      if (!T::kCrossesTiles) load_values(pending);
+      rows = row_tile_at<spec>(cta.p, id);
+      publish(rows);
+    }
+    if (T::kCrossesTiles) load_values(pending);
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER std::int32_t num_kv_tiles() const {
+    return (cta.p.common.seqlen_kv + spec.tile_kv - 1) / spec.tile_kv;
+  }
+
+  FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows) const {
+    const ForwardParams& c = cta.p.common;
+    TileSpan span{};
+    span.batch = rows.batch;
+    span.q_head_begin = rows.q_head;
+    span.q_head_end = rows.q_head + 1;
+    span.kv_head = rows.q_head / c.group;
+    span.q_begin = rows.idx * spec.tile_q;
+    span.q_end = span.q_begin + spec.tile_q < c.seqlen_q ? span.q_begin + spec.tile_q : c.seqlen_q;
+    span.seqlen_q = c.seqlen_q;
+    span.seqlen_kv = c.seqlen_kv;
+    return span;
+  }
+
+  /// A tile that the end of the keys cuts needs its mask.
+  FOVEA_DEVICE_MEMBER bool visit(TileWalk<Mods, WalkOrder::falling>& walk, VisitedTile& tile) {
+    if (!walk.next(tile)) return false;
+    if ((tile.idx + 1) * spec.tile_kv > cta.p.common.seqlen_kv) tile.is_full = false;
+    return true;
+  }
+
+  FOVEA_DEVICE_MEMBER std::int32_t claim(std::int32_t id) const {
+    const std::int32_t num_ctas = ptx::grid_dim().x;
+    if constexpr (!spec.is_dynamic) return id + num_ctas;
+    std::int32_t next = 0;
+    if (cta.lane == 0) next = ptx::atom_add_global(cta.p.next_tile, 1) + num_ctas;
+    return ptx::shfl_idx(next, 0);
+  }
+
+  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows) {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
+    if (cta.lane == 0) {
+      ptx::st_shared(
+          cta.smem + L::kSlots + 16 * slots.stage,
+          ptx::U32x4{static_cast<std::uint32_t>(rows.idx), static_cast<std::uint32_t>(rows.q_head),
+                     static_cast<std::uint32_t>(rows.batch), 0});
+      ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
+    }
+    slots.advance();
+  }
+
+  /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
+  FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, VisitedTile tile, bool is_next_full,
+                                     bool is_last, bool is_first, Pending& pending) {
+    const std::int32_t kv_head = rows.q_head / cta.p.common.group;
+    if (is_first) load_queries(rows, 0);
+    ptx::mbarrier_wait_parity(cta.barrier(L::kKEmpty, k.stage), k.parity);
+    if (cta.lane == 0) {
+      const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
+      ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
+      copy<typename T::KTile>(cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
+                              {0, tile.idx * spec.tile_kv, kv_head, rows.batch},
+                              ptx::CachePolicy::evict_last);
+    }
+    k.advance();
+    if (is_first) {
+      for (int group = 1; group < T::kGroups; ++group) load_queries(rows, group);
+      q.advance();
+    }
+    if (pending.idx >= 0) load_values(pending);
+    pending = {tile.idx, kv_head, rows.batch};
+  }
+
+  FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, int group) {
+    const int i = q.stage * T::kGroups + group;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kQEmpty, i), q.parity);
+    if (cta.lane != 0) return;
+    copy<typename T::QTile>(cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
+                            {0, rows.idx * spec.tile_q + 64 * group, rows.q_head, rows.batch},
+                            ptx::CachePolicy::evict_first);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
+    if (pending.idx < 0) return;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kVEmpty, v.stage), v.parity);
+    if (cta.lane == 0) {
+      copy<typename T::VTile>(cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
+                              {0, pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
+                              ptx::CachePolicy::evict_last);
+    }
+    v.advance();
+    pending.idx = -1;
+  }
+
+  /// A box for each panel of 64 elements; what lies outside the tensor arrives as zeros.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void copy(SharedAddress to, const TensorMapParam& map, SharedAddress full,
+                                const std::int32_t (&at)[4], ptx::CachePolicy policy) const {
+    ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      const std::int32_t coordinates[4] = {64 * panel, at[1], at[2], at[3]};
+      ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map),
+                                        coordinates, full, policy);
+    }
+  }
+};
+
+// ---- store --------------------------------------------------------------------------------------
+
+/// Sends finished tiles from where their Q lay, then gives the buffer back.
+template <ForwardSpec spec>
+struct Store {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Cta<spec>& cta;
+  Ring<T::kQStages> q{0};
+  Ring<2> slots{0};
+
+  FOVEA_DEVICE_MEMBER explicit Store(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    for (;;) {
+      const RowTile rows = cta.next_row_tile(slots);
+      if (rows.idx < 0) break;
+      for (int group = 0; group < T::kGroups; ++group) {
+        const int i = q.stage * T::kGroups + group;
+        ptx::mbarrier_wait_parity(cta.barrier(L::kOFull, i), q.parity);
+        if (cta.lane == 0) store(rows, group, i);
+      }
+      q.advance();
+    }
+    if (cta.lane == 0) ptx::cp_async_bulk_wait_group<0>();
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER void store(const RowTile& rows, int group, int i) const {
+    const typename T::OTile out{cta.q_at(q.stage, group)};
+#pragma unroll
+    for (int panel = 0; panel < T::OTile::kPanels; ++panel) {
+      const std::int32_t at[4] = {64 * panel, rows.idx * spec.tile_q + 64 * group, rows.q_head,
+                                  rows.batch};
+      ptx::cp_async_bulk_tensor_store<4>(tensor_map(cta.p.out), at, out.panel(panel));
+    }
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group_read<0>();
+    ptx::mbarrier_arrive(cta.barrier(L::kQEmpty, i));
+  }
+};
+
+// ---- compute ------------------------------------------------------------------------------------
+
+template <ForwardSpec spec, class Mods>
+struct Compute {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v>;
+
+  const Cta<spec>& cta;
+  const int group, warp_in_group;  // of this thread's warp
+  Ring<T::kQStages> q{0};
+  Ring<T::kStages> k{0}, v{0};
+  Ring<2> slots{0};
+
+  typename Rows::Scores s;
+  typename Rows::Probabilities p;
+  typename Rows::Sums o;
+  Rows rows;
+  bool has_sums = false;  // o holds something: the next product adds to it
+  KvTile kv_tile{0};      // whose scores were computed last
+
+  FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
+      : cta(of_cta), group(of_cta.warp / 4 - 1), warp_in_group(of_cta.warp % 4) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    // The first group goes first.
+    if (group == T::kGroups - 1) ptx::bar_arrive(1, 256);
+    if constexpr (T::kCrossesTiles) {
+      run_across();
+    } else {
+      run_one_by_one();
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER float c() const {
+    return spec.is_prescaled ? kLog2E : cta.p.common.softmax_scale_log2;
+  }
+
+  FOVEA_DEVICE_MEMBER void run_across() {
+    RowTile tile = cta.next_row_tile(slots);
+    if (tile.idx < 0) return;
+    begin(tile);
+    for (;;) {
+      rest_of_tile(tile);
+      const RowTile next = cta.next_row_tile(slots);
+      if (next.idx < 0) break;
+      cross(tile, next);
+      tile = next;
+    }
+    last_sums();
+    finish(tile, q_stage_of_last(), rows);
+  }
+
+  FOVEA_DEVICE_MEMBER void run_one_by_one() {
+    for (;;) {
+      const RowTile tile = cta.next_row_tile(slots);
+      if (tile.idx < 0) return;
+      begin(tile);
+      rest_of_tile(tile);
+      last_sums();
+      finish(tile, 0, rows);
+    }
+  }
+
+  /// kv tiles from the second on. Both kinds of step give the same bits.
+  FOVEA_DEVICE_MEMBER void rest_of_tile(const RowTile& tile) {
+    while (!kv_tile.is_last()) {
+      if (!Mods::has_mask || kv_tile.is_next_full()) {
+        step<false>(tile);
+      } else {
+        step<true>(tile);
+      }
+    }
+  }
+
+  // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
+  FOVEA_DEVICE_MEMBER void await_turn() const { ptx::bar_sync(1 + group, 256); }
+  FOVEA_DEVICE_MEMBER void pass_turn() const { ptx::bar_arrive(1 + (group + 1) % T::kGroups, 256); }
+
+  FOVEA_DEVICE_MEMBER int q_stage_of_last() const {
+    return (q.stage + T::kQStages - 1) % T::kQStages;
+  }
+
+  FOVEA_DEVICE_MEMBER void await_queries() {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kQFull, q.stage * T::kGroups + group), q.parity);
+  }
+
+  FOVEA_DEVICE_MEMBER void await_keys() {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
+    kv_tile.word = ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage)), 0);
+  }
+
+  /// S = Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void issue_scores(int q_stage) {
+    using QTile = typename T::QTile;
+    using KTile = typename T::KTile;
+    const auto a = k_major_descriptor(QTile{cta.q_at(q_stage, group)});
+    const auto b = k_major_descriptor(KTile{cta.k_at(k.stage)});
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(s, advanced(a, k_major_offset<QTile>(i)),
+                                                      advanced(b, k_major_offset<KTile>(i)), i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// O += P V.
+  FOVEA_DEVICE_MEMBER void issue_sums() {
+    using VTile = typename T::VTile;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kVFull, v.stage), v.parity);
+    const auto b = mn_major_descriptor(VTile{cta.v_at(v.stage)});
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < spec.tile_kv / 16; ++i) {
+      ptx::wgmma_rs<T::kType, T::kType, spec.head_dim_v, ptx::Major::mn>(
+          o, p[i], advanced(b, mn_major_offset<VTile>(i)), i > 0 || has_sums);
+    }
+    ptx::wgmma_commit_group();
+    has_sums = true;
+  }
+
+  FOVEA_DEVICE_MEMBER void release_keys() {
+    cta.release(cta.barrier(L::kKEmpty, k.stage));
+    k.advance();
+  }
+
+  FOVEA_DEVICE_MEMBER void release_values() {
+    cta.release(cta.barrier(L::kVEmpty, v.stage));
+    v.advance();
+  }
+
+  /// A row tile's first scores, with nothing to overlap them.
+  FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
+    await_queries();
+    await_keys();
+    await_turn();
+    issue_scores(q.stage);
+    pass_turn();
+    ptx::wgmma_wait_group<0>();
+    q.advance();
+    release_keys();
+    begin_rows(tile);
+    first_probabilities();
+  }
+
+  /// Scores of the next kv tile beside the sums of the last one.
+  template <bool is_careful>
+  FOVEA_DEVICE_MEMBER void step(const RowTile& tile) {
+    await_keys();
+    await_turn();
+    issue_scores(q_stage_of_last());
+    issue_sums();
+    pass_turn();
+    ptx::wgmma_wait_group<1>();
+    release_keys();
+    score(tile);
+    bool is_raised = false;
+    if constexpr (is_careful) {
+      if (!kv_tile.is_full()) mask(tile);
+      is_raised = rows.template raise<false>(s, c());
+    }
+    ptx::wgmma_wait_group<0>();
+    release_values();
+    float part[2];
+    if constexpr (is_careful) {
+      if (is_raised) rows.scale(o);
+      if (!rows.template exponentiate<true, T::kChunk>(s, p, part, c(), cta.p.zero))
+        rows.soften(p, o, part);
+    } else if (!rows.template exponentiate<false, T::kChunk>(s, p, part, c(), cta.p.zero)) {
+      if (rows.must_redo(part)) {
+        if (rows.template raise<false>(s, c())) rows.scale(o);
+        rows.template exponentiate<true, T::kChunk>(s, p, part, c(), cta.p.zero);
+      }
+      rows.soften(p, o, part);
+    }
+    rows.add(part);
+  }
+
+  /// The same across a boundary: first scores of `next` beside the last sums of `tile`, which is then finished.
+  FOVEA_DEVICE_MEMBER void cross(const RowTile& tile, const RowTile& next) {
+    const int q_stage = q_stage_of_last();
+    await_queries();
+    await_keys();
+    await_turn();
+    issue_scores(q.stage);
+    issue_sums();
+    pass_turn();
+    ptx::wgmma_wait_group<1>();
+    q.advance();
+    release_keys();
+    const Rows done = rows;
+    begin_rows(next);
+    ptx::wgmma_wait_group<0>();
+    release_values();
+    finish(tile, q_stage, done);
+    first_probabilities();
+  }
+
+  FOVEA_DEVICE_MEMBER void last_sums() {
+    await_turn();
+    issue_sums();
+    pass_turn();
+    ptx::wgmma_wait_group<0>();
+    release_values();
+  }
+
+  FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
+    rows.begin();
+    score(tile);
+    if (!kv_tile.is_full()) mask(tile);
+    rows.template raise<true>(s, c());
+  }
+
+  FOVEA_DEVICE_MEMBER void first_probabilities() {
+    float part[2];
+    rows.template exponentiate<true, T::kChunk>(s, p, part, c(), cta.p.zero);
+    rows.add(part);
+    has_sums = false;
+  }
+
+  // ---- programs ----
+
+  /// visit(score, position) for every score of this thread.
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, Visit&& visit) {
+    const ForwardParams& common = cta.p.common;
+    Position at{};
+    at.batch = tile.batch;
+    at.q_head = tile.q_head;
+    at.kv_head = tile.q_head / common.group;
+    at.seqlen_q = common.seqlen_q;
+    at.seqlen_kv = common.seqlen_kv;
+    const std::int32_t row = first_row(tile);
+    const std::int32_t column = kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
+#pragma unroll
+    for (int i = 0; i < Rows::kScores; ++i) {
+      at.q_idx = row + 8 * (i / 2 % 2);
+      at.kv_idx = column + 8 * (i / 4) + i % 2;
+      visit(s[i], at);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void score(const RowTile& tile) {
+    if constexpr (spec.is_prescaled) {
+      for_each_score(tile, [&](float& x, const Position& at) {
+        x *= cta.p.common.softmax_scale;
+        if constexpr (Mods::has_score) x = Mods::score(x, at, cta.p.common.captures);
+      });
+    }
+  }
+
+  /// What a row does not see becomes -inf, whatever it was.
+  FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
+    const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
+    for_each_score(tile, [&](float& x, const Position& at) {
+      bool is_visible = at.kv_idx < seqlen_kv;
+      if constexpr (Mods::has_mask)
+        is_visible = is_visible && Mods::mask(at, cta.p.common.captures);
+      if (!is_visible) x = -infinity();
+    });
+  }
+
+  // ---- store ----
+
+  /// Of this thread's two rows.
+  FOVEA_DEVICE_MEMBER std::int32_t first_row(const RowTile& tile) const {
+    return tile.idx * spec.tile_q + 64 * group + 16 * warp_in_group + cta.lane / 4;
+  }
+
+  /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read.
+  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = finish_row(tile, r, done);
+    report_suspects(tile);
+    write_out(typename T::OTile{cta.q_at(q_stage, group)}, factor);
+    ptx::fence_proxy_async_shared_cta();
+    cta.release(cta.barrier(L::kOFull, q_stage * T::kGroups + group));
+  }
+
+  /// What O is scaled by; writes lse.
+  FOVEA_DEVICE_MEMBER float finish_row(const RowTile& tile, int r, const Rows& done) const {
+    const ForwardParams& common = cta.p.common;
+    float sum = done.sum[r];
+    sum += ptx::shfl_bfly(sum, 1);
+    sum += ptx::shfl_bfly(sum, 2);
+    float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
+    float lse = sum == 0.0F ? -infinity() : done.reference[r] + ptx::lg2_approx_ftz(sum);
+    if (common.sinks != nullptr) {
+      const float sink =
+          kLog2E * ptx::ld_global_nc(common.sinks + tile.q_head * common.sinks_stride);
+      const float top = ptx::max_ftz(lse, sink);
+      if (top != -infinity()) {
+        const float own = ptx::ex2_approx_ftz(lse - top);
+        const float total = own + ptx::ex2_approx_ftz(sink - top);
+        factor *= own == 0.0F ? 0.0F : ptx::rcp_approx_ftz(total) * own;
+        lse = top + ptx::lg2_approx_ftz(total);
+      }
+    }
+    const std::int32_t row = first_row(tile) + 8 * r;
+    if (common.lse != nullptr && cta.lane % 4 == 0 && row < common.seqlen_q) {
+      ptx::st_global(common.lse + tile.batch * common.lse_batch_stride +
+                         tile.q_head * common.lse_head_stride + row * common.lse_row_stride,
+                     kLn2 * lse);
+    }
+    return factor;
+  }
+
+  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0.
+  FOVEA_DEVICE_MEMBER void report_suspects(const RowTile& tile) const {
+    float all[4] = {};
+#pragma unroll
+    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
+    const float any = (all[0] + all[1]) + (all[2] + all[3]);
+    if (!ptx::vote_any(!(any - any == 0.0F))) return;
+    const std::int32_t units = (cta.p.common.seqlen_q + 63) / 64;
+    const std::int32_t unit = tile.idx * T::kGroups + group;
+    if (cta.lane == 0 && unit < units) {
+      const std::int64_t pair =
+          static_cast<std::int64_t>(tile.batch) * cta.p.common.num_heads_q + tile.q_head;
+      ptx::st_global(cta.p.is_suspect + pair * units + unit, 1U);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void write_out(const typename T::OTile& tile,
+                                     const float (&factor)[2]) const {
+    const int row = 16 * warp_in_group + cta.lane % 16;
+#pragma unroll
+    for (int j = 0; j < spec.head_dim_v / 16; ++j) {
+      const float* d = o + 8 * j;
+      ptx::stmatrix_x4(
+          tile.chunk(row, 2 * j + cta.lane / 16),
+          {pack(d[0] * factor[0], d[1] * factor[0]), pack(d[2] * factor[1], d[3] * factor[1]),
+           pack(d[4] * factor[0], d[5] * factor[0]), pack(d[6] * factor[1], d[7] * factor[1])});
+    }
+  }
+
+  FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
+    if constexpr (spec.out_element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
+    return ptx::cvt_f16x2(lo, hi);
+  }
+};
+
+// ---- entry --------------------------------------------------------------------------------------
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  constexpr int kReaders = 4 * T::kGroups;  // warps that compute
+  if (cta.warp != 0 || !ptx::elect_one()) return;
+  for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v, &cta.p.out})
+    ptx::prefetch_tensormap(tensor_map(*map));
+  for (int i = 0; i < T::kQStages * T::kGroups; ++i) {
+    ptx::mbarrier_init(cta.barrier(L::kQFull, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kQEmpty, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kOFull, i), 4);
+  }
+  for (int i = 0; i < T::kStages; ++i) {
+    ptx::mbarrier_init(cta.barrier(L::kKFull, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kKEmpty, i), kReaders);
+    ptx::mbarrier_init(cta.barrier(L::kVFull, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kVEmpty, i), kReaders);
+  }
+  for (int i = 0; i < 2; ++i) {
+    ptx::mbarrier_init(cta.barrier(L::kSlotFull, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kSlotEmpty, i), kReaders + 1);  // and the storing warp
+  }
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+/// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
+  using T = Traits<spec>;
+  const Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
+  start_barriers<spec>(cta);
+  ptx::sync_threads();
+  if (cta.warp < 4) {
+    ptx::setmaxnreg_dec<T::kLoadRegisters>();
+    if (cta.warp == 0) Load<spec, Mods>(cta).run();
+    if (cta.warp == 1) Store<spec>(cta).run();
+  } else {
+    ptx::setmaxnreg_inc<T::kComputeRegisters>();
+    Compute<spec, Mods>(cta).run();
+  }
+}
+
+}  // namespace fovea::cuda::sm90
