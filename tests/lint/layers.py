@@ -1,4 +1,5 @@
-"""Includes go left: a room knows the rooms before it; public headers know public headers and the standard library."""
+"""Includes go left: a room knows the rooms before it; public headers know public headers and the standard library; device text knows
+itself, host code reads nothing of it but what is shared, and only tests read the emulator."""
 
 import re
 
@@ -6,6 +7,9 @@ from tree import Finding, Source, main
 
 ORDER = ["core", "expr", "quant", "problem", "mask", "backend", "plan", "parallel", "nn", "ffi", "tools"]
 BACKENDS = {"reference", "cpu", "cuda"}
+DEVICE = "src/cuda/device/"
+SHARED = DEVICE + "shared/"
+EMULATOR = "src/cuda/emulator/"
 
 
 def rank(room: str) -> int:
@@ -60,5 +64,48 @@ def public_headers_stay_public(files: list[Source]) -> list[Finding]:
     return findings
 
 
+def names_device_text(name: str) -> bool:
+    """As device text names itself: by folders of src/cuda/device."""
+    return re.match(r"(ptx|tile|common|shared|sm\d+)/", name) is not None
+
+
+def device_text_includes_itself(files: list[Source]) -> list[Finding]:
+    """No toolkit, no system: NVRTC finds what the library embeds. The shared structs name the host's <cst...> for the host."""
+    findings = []
+    there = {source.path.as_posix() for source in files}
+    for source in files:
+        path = source.path.as_posix()
+        if not source.is_cxx or not path.startswith(DEVICE):
+            continue
+        for line, name, is_angle in source.includes():
+            is_for_host = path.startswith(SHARED) and is_angle and re.fullmatch(r"cst[a-z]+", name)
+            is_embedded = not is_angle and DEVICE + name in there
+            is_door = not path.startswith(SHARED) or name.startswith("shared/")
+            if not is_for_host and not (is_embedded and is_door):
+                findings.append(Finding(source.path, line, f"device text includes {name}: only what it embeds, from src/cuda/device"))
+    return findings
+
+
+def host_reads_shared_structs_only(files: list[Source]) -> list[Finding]:
+    findings = []
+    for source in files:
+        path = source.path.as_posix()
+        is_host = source.path.parts[0] in {"include", "src", "tools", "bench", "examples"}
+        if not source.is_cxx or not is_host or path.startswith((DEVICE, EMULATOR)):
+            continue
+        for line, name, is_angle in source.includes():
+            is_device = name.startswith("cuda/device/") and not name.startswith("cuda/device/shared/")
+            if is_device or (not is_angle and names_device_text(name)):
+                findings.append(Finding(source.path, line, f"host code includes {name}: only cuda/device/shared/ is for both"))
+            if name.startswith("cuda/emulator/"):
+                findings.append(Finding(source.path, line, f"{name} is the tests': nothing that ships reads the emulator"))
+    return findings
+
+
 if __name__ == "__main__":
-    main(rooms_know_the_rooms_before_them, public_headers_stay_public)
+    main(
+        rooms_know_the_rooms_before_them,
+        public_headers_stay_public,
+        device_text_includes_itself,
+        host_reads_shared_structs_only,
+    )

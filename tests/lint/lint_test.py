@@ -36,12 +36,30 @@ class Layers(unittest.TestCase):
             self.assertEqual(len(rule([file("include/fovea/a.hpp", f"#include {name}\n")])), 1, name)
         self.assertEqual(rule([file("include/fovea/a.hpp", '#include <vector>\n#include <stdint.h>\n#include "fovea/b.hpp"\n')]), [])
 
+    def test_device_text_includes_what_is_embedded(self) -> None:
+        rule = layers.device_text_includes_itself
+        mma = file("src/cuda/device/ptx/mma.cuh", "")
+        types = file("src/cuda/device/shared/types.h", "#include <cstdint>\n")
+        self.assertEqual(rule([mma, types, file("src/cuda/device/sm80/a.cuh", '#include "ptx/mma.cuh"\n#include "shared/types.h"\n')]), [])
+        for name in ("<cuda_bf16.h>", "<cstdint>", '"ptx/missing.cuh"', '"core/check.hpp"', '"../mask/a.hpp"'):
+            self.assertEqual(len(rule([mma, file("src/cuda/device/sm80/a.cuh", f"#include {name}\n")])), 1, name)
+        self.assertEqual(len(rule([mma, file("src/cuda/device/shared/a.h", '#include "ptx/mma.cuh"\n')])), 1)
+
+    def test_host_code_reads_shared_structs_and_no_emulator(self) -> None:
+        rule = layers.host_reads_shared_structs_only
+        self.assertEqual(rule([file("src/cuda/a.cpp", '#include "cuda/device/shared/spec.h"\n')]), [])
+        for name in ('"cuda/device/ptx/mma.cuh"', '"ptx/mma.cuh"', '"shared/spec.h"', '"cuda/emulator/emulator.hpp"'):
+            self.assertEqual(len(rule([file("src/cuda/a.cpp", f"#include {name}\n")])), 1, name)
+        self.assertEqual(rule([file("tests/emulator/a_test.cpp", '#include "cuda/emulator/emulator.hpp"\n')]), [])
+        self.assertEqual(rule([file("src/cuda/emulator/a.cpp", '#include "cuda/emulator/machine.hpp"\n')]), [])
+
 
 class Words(unittest.TestCase):
     def test_assembly_stands_in_ptx_only(self) -> None:
         code = 'void f() { asm volatile("nop"); }\n'
         self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cpu/a.cpp", code)])), 1)
         self.assertEqual(words.assembly_stands_in_ptx_only([file("src/cuda/device/ptx/a.cuh", code)]), [])
+        self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cuda/emulator/device/ptx/a.cuh", code)])), 1)
 
     def test_environment_is_read_in_one_place(self) -> None:
         code = 'auto x = std::getenv("HOME");\n'

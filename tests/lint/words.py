@@ -21,7 +21,7 @@ def assembly_stands_in_ptx_only(files: list[Source]) -> list[Finding]:
     return [
         finding
         for source in files
-        if source.is_cxx and "device/ptx" not in source.path.as_posix()
+        if source.is_cxx and not source.path.as_posix().startswith("src/cuda/device/ptx/")
         for finding in find_in_code(source, r"\b(__)?asm(__)?\b\s*(volatile\b|__volatile__\b)?\s*\(", "{} outside device/ptx")
     ]
 
