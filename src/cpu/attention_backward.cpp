@@ -65,6 +65,22 @@ struct RowRange {
   std::int64_t begin = 0, end = 0;
 };
 
+/// What the steps of a panel need around them.
+class StepsOf {
+ public:
+  explicit StepsOf(const PanelKernels& kernels) : stop_(kernels.stop) {
+    if (kernels.start != nullptr) kernels.start();
+  }
+  ~StepsOf() {
+    if (stop_ != nullptr) stop_();
+  }
+  StepsOf(const StepsOf&) = delete;
+  StepsOf& operator=(const StepsOf&) = delete;
+
+ private:
+  void (*stop_)();
+};
+
 class BackwardRun {
  public:
   BackwardRun(const GradientProblem& problem, const BackwardPlan& plan,
@@ -76,7 +92,7 @@ class BackwardRun {
         schedule_(plan.schedule),
         args_(args),
         forward_(args.forward),
-        kernels_(*panel_kernels(plan.spec.target)),
+        kernels_(*gradient_panel_kernels(plan.spec.target)),
         gradient_(*gradient_kernels(plan.spec.target)),
         executor_(executor),
         q_(forward_.q),
@@ -216,6 +232,7 @@ class BackwardRun {
   /// Row maximum and sum of a panel, as the forward pass has them before they become one number. They also tell a row that
   /// sees nothing but its sink: what its out and dO hold is of no effect.
   void sum_again(const RowRange& rows, const BackwardScratch& scratch) const {
+    const StepsOf steps(kernels_);
     const BackwardScratch::Panel& memory = scratch.panels.front();
     Panel panel = start_panel(rows, memory, scratch);
     const auto lanes = static_cast<std::size_t>(spec_.lanes);
@@ -299,7 +316,9 @@ class BackwardRun {
 
   void compute_item(const Item& item, std::int64_t strand, const BackwardScratch& scratch) {
     if (item.key_begin == item.key_end) return;
-    const std::int64_t keys = item.key_end - item.key_begin;
+    const StepsOf steps(kernels_);
+    const std::int64_t keys =
+        ceil_div(item.key_end - item.key_begin, kSubTileKeys) * kSubTileKeys;  // as accumulate_rows
     if (g_.wants_dk()) std::fill_n(scratch.dk, keys * gradient_.row_pitch(f_.head_dim_qk), 0.0F);
     if (g_.wants_dv()) std::fill_n(scratch.dv, keys * gradient_.row_pitch(f_.head_dim_v), 0.0F);
     std::fill_n(scratch.ones, spec_.lanes, 1.0F);
@@ -328,8 +347,8 @@ class BackwardRun {
   /// Rows that lie apart are copied: with every row on a page of its own, the panels of a chunk would pay for page walks again
   /// and again.
   KeyTile load_rows(const TileSource& source, std::byte* buffer) const {
-    const bool lie_apart = source.dtype == Dtype::f32 && source.col_stride == 1 &&
-                           source.row_stride != source.num_cols;
+    const bool lie_apart = kernels_.product == Dtype::f32 && source.dtype == Dtype::f32 &&
+                           source.col_stride == 1 && source.row_stride != source.num_cols;
     if (!lie_apart) return kernels_.load_keys(source, buffer);
     const auto row_bytes = static_cast<std::size_t>(source.num_cols) * sizeof(float);
     for (std::int64_t row = 0; row < source.num_rows; ++row) {
@@ -491,7 +510,7 @@ class BackwardRun {
     }
     if (!g_.wants_dq()) return;
     for (const Panel& panel : panels) {
-      gradient_.add_columns(panel.memory->dq, panel.num_rows, f_.head_dim_qk, panel.memory->dq_rows,
+      gradient_.add_queries(panel.memory->dq, panel.num_rows, f_.head_dim_qk, panel.memory->dq_rows,
                             dq_stride());
     }
   }
@@ -516,16 +535,21 @@ class BackwardRun {
       kernels_.scores(memory.douts, scratch.values[tile], seen.range, f_.head_dim_v,
                       panel.num_vectors, scratch.products, next);
     }
-    gradient_.softmax_gradient(softmax_step(panel, item, begin, seen, scratch));
+    const SoftmaxGradient gradients = softmax_step(panel, item, begin, seen, scratch);
+    gradient_.softmax_gradient(gradients);
     const std::int64_t first_key = begin - item.key_begin + seen.range.begin;
+    float* const dv =
+        g_.wants_dv() ? scratch.dv + first_key * gradient_.row_pitch(f_.head_dim_v) : nullptr;
+    if (gradients.is_read_between) {
+      if (g_.wants_dv() && !panel.is_dout_finite) add_non_finite(panel, count, dv, scratch);
+      if (wants_score_gradients_) through_program(panel, item, begin, seen, strand, scratch);
+      if (gradient_.pack_gradients != nullptr) gradient_.pack_gradients(gradients);
+    }
     if (g_.wants_dv()) {
-      float* dv = scratch.dv + first_key * gradient_.row_pitch(f_.head_dim_v);
       gradient_.accumulate_rows(scratch.scores, count, panel.num_rows, memory.dout_rows,
                                 f_.head_dim_v, dv);
-      if (!panel.is_dout_finite) add_non_finite(panel, count, dv, scratch);
     }
     if (!wants_score_gradients_) return;
-    through_program(panel, item, begin, seen, strand, scratch);
     if (g_.wants_dk()) {
       gradient_.accumulate_rows(scratch.products, count, panel.num_rows, memory.query_rows,
                                 f_.head_dim_qk,
@@ -587,7 +611,9 @@ class BackwardRun {
                                const VisiblePart& seen, const BackwardScratch& scratch) const {
     SoftmaxGradient step{.scores = scratch.scores,
                          .products = wants_score_gradients_ ? scratch.products : nullptr,
+                         .is_read_between = is_chained() || !panel.is_dout_finite,
                          .num_keys = seen.range.count,
+                         .lanes = spec_.lanes,
                          .num_vectors = panel.num_vectors,
                          .scale = is_prescaled_ ? 1.0F : f_.softmax_scale,
                          .factor = is_chained() ? 1.0F : f_.softmax_scale,

@@ -30,7 +30,7 @@ BackwardMemory BackwardMemory::carve(Carver& carver, const GradientProblem& prob
 BackwardScratch BackwardScratch::carve(Carver& carver, const GradientProblem& problem,
                                        const BackwardPlan& plan) {
   const ForwardProblem& f = problem.forward;
-  const PanelKernels& kernels = *panel_kernels(plan.spec.target);
+  const PanelKernels& kernels = *gradient_panel_kernels(plan.spec.target);
   const GradientKernels& gradient = *gradient_kernels(plan.spec.target);
   const auto lanes = static_cast<std::size_t>(plan.spec.lanes);
   const std::int64_t chunk = std::min(chunk_keys(plan.spec, f.seqlen_kv),
@@ -45,8 +45,8 @@ BackwardScratch BackwardScratch::carve(Carver& carver, const GradientProblem& pr
     Panel p;
     p.queries = carver.take<std::byte>(kernels.query_bytes(f.head_dim_qk));
     p.douts = carver.take<std::byte>(kernels.query_bytes(f.head_dim_v));
-    p.query_rows = carver.take<float>(lanes * qk_pitch);
-    p.dout_rows = carver.take<float>(lanes * v_pitch);
+    p.query_rows = carver.take<std::byte>(gradient.row_bytes(f.head_dim_qk));
+    p.dout_rows = carver.take<std::byte>(gradient.row_bytes(f.head_dim_v));
     p.dq = carver.take<float>(kernels.output_bytes(f.head_dim_qk) / sizeof(float));
     p.q_idx = carver.take<std::int32_t>(lanes);
     p.q_head = carver.take<std::int32_t>(lanes);

@@ -32,17 +32,17 @@ bool sums_into_dq(const GradientProblem& problem, const BackwardSchedule& schedu
 struct BackwardScratch {
   /// One panel of queries.
   struct Panel {
-    std::byte* queries = nullptr;    // Qᵀ
-    std::byte* douts = nullptr;      // dOᵀ
-    float* query_rows = nullptr;     // [lanes][row_pitch(head_dim_qk)], non-finite elements 0
-    float* dout_rows = nullptr;      // [lanes][row_pitch(head_dim_v)], likewise
-    float* dq = nullptr;             // dQᵀ
-    std::int32_t* q_idx = nullptr;   // [lanes]
-    std::int32_t* q_head = nullptr;  // [lanes]
-    float* origin = nullptr;         // [lanes]
-    float* log_sum = nullptr;        // [lanes]
-    float* delta = nullptr;          // [lanes]
-    float** dq_rows = nullptr;       // [lanes] where the columns of dQᵀ go
+    std::byte* queries = nullptr;     // Qᵀ
+    std::byte* douts = nullptr;       // dOᵀ
+    std::byte* query_rows = nullptr;  // Q where `accumulate_rows` wants it, non-finite elements 0
+    std::byte* dout_rows = nullptr;   // dO, likewise
+    float* dq = nullptr;              // dQᵀ
+    std::int32_t* q_idx = nullptr;    // [lanes]
+    std::int32_t* q_head = nullptr;   // [lanes]
+    float* origin = nullptr;          // [lanes]
+    float* log_sum = nullptr;         // [lanes]
+    float* delta = nullptr;           // [lanes]
+    float** dq_rows = nullptr;        // [lanes] where the columns of dQᵀ go
     const std::byte** dout_source = nullptr;  // [lanes]
   };
   std::vector<Panel> panels;

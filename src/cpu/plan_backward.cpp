@@ -26,13 +26,15 @@ constexpr std::int64_t kMaxSideBySideFloats = 1 << 28;  // dq sums beyond this r
 
 std::optional<Refusal> refuses(const GradientProblem& g, const Candidate& candidate) {
   if (gradient_kernels(candidate.target) == nullptr && panel_kernels(candidate.target) != nullptr)
-    return Refusal{"it multiplies in bf16; gradients are computed in f32"};
+    return Refusal{"it multiplies in bf16; its gradients are computed in f32"};
   return candidate.refuses(g.forward, candidate.target);
 }
 
 BackwardSpec choose(const GradientProblem& g, CpuTarget target) {
-  BackwardSpec spec{
-      .target = target, .lanes = panel_kernels(target)->lanes, .panels = 1, .tile_kv = kTileKv};
+  BackwardSpec spec{.target = target,
+                    .lanes = gradient_panel_kernels(target)->lanes,
+                    .panels = 1,
+                    .tile_kv = kTileKv};
   const ForwardProblem& f = g.forward;
   const auto bytes =
       static_cast<std::size_t>(spec.lanes * (3 * f.head_dim_qk + 2 * f.head_dim_v)) * sizeof(float);
@@ -87,7 +89,7 @@ void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
   }
   if (!mask.is_all_visible()) plan.mask = {mask.expr().shared(), mask.captures()};
   plan.captured = plan_captured_sums(g, plan.spec.tile_kv, plan.spec.lanes,
-                                     panel_kernels(plan.spec.target)->vector_lanes);
+                                     gradient_panel_kernels(plan.spec.target)->vector_lanes);
   plan.program_bytes = plan.captured.program_bytes;
   for (const BoundTape* tape : {&plan.score, &plan.mask, &plan.derivative}) {
     if (tape->empty()) continue;

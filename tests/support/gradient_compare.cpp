@@ -157,6 +157,14 @@ std::string where(const GradientCase& problem, std::string_view target) {
 
 }  // namespace
 
+std::vector<CpuTarget> gradient_targets_for(Dtype dtype) {
+  const GradientCase probe{.forward = {.seqlen_q = 1, .seqlen_kv = 1, .dtype = dtype}};
+  GradientMemory memory(probe);
+  std::vector<CpuTarget> targets = targets_for(dtype);
+  std::erase_if(targets, [&](CpuTarget target) { return !can_run(memory.args(target)); });
+  return targets;
+}
+
 std::string backward_difference(const GradientCase& problem,
                                 const BackwardCompareOptions& options) {
   GradientMemory memory(problem);

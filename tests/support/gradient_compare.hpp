@@ -10,6 +10,9 @@
 
 namespace fovea::testing {
 
+/// Targets that have gradients of inputs of this dtype here.
+std::vector<CpuTarget> gradient_targets_for(Dtype dtype);
+
 struct BackwardCompareOptions {
   std::vector<CpuTarget> targets{};  // default: all that run this here, and automatic
   Executor* executor = nullptr;

@@ -46,12 +46,18 @@ inline std::int64_t row_pitch(std::int64_t head_dim) {
   return (head_dim + 15) / 16 * 16 + (head_dim > 64 ? 16 : 0);
 }
 
+inline std::size_t row_bytes(std::int64_t head_dim) {
+  const std::int64_t bytes = kPanelLanes * row_pitch(head_dim) * 4;
+  return static_cast<std::size_t>((bytes + 63) / 64 * 64);
+}
+
+/// Rows as f32, row_pitch apart, padded with zeros.
 HWY_ATTR inline bool pack_rows(const std::byte* const* rows, std::int64_t num_rows, Dtype dtype,
-                               std::int64_t col_stride, std::int64_t head_dim, float* out) {
+                               std::int64_t col_stride, std::int64_t head_dim, void* out) {
   const std::int64_t pitch = row_pitch(head_dim);
   bool is_finite = true;
   for (std::int64_t row = 0; row < num_rows; ++row) {
-    float* to = out + row * pitch;
+    float* to = static_cast<float*>(out) + row * pitch;
     convert_row(rows[row], dtype, col_stride, head_dim, to);
     for (std::int64_t i = head_dim; i < pitch; ++i) to[i] = 0;
     is_finite &= zero_non_finite(to, head_dim);
@@ -74,7 +80,7 @@ HWY_ATTR inline void softmax_gradient_of(const SoftmaxGradient& step, int vector
   const auto sees = hn::Not(hn::Eq(log_sum, nothing));
   DropoutColumn dropout(step.dropout, vector);
   for (std::int64_t key = 0; key < step.num_keys; ++key) {
-    const std::int64_t at = key * kPanelLanes + vector * kVectorLanes;
+    const std::int64_t at = key * step.lanes + vector * kVectorLanes;
     const FloatVector score = hn::Load(d, step.scores + at);
     const auto is_seen = hn::And(sees, hn::Not(hn::Eq(score, nothing)));
     const FloatVector x = hn::MulSub(hn::Sub(score, origin), scale, log_sum);
@@ -174,15 +180,15 @@ HWY_ATTR inline void sum_columns(const float* weights, std::int64_t num_keys, st
 }
 
 HWY_ATTR inline void accumulate_rows(const float* weights, std::int64_t num_keys,
-                                     std::int64_t num_rows, const float* rows,
-                                     std::int64_t head_dim, float* sums) {
+                                     std::int64_t num_rows, const void* rows, std::int64_t head_dim,
+                                     float* sums) {
   const std::int64_t pitch = row_pitch(head_dim);
   std::int64_t vectors = (head_dim + kVectorLanes - 1) / kVectorLanes;
   for (std::int64_t done = 0; vectors > 0;) {
     // Blocks of even width: 5 vectors are 3 and 2, not 4 and 1.
     const std::int64_t blocks = (vectors + kSumVectors - 1) / kSumVectors;
     const std::int64_t width = (vectors + blocks - 1) / blocks;
-    const float* from = rows + done * kVectorLanes;
+    const float* from = static_cast<const float*>(rows) + done * kVectorLanes;
     float* to = sums + done * kVectorLanes;
     switch (width) {
       case 1:
@@ -202,30 +208,30 @@ HWY_ATTR inline void accumulate_rows(const float* weights, std::int64_t num_keys
   }
 }
 
-HWY_ATTR inline void add_columns(const float* sums, std::int64_t num_rows, std::int64_t head_dim,
+HWY_ATTR inline void add_columns(const float* columns, std::int64_t num_rows, std::int64_t count,
                                  float* const* to, std::int64_t col_stride) {
   std::int64_t row = 0;
 #if HWY_TARGET != HWY_SCALAR
   const QuadTag d;
   for (; col_stride == 1 && row + 4 <= num_rows; row += 4) {
     std::int64_t i = 0;
-    for (; i + 4 <= head_dim; i += 4) {
+    for (; i + 4 <= count; i += 4) {
       hn::Vec<QuadTag> quads[4];
-      for (int k = 0; k < 4; ++k) quads[k] = hn::LoadU(d, sums + (i + k) * kPanelLanes + row);
+      for (int k = 0; k < 4; ++k) quads[k] = hn::LoadU(d, columns + (i + k) * kPanelLanes + row);
       transpose(quads);
       for (int k = 0; k < 4; ++k) {
         float* at = to[row + k] + i;
         hn::StoreU(hn::Add(hn::LoadU(d, at), quads[k]), d, at);
       }
     }
-    for (; i < head_dim; ++i) {
-      for (int k = 0; k < 4; ++k) to[row + k][i] += sums[i * kPanelLanes + row + k];
+    for (; i < count; ++i) {
+      for (int k = 0; k < 4; ++k) to[row + k][i] += columns[i * kPanelLanes + row + k];
     }
   }
 #endif
   for (; row < num_rows; ++row) {
-    for (std::int64_t i = 0; i < head_dim; ++i)
-      to[row][i * col_stride] += sums[i * kPanelLanes + row];
+    for (std::int64_t i = 0; i < count; ++i)
+      to[row][i * col_stride] += columns[i * kPanelLanes + row];
   }
 }
 
@@ -252,12 +258,14 @@ HWY_ATTR inline double product(const GradientRow& a, const GradientRow& b, std::
 inline const GradientKernels& f32_gradient_kernels() {
   static constexpr GradientKernels kKernels{
       .row_pitch = row_pitch,
+      .row_bytes = row_bytes,
       .product = product,
       .pack_rows = pack_rows,
       .softmax_gradient = softmax_gradient,
       .chain = chain,
       .accumulate_rows = accumulate_rows,
       .add_columns = add_columns,
+      .add_queries = add_columns,
   };
   return kKernels;
 }

@@ -15,6 +15,8 @@ const GradientKernels* gradient_kernels(CpuTarget target) {
 #if HWY_TARGETS & HWY_AVX3
     case CpuTarget::avx512:
       return &N_AVX3::f32_gradient_kernels();
+    case CpuTarget::amx_bf16:
+      return gradient_kernels_amx_bf16();
 #endif
 #if HWY_TARGETS & HWY_AVX2
     case CpuTarget::avx2:
@@ -30,6 +32,13 @@ const GradientKernels* gradient_kernels(CpuTarget target) {
     default:
       return nullptr;
   }
+}
+
+const PanelKernels* gradient_panel_kernels(CpuTarget target) {
+#if HWY_TARGETS & HWY_AVX3
+  if (target == CpuTarget::amx_bf16) return gradient_panel_kernels_amx_bf16();
+#endif
+  return panel_kernels(target);
 }
 
 }  // namespace fovea::cpu

@@ -14,6 +14,7 @@
 #include "problem/backward.hpp"
 #include "support/compare.hpp"
 #include "support/gradient_case.hpp"
+#include "support/gradient_compare.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -71,8 +72,9 @@ std::vector<CpuTarget> f32_targets() { return targets_for(Dtype::f32); }
 TEST(BackwardDeterminism, ThreadCountChangesNoBit) {
   for (const CpuTarget target : f32_targets())
     expect_same_on_all_threads(long_keys(Dtype::f32), target);
-  for (const Dtype dtype : {Dtype::f16, Dtype::bf16})
-    expect_same_on_all_threads(long_keys(dtype), CpuTarget::scalar);
+  expect_same_on_all_threads(long_keys(Dtype::f16), CpuTarget::scalar);
+  for (const CpuTarget target : {CpuTarget::scalar, gradient_targets_for(Dtype::bf16).back()})
+    expect_same_on_all_threads(long_keys(Dtype::bf16), target);
 }
 
 /// One copy of sums per strand (small), one for all (large), and both at once: the slopes and a bias of 16,384 elements and
@@ -89,6 +91,9 @@ TEST(BackwardDeterminism, ThreadCountChangesNoBitOfCapturedGradients) {
     forward.score = score;
     forward.label = score.to_string();
     expect_same_on_all_threads(problem, f32_targets().back());
+    forward.dtype = Dtype::bf16;
+    expect_same_on_all_threads(problem, gradient_targets_for(Dtype::bf16).back());
+    forward.dtype = Dtype::f32;
   }
 }
 
@@ -151,21 +156,23 @@ Bits bits_of_entry(const AttentionBackward& args, std::int64_t batch) {
 }
 
 TEST(BackwardDeterminism, BatchMatesChangeNoBit) {
-  GradientCase problem = long_keys(Dtype::f32);
-  problem.forward.dropout = {};  // its decisions depend on the batch index, as they must
-  GradientMemory memory(problem);
-  attention_forward(memory.forward.args());
-  AttentionBackward args = memory.args();
-  attention_backward(args);
-  const Bits expected = bits_of_entry(args, 1);
-  memory.poison_outputs();
-  AttentionBackward alone = args;
-  AttentionForward& forward = alone.forward;
-  for (TensorView* view : {&alone.dout, &alone.dlse, &alone.dq, &alone.dk, &alone.dv, &forward.q,
-                           &forward.k, &forward.v, &forward.out, &forward.lse})
-    *view = entry(*view, 1);
-  attention_backward(alone);
-  EXPECT_TRUE(bits_of_entry(args, 1) == expected);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    GradientCase problem = long_keys(dtype);
+    problem.forward.dropout = {};  // its decisions depend on the batch index, as they must
+    GradientMemory memory(problem);
+    attention_forward(memory.forward.args());
+    AttentionBackward args = memory.args();
+    attention_backward(args);
+    const Bits expected = bits_of_entry(args, 1);
+    memory.poison_outputs();
+    AttentionBackward alone = args;
+    AttentionForward& forward = alone.forward;
+    for (TensorView* view : {&alone.dout, &alone.dlse, &alone.dq, &alone.dk, &alone.dv, &forward.q,
+                             &forward.k, &forward.v, &forward.out, &forward.lse})
+      *view = entry(*view, 1);
+    attention_backward(alone);
+    EXPECT_TRUE(bits_of_entry(args, 1) == expected) << name(dtype);
+  }
 }
 
 /// Packed behind a sequence of other lengths, whose chunks are longer: 5000 keys are 8 chunks of 640.

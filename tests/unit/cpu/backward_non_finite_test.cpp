@@ -11,6 +11,7 @@
 #include "reference/attention_backward.hpp"
 #include "support/compare.hpp"
 #include "support/gradient_case.hpp"
+#include "support/gradient_compare.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -61,7 +62,7 @@ void expect_like_oracle(const std::string& label, const Change& change) {
     const AttentionBackward args = memory.args();
     attention_forward(memory.forward.args());
     const auto expected = reference::attention_backward(args);
-    for (const CpuTarget target : targets_for(Dtype::f32)) {
+    for (const CpuTarget target : gradient_targets_for(dtype)) {
       SCOPED_TRACE(label + " " + std::string(name(dtype)) + " " + std::string(name(target)));
       memory.poison_outputs();
       attention_backward(memory.args(target));
@@ -83,20 +84,34 @@ TEST(BackwardNonFinite, ReachesWhoSeesItAndNobodyElse) {
   }
 }
 
+/// Calls the test with every target and dtype whose gradients are of products of their own.
+template <typename Test>
+void on_every_target(const Test& test) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const CpuTarget target : gradient_targets_for(dtype)) {
+      SCOPED_TRACE(std::string(name(dtype)) + " " + std::string(name(target)));
+      test(dtype, target);
+    }
+  }
+}
+
 /// dV is linear in dO column by column: a NaN in column 4 leaves the others alone.
 TEST(BackwardNonFinite, InDoutSpoilsItsColumnOfDvAlone) {
-  GradientMemory memory(band(Dtype::f32));
-  set(memory.dout, {100, 0, 4}, kNaN);
-  attention_forward(memory.forward.args());
-  const AttentionBackward args = memory.args();
-  attention_backward(args);
-  const std::vector<double> dv = values_of(args.dv);
-  const std::int64_t head_dim = args.dv.size(3);
-  for (std::int64_t i = 0; i < static_cast<std::int64_t>(dv.size()); ++i) {
-    const std::int64_t key = i / head_dim;
-    const bool is_spoilt = key >= 80 && key <= 120 && i % head_dim == 4;
-    EXPECT_EQ(std::isnan(dv[static_cast<std::size_t>(i)]), is_spoilt) << key << " " << i % head_dim;
-  }
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    GradientMemory memory(band(dtype));
+    set(memory.dout, {100, 0, 4}, kNaN);
+    attention_forward(memory.forward.args());
+    const AttentionBackward args = memory.args(target);
+    attention_backward(args);
+    const std::vector<double> dv = values_of(args.dv);
+    const std::int64_t head_dim = args.dv.size(3);
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(dv.size()); ++i) {
+      const std::int64_t key = i / head_dim;
+      const bool is_spoilt = key >= 80 && key <= 120 && i % head_dim == 4;
+      EXPECT_EQ(std::isnan(dv[static_cast<std::size_t>(i)]), is_spoilt)
+          << key << " " << i % head_dim;
+    }
+  });
 }
 
 struct Bits {
@@ -112,9 +127,8 @@ Bits bits_of_run(GradientMemory& memory, CpuTarget target) {
 
 /// Keys 7, 200 and 590 are hidden from all by a dense mask, in tiles that are seen.
 TEST(BackwardNonFinite, HiddenKeysChangeNoBitAndHaveNoGradient) {
-  for (const CpuTarget target : targets_for(Dtype::f32)) {
-    SCOPED_TRACE(name(target));
-    GradientCase problem = band(Dtype::f32);
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    GradientCase problem = band(dtype);
     problem.forward.mask = window(100, 100) && parse_mask_mod("kv_idx != 7 && kv_idx != 200") &&
                            parse_mask_mod("kv_idx != 590");
     GradientMemory memory(problem);
@@ -134,14 +148,13 @@ TEST(BackwardNonFinite, HiddenKeysChangeNoBitAndHaveNoGradient) {
     }
     const std::vector<double> dk = values_of(memory.args().dk);
     for (std::size_t d = 0; d < 8; ++d) EXPECT_EQ(dk[200 * 8 + d], 0.0);
-  }
+  });
 }
 
 /// Row 50 sees nothing; what stands in its q, dout, dlse and out is of no effect.
 TEST(BackwardNonFinite, RowsThatSeeNothingChangeNoBitAndHaveNoGradient) {
-  for (const CpuTarget target : targets_for(Dtype::f32)) {
-    SCOPED_TRACE(name(target));
-    GradientCase problem = band(Dtype::f32);
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    GradientCase problem = band(dtype);
     problem.forward.mask = window(100, 100) && parse_mask_mod("q_idx != 50");
     problem.forward.has_sinks = true;
     GradientMemory memory(problem);
@@ -167,26 +180,24 @@ TEST(BackwardNonFinite, RowsThatSeeNothingChangeNoBitAndHaveNoGradient) {
     EXPECT_TRUE(dirty.dv == clean.dv);
     const std::vector<double> dq = values_of(memory.args().dq);
     for (std::size_t d = 0; d < 8; ++d) EXPECT_EQ(dq[50 * 16 + d], 0.0);
-  }
+  });
 }
 
 /// A bias of the lowest float on all keys of a row is an ordinary number: a uniform row, whose lse in fp32 has lost log(n).
 TEST(BackwardNonFinite, RowsOfTheLowestBiasAreUniform) {
-  GradientCase problem = band(Dtype::f32);
-  problem.forward.mask = {};
-  problem.forward.score = parse_score_mod("score + select(q_idx < 9, -3.4e38, 0.0)");
-  GradientMemory memory(problem);
-  attention_forward(memory.forward.args());
-  const AttentionBackward args = memory.args();
-  const auto expected = reference::attention_backward(args);
-  for (const CpuTarget target : targets_for(Dtype::f32)) {
-    SCOPED_TRACE(name(target));
-    memory.poison_outputs();
-    attention_backward(memory.args(target));
-    expect_like(args.dq, expected.dq, Dtype::f32, "dq");
-    expect_like(args.dk, expected.dk, Dtype::f32, "dk");
-    expect_like(args.dv, expected.dv, Dtype::f32, "dv");
-  }
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    GradientCase problem = band(dtype);
+    problem.forward.mask = {};
+    problem.forward.score = parse_score_mod("score + select(q_idx < 9, -3.4e38, 0.0)");
+    GradientMemory memory(problem);
+    attention_forward(memory.forward.args());
+    const AttentionBackward args = memory.args(target);
+    const auto expected = reference::attention_backward(args);
+    attention_backward(args);
+    expect_like(args.dq, expected.dq, dtype, "dq");
+    expect_like(args.dk, expected.dk, dtype, "dk");
+    expect_like(args.dv, expected.dv, dtype, "dv");
+  });
 }
 
 }  // namespace

@@ -13,15 +13,19 @@
 namespace fovea::testing {
 namespace {
 
-void expect_right(const GradientCase& problem) {
-  const std::string difference = backward_difference(problem);
-  EXPECT_TRUE(difference.empty()) << difference;
+/// bf16 too: there are kernels that multiply in it.
+void expect_right(GradientCase problem) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    problem.forward.dtype = dtype;
+    const std::string difference = backward_difference(problem);
+    EXPECT_TRUE(difference.empty()) << name(dtype) << " " << difference;
+  }
 }
 
-/// 1, one vector less and more than a block of accumulators (64 floats of AVX-512), widths that split into uneven blocks
-/// (80: 3 and 2 vectors), no multiple of 4, and the largest.
+/// 1, around a block of tiles (32) and of accumulators (64 floats of AVX-512), widths that split into uneven blocks (80: 3 and 2
+/// vectors), no multiple of 4, and the largest.
 TEST(BackwardShapes, HeadDims) {
-  for (const std::int64_t head_dim : {1, 7, 16, 33, 63, 64, 65, 80, 96, 200, 512}) {
+  for (const std::int64_t head_dim : {1, 7, 16, 31, 32, 33, 63, 64, 65, 80, 96, 200, 512}) {
     expect_right(
         {.forward = {.label = fmt::format("head_dim {}", head_dim),
                      .seqlen_q = 5,
@@ -31,9 +35,9 @@ TEST(BackwardShapes, HeadDims) {
   }
 }
 
-/// Around a panel of 48 rows and a walk of 4 panels, heads of a group sharing a panel.
+/// Around a block of 32 rows, panels of 48 and of 64 and a walk of 4 panels, heads of a group sharing a panel.
 TEST(BackwardShapes, Rows) {
-  for (const std::int64_t seqlen_q : {0, 1, 47, 48, 49, 97, 193}) {
+  for (const std::int64_t seqlen_q : {0, 1, 11, 16, 22, 47, 48, 49, 64, 65, 97, 193}) {
     expect_right({.forward = {.label = fmt::format("seqlen_q {}", seqlen_q),
                               .seqlen_q = seqlen_q,
                               .seqlen_kv = 40,
@@ -42,9 +46,10 @@ TEST(BackwardShapes, Rows) {
   }
 }
 
-/// Around a block of 6 and 8 keys, a tile of 128, a chunk of 512, and past 8 chunks of 512, where chunks grow.
+/// Around a block of 6, 8 and 32 keys, a tile of 128, a chunk of 512, and past 8 chunks of 512, where chunks grow.
 TEST(BackwardShapes, Keys) {
-  for (const std::int64_t seqlen_kv : {0, 1, 5, 6, 9, 127, 128, 129, 511, 512, 513, 1025, 4200}) {
+  for (const std::int64_t seqlen_kv :
+       {0, 1, 5, 6, 9, 31, 32, 33, 127, 128, 129, 511, 512, 513, 1025, 4200}) {
     expect_right({.forward = {.label = fmt::format("seqlen_kv {}", seqlen_kv),
                               .seqlen_q = 3,
                               .seqlen_kv = seqlen_kv,

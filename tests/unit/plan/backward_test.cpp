@@ -9,6 +9,7 @@
 
 #include "fovea/mask.hpp"
 
+#include "cpu/features.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 #include "support/compare.hpp"
@@ -112,15 +113,24 @@ TEST(BackwardPlan, MoreWorkersThanPlannedAreRefused) {
             "the plan's problem");
 }
 
-TEST(BackwardPlan, ProductsInBf16AreRefusedByName) {
+TEST(BackwardPlan, ProductsInBf16AreTakenByTilesAndRefusedByNameElsewhere) {
   GradientMemory memory(small_case());
   BackwardProblem problem = problem_for(memory.args(), 1);
   problem.forward.compute_dtype = ComputeDtype::bf16;
+  problem.forward.cpu_target = cpu::best_f32_target();
+  EXPECT_THAT(refusal([&] { plan_backward(problem); }),
+              HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
+  problem.forward.cpu_target = CpuTarget::automatic;
+  if (cpu::missing_for(CpuTarget::amx_bf16).empty()) {
+    const Explanation e = explain(problem);
+    EXPECT_EQ(e.target, "amx_bf16");
+    EXPECT_EQ(e.compute_dtype, "bf16");
+    return;
+  }
   const std::string message = refusal([&] { plan_backward(problem); });
   EXPECT_THAT(message, HasSubstr("plan_backward: no kernel for this problem on cpu:"));
-  EXPECT_THAT(message, HasSubstr("cpu/attention_backward avx512_bf16  it multiplies in bf16; "
+  EXPECT_THAT(message, HasSubstr("cpu/attention_backward avx512_bf16  it multiplies in bf16; its "
                                  "gradients are computed in f32"));
-  EXPECT_THAT(message, HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
   EXPECT_EQ(explain(problem).kernel, "");
 }
 
