@@ -36,6 +36,7 @@ class Block {
   const std::string& name() const { return spec_.name; }
   std::byte* data() const { return spec_.data; }
   std::uint64_t bytes() const { return spec_.bytes; }
+  bool is_shared() const { return spec_.is_shared; }
 
   void read(Machine& machine, const Actor& actor, ByteRange range, void* to);
   void write(Machine& machine, const Actor& actor, ByteRange range, const void* from);

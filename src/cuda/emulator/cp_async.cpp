@@ -21,7 +21,7 @@ struct Copy final : Operation {
     std::byte bytes[kMostBytes] = {};
     if (from.block != nullptr) from.block->read(machine, actor, from.range, bytes);
     to.block->write(machine, actor, to.range, bytes);
-    thread->unfenced.push_back(to.cta, to.range);
+    thread->unfenced.push_back(to.block, to.range);
   }
 };
 

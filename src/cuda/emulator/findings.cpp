@@ -153,6 +153,7 @@ void Machine::report_deadlock() {
     }
   }
   report(Fault::deadlock, nullptr, table, {});
+  for (const std::unique_ptr<Cta>& cta : ctas_) check_mbarriers(*this, *cta);
 }
 
 }  // namespace fovea::cuda::emulator

@@ -35,7 +35,11 @@ inline float decode_small_float(std::uint32_t bits, int exponent_bits, int manti
   return is_negative ? -value : value;
 }
 
-inline float decode_f16(std::uint32_t bits) { return decode_small_float(bits, 5, 10, true); }
+inline float decode_f16(std::uint32_t bits) {
+  const std::uint32_t exponent = bits >> 10 & 0x1fU;
+  if (exponent == 0 || exponent == 0x1fU) return decode_small_float(bits, 5, 10, true);
+  return std::bit_cast<float>((bits & 0x8000U) << 16 | ((bits & 0x7fffU) + (112U << 10)) << 13);
+}
 
 inline std::uint32_t encode_bf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);

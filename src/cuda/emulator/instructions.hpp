@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/site.hpp"
@@ -38,6 +39,8 @@ enum class Order : std::uint8_t { relaxed, acq_rel };
 std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instruction what);
 /// `count` floats; each sum is atomic by itself.
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what);
+/// `count` pairs of bf16.
+void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what);
 void fence_acq_rel(Instruction what);
 
 // ---- the warp ----
@@ -68,6 +71,61 @@ enum class Format : std::uint8_t { f32, tf32, f16, bf16, e4m3, e5m2, s8, u8 };
 /// m16n8, sums in f32; k follows from the format (16 of 16 bits, 8 of tf32).
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what);
+
+// ---- mbarriers ----
+void mbarrier_init(std::uint32_t address, std::uint32_t count, Instruction what);
+void mbarrier_inval(std::uint32_t address, Instruction what);
+/// Own or remote; count 0: bytes alone.
+void mbarrier_arrive(std::uint32_t address, std::uint32_t count, std::uint32_t expected_bytes,
+                     Instruction what);
+bool mbarrier_test_wait(std::uint32_t address, std::uint32_t parity, Instruction what);
+void mbarrier_wait(std::uint32_t address, std::uint32_t parity, Instruction what);
+void cp_async_mbarrier_arrive(std::uint32_t address, Instruction what);
+
+// ---- the async proxy ----
+void fence_proxy_async(bool is_shared, bool is_global, Instruction what);
+void fence_mbarrier_init(Instruction what);
+
+/// cta_mask 0: to this CTA alone.
+void tma_load(std::uint32_t to, const void* map, std::span<const std::int32_t> coordinates,
+              std::uint32_t barrier, std::uint32_t cta_mask, Instruction what);
+void tma_store(const void* map, std::span<const std::int32_t> coordinates, std::uint32_t from,
+               bool is_sum, Instruction what);
+void check_tensor_map(const void* map, Instruction what);
+void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier,
+               Instruction what);
+void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes, bool is_sum, Instruction what);
+void bulk_commit(Instruction what);
+void bulk_wait(std::uint32_t pending, bool reads_only, Instruction what);
+
+// ---- clusters ----
+std::uint32_t cluster_rank();
+std::uint32_t cluster_size();
+std::uint32_t mapa(std::uint32_t address, std::uint32_t rank);
+void cluster_arrive(bool is_release, Instruction what);
+void cluster_wait(Instruction what);
+void st_async(std::uint32_t to, const void* value, std::uint32_t bytes, std::uint32_t barrier,
+              Instruction what);
+void bulk_copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
+                          std::uint32_t barrier, Instruction what);
+
+// ---- warpgroups ----
+void setmaxnreg(std::uint32_t registers, bool is_inc, Instruction what);
+
+/// One wgmma: m64, `columns`, 32 bytes of depth.
+struct Wgmma {
+  Format a_format, b_format;
+  std::uint32_t columns;
+  bool is_integer, is_accumulating;
+  bool a_is_in_registers, a_is_k_major, b_is_k_major;
+  std::uint64_t a, b;                // descriptors
+  const std::uint32_t* a_registers;  // four
+  std::uint32_t* sums;               // columns / 2
+};
+void wgmma(Wgmma form, Instruction what);
+void wgmma_fence(Instruction what);
+void wgmma_commit(Instruction what);
+void wgmma_wait(std::uint32_t pending, Instruction what);
 
 // ---- registers of a wgmma in flight ----
 /// Accumulators in flight hold NaNs of this kind; the low bits are not used.

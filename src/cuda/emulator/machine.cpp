@@ -7,7 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda/emulator/copy_groups.hpp"
 #include "cuda/emulator/device_state.hpp"
+#include "cuda/emulator/wgmma.hpp"
 
 namespace fovea::cuda::emulator {
 namespace {
@@ -80,6 +82,7 @@ void Machine::run_wave(std::uint32_t first_cluster, std::uint32_t clusters) {
   run_threads();
   if (!is_ending_) {
     while (land_something()) continue;
+    for (const std::unique_ptr<Cta>& cta : ctas_) check_mbarriers(*this, *cta);
   }
   for (const std::unique_ptr<Cta>& cta : ctas_) {
     for (const std::unique_ptr<Thread>& thread : cta->threads) {
@@ -87,6 +90,7 @@ void Machine::run_wave(std::uint32_t first_cluster, std::uint32_t clusters) {
     }
   }
   warps_.clear();
+  cluster_barriers_.clear();
   in_flight_.clear();
   held_back_.clear();
   ctas_.clear();
@@ -160,7 +164,40 @@ void Machine::thread_ended(Thread& thread) {
   --alive_;
   spins_ = 0;
   if (is_ending_) return;
+  check_stores_at_exit(*this, thread);
+  if (warp.alive == 0) check_wgmma_at_exit(*this, warp);
+  thread.cta->ended.join(thread.clock);
+  if (thread.cta->alive == 0) check_cta_at_exit(*thread.cta);
+  thread_left_cluster(*thread.cta);
   wake(&warp);  // lanes that wait for this one
+}
+
+void Machine::check_cta_at_exit(Cta& cta) {
+  check_registers_at_exit(*this, cta);
+  for (const auto& [agent, access] : cta.remote_accesses) {
+    if (cta.ended.of(agent) >= access.time) continue;
+    report(Fault::cluster_lifetime, access.thread,
+           "reaches into another CTA, which may have ended: no cluster barrier after it",
+           access.site);
+  }
+}
+
+void Machine::check_remote_access(const Actor& actor, Cta& cta) {
+  if (actor.seen->of(cta.threads[0]->agent) == 0) {
+    report(Fault::cluster_lifetime, actor.thread,
+           fmt::format("reaches by {} into CTA {} of its cluster, which may not have started: no "
+                       "cluster barrier before it",
+                       actor.what, cta.rank),
+           site(actor.site));
+  }
+  if (cta.alive == 0) {
+    report(Fault::cluster_lifetime, actor.thread,
+           fmt::format("reaches by {} into CTA {} of its cluster, which has ended", actor.what,
+                       cta.rank),
+           site(actor.site));
+  }
+  if (!actor.is_async)
+    cta.remote_accesses[actor.agent] = {actor.time, actor.thread, site(actor.site)};
 }
 
 void Machine::run_threads() {
@@ -426,11 +463,7 @@ Machine::Place Machine::shared_place(std::uint32_t address, std::uint32_t bytes,
            site(actor.site));
     return {};
   }
-  if (cta != actor.thread->cta && cta->alive == 0) {
-    report(Fault::cluster_lifetime, actor.thread,
-           fmt::format("{} reaches into CTA {} of its cluster, which has ended", what, rank),
-           site(actor.site));
-  }
+  if (cta != actor.thread->cta) check_remote_access(actor, *cta);
   return {cta->shared.get(), {local - kSharedBase, bytes}, cta};
 }
 

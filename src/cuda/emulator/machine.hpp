@@ -11,13 +11,16 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda/emulator/block.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/fiber.hpp"
+#include "cuda/emulator/mbarrier.hpp"
 #include "cuda/emulator/random.hpp"
 #include "cuda/emulator/vector_clock.hpp"
+#include "cuda/emulator/wgmma_state.hpp"
 
 namespace fovea::cuda::emulator {
 
@@ -49,7 +52,7 @@ struct Wait {
 /// Groups of asynchronous copies of one thread, oldest first: cp.async, or bulk stores.
 struct CopyGroups {
   const char* what = "";
-  AgentId agent = 0;  // 0: none yet
+  AgentId agent = 0, writer = 0;  // who reads and writes; who writes, for stores; 0: none yet
   std::vector<OperationRef> open;
   std::deque<std::vector<OperationRef>> committed;
   std::uint32_t first_time = 1;  // of committed.front()
@@ -60,27 +63,27 @@ struct CopyGroups {
   }
 };
 
-/// What a thread wrote to shared memory, of any CTA of its cluster, and did not yet publish to the async proxy.
+/// What a thread wrote by ordinary stores and did not yet publish to the async proxy.
 class UnfencedWrites {
  public:
   struct Write {
-    Cta* cta;
+    Block* block;
     ByteRange range;
   };
 
-  void push_back(Cta* cta, ByteRange range) {
+  void push_back(Block* block, ByteRange range) {
     if (!writes_.empty()) {
       Write& last = writes_.back();
-      const bool is_next = last.cta == cta && last.range.begin + last.range.bytes == range.begin;
+      const bool is_next =
+          last.block == block && last.range.begin + last.range.bytes == range.begin;
       if (is_next) {
         last.range.bytes += range.bytes;
         return;
       }
     }
-    writes_.push_back({cta, range});
+    writes_.push_back({block, range});
   }
-  const std::vector<Write>& writes() const { return writes_; }
-  void clear() { writes_.clear(); }
+  std::vector<Write> take() { return std::exchange(writes_, {}); }
 
  private:
   std::vector<Write> writes_;
@@ -125,6 +128,8 @@ struct Warp {
   std::uint64_t meetings_held = 0;
   std::uint32_t priority = 0;
   std::uint32_t registers = 0;  // per thread, as setmaxnreg left them
+  WgmmaState wgmma;
+  std::uint64_t cluster_arrivals = 0, cluster_waits = 0, cluster_generation = 0;
 
   Thread& first_alive() const;
 };
@@ -137,6 +142,12 @@ struct NamedBarrier {
   std::array<VectorClock, 2> passed;  // of completed generations, by parity
 };
 
+struct RemoteAccess {
+  std::uint32_t time = 0;
+  const Thread* thread = nullptr;
+  Site site;
+};
+
 struct Cta {
   Dim3 idx;
   std::uint32_t rank = 0;  // in its cluster
@@ -147,7 +158,20 @@ struct Cta {
   std::vector<std::unique_ptr<Warp>> warps;
   std::uint32_t alive = 0;
   std::array<NamedBarrier, 16> barriers;
-  std::uint32_t free_registers = 0;
+  std::map<std::uint32_t, std::unique_ptr<Mbarrier>> mbarriers;  // by offset
+  std::uint32_t free_registers = 0;                              // given back by setmaxnreg.dec
+  std::vector<std::vector<WgmmaState::Issued>>
+      issued;                                       // by warpgroup, what its warps issue in step
+  std::map<AgentId, RemoteAccess> remote_accesses;  // the last of each thread of other CTAs
+  VectorClock ended;                                // of threads that ended
+};
+
+/// What all threads of a cluster come to.
+struct ClusterBarrier {
+  std::uint64_t generation = 0;
+  std::uint32_t arrived = 0;  // lanes
+  VectorClock clock;
+  std::array<VectorClock, 2> passed;
 };
 
 /// What atomics on one address carried from releasers to acquirers.
@@ -232,6 +256,7 @@ class Machine {
 
   Cta* cta_of_rank(const Cta& cta, std::uint32_t rank);
   std::vector<std::unique_ptr<Cta>>& ctas() { return ctas_; }
+  ClusterBarrier& cluster_barrier(const Cta& cta) { return cluster_barriers_[cta.cluster]; }
 
  private:
   struct Agent {
@@ -244,7 +269,8 @@ class Machine {
   void run_threads();
   Thread* pick();
   bool land_something();
-  void finish_cta(Cta& cta);
+  void check_remote_access(const Actor& actor, Cta& cta);
+  void check_cta_at_exit(Cta& cta);
   void thread_ended(Thread& thread);
   void report_deadlock();
   void hold_meeting(Warp& warp, Meeting& meeting,
@@ -268,6 +294,7 @@ class Machine {
   };
   std::array<SiteCacheEntry, 1024> site_cache_{};
   std::vector<std::unique_ptr<Cta>> ctas_;
+  std::map<std::uint32_t, ClusterBarrier> cluster_barriers_;
   std::vector<Warp*> warps_;
   std::vector<OperationRef> in_flight_, held_back_;  // land any time; only when asked
   std::map<std::uint64_t, AtomicSync> atomics_;
@@ -281,6 +308,11 @@ class Machine {
   bool takes_high_lanes_first_ = false;
   bool is_ending_ = false;
 };
+
+/// Warps of a warpgroup that setmaxnreg left unequal.
+void check_registers_at_exit(Machine& machine, const Cta& cta);
+/// A thread that ended no longer keeps the cluster's barrier waiting.
+void thread_left_cluster(const Cta& cta);
 
 /// The launch that runs; kernels run nowhere else.
 Machine& machine();

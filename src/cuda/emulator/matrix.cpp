@@ -61,7 +61,7 @@ void store_rows(const Arguments& arguments, std::uint32_t matrices, const Matric
         machine().shared_place(move.row, kRowBytes, kRowBytes, what, move.actor);
     if (place.block == nullptr) continue;
     place.block->write(machine(), move.actor, place.range, from.element[lane / 8][lane % 8]);
-    const_cast<Thread*>(move.actor.thread)->unfenced.push_back(place.cta, place.range);
+    const_cast<Thread*>(move.actor.thread)->unfenced.push_back(place.block, place.range);
   }
 }
 

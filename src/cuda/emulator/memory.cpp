@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "cuda/emulator/formats.hpp"
 #include "cuda/emulator/instructions.hpp"
 #include "cuda/emulator/machine.hpp"
 
@@ -42,7 +43,9 @@ void load_global(const void* from, void* to, std::uint32_t bytes, Instruction wh
 void store_global(void* to, const void* from, std::uint32_t bytes, Instruction what) {
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, bytes, actor);
-  if (place.block != nullptr) place.block->write(machine(), actor, place.range, from);
+  if (place.block == nullptr) return;
+  place.block->write(machine(), actor, place.range, from);
+  machine().thread().unfenced.push_back(place.block, place.range);
 }
 
 void load_shared(std::uint32_t from, void* to, std::uint32_t bytes, Instruction what) {
@@ -57,7 +60,7 @@ void store_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instr
   const Machine::Place place = machine().shared_place(to, bytes, bytes, what.name, actor);
   if (place.block == nullptr) return;
   place.block->write(machine(), actor, place.range, from);
-  machine().thread().unfenced.push_back(place.cta, place.range);
+  machine().thread().unfenced.push_back(place.block, place.range);
 }
 
 void prefetch(const void* from, Instruction what) {
@@ -93,6 +96,22 @@ void reduce_add(float* to, const float* values, std::uint32_t count, Instruction
   if (place.block == nullptr) return;
   place.block->touch_atomically(machine(), actor, place.range);
   for (std::uint32_t i = 0; i < count; ++i) to[i] += values[i];
+}
+
+void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(to, count * sizeof(std::uint32_t), actor);
+  if (place.block == nullptr) return;
+  place.block->touch_atomically(machine(), actor, place.range);
+  auto* sums = static_cast<std::uint32_t*>(to);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const auto add = [&](std::uint32_t shift) {
+      const float sum =
+          decode_bf16(sums[i] >> shift & 0xffffU) + decode_bf16(pairs[i] >> shift & 0xffffU);
+      return encode_bf16(sum) << shift;
+    };
+    sums[i] = add(0) | add(16);
+  }
 }
 
 void fence_acq_rel(Instruction) {

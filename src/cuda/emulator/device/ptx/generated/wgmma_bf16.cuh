@@ -1,0 +1,4 @@
+// The emulated twin of src/cuda/device/ptx/generated/wgmma_bf16.cuh: one implementation serves every form.
+#pragma once
+
+#include "ptx/wgmma.cuh"

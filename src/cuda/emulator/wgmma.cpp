@@ -1,0 +1,423 @@
+#include "cuda/emulator/wgmma.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "cuda/emulator/formats.hpp"
+#include "cuda/emulator/instructions.hpp"
+#include "cuda/emulator/machine.hpp"
+#include "cuda/emulator/operand.hpp"
+
+namespace fovea::cuda::emulator {
+
+constexpr std::uint32_t kRows = 16, kMostColumns = 256, kMostDepth = 32, kDepthBytes = 32;
+constexpr std::uint32_t kWarpsOfGroup = 4;
+
+using Fragment = std::array<std::uint32_t, 4>;
+
+struct WgmmaProduct final : Operation {
+  Wgmma form{};
+  Warp* warp = nullptr;
+  Actor actor;
+  VectorClock seen;
+  std::array<const std::uint32_t*, kWarpLanes> a_registers{};
+  std::array<Fragment, kWarpLanes> a_at_issue{};
+  std::shared_ptr<Accumulator> accumulator;
+  std::shared_ptr<WgmmaProduct> before;  // of the same warp: products run in order
+  Site site;
+
+  void land(Machine& machine) override;
+
+ private:
+  void read_a(Machine& machine, float (&a)[kRows][kMostDepth]) const;
+  void read_a_registers(float (&a)[kRows][kMostDepth]) const;
+  void read_b(Machine& machine, float (&b)[kMostDepth][kMostColumns]) const;
+  void read_chunk(Machine& machine, std::uint32_t address, std::byte (&chunk)[16]) const;
+  std::uint32_t depth() const { return kDepthBytes / element_bytes(form.a_format); }
+};
+
+namespace {
+
+using Arguments = std::array<void*, kWarpLanes>;
+
+std::uint32_t element_of(const std::byte* from, std::uint32_t idx, std::uint32_t bytes) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, from + idx * bytes, bytes);
+  return bits;
+}
+
+/// Of accumulator i of a lane, in the warp's 16 rows.
+std::size_t sum_index(std::uint32_t lane, std::uint32_t i, std::uint32_t columns) {
+  const std::uint32_t row = lane / 4 + 8 * (i / 2 % 2);
+  const std::uint32_t column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+  return row * columns + column;
+}
+
+double decode_sum(std::uint32_t bits, bool is_integer) {
+  return is_integer ? double{static_cast<double>(static_cast<std::int32_t>(bits))}
+                    : double{std::bit_cast<float>(bits)};
+}
+
+std::uint32_t encode_sum(double sum, bool is_integer) {
+  if (!is_integer) return std::bit_cast<std::uint32_t>(static_cast<float>(sum));
+  return static_cast<std::uint32_t>(static_cast<std::int64_t>(sum));
+}
+
+}  // namespace
+
+void WgmmaProduct::read_chunk(Machine& machine, std::uint32_t address,
+                              std::byte (&chunk)[16]) const {
+  const std::uint32_t shared = warp->cta->rank << kRankShift | address;
+  const Machine::Place place = machine.shared_place(shared, 16, 16, "wgmma", actor);
+  if (place.block == nullptr) {
+    std::memset(chunk, 0xff, sizeof chunk);
+  } else {
+    place.block->read_async(machine, actor, place.range, chunk);
+  }
+}
+
+void WgmmaProduct::read_a_registers(float (&a)[kRows][kMostDepth]) const {
+  const std::uint32_t bytes = element_bytes(form.a_format), per_register = 4 / bytes;
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    // As late as the seed says: what stands in the registers now.
+    const std::uint32_t* registers = a_registers[lane];
+    for (std::uint32_t r = 0; r < 4; ++r) {
+      const std::uint32_t row = lane / 4 + 8 * (r % 2);
+      const std::uint32_t first = depth() / 2 * (r / 2) + per_register * (lane % 4);
+      std::byte word[4];
+      std::memcpy(word, &registers[r], sizeof word);
+      for (std::uint32_t i = 0; i < per_register; ++i) {
+        a[row][first + i] = decode(form.a_format, element_of(word, i, bytes));
+      }
+    }
+  }
+}
+
+void WgmmaProduct::read_a(Machine& machine, float (&a)[kRows][kMostDepth]) const {
+  if (form.a_is_in_registers) return read_a_registers(a);
+  const OperandLayout layout(form.a, form.a_is_k_major);
+  const std::uint32_t bytes = element_bytes(form.a_format), per_chunk = 16 / bytes;
+  const std::uint32_t first_row = warp->idx % kWarpsOfGroup * kRows;
+  std::byte chunk[16];
+  if (form.a_is_k_major) {
+    for (std::uint32_t row = 0; row < kRows; ++row) {
+      for (std::uint32_t c = 0; c < kDepthBytes / 16; ++c) {
+        read_chunk(machine, layout.chunk_address(first_row + row, c), chunk);
+        for (std::uint32_t i = 0; i < per_chunk; ++i) {
+          a[row][c * per_chunk + i] = decode(form.a_format, element_of(chunk, i, bytes));
+        }
+      }
+    }
+    return;
+  }
+  for (std::uint32_t k = 0; k < depth(); ++k) {
+    for (std::uint32_t c = 0; c < kRows / per_chunk; ++c) {
+      read_chunk(machine, layout.chunk_address(k, first_row / per_chunk + c), chunk);
+      for (std::uint32_t i = 0; i < per_chunk; ++i) {
+        a[c * per_chunk + i][k] = decode(form.a_format, element_of(chunk, i, bytes));
+      }
+    }
+  }
+}
+
+void WgmmaProduct::read_b(Machine& machine, float (&b)[kMostDepth][kMostColumns]) const {
+  const OperandLayout layout(form.b, form.b_is_k_major);
+  const std::uint32_t bytes = element_bytes(form.b_format), per_chunk = 16 / bytes;
+  std::byte chunk[16];
+  if (form.b_is_k_major) {
+    for (std::uint32_t column = 0; column < form.columns; ++column) {
+      for (std::uint32_t c = 0; c < kDepthBytes / 16; ++c) {
+        read_chunk(machine, layout.chunk_address(column, c), chunk);
+        for (std::uint32_t i = 0; i < per_chunk; ++i) {
+          b[c * per_chunk + i][column] = decode(form.b_format, element_of(chunk, i, bytes));
+        }
+      }
+    }
+    return;
+  }
+  for (std::uint32_t k = 0; k < depth(); ++k) {
+    for (std::uint32_t c = 0; c < form.columns / per_chunk; ++c) {
+      read_chunk(machine, layout.chunk_address(k, c), chunk);
+      for (std::uint32_t i = 0; i < per_chunk; ++i) {
+        b[k][c * per_chunk + i] = decode(form.b_format, element_of(chunk, i, bytes));
+      }
+    }
+  }
+}
+
+void WgmmaProduct::land(Machine& machine) {
+  if (before) machine.land(*std::exchange(before, nullptr));
+  float a[kRows][kMostDepth];
+  static thread_local float b[kMostDepth][kMostColumns];
+  read_a(machine, a);
+  read_b(machine, b);
+  std::vector<double> sums(kRows * std::size_t{form.columns}, 0.0);
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    double* to = &sums[row * form.columns];
+    for (std::uint32_t k = 0; k < depth(); ++k) {
+      const double factor = a[row][k];
+      for (std::uint32_t column = 0; column < form.columns; ++column) {
+        to[column] += factor * double{b[k][column]};
+      }
+    }
+  }
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    double& sum = accumulator->sums[i];
+    sum = (form.is_accumulating ? sum : 0.0) + sums[i];
+    sum = decode_sum(encode_sum(sum, form.is_integer), form.is_integer);
+  }
+}
+
+namespace {
+
+/// The accumulator that these registers are in flight for, or a new one that takes their values over.
+std::shared_ptr<Accumulator> accumulator_for(Warp& warp, const Wgmma& form,
+                                             const Arguments& arguments, Site site) {
+  for (const std::shared_ptr<Accumulator>& known : warp.wgmma.accumulators) {
+    if (known->registers[0] != static_cast<Wgmma*>(arguments[0])->sums) continue;
+    if (known->columns != form.columns) {
+      machine().report(Fault::accumulator_in_flight, &warp.first_alive(),
+                       fmt::format("issues wgmma with {} columns into an accumulator that a wgmma "
+                                   "with {} is still writing",
+                                   form.columns, known->columns),
+                       site, known->site);
+      machine().end_launch();
+    }
+    return known;
+  }
+  auto made = std::make_shared<Accumulator>();
+  made->columns = form.columns;
+  made->is_integer = form.is_integer;
+  made->site = site;
+  made->sums.resize(kRows * std::size_t{form.columns});
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    std::uint32_t* registers = static_cast<Wgmma*>(arguments[lane])->sums;
+    made->registers[lane] = registers;
+    for (std::uint32_t i = 0; i < form.columns / 2; ++i) {
+      made->sums[sum_index(lane, i, form.columns)] = decode_sum(registers[i], form.is_integer);
+      registers[i] = kInFlight;
+    }
+  }
+  warp.wgmma.accumulators.push_back(made);
+  return made;
+}
+
+/// The registers get their sums. Whoever wrote to them meanwhile is told.
+void retire(const Warp& warp, const Accumulator& accumulator, Site site) {
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    std::uint32_t* registers = accumulator.registers[lane];
+    for (std::uint32_t i = 0; i < accumulator.columns / 2; ++i) {
+      if (registers[i] != kInFlight) {
+        machine().report(Fault::accumulator_in_flight, warp.lanes[lane],
+                         fmt::format("wrote to accumulator {} before its wgmma.wait_group", i),
+                         site, accumulator.site);
+      }
+      registers[i] = encode_sum(accumulator.sums[sum_index(lane, i, accumulator.columns)],
+                                accumulator.is_integer);
+    }
+  }
+}
+
+void check_a_registers(const WgmmaProduct& product, Site site) {
+  if (!product.form.a_is_in_registers) return;
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    if (std::memcmp(product.a_registers[lane], product.a_at_issue[lane].data(), sizeof(Fragment)) ==
+        0) {
+      continue;
+    }
+    machine().report(Fault::operand_overwritten, product.warp->lanes[lane],
+                     "wrote to registers that a wgmma in flight reads as its a", site,
+                     product.site);
+  }
+}
+
+/// The four warps of a warpgroup issue the same products in the same order.
+void check_group(Warp& warp, const Wgmma& form, Site site) {
+  const std::uint32_t group = warp.idx / kWarpsOfGroup;
+  std::vector<std::vector<WgmmaState::Issued>>& groups = warp.cta->issued;
+  if (groups.size() <= group) groups.resize(group + 1U);
+  if ((group + 1U) * kWarpsOfGroup > warp.cta->warps.size()) {
+    machine().report(Fault::divergence, &warp.first_alive(),
+                     "issues wgmma, but its warpgroup has fewer than four warps", site);
+  }
+  std::vector<WgmmaState::Issued>& issued = groups[group];
+  const WgmmaState::Issued own{site, form.a_is_in_registers ? 0 : form.a, form.b, form.columns};
+  const std::size_t number = warp.wgmma.issued++;
+  if (number == issued.size()) {
+    issued.push_back(own);
+    return;
+  }
+  const WgmmaState::Issued& other = issued[number];
+  if (other.site == own.site && other.a == own.a && other.b == own.b &&
+      other.columns == own.columns) {
+    return;
+  }
+  machine().report(Fault::divergence, &warp.first_alive(),
+                   "issues another wgmma, or other descriptors, than a warp of its warpgroup", site,
+                   other.site);
+}
+
+void check_issue(Warp& warp, const Wgmma& form, const Arguments& arguments, Instruction what) {
+  check_group(warp, form, what.site);
+  if (warp.wgmma.needs_fence) {
+    machine().report(Fault::wgmma_fence_missing, &warp.first_alive(),
+                     "issues wgmma without a wgmma.fence since its registers were last its own",
+                     what.site);
+  }
+  for (std::uint32_t lane = 1; lane < kWarpLanes; ++lane) {
+    const auto& other = *static_cast<Wgmma*>(arguments[lane]);
+    const bool is_alike = other.b == form.b && other.is_accumulating == form.is_accumulating &&
+                          (form.a_is_in_registers || other.a == form.a);
+    if (is_alike) continue;
+    machine().report(Fault::divergence, warp.lanes[lane],
+                     "gives wgmma other operands than lane 0 of its warp", what.site);
+    break;
+  }
+  const bool has_offset =
+      OperandLayout(form.b, true).has_base_offset() ||
+      (!form.a_is_in_registers && OperandLayout(form.a, true).has_base_offset());
+  if (has_offset) {
+    machine().report(Fault::descriptor, &warp.first_alive(),
+                     "gives wgmma a descriptor with a base offset (bits 49-51), which is not "
+                     "modelled: let tiles begin where the swizzle's pattern begins",
+                     what.site);
+  }
+}
+
+std::shared_ptr<WgmmaProduct> make_product(Warp& warp, const Arguments& arguments,
+                                           Instruction what) {
+  WgmmaState& state = warp.wgmma;
+  auto product = std::make_shared<WgmmaProduct>();
+  product->form = *static_cast<Wgmma*>(arguments[0]);
+  product->warp = &warp;
+  product->site = what.site;
+  if (state.agent == 0) state.agent = machine().new_agent(&warp.first_alive(), "wgmma");
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    Thread& thread = *warp.lanes[lane];
+    product->seen.join(thread.clock);
+    machine().tick(thread);
+    const auto& own = *static_cast<Wgmma*>(arguments[lane]);
+    if (!own.a_is_in_registers) continue;
+    product->a_registers[lane] = own.a_registers;
+    check_registers(own.a_registers, sizeof(Fragment), what);
+    std::copy_n(own.a_registers, 4, product->a_at_issue[lane].begin());
+  }
+  product->actor = {.agent = state.agent,
+                    .time = state.first_time + static_cast<std::uint32_t>(state.committed.size()),
+                    .wave = machine().wave(),
+                    .site = machine().intern(what.site),
+                    .is_async = true,
+                    .seen = &product->seen,
+                    .thread = &warp.first_alive(),
+                    .what = "wgmma"};
+  return product;
+}
+
+void issue_product(Warp& warp, const Arguments& arguments, Instruction what) {
+  const Wgmma& form = *static_cast<Wgmma*>(arguments[0]);
+  check_issue(warp, form, arguments, what);
+  const std::shared_ptr<WgmmaProduct> product = make_product(warp, arguments, what);
+  product->accumulator = accumulator_for(warp, form, arguments, what.site);
+  ++product->accumulator->products;
+  WgmmaState& state = warp.wgmma;
+  if (state.newest && !state.newest->has_landed) product->before = state.newest;
+  state.newest = product;
+  state.open.push_back(product);
+  machine().issue(product);
+}
+
+/// Products of the oldest group end; accumulators without any more products come back.
+void retire_group(Warp& warp, Site site) {
+  WgmmaState& state = warp.wgmma;
+  for (const std::shared_ptr<WgmmaProduct>& product : state.committed.front()) {
+    machine().land(*product);
+    check_a_registers(*product, site);
+    --product->accumulator->products;
+  }
+  state.committed.pop_front();
+  ++state.first_time;
+  std::erase_if(state.accumulators, [&](const std::shared_ptr<Accumulator>& accumulator) {
+    if (accumulator->products != 0) return false;
+    retire(warp, *accumulator, site);
+    return true;
+  });
+}
+
+void wait_for_groups(Warp& warp, std::uint32_t pending, Site site) {
+  WgmmaState& state = warp.wgmma;
+  while (state.committed.size() > pending) {
+    state.needs_fence |= !state.committed.front().empty();
+    retire_group(warp, site);
+  }
+  if (state.agent == 0) return;
+  for (Thread* lane : warp.lanes) {
+    machine().tick(*lane);
+    lane->clock.raise(state.agent, state.first_time - 1);
+  }
+}
+
+bool is_whole(const Warp& warp, Instruction what) {
+  if (warp.alive == ~0U) return true;
+  machine().report(Fault::divergence, &warp.first_alive(),
+                   fmt::format("calls {}, which needs all 32 lanes of a warp", what.name),
+                   what.site);
+  return false;
+}
+
+template <class Body>
+void meet_whole(void* argument, Instruction what, Body body) {
+  machine().meet(
+      what.name, argument, what.site,
+      [&](Warp& warp, const Arguments& arguments) {
+        if (is_whole(warp, what)) body(warp, arguments);
+      },
+      true);
+}
+
+}  // namespace
+
+void check_wgmma_at_exit(Machine& machine, const Warp& warp) {
+  const WgmmaState& state = warp.wgmma;
+  const Thread* lane = warp.lanes[0];
+  if (!state.open.empty()) {
+    machine.report(Fault::wgmma_not_committed, lane,
+                   "ends with a wgmma that no wgmma.commit_group closed", state.open[0]->site);
+  }
+  const auto pending = std::find_if(state.committed.begin(), state.committed.end(),
+                                    [](const auto& group) { return !group.empty(); });
+  if (pending != state.committed.end()) {
+    machine.report(Fault::wgmma_not_waited, lane,
+                   "ends with a wgmma that no wgmma.wait_group waited for", pending->front()->site);
+  }
+  // Their accumulators are gone with the warp's registers.
+  for (const auto& product : state.open) product->has_landed = true;
+  for (const auto& group : state.committed) {
+    for (const auto& product : group) product->has_landed = true;
+  }
+}
+
+void wgmma(Wgmma form, Instruction what) {
+  meet_whole(&form, what,
+             [&](Warp& warp, const Arguments& arguments) { issue_product(warp, arguments, what); });
+}
+
+void wgmma_fence(Instruction what) {
+  meet_whole(nullptr, what, [](Warp& warp, const Arguments&) { warp.wgmma.needs_fence = false; });
+}
+
+void wgmma_commit(Instruction what) {
+  meet_whole(nullptr, what, [](Warp& warp, const Arguments&) {
+    warp.wgmma.committed.push_back(std::exchange(warp.wgmma.open, {}));
+  });
+}
+
+void wgmma_wait(std::uint32_t pending, Instruction what) {
+  meet_whole(nullptr, what,
+             [&](Warp& warp, const Arguments&) { wait_for_groups(warp, pending, what.site); });
+}
+
+}  // namespace fovea::cuda::emulator
