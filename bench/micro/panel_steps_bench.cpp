@@ -1,6 +1,6 @@
 // Where the time of a work item goes: ns of each step, per panel and kv tile, per target and head_dim.
 // One core, 8 panels against 2048 keys of one head (they stay in the second-level cache), steps in the order of
-// cpu/attention_forward.cpp.
+// cpu/attention_forward.cpp. Kernels that overlap their steps are timed both ways: step by step, and as a pipeline.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -26,9 +26,19 @@ constexpr std::int64_t kTileKv = 128;
 constexpr std::int64_t kTiles = 16;
 constexpr int kRounds = 40;
 
-enum Step { kPack, kLoadKeys, kLoadValues, kScores, kSoftmax, kAccumulate, kEmit, kNumSteps };
-constexpr std::array<const char*, kNumSteps> kNames = {"pack",    "load k",     "load v", "scores",
-                                                       "softmax", "accumulate", "emit"};
+enum Step {
+  kPack,
+  kLoadKeys,
+  kLoadValues,
+  kScores,
+  kSoftmax,
+  kAccumulate,
+  kPipeline,
+  kEmit,
+  kNumSteps
+};
+constexpr std::array<const char*, kNumSteps> kNames = {
+    "pack", "load k", "load v", "scores", "softmax", "accumulate", "pipeline", "emit"};
 using Times = std::array<double, kNumSteps>;  // seconds
 
 /// Memory aligned as the library's workspaces are.
@@ -75,15 +85,17 @@ class Item {
         keys_(kernels.key_bytes(kTileKv, head_dim)),
         values_(kernels.value_bytes(kTileKv, head_dim)),
         out_(kPanels * kernels.output_bytes(head_dim)),
+        scores_(kernels.score_bytes(kTileKv)),
+        pipeline_(kernels.pipeline_bytes != nullptr ? kernels.pipeline_bytes(kTileKv) : 0),
         state_(4 * sizeof(float) * static_cast<std::size_t>(kPanels * kernels.lanes)),
         rows_(static_cast<std::size_t>(kRowsAtOnce * head_dim) * sizeof(float)) {
-    for (int i = 0; i < 2; ++i) scores_.emplace_back(kernels.score_bytes(kTileKv));
     fill(q_, kPanels * kernels.lanes * head_dim, kernels.product);
     fill(k_, kTiles * kTileKv * head_dim, kernels.product);
     fill(v_, kTiles * kTileKv * head_dim, kernels.product);
   }
 
-  Times run() {
+  Times run(bool is_overlapped) {
+    is_overlapped_ = is_overlapped;
     times_ = {};
     if (kernels_.start != nullptr) kernels_.start();
     last_ = Clock::now();
@@ -144,29 +156,47 @@ class Item {
     tick(kLoadKeys);
     kernels_.load_values(tile_of(v_, tile), /*is_careful=*/false, values_.bytes());
     tick(kLoadValues);
+    if (is_overlapped_) {
+      walk_overlapped(keys);
+      return;
+    }
     NextTile next;
     for (int panel = 0; panel < kPanels; ++panel) {
-      float* const scores = scores_[static_cast<std::size_t>(panel) % 2].floats();
+      float* const scores = scores_.floats();
+      const PanelState s = state(panel);
       kernels_.scores(queries(panel), keys, {0, kTileKv}, head_dim_, num_vectors(), scores, next);
       tick(kScores);
-      if (!kernels_.scores_ahead) {
-        finish(panel, next);
-      } else if (panel > 0) {
-        finish(panel - 1, next);
-      }
+      kernels_.softmax(scores, kTileKv, num_vectors(), scale_log2(), s, {});
+      tick(kSoftmax);
+      kernels_.accumulate(values_.bytes(), kTileKv, {0, kTileKv}, scores, head_dim_, num_vectors(),
+                          s.rescale, out(panel), next);
+      tick(kAccumulate);
     }
-    if (kernels_.scores_ahead) finish(kPanels - 1, next);
   }
 
-  void finish(int panel, NextTile& next) {
-    float* const scores = scores_[static_cast<std::size_t>(panel) % 2].floats();
-    const PanelState s = state(panel);
-    const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(head_dim_));
-    kernels_.softmax(scores, kTileKv, num_vectors(), scale, s, {});
-    tick(kSoftmax);
-    kernels_.accumulate(values_.bytes(), kTileKv, {0, kTileKv}, scores, head_dim_, num_vectors(),
-                        s.rescale, out(panel), next);
-    tick(kAccumulate);
+  void walk_overlapped(const KeyTile& keys) {
+    NextTile next;
+    PanelPipeline pipeline{.memory = pipeline_.bytes(),
+                           .tile_kv = kTileKv,
+                           .head_dim_qk = head_dim_,
+                           .head_dim_v = head_dim_,
+                           .scale_log2 = scale_log2()};
+    for (int panel = 0; panel < kPanels; ++panel) {
+      kernels_.push(pipeline,
+                    {.queries = queries(panel),
+                     .keys = keys,
+                     .values = values_.bytes(),
+                     .range = {0, kTileKv},
+                     .out = out(panel),
+                     .state = state(panel)},
+                    next);
+    }
+    kernels_.flush(pipeline, next);
+    tick(kPipeline);
+  }
+
+  float scale_log2() const {
+    return std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(head_dim_));
   }
 
   void emit(int panel) {
@@ -186,19 +216,19 @@ class Item {
 
   const PanelKernels& kernels_;
   std::int64_t head_dim_;
-  Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, state_, rows_;
-  std::vector<Buffer> scores_;
+  Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, scores_, pipeline_, state_, rows_;
+  bool is_overlapped_ = false;
   Times times_{};
   Clock::time_point last_{};
 };
 
-void bench(CpuTarget target, std::int64_t head_dim) {
+void bench(CpuTarget target, std::int64_t head_dim, bool is_overlapped) {
   const PanelKernels& kernels = *panel_kernels(target);
   Item item(kernels, head_dim);
   Times best{};
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kRounds; ++round) {
-    const Times times = item.run();
+    const Times times = item.run(is_overlapped);
     double total = 0;
     for (const double seconds : times) total += seconds;
     if (total < least) {
@@ -210,9 +240,9 @@ void bench(CpuTarget target, std::int64_t head_dim) {
   const double flops = 4.0 * kernels.lanes * static_cast<double>(kTileKv * head_dim) * kUnits;
   std::printf("%-12s head_dim %3d  %6.0f GFLOP/s", std::string(name(target)).c_str(),
               static_cast<int>(head_dim), flops / least * 1e-9);
-  for (int step = 0; step < kNumSteps; ++step)
-    std::printf("  %s %.0f", kNames[static_cast<std::size_t>(step)],
-                best[static_cast<std::size_t>(step)] / kUnits * 1e9);
+  for (std::size_t step = 0; step < kNumSteps; ++step) {
+    if (best[step] > 0) std::printf("  %s %.0f", kNames[step], best[step] / kUnits * 1e9);
+  }
   std::printf("  ns\n");
 }
 
@@ -225,7 +255,10 @@ int main() {
   for (const CpuTarget target : {CpuTarget::scalar, CpuTarget::neon, CpuTarget::avx2,
                                  CpuTarget::avx512, CpuTarget::avx512_bf16, CpuTarget::amx_bf16}) {
     if (panel_kernels(target) == nullptr || !missing_for(target).empty()) continue;
-    for (const std::int64_t head_dim : {64, 128}) bench(target, head_dim);
+    for (const std::int64_t head_dim : {64, 128}) {
+      bench(target, head_dim, false);
+      if (panel_kernels(target)->push != nullptr) bench(target, head_dim, true);
+    }
   }
   return 0;
 }

@@ -36,6 +36,7 @@ namespace fovea::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+using LaneSet = std::uint64_t;           // a bit for each row of a panel
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 
 /// Rows [row_begin, row_end) of one kv head against kv tiles [tile_begin, tile_end). Row r is query r % seqlen_q of head
@@ -60,8 +61,8 @@ class ForwardRun {
         spec_(plan.spec),
         args_(args),
         cache_(cache),
-        kernels_(*panel_kernels(plan.spec.target)),
-        f32_kernels_(kernels_.product == Dtype::f32 ? kernels_ : *panel_kernels(CpuTarget::avx512)),
+        kernels_(forward_kernels(plan.spec)),
+        plain_kernels_(cpu::plain_kernels(plan.spec)),
         executor_(executor),
         q_(args.q),
         k_(cache ? cache->cache.k : args.k, cache ? cache->cache.page_table : TensorView()),
@@ -208,21 +209,32 @@ class ForwardRun {
   template <typename Emit>
   void compute(const Item& item, const Scratch& scratch, const Emit& emit) const {
     const std::int64_t panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
-    walk_tiles(item, scratch, /*is_careful=*/false);
-    std::uint32_t redo = 0;
+    walk_tiles(item, scratch, kernels_, /*is_careful=*/false);
+    std::array<LaneSet, kMaxPanels> redo{};
     for (std::int64_t panel = 0; panel < panels; ++panel) {
-      if (is_panel_finite(panel_rows(item, panel), panel, scratch)) {
-        emit_panel(panel_rows(item, panel), panel, scratch, emit);
-      } else {
-        redo |= 1U << static_cast<unsigned>(panel);
+      const Item rows = panel_rows(item, panel);
+      LaneSet& broken = redo[static_cast<std::size_t>(panel)];
+      broken = non_finite_rows(rows, panel, scratch);
+      emit_panel(rows, panel, ~broken, scratch, emit);
+    }
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+      if (redo[static_cast<std::size_t>(panel)] != 0) {
+        compute_carefully(panel_rows(item, panel), redo[static_cast<std::size_t>(panel)], scratch,
+                          emit);
       }
     }
-    for (std::int64_t panel = 0; redo != 0; ++panel, redo >>= 1U) {
-      if ((redo & 1U) == 0) continue;
-      const Item rows = panel_rows(item, panel);
-      walk_tiles(rows, scratch, /*is_careful=*/true);
-      emit_panel(rows, 0, scratch, emit);
-    }
+  }
+
+  /// Infinities in parts of operands become NaN, where fp32 numbers need not: such rows go the plain way in the end.
+  template <typename Emit>
+  void compute_carefully(const Item& rows, LaneSet wanted, const Scratch& scratch,
+                         const Emit& emit) const {
+    walk_tiles(rows, scratch, kernels_, /*is_careful=*/true);
+    const LaneSet broken = spec_.is_split ? wanted & non_finite_sums(rows, 0, scratch) : 0;
+    emit_panel(rows, 0, wanted & ~broken, scratch, emit);
+    if (broken == 0) return;
+    walk_tiles(rows, scratch, plain_kernels_, /*is_careful=*/true);
+    emit_panel(rows, 0, broken, scratch, emit);
   }
 
   Item panel_rows(Item item, std::int64_t panel) const {
@@ -244,7 +256,7 @@ class ForwardRun {
 
   /// Scores of one panel and tile, and what remains to be done with them.
   struct Step {
-    const Panel* panel = nullptr;  // null: nothing is pending
+    const Panel* panel = nullptr;
     std::int64_t tile = 0, num_keys = 0;
     VisiblePart seen{};
     float* scores = nullptr;
@@ -266,26 +278,22 @@ class ForwardRun {
     const PanelKernels& kernels_;
   };
 
-  void walk_tiles(const Item& item, const Scratch& scratch, bool is_careful) const {
-    const KernelScope scope(kernels_);
+  void walk_tiles(const Item& item, const Scratch& scratch, const PanelKernels& kernels,
+                  bool is_careful) const {
+    const KernelScope scope(kernels);
     const std::int64_t num_panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
     std::vector<Panel> panels;
     panels.reserve(static_cast<std::size_t>(num_panels));
     for (std::int64_t i = 0; i < num_panels; ++i)
-      panels.push_back(start_panel(panel_rows(item, i), i, scratch));
+      panels.push_back(start_panel(panel_rows(item, i), i, scratch, kernels));
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
     NextTile next;
-    Step pending;
-    const auto finish_pending = [&] {
-      if (pending.panel != nullptr) finish_step(pending, item, next, scratch, is_careful);
-      pending.panel = nullptr;
-    };
+    PanelPipeline pipeline = pipeline_of(scratch);
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
       bool is_loaded = false;
       KeyTile keys;
-      std::size_t buffer = 0;
       for (Panel& panel : panels) {
         const VisiblePart seen = panel.keys.next(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
@@ -294,29 +302,47 @@ class ForwardRun {
           continue;
         }
         if (!is_loaded) {
-          finish_pending();  // it needs the values that are about to be replaced
-          keys = kernels_.load_keys(
-              at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys), scratch.keys);
-          kernels_.load_values(at_one_stride(value_tile(item, tile, scratch), scratch.pages.values),
-                               is_careful, scratch.values);
+          keys = kernels.load_keys(at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys),
+                                   scratch.keys);
+          kernels.load_values(at_one_stride(value_tile(item, tile, scratch), scratch.pages.values),
+                              is_careful, scratch.values);
           next = tile + 1 < item.tile_end ? next_tile(item, tile + 1, num_panels, scratch)
                                           : NextTile();
           is_loaded = true;
         }
-        const Step step{&panel, tile, keys.num_keys, seen, scratch.scores[buffer]};
-        kernels_.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
-                        step.scores, next);
-        finish_pending();
-        pending = step;
-        if (kernels_.scores_ahead) {
-          buffer = 1 - buffer;
-        } else {
-          finish_pending();
+        if (!is_careful && is_plain(seen)) {
+          kernels_.push(pipeline,
+                        {.queries = panel.queries,
+                         .keys = keys,
+                         .values = scratch.values,
+                         .range = seen.range,
+                         .out = panel.out,
+                         .state = panel.state},
+                        next);
+          continue;
         }
+        const Step step{&panel, tile, keys.num_keys, seen, scratch.scores};
+        kernels.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
+                       step.scores, next);
+        finish_step(step, item, next, scratch, kernels, is_careful);
       }
+      if (kernels_.flush != nullptr) kernels_.flush(pipeline, next);
     }
-    finish_pending();
     if (is_careful) add_extra(panels.front().out, scratch.extra);
+  }
+
+  PanelPipeline pipeline_of(const Scratch& scratch) const {
+    return {.memory = scratch.pipeline,
+            .tile_kv = spec_.tile_kv,
+            .head_dim_qk = problem_.head_dim_qk,
+            .head_dim_v = problem_.head_dim_v,
+            .scale_log2 = unit_ * std::numbers::log2e_v<float>};
+  }
+
+  /// May a panel go through the kernels' pipeline? It takes scores as they are.
+  bool is_plain(const VisiblePart& seen) const {
+    return kernels_.push != nullptr && seen.num_partial == 0 &&
+           seen.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
   }
 
   NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels,
@@ -330,14 +356,14 @@ class ForwardRun {
 
   /// Scores are there: programs, softmax, product with V.
   void finish_step(const Step& step, const Item& item, NextTile& next, const Scratch& scratch,
-                   bool is_careful) const {
+                   const PanelKernels& kernels, bool is_careful) const {
     const Panel& panel = *step.panel;
     apply_programs(step, item, scratch, is_careful);
-    kernels_.softmax(step.scores, step.seen.range.count, panel.num_vectors,
-                     unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
-    kernels_.accumulate(scratch.values, step.num_keys, step.seen.range, step.scores,
-                        problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
-                        next);
+    kernels.softmax(step.scores, step.seen.range.count, panel.num_vectors,
+                    unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
+    kernels.accumulate(scratch.values, step.num_keys, step.seen.range, step.scores,
+                       problem_.head_dim_v, panel.num_vectors, panel.state.rescale, panel.out,
+                       next);
   }
 
   /// The same for a sequence of a few rows: K and V are read once, where they lie.
@@ -348,12 +374,13 @@ class ForwardRun {
     const TileSource values = limited(value_tile(item, tile, scratch), seen.range);
     const std::int64_t num_fetches = ceil_div(seen.range.count, kFewKeys);
     NextTile next(values, {}, num_fetches);
-    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride}, keys, scratch.scores[0],
+    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride}, keys, scratch.scores,
                         next);
-    const Step step{&panel, tile, seen.range.count, seen, scratch.scores[0]};
+    const Step step{&panel, tile, seen.range.count, seen, scratch.scores};
     apply_programs(step, item, scratch, is_careful);
-    f32_kernels_.softmax(step.scores, seen.range.count, panel.num_vectors,
-                         unit_ * std::numbers::log2e_v<float>, panel.state, dropout_of(step, item));
+    plain_kernels_.softmax(step.scores, seen.range.count, panel.num_vectors,
+                           unit_ * std::numbers::log2e_v<float>, panel.state,
+                           dropout_of(step, item));
     next = {};
     if (tile + 1 < item.tile_end) {
       next =
@@ -426,7 +453,8 @@ class ForwardRun {
     return dropout;
   }
 
-  Panel start_panel(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
+  Panel start_panel(const Item& rows, std::int64_t panel, const Scratch& scratch,
+                    const PanelKernels& kernels) const {
     const auto lanes = static_cast<std::size_t>(spec_.lanes);
     const auto index = static_cast<std::size_t>(panel);
     const std::int64_t count = rows.row_end - rows.row_begin;
@@ -453,7 +481,7 @@ class ForwardRun {
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
     if (!is_few(rows.sequence)) {
-      kernels_.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
+      kernels.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
     }
     std::fill_n(p.state.row_max, lanes, -kInfinity);
     std::fill_n(p.state.origin, lanes, -kInfinity);
@@ -495,14 +523,28 @@ class ForwardRun {
 
   // ---- values that are not finite ----
 
-  bool is_panel_finite(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
-    const std::int64_t count = rows.row_end - rows.row_begin;
+  LaneSet non_finite_sums(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
     const float* row_sum = scratch.row_sum + panel * spec_.lanes;
-    for (std::int64_t lane = 0; lane < count; ++lane) {
-      if (!std::isfinite(row_sum[lane])) return false;
+    LaneSet found = 0;
+    for (std::int64_t lane = 0; lane < rows.row_end - rows.row_begin; ++lane) {
+      if (!std::isfinite(row_sum[lane])) found |= LaneSet{1} << lane;
     }
-    return kernels_.is_finite(panel_out(panel, scratch), problem_.head_dim_v,
-                              static_cast<int>(ceil_div(count, kernels_.vector_lanes)));
+    return found;
+  }
+
+  /// Rows alone, so that a row's bits do not depend on what its neighbours see.
+  LaneSet non_finite_rows(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
+    LaneSet found = non_finite_sums(rows, panel, scratch);
+    const std::int64_t count = rows.row_end - rows.row_begin;
+    const float* out = panel_out(panel, scratch);
+    const auto num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes));
+    if (kernels_.is_finite(out, problem_.head_dim_v, num_vectors)) return found;
+    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
+      for (std::int64_t lane = 0; lane < count; ++lane) {
+        if (!std::isfinite(out[d * spec_.lanes + lane])) found |= LaneSet{1} << lane;
+      }
+    }
+    return found;
   }
 
   float* panel_out(std::int64_t panel, const Scratch& scratch) const {
@@ -547,7 +589,7 @@ class ForwardRun {
   }
 
   template <typename Emit>
-  void emit_panel(const Item& rows, std::int64_t panel, const Scratch& scratch,
+  void emit_panel(const Item& rows, std::int64_t panel, LaneSet wanted, const Scratch& scratch,
                   const Emit& emit) const {
     const std::int64_t width = problem_.head_dim_v;
     const std::int64_t pitch = state_pitch(width);
@@ -558,6 +600,7 @@ class ForwardRun {
         const LaneRange lanes{lane, std::min(kRowsAtOnce, num_rows - lane)};
         kernels_.extract_rows(panel_out(panel, scratch), lanes, width, scratch.states, pitch);
       }
+      if ((wanted >> lane & 1U) == 0) continue;
       float* state = scratch.states + place * pitch;
       const std::int64_t row = panel * spec_.lanes + lane;
       state[width] = scratch.row_max[row] * unit_;
@@ -702,7 +745,7 @@ class ForwardRun {
   const AttentionForward& args_;
   const GrownCache* const cache_;
   const PanelKernels& kernels_;
-  const PanelKernels& f32_kernels_;  // of the same panel shape
+  const PanelKernels& plain_kernels_;
   Executor& executor_;
   const Rows q_;
   const KeySource k_, v_;

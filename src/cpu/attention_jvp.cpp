@@ -122,7 +122,7 @@ class JvpRun {
       : problem_(problem),
         args_(args),
         plan_(plan_forward(problem, executor.concurrency())),
-        kernels_(*panel_kernels(plan_.spec.target)),
+        kernels_(plan_.spec.is_split ? plain_kernels(plan_.spec) : forward_kernels(plan_.spec)),
         lanes_(plan_.spec.lanes),
         executor_(executor),
         mapper_(args.forward.mask, kSubTileKeys),

@@ -17,7 +17,6 @@ constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
 constexpr std::int64_t kTilesPerSplit =
     16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge
-constexpr std::int64_t kMaxPanels = 8;  // queries that share a load of K and V; more gain below 1 %
 constexpr std::int64_t kMaxPartialFloats =
     1 << 20;  // of a worker: beyond, splits run in turn, to the same bits
 constexpr std::int64_t kItemsPerWorker =
@@ -72,7 +71,20 @@ std::optional<Refusal> refuses_product(const ForwardProblem& f, CpuTarget target
   return std::nullopt;
 }
 
-std::optional<Refusal> refuses(const ForwardProblem& f, CpuTarget target) {
+/// Splitting is exact for numbers of 16 bits; bf16 alone is multiplied as it is.
+std::optional<Refusal> refuses_split(const Problem& p) {
+  bool has_f16 = false;
+  for (const Dtype dtype : {p.q.dtype, p.k.dtype, p.v.dtype}) {
+    if (dtype == Dtype::f32) return Refusal{"inputs are f32"};
+    has_f16 = has_f16 || dtype == Dtype::f16;
+  }
+  if (!has_f16) return Refusal{"no input is f16"};
+  if (p.compute_dtype == ComputeDtype::bf16) return Refusal{"compute_dtype is bf16"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses(const ForwardProblem& f, const Candidate& candidate) {
+  const CpuTarget target = candidate.target;
   const CpuTarget wanted = wanted_target(f);
   if (wanted != CpuTarget::automatic && wanted != target) {
     return Refusal{fmt::format("target {} was asked for", name(wanted))};
@@ -85,13 +97,14 @@ std::optional<Refusal> refuses(const ForwardProblem& f, CpuTarget target) {
     if (head_dim > kMaxHeadDim)
       return Refusal{fmt::format("{} {} is above {}", label, head_dim, kMaxHeadDim)};
   }
-  return refuses_product(f, target, wanted);
+  return candidate.is_split ? refuses_split(f.problem) : refuses_product(f, target, wanted);
 }
 
 /// Panels per item: as many as share a tile well, but enough items for every worker. Never changes a bit.
-ForwardSpec choose(const ForwardProblem& f, CpuTarget target, int num_threads) {
-  ForwardSpec spec{.target = target,
-                   .lanes = panel_kernels(target)->lanes,
+ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_threads) {
+  ForwardSpec spec{.target = candidate.target,
+                   .is_split = candidate.is_split,
+                   .lanes = panel_kernels(candidate.target)->lanes,
                    .tile_kv = kTileKv,
                    .tiles_per_split = kTilesPerSplit};
   const std::int64_t rows = f.total_q * f.num_heads_q;
@@ -109,7 +122,7 @@ std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
   Carver carver(nullptr);
   carver.take<std::int64_t>(static_cast<std::size_t>(f.num_sequences) + 1);
   for (int worker = 0; worker < num_threads; ++worker) {
-    WorkerScratch::carve(carver, spec, *panel_kernels(spec.target), f.head_dim_qk, f.head_dim_v,
+    WorkerScratch::carve(carver, spec, forward_kernels(spec), f.head_dim_qk, f.head_dim_v,
                          program_bytes);
     PageScratch::carve(carver, spec, f);
   }
@@ -117,12 +130,13 @@ std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
   return carver.used();
 }
 
-constexpr Candidate row(std::string_view name, CpuTarget target) {
-  return {name, target, refuses, choose, workspace_bytes};
+constexpr Candidate row(std::string_view name, CpuTarget target, bool is_split = false) {
+  return {name, target, is_split, refuses, choose, workspace_bytes};
 }
 
 constexpr std::array kCandidates = {
     row("cpu/attention_forward amx_bf16", CpuTarget::amx_bf16),
+    row("cpu/attention_forward amx_bf16 in parts", CpuTarget::amx_bf16, /*is_split=*/true),
     row("cpu/attention_forward avx512_bf16", CpuTarget::avx512_bf16),
     row("cpu/attention_forward avx512", CpuTarget::avx512),
     row("cpu/attention_forward avx2", CpuTarget::avx2),
@@ -131,6 +145,15 @@ constexpr std::array kCandidates = {
 };
 
 }  // namespace
+
+const PanelKernels& forward_kernels(const ForwardSpec& spec) {
+  return spec.is_split ? *panel_kernels_amx_split() : *panel_kernels(spec.target);
+}
+
+const PanelKernels& plain_kernels(const ForwardSpec& spec) {
+  const bool is_plain = !spec.is_split && !is_bf16_target(spec.target);
+  return *panel_kernels(is_plain ? spec.target : CpuTarget::avx512);
+}
 
 std::span<const Candidate> forward_candidates() { return kCandidates; }
 

@@ -15,10 +15,13 @@
 
 namespace fovea::cpu {
 
+inline constexpr std::int64_t kMaxPanels = 8;  // that share a load of K and V; more gain below 1 %
+
 /// The chosen kernel and its tiling. Rows are (q_head, q_idx) pairs of one kv head, head-major: rows of several heads of a
 /// GQA group may share a panel, so that decode reads every key once.
 struct ForwardSpec {
   CpuTarget target = CpuTarget::scalar;
+  bool is_split = false;    // f16 inputs as sums of bf16 numbers
   std::int64_t lanes = 0;   // rows in a panel
   std::int64_t panels = 1;  // panels in a work item: they share one load of K and V tiles
   std::int64_t tile_kv =
@@ -28,6 +31,11 @@ struct ForwardSpec {
   bool operator==(const ForwardSpec&) const = default;
 };
 
+const PanelKernels& forward_kernels(const ForwardSpec& spec);
+
+/// The kernels of the same panels that take and give fp32 numbers step by step.
+const PanelKernels& plain_kernels(const ForwardSpec& spec);
+
 struct Refusal {
   std::string reason;
 };
@@ -35,8 +43,9 @@ struct Refusal {
 struct Candidate {
   std::string_view name;  // "cpu/attention_forward avx512"
   CpuTarget target;
-  std::optional<Refusal> (*refuses)(const ForwardProblem& problem, CpuTarget target);
-  ForwardSpec (*choose)(const ForwardProblem& problem, CpuTarget target, int num_threads);
+  bool is_split;
+  std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const Candidate& candidate);
+  ForwardSpec (*choose)(const ForwardProblem& problem, const Candidate& candidate, int num_threads);
   std::size_t (*workspace_bytes)(const ForwardSpec& spec, const ForwardProblem& problem,
                                  std::size_t program_bytes, int num_threads);
 };

@@ -27,7 +27,8 @@ constexpr std::int64_t kMaxSideBySideFloats = 1 << 28;  // dq sums beyond this r
 std::optional<Refusal> refuses(const GradientProblem& g, const Candidate& candidate) {
   if (gradient_kernels(candidate.target) == nullptr && panel_kernels(candidate.target) != nullptr)
     return Refusal{"it multiplies in bf16; its gradients are computed in f32"};
-  return candidate.refuses(g.forward, candidate.target);
+  if (candidate.is_split) return Refusal{"gradients of f16 are computed in f32"};
+  return candidate.refuses(g.forward, candidate);
 }
 
 BackwardSpec choose(const GradientProblem& g, CpuTarget target) {

@@ -33,13 +33,13 @@ void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
 ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads) {
   ForwardPlan plan;
   for (const Candidate& candidate : forward_candidates()) {
-    if (const auto refusal = candidate.refuses(problem, candidate.target)) {
+    if (const auto refusal = candidate.refuses(problem, candidate)) {
       plan.refused.push_back({std::string(candidate.name), refusal->reason});
       continue;
     }
     plan.candidate = candidate.name;
     plan.num_workers = num_threads;
-    plan.spec = candidate.choose(problem, candidate.target, num_threads);
+    plan.spec = candidate.choose(problem, candidate, num_threads);
     prepare_programs(problem, plan);
     plan.workspace_bytes =
         candidate.workspace_bytes(plan.spec, problem, plan.program_bytes, num_threads);

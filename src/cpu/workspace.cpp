@@ -21,9 +21,9 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.rows = carver.take<const std::byte*>(lanes);
   s.keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, head_dim_qk));
   s.values = carver.take<std::byte>(kernels.value_bytes(spec.tile_kv, head_dim_v));
-  const std::size_t score_floats = kernels.score_bytes(spec.tile_kv) / sizeof(float);
-  s.scores[0] = carver.take<float>(score_floats);
-  s.scores[1] = carver.take<float>(kernels.scores_ahead ? score_floats : 0);
+  s.scores = carver.take<float>(kernels.score_bytes(spec.tile_kv) / sizeof(float));
+  if (kernels.pipeline_bytes != nullptr)
+    s.pipeline = carver.take<std::byte>(kernels.pipeline_bytes(spec.tile_kv));
   s.extra = carver.take<float>(kernels.output_bytes(head_dim_v) / sizeof(float));
   s.states = carver.take<float>(static_cast<std::size_t>(kRowsAtOnce * state_pitch(head_dim_v)));
   s.merged = carver.take<float>(lanes * static_cast<std::size_t>(state_floats(head_dim_v)));

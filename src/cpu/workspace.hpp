@@ -1,7 +1,6 @@
 // How the caller's workspace is cut up. Sizes are computed by the same code that hands out the pieces.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -51,7 +50,8 @@ struct WorkerScratch {
   const std::byte** rows = nullptr;    // [lanes]
   std::byte* keys = nullptr;           // one converted tile
   std::byte* values = nullptr;         // one tile
-  std::array<float*, 2> scores{};      // one panel's tile each; the second where scores run ahead
+  float* scores = nullptr;             // one panel's tile
+  std::byte* pipeline = nullptr;       // of kernels that have one
   float* extra = nullptr;   // one panel's Oᵀ: what values that are not finite add (careful pass)
   float* states = nullptr;  // [kRowsAtOnce][state_pitch]: of rows on their way out
   float* merged = nullptr;  // [lanes][head_dim_v + 2]: the state of earlier splits

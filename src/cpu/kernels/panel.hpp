@@ -126,14 +126,36 @@ struct FewQueries {
 inline constexpr std::int64_t kFewRows = 4;
 inline constexpr std::int64_t kFewKeys = 4;  // keys between two fetches of what is read next
 
+/// One panel's part of a tile that all its rows see.
+struct PanelTurn {
+  const void* queries = nullptr;
+  KeyTile keys{};
+  const void* values =
+      nullptr;       // of the whole tile, as load_values leaves them; they stay until the flush
+  KeyRange range{};  // count is a multiple of kSubTileKeys
+  float* out = nullptr;
+  PanelState state{};
+};
+
+/// Panels that go through their steps overlapped.
+struct PanelPipeline {
+  std::byte* memory = nullptr;  // pipeline_bytes
+  std::int64_t tile_kv = 0, head_dim_qk = 0, head_dim_v = 0;
+  float scale_log2 = 1;
+
+  // What the kernels keep from one call to the next.
+  PanelTurn current{}, prior{};
+  bool has_current = false, has_prior = false, has_first_strip = false;
+  std::int64_t first_strip = 0;
+  int num_turns = 0;
+};
+
 struct PanelKernels {
   int lanes = 0;         // queries in a panel
   int key_block = 1;     // keys between two fetches of the next tile
   int value_block = 1;   // columns of V between two fetches in `accumulate`
   int vector_lanes = 0;  // queries in a vector: panels with fewer rows use fewer vectors
   Dtype product = Dtype::f32;
-  bool scores_ahead = false;  // scores of the next panel are best taken before this one's softmax
-
   // Sizes in bytes of what the functions below fill; each a multiple of 64.
   std::size_t (*query_bytes)(std::int64_t head_dim_qk);
   std::size_t (*key_bytes)(std::int64_t tile_kv, std::int64_t head_dim_qk);
@@ -169,6 +191,12 @@ struct PanelKernels {
                      const void* probabilities, std::int64_t head_dim_v, int num_vectors,
                      const float* rescale, float* out, NextTile& next);
 
+  // Where a core can multiply and take exponentials at the same time: scores, softmax and accumulate of one panel after the
+  // other, to the same bits. What a turn gives is in place after the flush. Null elsewhere.
+  std::size_t (*pipeline_bytes)(std::int64_t tile_kv) = nullptr;
+  void (*push)(PanelPipeline& pipeline, const PanelTurn& turn, NextTile& next) = nullptr;
+  void (*flush)(PanelPipeline& pipeline, NextTile& next) = nullptr;
+
   /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight is.
   bool (*is_finite)(const float* out, std::int64_t head_dim_v, int num_vectors);
   /// rows[i][d] = out[d][lanes.begin + i]; rows lie `pitch` apart.
@@ -191,5 +219,10 @@ const PanelKernels* panel_kernels(CpuTarget target);
 
 const PanelKernels* panel_kernels_avx512_bf16();
 const PanelKernels* panel_kernels_amx_bf16();
+
+/// fp32 products of f16 and bf16 inputs on the tiles of CpuTarget::amx_bf16; null without them. A row that meets an infinity or a
+/// NaN becomes NaN: it has to be computed again by the kernels of CpuTarget::avx512, whose panels are as wide and whose
+/// operands take no more room.
+const PanelKernels* panel_kernels_amx_split();
 
 }  // namespace fovea::cpu

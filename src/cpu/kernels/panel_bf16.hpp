@@ -120,15 +120,16 @@ inline void zero_non_finite(std::uint16_t* row, std::int64_t count) {
   }
 }
 
+/// cvtne2ps gives 16 values of one key, then 16 of the next: this order interleaves them.
+alignas(64) inline constexpr std::uint16_t kInterleave[32] = {
+    0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 /// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest even; padding keys are 0.
 FOVEA_AVX512_BF16 inline void pack_probabilities(float* scores, std::int64_t num_keys,
                                                  std::int64_t padded_keys) {
   // Pairs of keys i, i + 1 go to row i / 2, which has been read by then.
   auto* out = reinterpret_cast<std::uint32_t*>(scores);
-  // cvtne2ps gives 16 values of one key, then 16 of the next: this order interleaves them.
-  alignas(64) static constexpr std::uint16_t kInterleave[32] = {
-      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512i order = _mm512_load_si512(kInterleave);
   for (std::int64_t key = 0; key < padded_keys; key += 2) {
     for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
