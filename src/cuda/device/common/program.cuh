@@ -1,12 +1,12 @@
 // What printed score and mask programs call (expr/print_cuda.hpp): ints that wrap, floats as the contract wants them, loads from
 // captured tensors. Read range.cuh for the same operations on ranges.
 //
-// Everything here means what src/expr/node.hpp says and src/reference/evaluate.cpp does in fp64. Of the floats, errors in ulp:
-//   + - * abs floor min max / sqrt   rounded once (a product and a sum may become one fma, which rounds less)
-//   approx_div                       1.5, printed where no comparison or rounding to whole numbers can see it
-//   exp exp2 log log2                4   by ex2.approx and lg2.approx behind an exact reduction
-//   tanh sigmoid                     4   relative, so that softcap(s) = s for small s, too
-//   rsqrt pow                        1; pow: 2^-21 |b log2 a| relative, beside 4
+// Everything here means what src/expr/node.hpp says and src/reference/evaluate.cpp does in fp64. Of the floats, relative errors:
+//   + - * abs floor min max / % sqrt   rounded once (a product and a sum may become one fma, which rounds less)
+//   approx_div                         2^-22, printed where no comparison or rounding to whole numbers can see it
+//   exp log log2 sigmoid               2^-20, 2^-19, 2^-19, 2^-20
+//   exp2 tanh rsqrt                    2^-21, 2^-21, 2^-23; of tanh also near 0, so that softcap(s) is s for small s
+//   pow                                2^-19 |b log2 a|
 // Note: tanh.approx has a relative error of 2^-11. A softcap of 50 then moves a score of 30 by 0.015, and its probability by 1.5 %:
 // eight times what rounding a probability to bf16 does. So tanh goes by ex2 and rcp, in every precision.
 #pragma once
@@ -165,7 +165,7 @@ FOVEA_DEVICE float tanh(float a) {
   p = ptx::fma_rn(x2, p, -0x1.b99384p-5F);
   p = ptx::fma_rn(x2, p, 0x1.110fc0p-3F);
   p = ptx::fma_rn(x2, p, -0x1.555554p-2F);
-  return x < 0.55F ? ptx::fma_rn(a, x2 * p, a) : with_sign_of(large, a);
+  return x < 0.55F ? a * ptx::fma_rn(x2, p, 1.0F) : with_sign_of(large, a);
 }
 
 /// 1 / (1 + e^-a), which is 0 where e^-a is infinite.
