@@ -43,4 +43,10 @@ TensorMap encode_tiled(const Driver& driver, const TensorMapSpec& spec, const vo
   return map;
 }
 
+TensorMap encode_tiled(const DeviceContext& context, const TensorMapSpec& spec,
+                       const void* address) {
+  const ContextScope scope(context);
+  return encode_tiled(context.driver(), spec, address);
+}
+
 }  // namespace fovea::cuda::driver

@@ -1,11 +1,12 @@
 // Tensor maps: what TMA reads of a tensor, as 128 opaque bytes. Encoding is arithmetic on the host and
-// takes about 50 ns; a new address alone is an 8-byte store into word 0 (measured, sm_90).
+// takes about 50 ns, though the driver asks for a context; a new address alone is an 8-byte store into
+// word 0 (measured, sm_90).
 #pragma once
 
 #include <array>
 #include <cstdint>
 
-#include "cuda/driver/driver.hpp"
+#include "cuda/driver/context.hpp"
 
 namespace fovea::cuda::driver {
 
@@ -29,6 +30,10 @@ struct TensorMapSpec {
 
 /// address: 16-byte aligned. Throws DeviceError where the driver refuses, Unsupported where it has no
 /// tensor maps.
+TensorMap encode_tiled(const DeviceContext& context, const TensorMapSpec& spec,
+                       const void* address);
+
+/// For many maps at once: the calling thread is in a ContextScope, or the driver refuses.
 TensorMap encode_tiled(const Driver& driver, const TensorMapSpec& spec, const void* address);
 
 }  // namespace fovea::cuda::driver

@@ -68,21 +68,27 @@ class Program {
   NvrtcApi::Program program_ = nullptr;
 };
 
-struct Place {
+/// The first error of a log, and the line of text that it points to.
+struct FirstError {
   std::string file;
   int line = 0;
+  std::string words;  // "identifier "x" is undefined"
 };
 
-/// Of the first error: "ptx/mma.cuh(17): error: ...".
-std::optional<Place> place_of(const std::string& log) {
-  const std::size_t error = log.find("): error");
-  if (error == std::string::npos) return std::nullopt;
-  const std::size_t open = log.rfind('(', error);
-  const std::size_t begin = log.rfind('\n', error) + 1;  // npos + 1 is the log's begin
+/// From a line as "ptx/mma.cuh(17): error: identifier ...".
+std::optional<FirstError> first_error(const std::string& log) {
+  constexpr std::string_view kMark = "): error: ";
+  const std::size_t mark = log.find(kMark);
+  if (mark == std::string::npos) return std::nullopt;
+  const std::size_t open = log.rfind('(', mark);
+  const std::size_t begin = log.rfind('\n', mark) + 1;  // npos + 1 is the log's begin
   if (open == std::string::npos || open < begin) return std::nullopt;
-  Place place{.file = log.substr(begin, open - begin)};
-  std::from_chars(log.data() + open + 1, log.data() + error, place.line);
-  return place.line > 0 ? std::optional(place) : std::nullopt;
+  FirstError error;
+  error.file = log.substr(begin, open - begin);
+  std::from_chars(log.data() + open + 1, log.data() + mark, error.line);
+  const std::size_t words = mark + kMark.size();
+  error.words = log.substr(words, log.find('\n', words) - words);
+  return error;
 }
 
 std::string_view line_of(std::string_view text, int number) {
@@ -94,14 +100,17 @@ std::string_view line_of(std::string_view text, int number) {
   return text.substr(0, text.find('\n'));
 }
 
-std::string excerpt(const std::string& log, const KernelText& text, const DeviceText& device_text) {
-  const std::optional<Place> place = place_of(log);
-  if (!place) return {};
-  std::string_view source = place->file == kUnitName ? std::string_view(text.unit) : "";
+/// What, where and the line there in the message's first line, for readers who show no more; then the log.
+std::string describe_failure(const std::string& log, const char* result, const KernelText& text,
+                             const DeviceText& device_text) {
+  const std::optional<FirstError> error = first_error(log);
+  if (!error) return fmt::format("{}\n{}", result, log);
+  std::string_view source = error->file == kUnitName ? std::string_view(text.unit) : "";
   for (const SourceFile& file : device_text.files) {
-    if (place->file == file.name) source = file.text;
+    if (error->file == file.name) source = file.text;
   }
-  return fmt::format("{}:{}: {}\n", place->file, place->line, line_of(source, place->line));
+  return fmt::format("{}:{}: {}, in '{}'\n{}", error->file, error->line, error->words,
+                     line_of(source, error->line), log);
 }
 
 /// The number that ends right before `words` in a line, or 0.
@@ -174,9 +183,9 @@ Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
   const int result = program.compile(compile_options(architecture));
   const std::string log = program.log();
   if (result != 0) {
-    throw CompileError(fmt::format("kernel {} for {}: {}\n{}{}", text.label, architecture.name(),
-                                   api.error_string(result), excerpt(log, text, device_text_),
-                                   log));
+    throw CompileError(
+        fmt::format("kernel {} for {} does not compile: {}", text.label, architecture.name(),
+                    describe_failure(log, api.error_string(result), text, device_text_)));
   }
   return {.image = program.cubin(), .report = parse_report(log)};
 }

@@ -155,12 +155,12 @@ TEST_F(Launch, ResourcesAreGivenBack) {
 TEST_F(Launch, TensorMapStridesAreThoseOfTheOuterDimensions) {
   const TensorMapSpec spec{
       .rank = 3, .shape = {128, 512, 8}, .stride_bytes = {2, 256, 131072}, .box = {64, 128, 1}};
-  encode_tiled(driver, spec, nullptr);
+  encode_tiled(context, spec, nullptr);
   EXPECT_THAT(fake.map_strides, testing::ElementsAre(256U, 131072U));
   fake.failing_call = "cuTensorMapEncodeTiled";
   fake.failing_result = 1;
   try {
-    encode_tiled(driver, spec, nullptr);
+    encode_tiled(context, spec, nullptr);
     FAIL();
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(), HasSubstr("shape [128, 512, 8]"));

@@ -161,9 +161,9 @@ TEST_F(Gpu, TensorMapsAreEncodedAndMisalignedOnesRefused) {
   const driver::TensorMapSpec spec{
       .rank = 2, .shape = {128, 1024}, .stride_bytes = {2, 256}, .box = {64, 64}};
   const auto* address = static_cast<const std::byte*>(tensor.data());
-  const driver::TensorMap map = driver::encode_tiled(context->driver(), spec, address);
+  const driver::TensorMap map = driver::encode_tiled(*context, spec, address);
   EXPECT_EQ(map.opaque[0], reinterpret_cast<std::uint64_t>(address));  // word 0 is the address
-  EXPECT_THROW(driver::encode_tiled(context->driver(), spec, address + 2), DeviceError);
+  EXPECT_THROW(driver::encode_tiled(*context, spec, address + 2), DeviceError);
 }
 
 TEST_F(Gpu, EventsMeasureWhatLiesBetweenThem) {
