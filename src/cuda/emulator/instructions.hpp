@@ -128,11 +128,11 @@ void wgmma_commit(Instruction what);
 void wgmma_wait(std::uint32_t pending, Instruction what);
 
 // ---- registers of a wgmma in flight ----
-/// Accumulators in flight hold NaNs of this kind; the low bits are not used.
-inline constexpr std::uint32_t kInFlight = 0x7fed'a000U, kInFlightMask = 0xffff'f000U;
+/// What accumulators in flight hold: a signalling NaN, so that arithmetic in place changes it too (by the quiet bit).
+inline constexpr std::uint32_t kInFlight = 0x7fad'a000U, kQuietBit = 0x0040'0000U;
 void report_in_flight(Instruction what);
 
-inline bool is_in_flight(std::uint32_t bits) { return (bits & kInFlightMask) == kInFlight; }
+inline bool is_in_flight(std::uint32_t bits) { return (bits & ~kQuietBit) == kInFlight; }
 
 inline void check_registers(const void* registers, std::uint32_t bytes, Instruction what) {
   for (std::uint32_t i = 0; i + 4 <= bytes; i += 4) {

@@ -34,8 +34,24 @@ struct AttentionProblem {
     return static_cast<float>(std::log2(std::exp(1.0)) / std::sqrt(head_dim));
   }
 
-  std::vector<double> out() const {
-    std::vector<double> result;
+  const std::vector<double>& out() const {
+    if (out_.empty()) compute(out_);
+    return out_;
+  }
+
+  /// Greatest error of `got`; NaN counts as infinite.
+  double error(const float* got) const {
+    const std::vector<double>& expected = out();
+    double worst = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const double difference = std::fabs(double{got[i]} - expected[i]);
+      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
+    }
+    return worst;
+  }
+
+ private:
+  void compute(std::vector<double>& result) const {
     for (int row = 0; row < rows; ++row) {
       std::vector<double> p(static_cast<std::size_t>(keys));
       double sum = 0;
@@ -50,24 +66,13 @@ struct AttentionProblem {
         result.push_back(o / sum);
       }
     }
-    return result;
   }
 
-  /// Greatest error of `got`; NaN counts as infinite.
-  double error(const float* got) const {
-    const std::vector<double> expected = out();
-    double worst = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      const double difference = std::fabs(double{got[i]} - expected[i]);
-      worst = std::isnan(difference) ? INFINITY : std::max(worst, difference);
-    }
-    return worst;
-  }
-
- private:
   double at(const std::vector<std::uint16_t>& matrix, int row, int column) const {
     return decode_bf16(matrix[static_cast<std::size_t>(row * head_dim + column)]);
   }
+
+  mutable std::vector<double> out_;
 };
 
 /// P is rounded to bf16 (2^-9 of itself, weights sum to 1, values below 8 in this draw): 2^-6; a mistake costs 0.1 and more.
