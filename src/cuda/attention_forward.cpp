@@ -5,14 +5,25 @@
 #include "cuda/driver/launch.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
+#include "cuda/forward_sm90.hpp"
 
 namespace fovea::cuda {
 
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, void* workspace, void* stream,
                        const GrownCache* cache) {
+  if (plan.redo != nullptr) return launch_sm90(problem, plan, args, workspace, stream);
+  ForwardLaunch call = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, call);
+  launch_forward(plan, call, stream);
+}
+
+void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
   FOVEA_ASSERT(plan.kernels != nullptr);
-  const ForwardLaunch call = forward_launch(problem, plan, args, workspace, cache);
+  if (!call.range_tables.is_empty()) {
+    launch_range_tables(plan.kernels->range_tables->function, call.range_tables,
+                        driver::Stream(stream));
+  }
   driver::launch({.grid = {.x = call.grid.x, .y = call.grid.y},
                   .block = {.x = call.num_threads},
                   .shared_bytes = static_cast<unsigned>(plan.shared_bytes),

@@ -9,18 +9,14 @@
 
 #include "fovea/attention.hpp"
 
+#include "cuda/block_map.hpp"
 #include "cuda/candidates.hpp"
+#include "cuda/captures.hpp"
 #include "cuda/jit/cubin.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
-
-/// Where a slot of the kernel's captures comes from: an index into the captures of one of the programs.
-struct CaptureSlot {
-  bool is_mask = false;
-  std::size_t index = 0;
-};
 
 /// What a call needs beyond its arguments, found once.
 struct ForwardPlan {
@@ -30,10 +26,16 @@ struct ForwardPlan {
   ForwardSpec spec;
   std::size_t shared_bytes = 0;     // dynamic shared memory of a CTA
   std::size_t workspace_bytes = 0;  // on the device
-  std::vector<CaptureSlot> tensor_slots, scalar_slots;
+  std::size_t tables_at = 0;  // of the workspace: partial states lie before, range tables behind
+  CaptureSlots capture_slots;
+  RangeTables range_tables;
 
   struct Kernels;  // loaded into a device; null for plans that were made without one
   std::shared_ptr<const Kernels> kernels;
+
+  /// Computes rows again whose sums were not finite, where the kernel of this plan cannot tell NaN that a row sees from NaN that it
+  /// does not; null: it can.
+  std::shared_ptr<const ForwardPlan> redo;
 };
 
 /// What is compiled for a plan: the kernel, and the combine kernel where it is split.

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/device/shared/captures.h"
+#include "cuda/captures.hpp"
 #include "cuda/device/shared/split.h"
+#include "cuda/forward_sm90.hpp"
+#include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -53,15 +55,8 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
-  for (const Program* program : {static_cast<const Program*>(&p.score), {&p.mask}}) {
-    const std::size_t tensors = program->captures().tensors.size();
-    const std::size_t scalars = program->captures().scalars.size();
-    if (tensors > kMaxCapturedTensors || scalars > kMaxCapturedScalars) {
-      return Refusal{
-          fmt::format("a program captures {} tensors and {} scalars; expected at most {}", tensors,
-                      scalars, kMaxCapturedTensors)};
-    }
-  }
+  if (auto reason = captures_refusal(expr::print_cuda(p.score, p.mask)))
+    return Refusal{std::move(*reason)};
   const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
   if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 tiles of rows"};
@@ -81,16 +76,6 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const Devic
   return std::nullopt;
 }
 
-std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_any(f, device)) return refusal;
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMaxHeadDim)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
-  }
-  return std::nullopt;
-}
-
 /// What follows from the problem whatever the tile.
 ForwardSpec common_spec(const ForwardProblem& f) {
   const Problem& p = f.problem;
@@ -106,6 +91,44 @@ ForwardSpec common_spec(const ForwardProblem& f) {
   spec.has_dropout = p.dropout.p > 0;
   spec.wants_row_max = p.wants_row_max;
   return spec;
+}
+
+ForwardSpec choose_plain(const ForwardProblem& f, const DeviceTraits&) {
+  ForwardSpec spec = common_spec(f);
+  spec.tile_q = 32;
+  spec.tile_kv = 32;
+  spec.num_warps = 4;
+  spec.stages = 1;
+  spec.ctas_per_sm = 1;
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  spec.is_split =
+      !f.is_varlen && f.group * f.seqlen_q <= spec.tile_q && f.seqlen_kv > kFewestKeysPerSplit;
+  return spec;
+}
+
+std::size_t plain_shared_bytes(const ForwardSpec& spec) {
+  return static_cast<std::size_t>(sm80_plain_shared_bytes(spec));
+}
+
+std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  return refuses_sm90(f, device);
+}
+
+std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_any(f, device)) return refusal;
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxHeadDim)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
+  }
+  const std::size_t bytes = plain_shared_bytes(choose_plain(f, device));
+  if (bytes > static_cast<std::size_t>(device.shared_bytes_per_cta)) {
+    return Refusal{
+        fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}", bytes,
+                    device.shared_bytes_per_cta)};
+  }
+  return std::nullopt;
 }
 
 std::size_t tensor_core_shared_bytes(const ForwardSpec& spec) {
@@ -163,32 +186,23 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
   return spec;
 }
 
-ForwardSpec choose_plain(const ForwardProblem& f, const DeviceTraits&) {
-  ForwardSpec spec = common_spec(f);
-  spec.tile_q = 32;
-  spec.tile_kv = 32;
-  spec.num_warps = 4;
-  spec.stages = 1;
-  spec.ctas_per_sm = 1;
-  spec.heads_per_tile = packed_heads(f, spec.tile_q);
-  spec.is_split =
-      !f.is_varlen && f.group * f.seqlen_q <= spec.tile_q && f.seqlen_kv > kFewestKeysPerSplit;
-  return spec;
-}
-
-std::size_t plain_shared_bytes(const ForwardSpec& spec) {
-  return static_cast<std::size_t>(sm80_plain_shared_bytes(spec));
-}
-
 constexpr std::array kCandidates = {
-    Candidate{"cuda/sm80/attention_forward", "sm80/attention_forward.cuh",
-              "sm80::attention_forward", refuses_tensor_cores, choose_tensor_cores,
-              tensor_core_shared_bytes},
+    Candidate{kSm90Forward, "sm90/attention_forward.cuh", "sm90::attention_forward", refuses_hopper,
+              choose_sm90, sm90_shared_bytes},
+    Candidate{kSm80Forward, "sm80/attention_forward.cuh", "sm80::attention_forward",
+              refuses_tensor_cores, choose_tensor_cores, tensor_core_shared_bytes},
     Candidate{"cuda/sm80/attention_forward_f32", "sm80/attention_forward_f32.cuh",
-              "sm80::attention_forward_f32", refuses_plain, choose_plain, plain_shared_bytes},
+              "sm80::attention_forward_f32", refuses_plain, choose_plain, plain_shared_bytes,
+              partial_bytes},
 };
 
 }  // namespace
+
+ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
+  ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);
+  spec.is_redo = true;
+  return spec;
+}
 
 DeviceTraits typical_device(int major, int minor) {
   const int capability = major * 10 + minor;

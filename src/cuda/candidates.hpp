@@ -39,6 +39,8 @@ struct Candidate {
   std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);
+  std::size_t (*scratch_bytes)(const ForwardSpec& spec,
+                               const ForwardProblem& problem);  // workspace, range tables apart
 };
 
 std::span<const Candidate> forward_candidates();

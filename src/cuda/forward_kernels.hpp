@@ -10,7 +10,8 @@ namespace fovea::cuda {
 
 struct ForwardPlan::Kernels {
   std::shared_ptr<const jit::LoadedKernel> forward;
-  std::shared_ptr<const jit::LoadedKernel> combine;  // where the spec is split
+  std::shared_ptr<const jit::LoadedKernel> combine;       // where the spec is split
+  std::shared_ptr<const jit::LoadedKernel> range_tables;  // where the mask needs some
 };
 
 }  // namespace fovea::cuda

@@ -65,7 +65,7 @@ class Filler {
     fill_lengths(launch.params);
     if (cache_ != nullptr) fill_cache(launch.params);
     fill_scalars(launch.params);
-    fill_captures(launch.params.captures);
+    launch.params.captures = plan_.capture_slots.bind(args_.score, args_.mask);
     launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
     fill_grid(launch);
     if (spec_.is_split) fill_split(launch, workspace);
@@ -147,32 +147,6 @@ class Filler {
     p.dropout_key[1] = key[1];
   }
 
-  void fill_captures(cuda::Captures& captures) const {
-    for (std::size_t slot = 0; slot < plan_.tensor_slots.size(); ++slot) {
-      const TensorView& view =
-          program(plan_.tensor_slots[slot]).captures().tensors[plan_.tensor_slots[slot].index].view;
-      CapturedTensorParam& param = captures.tensors[slot];
-      param.data = view.data();
-      for (int dim = 0; dim < view.rank(); ++dim) {
-        param.strides[dim] = view.stride(dim);
-        param.shape[dim] = static_cast<std::int32_t>(
-            std::min<std::int64_t>(view.size(dim), std::int64_t{0x7fffffff}));
-      }
-    }
-    for (std::size_t slot = 0; slot < plan_.scalar_slots.size(); ++slot) {
-      const CapturedScalar& scalar =
-          program(plan_.scalar_slots[slot]).captures().scalars[plan_.scalar_slots[slot].index];
-      captures.scalars[slot] = scalar.type == ExprType::floating
-                                   ? std::bit_cast<std::int32_t>(static_cast<float>(scalar.value))
-                                   : static_cast<std::int32_t>(scalar.value);
-    }
-  }
-
-  const Program& program(const CaptureSlot& slot) const {
-    if (slot.is_mask) return args_.mask;
-    return args_.score;
-  }
-
   /// Pairs (batch, head unit) whose keys and values share the L2 cache.
   std::int64_t pairs_per_section(std::int64_t num_pairs) const {
     const double bytes = static_cast<double>(f_.seqlen_kv) *
@@ -248,6 +222,13 @@ ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& p
                              const AttentionForward& args, void* workspace,
                              const GrownCache* cache) {
   return Filler(problem, plan, args, cache).fill(workspace);
+}
+
+void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch& launch) {
+  if (plan.range_tables.is_empty()) return;
+  const std::span bytes(static_cast<std::byte*>(workspace), plan.workspace_bytes);
+  launch.range_tables =
+      plan.range_tables.place(launch.params.captures, bytes.subspan(plan.tables_at));
 }
 
 }  // namespace fovea::cuda

@@ -20,6 +20,8 @@ struct ForwardLaunch {
 
   CombineParams combine_params;  // where the spec is split
   Grid combine_grid;
+
+  RangeTableLaunch range_tables;  // empty where the mask needs none
 };
 
 /// Threads of a CTA of the combine kernel.
@@ -27,9 +29,15 @@ inline constexpr std::uint32_t kCombineThreads = 128;
 /// Its dynamic shared memory: 128 columns of each of its four warps.
 inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
 
-/// `workspace` is the partial states' place; null where the spec is not split. Range tables of captures are not filled in.
+/// `workspace` holds plan.workspace_bytes. Range tables have no place yet.
 ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                              const AttentionForward& args, void* workspace,
                              const GrownCache* cache);
+
+/// Lays the range tables of a mask out in the workspace; the captures' addresses are final.
+void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch& launch);
+
+/// Enqueues the kernels of `call`.
+void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
 
 }  // namespace fovea::cuda

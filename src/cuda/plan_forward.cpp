@@ -5,37 +5,29 @@
 
 #include "fovea/error.hpp"
 
-#include "core/check.hpp"
 #include "cuda/attention_forward.hpp"
 #include "cuda/availability.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/print_spec.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-template <typename Captured>
-std::size_t index_of(const std::vector<Captured>& captures, const std::string& name) {
-  const auto found = std::ranges::find(captures, name, &Captured::name);
-  FOVEA_ASSERT(found != captures.end());
-  return static_cast<std::size_t>(found - captures.begin());
-}
+constexpr std::size_t kTablesAlignment = 256;
 
-void bind_slots(const ForwardProblem& f, const expr::CudaProgram& program, ForwardPlan& plan) {
-  const auto captures_of = [&](expr::ProgramRole role) -> const fovea::Captures& {
-    if (role == expr::ProgramRole::mask) return f.problem.mask.captures();
-    return f.problem.score.captures();
-  };
-  for (const expr::CudaTensorSlot& slot : program.tensors) {
-    plan.tensor_slots.push_back({slot.role == expr::ProgramRole::mask,
-                                 index_of(captures_of(slot.role).tensors, slot.name)});
-  }
-  for (const expr::CudaScalarSlot& slot : program.scalars) {
-    plan.scalar_slots.push_back({slot.role == expr::ProgramRole::mask,
-                                 index_of(captures_of(slot.role).scalars, slot.name)});
-  }
+/// Captures, their tables of ranges, and with them the workspace: what the kernel needs, then tables.
+void bind_programs(const ForwardProblem& f, std::size_t scratch_bytes, ForwardPlan& plan) {
+  const ScoreMod& score = f.problem.score;
+  const MaskMod& mask = f.problem.mask;
+  const expr::CudaProgram program = expr::print_cuda(score, mask);
+  plan.capture_slots = CaptureSlots(program, score, mask);
+  plan.range_tables = RangeTables(program);
+  plan.tables_at = (scratch_bytes + kTablesAlignment - 1) / kTablesAlignment * kTablesAlignment;
+  plan.workspace_bytes =
+      plan.tables_at + plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
 }
 
 const Candidate& candidate_named(const std::string& name) {
@@ -59,13 +51,37 @@ ForwardPlan refused_by_all(const std::string& reason) {
   return plan;
 }
 
+/// The plan of suspect rows: the same captures, another kernel.
+std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
+                                             const ForwardPlan& plan) {
+  auto redo = std::make_shared<ForwardPlan>(plan);
+  redo->candidate = kSm80Forward;
+  redo->spec = choose_redo(problem, plan.device);
+  redo->shared_bytes = candidate_named(redo->candidate).shared_bytes(redo->spec);
+  redo->range_tables = {};  // those of the call are its own
+  return redo;
+}
+
 void load(const ForwardProblem& problem, int device_index, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   const driver::DeviceContext& context = driver::process_context(device_index);
   const std::vector<jit::KernelText> texts = kernel_texts(problem, plan);
   kernels->forward = jit::process_loader().load(texts[0], context);
   if (plan.spec.is_split) kernels->combine = jit::process_loader().load(texts[1], context);
+  if (!plan.range_tables.is_empty())
+    kernels->range_tables = jit::process_loader().load(range_tables_text(), context);
   plan.kernels = std::move(kernels);
+  if (plan.redo == nullptr) return;
+  auto redo = std::make_shared<ForwardPlan>(*plan.redo);
+  load(problem, device_index, *redo);
+  plan.redo = std::move(redo);
+}
+
+/// The bodies of wgmma for one element: a unit reads those that it uses.
+std::string include_of_products(const Candidate& candidate, const ForwardSpec& spec) {
+  if (candidate.name != kSm90Forward) return "";
+  return fmt::format("#include \"ptx/generated/wgmma_{}.cuh\"\n",
+                     spec.element == Element::f16 ? "f16" : "bf16");
 }
 
 }  // namespace
@@ -73,18 +89,20 @@ void load(const ForwardProblem& problem, int device_index, ForwardPlan& plan) {
 std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const ForwardPlan& plan) {
   const Candidate& candidate = candidate_named(plan.candidate);
   const ForwardSpec& spec = plan.spec;
+  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
   std::vector<jit::KernelText> texts;
-  texts.push_back({fmt::format("#include \"{}\"\n"
-                               "namespace fovea::cuda {{\n{}\ninline constexpr {} spec = {};\n}}\n"
-                               "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-                               "const __grid_constant__ fovea::cuda::ForwardParams p) {{\n"
-                               "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
-                               candidate.header,
-                               expr::print_cuda(problem.problem.score, problem.problem.mask).mods,
-                               "ForwardSpec", print_spec(spec), spec.num_warps * 32,
-                               std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.entry),
-                   fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
-                               describe_spec(spec))});
+  texts.push_back(
+      {fmt::format(
+           "{}#include \"{}\"\n#include \"{}\"\n"
+           "namespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec = {};\n}}\n"
+           "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+           "const __grid_constant__ fovea::cuda::{} p) {{\n"
+           "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
+           include_of_products(candidate, spec), candidate.header, program.include, program.mods,
+           print_spec(spec), spec.num_warps * 32, std::max(1, spec.ctas_per_sm), jit::kEntryName,
+           candidate.name == kSm90Forward ? "Sm90ForwardParams" : "ForwardParams", candidate.entry),
+       fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
+                   describe_spec(spec))});
   if (!spec.is_split) return texts;
   const CombineSpec combine{.out_element = spec.out_element, .wants_row_max = spec.wants_row_max};
   texts.push_back(
@@ -109,8 +127,8 @@ ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& de
     plan.candidate = candidate.name;
     plan.spec = candidate.choose(problem, device);
     plan.shared_bytes = candidate.shared_bytes(plan.spec);
-    plan.workspace_bytes = partial_bytes(plan.spec, problem);
-    bind_slots(problem, expr::print_cuda(problem.problem.score, problem.problem.mask), plan);
+    bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
+    if (candidate.name == kSm90Forward) plan.redo = plan_redo(problem, plan);
     break;
   }
   return plan;

@@ -67,6 +67,9 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("is_prescaled", spec.is_prescaled)
       .add("has_dropout", spec.has_dropout)
       .add("wants_row_max", spec.wants_row_max)
+      .add("q_stages", spec.q_stages)
+      .add("is_dynamic", spec.is_dynamic)
+      .add("is_redo", spec.is_redo)
       .finish();
 }
 
@@ -86,6 +89,7 @@ std::string describe_spec(const ForwardSpec& spec) {
   if (spec.is_paged) text += " paged";
   if (spec.is_split) text += " split";
   if (spec.has_dropout) text += " dropout";
+  if (spec.is_redo) text += " redo";
   return text;
 }
 

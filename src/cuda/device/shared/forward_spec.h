@@ -31,6 +31,7 @@ struct ForwardSpec {
   bool wants_row_max = false;
   std::int32_t q_stages = 1;  // sm90: buffers of Q, later O; with two, row tiles overlap
   bool is_dynamic = false;    // sm90: row tiles are claimed from a counter, longest first
+  bool is_redo = false;       // sm80: only rows that another kernel found suspect
 
   bool operator==(const ForwardSpec&) const = default;
 };

@@ -28,6 +28,7 @@
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/range.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
@@ -626,8 +627,9 @@ struct Forward {
 #pragma unroll
         for (int j = 0; j < T::kColBlocks; ++j, to += 8 * step) {
           const int col = j * 8 + lane % 4 * 2;
-          if (col < p.head_dim_v) store_element(to, out[i][j][half * 2]);
-          if (col + 1 < p.head_dim_v) store_element(to + step, out[i][j][half * 2 + 1]);
+          if (spec.is_split || col < p.head_dim_v) store_element(to, out[i][j][half * 2]);
+          if (spec.is_split || col + 1 < p.head_dim_v)
+            store_element(to + step, out[i][j][half * 2 + 1]);
         }
       }
     }
@@ -771,10 +773,23 @@ struct Forward {
   }
 };
 
+/// A redo computes tiles of 64 rows of one head, one by one.
+template <ForwardSpec spec>
+FOVEA_DEVICE bool is_suspect(const ForwardParams& p, const Work& work) {
+  static_assert(!spec.is_redo || (spec.tile_q == 64 && spec.heads_per_tile == 1));
+  const std::int32_t units = ceil_div(p.seqlen_q, 64);
+  const std::int64_t pair =
+      static_cast<std::int64_t>(work.sequence.idx) * p.num_heads_q + work.q_head;
+  return ptx::ld_global(p.is_suspect + pair * units + work.q_begin / 64) != 0;
+}
+
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const ForwardParams& p) {
   const Work work = find_work<spec>(p);
   if (work.is_nothing) return;
+  if constexpr (spec.is_redo) {
+    if (!is_suspect<spec>(p, work)) return;
+  }
   Forward<spec, Mods>(p, work).run();
 }
 

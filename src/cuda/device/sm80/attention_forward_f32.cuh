@@ -1,0 +1,305 @@
+// Attention forward by plain f32 multiply-adds: f32 inputs in full precision, and the head dims of 16-bit inputs that the tensor-core
+// kernel has no registers for. The same recurrence and the same rules as sm80/attention_forward.cuh; right first.
+//
+// A CTA owns 32 rows; four neighbouring threads share a row. They divide the 32 keys of a tile among them for S = Q Kᵀ, and the columns
+// of V for O = P V, and meet by shuffles. Rows in shared memory are a word longer than a multiple of 32, so that the 8 rows of a
+// warp lie in different banks.
+//
+// Bound: shared memory, 2 words for each multiply-add: 16 multiply-adds a clock of an SM, an eighth of its rate. Register tiles would
+// lift that; no case asks for it yet.
+//
+// NaN and infinity in V: a value is multiplied only where its probability is not 0, or where the row sees it, so that nothing needs to
+// be computed twice.
+#pragma once
+
+#include "common/dropout.cuh"
+#include "common/online_softmax.cuh"
+#include "common/position.cuh"
+#include "common/range.cuh"
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+
+namespace fovea::cuda::sm80 {
+
+template <ForwardSpec spec, class Mods>
+struct PlainForward {
+  static constexpr int kThreads = spec.num_warps * 32;
+  static constexpr int kRowThreads = kThreads / spec.tile_q;
+  static_assert(kRowThreads == 4, "four threads share a row");
+  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+  static constexpr int kKeys = spec.tile_kv / kRowThreads;
+  static constexpr int kCols = spec.head_dim_v / kRowThreads;
+  static constexpr int kInputBytes = spec.element == Element::f32 ? 4 : 2;
+
+  // Shared memory, in words: Q, K, V, P.
+  static constexpr int kQkPitch = spec.head_dim_qk + 1;
+  static constexpr int kVPitch = spec.head_dim_v + 1;
+  static constexpr int kPPitch = spec.tile_kv + 1;
+  static constexpr int kKeysAt = spec.tile_q * kQkPitch;
+  static constexpr int kValuesAt = kKeysAt + spec.tile_kv * kQkPitch;
+  static constexpr int kProbabilitiesAt = kValuesAt + spec.tile_kv * kVPitch;
+  static_assert(4 * (kProbabilitiesAt + spec.tile_q * kPPitch) == sm80_plain_shared_bytes(spec),
+                "host and device count the same bytes");
+
+  const ForwardParams& p;
+  const Work work;
+  const ptx::SharedAddress smem;
+  const int thread;
+  const int row, part;  // of this thread: a row of the tile, and which of its four threads
+  std::int32_t q_idx, q_head;
+  bool exists;
+
+  float out[kCols];
+  RowState state;
+  float row_max;
+
+  FOVEA_DEVICE_MEMBER PlainForward(const ForwardParams& params, const Work& my_work)
+      : p(params),
+        work(my_work),
+        smem(ptx::dynamic_shared()),
+        thread(ptx::thread_idx().x),
+        row(thread / kRowThreads),
+        part(thread % kRowThreads) {
+    q_idx = work.q_begin + row / spec.heads_per_tile;
+    q_head = work.q_head + row % spec.heads_per_tile;
+    exists = q_idx < work.sequence.seqlen_q && row / spec.heads_per_tile < kQueries;
+  }
+
+  FOVEA_DEVICE_MEMBER float load_word(int word) const {
+    return ptx::ld_shared<float>(smem + word * 4);
+  }
+  FOVEA_DEVICE_MEMBER void store_word(int word, float value) const {
+    ptx::st_shared(smem + word * 4, value);
+  }
+
+  FOVEA_DEVICE_MEMBER static float load_input(const void* data, std::int64_t at) {
+    if constexpr (spec.element == Element::f32) {
+      return ptx::ld_global_nc(static_cast<const float*>(data) + at);
+    } else {
+      const std::uint32_t bits = ptx::ld_global_nc(static_cast<const std::uint16_t*>(data) + at);
+      return spec.element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
+    }
+  }
+
+  /// Element offset of a row of K or V.
+  FOVEA_DEVICE_MEMBER std::int64_t kv_row(const BshdParam& t, std::int32_t key) const {
+    const std::int64_t in_cache = work.sequence.kv_row + key;
+    const std::int64_t head = work.kv_head * t.head_stride;
+    if constexpr (spec.is_paged) {
+      const std::int64_t entry = in_cache / p.page_size;
+      const std::int64_t page =
+          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
+      return head + page * t.batch_stride + (in_cache - entry * p.page_size) * t.row_stride;
+    } else {
+      return head + work.sequence.kv_batch * t.batch_stride + in_cache * t.row_stride;
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void load_queries() const {
+#pragma unroll 1
+    for (int col = part; col < spec.head_dim_qk; col += kRowThreads) {
+      const std::int64_t at = work.sequence.q_batch * p.q.batch_stride +
+                              (work.sequence.q_row + q_idx) * p.q.row_stride +
+                              q_head * p.q.head_stride + col * p.q.col_stride;
+      const bool is_data = exists && col < p.head_dim_qk;
+      store_word(row * kQkPitch + col, is_data ? load_input(p.q.data, at) : 0.0F);
+    }
+  }
+
+  /// A row of each warp at a time.
+  FOVEA_DEVICE_MEMBER void load_rows(const BshdParam& t, std::int32_t begin, int first_word,
+                                     int pitch, int width, int head_dim) const {
+#pragma unroll 1
+    for (int key = thread / 32; key < spec.tile_kv; key += spec.num_warps) {
+      const bool is_key = begin + key < work.kv_end;
+      const std::int64_t at = is_key ? kv_row(t, begin + key) : 0;
+#pragma unroll 1
+      for (int col = thread % 32; col < width; col += 32) {
+        const bool is_data = is_key && col < head_dim;
+        store_word(first_word + key * pitch + col,
+                   is_data ? load_input(t.data, at + col * t.col_stride) : 0.0F);
+      }
+    }
+  }
+
+  /// S of keys part, part + 4, ... of the tile; -inf where the row does not see the key.
+  FOVEA_DEVICE_MEMBER void find_scores(float (&s)[kKeys], const VisitedTile& tile) const {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) s[i] = 0;
+#pragma unroll 4
+    for (int col = 0; col < spec.head_dim_qk; ++col) {
+      const float q = load_word(row * kQkPitch + col);
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i)
+        s[i] = ptx::fma_rn(q, load_word(kKeysAt + (part + i * kRowThreads) * kQkPitch + col), s[i]);
+    }
+    Position at{};
+    at.batch = work.sequence.idx;
+    at.q_head = q_head;
+    at.kv_head = work.kv_head;
+    at.q_idx = q_idx;
+    at.seqlen_q = work.sequence.seqlen_q;
+    at.seqlen_kv = work.sequence.seqlen_kv;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      at.kv_idx = tile.idx * spec.tile_kv + part + i * kRowThreads;
+      s[i] *= p.softmax_scale;
+      if constexpr (Mods::has_score) s[i] = Mods::score(s[i], at, p.captures);
+      bool is_visible = at.kv_idx < work.kv_end;
+      if constexpr (Mods::has_mask)
+        is_visible = is_visible && (tile.is_full || Mods::mask(at, p.captures));
+      if (!is_visible) s[i] = -infinity();
+    }
+  }
+
+  /// Leaves P in shared memory; a key that the row does not see has -1 there.
+  FOVEA_DEVICE_MEMBER void softmax(float (&s)[kKeys], const VisitedTile& tile) {
+    float greatest = s[0];
+#pragma unroll
+    for (int i = 1; i < kKeys; ++i) greatest = ptx::max_ftz(greatest, s[i]);
+    greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
+    greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+    row_max = ptx::max_ftz(row_max, greatest);
+    const OriginStep step = move_origin(state, greatest, kLog2E);
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) out[i] *= step.rescale;
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const int key = part + i * kRowThreads;
+      float weight = probability(s[i], kLog2E, step);
+      state.sum += weight;
+      if constexpr (spec.has_dropout) {
+        const std::int32_t kv_idx = tile.idx * spec.tile_kv + key;
+        const ptx::U32x4 words = random_words(p, work.sequence.idx, q_head, q_idx, kv_idx / 4);
+        const std::uint32_t word = kv_idx % 4 == 0   ? words.x
+                                   : kv_idx % 4 == 1 ? words.y
+                                   : kv_idx % 4 == 2 ? words.z
+                                                     : words.w;
+        if (is_dropped(p, word)) weight = 0;
+      }
+      store_word(kProbabilitiesAt + row * kPPitch + key, s[i] == -infinity() ? -1.0F : weight);
+    }
+    ptx::sync_warp();  // the four threads of a row are lanes of one warp
+  }
+
+  FOVEA_DEVICE_MEMBER void add_values() {
+#pragma unroll 1
+    for (int key = 0; key < spec.tile_kv; ++key) {
+      const float weight = load_word(kProbabilitiesAt + row * kPPitch + key);
+      if (weight == -1.0F) continue;
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        const float value = load_word(kValuesAt + key * kVPitch + part + i * kRowThreads);
+        // A weight that has underflowed, or was dropped, does not turn infinity into NaN.
+        const bool is_number = value - value == 0;
+        out[i] = is_number ? ptx::fma_rn(weight, value, out[i]) : out[i] + value;
+      }
+    }
+    ptx::sync_warp();
+  }
+
+  FOVEA_DEVICE_MEMBER std::int64_t partial_row() const {
+    return ((work.sequence.q_batch * p.num_heads_q + q_head) * p.seqlen_q + q_idx) * p.max_splits +
+           work.split;
+  }
+
+  FOVEA_DEVICE_MEMBER void store_out(int col, float value) const {
+    if constexpr (spec.is_split) {
+      ptx::st_global(p.partial_out + partial_row() * spec.head_dim_v + col, value);
+      return;
+    }
+    const std::int64_t at = work.sequence.q_batch * p.out.batch_stride +
+                            (work.sequence.q_row + q_idx) * p.out.row_stride +
+                            q_head * p.out.head_stride + col * p.out.col_stride;
+    auto* data = const_cast<void*>(p.out.data);
+    if constexpr (spec.out_element == Element::f32) {
+      ptx::st_global(static_cast<float*>(data) + at, value);
+    } else {
+      const std::uint32_t bits = spec.out_element == Element::bf16 ? ptx::cvt_bf16x2(value, 0.0F)
+                                                                   : ptx::cvt_f16x2(value, 0.0F);
+      ptx::st_global(static_cast<std::uint16_t*>(data) + at, static_cast<std::uint16_t>(bits));
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void store_row_values(float lse, float greatest) const {
+    if constexpr (spec.is_split) {
+      ptx::st_global(p.partial_lse + partial_row(), lse);
+      if constexpr (spec.wants_row_max) ptx::st_global(p.partial_max + partial_row(), greatest);
+    } else {
+      const std::int64_t at = work.sequence.q_row + q_idx;
+      if (p.lse != nullptr) {
+        ptx::st_global(p.lse + work.sequence.q_batch * p.lse_batch_stride +
+                           q_head * p.lse_head_stride + at * p.lse_row_stride,
+                       lse);
+      }
+      if constexpr (spec.wants_row_max) {
+        ptx::st_global(p.row_max + work.sequence.q_batch * p.row_max_batch_stride +
+                           q_head * p.row_max_head_stride + at * p.row_max_row_stride,
+                       greatest);
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void finish() {
+    state.sum += ptx::shfl_bfly(state.sum, 1);
+    state.sum += ptx::shfl_bfly(state.sum, 2);
+    if (!exists) return;
+    float sink = -infinity();
+    if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing)
+      sink = ptx::ld_global_nc(p.sinks + q_head * p.sinks_stride);
+    RowResult result = finish_row(state, 1.0F, sink);
+    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) {
+      const int col = part + i * kRowThreads;
+      if (spec.is_split || col < p.head_dim_v) store_out(col, out[i] * result.factor);
+    }
+    if (part == 0) store_row_values(result.lse, finish_row_max(row_max, state.sum, 1.0F));
+  }
+
+  FOVEA_DEVICE_MEMBER void run() {
+    TileSpan rows{};
+    rows.batch = work.sequence.idx;
+    rows.q_head_begin = work.q_head;
+    rows.q_head_end = work.q_head + spec.heads_per_tile;
+    rows.kv_head = work.kv_head;
+    rows.q_begin = work.q_begin;
+    rows.q_end = least(work.q_begin + kQueries, work.sequence.seqlen_q);
+    rows.seqlen_q = work.sequence.seqlen_q;
+    rows.seqlen_kv = work.sequence.seqlen_kv;
+    TileWalk<Mods> tiles(
+        rows, {work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv), spec.tile_kv},
+        p.captures);
+#pragma unroll
+    for (int i = 0; i < kCols; ++i) out[i] = 0;
+    state = empty_row();
+    row_max = -infinity();
+    load_queries();
+    for (VisitedTile tile; tiles.next(tile);) {
+      ptx::sync_threads();
+      load_rows(p.k, tile.idx * spec.tile_kv, kKeysAt, kQkPitch, spec.head_dim_qk, p.head_dim_qk);
+      load_rows(p.v, tile.idx * spec.tile_kv, kValuesAt, kVPitch, spec.head_dim_v, p.head_dim_v);
+      ptx::sync_threads();
+      float s[kKeys];
+      find_scores(s, tile);
+      softmax(s, tile);
+      add_values();
+    }
+    finish();
+  }
+};
+
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void attention_forward_f32(const ForwardParams& p) {
+  const Work work = find_work<spec>(p);
+  if (work.is_nothing) return;
+  PlainForward<spec, Mods>(p, work).run();
+}
+
+}  // namespace fovea::cuda::sm80

@@ -1,0 +1,199 @@
+#include "cuda/forward_sm90.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.hpp"
+#include "cuda/device/shared/forward_params_sm90.h"
+#include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_kernels.hpp"
+#include "cuda/forward_launch.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kRowsOfGroup =
+    64;  // of a warpgroup; a word of the workspace tells of so many
+constexpr std::size_t kCounterBytes = 256;
+constexpr std::int64_t kPanel = 64;  // elements of a box's row: the 128 bytes of the swizzle
+/// TMA's strides are multiples of 16 bytes.
+constexpr std::int64_t kStrideElements = 8;
+
+std::int64_t panels_of(std::int64_t head_dim) { return (head_dim + kPanel - 1) / kPanel * kPanel; }
+
+bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
+
+/// Why TMA cannot have a dense tensor of these strides; empty: it can.
+std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
+  if (spec.shape[3] % kStrideElements != 0) {
+    return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[3],
+                       kStrideElements);
+  }
+  if (spec.strides[3] != 1) {
+    return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[3]);
+  }
+  for (std::size_t dim = 0; dim < 3; ++dim) {
+    if (spec.shape[dim] > 1 &&
+        (spec.strides[dim] <= 0 || spec.strides[dim] % kStrideElements != 0)) {
+      return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
+                         label, spec.strides[dim], dim, kStrideElements);
+    }
+  }
+  return "";
+}
+
+/// Tiles that keep everything in registers and shared memory, with measured reasons: docs/kernels/attention_forward_sm90.md.
+struct Tile {
+  std::int64_t widest;  // of both head dims
+  std::int32_t num_groups, tile_kv, q_stages;
+};
+constexpr Tile kTiles[] = {
+    {64, 3, 128, 2},   // three groups hide each other's exponentials: the bound here
+    {128, 2, 128, 2},  // two fill the tensor cores
+    {192, 2, 96, 1},   // shared memory has no room for a second Q
+    {256, 2, 64, 1},
+};
+/// Below, a causal mask leaves three groups too little to share.
+constexpr std::int64_t kShortCausal = 1024;
+
+/// Rows of K and V tiles in shared memory, two of each.
+constexpr std::int32_t kStages = 2;
+
+}  // namespace
+
+std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits& device) {
+  if (device.compute_capability() != 90) {
+    return Refusal{
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+  }
+  const Problem& p = f.problem;
+  if (f.is_varlen) return Refusal{"sequences are packed; this kernel takes dense tensors"};
+  if (f.is_paged) return Refusal{"the cache is paged; this kernel takes dense tensors"};
+  if (p.dropout.p > 0) return Refusal{"dropout is asked for; this kernel has none"};
+  if (p.wants_row_max) return Refusal{"row_max is asked for; this kernel takes no maxima"};
+  if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
+  if (f.group * f.seqlen_q <= kRowsOfGroup) {
+    return Refusal{
+        fmt::format("{} rows share a kv head; expected more than {}, fewer are bound by memory",
+                    f.group * f.seqlen_q, kRowsOfGroup)};
+  }
+  for (const auto& [label, spec] :
+       {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}}) {
+    if (const std::string why = why_no_tensor_map(label, *spec); !why.empty()) return Refusal{why};
+  }
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  return std::nullopt;
+}
+
+ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
+  const Problem& p = f.problem;
+  ForwardSpec spec;
+  spec.element = p.q.dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+  spec.out_element = p.out.dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
+  Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
+  const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
+  if (widest == 64 && is_short_causal) tile.num_groups = 2;
+  if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
+  spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
+  spec.tile_kv = tile.tile_kv;
+  spec.num_warps = 4 * (tile.num_groups + 1);
+  spec.stages = kStages;
+  spec.ctas_per_sm = 1;
+  spec.q_stages = tile.q_stages;
+  spec.is_dynamic = has_mask(f);
+  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < 1e-30F;
+  return spec;
+}
+
+std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
+  return static_cast<std::size_t>(sm90_forward_shared_bytes(spec));
+}
+
+std::size_t sm90_workspace_bytes(const ForwardProblem& f) {
+  const std::int64_t units = (f.seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup;
+  return kCounterBytes +
+         static_cast<std::size_t>(f.num_sequences * f.num_heads_q * units) * sizeof(std::uint32_t);
+}
+
+namespace {
+
+/// A dense tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel.
+TensorMapParam tensor_map(const driver::Driver& driver, const TensorView& t, std::int32_t rows) {
+  driver::TensorMapSpec spec{
+      .element =
+          t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
+      .rank = 4,
+      .box = {static_cast<std::uint32_t>(kPanel), static_cast<std::uint32_t>(rows), 1, 1}};
+  constexpr int kOrder[] = {3, 1, 2, 0};  // innermost first
+  for (std::size_t i = 0; i < 4; ++i) {
+    const int dim = kOrder[i];
+    spec.shape[i] = static_cast<std::uint64_t>(t.size(dim));
+    // The stride of a dimension of one element is never walked, but must be one that TMA has.
+    const std::int64_t stride = t.size(dim) > 1 ? t.stride(dim) : kStrideElements;
+    spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
+  }
+  const driver::TensorMap map = driver::encode_tiled(driver, spec, t.data());
+  TensorMapParam param;
+  static_assert(sizeof(param) == sizeof(map));
+  std::memcpy(&param, &map, sizeof(param));
+  return param;
+}
+
+/// What the plan was chosen by may have changed from call to call.
+void refuse_other_strides(const AttentionForward& args) {
+  for (const auto& [label, view] :
+       {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"out", &args.out}}) {
+    const std::string why = why_no_tensor_map(label, view->spec());
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(view->data()) % 16 == 0;
+    if (why.empty() && is_aligned) continue;
+    invalid(
+        "attention_forward",
+        fmt::format(
+            "{}; the plan was made for tensors that TMA can read",
+            why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
+  }
+}
+
+}  // namespace
+
+void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
+                 const AttentionForward& args, void* workspace, void* stream) {
+  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr);
+  refuse_other_strides(args);
+  const driver::Function& function = plan.kernels->forward->function;
+  const driver::ContextScope scope(*function.context);
+  const driver::Driver& driver = function.context->driver();
+  const ForwardLaunch common = forward_launch(problem, plan, args, nullptr, nullptr);
+  if (common.grid.x == 0) return;
+  auto* bytes = static_cast<std::byte*>(workspace);
+  const Sm90ForwardParams params{
+      .q = tensor_map(driver, args.q, static_cast<std::int32_t>(kRowsOfGroup)),
+      .k = tensor_map(driver, args.k, plan.spec.tile_kv),
+      .v = tensor_map(driver, args.v, plan.spec.tile_kv),
+      .out = tensor_map(driver, args.out, static_cast<std::int32_t>(kRowsOfGroup)),
+      .common = common.params,
+      .num_tiles = static_cast<std::int32_t>(common.grid.x),
+      .next_tile = reinterpret_cast<std::int32_t*>(bytes),
+      .is_suspect = reinterpret_cast<std::uint32_t*>(bytes + kCounterBytes),
+      .zero = 0};
+  driver.check(
+      driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace), 0,
+                             sm90_workspace_bytes(problem), driver::Stream(stream).handle()),
+      "cuMemsetD8Async", "the workspace of attention_forward");
+  driver::launch(
+      {.grid = {.x = std::min<unsigned>(common.grid.x, static_cast<unsigned>(plan.device.num_sms))},
+       .block = {.x = common.num_threads},
+       .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
+       .stream = driver::Stream(stream)},
+      function, params);
+  ForwardLaunch redo = forward_launch(problem, *plan.redo, args, nullptr, nullptr);
+  redo.params.is_suspect = params.is_suspect;
+  launch_forward(*plan.redo, redo, stream);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,41 @@
+#include "kernels/emulated_forward.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "sm80/attention_forward.cuh"
+#include "sm80/attention_forward_f32.cuh"
+#include "sm80/combine.cuh"
+
+// Written by print_forward_units from forward_cases.hpp.
+#include "forward_units.inc"
+
+namespace fovea::cuda {
+
+ForwardFunction forward_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kForwards, name, &EmulatedForward::name);
+  if (found == std::end(kForwards)) throw std::out_of_range(std::string(name));
+  return found->run;
+}
+
+namespace {
+
+template <Element element, bool wants_row_max>
+void run_combine(const CombineParams& p) {
+  sm80::combine<CombineSpec{.out_element = element, .wants_row_max = wants_row_max}>(p);
+}
+
+template <Element element>
+CombineFunction combine_to(bool wants_row_max) {
+  return wants_row_max ? run_combine<element, true> : run_combine<element, false>;
+}
+
+}  // namespace
+
+CombineFunction combine_of(const ForwardSpec& spec) {
+  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec.wants_row_max);
+  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec.wants_row_max);
+  return combine_to<Element::bf16>(spec.wants_row_max);
+}
+
+}  // namespace fovea::cuda

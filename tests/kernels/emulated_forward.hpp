@@ -1,0 +1,22 @@
+// The kernels of forward_cases.hpp, compiled by the host compiler, by name.
+#pragma once
+
+#include <string_view>
+
+#include "cuda/device/shared/forward_params.h"
+#include "cuda/device/shared/forward_spec.h"
+
+namespace fovea::cuda {
+
+using ForwardFunction = void (*)(const ForwardParams& params);
+using CombineFunction = void (*)(const CombineParams& params);
+
+struct EmulatedForward {
+  std::string_view name;
+  ForwardFunction run;
+};
+
+ForwardFunction forward_named(std::string_view name);
+CombineFunction combine_of(const ForwardSpec& spec);
+
+}  // namespace fovea::cuda

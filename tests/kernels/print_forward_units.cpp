@@ -1,0 +1,52 @@
+// Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units OUT
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "cuda/attention_forward.hpp"
+#include "cuda/print_spec.hpp"
+#include "expr/print_cuda.hpp"
+#include "kernels/forward_cases.hpp"
+#include "problem/forward.hpp"
+
+namespace {
+
+using namespace fovea;
+
+/// The programs of every case stand in one namespace.
+std::string renamed(std::string text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+void print(const testing::Case& each, std::ofstream& out, std::string& table) {
+  testing::CaseMemory memory(each);
+  const ForwardProblem problem = validate(problem_of(memory.args()), "print_forward_units");
+  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
+  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
+  const std::string mods = "Mods_" + each.label;
+  out << fmt::format(
+      "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
+      "{};\n}}\n",
+      program.include, renamed(program.mods, "Mods", mods), each.label,
+      cuda::print_spec(plan.spec));
+  table += fmt::format(
+      "  {{\"{0}\", [](const ForwardParams& p) {{ sm80::attention_forward{1}<spec_{0}, {2}>(p); "
+      "}}}},\n",
+      each.label, plan.candidate.ends_with("f32") ? "_f32" : "", mods);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  std::ofstream out(argv[1]);
+  std::string table;
+  for (const auto& each : fovea::testing::kernel_cases()) print(each, out, table);
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
+      table);
+  return out ? 0 : 1;
+}

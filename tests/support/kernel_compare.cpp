@@ -1,0 +1,36 @@
+#include "support/kernel_compare.hpp"
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <string>
+
+#include "reference/attention_forward.hpp"
+#include "support/compare.hpp"
+#include "support/tolerance.hpp"
+
+namespace fovea::testing {
+
+void expect_kernel_equals_oracle(const Case& problem,
+                                 const std::function<void(const AttentionForward&)>& run) {
+  CaseMemory memory(problem);
+  memory.poison_outputs();
+  const AttentionForward args = memory.args();
+  const reference::ForwardResult expected = reference::attention_forward(args);
+  const ComputeDtype products =
+      problem.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
+  const Tolerances allowed = tolerances(args, expected, products);
+  std::string found;
+  try {
+    run(args);
+    found = difference({"out", args.out, expected.out, allowed.out}) +
+            difference({"lse", args.lse, expected.lse, allowed.lse}) +
+            difference({"row_max", args.row_max, expected.row_max, allowed.row_max}) +
+            memory.damage();
+  } catch (const std::exception& error) {
+    found = error.what();
+  }
+  if (!found.empty()) ADD_FAILURE() << found << "  in " << problem.describe();
+}
+
+}  // namespace fovea::testing

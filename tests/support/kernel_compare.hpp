@@ -1,0 +1,17 @@
+// The comparison with the oracle for kernels that are not behind the public door: on a GPU, or under the emulator.
+#pragma once
+
+#include <functional>
+
+#include "fovea/attention.hpp"
+
+#include "support/case.hpp"
+
+namespace fovea::testing {
+
+/// EXPECTs that `run`, given arguments whose outputs are NaN, leaves what the oracle says and touches nothing else. Tolerances are
+/// those of the plain formula with probabilities of 16 bits where inputs have 16.
+void expect_kernel_equals_oracle(const Case& problem,
+                                 const std::function<void(const AttentionForward&)>& run);
+
+}  // namespace fovea::testing

@@ -1,0 +1,73 @@
+#include "support/launch_memory.hpp"
+
+#include <algorithm>
+
+namespace fovea::testing {
+
+namespace {
+
+/// Empty size where there is nothing.
+TensorBytes bytes_of(const std::string& name, const TensorView& view, bool is_output) {
+  TensorBytes bytes{.name = name, .is_output = is_output};
+  if (!view || view.data() == nullptr || view.spec().num_elements() == 0) return bytes;
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (int dim = 0; dim < view.rank(); ++dim) {
+    const std::int64_t reach = (view.size(dim) - 1) * view.stride(dim);
+    first += std::min<std::int64_t>(reach, 0);
+    last += std::max<std::int64_t>(reach, 0);
+  }
+  const auto element = static_cast<std::int64_t>(size_bytes(view.dtype()));
+  auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(view.data()));
+  bytes.begin = data + first * element;
+  bytes.size = static_cast<std::size_t>((last - first + 1) * element);
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
+  std::vector<TensorBytes> tensors = {bytes_of("q", args.q, false),
+                                      bytes_of("k", args.k, false),
+                                      bytes_of("v", args.v, false),
+                                      bytes_of("sinks", args.sinks, false),
+                                      bytes_of("cu_seqlens_q", args.cu_seqlens_q, false),
+                                      bytes_of("cu_seqlens_kv", args.cu_seqlens_kv, false),
+                                      bytes_of("out", args.out, true),
+                                      bytes_of("lse", args.lse, true),
+                                      bytes_of("row_max", args.row_max, true)};
+  for (const Program* program :
+       {static_cast<const Program*>(&args.score), static_cast<const Program*>(&args.mask)}) {
+    for (const CapturedTensor& captured : program->captures().tensors)
+      tensors.push_back(bytes_of(captured.name, captured.view, false));
+  }
+  std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
+  return tensors;
+}
+
+void move_tensors(cuda::ForwardLaunch& launch,
+                  const std::function<const void*(const void*)>& moved) {
+  const auto move = [&](auto*& pointer) {
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    if (pointer == nullptr) return;
+    pointer = static_cast<Pointer>(const_cast<void*>(moved(pointer)));
+  };
+  cuda::ForwardParams& p = launch.params;
+  move(p.q.data);
+  move(p.k.data);
+  move(p.v.data);
+  move(p.out.data);
+  move(p.lse);
+  move(p.row_max);
+  move(p.sinks);
+  move(p.cu_seqlens_q.data);
+  move(p.cu_seqlens_kv.data);
+  for (cuda::CapturedTensorParam& tensor : p.captures.tensors) move(tensor.data);
+  cuda::CombineParams& c = launch.combine_params;
+  move(c.out.data);
+  move(c.lse);
+  move(c.row_max);
+  move(c.sinks);
+}
+
+}  // namespace fovea::testing

@@ -1,0 +1,31 @@
+// The memory of a forward call, as a launch names it: which bytes its tensors span, and the same launch over a copy of them, on a
+// device or in the emulator.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+#include "cuda/forward_launch.hpp"
+
+namespace fovea::testing {
+
+/// From the first to behind the last element of a tensor, whatever its strides.
+struct TensorBytes {
+  std::string name;
+  std::byte* begin = nullptr;
+  std::size_t size = 0;
+  bool is_output = false;
+};
+
+/// Every tensor that a call reads or writes, captured ones too. Tensors without elements are left out.
+std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
+
+/// Replaces the address of every tensor in the launch. `moved` is given each one that is not null.
+void move_tensors(cuda::ForwardLaunch& launch,
+                  const std::function<const void*(const void*)>& moved);
+
+}  // namespace fovea::testing
