@@ -278,6 +278,12 @@ void fill_random(Inputs& inputs) {
 }
 
 Inputs make_inputs(const Case& problem) {
+  Inputs inputs = make_shapes(problem);
+  fill_random(inputs);
+  return inputs;
+}
+
+Inputs make_shapes(const Case& problem) {
   AttentionOptions shapes = problem.options;
   const bool is_packed = problem.options.layout == Layout::thd;
   if (is_packed) {
@@ -287,7 +293,6 @@ Inputs make_inputs(const Case& problem) {
   OutputFiles no_files;
   Inputs inputs = inputs_of_shapes(shapes, no_files);
   if (is_packed) pack(problem, inputs);
-  fill_random(inputs);
   const std::int64_t num_heads_q = shapes.num_heads_q.value_or(1);
   if (problem.has_alibi) inputs.alibi = alibi_slopes(num_heads_q);
   if (problem.has_sinks) inputs.sinks = alibi_slopes(num_heads_q);

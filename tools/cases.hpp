@@ -34,6 +34,8 @@ std::vector<Case> parse_cases(std::string_view json, std::string_view where);
 /// All that the binary carries.
 std::vector<Case> built_in_cases();
 
+/// As make_inputs, with q, k and v as shapes alone.
+Inputs make_shapes(const Case& problem);
 /// The tensors of a case: normal random numbers, the same in every run.
 Inputs make_inputs(const Case& problem);
 /// Fills q, k and v of shapes alone.

@@ -12,6 +12,8 @@ int run_decode(const std::vector<std::string>& words);
 int run_bench(const std::vector<std::string>& words);
 int run_explain(const std::vector<std::string>& words);
 int run_draw_mask(const std::vector<std::string>& words);
+int run_pack(const std::vector<std::string>& words);
+int run_cache(const std::vector<std::string>& words);
 int run_doctor(const std::vector<std::string>& words);
 
 /// The whole command line without the program's name. Prints one line on stderr where something is wrong.

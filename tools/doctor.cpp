@@ -15,6 +15,9 @@
 #include "core/env.hpp"
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
+#include "cuda/availability.hpp"
+#include "cuda/driver/driver.hpp"
+#include "cuda/jit/loader.hpp"
 #include "failure.hpp"
 #include "parse_words.hpp"
 
@@ -25,8 +28,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout =
     "Prints what this machine offers: processor, instruction sets and why others are missing, "
-    "threads, versions, and the "
-    "environment variables that Fovea reads.";
+    "threads, versions, GPUs with what is needed to run on them, and the environment variables "
+    "that "
+    "Fovea reads.";
 
 constexpr const char* kExamples =
     R"(Examples
@@ -74,6 +78,10 @@ Json environment() {
     result["FOVEA_NUM_THREADS"] = text(environment.num_threads);
     result["OMP_NUM_THREADS"] = text(environment.omp_num_threads);
     result["FOVEA_CPU_TARGET"] = text(environment.cpu_target);
+    result["FOVEA_NVRTC"] = text(environment.nvrtc);
+    result["FOVEA_PACK"] = text(environment.pack);
+    result["FOVEA_CACHE_DIR"] = text(environment.cache_dir);
+    result["FOVEA_CACHE_MAX_MIB"] = text(environment.cache_max_mib);
     if (environment.cpu_target && !parse_cpu_target(*environment.cpu_target)) {
       result["problem"] = fmt::format("FOVEA_CPU_TARGET is '{}'; expected a target's name",
                                       *environment.cpu_target);
@@ -95,6 +103,77 @@ Json threads() {
   return result;
 }
 
+Json driver_report(const cuda::driver::Driver& driver) {
+  if (!driver.is_present()) return {{"is_present", false}, {"reason", driver.why_absent()}};
+  return {{"is_present", true},
+          {"cuda", fmt::format("{}.{}", driver.version() / 1000, driver.version() % 1000 / 10)}};
+}
+
+Json compiler_report(cuda::jit::Compiler& compiler) {
+  const cuda::jit::Nvrtc& nvrtc = compiler.nvrtc();
+  if (!nvrtc.is_present()) return {{"is_present", false}, {"reason", nvrtc.why_absent()}};
+  Json names = Json::array();
+  for (const cuda::jit::Architecture& architecture : compiler.architectures())
+    names.push_back(architecture.name());
+  return {{"is_present", true},
+          {"version", compiler.version()},
+          {"path", nvrtc.path()},
+          {"architectures", names}};
+}
+
+Json pack_report(const cuda::jit::Loader& loader) {
+  const cuda::jit::KernelPack* pack = loader.pack();
+  if (pack == nullptr) return {{"is_present", false}, {"reason", loader.why_no_pack()}};
+  return {{"is_present", true}, {"path", pack->path()}, {"kernels", pack->list().size()}};
+}
+
+Json cache_report(const cuda::jit::DiskCache& cache) {
+  if (cache.options().folder.empty())
+    return {{"is_present", false},
+            {"reason", "neither FOVEA_CACHE_DIR nor HOME is set, or FOVEA_CACHE_MAX_MIB is 0"}};
+  std::int64_t bytes = 0;
+  const auto rows = cache.list();
+  for (const auto& row : rows) bytes += row.bytes;
+  return {{"is_present", true},
+          {"folder", cache.options().folder},
+          {"kernels", rows.size()},
+          {"bytes", bytes},
+          {"max_bytes", cache.options().max_bytes}};
+}
+
+Json devices_report(const cuda::driver::Driver& driver, cuda::jit::Loader& loader) {
+  Json list = Json::array();
+  for (const cuda::driver::DeviceInfo& device : driver.devices()) {
+    const std::string reason = cuda::why_unavailable(driver, loader, device.index);
+    Json entry = {{"name", fmt::format("cuda:{}", device.index)},
+                  {"model", device.name},
+                  {"architecture", cuda::jit::architecture_of(device).name()},
+                  {"num_sms", device.num_sms},
+                  {"shared_bytes_per_cta", device.shared_bytes_per_cta},
+                  {"l2_bytes", device.l2_bytes},
+                  {"memory_bytes", device.memory_bytes},
+                  {"runs_here", reason.empty()}};
+    if (!reason.empty()) entry["reason"] = reason;
+    list.push_back(entry);
+  }
+  return list;
+}
+
+/// What stands between a problem on a GPU and its kernel, piece by piece.
+Json cuda_report() {
+  try {
+    const cuda::driver::Driver& driver = cuda::driver::process_driver();
+    cuda::jit::Loader& loader = cuda::jit::process_loader();
+    return {{"driver", driver_report(driver)},
+            {"devices", devices_report(driver, loader)},
+            {"compiler", compiler_report(loader.compiler())},
+            {"pack", pack_report(loader)},
+            {"cache", cache_report(loader.disk())}};
+  } catch (const InvalidArgument& error) {
+    return {{"problem", error.what()}};
+  }
+}
+
 Json examine() {
   return {{"command", "doctor"},
           {"fovea", version()},
@@ -106,11 +185,59 @@ Json examine() {
                                    ? std::string("none: f32 products are faster")
                                    : std::string(name(cpu::best_bf16_target()))},
           {"threads", threads()},
+          {"cuda", cuda_report()},
           {"environment", environment()}};
 }
 
 std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+/// "driver      CUDA 13.0", or why there is none.
+std::string piece(const char* name, const Json& report, const std::string& present) {
+  return fmt::format(
+      "{:<11} {}\n", name,
+      report["is_present"].get<bool>() ? present : "none: " + text_of(report["reason"]));
+}
+
+std::string joined(const Json& names) {
+  std::string text;
+  for (const Json& name : names) text += (text.empty() ? "" : " ") + text_of(name);
+  return text;
+}
+
+std::string print_cuda(const Json& report) {
+  if (report.contains("problem"))
+    return fmt::format("cuda        {}\n", text_of(report["problem"]));
+  const auto field = [&](const char* part, const char* key) {
+    return report[part].contains(key) ? text_of(report[part][key]) : std::string();
+  };
+  std::string text = piece("driver", report["driver"], "CUDA " + field("driver", "cuda"));
+  for (const Json& device : report["devices"]) {
+    text +=
+        fmt::format("{:<11} {}, {}, {} SMs, {} GiB: {}\n", text_of(device["name"]),
+                    text_of(device["model"]), text_of(device["architecture"]),
+                    text_of(device["num_sms"]), device["memory_bytes"].get<std::int64_t>() >> 30U,
+                    device["runs_here"].get<bool>() ? "runs here"
+                                                    : "does not run: " + text_of(device["reason"]));
+  }
+  const Json& compiler = report["compiler"];
+  const std::string architectures =
+      compiler.contains("architectures") ? joined(compiler["architectures"]) : "";
+  text += piece("compiler", compiler,
+                fmt::format("NVRTC {} for {}, {}", field("compiler", "version"), architectures,
+                            field("compiler", "path")));
+  text += piece("kernel pack", report["pack"],
+                fmt::format("{} kernels, {}", field("pack", "kernels"), field("pack", "path")));
+  const auto mib = [&](const char* key) {
+    return report["cache"].contains(key)
+               ? static_cast<double>(report["cache"][key].get<std::int64_t>()) / 1048576
+               : 0.0;
+  };
+  text += piece("cache", report["cache"],
+                fmt::format("{} kernels, {:.1f} of {:.0f} MiB, {}", field("cache", "kernels"),
+                            mib("bytes"), mib("max_bytes"), field("cache", "folder")));
+  return text;
 }
 
 std::string print(const Json& report) {
@@ -128,6 +255,7 @@ std::string print(const Json& report) {
   text += fmt::format("threads     {} automatic; affinity {}, cgroup quota {}\n",
                       text_of(threads["automatic"]), text_of(threads["affinity"]),
                       text_of(threads["cgroup_quota"]));
+  text += print_cuda(report["cuda"]);
   for (const auto& [key, value] : report["environment"].items()) {
     text += fmt::format("environment {}: {}\n", key, text_of(value));
   }

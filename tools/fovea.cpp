@@ -25,6 +25,8 @@ constexpr Command kCommands[] = {
     {"bench", run_bench, "how fast it is here: named cases or given shapes"},
     {"explain", run_explain, "what would run, and why"},
     {"draw-mask", run_draw_mask, "a picture of what a mask shows, and what it costs"},
+    {"pack", run_pack, "GPU kernels compiled before they are needed"},
+    {"cache", run_cache, "GPU kernels that were compiled here: list, verify, clear"},
     {"doctor", run_doctor, "what this machine offers"},
 };
 
@@ -47,8 +49,8 @@ std::string overview() {
 int run_named(const std::vector<std::string>& words) {
   if (words.empty()) {
     bad_input(
-        "which command? expected attend, decode, bench, explain, draw-mask or doctor; see fovea "
-        "--help");
+        "which command? expected attend, decode, bench, explain, draw-mask, pack, cache or "
+        "doctor; see fovea --help");
   }
   const std::string& word = words.front();
   if (word == "--help" || word == "-h" || word == "help") {
@@ -63,7 +65,9 @@ int run_named(const std::vector<std::string>& words) {
     if (command.name == word) return command.run({words.begin() + 1, words.end()});
   }
   bad_input(fmt::format(
-      "unknown command '{}'; expected attend, decode, bench, explain, draw-mask or doctor", word));
+      "unknown command '{}'; expected attend, decode, bench, explain, draw-mask, pack, cache or "
+      "doctor",
+      word));
 }
 
 /// A refusal with a reason per line becomes one line.

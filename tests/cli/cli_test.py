@@ -488,13 +488,86 @@ class Reports(CommandTest):
             self.assertIn(needle, result.stdout)
 
     def test_every_command_has_a_page(self):
-        for command in ("attend", "decode", "bench", "explain", "draw-mask", "doctor"):
+        for command in ("attend", "decode", "bench", "explain", "draw-mask", "pack", "cache", "doctor"):
             result = self.run_fovea(command, "--help")
             self.expect(result, 0)
             self.assertIn(f"fovea {command}", result.stdout)
             self.assertIn("Examples", result.stdout)
         self.expect(self.run_fovea("--help"), 0)
         self.expect(self.run_fovea("--version"), 0)
+
+
+class Kernels(CommandTest):
+    """GPU kernels without a GPU: compiled, packed, kept, damaged, cleared."""
+
+    CASES = {"cases": [{"name": "tiny", "why": "the quickest to compile", "batch": 1, "seqlen_q": 64, "num_heads_q": 1,
+                        "head_dim": 64, "dtype": "f32"}]}
+
+    def run_with(self, *words, **variables):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("FOVEA_")}
+        environment |= {"FOVEA_CACHE_DIR": str(self.folder / "cache"), **variables}
+        return subprocess.run([FOVEA, *words], cwd=self.folder, capture_output=True, text=True, timeout=120, env=environment)
+
+    def cuda(self, **variables):
+        return json.loads(self.run_with("doctor", "--json", **variables).stdout)["cuda"]
+
+    def pack(self, *words, **variables):
+        (self.folder / "cases.json").write_text(json.dumps(self.CASES))
+        return self.run_with("pack", "--cases", "cases.json", "--arch", "sm_80", *words, **variables)
+
+    def need_compiler(self):
+        compiler = self.cuda()["compiler"]
+        if not compiler["is_present"]:
+            self.skipTest(f"needs NVRTC: {compiler['reason']}")
+
+    def test_doctor_names_every_piece(self):
+        report = self.cuda(FOVEA_NVRTC="/nowhere")
+        self.assertIn("/nowhere", report["compiler"]["reason"])
+        self.assertEqual(report["cache"]["folder"], str(self.folder / "cache" / "kernels"))
+        text = self.run_with("doctor", FOVEA_NVRTC="/nowhere", FOVEA_PACK="missing.pack").stdout
+        for needle in ("driver ", "compiler    none: ", "kernel pack none: ", "missing.pack", "cache "):
+            self.assertIn(needle, text)
+        text = self.run_with("doctor", FOVEA_CACHE_MAX_MIB="many").stdout
+        self.assertIn("FOVEA_CACHE_MAX_MIB is 'many'", text)
+
+    def test_pack_is_made_and_found(self):
+        self.need_compiler()
+        result = self.pack("--out", "fovea.pack")
+        self.expect(result, 0)
+        self.assertRegex(result.stdout, r"sm_80 +\d+ registers")
+        pack = self.cuda(FOVEA_PACK="fovea.pack")["pack"]
+        self.assertTrue(pack["is_present"])
+        self.assertEqual(pack["kernels"], result.stdout.count(" registers, "))
+
+    def test_second_pack_compiles_nothing(self):
+        self.need_compiler()
+        first = json.loads(self.pack("--json").stdout)
+        begin = time.monotonic()
+        self.assertEqual(json.loads(self.pack("--json").stdout), first)
+        self.assertLess(time.monotonic() - begin, 2)
+
+    def test_cache_is_listed_verified_and_cleared(self):
+        self.need_compiler()
+        self.expect(self.run_with("cache", "list"), 0)
+        made = json.loads(self.pack("--json").stdout)["kernels"]
+        kernels = json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"]
+        self.assertEqual(len(kernels), len(made))
+        self.assertEqual(kernels[0]["architecture"], "sm_80")
+        self.expect(self.run_with("cache", "verify"), 0)
+        damaged = self.folder / "cache" / "kernels" / kernels[0]["file"]
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        self.assertIn("problem", json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"][0])
+        self.assertEqual(self.run_with("cache", "verify").returncode, 1)
+        self.assertEqual(len(json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"]), len(made) - 1)
+        self.expect(self.run_with("cache", "clear"), 0)
+        self.assertEqual(json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"], [])
+
+    def test_mistakes_are_one_line(self):
+        self.expect(self.run_with("cache", "wipe"), 2, "wipe", "list, verify or clear")
+        self.expect(self.pack("--arch", "sm_70"), 2, "--arch")
+        self.expect(self.run_with("pack", "--arch", "turing"), 2, "turing", "sm_80 or later")
+        self.expect(self.pack(FOVEA_NVRTC="/nowhere"), 3, "no kernel compiler", "/nowhere")
+        self.expect(self.run_with("cache", "list", FOVEA_CACHE_MAX_MIB="0"), 2, "no cache folder")
 
 
 class Bench(CommandTest):

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <string_view>
 
 #include "fovea/error.hpp"
@@ -179,6 +180,7 @@ Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
                                   nvrtc().path()));
   }
   ++num_compiles_;
+  const auto start = std::chrono::steady_clock::now();
   Program program(api, text.unit, device_text_.files);
   const int result = program.compile(compile_options(architecture));
   const std::string log = program.log();
@@ -187,7 +189,11 @@ Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
         fmt::format("kernel {} for {} does not compile: {}", text.label, architecture.name(),
                     describe_failure(log, api.error_string(result), text, device_text_)));
   }
-  return {.image = program.cubin(), .report = parse_report(log)};
+  Cubin cubin{.image = program.cubin(), .report = parse_report(log)};
+  const auto elapsed = std::chrono::steady_clock::now() - start;
+  cubin.report.compile_ms =
+      static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(elapsed).count());
+  return cubin;
 }
 
 std::vector<std::string> compile_options(Architecture architecture) {

@@ -8,7 +8,7 @@ namespace fovea::cuda::jit {
 namespace {
 
 constexpr std::string_view kMark = "fovea cubin";
-constexpr std::uint64_t kFormat = 1;
+constexpr std::uint64_t kFormat = 2;
 
 std::vector<std::byte> content_of(const CacheEntry& entry) {
   const CompileReport& report = entry.cubin.report;
@@ -17,7 +17,7 @@ std::vector<std::byte> content_of(const CacheEntry& entry) {
   writer.put_text(entry.architecture);
   writer.put_text(entry.compiler);
   for (const int number : {report.registers, report.spill_bytes, report.local_bytes,
-                           report.shared_bytes, report.num_wgmma_notes}) {
+                           report.shared_bytes, report.num_wgmma_notes, report.compile_ms}) {
     writer.put_number(static_cast<std::uint64_t>(number));
   }
   writer.put_text(report.log);
@@ -38,6 +38,7 @@ bool read_content(std::span<const std::byte> bytes, CacheEntry& entry) {
   report.local_bytes = reader.get_int();
   report.shared_bytes = reader.get_int();
   report.num_wgmma_notes = reader.get_int();
+  report.compile_ms = reader.get_int();
   report.log = reader.get_text();
   const auto image = reader.get_bytes(reader.get_number());
   entry.cubin.image.assign(image.begin(), image.end());

@@ -1,0 +1,296 @@
+// fovea pack: kernels compiled before they are needed, for machines that are not at hand.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "fovea/attention.hpp"
+#include "fovea/error.hpp"
+
+#include "cases.hpp"
+#include "command.hpp"
+#include "core/num_threads.hpp"
+#include "cuda/attention_forward.hpp"
+#include "cuda/candidates.hpp"
+#include "cuda/jit/kernel_pack.hpp"
+#include "cuda/jit/loader.hpp"
+#include "failure.hpp"
+#include "files.hpp"
+#include "parse_words.hpp"
+#include "problem/decode.hpp"
+#include "problem/forward.hpp"
+#include "progress.hpp"
+
+namespace fovea::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using cuda::jit::Architecture;
+using cuda::jit::KernelText;
+using cuda::jit::Sha256;
+
+constexpr const char* kAbout =
+    "Compiles the GPU kernels that named cases need, for named architectures, into one file. Needs "
+    "the "
+    "kernel compiler and no GPU. A library that finds the file (FOVEA_PACK, or fovea.pack beside "
+    "it) "
+    "runs these kernels without a compiler.";
+
+constexpr const char* kExamples =
+    R"(Examples
+  The built-in cases, for Hopper and Blackwell:
+    fovea pack --arch sm_90a,sm_100a --out fovea.pack
+  Cases of your own:
+    fovea pack --cases my_cases.json --arch sm_80 --out fovea.pack
+  Does every kernel fit its registers? (what CI asks; writes nothing)
+    fovea pack --arch sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_103a,sm_120a --strict
+
+Each case is compiled with and without lse. Text alone makes a kernel: cases that differ in lengths alone share one.
+
+Exit codes: 0 done; 1 a kernel did not compile, or --strict found one that spills; 2 bad input; 3 no kernel compiler here.
+)";
+
+struct PackOptions {
+  std::vector<std::string> case_files, architectures;
+  std::optional<std::string> out;
+  bool is_strict = false, wants_json = false;
+};
+
+/// A kernel to compile, and the cases that need it.
+struct Job {
+  KernelText text;
+  Architecture architecture;
+  std::set<std::string> cases;
+  cuda::jit::Cubin cubin{};
+  std::string failure{};  // why there is no cubin
+};
+
+/// What no kernel of ours takes.
+struct LeftOut {
+  std::string problem, architecture, reason;
+};
+
+struct Work {
+  std::map<Sha256, Job> jobs;
+  std::vector<LeftOut> left_out;
+};
+
+std::vector<Case> cases_of(const PackOptions& options) {
+  if (options.case_files.empty()) return built_in_cases();
+  std::vector<Case> cases;
+  for (const std::string& path : options.case_files) {
+    const auto file = read_file("--cases", path);
+    const std::string_view json(reinterpret_cast<const char*>(file->bytes().data()),
+                                file->bytes().size());
+    for (Case& problem : parse_cases(json, path)) cases.push_back(std::move(problem));
+  }
+  return cases;
+}
+
+ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wants_lse) {
+  AttentionForward call = make_call(named.options, inputs);
+  call.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, inputs.q.spec.dtype)),
+                     named.options.layout);
+  Problem problem = fovea::problem_of(call);
+  problem.wants_lse = wants_lse;
+  if (named.page_size > 0) return validate_decode_problem(problem, true, "pack");
+  return validate(problem, "pack");
+}
+
+void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {
+  const Inputs inputs = make_shapes(named);
+  for (const bool wants_lse : {false, true}) {
+    const ForwardProblem problem = problem_of_case(named, inputs, wants_lse);
+    for (const Architecture& architecture : architectures) {
+      const cuda::ForwardPlan plan = cuda::choose_forward(
+          problem, cuda::typical_device(architecture.major, architecture.minor));
+      if (plan.candidate.empty()) {
+        work.left_out.push_back({named.name, architecture.name(),
+                                 plan.refused.empty() ? "" : plan.refused.back().reason});
+        continue;
+      }
+      for (KernelText& text : cuda::kernel_texts(problem, plan)) {
+        const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
+        Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
+        job.cases.insert(named.name);
+      }
+    }
+  }
+}
+
+/// On all cores.
+void compile_all(Work& work, cuda::jit::Loader& loader) {
+  std::vector<Job*> jobs;
+  for (auto& [key, job] : work.jobs) jobs.push_back(&job);
+  Progress progress("fovea pack: compiling");
+  std::mutex progress_mutex;
+  std::atomic<std::size_t> next = 0;
+  const auto compile = [&] {
+    for (std::size_t i = next++; i < jobs.size(); i = next++) {
+      Job& job = *jobs[i];
+      try {
+        job.cubin = loader.cubin(job.text, job.architecture);
+      } catch (const Error& error) {
+        job.failure = error.what();
+      }
+      const std::lock_guard lock(progress_mutex);
+      progress.set(fmt::format("fovea pack: {} of {} kernels", i + 1, jobs.size()));
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < default_num_threads(); ++i) threads.emplace_back(compile);
+}
+
+bool is_clean(const cuda::jit::CompileReport& report) {
+  return report.spill_bytes == 0 && report.local_bytes == 0 && report.num_wgmma_notes == 0;
+}
+
+Json kernel_report(const Job& job) {
+  Json row = {
+      {"kernel", job.text.label}, {"architecture", job.architecture.name()}, {"cases", job.cases}};
+  if (!job.failure.empty()) {
+    row["failure"] = job.failure;
+    return row;
+  }
+  const cuda::jit::CompileReport& report = job.cubin.report;
+  row["bytes"] = job.cubin.image.size();
+  row["registers"] = report.registers;
+  row["spill_bytes"] = report.spill_bytes;
+  row["local_bytes"] = report.local_bytes;
+  row["wgmma_notes"] = report.num_wgmma_notes;
+  row["compile_ms"] = report.compile_ms;
+  row["is_clean"] = is_clean(report);
+  return row;
+}
+
+Json report_of(const Work& work, const PackOptions& options) {
+  std::vector<const Job*> jobs;
+  for (const auto& [key, job] : work.jobs) jobs.push_back(&job);
+  std::ranges::sort(jobs, {}, [](const Job* job) {
+    return std::tie(job->architecture, job->text.label, job->text.unit);
+  });
+  Json kernels = Json::array(), left_out = Json::array();
+  for (const Job* job : jobs) kernels.push_back(kernel_report(*job));
+  for (const LeftOut& row : work.left_out) {
+    left_out.push_back(
+        {{"case", row.problem}, {"architecture", row.architecture}, {"reason", row.reason}});
+  }
+  return {{"command", "pack"},
+          {"kernels", kernels},
+          {"left_out", left_out},
+          {"out", options.out ? Json(*options.out) : Json()}};
+}
+
+std::string print_kernel(const Json& kernel) {
+  const auto number = [&](const char* key) { return kernel[key].get<std::int64_t>(); };
+  std::string text = fmt::format("{:<8} ", kernel["architecture"].get<std::string>());
+  if (kernel.contains("failure")) return text + kernel["failure"].get<std::string>() + "\n";
+  text += fmt::format("{:>3} registers, {:>6} bytes, {:>4} ms  {} ({}{})", number("registers"),
+                      number("bytes"), number("compile_ms"), kernel["kernel"].get<std::string>(),
+                      kernel["cases"][0].get<std::string>(),
+                      kernel["cases"].size() > 1 ? " and others" : "");
+  if (!kernel["is_clean"].get<bool>()) {
+    text += fmt::format("; SPILLS {} bytes, {} of local memory, {} wgmma notes",
+                        number("spill_bytes"), number("local_bytes"), number("wgmma_notes"));
+  }
+  return text + "\n";
+}
+
+std::string print(const Json& report) {
+  std::string text;
+  std::int64_t num_failed = 0, num_unclean = 0, slowest_ms = 0;
+  for (const Json& kernel : report["kernels"]) {
+    text += print_kernel(kernel);
+    if (kernel.contains("failure")) {
+      ++num_failed;
+      continue;
+    }
+    num_unclean += kernel["is_clean"].get<bool>() ? 0 : 1;
+    slowest_ms = std::max(slowest_ms, kernel["compile_ms"].get<std::int64_t>());
+  }
+  for (const Json& row : report["left_out"]) {
+    text += fmt::format("{:<8} left out: {}: {}\n", row["architecture"].get<std::string>(),
+                        row["case"].get<std::string>(), row["reason"].get<std::string>());
+  }
+  text += fmt::format(
+      "{} kernels, {} failed, {} with spills, local memory or wgmma notes; the slowest took {} ms",
+      report["kernels"].size(), num_failed, num_unclean, slowest_ms);
+  if (!report["out"].is_null()) text += "; in " + report["out"].get<std::string>();
+  return text + "\n";
+}
+
+void write(const std::string& path, const Work& work, cuda::jit::Compiler& compiler) {
+  std::vector<cuda::jit::PackItem> items;
+  for (const auto& [key, job] : work.jobs) {
+    items.push_back({key,
+                     {.cubin = job.cubin,
+                      .label = job.text.label,
+                      .architecture = job.architecture.name(),
+                      .compiler = compiler.version()}});
+  }
+  write_pack(path, items);
+}
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+}  // namespace
+
+int run_pack(const std::vector<std::string>& words) {
+  PackOptions options;
+  std::string architecture_words, out;
+  CLI::App app(kAbout, "fovea pack");
+  app.add_option("--cases", options.case_files,
+                 "files of cases (as cases/*.json); the built-in ones unless given");
+  app.add_option("--arch", architecture_words, "sm_80,sm_90a,...")->required();
+  app.add_option("--out", out, "the pack; without it nothing is written");
+  app.add_flag("--strict", options.is_strict,
+               "exit 1 where a kernel spills, uses local memory or has a wgmma note");
+  app.add_flag("--json", options.wants_json, "print one JSON object");
+  app.footer(kExamples);
+  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  if (!out.empty()) options.out = out;
+
+  std::vector<Architecture> architectures;
+  for (const std::string& word : split_at_commas(architecture_words))
+    architectures.push_back(cuda::jit::parse_architecture(word, "--arch"));
+  OutputFiles files;
+  if (options.out) files.add("--out", *options.out);
+
+  cuda::jit::LoaderOptions loader_options;
+  loader_options.pack = std::nullopt;
+  cuda::jit::Loader loader(loader_options);
+  if (!loader.compiler().nvrtc().is_present())
+    throw Failure(kUnsupported, loader.compiler().nvrtc().why_absent());
+  Work work;
+  for (const Case& named : cases_of(options)) add_case(named, architectures, work);
+  compile_all(work, loader);
+  const bool has_all = std::ranges::all_of(
+      work.jobs, [](const auto& entry) { return entry.second.failure.empty(); });
+  if (options.out && has_all) write(*options.out, work, loader.compiler());
+  const Json report = report_of(work, options);
+  print_out(options.wants_json ? report.dump() + "\n" : print(report));
+  if (!has_all) throw Failure(kFailed, "not every kernel compiled; nothing is written");
+  const bool has_unclean = std::ranges::any_of(
+      work.jobs, [](const auto& entry) { return !is_clean(entry.second.cubin.report); });
+  if (options.is_strict && has_unclean)
+    throw Failure(kFailed, "--strict: a kernel spills, uses local memory or has a wgmma note");
+  return kSuccess;
+}
+
+}  // namespace fovea::tools
