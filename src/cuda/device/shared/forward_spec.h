@@ -36,13 +36,16 @@ struct ForwardSpec {
   bool operator==(const ForwardSpec&) const = default;
 };
 
+/// Room for what a CTA of sm80/attention_forward works on.
+inline constexpr std::int32_t kSm80WorkBytes = 96;
+
 /// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for each warp.
 constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t width_q =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
   return 2 * (spec.tile_q * width_q +
               spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v)) +
-         4 * spec.num_warps;
+         4 * spec.num_warps + kSm80WorkBytes;
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.

@@ -69,14 +69,18 @@ struct Traits {
   using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
   using OutRows = ValueRows;
 
-  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of each warp.
+  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of each warp; what
+  // the CTA works on.
   static constexpr int kQueryWarpBytes =
       2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
   static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
   static constexpr int kKeyBytes = spec.tile_kv * KeyRows::kRowBytes;
   static constexpr int kStageBytes = kKeyBytes + spec.tile_kv * ValueRows::kRowBytes;
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
-  static_assert(kVotesAt + 4 * spec.num_warps == sm80_forward_shared_bytes(spec),
+  static constexpr int kWorkAt = kVotesAt + 4 * spec.num_warps;
+  static constexpr int kWorkWords = sizeof(Work) / 4;
+  static_assert(sizeof(Work) <= kSm80WorkBytes, "Work has its place in shared memory");
+  static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
                 "host and device count the same bytes");
 };
 
@@ -102,7 +106,12 @@ struct Forward {
   const ForwardParams& p;
   const Work work;
   const SharedAddress smem;
-  const int warp, lane;
+  const int warp;
+  int lane;
+
+  struct WorkWords {
+    std::uint32_t word[T::kWorkWords];
+  };
 
   float out[T::kRowBlocks][T::kColBlocks][4];
   RowState rows[T::kRowBlocks][2];
@@ -123,7 +132,7 @@ struct Forward {
   };
 
   /// `row` of the tile. Heads of a group are neighbours, so that a tile covers few positions.
-  FOVEA_DEVICE_MEMBER Row row_at(int row) const {
+  FOVEA_DEVICE_MEMBER static Row row_at(const Work& work, int row) {
     const int query = row / spec.heads_per_tile;
     Row r{work.q_begin + query, work.q_head + row % spec.heads_per_tile, false};
     r.exists = r.q_idx < work.sequence.seqlen_q && query < T::kQueries;
@@ -135,7 +144,9 @@ struct Forward {
     return warp * T::kWarpRows + block * 16 + half * 8 + lane / 4;
   }
 
-  FOVEA_DEVICE_MEMBER bool warp_has_rows() const { return row_at(warp * T::kWarpRows).exists; }
+  FOVEA_DEVICE_MEMBER bool warp_has_rows() const {
+    return row_at(work, warp * T::kWarpRows).exists;
+  }
 
   FOVEA_DEVICE_MEMBER TileSpan span() const {
     TileSpan s{};
@@ -154,7 +165,7 @@ struct Forward {
 
   /// One 16-byte chunk of a row; zeros where the row does not exist and beyond head_dim.
   FOVEA_DEVICE_MEMBER void copy_chunk(SharedAddress to, const char* row, int chunk, bool exists,
-                                      int head_dim, const char* somewhere) const {
+                                      int head_dim, const void* somewhere) const {
     const bool is_data =
         exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < head_dim);
     ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
@@ -174,44 +185,59 @@ struct Forward {
     }
   }
 
-  /// Where row `row` of the sequence's keys (or values) begins.
-  FOVEA_DEVICE_MEMBER const char* kv_row(const BshdParam& t, std::int32_t row) const {
+  /// Where this kv head's row 0 lies; paged: where it would lie in page 0.
+  FOVEA_DEVICE_MEMBER static const char* head_of(const Work& work, const BshdParam& t) {
     std::int64_t at = work.kv_head * t.head_stride;
-    const std::int64_t in_cache = work.sequence.kv_row + row;
-    if constexpr (spec.is_paged) {
-      const auto idx = static_cast<std::int32_t>(in_cache);
-      const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
-      const std::int64_t page =
-          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
-      at += page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride;
-    } else {
-      at += work.sequence.kv_batch * t.batch_stride + in_cache * t.row_stride;
-    }
+    if constexpr (!spec.is_paged)
+      at += work.sequence.kv_batch * t.batch_stride + work.sequence.kv_row * t.row_stride;
     return static_cast<const char*>(t.data) + at * 2;
   }
 
+  FOVEA_DEVICE_MEMBER static const char* kv_row_dense(const BshdParam& t, const char* head,
+                                                      std::int32_t row) {
+    return head + row * (t.row_stride * 2);
+  }
+
+  /// Where row `row` of the sequence's keys (or values) begins.
+  FOVEA_DEVICE_MEMBER const char* kv_row(const Work& work, const BshdParam& t, const char* head,
+                                         std::int32_t row) const {
+    if constexpr (spec.is_paged) {
+      const auto idx = static_cast<std::int32_t>(work.sequence.kv_row + row);
+      const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
+      const std::int64_t page =
+          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
+      return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) * 2;
+    } else {
+      return kv_row_dense(t, head, row);
+    }
+  }
+
   /// Tile `idx` of K or V. Rows behind the last key become zeros, whatever lies there.
-  template <class Rows>
-  FOVEA_DEVICE_MEMBER void copy_keys(SharedAddress to, const BshdParam& t, std::int32_t idx,
-                                     int head_dim) const {
+  template <class Rows, bool kIsWhole>
+  FOVEA_DEVICE_MEMBER void copy_keys(SharedAddress to, const BshdParam& t, const char* head,
+                                     std::int32_t idx, int head_dim) const {
     constexpr int kRowThreads = Rows::kPeriod;
     constexpr int kRowsAtOnce = T::kThreads / kRowThreads;
     const int first = (warp * 32 + lane) / kRowThreads;
     const int chunk = lane % kRowThreads;
     const std::int32_t begin = idx * spec.tile_kv;
-    const char* somewhere = kv_row(t, begin);
-    const bool is_whole = begin + spec.tile_kv <= work.kv_end;
-    const char* row = spec.is_paged ? somewhere : somewhere + first * (t.row_stride * 2);
+    const char* row = spec.is_paged ? head : kv_row_dense(t, head, begin + first);
 #pragma unroll
     for (int at = 0; at < spec.tile_kv; at += kRowsAtOnce) {
       const int mine = first + at;
       if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
-      const bool exists = is_whole || begin + mine < work.kv_end;
-      if constexpr (spec.is_paged) row = exists ? kv_row(t, begin + mine) : somewhere;
+      const bool exists = kIsWhole || begin + mine < work.kv_end;
+      if constexpr (spec.is_paged) {
+        if (exists) row = kv_row(work, t, head, begin + mine);
+      }
       const SharedAddress row_smem = to + Rows::offset(mine, chunk);
 #pragma unroll
       for (int c = 0; c < Rows::kChunks; c += kRowThreads) {
-        copy_chunk(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, somewhere);
+        const bool is_data =
+            exists && (!spec.has_padded_head_dim || (chunk + c) * tile::kChunkElements < head_dim);
+        ptx::cp_async_16(row_smem + c * tile::kChunkBytes,
+                         is_data ? row + (chunk + c) * tile::kChunkBytes : t.data,
+                         is_data ? tile::kChunkBytes : 0);
       }
       if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
     }
@@ -221,13 +247,16 @@ struct Forward {
   template <class Rows>
   FOVEA_DEVICE_MEMBER void gather_keys(SharedAddress to, const BshdParam& t, std::int32_t idx,
                                        int head_dim) const {
+    const Work mine = kept_work();
+    const char* head = head_of(mine, t);
 #pragma unroll 1
     for (int at = warp * 32 + lane; at < spec.tile_kv * Rows::kChunks; at += T::kThreads) {
       const int row = at / Rows::kChunks;
       const std::int32_t key = idx * spec.tile_kv + row;
-      const bool exists = key < work.kv_end;
-      gather_chunk(to + Rows::offset(row, at % Rows::kChunks), kv_row(t, exists ? key : 0),
-                   at % Rows::kChunks, exists, head_dim, t.col_stride);
+      const bool exists = key < mine.kv_end;
+      gather_chunk(to + Rows::offset(row, at % Rows::kChunks),
+                   kv_row(mine, t, head, exists ? key : 0), at % Rows::kChunks, exists, head_dim,
+                   t.col_stride);
     }
   }
 
@@ -235,17 +264,28 @@ struct Forward {
     return smem + T::kStagesAt + stage * T::kStageBytes;
   }
 
-  FOVEA_DEVICE_MEMBER void load_tile(VisitedTile tile, int stage) const {
+  /// Where the rows of this kv head lie.
+  struct Heads {
+    const char* k;
+    const char* v;
+  };
+
+  FOVEA_DEVICE_MEMBER void load_tile(const Heads& heads, VisitedTile tile, int stage) const {
     using KeyRows = typename T::KeyRows;
     using ValueRows = typename T::ValueRows;
     const SharedAddress keys = stage_at(stage);
     const SharedAddress values = keys + T::kKeyBytes;
-    if (tile.idx >= 0 && p.is_kv_aligned != 0) {
-      copy_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
-      copy_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
-    } else if (tile.idx >= 0) {
-      gather_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
-      gather_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
+    if (tile.idx >= 0) {
+      if (p.is_kv_aligned == 0) {
+        gather_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
+        gather_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
+      } else if ((tile.idx + 1) * spec.tile_kv <= work.kv_end) {
+        copy_keys<KeyRows, true>(keys, p.k, heads.k, tile.idx, p.head_dim_qk);
+        copy_keys<ValueRows, true>(values, p.v, heads.v, tile.idx, p.head_dim_v);
+      } else {
+        copy_keys<KeyRows, false>(keys, p.k, heads.k, tile.idx, p.head_dim_qk);
+        copy_keys<ValueRows, false>(values, p.v, heads.v, tile.idx, p.head_dim_v);
+      }
     }
     ptx::cp_async_commit_group();
   }
@@ -257,7 +297,7 @@ struct Forward {
     for (int at = lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
       const int row = at / Rows::kChunks;
       const int chunk = at % Rows::kChunks;
-      const Row r = row_at(warp * T::kWarpRows + row);
+      const Row r = row_at(work, warp * T::kWarpRows + row);
       const std::int64_t begin = work.sequence.q_batch * p.q.batch_stride +
                                  (work.sequence.q_row + r.q_idx) * p.q.row_stride +
                                  r.q_head * p.q.head_stride;
@@ -334,7 +374,7 @@ struct Forward {
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Row row = row_at(my_row(i, half));
+        const Row row = row_at(work, my_row(i, half));
         Position at{};
         at.batch = work.sequence.idx;
         at.q_head = row.q_head;
@@ -400,14 +440,14 @@ struct Forward {
         for (int e = 0; e < 4; ++e) out[i][j][e] *= rescale[i][e / 2];
   }
 
-  /// 1 where a row sees the key: a score that is not -inf, NaN too.
-  FOVEA_DEVICE_MEMBER void indicate_visible(Scores& s) const {
+  /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there, relative to an origin of 0.
+  FOVEA_DEVICE_MEMBER void level(Scores& s) const {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? 0.0F : 1.0F;
+        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : 0.0F;
   }
 
   /// A lane draws four words, of one of its two rows, and its neighbour those of the other row: half of each is exchanged.
@@ -415,7 +455,7 @@ struct Forward {
     const bool is_odd = lane % 2 != 0;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
-      const Row row = row_at(my_row(i, is_odd ? 1 : 0));
+      const Row row = row_at(work, my_row(i, is_odd ? 1 : 0));
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; ++j) {
         const std::int32_t group = (tile.idx * spec.tile_kv + j * 8) / 4 + lane % 4 / 2;
@@ -462,11 +502,10 @@ struct Forward {
     Scores s;
     multiply_keys(s, stage);
     apply_mods(s, tile);
-    if (pass <= Pass::finite) {
-      softmax(s);
-      if constexpr (spec.has_dropout) drop(s, tile);
-    } else {
-      indicate_visible(s);
+    if (pass > Pass::finite) level(s);
+    softmax(s);
+    if constexpr (spec.has_dropout) {
+      if (pass <= Pass::finite) drop(s, tile);
     }
     multiply_values(s, stage + T::kKeyBytes);
   }
@@ -517,7 +556,7 @@ struct Forward {
 
   // ---- store -----------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER std::int64_t partial_row(const Row& r) const {
+  FOVEA_DEVICE_MEMBER std::int64_t partial_row(const Work& work, const Row& r) const {
     const std::int64_t row =
         (work.sequence.q_batch * p.num_heads_q + r.q_head) * p.seqlen_q + r.q_idx;
     return row * p.max_splits + work.split;
@@ -531,9 +570,9 @@ struct Forward {
     return spec.is_split ? kOutBytes : p.out.col_stride * kOutBytes;
   }
 
-  FOVEA_DEVICE_MEMBER char* out_row(const Row& r) const {
+  FOVEA_DEVICE_MEMBER char* out_row(const Work& work, const Row& r) const {
     if constexpr (spec.is_split) {
-      return reinterpret_cast<char*>(p.partial_out + partial_row(r) * spec.head_dim_v);
+      return reinterpret_cast<char*>(p.partial_out + partial_row(work, r) * spec.head_dim_v);
     }
     const std::int64_t at = work.sequence.q_batch * p.out.batch_stride +
                             (work.sequence.q_row + r.q_idx) * p.out.row_stride +
@@ -560,7 +599,7 @@ struct Forward {
   }
 
   /// Sums of the row's four threads; then O, lse and row_max.
-  FOVEA_DEVICE_MEMBER void finish() {
+  FOVEA_DEVICE_MEMBER void finish(const Work& work) {
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
@@ -569,7 +608,7 @@ struct Forward {
         RowState row = rows[i][half];
         row.sum += ptx::shfl_bfly(row.sum, 1);
         row.sum += ptx::shfl_bfly(row.sum, 2);
-        const Row r = row_at(my_row(i, half));
+        const Row r = row_at(work, my_row(i, half));
         float sink = -infinity();
         if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing && r.exists)
           sink = ptx::ld_global_nc(p.sinks + r.q_head * p.sinks_stride);
@@ -581,25 +620,28 @@ struct Forward {
           out[i][j][half * 2 + 1] *= result.factor;
         }
         if (r.exists && lane % 4 == 0)
-          store_row_values(r, result.lse, finish_row_max(row_max[i][half], row.sum, unit));
+          store_row_values(work, r, result.lse, finish_row_max(row_max[i][half], row.sum, unit));
       }
     }
     if constexpr (kOutElement == Element::f32) {
-      store_f32();
+      store_f32(work);
     } else {
       stage_out<kOutElement>();
       if (p.is_out_aligned != 0) {
-        store_chunks();
+        store_chunks(work);
       } else {
-        for_each_staged<kOutElement>([&](char* to, float value) { store_element(to, value); });
+        for_each_staged<kOutElement>(work,
+                                     [&](char* to, float value) { store_element(to, value); });
       }
     }
   }
 
-  FOVEA_DEVICE_MEMBER void store_row_values(const Row& r, float lse, float greatest) const {
+  FOVEA_DEVICE_MEMBER void store_row_values(const Work& work, const Row& r, float lse,
+                                            float greatest) const {
     if constexpr (spec.is_split) {
-      ptx::st_global(p.partial_lse + partial_row(r), lse);
-      if constexpr (spec.wants_row_max) ptx::st_global(p.partial_max + partial_row(r), greatest);
+      ptx::st_global(p.partial_lse + partial_row(work, r), lse);
+      if constexpr (spec.wants_row_max)
+        ptx::st_global(p.partial_max + partial_row(work, r), greatest);
     } else {
       const std::int64_t row = work.sequence.q_row + r.q_idx;
       if (p.lse != nullptr) {
@@ -615,15 +657,15 @@ struct Forward {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void store_f32() const {
+  FOVEA_DEVICE_MEMBER void store_f32(const Work& work) const {
     const std::int64_t step = out_col_bytes();
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Row r = row_at(my_row(i, half));
+        const Row r = row_at(work, my_row(i, half));
         if (!r.exists) continue;
-        char* to = out_row(r) + lane % 4 * 2 * step;
+        char* to = out_row(work, r) + lane % 4 * 2 * step;
 #pragma unroll
         for (int j = 0; j < T::kColBlocks; ++j, to += 8 * step) {
           const int col = j * 8 + lane % 4 * 2;
@@ -652,30 +694,30 @@ struct Forward {
     ptx::sync_warp();
   }
 
-  FOVEA_DEVICE_MEMBER void store_chunks() const {
+  FOVEA_DEVICE_MEMBER void store_chunks(const Work& work) const {
     using Rows = typename T::OutRows;
 #pragma unroll 4
     for (int at = lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
       const int row = at / Rows::kChunks;
       const int chunk = at % Rows::kChunks;
-      const Row r = row_at(warp * T::kWarpRows + row);
+      const Row r = row_at(work, warp * T::kWarpRows + row);
       if (!r.exists) continue;
       if (spec.has_padded_head_dim && chunk * tile::kChunkElements >= p.head_dim_v) continue;
       const auto value =
           ptx::ld_shared<U32x4>(smem + warp * T::kQueryWarpBytes + Rows::offset(row, chunk));
-      ptx::st_global(reinterpret_cast<U32x4*>(out_row(r) + chunk * tile::kChunkBytes), value);
+      ptx::st_global(reinterpret_cast<U32x4*>(out_row(work, r) + chunk * tile::kChunkBytes), value);
     }
   }
 
   /// Every staged element that exists, one by one, with its place in O.
   template <Element element, class Visit>
-  FOVEA_DEVICE_MEMBER void for_each_staged(Visit&& visit) const {
+  FOVEA_DEVICE_MEMBER void for_each_staged(const Work& work, Visit&& visit) const {
     using Rows = typename T::OutRows;
 #pragma unroll 1
     for (int row = 0; row < T::kWarpRows; ++row) {
-      const Row r = row_at(warp * T::kWarpRows + row);
+      const Row r = row_at(work, warp * T::kWarpRows + row);
       if (!r.exists) continue;
-      char* to = out_row(r);
+      char* to = out_row(work, r);
 #pragma unroll 1
       for (int col = lane; col < p.head_dim_v; col += 32) {
         const std::uint32_t bits = ptx::ld_shared<std::uint16_t>(
@@ -688,10 +730,10 @@ struct Forward {
   }
 
   /// Where an indicator reached a sum, the result is infinite, or NaN where both signs did.
-  FOVEA_DEVICE_MEMBER void store_reached(Pass pass) const {
+  FOVEA_DEVICE_MEMBER void store_reached(const Work& work, Pass pass) const {
     const float value = pass == Pass::positive ? infinity() : -infinity();
     stage_out<Element::bf16>();
-    for_each_staged<Element::bf16>([&](char* to, float count) {
+    for_each_staged<Element::bf16>(work, [&](char* to, float count) {
       if (count == 0) return;
       const float so_far = load_element(to);
       if (is_nan(so_far)) return;
@@ -732,6 +774,7 @@ struct Forward {
         rows_span,
         {work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv), spec.tile_kv},
         p.captures);
+    const Heads heads{head_of(work, p.k), head_of(work, p.v)};
     start_rows();
     load_queries();
     VisitedTile ahead[kAhead];
@@ -750,22 +793,46 @@ struct Forward {
 #pragma unroll
       for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
       ahead[kAhead - 1] = next_tile(tiles);
-      load_tile(ahead[kAhead - 1], stage);
+      load_tile(heads, ahead[kAhead - 1], stage);
       stage = reading;
       if (!is_filling && has_rows) compute(tile, stage_at(reading), pass);
     }
     ptx::cp_async_wait_group<0>();
   }
 
+  // Note: the walk has no registers left for what only the end needs, so that lies in shared memory meanwhile.
+
+  FOVEA_DEVICE_MEMBER void keep_work() const {
+    const auto words = ptx::bit_cast<WorkWords>(work);
+    if (warp != 0 || lane != 0) return;
+#pragma unroll
+    for (int i = 0; i < T::kWorkWords; ++i)
+      ptx::st_shared(smem + T::kWorkAt + i * 4, words.word[i]);
+  }
+
+  FOVEA_DEVICE_MEMBER Work kept_work() const {
+    WorkWords words;
+#pragma unroll
+    for (int i = 0; i < T::kWorkWords; ++i)
+      words.word[i] = ptx::ld_shared<std::uint32_t>(smem + T::kWorkAt + i * 4);
+    return ptx::bit_cast<Work>(words);
+  }
+
   FOVEA_DEVICE_MEMBER void run() {
+    keep_work();
+    if (p.is_kv_aligned == 0) ptx::sync_threads();
 #pragma unroll 1
     for (Pass pass = Pass::all; pass != Pass::end;
          pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
       walk(pass);
+      const bool is_done = is_finite() || pass >= Pass::finite;
+      const Work kept = kept_work();
+      // The compiler takes this for news, and computes addresses of the end there, not before the walk.
+      lane = ptx::shfl_idx(lane, lane);
       if (pass > Pass::finite) {
-        store_reached(pass);
-      } else if (is_finite() || pass == Pass::finite) {
-        finish();
+        store_reached(kept, pass);
+      } else if (is_done) {
+        finish(kept);
         if (pass == Pass::all) return;
       }
       ptx::sync_threads();
