@@ -666,10 +666,10 @@ class Printer {
   std::string tile_function() {
     const Body body({mask_, ProgramRole::mask, Domain::range, names_}, slots_);
     return fmt::format(
-        "  FOVEA_DEVICE TileKind tile_kind({}, {}) {{\n{}    return kind_of({});\n  }}\n",
+        "  FOVEA_DEVICE TileKind tile_kind({}, {}) {{\n{}    return {};\n  }}\n",
         parameter("const TileSpan&", "tile", body.reads_variables()),
         parameter("const Captures&", "captures", body.reads_captures()), body.lines(),
-        body.result());
+        is_true(root(mask_)) ? "TileKind::full" : fmt::format("kind_of({})", body.result()));
   }
 
   static std::string parameter(std::string_view type, std::string_view name, bool is_read) {

@@ -79,20 +79,24 @@ FOVEA_DEVICE RangeEntry range_of_run(const RangeTableParam& table, std::int64_t 
   return over_warp(mine);
 }
 
+/// Where the entry of the i-th run of the group stands in shared memory.
+FOVEA_DEVICE ptx::SharedAddress shared_entry(std::int32_t i) {
+  return ptx::dynamic_shared() + static_cast<std::uint32_t>(i * sizeof(RangeEntry));
+}
+
 /// A warp for each run of the group; the first warp then joins them.
 FOVEA_DEVICE void build_group(const RangeTableParam& table, std::int64_t line, std::int32_t group) {
   const std::int32_t num_runs = (table.tensor.shape[table.dim] - 1) / kPositionsPerRun + 1;
-  const std::int32_t run = group * kRunsPerGroup + ptx::warp_idx();
+  const std::int32_t warp = ptx::warp_idx();
+  const std::int32_t run = group * kRunsPerGroup + warp;
   const RangeEntry mine = range_of_run(table, line, run);
-  const ptx::SharedAddress runs = ptx::dynamic_shared();
   if (ptx::lane_idx() == 0) {
     if (run < num_runs) ptx::st_global(table.entries + line * num_runs + run, mine);
-    ptx::st_shared(runs + ptx::warp_idx() * sizeof(RangeEntry), mine);
+    ptx::st_shared(shared_entry(warp), mine);
   }
   ptx::sync_threads();
-  if (ptx::warp_idx() != 0) return;
-  const RangeEntry all =
-      over_warp(ptx::ld_shared<RangeEntry>(runs + ptx::lane_idx() * sizeof(RangeEntry)));
+  if (warp != 0) return;
+  const RangeEntry all = over_warp(ptx::ld_shared<RangeEntry>(shared_entry(ptx::lane_idx())));
   RangeEntry* const groups = table.entries + table.num_lines * num_runs;
   if (ptx::lane_idx() == 0) ptx::st_global(groups + line * table.num_groups + group, all);
 }
