@@ -1,5 +1,6 @@
 #include "kernels/forward_cases.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "support/features.hpp"
@@ -49,6 +50,38 @@ std::vector<Case> kernel_cases() {
   split.has_sinks = true;
   cases.push_back(std::move(split));
   return cases;
+}
+
+std::int64_t longest(const CacheCase& problem) {
+  return *std::max_element(problem.seqlens.begin(), problem.seqlens.end());
+}
+
+std::vector<NamedCacheCase> kernel_cache_cases() {
+  CacheCase decode;
+  // 600: three splits; 17: one page and a row; 256: a split, exactly; 0: nothing.
+  decode.seqlens = {600, 17, 256, 0};
+  decode.num_heads_q = 4;
+  decode.q_dtype = decode.k_dtype = decode.v_dtype = Dtype::bf16;
+  decode.head_dim_qk = 64;
+  decode.head_dim_v = 32;
+  decode.page_size = 16;
+  CacheCase odd_pages = decode;
+  odd_pages.page_size = 5;
+  odd_pages.index_dtype = Dtype::i64;
+  odd_pages.has_sinks = true;
+  CacheCase slots = decode;
+  slots.page_size = 0;
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  CacheCase prefill = decode;
+  prefill.seqlen_q = 70;
+  prefill.seqlens = {200, 70};
+  CacheCase plain = decode;
+  plain.q_dtype = plain.k_dtype = plain.v_dtype = Dtype::f32;
+  return {{"paged_decode", decode},
+          {"odd_pages", odd_pages},
+          {"slots", slots},
+          {"paged_prefill", prefill},
+          {"paged_decode_f32", plain}};
 }
 
 }  // namespace fovea::testing

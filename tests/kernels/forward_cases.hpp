@@ -5,11 +5,21 @@
 #include <string>
 #include <vector>
 
+#include "support/cache_case.hpp"
 #include "support/case.hpp"
 
 namespace fovea::testing {
 
 /// Each with a label that is a name in C++.
 std::vector<Case> kernel_cases();
+
+struct NamedCacheCase {
+  std::string label;
+  CacheCase problem;
+};
+std::vector<NamedCacheCase> kernel_cache_cases();
+
+/// Keys of the longest sequence, which a plan is made for.
+std::int64_t longest(const CacheCase& problem);
 
 }  // namespace fovea::testing

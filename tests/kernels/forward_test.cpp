@@ -14,8 +14,13 @@
 #include "cuda/forward_launch.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
+#include "problem/decode.hpp"
+#include "reference/attention_forward.hpp"
+#include "support/cache_case.hpp"
+#include "support/compare.hpp"
 #include "support/kernel_compare.hpp"
 #include "support/launch_memory.hpp"
+#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -40,17 +45,29 @@ struct Emulation {
   }
 };
 
-void run_emulated(const std::string& label, Emulation& emulation, const AttentionForward& args) {
-  const ForwardProblem problem = validate(problem_of(args), "test");
-  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
-  for (const TensorBytes& tensor : tensors_of_call(args))
+/// A problem, and whose kernel runs it.
+struct Run {
+  const std::string& label;
+  const ForwardProblem& problem;
+  const AttentionForward& args;
+  const GrownCache* cache = nullptr;
+};
+
+void run_emulated(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, cuda::typical_device(8, 0));
+  std::vector<TensorBytes> tensors = tensors_of_call(run.args);
+  if (run.cache != nullptr) {
+    for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
+  }
+  for (const TensorBytes& tensor : tensors)
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
   void* workspace = plan.workspace_bytes == 0
                         ? nullptr
                         : emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
-  const cuda::ForwardLaunch call = cuda::forward_launch(problem, plan, args, workspace, nullptr);
+  const cuda::ForwardLaunch call =
+      cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
   emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
-                   [&] { cuda::forward_named(label)(call.params); });
+                   [&] { cuda::forward_named(run.label)(call.params); });
   if (!plan.spec.is_split) return;
   emulation.launch(call.combine_grid, cuda::kCombineThreads, cuda::kCombineSharedBytes,
                    [&] { cuda::combine_of(plan.spec)(call.combine_params); });
@@ -64,13 +81,49 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
     Emulation emulation;
     emulation.options = {.seed = 1, .landing = landing};
     expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run_emulated(problem.label, emulation, args);
+      run_emulated(
+          {.label = problem.label, .problem = validate(problem_of(args), "test"), .args = args},
+          emulation);
     });
     EXPECT_EQ(emulation.findings, "");
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
+                         [](const auto& info) { return info.param.label; });
+
+class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+
+/// Each sequence against the oracle on its keys laid out densely.
+TEST_P(EmulatedCaches, EqualTheOracle) {
+  const CacheCase& problem = GetParam().problem;
+  CacheMemory memory(problem);
+  const AttentionDecode decode = memory.args();
+  const AttentionForward args{.q = decode.q,
+                              .out = decode.out,
+                              .lse = decode.lse,
+                              .score = decode.score,
+                              .mask = decode.mask,
+                              .sinks = decode.sinks};
+  const ForwardProblem forward = validate_decode_problem(
+      decode_problem(decode, longest(problem), 1, "test"), problem.page_size > 0, "test");
+  const GrownCache cache{decode.cache, 0};
+  Emulation emulation;
+  run_emulated({.label = GetParam().label, .problem = forward, .args = args, .cache = &cache},
+               emulation);
+  EXPECT_EQ(emulation.findings, "");
+  EXPECT_EQ(memory.damage(), "");
+  for (std::int64_t i = 0; i < problem.batch(); ++i) {
+    const AttentionForward dense = memory.dense(i);
+    const reference::ForwardResult expected = reference::attention_forward(dense);
+    const Tolerances allowed = tolerances(
+        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
+    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedCaches, ::testing::ValuesIn(kernel_cache_cases()),
                          [](const auto& info) { return info.param.label; });
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "cuda/print_spec.hpp"
 #include "expr/print_cuda.hpp"
 #include "kernels/forward_cases.hpp"
+#include "problem/decode.hpp"
 #include "problem/forward.hpp"
 
 namespace {
@@ -21,21 +22,31 @@ std::string renamed(std::string text, const std::string& from, const std::string
   return text;
 }
 
-void print(const testing::Case& each, std::ofstream& out, std::string& table) {
-  testing::CaseMemory memory(each);
-  const ForwardProblem problem = validate(problem_of(memory.args()), "print_forward_units");
+void print(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
+           std::string& table) {
   const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
   const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
-  const std::string mods = "Mods_" + each.label;
+  const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
       "{};\n}}\n",
-      program.include, renamed(program.mods, "Mods", mods), each.label,
-      cuda::print_spec(plan.spec));
+      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
   table += fmt::format(
       "  {{\"{0}\", [](const ForwardParams& p) {{ sm80::attention_forward{1}<spec_{0}, {2}>(p); "
       "}}}},\n",
-      each.label, plan.candidate.ends_with("f32") ? "_f32" : "", mods);
+      label, plan.candidate.ends_with("f32") ? "_f32" : "", mods);
+}
+
+ForwardProblem problem_of_case(const testing::Case& each) {
+  testing::CaseMemory memory(each);
+  return validate(problem_of(memory.args()), "print_forward_units");
+}
+
+ForwardProblem problem_of_cache(const testing::CacheCase& each) {
+  constexpr const char* kWhere = "print_forward_units";
+  testing::CacheMemory memory(each);
+  return validate_decode_problem(decode_problem(memory.args(), testing::longest(each), 1, kWhere),
+                                 each.page_size > 0, kWhere);
 }
 
 }  // namespace
@@ -44,7 +55,10 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::ofstream out(argv[1]);
   std::string table;
-  for (const auto& each : fovea::testing::kernel_cases()) print(each, out, table);
+  for (const auto& each : fovea::testing::kernel_cases())
+    print(each.label, problem_of_case(each), out, table);
+  for (const auto& each : fovea::testing::kernel_cache_cases())
+    print(each.label, problem_of_cache(each.problem), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);

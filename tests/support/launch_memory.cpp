@@ -45,6 +45,17 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
   return tensors;
 }
 
+std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
+  std::vector<TensorBytes> tensors = {bytes_of("cache.k", cache.k, false),
+                                      bytes_of("cache.v", cache.v, false),
+                                      bytes_of("page_table", cache.page_table, false),
+                                      bytes_of("seqlens", cache.seqlens, false),
+                                      bytes_of("batch_idx", cache.batch_idx, false),
+                                      bytes_of("left_padding", cache.left_padding, false)};
+  std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
+  return tensors;
+}
+
 void move_tensors(cuda::ForwardLaunch& launch,
                   const std::function<const void*(const void*)>& moved) {
   const auto move = [&](auto*& pointer) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+#include "fovea/kv_cache.hpp"
 
 #include "cuda/forward_launch.hpp"
 
@@ -23,6 +24,9 @@ struct TensorBytes {
 
 /// Every tensor that a call reads or writes, captured ones too. Tensors without elements are left out.
 std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
+
+/// The same of a cache.
+std::vector<TensorBytes> tensors_of_cache(const KvCache& cache);
 
 /// Replaces the address of every tensor in the launch. `moved` is given each one that is not null.
 void move_tensors(cuda::ForwardLaunch& launch,
