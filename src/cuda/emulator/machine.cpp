@@ -233,7 +233,8 @@ Thread* Machine::pick() {
   if (policy_ == 0 && last_warp_ != nullptr && last_warp_->ready != 0) chosen = last_warp_;
   if (chosen == nullptr && policy_ <= 1) {
     const auto count = static_cast<std::uint32_t>(warps_.size());
-    const std::uint32_t start = options_.landing == Landing::seeded ? random_.below(count) : 0;
+    const bool is_seeded = options_.landing == Landing::seeded;
+    const std::uint32_t start = is_seeded ? random_.below(count) : rotation_;
     for (std::uint32_t i = 0; i < count && chosen == nullptr; ++i) {
       Warp* warp = warps_[(start + i) % count];
       if (warp->ready != 0) chosen = warp;
@@ -300,6 +301,7 @@ void Machine::spin(const char* what, Site site) {
   }
   running_->warp->priority = 0;
   last_warp_ = nullptr;
+  ++rotation_;
   suspend();
 }
 

@@ -107,6 +107,9 @@ struct Thread {
   std::set<std::uint32_t> waves_to_acquire;
   bool has_fenced = false;
 
+  const void* polled = nullptr;  // the global address of its last access
+  int polls = 0;                 // accesses there in a row
+
   CopyGroups copies, bulk_stores;
   UnfencedWrites unfenced;
 };
@@ -304,6 +307,7 @@ class Machine {
   std::uint64_t spins_ = 0;  // since something else happened
   Thread* running_ = nullptr;
   Warp* last_warp_ = nullptr;
+  std::uint32_t rotation_ = 0;  // where the search for the next warp begins without a seed
   std::uint32_t policy_ = 0;
   bool takes_high_lanes_first_ = false;
   bool is_ending_ = false;

@@ -12,6 +12,15 @@ Machine::Place place_of(const void* address, std::uint32_t bytes, const Actor& a
                                 actor);
 }
 
+/// A thread that looks at one address again and again waits for somebody.
+void note_poll(const void* address, const Instruction& what) {
+  constexpr int kPolls = 16;
+  Thread& self = machine().thread();
+  self.polls = self.polled == address ? self.polls + 1 : 0;
+  self.polled = address;
+  if (self.polls >= kPolls) machine().spin(what.name, what.site);
+}
+
 /// What fails to be read is NaN in every type.
 void poison(void* to, std::uint32_t bytes) { std::memset(to, 0xff, bytes); }
 
@@ -34,6 +43,7 @@ void acquire(Thread& self, const AtomicSync& sync) {
 }  // namespace
 
 void load_global(const void* from, void* to, std::uint32_t bytes, Instruction what) {
+  note_poll(from, what);
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(from, bytes, actor);
   if (place.block == nullptr) return poison(to, bytes);
@@ -44,6 +54,7 @@ void store_global(void* to, const void* from, std::uint32_t bytes, Instruction w
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, bytes, actor);
   if (place.block == nullptr) return;
+  machine().thread().polled = nullptr;
   place.block->write(machine(), actor, place.range, from);
   machine().thread().unfenced.push_back(place.block, place.range);
 }
@@ -70,6 +81,7 @@ void prefetch(const void* from, Instruction what) {
 
 std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instruction what) {
   machine().maybe_yield();
+  note_poll(to, what);
   Thread& self = machine().thread();
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, sizeof *to, actor);

@@ -1,0 +1,142 @@
+// A launch as a whole: seeds that replay, what ends it, memory between CTAs, speed of one tile.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cuda/emulator/emulator.hpp"
+#include "emulator/guests/attention_problem.hpp"
+#include "emulator/guests/attention_sm80.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+using testing::HasSubstr;
+
+Report run_with_fault(const Options& options) {
+  const AttentionProblem problem(64, 70, 64);
+  Device device;
+  const guest80::Params params{.q = device.buffer("q", problem.q),
+                               .k = device.buffer("k", problem.k),
+                               .v = device.buffer("v", problem.v),
+                               .out = device.buffer<float>("out", 64 * 64),
+                               .k_row_stride = 64,
+                               .seqlen_kv = 70,
+                               .softmax_scale_log2 = 1};
+  const LaunchConfig config{.block = {guest80::kThreads, 1, 1},
+                            .shared_bytes = guest80::kSharedBytes};
+  return device.launch(config, options, [&] {
+    guest80::attention<guest80::Planted::barrier_before_reuse_missing>(params);
+  });
+}
+
+TEST(Launch, SeedReplaysExactly) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const Report first = run_with_fault({.seed = seed}), second = run_with_fault({.seed = seed});
+    EXPECT_EQ(first.text(), second.text());
+    EXPECT_EQ(first.switches, second.switches);
+  }
+}
+
+TEST(Launch, SeedsDiffer) {
+  EXPECT_NE(run_with_fault({.seed = 1}).text(), run_with_fault({.seed = 2}).text());
+}
+
+TEST(Launch, FindingNamesThreadInstructionAndLine) {
+  const std::string text = run_with_fault({}).text();
+  EXPECT_THAT(text, HasSubstr("race: cta (0,0,0) thread "));
+  EXPECT_THAT(text, HasSubstr("cp.async"));
+  EXPECT_THAT(text, HasSubstr("[attention_sm80.cuh:"));
+  EXPECT_THAT(text, HasSubstr("replay with Options{.seed = 0, .landing = Landing::seeded}"));
+}
+
+/// The last CTA to come adds what all of them wrote.
+template <class Add>
+Report run_last_arriver(const Add& add, bool has_fences) {
+  constexpr int kCtas = 4;
+  Device device;
+  auto* partial = device.buffer<int>("partial", kCtas * 32);
+  auto* counter = device.buffer("counter", std::vector<std::int32_t>{0});
+  auto* out = device.buffer<int>("out", 32);
+  const Report report =
+      device.launch({.grid = {kCtas, 1, 1}, .block = {32, 1, 1}, .shared_bytes = 16}, {}, [&] {
+        const int lane = ptx::lane_idx();
+        ptx::st_global(partial + ptx::block_idx().x * 32 + lane, lane);
+        ptx::sync_threads();
+        if (lane == 0) {
+          if (has_fences) ptx::fence_acq_rel_gpu();
+          const int before = add(counter);
+          if (has_fences) ptx::fence_acq_rel_gpu();
+          ptx::st_shared(ptx::dynamic_shared(), before);
+        }
+        ptx::sync_threads();
+        if (ptx::ld_shared<int>(ptx::dynamic_shared()) != kCtas - 1) return;
+        int sum = 0;
+        for (int cta = 0; cta < kCtas; ++cta) sum += ptx::ld_global(partial + cta * 32 + lane);
+        ptx::st_global(out + lane, sum);
+      });
+  EXPECT_EQ(out[5], 20);
+  return report;
+}
+
+TEST(Launch, LastCtaSeesWhatAtomicsRelease) {
+  const auto relaxed = [](std::int32_t* to) { return ptx::atom_add_global(to, 1); };
+  const auto acq_rel = [](std::int32_t* to) { return ptx::atom_add_acq_rel_global(to, 1); };
+  EXPECT_EQ(run_last_arriver(acq_rel, false).text(), "");
+  EXPECT_EQ(run_last_arriver(relaxed, true).text(), "");
+  EXPECT_TRUE(run_last_arriver(relaxed, false).has(Fault::race))
+      << "a relaxed atomic orders nothing";
+}
+
+TEST(Launch, TrapEndsTheGrid) {
+  Device device;
+  auto* out = device.buffer<int>("out", 64);
+  const Report report = device.launch({.grid = {2, 1, 1}, .block = {32, 1, 1}}, {}, [&] {
+    if (ptx::lane_idx() == 3) ptx::trap();
+    ptx::sync_warp();
+    ptx::st_global(out + ptx::lane_idx(), 1);
+  });
+  EXPECT_TRUE(report.has(Fault::trap));
+  EXPECT_EQ(out[0], -1);
+}
+
+TEST(Launch, OverrunOfABufferDoesNotReachTheNextOne) {
+  Device device;
+  int* out = device.buffer<int>("out", 32);
+  const Report report = device.launch({.block = {32, 1, 1}}, {}, [&] {
+    ptx::st_global(out + ptx::lane_idx() + 1, ptx::lane_idx());
+  });
+  EXPECT_THAT(report.text(), HasSubstr("out of bounds: cta (0,0,0) thread 31"));
+  EXPECT_THAT(report.text(), HasSubstr("out+128 of 128 bytes"));
+}
+
+TEST(Launch, CtasThatWaitForEachOtherRunTogether) {
+  Device device;
+  auto* flag = device.buffer("flag", std::vector<std::int32_t>{0});
+  // CTA 0 polls for what CTA 1 adds.
+  const LaunchConfig config{.grid = {2, 1, 1}, .block = {1, 1, 1}, .clusters_at_once = 2};
+  const Report report = sweep(5, [&](const Options& options) {
+    *flag = 0;
+    return device.launch(config, options, [&] {
+      if (ptx::block_idx().x == 1) ptx::atom_add_acq_rel_global(flag, 1);
+      while (ptx::block_idx().x == 0 && ptx::atom_add_acq_rel_global(flag, 0) == 0) continue;
+    });
+  });
+  EXPECT_EQ(report.text(), "");
+}
+
+TEST(Launch, PollThatNobodyAnswersIsALivelock) {
+  Device device;
+  auto* flag = device.buffer("flag", std::vector<std::int32_t>{0});
+  const Report report = device.launch({.block = {1, 1, 1}}, {}, [&] {
+    while (ptx::atom_add_global(flag, 0) == 0) continue;
+  });
+  EXPECT_TRUE(report.has(Fault::livelock)) << report.text();
+}
+
+}  // namespace
+}  // namespace fovea::cuda::emulator
