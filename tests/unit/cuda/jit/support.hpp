@@ -70,7 +70,10 @@ bool kill_after(useconds_t microseconds, const Body& body) {
   return WIFSIGNALED(status);
 }
 
+/// Afresh: some file systems wait for the disk where a file is truncated and written again.
 inline void write_text(const std::string& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::remove(path, error);
   std::ofstream(path, std::ios::binary) << text;
 }
 
