@@ -1,0 +1,24 @@
+// What a conformance case is run on. Read main.cpp next.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "conformance/cases.hpp"
+
+namespace fovea::cuda::conformance {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string name() const = 0;
+  /// The output buffer after the kernel. Throws std::exception with what went wrong.
+  virtual Bytes run(const Case& one) = 0;
+};
+
+/// The first GPU, kernels compiled by NVRTC now. Throws Unsupported with the reason where there is none of sm_90.
+std::unique_ptr<Backend> hardware();
+std::unique_ptr<Backend> emulator();
+
+}  // namespace fovea::cuda::conformance

@@ -1,0 +1,103 @@
+#include <cstring>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include "conformance/backend.hpp"
+#include "conformance/copy_kernels.cuh"
+#include "cuda/emulator/emulator.hpp"
+#include "cuda/emulator/tensor_map.hpp"
+
+namespace fovea::cuda::conformance {
+namespace {
+
+using Function = void (*)(const Params&);
+using Table = std::unordered_map<std::string, Function>;
+using ptx::Major;
+using ptx::WgmmaType;
+
+constexpr const char* kTypeNames[] = {"bf16", "f16", "e4m3", "e5m2", "s8", "u8"};
+
+template <WgmmaType a, WgmmaType b, int n>
+void add_forms(Table& table) {
+  if constexpr (ptx::is_wgmma_form(a, b, n)) {
+    const std::string types = std::string(kTypeNames[static_cast<int>(a)]) + "_" +
+                              kTypeNames[static_cast<int>(b)] + "_" + std::to_string(n);
+    table["wgmma_rs_" + types + "_k"] = wgmma_rs<a, b, n, Major::k>;
+    table["wgmma_ss_" + types + "_k_k"] = wgmma_ss<a, b, n, Major::k, Major::k>;
+    if constexpr (ptx::is_16_bit(a)) {
+      table["wgmma_rs_" + types + "_mn"] = wgmma_rs<a, b, n, Major::mn>;
+      table["wgmma_ss_" + types + "_k_mn"] = wgmma_ss<a, b, n, Major::k, Major::mn>;
+      table["wgmma_ss_" + types + "_mn_k"] = wgmma_ss<a, b, n, Major::mn, Major::k>;
+      table["wgmma_ss_" + types + "_mn_mn"] = wgmma_ss<a, b, n, Major::mn, Major::mn>;
+    }
+  }
+}
+
+template <WgmmaType a, WgmmaType b, int... idx>
+void add_columns(Table& table, std::integer_sequence<int, idx...>) {
+  (add_forms<a, b, 8 * (idx + 1)>(table), ...);
+}
+
+template <int... pairs>
+void add_types(Table& table, std::integer_sequence<int, pairs...>) {
+  (add_columns<static_cast<WgmmaType>(pairs / 6), static_cast<WgmmaType>(pairs % 6)>(
+       table, std::make_integer_sequence<int, 32>()),
+   ...);
+}
+
+template <int... idx>
+void add_ranks(Table& table, std::integer_sequence<int, idx...>) {
+  ((table["tma_load_" + std::to_string(idx + 1)] = tma_load<idx + 1>), ...);
+  ((table["tma_store_" + std::to_string(idx + 1)] = tma_store<idx + 1, false>), ...);
+  ((table["tma_reduce_" + std::to_string(idx + 1)] = tma_store<idx + 1, true>), ...);
+}
+
+Table make_table() {
+  Table table{{"matrices", matrices},          {"mma_bf16", mma<Product::bf16>},
+              {"mma_f16", mma<Product::f16>},  {"mma_tf32", mma<Product::tf32>},
+              {"arithmetic", arithmetic},      {"copies", copies},
+              {"bulk_copies", bulk_copies},    {"cluster_copies", cluster_copies},
+              {"tma_multicast", tma_multicast}};
+  add_ranks(table, std::make_integer_sequence<int, 5>());
+  add_types(table, std::make_integer_sequence<int, 36>());
+  return table;
+}
+
+class Emulator : public Backend {
+ public:
+  std::string name() const override { return "emulator"; }
+
+  Bytes run(const Case& one) override {
+    emulator::Device device;
+    Bytes in = one.in, out = one.out_before;
+    device.register_buffer("in", in.data(), in.size());
+    device.register_buffer("out", out.data(), out.size());
+    Params params = one.params;
+    params.in = in.data();
+    params.out = out.data();
+    if (one.map_of != MapOf::none) {
+      const void* tensor = one.map_of == MapOf::in ? in.data() : out.data();
+      const emulator::TensorMapFields map = emulator::encode_fields(one.map, tensor);
+      std::memcpy(params.map, &map, sizeof params.map);
+    }
+    const Function kernel = table_.at(one.kernel);
+    const emulator::LaunchConfig config{
+        .grid = {one.num_ctas, 1, 1},
+        .block = {one.num_threads, 1, 1},
+        .cluster = {one.cluster, 1, 1},
+        .shared_bytes = static_cast<std::uint32_t>(one.shared_bytes)};
+    const emulator::Report report = device.launch(config, {.seed = 1}, [&] { kernel(params); });
+    if (!report.text().empty()) throw std::runtime_error(report.text());
+    return out;
+  }
+
+ private:
+  Table table_ = make_table();
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> emulator() { return std::make_unique<Emulator>(); }
+
+}  // namespace fovea::cuda::conformance

@@ -1,0 +1,218 @@
+// Runs the conformance cases on the GPU or on the emulator and says which do not give the bits expected.
+//
+//   conformance hardware|emulator [--only PART] [--skip PART] [--every N] [--save FILE] [--against FILE]
+//
+// --only: cases whose name holds PART; --skip: all others. --every: each N-th case. --save: a line per case with its name and a digest of its output; --against: says
+// where outputs differ from such a file, the GPU's on another machine. Exits with 77 where there is no such backend.
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <iomanip>
+#include <map>
+#include <string>
+
+#include "fovea/error.hpp"
+
+#include "conformance/backend.hpp"
+
+namespace fovea::cuda::conformance {
+namespace {
+
+constexpr int kShownFailures = 40;
+constexpr int kNoBackend = 77;
+
+struct Options {
+  std::string backend, only, skip, save, against;
+  std::size_t every = 1;
+};
+
+std::vector<Case> all_cases() {
+  std::vector<Case> all = matrix_cases();
+  for (auto family : {arithmetic_cases, copy_cases, recorded_cases, wgmma_cases}) {
+    for (Case& one : family()) all.push_back(std::move(one));
+  }
+  return all;
+}
+
+/// "wgmma_ss_bf16" of "wgmma_ss_bf16_bf16_64_k_mn": what the table counts by.
+std::string family_of(const Case& one) {
+  if (one.is_recorded) return "recorded: " + one.name.substr(0, one.name.find_first_of(", "));
+  if (one.kernel.rfind("wgmma_", 0) != 0) return one.kernel;
+  std::size_t end = 0;
+  for (int i = 0; i < 4; ++i) end = one.kernel.find('_', end + 1);
+  return one.kernel.substr(0, end);
+}
+
+std::uint64_t digest(const Bytes& bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
+  for (const std::byte byte : bytes)
+    hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3ULL;
+  return hash;
+}
+
+std::string difference(const Case& one, const Bytes& out) {
+  if (one.check) return one.check(out);
+  std::size_t num_wrong = 0, first = 0;
+  for (std::size_t at = 0; at + 4 <= out.size(); at += 4) {
+    if (std::memcmp(&out[at], &one.expected[at], 4) != 0 && num_wrong++ == 0) first = at;
+  }
+  if (num_wrong == 0) return {};
+  std::uint32_t got, want;
+  std::memcpy(&got, &out[first], 4);
+  std::memcpy(&want, &one.expected[first], 4);
+  char text[160];
+  std::snprintf(text, sizeof text, "%zu of %zu words differ, first word %zu: %08x; expected %08x",
+                num_wrong, out.size() / 4, first / 4, got, want);
+  return text;
+}
+
+std::map<std::string, std::string> read_digests(const std::string& path) {
+  std::map<std::string, std::string> digests;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t tab = line.find('\t'), end = line.find('\t', tab + 1);
+    if (tab != std::string::npos)
+      digests[line.substr(tab + 1, end - tab - 1)] = line.substr(0, tab);
+  }
+  return digests;
+}
+
+struct Count {
+  int cases = 0, failed = 0, unlike = 0;
+};
+
+class Run {
+ public:
+  explicit Run(const Options& options) : options_(options), others_(read_digests(options.against)) {
+    if (!options.save.empty()) save_.open(options.save);
+  }
+
+  void add(Backend& backend, const Case& one) {
+    Count& count = counts_[family_of(one)];
+    ++count.cases;
+    std::string wrong;
+    Bytes out;
+    try {
+      out = backend.run(one);
+      wrong = difference(one, out);
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+    char text[20];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(digest(out)));
+    if (save_.is_open()) save(one, text, out);
+    if (const auto other = others_.find(one.name);
+        other != others_.end() && other->second != text) {
+      ++count.unlike;
+      if (wrong.empty())
+        show("UNLIKE", one.name, "as expected, but not bit for bit what the file has");
+    }
+    if (!wrong.empty()) {
+      ++count.failed;
+      show("FAIL", one.name, wrong);
+    }
+  }
+
+  int finish() const {
+    Count all;
+    for (const auto& [family, count] : counts_) {
+      std::printf("%-28s %5d cases  %5d wrong", family.c_str(), count.cases, count.failed);
+      if (!others_.empty()) std::printf("  %5d unlike the file", count.unlike);
+      std::printf("\n");
+      all.cases += count.cases;
+      all.failed += count.failed;
+    }
+    std::printf("%d of %d cases as expected\n", all.cases - all.failed, all.cases);
+    return all.failed == 0 && all.cases > 0 ? 0 : 1;
+  }
+
+ private:
+  /// digest, name and, of recorded cases, every byte.
+  void save(const Case& one, const char* digest, const Bytes& out) {
+    save_ << digest << '\t' << one.name;
+    if (one.is_recorded) {
+      save_ << '\t' << std::hex << std::setfill('0');
+      for (const std::byte byte : out) save_ << std::setw(2) << static_cast<int>(byte);
+    }
+    save_ << '\n';
+  }
+
+  void show(const char* what, const std::string& name, const std::string& text) {
+    if (num_shown_++ < kShownFailures) std::printf("%s %s: %s\n", what, name.c_str(), text.c_str());
+  }
+
+  const Options& options_;
+  std::map<std::string, std::string> others_;
+  std::ofstream save_;
+  std::map<std::string, Count> counts_;
+  int num_shown_ = 0;
+};
+
+int run(const Options& options) {
+  const auto start = std::chrono::steady_clock::now();
+  std::unique_ptr<Backend> backend;
+  try {
+    backend = options.backend == "hardware" ? hardware() : emulator();
+  } catch (const Unsupported& error) {
+    std::printf("skipped: %s\n", error.what());
+    return kNoBackend;
+  }
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  std::printf("%s, ready after %.1f s\n", backend->name().c_str(), seconds());
+  Run run(options);
+  const std::vector<Case> cases = all_cases();
+  for (std::size_t i = 0, chosen = 0; i < cases.size(); ++i) {
+    const auto has = [&](const std::string& part) {
+      return cases[i].name.find(part) != std::string::npos;
+    };
+    const bool is_wanted = has(options.only) && (options.skip.empty() || !has(options.skip));
+    // Few cases that are not wgmma: all of them, always.
+    const bool is_many = cases[i].kernel.rfind("wgmma_", 0) == 0 && !cases[i].is_recorded;
+    if (is_wanted && (!is_many || chosen++ % options.every == 0)) run.add(*backend, cases[i]);
+  }
+  const int status = run.finish();
+  std::printf("%.1f s\n", seconds());
+  return status;
+}
+
+bool parse(int argc, char** argv, Options& options) {
+  if (argc < 2) return false;
+  options.backend = argv[1];
+  for (int i = 2; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--only")
+      options.only = value;
+    else if (name == "--skip")
+      options.skip = value;
+    else if (name == "--save")
+      options.save = value;
+    else if (name == "--against")
+      options.against = value;
+    else if (name == "--every")
+      std::from_chars(value.data(), value.data() + value.size(), options.every);
+    else
+      return false;
+  }
+  return (options.backend == "hardware" || options.backend == "emulator") && options.every > 0 &&
+         argc % 2 == 0;
+}
+
+}  // namespace
+}  // namespace fovea::cuda::conformance
+
+int main(int argc, char** argv) {
+  fovea::cuda::conformance::Options options;
+  if (!fovea::cuda::conformance::parse(argc, argv, options)) {
+    std::printf(
+        "usage: conformance hardware|emulator [--only PART] [--skip PART] [--every N] [--save "
+        "FILE] [--against "
+        "FILE]\n");
+    return 2;
+  }
+  return fovea::cuda::conformance::run(options);
+}

@@ -1,0 +1,181 @@
+// Cases of ldmatrix, stmatrix and mma.sync.
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "conformance/cases.hpp"
+#include "conformance/noise.hpp"
+#include "tile/fragment.cuh"
+
+namespace fovea::cuda::conformance {
+namespace {
+
+constexpr int kImage = 8192;
+
+template <class T>
+void append(Bytes& to, const std::vector<T>& values) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+  to.insert(to.end(), bytes, bytes + values.size() * sizeof(T));
+}
+
+std::uint32_t half(const Bytes& image, int offset) {
+  std::uint16_t value;
+  std::memcpy(&value, &image[static_cast<std::size_t>(offset)], 2);
+  return value;
+}
+
+/// The two elements of matrix `m` in a lane's register.
+std::uint32_t pair_of(const Bytes& image, const std::vector<std::int32_t>& rows, int lane, int m,
+                      bool is_transposed) {
+  const int i = lane / 4, j = 2 * (lane % 4);
+  const auto element = [&](int row, int column) {
+    return half(image, rows[static_cast<std::size_t>(8 * m + row)] + 2 * column);
+  };
+  return is_transposed ? element(j, i) | element(j + 1, i) << 16U
+                       : element(i, j) | element(i, j + 1) << 16U;
+}
+
+void store_pairs(Bytes& image, const std::vector<std::int32_t>& rows,
+                 const std::vector<std::uint32_t>& words, bool is_transposed) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int m = 0; m < 4; ++m) {
+      const std::uint32_t word = words[static_cast<std::size_t>(4 * lane + m)];
+      for (int e = 0; e < 2; ++e) {
+        const int i = lane / 4, j = 2 * (lane % 4) + e;
+        const int row = is_transposed ? j : i, column = is_transposed ? i : j;
+        const auto value = static_cast<std::uint16_t>(word >> (16 * e));
+        std::memcpy(&image[static_cast<std::size_t>(rows[static_cast<std::size_t>(8 * m + row)] +
+                                                    2 * column)],
+                    &value, 2);
+      }
+    }
+  }
+}
+
+/// 32 distinct offsets of rows among `count` from `first`, in random order.
+std::vector<std::int32_t> draw_rows(Noise& noise, int first, int count) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
+  std::iota(all.begin(), all.end(), first);
+  for (std::size_t i = all.size() - 1; i > 0; --i) std::swap(all[i], all[noise.bits() % (i + 1)]);
+  all.resize(32);
+  for (std::int32_t& row : all) row *= 16;
+  return all;
+}
+
+Case make_matrices(std::uint64_t seed) {
+  Noise noise(seed);
+  Case one{.name = "ldmatrix and stmatrix, draw " + std::to_string(seed),
+           .kernel = "matrices",
+           .num_threads = 32};
+  one.shared_bytes = kImage;
+  one.in.resize(kImage);
+  for (std::byte& byte : one.in) byte = static_cast<std::byte>(noise.bits());
+  // Rows that are written: each 16 bytes of the upper half at most once by either store.
+  const auto read = draw_rows(noise, 0, 512), written = draw_rows(noise, 256, 128),
+             written_trans = draw_rows(noise, 384, 128);
+
+  Bytes image = one.in;
+  std::vector<std::uint32_t> x4, out;
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int m = 0; m < 4; ++m) x4.push_back(pair_of(image, read, lane, m, false));
+    for (int m = 0; m < 4; ++m) out.push_back(x4[static_cast<std::size_t>(4 * lane + m)]);
+    for (int m = 0; m < 4; ++m) out.push_back(pair_of(image, read, lane, m, true));
+    for (int m = 0; m < 2; ++m) out.push_back(pair_of(image, read, lane, m, false));
+    for (int m = 0; m < 2; ++m) out.push_back(pair_of(image, read, lane, m, true));
+  }
+  store_pairs(image, written, x4, false);
+  store_pairs(image, written_trans, x4, true);
+  append(one.in, read);
+  append(one.in, written);
+  append(one.in, written_trans);
+  append(one.expected, out);
+  one.expected.insert(one.expected.end(), image.begin(), image.end());
+  return one;
+}
+
+struct ProductRow {
+  const char* name;
+  const char* call;
+  int depth, fraction_bits, exponent_bits;
+};
+
+constexpr std::array<ProductRow, 3> kProducts{{{"mma_bf16", "mma<Product::bf16>", 16, 7, 8},
+                                               {"mma_f16", "mma<Product::f16>", 16, 10, 5},
+                                               {"mma_tf32", "mma<Product::tf32>", 8, 23, 8}}};
+
+std::uint32_t encoded(const ProductRow& row, int value) {
+  if (value == 0) return 0;
+  const int exponent = std::ilogb(std::abs(value));
+  const int fraction = static_cast<int>(std::ldexp(std::abs(value), row.fraction_bits - exponent)) -
+                       (1 << row.fraction_bits);
+  const int biased = exponent + (1 << (row.exponent_bits - 1)) - 1;
+  return (value < 0 ? 1U : 0U) << (row.exponent_bits + row.fraction_bits) |
+         static_cast<std::uint32_t>(biased << row.fraction_bits | fraction);
+}
+
+Case make_product(const ProductRow& row, std::uint64_t seed) {
+  constexpr int kWarps = 64;
+  Noise noise(seed);
+  Case one{
+      .name = std::string(row.name), .kernel = row.name, .num_ctas = kWarps, .num_threads = 32};
+  const int per_word = row.depth == 16 ? 2 : 1;
+  std::vector<std::uint32_t> in, out;
+  for (int warp = 0; warp < kWarps; ++warp) {
+    std::vector<int> a(static_cast<std::size_t>(16 * row.depth)),
+        b(static_cast<std::size_t>(8 * row.depth)), c(128);
+    for (auto* matrix : {&a, &b, &c}) {
+      for (int& value : *matrix) value = noise.whole(-7, 7);
+    }
+    const auto packed = [&](const std::vector<int>& matrix, int line, int k) {
+      std::uint32_t word = 0;
+      for (int e = 0; e < per_word; ++e) {
+        word |= encoded(row, matrix[static_cast<std::size_t>(line * row.depth + k + e)])
+                << (16 * e);
+      }
+      return word;
+    };
+    for (int lane = 0; lane < 32; ++lane) {
+      // tf32 has one element where 16-bit types have two: depth is halved everywhere.
+      for (int r = 0; r < 4; ++r) {
+        const Coordinate at = a_coordinate_16_bit(lane, r);
+        in.push_back(packed(a, at.row, at.column * per_word / 2));
+      }
+      for (int r = 0; r < 2; ++r)
+        in.push_back(packed(b, lane / 4, (8 * r + 2 * (lane % 4)) * per_word / 2));
+      in.insert(in.end(), 2, 0);
+      for (int i = 0; i < 4; ++i) {
+        const Coordinate at = accumulator_coordinate(lane, i);
+        int sum = c[static_cast<std::size_t>(8 * at.row + at.column)];
+        in.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(sum)));
+        for (int k = 0; k < row.depth; ++k) {
+          sum += a[static_cast<std::size_t>(at.row * row.depth + k)] *
+                 b[static_cast<std::size_t>(at.column * row.depth + k)];
+        }
+        out.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(sum)));
+      }
+    }
+  }
+  append(one.in, in);
+  append(one.expected, out);
+  return one;
+}
+
+}  // namespace
+
+std::vector<Case> matrix_cases() {
+  std::vector<Case> cases;
+  for (std::uint64_t seed = 0; seed < 16; ++seed) cases.push_back(make_matrices(seed));
+  for (const ProductRow& row : kProducts) cases.push_back(make_product(row, 1));
+  for (Case& one : cases) one.out_before.assign(one.expected.size(), std::byte{0xEE});
+  return cases;
+}
+
+std::vector<Kernel> matrix_kernels() {
+  std::vector<Kernel> all{{"matrices", "matrices", "others"}};
+  for (const ProductRow& row : kProducts) all.push_back({row.name, row.call, "others"});
+  return all;
+}
+
+}  // namespace fovea::cuda::conformance
