@@ -152,6 +152,7 @@ ForwardSpec with_tile(ForwardSpec spec, const Tile& tile, const DeviceTraits& de
   spec.tile_kv = tile.tile_kv;
   spec.stages = tile.stages;
   spec.num_warps = 4;
+  spec.keeps_queries = tile.tile_q == 16 * spec.num_warps;
   spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
   return spec;
 }
@@ -188,9 +189,9 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
 
 constexpr std::array kCandidates = {
     Candidate{kSm90Forward, "sm90/attention_forward.cuh", "sm90::attention_forward", refuses_hopper,
-              choose_sm90, sm90_shared_bytes},
+              choose_sm90, sm90_shared_bytes, sm90_scratch_bytes},
     Candidate{kSm80Forward, "sm80/attention_forward.cuh", "sm80::attention_forward",
-              refuses_tensor_cores, choose_tensor_cores, tensor_core_shared_bytes},
+              refuses_tensor_cores, choose_tensor_cores, tensor_core_shared_bytes, partial_bytes},
     Candidate{"cuda/sm80/attention_forward_f32", "sm80/attention_forward_f32.cuh",
               "sm80::attention_forward_f32", refuses_plain, choose_plain, plain_shared_bytes,
               partial_bytes},

@@ -69,6 +69,7 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("wants_row_max", spec.wants_row_max)
       .add("q_stages", spec.q_stages)
       .add("is_dynamic", spec.is_dynamic)
+      .add("keeps_queries", spec.keeps_queries)
       .add("is_redo", spec.is_redo)
       .finish();
 }

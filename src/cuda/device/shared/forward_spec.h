@@ -29,9 +29,10 @@ struct ForwardSpec {
                                      // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
   bool wants_row_max = false;
-  std::int32_t q_stages = 1;  // sm90: buffers of Q, later O; with two, row tiles overlap
-  bool is_dynamic = false;    // sm90: row tiles are claimed from a counter, longest first
-  bool is_redo = false;       // sm80: only rows that another kernel found suspect
+  std::int32_t q_stages = 1;   // sm90: buffers of Q, later O; with two, row tiles overlap
+  bool is_dynamic = false;     // sm90: row tiles are claimed from a counter, longest first
+  bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
+  bool is_redo = false;        // sm80: only rows that another kernel found suspect
 
   bool operator==(const ForwardSpec&) const = default;
 };

@@ -64,6 +64,8 @@ struct Traits {
   static constexpr int kQkSteps = spec.head_dim_qk / 16;
   static constexpr int kPvSteps = spec.tile_kv / 16;
   static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+  /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
+  static constexpr bool kKeepsQueries = spec.keeps_queries;
 
   using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
   using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
@@ -114,6 +116,7 @@ struct Forward {
   };
 
   float out[T::kRowBlocks][T::kColBlocks][4];
+  std::uint32_t queries[T::kKeepsQueries ? T::kQkSteps : 1][T::kRowBlocks][4];
   RowState rows[T::kRowBlocks][2];
   float row_max[T::kRowBlocks][2];
 
@@ -314,11 +317,25 @@ struct Forward {
 
   using Scores = float[T::kRowBlocks][T::kKeyBlocks][4];
 
-  /// S = Q Kᵀ.
-  FOVEA_DEVICE_MEMBER void multiply_keys(Scores& s, SharedAddress stage) const {
+  /// The A operands of one step of Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void load_query_step(std::uint32_t (&q)[T::kRowBlocks][4], int step) const {
     using Rows = typename T::KeyRows;
-    const SharedAddress q_row =
-        smem + warp * T::kQueryWarpBytes + Rows::offset(lane % 16, lane / 16);
+    const SharedAddress row = smem + warp * T::kQueryWarpBytes + Rows::offset(lane % 16, lane / 16);
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+      const U32x4 a = ptx::ldmatrix_x4(at_step<Rows>(row, step) + i * 16 * Rows::kRowBytes);
+      q[i][0] = a.x, q[i][1] = a.y, q[i][2] = a.z, q[i][3] = a.w;
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void keep_queries() {
+#pragma unroll
+    for (int step = 0; step < T::kQkSteps; ++step) load_query_step(queries[step], step);
+  }
+
+  /// S = Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void multiply_keys(Scores& s, SharedAddress stage) {
+    using Rows = typename T::KeyRows;
     const SharedAddress k_row = stage + Rows::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
@@ -328,12 +345,8 @@ struct Forward {
         for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
 #pragma unroll
     for (int step = 0; step < T::kQkSteps; ++step) {
-      std::uint32_t q[T::kRowBlocks][4];
-#pragma unroll
-      for (int i = 0; i < T::kRowBlocks; ++i) {
-        const U32x4 a = ptx::ldmatrix_x4(at_step<Rows>(q_row, step) + i * 16 * Rows::kRowBytes);
-        q[i][0] = a.x, q[i][1] = a.y, q[i][2] = a.z, q[i][3] = a.w;
-      }
+      if constexpr (!T::kKeepsQueries) load_query_step(queries[0], step);
+      const auto& q = queries[T::kKeepsQueries ? step : 0];
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; j += 2) {
         const U32x4 b = ptx::ldmatrix_x4(at_step<Rows>(k_row, step) + j * 8 * Rows::kRowBytes);
@@ -788,6 +801,9 @@ struct Forward {
         if (tile.idx < 0) break;
         ptx::cp_async_wait_group<kAhead - 1>();
         ptx::sync_threads();
+        if constexpr (T::kKeepsQueries) {
+          if (round == 0) keep_queries();
+        }
         if (pass != Pass::all) rewrite_values(stage_at(reading) + T::kKeyBytes, pass);
       }
 #pragma unroll
