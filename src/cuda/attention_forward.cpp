@@ -18,12 +18,15 @@ void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
   launch_forward(plan, call, stream);
 }
 
+void launch_tables(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
+  if (call.range_tables.is_empty()) return;
+  launch_range_tables(plan.kernels->range_tables->function, call.range_tables,
+                      driver::Stream(stream));
+}
+
 void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
   FOVEA_ASSERT(plan.kernels != nullptr);
-  if (!call.range_tables.is_empty()) {
-    launch_range_tables(plan.kernels->range_tables->function, call.range_tables,
-                        driver::Stream(stream));
-  }
+  launch_tables(plan, call, stream);
   driver::launch({.grid = {.x = call.grid.x, .y = call.grid.y},
                   .block = {.x = call.num_threads},
                   .shared_bytes = static_cast<unsigned>(plan.shared_bytes),

@@ -37,6 +37,9 @@ ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& p
 /// Lays the range tables of a mask out in the workspace; the captures' addresses are final.
 void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch& launch);
 
+/// Enqueues the building of range tables, where the call has any.
+void launch_tables(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
+
 /// Enqueues the kernels of `call`.
 void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
 

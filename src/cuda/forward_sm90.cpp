@@ -114,7 +114,7 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
   return static_cast<std::size_t>(sm90_forward_shared_bytes(spec));
 }
 
-std::size_t sm90_workspace_bytes(const ForwardProblem& f) {
+std::size_t sm90_scratch_bytes(const ForwardSpec&, const ForwardProblem& f) {
   const std::int64_t units = (f.seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup;
   return kCounterBytes +
          static_cast<std::size_t>(f.num_sequences * f.num_heads_q * units) * sizeof(std::uint32_t);
@@ -159,6 +159,20 @@ void refuse_other_strides(const AttentionForward& args) {
   }
 }
 
+Sm90ForwardParams params_of(const driver::Driver& driver, const ForwardPlan& plan,
+                            const AttentionForward& args, const ForwardLaunch& common,
+                            std::byte* workspace) {
+  return {.q = tensor_map(driver, args.q, static_cast<std::int32_t>(kRowsOfGroup)),
+          .k = tensor_map(driver, args.k, plan.spec.tile_kv),
+          .v = tensor_map(driver, args.v, plan.spec.tile_kv),
+          .out = tensor_map(driver, args.out, static_cast<std::int32_t>(kRowsOfGroup)),
+          .common = common.params,
+          .num_tiles = static_cast<std::int32_t>(common.grid.x),
+          .next_tile = reinterpret_cast<std::int32_t*>(workspace),
+          .is_suspect = reinterpret_cast<std::uint32_t*>(workspace + kCounterBytes),
+          .zero = 0};
+}
+
 }  // namespace
 
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
@@ -168,31 +182,28 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
-  const ForwardLaunch common = forward_launch(problem, plan, args, nullptr, nullptr);
-  if (common.grid.x == 0) return;
-  auto* bytes = static_cast<std::byte*>(workspace);
-  const Sm90ForwardParams params{
-      .q = tensor_map(driver, args.q, static_cast<std::int32_t>(kRowsOfGroup)),
-      .k = tensor_map(driver, args.k, plan.spec.tile_kv),
-      .v = tensor_map(driver, args.v, plan.spec.tile_kv),
-      .out = tensor_map(driver, args.out, static_cast<std::int32_t>(kRowsOfGroup)),
-      .common = common.params,
-      .num_tiles = static_cast<std::int32_t>(common.grid.x),
-      .next_tile = reinterpret_cast<std::int32_t*>(bytes),
-      .is_suspect = reinterpret_cast<std::uint32_t*>(bytes + kCounterBytes),
-      .zero = 0};
-  driver.check(
-      driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace), 0,
-                             sm90_workspace_bytes(problem), driver::Stream(stream).handle()),
-      "cuMemsetD8Async", "the workspace of attention_forward");
-  driver::launch(
-      {.grid = {.x = std::min<unsigned>(common.grid.x, static_cast<unsigned>(plan.device.num_sms))},
-       .block = {.x = common.num_threads},
-       .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-       .stream = driver::Stream(stream)},
-      function, params);
-  ForwardLaunch redo = forward_launch(problem, *plan.redo, args, nullptr, nullptr);
-  redo.params.is_suspect = params.is_suspect;
+  auto* scratch = static_cast<std::byte*>(workspace);
+  ForwardLaunch common = forward_launch(problem, plan, args, workspace, nullptr);
+  place_range_tables(plan, workspace, common);
+  ForwardLaunch redo = forward_launch(problem, *plan.redo, args, workspace, nullptr);
+  redo.params.captures = common.params.captures;
+  redo.params.is_suspect = reinterpret_cast<std::uint32_t*>(scratch + kCounterBytes);
+  // TMA knows no tensor without rows: all outputs are left to the redo.
+  const bool has_keys = args.k.size(1) > 0;
+  driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace),
+                                      has_keys ? 0 : 1, sm90_scratch_bytes(plan.spec, problem),
+                                      driver::Stream(stream).handle()),
+               "cuMemsetD8Async", "the workspace of attention_forward");
+  if (has_keys && common.grid.x > 0) {
+    launch_tables(plan, common, stream);
+    const unsigned num_ctas =
+        std::min<unsigned>(common.grid.x, static_cast<unsigned>(plan.device.num_sms));
+    driver::launch({.grid = {.x = num_ctas},
+                    .block = {.x = common.num_threads},
+                    .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
+                    .stream = driver::Stream(stream)},
+                   function, params_of(driver, plan, args, common, scratch));
+  }
   launch_forward(*plan.redo, redo, stream);
 }
 
