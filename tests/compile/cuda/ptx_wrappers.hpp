@@ -72,6 +72,13 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"exp_f32", 80, "a.f[0] = exp_f32(a.f[1]);", {"MUFU.EX2", "FFMA"}},
     {"log_f32", 80, "a.f[0] = log_f32(a.f[1]);", {"MUFU.LG2", "FFMA"}},
 
+    // ordered.cuh
+    {"ordered_ex2_approx_ftz", 80, "a.f[0] = ordered_ex2_approx_ftz(a.f[1]);", {"MUFU.EX2"}},
+    {"ordered_fma_rn_ftz", 80, "a.f[0] = ordered_fma_rn_ftz(a.f[1], a.f[2], a.f[3]);", {"FFMA.FTZ"}},
+    {"ordered_add_rn_ftz", 80, "a.f[0] = ordered_add_rn_ftz(a.f[1], a.f[2]);", {"FADD.FTZ"}},
+    {"ordered_cvt_bf16x2", 80, "a.u[0] = ordered_cvt_bf16x2(a.f[1], a.f[2]);", {"F2FP.BF16"}},
+    {"ordered_cvt_f16x2", 80, "a.u[0] = ordered_cvt_f16x2(a.f[1], a.f[2]);", {"F2FP.PACK_AB"}},
+
     // warp.cuh
     {"shfl_bfly", 80, "a.f[0] = shfl_bfly(a.f[lane_idx()], 2);", {"SHFL.BFLY"}},
     {"shfl_idx", 80, "a.f[0] = shfl_idx(a.f[lane_idx()], a.n);", {"SHFL.IDX"}},
@@ -178,9 +185,9 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"is_16_bit", 90, "static_assert(is_16_bit(WgmmaType::f16) && !is_16_bit(WgmmaType::s8));", {"EXIT"}},
     {"is_wgmma_form", 90, "static_assert(is_wgmma_form(WgmmaType::e4m3, WgmmaType::e5m2, 40) && !is_wgmma_form(WgmmaType::s8, WgmmaType::u8, 40) && !is_wgmma_form(WgmmaType::bf16, WgmmaType::f16, 64));", {"EXIT"}},
     {"wgmma_fence", 90, "wgmma_fence();", {"WARPGROUP.ARRIVE"}},
-    {"wgmma_ss", 90, "float d[32]; wgmma_fence(); wgmma_ss<WgmmaType::bf16, WgmmaType::bf16, 64, Major::k, Major::mn>(d, s, s + 1, false); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];",
+    {"wgmma_ss", 90, "float d[32] = {}; wgmma_fence(); wgmma_ss<WgmmaType::bf16, WgmmaType::bf16, 64, Major::k, Major::mn>(d, s, s + 1, false); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];",
      {"HGMMA.64x64x16.F32.BF16", ".tnspB"}},
-    {"wgmma_rs", 90, "float d[32]; const std::uint32_t x[4] = {a.u[0], s, s, 4}; wgmma_fence(); wgmma_rs<WgmmaType::bf16, WgmmaType::bf16, 64>(d, x, 1, a.n == 0); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];",
+    {"wgmma_rs", 90, "float d[32] = {}; const std::uint32_t x[4] = {a.u[0], s, s, 4}; wgmma_fence(); wgmma_rs<WgmmaType::bf16, WgmmaType::bf16, 64>(d, x, 1, a.n == 0); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];",
      {"HGMMA.64x64x16.F32.BF16 R"}},
     {"wgmma_commit_group", 90, "float d[32] = {}; wgmma_fence(); wgmma_ss<WgmmaType::bf16, WgmmaType::bf16, 64>(d, s, s, true); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];", {"gsb0"}},
     {"wgmma_wait_group", 90, "wgmma_wait_group<1>();", {"WARPGROUP.DEPBAR.LE gsb0, 0x1"}},
