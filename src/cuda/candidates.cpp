@@ -181,8 +181,9 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
     spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
     return best_tile(spec, kStreamingTiles, device);
   }
-  spec = spec.head_dim_v <= 128 ? best_tile(spec, kNarrowTiles, device)
-                                : best_tile(spec, kWideTiles, device);
+  if (spec.head_dim_v <= 128) spec = best_tile(spec, kNarrowTiles, device);
+  // Wide queries may leave no room for 128 of them.
+  if (spec.head_dim_v > 128 || spec.ctas_per_sm == 0) spec = best_tile(spec, kWideTiles, device);
   spec.heads_per_tile = packed_heads(f, spec.tile_q);
   return spec;
 }

@@ -1,0 +1,149 @@
+// The choice of a forward kernel: what is refused and why, what a tile is, what a plan needs.
+#include "cuda/candidates.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "fovea/mask.hpp"
+
+#include "cuda/attention_forward.hpp"
+#include "cuda/device/shared/split.h"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
+constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
+
+struct Shape {
+  Dtype dtype = Dtype::bf16;
+  std::int64_t seqlen_q = 1024, seqlen_kv = 1024, num_heads_q = 8, num_heads_kv = 8;
+  std::int64_t head_dim_qk = 128, head_dim_v = 128;
+};
+
+TensorSpec spec_of(Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t head_dim) {
+  const std::array<std::int64_t, 4> shape{2, rows, heads, head_dim};
+  return make_spec(dtype, shape);
+}
+
+Problem problem_of(const Shape& s) {
+  Problem p;
+  p.q = spec_of(s.dtype, s.seqlen_q, s.num_heads_q, s.head_dim_qk);
+  p.k = spec_of(s.dtype, s.seqlen_kv, s.num_heads_kv, s.head_dim_qk);
+  p.v = spec_of(s.dtype, s.seqlen_kv, s.num_heads_kv, s.head_dim_v);
+  return p;
+}
+
+ForwardPlan chosen(const Problem& problem, int major = 8, int minor = 0) {
+  return choose_forward(validate(problem, "test"), typical_device(major, minor));
+}
+ForwardPlan chosen(const Shape& shape, int major = 8, int minor = 0) {
+  return chosen(problem_of(shape), major, minor);
+}
+
+std::string reason_of(const ForwardPlan& plan, std::string_view candidate) {
+  for (const auto& refused : plan.refused) {
+    if (refused.candidate == candidate) return refused.reason;
+  }
+  return "";
+}
+
+TEST(ForwardCandidates, SixteenBitInputsGoToTensorCores) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16})
+    EXPECT_EQ(chosen({.dtype = dtype}).candidate, kTensorCores);
+}
+
+TEST(ForwardCandidates, SinglePrecisionIsRefusedByTensorCoresInWords) {
+  const ForwardPlan plan = chosen({.dtype = Dtype::f32});
+  EXPECT_EQ(plan.candidate, kPlain);
+  EXPECT_EQ(reason_of(plan, kTensorCores), "inputs are f32; expected f16 or bf16");
+}
+
+TEST(ForwardCandidates, WideHeadsAreMultipliedPlainly) {
+  const ForwardPlan plan = chosen({.head_dim_qk = 64, .head_dim_v = 264});
+  EXPECT_EQ(plan.candidate, kPlain);
+  EXPECT_EQ(reason_of(plan, kTensorCores), "head_dim_v is 264; expected at most 256");
+}
+
+TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
+  const ForwardPlan plan = chosen(Shape{}, 7, 5);
+  EXPECT_EQ(plan.candidate, "");
+  EXPECT_EQ(reason_of(plan, kTensorCores), "compute capability is 7.5; expected 8.0 or above");
+}
+
+TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {12, 0}}) {
+    const DeviceTraits device = typical_device(major, minor);
+    for (const std::int64_t qk : {1, 32, 64, 96, 128, 192, 256}) {
+      for (const std::int64_t v : {1, 64, 128, 256}) {
+        for (const std::int64_t rows : {1, 64, 4096}) {
+          const ForwardPlan plan =
+              chosen({.seqlen_q = rows, .head_dim_qk = qk, .head_dim_v = v}, major, minor);
+          EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta))
+              << major << minor << " " << qk << "/" << v << " rows " << rows;
+          EXPECT_GE(plan.spec.ctas_per_sm, 1);
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardCandidates, HeadDimsArePaddedToTheSwizzle) {
+  const ForwardSpec spec = chosen({.head_dim_qk = 80, .head_dim_v = 64}).spec;
+  EXPECT_EQ(spec.head_dim_qk, 96);
+  EXPECT_EQ(spec.head_dim_v, 64);
+  EXPECT_TRUE(spec.has_padded_head_dim);
+  EXPECT_FALSE(chosen(Shape{}).spec.has_padded_head_dim);
+}
+
+TEST(ForwardCandidates, DecodePacksTheHeadsOfAGroupAndSplitsKeys) {
+  const ForwardPlan plan =
+      chosen({.seqlen_q = 1, .seqlen_kv = 32768, .num_heads_q = 64, .num_heads_kv = 8});
+  EXPECT_EQ(plan.spec.heads_per_tile, 8);
+  EXPECT_TRUE(plan.spec.is_split);
+  // 64 splits of 512 keys; a row of each is 128 sums, lse and row_max.
+  EXPECT_EQ(plan.workspace_bytes, 2U * 64 * 64 * 130 * sizeof(float));
+}
+
+TEST(ForwardCandidates, PackedHeadsDivideTheGroup) {
+  // 65 rows would not fit a tile of 64: of 13 heads with 5 queries each, no divisor but 1 does.
+  const ForwardSpec spec = chosen({.seqlen_q = 5, .num_heads_q = 13, .num_heads_kv = 1}).spec;
+  EXPECT_EQ(13 % spec.heads_per_tile, 0);
+  EXPECT_LE(spec.heads_per_tile * 5, spec.tile_q);
+}
+
+TEST(ForwardCandidates, ScalesThatCannotBeFoldedAreAppliedOneByOne) {
+  Problem problem = problem_of({});
+  EXPECT_FALSE(chosen(problem).spec.is_prescaled);
+  problem.softmax_scale = -1.0F;
+  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+  problem.softmax_scale = 0.0F;
+  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+  problem.softmax_scale.reset();
+  problem.score = softcap(20);
+  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+}
+
+TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
+  Problem a = problem_of({.seqlen_q = 1000, .seqlen_kv = 3000});
+  Problem b = problem_of({.seqlen_q = 2000, .seqlen_kv = 777});
+  b.wants_lse = true;
+  b.has_sinks = true;
+  EXPECT_EQ(chosen(a).spec, chosen(b).spec);
+}
+
+TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {
+  for (const int keys : {1, 255, 256, 257, 5000, 16384, 16385, 32768, 131072, 1000003}) {
+    const int each = keys_per_split(keys);
+    EXPECT_EQ(each % kFewestKeysPerSplit, 0);
+    EXPECT_LE(num_splits(keys), kMostSplits) << keys;
+    EXPECT_GE(num_splits(keys) * each, keys);
+    EXPECT_LT((num_splits(keys) - 1) * each, keys);
+  }
+  EXPECT_EQ(num_splits(0), 1);
+}
+
+}  // namespace
+}  // namespace fovea::cuda

@@ -1,0 +1,101 @@
+// Parameters and grids of a forward call: what kernels are told.
+#include "cuda/forward_launch.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "core/philox.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// Addresses are told, never read.
+struct Call {
+  alignas(16) std::uint16_t memory[64] = {};
+  AttentionForward args;
+  ForwardProblem problem;
+  ForwardPlan plan;
+
+  Call(std::int64_t seqlen_q, std::int64_t seqlen_kv, std::int64_t num_heads_q) {
+    const auto tensor = [&](std::int64_t rows, std::int64_t heads) {
+      const std::array<std::int64_t, 4> shape{2, rows, heads, 64};
+      return TensorView(memory, make_spec(Dtype::bf16, shape));
+    };
+    args.q = tensor(seqlen_q, num_heads_q);
+    args.k = args.v = tensor(seqlen_kv, 2);
+    args.out = tensor(seqlen_q, num_heads_q);
+    prepare();
+  }
+
+  void prepare() {
+    Problem posed;
+    posed.q = args.q.spec();
+    posed.k = posed.v = args.k.spec();
+    posed.out = args.out.spec();
+    problem = validate(posed, "test");
+    plan = choose_forward(problem, typical_device(8, 0));
+  }
+  ForwardLaunch launch() { return forward_launch(problem, plan, args, memory, nullptr); }
+};
+
+TEST(ForwardLaunch, GridHasATileForEveryRowOfEveryHead) {
+  Call call(300, 500, 6);  // three tiles of 128 rows
+  const ForwardLaunch launch = call.launch();
+  EXPECT_EQ(launch.params.num_q_tiles, 3);
+  EXPECT_EQ(launch.grid.x, 3U * 2 * 6);
+  EXPECT_EQ(launch.grid.y, 1U);
+  EXPECT_EQ(launch.num_threads, 128U);
+}
+
+TEST(ForwardLaunch, NothingIsLaunchedForNoRows) {
+  Call call(0, 500, 6);
+  EXPECT_EQ(call.launch().grid.x, 0U);
+}
+
+TEST(ForwardLaunch, SplitsHaveACombineForEachRow) {
+  Call call(1, 1000, 16);
+  const ForwardLaunch launch = call.launch();
+  ASSERT_TRUE(call.plan.spec.is_split);
+  EXPECT_EQ(launch.params.max_splits, 4);
+  EXPECT_EQ(launch.grid.x, 2U * 2);  // a tile has the 8 heads of a group
+  EXPECT_EQ(launch.grid.y, 4U);
+  EXPECT_EQ(launch.combine_grid.x, 2U * 16);
+  EXPECT_EQ(launch.params.partial_lse - launch.params.partial_out, 2 * 16 * 4 * 64);
+}
+
+TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {
+  Call call(300, 500, 6);
+  EXPECT_NE(call.launch().params.is_q_aligned, 0);
+  const std::array<std::int64_t, 4> shape{2, 300, 6, 64};
+  const std::array<std::int64_t, 4> strides{300 * 6 * 65, 6 * 65, 65, 1};
+  call.args.q = TensorView(call.memory, make_spec(Dtype::bf16, shape, strides));
+  const ForwardLaunch launch = call.launch();
+  EXPECT_EQ(launch.params.is_q_aligned, 0);
+  EXPECT_NE(launch.params.is_kv_aligned, 0);
+  EXPECT_EQ(launch.params.q.head_stride, 65);
+}
+
+TEST(ForwardLaunch, DropoutIsTheGeneratorsKeyAndThreshold) {
+  Call call(300, 500, 6);
+  call.args.dropout = {.p = 0.25F, .seed = 5, .offset = 6};
+  const ForwardLaunch launch = call.launch();
+  const philox::Key key = philox::dropout_key(5, 6);
+  EXPECT_EQ(launch.params.dropout_key[0], key[0]);
+  EXPECT_EQ(launch.params.dropout_key[1], key[1]);
+  EXPECT_EQ(launch.params.dropout_threshold, std::uint64_t{1} << 30);
+  EXPECT_FLOAT_EQ(launch.params.dropout_keep_scale, 4.0F / 3);
+  call.args.dropout.p = 1;
+  EXPECT_EQ(call.launch().params.dropout_threshold, std::uint64_t{1} << 32);
+  EXPECT_EQ(call.launch().params.dropout_keep_scale, 0);
+}
+
+TEST(ForwardLaunch, SectionsShareTheL2Cache) {
+  // 40 MB of L2 hold 24 MB of keys and values: three of the four heads of 8 MB.
+  Call call(32768, 32768, 2);
+  EXPECT_EQ(call.launch().params.heads_per_section, 3);
+}
+
+}  // namespace
+}  // namespace fovea::cuda
