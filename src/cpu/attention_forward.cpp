@@ -251,7 +251,8 @@ class ForwardRun {
     const std::int32_t* q_head;
     int num_vectors;
     VisibleKeys keys{};
-    SeenKeys seen{};  // null where only the mask program knows
+    SeenKeys seen{};        // null where only the mask program knows
+    VisiblePart visible{};  // of the tile at hand
   };
 
   /// Scores of one panel and tile, and what remains to be done with them.
@@ -289,6 +290,7 @@ class ForwardRun {
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
     NextTile next;
     PanelPipeline pipeline = pipeline_of(scratch);
+    Walk walk{this, &item, &scratch};
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
@@ -310,15 +312,10 @@ class ForwardRun {
                                           : NextTile();
           is_loaded = true;
         }
-        if (!is_careful && is_plain(seen)) {
-          kernels_.push(pipeline,
-                        {.queries = panel.queries,
-                         .keys = keys,
-                         .values = scratch.values,
-                         .range = seen.range,
-                         .out = panel.out,
-                         .state = panel.state},
-                        next);
+        if (!is_careful && has_pipeline()) {
+          panel.visible = seen;
+          walk.tile = tile;
+          kernels_.push(pipeline, turn_of(panel, keys, walk), next);
           continue;
         }
         const Step step{&panel, tile, keys.num_keys, seen, scratch.scores};
@@ -339,10 +336,50 @@ class ForwardRun {
             .scale_log2 = unit_ * std::numbers::log2e_v<float>};
   }
 
-  /// May a panel go through the kernels' pipeline? It takes scores as they are.
-  bool is_plain(const VisiblePart& seen) const {
-    return kernels_.push != nullptr && seen.num_partial == 0 &&
-           seen.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
+  /// Dropout comes between the sum and the product, where the pipeline has no place for it.
+  bool has_pipeline() const { return kernels_.push != nullptr && dropout_.threshold == 0; }
+
+  /// Where a turn of the pipeline finds its programs' data.
+  struct Walk {
+    const ForwardRun* run;
+    const Item* item;
+    const Scratch* scratch;
+    std::int64_t tile = 0;
+  };
+
+  PanelTurn turn_of(const Panel& panel, const KeyTile& keys, const Walk& walk) const {
+    const VisiblePart& visible = panel.visible;
+    std::uint32_t prepared = is_prescaled_ ? ~0U : 0;
+    for (int i = 0; i < visible.num_partial; ++i) {
+      const KeyRange part = visible.partial[static_cast<std::size_t>(i)];
+      for (std::int64_t at = part.begin; at < part.begin + part.count; at += kSubTileKeys)
+        prepared |= 1U << (at - visible.range.begin) / kSubTileKeys;
+    }
+    return {.queries = panel.queries,
+            .keys = keys,
+            .values = walk.scratch->values,
+            .range = visible.range,
+            .out = panel.out,
+            .state = panel.state,
+            .prepare = &ForwardRun::prepare_part,
+            .prepared = prepared,
+            .walk = &walk,
+            .panel = &panel};
+  }
+
+  static void prepare_part(const PanelTurn& turn, KeyRange part, float* scores) {
+    const Walk& walk = *static_cast<const Walk*>(turn.walk);
+    const Panel& panel = *static_cast<const Panel*>(turn.panel);
+    const VisiblePart& visible = panel.visible;
+    Step step{&panel, walk.tile, turn.keys.num_keys, {.range = part}, scores};
+    for (int i = 0; i < visible.num_partial; ++i) {
+      const KeyRange whole = visible.partial[static_cast<std::size_t>(i)];
+      const std::int64_t begin = std::max(whole.begin, part.begin);
+      const std::int64_t end = std::min(whole.begin + whole.count, part.begin + part.count);
+      if (begin < end)
+        step.seen.partial[static_cast<std::size_t>(step.seen.num_partial++)] = {begin, end - begin};
+    }
+    walk.run->apply_programs(step, *walk.item, *walk.scratch, /*is_careful=*/false);
   }
 
   NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels,

@@ -17,7 +17,7 @@
 #if defined(__x86_64__)
 
 #include <algorithm>
-#include <array>
+#include <limits>
 
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/panel_amx_softmax.hpp"
@@ -43,23 +43,19 @@ using bf16::aligned_bytes;
 using bf16::round_up;
 
 // Products of parts, the smallest first. What is left out is below 2^-25 of the result.
-constexpr Term kWhole[] = {{0, 0}};
-constexpr Term kScoreTerms[] = {{1, 1}, {1, 0}, {0, 1}, {0, 0}};
-constexpr Term kValueTerms[] = {{0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
+constexpr Term kWhole[1] = {{0, 0}};
+constexpr Term kScoreTerms[4] = {{1, 1}, {1, 0}, {0, 1}, {0, 0}};
+constexpr Term kValueTerms[5] = {{0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
 
 /// kInputParts bf16 numbers make an element of Q, K and V.
 template <int kInputParts>
 struct Layout {
   static constexpr int kProbabilityParts = kInputParts == 1 ? 1 : 3;
 
-  static constexpr std::span<const Term> score_terms() {
-    if constexpr (kInputParts == 1) return kWhole;
-    return kScoreTerms;
-  }
-  static constexpr std::span<const Term> value_terms() {
-    if constexpr (kInputParts == 1) return kWhole;
-    return kValueTerms;
-  }
+  static constexpr const Term* score_terms() { return kInputParts == 1 ? kWhole : kScoreTerms; }
+  static constexpr const Term* value_terms() { return kInputParts == 1 ? kWhole : kValueTerms; }
+  static constexpr int kScoreTermCount = kInputParts == 1 ? 1 : 4;
+  static constexpr int kValueTermCount = kInputParts == 1 ? 1 : 5;
 
   // Bytes of one part.
   static constexpr std::int64_t query_part(std::int64_t head_dim) {
@@ -307,6 +303,7 @@ TileJob score_job(const void* queries, const KeyTile& keys, std::int64_t begin,
           .pair_part_bytes = Layout<kInputParts>::query_part(head_dim),
           .depth = round_up(head_dim, kTileDepth),
           .terms = Layout<kInputParts>::score_terms(),
+          .num_terms = Layout<kInputParts>::kScoreTermCount,
           .sums = scores,
           .adds = false};
 }
@@ -324,6 +321,7 @@ TileJob value_job(const void* values, std::int64_t tile_keys, KeyRange range,
           .pair_part_bytes = pair_part_bytes,
           .depth = round_up(range.count, kTileDepth),
           .terms = Layout<kInputParts>::value_terms(),
+          .num_terms = Layout<kInputParts>::kValueTermCount,
           .sums = out + d * kLanes,
           .adds = true};
 }
@@ -481,11 +479,24 @@ class Pipeline {
     p.has_prior = false;
   }
 
+  /// Scores of a strip as the softmax wants them: programs applied, keys behind the last one hidden.
+  static FOVEA_AMX_INLINE void prepare(const PanelTurn& turn, std::int64_t index, float* strip_at) {
+    const std::int64_t begin = index * kStripKeys;
+    const std::int64_t count = std::min(kStripKeys, turn.range.count - begin);
+    if ((turn.prepared >> index & 1U) != 0)
+      turn.prepare(turn, {turn.range.begin + begin, count}, strip_at);
+    if (count < kStripKeys) {
+      std::fill(strip_at + count * kLanes, strip_at + kStripFloats,
+                -std::numeric_limits<float>::infinity());
+    }
+  }
+
   /// All scores of the current panel, and origins that suit them.
   static FOVEA_AMX void take_scores(const PanelPipeline& p, NextTile& next) {
     const PanelTurn& turn = p.current;
     float* const to = all_scores(p);
     scores<kInputParts>(turn.queries, turn.keys, turn.range, p.head_dim_qk, 0, to, next);
+    for (std::int64_t i = 0; i < num_strips(turn); ++i) prepare(turn, i, to + i * kStripFloats);
     amx::move_origins(to, turn.range.count, p.scale_log2, turn.state);
     rescale_rows(p.head_dim_v, turn.state.rescale, turn.out);
   }
@@ -524,7 +535,7 @@ class Pipeline {
     Softmax softmax(turn.state, p.scale_log2, Layouts::pair_part(p.tile_kv) / 4);
     std::int64_t block = 0;
     for (std::int64_t i = 0; i < strips; ++i) {
-      std::array<TileJob, kMaxJobs> jobs;
+      TileJob jobs[kMaxJobs];
       std::size_t num_jobs = 0;
       std::int64_t gaps = 0;
       const auto add = [&](const TileJob& job) {
@@ -538,9 +549,10 @@ class Pipeline {
         add(strip_job(p, *behind, 0, strip(p, behind_strip)));
       for (; block * strips < blocks * (i + 1); ++block) add(block_job(p, block));
 
-      const CompilerFence fence;
-      const float* from =
+      float* const from =
           has_scores ? all_scores(p) + i * kStripFloats : strip(p, p.first_strip + i);
+      if (!has_scores) prepare(turn, i, from);
+      const CompilerFence fence;
       softmax.start_strip(from, to + i * kStripPairs * kLanes, gaps);
       for (std::size_t job = 0; job < num_jobs; ++job) {
         amx::run_job(jobs[job], softmax);

@@ -194,7 +194,9 @@ FOVEA_AMX_INLINE void move_origins(const float* scores, std::int64_t num_keys, f
     const __m512 after = _mm512_mask_blend_ps(keeps, row_max[v], before);
     const __mmask16 is_some = _mm512_cmp_ps_mask(after, nothing(), _CMP_NEQ_UQ);
     const __m512 shift = _mm512_sub_ps(before, _mm512_maskz_mov_ps(is_some, after));
-    const __mmask16 is_moved = _mm512_cmp_ps_mask(before, after, _CMP_NEQ_UQ);
+    // Where there was no origin, sums are 0 and stay it.
+    const __mmask16 is_moved = _mm512_cmp_ps_mask(before, after, _CMP_NEQ_UQ) &
+                               _mm512_cmp_ps_mask(before, nothing(), _CMP_NEQ_UQ);
     const __m512 rescale = _mm512_mask_blend_ps(is_moved, _mm512_set1_ps(1.0F), exponential(shift));
     _mm512_store_ps(state.row_max + v * kVectorLanes, row_max[v]);
     _mm512_store_ps(origin, after);

@@ -13,7 +13,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/panel_bf16.hpp"
@@ -36,14 +35,13 @@ struct TileJob {
   const std::byte* pairs;       // of the second, [depth / 2][kLanes]
   std::int64_t pair_part_bytes;
   std::int64_t depth;  // summed elements, a multiple of kTileDepth
-  std::span<const Term> terms;
+  const Term* terms;
+  int num_terms;
   float* sums;  // [kJobRows][kLanes]
   bool adds;    // to what sums hold
 
   /// Calls that run_job makes to its work.
-  std::int64_t num_gaps() const {
-    return 2 * depth / kTileDepth * static_cast<std::int64_t>(terms.size());
-  }
+  std::int64_t num_gaps() const { return 2 * depth / kTileDepth * num_terms; }
 };
 
 /// Sums kFirst, kFirst + 1, kFirst + 2 += 16 rows x 48 lanes, over kTileDepth elements.
@@ -92,10 +90,11 @@ FOVEA_AMX_INLINE void store_sums(float* sums) {
 template <class Work>
 FOVEA_AMX_INLINE void run_job(const TileJob& job, Work& work) {
   start_sums(job);
-  for (const Term term : job.terms) {
+  for (int i = 0; i < job.num_terms; ++i) {
+    const Term term = job.terms[i];
     const std::byte* rows = job.rows + term.row_part * job.row_part_bytes;
     const std::byte* pairs = job.pairs + term.pair_part * job.pair_part_bytes;
-    for (std::int64_t i = 0; i < job.depth; i += kTileDepth) {
+    for (std::int64_t d = 0; d < job.depth; d += kTileDepth) {
       FOVEA_MULTIPLY_ROWS(0, 1, 2, rows, pairs, job.row_bytes);
       work.fill_gap();
       FOVEA_MULTIPLY_ROWS(3, 4, 5, rows + kTileRows * job.row_bytes, pairs, job.row_bytes);
