@@ -161,6 +161,10 @@ TEST(Sm90Faults, MissingWgmmaFenceIsNamed) {
   expect_fault<Planted::wgmma_fence_missing>(Fault::wgmma_fence_missing);
 }
 
+TEST(Sm90Faults, WgmmaFenceBeforePIsWrittenIsNamed) {
+  expect_fault<Planted::wgmma_fence_before_p>(Fault::wgmma_fence_missing);
+}
+
 TEST(Sm90Faults, MissingCommitIsNamed) {
   expect_fault<Planted::wgmma_commit_missing>(Fault::accumulator_in_flight);
 }

@@ -39,6 +39,7 @@ enum class Order : std::uint8_t { relaxed, acq_rel };
 std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instruction what);
 /// `count` floats; each sum is atomic by itself.
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what);
+void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what);
 /// `count` pairs of bf16.
 void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what);
 void fence_acq_rel(Instruction what);

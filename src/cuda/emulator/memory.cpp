@@ -110,6 +110,18 @@ void reduce_add(float* to, const float* values, std::uint32_t count, Instruction
   for (std::uint32_t i = 0; i < count; ++i) to[i] += values[i];
 }
 
+void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = machine().shared_place(to, 4, 4, what.name, actor);
+  if (place.block == nullptr) return;
+  place.block->touch_atomically(machine(), actor, place.range);
+  std::uint32_t sum = 0;
+  std::memcpy(&sum, place.block->data() + place.range.begin, sizeof sum);
+  sum += value;
+  std::memcpy(place.block->data() + place.range.begin, &sum, sizeof sum);
+  machine().thread().unfenced.push_back(place.block, place.range);
+}
+
 void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what) {
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, count * sizeof(std::uint32_t), actor);

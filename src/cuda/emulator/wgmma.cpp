@@ -261,13 +261,78 @@ void check_group(Warp& warp, const Wgmma& form, Site site) {
                    other.site);
 }
 
+/// Frames that ended may be read here: the stack itself lives on.
+__attribute__((no_sanitize("address"))) std::uint64_t digest(const WatchedRegisters& watched) {
+  std::uint64_t sum = 0xcbf29ce484222325U;  // FNV-1a
+  for (const std::uint32_t* lane : watched.registers) {
+    for (std::uint32_t i = 0; i < watched.count; ++i) {
+      const std::uint32_t word = *static_cast<const volatile std::uint32_t*>(lane + i);
+      sum = (sum ^ word) * 0x100000001b3U;
+    }
+  }
+  return sum;
+}
+
+WatchedRegisters* find_watched(WgmmaState& state, const std::uint32_t* first, std::uint32_t count) {
+  for (WatchedRegisters& watched : state.watched) {
+    if (watched.registers[0] == first && watched.count == count) return &watched;
+  }
+  return nullptr;
+}
+
+bool is_in_flight(const WgmmaState& state, const std::uint32_t* first) {
+  return std::any_of(state.accumulators.begin(), state.accumulators.end(),
+                     [&](const auto& known) { return known->registers[0] == first; });
+}
+
+/// The first time that registers are used, what they held at the last fence is not known.
+bool is_fence_missing(WgmmaState& state, const WatchedRegisters& used, bool is_read) {
+  WatchedRegisters* known = find_watched(state, used.registers[0], used.count);
+  if (known == nullptr) {
+    state.watched.push_back(used);
+    state.watched.back().digest = digest(used);
+    return false;
+  }
+  known->registers = used.registers;
+  known->idle_fences = 0;
+  return known->was_waited_for || (is_read && digest(*known) != known->digest);
+}
+
+void check_fence(Warp& warp, const Wgmma& form, const Arguments& arguments, Site site) {
+  WgmmaState& state = warp.wgmma;
+  WatchedRegisters sums{.count = form.columns / 2}, a{.count = 4};
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    const auto& own = *static_cast<Wgmma*>(arguments[lane]);
+    sums.registers[lane] = own.sums;
+    a.registers[lane] = own.a_registers;
+  }
+  bool is_missing = !state.has_fenced;
+  if (!is_in_flight(state, form.sums)) {
+    is_missing |= is_fence_missing(state, sums, form.is_accumulating);
+  }
+  if (form.a_is_in_registers) is_missing |= is_fence_missing(state, a, true);
+  if (!is_missing) return;
+  machine().report(Fault::wgmma_fence_missing, &warp.first_alive(),
+                   "issues wgmma without a wgmma.fence since its thread last had the registers of "
+                   "its sums or of its a",
+                   site);
+}
+
+void pass_fence(WgmmaState& state) {
+  constexpr int kForgotten = 16;
+  state.has_fenced = true;
+  std::erase_if(state.watched,
+                [](WatchedRegisters& watched) { return ++watched.idle_fences > kForgotten; });
+  for (WatchedRegisters& watched : state.watched) {
+    if (is_in_flight(state, watched.registers[0])) continue;
+    watched.digest = digest(watched);
+    watched.was_waited_for = false;
+  }
+}
+
 void check_issue(Warp& warp, const Wgmma& form, const Arguments& arguments, Instruction what) {
   check_group(warp, form, what.site);
-  if (warp.wgmma.needs_fence) {
-    machine().report(Fault::wgmma_fence_missing, &warp.first_alive(),
-                     "issues wgmma without a wgmma.fence since its registers were last its own",
-                     what.site);
-  }
+  check_fence(warp, form, arguments, what.site);
   for (std::uint32_t lane = 1; lane < kWarpLanes; ++lane) {
     const auto& other = *static_cast<Wgmma*>(arguments[lane]);
     const bool is_alike = other.b == form.b && other.is_accumulating == form.is_accumulating &&
@@ -343,6 +408,9 @@ void retire_group(Warp& warp, Site site) {
   std::erase_if(state.accumulators, [&](const std::shared_ptr<Accumulator>& accumulator) {
     if (accumulator->products != 0) return false;
     retire(warp, *accumulator, site);
+    WatchedRegisters* watched =
+        find_watched(state, accumulator->registers[0], accumulator->columns / 2);
+    if (watched != nullptr) watched->was_waited_for = true;
     return true;
   });
 }
@@ -350,7 +418,6 @@ void retire_group(Warp& warp, Site site) {
 void wait_for_groups(Warp& warp, std::uint32_t pending, Site site) {
   WgmmaState& state = warp.wgmma;
   while (state.committed.size() > pending) {
-    state.needs_fence |= !state.committed.front().empty();
     retire_group(warp, site);
   }
   if (state.agent == 0) return;
@@ -406,7 +473,7 @@ void wgmma(Wgmma form, Instruction what) {
 }
 
 void wgmma_fence(Instruction what) {
-  meet_whole(nullptr, what, [](Warp& warp, const Arguments&) { warp.wgmma.needs_fence = false; });
+  meet_whole(nullptr, what, [](Warp& warp, const Arguments&) { pass_fence(warp.wgmma); });
 }
 
 void wgmma_commit(Instruction what) {

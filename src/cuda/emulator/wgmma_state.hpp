@@ -25,6 +25,15 @@ struct Accumulator {
   Site site;
 };
 
+/// Registers that products use again and again: a wgmma.fence must stand between an access of their thread and the next product.
+struct WatchedRegisters {
+  std::array<const std::uint32_t*, 32> registers{};  // of each lane
+  std::uint32_t count = 0;                           // of one lane
+  std::uint64_t digest = 0;                          // of what they held at the last fence
+  bool was_waited_for = false;                       // since the last fence: the thread has them
+  int idle_fences = 0;
+};
+
 struct WgmmaState {
   /// What each warp of a warpgroup must issue alike.
   struct Issued {
@@ -34,7 +43,8 @@ struct WgmmaState {
   };
 
   AgentId agent = 0;
-  bool needs_fence = true;
+  bool has_fenced = false;
+  std::vector<WatchedRegisters> watched;
   std::vector<std::shared_ptr<WgmmaProduct>> open;
   std::deque<std::vector<std::shared_ptr<WgmmaProduct>>> committed;
   std::uint32_t first_time = 1;  // of committed.front()

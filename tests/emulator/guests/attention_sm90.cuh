@@ -42,6 +42,7 @@ enum class Planted {
   proxy_fence_missing,
   proxy_fence_by_the_reader,
   wgmma_fence_missing,
+  wgmma_fence_before_p,
   wgmma_commit_missing,
   accumulator_read_before_wait,
   p_overwritten_in_flight,
@@ -301,6 +302,8 @@ struct Kernel {
     fence();
     issue_scores(state);
     ptx::wgmma_commit_group();
+    // P again, the same but for its sign bit: what a schedule that converts after the fence does.
+    if (is(Planted::wgmma_fence_before_p)) state.p[0][0] ^= 0x8000;
     ptx::mbarrier_wait_parity(at(kVFull, v_stage), state.v.parity);
     issue_values(state, n == 1);
     if (!is(Planted::wgmma_commit_missing)) ptx::wgmma_commit_group();
