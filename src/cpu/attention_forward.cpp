@@ -26,8 +26,10 @@
 #include <utility>
 
 #include "core/scalar_io.hpp"
+#include "cpu/few_rows.hpp"
 #include "cpu/key_source.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
 #include "cpu/workspace.hpp"
@@ -36,6 +38,7 @@ namespace fovea::cpu {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::int64_t kFewItemsPerWorker = 2;
 using LaneSet = std::uint64_t;           // a bit for each row of a panel
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 
@@ -44,11 +47,14 @@ constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leav
 struct Item {
   Sequence sequence;
   std::int64_t kv_head = 0;
+  std::int64_t num_heads =
+      1;  // of k and v from kv_head on, with rows of their own: more where rows are few
   std::int64_t row_begin = 0, row_end = 0;
   std::int64_t tile_begin = 0, tile_end = 0;
 };
 
 struct Scratch : WorkerScratch {
+  FewRowsScratch few{};
   PageScratch pages{};
 };
 
@@ -119,7 +125,7 @@ class ForwardRun {
     return std::max<std::int64_t>(1, ceil_div(num_tiles(s), spec_.tiles_per_split));
   }
 
-  /// So few rows, all in one panel, that K and V are read row by row (few_rows-inl.hpp).
+  /// So few rows, all in one panel, that K and V are read row by row (few_rows.hpp).
   bool is_few(const Sequence& s) const { return num_rows(s) <= std::min(kFewRows, spec_.lanes); }
 
   std::int64_t num_row_blocks(const Sequence& s) const {
@@ -130,14 +136,32 @@ class ForwardRun {
   std::int64_t items_of(const Sequence& s) const {
     if (problem_.num_heads_q == 0) return 0;
     const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
-    return num_row_blocks(s) * splits * problem_.num_heads_kv;
+    return num_row_blocks(s) * splits * num_head_blocks(s);
+  }
+
+  std::int64_t num_head_blocks(const Sequence& s) const {
+    return ceil_div(problem_.num_heads_kv, is_few(s) ? few_heads_ : 1);
   }
 
   void count_items() {
     is_split_parallel_ = plan_allows_parallel_splits();
+    choose_few_heads();
     first_item_[0] = 0;
     for (std::int64_t i = 0; i < num_sequences(); ++i)
       first_item_[i + 1] = first_item_[i] + items_of(sequence(i));
+  }
+
+  /// Heads of an item of few rows: as many as lie together in memory, but enough items for every worker.
+  void choose_few_heads() {
+    std::int64_t items = 0;
+    for (std::int64_t i = 0; i < num_sequences(); ++i) {
+      const Sequence s = sequence(i);
+      if (is_few(s)) items += is_split_parallel_ ? num_splits(s) : 1;
+    }
+    few_heads_ = heads_at_once(k_, problem_.num_heads_kv);
+    while (few_heads_ > 1 && items * ceil_div(problem_.num_heads_kv, few_heads_) <
+                                 kFewItemsPerWorker * plan_.num_workers)
+      few_heads_ = ceil_div(few_heads_, 2);
   }
 
   /// Splits run side by side where there are too few other items to keep the workers busy: the bits are the same.
@@ -152,12 +176,14 @@ class ForwardRun {
     const std::int64_t block = blocks - 1 - rest % blocks;  // causal masks: the longest rows first
     rest /= blocks;
     // Rows of neighbouring heads mostly share a memory page: workers read them at the same time.
-    const std::int64_t kv_head = rest % problem_.num_heads_kv;
-    const std::int64_t split = rest / problem_.num_heads_kv;
+    const std::int64_t heads = is_few(s) ? few_heads_ : 1;
+    const std::int64_t kv_head = rest % num_head_blocks(s) * heads;
+    const std::int64_t split = rest / num_head_blocks(s);
     const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
     const std::int64_t block_rows = spec_.panels * spec_.lanes;
     Item item{.sequence = s,
               .kv_head = kv_head,
+              .num_heads = std::min(heads, problem_.num_heads_kv - kv_head),
               .row_begin = block * block_rows,
               .row_end = std::min(num_rows(s), (block + 1) * block_rows),
               .tile_begin = 0,
@@ -191,23 +217,33 @@ class ForwardRun {
     }
     for (std::int64_t split = 0; split < splits; ++split) {
       limit_to_split(item, split);
-      compute(item, scratch, [&](const Item&, std::int64_t lane, const float* state) {
-        float* merged = scratch.merged + static_cast<std::size_t>(lane) * state_floats();
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+        float* merged = merged_state(item, rows.kv_head, lane, scratch);
         if (split == 0) {
           std::memcpy(merged, state, state_floats() * sizeof(float));
         } else {
-          merge_state(merged, state);
+          merge_state(merged, state, problem_.head_dim_v);
         }
       });
     }
-    for (std::int64_t lane = 0; lane < item.row_end - item.row_begin; ++lane) {
-      finish_row(item, lane, scratch.merged + static_cast<std::size_t>(lane) * state_floats());
+    for (Item rows = item; rows.kv_head < item.kv_head + item.num_heads; ++rows.kv_head) {
+      for (std::int64_t lane = 0; lane < item.row_end - item.row_begin; ++lane)
+        finish_row(rows, lane, merged_state(item, rows.kv_head, lane, scratch));
     }
+  }
+
+  float* merged_state(const Item& item, std::int64_t kv_head, std::int64_t lane,
+                      const Scratch& scratch) const {
+    if (!is_few(item.sequence))
+      return scratch.merged + static_cast<std::size_t>(lane) * state_floats();
+    const std::int64_t row = (kv_head - item.kv_head) * kFewRows + lane;
+    return scratch.few.merged + static_cast<std::size_t>(row) * state_floats();
   }
 
   /// Calls emit(rows of one panel, lane, state) for each row. A state is head_dim_v sums, the maximum in natural units, the sum.
   template <typename Emit>
   void compute(const Item& item, const Scratch& scratch, const Emit& emit) const {
+    if (is_few(item.sequence)) return compute_few(item, scratch, emit);
     const std::int64_t panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
     walk_tiles(item, scratch, kernels_, /*is_careful=*/false);
     std::array<LaneSet, kMaxPanels> redo{};
@@ -223,6 +259,21 @@ class ForwardRun {
                           emit);
       }
     }
+  }
+
+  template <typename Emit>
+  void compute_few(const Item& item, const Scratch& scratch, const Emit& emit) const {
+    const FewRowsCall call{
+        problem_,       plan_,    plain_kernels_, q_,   k_, v_, *mapper_, score_bindings_,
+        mask_bindings_, dropout_, is_prescaled_,  unit_};
+    const FewRowsItem few{item.sequence, item.kv_head, item.kv_head + item.num_heads,
+                          item.tile_begin, item.tile_end};
+    walk_few_rows(call, few, scratch, scratch.few, scratch.pages,
+                  [&](std::int64_t kv_head, std::int64_t row, const float* state) {
+                    Item rows = item;
+                    rows.kv_head = kv_head;
+                    emit(rows, row, state);
+                  });
   }
 
   /// Infinities in parts of operands become NaN, where fp32 numbers need not: such rows go the plain way in the end.
@@ -251,8 +302,7 @@ class ForwardRun {
     const std::int32_t* q_head;
     int num_vectors;
     VisibleKeys keys{};
-    SeenKeys seen{};        // null where only the mask program knows
-    VisiblePart visible{};  // of the tile at hand
+    SeenKeys seen{};  // null where only the mask program knows
   };
 
   /// Scores of one panel and tile, and what remains to be done with them.
@@ -290,7 +340,6 @@ class ForwardRun {
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
     NextTile next;
     PanelPipeline pipeline = pipeline_of(scratch);
-    Walk walk{this, &item, &scratch};
     for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
       const std::int64_t kv_begin = tile * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
@@ -299,10 +348,6 @@ class ForwardRun {
       for (Panel& panel : panels) {
         const VisiblePart seen = panel.keys.next(kv_begin, kv_end);
         if (seen.range.count == 0) continue;
-        if (is_few(item.sequence)) {
-          step_few(panel, item, tile, seen, scratch, is_careful);
-          continue;
-        }
         if (!is_loaded) {
           keys = kernels.load_keys(at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys),
                                    scratch.keys);
@@ -312,10 +357,15 @@ class ForwardRun {
                                           : NextTile();
           is_loaded = true;
         }
-        if (!is_careful && has_pipeline()) {
-          panel.visible = seen;
-          walk.tile = tile;
-          kernels_.push(pipeline, turn_of(panel, keys, walk), next);
+        if (!is_careful && is_plain(seen)) {
+          kernels_.push(pipeline,
+                        {.queries = panel.queries,
+                         .keys = keys,
+                         .values = scratch.values,
+                         .range = seen.range,
+                         .out = panel.out,
+                         .state = panel.state},
+                        next);
           continue;
         }
         const Step step{&panel, tile, keys.num_keys, seen, scratch.scores};
@@ -336,50 +386,10 @@ class ForwardRun {
             .scale_log2 = unit_ * std::numbers::log2e_v<float>};
   }
 
-  /// Dropout comes between the sum and the product, where the pipeline has no place for it.
-  bool has_pipeline() const { return kernels_.push != nullptr && dropout_.threshold == 0; }
-
-  /// Where a turn of the pipeline finds its programs' data.
-  struct Walk {
-    const ForwardRun* run;
-    const Item* item;
-    const Scratch* scratch;
-    std::int64_t tile = 0;
-  };
-
-  PanelTurn turn_of(const Panel& panel, const KeyTile& keys, const Walk& walk) const {
-    const VisiblePart& visible = panel.visible;
-    std::uint32_t prepared = is_prescaled_ ? ~0U : 0;
-    for (int i = 0; i < visible.num_partial; ++i) {
-      const KeyRange part = visible.partial[static_cast<std::size_t>(i)];
-      for (std::int64_t at = part.begin; at < part.begin + part.count; at += kSubTileKeys)
-        prepared |= 1U << (at - visible.range.begin) / kSubTileKeys;
-    }
-    return {.queries = panel.queries,
-            .keys = keys,
-            .values = walk.scratch->values,
-            .range = visible.range,
-            .out = panel.out,
-            .state = panel.state,
-            .prepare = &ForwardRun::prepare_part,
-            .prepared = prepared,
-            .walk = &walk,
-            .panel = &panel};
-  }
-
-  static void prepare_part(const PanelTurn& turn, KeyRange part, float* scores) {
-    const Walk& walk = *static_cast<const Walk*>(turn.walk);
-    const Panel& panel = *static_cast<const Panel*>(turn.panel);
-    const VisiblePart& visible = panel.visible;
-    Step step{&panel, walk.tile, turn.keys.num_keys, {.range = part}, scores};
-    for (int i = 0; i < visible.num_partial; ++i) {
-      const KeyRange whole = visible.partial[static_cast<std::size_t>(i)];
-      const std::int64_t begin = std::max(whole.begin, part.begin);
-      const std::int64_t end = std::min(whole.begin + whole.count, part.begin + part.count);
-      if (begin < end)
-        step.seen.partial[static_cast<std::size_t>(step.seen.num_partial++)] = {begin, end - begin};
-    }
-    walk.run->apply_programs(step, *walk.item, *walk.scratch, /*is_careful=*/false);
+  /// May a panel go through the kernels' pipeline? It takes scores as they are.
+  bool is_plain(const VisiblePart& seen) const {
+    return kernels_.push != nullptr && seen.num_partial == 0 &&
+           seen.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
   }
 
   NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels,
@@ -403,43 +413,8 @@ class ForwardRun {
                        next);
   }
 
-  /// The same for a sequence of a few rows: K and V are read once, where they lie.
-  void step_few(const Panel& panel, const Item& item, std::int64_t tile, const VisiblePart& seen,
-                const Scratch& scratch, bool is_careful) const {
-    const auto num_rows = static_cast<int>(item.row_end - item.row_begin);
-    const TileSource keys = limited(key_tile(item, tile, scratch), seen.range);
-    const TileSource values = limited(value_tile(item, tile, scratch), seen.range);
-    const std::int64_t num_fetches = ceil_div(seen.range.count, kFewKeys);
-    NextTile next(values, {}, num_fetches);
-    kernels_.scores_few({scratch.rows, num_rows, q_.dtype, q_.col_stride}, keys, scratch.scores,
-                        next);
-    const Step step{&panel, tile, seen.range.count, seen, scratch.scores};
-    apply_programs(step, item, scratch, is_careful);
-    plain_kernels_.softmax(step.scores, seen.range.count, panel.num_vectors,
-                           unit_ * std::numbers::log2e_v<float>, panel.state,
-                           dropout_of(step, item));
-    next = {};
-    if (tile + 1 < item.tile_end) {
-      next =
-          NextTile(tile_of(k_, item, tile + 1, problem_.head_dim_qk, scratch.pages.next_key_rows),
-                   {}, num_fetches);
-    }
-    kernels_.accumulate_few(values, is_careful, step.scores, num_rows, panel.state.rescale,
-                            panel.out, next);
-  }
-
   static TileSource at_one_stride(const TileSource& source, std::byte* buffer) {
     return source.rows == nullptr ? source : gathered(source, buffer);
-  }
-
-  static TileSource limited(TileSource source, KeyRange range) {
-    if (source.rows != nullptr) {
-      source.rows += range.begin;
-    } else {
-      source.data += range.begin * source.row_bytes();
-    }
-    source.num_rows = range.count;
-    return source;
   }
 
   /// Scale, score program and mask of one tile's scores.
@@ -517,9 +492,7 @@ class ForwardRun {
             .q_idx = q_idx,
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
-    if (!is_few(rows.sequence)) {
-      kernels.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
-    }
+    kernels.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
     std::fill_n(p.state.row_max, lanes, -kInfinity);
     std::fill_n(p.state.origin, lanes, -kInfinity);
     std::fill_n(p.state.row_sum, lanes, 0.0F);
@@ -596,7 +569,7 @@ class ForwardRun {
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
         const float value = as_multiplied(
-            load_scalar(values.row(range.begin + i), values.dtype, d * values.col_stride), item);
+            load_scalar(values.row(range.begin + i), values.dtype, d * values.col_stride));
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
           if (step.scores[i * spec_.lanes + lane] != -kInfinity)
@@ -607,9 +580,8 @@ class ForwardRun {
   }
 
   /// A value as the products see it: bf16 rounds the largest fp32 numbers to infinity.
-  float as_multiplied(float value, const Item& item) const {
-    const bool is_rounded = kernels_.product == Dtype::bf16 && !is_few(item.sequence);
-    return is_rounded ? static_cast<float>(bfloat16(value)) : value;
+  float as_multiplied(float value) const {
+    return kernels_.product == Dtype::bf16 ? static_cast<float>(bfloat16(value)) : value;
   }
 
   void add_extra(float* out, const float* extra) const {
@@ -640,33 +612,10 @@ class ForwardRun {
       if ((wanted >> lane & 1U) == 0) continue;
       float* state = scratch.states + place * pitch;
       const std::int64_t row = panel * spec_.lanes + lane;
-      state[width] = scratch.row_max[row] * unit_;
-      state[width + 1] = scratch.row_sum[row];
-      if (scratch.origin[row] != scratch.row_max[row]) {
-        const float factor = std::exp((scratch.origin[row] - scratch.row_max[row]) * unit_);
-        for (std::int64_t d = 0; d < width; ++d) state[d] *= factor;
-        state[width + 1] *= factor;
-      }
-      // Vector maxima pass over NaN; the sum does not. Here a NaN in sight becomes the row's maximum.
-      if (std::isnan(state[width + 1]) && state[width] != kInfinity) {
-        state[width] = state[width + 1];
-      }
+      settle({scratch.row_max[row], scratch.origin[row], scratch.row_sum[row]}, unit_, width,
+             state);
       emit(rows, lane, state);
     }
-  }
-
-  /// into = into + from, both relative to their own maxima.
-  void merge_state(float* into, const float* from) const {
-    const auto width = static_cast<std::size_t>(problem_.head_dim_v);
-    const float into_max = into[width];
-    const float from_max = from[width];
-    const float row_max = std::isnan(from_max) ? from_max : std::max(into_max, from_max);
-    if (row_max == -kInfinity) return;
-    const float into_weight = std::exp(into_max - row_max);
-    const float from_weight = std::exp(from_max - row_max);
-    for (std::size_t d = 0; d < width; ++d) into[d] = into[d] * into_weight + from[d] * from_weight;
-    into[width] = row_max;
-    into[width + 1] = into[width + 1] * into_weight + from[width + 1] * from_weight;
   }
 
   /// What a row's sums are divided by, its lse, and whether it sees nothing.
@@ -756,7 +705,7 @@ class ForwardRun {
       float* merged = partial(item, lane);
       for (std::int64_t split = 1; split < splits; ++split) {
         item.tile_begin = split * spec_.tiles_per_split;
-        merge_state(merged, partial(item, lane));
+        merge_state(merged, partial(item, lane), problem_.head_dim_v);
       }
       finish_row(item, lane, merged);
     }
@@ -770,6 +719,7 @@ class ForwardRun {
     for (int worker = 0; worker < plan_.num_workers; ++worker) {
       scratch_.push_back({WorkerScratch::carve(carver, spec_, kernels_, problem_.head_dim_qk,
                                                problem_.head_dim_v, plan_.program_bytes),
+                          FewRowsScratch::carve(carver, spec_, problem_),
                           PageScratch::carve(carver, spec_, problem_)});
     }
     const std::size_t partial_floats = num_partial_floats(spec_, problem_, plan_.num_workers);
@@ -792,6 +742,7 @@ class ForwardRun {
   const mask::BlockMapper* mapper_ = nullptr;
   bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false;
   float unit_ = 1;
+  std::int64_t few_heads_ = 1;  // of an item of few rows
   const PanelDropout dropout_;
   std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
   std::vector<Scratch> scratch_;

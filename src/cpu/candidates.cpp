@@ -124,6 +124,7 @@ std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
   for (int worker = 0; worker < num_threads; ++worker) {
     WorkerScratch::carve(carver, spec, forward_kernels(spec), f.head_dim_qk, f.head_dim_v,
                          program_bytes);
+    FewRowsScratch::carve(carver, spec, f);
     PageScratch::carve(carver, spec, f);
   }
   carver.take<float>(num_partial_floats(spec, f, num_threads));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "cpu/kernels/panel.hpp"
@@ -50,6 +51,11 @@ class KeySource {
     tile.rows = row_list;
     return tile;
   }
+
+  /// Rows of a page; 0 where keys do not lie in pages.
+  std::int64_t page_size() const { return page_size_; }
+  /// Does a row hold all its heads before the next row begins?
+  bool has_rows_first() const { return std::abs(rows_.head_stride) < std::abs(rows_.row_stride); }
 
  private:
   const Rows rows_;

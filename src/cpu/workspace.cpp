@@ -1,5 +1,7 @@
 #include "cpu/workspace.hpp"
 
+#include <algorithm>
+
 namespace fovea::cpu {
 
 WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
@@ -28,6 +30,27 @@ WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.states = carver.take<float>(static_cast<std::size_t>(kRowsAtOnce * state_pitch(head_dim_v)));
   s.merged = carver.take<float>(lanes * static_cast<std::size_t>(state_floats(head_dim_v)));
   s.program = carver.take<std::byte>(program_bytes);
+  return s;
+}
+
+FewRowsScratch FewRowsScratch::carve(Carver& carver, const ForwardSpec& spec,
+                                     const ForwardProblem& problem) {
+  const std::int64_t num_heads = std::min(kMaxHeadsAtOnce, problem.num_heads_kv);
+  const auto rows = [&](std::int64_t pitch) {
+    return static_cast<std::size_t>(num_heads * kFewRows * pitch);
+  };
+  const auto lanes = static_cast<std::size_t>(num_heads * spec.lanes);
+  const auto extra = static_cast<std::size_t>(kFewRows * padded(problem.head_dim_v));
+  FewRowsScratch s;
+  s.queries = carver.take<float>(rows(padded(problem.head_dim_qk)));
+  s.scores = carver.take<float>(rows(spec.tile_kv));
+  s.sums = carver.take<float>(rows(padded(problem.head_dim_v)));
+  s.extra = carver.take<float>(extra);
+  for (float** state : {&s.row_max, &s.origin, &s.row_sum, &s.rescale})
+    *state = carver.take<float>(lanes);
+  s.q_idx = carver.take<std::int32_t>(lanes);
+  s.q_head = carver.take<std::int32_t>(lanes);
+  s.merged = carver.take<float>(rows(state_floats(problem.head_dim_v)));
   return s;
 }
 

@@ -6,6 +6,7 @@
 
 #include "cpu/candidates.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "cpu/row_state.hpp"
 
 namespace fovea::cpu {
 
@@ -27,12 +28,6 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-/// A row's state: head_dim_v sums, its maximum, its sum.
-constexpr std::int64_t state_floats(std::int64_t head_dim_v) { return head_dim_v + 2; }
-/// Floats from one state to the next where several are made at once.
-constexpr std::int64_t state_pitch(std::int64_t head_dim_v) {
-  return (state_floats(head_dim_v) + 15) / 16 * 16;
-}
 inline constexpr std::int64_t kRowsAtOnce = 16;  // that leave a panel: a cache line of each column
 
 /// What one worker writes while it computes an item.
@@ -60,6 +55,28 @@ struct WorkerScratch {
   static WorkerScratch carve(Carver& carver, const ForwardSpec& spec, const PanelKernels& kernels,
                              std::int64_t head_dim_qk, std::int64_t head_dim_v,
                              std::size_t program_bytes);
+};
+
+/// Heads that a worker walks together where each has few rows.
+inline constexpr std::int64_t kMaxHeadsAtOnce = 8;
+
+/// What a worker needs besides for sequences of few rows: kFewRows for each head.
+struct FewRowsScratch {
+  float* queries = nullptr;        // [heads][kFewRows][padded(head_dim_qk)]
+  float* scores = nullptr;         // [heads][kFewRows][tile_kv]
+  float* sums = nullptr;           // [heads][kFewRows][padded(head_dim_v)]
+  float* extra = nullptr;          // [kFewRows][padded(head_dim_v)], see WorkerScratch
+  float* row_max = nullptr;        // [heads][lanes]
+  float* origin = nullptr;         // [heads][lanes]
+  float* row_sum = nullptr;        // [heads][lanes]
+  float* rescale = nullptr;        // [heads][lanes]
+  std::int32_t* q_idx = nullptr;   // [heads][lanes]
+  std::int32_t* q_head = nullptr;  // [heads][lanes]
+  float* merged = nullptr;         // [heads][kFewRows][state_floats]: of earlier splits
+
+  static std::int64_t padded(std::int64_t width) { return (width + 15) / 16 * 16; }
+  static FewRowsScratch carve(Carver& carver, const ForwardSpec& spec,
+                              const ForwardProblem& problem);
 };
 
 /// What a worker needs besides where keys lie in pages: the rows of a tile and of the next, and room to gather a tile.

@@ -228,9 +228,6 @@ HWY_ATTR inline void hide(float* HWY_RESTRICT scores, std::int64_t num_keys, std
   }
 }
 
-/// In powers of two: how far a row's maximum may rise above its origin.
-inline constexpr float kMaxGrowth = 8.0F;
-
 /// Row maximum, the factor for what was summed before, and the probabilities of one tile.
 ///
 /// Probabilities are relative to the row's origin, which follows the maximum only when that has grown by more than
@@ -438,6 +435,7 @@ inline const PanelKernels& f32_panel_kernels() {
       .extract_rows = extract_rows,
       .store_row = store_row,
       .scores_few = scores_few,
+      .softmax_few = softmax_few,
       .accumulate_few = accumulate_few,
   };
   return kKernels;

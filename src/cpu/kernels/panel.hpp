@@ -116,31 +116,28 @@ struct PanelState {
   float* origin = nullptr;
 };
 
-/// The queries of a sequence that has at most kFewRows of them.
-struct FewQueries {
-  const std::byte* const* rows = nullptr;  // [num_rows]
-  int num_rows = 0;
-  Dtype dtype = Dtype::f32;
-  std::int64_t col_stride = 1;
+/// A few rows of floats, `pitch` apart.
+struct RowBlock {
+  float* data = nullptr;
+  std::int64_t pitch = 0;
+
+  float* row(std::int64_t index) const { return data + index * pitch; }
+  RowBlock part(std::int64_t first_row, std::int64_t first_col) const {
+    return {row(first_row) + first_col, pitch};
+  }
 };
-inline constexpr std::int64_t kFewRows = 4;
+inline constexpr std::int64_t kFewRows = 8;
 inline constexpr std::int64_t kFewKeys = 4;  // keys between two fetches of what is read next
 
-/// One panel's part of a tile.
+/// One panel's part of a tile that all its rows see.
 struct PanelTurn {
   const void* queries = nullptr;
   KeyTile keys{};
-  const void* values = nullptr;  // of the whole tile; they stay until the flush, as the panel does
-  KeyRange range{};
+  const void* values =
+      nullptr;       // of the whole tile, as load_values leaves them; they stay until the flush
+  KeyRange range{};  // count is a multiple of kSubTileKeys
   float* out = nullptr;
   PanelState state{};
-
-  // Programs and masks of the keys of `part`, all within kSubTileKeys keys; called for those bits of `prepared`, counted from
-  // range.begin in steps of kSubTileKeys.
-  void (*prepare)(const PanelTurn& turn, KeyRange part, float* scores) = nullptr;
-  std::uint32_t prepared = 0;
-  const void* walk = nullptr;   // for prepare
-  const void* panel = nullptr;  // for prepare
 };
 
 /// Panels that go through their steps overlapped.
@@ -212,12 +209,17 @@ struct PanelKernels {
   void (*store_row)(const float* row, float factor, std::int64_t count, Dtype dtype,
                     std::int64_t col_stride, std::byte* to);
 
-  // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp); one panel.
-  // They call next.fetch once every kFewKeys keys.
-  void (*scores_few)(const FewQueries& queries, const TileSource& keys, float* scores,
+  // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp): rows of
+  // scores and sums lie side by side. scores_few and accumulate_few call next.fetch once every kFewKeys keys.
+  /// scores[r][i] = Σ_d keys[i][d] · queries[r][d]
+  void (*scores_few)(RowBlock queries, int num_rows, const TileSource& keys, RowBlock scores,
                      NextTile& next);
-  void (*accumulate_few)(const TileSource& values, bool is_careful, const float* probabilities,
-                         int num_rows, const float* rescale, float* out, NextTile& next);
+  /// As softmax, of [num_rows] states. Rows have room for num_keys up to a whole vector.
+  void (*softmax_few)(RowBlock scores, int num_rows, std::int64_t num_keys, float scale_log2,
+                      const PanelState& state);
+  /// sums[r][d] += Σ_i probabilities[r][i] · values[i][d]
+  void (*accumulate_few)(const TileSource& values, bool is_careful, RowBlock probabilities,
+                         int num_rows, RowBlock sums, NextTile& next);
 };
 
 /// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.

@@ -42,6 +42,9 @@ inline constexpr int kVectorLanes = static_cast<int>(HWY_MAX_BYTES / sizeof(floa
 #endif
 inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
 
+/// In powers of two: how far a row's maximum may rise above its origin.
+inline constexpr float kMaxGrowth = 8.0F;
+
 /// `count` elements of a row as fp32.
 HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stride,
                                  std::int64_t count, float* HWY_RESTRICT out) {
