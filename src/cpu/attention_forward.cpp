@@ -1,13 +1,14 @@
 // Online-softmax attention over tiles, for one panel of queries at a time.
 //
 //   for each work item (sequence, kv head, block of rows; of one KV split where rows are few):
-//     pack Qᵀ                                      once per item
 //     for each kv tile that some row can see:      from the block map, left to right
 //       load K and V tile                          once per item and tile, shared by the panels
-//       for each panel that sees the tile:
+//       for each panel that sees the tile:         the first time: pack Qᵀ
 //         S = K Qᵀ;  S = program(S);  S = mask(S)  mask on partial tiles only
 //         P, max, sum = softmax(S);  O = O * rescale + Vᵀ P
-//     O / sum -> out, lse
+//       for each panel that sees no more:  O / sum -> out, lse
+//
+// What is read or written next (rows of K and V, of queries of panels to come, of out) is fetched meanwhile.
 //
 // A row's arithmetic depends on its own queries, the keys of its sequence and tile_kv alone: lanes never mix, splits are cut
 // by the sequence's own length, and merged in order. So batch mates, threads and scheduling cannot change a bit.
@@ -128,16 +129,32 @@ class ForwardRun {
   /// So few rows, all in one panel, that K and V are read row by row (few_rows.hpp).
   bool is_few(const Sequence& s) const { return num_rows(s) <= std::min(kFewRows, spec_.lanes); }
 
-  std::int64_t num_row_blocks(const Sequence& s) const {
-    return ceil_div(num_rows(s), spec_.panels * spec_.lanes);
+  std::int64_t num_panels(const Sequence& s) const { return ceil_div(num_rows(s), spec_.lanes); }
+
+  /// Panels in each item of a sequence and kv head: fewer towards the end of the call.
+  std::int64_t panels_per_item(const Sequence& s, std::int64_t kv_head) const {
+    const std::int64_t groups = num_sequences() * problem_.num_heads_kv;
+    const std::int64_t left = groups - s.index * problem_.num_heads_kv - kv_head;
+    const std::int64_t remaining = ceil_div(total_panels_ * left, groups);
+    return std::min(spec_.panels, panels_of_an_item(remaining, plan_.num_workers));
+  }
+
+  std::int64_t num_row_blocks(const Sequence& s, std::int64_t kv_head) const {
+    return ceil_div(num_panels(s), panels_per_item(s, kv_head));
   }
 
   /// Items of one sequence over all its kv heads.
   std::int64_t items_of(const Sequence& s) const {
-    if (problem_.num_heads_q == 0) return 0;
-    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
-    return num_row_blocks(s) * splits * num_head_blocks(s);
+    if (problem_.num_heads_q == 0 || s.seqlen_q == 0) return 0;
+    if (has_one_panel(s)) return (is_split_parallel_ ? num_splits(s) : 1) * num_head_blocks(s);
+    std::int64_t items = 0;
+    for (std::int64_t head = 0; head < problem_.num_heads_kv; ++head)
+      items += num_row_blocks(s, head);
+    return items;
   }
+
+  /// Then the items of a sequence are its splits and heads.
+  bool has_one_panel(const Sequence& s) const { return num_rows(s) <= spec_.lanes; }
 
   std::int64_t num_head_blocks(const Sequence& s) const {
     return ceil_div(problem_.num_heads_kv, is_few(s) ? few_heads_ : 1);
@@ -146,6 +163,9 @@ class ForwardRun {
   void count_items() {
     is_split_parallel_ = plan_allows_parallel_splits();
     choose_few_heads();
+    total_panels_ = 0;
+    for (std::int64_t i = 0; i < num_sequences(); ++i)
+      total_panels_ += num_panels(sequence(i)) * problem_.num_heads_kv;
     first_item_[0] = 0;
     for (std::int64_t i = 0; i < num_sequences(); ++i)
       first_item_[i + 1] = first_item_[i] + items_of(sequence(i));
@@ -171,25 +191,36 @@ class ForwardRun {
     const std::int64_t* found =
         std::upper_bound(first_item_, first_item_ + num_sequences() + 1, index) - 1;
     const Sequence s = sequence(found - first_item_);
-    std::int64_t rest = index - *found;
-    const std::int64_t blocks = num_row_blocks(s);
-    const std::int64_t block = blocks - 1 - rest % blocks;  // causal masks: the longest rows first
-    rest /= blocks;
+    const std::int64_t rest = index - *found;
+    return has_one_panel(s) ? item_of_one_panel(s, rest) : item_of_rows(s, rest);
+  }
+
+  Item item_of_one_panel(const Sequence& s, std::int64_t index) const {
     // Rows of neighbouring heads mostly share a memory page: workers read them at the same time.
     const std::int64_t heads = is_few(s) ? few_heads_ : 1;
-    const std::int64_t kv_head = rest % num_head_blocks(s) * heads;
-    const std::int64_t split = rest / num_head_blocks(s);
-    const std::int64_t splits = is_split_parallel_ ? num_splits(s) : 1;
-    const std::int64_t block_rows = spec_.panels * spec_.lanes;
+    const std::int64_t kv_head = index % num_head_blocks(s) * heads;
     Item item{.sequence = s,
               .kv_head = kv_head,
               .num_heads = std::min(heads, problem_.num_heads_kv - kv_head),
-              .row_begin = block * block_rows,
-              .row_end = std::min(num_rows(s), (block + 1) * block_rows),
+              .row_begin = 0,
+              .row_end = num_rows(s),
               .tile_begin = 0,
               .tile_end = num_tiles(s)};
-    if (splits > 1) limit_to_split(item, split);
+    if (is_split_parallel_ && num_splits(s) > 1) limit_to_split(item, index / num_head_blocks(s));
     return item;
+  }
+
+  Item item_of_rows(const Sequence& s, std::int64_t index) const {
+    std::int64_t kv_head = 0;
+    for (; index >= num_row_blocks(s, kv_head); ++kv_head) index -= num_row_blocks(s, kv_head);
+    const std::int64_t block = num_row_blocks(s, kv_head) - 1 - index;  // causal: the longest first
+    const std::int64_t block_rows = panels_per_item(s, kv_head) * spec_.lanes;
+    return {.sequence = s,
+            .kv_head = kv_head,
+            .row_begin = block * block_rows,
+            .row_end = std::min(num_rows(s), (block + 1) * block_rows),
+            .tile_begin = 0,
+            .tile_end = num_tiles(s)};
   }
 
   void limit_to_split(Item& item, std::int64_t split) const {
@@ -244,16 +275,14 @@ class ForwardRun {
   template <typename Emit>
   void compute(const Item& item, const Scratch& scratch, const Emit& emit) const {
     if (is_few(item.sequence)) return compute_few(item, scratch, emit);
-    const std::int64_t panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
-    walk_tiles(item, scratch, kernels_, /*is_careful=*/false);
     std::array<LaneSet, kMaxPanels> redo{};
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
+    walk_tiles(item, scratch, kernels_, /*is_careful=*/false, [&](std::int64_t panel) {
       const Item rows = panel_rows(item, panel);
       LaneSet& broken = redo[static_cast<std::size_t>(panel)];
       broken = non_finite_rows(rows, panel, scratch);
       emit_panel(rows, panel, ~broken, scratch, emit);
-    }
-    for (std::int64_t panel = 0; panel < panels; ++panel) {
+    });
+    for (std::int64_t panel = 0; panel < kMaxPanels; ++panel) {
       if (redo[static_cast<std::size_t>(panel)] != 0) {
         compute_carefully(panel_rows(item, panel), redo[static_cast<std::size_t>(panel)], scratch,
                           emit);
@@ -280,11 +309,12 @@ class ForwardRun {
   template <typename Emit>
   void compute_carefully(const Item& rows, LaneSet wanted, const Scratch& scratch,
                          const Emit& emit) const {
-    walk_tiles(rows, scratch, kernels_, /*is_careful=*/true);
+    const auto later = [](std::int64_t) {};
+    walk_tiles(rows, scratch, kernels_, /*is_careful=*/true, later);
     const LaneSet broken = spec_.is_split ? wanted & non_finite_sums(rows, 0, scratch) : 0;
     emit_panel(rows, 0, wanted & ~broken, scratch, emit);
     if (broken == 0) return;
-    walk_tiles(rows, scratch, plain_kernels_, /*is_careful=*/true);
+    walk_tiles(rows, scratch, plain_kernels_, /*is_careful=*/true, later);
     emit_panel(rows, 0, broken, scratch, emit);
   }
 
@@ -295,6 +325,7 @@ class ForwardRun {
   }
 
   struct Panel {
+    Item rows;
     std::byte* queries;
     float* out;
     PanelState state;
@@ -302,7 +333,13 @@ class ForwardRun {
     const std::int32_t* q_head;
     int num_vectors;
     VisibleKeys keys{};
-    SeenKeys seen{};  // null where only the mask program knows
+    SeenKeys seen{};     // null where only the mask program knows
+    KeyRange reach{};    // from the first key that it sees to the last
+    VisiblePart part{};  // of the current tile
+    bool is_started = false, is_done = false;
+
+    std::int64_t num_rows() const { return rows.row_end - rows.row_begin; }
+    bool ends_before(std::int64_t key) const { return reach.begin + reach.count <= key; }
   };
 
   /// Scores of one panel and tile, and what remains to be done with them.
@@ -311,6 +348,12 @@ class ForwardRun {
     std::int64_t tile = 0, num_keys = 0;
     VisiblePart seen{};
     float* scores = nullptr;
+  };
+
+  /// Keys and values of a tile as the kernels left them.
+  struct Tile {
+    std::int64_t index = 0;
+    KeyTile keys{};
   };
 
   /// Sets up the processor's matrix unit, if the kernels use one, for as long as this lives.
@@ -329,53 +372,123 @@ class ForwardRun {
     const PanelKernels& kernels_;
   };
 
+  /// Calls done(panel) as soon as a panel's sums are complete.
+  template <typename Done>
   void walk_tiles(const Item& item, const Scratch& scratch, const PanelKernels& kernels,
-                  bool is_careful) const {
+                  bool is_careful, const Done& done) const {
     const KernelScope scope(kernels);
-    const std::int64_t num_panels = ceil_div(item.row_end - item.row_begin, spec_.lanes);
-    std::vector<Panel> panels;
-    panels.reserve(static_cast<std::size_t>(num_panels));
-    for (std::int64_t i = 0; i < num_panels; ++i)
-      panels.push_back(start_panel(panel_rows(item, i), i, scratch, kernels));
+    std::vector<Panel> panels = panels_of(item, scratch);
     if (is_careful) std::fill_n(scratch.extra, out_floats(), 0.0F);
     NextTile next;
+    Fetches fetches;
     PanelPipeline pipeline = pipeline_of(scratch);
-    for (std::int64_t tile = item.tile_begin; tile < item.tile_end; ++tile) {
-      const std::int64_t kv_begin = tile * spec_.tile_kv;
+    const auto finish = [&](Panel& panel) {
+      if (!panel.is_started) start_panel(panel, scratch, kernels);
+      panel.is_done = true;
+      done(&panel - panels.data());
+    };
+    for (std::int64_t index = first_tile(item, panels); index < item.tile_end; ++index) {
+      const std::int64_t kv_begin = index * spec_.tile_kv;
       const std::int64_t kv_end = std::min(kv_begin + spec_.tile_kv, item.sequence.seqlen_kv);
-      bool is_loaded = false;
-      KeyTile keys;
+      std::int64_t num_seeing = 0;
       for (Panel& panel : panels) {
-        const VisiblePart seen = panel.keys.next(kv_begin, kv_end);
-        if (seen.range.count == 0) continue;
-        if (!is_loaded) {
-          keys = kernels.load_keys(at_one_stride(key_tile(item, tile, scratch), scratch.pages.keys),
-                                   scratch.keys);
-          kernels.load_values(at_one_stride(value_tile(item, tile, scratch), scratch.pages.values),
-                              is_careful, scratch.values);
-          next = tile + 1 < item.tile_end ? next_tile(item, tile + 1, num_panels, scratch)
-                                          : NextTile();
-          is_loaded = true;
-        }
-        if (!is_careful && is_plain(seen)) {
-          kernels_.push(pipeline,
-                        {.queries = panel.queries,
-                         .keys = keys,
-                         .values = scratch.values,
-                         .range = seen.range,
-                         .out = panel.out,
-                         .state = panel.state},
-                        next);
+        panel.part = panel.keys.next(kv_begin, kv_end);
+        num_seeing += static_cast<std::int64_t>(panel.part.range.count > 0);
+      }
+      if (num_seeing == 0) continue;
+      const Tile tile = load_tile(item, index, scratch, kernels, is_careful);
+      next = next_fetches(item, index, panels, num_seeing, scratch, fetches);
+      for (Panel& panel : panels) {
+        if (panel.part.range.count == 0) continue;
+        if (!panel.is_started) start_panel(panel, scratch, kernels);
+        if (!is_careful && fits_pipeline(panel)) {
+          kernels_.push(pipeline, turn_of(panel, tile, scratch), next);
           continue;
         }
-        const Step step{&panel, tile, keys.num_keys, seen, scratch.scores};
-        kernels.scores(panel.queries, keys, seen.range, problem_.head_dim_qk, panel.num_vectors,
-                       step.scores, next);
+        const Step step{&panel, index, tile.keys.num_keys, panel.part, scratch.scores};
+        kernels.scores(panel.queries, tile.keys, panel.part.range, problem_.head_dim_qk,
+                       panel.num_vectors, step.scores, next);
         finish_step(step, item, next, scratch, kernels, is_careful);
       }
       if (kernels_.flush != nullptr) kernels_.flush(pipeline, next);
+      for (Panel& panel : panels) {
+        if (!is_careful && panel.is_started && !panel.is_done && panel.ends_before(kv_end))
+          finish(panel);
+      }
     }
     if (is_careful) add_extra(panels.front().out, scratch.extra);
+    for (Panel& panel : panels) {
+      if (!panel.is_done) finish(panel);
+    }
+  }
+
+  std::int64_t first_tile(const Item& item, const std::vector<Panel>& panels) const {
+    std::int64_t first = item.tile_end;
+    for (const Panel& panel : panels) {
+      if (panel.reach.count > 0) first = std::min(first, panel.reach.begin / spec_.tile_kv);
+    }
+    return std::max(first, item.tile_begin);
+  }
+
+  Tile load_tile(const Item& item, std::int64_t index, const Scratch& scratch,
+                 const PanelKernels& kernels, bool is_careful) const {
+    const TileSource keys = key_tile(item, index, scratch);
+    const TileSource values = value_tile(item, index, scratch);
+    const KeyTile loaded = kernels.load_keys(at_one_stride(keys, scratch.pages.keys), scratch.keys);
+    kernels.load_values(at_one_stride(values, scratch.pages.values), is_careful, scratch.values);
+    return {index, loaded};
+  }
+
+  // ---- what is fetched meanwhile ----
+
+  /// Rows of queries and of out that are due.
+  struct Fetches {
+    std::array<TileSource, 2 * kMaxPanels> sources{};
+    std::size_t num_sources = 0;
+
+    void add(const TileSource& source) { sources[num_sources++] = source; }
+    std::span<const TileSource> all() const { return {sources.data(), num_sources}; }
+  };
+
+  /// While `num_seeing` panels work on a tile: queries of those that start in it or in the next one, out of those that end
+  /// in it, the next tile.
+  NextTile next_fetches(const Item& item, std::int64_t index, const std::vector<Panel>& panels,
+                        std::int64_t num_seeing, const Scratch& scratch, Fetches& fetches) const {
+    const std::int64_t end = (index + 1) * spec_.tile_kv;
+    fetches.num_sources = 0;
+    bool is_first = true;
+    TileSource keys, values;
+    for (const Panel& panel : panels) {
+      const bool starts_soon =
+          !panel.is_started && panel.reach.count > 0 && panel.reach.begin < end + spec_.tile_kv;
+      if (starts_soon && !is_first) fetches.add(rows_of(q_, panel, problem_.head_dim_qk));
+      is_first = false;
+    }
+    for (const Panel& panel : panels) {
+      if (!panel.is_done && panel.part.range.count > 0 && panel.ends_before(end))
+        fetches.add(rows_of(out_, panel, problem_.head_dim_v));
+    }
+    const bool goes_on =
+        std::ranges::any_of(panels, [&](const Panel& panel) { return !panel.ends_before(end); });
+    if (goes_on && index + 1 < item.tile_end) {
+      keys = tile_of(k_, item, index + 1, problem_.head_dim_qk, scratch.pages.next_key_rows);
+      values = tile_of(v_, item, index + 1, problem_.head_dim_v, scratch.pages.next_value_rows);
+    }
+    const std::int64_t blocks =
+        spec_.tile_kv / kernels_.key_block + ceil_div(problem_.head_dim_v, kernels_.value_block);
+    return {keys, values, num_seeing * blocks, fetches.all()};
+  }
+
+  /// Rows of a panel, where they lie at one stride.
+  TileSource rows_of(const Rows& tensor, const Panel& panel, std::int64_t head_dim) const {
+    const std::int64_t last = panel.num_rows() - 1;
+    if (panel.q_head[0] != panel.q_head[last] || tensor.col_stride != 1) return {};
+    const Sequence& s = panel.rows.sequence;
+    return {.data = tensor.at(s.batch_offset, s.q_begin + panel.q_idx[0], panel.q_head[0]),
+            .dtype = tensor.dtype,
+            .row_stride = tensor.row_stride,
+            .num_rows = panel.num_rows(),
+            .num_cols = head_dim};
   }
 
   PanelPipeline pipeline_of(const Scratch& scratch) const {
@@ -386,19 +499,19 @@ class ForwardRun {
             .scale_log2 = unit_ * std::numbers::log2e_v<float>};
   }
 
-  /// May a panel go through the kernels' pipeline? It takes scores as they are.
-  bool is_plain(const VisiblePart& seen) const {
-    return kernels_.push != nullptr && seen.num_partial == 0 &&
-           seen.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
+  /// May the panel's part of a tile go through the kernels' pipeline? It takes scores as they are.
+  bool fits_pipeline(const Panel& panel) const {
+    return kernels_.push != nullptr && panel.part.num_partial == 0 &&
+           panel.part.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
   }
 
-  NextTile next_tile(const Item& item, std::int64_t tile, std::int64_t num_panels,
-                     const Scratch& scratch) const {
-    const std::int64_t blocks =
-        spec_.tile_kv / kernels_.key_block + ceil_div(problem_.head_dim_v, kernels_.value_block);
-    return {tile_of(k_, item, tile, problem_.head_dim_qk, scratch.pages.next_key_rows),
-            tile_of(v_, item, tile, problem_.head_dim_v, scratch.pages.next_value_rows),
-            num_panels * blocks};
+  PanelTurn turn_of(const Panel& panel, const Tile& tile, const Scratch& scratch) const {
+    return {.queries = panel.queries,
+            .keys = tile.keys,
+            .values = scratch.values,
+            .range = panel.part.range,
+            .out = panel.out,
+            .state = panel.state};
   }
 
   /// Scores are there: programs, softmax, product with V.
@@ -465,8 +578,17 @@ class ForwardRun {
     return dropout;
   }
 
-  Panel start_panel(const Item& rows, std::int64_t panel, const Scratch& scratch,
-                    const PanelKernels& kernels) const {
+  std::vector<Panel> panels_of(const Item& item, const Scratch& scratch) const {
+    const std::int64_t count = ceil_div(item.row_end - item.row_begin, spec_.lanes);
+    std::vector<Panel> panels;
+    panels.reserve(static_cast<std::size_t>(count));
+    for (std::int64_t i = 0; i < count; ++i)
+      panels.push_back(panel_of(panel_rows(item, i), i, scratch));
+    return panels;
+  }
+
+  /// Its place in the problem and what it sees; nothing is read of its rows.
+  Panel panel_of(const Item& rows, std::int64_t panel, const Scratch& scratch) const {
     const auto lanes = static_cast<std::size_t>(spec_.lanes);
     const auto index = static_cast<std::size_t>(panel);
     const std::int64_t count = rows.row_end - rows.row_begin;
@@ -478,11 +600,9 @@ class ForwardRun {
       q_idx[lane] = static_cast<std::int32_t>(row % rows.sequence.seqlen_q);
       q_head[lane] =
           static_cast<std::int32_t>(rows.kv_head * problem_.group + row / rows.sequence.seqlen_q);
-      scratch.rows[lane] = lane < count ? q_.at(rows.sequence.batch_offset,
-                                                rows.sequence.q_begin + q_idx[lane], q_head[lane])
-                                        : nullptr;
     }
-    Panel p{.queries = scratch.queries + index * kernels_.query_bytes(problem_.head_dim_qk),
+    Panel p{.rows = rows,
+            .queries = scratch.queries + index * kernels_.query_bytes(problem_.head_dim_qk),
             .out = reinterpret_cast<float*>(scratch.out +
                                             index * kernels_.output_bytes(problem_.head_dim_v)),
             .state = {.row_max = scratch.row_max + index * lanes,
@@ -492,15 +612,28 @@ class ForwardRun {
             .q_idx = q_idx,
             .q_head = q_head,
             .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
-    kernels.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk, p.queries);
-    std::fill_n(p.state.row_max, lanes, -kInfinity);
-    std::fill_n(p.state.origin, lanes, -kInfinity);
-    std::fill_n(p.state.row_sum, lanes, 0.0F);
-    std::fill_n(p.out, out_floats(), 0.0F);
     const auto edges =
         mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
     if (edges) p.seen = seen_keys(*edges, q_idx, index, scratch);
+    p.reach = p.keys.all(rows.sequence.seqlen_kv);
     return p;
+  }
+
+  void start_panel(Panel& panel, const Scratch& scratch, const PanelKernels& kernels) const {
+    const Sequence& s = panel.rows.sequence;
+    for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
+      scratch.rows[lane] =
+          lane < panel.num_rows()
+              ? q_.at(s.batch_offset, s.q_begin + panel.q_idx[lane], panel.q_head[lane])
+              : nullptr;
+    }
+    kernels.pack_queries(scratch.rows, q_.dtype, q_.col_stride, problem_.head_dim_qk,
+                         panel.queries);
+    std::fill_n(panel.state.row_max, spec_.lanes, -kInfinity);
+    std::fill_n(panel.state.origin, spec_.lanes, -kInfinity);
+    std::fill_n(panel.state.row_sum, spec_.lanes, 0.0F);
+    std::fill_n(panel.out, out_floats(), 0.0F);
+    panel.is_started = true;
   }
 
   SeenKeys seen_keys(const mask::BandEdges& edges, const std::int32_t* q_idx, std::size_t panel,
@@ -743,6 +876,7 @@ class ForwardRun {
   bool has_program_ = false, is_prescaled_ = false, is_split_parallel_ = false;
   float unit_ = 1;
   std::int64_t few_heads_ = 1;  // of an item of few rows
+  std::int64_t total_panels_ = 0;
   const PanelDropout dropout_;
   std::int64_t* first_item_ = nullptr;  // [num_sequences + 1]
   std::vector<Scratch> scratch_;

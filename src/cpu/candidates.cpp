@@ -17,6 +17,9 @@ constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
 constexpr std::int64_t kTilesPerSplit =
     16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge
+// Queries and sums of an item's panels: with a tile of K and V they fit in a second-level cache of 1 MB.
+constexpr std::size_t kPanelBudget = 512 << 10;
+constexpr std::int64_t kLeastPanels = 4;  // below, loads of K and V show
 constexpr std::int64_t kMaxPartialFloats =
     1 << 20;  // of a worker: beyond, splits run in turn, to the same bits
 constexpr std::int64_t kItemsPerWorker =
@@ -107,13 +110,12 @@ ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_
                    .lanes = panel_kernels(candidate.target)->lanes,
                    .tile_kv = kTileKv,
                    .tiles_per_split = kTilesPerSplit};
-  const std::int64_t rows = f.total_q * f.num_heads_q;
-  const std::int64_t panels = rows / spec.lanes;
-  const std::int64_t per_item = panels / std::max<std::int64_t>(1, kItemsPerWorker * num_threads);
-  // Wide heads: half the panels, so that an item's queries and sums stay in the second-level cache.
-  const std::int64_t most =
-      std::max(f.head_dim_qk, f.head_dim_v) > 256 ? kMaxPanels / 2 : kMaxPanels;
-  spec.panels = std::clamp<std::int64_t>(per_item, 1, most);
+  const PanelKernels& kernels = forward_kernels(spec);
+  const std::size_t bytes = kernels.query_bytes(f.head_dim_qk) + kernels.output_bytes(f.head_dim_v);
+  const auto fitting = static_cast<std::int64_t>(kPanelBudget / bytes);
+  const std::int64_t panels = f.total_q * f.num_heads_q / spec.lanes;
+  spec.panels = std::min(panels_of_an_item(panels, num_threads),
+                         std::clamp(fitting, kLeastPanels, kMaxPanels));
   return spec;
 }
 

@@ -1,6 +1,7 @@
 // What can run on this processor: one table, best first. It feeds selection, workspace, explain and the text of a refusal.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,7 +16,7 @@
 
 namespace fovea::cpu {
 
-inline constexpr std::int64_t kMaxPanels = 8;  // that share a load of K and V; more gain below 1 %
+inline constexpr std::int64_t kMaxPanels = 16;  // that share a load of K and V
 
 /// The chosen kernel and its tiling. Rows are (q_head, q_idx) pairs of one kv head, head-major: rows of several heads of a
 /// GQA group may share a panel, so that decode reads every key once.
@@ -23,13 +24,19 @@ struct ForwardSpec {
   CpuTarget target = CpuTarget::scalar;
   bool is_split = false;    // f16 inputs as sums of bf16 numbers
   std::int64_t lanes = 0;   // rows in a panel
-  std::int64_t panels = 1;  // panels in a work item: they share one load of K and V tiles
+  std::int64_t panels = 1;  // most panels in a work item: they share one load of K and V tiles
   std::int64_t tile_kv =
       128;  // keys in a tile; bits depend on it, so it never depends on threads or batch
   std::int64_t tiles_per_split =
       0;  // where one panel holds all rows: kv tiles that are summed before states are merged
   bool operator==(const ForwardSpec&) const = default;
 };
+
+/// Of `remaining` ones: items get smaller towards the end, so that all workers are done at about the same time.
+constexpr std::int64_t panels_of_an_item(std::int64_t remaining, int num_workers) {
+  const std::int64_t parts = num_workers == 1 ? 1 : 2 * num_workers;
+  return std::max<std::int64_t>(1, (remaining + parts - 1) / parts);
+}
 
 const PanelKernels& forward_kernels(const ForwardSpec& spec);
 

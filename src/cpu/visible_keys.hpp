@@ -26,6 +26,13 @@ struct VisibleKeys {
   std::vector<mask::TileRun> runs{};  // in tiles of kSubTileKeys
   std::size_t run = 0;
 
+  /// Keys from the first to the last that some row sees.
+  KeyRange all(std::int64_t seqlen_kv) const {
+    if (runs.empty()) return {};
+    const std::int64_t begin = runs.front().begin * kSubTileKeys;
+    return {begin, std::min(seqlen_kv, runs.back().end * kSubTileKeys) - begin};
+  }
+
   /// Asked for in rising order of tiles [begin, end).
   VisiblePart next(std::int64_t begin, std::int64_t end) {
     VisiblePart seen;

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "fovea/dtype.hpp"
 #include "fovea/problem.hpp"
@@ -37,35 +38,50 @@ struct TileSource {
   }
 };
 
-/// Rows of K and V that the next tile will read, fetched into the second-level cache a few at a time between blocks of
-/// products: a row often ends long before the page it lies in, where the hardware's prefetchers stop, and in decode nothing
-/// else would keep the memory busy while a tile is multiplied.
+/// Rows that will be needed soon, fetched into the second-level cache a few at a time between blocks of products: a row often
+/// ends long before the page it lies in, where the hardware's prefetchers stop, and in decode nothing else would keep the
+/// memory busy while a tile is multiplied.
 class NextTile {
  public:
   NextTile() = default;
-  /// fetch will be called about num_calls times.
-  NextTile(const TileSource& keys, const TileSource& values, std::int64_t num_calls)
-      : sources_{keys, values},
-        rows_per_call_((keys.num_rows + values.num_rows + num_calls - 1) / num_calls) {}
+  /// fetch will be called about num_calls times. `first` comes before keys and values; it must outlive this.
+  NextTile(const TileSource& keys, const TileSource& values, std::int64_t num_calls,
+           std::span<const TileSource> first = {})
+      : keys_and_values_{keys, values}, first_(first) {
+    std::int64_t num_rows = keys.num_rows + values.num_rows;
+    for (const TileSource& source : first) num_rows += source.num_rows;
+    rows_per_call_ = (num_rows + num_calls - 1) / num_calls;
+  }
 
   void fetch() {
-    constexpr std::int64_t kLine = 64;
-    const std::int64_t num_rows = sources_[0].num_rows + sources_[1].num_rows;
-    const std::int64_t end = row_ + rows_per_call_ < num_rows ? row_ + rows_per_call_ : num_rows;
-    for (; row_ < end; ++row_) {
-      const bool is_key = row_ < sources_[0].num_rows;
-      const TileSource& source = sources_[is_key ? 0 : 1];
-      const auto element = static_cast<std::int64_t>(size_bytes(source.dtype));
-      const std::int64_t row = is_key ? row_ : row_ - sources_[0].num_rows;
-      const std::byte* begin = source.row(row);
-      for (std::int64_t at = 0; at < source.num_cols * element; at += kLine)
-        __builtin_prefetch(begin + at, 0, 2);
+    for (std::int64_t left = rows_per_call_; left > 0 && source_ < num_sources(); --left) {
+      const TileSource& source = at(source_);
+      if (row_ < source.num_rows) {
+        fetch_row(source, row_++);
+      } else {
+        ++source_;
+        row_ = 0;
+      }
     }
   }
 
  private:
-  TileSource sources_[2];
-  std::int64_t row_ = 0;  // over both
+  std::size_t num_sources() const { return first_.size() + 2; }
+  const TileSource& at(std::size_t index) const {
+    return index < first_.size() ? first_[index] : keys_and_values_[index - first_.size()];
+  }
+
+  static void fetch_row(const TileSource& source, std::int64_t row) {
+    constexpr std::int64_t kLine = 64;
+    const auto bytes = source.num_cols * static_cast<std::int64_t>(size_bytes(source.dtype));
+    const std::byte* begin = source.row(row);
+    for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(begin + at, 0, 2);
+  }
+
+  TileSource keys_and_values_[2];
+  std::span<const TileSource> first_;
+  std::size_t source_ = 0;  // being fetched: of first_, then of the two
+  std::int64_t row_ = 0;    // in it
   std::int64_t rows_per_call_ = 0;
 };
 
