@@ -382,6 +382,7 @@ class ForwardRun {
     NextTile next;
     Fetches fetches;
     PanelPipeline pipeline = pipeline_of(scratch);
+    Walk walk{this, &item, &scratch};
     const auto finish = [&](Panel& panel) {
       if (!panel.is_started) start_panel(panel, scratch, kernels);
       panel.is_done = true;
@@ -401,8 +402,9 @@ class ForwardRun {
       for (Panel& panel : panels) {
         if (panel.part.range.count == 0) continue;
         if (!panel.is_started) start_panel(panel, scratch, kernels);
-        if (!is_careful && fits_pipeline(panel)) {
-          kernels_.push(pipeline, turn_of(panel, tile, scratch), next);
+        if (!is_careful && has_pipeline()) {
+          walk.tile = index;
+          kernels_.push(pipeline, turn_of(panel, tile.keys, walk), next);
           continue;
         }
         const Step step{&panel, index, tile.keys.num_keys, panel.part, scratch.scores};
@@ -499,19 +501,50 @@ class ForwardRun {
             .scale_log2 = unit_ * std::numbers::log2e_v<float>};
   }
 
-  /// May the panel's part of a tile go through the kernels' pipeline? It takes scores as they are.
-  bool fits_pipeline(const Panel& panel) const {
-    return kernels_.push != nullptr && panel.part.num_partial == 0 &&
-           panel.part.range.count % kSubTileKeys == 0 && !is_prescaled_ && dropout_.threshold == 0;
+  /// Dropout comes between the sum and the product, where the pipeline has no place for it.
+  bool has_pipeline() const { return kernels_.push != nullptr && dropout_.threshold == 0; }
+
+  /// Where a turn of the pipeline finds its programs' data.
+  struct Walk {
+    const ForwardRun* run;
+    const Item* item;
+    const Scratch* scratch;
+    std::int64_t tile = 0;
+  };
+
+  PanelTurn turn_of(const Panel& panel, const KeyTile& keys, const Walk& walk) const {
+    const VisiblePart& visible = panel.part;
+    std::uint32_t prepared = is_prescaled_ ? ~0U : 0;
+    for (int i = 0; i < visible.num_partial; ++i) {
+      const KeyRange part = visible.partial[static_cast<std::size_t>(i)];
+      for (std::int64_t at = part.begin; at < part.begin + part.count; at += kSubTileKeys)
+        prepared |= 1U << (at - visible.range.begin) / kSubTileKeys;
+    }
+    return {.queries = panel.queries,
+            .keys = keys,
+            .values = walk.scratch->values,
+            .range = visible.range,
+            .out = panel.out,
+            .state = panel.state,
+            .prepare = &ForwardRun::prepare_part,
+            .prepared = prepared,
+            .walk = &walk,
+            .panel = &panel};
   }
 
-  PanelTurn turn_of(const Panel& panel, const Tile& tile, const Scratch& scratch) const {
-    return {.queries = panel.queries,
-            .keys = tile.keys,
-            .values = scratch.values,
-            .range = panel.part.range,
-            .out = panel.out,
-            .state = panel.state};
+  static void prepare_part(const PanelTurn& turn, KeyRange part, float* scores) {
+    const Walk& walk = *static_cast<const Walk*>(turn.walk);
+    const Panel& panel = *static_cast<const Panel*>(turn.panel);
+    const VisiblePart& visible = panel.part;
+    Step step{&panel, walk.tile, turn.keys.num_keys, {.range = part}, scores};
+    for (int i = 0; i < visible.num_partial; ++i) {
+      const KeyRange whole = visible.partial[static_cast<std::size_t>(i)];
+      const std::int64_t begin = std::max(whole.begin, part.begin);
+      const std::int64_t end = std::min(whole.begin + whole.count, part.begin + part.count);
+      if (begin < end)
+        step.seen.partial[static_cast<std::size_t>(step.seen.num_partial++)] = {begin, end - begin};
+    }
+    walk.run->apply_programs(step, *walk.item, *walk.scratch, /*is_careful=*/false);
   }
 
   /// Scores are there: programs, softmax, product with V.

@@ -145,15 +145,21 @@ struct RowBlock {
 inline constexpr std::int64_t kFewRows = 8;
 inline constexpr std::int64_t kFewKeys = 4;  // keys between two fetches of what is read next
 
-/// One panel's part of a tile that all its rows see.
+/// One panel's part of a tile.
 struct PanelTurn {
   const void* queries = nullptr;
   KeyTile keys{};
-  const void* values =
-      nullptr;       // of the whole tile, as load_values leaves them; they stay until the flush
-  KeyRange range{};  // count is a multiple of kSubTileKeys
+  const void* values = nullptr;  // of the whole tile; they stay until the flush, as the panel does
+  KeyRange range{};
   float* out = nullptr;
   PanelState state{};
+
+  // Programs and masks of the keys of `part`, all within kSubTileKeys keys; called for those bits of `prepared`, counted from
+  // range.begin in steps of kSubTileKeys.
+  void (*prepare)(const PanelTurn& turn, KeyRange part, float* scores) = nullptr;
+  std::uint32_t prepared = 0;
+  const void* walk = nullptr;   // for prepare
+  const void* panel = nullptr;  // for prepare
 };
 
 /// Panels that go through their steps overlapped.
