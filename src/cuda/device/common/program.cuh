@@ -59,19 +59,25 @@ FOVEA_DEVICE Int min(Int a, Int b) { return a < b ? a : b; }
 FOVEA_DEVICE Int max(Int a, Int b) { return a < b ? b : a; }
 FOVEA_DEVICE Int abs(Int a) { return a < 0 ? -a : a; }
 
-/// Rounds to -inf; by zero gives 0, and the least int by -1 wraps. Neither of the two reaches the division.
+/// A divisor that the hardware may divide by: zero, and -1 by which the least int has no quotient, are left to the callers. No branch,
+/// so that what depends on the divisor alone leaves the loop.
+FOVEA_DEVICE std::int32_t safe_divisor(Int b) { return b == 0 || b == -1 ? 1 : b.value; }
+
+/// Rounds to -inf; by zero gives 0, and the least int by -1 wraps.
 FOVEA_DEVICE Int floor_div(Int a, Int b) {
-  if (b == 0 || b == -1) return b == 0 ? Int(0) : -a;
-  const std::int32_t quotient = a.value / b.value;
-  const std::int32_t remainder = a.value - quotient * b.value;
-  return quotient - static_cast<std::int32_t>(remainder != 0 && (remainder ^ b.value) < 0);
+  const std::int32_t divisor = safe_divisor(b);
+  const std::int32_t quotient = a.value / divisor;
+  const std::int32_t remainder = a.value - quotient * divisor;
+  const bool is_above = remainder != 0 && (remainder ^ divisor) < 0;
+  const Int rounded = quotient - (is_above ? 1 : 0);
+  return b == 0 ? Int(0) : b == -1 ? -a : rounded;
 }
 
-/// Has the sign of b; by zero gives 0.
+/// Has the sign of b; by zero gives 0, as by 1 and -1.
 FOVEA_DEVICE Int mod(Int a, Int b) {
-  if (b == 0 || b == -1) return 0;
-  const std::int32_t remainder = a.value % b.value;
-  return remainder != 0 && (remainder ^ b.value) < 0 ? remainder + b.value : remainder;
+  const std::int32_t divisor = safe_divisor(b);
+  const std::int32_t remainder = a.value % divisor;
+  return remainder != 0 && (remainder ^ divisor) < 0 ? remainder + divisor : remainder;
 }
 
 // ---- conversions -------------------------------------------------------------------------------
