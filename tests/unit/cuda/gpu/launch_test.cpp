@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <iostream>
@@ -11,7 +12,9 @@
 #include <vector>
 
 #include "fovea/error.hpp"
+#include "fovea/mask.hpp"
 
+#include "cuda/attention_forward.hpp"
 #include "cuda/availability.hpp"
 #include "cuda/driver/resources.hpp"
 #include "cuda/driver/tensor_map.hpp"
@@ -177,33 +180,52 @@ TEST_F(Gpu, EventsMeasureWhatLiesBetweenThem) {
   EXPECT_GT(end.milliseconds_since(start), 0.0F);
 }
 
-// The bars of the cache and of the launch: 5 ms for a process's first call where the disk has the
-// kernel (the context is the caller's), 5 us of host time for a warm launch.
-TEST_F(Gpu, FirstCallFromDiskAndWarmLaunchAreFast) {
-  jit::Loader(options).load(adding_kernel(), *context);
-  double best_first_ms = 1e9;
-  std::shared_ptr<const jit::LoadedKernel> kernel;
+/// The kernels of a causal problem in bf16, as a plan has them.
+std::vector<jit::KernelText> attention_kernels(const driver::DeviceInfo& device) {
+  const TensorSpec spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{1, 512, 8, 128});
+  const ForwardProblem problem =
+      validate({.q = spec, .k = spec, .v = spec, .mask = causal()}, "launch_test");
+  return kernel_texts(problem,
+                      choose_forward(problem, typical_device(device.compute_capability_major,
+                                                             device.compute_capability_minor)));
+}
+
+// The bar of the cache: 5 ms for a process's first call where the disk has the kernel, with a context
+// that the caller has anyway.
+TEST_F(Gpu, FirstCallFromDiskTakesMilliseconds) {
+  const std::vector<jit::KernelText> texts = attention_kernels(context->info());
+  const auto compile_start = std::chrono::steady_clock::now();
+  jit::Loader(options).load(texts[0], *context);
+  const double compile_ms = milliseconds_since(compile_start);
+  double worst_ms = 0;
   for (int i = 0; i < 5; ++i) {
     const auto start = std::chrono::steady_clock::now();
     jit::Loader loader(options);
-    kernel = loader.load(adding_kernel(), *context);
-    best_first_ms = std::min(best_first_ms, milliseconds_since(start));
+    loader.load(texts[0], *context);
+    worst_ms = std::max(worst_ms, milliseconds_since(start));
     ASSERT_EQ(loader.counts().compiled, 0);
   }
+  std::cout << texts[0].label << ": compiled and loaded in " << compile_ms << " ms, from disk in "
+            << worst_ms << " ms at worst\n";
+  EXPECT_LT(worst_ms, 5);
+}
+
+// The bar of a warm call is 5 us of host time, of which this is the launch.
+TEST_F(Gpu, WarmLaunchTakesMicroseconds) {
+  jit::Loader loader(options);
+  const auto kernel = loader.load(adding_kernel(), *context);
   const driver::OwnedStream stream(*context);
   driver::DeviceMemory out(*context, kCount * 4);
   const Params params{static_cast<std::uint32_t*>(out.data()), kCount, 0};
-  double best_launch_us = 1e9;
+  double best_us = 1e9;
   for (int round = 0; round < 20; ++round) {
     stream.synchronize();
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < 50; ++i) driver::launch(config(stream.get()), kernel->function, params);
-    best_launch_us = std::min(best_launch_us, milliseconds_since(start) * 1000 / 50);
+    best_us = std::min(best_us, milliseconds_since(start) * 1000 / 50);
   }
-  std::cout << "first call from disk " << best_first_ms << " ms, warm launch " << best_launch_us
-            << " us of host time\n";
-  EXPECT_LT(best_first_ms, 5);
-  EXPECT_LT(best_launch_us, 5);
+  std::cout << "warm launch " << best_us << " us of host time\n";
+  EXPECT_LT(best_us, 5);
 }
 
 }  // namespace
