@@ -152,7 +152,8 @@ ForwardSpec with_tile(ForwardSpec spec, const Tile& tile, const DeviceTraits& de
   spec.tile_kv = tile.tile_kv;
   spec.stages = tile.stages;
   spec.num_warps = 4;
-  spec.keeps_queries = tile.tile_q == 16 * spec.num_warps;
+  // O and S of wide heads leave no registers for Q.
+  spec.keeps_queries = tile.tile_q == 16 * spec.num_warps && spec.head_dim_v <= 128;
   spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
   return spec;
 }
@@ -169,10 +170,18 @@ ForwardSpec best_tile(const ForwardSpec& spec, std::span<const Tile> tiles,
 }
 
 constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{64, 32, 2}};
-// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv.
+// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv. Beside O of 64 there is room for S of 128 keys, but not for
+// a program as well.
+constexpr std::array kSlimTiles = {Tile{128, 128, 2}, Tile{128, 64, 2}};
 constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
-// 16 rows a warp, for head_dim_v above 128.
-constexpr std::array kWideTiles = {Tile{64, 64, 2}, Tile{64, 32, 2}};
+// 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
+constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
+
+/// Programs that hold more than a few registers while they run.
+bool has_large_programs(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  return !p.score.is_identity() || !p.mask.captures().tensors.empty() || p.dropout.p > 0;
+}
 
 ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
   ForwardSpec spec = common_spec(f);
@@ -181,7 +190,11 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
     spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
     return best_tile(spec, kStreamingTiles, device);
   }
-  if (spec.head_dim_v <= 128) spec = best_tile(spec, kNarrowTiles, device);
+  if (std::max(spec.head_dim_qk, spec.head_dim_v) <= 64 && !has_large_programs(f)) {
+    spec = best_tile(spec, kSlimTiles, device);
+  } else if (spec.head_dim_v <= 128) {
+    spec = best_tile(spec, kNarrowTiles, device);
+  }
   // Wide queries may leave no room for 128 of them.
   if (spec.head_dim_v > 128 || spec.ctas_per_sm == 0) spec = best_tile(spec, kWideTiles, device);
   spec.heads_per_tile = packed_heads(f, spec.tile_q);

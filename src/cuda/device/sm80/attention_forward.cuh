@@ -10,8 +10,8 @@
 //   copies   | K0 V0 | K1 V1 |         | K2 V2 |         | K3 V3 |         cp.async, stages - 1 tiles ahead
 //   a warp            wait, barrier | S0  softmax  O |  wait, barrier | S1  softmax  O | ...
 //
-// One barrier for each tile: a stage is written again only after the barrier that follows its last reader. While a warp is in its
-// softmax, the other warps of its scheduler (a second CTA too) keep the tensor cores busy.
+// One barrier for each tile: a stage is written again only after the barrier that follows its last reader. (With one stage there are
+// two: walk_in_place.) While a warp is in its softmax, the other warps of its scheduler (a second CTA too) keep the tensor cores busy.
 //
 // Bound: tensor cores, at mma.sync's rate. A warp of 32 rows reads each K and V element from shared memory once: 2 (32 keys
 // rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16 rows (head_dim
@@ -53,7 +53,6 @@ enum class Pass : std::int32_t { all, finite, positive, negative, end };
 template <ForwardSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
-  static_assert(spec.stages >= 2, "a tile is copied while another one is read");
   static constexpr int kThreads = spec.num_warps * 32;
   static constexpr int kWarpRows = spec.tile_q / spec.num_warps;
   static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
@@ -273,24 +272,29 @@ struct Forward {
     const char* v;
   };
 
-  FOVEA_DEVICE_MEMBER void load_tile(const Heads& heads, VisitedTile tile, int stage) const {
-    using KeyRows = typename T::KeyRows;
-    using ValueRows = typename T::ValueRows;
-    const SharedAddress keys = stage_at(stage);
-    const SharedAddress values = keys + T::kKeyBytes;
+  /// K or V of a tile, as a group of copies of its own; an empty group where there is no tile.
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const BshdParam& t, const char* head,
+                                     VisitedTile tile, int head_dim) const {
     if (tile.idx >= 0) {
       if (p.is_kv_aligned == 0) {
-        gather_keys<KeyRows>(keys, p.k, tile.idx, p.head_dim_qk);
-        gather_keys<ValueRows>(values, p.v, tile.idx, p.head_dim_v);
+        gather_keys<Rows>(to, t, tile.idx, head_dim);
       } else if ((tile.idx + 1) * spec.tile_kv <= work.kv_end) {
-        copy_keys<KeyRows, true>(keys, p.k, heads.k, tile.idx, p.head_dim_qk);
-        copy_keys<ValueRows, true>(values, p.v, heads.v, tile.idx, p.head_dim_v);
+        copy_keys<Rows, true>(to, t, head, tile.idx, head_dim);
       } else {
-        copy_keys<KeyRows, false>(keys, p.k, heads.k, tile.idx, p.head_dim_qk);
-        copy_keys<ValueRows, false>(values, p.v, heads.v, tile.idx, p.head_dim_v);
+        copy_keys<Rows, false>(to, t, head, tile.idx, head_dim);
       }
     }
     ptx::cp_async_commit_group();
+  }
+
+  FOVEA_DEVICE_MEMBER void load_keys(const Heads& heads, VisitedTile tile, int stage) const {
+    load_rows<typename T::KeyRows>(stage_at(stage), p.k, heads.k, tile, p.head_dim_qk);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_values(const Heads& heads, VisitedTile tile, int stage) const {
+    load_rows<typename T::ValueRows>(stage_at(stage) + T::kKeyBytes, p.v, heads.v, tile,
+                                     p.head_dim_v);
   }
 
   FOVEA_DEVICE_MEMBER void load_queries() const {
@@ -511,16 +515,15 @@ struct Forward {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void compute(VisitedTile tile, SharedAddress stage, Pass pass) {
-    Scores s;
-    multiply_keys(s, stage);
+  /// What follows S of a tile.
+  FOVEA_DEVICE_MEMBER void add_tile(Scores& s, VisitedTile tile, SharedAddress values, Pass pass) {
     apply_mods(s, tile);
     if (pass > Pass::finite) level(s);
     softmax(s);
     if constexpr (spec.has_dropout) {
       if (pass <= Pass::finite) drop(s, tile);
     }
-    multiply_values(s, stage + T::kKeyBytes);
+    multiply_values(s, values);
   }
 
   // ---- values that are not finite --------------------------------------------------------------
@@ -779,9 +782,79 @@ struct Forward {
     return tile;
   }
 
-  FOVEA_DEVICE_MEMBER void walk(Pass pass) {
+  /// Every tile that the rows see, with stages - 1 tiles of copies under way.
+  FOVEA_DEVICE_MEMBER void walk_ahead(TileWalk<Mods>& tiles, const Heads& heads, Pass pass) {
     constexpr int kAhead = spec.stages - 1;
     const bool has_rows = warp_has_rows();
+    VisitedTile ahead[kAhead];
+    int stage = 0;  // that the next tile is copied to
+#pragma unroll 1
+    for (int round = -kAhead;; ++round) {
+      const bool is_filling = round < 0;
+      const VisitedTile tile = ahead[0];
+      const int reading = stage == kAhead ? 0 : stage + 1;
+      const SharedAddress values = stage_at(reading) + T::kKeyBytes;
+      if (!is_filling) {
+        if (tile.idx < 0) break;
+        // The first tile does not wait for its values yet.
+        if (round == 0 && pass == Pass::all) {
+          ptx::cp_async_wait_group<2 * kAhead - 1>();
+        } else {
+          ptx::cp_async_wait_group<2 * kAhead - 2>();
+        }
+        ptx::sync_threads();
+        if constexpr (T::kKeepsQueries) {
+          if (round == 0) keep_queries();
+        }
+        if (pass != Pass::all) rewrite_values(values, pass);
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
+      ahead[kAhead - 1] = next_tile(tiles);
+      load_keys(heads, ahead[kAhead - 1], stage);
+      load_values(heads, ahead[kAhead - 1], stage);
+      stage = reading;
+      if (is_filling) continue;
+      Scores s;
+      if (has_rows) multiply_keys(s, stage_at(reading));
+      if (round == 0) {
+        ptx::cp_async_wait_group<2 * kAhead>();
+        ptx::sync_threads();
+      }
+      if (has_rows) add_tile(s, tile, values, pass);
+    }
+  }
+
+  /// The same with one stage, for heads so wide that two would leave one CTA on an SM: keys are copied beside softmax and P V, values
+  /// beside Q Kᵀ; two barriers for each tile.
+  FOVEA_DEVICE_MEMBER void walk_in_place(TileWalk<Mods>& tiles, const Heads& heads, Pass pass) {
+    const bool has_rows = warp_has_rows();
+    const SharedAddress values = stage_at(0) + T::kKeyBytes;
+    VisitedTile tile = next_tile(tiles);
+    load_keys(heads, tile, 0);
+    bool is_first = true;
+#pragma unroll 1
+    while (tile.idx >= 0) {
+      ptx::cp_async_wait_group<0>();
+      ptx::sync_threads();
+      load_values(heads, tile, 0);
+      if constexpr (T::kKeepsQueries) {
+        if (is_first) keep_queries();
+        is_first = false;
+      }
+      Scores s;
+      if (has_rows) multiply_keys(s, stage_at(0));
+      ptx::cp_async_wait_group<0>();
+      ptx::sync_threads();
+      const VisitedTile next = next_tile(tiles);
+      load_keys(heads, next, 0);
+      if (pass != Pass::all) rewrite_values(values, pass);
+      if (has_rows) add_tile(s, tile, values, pass);
+      tile = next;
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = span();
     TileWalk<Mods> tiles(
         rows_span,
@@ -790,28 +863,10 @@ struct Forward {
     const Heads heads{head_of(work, p.k), head_of(work, p.v)};
     start_rows();
     load_queries();
-    VisitedTile ahead[kAhead];
-    int stage = 0;  // that the next tile is copied to
-#pragma unroll 1
-    for (int round = -kAhead;; ++round) {
-      const bool is_filling = round < 0;
-      const VisitedTile tile = ahead[0];
-      const int reading = stage == kAhead ? 0 : stage + 1;
-      if (!is_filling) {
-        if (tile.idx < 0) break;
-        ptx::cp_async_wait_group<kAhead - 1>();
-        ptx::sync_threads();
-        if constexpr (T::kKeepsQueries) {
-          if (round == 0) keep_queries();
-        }
-        if (pass != Pass::all) rewrite_values(stage_at(reading) + T::kKeyBytes, pass);
-      }
-#pragma unroll
-      for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
-      ahead[kAhead - 1] = next_tile(tiles);
-      load_tile(heads, ahead[kAhead - 1], stage);
-      stage = reading;
-      if (!is_filling && has_rows) compute(tile, stage_at(reading), pass);
+    if constexpr (spec.stages == 1) {
+      walk_in_place(tiles, heads, pass);
+    } else {
+      walk_ahead(tiles, heads, pass);
     }
     ptx::cp_async_wait_group<0>();
   }
@@ -856,24 +911,46 @@ struct Forward {
   }
 };
 
-/// A redo computes tiles of 64 rows of one head, one by one.
-template <ForwardSpec spec>
-FOVEA_DEVICE bool is_suspect(const ForwardParams& p, const Work& work) {
-  static_assert(!spec.is_redo || (spec.tile_q == 64 && spec.heads_per_tile == 1));
+/// Rows [64 unit, 64 unit + 64) of a head, units counted through all heads and batches.
+FOVEA_DEVICE Work work_of_unit(const ForwardParams& p, std::int32_t unit) {
   const std::int32_t units = ceil_div(p.seqlen_q, 64);
-  const std::int64_t pair =
-      static_cast<std::int64_t>(work.sequence.idx) * p.num_heads_q + work.q_head;
-  return ptx::ld_global(p.is_suspect + pair * units + work.q_begin / 64) != 0;
+  const std::int32_t pair = unit / units;
+  Work work{};
+  work.sequence = dense_sequence(p, pair / p.num_heads_q);
+  work.q_begin = (unit - pair * units) * 64;
+  work.q_head = pair % p.num_heads_q;
+  work.kv_head = work.q_head / p.group;
+  work.kv_end = work.sequence.seqlen_kv;
+  return work;
+}
+
+/// Computes the rows again that another kernel found suspect. Nearly always there are none, so a few CTAs look at 32 words at a time.
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void redo(const ForwardParams& p) {
+  static_assert(spec.tile_q == 64 && spec.heads_per_tile == 1);
+  const std::int32_t num_units = ceil_div(p.seqlen_q, 64) * p.num_heads_q * p.num_sequences;
+  for (std::int32_t first = 32 * ptx::block_idx().x; first < num_units;
+       first += 32 * ptx::grid_dim().x) {
+    const std::int32_t mine = first + ptx::lane_idx();
+    std::uint32_t suspects =
+        ptx::ballot(mine < num_units && ptx::ld_global(p.is_suspect + mine) != 0);
+    while (suspects != 0) {
+      Forward<spec, Mods>(p, work_of_unit(p, first + lowest_bit(suspects))).run();
+      suspects &= suspects - 1;
+      ptx::sync_threads();
+    }
+  }
 }
 
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const ForwardParams& p) {
-  const Work work = find_work<spec>(p);
-  if (work.is_nothing) return;
   if constexpr (spec.is_redo) {
-    if (!is_suspect<spec>(p, work)) return;
+    redo<spec, Mods>(p);
+  } else {
+    const Work work = find_work<spec>(p);
+    if (work.is_nothing) return;
+    Forward<spec, Mods>(p, work).run();
   }
-  Forward<spec, Mods>(p, work).run();
 }
 
 }  // namespace fovea::cuda::sm80
