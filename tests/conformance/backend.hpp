@@ -13,6 +13,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;
+  /// Called once, with all the cases that run() will see.
+  virtual void prepare(const std::vector<Case>& cases) = 0;
   /// The output buffer after the kernel. Throws std::exception with what went wrong.
   virtual Bytes run(const Case& one) = 0;
 };

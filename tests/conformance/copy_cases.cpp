@@ -109,9 +109,9 @@ constexpr Shape kShapes[] = {
     {"128 B f32", TensorMapElement::f32, TensorMapSwizzle::bytes_128, 32},
 };
 
-// Inside; before the beginning in some dimensions; past the end; wholly outside.
+// Inside; before the beginning in some dimensions; past the end; wholly outside. The first coordinate counts 16 bytes: TMA takes no other.
 constexpr std::array<std::array<int, 5>, 4> kPlaces{
-    {{3, 1, 1, 0, 1}, {-5, -2, 0, -1, 0}, {90, 9, 4, 2, 1}, {0, 40, 0, 0, 0}}};
+    {{1, 1, 1, 0, 1}, {-1, -2, 0, -1, 0}, {2, 9, 4, 2, 1}, {0, 40, 0, 0, 0}}};
 
 Transfer make_transfer(const Shape& shape, int rank, const std::array<int, 5>& place) {
   // Boxes of 8 or more rows show the whole pattern of a swizzle; the tensor is a little larger than the box.
@@ -130,10 +130,11 @@ Transfer make_transfer(const Shape& shape, int rank, const std::array<int, 5>& p
           (transfer.map.shape[0] * transfer.element() + 31) / 16 * 16;  // a gap of 16 bytes or more
     if (d > 1) stride *= transfer.map.shape[d - 1];
     transfer.map.stride_bytes[d] = d == 0 ? transfer.element() : stride;
-    transfer.coordinates[d] = place[d];
+    transfer.coordinates[d] =
+        d == 0 ? place[d] * 16 / static_cast<int>(transfer.element()) : place[d];
   }
   // Where the first place would leave the tensor, far outside must stay outside in a dimension that exists.
-  if (rank == 1 && place[1] == 40) transfer.coordinates[0] = 1000;
+  if (rank == 1 && place[1] == 40) transfer.coordinates[0] = 1024;
   return transfer;
 }
 

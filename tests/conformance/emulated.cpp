@@ -68,6 +68,8 @@ class Emulator : public Backend {
  public:
   std::string name() const override { return "emulator"; }
 
+  void prepare(const std::vector<Case>&) override {}
+
   Bytes run(const Case& one) override {
     emulator::Device device;
     Bytes in = one.in, out = one.out_before;

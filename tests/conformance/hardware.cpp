@@ -2,6 +2,7 @@
 #include <cstring>
 #include <future>
 #include <map>
+#include <set>
 #include <stdexcept>
 
 #include "fovea/error.hpp"
@@ -26,10 +27,12 @@ struct Unit {
   std::vector<std::string> kernels;
 };
 
-std::map<std::string, Unit> units() {
+/// With the wanted kernels.
+std::map<std::string, Unit> units(const std::set<std::string>& wanted) {
   std::map<std::string, Unit> all;
   for (const auto& kernels : {wgmma_kernels(), matrix_kernels(), copy_kernels()}) {
     for (const Kernel& kernel : kernels) {
+      if (!wanted.contains(kernel.name)) continue;
       Unit& unit = all[kernel.unit];
       if (unit.text.empty()) {
         const bool is_wgmma = kernel.unit.rfind("wgmma_", 0) == 0;
@@ -66,10 +69,29 @@ class Hardware : public Backend {
         out_(context_, kBufferBytes) {
     if (context_.info().compute_capability_major != 9)
       throw Unsupported("conformance: the first GPU is no sm_90");
-    load_kernels();
   }
 
   std::string name() const override { return context_.info().name; }
+
+  void prepare(const std::vector<Case>& cases) override {
+    std::set<std::string> wanted;
+    for (const Case& one : cases) wanted.insert(one.kernel);
+    jit::Compiler compiler(jit::default_nvrtc_search(), all_text());
+    std::map<std::string, std::future<jit::Cubin>> cubins;
+    const std::map<std::string, Unit> all = units(wanted);
+    for (const auto& [name, unit] : all) {
+      cubins[name] = std::async(std::launch::async, [&compiler, name = name, &unit = unit] {
+        return compiler.compile({.unit = unit.text, .label = "conformance " + name}, kArchitecture);
+      });
+    }
+    for (auto& [name, cubin] : cubins) {
+      const jit::Cubin done = cubin.get();
+      modules_.push_back(std::make_unique<driver::Module>(context_, done.image, name));
+      for (const std::string& kernel : all.at(name).kernels) {
+        functions_.emplace(kernel, modules_.back()->function("kernel_" + kernel));
+      }
+    }
+  }
 
   Bytes run(const Case& one) override {
     in_.copy_from(one.in, stream_.get());
@@ -95,24 +117,6 @@ class Hardware : public Backend {
   }
 
  private:
-  void load_kernels() {
-    jit::Compiler compiler(jit::default_nvrtc_search(), all_text());
-    std::map<std::string, std::future<jit::Cubin>> cubins;
-    const std::map<std::string, Unit> all = units();
-    for (const auto& [name, unit] : all) {
-      cubins[name] = std::async(std::launch::async, [&compiler, name = name, &unit = unit] {
-        return compiler.compile({.unit = unit.text, .label = "conformance " + name}, kArchitecture);
-      });
-    }
-    for (auto& [name, cubin] : cubins) {
-      const jit::Cubin done = cubin.get();
-      modules_.push_back(std::make_unique<driver::Module>(context_, done.image, name));
-      for (const std::string& kernel : all.at(name).kernels) {
-        functions_.emplace(kernel, modules_.back()->function("kernel_" + kernel));
-      }
-    }
-  }
-
   driver::DeviceContext& context_;
   driver::ContextScope scope_;
   driver::OwnedStream stream_;

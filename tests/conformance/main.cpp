@@ -90,7 +90,8 @@ class Run {
     if (!options.save.empty()) save_.open(options.save);
   }
 
-  void add(Backend& backend, const Case& one) {
+  /// False where nothing more can be run: the GPU's context is lost.
+  bool add(Backend& backend, const Case& one) {
     Count& count = counts_[family_of(one)];
     ++count.cases;
     std::string wrong;
@@ -98,6 +99,10 @@ class Run {
     try {
       out = backend.run(one);
       wrong = difference(one, out);
+    } catch (const DeviceError& error) {
+      show("LOST", one.name, error.what());
+      ++count.failed;
+      return false;
     } catch (const std::exception& error) {
       wrong = error.what();
     }
@@ -114,6 +119,7 @@ class Run {
       ++count.failed;
       show("FAIL", one.name, wrong);
     }
+    return true;
   }
 
   int finish() const {
@@ -151,6 +157,22 @@ class Run {
   int num_shown_ = 0;
 };
 
+std::vector<Case> chosen_cases(const Options& options) {
+  std::vector<Case> chosen;
+  std::size_t num_products = 0;
+  for (Case& one : all_cases()) {
+    const auto has = [&](const std::string& part) {
+      return one.name.find(part) != std::string::npos;
+    };
+    // Few cases that are not wgmma: all of them, always.
+    const bool is_product = one.kernel.rfind("wgmma_", 0) == 0 && !one.is_recorded;
+    const bool is_wanted = has(options.only) && (options.skip.empty() || !has(options.skip));
+    if (is_wanted && (!is_product || num_products++ % options.every == 0))
+      chosen.push_back(std::move(one));
+  }
+  return chosen;
+}
+
 int run(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   std::unique_ptr<Backend> backend;
@@ -163,17 +185,12 @@ int run(const Options& options) {
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
+  const std::vector<Case> cases = chosen_cases(options);
+  backend->prepare(cases);
   std::printf("%s, ready after %.1f s\n", backend->name().c_str(), seconds());
   Run run(options);
-  const std::vector<Case> cases = all_cases();
-  for (std::size_t i = 0, chosen = 0; i < cases.size(); ++i) {
-    const auto has = [&](const std::string& part) {
-      return cases[i].name.find(part) != std::string::npos;
-    };
-    const bool is_wanted = has(options.only) && (options.skip.empty() || !has(options.skip));
-    // Few cases that are not wgmma: all of them, always.
-    const bool is_many = cases[i].kernel.rfind("wgmma_", 0) == 0 && !cases[i].is_recorded;
-    if (is_wanted && (!is_many || chosen++ % options.every == 0)) run.add(*backend, cases[i]);
+  for (const Case& one : cases) {
+    if (!run.add(*backend, one)) break;
   }
   const int status = run.finish();
   std::printf("%.1f s\n", seconds());

@@ -9,7 +9,6 @@ sys.dont_write_bytecode = True
 import env
 import headers
 import layers
-import twins
 import words
 from tree import Source, strip_comments_and_strings
 
@@ -76,15 +75,6 @@ class Words(unittest.TestCase):
     def test_nothing_is_left_over(self) -> None:
         self.assertEqual(len(words.nothing_is_left_over([file("README.md", "TO" "DO: more\n")])), 1)
         self.assertEqual(len(words.nothing_is_left_over([file("a.sh", "cd /" "home/me\n")])), 1)
-
-
-class Twins(unittest.TestCase):
-    def test_every_instruction_has_a_twin(self) -> None:
-        device = file(twins.DEVICE + "a.cuh", "template <int N>\nFOVEA_DEVICE void f(int x, const U32x2& y) {\n")
-        for text in ("", "FOVEA_DEVICE void f(int x, const U32x2& y) {", "template <int N> FOVEA_DEVICE void f(int x, U32x2 y) {"):
-            self.assertEqual(len(twins.every_instruction_has_a_twin([device, file(twins.EMULATED + "a.cuh", text)])), 1, text)
-        twin = "template <int N>\nFOVEA_DEVICE void f(int, const U32x2& y, Site site = Site::here()) {\n"
-        self.assertEqual(twins.every_instruction_has_a_twin([device, file(twins.EMULATED + "a.cuh", twin)]), [])
 
 
 class Environment(unittest.TestCase):
