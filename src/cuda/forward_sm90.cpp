@@ -17,7 +17,8 @@ namespace {
 constexpr std::int64_t kRowsOfGroup =
     64;  // of a warpgroup; a word of the workspace tells of so many
 constexpr std::size_t kCounterBytes = 256;
-constexpr std::int64_t kPanel = 64;  // elements of a box's row: the 128 bytes of the swizzle
+constexpr unsigned kUnitsAtOnce = 32;  // words that a CTA of the redo looks at together
+constexpr std::int64_t kPanel = 64;    // elements of a box's row: the 128 bytes of the swizzle
 /// TMA's strides are multiples of 16 bytes.
 constexpr std::int64_t kStrideElements = 8;
 
@@ -188,6 +189,8 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
   ForwardLaunch redo = forward_launch(problem, *plan.redo, args, workspace, nullptr);
   redo.params.captures = common.params.captures;
   redo.params.is_suspect = reinterpret_cast<std::uint32_t*>(scratch + kCounterBytes);
+  redo.grid.x = std::min<unsigned>((redo.grid.x + kUnitsAtOnce - 1) / kUnitsAtOnce,
+                                   static_cast<unsigned>(plan.device.num_sms));
   // TMA knows no tensor without rows: all outputs are left to the redo.
   const bool has_keys = args.k.size(1) > 0;
   driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace),

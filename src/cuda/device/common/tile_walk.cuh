@@ -30,6 +30,32 @@ struct VisitedTile {
 
 enum class WalkOrder : std::uint8_t { rising, falling };
 
+/// The i-th of `count` in the order of a walk: a falling one counts from the last.
+template <WalkOrder order>
+FOVEA_DEVICE std::int32_t in_order(std::int32_t i, std::int32_t count) {
+  return order == WalkOrder::rising ? i : count - 1 - i;
+}
+
+/// Index of the lowest set bit, by the exponent of a power of two: every compiler of this text knows how. bits != 0.
+FOVEA_DEVICE std::int32_t lowest_bit_idx(std::uint32_t bits) {
+  const auto power = static_cast<float>(bits & (0U - bits));
+  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
+}
+
+/// 32 tiles from `begin` on, a bit each, in the order of the walk.
+struct VisitedGroup {
+  std::int32_t begin;
+  std::uint32_t visible, full;
+};
+
+/// The next tile of a group that has one.
+template <WalkOrder order>
+FOVEA_DEVICE VisitedTile take_tile(VisitedGroup& group) {
+  const std::int32_t bit = lowest_bit_idx(group.visible);
+  group.visible &= group.visible - 1;
+  return {group.begin + in_order<order>(bit, 32), (group.full >> bit & 1U) != 0};
+}
+
 template <class Mods, WalkOrder order = WalkOrder::rising>
 class TileWalk {
  public:
@@ -45,12 +71,18 @@ class TileWalk {
 
   /// The next tile that is not empty; false behind the last one.
   FOVEA_DEVICE_MEMBER bool next(VisitedTile& tile) {
-    while (in_group_.is_done()) {
-      if (in_top_.is_done() && next_top_ == num_tops_) return false;
-      descend();
-    }
-    const std::int32_t lane = in_group_.take();
-    tile = {group_begin_ + in_order(lane, 32), in_group_.is_full(lane)};
+    if (!find_group()) return false;
+    VisitedGroup group{group_begin_, in_group_.visible, in_group_.full};
+    tile = take_tile<order>(group);
+    in_group_.visible = group.visible;
+    return true;
+  }
+
+  /// What is left of the next group that has a tile: for a warp that hands tiles on to another.
+  FOVEA_DEVICE_MEMBER bool next_group(VisitedGroup& group) {
+    if (!find_group()) return false;
+    group = {group_begin_, in_group_.visible, in_group_.full};
+    in_group_.visible = 0;
     return true;
   }
 
@@ -64,22 +96,24 @@ class TileWalk {
     FOVEA_DEVICE_MEMBER bool is_done() const { return visible == 0; }
     FOVEA_DEVICE_MEMBER bool is_full(std::int32_t lane) const { return (full >> lane & 1U) != 0; }
     FOVEA_DEVICE_MEMBER std::int32_t take() {
-      const std::uint32_t lowest = visible & (0U - visible);
-      visible ^= lowest;
-      // The exponent of a power of two: every compiler of this text knows how.
-      const auto power = static_cast<float>(lowest);
-      return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
+      const std::int32_t lane = lowest_bit_idx(visible);
+      visible &= visible - 1;
+      return lane;
     }
   };
 
-  /// The i-th of `count` in the order of the walk: a falling one counts from the last.
-  FOVEA_DEVICE std::int32_t in_order(std::int32_t i, std::int32_t count) {
-    return order == WalkOrder::rising ? i : count - 1 - i;
+  /// Opens groups until one has a tile; false where there is none any more.
+  FOVEA_DEVICE_MEMBER bool find_group() {
+    while (in_group_.is_done()) {
+      if (in_top_.is_done() && next_top_ == num_tops_) return false;
+      descend();
+    }
+    return true;
   }
 
   /// Each lane answers for `width` tiles.
   FOVEA_DEVICE_MEMBER Answers classify(std::int32_t begin, std::int32_t width) const {
-    const std::int32_t first = begin + in_order(ptx::lane_idx(), 32) * width;
+    const std::int32_t first = begin + in_order<order>(ptx::lane_idx(), 32) * width;
     const std::int32_t last = first + width < tiles_.end ? first + width : tiles_.end;
     TileKind kind = TileKind::empty;
     if (first < last) {
@@ -94,9 +128,9 @@ class TileWalk {
 
   /// A top of one group, which is not known to be full; or a group of full tiles.
   FOVEA_DEVICE_MEMBER Answers existing(bool is_top) const {
-    if (is_top) return {1U << in_order(0, 32), 0};
+    if (is_top) return {1U << in_order<order>(0, 32), 0};
     const std::uint32_t tiles =
-        ptx::ballot(group_begin_ + in_order(ptx::lane_idx(), 32) < tiles_.end);
+        ptx::ballot(group_begin_ + in_order<order>(ptx::lane_idx(), 32) < tiles_.end);
     return {tiles, tiles};
   }
 
@@ -105,12 +139,12 @@ class TileWalk {
     const bool is_top = in_top_.is_done();
     bool is_known = false;
     if (is_top) {
-      top_begin_ = tiles_.begin + in_order(next_top_++, num_tops_) * kTilesPerTop;
+      top_begin_ = tiles_.begin + in_order<order>(next_top_++, num_tops_) * kTilesPerTop;
       group_begin_ = top_begin_;
       is_known = tiles_.end - top_begin_ <= kTilesPerGroup;  // its tiles say more than one group
     } else {
       const std::int32_t lane = in_top_.take();
-      group_begin_ = top_begin_ + in_order(lane, 32) * kTilesPerGroup;
+      group_begin_ = top_begin_ + in_order<order>(lane, 32) * kTilesPerGroup;
       is_known = in_top_.is_full(lane);
     }
     const Answers answers =

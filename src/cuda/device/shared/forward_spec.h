@@ -63,8 +63,8 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t tiles =
       2 * (spec.q_stages * spec.tile_q * width_q +
            spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
-  const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 4);
-  return (tiles + barriers + 15) / 16 * 16 + 32 + 4 * spec.stages;
+  const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 9);
+  return (tiles + barriers + 15) / 16 * 16 + 64 + 4 * spec.stages;
 }
 
 /// The second kernel of a split problem.

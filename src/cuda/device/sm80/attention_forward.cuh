@@ -85,6 +85,28 @@ struct Traits {
                 "host and device count the same bytes");
 };
 
+/// The walk of a problem without a mask: a counter, which leaves its registers to the sums.
+class EveryTile {
+ public:
+  FOVEA_DEVICE_MEMBER EveryTile(std::int32_t begin, std::int32_t end) : next_(begin), end_(end) {}
+  FOVEA_DEVICE_MEMBER bool next(VisitedTile& tile) {
+    tile = {next_, true};
+    return next_++ < end_;
+  }
+
+ private:
+  std::int32_t next_, end_;
+};
+
+template <class Mods, bool has_mask = Mods::has_mask>
+struct WalkOf {
+  using Type = TileWalk<Mods>;
+};
+template <class Mods>
+struct WalkOf<Mods, false> {
+  using Type = EveryTile;
+};
+
 /// Rounds to the tensor cores' element, `lo` in the low half.
 template <Element element>
 FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
@@ -103,6 +125,7 @@ FOVEA_DEVICE SharedAddress at_step(SharedAddress row, int step) {
 template <ForwardSpec spec, class Mods>
 struct Forward {
   using T = Traits<spec>;
+  using Tiles = typename WalkOf<Mods>::Type;
 
   const ForwardParams& p;
   const Work work;
@@ -775,7 +798,7 @@ struct Forward {
   }
 
   /// Full only where all keys exist, too; idx -1: there are no more.
-  FOVEA_DEVICE_MEMBER VisitedTile next_tile(TileWalk<Mods>& tiles) const {
+  FOVEA_DEVICE_MEMBER VisitedTile next_tile(Tiles& tiles) const {
     VisitedTile tile;
     if (!tiles.next(tile)) return {-1, false};
     tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_kv <= work.kv_end;
@@ -783,7 +806,7 @@ struct Forward {
   }
 
   /// Every tile that the rows see, with stages - 1 tiles of copies under way.
-  FOVEA_DEVICE_MEMBER void walk_ahead(TileWalk<Mods>& tiles, const Heads& heads, Pass pass) {
+  FOVEA_DEVICE_MEMBER void walk_ahead(Tiles& tiles, const Heads& heads, Pass pass) {
     constexpr int kAhead = spec.stages - 1;
     const bool has_rows = warp_has_rows();
     VisitedTile ahead[kAhead];
@@ -827,7 +850,7 @@ struct Forward {
 
   /// The same with one stage, for heads so wide that two would leave one CTA on an SM: keys are copied beside softmax and P V, values
   /// beside Q Kᵀ; two barriers for each tile.
-  FOVEA_DEVICE_MEMBER void walk_in_place(TileWalk<Mods>& tiles, const Heads& heads, Pass pass) {
+  FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, const Heads& heads, Pass pass) {
     const bool has_rows = warp_has_rows();
     const SharedAddress values = stage_at(0) + T::kKeyBytes;
     VisitedTile tile = next_tile(tiles);
@@ -854,12 +877,19 @@ struct Forward {
     }
   }
 
+  FOVEA_DEVICE_MEMBER Tiles start_tiles(const TileSpan& rows_span) const {
+    const std::int32_t begin = work.kv_begin / spec.tile_kv;
+    const std::int32_t end = ceil_div(work.kv_end, spec.tile_kv);
+    if constexpr (Mods::has_mask) {
+      return Tiles(rows_span, {begin, end, spec.tile_kv}, p.captures);
+    } else {
+      return Tiles(begin, end);
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = span();
-    TileWalk<Mods> tiles(
-        rows_span,
-        {work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv), spec.tile_kv},
-        p.captures);
+    Tiles tiles = start_tiles(rows_span);
     const Heads heads{head_of(work, p.k), head_of(work, p.v)};
     start_rows();
     load_queries();

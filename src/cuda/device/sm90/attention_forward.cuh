@@ -13,14 +13,15 @@
 //   wgmma B       | S0 |           S1 O0 |           S2 O1 | ...                      while A is in its softmax
 //
 // kv tiles are visited from the right, so that those with a mask come first; the softmax of the others needs no maximum
-// (common/optimistic_softmax.cuh). Which tiles are visited, the loading warp finds out (common/tile_walk.cuh) and tells the others
-// beside each K tile.
+// (common/optimistic_softmax.cuh). A third warp claims row tiles and finds the kv tiles that each visits (common/tile_walk.cuh) while
+// the tiles before are still computed; the loading warp tells the others beside each K tile what it is.
 //
 // Bound: tensor cores, 4096 flops a clock and SM; at head_dim 64 the exponentials, 9.4 softmax elements a clock beside a busy tensor
 // core. Measured: 95 % of the first at head_dim 128 (docs/kernels/attention_forward_sm90.md).
 //
 // Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
-// group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next).
+// group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next), group_full,
+// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed).
 //
 // NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
 // sums are not finite says so (is_suspect), and its rows are computed again by sm80/attention_forward, which can tell.
@@ -96,8 +97,12 @@ struct Layout {
   static constexpr int kVEmpty = kVFull + 8 * T::kStages;
   static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [2]
   static constexpr int kSlotEmpty = kSlotFull + 16;
-  static constexpr int kSlots = (kSlotEmpty + 16 + 15) / 16 * 16;  // [2] RowTile, 16 bytes each
-  static constexpr int kKvTiles = kSlots + 32;                     // [stage] KvTile, 4 bytes each
+  static constexpr int kGroupFull = kSlotEmpty + 16;  // [2]
+  static constexpr int kGroupEmpty = kGroupFull + 16;
+  static constexpr int kClaim = kGroupEmpty + 16;
+  static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;  // [2] RowTile, 16 bytes each
+  static constexpr int kGroupsOfTiles = kSlots + 32;          // [2] VisitedGroup, 16 bytes each
+  static constexpr int kKvTiles = kGroupsOfTiles + 32;        // [stage] KvTile, 4 bytes each
   static constexpr int kBytes = kKvTiles + 4 * T::kStages;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
@@ -198,6 +203,12 @@ struct Cta {
             static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0))};
   }
 
+  /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
+  FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {
+    ptx::mbarrier_wait_parity(barrier, parity);
+    ptx::sync_warp();
+  }
+
   /// This warp has read what the barrier guards.
   FOVEA_DEVICE_MEMBER void release(SharedAddress empty) const {
     ptx::sync_warp();
@@ -205,56 +216,36 @@ struct Cta {
   }
 };
 
-// ---- load ---------------------------------------------------------------------------------------
+// ---- schedule -----------------------------------------------------------------------------------
 
+/// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
 template <ForwardSpec spec, class Mods>
-struct Load {
+struct Schedule {
   using L = Layout<spec>;
-  using T = Traits<spec>;
   const Cta<spec>& cta;
-  Ring<T::kQStages> q{1};
-  Ring<T::kStages> k{1}, v{1};
-  Ring<2> slots{1};
+  Ring<2> slots{1}, groups{1};
+  Ring<1> claims{0};
 
-  /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
-  struct Pending {
-    std::int32_t idx, kv_head, batch;
-  };
+  /// The leftmost tile of a group, in the order of the walk.
+  static constexpr std::uint32_t kFirstTile = 0x80000000U;
 
-  FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
+  FOVEA_DEVICE_MEMBER explicit Schedule(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     std::int32_t id = ptx::block_idx().x;
-    RowTile rows = row_tile_at<spec>(cta.p, id);
-    publish(rows);
-    Pending pending{-1, 0, 0};
-    while (rows.idx >= 0) {
-      const TileSpan span = span_of(rows);
-      TileWalk<Mods, WalkOrder::falling> walk(span, {0, num_kv_tiles(), spec.tile_kv},
-                                              cta.p.common.captures);
-      VisitedTile tile{}, next{};
-      // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
-      bool has_tile = visit(walk, tile);
-      if (!has_tile) tile = {0, false};
-      for (bool is_first = true;; is_first = false) {
-        const bool has_next = has_tile && visit(walk, next);
-        if (!has_next) id = claim(id);
-        load_tile(rows, tile, has_next && next.is_full, !has_next, is_first, pending);
-        if (!has_next) break;
-        tile = next;
-      }
-      if (!T::kCrossesTiles) load_values(pending);
-      rows = row_tile_at<spec>(cta.p, id);
+    for (;;) {
+      const RowTile rows = row_tile_at<spec>(cta.p, id);
       publish(rows);
+      if (rows.idx < 0) break;
+      find_kv_tiles(rows);
+      // As late as can be: the order of claims is what balances the load.
+      cta.await(cta.barrier(L::kClaim, 0), claims.parity);
+      claims.advance();
+      id = claim(id);
     }
-    if (T::kCrossesTiles) load_values(pending);
   }
 
  private:
-  FOVEA_DEVICE_MEMBER std::int32_t num_kv_tiles() const {
-    return (cta.p.common.seqlen_kv + spec.tile_kv - 1) / spec.tile_kv;
-  }
-
   FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows) const {
     const ForwardParams& c = cta.p.common;
     TileSpan span{};
@@ -269,11 +260,35 @@ struct Load {
     return span;
   }
 
-  /// A tile that the end of the keys cuts needs its mask.
-  FOVEA_DEVICE_MEMBER bool visit(TileWalk<Mods, WalkOrder::falling>& walk, VisitedTile& tile) {
-    if (!walk.next(tile)) return false;
-    if ((tile.idx + 1) * spec.tile_kv > cta.p.common.seqlen_kv) tile.is_full = false;
-    return true;
+  FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows) {
+    const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
+    const TileSpan span = span_of(rows);
+    TileWalk<Mods, WalkOrder::falling> walk(
+        span, {0, (seqlen_kv + spec.tile_kv - 1) / spec.tile_kv, spec.tile_kv},
+        cta.p.common.captures);
+    VisitedGroup group{}, next{};
+    // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
+    if (!walk.next_group(group)) group = {0, kFirstTile, 0};
+    for (;;) {
+      const bool has_next = walk.next_group(next);
+      push(group, !has_next);
+      if (!has_next) break;
+      group = next;
+    }
+  }
+
+  /// The tile that the end of the keys cuts needs its mask.
+  FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last) {
+    const std::int32_t cut = cta.p.common.seqlen_kv / spec.tile_kv - group.begin;
+    if (cut >= 0 && cut < 32) group.full &= ~(kFirstTile >> cut);
+    cta.await(cta.barrier(L::kGroupEmpty, groups.stage), groups.parity);
+    if (cta.lane == 0) {
+      ptx::st_shared(cta.smem + L::kGroupsOfTiles + 16 * groups.stage,
+                     ptx::U32x4{static_cast<std::uint32_t>(group.begin), group.visible, group.full,
+                                is_last ? 1U : 0U});
+      ptx::mbarrier_arrive(cta.barrier(L::kGroupFull, groups.stage));
+    }
+    groups.advance();
   }
 
   FOVEA_DEVICE_MEMBER std::int32_t claim(std::int32_t id) const {
@@ -285,7 +300,7 @@ struct Load {
   }
 
   FOVEA_DEVICE_MEMBER void publish(const RowTile& rows) {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
+    cta.await(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
     if (cta.lane == 0) {
       ptx::st_shared(
           cta.smem + L::kSlots + 16 * slots.stage,
@@ -295,13 +310,82 @@ struct Load {
     }
     slots.advance();
   }
+};
+
+// ---- load ---------------------------------------------------------------------------------------
+
+template <ForwardSpec spec>
+struct Load {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Cta<spec>& cta;
+  Ring<T::kQStages> q{1};
+  Ring<T::kStages> k{1}, v{1};
+  Ring<2> slots{0}, groups{0};
+
+  /// What is left of the kv tiles of this row tile.
+  VisitedGroup group{0, 0, 0};
+  bool is_last_group = false;
+  bool has_claimed = false;  // the next row tile may be claimed, and Schedule knows
+
+  /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
+  struct Pending {
+    std::int32_t idx, kv_head, batch;
+  };
+
+  FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    Pending pending{-1, 0, 0};
+    for (;;) {
+      const RowTile rows = cta.next_row_tile(slots);
+      if (rows.idx < 0) break;
+      is_last_group = has_claimed = false;
+      VisitedTile tile{}, next{};
+      visit(tile);
+      for (bool is_first = true;; is_first = false) {
+        const bool has_next = visit(next);
+        load_tile(rows, tile, has_next && next.is_full, !has_next, is_first, pending);
+        if (!has_next) break;
+        tile = next;
+      }
+      if (!T::kCrossesTiles) load_values(pending);
+    }
+    if (T::kCrossesTiles) load_values(pending);
+  }
+
+ private:
+  /// The next kv tile, from the right; false behind the last. There is at least one.
+  FOVEA_DEVICE_MEMBER bool visit(VisitedTile& tile) {
+    if (group.visible == 0) {
+      if (is_last_group) return false;
+      open_group();
+    }
+    tile = take_tile<WalkOrder::falling>(group);
+    // One tile is left, or none: what is in flight by now covers the time that a claim takes.
+    if (is_last_group && !has_claimed && (group.visible & (group.visible - 1)) == 0) {
+      if (cta.lane == 0) ptx::mbarrier_arrive(cta.barrier(L::kClaim, 0));
+      has_claimed = true;
+    }
+    return true;
+  }
+
+  FOVEA_DEVICE_MEMBER void open_group() {
+    cta.await(cta.barrier(L::kGroupFull, groups.stage), groups.parity);
+    const auto words = ptx::ld_shared<ptx::U32x4>(cta.smem + L::kGroupsOfTiles + 16 * groups.stage);
+    cta.release(cta.barrier(L::kGroupEmpty, groups.stage));
+    groups.advance();
+    group = {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)), ptx::shfl_idx(words.y, 0),
+             ptx::shfl_idx(words.z, 0)};
+    is_last_group = ptx::shfl_idx(words.w, 0) != 0;
+  }
 
   /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
   FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, VisitedTile tile, bool is_next_full,
                                      bool is_last, bool is_first, Pending& pending) {
     const std::int32_t kv_head = rows.q_head / cta.p.common.group;
     if (is_first) load_queries(rows, 0);
-    ptx::mbarrier_wait_parity(cta.barrier(L::kKEmpty, k.stage), k.parity);
+    cta.await(cta.barrier(L::kKEmpty, k.stage), k.parity);
     if (cta.lane == 0) {
       const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
       ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
@@ -320,7 +404,7 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, int group) {
     const int i = q.stage * T::kGroups + group;
-    ptx::mbarrier_wait_parity(cta.barrier(L::kQEmpty, i), q.parity);
+    cta.await(cta.barrier(L::kQEmpty, i), q.parity);
     if (cta.lane != 0) return;
     copy<typename T::QTile>(cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
                             {0, rows.idx * spec.tile_q + 64 * group, rows.q_head, rows.batch},
@@ -329,7 +413,7 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
     if (pending.idx < 0) return;
-    ptx::mbarrier_wait_parity(cta.barrier(L::kVEmpty, v.stage), v.parity);
+    cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
     if (cta.lane == 0) {
       copy<typename T::VTile>(cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
                               {0, pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
@@ -372,7 +456,7 @@ struct Store {
       if (rows.idx < 0) break;
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
-        ptx::mbarrier_wait_parity(cta.barrier(L::kOFull, i), q.parity);
+        cta.await(cta.barrier(L::kOFull, i), q.parity);
         if (cta.lane == 0) store(rows, group, i);
       }
       q.advance();
@@ -763,8 +847,12 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   }
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kSlotFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kSlotEmpty, i), kReaders + 1);  // and the storing warp
+    ptx::mbarrier_init(cta.barrier(L::kSlotEmpty, i),
+                       kReaders + 2);  // and loading and storing warps
+    ptx::mbarrier_init(cta.barrier(L::kGroupFull, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
   }
+  ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -777,8 +865,9 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   ptx::sync_threads();
   if (cta.warp < 4) {
     ptx::setmaxnreg_dec<T::kLoadRegisters>();
-    if (cta.warp == 0) Load<spec, Mods>(cta).run();
+    if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
+    if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
   } else {
     ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
