@@ -37,25 +37,14 @@ using amx::kTileDepth;
 using amx::kTileRows;
 using amx::NoWork;
 using amx::StripSoftmax;
-using amx::Term;
 using amx::TileJob;
 using bf16::aligned_bytes;
 using bf16::round_up;
-
-// Products of parts, the smallest first. What is left out is below 2^-25 of the result.
-constexpr Term kWhole[1] = {{0, 0}};
-constexpr Term kScoreTerms[4] = {{1, 1}, {1, 0}, {0, 1}, {0, 0}};
-constexpr Term kValueTerms[5] = {{0, 2}, {1, 1}, {1, 0}, {0, 1}, {0, 0}};
 
 /// kInputParts bf16 numbers make an element of Q, K and V.
 template <int kInputParts>
 struct Layout {
   static constexpr int kProbabilityParts = kInputParts == 1 ? 1 : 3;
-
-  static constexpr const Term* score_terms() { return kInputParts == 1 ? kWhole : kScoreTerms; }
-  static constexpr const Term* value_terms() { return kInputParts == 1 ? kWhole : kValueTerms; }
-  static constexpr int kScoreTermCount = kInputParts == 1 ? 1 : 4;
-  static constexpr int kValueTermCount = kInputParts == 1 ? 1 : 5;
 
   // Bytes of one part.
   static constexpr std::int64_t query_part(std::int64_t head_dim) {
@@ -302,8 +291,7 @@ TileJob score_job(const void* queries, const KeyTile& keys, std::int64_t begin,
           .pairs = static_cast<const std::byte*>(queries),
           .pair_part_bytes = Layout<kInputParts>::query_part(head_dim),
           .depth = round_up(head_dim, kTileDepth),
-          .terms = Layout<kInputParts>::score_terms(),
-          .num_terms = Layout<kInputParts>::kScoreTermCount,
+          .pair_parts = kInputParts,
           .sums = scores,
           .adds = false};
 }
@@ -320,8 +308,7 @@ TileJob value_job(const void* values, std::int64_t tile_keys, KeyRange range,
           .pairs = pairs,
           .pair_part_bytes = pair_part_bytes,
           .depth = round_up(range.count, kTileDepth),
-          .terms = Layout<kInputParts>::value_terms(),
-          .num_terms = Layout<kInputParts>::kValueTermCount,
+          .pair_parts = Layout<kInputParts>::kProbabilityParts,
           .sums = out + d * kLanes,
           .adds = true};
 }
@@ -350,7 +337,7 @@ FOVEA_AMX void scores(const void* queries, const KeyTile& keys, KeyRange range,
   const CompilerFence fence;
   NoWork none;
   for (std::int64_t key = 0; key < range.count; key += kStripKeys) {
-    amx::run_job(
+    amx::run_job<kInputParts>(
         score_job<kInputParts>(queries, keys, range.begin + key, head_dim, out + key * kLanes),
         none);
     next.fetch();
@@ -369,12 +356,11 @@ FOVEA_AMX void softmax(float* scores, std::int64_t num_keys, int num_vectors, fl
     std::fill(scores + num_keys * kLanes, scores + padded * kLanes, 0.0F);
     auto* pairs = reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::byte*>(scores) +
                                                    Layout<kInputParts>::scores(num_keys));
-    const __m512i order = _mm512_load_si512(bf16::kInterleave);
     for (std::int64_t key = 0; key < padded; key += 2) {
       for (std::int64_t lane = 0; lane < kLanes; lane += 16) {
         const float* at = scores + key * kLanes + lane;
         amx::store_pairs<Layout<kInputParts>::kProbabilityParts>(
-            _mm512_load_ps(at), _mm512_load_ps(at + kLanes), order, pairs + key / 2 * kLanes + lane,
+            _mm512_load_ps(at), _mm512_load_ps(at + kLanes), pairs + key / 2 * kLanes + lane,
             Layout<kInputParts>::pair_part(num_keys) / 4);
       }
     }
@@ -390,7 +376,7 @@ FOVEA_AMX void accumulate(const void* values, std::int64_t tile_keys, KeyRange r
   NoWork none;
   const std::byte* pairs = Layout<kInputParts>::pairs_of(probabilities, range.count);
   for (std::int64_t d = 0; d < head_dim; d += kJobRows) {
-    amx::run_job(
+    amx::run_job<kInputParts>(
         value_job<kInputParts>(values, tile_keys, range, pairs,
                                Layout<kInputParts>::pair_part(range.count), head_dim, d, out),
         none);
@@ -473,7 +459,7 @@ class Pipeline {
     const CompilerFence fence;
     NoWork none;
     for (std::int64_t block = 0; block < num_blocks(p); ++block) {
-      amx::run_job(block_job(p, block), none);
+      amx::run_job<kInputParts>(block_job(p, block), none);
       next.fetch();
     }
     p.has_prior = false;
@@ -509,7 +495,7 @@ class Pipeline {
     } else if (!p.has_first_strip) {
       const CompilerFence fence;
       NoWork none;
-      amx::run_job(strip_job(p, turn, 0, strip(p, p.first_strip)), none);
+      amx::run_job<kInputParts>(strip_job(p, turn, 0, strip(p, p.first_strip)), none);
     }
     const bool starts_behind = behind != nullptr && amx::has_origins(behind->state);
     const std::int64_t behind_strip = has_scores ? 0 : p.first_strip + num_strips(turn);
@@ -555,7 +541,7 @@ class Pipeline {
       const CompilerFence fence;
       softmax.start_strip(from, to + i * kStripPairs * kLanes, gaps);
       for (std::size_t job = 0; job < num_jobs; ++job) {
-        amx::run_job(jobs[job], softmax);
+        amx::run_job<kInputParts>(jobs[job], softmax);
         next.fetch();
       }
       softmax.finish_strip();

@@ -120,24 +120,28 @@ inline void zero_non_finite(std::uint16_t* row, std::int64_t count) {
   }
 }
 
-/// cvtne2ps gives 16 values of one key, then 16 of the next: this order interleaves them.
-alignas(64) inline constexpr std::uint16_t kInterleave[32] = {
-    0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+/// Pairs of bf16, rounded to nearest, halves up: four operations where the instruction that converts two vectors and a
+/// permutation to interleave them take as long as six. Note: a NaN whose payload is all ones becomes a number; its row's sum is
+/// NaN all the same.
+FOVEA_AVX512_BF16 __attribute__((always_inline)) inline __m512i round_pairs(__m512 first,
+                                                                            __m512 second) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(first), half), 16);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(second), half);
+  return _mm512_mask_mov_epi16(low, 0xaaaaaaaaU, high);
+}
 
-/// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest even; padding keys are 0.
+/// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest; padding keys are 0.
 FOVEA_AVX512_BF16 inline void pack_probabilities(float* scores, std::int64_t num_keys,
                                                  std::int64_t padded_keys) {
   // Pairs of keys i, i + 1 go to row i / 2, which has been read by then.
   auto* out = reinterpret_cast<std::uint32_t*>(scores);
-  const __m512i order = _mm512_load_si512(kInterleave);
   for (std::int64_t key = 0; key < padded_keys; key += 2) {
     for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
       const float* at = scores + key * kLanes + lane;
       const __m512 first = key < num_keys ? _mm512_load_ps(at) : _mm512_setzero_ps();
       const __m512 second = key + 1 < num_keys ? _mm512_load_ps(at + kLanes) : _mm512_setzero_ps();
-      const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
-      _mm512_store_si512(out + key / 2 * kLanes + lane, _mm512_permutexvar_epi16(order, both));
+      _mm512_store_si512(out + key / 2 * kLanes + lane, round_pairs(first, second));
     }
   }
 }
