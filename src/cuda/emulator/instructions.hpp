@@ -80,6 +80,8 @@ void mbarrier_inval(std::uint32_t address, Instruction what);
 void mbarrier_arrive(std::uint32_t address, std::uint32_t count, std::uint32_t expected_bytes,
                      Instruction what);
 bool mbarrier_test_wait(std::uint32_t address, std::uint32_t parity, Instruction what);
+/// Sleeps until the phase is complete, or says no after a while, as the seed says.
+bool mbarrier_try_wait(std::uint32_t address, std::uint32_t parity, Instruction what);
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity, Instruction what);
 void cp_async_mbarrier_arrive(std::uint32_t address, Instruction what);
 

@@ -274,7 +274,7 @@ void Machine::sleep(const Wait& wait) {
   suspend();
 }
 
-void Machine::wait_until(const Wait& wait, const std::function<bool()>& is_over) {
+void Machine::wait_until(const Wait& wait, FunctionRef<bool()> is_over) {
   while (!is_over()) sleep(wait);
   spins_ = 0;
 }
@@ -390,8 +390,7 @@ bool Machine::land_something() {
 
 // ---- meetings of a warp ----
 
-void Machine::meet(const char* what, void* argument, Site site,
-                   const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body,
+void Machine::meet(const char* what, void* argument, Site site, MeetingBody body,
                    bool must_be_one_line) {
   Thread& self = *running_;
   Warp& warp = *self.warp;
@@ -425,9 +424,7 @@ void Machine::meet(const char* what, void* argument, Site site,
   wait_until(wait, hold_if_complete);
 }
 
-void Machine::hold_meeting(
-    Warp& warp, Meeting& meeting,
-    const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body) {
+void Machine::hold_meeting(Warp& warp, Meeting& meeting, MeetingBody body) {
   const std::array<void*, kWarpLanes> arguments = meeting.arguments;
   meeting.arrived = 0;
   ++warp.meetings_held;

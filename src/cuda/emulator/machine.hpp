@@ -17,6 +17,7 @@
 #include "cuda/emulator/block.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/fiber.hpp"
+#include "cuda/emulator/function_ref.hpp"
 #include "cuda/emulator/mbarrier.hpp"
 #include "cuda/emulator/random.hpp"
 #include "cuda/emulator/vector_clock.hpp"
@@ -114,6 +115,9 @@ struct Thread {
   UnfencedWrites unfenced;
 };
 
+/// Acts for all lanes of a warp, given what each lane brought.
+using MeetingBody = FunctionRef<void(Warp&, const std::array<void*, kWarpLanes>&)>;
+
 /// Lanes of a warp that meet at a collective instruction.
 struct Meeting {
   const char* what = nullptr;
@@ -203,7 +207,7 @@ class Machine {
   /// A new moment of the thread: what it does next is not covered by what it released before.
   void tick(Thread& thread);
   /// Sleeps until is_over() holds; looks again after each wake() of the wait's object.
-  void wait_until(const Wait& wait, const std::function<bool()>& is_over);
+  void wait_until(const Wait& wait, FunctionRef<bool()> is_over);
   void wake(const void* object);
   /// Gives others a turn, sometimes.
   void maybe_yield();
@@ -211,9 +215,7 @@ class Machine {
   void spin(const char* what, Site site);
 
   /// Meets the other lanes; the last to come runs `body` for all, given each lane's argument.
-  void meet(const char* what, void* argument, Site site,
-            const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body,
-            bool must_be_one_line);
+  void meet(const char* what, void* argument, Site site, MeetingBody body, bool must_be_one_line);
 
   // ---- memory ----
   struct Place {
@@ -276,8 +278,7 @@ class Machine {
   void check_cta_at_exit(Cta& cta);
   void thread_ended(Thread& thread);
   void report_deadlock();
-  void hold_meeting(Warp& warp, Meeting& meeting,
-                    const std::function<void(Warp&, const std::array<void*, kWarpLanes>&)>& body);
+  void hold_meeting(Warp& warp, Meeting& meeting, MeetingBody body);
   void sleep(const Wait& wait);
   void suspend();
   static void thread_body(void* thread);

@@ -221,6 +221,13 @@ bool mbarrier_test_wait(std::uint32_t address, std::uint32_t parity, Instruction
   return true;
 }
 
+bool mbarrier_try_wait(std::uint32_t address, std::uint32_t parity, Instruction what) {
+  const bool may_fail = machine().options().landing == Landing::seeded;
+  if (may_fail && machine().random().one_in(4)) return mbarrier_test_wait(address, parity, what);
+  mbarrier_wait(address, parity, what);
+  return true;
+}
+
 void mbarrier_wait(std::uint32_t address, std::uint32_t parity, Instruction what) {
   machine().maybe_yield();
   const Actor actor = machine().actor(what.name, what.site);

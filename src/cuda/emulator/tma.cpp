@@ -56,7 +56,7 @@ struct BulkCopy : Operation {
 
   std::uint32_t bytes() const { return is_tensor ? box.bytes() : run_bytes; }
 
-  void for_chunks(const std::function<void(const Box::Chunk&)>& visit) const {
+  void for_chunks(FunctionRef<void(const Box::Chunk&)> visit) const {
     if (is_tensor) return box.for_chunks(visit);
     for (std::uint32_t offset = 0; offset < run_bytes; offset += kChunkBytes) {
       visit({offset, address + offset, 0, kChunkBytes});
@@ -214,7 +214,7 @@ std::uint32_t Box::bytes() const {
   return count;
 }
 
-void Box::for_chunks(const std::function<void(const Chunk&)>& visit) const {
+void Box::for_chunks(FunctionRef<void(const Chunk&)> visit) const {
   const std::uint32_t per_chunk = kChunkBytes / element_bytes();
   const std::uint32_t inner_chunks = map.box[0] / per_chunk;
   std::array<std::uint32_t, 5> idx{};

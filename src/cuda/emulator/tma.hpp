@@ -3,8 +3,8 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 
+#include "cuda/emulator/function_ref.hpp"
 #include "cuda/emulator/tensor_map.hpp"
 
 namespace fovea::cuda::emulator {
@@ -33,7 +33,7 @@ struct Box {
     std::uint64_t address;  // of the first inside
     std::uint32_t first_inside, inside;
   };
-  void for_chunks(const std::function<void(const Chunk&)>& visit) const;
+  void for_chunks(FunctionRef<void(const Chunk&)> visit) const;
 };
 
 }  // namespace fovea::cuda::emulator

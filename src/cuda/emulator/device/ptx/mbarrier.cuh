@@ -46,11 +46,9 @@ FOVEA_DEVICE bool mbarrier_test_wait_parity(SharedAddress barrier, std::uint32_t
   return emulator::mbarrier_test_wait(barrier, parity, {"mbarrier.test_wait", site});
 }
 
-/// May sleep as long as it takes.
 FOVEA_DEVICE bool mbarrier_try_wait_parity(SharedAddress barrier, std::uint32_t parity,
                                            Site site = Site::here()) {
-  emulator::mbarrier_wait(barrier, parity, {"mbarrier.try_wait", site});
-  return true;
+  return emulator::mbarrier_try_wait(barrier, parity, {"mbarrier.try_wait", site});
 }
 
 FOVEA_DEVICE void mbarrier_wait_parity(SharedAddress barrier, std::uint32_t parity,
