@@ -78,7 +78,7 @@ class ForwardRun {
         score_bindings_(plan.score.bindings(args.score)),
         mask_bindings_(plan.mask.bindings(args.mask)),
         dropout_(panel_dropout(args.dropout)) {
-    if (!plan.mapper) own_mapper_.emplace(args.mask, kSubTileKeys);
+    if (!plan.mapper) own_mapper_.emplace(args.mask, spec_.map_keys);
     mapper_ = plan.mapper ? &*plan.mapper : &*own_mapper_;
     has_program_ = !plan.score.empty();
     // The softmax works on raw scores and folds the scale into its exponent, where it can.
@@ -644,7 +644,8 @@ class ForwardRun {
                       .origin = scratch.origin + index * lanes},
             .q_idx = q_idx,
             .q_head = q_head,
-            .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes))};
+            .num_vectors = static_cast<int>(ceil_div(count, kernels_.vector_lanes)),
+            .keys = {.unit = spec_.map_keys}};
     const auto edges =
         mapper_->row(tile_row(rows.sequence, rows.kv_head, q_idx, q_head, count), p.keys.runs);
     if (edges) p.seen = seen_keys(*edges, q_idx, index, scratch);

@@ -111,6 +111,8 @@ ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_
                    .tile_kv = kTileKv,
                    .tiles_per_split = kTilesPerSplit};
   const PanelKernels& kernels = forward_kernels(spec);
+  // Tiles of AMX want whole strips; vectors take any keys, and a finer map costs more than it saves.
+  if (kernels.product == Dtype::f32 && kernels.push == nullptr) spec.map_keys = kSubTileKeys / 2;
   const std::size_t bytes = kernels.query_bytes(f.head_dim_qk) + kernels.output_bytes(f.head_dim_v);
   const auto fitting = static_cast<std::int64_t>(kPanelBudget / bytes);
   const std::int64_t panels = f.total_q * f.num_heads_q / spec.lanes;

@@ -25,7 +25,8 @@ void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
         std::max(plan.program_bytes, program_scratch_bytes(tape->tape, plan.spec.tile_kv, lanes));
   }
   const Captures& captures = mask.captures();
-  if (captures.tensors.empty() && captures.scalars.empty()) plan.mapper.emplace(mask, kSubTileKeys);
+  if (captures.tensors.empty() && captures.scalars.empty())
+    plan.mapper.emplace(mask, plan.spec.map_keys);
 }
 
 }  // namespace

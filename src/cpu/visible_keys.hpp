@@ -23,14 +23,15 @@ struct VisiblePart {
 };
 
 struct VisibleKeys {
-  std::vector<mask::TileRun> runs{};  // in tiles of kSubTileKeys
+  std::vector<mask::TileRun> runs{};  // in tiles of `unit`
+  std::int64_t unit = kSubTileKeys;
   std::size_t run = 0;
 
   /// Keys from the first to the last that some row sees.
   KeyRange all(std::int64_t seqlen_kv) const {
     if (runs.empty()) return {};
-    const std::int64_t begin = runs.front().begin * kSubTileKeys;
-    return {begin, std::min(seqlen_kv, runs.back().end * kSubTileKeys) - begin};
+    const std::int64_t begin = runs.front().begin * unit;
+    return {begin, std::min(seqlen_kv, runs.back().end * unit) - begin};
   }
 
   /// Asked for in rising order of tiles [begin, end).
@@ -38,10 +39,10 @@ struct VisibleKeys {
     VisiblePart seen;
     std::int64_t low = end;
     std::int64_t high = begin;
-    while (run < runs.size() && runs[run].end * kSubTileKeys <= begin) ++run;
-    for (std::size_t i = run; i < runs.size() && runs[i].begin * kSubTileKeys < end; ++i) {
-      const std::int64_t from = std::max(begin, runs[i].begin * kSubTileKeys);
-      const std::int64_t to = std::min(end, runs[i].end * kSubTileKeys);
+    while (run < runs.size() && runs[run].end * unit <= begin) ++run;
+    for (std::size_t i = run; i < runs.size() && runs[i].begin * unit < end; ++i) {
+      const std::int64_t from = std::max(begin, runs[i].begin * unit);
+      const std::int64_t to = std::min(end, runs[i].end * unit);
       if (low < high && high < from) add_partial(seen, high - begin, from - begin);
       if (runs[i].kind == mask::TileKind::partial) add_partial(seen, from - begin, to - begin);
       low = std::min(low, from);
