@@ -220,7 +220,8 @@ std::string print(const Json& report) {
                         row["case"].get<std::string>(), row["reason"].get<std::string>());
   }
   text += fmt::format(
-      "{} kernels, {} failed, {} with spills, local memory or wgmma notes; the slowest took {} ms",
+      "{} kernels, {} failed, {} with spills, local memory or wgmma notes; the slowest took {} ms "
+      "of a core",
       report["kernels"].size(), num_failed, num_unclean, slowest_ms);
   if (!report["out"].is_null()) text += "; in " + report["out"].get<std::string>();
   return text + "\n";
