@@ -174,6 +174,8 @@ constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{6
 // a program as well.
 constexpr std::array kSlimTiles = {Tile{128, 128, 2}, Tile{128, 64, 2}};
 constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
+// Beside O of 128 and S of 64, a score program would spill.
+constexpr std::array kProgramTiles = {Tile{128, 32, 2}};
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
@@ -192,8 +194,10 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
   }
   if (std::max(spec.head_dim_qk, spec.head_dim_v) <= 64 && !has_large_programs(f)) {
     spec = best_tile(spec, kSlimTiles, device);
-  } else if (spec.head_dim_v <= 128) {
+  } else if (spec.head_dim_v <= 64 || (spec.head_dim_v <= 128 && !has_large_programs(f))) {
     spec = best_tile(spec, kNarrowTiles, device);
+  } else if (spec.head_dim_v <= 128) {
+    spec = best_tile(spec, kProgramTiles, device);
   }
   // Wide queries may leave no room for 128 of them.
   if (spec.head_dim_v > 128 || spec.ctas_per_sm == 0) spec = best_tile(spec, kWideTiles, device);

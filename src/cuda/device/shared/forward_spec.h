@@ -38,7 +38,7 @@ struct ForwardSpec {
 };
 
 /// Room for what a CTA of sm80/attention_forward works on.
-inline constexpr std::int32_t kSm80WorkBytes = 96;
+inline constexpr std::int32_t kSm80WorkBytes = 112;
 
 /// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for each warp.
 constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {

@@ -80,7 +80,10 @@ struct Traits {
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
   static constexpr int kWorkAt = kVotesAt + 4 * spec.num_warps;
   static constexpr int kWorkWords = sizeof(Work) / 4;
-  static_assert(sizeof(Work) <= kSm80WorkBytes, "Work has its place in shared memory");
+  static constexpr int kKeyHeadAt = kWorkAt + (kWorkWords + 1) / 2 * 8;
+  static constexpr int kValueHeadAt = kKeyHeadAt + 8;
+  static_assert(kValueHeadAt + 8 <= kWorkAt + kSm80WorkBytes,
+                "what the CTA works on has its place in shared memory");
   static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
                 "host and device count the same bytes");
 };
@@ -289,17 +292,12 @@ struct Forward {
     return smem + T::kStagesAt + stage * T::kStageBytes;
   }
 
-  /// Where the rows of this kv head lie.
-  struct Heads {
-    const char* k;
-    const char* v;
-  };
-
   /// K or V of a tile, as a group of copies of its own; an empty group where there is no tile.
   template <class Rows>
-  FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const BshdParam& t, const char* head,
+  FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const BshdParam& t, int head_at,
                                      VisitedTile tile, int head_dim) const {
     if (tile.idx >= 0) {
+      const auto head = ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(smem + head_at));
       if (p.is_kv_aligned == 0) {
         gather_keys<Rows>(to, t, tile.idx, head_dim);
       } else if ((tile.idx + 1) * spec.tile_kv <= work.kv_end) {
@@ -311,12 +309,12 @@ struct Forward {
     ptx::cp_async_commit_group();
   }
 
-  FOVEA_DEVICE_MEMBER void load_keys(const Heads& heads, VisitedTile tile, int stage) const {
-    load_rows<typename T::KeyRows>(stage_at(stage), p.k, heads.k, tile, p.head_dim_qk);
+  FOVEA_DEVICE_MEMBER void load_keys(VisitedTile tile, int stage) const {
+    load_rows<typename T::KeyRows>(stage_at(stage), p.k, T::kKeyHeadAt, tile, p.head_dim_qk);
   }
 
-  FOVEA_DEVICE_MEMBER void load_values(const Heads& heads, VisitedTile tile, int stage) const {
-    load_rows<typename T::ValueRows>(stage_at(stage) + T::kKeyBytes, p.v, heads.v, tile,
+  FOVEA_DEVICE_MEMBER void load_values(VisitedTile tile, int stage) const {
+    load_rows<typename T::ValueRows>(stage_at(stage) + T::kKeyBytes, p.v, T::kValueHeadAt, tile,
                                      p.head_dim_v);
   }
 
@@ -806,7 +804,7 @@ struct Forward {
   }
 
   /// Every tile that the rows see, with stages - 1 tiles of copies under way.
-  FOVEA_DEVICE_MEMBER void walk_ahead(Tiles& tiles, const Heads& heads, Pass pass) {
+  FOVEA_DEVICE_MEMBER void walk_ahead(Tiles& tiles, Pass pass) {
     constexpr int kAhead = spec.stages - 1;
     const bool has_rows = warp_has_rows();
     VisitedTile ahead[kAhead];
@@ -834,8 +832,8 @@ struct Forward {
 #pragma unroll
       for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
       ahead[kAhead - 1] = next_tile(tiles);
-      load_keys(heads, ahead[kAhead - 1], stage);
-      load_values(heads, ahead[kAhead - 1], stage);
+      load_keys(ahead[kAhead - 1], stage);
+      load_values(ahead[kAhead - 1], stage);
       stage = reading;
       if (is_filling) continue;
       Scores s;
@@ -850,17 +848,17 @@ struct Forward {
 
   /// The same with one stage, for heads so wide that two would leave one CTA on an SM: keys are copied beside softmax and P V, values
   /// beside Q Kᵀ; two barriers for each tile.
-  FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, const Heads& heads, Pass pass) {
+  FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, Pass pass) {
     const bool has_rows = warp_has_rows();
     const SharedAddress values = stage_at(0) + T::kKeyBytes;
     VisitedTile tile = next_tile(tiles);
-    load_keys(heads, tile, 0);
+    load_keys(tile, 0);
     bool is_first = true;
 #pragma unroll 1
     while (tile.idx >= 0) {
       ptx::cp_async_wait_group<0>();
       ptx::sync_threads();
-      load_values(heads, tile, 0);
+      load_values(tile, 0);
       if constexpr (T::kKeepsQueries) {
         if (is_first) keep_queries();
         is_first = false;
@@ -870,7 +868,7 @@ struct Forward {
       ptx::cp_async_wait_group<0>();
       ptx::sync_threads();
       const VisitedTile next = next_tile(tiles);
-      load_keys(heads, next, 0);
+      load_keys(next, 0);
       if (pass != Pass::all) rewrite_values(values, pass);
       if (has_rows) add_tile(s, tile, values, pass);
       tile = next;
@@ -890,13 +888,12 @@ struct Forward {
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = span();
     Tiles tiles = start_tiles(rows_span);
-    const Heads heads{head_of(work, p.k), head_of(work, p.v)};
     start_rows();
     load_queries();
     if constexpr (spec.stages == 1) {
-      walk_in_place(tiles, heads, pass);
+      walk_in_place(tiles, pass);
     } else {
-      walk_ahead(tiles, heads, pass);
+      walk_ahead(tiles, pass);
     }
     ptx::cp_async_wait_group<0>();
   }
@@ -909,6 +906,8 @@ struct Forward {
 #pragma unroll
     for (int i = 0; i < T::kWorkWords; ++i)
       ptx::st_shared(smem + T::kWorkAt + i * 4, words.word[i]);
+    ptx::st_shared(smem + T::kKeyHeadAt, ptx::bit_cast<std::uint64_t>(head_of(work, p.k)));
+    ptx::st_shared(smem + T::kValueHeadAt, ptx::bit_cast<std::uint64_t>(head_of(work, p.v)));
   }
 
   FOVEA_DEVICE_MEMBER Work kept_work() const {
@@ -921,7 +920,7 @@ struct Forward {
 
   FOVEA_DEVICE_MEMBER void run() {
     keep_work();
-    if (p.is_kv_aligned == 0) ptx::sync_threads();
+    ptx::sync_threads();
 #pragma unroll 1
     for (Pass pass = Pass::all; pass != Pass::end;
          pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
