@@ -137,7 +137,7 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
   programs.push_back(program("float(bytes[q_idx])", "bytes[kv_idx] // 14 - 9"));
   programs.push_back(program("float(chars[q_idx])", "q_idx // (kv_idx - 10)"));
   // Sums that share positions: bounded as a whole, unless they wrap.
-  programs.push_back(program("float(q_idx * 2 - kv_idx * 2)", "q_idx + 30 > q_idx ? -5 : 25"));
+  programs.push_back(program("float(q_idx * 2 - kv_idx * 2)", "q_idx + 37 > q_idx ? -5 : 25"));
   programs.push_back(program("float(q_idx + 3 - q_idx)", "q_idx - kv_idx + kv_idx - 10"));
   programs.push_back(
       program("q_idx + 3 > q_idx ? 1.0 : 2.0", "q_idx * 3 + 7 > q_idx * 3 ? kv_idx : q_idx"));
