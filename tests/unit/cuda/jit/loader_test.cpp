@@ -10,7 +10,6 @@
 #include "fovea/error.hpp"
 
 #include "cuda/availability.hpp"
-#include "cuda/jit/kernel_table.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 #include "unit/cuda/jit/support.hpp"
 
@@ -222,31 +221,6 @@ TEST_F(LoaderTest, ThreadsThatAskAtOnceCompileOnce) {
   for (const auto& kernel : kernels) EXPECT_EQ(kernel, kernels[0]);
   EXPECT_EQ(loader.counts().compiled, 1);
   EXPECT_EQ(loader.counts().from_memory, 5);
-}
-
-// What a plan does: its key is a plain struct, and its text is printed once.
-TEST_F(LoaderTest, TableAsksForTheTextOnlyOfNewKeys) {
-  struct Key {
-    int head_dim = 0;
-    bool has_sinks = false;
-    bool operator==(const Key&) const = default;
-  };
-  LoaderOptions packed = without_compiler();
-  packed.pack = make_pack(2);
-  Loader loader(packed);
-  KernelTable<Key> table;
-  int num_texts = 0;
-  const auto find = [&](const Key& key) {
-    return table.find_or_load(key, context, loader, [&] {
-      ++num_texts;
-      return small_kernel(key.has_sinks ? 1 : 0);
-    });
-  };
-  const auto plain = find({.head_dim = 128});
-  EXPECT_EQ(find({.head_dim = 128}), plain);
-  EXPECT_NE(find({.head_dim = 128, .has_sinks = true}), plain);
-  EXPECT_EQ(find({.head_dim = 128}), plain);
-  EXPECT_EQ(num_texts, 2);
 }
 
 TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
