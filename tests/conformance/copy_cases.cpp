@@ -60,16 +60,29 @@ struct Transfer {
   }
   std::size_t tensor_bytes() const {
     const auto last = static_cast<std::size_t>(map.rank - 1);
-    return map.rank == 1 ? map.shape[0] * element() : map.shape[last] * map.stride_bytes[last];
+    return map.rank == 1 ? stored_inner() * element() : map.shape[last] * map.stride_bytes[last];
   }
+  /// Rows of a swizzled box begin a span apart, however narrow they are; what lies between is not touched.
+  std::size_t row_bytes() const { return map.box[0] * element(); }
+  std::size_t pitch() const {
+    return map.swizzle == TensorMapSwizzle::none ? row_bytes()
+                                                 : std::size_t{16} << static_cast<int>(map.swizzle);
+  }
+  std::size_t shared_bytes() const { return box_bytes() / row_bytes() * pitch(); }
   std::size_t swizzled(std::size_t offset) const {
     const std::size_t mask = (std::size_t{1} << static_cast<int>(map.swizzle)) - 1;
     return offset ^ ((offset >> 7U & mask) << 4U);
   }
 
+  /// Elements along the contiguous dimension that a store writes: it knows the tensor's end to 16 bytes only.
+  std::uint64_t stored_inner() const {
+    const std::uint64_t per_chunk = 16 / element();
+    return (map.shape[0] + per_chunk - 1) / per_chunk * per_chunk;
+  }
+
   /// Calls visit(offset in shared memory, offset in the tensor, or nothing outside it) for each element of the box.
   template <class Visit>
-  void for_elements(const Visit& visit) const {
+  void for_elements(bool is_store, const Visit& visit) const {
     std::array<std::uint32_t, 5> idx{};
     for (std::size_t linear = 0; linear < box_bytes() / element(); ++linear) {
       std::size_t rest = linear, offset = 0;
@@ -79,10 +92,12 @@ struct Transfer {
         idx[i] = static_cast<std::uint32_t>(rest % map.box[i]);
         rest /= map.box[i];
         const std::int64_t at = coordinates[i] + static_cast<std::int64_t>(idx[i]);
-        is_inside = is_inside && at >= 0 && at < static_cast<std::int64_t>(map.shape[i]);
+        is_inside =
+            is_inside && at >= 0 &&
+            at < static_cast<std::int64_t>(is_store && d == 0 ? stored_inner() : map.shape[i]);
         offset += static_cast<std::size_t>(at) * (d == 0 ? element() : map.stride_bytes[i]);
       }
-      visit(swizzled(kBoxOffset + linear * element()),
+      visit(swizzled(kBoxOffset + linear / map.box[0] * pitch() + linear % map.box[0] * element()),
             is_inside ? std::optional(offset) : std::nullopt);
     }
   }
@@ -92,10 +107,12 @@ struct Shape {
   const char* name;
   TensorMapElement element;
   TensorMapSwizzle swizzle;
-  std::uint32_t inner;  // elements of the box along the contiguous dimension
+  std::uint32_t inner;     // elements of the box along the contiguous dimension
+  std::uint32_t more = 0;  // elements that the tensor has beyond them; 0: 16 bytes
 };
 
-// Each swizzle with boxes exactly as wide as its span, in types of one, two and four bytes; none with narrow and wide boxes.
+// Each swizzle with boxes as wide as its span, in types of one, two and four bytes, and narrower; none with narrow and wide boxes. Ragged: the
+// tensor ends within 16 bytes.
 constexpr Shape kShapes[] = {
     {"plain u8 x16", TensorMapElement::u8, TensorMapSwizzle::none, 16},
     {"plain bf16 x40", TensorMapElement::bf16, TensorMapSwizzle::none, 40},
@@ -107,11 +124,20 @@ constexpr Shape kShapes[] = {
     {"128 B u8", TensorMapElement::u8, TensorMapSwizzle::bytes_128, 128},
     {"128 B f16", TensorMapElement::f16, TensorMapSwizzle::bytes_128, 64},
     {"128 B f32", TensorMapElement::f32, TensorMapSwizzle::bytes_128, 32},
+    {"ragged u8 x16", TensorMapElement::u8, TensorMapSwizzle::none, 16, 7},
+    {"ragged 64 B bf16", TensorMapElement::bf16, TensorMapSwizzle::bytes_64, 32, 7},
+    {"ragged 128 B f32", TensorMapElement::f32, TensorMapSwizzle::bytes_128, 32, 5},
+    {"32 B bf16, half a row", TensorMapElement::bf16, TensorMapSwizzle::bytes_32, 8},
+    {"64 B bf16, a quarter of a row", TensorMapElement::bf16, TensorMapSwizzle::bytes_64, 8},
+    {"128 B bf16, three quarters of a row", TensorMapElement::bf16, TensorMapSwizzle::bytes_128,
+     48},
 };
 
 // Inside; before the beginning in some dimensions; past the end; wholly outside. The first coordinate counts 16 bytes: TMA takes no other.
 constexpr std::array<std::array<int, 5>, 4> kPlaces{
     {{1, 1, 1, 0, 1}, {-1, -2, 0, -1, 0}, {2, 9, 4, 2, 1}, {0, 40, 0, 0, 0}}};
+
+constexpr std::size_t kNegativePlace = 1;
 
 Transfer make_transfer(const Shape& shape, int rank, const std::array<int, 5>& place) {
   // Boxes of 8 or more rows show the whole pattern of a swizzle; the tensor is a little larger than the box.
@@ -124,7 +150,11 @@ Transfer make_transfer(const Shape& shape, int rank, const std::array<int, 5>& p
   std::uint64_t stride = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(rank); ++d) {
     transfer.map.box[d] = d == 0 ? shape.inner : kBox[d];
-    transfer.map.shape[d] = d == 0 ? shape.inner + 7 : kTensor[d];
+    transfer.map.shape[d] =
+        d == 0
+            ? shape.inner + (shape.more != 0 ? shape.more
+                                             : 16 / static_cast<std::uint32_t>(transfer.element()))
+            : kTensor[d];
     if (d == 1)
       stride =
           (transfer.map.shape[0] * transfer.element() + 31) / 16 * 16;  // a gap of 16 bytes or more
@@ -141,7 +171,7 @@ Transfer make_transfer(const Shape& shape, int rank, const std::array<int, 5>& p
 Case make_tma(const std::string& name, const Transfer& transfer) {
   Case one{.name = name, .kernel = ""};
   const auto image =
-      static_cast<std::int32_t>((kBoxOffset + transfer.box_bytes() + 1023) / 1024 * 1024);
+      static_cast<std::int32_t>((kBoxOffset + transfer.shared_bytes() + 1023) / 1024 * 1024);
   one.shared_bytes = image + kBarrierBytes;
   one.map = transfer.map;
   one.params.n[0] = image;
@@ -159,7 +189,7 @@ Case make_load(const std::string& name, const Transfer& transfer, Noise& noise) 
   one.in = draw(transfer.tensor_bytes(), noise);
   one.expected.assign(static_cast<std::size_t>(one.params.n[0]), kUntouched);
   one.out_before = one.expected;
-  transfer.for_elements([&](std::size_t shared, std::optional<std::size_t> global) {
+  transfer.for_elements(false, [&](std::size_t shared, std::optional<std::size_t> global) {
     for (std::size_t i = 0; i < transfer.element(); ++i) {
       one.expected[shared + i] = global ? one.in[*global + i] : std::byte{0};
     }
@@ -174,7 +204,7 @@ Case make_store(const std::string& name, const Transfer& transfer, Noise& noise)
   one.in = draw(static_cast<std::size_t>(one.params.n[0]), noise);
   one.out_before.assign(transfer.tensor_bytes(), kUntouched);
   one.expected = one.out_before;
-  transfer.for_elements([&](std::size_t shared, std::optional<std::size_t> global) {
+  transfer.for_elements(true, [&](std::size_t shared, std::optional<std::size_t> global) {
     for (std::size_t i = 0; global && i < transfer.element(); ++i)
       one.expected[*global + i] = one.in[shared + i];
   });
@@ -189,7 +219,7 @@ Case make_reduction(const std::string& name, const Transfer& transfer, Noise& no
   one.in = draw_wholes(static_cast<std::size_t>(one.params.n[0]), element, noise);
   one.out_before = draw_wholes(transfer.tensor_bytes(), element, noise);
   one.expected = one.out_before;
-  transfer.for_elements([&](std::size_t shared, std::optional<std::size_t> global) {
+  transfer.for_elements(true, [&](std::size_t shared, std::optional<std::size_t> global) {
     if (!global) return;
     float sum = 0;
     for (const std::byte* from : {&one.in[shared], &one.out_before[*global]}) {
@@ -212,6 +242,7 @@ std::vector<Case> tma_cases() {
         const std::string name =
             std::to_string(rank) + "d " + shape.name + ", place " + std::to_string(place);
         cases.push_back(make_load(name, transfer, noise));
+        if (place == kNegativePlace) continue;  // of a store, an illegal instruction (H200)
         cases.push_back(make_store(name, transfer, noise));
         if (shape.element == TensorMapElement::f32 || shape.element == TensorMapElement::bf16) {
           cases.push_back(make_reduction(name, transfer, noise));
@@ -240,7 +271,7 @@ Case make_multicast() {
   Bytes image(static_cast<std::size_t>(one.params.n[0]), kUntouched);
   Transfer whole = transfer;
   whole.map.box[1] = 2 * kHalfRows;
-  whole.for_elements([&](std::size_t shared, std::optional<std::size_t> global) {
+  whole.for_elements(false, [&](std::size_t shared, std::optional<std::size_t> global) {
     for (std::size_t i = 0; i < whole.element(); ++i)
       image[shared + i] = global ? one.in[*global + i] : std::byte{0};
   });

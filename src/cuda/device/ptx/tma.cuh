@@ -1,7 +1,9 @@
 // Tiles of tensors of one to five dimensions between global and shared memory (TMA; Data Movement: cp.async.bulk.tensor; sm_90). A
 // tensor map, encoded by the host, names the tensor, the box and the swizzle. Coordinates count elements, the first along the
 // contiguous dimension; they may be negative or beyond the end: loads fill with zero and count those bytes too, stores drop them.
-// The first coordinate must be a whole number of 16 bytes: hardware takes another for an illegal instruction (measured, H200).
+// The first coordinate must be a whole number of 16 bytes, and of a store not negative: hardware takes others for an illegal
+// instruction (H200). A store knows the end of the contiguous dimension to 16 bytes only: it writes whole chunks.
+// Rows of a box narrower than its swizzle lie a span apart in shared memory.
 // One thread issues a copy. Shared addresses are multiples of 128 (of 1024, 512, 256 with a swizzle of 128, 64, 32 bytes). Shared
 // memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier before a store. Groups are in bulk.cuh.
 #pragma once
