@@ -85,8 +85,8 @@ class NextTile {
   std::int64_t rows_per_call_ = 0;
 };
 
-/// Keys of a loaded tile that a panel works on: what lies outside is hidden from all its rows. begin is a multiple of
-/// kSubTileKeys.
+/// Keys of a loaded tile that a panel works on: what lies outside is hidden from all its rows. begin is a multiple of the block
+/// map's granularity.
 struct KeyRange {
   std::int64_t begin = 0, count = 0;
 };
