@@ -172,17 +172,19 @@ ForwardSpec best_tile(const ForwardSpec& spec, std::span<const Tile> tiles,
 constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{64, 32, 2}};
 // 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv. Beside O of 64 there is room for S of 128 keys, but not for
 // a program as well.
+constexpr int kLeastMajorOfSlimTiles = 9;  // for sm_80, ptxas spills
 constexpr std::array kSlimTiles = {Tile{128, 128, 2}, Tile{128, 64, 2}};
 constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
-// Beside O of 128 and S of 64, a score program would spill.
-constexpr std::array kProgramTiles = {Tile{128, 32, 2}};
+// Beside O of 128 and S of 64, whatever else needs registers would spill.
+constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
-/// Programs that hold more than a few registers while they run.
-bool has_large_programs(const ForwardProblem& f) {
+/// What holds more than a few registers beside the sums: programs, the generator of dropout, look-ups of pages.
+bool needs_registers(const ForwardProblem& f) {
   const Problem& p = f.problem;
-  return !p.score.is_identity() || !p.mask.captures().tensors.empty() || p.dropout.p > 0;
+  return !p.score.is_identity() || !p.mask.captures().tensors.empty() || p.dropout.p > 0 ||
+         f.is_paged;
 }
 
 ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
@@ -192,12 +194,13 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
     spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
     return best_tile(spec, kStreamingTiles, device);
   }
-  if (std::max(spec.head_dim_qk, spec.head_dim_v) <= 64 && !has_large_programs(f)) {
+  const bool is_slim = std::max(spec.head_dim_qk, spec.head_dim_v) <= 64;
+  if (is_slim && !needs_registers(f) && device.major >= kLeastMajorOfSlimTiles) {
     spec = best_tile(spec, kSlimTiles, device);
-  } else if (spec.head_dim_v <= 64 || (spec.head_dim_v <= 128 && !has_large_programs(f))) {
+  } else if (spec.head_dim_v <= 64 || (spec.head_dim_v <= 128 && !needs_registers(f))) {
     spec = best_tile(spec, kNarrowTiles, device);
   } else if (spec.head_dim_v <= 128) {
-    spec = best_tile(spec, kProgramTiles, device);
+    spec = best_tile(spec, kLeanTiles, device);
   }
   // Wide queries may leave no room for 128 of them.
   if (spec.head_dim_v > 128 || spec.ctas_per_sm == 0) spec = best_tile(spec, kWideTiles, device);

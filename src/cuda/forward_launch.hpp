@@ -26,6 +26,8 @@ struct ForwardLaunch {
 
 /// Threads of a CTA of the combine kernel.
 inline constexpr std::uint32_t kCombineThreads = 128;
+/// CTAs of it on an SM, that registers are left for: 64 each, with which nothing spills anywhere.
+inline constexpr int kCombineCtasPerSm = 8;
 /// Its dynamic shared memory: 128 columns of each of its four warps.
 inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
 

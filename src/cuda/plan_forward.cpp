@@ -105,14 +105,14 @@ std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const F
                    describe_spec(spec))});
   if (!spec.is_split) return texts;
   const CombineSpec combine{.out_element = spec.out_element, .wants_row_max = spec.wants_row_max};
-  texts.push_back(
-      {fmt::format("#include \"sm80/combine.cuh\"\n"
-                   "namespace fovea::cuda {{\ninline constexpr {} spec = {};\n}}\n"
-                   "extern \"C\" __global__ void __launch_bounds__({}) {}("
-                   "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
-                   "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
-                   "CombineSpec", print_spec(combine), kCombineThreads, jit::kEntryName),
-       "sm80/combine"});
+  texts.push_back({fmt::format("#include \"sm80/combine.cuh\"\n"
+                               "namespace fovea::cuda {{\ninline constexpr {} spec = {};\n}}\n"
+                               "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                               "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
+                               "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
+                               "CombineSpec", print_spec(combine), kCombineThreads,
+                               kCombineCtasPerSm, jit::kEntryName),
+                   "sm80/combine"});
   return texts;
 }
 

@@ -73,13 +73,13 @@ FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   const float origin = is_empty ? -infinity() : row.origin * unit;
   if (sink == -infinity()) {
     if (is_empty) return {0.0F, -infinity()};
-    return {ptx::div_rn(1.0F, row.sum), origin + kLn2 * ptx::lg2_approx_ftz(row.sum)};
+    return {ptx::rcp_approx_ftz(row.sum), origin + kLn2 * ptx::lg2_approx_ftz(row.sum)};
   }
   if (is_empty) return {0.0F, sink};
   const float top = ptx::max_ftz(origin, sink);
   const float own = ptx::ex2_approx_ftz((origin - top) * kLog2E);
   const float total = row.sum * own + ptx::ex2_approx_ftz((sink - top) * kLog2E);
-  return {ptx::div_rn(own, total), top + kLn2 * ptx::lg2_approx_ftz(total)};
+  return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
 }
 
 /// The largest score as told outside: natural units; a NaN in sight wins over every number.

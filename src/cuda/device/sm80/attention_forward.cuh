@@ -300,7 +300,7 @@ struct Forward {
       const auto head = ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(smem + head_at));
       if (p.is_kv_aligned == 0) {
         gather_keys<Rows>(to, t, tile.idx, head_dim);
-      } else if ((tile.idx + 1) * spec.tile_kv <= work.kv_end) {
+      } else if (!spec.is_paged && (tile.idx + 1) * spec.tile_kv <= work.kv_end) {
         copy_keys<Rows, true>(to, t, head, tile.idx, head_dim);
       } else {
         copy_keys<Rows, false>(to, t, head, tile.idx, head_dim);

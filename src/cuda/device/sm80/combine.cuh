@@ -34,26 +34,27 @@ FOVEA_DEVICE float warp_sum(float x) {
   return x;
 }
 
-/// Of two splits in each lane.
+/// Of two splits in each lane: split lane and split lane + 32.
 struct SplitValues {
-  float value[2];
+  float low, high;
 
   FOVEA_DEVICE_MEMBER float of(int split) const {
-    const float low = ptx::shfl_idx(value[0], split % 32);
-    const float high = ptx::shfl_idx(value[1], split % 32);
-    return split < 32 ? low : high;
+    const float from_low = ptx::shfl_idx(low, split % 32);
+    const float from_high = ptx::shfl_idx(high, split % 32);
+    return split < 32 ? from_low : from_high;
   }
 };
 
 FOVEA_DEVICE SplitValues load_splits(const float* from, int count, float otherwise) {
   static_assert(kMostSplits == 64, "a lane holds two splits");
-  SplitValues values;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int split = ptx::lane_idx() + i * 32;
-    values.value[i] = split < count ? ptx::ld_global(from + split) : otherwise;
-  }
-  return values;
+  const int lane = ptx::lane_idx();
+  return {lane < count ? ptx::ld_global(from + lane) : otherwise,
+          lane + 32 < count ? ptx::ld_global(from + lane + 32) : otherwise};
+}
+
+/// exp(lse - top); 0 for a split that saw no key.
+FOVEA_DEVICE float weight_of(float lse, float top) {
+  return lse == -infinity() ? 0.0F : ptx::ex2_approx_ftz((lse - top) * kLog2E);
 }
 
 template <CombineSpec spec>
@@ -118,8 +119,8 @@ struct Combine {
     }
     if constexpr (spec.wants_row_max) {
       const SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
-      const float greatest = warp_max(ptx::max_ftz(parts.value[0], parts.value[1]));
-      const bool has_nan = ptx::vote_any(is_nan(parts.value[0]) || is_nan(parts.value[1]));
+      const float greatest = warp_max(ptx::max_ftz(parts.low, parts.high));
+      const bool has_nan = ptx::vote_any(is_nan(parts.low) || is_nan(parts.high));
       if (warp == 0 && lane == 0) {
         ptx::st_global(p.row_max + batch * p.row_max_batch_stride + q_head * p.row_max_head_stride +
                            q_idx * p.row_max_row_stride,
@@ -131,14 +132,9 @@ struct Combine {
   FOVEA_DEVICE_MEMBER void run() const {
     const int count = count_splits();
     const SplitValues lse = load_splits(p.partial_lse + row * p.max_splits, count, -infinity());
-    const float top = warp_max(ptx::max_ftz(lse.value[0], lse.value[1]));
-    SplitValues weights;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      weights.value[i] =
-          lse.value[i] == -infinity() ? 0.0F : ptx::ex2_approx_ftz((lse.value[i] - top) * kLog2E);
-    }
-    const float sum = warp_sum(weights.value[0] + weights.value[1]);
+    const float top = warp_max(ptx::max_ftz(lse.low, lse.high));
+    const SplitValues weights{weight_of(lse.low, top), weight_of(lse.high, top)};
+    const float sum = warp_sum(weights.low + weights.high);
     const float sink =
         p.sinks == nullptr ? -infinity() : ptx::ld_global_nc(p.sinks + q_head * p.sinks_stride);
     const RowResult result = finish_row({top, sum}, 1.0F, sink);
