@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "fovea/error.hpp"
+
 #include "cuda/emulator/emulator.hpp"
 #include "emulator/guests/attention_problem.hpp"
 #include "emulator/guests/attention_sm80.cuh"
@@ -90,6 +92,30 @@ TEST(Launch, LastCtaSeesWhatAtomicsRelease) {
   EXPECT_EQ(run_last_arriver(relaxed, true).text(), "");
   EXPECT_TRUE(run_last_arriver(relaxed, false).has(Fault::race))
       << "a relaxed atomic orders nothing";
+}
+
+TEST(Launch, ReadOnlyPathToWhatTheGridWritesIsNamed) {
+  Device device;
+  auto* data = device.buffer("data", std::vector<int>(32));
+  const auto launch = [&](bool writes) {
+    return device.launch({.block = {32, 1, 1}}, {}, [&] {
+      const int lane = ptx::lane_idx();
+      if (writes) ptx::st_global(data + lane, lane);
+      ptx::sync_warp();
+      ptx::ld_global_nc(data + (lane ^ 1));
+    });
+  };
+  EXPECT_TRUE(launch(true).has(Fault::non_coherent_read));
+  EXPECT_EQ(launch(false).text(), "") << "what an earlier launch wrote is there";
+}
+
+TEST(Launch, ConfigurationThatNoGpuTakesIsRefused) {
+  Device device;
+  const auto launch = [&](const LaunchConfig& config) { device.launch(config, {}, [] {}); };
+  EXPECT_THROW(launch({.block = {1056, 1, 1}}), InvalidArgument);
+  EXPECT_THROW(launch({.block = {32, 1, 1}, .shared_bytes = 232449}), InvalidArgument);
+  EXPECT_THROW(launch({.grid = {3, 1, 1}, .block = {32, 1, 1}, .cluster = {2, 1, 1}}),
+               InvalidArgument);
 }
 
 TEST(Launch, TrapEndsTheGrid) {

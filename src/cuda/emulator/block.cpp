@@ -167,6 +167,19 @@ void Block::read(Machine& machine, const Actor& actor, ByteRange range, void* to
   std::memcpy(to, spec_.data + range.begin, range.bytes);
 }
 
+void Block::read_non_coherent(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+  for_cells(range, [&](const Cell& cell, unsigned mask) {
+    for (unsigned byte = 0; byte < kCellBytes; ++byte) {
+      if ((mask >> byte & 1U) == 0) continue;
+      const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][byte];
+      if (history.write.time == 0) continue;
+      machine.report_non_coherent(actor, *this, range, history.write);
+      break;
+    }
+  });
+  read(machine, actor, range, to);
+}
+
 void Block::write(Machine& machine, const Actor& actor, ByteRange range, const void* from) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::write, range, cell, mask);

@@ -39,6 +39,8 @@ class Block {
   bool is_shared() const { return spec_.is_shared; }
 
   void read(Machine& machine, const Actor& actor, ByteRange range, void* to);
+  /// The read-only path may give what stood there before the launch.
+  void read_non_coherent(Machine& machine, const Actor& actor, ByteRange range, void* to);
   void write(Machine& machine, const Actor& actor, ByteRange range, const void* from);
   /// The check of a read-modify-write; the caller changes the bytes.
   void touch_atomically(Machine& machine, const Actor& actor, ByteRange range);

@@ -1,9 +1,12 @@
 #include "cuda/emulator/emulator.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <cstring>
 #include <new>
+
+#include "fovea/error.hpp"
 
 #include "cuda/emulator/device_state.hpp"
 #include "cuda/emulator/machine.hpp"
@@ -20,6 +23,33 @@ void add(Device::State& state, std::string name, void* data, std::uint64_t bytes
                                                    .bytes = bytes,
                                                    .is_defined = is_defined});
   state.buffers[reinterpret_cast<std::uintptr_t>(data)] = {std::move(memory), std::move(block)};
+}
+
+constexpr std::int32_t kMostThreads = 1024;
+constexpr std::uint32_t kMostSharedBytes = 232448, kRegistersOfSm = 65536;
+
+void require(bool holds, const std::string& text) {
+  if (!holds) throw InvalidArgument("Device::launch: " + text);
+}
+
+std::int64_t volume(Dim3 dim) { return std::int64_t{dim.x} * dim.y * dim.z; }
+
+/// What the driver would refuse.
+void check(const LaunchConfig& config) {
+  const std::int64_t threads = volume(config.block);
+  require(threads >= 1 && threads <= kMostThreads,
+          fmt::format("block has {} threads; expected 1 to {}", threads, kMostThreads));
+  require(config.shared_bytes <= kMostSharedBytes,
+          fmt::format("shared_bytes is {}; expected at most {}", config.shared_bytes,
+                      kMostSharedBytes));
+  require(threads * config.registers_per_thread <= kRegistersOfSm,
+          fmt::format("{} threads of {} registers exceed {}", threads, config.registers_per_thread,
+                      kRegistersOfSm));
+  const Dim3 grid = config.grid, cluster = config.cluster;
+  require(cluster.x > 0 && cluster.y > 0 && cluster.z > 0 && volume(cluster) <= 16,
+          "cluster has no CTA, or more than 16");
+  require(grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0,
+          "grid does not consist of whole clusters");
 }
 
 }  // namespace
@@ -61,6 +91,7 @@ void Device::define(const void* data, std::uint64_t bytes) {
 
 Report Device::launch(const LaunchConfig& config, const Options& options,
                       const std::function<void()>& kernel) {
+  check(config);
   return Machine(*state_, config, options, kernel).run();
 }
 

@@ -64,6 +64,7 @@ class Device {
   /// Says that the host wrote these bytes of a buffer.
   void define(const void* data, std::uint64_t bytes);
 
+  /// Throws InvalidArgument for a configuration that no GPU takes.
   Report launch(const LaunchConfig& config, const Options& options,
                 const std::function<void()>& kernel);
 

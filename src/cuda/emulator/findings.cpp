@@ -116,6 +116,15 @@ void Machine::report_uninitialised(const Actor& actor, const Block& block, ByteR
       site(actor.site));
 }
 
+void Machine::report_non_coherent(const Actor& actor, const Block& block, ByteRange range,
+                                  const Stamp& written) {
+  report(
+      Fault::non_coherent_read, actor.thread,
+      fmt::format("reads {} by {}, the path for what no thread of the grid writes; written by {}",
+                  describe(block, range), actor.what, describe_agent(written)),
+      site(actor.site), site(written.site));
+}
+
 void Machine::report_unfenced(const Actor& actor, const Block& block, ByteRange range,
                               const Stamp& written) {
   report(Fault::proxy_fence_missing, actor.thread,

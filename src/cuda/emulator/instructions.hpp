@@ -30,6 +30,7 @@ void set_role(const char* role);
 
 // ---- memory ----
 void load_global(const void* from, void* to, std::uint32_t bytes, Instruction what);
+void load_global_nc(const void* from, void* to, std::uint32_t bytes, Instruction what);
 void store_global(void* to, const void* from, std::uint32_t bytes, Instruction what);
 void load_shared(std::uint32_t from, void* to, std::uint32_t bytes, Instruction what);
 void store_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instruction what);

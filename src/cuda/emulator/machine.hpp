@@ -252,6 +252,8 @@ class Machine {
   void report_race_between_ctas(const Actor& actor, AccessKind kind, const Block& block,
                                 ByteRange range);
   void report_uninitialised(const Actor& actor, const Block& block, ByteRange range);
+  void report_non_coherent(const Actor& actor, const Block& block, ByteRange range,
+                           const Stamp& written);
   void report_unfenced(const Actor& actor, const Block& block, ByteRange range,
                        const Stamp& written);
   std::string describe(const Thread& thread) const;

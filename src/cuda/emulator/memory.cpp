@@ -50,6 +50,13 @@ void load_global(const void* from, void* to, std::uint32_t bytes, Instruction wh
   place.block->read(machine(), actor, place.range, to);
 }
 
+void load_global_nc(const void* from, void* to, std::uint32_t bytes, Instruction what) {
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(from, bytes, actor);
+  if (place.block == nullptr) return poison(to, bytes);
+  place.block->read_non_coherent(machine(), actor, place.range, to);
+}
+
 void store_global(void* to, const void* from, std::uint32_t bytes, Instruction what) {
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, bytes, actor);

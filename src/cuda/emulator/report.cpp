@@ -8,11 +8,12 @@
 namespace fovea::cuda::emulator {
 
 std::string_view name(Fault fault) {
-  static constexpr std::array<std::string_view, 23> kNames = {
+  static constexpr std::array<std::string_view, 24> kNames = {
       "out of bounds",
       "misaligned address",
       "uninitialised read",
       "race",
+      "non-coherent read",
       "divergence",
       "barrier count",
       "deadlock",

@@ -15,6 +15,7 @@ enum class Fault : std::uint8_t {
   misaligned,
   uninitialised,
   race,
+  non_coherent_read,
   divergence,
   barrier_count,
   deadlock,

@@ -34,7 +34,7 @@ template <class T>
 FOVEA_DEVICE T ld_global_nc(const T* from, Site site = Site::here()) {
   static_assert(kIsAccess<T>, "a load has 1, 2, 4, 8 or 16 bytes");
   T value;
-  emulator::load_global(from, &value, sizeof(T), {"ld.global.nc", site});
+  emulator::load_global_nc(from, &value, sizeof(T), {"ld.global.nc", site});
   return value;
 }
 
