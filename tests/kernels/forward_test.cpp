@@ -77,7 +77,8 @@ class EmulatedForwards : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedForwards, EqualTheOracle) {
   const Case& problem = GetParam();
-  for (const emulator::Landing landing : {emulator::Landing::earliest, emulator::Landing::latest}) {
+  for (const emulator::Landing landing :
+       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
     Emulation emulation;
     emulation.options = {.seed = 1, .landing = landing};
     expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
