@@ -9,6 +9,9 @@ struct PrintedProgram {
   float (*score)(float score, const Position& at, const Captures& captures);
   bool (*mask)(const Position& at, const Captures& captures);
   TileKind (*tile_kind)(const TileSpan& tile, const Captures& captures);
+  /// Null where the mask is not one range of keys for each row.
+  program::Int (*kv_first)(const Position& at, const Captures& captures);
+  program::Int (*kv_last)(const Position& at, const Captures& captures);
 };
 
 }  // namespace fovea::cuda

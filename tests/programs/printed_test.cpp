@@ -82,6 +82,27 @@ TEST(PrintedProgram, MasksAreTheOracles) {
   EXPECT_GT(num_decided, num_checked * 85 / 100);
 }
 
+TEST(PrintedProgram, LimitsOfKeysAreTheMask) {
+  int num_limited = 0;
+  for_all_cases([&](const Case& each, const PrintedProgram& printed) {
+    if (printed.kv_first == nullptr) return;
+    ++num_limited;
+    Draw draw(each.seed + 22);
+    for (int i = 0; i < kNumPositions; ++i) {
+      cuda::Position at = position_of(draw.place());
+      // What positions can be.
+      for (std::int32_t* position : {&at.q_idx, &at.kv_idx, &at.seqlen_q, &at.seqlen_kv})
+        *position = draw.below(6) == 0 ? (1 << 28) - draw.below(3) : draw.below(40);
+      const bool is_between = printed.kv_first(at, each.captures).value <= at.kv_idx &&
+                              at.kv_idx <= printed.kv_last(at, each.captures).value;
+      ASSERT_EQ(is_between, printed.mask(at, each.captures))
+          << each.text.mods << "q_idx " << at.q_idx << " kv_idx " << at.kv_idx;
+    }
+  });
+  if (num_limited == 0) GTEST_SKIP() << "no program is printed with limits of keys";
+  EXPECT_GE(num_limited, 6);
+}
+
 // ---- tiles ---------------------------------------------------------------------------------------
 
 Interval range_of(std::int64_t begin, std::int64_t end) {

@@ -146,6 +146,14 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
               "odd[q_idx] == odd[q_idx] && odd[kv_idx] != odd[kv_idx] ? 0 : kv_idx"));
   programs.push_back(program("n * 2 < q_idx && !(t < score || kv_idx == 3) ? t : -t",
                              "(q_idx < kv_idx) == (kv_idx < n + 9) ? 5 : -25"));
+  // One range of keys for each row, or nearly.
+  for (const char* mask :
+       {"kv_idx <= q_idx", "kv_idx < q_idx && q_idx - kv_idx <= n",
+        "q_idx - kv_idx < 9 && kv_idx - q_idx <= 3", "kv_idx == q_idx // 2",
+        "kv_idx > q_idx - 7 && kv_idx < n * 4", "10 > kv_idx && kv_idx >= ids[batch, q_idx]",
+        "kv_idx <= q_idx || kv_idx == 20", "q_idx + kv_idx <= 30 && kv_idx != 4"}) {
+    programs.push_back({parse_score_mod("score * 0.5"), parse_mask_mod(mask, captures)});
+  }
   return programs;
 }
 
