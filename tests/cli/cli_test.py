@@ -567,6 +567,7 @@ class Kernels(CommandTest):
         self.expect(self.pack("--arch", "sm_70"), 2, "--arch")
         self.expect(self.run_with("pack", "--arch", "turing"), 2, "turing", "sm_80 or later")
         self.expect(self.pack(FOVEA_NVRTC="/nowhere"), 3, "no kernel compiler", "/nowhere")
+        self.expect(self.pack("--strict", "--known-spills", "missing.txt"), 2, "--known-spills", "missing.txt")
         self.expect(self.run_with("cache", "list", FOVEA_CACHE_MAX_MIB="0"), 2, "no cache folder")
 
 
