@@ -102,6 +102,7 @@ def sdpa(q, k, v, backend, **options):
 
 def compiled_flex(q, k, v, score_mod=None, mask_mod=None):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    torch._dynamo.reset()  # each case compiles anew: past a handful PyTorch would run the rest uncompiled
     inputs = [t.transpose(1, 2) for t in (q, k, v)]
     mask = mask_mod and create_block_mask(mask_mod, None, None, q.shape[1], k.shape[1], device="cuda", BLOCK_SIZE=128)
     compiled = torch.compile(flex_attention, dynamic=False)

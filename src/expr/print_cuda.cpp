@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
 #include "expr/cuda_body.hpp"
 #include "expr/cuda_slots.hpp"
 #include "expr/interval.hpp"
+#include "expr/kv_limits.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
 
@@ -30,7 +32,7 @@ bool is_score(const Node& node) {
 class Printer {
  public:
   Printer(const NodePtr& score, const NodePtr& mask, SlotNames names)
-      : score_(score), mask_(mask), names_(names), slots_(program_) {
+      : score_(score), mask_(mask), limits_(kv_limits(mask)), names_(names), slots_(program_) {
     slots_.add_all(score_.nodes(), ProgramRole::score);
     slots_.add_all(mask_.nodes(), ProgramRole::mask);
   }
@@ -48,13 +50,14 @@ class Printer {
         "struct Mods {{\n"
         "  static constexpr bool has_score = {};\n"
         "  static constexpr bool has_mask = {};\n"
-        "  static constexpr bool mask_reads_tensors = {};\n\n"
-        "{}\n{}\n{}"
+        "  static constexpr bool mask_reads_tensors = {};\n"
+        "  static constexpr bool has_kv_limits = {};\n\n"
+        "{}\n{}\n{}\n{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
-        has_score, has_mask, mask_reads_tensors, score_function(), mask_function(),
-        tile_function());
+        has_score, has_mask, mask_reads_tensors, limits_.has_value(), score_function(),
+        mask_function(), limit_functions(), tile_function());
     return std::move(program_);
   }
 
@@ -75,6 +78,27 @@ class Printer {
     return fmt::format(
         "{}  FOVEA_DEVICE bool mask({}, {}) {{\n{}    return {};\n  }}\n",
         comment(mask_, ProgramRole::mask), parameter("const Position&", "at", body.reads_variables),
+        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  /// The mask as two limits of a row, where it has that form.
+  std::string limit_functions() {
+    if (!limits_) return "";
+    return "  // The same by limits: kv_first <= kv_idx && kv_idx <= kv_last, positions below "
+           "2^28.\n" +
+           limit_function("kv_first", limits_->first, "0") +
+           limit_function("kv_last", limits_->last, "kGreatestInt") + "\n";
+  }
+
+  std::string limit_function(std::string_view name, const NodePtr& limit, std::string_view open) {
+    constexpr std::string_view kText = "  FOVEA_DEVICE Int {}({}, {}) {{\n{}    return {};\n  }}\n";
+    if (limit == nullptr) {
+      return fmt::format(fmt::runtime(kText), name, "const Position&", "const Captures&", "", open);
+    }
+    const IntervalProgram program(limit);
+    const CudaBody body = print_body({program, ProgramRole::mask, Domain::value, names_}, slots_);
+    return fmt::format(
+        fmt::runtime(kText), name, parameter("const Position&", "at", body.reads_variables),
         parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
   }
 
@@ -118,6 +142,7 @@ class Printer {
 
   CudaProgram program_;
   IntervalProgram score_, mask_;
+  std::optional<KvLimits> limits_;
   SlotNames names_;
   CudaSlots slots_;
 };

@@ -97,7 +97,8 @@ TEST(DecodeDoor, RefusesBeforeAnythingIsWritten) {
       {[](CacheMemory& m, AttentionDecode& a) {
          a.cache.k = TensorView(m.new_k.mutable_view().mutable_data(), a.cache.k.spec());
        },
-       "cache.k overlaps append.k; expected memory of its own"},
+       // It is longer than append.k, so what else it meets depends on where memory lies.
+       "expected memory of its own"},
       {[&](CacheMemory&, AttentionDecode& a) {
          a.append = {};
          a.rotary = rotary;

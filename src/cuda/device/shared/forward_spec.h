@@ -64,7 +64,8 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
       2 * (spec.q_stages * spec.tile_q * width_q +
            spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
   const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 9);
-  return (tiles + barriers + 15) / 16 * 16 + 64 + 4 * spec.stages;
+  const std::int32_t told = 64 + spec.tile_q / 64 * 32 + 4 * spec.stages;
+  return (tiles + barriers + 15) / 16 * 16 + told;
 }
 
 /// The second kernel of a split problem.

@@ -102,7 +102,8 @@ struct Layout {
   static constexpr int kClaim = kGroupEmpty + 16;
   static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;  // [2] RowTile, 16 bytes each
   static constexpr int kGroupsOfTiles = kSlots + 32;          // [2] VisitedGroup, 16 bytes each
-  static constexpr int kKvTiles = kGroupsOfTiles + 32;        // [stage] KvTile, 4 bytes each
+  static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
+  static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
   static constexpr int kBytes = kKvTiles + 4 * T::kStages;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
@@ -386,7 +387,7 @@ struct Load {
     const std::int32_t kv_head = rows.q_head / cta.p.common.group;
     if (is_first) load_queries(rows, 0);
     cta.await(cta.barrier(L::kKEmpty, k.stage), k.parity);
-    if (cta.lane == 0) {
+    if (ptx::elect_one()) {
       const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
       ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
       copy<typename T::KTile>(cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
@@ -405,7 +406,7 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, int group) {
     const int i = q.stage * T::kGroups + group;
     cta.await(cta.barrier(L::kQEmpty, i), q.parity);
-    if (cta.lane != 0) return;
+    if (!ptx::elect_one()) return;
     copy<typename T::QTile>(cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
                             {0, rows.idx * spec.tile_q + 64 * group, rows.q_head, rows.batch},
                             ptx::CachePolicy::evict_first);
@@ -414,7 +415,7 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
     if (pending.idx < 0) return;
     cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
-    if (cta.lane == 0) {
+    if (ptx::elect_one()) {
       copy<typename T::VTile>(cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
                               {0, pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
                               ptx::CachePolicy::evict_last);
@@ -457,11 +458,11 @@ struct Store {
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(L::kOFull, i), q.parity);
-        if (cta.lane == 0) store(rows, group, i);
+        if (ptx::elect_one()) store(rows, group, i);
       }
       q.advance();
     }
-    if (cta.lane == 0) ptx::cp_async_bulk_wait_group<0>();
+    if (ptx::elect_one()) ptx::cp_async_bulk_wait_group<0>();
   }
 
  private:
@@ -498,7 +499,16 @@ struct Compute {
   typename Rows::Sums o;
   Rows rows;
   bool has_sums = false;  // o holds something: the next product adds to it
-  KvTile kv_tile{0};      // whose scores were computed last
+
+  // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
+  // row tile teaches the next shows in the time only.
+  bool is_careful = false;
+  std::uint32_t num_steps = 0,
+                num_misses =
+                    0;  // of this row tile; full tiles that this warp redid, or would have had to
+  std::uint32_t lesson = 0;  // row tiles so far, modulo 2
+
+  KvTile kv_tile{0};  // whose scores were computed last
 
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), warp_in_group(of_cta.warp % 4) {}
@@ -547,17 +557,42 @@ struct Compute {
   /// kv tiles from the second on. Both kinds of step give the same bits.
   FOVEA_DEVICE_MEMBER void rest_of_tile(const RowTile& tile) {
     while (!kv_tile.is_last()) {
-      if (!Mods::has_mask || kv_tile.is_next_full()) {
-        step<false>(tile);
-      } else {
+      while (!kv_tile.is_last() && must_be_careful()) {
         step<true>(tile);
+        ++num_steps;
+      }
+      while (!kv_tile.is_last() && !must_be_careful()) {
+        step<false>(tile);
+        ++num_steps;
       }
     }
+  }
+
+  FOVEA_DEVICE_MEMBER bool must_be_careful() const {
+    return is_careful || (Mods::has_mask && !kv_tile.is_next_full());
   }
 
   // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
   FOVEA_DEVICE_MEMBER void await_turn() const { ptx::bar_sync(1 + group, 256); }
   FOVEA_DEVICE_MEMBER void pass_turn() const { ptx::bar_arrive(1 + (group + 1) % T::kGroups, 256); }
+
+  FOVEA_DEVICE_MEMBER SharedAddress misses_at() const {
+    return cta.smem + L::kMisses + 16 * (2 * group + static_cast<int>(lesson));
+  }
+
+  /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
+  FOVEA_DEVICE_MEMBER void tell_misses() const {
+    if (cta.lane == 0) ptx::st_shared(misses_at() + 4 * warp_in_group, num_misses);
+  }
+
+  /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles cost less.
+  FOVEA_DEVICE_MEMBER void learn() {
+    const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
+    const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
+    is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
+    num_steps = num_misses = 0;
+    lesson ^= 1U;
+  }
 
   FOVEA_DEVICE_MEMBER int q_stage_of_last() const {
     return (q.stage + T::kQStages - 1) % T::kQStages;
@@ -641,6 +676,7 @@ struct Compute {
     if constexpr (is_careful) {
       if (!kv_tile.is_full()) mask(tile);
       is_raised = rows.template raise<false>(s, c());
+      if (is_raised && kv_tile.is_full()) ++num_misses;
     }
     ptx::wgmma_wait_group<0>();
     release_values();
@@ -653,6 +689,7 @@ struct Compute {
       if (rows.must_redo(part)) {
         if (rows.template raise<false>(s, c())) rows.scale(o);
         rows.template exponentiate<true, T::kChunk>(s, p, part, c(), cta.p.zero);
+        ++num_misses;
       }
       rows.soften(p, o, part);
     }
@@ -664,10 +701,12 @@ struct Compute {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
+    tell_misses();
     await_turn();
     issue_scores(q.stage);
     issue_sums();
     pass_turn();
+    learn();
     ptx::wgmma_wait_group<1>();
     q.advance();
     release_keys();
@@ -680,9 +719,11 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER void last_sums() {
+    tell_misses();
     await_turn();
     issue_sums();
     pass_turn();
+    learn();
     ptx::wgmma_wait_group<0>();
     release_values();
   }
@@ -703,17 +744,24 @@ struct Compute {
 
   // ---- programs ----
 
-  /// visit(score, position) for every score of this thread.
-  template <class Visit>
-  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, Visit&& visit) {
+  /// Of this thread's first row, key 0.
+  FOVEA_DEVICE_MEMBER Position position_of(const RowTile& tile) const {
     const ForwardParams& common = cta.p.common;
     Position at{};
     at.batch = tile.batch;
     at.q_head = tile.q_head;
     at.kv_head = tile.q_head / common.group;
+    at.q_idx = first_row(tile);
     at.seqlen_q = common.seqlen_q;
     at.seqlen_kv = common.seqlen_kv;
-    const std::int32_t row = first_row(tile);
+    return at;
+  }
+
+  /// visit(score, position) for every score of this thread.
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, Visit&& visit) {
+    Position at = position_of(tile);
+    const std::int32_t row = at.q_idx;
     const std::int32_t column = kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
 #pragma unroll
     for (int i = 0; i < Rows::kScores; ++i) {
@@ -734,13 +782,41 @@ struct Compute {
 
   /// What a row does not see becomes -inf, whatever it was.
   FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
-    const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
-    for_each_score(tile, [&](float& x, const Position& at) {
-      bool is_visible = at.kv_idx < seqlen_kv;
-      if constexpr (Mods::has_mask)
-        is_visible = is_visible && Mods::mask(at, cta.p.common.captures);
-      if (!is_visible) x = -infinity();
-    });
+    if constexpr (Mods::has_kv_limits || !Mods::has_mask) {
+      mask_by_limits(tile);
+    } else {
+      const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
+      for_each_score(tile, [&](float& x, const Position& at) {
+        const bool is_visible = at.kv_idx < seqlen_kv && Mods::mask(at, cta.p.common.captures);
+        if (!is_visible) x = -infinity();
+      });
+    }
+  }
+
+  /// Two comparisons with constants for each score.
+  FOVEA_DEVICE_MEMBER void mask_by_limits(const RowTile& tile) {
+    const std::int32_t column = kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
+    std::int32_t first[2] = {0, 0};
+    std::int32_t last[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      last[r] = cta.p.common.seqlen_kv - 1;
+      if constexpr (Mods::has_kv_limits) {
+        Position at = position_of(tile);
+        at.q_idx += 8 * r;
+        const std::int32_t of_mask = Mods::kv_last(at, cta.p.common.captures).value;
+        last[r] = of_mask < last[r] ? of_mask : last[r];
+        first[r] = Mods::kv_first(at, cta.p.common.captures).value;
+      }
+      // Relative to this thread's first column, in the range of ints: positions are below 2^28.
+      last[r] = (last[r] < -1 ? -1 : last[r]) - column;
+      first[r] = first[r] > column ? first[r] - column : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < Rows::kScores; ++i) {
+      const std::int32_t offset = 8 * (i / 4) + i % 2;
+      if (offset > last[i / 2 % 2] || offset < first[i / 2 % 2]) s[i] = -infinity();
+    }
   }
 
   // ---- store ----
