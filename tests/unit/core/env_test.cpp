@@ -72,5 +72,32 @@ TEST(Environment, UnreadableThreadCountIsRefusedByName) {
   }
 }
 
+TEST(Environment, ReadsWhereKernelsAreFoundAndKept) {
+  const Environment environment = read_with({{"FOVEA_NVRTC", "/a/libnvrtc.so"},
+                                             {"FOVEA_PACK", "b.pack"},
+                                             {"FOVEA_CACHE_DIR", "c"},
+                                             {"FOVEA_CACHE_MAX_MIB", "0"},
+                                             {"CUDA_PATH", "/d"}});
+  EXPECT_EQ(environment.nvrtc, "/a/libnvrtc.so");
+  EXPECT_EQ(environment.pack, "b.pack");
+  EXPECT_EQ(environment.cache_dir, "c");
+  EXPECT_EQ(environment.cache_max_mib, 0);
+  EXPECT_EQ(environment.cuda_home, "/d");
+  EXPECT_EQ(read_with({{"CUDA_PATH", "/d"}, {"CUDA_HOME", "/e"}}).cuda_home, "/e");
+}
+
+// A word, a sign, a unit, and one above the limit.
+TEST(Environment, UnreadableCacheSizeIsRefusedByName) {
+  for (const char* text : {"many", "-1", "5GiB", "1048577"}) {
+    try {
+      read_with({{"FOVEA_CACHE_MAX_MIB", text}});
+      FAIL() << "accepted '" << text << "'";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("FOVEA_CACHE_MAX_MIB"),
+                                               testing::HasSubstr(text)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fovea
