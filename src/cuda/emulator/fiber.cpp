@@ -16,6 +16,7 @@
 #endif
 
 #if defined(FOVEA_EMULATOR_ASAN)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -31,6 +32,10 @@ class Stack {
     base_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED) throw std::bad_alloc();
     mprotect(base_, kGuardBytes, PROT_NONE);
+#if defined(FOVEA_EMULATOR_ASAN)
+    // Frames of a fiber that ended on a stack mapped here before never returned.
+    __asan_unpoison_memory_region(base_, bytes_);
+#endif
   }
   ~Stack() { munmap(base_, bytes_); }
   Stack(const Stack&) = delete;

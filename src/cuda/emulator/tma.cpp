@@ -41,8 +41,19 @@ bool decode(const void* map, std::span<const std::int32_t> coordinates, const Ac
                      fmt::format("gives {} something that is no tensor map of {} dimensions",
                                  actor.what, coordinates.size()),
                      machine().site(actor.site));
+    return false;
   }
-  return is_right;
+  // Hardware takes these for illegal instructions (H200).
+  const std::int64_t first_byte = std::int64_t{box.origin[0]} * box.element_bytes();
+  if (first_byte % kChunkBytes != 0 || (box.is_store && first_byte < 0)) {
+    machine().report(
+        Fault::misaligned, actor.thread,
+        fmt::format("gives {} {} as first coordinate, byte {}: it needs a multiple of 16 bytes{}",
+                    actor.what, box.origin[0], first_byte, box.is_store ? ", not negative" : ""),
+        machine().site(actor.site));
+    return false;
+  }
+  return true;
 }
 
 /// One box, or a run of bytes without a map.
@@ -217,6 +228,11 @@ std::uint32_t Box::bytes() const {
 void Box::for_chunks(FunctionRef<void(const Chunk&)> visit) const {
   const std::uint32_t per_chunk = kChunkBytes / element_bytes();
   const std::uint32_t inner_chunks = map.box[0] / per_chunk;
+  // Rows of a swizzled box begin a span apart, however narrow they are (H200).
+  const std::uint32_t pitch_chunks = map.swizzle == 0 ? inner_chunks : 1U << map.swizzle;
+  const std::int64_t end =
+      is_store ? (static_cast<std::int64_t>(map.shape[0]) + per_chunk - 1) / per_chunk * per_chunk
+               : static_cast<std::int64_t>(map.shape[0]);
   std::array<std::uint32_t, 5> idx{};
   const std::uint32_t rows = bytes() / (inner_chunks * kChunkBytes);
   for (std::uint32_t row = 0; row < rows; ++row) {
@@ -230,10 +246,9 @@ void Box::for_chunks(FunctionRef<void(const Chunk&)> visit) const {
     for (std::uint32_t c = 0; c < inner_chunks; ++c) {
       const std::int64_t begin = std::int64_t{origin[0]} + c * per_chunk;
       const std::int64_t first = std::clamp<std::int64_t>(-begin, 0, per_chunk);
-      const std::int64_t last = std::clamp<std::int64_t>(
-          static_cast<std::int64_t>(map.shape[0]) - begin, first, per_chunk);
+      const std::int64_t last = std::clamp<std::int64_t>(end - begin, first, per_chunk);
       const auto inside = static_cast<std::uint32_t>(is_inside ? last - first : 0);
-      visit({(row * inner_chunks + c) * kChunkBytes,
+      visit({(row * pitch_chunks + c) * kChunkBytes,
              address + static_cast<std::uint64_t>(begin + first) * element_bytes(),
              static_cast<std::uint32_t>(first), inside});
     }
@@ -261,6 +276,7 @@ void tma_store(const void* map, std::span<const std::int32_t> coordinates, std::
   auto store = std::make_shared<Store>();
   store->by = issuer(what);
   store->is_tensor = true;
+  store->box.is_store = true;
   store->shared = from;
   if (!decode(map, coordinates, store->by.actor, store->box)) return;
   if (from % kSharedAlignment != 0) {

@@ -21,6 +21,7 @@ inline std::uint32_t swizzled(std::uint32_t address, std::uint32_t swizzle) {
 struct Box {
   TensorMapFields map;
   std::array<std::int32_t, 5> origin{};
+  bool is_store = false;  // knows the end of the contiguous dimension to 16 bytes only (H200)
 
   std::uint32_t element_bytes() const {
     return bytes_of(static_cast<driver::TensorMapElement>(map.element));

@@ -71,19 +71,28 @@ FOVEA_DEVICE float sqrt_rn(float x, Site site = Site::here()) {
   return std::sqrt(x);
 }
 
+/// NaN gives way, a signalling one too, which std::fmax makes quiet instead; +0 is above -0.
+inline float greater_of(float a, float b) {
+  if (a != a || b != b) return a != a ? b : a;
+  return a == b ? (std::signbit(a) ? b : a) : a > b ? a : b;
+}
+inline float lesser_of(float a, float b) {
+  return a != a || b != b ? greater_of(a, b) : -greater_of(-a, -b);
+}
+
 FOVEA_DEVICE float max_ftz(float a, float b, Site site = Site::here()) {
   check_operands("max.ftz", site, a, b);
-  return std::fmax(ftz(a), ftz(b));
+  return greater_of(ftz(a), ftz(b));
 }
 
 FOVEA_DEVICE float min_ftz(float a, float b, Site site = Site::here()) {
   check_operands("min.ftz", site, a, b);
-  return std::fmin(ftz(a), ftz(b));
+  return lesser_of(ftz(a), ftz(b));
 }
 
 FOVEA_DEVICE float max_nan(float a, float b, Site site = Site::here()) {
   check_operands("max.NaN", site, a, b);
-  return a != a || b != b ? std::nanf("") : std::fmax(a, b);
+  return a != a || b != b ? std::nanf("") : greater_of(a, b);
 }
 
 // ---- widths ------------------------------------------------------------------------------------
