@@ -52,7 +52,7 @@ class Printer {
         "  static constexpr bool has_mask = {};\n"
         "  static constexpr bool mask_reads_tensors = {};\n"
         "  static constexpr bool has_kv_limits = {};\n\n"
-        "{}\n{}\n{}\n{}"
+        "{}\n{}\n{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",

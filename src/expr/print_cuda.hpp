@@ -3,9 +3,11 @@
 // compiler both read it.
 //
 //   struct Mods {
-//     static constexpr bool has_score, has_mask, mask_reads_tensors;
+//     static constexpr bool has_score, has_mask, mask_reads_tensors, has_kv_limits;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
 //     static bool mask(const Position&, const Captures&);                    // true: visible
+//     static Int kv_first(const Position&, const Captures&);                 // where has_kv_limits: the mask is
+//     static Int kv_last(const Position&, const Captures&);                  // kv_first <= kv_idx <= kv_last
 //     static TileKind tile_kind(const TileSpan&, const Captures&);           // interval.hpp as code
 //   };
 //

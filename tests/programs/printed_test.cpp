@@ -99,7 +99,6 @@ TEST(PrintedProgram, LimitsOfKeysAreTheMask) {
           << each.text.mods << "q_idx " << at.q_idx << " kv_idx " << at.kv_idx;
     }
   });
-  if (num_limited == 0) GTEST_SKIP() << "no program is printed with limits of keys";
   EXPECT_GE(num_limited, 6);
 }
 
