@@ -105,8 +105,8 @@ TEST(Tma, LoadsWithEachSwizzle) {
 }
 
 TEST(Tma, FillsWithZeroAndCountsWhatIsOutside) {
-  expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, 9, 52);
-  expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, -3, -13);
+  expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, 9, 56);
+  expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, -3, -16);
   expect_load<Swizzle::bytes128>(driver::TensorMapSwizzle::bytes_128, 100, 0);
 }
 
