@@ -70,15 +70,15 @@ Report sweep_launch(Device& device, const std::function<void()>& kernel) {
 }
 
 template <Swizzle swizzle>
-void expect_load(driver::TensorMapSwizzle map_swizzle, int row, int column) {
+void expect_load(driver::TensorMapSwizzle map_swizzle, int row, int column,
+                 int box_columns = static_cast<int>(swizzle_span(swizzle)) / 2) {
   constexpr int kSpan = static_cast<int>(swizzle_span(swizzle));
-  const int box_columns = kSpan / 2;
   Device device;
   const ptx::TensorMap map = map_of(device.buffer("in", numbers()), box_columns, map_swizzle);
   auto* out = device.buffer<std::uint16_t>("out", kBoxRows * kColumns);
   const Report report = sweep_launch(device, [&] {
     begin();
-    load(kBoxRows * kSpan, [&] {
+    load(kBoxRows * box_columns * 2, [&] {
       const std::int32_t coordinates[2] = {column, row};
       ptx::cp_async_bulk_tensor_load(ptx::dynamic_shared(), &map, coordinates, barrier(),
                                      ptx::CachePolicy::evict_normal);
@@ -108,6 +108,25 @@ TEST(Tma, FillsWithZeroAndCountsWhatIsOutside) {
   expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, 9, 56);
   expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, -3, -16);
   expect_load<Swizzle::bytes128>(driver::TensorMapSwizzle::bytes_128, 100, 0);
+}
+
+// Seen on an H200: docs/kernels/ptx.md.
+TEST(Tma, RowsOfANarrowBoxBeginASpanApart) {
+  expect_load<Swizzle::bytes128>(driver::TensorMapSwizzle::bytes_128, 2, 8, 16);
+  expect_load<Swizzle::bytes64>(driver::TensorMapSwizzle::bytes_64, 18, 0, 8);
+}
+
+TEST(Tma, FirstCoordinateInsideAChunkIsNamed) {
+  Device device;
+  const ptx::TensorMap map =
+      map_of(device.buffer("in", numbers()), 64, driver::TensorMapSwizzle::bytes_128);
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    begin();
+    const std::int32_t coordinates[2] = {4, 0};
+    ptx::cp_async_bulk_tensor_load(ptx::dynamic_shared(), &map, coordinates, barrier(),
+                                   ptx::CachePolicy::evict_normal);
+  });
+  EXPECT_TRUE(report.has(Fault::misaligned)) << report.text();
 }
 
 TEST(Tma, StoresDropWhatIsOutside) {
