@@ -84,8 +84,8 @@ std::optional<std::string> find_as_loader(const NvrtcSearch& search) {
   return std::nullopt;
 }
 
-/// Folders of `folder` whose names start so, last in the alphabet first: the newest version.
-std::vector<fs::path> subfolders(const fs::path& folder, std::string_view prefix) {
+/// What in `folder` has a name that starts so, last in the alphabet first: the newest version.
+std::vector<fs::path> entries_of(const fs::path& folder, std::string_view prefix) {
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -106,7 +106,7 @@ void add_wheels(std::vector<std::string>& folders, const fs::path& site_packages
 
 /// prefix/lib/python3.*/site-packages, and Debian's name for it.
 void add_python(std::vector<std::string>& folders, const fs::path& prefix) {
-  for (const fs::path& python : subfolders(prefix / "lib", "python3")) {
+  for (const fs::path& python : entries_of(prefix / "lib", "python3")) {
     add_wheels(folders, python / "site-packages");
     add_wheels(folders, python / "dist-packages");
   }
@@ -138,6 +138,13 @@ const char* fill(NvrtcApi& api, void* library) {
   return nullptr;
 }
 
+/// NVRTC opens its second half by name, and a wheel's is in no folder that the loader knows: what the
+/// process has already is found.
+void open_builtins(const fs::path& folder) {
+  for (const fs::path& file : entries_of(folder, "libnvrtc-builtins.so."))
+    dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
 std::string not_found(const NvrtcSearch& search) {
   const std::string soname =
       fmt::format("libnvrtc.so.{}", std::min(search.max_major, kNewestMajor));
@@ -159,7 +166,7 @@ NvrtcSearch default_nvrtc_search() {
   NvrtcSearch search;
   search.named = environment.nvrtc;
   if (environment.cuda_home) add_toolkit(search.folders, *environment.cuda_home);
-  for (const fs::path& toolkit : subfolders("/usr/local", "cuda"))
+  for (const fs::path& toolkit : entries_of("/usr/local", "cuda"))
     add_toolkit(search.folders, toolkit);
   for (const fs::path& program : running_pythons())
     add_python(search.folders, program.parent_path().parent_path());
@@ -189,6 +196,7 @@ std::string Nvrtc::start(const NvrtcSearch& search) {
   void* library = nullptr;
   if (const auto file = find_nvrtc_file(search)) {
     path_ = *file;
+    open_builtins(fs::path(path_).parent_path());
     library = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) return fmt::format("no kernel compiler: {}", dlerror());
   } else if (!search.named && search.wants_loader) {

@@ -60,7 +60,10 @@ template <class Body>
 bool kill_after(useconds_t microseconds, const Body& body) {
   const pid_t child = ::fork();
   if (child == 0) {
-    body();
+    try {
+      body();
+    } catch (...) {
+    }
     ::_exit(0);
   }
   ::usleep(microseconds);
