@@ -6,10 +6,7 @@
 #include <cstring>
 
 #include "core/check.hpp"
-#include "cuda/device/shared/forward_params_sm90.h"
-#include "cuda/driver/tensor_map.hpp"
 #include "cuda/forward_kernels.hpp"
-#include "cuda/forward_launch.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -118,13 +115,13 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
 std::size_t sm90_scratch_bytes(const ForwardSpec&, const ForwardProblem& f) {
   const std::int64_t units = (f.seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup;
   return kCounterBytes +
-         static_cast<std::size_t>(f.num_sequences * f.num_heads_q * units) * sizeof(std::uint32_t);
+         static_cast<std::size_t>(f.num_sequences * f.num_heads_q * units) * sizeof(std::int32_t);
 }
 
 namespace {
 
 /// A dense tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel.
-TensorMapParam tensor_map(const driver::Driver& driver, const TensorView& t, std::int32_t rows) {
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
   driver::TensorMapSpec spec{
       .element =
           t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
@@ -138,11 +135,7 @@ TensorMapParam tensor_map(const driver::Driver& driver, const TensorView& t, std
     const std::int64_t stride = t.size(dim) > 1 ? t.stride(dim) : kStrideElements;
     spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
   }
-  const driver::TensorMap map = driver::encode_tiled(driver, spec, t.data());
-  TensorMapParam param;
-  static_assert(sizeof(param) == sizeof(map));
-  std::memcpy(&param, &map, sizeof(param));
-  return param;
+  return encode(spec, t.data());
 }
 
 /// What the plan was chosen by may have changed from call to call.
@@ -160,54 +153,74 @@ void refuse_other_strides(const AttentionForward& args) {
   }
 }
 
-Sm90ForwardParams params_of(const driver::Driver& driver, const ForwardPlan& plan,
-                            const AttentionForward& args, const ForwardLaunch& common,
-                            std::byte* workspace) {
-  return {.q = tensor_map(driver, args.q, static_cast<std::int32_t>(kRowsOfGroup)),
-          .k = tensor_map(driver, args.k, plan.spec.tile_kv),
-          .v = tensor_map(driver, args.v, plan.spec.tile_kv),
-          .out = tensor_map(driver, args.out, static_cast<std::int32_t>(kRowsOfGroup)),
-          .common = common.params,
-          .num_tiles = static_cast<std::int32_t>(common.grid.x),
-          .next_tile = reinterpret_cast<std::int32_t*>(workspace),
-          .is_suspect = reinterpret_cast<std::uint32_t*>(workspace + kCounterBytes),
-          .zero = 0};
+TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSpec& spec,
+                         const void* address) {
+  const driver::TensorMap map = driver::encode_tiled(driver, spec, address);
+  TensorMapParam param;
+  static_assert(sizeof(param) == sizeof(map));
+  std::memcpy(&param, &map, sizeof(param));
+  return param;
 }
 
 }  // namespace
 
+Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, void* workspace,
+                       const TensorMapEncoder& encode) {
+  refuse_other_strides(args);
+  auto* scratch = static_cast<std::byte*>(workspace);
+  auto* is_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes);
+  Sm90Launch launch{.common = forward_launch(problem, plan, args, workspace, nullptr),
+                    .redo = forward_launch(problem, *plan.redo, args, workspace, nullptr)};
+  place_range_tables(plan, workspace, launch.common);
+  launch.redo.params.captures = launch.common.params.captures;
+  launch.redo.params.is_suspect = is_suspect;
+  launch.redo.grid.x = std::min<unsigned>((launch.redo.grid.x + kUnitsAtOnce - 1) / kUnitsAtOnce,
+                                          static_cast<unsigned>(plan.device.num_sms));
+  // TMA knows no tensor without rows: all outputs are left to the redo.
+  if (args.k.size(1) == 0) {
+    launch.scratch_byte = 1;
+    return launch;
+  }
+  if (launch.common.grid.x == 0) return launch;
+  launch.num_ctas =
+      std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
+  launch.params = {.q = tensor_map(encode, args.q, kRowsOfGroup),
+                   .k = tensor_map(encode, args.k, plan.spec.tile_kv),
+                   .v = tensor_map(encode, args.v, plan.spec.tile_kv),
+                   .out = tensor_map(encode, args.out, kRowsOfGroup),
+                   .common = launch.common.params,
+                   .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
+                   .next_tile = reinterpret_cast<std::int32_t*>(scratch),
+                   .is_suspect = is_suspect,
+                   .zero = 0};
+  return launch;
+}
+
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream) {
   FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr);
-  refuse_other_strides(args);
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
-  auto* scratch = static_cast<std::byte*>(workspace);
-  ForwardLaunch common = forward_launch(problem, plan, args, workspace, nullptr);
-  place_range_tables(plan, workspace, common);
-  ForwardLaunch redo = forward_launch(problem, *plan.redo, args, workspace, nullptr);
-  redo.params.captures = common.params.captures;
-  redo.params.is_suspect = reinterpret_cast<std::uint32_t*>(scratch + kCounterBytes);
-  redo.grid.x = std::min<unsigned>((redo.grid.x + kUnitsAtOnce - 1) / kUnitsAtOnce,
-                                   static_cast<unsigned>(plan.device.num_sms));
-  // TMA knows no tensor without rows: all outputs are left to the redo.
-  const bool has_keys = args.k.size(1) > 0;
+  const Sm90Launch launch =
+      sm90_launch(problem, plan, args, workspace,
+                  [&driver](const driver::TensorMapSpec& spec, const void* address) {
+                    return encode_by(driver, spec, address);
+                  });
   driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace),
-                                      has_keys ? 0 : 1, sm90_scratch_bytes(plan.spec, problem),
+                                      launch.scratch_byte, sm90_scratch_bytes(plan.spec, problem),
                                       driver::Stream(stream).handle()),
                "cuMemsetD8Async", "the workspace of attention_forward");
-  if (has_keys && common.grid.x > 0) {
-    launch_tables(plan, common, stream);
-    const unsigned num_ctas =
-        std::min<unsigned>(common.grid.x, static_cast<unsigned>(plan.device.num_sms));
-    driver::launch({.grid = {.x = num_ctas},
-                    .block = {.x = common.num_threads},
+  if (launch.num_ctas > 0) {
+    launch_tables(plan, launch.common, stream);
+    driver::launch({.grid = {.x = launch.num_ctas},
+                    .block = {.x = launch.common.num_threads},
                     .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
                     .stream = driver::Stream(stream)},
-                   function, params_of(driver, plan, args, common, scratch));
+                   function, launch.params);
   }
-  launch_forward(*plan.redo, redo, stream);
+  launch_forward(*plan.redo, launch.redo, stream);
 }
 
 }  // namespace fovea::cuda

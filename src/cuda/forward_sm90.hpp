@@ -3,10 +3,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "cuda/attention_forward.hpp"
 #include "cuda/candidates.hpp"
+#include "cuda/device/shared/forward_params_sm90.h"
+#include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_launch.hpp"
 
 namespace fovea::cuda {
 
@@ -22,6 +27,24 @@ std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& pr
 
 /// The plan by which rows are computed again whose sums were not finite: the spec of the kernel that can tell what they have seen.
 ForwardSpec choose_redo(const ForwardProblem& problem, const DeviceTraits& device);
+
+/// Makes a tensor map: the driver, or the emulator.
+using TensorMapEncoder =
+    std::function<TensorMapParam(const driver::TensorMapSpec& spec, const void* address)>;
+
+/// A call's parameters and grids; where they run is not known here.
+struct Sm90Launch {
+  Sm90ForwardParams params;
+  ForwardLaunch common;  // range tables of both kernels
+  ForwardLaunch redo;
+  std::uint32_t num_ctas = 0;      // 0: all rows are left to the redo
+  unsigned char scratch_byte = 0;  // what the scratch is filled with before
+};
+
+/// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
+Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, void* workspace,
+                       const TensorMapEncoder& encode);
 
 /// Clears its part of the workspace, then range tables, the kernel, plan.redo.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,

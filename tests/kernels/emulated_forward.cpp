@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "ptx/generated/wgmma_bf16.cuh"
+#include "ptx/generated/wgmma_f16.cuh"
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
 #include "sm80/combine.cuh"
+#include "sm90/attention_forward.cuh"
 
 // Written by print_forward_units from forward_cases.hpp.
 #include "forward_units.inc"
@@ -16,6 +19,12 @@ ForwardFunction forward_named(std::string_view name) {
   const auto* const found = std::ranges::find(kForwards, name, &EmulatedForward::name);
   if (found == std::end(kForwards)) throw std::out_of_range(std::string(name));
   return found->run;
+}
+
+const EmulatedHopper& hopper_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kHoppers, name, &EmulatedHopper::name);
+  if (found == std::end(kHoppers)) throw std::out_of_range(std::string(name));
+  return *found;
 }
 
 namespace {

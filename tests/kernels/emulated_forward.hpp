@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "cuda/device/shared/forward_params.h"
+#include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
 
 namespace fovea::cuda {
@@ -16,6 +17,14 @@ struct EmulatedForward {
   ForwardFunction run;
 };
 
+/// A kernel of sm_90 and the one that computes its suspect rows again.
+struct EmulatedHopper {
+  std::string_view name;
+  void (*run)(const Sm90ForwardParams& params);
+  ForwardFunction redo;
+};
+
+const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec);
 

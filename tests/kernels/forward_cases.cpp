@@ -1,6 +1,7 @@
 #include "kernels/forward_cases.hpp"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "support/features.hpp"
@@ -49,6 +50,64 @@ std::vector<Case> kernel_cases() {
   split.mask = causal();
   split.has_sinks = true;
   cases.push_back(std::move(split));
+  return cases;
+}
+
+namespace {
+
+Case hopper_case(std::string label, std::int64_t head_dim) {
+  Case problem = started(std::move(label), Dtype::bf16);
+  problem.batch = 1;
+  problem.seqlen_q = 205;   // two tiles of 128 or of 192 rows, the second cut
+  problem.seqlen_kv = 270;  // three tiles of 128 keys, the last cut
+  problem.num_heads_q = problem.num_heads_kv = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<Case> hopper_cases() {
+  std::vector<Case> cases;
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));
+    Case masked = hopper_case("hopper_causal_d" + std::to_string(head_dim), head_dim);
+    masked.mask = causal();
+    cases.push_back(std::move(masked));
+  }
+  Case unequal = hopper_case("hopper_unequal_padded", 192);
+  unequal.head_dim_v = 72;
+  unequal.mask = window(100, 20);
+  cases.push_back(std::move(unequal));
+  Case heavy = hopper_case("hopper_heavy", 64);
+  heavy.distribution = Distribution::heavy_tailed;
+  heavy.seqlen_kv = 700;
+  cases.push_back(std::move(heavy));
+  Case f16 = hopper_case("hopper_f16_heavy_grouped", 128);
+  f16.dtype = Dtype::f16;
+  f16.distribution = Distribution::heavy_tailed;
+  f16.num_heads_q = 2;
+  f16.has_sinks = true;
+  f16.mask = causal();
+  cases.push_back(std::move(f16));
+  // More rows than keys: the first ones see nothing.
+  Case empty = hopper_case("hopper_empty_rows", 64);
+  empty.seqlen_q = 300;
+  empty.seqlen_kv = 130;
+  empty.mask = causal();
+  cases.push_back(std::move(empty));
+  Case programs = hopper_case("hopper_programs", 64);
+  programs.batch = 2;
+  programs.num_heads_q = 2;
+  const TensorView slopes =
+      programs.capture(Dtype::f32, {2}, [](std::int64_t i) { return 0.5 / double(i + 1); });
+  const TensorView documents = programs.capture(
+      Dtype::i32, {2, 270}, [](std::int64_t i) { return double(i % 270 / (60 + i / 270 * 30)); });
+  const Captures captures{.tensors = {{"slopes", slopes}, {"doc", documents}}};
+  programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
+  programs.mask = parse_mask_mod("doc[batch, q_idx] == doc[batch, kv_idx]", captures);
+  cases.push_back(std::move(programs));
   return cases;
 }
 

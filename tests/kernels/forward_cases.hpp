@@ -13,6 +13,9 @@ namespace fovea::testing {
 /// Each with a label that is a name in C++.
 std::vector<Case> kernel_cases();
 
+/// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
+std::vector<Case> hopper_cases();
+
 struct NamedCacheCase {
   std::string label;
   CacheCase problem;

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "cuda/attention_forward.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/print_spec.hpp"
 #include "expr/print_cuda.hpp"
 #include "kernels/forward_cases.hpp"
@@ -37,6 +38,24 @@ void print(const std::string& label, const ForwardProblem& problem, std::ofstrea
       label, plan.candidate.ends_with("f32") ? "_f32" : "", mods);
 }
 
+/// The kernel of sm_90, and the one that computes its suspect rows again.
+void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
+                  std::string& table) {
+  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
+  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
+  const std::string mods = "Mods_" + label;
+  out << fmt::format(
+      "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
+      "{};\ninline constexpr ForwardSpec redo_spec_{} = {};\n}}\n",
+      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec),
+      label, cuda::print_spec(plan.redo->spec));
+  table += fmt::format(
+      "  {{\"{0}\", [](const Sm90ForwardParams& p) {{ sm90::attention_forward<spec_{0}, {1}>(p); "
+      "}},\n   [](const ForwardParams& p) {{ sm80::attention_forward<redo_spec_{0}, {1}>(p); "
+      "}}}},\n",
+      label, mods);
+}
+
 ForwardProblem problem_of_case(const testing::Case& each) {
   testing::CaseMemory memory(each);
   return validate(problem_of(memory.args()), "print_forward_units");
@@ -61,6 +80,12 @@ int main(int argc, char** argv) {
     print(each.label, problem_of_cache(each.problem), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
+      table);
+  table.clear();
+  for (const auto& each : fovea::testing::hopper_cases())
+    print_hopper(each.label, problem_of_case(each), out, table);
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kHoppers[] = {{\n{}}};\n}}\n",
       table);
   return out ? 0 : 1;
 }

@@ -94,7 +94,8 @@ TEST(Arguments, MisalignedAndForeignMemoryIsRefused) {
   TensorSpec spec = args.q.spec();
   spec.device = Device::cuda(2);
   args.q = TensorView(call.q.data(), spec);
-  EXPECT_EQ(refusal_of(args), "run: q lives on cuda:2; expected memory of cpu, the device of the plan");
+  EXPECT_EQ(refusal_of(args),
+            "run: q lives on cuda:2; expected memory of cpu, the device of the plan");
 }
 
 }  // namespace

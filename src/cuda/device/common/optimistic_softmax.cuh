@@ -155,6 +155,17 @@ struct OptimisticRows {
     for (int i = 0; i < kSums; ++i) o[i] *= factor[i / 2 % 2];
   }
 
+  /// m + log2 l for the whole sum l of row r; -inf where it has seen nothing. The exponent of l is added to m first: both are some 80
+  /// with opposite signs, so that is exact, where their sum with a fraction would be rounded at 80.
+  FOVEA_DEVICE_MEMBER float log2_total(int r, float total) const {
+    if (total == 0.0F) return -infinity();
+    if (!(total < infinity())) return total;
+    const auto bits = ptx::bit_cast<std::uint32_t>(total);
+    const auto exponent = static_cast<float>(static_cast<std::int32_t>(bits >> 23U) - 127);
+    const auto fraction = ptx::bit_cast<float>((bits & 0x7fffffU) | 0x3f800000U);
+    return (reference[r] + exponent) + ptx::lg2_approx_ftz(fraction);
+  }
+
   FOVEA_DEVICE_MEMBER void add(const float (&part)[2]) {
     sum[0] += part[0];
     sum[1] += part[1];

@@ -60,7 +60,7 @@ struct ForwardParams {
   float softmax_scale, softmax_scale_log2;
 
   /// Redo: [batch, num_heads_q, ceil(seqlen_q / 64)], not 0 where these rows are to be computed.
-  const std::uint32_t* is_suspect;
+  const std::int32_t* is_suspect;
 
   float dropout_keep_scale;         // 1 / (1 - p), 0 for p = 1
   std::uint64_t dropout_threshold;  // a key is dropped where the counter's word is below

@@ -844,7 +844,7 @@ struct Compute {
     sum += ptx::shfl_bfly(sum, 1);
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
-    float lse = sum == 0.0F ? -infinity() : done.reference[r] + ptx::lg2_approx_ftz(sum);
+    float lse = done.log2_total(r, sum);
     if (common.sinks != nullptr) {
       const float sink =
           kLog2E * ptx::ld_global_nc(common.sinks + tile.q_head * common.sinks_stride);
@@ -877,7 +877,8 @@ struct Compute {
     if (cta.lane == 0 && unit < units) {
       const std::int64_t pair =
           static_cast<std::int64_t>(tile.batch) * cta.p.common.num_heads_q + tile.q_head;
-      ptx::st_global(cta.p.is_suspect + pair * units + unit, 1U);
+      // Its warps may all say so.
+      ptx::atom_add_global(cta.p.is_suspect + pair * units + unit, 1);
     }
   }
 
