@@ -232,42 +232,91 @@ struct Forward {
     if constexpr (spec.is_paged) {
       const auto idx = static_cast<std::int32_t>(work.sequence.kv_row + row);
       const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
-      const std::int64_t page =
-          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
+      const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
       return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) * 2;
     } else {
       return kv_row_dense(t, head, row);
     }
   }
 
+  /// Rows of a tile that one thread copies, and how far apart they are.
+  template <class Rows>
+  static constexpr int kRowsAtOnce = T::kThreads / Rows::kPeriod;
+  template <class Rows>
+  static constexpr int kRowsOfThread = (spec.tile_kv + kRowsAtOnce<Rows> - 1) / kRowsAtOnce<Rows>;
+
+  /// Where those rows lie in pages; nothing where there are none.
+  template <class Rows>
+  struct Places {
+    std::int64_t page[spec.is_paged ? kRowsOfThread<Rows> : 1];
+    std::int32_t slot[spec.is_paged ? kRowsOfThread<Rows> : 1];
+  };
+
+  /// All look-ups at once, so that they wait for memory together. Rows behind the last key are taken for the last.
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER Places<Rows> find_places(std::int32_t idx) const {
+    Places<Rows> places{};
+    if constexpr (spec.is_paged) {
+      const int first = idx * spec.tile_kv + (warp * 32 + lane) / Rows::kPeriod;
+      std::int32_t row[kRowsOfThread<Rows>];
+      std::int32_t entry[kRowsOfThread<Rows>];
+#pragma unroll
+      for (int i = 0; i < kRowsOfThread<Rows>; ++i) {
+        row[i] = static_cast<std::int32_t>(work.sequence.kv_row) +
+                 least(first + i * kRowsAtOnce<Rows>, work.kv_end - 1);
+      }
+      if (p.page_shift >= 0) {
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread<Rows>; ++i) entry[i] = row[i] >> p.page_shift;
+      } else {
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread<Rows>; ++i) entry[i] = row[i] / p.page_size;
+      }
+      const std::int64_t table = work.sequence.kv_batch * p.page_table_row_stride;
+      if (p.page_table.is_wide != 0) {
+        const auto* pages = static_cast<const std::int64_t*>(p.page_table.data);
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread<Rows>; ++i)
+          places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+      } else {
+        const auto* pages = static_cast<const std::int32_t*>(p.page_table.data);
+#pragma unroll
+        for (int i = 0; i < kRowsOfThread<Rows>; ++i)
+          places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+      }
+#pragma unroll
+      for (int i = 0; i < kRowsOfThread<Rows>; ++i)
+        places.slot[i] = row[i] - entry[i] * p.page_size;
+    }
+    return places;
+  }
+
   /// Tile `idx` of K or V. Rows behind the last key become zeros, whatever lies there.
   template <class Rows, bool kIsWhole>
   FOVEA_DEVICE_MEMBER void copy_keys(SharedAddress to, const BshdParam& t, const char* head,
-                                     std::int32_t idx, int head_dim) const {
-    constexpr int kRowThreads = Rows::kPeriod;
-    constexpr int kRowsAtOnce = T::kThreads / kRowThreads;
-    const int first = (warp * 32 + lane) / kRowThreads;
-    const int chunk = lane % kRowThreads;
+                                     const Places<Rows>& places, std::int32_t idx,
+                                     int head_dim) const {
+    const int first = (warp * 32 + lane) / Rows::kPeriod;
+    const int chunk = lane % Rows::kPeriod;
     const std::int32_t begin = idx * spec.tile_kv;
     const char* row = spec.is_paged ? head : kv_row_dense(t, head, begin + first);
 #pragma unroll
-    for (int at = 0; at < spec.tile_kv; at += kRowsAtOnce) {
-      const int mine = first + at;
-      if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
+    for (int i = 0; i < kRowsOfThread<Rows>; ++i) {
+      const int mine = first + i * kRowsAtOnce<Rows>;
+      if (spec.tile_kv % kRowsAtOnce<Rows> != 0 && mine >= spec.tile_kv) break;
       const bool exists = kIsWhole || begin + mine < work.kv_end;
-      if constexpr (spec.is_paged) {
-        if (exists) row = kv_row(work, t, head, begin + mine);
-      }
+      if constexpr (spec.is_paged)
+        row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * 2;
       const SharedAddress row_smem = to + Rows::offset(mine, chunk);
 #pragma unroll
-      for (int c = 0; c < Rows::kChunks; c += kRowThreads) {
+      for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod) {
         const bool is_data =
             exists && (!spec.has_padded_head_dim || (chunk + c) * tile::kChunkElements < head_dim);
         ptx::cp_async_16(row_smem + c * tile::kChunkBytes,
                          is_data ? row + (chunk + c) * tile::kChunkBytes : t.data,
                          is_data ? tile::kChunkBytes : 0);
       }
-      if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
+      if constexpr (!spec.is_paged) row += kRowsAtOnce<Rows> * (t.row_stride * 2);
     }
   }
 
@@ -295,27 +344,49 @@ struct Forward {
   /// K or V of a tile, as a group of copies of its own; an empty group where there is no tile.
   template <class Rows>
   FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const BshdParam& t, int head_at,
-                                     VisitedTile tile, int head_dim) const {
+                                     const Places<Rows>& places, VisitedTile tile,
+                                     int head_dim) const {
     if (tile.idx >= 0) {
       const auto head = ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(smem + head_at));
       if (p.is_kv_aligned == 0) {
         gather_keys<Rows>(to, t, tile.idx, head_dim);
       } else if (!spec.is_paged && (tile.idx + 1) * spec.tile_kv <= work.kv_end) {
-        copy_keys<Rows, true>(to, t, head, tile.idx, head_dim);
+        copy_keys<Rows, true>(to, t, head, places, tile.idx, head_dim);
       } else {
-        copy_keys<Rows, false>(to, t, head, tile.idx, head_dim);
+        copy_keys<Rows, false>(to, t, head, places, tile.idx, head_dim);
       }
     }
     ptx::cp_async_commit_group();
   }
 
-  FOVEA_DEVICE_MEMBER void load_keys(VisitedTile tile, int stage) const {
-    load_rows<typename T::KeyRows>(stage_at(stage), p.k, T::kKeyHeadAt, tile, p.head_dim_qk);
+  using KeyPlaces = Places<typename T::KeyRows>;
+  using ValuePlaces = Places<typename T::ValueRows>;
+
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER Places<Rows> places_of(VisitedTile tile) const {
+    return tile.idx >= 0 ? find_places<Rows>(tile.idx) : Places<Rows>{};
   }
 
-  FOVEA_DEVICE_MEMBER void load_values(VisitedTile tile, int stage) const {
-    load_rows<typename T::ValueRows>(stage_at(stage) + T::kKeyBytes, p.v, T::kValueHeadAt, tile,
-                                     p.head_dim_v);
+  FOVEA_DEVICE_MEMBER void load_keys(const KeyPlaces& places, VisitedTile tile, int stage) const {
+    load_rows<typename T::KeyRows>(stage_at(stage), p.k, T::kKeyHeadAt, places, tile,
+                                   p.head_dim_qk);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_values(const ValuePlaces& places, VisitedTile tile,
+                                       int stage) const {
+    load_rows<typename T::ValueRows>(stage_at(stage) + T::kKeyBytes, p.v, T::kValueHeadAt, places,
+                                     tile, p.head_dim_v);
+  }
+
+  /// Keys, then values, found once where both are copied by the same rows.
+  FOVEA_DEVICE_MEMBER void load_tile(VisitedTile tile, int stage) const {
+    const KeyPlaces keys = places_of<typename T::KeyRows>(tile);
+    load_keys(keys, tile, stage);
+    if constexpr (T::KeyRows::kPeriod == T::ValueRows::kPeriod) {
+      load_values(ptx::bit_cast<ValuePlaces>(keys), tile, stage);
+    } else {
+      load_values(places_of<typename T::ValueRows>(tile), tile, stage);
+    }
   }
 
   FOVEA_DEVICE_MEMBER void load_queries() const {
@@ -832,8 +903,7 @@ struct Forward {
 #pragma unroll
       for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
       ahead[kAhead - 1] = next_tile(tiles);
-      load_keys(ahead[kAhead - 1], stage);
-      load_values(ahead[kAhead - 1], stage);
+      load_tile(ahead[kAhead - 1], stage);
       stage = reading;
       if (is_filling) continue;
       Scores s;
@@ -852,13 +922,13 @@ struct Forward {
     const bool has_rows = warp_has_rows();
     const SharedAddress values = stage_at(0) + T::kKeyBytes;
     VisitedTile tile = next_tile(tiles);
-    load_keys(tile, 0);
+    load_keys(places_of<typename T::KeyRows>(tile), tile, 0);
     bool is_first = true;
 #pragma unroll 1
     while (tile.idx >= 0) {
       ptx::cp_async_wait_group<0>();
       ptx::sync_threads();
-      load_values(tile, 0);
+      load_values(places_of<typename T::ValueRows>(tile), tile, 0);
       if constexpr (T::kKeepsQueries) {
         if (is_first) keep_queries();
         is_first = false;
@@ -868,7 +938,7 @@ struct Forward {
       ptx::cp_async_wait_group<0>();
       ptx::sync_threads();
       const VisitedTile next = next_tile(tiles);
-      load_keys(next, 0);
+      load_keys(places_of<typename T::KeyRows>(next), next, 0);
       if (pass != Pass::all) rewrite_values(values, pass);
       if (has_rows) add_tile(s, tile, values, pass);
       tile = next;

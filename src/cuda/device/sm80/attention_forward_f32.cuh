@@ -93,8 +93,7 @@ struct PlainForward {
     const std::int64_t head = work.kv_head * t.head_stride;
     if constexpr (spec.is_paged) {
       const std::int64_t entry = in_cache / p.page_size;
-      const std::int64_t page =
-          index_at(p.page_table, work.sequence.kv_batch * p.page_table_row_stride + entry);
+      const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
       return head + page * t.batch_stride + (in_cache - entry * p.page_size) * t.row_stride;
     } else {
       return head + work.sequence.kv_batch * t.batch_stride + in_cache * t.row_stride;
