@@ -170,8 +170,9 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
   refuse_other_strides(args);
   auto* scratch = static_cast<std::byte*>(workspace);
   auto* is_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes);
-  Sm90Launch launch{.common = forward_launch(problem, plan, args, workspace, nullptr),
-                    .redo = forward_launch(problem, *plan.redo, args, workspace, nullptr)};
+  Sm90Launch launch;
+  launch.common = forward_launch(problem, plan, args, workspace, nullptr);
+  launch.redo = forward_launch(problem, *plan.redo, args, workspace, nullptr);
   place_range_tables(plan, workspace, launch.common);
   launch.redo.params.captures = launch.common.params.captures;
   launch.redo.params.is_suspect = is_suspect;

@@ -34,9 +34,9 @@ using TensorMapEncoder =
 
 /// A call's parameters and grids; where they run is not known here.
 struct Sm90Launch {
-  Sm90ForwardParams params;
-  ForwardLaunch common;  // range tables of both kernels
-  ForwardLaunch redo;
+  Sm90ForwardParams params{};
+  ForwardLaunch common{};  // range tables of both kernels
+  ForwardLaunch redo{};
   std::uint32_t num_ctas = 0;      // 0: all rows are left to the redo
   unsigned char scratch_byte = 0;  // what the scratch is filled with before
 };

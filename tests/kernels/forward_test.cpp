@@ -125,7 +125,7 @@ TEST_P(EmulatedHoppers, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases()),
-                         [](const auto& info) { return info.param.label; });
+                         [](const auto& each) { return each.param.label; });
 
 class EmulatedForwards : public ::testing::TestWithParam<Case> {};
 
@@ -145,7 +145,7 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
-                         [](const auto& info) { return info.param.label; });
+                         [](const auto& each) { return each.param.label; });
 
 class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 
@@ -179,7 +179,7 @@ TEST_P(EmulatedCaches, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedCaches, ::testing::ValuesIn(kernel_cache_cases()),
-                         [](const auto& info) { return info.param.label; });
+                         [](const auto& each) { return each.param.label; });
 
 }  // namespace
 }  // namespace fovea::testing

@@ -206,7 +206,7 @@ TEST_P(CpuPipeline, GivesTheBitsOfItsSteps) {
 TEST_P(CpuPipeline, TakesScoresAgainWhereMaximaGrow) { expect_equal_bits(64, 64, 20); }
 
 INSTANTIATE_TEST_SUITE_P(Of, CpuPipeline, testing::Values(Dtype::bf16, Dtype::f16),
-                         [](const auto& info) { return std::string(name(info.param)); });
+                         [](const auto& each) { return std::string(name(each.param)); });
 
 }  // namespace
 }  // namespace fovea::cpu
