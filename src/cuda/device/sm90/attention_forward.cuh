@@ -503,10 +503,9 @@ struct Compute {
   // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
   // row tile teaches the next shows in the time only.
   bool is_careful = false;
-  std::uint32_t num_steps = 0,
-                num_misses =
-                    0;  // of this row tile; full tiles that this warp redid, or would have had to
-  std::uint32_t lesson = 0;  // row tiles so far, modulo 2
+  std::uint32_t num_steps = 0;   // of this row tile
+  std::uint32_t num_misses = 0;  // full tiles of it that this warp redid, or would have had to
+  std::uint32_t lesson = 0;      // row tiles so far, modulo 2
 
   KvTile kv_tile{0};  // whose scores were computed last
 
