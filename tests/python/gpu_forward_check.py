@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Attention forward on a GPU through the C ABI, against the plain formula in float64: features alone and together, twice each.
 
-usage: gpu_forward_check.py --library libfovea.so        exit code 77 where there is no PyTorch with a GPU
+usage: gpu_forward_check.py --library libfovea.so [--match causal]        exit code 77 where there is no PyTorch with a GPU
 
 Outputs and workspaces start poisoned, both runs must give the same bits, and each line names the kernel that ran.
 """
@@ -41,8 +41,8 @@ def reference(q, k, v, scale, score=None, mask=None, sinks=None):
 
 
 class Checker:
-    def __init__(self, library):
-        self.library, self.num_wrong = library, 0
+    def __init__(self, library, match):
+        self.library, self.match, self.num_wrong = library, match, 0
 
     def run(self, q, k, v, **fields):
         """Poisoned out and lse, filled by a plan in a poisoned workspace; and what explain says of it."""
@@ -60,6 +60,8 @@ class Checker:
 
     def check(self, name, shape, dtype=None, scale=None, change=None, score=None, mask=None, sinks=None, **fields):
         """shape: batch, seqlen_q, seqlen_kv, num_heads_q, num_heads_kv, head_dim_qk[, head_dim_v]."""
+        if self.match not in name:
+            return
         batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim, *head_dim_v = shape
         q, k, v = (torch.randn(batch, *rest, device="cuda") for rest in (
             (seqlen_q, heads_q, head_dim), (seqlen_kv, heads_kv, head_dim), (seqlen_kv, heads_kv, *(head_dim_v or [head_dim]))))
@@ -191,16 +193,18 @@ def host_microseconds(checker, calls=2000):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="libfovea.so")
+    parser.add_argument("--match", default="", help="only cases whose names hold this, and no graphs: for compute-sanitizer")
     args = parser.parse_args()
     if torch is None or not torch.cuda.is_available():
         print("gpu_forward_check: skipped, no PyTorch with a GPU")
         return 77
     torch.manual_seed(0)
-    checker = Checker(fovea.Library(args.library))
+    checker = Checker(fovea.Library(args.library), args.match)
     check_all(checker)
-    check_graph(checker, "captured, causal (sm90 on Hopper)", torch.bfloat16, causal=1)
-    check_graph(checker, "captured, dropout (sm80)", torch.bfloat16, dropout=fovea.Dropout(0.1, 7, 0))
-    print(f"a run takes {host_microseconds(checker):.1f} us of the host, the call from Python included")
+    if not args.match:
+        check_graph(checker, "captured, causal (sm90 on Hopper)", torch.bfloat16, causal=1)
+        check_graph(checker, "captured, dropout (sm80)", torch.bfloat16, dropout=fovea.Dropout(0.1, 7, 0))
+        print(f"a run takes {host_microseconds(checker):.1f} us of the host, the call from Python included")
     print(f"{checker.num_wrong} wrong")
     return 1 if checker.num_wrong else 0
 
