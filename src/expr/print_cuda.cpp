@@ -129,7 +129,7 @@ class Printer {
   }
 
   NodePtr numbered(const IntervalProgram& program, ProgramRole role) const {
-    const NodePtr root = std::make_shared<const Node>(Printer::root(program));
+    NodePtr root = std::make_shared<const Node>(Printer::root(program));
     if (names_ == SlotNames::written) return root;
     std::unordered_map<std::string, std::string> numbers;
     for (const Node* node : program.nodes()) {
