@@ -14,10 +14,15 @@ namespace {
 constexpr std::int64_t kRowsOfGroup =
     64;  // of a warpgroup; a word of the workspace tells of so many
 constexpr std::size_t kCounterBytes = 256;
-constexpr unsigned kUnitsAtOnce = 32;  // words that a CTA of the redo looks at together
-constexpr std::int64_t kPanel = 64;    // elements of a box's row: the 128 bytes of the swizzle
+constexpr std::int64_t kUnitsAtOnce = 32;  // words that a CTA of the redo looks at together
+constexpr std::int64_t kPanel = 64;        // elements of a box's row: the 128 bytes of the swizzle
 /// TMA's strides are multiples of 16 bytes.
 constexpr std::int64_t kStrideElements = 8;
+
+/// Of all heads together.
+std::int64_t num_units(std::int64_t seqlen_q, std::int64_t heads) {
+  return heads * ((seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup);
+}
 
 std::int64_t panels_of(std::int64_t head_dim) { return (head_dim + kPanel - 1) / kPanel * kPanel; }
 
@@ -113,9 +118,9 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
 }
 
 std::size_t sm90_scratch_bytes(const ForwardSpec&, const ForwardProblem& f) {
-  const std::int64_t units = (f.seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup;
   return kCounterBytes +
-         static_cast<std::size_t>(f.num_sequences * f.num_heads_q * units) * sizeof(std::int32_t);
+         static_cast<std::size_t>(num_units(f.seqlen_q, f.num_sequences * f.num_heads_q)) *
+             sizeof(std::int32_t);
 }
 
 namespace {
@@ -162,6 +167,20 @@ TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSp
   return param;
 }
 
+/// The same parameters, for a few CTAs that look through all units.
+ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
+                          const std::int32_t* is_suspect) {
+  ForwardLaunch redo{};
+  redo.params = common.params;
+  redo.params.is_suspect = is_suspect;
+  redo.num_threads = static_cast<std::uint32_t>(plan.redo->spec.num_warps) * 32;
+  const ForwardParams& p = redo.params;
+  const std::int64_t units = num_units(p.seqlen_q, std::int64_t{p.num_sequences} * p.num_heads_q);
+  redo.grid.x = static_cast<std::uint32_t>(
+      std::min<std::int64_t>((units + kUnitsAtOnce - 1) / kUnitsAtOnce, plan.device.num_sms));
+  return redo;
+}
+
 }  // namespace
 
 Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
@@ -172,12 +191,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
   auto* is_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, nullptr);
-  launch.redo = forward_launch(problem, *plan.redo, args, workspace, nullptr);
   place_range_tables(plan, workspace, launch.common);
-  launch.redo.params.captures = launch.common.params.captures;
-  launch.redo.params.is_suspect = is_suspect;
-  launch.redo.grid.x = std::min<unsigned>((launch.redo.grid.x + kUnitsAtOnce - 1) / kUnitsAtOnce,
-                                          static_cast<unsigned>(plan.device.num_sms));
+  launch.redo = redo_launch(plan, launch.common, is_suspect);
   // TMA knows no tensor without rows: all outputs are left to the redo.
   if (args.k.size(1) == 0) {
     launch.scratch_byte = 1;
