@@ -2,6 +2,7 @@
 // the same from here on. Read tile_walk.cuh next.
 #pragma once
 
+#include "common/bits.cuh"
 #include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -28,12 +29,6 @@ FOVEA_DEVICE std::int64_t page_at(const ForwardParams& p, std::int64_t sequence,
 
 FOVEA_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 FOVEA_DEVICE int least(int a, int b) { return a < b ? a : b; }
-
-/// Index of the lowest set bit, by the exponent of a power of two: all compilers of this text know how. bits != 0.
-FOVEA_DEVICE int lowest_bit(std::uint32_t bits) {
-  const auto power = static_cast<float>(bits & (0U - bits));
-  return static_cast<int>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
-}
 
 struct Sequence {
   std::int32_t idx;       // `batch` of programs

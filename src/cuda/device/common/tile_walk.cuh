@@ -12,6 +12,7 @@
 // Every warp of a CTA that walks gets the same tiles; all 32 lanes must be converged at next().
 #pragma once
 
+#include "common/bits.cuh"
 #include "common/position.cuh"
 #include "ptx/warp.cuh"
 #include "shared/captures.h"
@@ -36,12 +37,6 @@ FOVEA_DEVICE std::int32_t in_order(std::int32_t i, std::int32_t count) {
   return order == WalkOrder::rising ? i : count - 1 - i;
 }
 
-/// Index of the lowest set bit, by the exponent of a power of two: every compiler of this text knows how. bits != 0.
-FOVEA_DEVICE std::int32_t lowest_bit_idx(std::uint32_t bits) {
-  const auto power = static_cast<float>(bits & (0U - bits));
-  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
-}
-
 /// 32 tiles from `begin` on, a bit each, in the order of the walk.
 struct VisitedGroup {
   std::int32_t begin;
@@ -51,7 +46,7 @@ struct VisitedGroup {
 /// The next tile of a group that has one.
 template <WalkOrder order>
 FOVEA_DEVICE VisitedTile take_tile(VisitedGroup& group) {
-  const std::int32_t bit = lowest_bit_idx(group.visible);
+  const std::int32_t bit = lowest_bit(group.visible);
   group.visible &= group.visible - 1;
   return {group.begin + in_order<order>(bit, 32), (group.full >> bit & 1U) != 0};
 }
@@ -96,7 +91,7 @@ class TileWalk {
     FOVEA_DEVICE_MEMBER bool is_done() const { return visible == 0; }
     FOVEA_DEVICE_MEMBER bool is_full(std::int32_t lane) const { return (full >> lane & 1U) != 0; }
     FOVEA_DEVICE_MEMBER std::int32_t take() {
-      const std::int32_t lane = lowest_bit_idx(visible);
+      const std::int32_t lane = lowest_bit(visible);
       visible &= visible - 1;
       return lane;
     }

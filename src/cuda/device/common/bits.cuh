@@ -1,0 +1,14 @@
+// Words of bits, as votes give them.
+#pragma once
+
+#include "ptx/base.cuh"
+
+namespace fovea::cuda {
+
+/// Index of the lowest set bit, by the exponent of a power of two: every compiler of this text knows how. bits != 0.
+FOVEA_DEVICE std::int32_t lowest_bit(std::uint32_t bits) {
+  const auto power = static_cast<float>(bits & (0U - bits));
+  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
+}
+
+}  // namespace fovea::cuda
