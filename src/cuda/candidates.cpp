@@ -76,23 +76,6 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const Devic
   return std::nullopt;
 }
 
-/// What follows from the problem whatever the tile.
-ForwardSpec common_spec(const ForwardProblem& f) {
-  const Problem& p = f.problem;
-  ForwardSpec spec;
-  spec.element = element_of(p.q.dtype);
-  spec.out_element = element_of(p.out.dtype);
-  spec.head_dim_qk = padded(f.head_dim_qk);
-  spec.head_dim_v = padded(f.head_dim_v);
-  spec.is_varlen = f.is_varlen;
-  spec.is_paged = f.is_paged;
-  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
-  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
-  spec.has_dropout = p.dropout.p > 0;
-  spec.wants_row_max = p.wants_row_max;
-  return spec;
-}
-
 ForwardSpec choose_plain(const ForwardProblem& f, const DeviceTraits&) {
   ForwardSpec spec = common_spec(f);
   spec.tile_q = 32;
@@ -222,6 +205,22 @@ constexpr std::array kCandidates = {
 };
 
 }  // namespace
+
+ForwardSpec common_spec(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  ForwardSpec spec;
+  spec.element = element_of(p.q.dtype);
+  spec.out_element = element_of(p.out.dtype);
+  spec.head_dim_qk = padded(f.head_dim_qk);
+  spec.head_dim_v = padded(f.head_dim_v);
+  spec.is_varlen = f.is_varlen;
+  spec.is_paged = f.is_paged;
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
+  spec.has_dropout = p.dropout.p > 0;
+  spec.wants_row_max = p.wants_row_max;
+  return spec;
+}
 
 ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
   ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);

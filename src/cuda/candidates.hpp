@@ -45,6 +45,9 @@ struct Candidate {
 
 std::span<const Candidate> forward_candidates();
 
+/// What follows from the problem whatever the kernel and its tile: dtypes, padded head dims, features.
+ForwardSpec common_spec(const ForwardProblem& problem);
+
 /// Bytes of the partial states of a split problem; 0 where it is not split.
 std::size_t partial_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
 

@@ -91,10 +91,8 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
 }
 
 ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
-  const Problem& p = f.problem;
-  ForwardSpec spec;
-  spec.element = p.q.dtype == Dtype::f16 ? Element::f16 : Element::bf16;
-  spec.out_element = p.out.dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+  ForwardSpec spec = common_spec(f);
+  spec.has_padded_head_dim = false;  // TMA pads
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
@@ -109,7 +107,6 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
   spec.is_dynamic = has_mask(f);
-  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < 1e-30F;
   return spec;
 }
 
