@@ -118,7 +118,7 @@ void add_case(const Case& named, const std::vector<Architecture>& architectures,
                                  plan.refused.empty() ? "" : plan.refused.back().reason});
         continue;
       }
-      for (KernelText& text : cuda::kernel_texts(problem, plan)) {
+      for (KernelText& text : cuda::kernel_texts(plan)) {
         const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
         Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
         job.cases.insert(named.name);

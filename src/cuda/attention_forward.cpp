@@ -1,18 +1,22 @@
-// Fill params, launch. No branch on features.
+// Fill params, launch. No branch on features: what differs from kernel to kernel stands in the table of candidates.
 #include "cuda/attention_forward.hpp"
 
 #include "core/check.hpp"
 #include "cuda/driver/launch.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
-#include "cuda/forward_sm90.hpp"
 
 namespace fovea::cuda {
 
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, void* workspace, void* stream,
                        const GrownCache* cache) {
-  if (plan.redo != nullptr) return launch_sm90(problem, plan, args, workspace, stream);
+  candidate_named(plan.candidate).launch(problem, plan, args, workspace, stream, cache);
+}
+
+void launch_sm80(const ForwardProblem& problem, const ForwardPlan& plan,
+                 const AttentionForward& args, void* workspace, void* stream,
+                 const GrownCache* cache) {
   ForwardLaunch call = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, call);
   launch_forward(plan, call, stream);

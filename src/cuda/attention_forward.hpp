@@ -13,6 +13,7 @@
 #include "cuda/candidates.hpp"
 #include "cuda/captures.hpp"
 #include "cuda/jit/cubin.hpp"
+#include "expr/print_cuda.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
@@ -27,19 +28,19 @@ struct ForwardPlan {
   std::size_t shared_bytes = 0;     // dynamic shared memory of a CTA
   std::size_t workspace_bytes = 0;  // on the device
   std::size_t tables_at = 0;  // of the workspace: partial states lie before, range tables behind
+  std::shared_ptr<const expr::CudaProgram> program;
   CaptureSlots capture_slots;
   RangeTables range_tables;
 
   struct Kernels;  // loaded into a device; null for plans that were made without one
   std::shared_ptr<const Kernels> kernels;
 
-  /// Computes rows again whose sums were not finite, where the kernel of this plan cannot tell NaN that a row sees from NaN that it
-  /// does not; null: it can.
+  /// Computes rows again whose sums were not finite (Candidate::choose_redo); null: there is no need.
   std::shared_ptr<const ForwardPlan> redo;
 };
 
 /// What is compiled for a plan: the kernel, and the combine kernel where it is split.
-std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const ForwardPlan& plan);
+std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device);

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/captures.hpp"
+#include "core/check.hpp"
+#include "cuda/attention_forward.hpp"
 #include "cuda/device/shared/split.h"
+#include "cuda/forward_launch.hpp"
 #include "cuda/forward_sm90.hpp"
-#include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -55,8 +56,6 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
-  if (auto reason = captures_refusal(expr::print_cuda(p.score, p.mask)))
-    return Refusal{std::move(*reason)};
   const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
   if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 tiles of rows"};
@@ -194,14 +193,46 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
   return spec;
 }
 
+ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
+  ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);
+  spec.is_redo = true;
+  return spec;
+}
+
 constexpr std::array kCandidates = {
-    Candidate{kSm90Forward, "sm90/attention_forward.cuh", "sm90::attention_forward", refuses_hopper,
-              choose_sm90, sm90_shared_bytes, sm90_scratch_bytes},
-    Candidate{kSm80Forward, "sm80/attention_forward.cuh", "sm80::attention_forward",
-              refuses_tensor_cores, choose_tensor_cores, tensor_core_shared_bytes, partial_bytes},
-    Candidate{"cuda/sm80/attention_forward_f32", "sm80/attention_forward_f32.cuh",
-              "sm80::attention_forward_f32", refuses_plain, choose_plain, plain_shared_bytes,
-              partial_bytes},
+    Candidate{.name = kSm90Forward,
+              .header = "sm90/attention_forward.cuh",
+              .entry = "sm90::attention_forward",
+              .params = "Sm90ForwardParams",
+              .multiplies_by_wgmma = true,
+              .refuses = refuses_hopper,
+              .choose = choose_sm90,
+              .shared_bytes = sm90_shared_bytes,
+              .scratch_bytes = sm90_scratch_bytes,
+              .choose_redo = choose_redo,
+              .launch = launch_sm90},
+    Candidate{.name = kSm80Forward,
+              .header = "sm80/attention_forward.cuh",
+              .entry = "sm80::attention_forward",
+              .params = "ForwardParams",
+              .multiplies_by_wgmma = false,
+              .refuses = refuses_tensor_cores,
+              .choose = choose_tensor_cores,
+              .shared_bytes = tensor_core_shared_bytes,
+              .scratch_bytes = partial_bytes,
+              .choose_redo = nullptr,
+              .launch = launch_sm80},
+    Candidate{.name = "cuda/sm80/attention_forward_f32",
+              .header = "sm80/attention_forward_f32.cuh",
+              .entry = "sm80::attention_forward_f32",
+              .params = "ForwardParams",
+              .multiplies_by_wgmma = false,
+              .refuses = refuses_plain,
+              .choose = choose_plain,
+              .shared_bytes = plain_shared_bytes,
+              .scratch_bytes = partial_bytes,
+              .choose_redo = nullptr,
+              .launch = launch_sm80},
 };
 
 }  // namespace
@@ -222,12 +253,6 @@ ForwardSpec common_spec(const ForwardProblem& f) {
   return spec;
 }
 
-ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
-  ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);
-  spec.is_redo = true;
-  return spec;
-}
-
 DeviceTraits typical_device(int major, int minor) {
   const int capability = major * 10 + minor;
   DeviceTraits device{.major = major, .minor = minor};
@@ -241,6 +266,12 @@ DeviceTraits typical_device(int major, int minor) {
 }
 
 std::span<const Candidate> forward_candidates() { return kCandidates; }
+
+const Candidate& candidate_named(std::string_view name) {
+  const auto* candidate = std::ranges::find(kCandidates, name, &Candidate::name);
+  FOVEA_ASSERT(candidate != kCandidates.end());
+  return *candidate;
+}
 
 int max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
   if (!spec.is_split) return 1;

@@ -9,7 +9,10 @@
 #include <string>
 #include <string_view>
 
+#include "fovea/attention.hpp"
+
 #include "cuda/device/shared/forward_spec.h"
+#include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -32,18 +35,34 @@ struct Refusal {
   std::string reason;
 };
 
+struct ForwardPlan;
+
+inline constexpr std::string_view kSm80Forward = "cuda/sm80/attention_forward";
+
 struct Candidate {
-  std::string_view name;    // "cuda/sm80/attention_forward"
-  std::string_view header;  // "sm80/attention_forward.cuh"
-  std::string_view entry;   // "sm80::attention_forward"
+  std::string_view name;     // "cuda/sm80/attention_forward"
+  std::string_view header;   // "sm80/attention_forward.cuh"
+  std::string_view entry;    // "sm80::attention_forward"
+  std::string_view params;   // what the entry takes: "ForwardParams"
+  bool multiplies_by_wgmma;  // its unit includes their bodies
   std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);
   std::size_t (*scratch_bytes)(const ForwardSpec& spec,
                                const ForwardProblem& problem);  // workspace, range tables apart
+  /// The kernel that computes rows again whose sums were not finite, for one that cannot tell NaN that a row sees from NaN that it
+  /// does not; null: it can.
+  ForwardSpec (*choose_redo)(const ForwardProblem& problem, const DeviceTraits& device);
+  /// Enqueues a call: cuda::attention_forward says what the arguments are.
+  void (*launch)(const ForwardProblem& problem, const ForwardPlan& plan,
+                 const AttentionForward& args, void* workspace, void* stream,
+                 const GrownCache* cache);
 };
 
 std::span<const Candidate> forward_candidates();
+
+/// The row of the table that has this name.
+const Candidate& candidate_named(std::string_view name);
 
 /// What follows from the problem whatever the kernel and its tile: dtypes, padded head dims, features.
 ForwardSpec common_spec(const ForwardProblem& problem);

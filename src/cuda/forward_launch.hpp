@@ -42,6 +42,11 @@ void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch&
 /// Enqueues the building of range tables, where the call has any.
 void launch_tables(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
 
+/// Candidate::launch of the kernels of device/sm80.
+void launch_sm80(const ForwardProblem& problem, const ForwardPlan& plan,
+                 const AttentionForward& args, void* workspace, void* stream,
+                 const GrownCache* cache);
+
 /// Enqueues the kernels of `call`.
 void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
 

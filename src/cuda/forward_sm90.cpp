@@ -211,8 +211,9 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
 }
 
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
-                 const AttentionForward& args, void* workspace, void* stream) {
-  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr);
+                 const AttentionForward& args, void* workspace, void* stream,
+                 const GrownCache* cache) {
+  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr && cache == nullptr);
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();

@@ -16,7 +16,6 @@
 namespace fovea::cuda {
 
 inline constexpr std::string_view kSm90Forward = "cuda/sm90/attention_forward";
-inline constexpr std::string_view kSm80Forward = "cuda/sm80/attention_forward";
 
 std::optional<Refusal> refuses_sm90(const ForwardProblem& problem, const DeviceTraits& device);
 ForwardSpec choose_sm90(const ForwardProblem& problem, const DeviceTraits& device);
@@ -24,9 +23,6 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
 /// The counter of row tiles and a word for each 64 rows of a head, which a call clears.
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
-
-/// The plan by which rows are computed again whose sums were not finite: the spec of the kernel that can tell what they have seen.
-ForwardSpec choose_redo(const ForwardProblem& problem, const DeviceTraits& device);
 
 /// Makes a tensor map: the driver, or the emulator.
 using TensorMapEncoder =
@@ -46,8 +42,9 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, void* workspace,
                        const TensorMapEncoder& encode);
 
-/// Clears its part of the workspace, then range tables, the kernel, plan.redo.
+/// Candidate::launch: clears its part of the workspace, then range tables, the kernel, plan.redo. There is no cache.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
-                 const AttentionForward& args, void* workspace, void* stream);
+                 const AttentionForward& args, void* workspace, void* stream,
+                 const GrownCache* cache);
 
 }  // namespace fovea::cuda

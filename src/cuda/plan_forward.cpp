@@ -9,7 +9,6 @@
 #include "cuda/availability.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
-#include "cuda/forward_sm90.hpp"
 #include "cuda/print_spec.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -22,17 +21,11 @@ constexpr std::size_t kTablesAlignment = 256;
 void bind_programs(const ForwardProblem& f, std::size_t scratch_bytes, ForwardPlan& plan) {
   const ScoreMod& score = f.problem.score;
   const MaskMod& mask = f.problem.mask;
-  const expr::CudaProgram program = expr::print_cuda(score, mask);
-  plan.capture_slots = CaptureSlots(program, score, mask);
-  plan.range_tables = RangeTables(program);
+  plan.capture_slots = CaptureSlots(*plan.program, score, mask);
+  plan.range_tables = RangeTables(*plan.program);
   plan.tables_at = (scratch_bytes + kTablesAlignment - 1) / kTablesAlignment * kTablesAlignment;
   plan.workspace_bytes =
       plan.tables_at + plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
-}
-
-const Candidate& candidate_named(const std::string& name) {
-  const auto candidates = forward_candidates();
-  return *std::ranges::find(candidates, name, &Candidate::name);
 }
 
 DeviceTraits traits_of(const driver::DeviceInfo& info) {
@@ -56,16 +49,16 @@ std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
                                              const ForwardPlan& plan) {
   auto redo = std::make_shared<ForwardPlan>(plan);
   redo->candidate = kSm80Forward;
-  redo->spec = choose_redo(problem, plan.device);
+  redo->spec = candidate_named(plan.candidate).choose_redo(problem, plan.device);
   redo->shared_bytes = candidate_named(redo->candidate).shared_bytes(redo->spec);
   redo->range_tables = {};  // those of the call are its own
   return redo;
 }
 
-void load(const ForwardProblem& problem, int device_index, ForwardPlan& plan) {
+void load(int device_index, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   const driver::DeviceContext& context = driver::process_context(device_index);
-  const std::vector<jit::KernelText> texts = kernel_texts(problem, plan);
+  const std::vector<jit::KernelText> texts = kernel_texts(plan);
   kernels->forward = jit::process_loader().load(texts[0], context);
   if (plan.spec.is_split) kernels->combine = jit::process_loader().load(texts[1], context);
   if (!plan.range_tables.is_empty())
@@ -73,34 +66,33 @@ void load(const ForwardProblem& problem, int device_index, ForwardPlan& plan) {
   plan.kernels = std::move(kernels);
   if (plan.redo == nullptr) return;
   auto redo = std::make_shared<ForwardPlan>(*plan.redo);
-  load(problem, device_index, *redo);
+  load(device_index, *redo);
   plan.redo = std::move(redo);
 }
 
 /// The bodies of wgmma for one element: a unit reads those that it uses.
 std::string include_of_products(const Candidate& candidate, const ForwardSpec& spec) {
-  if (candidate.name != kSm90Forward) return "";
+  if (!candidate.multiplies_by_wgmma) return "";
   return fmt::format("#include \"ptx/generated/wgmma_{}.cuh\"\n",
                      spec.element == Element::f16 ? "f16" : "bf16");
 }
 
 }  // namespace
 
-std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const ForwardPlan& plan) {
+std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   const Candidate& candidate = candidate_named(plan.candidate);
   const ForwardSpec& spec = plan.spec;
-  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
   std::vector<jit::KernelText> texts;
   texts.push_back(
-      {fmt::format(
-           "{}#include \"{}\"\n#include \"{}\"\n"
-           "namespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec = {};\n}}\n"
-           "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-           "const __grid_constant__ fovea::cuda::{} p) {{\n"
-           "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
-           include_of_products(candidate, spec), candidate.header, program.include, program.mods,
-           print_spec(spec), spec.num_warps * 32, std::max(1, spec.ctas_per_sm), jit::kEntryName,
-           candidate.name == kSm90Forward ? "Sm90ForwardParams" : "ForwardParams", candidate.entry),
+      {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
+                   "namespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec = {};\n}}\n"
+                   "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                   "const __grid_constant__ fovea::cuda::{} p) {{\n"
+                   "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
+                   include_of_products(candidate, spec), candidate.header, plan.program->include,
+                   plan.program->mods, print_spec(spec), spec.num_warps * 32,
+                   std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.params,
+                   candidate.entry),
        fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
                    describe_spec(spec))});
   if (!spec.is_split) return texts;
@@ -117,8 +109,12 @@ std::vector<jit::KernelText> kernel_texts(const ForwardProblem& problem, const F
 }
 
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {
+  const Problem& p = problem.problem;
+  auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
+  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
   ForwardPlan plan;
   plan.device = device;
+  plan.program = std::move(program);
   for (const Candidate& candidate : forward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, device)) {
       plan.refused.push_back({std::string(candidate.name), refusal->reason});
@@ -128,7 +124,7 @@ ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& de
     plan.spec = candidate.choose(problem, device);
     plan.shared_bytes = candidate.shared_bytes(plan.spec);
     bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
-    if (candidate.name == kSm90Forward) plan.redo = plan_redo(problem, plan);
+    if (candidate.choose_redo != nullptr) plan.redo = plan_redo(problem, plan);
     break;
   }
   return plan;
@@ -139,7 +135,7 @@ ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
   ForwardPlan plan = choose_forward(problem, traits_of(info));
-  if (!plan.candidate.empty()) load(problem, device.index, plan);
+  if (!plan.candidate.empty()) load(device.index, plan);
   return plan;
 }
 

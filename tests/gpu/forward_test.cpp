@@ -68,7 +68,7 @@ cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
                                      .shared_bytes_per_sm = info.shared_bytes_per_sm,
                                      .l2_bytes = info.l2_bytes});
   cuda::jit::Loader& loader = cuda::jit::process_loader();
-  const std::vector<cuda::jit::KernelText> texts = cuda::kernel_texts(problem, plan);
+  const std::vector<cuda::jit::KernelText> texts = cuda::kernel_texts(plan);
   auto kernels = std::make_shared<cuda::ForwardPlan::Kernels>();
   kernels->forward = loader.load(texts[0], context);
   if (plan.spec.is_split) kernels->combine = loader.load(texts[1], context);

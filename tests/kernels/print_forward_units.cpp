@@ -7,7 +7,6 @@
 #include "cuda/attention_forward.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/print_spec.hpp"
-#include "expr/print_cuda.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
@@ -26,7 +25,7 @@ std::string renamed(std::string text, const std::string& from, const std::string
 void print(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
            std::string& table) {
   const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
-  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
+  const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
@@ -42,7 +41,7 @@ void print(const std::string& label, const ForwardProblem& problem, std::ofstrea
 void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
                   std::string& table) {
   const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
-  const expr::CudaProgram program = expr::print_cuda(problem.problem.score, problem.problem.mask);
+  const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "

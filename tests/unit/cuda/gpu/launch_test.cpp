@@ -185,9 +185,8 @@ std::vector<jit::KernelText> attention_kernels(const driver::DeviceInfo& device)
   const TensorSpec spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{1, 512, 8, 128});
   const ForwardProblem problem =
       validate({.q = spec, .k = spec, .v = spec, .mask = causal()}, "launch_test");
-  return kernel_texts(problem,
-                      choose_forward(problem, typical_device(device.compute_capability_major,
-                                                             device.compute_capability_minor)));
+  return kernel_texts(choose_forward(
+      problem, typical_device(device.compute_capability_major, device.compute_capability_minor)));
 }
 
 // The bar of the cache: 5 ms for a process's first call where the disk has the kernel, with a context
