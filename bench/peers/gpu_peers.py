@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
-usage: gpu_peers.py --library libfovea.so [--tables forward,inputs,programs] [--seconds 300] [--rounds 9] [--json FILE]
+usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,inputs,programs] [--match REGEX] [--seconds 300] [--rounds 9]
+       [--json FILE]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
 FlexAttention, and FlashAttention-3 where the wheel fa3-fwd is installed. A figure is a median of CUDA-event times; before each
@@ -18,6 +19,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -136,9 +138,11 @@ def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal"):
 
 def contest(setup, q, k, v, peers, flops, fields, label):
     """Fovea and its peers on one case: a row, or the reason why there is none."""
+    if not re.search(setup.match, label):
+        return None
     row = {"case": label, "tflops": {}, "spread": {}, "why_not": {}}
     contenders = {}
-    for name, make in {"fovea": lambda: FoveaCall(setup.library, q, k, v, **fields), **peers}.items():
+    for name, make in {**setup.own_calls(q, k, v, fields), **peers}.items():
         try:
             contenders[name] = make()
             contenders[name]()
@@ -229,7 +233,7 @@ def measure_program(setup, name, seqlen, head_dim=128):
 
 TABLES = {"forward": ("Forward", forward_cases), "inputs": ("Other inputs", input_cases),
           "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
-PEERS = ("fovea", "fa3", "cudnn", "flash", "flex")
+PEERS = ("fovea", "before", "fa3", "cudnn", "flash", "flex")
 
 
 # ---- Report ----
@@ -267,14 +271,22 @@ def keep(path, result):
 
 
 class Setup:
-    def __init__(self, library, rounds):
-        self.library, self.rounds, self.clock = library, rounds, Clock()
+    def __init__(self, args):
+        self.libraries = {"fovea": fovea.Library(args.library)}
+        if args.before:
+            self.libraries["before"] = fovea.Library(args.before)
+        self.rounds, self.match, self.clock = args.rounds, args.match, Clock()
+
+    def own_calls(self, q, k, v, fields):
+        return {name: lambda library=library: FoveaCall(library, q, k, v, **fields) for name, library in self.libraries.items()}
 
 
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", required=True, help="libfovea.so")
+    parser.add_argument("--before", help="another libfovea.so, as one more contender")
     parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
@@ -285,7 +297,7 @@ def main():
     args = parse_args()
     begin = time.monotonic()
     random.seed(0), torch.manual_seed(0)
-    setup = Setup(fovea.Library(args.library), args.rounds)
+    setup = Setup(args)
     described = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
     result = {"machine": {"gpu": torch.cuda.get_device_name(0), "commit": described.stdout.strip(),
                           "torch": torch.__version__, "has_fa3": fa3 is not None},
@@ -297,7 +309,10 @@ def main():
                 print(f"gpu_peers: {args.seconds:.0f} s are over; {table} is cut off", file=sys.stderr)
                 break
             try:
-                rows.append(measure())
+                row = measure()
+                if row is None:
+                    continue
+                rows.append(row)
                 rates = ", ".join(f"{name} {rate:.0f}" for name, rate in rows[-1]["tflops"].items())
                 print(f"gpu_peers: {rows[-1]['case']}: {rates}", file=sys.stderr, flush=True)
             except AssertionError as error:
