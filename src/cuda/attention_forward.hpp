@@ -39,7 +39,7 @@ struct ForwardPlan {
   std::shared_ptr<const ForwardPlan> redo;
 };
 
-/// What is compiled for a plan: the kernel, and the combine kernel where it is split.
+/// All that is compiled for a plan: its kernel first, then those around it, then those of its redo.
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.

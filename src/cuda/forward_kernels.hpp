@@ -10,8 +10,12 @@ namespace fovea::cuda {
 
 struct ForwardPlan::Kernels {
   std::shared_ptr<const jit::LoadedKernel> forward;
-  std::shared_ptr<const jit::LoadedKernel> combine;       // where the spec is split
-  std::shared_ptr<const jit::LoadedKernel> range_tables;  // where the mask needs some
+  std::shared_ptr<const jit::LoadedKernel> combine;        // where the spec is split
+  std::shared_ptr<const jit::LoadedKernel> range_tables;   // where the mask needs some
+  std::shared_ptr<const jit::LoadedKernel> clear_counter;  // where the spec is dynamic
 };
+
+/// Loads what the plan was chosen to run, and what its redo was.
+void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan);
 
 }  // namespace fovea::cuda

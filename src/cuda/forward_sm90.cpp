@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "core/check.hpp"
+#include "cuda/device/shared/clear_counter.h"
 #include "cuda/forward_kernels.hpp"
 
 namespace fovea::cuda {
@@ -166,10 +167,10 @@ TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSp
 
 /// The same parameters, for a few CTAs that look through all units.
 ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
-                          const std::int32_t* is_suspect) {
+                          const std::uint8_t* is_suspect) {
   ForwardLaunch redo{};
   redo.params = common.params;
-  redo.params.is_suspect = is_suspect;
+  redo.params.is_suspect = reinterpret_cast<const std::int32_t*>(is_suspect);
   redo.num_threads = static_cast<std::uint32_t>(plan.redo->spec.num_warps) * 32;
   const ForwardParams& p = redo.params;
   const std::int64_t units = num_units(p.seqlen_q, std::int64_t{p.num_sequences} * p.num_heads_q);
@@ -185,17 +186,13 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const TensorMapEncoder& encode) {
   refuse_other_strides(args);
   auto* scratch = static_cast<std::byte*>(workspace);
-  auto* is_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes);
+  auto* is_suspect = reinterpret_cast<std::uint8_t*>(scratch + kCounterBytes);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, nullptr);
   place_range_tables(plan, workspace, launch.common);
   launch.redo = redo_launch(plan, launch.common, is_suspect);
   // TMA knows no tensor without rows: all outputs are left to the redo.
-  if (args.k.size(1) == 0) {
-    launch.scratch_byte = 1;
-    return launch;
-  }
-  if (launch.common.grid.x == 0) return launch;
+  if (args.k.size(1) == 0 || launch.common.grid.x == 0) return launch;
   launch.num_ctas =
       std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
   launch.params = {.q = tensor_map(encode, args.q, kRowsOfGroup),
@@ -210,10 +207,28 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
   return launch;
 }
 
+namespace {
+
+void call_all_suspect(const driver::Driver& driver, const ForwardProblem& problem,
+                      const ForwardPlan& plan, void* workspace, driver::Stream stream) {
+  driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace), 1,
+                                      sm90_scratch_bytes(plan.spec, problem), stream.handle()),
+               "cuMemsetD8Async", "the workspace of attention_forward");
+}
+
+void clear_next_tile(const ForwardPlan& plan, const Sm90Launch& launch, driver::Stream stream) {
+  driver::launch({.grid = {}, .block = {}, .shared_bytes = 0, .stream = stream},
+                 plan.kernels->clear_counter->function,
+                 ClearCounterParams{.counter = launch.params.next_tile});
+}
+
+}  // namespace
+
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
-                 const AttentionForward& args, void* workspace, void* stream,
+                 const AttentionForward& args, void* workspace, void* stream_handle,
                  const GrownCache* cache) {
   FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr && cache == nullptr);
+  const driver::Stream stream(stream_handle);
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
@@ -222,19 +237,24 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                   [&driver](const driver::TensorMapSpec& spec, const void* address) {
                     return encode_by(driver, spec, address);
                   });
-  driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace),
-                                      launch.scratch_byte, sm90_scratch_bytes(plan.spec, problem),
-                                      driver::Stream(stream).handle()),
-               "cuMemsetD8Async", "the workspace of attention_forward");
-  if (launch.num_ctas > 0) {
-    launch_tables(plan, launch.common, stream);
+  if (launch.num_ctas == 0) {
+    call_all_suspect(driver, problem, plan, workspace, stream);
+  } else {
+    launch_tables(plan, launch.common, stream_handle);
+    if (plan.spec.is_dynamic) clear_next_tile(plan, launch, stream);
     driver::launch({.grid = {.x = launch.num_ctas},
                     .block = {.x = launch.common.num_threads},
                     .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-                    .stream = driver::Stream(stream)},
+                    .stream = stream,
+                    .is_pdl = plan.spec.is_dynamic},
                    function, launch.params);
   }
-  launch_forward(*plan.redo, launch.redo, stream);
+  driver::launch({.grid = {.x = launch.redo.grid.x},
+                  .block = {.x = launch.redo.num_threads},
+                  .shared_bytes = static_cast<unsigned>(plan.redo->shared_bytes),
+                  .stream = stream,
+                  .is_pdl = true},
+                 plan.redo->kernels->forward->function, launch.redo.params);
 }
 
 }  // namespace fovea::cuda

@@ -21,7 +21,7 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& problem, const DeviceT
 ForwardSpec choose_sm90(const ForwardProblem& problem, const DeviceTraits& device);
 std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
-/// The counter of row tiles and a word for each 64 rows of a head, which a call clears.
+/// The counter of row tiles and a word for each 64 rows of a head.
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
 
 /// Makes a tensor map: the driver, or the emulator.
@@ -33,8 +33,8 @@ struct Sm90Launch {
   Sm90ForwardParams params{};
   ForwardLaunch common{};  // range tables of both kernels
   ForwardLaunch redo{};
-  std::uint32_t num_ctas = 0;      // 0: all rows are left to the redo
-  unsigned char scratch_byte = 0;  // what the scratch is filled with before
+  std::uint32_t num_ctas =
+      0;  // 0: all rows are left to the redo, and is_suspect is filled with ones
 };
 
 /// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
@@ -42,7 +42,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, void* workspace,
                        const TensorMapEncoder& encode);
 
-/// Candidate::launch: clears its part of the workspace, then range tables, the kernel, plan.redo. There is no cache.
+/// Candidate::launch: range tables, the counter of row tiles, the kernel, plan.redo; the last two start while the one before ends. There
+/// is no cache.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,
                  const GrownCache* cache);

@@ -55,21 +55,6 @@ std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
   return redo;
 }
 
-void load(int device_index, ForwardPlan& plan) {
-  auto kernels = std::make_shared<ForwardPlan::Kernels>();
-  const driver::DeviceContext& context = driver::process_context(device_index);
-  const std::vector<jit::KernelText> texts = kernel_texts(plan);
-  kernels->forward = jit::process_loader().load(texts[0], context);
-  if (plan.spec.is_split) kernels->combine = jit::process_loader().load(texts[1], context);
-  if (!plan.range_tables.is_empty())
-    kernels->range_tables = jit::process_loader().load(range_tables_text(), context);
-  plan.kernels = std::move(kernels);
-  if (plan.redo == nullptr) return;
-  auto redo = std::make_shared<ForwardPlan>(*plan.redo);
-  load(device_index, *redo);
-  plan.redo = std::move(redo);
-}
-
 /// The bodies of wgmma for one element: a unit reads those that it uses.
 std::string include_of_products(const Candidate& candidate, const ForwardSpec& spec) {
   if (!candidate.multiplies_by_wgmma) return "";
@@ -77,35 +62,66 @@ std::string include_of_products(const Candidate& candidate, const ForwardSpec& s
                      spec.element == Element::f16 ? "f16" : "bf16");
 }
 
+jit::KernelText forward_text(const ForwardPlan& plan) {
+  const Candidate& candidate = candidate_named(plan.candidate);
+  const ForwardSpec& spec = plan.spec;
+  return {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
+                      "namespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec = {};\n}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "const __grid_constant__ fovea::cuda::{} p) {{\n"
+                      "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
+                      include_of_products(candidate, spec), candidate.header, plan.program->include,
+                      plan.program->mods, print_spec(spec), spec.num_warps * 32,
+                      std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.params,
+                      candidate.entry),
+          fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
+                      describe_spec(spec))};
+}
+
+jit::KernelText combine_text(const ForwardSpec& spec) {
+  const CombineSpec combine{.out_element = spec.out_element, .wants_row_max = spec.wants_row_max};
+  return {fmt::format("#include \"sm80/combine.cuh\"\n"
+                      "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
+                      "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
+                      print_spec(combine), kCombineThreads, kCombineCtasPerSm, jit::kEntryName),
+          "sm80/combine"};
+}
+
+jit::KernelText clear_counter_text() {
+  return {fmt::format("#include \"common/clear_counter.cuh\"\n"
+                      "extern \"C\" __global__ void __launch_bounds__(1) {}("
+                      "const __grid_constant__ fovea::cuda::ClearCounterParams p) {{\n"
+                      "  fovea::cuda::clear_counter(p);\n}}\n",
+                      jit::kEntryName),
+          "common/clear_counter"};
+}
+
 }  // namespace
 
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
-  const Candidate& candidate = candidate_named(plan.candidate);
-  const ForwardSpec& spec = plan.spec;
-  std::vector<jit::KernelText> texts;
-  texts.push_back(
-      {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
-                   "namespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec = {};\n}}\n"
-                   "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-                   "const __grid_constant__ fovea::cuda::{} p) {{\n"
-                   "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
-                   include_of_products(candidate, spec), candidate.header, plan.program->include,
-                   plan.program->mods, print_spec(spec), spec.num_warps * 32,
-                   std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.params,
-                   candidate.entry),
-       fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
-                   describe_spec(spec))});
-  if (!spec.is_split) return texts;
-  const CombineSpec combine{.out_element = spec.out_element, .wants_row_max = spec.wants_row_max};
-  texts.push_back({fmt::format("#include \"sm80/combine.cuh\"\n"
-                               "namespace fovea::cuda {{\ninline constexpr {} spec = {};\n}}\n"
-                               "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-                               "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
-                               "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
-                               "CombineSpec", print_spec(combine), kCombineThreads,
-                               kCombineCtasPerSm, jit::kEntryName),
-                   "sm80/combine"});
+  std::vector<jit::KernelText> texts = {forward_text(plan)};
+  if (plan.spec.is_split) texts.push_back(combine_text(plan.spec));
+  if (plan.spec.is_dynamic) texts.push_back(clear_counter_text());
+  if (!plan.range_tables.is_empty()) texts.push_back(range_tables_text());
+  if (plan.redo == nullptr) return texts;
+  for (jit::KernelText& text : kernel_texts(*plan.redo)) texts.push_back(std::move(text));
   return texts;
+}
+
+void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
+  auto kernels = std::make_shared<ForwardPlan::Kernels>();
+  kernels->forward = loader.load(forward_text(plan), context);
+  if (plan.spec.is_split) kernels->combine = loader.load(combine_text(plan.spec), context);
+  if (plan.spec.is_dynamic) kernels->clear_counter = loader.load(clear_counter_text(), context);
+  if (!plan.range_tables.is_empty())
+    kernels->range_tables = loader.load(range_tables_text(), context);
+  plan.kernels = std::move(kernels);
+  if (plan.redo == nullptr) return;
+  auto redo = std::make_shared<ForwardPlan>(*plan.redo);
+  load_kernels(loader, context, *redo);
+  plan.redo = std::move(redo);
 }
 
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {
@@ -135,7 +151,8 @@ ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
   ForwardPlan plan = choose_forward(problem, traits_of(info));
-  if (!plan.candidate.empty()) load(device.index, plan);
+  if (!plan.candidate.empty())
+    load_kernels(jit::process_loader(), driver::process_context(device.index), plan);
   return plan;
 }
 

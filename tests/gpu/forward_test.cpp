@@ -67,14 +67,7 @@ cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
                                      .shared_bytes_per_cta = info.shared_bytes_per_cta,
                                      .shared_bytes_per_sm = info.shared_bytes_per_sm,
                                      .l2_bytes = info.l2_bytes});
-  cuda::jit::Loader& loader = cuda::jit::process_loader();
-  const std::vector<cuda::jit::KernelText> texts = cuda::kernel_texts(plan);
-  auto kernels = std::make_shared<cuda::ForwardPlan::Kernels>();
-  kernels->forward = loader.load(texts[0], context);
-  if (plan.spec.is_split) kernels->combine = loader.load(texts[1], context);
-  if (!plan.range_tables.is_empty())
-    kernels->range_tables = loader.load(cuda::range_tables_text(), context);
-  plan.kernels = std::move(kernels);
+  cuda::load_kernels(cuda::jit::process_loader(), context, plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "common/clear_counter.cuh"
 #include "ptx/generated/wgmma_bf16.cuh"
 #include "ptx/generated/wgmma_f16.cuh"
 #include "sm80/attention_forward.cuh"
@@ -26,6 +27,8 @@ const EmulatedHopper& hopper_named(std::string_view name) {
   if (found == std::end(kHoppers)) throw std::out_of_range(std::string(name));
   return *found;
 }
+
+void run_clear_counter(const ClearCounterParams& params) { clear_counter(params); }
 
 namespace {
 

@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "cuda/device/shared/clear_counter.h"
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
@@ -27,5 +28,6 @@ struct EmulatedHopper {
 const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec);
+void run_clear_counter(const ClearCounterParams& params);
 
 }  // namespace fovea::cuda

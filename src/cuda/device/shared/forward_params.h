@@ -59,7 +59,7 @@ struct ForwardParams {
   std::int32_t heads_per_section;        // pairs (batch, head unit) whose keys share the L2 cache
   float softmax_scale, softmax_scale_log2;
 
-  /// Redo: [batch, num_heads_q, ceil(seqlen_q / 64)], not 0 where these rows are to be computed.
+  /// Redo: [batch, num_heads_q, ceil(seqlen_q / 64)], not 0 where these rows are to be computed (a byte for each 16 of them).
   const std::int32_t* is_suspect;
 
   float dropout_keep_scale;         // 1 / (1 - p), 0 for p = 1

@@ -17,9 +17,9 @@ struct Sm90ForwardParams {
   ForwardParams common;
   std::int32_t num_tiles;   // of rows: num_q_tiles * num_heads_q * batch
   std::int32_t* next_tile;  // dynamic schedule: 0 at the launch
-  /// [batch, num_heads_q, ceil(seqlen_q / 64)], 0 at the launch; else a sum of these rows is not finite, so it may have met NaN or
-  /// infinity at a key that the row does not see. Such rows are computed again by a kernel that can tell.
-  std::int32_t* is_suspect;
+  /// [batch, num_heads_q, ceil(seqlen_q / 64), 4], written: 1 where a sum of these 16 rows is not finite, so it may have met NaN or
+  /// infinity at a key that the row does not see. All 64 rows are then computed again by a kernel that can tell.
+  std::uint8_t* is_suspect;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
 };

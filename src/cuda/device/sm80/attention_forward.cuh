@@ -33,6 +33,7 @@
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -1027,6 +1028,7 @@ FOVEA_DEVICE Work work_of_unit(const ForwardParams& p, std::int32_t unit) {
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void redo(const ForwardParams& p) {
   static_assert(spec.tile_q == 64 && spec.heads_per_tile == 1);
+  ptx::griddepcontrol_wait();  // the kernel whose rows these are may still run
   const std::int32_t num_units = ceil_div(p.seqlen_q, 64) * p.num_heads_q * p.num_sequences;
   for (std::int32_t first = 32 * ptx::block_idx().x; first < num_units;
        first += 32 * ptx::grid_dim().x) {

@@ -34,6 +34,7 @@
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -870,14 +871,14 @@ struct Compute {
 #pragma unroll
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
     const float any = (all[0] + all[1]) + (all[2] + all[3]);
-    if (!ptx::vote_any(!(any - any == 0.0F))) return;
+    const bool is_suspect = ptx::vote_any(!(any - any == 0.0F));
     const std::int32_t units = (cta.p.common.seqlen_q + 63) / 64;
     const std::int32_t unit = tile.idx * T::kGroups + group;
     if (cta.lane == 0 && unit < units) {
       const std::int64_t pair =
           static_cast<std::int64_t>(tile.batch) * cta.p.common.num_heads_q + tile.q_head;
-      // Its warps may all say so.
-      ptx::atom_add_global(cta.p.is_suspect + pair * units + unit, 1);
+      ptx::st_global(cta.p.is_suspect + (pair * units + unit) * 4 + warp_in_group,
+                     static_cast<std::uint8_t>(is_suspect ? 1 : 0));
     }
   }
 
@@ -938,6 +939,9 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
   const Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
   start_barriers<spec>(cta);
+  ptx::griddepcontrol_wait();  // for whoever clears the counter and builds range tables
+  ptx::
+      griddepcontrol_launch_dependents();  // the redo: there is no room for it beside this, but behind
   ptx::sync_threads();
   if (cta.warp < 4) {
     ptx::setmaxnreg_dec<T::kLoadRegisters>();
