@@ -104,8 +104,9 @@ void run_hopper(const Run& run, Emulation& emulation) {
                    plan.shared_bytes, [&] { kernels.run(call.params); });
   if (call.num_ctas > 0) {
     const std::size_t scratch_bytes = cuda::sm90_scratch_bytes(plan.spec, run.problem);
+    const std::uint8_t* const begin = call.params.is_suspect;
     const std::uint8_t* const end = workspace + scratch_bytes;
-    EXPECT_EQ(std::count(call.params.is_suspect, end, 0xFF), 0) << "rows of which nothing was said";
+    EXPECT_EQ(std::count(begin, end, 0xFF), 0) << "rows of which nothing was said";
   }
   emulation.ctas_at_once = 1;
   emulation.launch(call.redo.grid, call.redo.num_threads, plan.redo->shared_bytes,
