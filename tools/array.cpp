@@ -55,6 +55,11 @@ Array make_array(Dtype dtype, std::span<const std::int64_t> shape) {
   return {.storage = storage, .data = storage->data(), .spec = make_spec(dtype, shape)};
 }
 
+std::span<const std::byte> bytes_of(const Array& array) {
+  return {array.data,
+          static_cast<std::size_t>(array.spec.num_elements()) * size_bytes(array.spec.dtype)};
+}
+
 Array adopt(const std::shared_ptr<const Buffer>& file, std::size_t offset, std::size_t size,
             const TensorSpec& spec) {
   const bool is_aligned = offset % size_bytes(spec.dtype) == 0;

@@ -29,9 +29,9 @@ class Buffer {
   std::size_t size_ = 0;
 };
 
-/// Shares its storage with the other tensors of its file.
+/// Shares its storage with the other tensors of its file; memory of this process, or of a GPU (gpu.hpp).
 struct Array {
-  std::shared_ptr<const Buffer> storage;
+  std::shared_ptr<const void> storage;
   const std::byte* data = nullptr;  // inside storage, aligned to the element
   TensorSpec spec{};
 
@@ -42,6 +42,9 @@ struct Array {
   }
   explicit operator bool() const { return spec.rank != 0; }
 };
+
+/// The bytes of an array, whose elements lie side by side in some order.
+std::span<const std::byte> bytes_of(const Array& array);
 
 /// Row-major zeros.
 Array make_array(Dtype dtype, std::span<const std::int64_t> shape);

@@ -12,6 +12,7 @@
 #include "core/shape.hpp"
 #include "failure.hpp"
 #include "files.hpp"
+#include "gpu.hpp"
 #include "gradients.hpp"
 #include "parse_words.hpp"
 #include "progress.hpp"
@@ -38,6 +39,8 @@ constexpr const char* kExamples =
   Two packed sequences that see 256 keys to the left:
     fovea attend --q q.npy --k k.npy --v v.npy --layout thd \
       --cu-seqlens-q c.npy --cu-seqlens-kv c.npy --causal --window 256,0 --out out.npy
+  The same on a GPU:
+    fovea attend --input qkv.safetensors --device cuda --out out.safetensors --check
   Gradients, that of a learnable bias among them:
     fovea attend --q q.npy --k k.npy --v v.npy --bias bias.npy --backward --dout dout.npy \
       --dq dq.npy --dk dk.npy --dv dv.npy --grad bias=dbias.npy
@@ -104,11 +107,6 @@ void add_outputs(const AttendOptions& options, OutputFiles& files) {
   }
 }
 
-std::span<const std::byte> bytes_of(const Array& array) {
-  return {array.data,
-          static_cast<std::size_t>(array.spec.num_elements()) * size_bytes(array.spec.dtype)};
-}
-
 void write_outputs(const AttendOptions& options, const Array& out, const Array& lse,
                    const Gradients& gradients) {
   std::vector<OutputFiles::Content> contents;
@@ -136,7 +134,8 @@ struct BackwardReport {
 struct Report {
   Explanation explanation;
   VisibleWork work;
-  int num_threads = 0;
+  int num_threads = 0;  // on the cpu
+  std::string gpu;      // else its name
   double milliseconds = 0;
   std::optional<BackwardReport> backward;
   std::optional<CheckResult> check;
@@ -164,8 +163,9 @@ std::string print(const Difference& difference, std::string_view name) {
 std::string print(const Report& report, const AttendOptions& options, const Array& out,
                   const Gradients& gradients) {
   const Explanation& e = report.explanation;
-  std::string text = fmt::format("ran        {} on {}, {} products, {} threads\n", e.kernel,
-                                 e.target, e.compute_dtype, report.num_threads);
+  std::string text =
+      fmt::format("ran        {} on {}, {} products, {}\n", e.kernel, e.target, e.compute_dtype,
+                  report.gpu.empty() ? fmt::format("{} threads", report.num_threads) : report.gpu);
   for (const auto& refused : e.refused)
     text += fmt::format("not        {}: {}\n", refused.candidate, refused.reason);
   text += fmt::format("problem    {}\nscore      {}\nmask       {}\n", e.problem, e.score, e.mask);
@@ -207,6 +207,7 @@ Json json_of(const Report& report, const AttendOptions& options) {
   Json json = {{"command", "attend"},
                {"explanation", Json::parse(report.explanation.json())},
                {"num_threads", report.num_threads},
+               {"gpu", report.gpu.empty() ? Json() : Json(report.gpu)},
                {"time_ms", report.milliseconds},
                {"flops", report.work.flops},
                {"gflops_per_second", report.gflops_per_second()},
@@ -259,10 +260,48 @@ Report run(AttentionForward& args, int num_threads) {
   Report report{.explanation = plan.explain(),
                 .work = {},
                 .num_threads = problem.num_threads,
+                .gpu = {},
                 .milliseconds = time.count(),
                 .backward = {},
                 .check = {}};
   report.work = visible_work(args, report.explanation.tile_q, report.explanation.tile_kv);
+  return report;
+}
+
+/// What a call reads and writes, on the host.
+struct HostCall {
+  const AttentionOptions& options;
+  const Inputs& inputs;
+  const AttentionForward& args;
+  const Array& out;
+  const Array& lse;
+};
+
+/// The same on a GPU, where tensors travel to and from; the time is that of its kernels in a second run, since the first loads them.
+Report run_on_gpu(const HostCall& host) {
+  const Gpu gpu(host.options.device);
+  const Inputs inputs = gpu.copy(host.inputs);
+  const Array out = gpu.copy(host.out);
+  const Array lse = gpu.copy(host.lse);
+  AttentionForward args = make_call(host.options, inputs);
+  args.out = as_bshd(out.mutable_view(), host.options.layout);
+  args.lse = lse.mutable_view();
+  args.stream = gpu.stream_handle();
+  const Plan plan = fovea::plan(problem_of(args));
+  const cuda::driver::DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
+  args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.bytes()};
+  plan.run(args);
+  const double milliseconds = gpu.milliseconds([&] { plan.run(args); });
+  gpu.copy_back(out, host.out);
+  gpu.copy_back(lse, host.lse);
+  Report report{.explanation = plan.explain(),
+                .work = {},
+                .num_threads = 0,
+                .gpu = gpu.context().info().name,
+                .milliseconds = milliseconds,
+                .backward = {},
+                .check = {}};
+  report.work = visible_work(host.args, report.explanation.tile_q, report.explanation.tile_kv);
   return report;
 }
 
@@ -289,11 +328,13 @@ void name_as_user_does(const Gradients& gradients, CheckResult& check) {
   }
 }
 
+/// Products of f16, which GPUs have, are held to what is allowed to those of bf16.
 ComputeDtype product_of(const Explanation& explanation) {
-  return explanation.compute_dtype == "bf16" ? ComputeDtype::bf16 : ComputeDtype::f32;
+  return explanation.compute_dtype == "f32" ? ComputeDtype::f32 : ComputeDtype::bf16;
 }
 
 int attend(const AttendOptions& options) {
+  refuse_cpu_options(options.attention);
   OutputFiles files;
   add_outputs(options, files);
   const Inputs inputs = load_inputs(options.attention, files);
@@ -306,13 +347,17 @@ int attend(const AttendOptions& options) {
   const TensorSpec lse_shape = lse_spec(options.attention, inputs);
   args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
   explain(problem_of(args));  // refuses wrong shapes before memory is taken for them
+  if (options.gradients.is_wanted && options.attention.is_on_gpu())
+    throw Failure(kUnsupported, "--backward: runs on the cpu only; expected no --device cuda");
   const Array out = make_array(out_shape.dtype, shape_of(out_shape));
   const Array lse = make_array(Dtype::f32, shape_of(lse_shape));
   args.out = as_bshd(out.mutable_view(), options.attention.layout);
   args.lse = lse.mutable_view();
 
   Progress progress("fovea attend: computing");
-  Report report = run(args, options.attention.threads);
+  Report report = options.attention.is_on_gpu()
+                      ? run_on_gpu({options.attention, inputs, args, out, lse})
+                      : run(args, options.attention.threads);
   AttentionBackward backward;
   if (options.gradients.is_wanted) {
     backward = make_backward(gradients, args, options.attention.layout);
@@ -344,6 +389,7 @@ int run_attend(const std::vector<std::string>& words) {
   add_mask_options(app, options.attention);
   add_gradient_options(app, options.gradients);
   add_run_options(app, options.attention);
+  add_device_option(app, options.attention.device);
   add_output_options(app, options);
   app.footer(kExamples);
   if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;

@@ -226,6 +226,24 @@ void add_run_options(CLI::App& app, AttentionOptions& o) {
       ->group(kRunGroup);
 }
 
+void add_device_option(CLI::App& app, Device& device) {
+  add(app, kRunGroup, "--device", "NAME",
+      "cpu (default), cuda (the first GPU) or cuda:N; see fovea doctor",
+      [&device](const std::string& option, const std::string& text) {
+        device = parse_device(option, text);
+      });
+}
+
+void refuse_cpu_options(const AttentionOptions& options) {
+  if (!options.is_on_gpu()) return;
+  const auto refuse = [&](std::string_view option) {
+    bad_input(fmt::format("{}: is for the cpu; expected none with --device {}", option,
+                          to_string(options.device)));
+  };
+  if (options.target != CpuTarget::automatic) refuse("--target");
+  if (options.threads != 0) refuse("--threads");
+}
+
 void add_threads_option(CLI::App& app, int& threads) {
   add(app, kRunGroup, "--threads", "N",
       "how many; 0 (default): as many as affinity and quota allow",

@@ -49,8 +49,10 @@ struct AttentionOptions {
 
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget target = CpuTarget::automatic;
+  Device device{};
   int threads = 0;
 
+  bool is_on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool names_files() const { return input || q || k || v; }
   bool names_shapes() const {
     return batch || seqlen_q || seqlen_kv || num_heads_q || num_heads_kv || head_dim || head_dim_v;
@@ -62,6 +64,7 @@ void add_shape_options(CLI::App& app, AttentionOptions& options);
 void add_score_options(CLI::App& app, AttentionOptions& options);
 void add_mask_options(CLI::App& app, AttentionOptions& options);
 void add_run_options(CLI::App& app, AttentionOptions& options);
+void add_device_option(CLI::App& app, Device& device);
 void add_threads_option(CLI::App& app, int& threads);
 
 /// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape alone.
@@ -77,6 +80,9 @@ Inputs load_inputs(const AttentionOptions& options, OutputFiles& outputs);
 Inputs inputs_of_shapes(const AttentionOptions& options, OutputFiles& outputs);
 /// load_inputs or inputs_of_shapes, as the options ask.
 Inputs inputs_of(const AttentionOptions& options, OutputFiles& outputs);
+
+/// What means nothing on a GPU, --device cuda beside it.
+void refuse_cpu_options(const AttentionOptions& options);
 
 ScoreMod make_score(const AttentionOptions& options, const Inputs& inputs);
 MaskMod make_mask(const AttentionOptions& options, const Inputs& inputs);

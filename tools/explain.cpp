@@ -25,6 +25,8 @@ constexpr const char* kExamples =
     fovea explain --q q.npy --k k.npy --v v.npy --mask-mod 'kv_idx % 4 == 0 || kv_idx <= q_idx'
   Why not that one?
     fovea explain --seqlen-q 1024 --target amx_bf16
+  On a GPU:
+    fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
 
 Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons are printed).
 )";
@@ -40,11 +42,13 @@ int run_explain(const std::vector<std::string>& words) {
   add_score_options(app, options);
   add_mask_options(app, options);
   add_run_options(app, options);
+  add_device_option(app, options.device);
   add_threads_option(app, options.threads);
   app.add_flag("--json", wants_json, "print one JSON object")->group("Output");
   app.footer(kExamples);
   if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
 
+  refuse_cpu_options(options);
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
   AttentionForward args = make_call(options, inputs);
@@ -52,7 +56,7 @@ int run_explain(const std::vector<std::string>& words) {
                      options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
-  const Explanation explanation = explain(problem);
+  const Explanation explanation = explain(problem, options.device);
   print_out(wants_json ? nlohmann::ordered_json::parse(explanation.json()).dump() + "\n"
                        : explanation.print());
   if (explanation.kernel.empty()) throw Failure(kUnsupported, "nothing here can run this problem");

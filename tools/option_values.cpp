@@ -122,6 +122,19 @@ CpuTarget parse_target(std::string_view option, std::string_view text) {
   return *target;
 }
 
+Device parse_device(std::string_view option, std::string_view text) {
+  if (text == "cpu") return Device::cpu();
+  constexpr std::string_view kCuda = "cuda";
+  constexpr std::string_view kExpected = "cpu, cuda, or cuda:N with the number of a GPU";
+  if (!text.starts_with(kCuda)) refuse(option, text, kExpected);
+  const std::string_view rest = text.substr(kCuda.size());
+  if (rest.empty()) return Device::cuda(0);
+  const std::optional<int> index =
+      rest.front() == ':' ? parse_number<int>(rest.substr(1)) : std::nullopt;
+  if (!index || *index < 0) refuse(option, text, kExpected);
+  return Device::cuda(*index);
+}
+
 int parse_thread_count(std::string_view option, std::string_view text) {
   return static_cast<int>(parse_integer(option, text, {.least = 0, .most = kMaxThreads}));
 }

@@ -39,6 +39,8 @@ Align parse_align(std::string_view option, std::string_view text);
 Dtype parse_float_dtype(std::string_view option, std::string_view text);
 ComputeDtype parse_compute_dtype(std::string_view option, std::string_view text);
 CpuTarget parse_target(std::string_view option, std::string_view text);
+/// "cpu", "cuda" or "cuda:1".
+Device parse_device(std::string_view option, std::string_view text);
 int parse_thread_count(std::string_view option, std::string_view text);
 /// "1,0"
 std::vector<int> parse_thread_counts(std::string_view option, std::string_view text);

@@ -497,6 +497,78 @@ class Reports(CommandTest):
         self.expect(self.run_fovea("--version"), 0)
 
 
+class Devices(CommandTest):
+    """--device: right on a GPU, one clear line where there is none."""
+
+    def cuda(self):
+        return json.loads(self.run_fovea("doctor", "--json").stdout)["cuda"]
+
+    def need_gpu(self):
+        if not any(device["runs_here"] for device in self.cuda()["devices"]):
+            self.skipTest("needs a GPU")
+
+    def attend_there(self, *words):
+        return self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--device", "cuda", *words)
+
+    def test_no_gpu_is_said_in_one_line(self):
+        driver = self.cuda()["driver"]
+        if driver["is_present"]:
+            self.skipTest("there is a driver")
+        self.expect(self.attend_there("--out", "out.npy"), 3, "--device cuda:0: ", driver["reason"])
+        self.assertFalse((self.folder / "out.npy").exists())
+        result = self.run_fovea("explain", "--seqlen-q", "64", "--device", "cuda")
+        self.expect(result, 3, "nothing here can run this problem")
+        self.assertIn(f"refused    cuda/sm80/attention_forward: {driver['reason']}", result.stdout)
+
+    def test_bad_input_is_found_before_a_gpu_is_looked_for(self):
+        self.expect(self.attend_there("--mask-mod", "kv_idx"), 2, "the formula is int")
+        for name in ("gpu", "cuda:", "cuda:-1", "cuda0", "cuda:x"):
+            self.expect(self.attend("--device", name), 2, f"--device: got '{name}'", "cuda:N")
+        self.expect(self.attend_there("--threads", "2"), 2, "--threads: is for the cpu")
+        self.expect(self.attend_there("--target", "avx2"), 2, "--target: is for the cpu")
+
+    def test_gradients_are_refused(self):
+        self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
+        self.expect(self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy"), 3, "--backward: runs on the cpu only")
+        self.assertFalse((self.folder / "dq.npy").exists())
+
+    def test_every_feature_is_right_there(self):
+        self.need_gpu()
+        self.write("slopes.npy", npy((HEADS_Q,), [0.5, 0.25, 0.125, 0.0625]))
+        self.write("bias.npy", npy((SEQLEN_Q, SEQLEN_KV), normal(SEQLEN_Q * SEQLEN_KV, 4)))
+        self.write("sinks.npy", npy((HEADS_Q,), [0.5, -1.0, 2.0, 0.0]))
+        self.write("q_ids.npy", npy((BATCH, SEQLEN_Q), [0, 0, 1, 1, -1, 2, 2, 2, 2, 2], "<i4"))
+        self.write("kv_ids.npy", npy((BATCH, SEQLEN_KV), [0, 0, 1, 1, 1, 1, -1, 3, 2, 2, 2, 2, 2, 2], "<i4"))
+        for words in ([], ["--causal"], ["--window", "2,1"], ["--alibi", "slopes.npy", "--softcap", "3"],
+                      ["--bias", "bias.npy", "--sinks", "sinks.npy"], ["--dropout", "0.3", "--seed", "7"],
+                      ["--segments-q", "q_ids.npy", "--segments-kv", "kv_ids.npy"], ["--out-dtype", "bf16"],
+                      ["--score-mod", "score + slopes[q_head] * n", "--tensor", "slopes=slopes.npy", "--scalar", "n=3"]):
+            result = self.attend_there("--check", "--json", *words)
+            self.expect(result, 0)
+            report = json.loads(result.stdout)
+            self.assertTrue(report["check"]["passes"])
+            self.assertTrue(report["explanation"]["kernel"].startswith("cuda/"))
+            self.assertGreater(report["time_ms"], 0)
+            self.assertTrue(report["gpu"])
+
+    def test_files_are_those_of_the_cpu(self):
+        self.need_gpu()
+        out, lse = attention(self.q, self.k, self.v)
+        self.expect_out(self.attend_there("--out", "out.npy", "--lse", "lse.npy"), out)
+        self.expect_close(read_npy(self.folder / "lse.npy")[2], lse)
+
+    def test_packed_sequences_and_half_precision_there(self):
+        self.need_gpu()
+        def tensor(seed):
+            return ("BF16", (9, 2, 8), elements([bf16(x) for x in normal(9 * 2 * 8, seed)], "<u2"))
+        self.write("packed.safetensors", safetensors({name: tensor(seed) for seed, name in enumerate("qkv")}))
+        self.write("cu.npy", npy((3,), [0, 4, 9], "<i4"))
+        result = self.run_fovea("attend", "--input", "packed.safetensors", "--layout", "thd", "--cu-seqlens-q", "cu.npy",
+                                "--cu-seqlens-kv", "cu.npy", "--causal", "--device", "cuda", "--check")
+        self.expect(result, 0)
+        self.assertIn("bf16 products", result.stdout)
+
+
 class Kernels(CommandTest):
     """GPU kernels without a GPU: compiled, packed, kept, damaged, cleared."""
 

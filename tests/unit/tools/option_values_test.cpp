@@ -56,5 +56,13 @@ TEST(OptionValues, NamesOfTypesAreReadAndWritten) {
   EXPECT_EQ(parse_target("--target", "auto"), CpuTarget::automatic);
 }
 
+TEST(OptionValues, DevicesAreNamedAsTheyPrint) {
+  EXPECT_EQ(parse_device("--device", "cpu"), Device::cpu());
+  EXPECT_EQ(parse_device("--device", "cuda"), Device::cuda(0));
+  EXPECT_EQ(parse_device("--device", "cuda:12"), Device::cuda(12));
+  for (const char* text : {"", "gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda1", "CUDA"})
+    EXPECT_THROW(parse_device("--device", text), Failure) << text;
+}
+
 }  // namespace
 }  // namespace fovea::tools
