@@ -18,6 +18,7 @@
 #include "cases.hpp"
 #include "command.hpp"
 #include "core/num_threads.hpp"
+#include "cuda/append_to_cache.hpp"
 #include "cuda/attention_forward.hpp"
 #include "cuda/candidates.hpp"
 #include "cuda/jit/kernel_pack.hpp"
@@ -106,6 +107,13 @@ ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wan
   return validate(problem, "pack");
 }
 
+/// All that calls of this problem load.
+std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::ForwardPlan& plan) {
+  std::vector<KernelText> texts = cuda::kernel_texts(plan);
+  if (problem.is_cached) texts.push_back(cuda::append_text());
+  return texts;
+}
+
 void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {
   const Inputs inputs = make_shapes(named);
   for (const bool wants_lse : {false, true}) {
@@ -118,7 +126,7 @@ void add_case(const Case& named, const std::vector<Architecture>& architectures,
                                  plan.refused.empty() ? "" : plan.refused.back().reason});
         continue;
       }
-      for (KernelText& text : cuda::kernel_texts(plan)) {
+      for (KernelText& text : texts_of(problem, plan)) {
         const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
         Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
         job.cases.insert(named.name);

@@ -1,7 +1,7 @@
 // Serving: keys and values in a cache that grows, contiguous or paged, and attention over it.
 //
-// Road of a call: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp (new keys, rotary) ->
-// src/cpu/attention_forward.cpp (the same tiles as any forward call, read through the cache).
+// Road of a call: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp or src/cuda/append_to_cache.cpp
+// (new keys, rotary) -> src/<backend>/attention_forward.cpp (the same tiles as any forward call, read through the cache).
 #pragma once
 
 #include <cstddef>
@@ -70,7 +70,8 @@ struct AttentionDecode {
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   std::span<std::byte> workspace{};
-  Executor* executor = nullptr;
+  Executor* executor = nullptr;  // cpu
+  void* stream = nullptr;        // cuda: the CUstream of the call; null: the default stream
 };
 
 /// Appends, then attends: decode (seqlen_q 1), speculative and tree decode, chunked prefill, all one call.
@@ -81,6 +82,9 @@ struct AttentionDecode {
 /// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any number of
 ///          threads. Splits of the keys are cut by the sequence's own length.
 /// Memory   as attention_forward, and a copy of q where it is rotated.
+/// Device   that of the tensors, all of them. On cuda the call is enqueued on args.stream and returns; q, k and v have one dtype;
+///          lengths, slots, pages and positions are read by the kernels and not checked, so a captured graph serves whatever they
+///          hold at its replay, up to the capacity that shapes give. Time follows the lengths, grid and workspace the capacity.
 /// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or slot
 ///          in use that is out of range, two sequences that append to one slot or page. That a page which one sequence appends
 ///          to is read by another is not looked for: pages of a shared prefix must be full.
@@ -88,10 +92,12 @@ FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
 
 /// What attention_decode does with the new tokens alone: rotates append.k, writes append.k and append.v into the cache.
+/// On cuda it is enqueued on `stream`.
 FOVEA_EXPORT void append_to_cache(const KvCache& cache, const Append& append,
-                                  const std::optional<Rotary>& rotary = {});
+                                  const std::optional<Rotary>& rotary = {}, void* stream = nullptr);
 
-/// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence.
+/// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of these shapes
+/// wants one workspace, whatever its lengths.
 FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
                                                 std::int64_t max_seqlen_kv);
 

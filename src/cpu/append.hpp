@@ -7,16 +7,7 @@
 
 namespace fovea::cpu {
 
-/// What a call does before it attends. Arguments have been validated.
-struct NewTokens {
-  const KvCache& cache;
-  const Append& append;
-  const Rotary* rotary = nullptr;
-  TensorView q{};          // turned where there is a rotary; not given: keys alone
-  TensorView rotated_q{};  // as q, dense
-};
-
-/// Bound: memory; every element is read and written once.
+/// Arguments have been validated. Bound: memory; every element is read and written once.
 void append_tokens(const NewTokens& tokens, Executor& executor);
 
 }  // namespace fovea::cpu

@@ -10,6 +10,7 @@
 #include "cuda/device/shared/split.h"
 #include "cuda/forward_launch.hpp"
 #include "cuda/forward_sm90.hpp"
+#include "cuda/tensor_params.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -22,11 +23,6 @@ constexpr std::int64_t kFewRows = 64;
 constexpr float kSmallestFoldedScale = 1e-30F;
 /// The driver keeps so much shared memory of each CTA.
 constexpr int kReservedSharedBytes = 1024;
-
-Element element_of(Dtype dtype) {
-  if (dtype == Dtype::f32) return Element::f32;
-  return dtype == Dtype::f16 ? Element::f16 : Element::bf16;
-}
 
 /// Rows of shared memory are swizzled in units of 32 elements.
 std::int32_t padded(std::int64_t head_dim) {
@@ -64,7 +60,12 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
 
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_any(f, device)) return refusal;
-  if (f.problem.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
+  const Problem& p = f.problem;
+  if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
+  if (p.compute_dtype == ComputeDtype::f32)
+    return Refusal{"compute_dtype is f32; this kernel multiplies inputs of 16 bits"};
+  if (p.compute_dtype == ComputeDtype::bf16 && p.q.dtype != Dtype::bf16)
+    return Refusal{"compute_dtype is bf16 and inputs are f16; expected one of both"};
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
     if (head_dim > kMaxTensorCoreHeadDim) {
@@ -99,6 +100,8 @@ std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTrait
 
 std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_any(f, device)) return refusal;
+  if (f.problem.compute_dtype == ComputeDtype::bf16)
+    return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
     if (head_dim > kMaxHeadDim)

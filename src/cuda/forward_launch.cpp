@@ -6,41 +6,13 @@
 
 #include "core/philox.hpp"
 #include "cuda/device/shared/split.h"
+#include "cuda/tensor_params.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kAlignedBytes = 16;
-
 /// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
 constexpr double kSectionOfL2 = 0.6;
-
-/// Dense [batch, rows, heads, dim] or packed [rows, heads, dim].
-BshdParam bshd(const TensorView& t) {
-  const int last = t.rank() - 1;
-  return {.data = t.data(),
-          .batch_stride = t.rank() == 4 ? t.stride(0) : 0,
-          .row_stride = t.stride(last - 2),
-          .head_stride = t.stride(last - 1),
-          .col_stride = t.stride(last)};
-}
-
-/// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
-bool is_aligned(const TensorView& t) {
-  const int last = t.rank() - 1;
-  const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));
-  if (std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes != 0) return false;
-  if (t.size(last) * bytes % kAlignedBytes != 0 || t.stride(last) != 1) return false;
-  for (int dim = 0; dim < last; ++dim) {
-    if (t.size(dim) > 1 && t.stride(dim) * bytes % kAlignedBytes != 0) return false;
-  }
-  return true;
-}
-
-IndexParam index_param(const TensorView& t) {
-  if (!t) return {};
-  return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
-}
 
 /// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
 struct RowStrides {

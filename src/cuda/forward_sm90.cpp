@@ -74,7 +74,7 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
   }
   const Problem& p = f.problem;
   if (f.is_varlen) return Refusal{"sequences are packed; this kernel takes dense tensors"};
-  if (f.is_paged) return Refusal{"the cache is paged; this kernel takes dense tensors"};
+  if (f.is_cached) return Refusal{"keys lie in a cache; this kernel takes dense tensors"};
   if (p.dropout.p > 0) return Refusal{"dropout is asked for; this kernel has none"};
   if (p.wants_row_max) return Refusal{"row_max is asked for; this kernel takes no maxima"};
   if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};

@@ -18,6 +18,9 @@ using fovea::ffi::Access;
 using fovea::ffi::guarded;
 using fovea::ffi::to_view;
 
+/// cache and lengths: what every caller has.
+constexpr std::size_t kLeastSize = offsetof(fovea_attention_decode_args, page_table);
+
 struct DecodeCall {
   fovea::ffi::Call forward;
   fovea::AttentionDecode args;
@@ -63,7 +66,6 @@ std::optional<fovea::Rotary> to_rotary(const fovea_attention_decode_args& c,
 }
 
 DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where) {
-  constexpr std::size_t kLeastSize = offsetof(fovea_attention_decode_args, page_table);
   const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   DecodeCall call;
   call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
@@ -85,8 +87,21 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
                .cpu_target = forward.cpu_target,
                .compute_dtype = forward.compute_dtype,
                .workspace = forward.workspace,
-               .executor = forward.executor};
+               .executor = forward.executor,
+               .stream = forward.stream};
   return call;
+}
+
+/// Of forward, only the cache and the stream are looked at.
+void append(const fovea_attention_decode_args* source, const std::string& where) {
+  auto c = fovea::ffi::read_struct(source, kLeastSize, where);
+  const auto forward = fovea::ffi::read_struct(
+      c.forward, offsetof(fovea_attention_forward_args, out), where + ": forward");
+  c.forward = &forward;
+  fovea::append_to_cache(to_cache(c, where),
+                         {.k = to_view(c.append_k, Access::read, where + ": append_k"),
+                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
+                         to_rotary(c, where), forward.stream);
 }
 
 }  // namespace
@@ -98,6 +113,10 @@ int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error*
     const DecodeCall call = to_decode(args, "fovea_attention_decode");
     fovea::attention_decode(call.args, fovea::ffi::runtime_of(call.forward.threads));
   });
+}
+
+int fovea_append_to_cache(const fovea_attention_decode_args* args, fovea_error** error) {
+  return guarded(error, [&] { append(args, "fovea_append_to_cache"); });
 }
 
 int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args, int64_t max_seqlen_kv,

@@ -10,7 +10,7 @@
 
 #include "core/check.hpp"
 #include "core/num_threads.hpp"
-#include "cuda/driver/stream_memory.hpp"
+#include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 
@@ -18,8 +18,6 @@ namespace fovea {
 namespace {
 
 constexpr std::string_view kWhere = "attention_forward";
-
-bool is_cpu(Device device) { return device.kind == Device::Kind::cpu; }
 
 Plan make_plan(const Problem& problem, std::string_view where) {
   auto impl = std::make_shared<Plan::Impl>();
@@ -61,20 +59,6 @@ void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
   std::byte* workspace =
       aligned_workspace(args.workspace, plan.workspace_bytes, kDeviceWorkspaceAlignment);
   cuda::attention_forward(problem, plan, args, workspace, args.stream);
-}
-
-/// As plan.run, in memory that it takes where the caller brought none.
-void run_in_own_workspace(const Plan& plan, AttentionForward call, Device device) {
-  const std::size_t bytes = plan.workspace_bytes();
-  if (!call.workspace.empty() || bytes == 0) return plan.run(call);
-  if (is_cpu(device)) {
-    const auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
-    call.workspace = {memory.get(), bytes};
-    return plan.run(call);
-  }
-  const cuda::driver::StreamMemory memory(device.index, bytes, call.stream);
-  call.workspace = {static_cast<std::byte*>(memory.data()), bytes};
-  plan.run(call);
 }
 
 }  // namespace
@@ -157,7 +141,10 @@ void attention_forward(const AttentionForward& args, Runtime& runtime) {
   }
   const Plan plan =
       runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
-  run_in_own_workspace(plan, call, problem.q.device);
+  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(),
+                                {problem.q.device, call.stream});
+  call.workspace = workspace.bytes();
+  plan.run(call);
 }
 
 void attention_forward(const AttentionForward& args) {

@@ -20,6 +20,8 @@ namespace fovea {
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 inline constexpr std::size_t kDeviceWorkspaceAlignment = 256;
 
+inline bool is_cpu(Device device) { return device.kind == Device::Kind::cpu; }
+
 /// What a caller gives so that `needed` aligned bytes lie in it, wherever it starts.
 constexpr std::size_t unaligned_workspace_bytes(std::size_t needed,
                                                 std::size_t alignment = kWorkspaceAlignment) {

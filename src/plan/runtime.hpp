@@ -12,6 +12,7 @@
 #include "fovea/backward.hpp"
 #include "fovea/runtime.hpp"
 
+#include "cuda/append_to_cache.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
@@ -22,7 +23,7 @@ struct Runtime::Impl {
   std::unique_ptr<Executor> executor;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
-  std::tuple<Cache<Plan>, Cache<BackwardPlan>> caches;
+  std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<cuda::AppendPlan>> caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses new
   /// problems without end must not grow without end.

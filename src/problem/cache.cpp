@@ -34,19 +34,34 @@ class CacheDoor {
         rotary_(rotary),
         batch_(batch),
         is_paged_(static_cast<bool>(cache.page_table)),
-        checks_(where) {}
+        checks_(where, cache.k.spec().device) {}
 
   std::int64_t check() {
     check_tensors();
     check_append();
-    std::int64_t longest = 0;
-    for (std::int64_t i = 0; i < batch_; ++i) longest = std::max(longest, check_sequence(i));
-    if (num_new_ > 0) check_destinations();
+    const std::int64_t longest = checks_.is_host() ? check_sequences() : check_room();
     if (rotary_) check_rotary();
     return longest;
   }
 
  private:
+  std::int64_t check_sequences() const {
+    std::int64_t longest = 0;
+    for (std::int64_t i = 0; i < batch_; ++i) longest = std::max(longest, check_sequence(i));
+    if (num_new_ > 0) check_destinations();
+    return longest;
+  }
+
+  /// All that shapes tell.
+  std::int64_t check_room() const {
+    const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
+    if (num_new_ > capacity) {
+      checks_.refuse(fmt::format("append.k has {} new tokens; expected at most {}, {}", num_new_,
+                                 capacity, room()));
+    }
+    return capacity;
+  }
+
   // ---- shapes ----
 
   void check_tensors() {
@@ -148,13 +163,16 @@ class CacheDoor {
   void check_capacity(const CachedSequence& s, std::int64_t i) const {
     const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
     if (s.end <= capacity - num_new_) return;
-    const std::string what =
-        is_paged_ ? fmt::format("{} pages of {} rows", cache_.page_table.size(1), cache_.k.size(1))
-                  : std::string("the capacity of a slot");
     const std::string appended =
         num_new_ > 0 ? fmt::format(" and {} more are appended", num_new_) : std::string();
     checks_.refuse(fmt::format("cache.seqlens[{}] is {}{}; expected at most {} rows in all, {}", i,
-                               s.end, appended, capacity, what));
+                               s.end, appended, capacity, room()));
+  }
+
+  std::string room() const {
+    return is_paged_
+               ? fmt::format("{} pages of {} rows", cache_.page_table.size(1), cache_.k.size(1))
+               : std::string("the capacity of a slot");
   }
 
   /// Only the pages that hold its keys: entries of left padding and behind the end may be anything.
@@ -229,7 +247,7 @@ class CacheDoor {
                       widest < kMaxRotaryDim ? "the head_dim_qk of cache.k" : "the widest head"));
     }
     if (r.positions) check_positions(r);
-    if (num_new_ > 0 && !r.positions) check_reach(r);
+    if (num_new_ > 0 && !r.positions && checks_.is_host()) check_reach(r);
   }
 
   void check_positions(const Rotary& r) const {
@@ -240,6 +258,7 @@ class CacheDoor {
                                  num_new_ > 0 ? fmt::to_string(num_new_) : "seqlen_q"));
     }
     checks_.check_memory({"rotary.positions", r.positions});
+    if (!checks_.is_host()) return;
     for (std::int64_t i = 0; i < batch_; ++i) {
       for (std::int64_t token = 0; token < r.positions.size(1); ++token) {
         const std::int64_t position = index_at(r.positions, i, token);

@@ -1,5 +1,5 @@
 // A cache behind the door: where its sequences lie and how long they are, read where the caller keeps them. Backends read this
-// and check nothing. decode.hpp has the door of attention over it.
+// and check nothing. What reads contents (cached_sequence, cache_row, index_at, ...) is for tensors of the host. decode.hpp has the door of attention over it.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,15 @@ namespace fovea {
 struct GrownCache {
   const KvCache& cache;
   std::int64_t num_new = 0;
+};
+
+/// What a call does before it attends: writes new keys and values, turns keys and queries.
+struct NewTokens {
+  const KvCache& cache;
+  const Append& append;
+  const Rotary* rotary = nullptr;
+  TensorView q{};          // turned where there is a rotary; not given: keys alone
+  TensorView rotated_q{};  // as q, dense
 };
 
 /// One sequence of a cache before the append. Rows are counted from the start of its slot, or of its first page.
@@ -48,8 +57,9 @@ inline std::int64_t index_at(const TensorView& view, std::int64_t i, std::int64_
   return static_cast<const std::int32_t*>(view.data())[at];
 }
 
-/// The cache, the new tokens and their rotation. Throws InvalidArgument before anything is written. Returns the keys of the longest
-/// sequence after the append.
+/// The cache, the new tokens and their rotation, all on the device of cache.k. Throws InvalidArgument before anything is written.
+/// Returns the keys of the longest sequence after the append. What tensors of a GPU hold is not looked at: the longest is then
+/// whatever a sequence has room for.
 std::int64_t validate_cache(const KvCache& cache, const Append& append,
                             const std::optional<Rotary>& rotary, std::int64_t batch,
                             std::string_view where);

@@ -56,7 +56,7 @@ void check_query_positions(const ForwardProblem& f, const AttentionDecode& args,
                     "query",
                     to_string(r.positions.spec()), f.num_sequences, f.seqlen_q));
   }
-  if (r.positions || f.seqlen_q == 0) return;
+  if (r.positions || f.seqlen_q == 0 || !checks.is_host()) return;
   for (std::int64_t i = 0; i < f.num_sequences; ++i) {
     const CachedSequence s = cached_sequence(args.cache, i);
     refuse_short_rotary(r, i, s.end - s.begin + num_new(args.append), checks);
@@ -116,12 +116,13 @@ expr::Digest decode_key(const Problem& problem, bool is_paged) {
 ForwardProblem validate_decode_problem(const Problem& problem, bool is_paged,
                                        std::string_view where) {
   ForwardProblem f = validate(problem, where, KvDtypes::any_float);
+  f.is_cached = true;
   f.is_paged = is_paged;
   return f;
 }
 
 void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::string_view where) {
-  const TensorChecks checks(where);
+  const TensorChecks checks(where, f.device());
   checks.check_memory({"q", args.q});
   checks.check({"out", args.out, true}, f.problem.out.dtype,
                std::array{f.num_sequences, f.seqlen_q, f.num_heads_q, f.head_dim_v});
@@ -152,7 +153,7 @@ void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::
 
 void validate_append(const KvCache& cache, const Append& append,
                      const std::optional<Rotary>& rotary, std::string_view where) {
-  const TensorChecks checks(where);
+  const TensorChecks checks(where, cache.k.spec().device);
   for (const auto& [label, view] : {std::pair{"cache.k", &cache.k}, {"cache.v", &cache.v}}) {
     OverlapCheck written;
     add_new_tokens(written, append, rotary);

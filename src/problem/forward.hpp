@@ -22,7 +22,8 @@ struct ForwardProblem {
   std::int64_t group = 1;  // q heads per kv head
   std::int64_t head_dim_qk = 0, head_dim_v = 0;
   float softmax_scale = 1;
-  bool is_paged = false;  // keys and values lie in pages of a cache (cache.hpp)
+  bool is_cached = false;  // keys and values lie in a cache, which knows their lengths (cache.hpp)
+  bool is_paged = false;   // in pages of it
 
   Device device() const { return problem.q.device; }  // of every tensor
 };

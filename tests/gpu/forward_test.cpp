@@ -5,56 +5,19 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <vector>
 
 #include "cuda/attention_forward.hpp"
-#include "cuda/driver/resources.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
+#include "gpu/device_copy.hpp"
 #include "support/case.hpp"
 #include "support/features.hpp"
 #include "support/kernel_compare.hpp"
-#include "support/launch_memory.hpp"
 
 namespace fovea::testing {
 namespace {
-
-using cuda::driver::DeviceMemory;
-using cuda::driver::Stream;
-
-constexpr std::size_t kAlignment = 256;
-
-/// A tensor's bytes on the device, as far from an aligned address as on the host.
-struct DeviceCopy {
-  TensorBytes host;
-  DeviceMemory memory;
-
-  explicit DeviceCopy(const TensorBytes& bytes)
-      : host(bytes), memory(cuda::driver::process_context(0), bytes.size + 2 * kAlignment) {
-    std::vector<std::byte> staged(memory.bytes(), std::byte{0xFF});
-    std::memcpy(staged.data() + offset(), host.begin, host.size);
-    memory.copy_from(staged, Stream(nullptr));
-  }
-
-  std::size_t offset() const { return reinterpret_cast<std::uintptr_t>(host.begin) % kAlignment; }
-  std::byte* begin() const { return static_cast<std::byte*>(memory.data()) + offset(); }
-
-  void copy_back() const {
-    std::vector<std::byte> staged(memory.bytes());
-    memory.copy_to(staged, Stream(nullptr));
-    std::memcpy(host.begin, staged.data() + offset(), host.size);
-    for (std::size_t i = 0; i < staged.size(); ++i) {
-      const bool is_guard = i < offset() || i >= offset() + host.size;
-      if (is_guard && staged[i] != std::byte{0xFF}) {
-        ADD_FAILURE() << "wrote outside of " << host.name;
-        return;
-      }
-    }
-  }
-};
 
 /// The kernels of sm_80, which newer devices run too: chosen as for an older device of the same size.
 cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
@@ -74,25 +37,15 @@ cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
 void run_on_gpu(const AttentionForward& args) {
   const ForwardProblem problem = validate(problem_of(args), "test");
   const cuda::ForwardPlan plan = plan_sm80(problem);
-  std::vector<std::unique_ptr<DeviceCopy>> copies;
-  for (const TensorBytes& tensor : tensors_of_call(args))
-    copies.push_back(std::make_unique<DeviceCopy>(tensor));
+  DeviceCopies copies;
+  copies.add(tensors_of_call(args));
   DeviceMemory workspace(cuda::driver::process_context(0), plan.workspace_bytes + 1);
   workspace.fill(0xFF, Stream(nullptr));
   cuda::ForwardLaunch call = cuda::forward_launch(problem, plan, args, workspace.data(), nullptr);
-  move_tensors(call, [&](const void* host) -> const void* {
-    const auto* address = static_cast<const std::byte*>(host);
-    for (const auto& copy : copies) {
-      if (address >= copy->host.begin && address < copy->host.begin + copy->host.size)
-        return copy->begin() + (address - copy->host.begin);
-    }
-    return host;
-  });
+  move_tensors(call, [&](const void* host) { return copies.address(host); });
   cuda::place_range_tables(plan, workspace.data(), call);
   cuda::launch_forward(plan, call, nullptr);
-  for (const auto& copy : copies) {
-    if (copy->host.is_output) copy->copy_back();
-  }
+  copies.copy_back();
 }
 
 class Gpu : public ::testing::Test {
@@ -120,7 +73,7 @@ TEST_P(GpuFeatures, EqualTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, GpuFeatures,
                          ::testing::ValuesIn(features().begin(), features().end()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& each) { return std::string(each.param.name); });
 
 TEST_F(Gpu, TileEdges) {
   for (const std::int64_t head_dim : {32, 64, 128, 256}) {

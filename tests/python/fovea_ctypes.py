@@ -195,7 +195,8 @@ class Library:
         c.fovea_explain_backward.argtypes = [POINTER(BackwardArgs), c_int32, text, error]
         c.fovea_attention_jvp.argtypes = [POINTER(JvpArgs), error]
         c.fovea_merge_states.argtypes = [POINTER(MergeStatesArgs), error]
-        c.fovea_attention_decode.argtypes = [POINTER(DecodeArgs), error]
+        c.fovea_attention_decode.argtypes = c.fovea_append_to_cache.argtypes = [POINTER(DecodeArgs), error]
+        c.fovea_decode_workspace_bytes.argtypes = [POINTER(DecodeArgs), c_int64, POINTER(c_size_t), error]
         c.fovea_runtime_create.argtypes = [c_int32, POINTER(c_void_p), error]
         c.fovea_plan_create.argtypes = [args, options, POINTER(c_void_p), error]
         c.fovea_plan_run.argtypes = [c_void_p, args, error]
@@ -224,6 +225,9 @@ class Library:
 
     def attention_decode(self, args):
         self.call(self.c.fovea_attention_decode, ctypes.byref(args))
+
+    def append_to_cache(self, args):
+        self.call(self.c.fovea_append_to_cache, ctypes.byref(args))
 
     def explain(self, args, options=None, is_json=False):
         text = c_void_p()

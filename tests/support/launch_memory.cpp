@@ -56,6 +56,24 @@ std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
   return tensors;
 }
 
+std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens) {
+  std::vector<TensorBytes> tensors = tensors_of_cache(tokens.cache);
+  const auto add = [&](const std::string& name, const TensorView& view) {
+    tensors.push_back(bytes_of(name, view, false));
+  };
+  add("append.k", tokens.append.k);
+  add("append.v", tokens.append.v);
+  add("q", tokens.q);
+  add("rotated_q", tokens.rotated_q);
+  if (tokens.rotary != nullptr) {
+    add("rotary.cos", tokens.rotary->cos);
+    add("rotary.sin", tokens.rotary->sin);
+    add("rotary.positions", tokens.rotary->positions);
+  }
+  std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
+  return tensors;
+}
+
 void move_tensors(cuda::ForwardLaunch& launch,
                   const std::function<const void*(const void*)>& moved) {
   const auto move = [&](auto*& pointer) {

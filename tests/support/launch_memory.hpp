@@ -11,6 +11,7 @@
 #include "fovea/kv_cache.hpp"
 
 #include "cuda/forward_launch.hpp"
+#include "problem/cache.hpp"
 
 namespace fovea::testing {
 
@@ -27,6 +28,9 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
 
 /// The same of a cache.
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache);
+
+/// The same of an append, with the cache that it writes.
+std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens);
 
 /// Replaces the address of every tensor in the launch. `moved` is given each one that is not null.
 void move_tensors(cuda::ForwardLaunch& launch,

@@ -100,6 +100,21 @@ TEST(CDecode, HasTheBitsOfTheCxxCall) {
   EXPECT_EQ(c.v.values, cxx.v.values);
 }
 
+TEST(CDecode, AppendsAloneWithoutQueries) {
+  CacheCall c, cxx;
+  c.forward.q = c.forward.out = nullptr;
+  EXPECT_EQ(outcome_of(fovea_append_to_cache, &c.args).message, "");
+  const AttentionDecode args = cxx.cxx();
+  append_to_cache(args.cache, args.append, args.rotary);
+  EXPECT_EQ(c.k.values, cxx.k.values);
+  EXPECT_EQ(c.v.values, cxx.v.values);
+  EXPECT_EQ(c.out.values, cxx.out.values);
+  c.args.append_v = nullptr;
+  EXPECT_EQ(
+      outcome_of(fovea_append_to_cache, &c.args).message,
+      "append_to_cache: append.v is missing; expected [batch, seqlen_new, num_heads_kv, head_dim]");
+}
+
 TEST(CDecode, SeesAllKeysWhenAskedTo) {
   CacheCall c, cxx;
   c.args.sees_all_keys = 1;

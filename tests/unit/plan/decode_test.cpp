@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/driver/driver.hpp"
 #include "plan/runtime.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
@@ -141,6 +142,26 @@ TEST(DecodePlans, AGrowingCacheFindsItsPlanAgain) {
   memory.seqlens.set(0, 100);
   attention_decode(memory.args(), runtime);
   EXPECT_EQ(num_plans(runtime), 2U);
+}
+
+TEST(DecodeDoor, CachesOfAGpuAreRefusedByNameWhereThereIsNone) {
+  const auto& driver = cuda::driver::process_driver();
+  if (driver.is_present()) GTEST_SKIP() << "there is a driver";
+  CacheMemory memory(small_case());
+  AttentionDecode args = memory.args();
+  for (TensorView* view :
+       {&args.q, &args.out, &args.lse, &args.append.k, &args.append.v, &args.cache.k, &args.cache.v,
+        &args.cache.page_table, &args.cache.seqlens}) {
+    TensorSpec spec = view->spec();
+    spec.device = Device::cuda(0);
+    *view = view->is_mutable() ? TensorView(view->mutable_data(), spec)
+                               : TensorView(view->data(), spec);
+  }
+  const std::string decode = refusal([&] { attention_decode(args); });
+  EXPECT_NE(decode.find("cuda/sm80/attention_forward  " + driver.why_absent()), std::string::npos)
+      << decode;
+  EXPECT_EQ(refusal([&] { append_to_cache(args.cache, args.append); }),
+            "append_to_cache: cuda:0: " + driver.why_absent());
 }
 
 TEST(DecodePlans, EmptyBatchesAndQueriesAreLegal) {

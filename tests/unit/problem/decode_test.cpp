@@ -228,6 +228,50 @@ TEST(KvCacheDoor, RotationsWiderThanAnyHeadAreRefused) {
       "widest head");
 }
 
+/// The same tensor at an address of a GPU, which faults where the host reads it.
+TensorView there(const TensorView& host) {
+  if (!host) return host;
+  TensorSpec spec = host.spec();
+  spec.device = Device::cuda(0);
+  return {reinterpret_cast<void*>(std::uintptr_t{4096}), spec};
+}
+
+KvCache there(const KvCache& host) {
+  return {.k = there(host.k),
+          .v = there(host.v),
+          .page_table = there(host.page_table),
+          .seqlens = there(host.seqlens),
+          .batch_idx = there(host.batch_idx),
+          .left_padding = there(host.left_padding)};
+}
+
+TEST(KvCacheDoor, WhatTensorsOfAGpuHoldIsNotRead) {
+  CacheCall call;
+  const Append append{.k = there(call.append().k), .v = there(call.append().v)};
+  Rotary rotary{.cos = there(call.rotary().cos), .sin = there(call.rotary().sin)};
+  EXPECT_EQ(validate_cache(there(call.paged()), append, rotary, 3, "run"), 4 * 4);
+  rotary.positions = there(view(call.positions.data(), {3, 2}));
+  KvCache slots = call.contiguous();
+  slots.batch_idx = view(call.batch_idx.data(), {3});
+  slots.left_padding = view(call.left_padding.data(), {3});
+  EXPECT_EQ(validate_cache(there(slots), append, rotary, 3, "run"), 16);
+}
+
+TEST(KvCacheDoor, ShapesOnAGpuAreHeldToTheSameRules) {
+  CacheCall call;
+  KvCache cache = there(call.contiguous());
+  cache.seqlens = call.contiguous().seqlens;
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.seqlens lives on cpu; expected memory of cuda:0, the device of the plan");
+  cache.seqlens = there(view(call.seqlens.data(), {2}));
+  EXPECT_EQ(refusal_of(cache), "run: cache.seqlens is i32 [2]; expected i32 or i64 [3]");
+  cache = there(call.contiguous());
+  const TensorView k = there(view(call.new_k.data(), {3, 17, 2, 8}));
+  const TensorView v = there(view(call.new_v.data(), {3, 17, 2, 6}));
+  EXPECT_EQ(refusal_of(cache, {.k = k, .v = v}),
+            "run: append.k has 17 new tokens; expected at most 16, the capacity of a slot");
+}
+
 TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
   CacheCall call;
   std::vector<float> q(3 * 4 * 8), out(3 * 4 * 6);

@@ -12,19 +12,21 @@
 
 namespace fovea::cuda {
 
-FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t i) {
+/// Element i of the row that begins at `row`.
+FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t row, std::int64_t i) {
+  const std::int64_t at = row + i * tensor.stride;
   if (tensor.is_wide != 0)
-    return ptx::ld_global_nc(static_cast<const std::int64_t*>(tensor.data) + i * tensor.stride);
-  return ptx::ld_global_nc(static_cast<const std::int32_t*>(tensor.data) + i * tensor.stride);
+    return ptx::ld_global_nc(static_cast<const std::int64_t*>(tensor.data) + at);
+  return ptx::ld_global_nc(static_cast<const std::int32_t*>(tensor.data) + at);
+}
+FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t i) {
+  return index_at(tensor, 0, i);
 }
 
 /// The page that holds rows [entry page_size, (entry + 1) page_size) of a sequence.
 FOVEA_DEVICE std::int64_t page_at(const ForwardParams& p, std::int64_t sequence,
                                   std::int64_t entry) {
-  const std::int64_t at = sequence * p.page_table_row_stride + entry * p.page_table.stride;
-  if (p.page_table.is_wide != 0)
-    return ptx::ld_global_nc(static_cast<const std::int64_t*>(p.page_table.data) + at);
-  return ptx::ld_global_nc(static_cast<const std::int32_t*>(p.page_table.data) + at);
+  return index_at(p.page_table, sequence * p.page_table_row_stride, entry);
 }
 
 FOVEA_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }

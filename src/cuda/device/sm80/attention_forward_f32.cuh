@@ -13,6 +13,7 @@
 #pragma once
 
 #include "common/dropout.cuh"
+#include "common/element.cuh"
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
 #include "common/range.cuh"
@@ -79,12 +80,7 @@ struct PlainForward {
   }
 
   FOVEA_DEVICE_MEMBER static float load_input(const void* data, std::int64_t at) {
-    if constexpr (spec.element == Element::f32) {
-      return ptx::ld_global_nc(static_cast<const float*>(data) + at);
-    } else {
-      const std::uint32_t bits = ptx::ld_global_nc(static_cast<const std::uint16_t*>(data) + at);
-      return spec.element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
-    }
+    return load_element(data, spec.element, at);
   }
 
   /// Element offset of a row of K or V.
@@ -216,14 +212,7 @@ struct PlainForward {
     const std::int64_t at = work.sequence.q_batch * p.out.batch_stride +
                             (work.sequence.q_row + q_idx) * p.out.row_stride +
                             q_head * p.out.head_stride + col * p.out.col_stride;
-    auto* data = const_cast<void*>(p.out.data);
-    if constexpr (spec.out_element == Element::f32) {
-      ptx::st_global(static_cast<float*>(data) + at, value);
-    } else {
-      const std::uint32_t bits = spec.out_element == Element::bf16 ? ptx::cvt_bf16x2(value, 0.0F)
-                                                                   : ptx::cvt_f16x2(value, 0.0F);
-      ptx::st_global(static_cast<std::uint16_t*>(data) + at, static_cast<std::uint16_t>(bits));
-    }
+    store_element(const_cast<void*>(p.out.data), spec.out_element, at, value);
   }
 
   FOVEA_DEVICE_MEMBER void store_row_values(float lse, float greatest) const {

@@ -126,6 +126,30 @@ TEST(ForwardCandidates, ScalesThatCannotBeFoldedAreAppliedOneByOne) {
   EXPECT_TRUE(chosen(problem).spec.is_prescaled);
 }
 
+TEST(ForwardCandidates, ComputeDtypeIsKeptOrRefused) {
+  Problem problem = problem_of({});
+  problem.compute_dtype = ComputeDtype::bf16;
+  EXPECT_EQ(chosen(problem).candidate, kTensorCores);
+  problem.compute_dtype = ComputeDtype::f32;
+  EXPECT_EQ(chosen(problem).candidate, kPlain);
+  EXPECT_EQ(reason_of(chosen(problem), kTensorCores),
+            "compute_dtype is f32; this kernel multiplies inputs of 16 bits");
+  problem = problem_of({.dtype = Dtype::f16});
+  problem.compute_dtype = ComputeDtype::bf16;
+  EXPECT_EQ(chosen(problem).candidate, "");
+  problem = problem_of({.dtype = Dtype::f32});
+  problem.compute_dtype = ComputeDtype::bf16;
+  EXPECT_EQ(reason_of(chosen(problem), kPlain),
+            "compute_dtype is bf16; this kernel multiplies f32");
+}
+
+TEST(ForwardCandidates, KeysInACacheGoToKernelsThatReadIt) {
+  ForwardProblem problem = validate(problem_of({}), "test");
+  EXPECT_TRUE(choose_forward(problem, typical_device(9, 0)).candidate.starts_with("cuda/sm90/"));
+  problem.is_cached = true;
+  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kTensorCores);
+}
+
 TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   Problem a = problem_of({.seqlen_q = 1000, .seqlen_kv = 3000});
   Problem b = problem_of({.seqlen_q = 2000, .seqlen_kv = 777});

@@ -1,0 +1,129 @@
+// New tokens of a cache: keys and values are written behind what is there, keys and queries turned by their positions.
+//
+//   (x, y) -> (x cos - y sin, x sin + y cos)        Su et al. 2021 (RoFormer), in f32, rounded once
+//
+// A CTA for each token of each sequence (x) and each of k, v, q (y). It finds from lengths, slots and pages, which lie on the device,
+// where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid and addresses do not know what
+// lengths and pages hold, so a captured graph appends wherever they say at its replay.
+//
+// Bound: memory; every element is read once (twice where it is turned) and written once. One kernel takes any dtypes and strides: the
+// branches are the same for a whole CTA.
+#pragma once
+
+#include "common/element.cuh"
+#include "common/sequence.cuh"
+#include "shared/append_params.h"
+
+namespace fovea::cuda {
+
+struct NewToken {
+  std::int32_t sequence, idx;
+};
+
+/// Offset of head 0 of the row that a token is written to.
+FOVEA_DEVICE std::int64_t destination(const AppendParams& p, const TokenRows& rows,
+                                      const NewToken& token) {
+  std::int64_t slot = token.sequence;
+  std::int32_t row = token.idx;
+  if (rows.is_cached != 0) {
+    row += static_cast<std::int32_t>(index_at(p.seqlens, token.sequence));
+    if (p.page_table.data != nullptr) {
+      const std::int32_t entry = row / p.page_size;
+      slot = index_at(p.page_table, token.sequence * p.page_table_row_stride, entry);
+      row -= entry * p.page_size;
+    } else if (p.slots.data != nullptr) {
+      slot = index_at(p.slots, token.sequence);
+    }
+  }
+  return slot * rows.to.batch_stride + row * rows.to.row_stride;
+}
+
+/// Negative before the first key, where there are no angles.
+FOVEA_DEVICE std::int64_t position_of(const AppendParams& p, const TokenRows& rows,
+                                      const NewToken& token) {
+  if (p.positions.data != nullptr)
+    return index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
+  std::int64_t keys = index_at(p.seqlens, token.sequence) + p.num_new;
+  if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, token.sequence);
+  return keys - rows.num_tokens + token.idx;
+}
+
+/// One head of one token.
+struct HeadRow {
+  const TokenRows& rows;
+  std::int64_t from, to;  // offsets of its elements
+
+  FOVEA_DEVICE_MEMBER float load(std::int32_t col) const {
+    return load_element(rows.from.data, rows.from_element, from + col * rows.from.col_stride);
+  }
+  FOVEA_DEVICE_MEMBER void store(std::int32_t col, float value) const {
+    store_element(const_cast<void*>(rows.to.data), rows.to_element, to + col * rows.to.col_stride,
+                  value);
+  }
+};
+
+/// Products and sum are rounded each, as the CPU rounds them.
+FOVEA_DEVICE float turned(const AppendParams& p, const HeadRow& row, std::int64_t position,
+                          std::int32_t col) {
+  const float mine = row.load(col);
+  if (position < 0 || col >= 2 * p.num_pairs) return mine;
+  const bool is_first = p.is_interleaved != 0 ? col % 2 == 0 : col < p.num_pairs;
+  const std::int32_t apart = p.is_interleaved != 0 ? 1 : p.num_pairs;
+  const std::int32_t pair = p.is_interleaved != 0 ? col / 2 : is_first ? col : col - p.num_pairs;
+  const float other = row.load(is_first ? col + apart : col - apart);
+  const float cos = load_element(p.cos.data, p.cos_element,
+                                 position * p.cos.row_stride + pair * p.cos.col_stride);
+  const float sin = load_element(p.sin.data, p.sin_element,
+                                 position * p.sin.row_stride + pair * p.sin.col_stride);
+  const float along = ptx::mul_rn(mine, cos);
+  const float across = ptx::mul_rn(other, sin);
+  return ptx::add_rn(along, is_first ? -across : across);
+}
+
+/// Columns of at most 16 bytes. All are loaded before the first is stored: the loads wait together.
+FOVEA_DEVICE void write_columns(const AppendParams& p, const HeadRow& row, std::int64_t position,
+                                std::int32_t begin, std::int32_t end) {
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (begin + i < end) values[i] = turned(p, row, position, begin + i);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (begin + i < end) row.store(begin + i, values[i]);
+  }
+}
+
+/// 16 bytes of rows that are neither turned nor converted.
+FOVEA_DEVICE void copy_columns(const HeadRow& row, std::int32_t begin) {
+  const std::int32_t bytes = row.rows.to_element == Element::f32 ? 4 : 2;
+  const auto* from = static_cast<const char*>(row.rows.from.data) + (row.from + begin) * bytes;
+  auto* to = static_cast<char*>(const_cast<void*>(row.rows.to.data)) + (row.to + begin) * bytes;
+  ptx::st_global(reinterpret_cast<ptx::U32x4*>(to),
+                 ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(from)));
+}
+
+FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
+  const TokenRows& rows = p.rows[ptx::block_idx().y];
+  const NewToken token{ptx::block_idx().x / p.most_tokens, ptx::block_idx().x % p.most_tokens};
+  if (token.idx >= rows.num_tokens) return;
+  const std::int64_t from =
+      token.sequence * rows.from.batch_stride + token.idx * rows.from.row_stride;
+  const std::int64_t to = destination(p, rows, token);
+  const std::int64_t position = rows.is_turned != 0 ? position_of(p, rows, token) : -1;
+  const std::int32_t per_chunk = rows.to_element == Element::f32 ? 4 : 8;
+  const std::int32_t chunks = ceil_div(rows.head_dim, per_chunk);
+#pragma unroll 1
+  for (std::int32_t i = ptx::thread_idx().x; i < rows.num_heads * chunks; i += ptx::block_dim().x) {
+    const std::int32_t head = i / chunks;
+    const std::int32_t begin = (i - head * chunks) * per_chunk;
+    const HeadRow row{rows, from + head * rows.from.head_stride, to + head * rows.to.head_stride};
+    if (rows.is_copied != 0) {
+      copy_columns(row, begin);
+    } else {
+      write_columns(p, row, position, begin, least(begin + per_chunk, rows.head_dim));
+    }
+  }
+}
+
+}  // namespace fovea::cuda

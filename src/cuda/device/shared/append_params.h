@@ -1,0 +1,41 @@
+// What the append kernel takes at the launch. cuda/append_to_cache.hpp fills and launches, device/common/append_to_cache.cuh runs.
+#pragma once
+
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// Rows of new tokens, and where they go.
+struct TokenRows {
+  BshdParam from;  // [batch, num_tokens, num_heads, head_dim]
+  BshdParam to;    // the same; in a cache [slot or page, row, num_heads, head_dim]
+  Element from_element, to_element;
+  std::int32_t num_tokens, num_heads, head_dim;
+  std::int32_t is_cached;  // `to` is a cache
+  std::int32_t is_turned;  // by the angles of their positions
+  std::int32_t is_copied;  // by 16 bytes: neither turned nor converted, rows of both sides aligned
+};
+
+struct AppendParams {
+  TokenRows rows[3];  // one for each blockIdx.y: k, v, q
+  std::int32_t most_tokens;
+
+  IndexParam seqlens;       // [batch] rows in use before the call
+  IndexParam left_padding;  // [batch], null: none
+  IndexParam slots;         // [batch], null: each its own
+  IndexParam page_table;    // [batch, pages], null: contiguous
+  std::int64_t page_table_row_stride;
+  std::int32_t page_size;
+  std::int32_t num_new;
+
+  BshdParam cos, sin;  // [max_positions, num_pairs]: row and column strides
+  Element cos_element, sin_element;
+  std::int32_t num_pairs;
+  std::int32_t is_interleaved;  // pairs (2j, 2j + 1); else (j, j + num_pairs)
+  IndexParam positions;         // [batch, num_tokens], null: the token's place in its sequence
+  std::int64_t positions_row_stride;
+};
+
+}  // namespace fovea::cuda

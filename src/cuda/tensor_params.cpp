@@ -1,0 +1,42 @@
+#include "cuda/tensor_params.hpp"
+
+#include <bit>
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kAlignedBytes = 16;
+
+}  // namespace
+
+Element element_of(Dtype dtype) {
+  if (dtype == Dtype::f32) return Element::f32;
+  return dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+}
+
+BshdParam bshd(const TensorView& t) {
+  const int last = t.rank() - 1;
+  return {.data = t.data(),
+          .batch_stride = t.rank() == 4 ? t.stride(0) : 0,
+          .row_stride = t.stride(last - 2),
+          .head_stride = t.stride(last - 1),
+          .col_stride = t.stride(last)};
+}
+
+IndexParam index_param(const TensorView& t) {
+  if (!t) return {};
+  return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
+}
+
+bool is_aligned(const TensorView& t) {
+  const int last = t.rank() - 1;
+  const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));
+  if (std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes != 0) return false;
+  if (t.size(last) * bytes % kAlignedBytes != 0 || t.stride(last) != 1) return false;
+  for (int dim = 0; dim < last; ++dim) {
+    if (t.size(dim) > 1 && t.stride(dim) * bytes % kAlignedBytes != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace fovea::cuda

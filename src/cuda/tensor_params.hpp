@@ -1,0 +1,23 @@
+// Tensors as kernels take them: an address and strides.
+#pragma once
+
+#include "fovea/tensor.hpp"
+
+#include "cuda/device/shared/forward_params.h"
+#include "cuda/device/shared/forward_spec.h"
+
+namespace fovea::cuda {
+
+/// f32, f16 or bf16.
+Element element_of(Dtype dtype);
+
+/// Dense [batch, rows, heads, dim] or packed [rows, heads, dim].
+BshdParam bshd(const TensorView& tensor);
+
+/// i32 or i64; of two dimensions the last, whose rows are stride(0) apart. Absent tensors have no data.
+IndexParam index_param(const TensorView& tensor);
+
+/// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
+bool is_aligned(const TensorView& tensor);
+
+}  // namespace fovea::cuda

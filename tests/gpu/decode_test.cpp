@@ -1,0 +1,151 @@
+// attention_decode on a GPU through the public door, against the oracle on each sequence's keys laid out densely. Without a driver or
+// a device everything is skipped.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fovea/kv_cache.hpp"
+
+#include "gpu/device_copy.hpp"
+#include "reference/attention_forward.hpp"
+#include "support/cache_case.hpp"
+#include "support/compare.hpp"
+#include "support/tolerance.hpp"
+
+namespace fovea::testing {
+namespace {
+
+class GpuDecode : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto& driver = cuda::driver::process_driver();
+    if (!driver.is_present()) GTEST_SKIP() << driver.why_absent();
+    if (driver.devices().empty()) GTEST_SKIP() << "no device";
+  }
+};
+
+/// A call on the device, over copies of everything that it reads and writes.
+struct DeviceCall {
+  explicit DeviceCall(const AttentionDecode& host) {
+    const AttentionForward forward{.q = host.q,
+                                   .out = host.out,
+                                   .lse = host.lse,
+                                   .score = host.score,
+                                   .mask = host.mask,
+                                   .sinks = host.sinks};
+    copies.add(tensors_of_call(forward));
+    std::vector<TensorBytes> written =
+        tensors_of_tokens({.cache = host.cache, .append = host.append});
+    for (TensorBytes& tensor : written)
+      tensor.is_output = host.append.k && tensor.name.starts_with("cache.");
+    copies.add(written);
+    args = host;
+    for (TensorView* view :
+         {&args.q, &args.out, &args.lse, &args.sinks, &args.append.k, &args.append.v, &args.cache.k,
+          &args.cache.v, &args.cache.page_table, &args.cache.seqlens, &args.cache.batch_idx,
+          &args.cache.left_padding}) {
+      *view = copies.view(*view);
+    }
+  }
+
+  DeviceCopies copies;
+  AttentionDecode args;
+};
+
+void expect_right(const CacheCase& problem, CacheMemory& memory) {
+  EXPECT_EQ(memory.damage(), "");
+  const AttentionDecode args = memory.args();
+  for (std::int64_t i = 0; i < problem.batch(); ++i) {
+    const AttentionForward dense = memory.dense(i);
+    const reference::ForwardResult expected = reference::attention_forward(dense);
+    const Tolerances allowed = tolerances(
+        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", entry_of(args.out, i), expected.out, allowed.out}), "") << i;
+    EXPECT_EQ(difference({"lse", entry_of(args.lse, i), expected.lse, allowed.lse}), "") << i;
+  }
+}
+
+CacheCase decode_case(Dtype dtype) {
+  CacheCase problem;
+  // 600: three splits; 17: one page and a row; 256: a split, exactly; 2: appended ones alone.
+  problem.seqlens = {600, 17, 256, 2};
+  problem.num_new = problem.seqlen_q = 2;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.q_dtype = problem.k_dtype = problem.v_dtype = dtype;
+  problem.head_dim_qk = 64;
+  problem.head_dim_v = 40;
+  return problem;
+}
+
+TEST_F(GpuDecode, EveryLayoutEqualsTheOracle) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
+    for (const std::int64_t page_size : {0, 1, 5, 16}) {
+      for (const bool is_plain : {true, false}) {
+        CacheCase problem = decode_case(dtype);
+        problem.page_size = page_size;
+        problem.has_left_padding = problem.has_heads_first = problem.has_sinks = !is_plain;
+        problem.has_batch_idx = !is_plain && page_size == 0;
+        problem.index_dtype = is_plain ? Dtype::i32 : Dtype::i64;
+        SCOPED_TRACE(std::string(name(dtype)) + ", page_size " + std::to_string(page_size) +
+                     (is_plain ? "" : ", padded"));
+        CacheMemory memory(problem);
+        DeviceCall call(memory.args());
+        attention_decode(call.args);
+        call.copies.copy_back();
+        expect_right(problem, memory);
+      }
+    }
+  }
+}
+
+TEST_F(GpuDecode, ChunksOfAPromptEqualTheOracle) {
+  CacheCase problem = decode_case(Dtype::bf16);
+  problem.seqlens = {200, 70};
+  problem.num_new = problem.seqlen_q = 70;  // more rows than a tile that streams keys
+  for (const std::int64_t page_size : {0, 16}) {
+    problem.page_size = page_size;
+    CacheMemory memory(problem);
+    DeviceCall call(memory.args());
+    attention_decode(call.args);
+    call.copies.copy_back();
+    expect_right(problem, memory);
+  }
+}
+
+TEST_F(GpuDecode, ACapturedStepServesOtherLengths) {
+  CacheCase problem = decode_case(Dtype::bf16);
+  problem.page_size = 16;
+  CacheMemory memory(problem);
+  DeviceCall call(memory.args());
+  attention_decode(call.args);  // loads the kernels, which a capture must not
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  const std::size_t bytes = decode_workspace_bytes(call.args, 0);
+  DeviceMemory workspace(context, bytes);
+  call.args.workspace = {static_cast<std::byte*>(workspace.data()), bytes};
+  const cuda::driver::Graph graph(context, [&](Stream stream) {
+    call.args.stream = stream.handle();
+    attention_decode(call.args);
+  });
+  // Fewer keys in the same pages, in the captured call's memory and in that of a call made anew.
+  CacheMemory fewer(problem);
+  for (CacheMemory* each : {&memory, &fewer}) {
+    for (const auto& [sequence, rows] : {std::pair{0, 298}, {1, 7}, {2, 29}})
+      each->seqlens.set(sequence, rows);
+  }
+  DeviceCall again(fewer.args());
+  attention_decode(again.args);
+  again.copies.copy_back();
+  call.copies.copy_to_device(memory.seqlens.view());
+  graph.launch(Stream(nullptr));
+  call.copies.copy_back();
+  for (std::int64_t i = 0; i < problem.batch(); ++i) {
+    EXPECT_EQ(memory.out_bits(i), fewer.out_bits(i)) << i;
+    EXPECT_EQ(memory.lse_bits(i), fewer.lse_bits(i)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::testing

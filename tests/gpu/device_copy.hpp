@@ -1,0 +1,98 @@
+// Tensors of the host on a GPU, guards and all, and back.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "cuda/driver/resources.hpp"
+#include "support/launch_memory.hpp"
+
+namespace fovea::testing {
+
+using cuda::driver::DeviceMemory;
+using cuda::driver::Stream;
+
+/// A tensor's bytes on the device, as far from an aligned address as on the host.
+struct DeviceCopy {
+  static constexpr std::size_t kAlignment = 256;
+
+  TensorBytes host;
+  DeviceMemory memory;
+
+  explicit DeviceCopy(const TensorBytes& bytes)
+      : host(bytes), memory(cuda::driver::process_context(0), bytes.size + 2 * kAlignment) {
+    copy_to_device();
+  }
+
+  void copy_to_device() {
+    std::vector<std::byte> staged(memory.bytes(), std::byte{0xFF});
+    std::memcpy(staged.data() + offset(), host.begin, host.size);
+    memory.copy_from(staged, Stream(nullptr));
+  }
+
+  std::size_t offset() const { return reinterpret_cast<std::uintptr_t>(host.begin) % kAlignment; }
+  std::byte* begin() const { return static_cast<std::byte*>(memory.data()) + offset(); }
+
+  void copy_back() const {
+    std::vector<std::byte> staged(memory.bytes());
+    memory.copy_to(staged, Stream(nullptr));
+    std::memcpy(host.begin, staged.data() + offset(), host.size);
+    for (std::size_t i = 0; i < staged.size(); ++i) {
+      const bool is_guard = i < offset() || i >= offset() + host.size;
+      if (is_guard && staged[i] != std::byte{0xFF}) {
+        ADD_FAILURE() << "wrote outside of " << host.name;
+        return;
+      }
+    }
+  }
+};
+
+/// Copies of many tensors, found by the host's addresses.
+class DeviceCopies {
+ public:
+  void add(const std::vector<TensorBytes>& tensors) {
+    for (const TensorBytes& tensor : tensors)
+      copies_.push_back(std::make_unique<DeviceCopy>(tensor));
+  }
+
+  /// Where a byte of the host is on the device; the host's own where it was not copied.
+  const void* address(const void* host) const {
+    const DeviceCopy* copy = copy_of(host);
+    if (copy == nullptr) return host;
+    return copy->begin() + (static_cast<const std::byte*>(host) - copy->host.begin);
+  }
+
+  TensorView view(const TensorView& host) const {
+    if (!host) return host;
+    TensorSpec spec = host.spec();
+    spec.device = Device::cuda(0);
+    if (host.is_mutable()) return {const_cast<void*>(address(host.data())), spec};
+    return {address(host.data()), spec};
+  }
+
+  /// The contents that the host's tensor has now.
+  void copy_to_device(const TensorView& host) const { copy_of(host.data())->copy_to_device(); }
+
+  void copy_back() const {
+    for (const auto& copy : copies_) {
+      if (copy->host.is_output) copy->copy_back();
+    }
+  }
+
+ private:
+  /// The copy that holds a byte of the host; null where there is none.
+  DeviceCopy* copy_of(const void* host) const {
+    const auto* at = static_cast<const std::byte*>(host);
+    for (const auto& copy : copies_) {
+      if (at >= copy->host.begin && at < copy->host.begin + copy->host.size) return copy.get();
+    }
+    return nullptr;
+  }
+
+  std::vector<std::unique_ptr<DeviceCopy>> copies_;
+};
+
+}  // namespace fovea::testing

@@ -1,0 +1,207 @@
+// The append kernel under the emulator writes what the CPU's append writes, in every layout, and nothing else.
+#include "cpu/append.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "common/append_to_cache.cuh"
+#include "cuda/append_to_cache.hpp"
+#include "cuda/emulator/emulator.hpp"
+#include "support/cache_case.hpp"
+#include "support/compare.hpp"
+#include "support/launch_memory.hpp"
+#include "support/random.hpp"
+
+namespace fovea::testing {
+namespace {
+
+constexpr std::int64_t kMaxPositions = 80;
+
+/// Angles, and what turns by them.
+struct Turning {
+  std::int64_t num_pairs = 0;  // 0: no rotary
+  bool is_interleaved = false;
+  bool has_positions = false;
+  Dtype dtype = Dtype::f32;
+};
+
+struct AppendCase {
+  std::string name;
+  CacheCase cache;
+  Dtype new_dtype = Dtype::bf16;
+  Turning turning{};
+  std::int64_t offset = 0;  // elements that the new tokens lie off a multiple of 64 bytes
+};
+
+/// A cache, tokens for it and queries; equal for equal cases.
+struct AppendMemory {
+  explicit AppendMemory(const AppendCase& problem)
+      : call(problem.cache), cache(call.args().cache), turning(problem.turning) {
+    const CacheCase& c = problem.cache;
+    k = tokens(problem, c.num_new, c.num_heads_kv, c.head_dim_qk, 1);
+    v = tokens(problem, c.num_new, c.num_heads_kv, c.head_dim_v, 2);
+    append = {.k = k.view(), .v = v.view()};
+    if (turning.num_pairs == 0) return;
+    const TensorSpec angles =
+        make_spec(turning.dtype, std::array{kMaxPositions, turning.num_pairs});
+    cos = GuardedTensor(angles);
+    sin = GuardedTensor(angles);
+    cos.fill([](std::int64_t i) { return std::cos(0.37 * static_cast<double>(i)); });
+    sin.fill([](std::int64_t i) { return std::sin(0.37 * static_cast<double>(i)); });
+    rotary = {.cos = cos.view(), .sin = sin.view(), .is_interleaved = turning.is_interleaved};
+    if (turning.has_positions) {
+      positions = GuardedTensor(make_spec(Dtype::i64, std::array{c.batch(), c.num_new}));
+      positions.fill([](std::int64_t i) { return static_cast<double>(i * 7 % kMaxPositions); });
+      rotary.positions = positions.view();
+    }
+    q = tokens(problem, c.seqlen_q, c.num_heads_q, c.head_dim_qk, 3);
+    rotated_q = GuardedTensor(make_spec(
+        q.view().dtype(), std::array{c.batch(), c.seqlen_q, c.num_heads_q, c.head_dim_qk}));
+    rotated_q.poison();
+  }
+
+  NewTokens new_tokens() {
+    NewTokens result{.cache = cache, .append = append};
+    if (turning.num_pairs == 0) return result;
+    result.rotary = &rotary;
+    result.q = q.view();
+    result.rotated_q = rotated_q.mutable_view();
+    return result;
+  }
+
+  static GuardedTensor tokens(const AppendCase& problem, std::int64_t count, std::int64_t heads,
+                              std::int64_t head_dim, std::uint64_t stream) {
+    GuardedTensor tensor(
+        make_spec(problem.new_dtype, std::array{problem.cache.batch(), count, heads, head_dim}),
+        problem.offset);
+    const Random random(problem.cache.seed, stream);
+    tensor.fill([&](std::int64_t i) { return random.normal(i); });
+    return tensor;
+  }
+
+  CacheMemory call;
+  KvCache cache;
+  Turning turning;
+  GuardedTensor k, v, q, rotated_q, cos, sin, positions;
+  Append append;
+  Rotary rotary;
+};
+
+void run_emulated(AppendMemory& memory) {
+  const NewTokens tokens = memory.new_tokens();
+  cuda::emulator::Device device;
+  for (const TensorBytes& tensor : tensors_of_tokens(tokens))
+    device.register_buffer(tensor.name, tensor.begin, tensor.size);
+  const cuda::AppendLaunch launch = cuda::append_launch(tokens);
+  const cuda::emulator::LaunchConfig config{
+      .grid = {static_cast<std::int32_t>(launch.grid.x), static_cast<std::int32_t>(launch.grid.y),
+               1},
+      .block = {static_cast<std::int32_t>(launch.block.x), 1, 1}};
+  EXPECT_EQ(device.launch(config, {}, [&] { cuda::append_to_cache(launch.params); }).text(), "");
+}
+
+std::vector<AppendCase> append_cases() {
+  CacheCase paged;
+  // Before the append 0 rows, 16: a page begins with the first new token, 14: with the third, 37.
+  paged.seqlens = {3, 19, 17, 40};
+  paged.num_new = paged.seqlen_q = 3;
+  paged.num_heads_q = 4;
+  paged.num_heads_kv = 2;
+  paged.q_dtype = paged.k_dtype = paged.v_dtype = Dtype::bf16;
+  paged.page_size = 16;
+  CacheCase slots = paged;
+  slots.page_size = 0;
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  slots.index_dtype = Dtype::i64;
+  CacheCase odd_pages = paged;
+  odd_pages.page_size = 5;
+  odd_pages.has_left_padding = true;
+  odd_pages.head_dim_qk = 23;  // rows of no whole 16 bytes
+  CacheCase mixed = slots;
+  mixed.k_dtype = Dtype::f16;
+  mixed.v_dtype = Dtype::f32;
+  CacheCase more_queries = paged;  // the first ones stand before the first key
+  more_queries.seqlen_q = 7;
+  return {
+      {"copied_into_pages", paged},
+      {"copied_into_slots", slots},
+      {"rows_of_odd_bytes", odd_pages},
+      {"off_any_alignment", paged, Dtype::bf16, {}, 1},
+      {"converted", mixed, Dtype::bf16},
+      {"converted_from_f32", paged, Dtype::f32},
+      {"turned_in_halves", paged, Dtype::bf16, {.num_pairs = 8}},
+      {"turned_in_pairs", slots, Dtype::f32, {.num_pairs = 8, .is_interleaved = true}},
+      {"turned_in_part", odd_pages, Dtype::f16, {.num_pairs = 5, .dtype = Dtype::bf16}},
+      {"turned_by_positions",
+       mixed,
+       Dtype::f32,
+       {.num_pairs = 3, .is_interleaved = true, .has_positions = true, .dtype = Dtype::f16}},
+      {"queries_before_keys", more_queries, Dtype::bf16, {.num_pairs = 4}},
+  };
+}
+
+/// Bits, but where a compiler may have fused a product and a sum: one rounding.
+void expect_same(const char* name, const TensorView& got, const TensorView& expected,
+                 bool is_turned) {
+  if (!is_turned) {
+    EXPECT_TRUE(bits_of(got) == bits_of(expected)) << name;
+    return;
+  }
+  const std::vector<double> a = values_of(got);
+  const std::vector<double> b = values_of(expected);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    ASSERT_TRUE(a[i] == b[i] || std::abs(a[i] - b[i]) <= 2 * rounding(got.dtype(), b[i]) + 0x1p-22)
+        << name << " element " << i << ": got " << a[i] << ", expected " << b[i];
+  }
+}
+
+class EmulatedAppends : public ::testing::TestWithParam<AppendCase> {};
+
+TEST_P(EmulatedAppends, WriteWhatTheCpuWrites) {
+  AppendMemory expected(GetParam());
+  const auto pool = make_thread_pool(1);
+  cpu::append_tokens(expected.new_tokens(), *pool);
+  AppendMemory got(GetParam());
+  run_emulated(got);
+  const bool is_turned = GetParam().turning.num_pairs > 0;
+  expect_same("cache.k", got.cache.k, expected.cache.k, is_turned);
+  expect_same("cache.v", got.cache.v, expected.cache.v, false);
+  if (is_turned) expect_same("q", got.rotated_q.view(), expected.rotated_q.view(), true);
+  EXPECT_EQ(got.call.damage(), "");
+  EXPECT_TRUE(!is_turned || got.rotated_q.has_intact_guards());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedAppends, ::testing::ValuesIn(append_cases()),
+                         [](const auto& each) { return each.param.name; });
+
+TEST(AppendLaunch, HasACtaForEachTokenOfEachTensor) {
+  AppendCase problem = append_cases().front();
+  AppendMemory plain(problem);
+  const cuda::AppendLaunch copied = cuda::append_launch(plain.new_tokens());
+  EXPECT_EQ(copied.grid.x, 4U * 3);
+  EXPECT_EQ(copied.grid.y, 2U);
+  EXPECT_TRUE(copied.params.rows[0].is_copied && copied.params.rows[1].is_copied);
+  problem.turning.num_pairs = 4;
+  problem.cache.seqlen_q = 5;
+  AppendMemory turned(problem);
+  const cuda::AppendLaunch launch = cuda::append_launch(turned.new_tokens());
+  EXPECT_EQ(launch.grid.x, 4U * 5);
+  EXPECT_EQ(launch.grid.y, 3U);
+  EXPECT_FALSE(launch.params.rows[0].is_copied);
+  EXPECT_TRUE(launch.params.rows[1].is_copied);
+}
+
+TEST(AppendLaunch, NothingIsLaunchedForNoTokens) {
+  AppendCase problem = append_cases().front();
+  problem.cache.seqlens.clear();
+  AppendMemory memory(problem);
+  EXPECT_EQ(cuda::append_launch(memory.new_tokens()).grid.x, 0U);
+}
+
+}  // namespace
+}  // namespace fovea::testing
