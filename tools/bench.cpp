@@ -10,11 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <span>
+#include <tuple>
 
 #include "fovea/backward.hpp"
 #include "fovea/kv_cache.hpp"
 
 #include "attention_options.hpp"
+#include "bench_row.hpp"
 #include "bound.hpp"
 #include "cases.hpp"
 #include "command.hpp"
@@ -22,6 +24,8 @@
 #include "cpu/features.hpp"
 #include "failure.hpp"
 #include "files.hpp"
+#include "gpu.hpp"
+#include "gpu_bound.hpp"
 #include "parse_words.hpp"
 #include "progress.hpp"
 #include "visible_work.hpp"
@@ -45,6 +49,8 @@ constexpr const char* kExamples =
     fovea bench --case gpt2_prefill --backward
   A problem of your own:
     fovea bench --batch 1 --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --causal
+  On a GPU:
+    fovea bench --device cuda --case encoder_2k_bf16 --case paged_decode
   Is it slower than it was?
     fovea bench --json before.json
     fovea bench --against before.json
@@ -56,6 +62,8 @@ What the columns mean
                 seven products where forward has two.
   bound         the larger of work / fp32 multiply-add rate and bytes / read bandwidth, both measured in this run with the
                 same number of threads; the fraction is bound / median. bf16 products may pass 100 % of the fp32 rate.
+  --device cuda times kernels by CUDA events, the L2 cache flushed before each run. The bound there: the rate of tensor cores
+                whose operands are in place (fp32 multiply-adds for f32 inputs), and the bandwidth of a copy on the device.
 
 Exit codes: 0 done; 1 --against found a loss beyond noise; 2 bad input; 3 not supported here.
 )";
@@ -116,11 +124,6 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
        [&](const std::string&, const std::string& path) { o.against = path; });
 }
 
-struct Times {
-  double median = 0, min = 0, spread = 0;  // seconds; spread relative to the median
-  std::int64_t runs = 0;
-};
-
 Times summarize(std::vector<double> seconds) {
   std::sort(seconds.begin(), seconds.end());
   const auto quantile = [&](double q) {
@@ -134,48 +137,14 @@ Times summarize(std::vector<double> seconds) {
   return times;
 }
 
-struct Row {
-  std::string name, why;
-  int threads = 0, num_threads = 0;
-  Explanation explanation;
-  VisibleWork work;
-  Times times;
-  Bounds bounds;
-
-  double compute_seconds() const { return work.flops / (bounds.fma_gflops * 1e9); }
-  double memory_seconds() const { return work.bytes / (bounds.read_gigabytes * 1e9); }
-  bool is_compute_bound() const { return compute_seconds() >= memory_seconds(); }
-  double fraction() const { return std::max(compute_seconds(), memory_seconds()) / times.median; }
-  double gflops_per_second() const { return work.flops / times.median * 1e-9; }
-};
-
 constexpr double kMaxSeconds = 10;
 constexpr std::size_t kMinRuns = 3;
 
-/// `run` is called once to warm up.
-template <typename Run>
-Times time_runs(const Run& run, std::int64_t runs) {
+double seconds_of(const std::function<void()>& run) {
+  const auto begin = std::chrono::steady_clock::now();
   run();
-  std::vector<double> seconds;
-  double total = 0;
-  while (static_cast<std::int64_t>(seconds.size()) < runs &&
-         (total < kMaxSeconds || seconds.size() < kMinRuns)) {
-    const auto begin = std::chrono::steady_clock::now();
-    run();
-    seconds.push_back(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-    total += seconds.back();
-  }
-  return summarize(std::move(seconds));
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
-
-/// A named problem with its tensors.
-struct Job {
-  std::string name, why;
-  AttentionOptions options;
-  std::function<Inputs()> make;
-  std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
-};
 
 /// Forward, with lse, and all three gradients; out stands in for its own gradient.
 Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs) {
@@ -202,40 +171,21 @@ Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs
   row.work.bytes *= 3;  // backward reads what forward reads and writes, and writes as much
   return time_runs(
       [&] {
-        plan.run(args.forward);
-        backward.run(args);
+        return seconds_of([&] {
+          plan.run(args.forward);
+          backward.run(args);
+        });
       },
       runs);
 }
 
-/// Keys in pages that lie in no order.
-struct PagedKeys {
-  Array page_table, seqlens;
-  TensorView k, v;
-
-  PagedKeys(const AttentionForward& args, std::int64_t page_size) {
-    const std::int64_t batch = args.k.size(0), seqlen_kv = args.k.size(1);
-    const std::int64_t pages = seqlen_kv / page_size;
-    page_table = make_array(Dtype::i32, std::array{batch, pages});
-    auto* const table = static_cast<std::int32_t*>(page_table.mutable_view().mutable_data());
-    for (std::int64_t i = 0; i < batch * pages; ++i) table[i] = static_cast<std::int32_t>(i);
-    std::shuffle(table, table + batch * pages, std::minstd_rand(1));
-    seqlens = make_array(Dtype::i32, std::array{batch});
-    std::fill_n(static_cast<std::int32_t*>(seqlens.mutable_view().mutable_data()), batch,
-                static_cast<std::int32_t>(seqlen_kv));
-    k = pages_of(args.k, page_size);
-    v = pages_of(args.v, page_size);
-  }
-
- private:
-  /// The rows of a tensor that lies row-major, a page after the other.
-  static TensorView pages_of(const TensorView& view, std::int64_t page_size) {
-    const TensorSpec spec = make_spec(
-        view.dtype(),
-        std::array{view.size(0) * view.size(1) / page_size, page_size, view.size(2), view.size(3)});
-    return {view.data(), spec};
-  }
-};
+/// The rows of a tensor that lies row-major, a page after the other.
+TensorView pages_of(const TensorView& view, std::int64_t page_size) {
+  TensorSpec spec = make_spec(view.dtype(), std::array{view.size(0) * view.size(1) / page_size,
+                                                       page_size, view.size(2), view.size(3)});
+  spec.device = view.spec().device;
+  return {view.data(), spec};
+}
 
 Times time_decode(const AttentionForward& forward, std::int64_t page_size, std::int64_t runs) {
   const PagedKeys keys(forward, page_size);
@@ -254,13 +204,13 @@ Times time_decode(const AttentionForward& forward, std::int64_t page_size, std::
                        .executor = forward.executor};
   const Buffer workspace = Buffer::uninitialized(decode_workspace_bytes(args, forward.k.size(1)));
   args.workspace = workspace.bytes();
-  return time_runs([&] { attention_decode(args); }, runs);
+  return time_runs([&] { return seconds_of([&] { attention_decode(args); }); }, runs);
 }
 
 Times time_forward(AttentionForward args, const Plan& plan, std::int64_t runs) {
   const Buffer workspace = Buffer::uninitialized(plan.workspace_bytes());
   args.workspace = workspace.bytes();
-  return time_runs([&] { plan.run(args); }, runs);
+  return time_runs([&] { return seconds_of([&] { plan.run(args); }); }, runs);
 }
 
 Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const BenchOptions& options) {
@@ -275,6 +225,7 @@ Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const Benc
   const Plan plan = fovea::plan(problem);
   Row row{.name = job.name,
           .why = job.why,
+          .device = to_string(Device::cpu()),
           .threads = 0,
           .num_threads = executor.concurrency(),
           .explanation = plan.explain(),
@@ -358,26 +309,29 @@ std::vector<Job> choose_jobs(const BenchOptions& options, const std::vector<Case
 
 Json json_of(const Row& row) {
   const Explanation& e = row.explanation;
-  return {{"name", row.name},
-          {"why", row.why},
-          {"problem", e.problem},
-          {"kernel", e.kernel},
-          {"target", e.target},
-          {"compute_dtype", e.compute_dtype},
-          {"threads", row.threads},
-          {"num_threads", row.num_threads},
-          {"runs", row.times.runs},
-          {"median_ms", row.times.median * 1e3},
-          {"min_ms", row.times.min * 1e3},
-          {"spread", row.times.spread},
-          {"flops", row.work.flops},
-          {"bytes", row.work.bytes},
-          {"visible_share", row.work.share},
-          {"gflops_per_second", row.gflops_per_second()},
-          {"bound", row.is_compute_bound() ? "compute" : "memory"},
-          {"bound_fma_gflops_per_second", row.bounds.fma_gflops},
-          {"bound_read_gigabytes_per_second", row.bounds.read_gigabytes},
-          {"fraction_of_bound", row.fraction()}};
+  return {
+      {"name", row.name},
+      {"why", row.why},
+      {"problem", e.problem},
+      {"kernel", e.kernel},
+      {"target", e.target},
+      {"device", row.device},
+      {"compute_dtype", e.compute_dtype},
+      {"threads", row.threads},
+      {"num_threads", row.num_threads},
+      {"runs", row.times.runs},
+      {"median_ms", row.times.median * 1e3},
+      {"min_ms", row.times.min * 1e3},
+      {"spread", row.times.spread},
+      {"flops", row.work.flops},
+      {"bytes", row.work.bytes},
+      {"visible_share", row.work.share},
+      {"gflops_per_second", row.gflops_per_second()},
+      {"bound", row.is_compute_bound() ? "compute" : "memory"},
+      {fmt::format("bound_{}_gflops_per_second", row.bounds.compute), row.bounds.compute_gflops},
+      {fmt::format("bound_{}_gigabytes_per_second", row.bounds.memory),
+       row.bounds.memory_gigabytes},
+      {"fraction_of_bound", row.fraction()}};
 }
 
 constexpr std::string_view kHeader =
@@ -387,8 +341,8 @@ constexpr std::string_view kHeader =
 std::string print(const Row& row) {
   return fmt::format(
       "{:<28} {:>7} {:<12} {:>11.3f} {:>11.3f} {:>6.1f}% {:>9.1f}  {:<8} {:>6.1f}%\n", row.name,
-      row.num_threads, row.explanation.target, row.times.median * 1e3, row.times.min * 1e3,
-      row.times.spread * 100, row.gflops_per_second(),
+      row.num_threads > 0 ? fmt::to_string(row.num_threads) : "-", row.explanation.target,
+      row.times.median * 1e3, row.times.min * 1e3, row.times.spread * 100, row.gflops_per_second(),
       row.is_compute_bound() ? "compute" : "memory", row.fraction() * 100);
 }
 
@@ -396,7 +350,8 @@ std::string print(const Row& row) {
 struct Kept {
   double fraction = 0, spread = 0;
 };
-using KeptRun = std::map<std::pair<std::string, int>, Kept>;
+/// By case, device and threads.
+using KeptRun = std::map<std::tuple<std::string, std::string, int>, Kept>;
 
 KeptRun read_kept(const std::string& path) {
   const auto file = read_file("--against", path);
@@ -415,7 +370,7 @@ KeptRun read_kept(const std::string& path) {
         !is_number("threads") || !is_number("fraction_of_bound") || !is_number("spread")) {
       malformed();
     }
-    run[{row["name"].get<std::string>(), row["threads"].get<int>()}] = {
+    run[{row["name"].get<std::string>(), row.value("device", "cpu"), row["threads"].get<int>()}] = {
         row["fraction_of_bound"].get<double>(), row["spread"].get<double>()};
   }
   return run;
@@ -434,7 +389,7 @@ constexpr double kLeastNoise = 0.05;
 std::vector<Comparison> compare(const std::vector<Row>& rows, const KeptRun& kept) {
   std::vector<Comparison> comparisons;
   for (const Row& row : rows) {
-    const auto found = kept.find({row.name, row.threads});
+    const auto found = kept.find({row.name, row.device, row.threads});
     if (found == kept.end()) continue;
     comparisons.push_back(
         {.name = row.name,
@@ -457,13 +412,31 @@ void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
                      const BenchOptions& options) {
   for (const Job& job : jobs) {
     for (const int threads : options.threads) {
-      if (kept.contains({job.name + (options.wants_backward ? "+backward" : ""), threads})) return;
+      if (kept.contains({job.name + (options.wants_backward ? "+backward" : ""),
+                         to_string(options.attention.device), threads})) {
+        return;
+      }
     }
   }
   bad_input("--against: holds none of these cases with these --threads");
 }
 
+std::vector<Row> run_jobs_on_gpu(const std::vector<Job>& jobs, const BenchOptions& options) {
+  const Gpu gpu(options.attention.device);
+  Progress progress("fovea bench: measuring the GPU");
+  std::vector<Row> rows;
+  if (!options.prints_json()) print_out(std::string(kHeader));
+  const GpuBounds bounds = measure_bounds(gpu);
+  for (const Job& job : jobs) {
+    progress.set(fmt::format("fovea bench: {} on {}", job.name, gpu.describe()));
+    rows.push_back(run_on_gpu(job, gpu, bounds, options.runs));
+    if (!options.prints_json()) print_out(print(rows.back()));
+  }
+  return rows;
+}
+
 std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& options) {
+  if (options.attention.is_on_gpu()) return run_jobs_on_gpu(jobs, options);
   Progress progress("fovea bench: measuring the machine");
   std::vector<Row> rows;
   if (!options.prints_json()) print_out(std::string(kHeader));
@@ -487,7 +460,17 @@ int list_cases(const std::vector<Case>& cases) {
   return kSuccess;
 }
 
+void refuse_on_gpu(const BenchOptions& options) {
+  refuse_cpu_options(options.attention);
+  if (!options.attention.is_on_gpu()) return;
+  if (options.threads != std::vector{0})
+    bad_input("--threads: is for the cpu; expected none with --device cuda");
+  if (options.wants_backward)
+    throw Failure(kUnsupported, "--backward: runs on the cpu only; expected no --device cuda");
+}
+
 int bench(const BenchOptions& options) {
+  refuse_on_gpu(options);
   const std::vector<Case> cases = read_cases(options);
   if (options.wants_list) return list_cases(cases);
   OutputFiles files;
@@ -528,6 +511,32 @@ int bench(const BenchOptions& options) {
 
 }  // namespace
 
+Times time_runs(const std::function<double()>& run, std::int64_t runs) {
+  run();
+  std::vector<double> seconds;
+  double total = 0;
+  while (static_cast<std::int64_t>(seconds.size()) < runs &&
+         (total < kMaxSeconds || seconds.size() < kMinRuns)) {
+    seconds.push_back(run());
+    total += seconds.back();
+  }
+  return summarize(std::move(seconds));
+}
+
+PagedKeys::PagedKeys(const AttentionForward& args, std::int64_t page_size) {
+  const std::int64_t batch = args.k.size(0), seqlen_kv = args.k.size(1);
+  const std::int64_t pages = seqlen_kv / page_size;
+  page_table = make_array(Dtype::i32, std::array{batch, pages});
+  auto* const table = static_cast<std::int32_t*>(page_table.mutable_view().mutable_data());
+  for (std::int64_t i = 0; i < batch * pages; ++i) table[i] = static_cast<std::int32_t>(i);
+  std::shuffle(table, table + batch * pages, std::minstd_rand(1));
+  seqlens = make_array(Dtype::i32, std::array{batch});
+  std::fill_n(static_cast<std::int32_t*>(seqlens.mutable_view().mutable_data()), batch,
+              static_cast<std::int32_t>(seqlen_kv));
+  k = pages_of(args.k, page_size);
+  v = pages_of(args.v, page_size);
+}
+
 int run_bench(const std::vector<std::string>& words) {
   BenchOptions options;
   CLI::App app(kAbout, "fovea bench");
@@ -544,6 +553,7 @@ int run_bench(const std::vector<std::string>& words) {
   add_score_options(app, options.attention);
   add_mask_options(app, options.attention);
   add_run_options(app, options.attention);
+  add_device_option(app, options.attention.device);
   app.footer(kExamples);
   if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
   return bench(options);

@@ -118,8 +118,8 @@ double measure_read_gigabytes(Executor& executor) {
 }  // namespace
 
 Bounds measure_bounds(Executor& executor) {
-  return {.fma_gflops = measure_fma_gflops(executor),
-          .read_gigabytes = measure_read_gigabytes(executor)};
+  return {.compute_gflops = measure_fma_gflops(executor),
+          .memory_gigabytes = measure_read_gigabytes(executor)};
 }
 
 }  // namespace fovea::tools

@@ -1,13 +1,17 @@
 // What this machine can do at most, measured in the same run as what it is compared with.
 #pragma once
 
+#include <string>
+
 #include "fovea/runtime.hpp"
 
 namespace fovea::tools {
 
 struct Bounds {
-  double fma_gflops = 0;      // fp32 multiply-adds in registers, all workers
-  double read_gigabytes = 0;  // a second, of memory that no cache holds
+  std::string compute = "fma";  // what the rate was measured of: fp32 multiply-adds in registers
+  double compute_gflops = 0;    // all workers
+  std::string memory = "read";  // of memory that no cache holds
+  double memory_gigabytes = 0;  // a second
 };
 
 /// Takes about a third of a second.

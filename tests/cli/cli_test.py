@@ -519,6 +519,9 @@ class Devices(CommandTest):
         result = self.run_fovea("explain", "--seqlen-q", "64", "--device", "cuda")
         self.expect(result, 3, "nothing here can run this problem")
         self.assertIn(f"refused    cuda/sm80/attention_forward: {driver['reason']}", result.stdout)
+        result = self.run_fovea("bench", "--seqlen-q", "64", "--device", "cuda", "--json", "kept.json")
+        self.expect(result, 3, "--device cuda:0: ", driver["reason"])
+        self.assertFalse((self.folder / "kept.json").exists())
 
     def test_bad_input_is_found_before_a_gpu_is_looked_for(self):
         self.expect(self.attend_there("--mask-mod", "kv_idx"), 2, "the formula is int")
@@ -526,11 +529,35 @@ class Devices(CommandTest):
             self.expect(self.attend("--device", name), 2, f"--device: got '{name}'", "cuda:N")
         self.expect(self.attend_there("--threads", "2"), 2, "--threads: is for the cpu")
         self.expect(self.attend_there("--target", "avx2"), 2, "--target: is for the cpu")
+        self.expect(self.run_fovea("bench", "--device", "cuda", "--threads", "1,0"), 2, "--threads: is for the cpu")
+        self.expect(self.run_fovea("bench", "--device", "cuda", "--case", "nonsense"), 2, "--case", "nonsense")
 
     def test_gradients_are_refused(self):
         self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
         self.expect(self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy"), 3, "--backward: runs on the cpu only")
         self.assertFalse((self.folder / "dq.npy").exists())
+        self.expect(self.run_fovea("bench", "--device", "cuda", "--backward"), 3, "--backward: runs on the cpu only")
+
+    def test_bench_names_its_bounds_and_compares(self):
+        self.need_gpu()
+        case = {"name": "pages", "why": "small", "batch": 2, "seqlen_q": 2, "seqlen_kv": 24, "num_heads_q": 2, "head_dim": 64,
+                "dtype": "bf16", "page_size": 8}
+        dense = {"name": "dense", "why": "small", "batch": 2, "seqlen_q": 256, "num_heads_q": 2, "head_dim": 64, "dtype": "bf16"}
+        plain = {**dense, "name": "plain", "dtype": "f32"}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case, dense, plain]}))
+        words = ("bench", "--cases", "cases.json", "--device", "cuda", "--runs", "5")
+        self.expect(self.run_fovea(*words, "--json", "kept.json"), 0)
+        kept = json.loads((self.folder / "kept.json").read_text())
+        for row in kept["rows"]:
+            self.assertEqual(row["device"], "cuda:0")
+            self.assertTrue(row["kernel"].startswith("cuda/"))
+            self.assertTrue(0 < row["fraction_of_bound"] < 1)
+            row["fraction_of_bound"] *= 100
+            row["spread"] = 0
+            self.assertGreater(row["bound_copy_gigabytes_per_second"], 0)
+        self.assertGreater(kept["rows"][1]["bound_product_gflops_per_second"], kept["rows"][2]["bound_fma_gflops_per_second"])
+        (self.folder / "kept.json").write_text(json.dumps(kept))
+        self.expect(self.run_fovea(*words, "--against", "kept.json"), 1, "--against", "beyond noise")
 
     def test_every_feature_is_right_there(self):
         self.need_gpu()

@@ -1,0 +1,113 @@
+// fovea bench --device cuda: the same jobs, their tensors on a GPU.
+#include <algorithm>
+
+#include "fovea/kv_cache.hpp"
+
+#include "bench_row.hpp"
+#include "core/shape.hpp"
+#include "cuda/driver/resources.hpp"
+#include "plan/plan.hpp"
+#include "problem/decode.hpp"
+
+namespace fovea::tools {
+namespace {
+
+using cuda::driver::DeviceMemory;
+
+std::span<std::byte> bytes_of(const DeviceMemory& memory) {
+  return {static_cast<std::byte*>(memory.data()), memory.bytes()};
+}
+
+/// Runs `enqueue` behind a write of so much memory that the L2 cache holds nothing else. The host enqueues while that is under way, so its
+/// own time is not measured.
+Times time_flushed(const Gpu& gpu, const std::function<void()>& enqueue, std::int64_t runs) {
+  constexpr std::size_t kLeastBytes = std::size_t{512} << 20U;
+  const auto l2_bytes = static_cast<std::size_t>(gpu.context().info().l2_bytes);
+  DeviceMemory flushed(gpu.context(), std::max(kLeastBytes, 2 * l2_bytes));
+  cuda::driver::Event begin(gpu.context()), end(gpu.context());
+  return time_runs(
+      [&] {
+        flushed.fill(0, gpu.stream());
+        begin.record(gpu.stream());
+        enqueue();
+        end.record(gpu.stream());
+        end.synchronize();
+        return end.milliseconds_since(begin) * 1e-3;
+      },
+      runs);
+}
+
+/// The kernel that a cache of these shapes gets.
+Explanation explain_decode(const AttentionDecode& args, std::int64_t seqlen_kv) {
+  constexpr std::string_view kWhere = "bench";
+  const ForwardProblem problem =
+      validate_decode_problem(decode_problem(args, seqlen_kv, 0, kWhere), true, kWhere);
+  return explain_forward(problem, cuda::plan_forward(problem, problem.device()));
+}
+
+void run_decode(const AttentionForward& forward, const Job& job, const Gpu& gpu, std::int64_t runs,
+                Row& row) {
+  const PagedKeys keys(forward, job.page_size);
+  const Array page_table = gpu.copy(keys.page_table);
+  const Array seqlens = gpu.copy(keys.seqlens);
+  AttentionDecode args{.q = forward.q,
+                       .cache = {.k = keys.k,
+                                 .v = keys.v,
+                                 .page_table = page_table.view(),
+                                 .seqlens = seqlens.view()},
+                       .out = forward.out,
+                       .score = forward.score,
+                       .mask = forward.mask,
+                       .softmax_scale = forward.softmax_scale,
+                       .sinks = forward.sinks,
+                       .compute_dtype = forward.compute_dtype,
+                       .stream = forward.stream};
+  const std::int64_t seqlen_kv = forward.k.size(1);
+  const DeviceMemory workspace(gpu.context(), decode_workspace_bytes(args, seqlen_kv));
+  args.workspace = bytes_of(workspace);
+  row.explanation = explain_decode(args, seqlen_kv);
+  row.times = time_flushed(
+      gpu, [&] { attention_decode(args); }, runs);
+}
+
+void run_forward(AttentionForward args, const Gpu& gpu, std::int64_t runs, Row& row) {
+  const Plan plan = fovea::plan(problem_of(args));
+  const DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
+  args.workspace = bytes_of(workspace);
+  row.explanation = plan.explain();
+  row.times = time_flushed(
+      gpu, [&] { plan.run(args); }, runs);
+}
+
+}  // namespace
+
+Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int64_t runs) {
+  const Inputs host = job.make();
+  const Inputs inputs = gpu.copy(host);
+  const TensorSpec spec = out_spec(host, host.q.spec.dtype);
+  const Array host_out = make_array(spec.dtype, shape_of(spec));
+  const Array out = gpu.copy(host_out);
+  AttentionForward args = make_call(job.options, inputs);
+  args.out = as_bshd(out.mutable_view(), job.options.layout);
+  args.stream = gpu.stream_handle();
+  Row row{.name = job.name,
+          .why = job.why,
+          .device = to_string(gpu.device()),
+          .threads = 0,
+          .num_threads = 0,
+          .explanation = {},
+          .work = {},
+          .times = {},
+          .bounds = bounds.of(host.q.spec.dtype)};
+  if (job.page_size > 0) {
+    run_decode(args, job, gpu, runs, row);
+  } else {
+    run_forward(args, gpu, runs, row);
+  }
+  AttentionForward on_host = make_call(job.options, host);
+  on_host.out = as_bshd(host_out.mutable_view(), job.options.layout);
+  row.work = visible_work(on_host, row.explanation.tile_q, row.explanation.tile_kv);
+  return row;
+}
+
+}  // namespace fovea::tools

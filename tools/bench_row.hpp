@@ -1,0 +1,61 @@
+// A row of fovea bench: what was timed, how long it took, what bounds it. bench.cpp asks and prints, bench_gpu.cpp runs on a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "attention_options.hpp"
+#include "bound.hpp"
+#include "gpu.hpp"
+#include "gpu_bound.hpp"
+#include "visible_work.hpp"
+
+namespace fovea::tools {
+
+struct Times {
+  double median = 0, min = 0, spread = 0;  // seconds; spread relative to the median
+  std::int64_t runs = 0;
+};
+
+/// `run` returns seconds and is called once more to warm up. Fewer than `runs` where they take more than ten seconds.
+Times time_runs(const std::function<double()>& run, std::int64_t runs);
+
+/// A named problem with its tensors.
+struct Job {
+  std::string name, why;
+  AttentionOptions options;
+  std::function<Inputs()> make;
+  std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
+};
+
+struct Row {
+  std::string name, why;
+  std::string device;                // "cpu", "cuda:0"
+  int threads = 0, num_threads = 0;  // 0 on a GPU
+  Explanation explanation;
+  VisibleWork work;
+  Times times;
+  Bounds bounds;
+
+  double compute_seconds() const { return work.flops / (bounds.compute_gflops * 1e9); }
+  double memory_seconds() const { return work.bytes / (bounds.memory_gigabytes * 1e9); }
+  bool is_compute_bound() const { return compute_seconds() >= memory_seconds(); }
+  double fraction() const { return std::max(compute_seconds(), memory_seconds()) / times.median; }
+  double gflops_per_second() const { return work.flops / times.median * 1e-9; }
+};
+
+/// Keys in pages that lie in no order: the rows of tensors that lie row-major.
+struct PagedKeys {
+  Array page_table, seqlens;  // of the host
+  TensorView k, v;            // where the call's lie
+
+  PagedKeys(const AttentionForward& args, std::int64_t page_size);
+};
+
+/// Times a job on a GPU: kernels alone, by events, the L2 cache flushed before each run.
+Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int64_t runs);
+
+}  // namespace fovea::tools

@@ -1,0 +1,23 @@
+// What a GPU can do at most, measured in the same run as what it is compared with. bound.hpp does the same for processors.
+#pragma once
+
+#include "fovea/dtype.hpp"
+
+#include "bound.hpp"
+#include "gpu.hpp"
+
+namespace fovea::tools {
+
+struct GpuBounds {
+  double product_gflops =
+      0;                  // bf16 products of tensor cores, operands in registers or shared memory
+  double fma_gflops = 0;  // fp32 multiply-adds in registers
+  double copy_gigabytes = 0;  // read and written a second, by a copy on the device
+
+  Bounds of(Dtype inputs) const;
+};
+
+/// Takes about half a second.
+GpuBounds measure_bounds(const Gpu& gpu);
+
+}  // namespace fovea::tools
