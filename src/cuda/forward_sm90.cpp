@@ -62,6 +62,9 @@ constexpr Tile kTiles[] = {
 /// Below, a causal mask leaves three groups too little to share.
 constexpr std::int64_t kShortCausal = 1024;
 
+/// Sections before the last one take so much of what the L2 cache has room for: measured, docs/kernels/attention_forward_sm90.md.
+constexpr std::int32_t kSectionShare = 8;
+
 /// Rows of K and V tiles in shared memory, two of each.
 constexpr std::int32_t kStages = 2;
 
@@ -165,6 +168,13 @@ TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSp
   return param;
 }
 
+/// What a dynamic schedule reads of sections; `cached` heads fit the L2 cache together.
+void fill_sections(std::int32_t cached, std::int32_t num_pairs, Sm90ForwardParams& p) {
+  p.heads_per_section = std::max(1, cached / kSectionShare);
+  const std::int32_t before = std::max(0, num_pairs - cached);
+  p.last_section = before / p.heads_per_section * p.heads_per_section;
+}
+
 /// The same parameters, for a few CTAs that look through all units.
 ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
                           const std::uint8_t* is_suspect) {
@@ -202,8 +212,13 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
                    .next_tile = reinterpret_cast<std::int32_t*>(scratch),
+                   .heads_per_section = 1,
+                   .last_section = 0,
                    .is_suspect = is_suspect,
                    .zero = 0};
+  fill_sections(launch.common.params.heads_per_section,
+                launch.common.params.num_sequences * launch.common.params.num_heads_q,
+                launch.params);
   return launch;
 }
 

@@ -80,8 +80,13 @@ void run_emulated(const Run& run, Emulation& emulation) {
 /// Two CTAs at once, so that row tiles are claimed from each other.
 constexpr unsigned kHopperCtas = 2;
 
+/// So small that heads come in several sections.
+constexpr std::int64_t kSmallL2 = 1 << 18;
+
 void run_hopper(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, cuda::typical_device(9, 0));
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.l2_bytes = kSmallL2;
+  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, device);
   ASSERT_EQ(plan.candidate, cuda::kSm90Forward);
   for (const TensorBytes& tensor : tensors_of_call(run.args))
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);

@@ -17,6 +17,8 @@ struct Sm90ForwardParams {
   ForwardParams common;
   std::int32_t num_tiles;   // of rows: num_q_tiles * num_heads_q * batch
   std::int32_t* next_tile;  // dynamic schedule: 0 at the launch
+  /// Dynamic: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of them.
+  std::int32_t heads_per_section, last_section;
   /// [batch, num_heads_q, ceil(seqlen_q / 64), 4], written: 1 where a sum of these 16 rows is not finite, so it may have met NaN or
   /// infinity at a key that the row does not see. All 64 rows are then computed again by a kernel that can tell.
   std::uint8_t* is_suspect;

@@ -145,8 +145,9 @@ struct KvTile {
   FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 1U) != 0; }
 };
 
-/// Row tile number `id` of the launch. Heads come in sections whose keys fit the L2 cache; with a dynamic schedule the row tiles of a
-/// section descend, heads side by side, so that a causal mask starts with its longest rows.
+/// Row tile number `id` of the launch. With a dynamic schedule heads come in sections, the row tiles of a section
+/// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many short rows. Those
+/// before are small: while CTAs are in different ones, some load keys from memory and others have them in the cache.
 template <ForwardSpec spec>
 FOVEA_DEVICE RowTile row_tile_at(const Sm90ForwardParams& p, std::int32_t id) {
   const ForwardParams& c = p.common;
@@ -154,10 +155,12 @@ FOVEA_DEVICE RowTile row_tile_at(const Sm90ForwardParams& p, std::int32_t id) {
   std::int32_t pair = id / c.num_q_tiles;
   std::int32_t idx = id - pair * c.num_q_tiles;
   if constexpr (spec.is_dynamic) {
-    const std::int32_t section = id / (c.num_q_tiles * c.heads_per_section);
-    const std::int32_t first = section * c.heads_per_section;
-    const std::int32_t left = c.num_heads_q * c.num_sequences - first;
-    const std::int32_t size = left < c.heads_per_section ? left : c.heads_per_section;
+    std::int32_t first = id / (c.num_q_tiles * p.heads_per_section) * p.heads_per_section;
+    std::int32_t size = p.heads_per_section;
+    if (first >= p.last_section) {
+      first = p.last_section;
+      size = c.num_heads_q * c.num_sequences - first;
+    }
     const std::int32_t rest = id - first * c.num_q_tiles;
     idx = c.num_q_tiles - 1 - rest / size;
     pair = first + rest % size;
