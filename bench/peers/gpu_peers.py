@@ -2,7 +2,7 @@
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
 usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,inputs,programs] [--match REGEX] [--seconds 300] [--rounds 9]
-       [--json FILE]
+       [--json FILE] [--picture FILE.svg]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
 FlexAttention, and FlashAttention-3 where the wheel fa3-fwd is installed. A figure is a median of CUDA-event times; before each
@@ -31,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 import fovea_ctypes as fovea  # noqa: E402
+import gpu_picture  # noqa: E402
 
 try:
     from fa3_fwd_interface import flash_attn_func as fa3
@@ -290,6 +291,7 @@ def parse_args():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
+    parser.add_argument("--picture", type=pathlib.Path, help="draw the forward table: throughput over sequence length, as SVG")
     return parser.parse_args()
 
 
@@ -324,6 +326,8 @@ def main():
     print("bf16 product {product_tflops:.0f} TFLOP/s, copy {copy_tbs:.2f} TB/s.".format(**result["bounds"]))
     for table in args.tables.split(","):
         print("\n" + markdown(TABLES[table][0], result[table], result["bounds"]["product_tflops"]))
+    if args.picture and not gpu_picture.write_picture(result, args.picture):
+        print("gpu_peers: no forward case was measured, so there is no picture", file=sys.stderr)
     for wrong in result.get("wrong", []):
         print(f"WRONG  {wrong}")
     return 1 if "wrong" in result else 0
