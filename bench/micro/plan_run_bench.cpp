@@ -1,0 +1,212 @@
+// What a warm Plan::run costs the host on a GPU, as a whole and in parts. Bar: 5 us.
+//
+//   plan_run_bench --benchmark_filter='run/causal'
+//
+// Without a GPU, the parts that need none. Runs come in bursts with a wait between them, for a full queue would make the host wait.
+#include <benchmark/benchmark.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "fovea/kv_cache.hpp"
+
+#include "cuda/availability.hpp"
+#include "cuda/driver/resources.hpp"
+#include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward_launch.hpp"
+#include "plan/plan.hpp"
+
+namespace fovea {
+namespace {
+
+constexpr int kBurst = 32;
+constexpr int kBursts = 300;
+constexpr std::int64_t kBatch = 1, kRows = 128, kHeads = 2, kHeadDim = 64;
+
+/// A call whose tensors lie somewhere on a GPU; nothing but addresses is looked at before the launch.
+struct Call {
+  AttentionForward args;
+  std::shared_ptr<cuda::driver::DeviceMemory> memory;
+  std::shared_ptr<cuda::driver::OwnedStream> stream;
+
+  explicit Call(bool has_gpu, const MaskMod& mask = {}, float dropout = 0) {
+    constexpr std::size_t kBytes = std::size_t{16} << 20U;
+    std::byte* at = nullptr;
+    if (has_gpu) {
+      const auto& context = cuda::driver::process_context(0);
+      memory = std::make_shared<cuda::driver::DeviceMemory>(context, kBytes);
+      stream = std::make_shared<cuda::driver::OwnedStream>(context);
+      memory->fill(0, stream->get());
+      at = static_cast<std::byte*>(memory->data());
+    } else {
+      at = reinterpret_cast<std::byte*>(std::uintptr_t{1} << 32U);
+    }
+    const auto tensor = [&] {
+      TensorSpec spec = make_spec(Dtype::bf16, std::array{kBatch, kRows, kHeads, kHeadDim});
+      spec.device = Device::cuda(0);
+      const TensorView view(static_cast<void*>(at), spec);
+      at += kBytes / 16;
+      return view;
+    };
+    args.q = tensor();
+    args.k = tensor();
+    args.v = tensor();
+    args.out = tensor();
+    args.mask = mask;
+    args.dropout.p = dropout;
+    args.workspace = {at, kBytes / 2};
+    args.stream = stream != nullptr ? stream->get().handle() : nullptr;
+  }
+};
+
+/// Times `run` in bursts; `wait` ends one.
+void time_bursts(benchmark::State& state, const std::function<void()>& run,
+                 const std::function<void()>& wait) {
+  for (int i = 0; i < kBurst; ++i) run();
+  for (auto _ : state) {
+    wait();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kBurst; ++i) run();
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    state.SetIterationTime(time.count() / kBurst);
+  }
+}
+
+struct Variant {
+  const char* name;
+  MaskMod mask;
+  float dropout;
+};
+
+/// Hopper's kernel where it is one; with dropout the one of sm_80.
+std::array<Variant, 3> variants() {
+  return {Variant{"full", {}, 0}, {"causal", causal(), 0}, {"dropout", {}, 0.1F}};
+}
+
+void time_run(benchmark::State& state, const Variant& variant) {
+  const Call call(true, variant.mask, variant.dropout);
+  const Plan plan = fovea::plan(problem_of(call.args));
+  state.SetLabel(plan.explain().kernel);
+  time_bursts(
+      state, [&] { plan.run(call.args); }, [&] { call.stream->synchronize(); });
+}
+
+/// The convenience call: the plan is found again, the workspace is the caller's.
+void time_call(benchmark::State& state) {
+  const Call call(true, causal());
+  time_bursts(
+      state, [&] { attention_forward(call.args); }, [&] { call.stream->synchronize(); });
+}
+
+/// One token for each of eight sequences, appended and turned.
+void time_decode(benchmark::State& state) {
+  const Call memory(true);
+  constexpr std::int64_t kSequences = 8, kPages = 64, kPageSize = 16;
+  auto* at = static_cast<std::byte*>(memory.memory->data());
+  const auto tensor = [&](Dtype dtype, auto... extents) {
+    TensorSpec spec = make_spec(dtype, std::array{std::int64_t{extents}...});
+    spec.device = Device::cuda(0);
+    const TensorView view(static_cast<void*>(at), spec);
+    at += std::size_t{1} << 20U;
+    return view;
+  };
+  AttentionDecode args{.q = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim),
+                       .out = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim)};
+  args.cache.k = tensor(Dtype::bf16, kPages, kPageSize, kHeads, kHeadDim);
+  args.cache.v = tensor(Dtype::bf16, kPages, kPageSize, kHeads, kHeadDim);
+  args.cache.page_table = tensor(Dtype::i32, kSequences, 8);
+  args.cache.seqlens = tensor(Dtype::i32, kSequences);
+  args.append = {.k = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim),
+                 .v = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim)};
+  args.workspace = {at, std::size_t{4} << 20U};
+  args.stream = memory.args.stream;
+  time_bursts(
+      state, [&] { attention_decode(args); }, [&] { memory.stream->synchronize(); });
+}
+
+// ---- parts, which need no GPU ----
+
+ForwardProblem problem_of_call(const Call& call) {
+  return validate(problem_of(call.args), "bench");
+}
+
+void time_validation(benchmark::State& state) {
+  const Call call(false, causal());
+  const ForwardProblem problem = problem_of_call(call);
+  for (auto _ : state) validate_arguments(problem, call.args, "bench");
+}
+
+void time_params(benchmark::State& state) {
+  const Call call(false, causal());
+  const ForwardProblem problem = problem_of_call(call);
+  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        cuda::forward_launch(problem, plan, call.args, call.args.workspace.data(), nullptr));
+  }
+}
+
+void time_problem(benchmark::State& state) {
+  const Call call(false, causal());
+  for (auto _ : state) benchmark::DoNotOptimize(problem_key(problem_of(call.args)));
+}
+
+// ---- the driver's ----
+
+void time_tensor_maps(benchmark::State& state) {
+  const Call call(true);
+  const auto& context = cuda::driver::process_context(0);
+  const cuda::driver::ContextScope scope(context);
+  cuda::driver::TensorMapSpec spec{.element = cuda::driver::TensorMapElement::bf16, .rank = 4};
+  spec.shape = {kHeadDim, kRows, kHeads, kBatch};
+  spec.stride_bytes = {2, 2 * kHeads * kHeadDim, 2 * kHeadDim, 2 * kRows * kHeads * kHeadDim};
+  spec.box = {64, 64, 1, 1};
+  for (auto _ : state) {
+    for (int i = 0; i < 4; ++i)
+      benchmark::DoNotOptimize(
+          cuda::driver::encode_tiled(context.driver(), spec, call.args.q.data()));
+  }
+}
+
+void time_memset(benchmark::State& state) {
+  const Call call(true);
+  const auto& context = cuda::driver::process_context(0);
+  const cuda::driver::ContextScope scope(context);
+  const auto address = reinterpret_cast<cuda::driver::DevicePointer>(call.args.workspace.data());
+  time_bursts(
+      state, [&] { context.api().set_bytes(address, 0, 256, call.stream->get().handle()); },
+      [&] { call.stream->synchronize(); });
+}
+
+void add_benchmarks() {
+  benchmark::RegisterBenchmark("part/validate_arguments", time_validation);
+  benchmark::RegisterBenchmark("part/forward_launch", time_params);
+  benchmark::RegisterBenchmark("part/problem_key", time_problem);
+  if (!cuda::why_unavailable(0).empty()) return;
+  for (const Variant& variant : variants()) {
+    benchmark::RegisterBenchmark((std::string("run/") + variant.name).c_str(),
+                                 [variant](benchmark::State& state) { time_run(state, variant); })
+        ->UseManualTime()
+        ->Iterations(kBursts);
+  }
+  benchmark::RegisterBenchmark("attention_forward/causal", time_call)
+      ->UseManualTime()
+      ->Iterations(kBursts);
+  benchmark::RegisterBenchmark("attention_decode/append", time_decode)
+      ->UseManualTime()
+      ->Iterations(kBursts);
+  benchmark::RegisterBenchmark("driver/four_tensor_maps", time_tensor_maps);
+  benchmark::RegisterBenchmark("driver/memset", time_memset)->UseManualTime()->Iterations(kBursts);
+}
+
+}  // namespace
+}  // namespace fovea
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  fovea::add_benchmarks();
+  benchmark::RunSpecifiedBenchmarks();
+}
