@@ -41,11 +41,12 @@ class Reader {
   Reader(const fovea_attention_forward_args& args, std::string where)
       : args_(args), where_(std::move(where)) {}
 
+  // Most tensors of most calls are NULL: what they would be called in an error is not spelt out.
   TensorView input(const DLTensor* tensor, std::string_view name) const {
-    return to_view(tensor, Access::read, label(name));
+    return tensor == nullptr ? TensorView() : to_view(tensor, Access::read, label(name));
   }
   TensorView output(const DLTensor* tensor, std::string_view name) const {
-    return to_view(tensor, Access::write, label(name));
+    return tensor == nullptr ? TensorView() : to_view(tensor, Access::write, label(name));
   }
   TensorView required(TensorView view, std::string_view name) const {
     if (!view) invalid(label(name), "is NULL; expected a tensor");
@@ -63,22 +64,19 @@ class Reader {
     return static_cast<Enum>(value);
   }
 
-  Align align() const { return enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align"); }
-  Captures captures() const;
-  ScoreMod score(const Captures& captures) const;
-  MaskMod mask(const Captures& captures) const;
+  ProgramSource program_source() const;
 
  private:
   std::string label(std::string_view name) const { return where_ + ": " + std::string(name); }
-  CapturedScalar scalar(std::size_t i) const;
-  MaskMod window_mask() const;
-  MaskMod segments_mask() const;
+  ProgramSource::Scalar scalar(std::size_t i) const;
+  void read_captures(ProgramSource& source) const;
+  void refuse_one_sided_segments(const ProgramSource& source) const;
 
   const fovea_attention_forward_args& args_;
   std::string where_;
 };
 
-CapturedScalar Reader::scalar(std::size_t i) const {
+ProgramSource::Scalar Reader::scalar(std::size_t i) const {
   const fovea_named_scalar& given = args_.scalars[i];
   const std::string name = "scalars[" + std::to_string(i) + "]";
   if (given.name == nullptr) invalid(label(name), "name is NULL; expected a name");
@@ -92,69 +90,93 @@ CapturedScalar Reader::scalar(std::size_t i) const {
   return {given.name, ExprType::integer, given.value};
 }
 
-Captures Reader::captures() const {
+void Reader::read_captures(ProgramSource& source) const {
   if (args_.num_tensors > 0 && args_.tensors == nullptr) {
     invalid(label("tensors"), "is NULL; expected num_tensors named tensors");
   }
   if (args_.num_scalars > 0 && args_.scalars == nullptr) {
     invalid(label("scalars"), "is NULL; expected num_scalars named scalars");
   }
-  Captures captures;
   for (std::size_t i = 0; i < args_.num_tensors; ++i) {
     const fovea_named_tensor& given = args_.tensors[i];
-    const std::string name = "tensors[" + std::to_string(i) + "]";
-    if (given.name == nullptr) invalid(label(name), "name is NULL; expected a name");
-    captures.tensors.push_back({given.name, required(input(given.tensor, given.name), given.name)});
+    if (given.name == nullptr) {
+      invalid(label("tensors[" + std::to_string(i) + "]"), "name is NULL; expected a name");
+    }
+    source.tensors.emplace_back(given.name, required(input(given.tensor, given.name), given.name));
   }
-  for (std::size_t i = 0; i < args_.num_scalars; ++i) captures.scalars.push_back(scalar(i));
+  for (std::size_t i = 0; i < args_.num_scalars; ++i) source.scalars.push_back(scalar(i));
+}
+
+/// Ids of one side serve both where the lengths are equal.
+void Reader::refuse_one_sided_segments(const ProgramSource& source) const {
+  if (static_cast<bool>(source.segments_q) == static_cast<bool>(source.segments_kv)) return;
+  const bool is_packed = args_.cu_seqlens_q != nullptr;
+  if (is_packed || args_.q->ndim != 4 || args_.k->ndim != 4) return;
+  if (args_.q->shape[1] == args_.k->shape[1]) return;
+  invalid(label(source.segments_q ? "segments_kv" : "segments_q"),
+          "is NULL and seqlen_q differs from seqlen_kv; expected ids of both sides");
+}
+
+ProgramSource Reader::program_source() const {
+  ProgramSource source;
+  read_captures(source);
+  source.softcap = args_.softcap;
+  source.bias = input(args_.bias, "bias");
+  source.alibi = input(args_.alibi, "alibi");
+  if (args_.score_mod != nullptr) source.score_mod = args_.score_mod;
+  source.mask = input(args_.mask, "mask");
+  const bool has_left = boolean(args_.has_window_left, "has_window_left");
+  const bool has_right = boolean(args_.has_window_right, "has_window_right");
+  if (has_left) source.window_left = args_.window_left;
+  if (has_right) source.window_right = args_.window_right;
+  source.is_causal = boolean(args_.causal, "causal");
+  source.segments_q = input(args_.segments_q, "segments_q");
+  source.segments_kv = input(args_.segments_kv, "segments_kv");
+  refuse_one_sided_segments(source);
+  if (args_.mask_mod != nullptr) source.mask_mod = args_.mask_mod;
+  const bool needs_align = source.is_causal || has_left || has_right || source.alibi;
+  if (needs_align) source.align = enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align");
+  return source;
+}
+
+Captures captures_of(const ProgramSource& source) {
+  Captures captures;
+  for (const auto& [name, view] : source.tensors) captures.tensors.push_back({name, view});
+  for (const auto& [name, type, value] : source.scalars)
+    captures.scalars.push_back({name, type, value});
   return captures;
 }
 
-ScoreMod Reader::score(const Captures& captures) const {
+ScoreMod score_of(const ProgramSource& source, const Captures& captures) {
   ScoreMod score;
-  if (args_.softcap != 0) score = score | softcap(args_.softcap);
-  if (args_.bias != nullptr) score = score | bias(input(args_.bias, "bias"));
-  if (args_.alibi != nullptr) score = score | alibi(input(args_.alibi, "alibi"), align());
-  if (args_.score_mod != nullptr) score = score | parse_score_mod(args_.score_mod, captures);
+  if (source.softcap != 0) score = score | softcap(source.softcap);
+  if (source.bias) score = score | bias(source.bias);
+  if (source.alibi) score = score | alibi(source.alibi, source.align);
+  if (source.score_mod) score = score | parse_score_mod(*source.score_mod, captures);
   return score;
 }
 
-MaskMod Reader::window_mask() const {
-  std::optional<std::int64_t> left;
-  std::optional<std::int64_t> right;
-  if (boolean(args_.has_window_left, "has_window_left")) left = args_.window_left;
-  if (boolean(args_.has_window_right, "has_window_right")) right = args_.window_right;
-  if (!left && !right) return {};
-  return window(left, right, align());
-}
-
-MaskMod Reader::segments_mask() const {
-  const TensorView q = input(args_.segments_q, "segments_q");
-  const TensorView kv = input(args_.segments_kv, "segments_kv");
-  if (!q && !kv) return {};
-  if (!q || !kv) {
-    const bool is_packed = args_.cu_seqlens_q != nullptr;
-    if (!is_packed && args_.q->ndim == 4 && args_.k->ndim == 4 &&
-        args_.q->shape[1] != args_.k->shape[1]) {
-      invalid(label(q ? "segments_kv" : "segments_q"),
-              "is NULL and seqlen_q differs from seqlen_kv; expected ids of both sides");
-    }
-    return documents(q ? q : kv);
-  }
-  return documents(q, kv);
-}
-
-MaskMod Reader::mask(const Captures& captures) const {
+MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
   MaskMod mask;
   const auto also = [&mask](const MaskMod& next) {
     mask = mask.is_all_visible() ? next : mask && next;
   };
-  if (args_.mask != nullptr) also(dense_mask(input(args_.mask, "mask")));
-  also(window_mask());
-  if (boolean(args_.causal, "causal")) also(causal(align()));
-  also(segments_mask());
-  if (args_.mask_mod != nullptr) also(parse_mask_mod(args_.mask_mod, captures));
+  if (source.mask) also(dense_mask(source.mask));
+  if (source.window_left || source.window_right)
+    also(window(source.window_left, source.window_right, source.align));
+  if (source.is_causal) also(causal(source.align));
+  const TensorView& q_ids = source.segments_q;
+  const TensorView& kv_ids = source.segments_kv;
+  if (q_ids && kv_ids) also(documents(q_ids, kv_ids));
+  if (static_cast<bool>(q_ids) != static_cast<bool>(kv_ids))
+    also(documents(q_ids ? q_ids : kv_ids));
+  if (source.mask_mod) also(parse_mask_mod(*source.mask_mod, captures));
   return mask;
+}
+
+Programs programs_from(const ProgramSource& source) {
+  const Captures captures = captures_of(source);
+  return {.score = score_of(source, captures), .mask = mask_of(source, captures)};
 }
 
 std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
@@ -213,8 +235,18 @@ Threads to_threads(fovea_runtime* runtime, const fovea_executor* executor,
   return threads;
 }
 
-Call to_call(const fovea_attention_forward_args* source, const std::string& where) {
-  const auto c = read_struct(source, kLeastArgsSize, where);
+Programs ProgramCache::programs_of(ProgramSource source) {
+  const std::lock_guard lock(mutex_);
+  if (source_ != source) {
+    programs_ = programs_from(source);
+    source_ = std::move(source);
+  }
+  return programs_;
+}
+
+Call to_call(const fovea_attention_forward_args* from, const std::string& where,
+             ProgramCache* cache) {
+  const auto c = read_struct(from, kLeastArgsSize, where);
   const Reader read(c, where);
   Call call;
   AttentionForward& args = call.args;
@@ -225,9 +257,11 @@ Call to_call(const fovea_attention_forward_args* source, const std::string& wher
   args.lse = read.output(c.lse, "lse");
   args.row_max = read.output(c.row_max, "row_max");
 
-  const Captures captures = read.captures();
-  args.score = read.score(captures);
-  args.mask = read.mask(captures);
+  ProgramSource source = read.program_source();
+  Programs programs =
+      cache != nullptr ? cache->programs_of(std::move(source)) : programs_from(source);
+  args.score = std::move(programs.score);
+  args.mask = std::move(programs.mask);
   if (read.boolean(c.has_softmax_scale, "has_softmax_scale")) args.softmax_scale = c.softmax_scale;
   args.sinks = read.input(c.sinks, "sinks");
   args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};

@@ -1,8 +1,12 @@
 // The C argument structs as the C++ ones. Nothing is decided here: fields are converted one by one, validation is the plan's.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fovea/attention.hpp"
@@ -43,14 +47,52 @@ inline Runtime& runtime_of(const Threads& threads) {
   return threads.runtime != nullptr ? *threads.runtime : Runtime::process_default();
 }
 
+/// All that the programs of a call are made from: equal sources, equal programs.
+struct ProgramSource {
+  struct Scalar {
+    std::string name;
+    ExprType type = ExprType::floating;
+    double value = 0;
+    bool operator==(const Scalar&) const = default;
+  };
+
+  float softcap = 0;  // 0: none
+  TensorView bias{}, alibi{}, mask{}, segments_q{}, segments_kv{};
+  std::optional<std::string> score_mod{}, mask_mod{};
+  bool is_causal = false;
+  Align align = Align::bottom_right;
+  std::optional<std::int64_t> window_left{}, window_right{};
+  std::vector<std::pair<std::string, TensorView>> tensors{};
+  std::vector<Scalar> scalars{};
+
+  bool operator==(const ProgramSource&) const = default;
+};
+
+struct Programs {
+  ScoreMod score{};
+  MaskMod mask{};
+};
+
+/// The programs of the last call: making them anew (nodes, texts, captures) costs a call several microseconds. Thread safe.
+class ProgramCache {
+ public:
+  Programs programs_of(ProgramSource source);
+
+ private:
+  std::mutex mutex_;
+  std::optional<ProgramSource> source_;
+  Programs programs_;
+};
+
 /// A C++ call with what it borrows.
 struct Call {
   AttentionForward args;
   Threads threads;
 };
 
-/// Throws InvalidArgument, each message starting with `where`.
-Call to_call(const fovea_attention_forward_args* args, const std::string& where);
+/// Throws InvalidArgument, each message starting with `where`. With a cache, the programs of an equal call before serve again.
+Call to_call(const fovea_attention_forward_args* args, const std::string& where,
+             ProgramCache* cache = nullptr);
 
 /// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of call.args.score. Views are
 /// writable where `access` says so.

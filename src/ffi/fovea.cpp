@@ -17,6 +17,7 @@
 
 struct fovea_plan {
   fovea::Plan plan;
+  mutable fovea::ffi::ProgramCache programs{};  // of its runs
 };
 
 namespace {
@@ -93,7 +94,7 @@ int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* a
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_plan_run";
     require(plan, kWhere, "plan");
-    const auto call = fovea::ffi::to_call(args, kWhere);
+    const auto call = fovea::ffi::to_call(args, kWhere, &plan->programs);
     plan->plan.run(call.args);
   });
 }

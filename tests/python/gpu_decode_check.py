@@ -181,15 +181,15 @@ class Checker:
         self.num_wrong += not is_right
         print(f"{'right' if is_right else 'WRONG'}  {name:36} {text}", flush=True)
 
-    def workspace(self, args):
-        size = ctypes.c_size_t()
-        self.library.call(self.library.c.fovea_decode_workspace_bytes, ctypes.byref(args), 0, ctypes.byref(size))
+    def workspace(self, args, case):
+        size, longest = ctypes.c_size_t(), max(case.lengths) + case.num_new
+        self.library.call(self.library.c.fovea_decode_workspace_bytes, ctypes.byref(args), longest, ctypes.byref(size))
         return torch.full((max(size.value, 1),), 255, device=self.device, dtype=torch.uint8)
 
     def run(self, case, seed=1):
         memory = Memory(case, seed).to(self.device)
         args = decode_args(memory, self.stream(), **case.fields)
-        workspace = self.workspace(args)
+        workspace = self.workspace(args, case)
         args.forward.contents.workspace, args.forward.contents.workspace_bytes = workspace.data_ptr(), workspace.numel()
         self.library.attention_decode(args)
         if self.device == "cuda":
@@ -281,7 +281,7 @@ def check_graph(checker, name, case):
     steps, replayed, called = 5, Memory(case).to("cuda"), Memory(case).to("cuda")
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     args = decode_args(replayed, side.cuda_stream)
-    workspace = checker.workspace(args)
+    workspace = checker.workspace(args, case)
     args.forward.contents.workspace, args.forward.contents.workspace_bytes = workspace.data_ptr(), workspace.numel()
     decode = lambda a: checker.library.attention_decode(a)
     decode(decode_args(Memory(case).to("cuda"), torch.cuda.current_stream().cuda_stream))  # kernels are loaded before a capture

@@ -418,6 +418,49 @@ TEST(CPlan, BoundsServeShorterLengthsAndRefuseLongerOnes) {
   EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call_longer.args).kind, FOVEA_INVALID_ARGUMENT);
 }
 
+/// Programs are kept from run to run: whatever they read must still be this run's.
+TEST(CPlan, EachRunReadsItsOwnScalarsTensorsAndWindow) {
+  SmallCall call;
+  FloatTensor slopes({2}, 0.5F), others({2}, -0.25F);
+  fovea_named_tensor tensor{"slopes", &slopes.tensor};
+  fovea_named_scalar scalar{"n", FOVEA_SCALAR_FLOAT, 0.5};
+  call.args.score_mod = "score + slopes[q_head] * n * float(kv_idx)";
+  call.args.tensors = &tensor;
+  call.args.scalars = &scalar;
+  call.args.num_tensors = call.args.num_scalars = 1;
+  call.args.has_window_left = 1;
+  call.args.window_left = 1;
+  const OwnedPlan owned(call.args);
+  ASSERT_EQ(owned.outcome.message, "");
+  std::vector<std::byte> workspace(fovea_plan_workspace_bytes(owned.plan));
+  const std::function<void()> changes[] = {
+      [] {},
+      [] {},
+      [&] { scalar.value = 2; },
+      [&] { tensor.tensor = &others.tensor; },
+      [&] { others.values[0] = 1; },
+      [&] { call.args.window_left = 3; },
+      [&] { scalar.value = 0.5; },
+  };
+  std::vector<std::vector<float>> outs;
+  for (const auto& change : changes) {
+    change();
+    call.args.workspace = nullptr;
+    call.args.workspace_bytes = 0;
+    ASSERT_EQ(forward(call.args).message, "");
+    const std::vector<float> expected = call.out.values;
+    call.out.values.assign(expected.size(), -7.0F);
+    call.args.workspace = workspace.data();
+    call.args.workspace_bytes = workspace.size();
+    EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call.args).message, "");
+    EXPECT_EQ(call.out.values, expected) << outs.size();
+    outs.push_back(expected);
+  }
+  for (std::size_t i = 2; i < outs.size(); ++i) EXPECT_NE(outs[i], outs[i - 1]) << i;
+  call.args.score_mod = "score - slopes[q_head] * n * float(kv_idx)";
+  EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call.args).kind, FOVEA_INVALID_ARGUMENT);
+}
+
 TEST(CPlan, ManyThreadsShareOnePlan) {
   SmallCall first;
   const OwnedPlan owned(first.args);
