@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "cuda/driver/resources.hpp"
 #include "cuda/driver/tensor_map.hpp"
 #include "cuda/forward_launch.hpp"
+#include "cuda/jit/loader.hpp"
 #include "plan/plan.hpp"
 
 namespace fovea {
@@ -181,6 +183,26 @@ void time_memset(benchmark::State& state) {
       [&] { call.stream->synchronize(); });
 }
 
+/// An empty kernel with parameters of so many bytes.
+void time_launch(benchmark::State& state, int bytes) {
+  const Call call(true);
+  const cuda::jit::KernelText text{.unit = "struct Params { char bytes[" + std::to_string(bytes) +
+                                           "]; };\nextern \"C\" __global__ void " +
+                                           std::string(cuda::jit::kEntryName) +
+                                           "(const __grid_constant__ Params p) {}\n",
+                                   .label = "empty"};
+  const auto kernel = cuda::jit::process_loader().load(text, cuda::driver::process_context(0));
+  const std::array<std::byte, 4096> params{};
+  void* pointers[] = {const_cast<std::byte*>(params.data())};
+  time_bursts(
+      state,
+      [&] {
+        cuda::driver::launch({.grid = {}, .block = {}, .stream = call.stream->get()},
+                             kernel->function, pointers);
+      },
+      [&] { call.stream->synchronize(); });
+}
+
 void add_benchmarks() {
   benchmark::RegisterBenchmark("part/validate_arguments", time_validation);
   benchmark::RegisterBenchmark("part/forward_launch", time_params);
@@ -199,6 +221,12 @@ void add_benchmarks() {
       ->UseManualTime()
       ->Iterations(kBursts);
   benchmark::RegisterBenchmark("driver/four_tensor_maps", time_tensor_maps);
+  for (const int bytes : {8, 512, 1024, 2048, 4000}) {
+    benchmark::RegisterBenchmark(("driver/launch/" + std::to_string(bytes)).c_str(),
+                                 [bytes](benchmark::State& state) { time_launch(state, bytes); })
+        ->UseManualTime()
+        ->Iterations(kBursts);
+  }
   benchmark::RegisterBenchmark("driver/memset", time_memset)->UseManualTime()->Iterations(kBursts);
 }
 
