@@ -110,7 +110,8 @@ void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
 std::size_t workspace_bytes(const GradientProblem& g, const BackwardPlan& plan) {
   Carver carver(nullptr);
   BackwardMemory::carve(carver, g, plan.schedule);
-  CapturedSums(g, plan.captured, plan.schedule.num_strands, nullptr, carver);
+  [[maybe_unused]] const CapturedSums sums(g, plan.captured, plan.schedule.num_strands, nullptr,
+                                           carver);
   for (int worker = 0; worker < plan.num_workers; ++worker) BackwardScratch::carve(carver, g, plan);
   return carver.used();
 }

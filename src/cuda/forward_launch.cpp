@@ -126,7 +126,8 @@ class Filler {
                          static_cast<double>(size_bytes(f_.problem.k.dtype));
     const double heads =
         kSectionOfL2 * static_cast<double>(plan_.device.l2_bytes) / std::max(1.0, bytes);
-    const double units = heads * static_cast<double>(f_.group / spec_.heads_per_tile);
+    const std::int64_t units_per_kv_head = f_.group / spec_.heads_per_tile;
+    const double units = heads * static_cast<double>(units_per_kv_head);
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(units, 1e9)), 1,
                                     std::max<std::int64_t>(1, num_pairs));
   }

@@ -49,6 +49,7 @@ MergedState merge_states(const MergeStates& args) {
     for (std::int64_t head = 0; head < heads; ++head) {
       for (std::int64_t row = 0; row < seqlen; ++row) {
         std::vector<double> of_row;
+        of_row.reserve(lses.size());
         for (const std::vector<double>& lse : lses) of_row.push_back(lse[result.lse.size()]);
         const double merged = log_sum_exp(of_row);
         for (std::size_t i = 0; i < outs.size(); ++i) {

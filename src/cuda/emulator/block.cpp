@@ -200,12 +200,11 @@ void Block::read_async(Machine& machine, const Actor& actor, ByteRange range, vo
     const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
     const Stamp written = history.write;
     check(machine, actor, AccessKind::read, range, cell, mask);
-    if ((cell.unfenced & mask) != 0) {
-      machine.report_unfenced(actor, *this, range, written);
-    } else if (cell.fence_time != 0 && written.time != 0 && written.wave == actor.wave &&
-               actor.seen->of(cell.fence_agent) < cell.fence_time) {
-      machine.report_unfenced(actor, *this, range, written);
-    }
+    const bool has_no_fence = (cell.unfenced & mask) != 0;
+    const bool has_fence_unseen = cell.fence_time != 0 && written.time != 0 &&
+                                  written.wave == actor.wave &&
+                                  actor.seen->of(cell.fence_agent) < cell.fence_time;
+    if (has_no_fence || has_fence_unseen) machine.report_unfenced(actor, *this, range, written);
   });
   const std::byte* view = spec_.is_shared ? async_view_.data() : spec_.data;
   std::memcpy(to, view + range.begin, range.bytes);

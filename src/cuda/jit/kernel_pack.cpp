@@ -136,7 +136,7 @@ std::vector<KernelPack::Listed> KernelPack::list() const {
 }
 
 std::optional<std::string> default_pack_path() {
-  if (const auto named = read_environment().pack) return named;
+  if (auto named = read_environment().pack) return named;
   const std::filesystem::path beside = library_folder() / "fovea.pack";
   std::error_code error;
   return std::filesystem::is_regular_file(beside, error) ? std::optional(beside.string())

@@ -18,9 +18,9 @@ std::optional<fs::path> user_folder(const Environment& environment) {
 }  // namespace
 
 fs::path library_folder() {
-  static const char kHere = 0;
+  static const char here = 0;
   Dl_info info{};
-  if (dladdr(&kHere, &info) == 0 || info.dli_fname == nullptr) return {};
+  if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return {};
   return fs::path(info.dli_fname).parent_path();
 }
 
