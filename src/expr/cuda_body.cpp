@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "expr/cuda_facts.hpp"
+#include "expr/split_loads.hpp"
 
 namespace fovea::expr {
 
@@ -240,7 +241,7 @@ class Printer {
       if (is_read[v]) declare(static_cast<Variable>(v));
     }
     for (const Node* node : function_.program.nodes()) {
-      if (node->op == Op::scalar) declare_scalar(*node);
+      if (node->op == Op::scalar && !is_part_name(node->name)) declare_scalar(*node);
     }
   }
 
@@ -261,6 +262,7 @@ class Printer {
   }
 
   std::string scalar_name(const Node& node) const {
+    if (is_part_name(node.name)) return node.name;
     return fmt::format("scalar_{}", slots_.of(node, function_.role));
   }
 

@@ -11,9 +11,11 @@
 #include "expr/cuda_body.hpp"
 #include "expr/cuda_slots.hpp"
 #include "expr/interval.hpp"
+#include "expr/kv_affine.hpp"
 #include "expr/kv_limits.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
+#include "expr/split_loads.hpp"
 
 namespace fovea::expr {
 
@@ -35,6 +37,10 @@ class Printer {
       : score_(score), mask_(mask), limits_(kv_limits(mask)), names_(names), slots_(program_) {
     slots_.add_all(score_.nodes(), ProgramRole::score);
     slots_.add_all(mask_.nodes(), ProgramRole::mask);
+    // A line along the keys and limits of a row ask for less than parts do.
+    if (!is_score(*score)) slope_ = score_slope(score);
+    if (slope_ == nullptr) split_score_ = split_loads(score);
+    if (!limits_) split_mask_ = split_loads(mask);
   }
 
   CudaProgram print() {
@@ -49,15 +55,20 @@ class Printer {
         "namespace program {{\n\n"
         "struct Mods {{\n"
         "  static constexpr bool has_score = {};\n"
+        "  static constexpr bool has_score_slope = {};\n"
+        "  static constexpr bool has_score_parts = {};\n"
         "  static constexpr bool has_mask = {};\n"
         "  static constexpr bool mask_reads_tensors = {};\n"
-        "  static constexpr bool has_kv_limits = {};\n\n"
-        "{}\n{}\n{}{}"
+        "  static constexpr bool has_kv_limits = {};\n"
+        "  static constexpr bool has_mask_parts = {};\n\n"
+        "{}\n{}{}{}\n{}{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
-        has_score, has_mask, mask_reads_tensors, limits_.has_value(), score_function(),
-        mask_function(), limit_functions(), tile_function());
+        has_score, slope_ != nullptr, split_score_.has_value(), has_mask, mask_reads_tensors,
+        limits_.has_value(), split_mask_.has_value(), score_function(), slope_function(),
+        part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
+        part_functions(split_mask_, ProgramRole::mask), tile_function());
     return std::move(program_);
   }
 
@@ -79,6 +90,62 @@ class Printer {
         "{}  FOVEA_DEVICE bool mask({}, {}) {{\n{}    return {};\n  }}\n",
         comment(mask_, ProgramRole::mask), parameter("const Position&", "at", body.reads_variables),
         parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  std::string slope_function() {
+    if (slope_ == nullptr) return "";
+    const IntervalProgram program(slope_);
+    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
+    return fmt::format(
+        "  // The same as a line along the keys: score + score(0, at a first key) + score_slope * "
+        "(kv_idx - first).\n"
+        "  FOVEA_DEVICE float score_slope({}, {}) {{\n{}    return {};\n  }}\n\n",
+        parameter("const Position&", "at", body.reads_variables),
+        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  /// The same function over what was loaded ahead of it.
+  std::string part_functions(const std::optional<SplitLoads>& split, ProgramRole role) {
+    if (!split) return "";
+    const bool is_score = role == ProgramRole::score;
+    const std::string_view name = is_score ? "score" : "mask";
+    const std::string_view stem = is_score ? "Score" : "Mask";
+    const IntervalProgram program(split->formula);
+    const CudaBody body = print_body({program, role, Domain::value, names_}, slots_);
+    return fmt::format(
+        "  // The same from what is loaded once for each key and each row.\n{}{}"
+        "  FOVEA_DEVICE {} {}_by_parts({}{}, {}, {}, {}) {{\n{}    return {};\n  }}\n\n",
+        part_struct(fmt::format("{}Key", stem), fmt::format("{}_key", name), split->keys, role),
+        part_struct(fmt::format("{}Row", stem), fmt::format("{}_row", name), split->rows, role),
+        is_score ? "float" : "bool", name,
+        !is_score                                 ? ""
+        : reads(*split->formula, Variable::score) ? "float score, "
+                                                  : "float, ",
+        parameter("const Position&", "at", body.reads_variables),
+        parameter(fmt::format("const {}Key&", stem), "key", !split->keys.empty()),
+        parameter(fmt::format("const {}Row&", stem), "row", !split->rows.empty()),
+        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  /// Parts of one key or one row, and the function that computes them.
+  std::string part_struct(const std::string& type, const std::string& function,
+                          const std::vector<NodePtr>& parts, ProgramRole role) {
+    std::string members, functions, values;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const IntervalProgram program(parts[i]);
+      const CudaBody body = print_body({program, role, Domain::value, names_}, slots_);
+      const std::string_view value = parts[i]->type == ExprType::integer ? "Int" : "float";
+      members += fmt::format(" {} part_{};", value, i);
+      functions += fmt::format(
+          "  FOVEA_DEVICE {} {}_{}({}, {}) {{\n{}    return {};\n  }}\n", value, function, i,
+          parameter("const Position&", "at", body.reads_variables),
+          parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+      values += fmt::format("{}{}_{}(at, captures)", i == 0 ? "" : ", ", function, i);
+    }
+    return fmt::format(
+        "  struct {} {{{} }};\n{}  FOVEA_DEVICE {} {}({}, {}) {{\n    return {{{}}};\n  }}\n", type,
+        members, functions, type, function, parameter("const Position&", "at", !parts.empty()),
+        parameter("const Captures&", "captures", !parts.empty()), values);
   }
 
   /// The mask as two limits of a row, where it has that form.
@@ -142,6 +209,8 @@ class Printer {
 
   CudaProgram program_;
   IntervalProgram score_, mask_;
+  NodePtr slope_;
+  std::optional<SplitLoads> split_score_, split_mask_;
   std::optional<KvLimits> limits_;
   SlotNames names_;
   CudaSlots slots_;

@@ -3,11 +3,18 @@
 // compiler both read it.
 //
 //   struct Mods {
-//     static constexpr bool has_score, has_mask, mask_reads_tensors, has_kv_limits;
+//     static constexpr bool has_score, has_score_slope, has_score_parts;
+//     static constexpr bool has_mask, mask_reads_tensors, has_kv_limits, has_mask_parts;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
+//     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
+//                                                                            // score + score(0, first) + slope * (kv_idx - first)
 //     static bool mask(const Position&, const Captures&);                    // true: visible
 //     static Int kv_first(const Position&, const Captures&);                 // where has_kv_limits: the mask is
 //     static Int kv_last(const Position&, const Captures&);                  // kv_first <= kv_idx <= kv_last
+//     struct MaskKey, MaskRow;                                               // where has_mask_parts (likewise Score):
+//     static MaskKey mask_key(const Position&, const Captures&);             // what a key alone decides, and a row alone,
+//     static MaskRow mask_row(const Position&, const Captures&);             // words to be computed ahead
+//     static bool mask_by_parts(const Position&, const MaskKey&, const MaskRow&, const Captures&);
 //     static TileKind tile_kind(const TileSpan&, const Captures&);           // interval.hpp as code
 //   };
 //

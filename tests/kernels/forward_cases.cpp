@@ -66,10 +66,59 @@ Case hopper_case(std::string label, std::int64_t head_dim) {
   return problem;
 }
 
+/// Two q heads to a kv head, sinks, and full kv tiles behind partial ones.
+Case program_case(std::string label, std::int64_t head_dim) {
+  Case problem = hopper_case(std::move(label), head_dim);
+  problem.num_heads_q = 2;
+  problem.seqlen_kv = 390;  // four tiles of 128, the last of 6 keys
+  problem.has_sinks = true;
+  return problem;
+}
+
+/// Scores that are a line along the keys, whose loads keys or rows share, or that come near a cap; masks that load.
+std::vector<Case> hopper_program_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](Case problem, const char* score, const char* mask) {
+    const TensorView slopes =
+        problem.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 1 ? -0.125 : 0.5; });
+    const TensorView documents = problem.capture(
+        Dtype::i32, {2, 390}, [](std::int64_t i) { return double(i % 390 / (90 + i / 390 * 30)); });
+    const TensorView bias = problem.capture(
+        Dtype::f16, {390}, [](std::int64_t i) { return double(i * 7 % 11) / 4 - 1; });
+    const TensorView is_real =
+        problem.capture(Dtype::boolean, {2, 390}, [](std::int64_t i) { return i % 5 != 3; });
+    const Captures captures{
+        .tensors = {{"slopes", slopes}, {"doc", documents}, {"bias", bias}, {"is_real", is_real}}};
+    problem.score = parse_score_mod(score, captures);
+    problem.mask = parse_mask_mod(mask, captures);
+    cases.push_back(std::move(problem));
+  };
+  constexpr const char* kLine = "score + slopes[q_head] * (kv_idx - q_idx)";
+  constexpr const char* kDocuments = "doc[batch, q_idx] == doc[batch, kv_idx]";
+  // Full where the first part says so: careful steps and optimistic ones.
+  constexpr const char* kMostly =
+      "kv_idx < 256 || doc[batch, q_idx] == doc[batch, kv_idx] && is_real[batch, kv_idx]";
+  add(program_case("hopper_line_d128", 128), kLine, "kv_idx <= q_idx + (seqlen_kv - seqlen_q)");
+  add(program_case("hopper_line_d256", 256), kLine, kMostly);
+  Case documents = program_case("hopper_documents_d128", 128);
+  documents.batch = 2;
+  add(std::move(documents), "score", kDocuments);
+  add(program_case("hopper_documents_d64", 64), kLine, kMostly);
+  add(program_case("hopper_parts_d192", 192), "score * bias[kv_idx] - bias[q_idx]", kMostly);
+  add(program_case("hopper_parts_d64", 64), "score + slopes[q_head] * bias[kv_idx] * float(q_idx)",
+      "kv_idx > 2");
+  add(program_case("hopper_cap_d128", 128), "30 * tanh(score / 30)", kMostly);
+  Case wild = program_case("hopper_cap_f16_heavy", 64);
+  wild.distribution = Distribution::heavy_tailed;
+  wild.dtype = Dtype::f16;
+  add(std::move(wild), "2 * tanh(score / 2)", kDocuments);
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Case> hopper_cases() {
-  std::vector<Case> cases;
+  std::vector<Case> cases = hopper_program_cases();
   for (const std::int64_t head_dim : {64, 128, 256}) {
     cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));
     Case masked = hopper_case("hopper_causal_d" + std::to_string(head_dim), head_dim);

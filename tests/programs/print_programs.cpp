@@ -26,12 +26,7 @@ std::string test_programs_text() {
         "namespace fovea::cuda::case_{0} {{\nnamespace program {{\nusing namespace "
         "::fovea::cuda::program;\n}}\n{1}}}\n\n",
         i, printed.mods);
-    const bool has_limits = printed.mods.find("has_kv_limits = true") != std::string::npos;
-    const std::string limits =
-        fmt::format(", &case_{0}::Mods::kv_first, &case_{0}::Mods::kv_last", i);
-    table += fmt::format(
-        "    {{&case_{0}::Mods::score, &case_{0}::Mods::mask, &case_{0}::Mods::tile_kind{1}}},\n",
-        i, has_limits ? limits : ", nullptr, nullptr");
+    table += fmt::format("    printed_program<case_{}::Mods>(),\n", i);
     ++i;
   }
   return text +

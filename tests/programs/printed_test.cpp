@@ -2,6 +2,8 @@
 // like any other text, with approximations that err by all that the PTX ISA allows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <vector>
@@ -100,6 +102,59 @@ TEST(PrintedProgram, LimitsOfKeysAreTheMask) {
     }
   });
   EXPECT_GE(num_limited, 6);
+}
+
+TEST(PrintedProgram, PartsOfKeysAndRowsMakeTheWhole) {
+  int num_scores = 0;
+  int num_masks = 0;
+  for_all_cases([&](const Case& each, const PrintedProgram& printed) {
+    num_scores += printed.score_by_parts != nullptr ? 1 : 0;
+    num_masks += printed.mask_by_parts != nullptr ? 1 : 0;
+    Draw draw(each.seed + 23);
+    for (int i = 0; i < kNumPositions; ++i) {
+      const Place place = draw.place();
+      const cuda::Position at = position_of(place);
+      if (printed.mask_by_parts != nullptr) {
+        ASSERT_EQ(printed.mask_by_parts(at, each.captures), printed.mask(at, each.captures))
+            << each.shown(each.program.mask, place);
+      }
+      if (printed.score_by_parts == nullptr) continue;
+      const float whole = printed.score(place.score, at, each.captures);
+      const float by_parts = printed.score_by_parts(place.score, at, each.captures);
+      ASSERT_TRUE(by_parts == whole || (std::isnan(by_parts) && std::isnan(whole)))
+          << each.shown(each.program.score, place);
+    }
+  });
+  EXPECT_GE(num_scores, 20);
+  EXPECT_GE(num_masks, 20);
+}
+
+/// As a kernel has it: from the value at a first key, beside what the oracle says further on.
+TEST(PrintedProgram, SlopesAreWhatTheScoreGrowsByFromKeyToKey) {
+  int num_lines = 0;
+  for_all_cases([&](const Case& each, const PrintedProgram& printed) {
+    if (printed.score_slope == nullptr) return;
+    ++num_lines;
+    Draw draw(each.seed + 24);
+    reference::Evaluator oracle(each.program.score);
+    for (int i = 0; i < kNumPositions; ++i) {
+      Place at = draw.place();
+      at.score = static_cast<float>(draw.below(100)) / 8 - 5;
+      for (std::int32_t* position : {&at.q_idx, &at.kv_idx, &at.seqlen_q, &at.seqlen_kv})
+        *position = draw.below(6) == 0 ? (1 << 20) - draw.below(3) : draw.below(40);
+      const cuda::Position first = position_of(at);
+      const double base = printed.score(0.0F, first, each.captures);
+      const double slope = printed.score_slope(first, each.captures);
+      at.kv_idx += draw.below(128);
+      const double expected = oracle(testing::oracle_position(at)) - at.score;
+      if (!std::isfinite(expected)) continue;
+      const double got = base + slope * (at.kv_idx - first.kv_idx);
+      const double largest = std::fabs(slope) * std::max(at.kv_idx, at.q_idx);
+      ASSERT_NEAR(got, expected, 1e-6 * (largest + std::fabs(expected) + std::fabs(at.score)))
+          << each.shown(each.program.score, at);
+    }
+  });
+  EXPECT_GE(num_lines, 6);
 }
 
 // ---- tiles ---------------------------------------------------------------------------------------

@@ -154,6 +154,24 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
         "kv_idx <= q_idx || kv_idx == 20", "q_idx + kv_idx <= 30 && kv_idx != 4"}) {
     programs.push_back({parse_score_mod("score * 0.5"), parse_mask_mod(mask, captures)});
   }
+  // A line along the keys, or nearly.
+  for (const char* score :
+       {"score + slopes[q_head] * (kv_idx - q_idx)", "slopes[q_head] * kv_idx + score - t * q_idx",
+        "score - (q_idx + (seqlen_kv - seqlen_q) - kv_idx) / 4", "score + halves[q_head]",
+        "(kv_idx - n) * t - (-score)", "t * (float(-kv_idx) * 2.0) + (score + halves[q_idx])",
+        "score - t * abs(q_idx - kv_idx)", "score + float(kv_idx + 2147483640)",
+        "score * t + kv_idx", "score + float(kv_idx) * kv_idx"}) {
+    programs.push_back({parse_score_mod(score, captures), parse_mask_mod("kv_idx < 30")});
+  }
+  // Loaded by keys and rows alone, or nearly.
+  for (const char* mask :
+       {"ids[batch, q_idx] == ids[batch, kv_idx] && ids[batch, q_idx] != 3", "flags[kv_idx]",
+        "flags[q_idx] != flags[kv_idx]", "odd[kv_idx] < halves[kv_idx] || flags[q_idx]",
+        "ids[batch, q_idx] + ids[q_idx, kv_idx] < 9 + bytes[kv_idx]",
+        "flags[kv_idx] && odd[kv_idx] < 0.5 + q_idx && bytes[kv_idx] > q_idx"}) {
+    programs.push_back({parse_score_mod("score * halves[kv_idx] + odd[q_head]", captures),
+                        parse_mask_mod(mask, captures)});
+  }
   return programs;
 }
 

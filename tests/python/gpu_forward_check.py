@@ -134,6 +134,7 @@ def check_all(checker):
                   score_mod="score + slopes[q_head] * (kv_idx - q_idx)", tensors={"slopes": fovea.torch_tensor(slopes)})
     checker.check("softcap causal", (2, 700, 700, 4, 4, 128), score=lambda s: 30 * torch.tanh(s / 30), mask=causal(700, 700),
                   softcap=30.0, causal=1)
+    check_programs(checker)
     sinks = torch.randn(4, device="cuda") * 3
     checker.check("sinks", (2, 300, 500, 4, 4, 128), sinks=sinks)
     checker.check("sinks, empty rows", (1, 333, 200, 4, 4, 64), sinks=sinks, mask=causal(333, 200), causal=1)
@@ -146,6 +147,37 @@ def check_all(checker):
     i, j = index(600, 600)
     checker.check("NaN at hidden keys", (1, 600, 600, 2, 2, 128), change=poison_the_end, mask=(j < 550) & (j <= i),
                   mask_mod="kv_idx < 550 && kv_idx <= q_idx")
+
+
+def check_programs(checker):
+    """Lines along the keys, loads by keys and by rows, scores within a cap and beyond it; behind masks, with fewer kv heads and sinks."""
+    sinks = torch.randn(4, device="cuda")
+    documents = torch.sort(torch.randint(0, 5, (2, 1200), device="cuda")).values.int()
+    bias = torch.randn(1200, device="cuda")
+    slopes = torch.tensor([0.5, -0.25, 0.03, 0.0], device="cuda")
+    named = {name: fovea.torch_tensor(t) for name, t in (("doc", documents), ("bias", bias), ("slopes", slopes))}
+    i, j = index(1200, 1200)
+    same, lower = documents.view(2, 1, -1, 1) == documents.view(2, 1, 1, -1), j <= i
+    is_same = "doc[batch, q_idx] == doc[batch, kv_idx]"
+    line = "score + slopes[q_head] * (kv_idx - q_idx)"
+    for head_dim in (64, 128, 192, 256):
+        shape = (2, 1200, 1200, 4, 2, head_dim)
+        checker.check(f"line, causal {head_dim}", shape, score=lambda s: s + slopes.double().view(1, -1, 1, 1) * (j - i), mask=lower,
+                      sinks=sinks, score_mod=line, mask_mod="kv_idx <= q_idx", tensors={"slopes": named["slopes"]})
+        checker.check(f"causal documents {head_dim}", shape, mask=same & lower, sinks=sinks,
+                      mask_mod=f"{is_same} && kv_idx <= q_idx", tensors={"doc": named["doc"]})
+        checker.check(f"bias of keys {head_dim}", shape, score=lambda s: s * 2 + bias.double().view(1, 1, 1, -1), mask=same,
+                      score_mod="score * 2 + bias[kv_idx]", mask_mod=is_same,
+                      tensors={"doc": named["doc"], "bias": named["bias"]})
+        for cap in (1, 30):
+            checker.check(f"cap {cap}, documents {head_dim}", shape, score=lambda s, cap=cap: cap * torch.tanh(s / cap), mask=same,
+                          softcap=float(cap), mask_mod=is_same, tensors={"doc": named["doc"]})
+    checker.check("line, full f16", (1, 300, 4096, 4, 4, 128), dtype=torch.float16, sinks=sinks,
+                  score=lambda s: s + slopes.double().view(1, -1, 1, 1) * (torch.arange(4096, device="cuda") - 4000),
+                  score_mod="score + slopes[q_head] * (kv_idx - 4000)", tensors={"slopes": named["slopes"]})
+    checker.check("line, negative scale", (1, 300, 900, 4, 4, 128), scale=-0.1,
+                  score=lambda s: s + slopes.double().view(1, -1, 1, 1) * torch.arange(900, device="cuda"),
+                  score_mod="score + slopes[q_head] * kv_idx", tensors={"slopes": named["slopes"]})
 
 
 def check_graph(checker, name, dtype, **fields):

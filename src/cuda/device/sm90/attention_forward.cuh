@@ -31,6 +31,7 @@
 
 #include "common/optimistic_softmax.cuh"
 #include "common/position.cuh"
+#include "common/program_parts.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -491,6 +492,8 @@ struct Compute {
   using L = Layout<spec>;
   using T = Traits<spec>;
   using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v>;
+  using Score = ScoreInParts<Mods>;
+  using Mask = MaskInParts<Mods>;
 
   const Cta<spec>& cta;
   const int group, warp_in_group;  // of this thread's warp
@@ -513,6 +516,11 @@ struct Compute {
 
   KvTile kv_tile{0};  // whose scores were computed last
 
+  // What programs need for it, from look_ahead.
+  TileParts<Score, spec.tile_kv> score_parts;
+  TileParts<Mask, spec.tile_kv> mask_parts;
+  float line_base[2], line_slope[2];  // what a row's scores get added from key to key, log2
+
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), warp_in_group(of_cta.warp % 4) {}
 
@@ -527,7 +535,9 @@ struct Compute {
   }
 
  private:
+  /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const {
+    if constexpr (Mods::has_score_slope) return 1.0F;
     return spec.is_prescaled ? kLog2E : cta.p.common.softmax_scale_log2;
   }
 
@@ -654,6 +664,7 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
+    look_ahead(tile);
     await_turn();
     issue_scores(q.stage);
     pass_turn();
@@ -668,6 +679,7 @@ struct Compute {
   template <bool is_careful>
   FOVEA_DEVICE_MEMBER void step(const RowTile& tile) {
     await_keys();
+    look_ahead(tile);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
@@ -704,6 +716,7 @@ struct Compute {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
+    look_ahead(next);
     tell_misses();
     await_turn();
     issue_scores(q.stage);
@@ -760,26 +773,66 @@ struct Compute {
     return at;
   }
 
-  /// visit(score, position) for every score of this thread.
-  template <class Visit>
-  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, Visit&& visit) {
+  /// Before the scores are there: loads that the product hides.
+  FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile) {
+    const Captures& captures = cta.p.common.captures;
+    Position at = position_of(tile);
+    at.kv_idx = kv_tile.idx() * spec.tile_kv;
+    if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
+    if constexpr (Mods::has_mask_parts) {
+      if (!kv_tile.is_full()) mask_parts.load(at, captures);
+    }
+    if constexpr (Mods::has_score_slope) {
+      at.kv_idx = first_column();
+#pragma unroll
+      for (int r = 0; r < 2; ++r, at.q_idx += 8) {
+        line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
+        line_slope[r] = kLog2E * Mods::score_slope(at, captures);
+      }
+    }
+  }
+
+  /// Of this thread in this kv tile.
+  FOVEA_DEVICE_MEMBER std::int32_t first_column() const {
+    return kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
+  }
+
+  /// visit(score, position, part of its key, part of its row) for every score of this thread.
+  template <class Parts, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, const Parts& parts, Visit&& visit) {
     Position at = position_of(tile);
     const std::int32_t row = at.q_idx;
-    const std::int32_t column = kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
+    const std::int32_t column = first_column();
 #pragma unroll
-    for (int i = 0; i < Rows::kScores; ++i) {
-      at.q_idx = row + 8 * (i / 2 % 2);
-      at.kv_idx = column + 8 * (i / 4) + i % 2;
-      visit(s[i], at);
+    for (int n = 0; n < Rows::kScores / 2; ++n) {
+      const int offset = 8 * (n / 2) + n % 2;
+      const auto key = parts.key(offset);
+      at.kv_idx = column + offset;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        at.q_idx = row + 8 * r;
+        visit(s[4 * (n / 2) + 2 * r + n % 2], at, key, parts.rows[r]);
+      }
     }
   }
 
   FOVEA_DEVICE_MEMBER void score(const RowTile& tile) {
-    if constexpr (spec.is_prescaled) {
-      for_each_score(tile, [&](float& x, const Position& at) {
-        x *= cta.p.common.softmax_scale;
-        if constexpr (Mods::has_score) x = Mods::score(x, at, cta.p.common.captures);
-      });
+    const ForwardParams& common = cta.p.common;
+    if constexpr (Mods::has_score_slope) {
+#pragma unroll
+      for (int i = 0; i < Rows::kScores; ++i) {
+        const int r = i / 2 % 2;
+        const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
+        s[i] = ptx::fma_rn(s[i], common.softmax_scale_log2,
+                           ptx::fma_rn(line_slope[r], offset, line_base[r]));
+      }
+    } else if constexpr (spec.is_prescaled) {
+      for_each_score(tile, score_parts,
+                     [&](float& x, const Position& at, const auto& key, const auto& row) {
+                       x *= common.softmax_scale;
+                       if constexpr (Mods::has_score)
+                         x = Score::value(x, at, key, row, common.captures);
+                     });
     }
   }
 
@@ -788,17 +841,19 @@ struct Compute {
     if constexpr (Mods::has_kv_limits || !Mods::has_mask) {
       mask_by_limits(tile);
     } else {
-      const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
-      for_each_score(tile, [&](float& x, const Position& at) {
-        const bool is_visible = at.kv_idx < seqlen_kv && Mods::mask(at, cta.p.common.captures);
-        if (!is_visible) x = -infinity();
-      });
+      const ForwardParams& common = cta.p.common;
+      for_each_score(
+          tile, mask_parts, [&](float& x, const Position& at, const auto& key, const auto& row) {
+            const bool is_visible =
+                at.kv_idx < common.seqlen_kv && Mask::value(at, key, row, common.captures);
+            if (!is_visible) x = -infinity();
+          });
     }
   }
 
   /// Two comparisons with constants for each score.
   FOVEA_DEVICE_MEMBER void mask_by_limits(const RowTile& tile) {
-    const std::int32_t column = kv_tile.idx() * spec.tile_kv + 2 * (cta.lane % 4);
+    const std::int32_t column = first_column();
     std::int32_t first[2] = {0, 0};
     std::int32_t last[2];
 #pragma unroll

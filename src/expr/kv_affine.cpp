@@ -1,0 +1,146 @@
+#include "expr/kv_affine.hpp"
+
+#include <cstdlib>
+#include <limits>
+#include <optional>
+#include <unordered_map>
+
+#include "expr/passes.hpp"
+
+namespace fovea::expr {
+namespace {
+
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 28U;
+constexpr std::int64_t kMostInts = std::numeric_limits<std::int32_t>::max();
+
+/// An int along the keys: no line where it may wrap.
+struct IntLine {
+  std::int64_t slope = 0;
+  std::int64_t largest = kMostInts + 1;  // what its absolute value may be
+  bool wraps() const { return largest > kMostInts; }
+};
+
+/// A float along the keys.
+struct FloatLine {
+  NodePtr slope;  // null: 0
+  bool has_score = false;
+};
+
+NodePtr sum(Op op, const NodePtr& a, const NodePtr& b) {
+  if (b == nullptr) return a;
+  if (a == nullptr) return op == Op::sub ? make(Op::neg, {b}) : b;
+  return make(op, {a, b});
+}
+
+class Finder {
+ public:
+  NodePtr slope_of(const NodePtr& root) {
+    for (const Node* node : topological(*root)) visit(*node);
+    const std::optional<FloatLine>& line = facts_.at(root->digest).line;
+    if (!line || !line->has_score) return nullptr;
+    return line->slope == nullptr ? make_constant(0.0) : simplify(line->slope);
+  }
+
+ private:
+  struct Facts {
+    bool is_free = true;  // of the score and of kv_idx
+    IntLine integer;
+    std::optional<FloatLine> line;
+  };
+
+  const Facts& operand(const Node& node, std::size_t i) const {
+    return facts_.at(node.operands[i]->digest);
+  }
+
+  void visit(const Node& node) {
+    Facts facts;
+    if (node.op == Op::variable)
+      facts.is_free = node.variable != Variable::score && node.variable != Variable::kv_idx;
+    for (const NodePtr& operand : node.operands)
+      facts.is_free &= facts_.at(operand->digest).is_free;
+    if (node.type == ExprType::integer) facts.integer = integer_line(node);
+    if (node.type == ExprType::floating) {
+      facts.line = facts.is_free ? FloatLine{} : float_line(node);
+    }
+    facts_.emplace(node.digest, std::move(facts));
+  }
+
+  IntLine integer_line(const Node& node) const {
+    switch (node.op) {
+      case Op::constant:
+        return {0, std::abs(node.int_value)};
+      case Op::variable:
+        return {node.variable == Variable::kv_idx ? 1 : 0, kMostPositions};
+      case Op::add:
+      case Op::sub: {
+        const IntLine& a = operand(node, 0).integer;
+        const IntLine& b = operand(node, 1).integer;
+        if (a.wraps() || b.wraps()) return {};
+        return {node.op == Op::add ? a.slope + b.slope : a.slope - b.slope, a.largest + b.largest};
+      }
+      case Op::neg: {
+        const IntLine& a = operand(node, 0).integer;
+        return {-a.slope, a.largest};
+      }
+      default:
+        return {};
+    }
+  }
+
+  std::optional<FloatLine> float_line(const Node& node) const {
+    switch (node.op) {
+      case Op::variable:
+        return FloatLine{.slope = nullptr, .has_score = true};
+      case Op::to_float: {
+        const IntLine& line = operand(node, 0).integer;
+        if (node.operands[0]->type != ExprType::integer || line.wraps()) return std::nullopt;
+        return FloatLine{.slope = make_constant(static_cast<double>(line.slope))};
+      }
+      case Op::add:
+      case Op::sub:
+        return float_sum(node);
+      case Op::neg:
+        return scaled(operand(node, 0), [](const NodePtr& x) { return make(Op::neg, {x}); });
+      case Op::mul:
+        return product(node, 0) ? product(node, 0) : product(node, 1);
+      case Op::div:
+        if (!operand(node, 1).is_free) return std::nullopt;
+        return scaled(operand(node, 0), [&](const NodePtr& x) {
+          return make(Op::div, {x, node.operands[1]});
+        });
+      default:
+        return std::nullopt;
+    }
+  }
+
+  std::optional<FloatLine> float_sum(const Node& node) const {
+    const std::optional<FloatLine>& a = operand(node, 0).line;
+    const std::optional<FloatLine>& b = operand(node, 1).line;
+    if (!a || !b) return std::nullopt;
+    if (b->has_score && (a->has_score || node.op == Op::sub)) return std::nullopt;
+    return FloatLine{sum(node.op, a->slope, b->slope), a->has_score || b->has_score};
+  }
+
+  /// Where operand `factor` does not depend on the key.
+  std::optional<FloatLine> product(const Node& node, std::size_t factor) const {
+    if (!operand(node, factor).is_free) return std::nullopt;
+    return scaled(operand(node, 1 - factor), [&](const NodePtr& x) {
+      return make(Op::mul, {node.operands[factor], x});
+    });
+  }
+
+  /// The score itself comes once, as it is.
+  template <typename Scale>
+  static std::optional<FloatLine> scaled(const Facts& facts, Scale scale) {
+    if (!facts.line || facts.line->has_score) return std::nullopt;
+    return FloatLine{.slope = facts.line->slope == nullptr ? nullptr : scale(facts.line->slope)};
+  }
+
+  std::unordered_map<Digest, Facts, DigestHash> facts_;
+};
+
+}  // namespace
+
+NodePtr score_slope(const NodePtr& score) { return Finder().slope_of(score); }
+
+}  // namespace fovea::expr
