@@ -5,6 +5,7 @@ usage: headers.py [--cxx COMPILER] [--cc COMPILER] [--system-include DIR] [--pub
 
 import argparse
 import concurrent.futures
+import os
 import subprocess
 import sys
 
@@ -58,7 +59,7 @@ def main() -> int:
         headers = [source for source in headers if source.path.parts[0] == "include"]
     jobs = [(source, "c++") for source in headers]
     jobs += [(source, "c") for source in headers if source.path.as_posix() == "include/fovea/fovea.h"]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
         for found in pool.map(lambda job: compiles_alone(job, args), jobs):
             findings += found
     for finding in findings:
