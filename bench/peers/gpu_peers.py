@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
-usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,inputs,programs] [--match REGEX] [--seconds 300] [--rounds 9]
+usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,inputs,programs] [--match REGEX] [--seconds 300] [--rounds 9]
        [--json FILE] [--picture FILE.svg]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
@@ -35,6 +35,7 @@ import gpu_picture  # noqa: E402
 
 try:
     from fa3_fwd_interface import flash_attn_func as fa3
+    from fa3_fwd_interface import flash_attn_varlen_func as fa3_packed
 except ImportError:
     fa3 = None
 
@@ -44,6 +45,7 @@ WIDTH = 2048  # heads * head_dim
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (128, 64, 256)
 WINDOW, NUM_DOCUMENTS, SOFTCAP = 1024, 12, 30.0
+NUM_PACKED = 16  # sequences
 PRODUCT_SIZE, COPY_BYTES = 8192, 1 << 30
 FLUSH_BYTES = 1 << 30  # some 0.25 ms: more than the host takes for any call
 REST_S = 0.05  # between rounds: a power-capped part cools a little
@@ -78,11 +80,11 @@ class Clock:
 
 
 class FoveaCall:
-    """A plan of these bshd tensors and its output."""
+    """A plan of these bshd or packed tensors and its output."""
 
     def __init__(self, library, q, k, v, **fields):
         self.tensors = q, k, v
-        self.out = torch.full((*q.shape[:3], v.shape[3]), math.nan, dtype=q.dtype, device="cuda")
+        self.out = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, dtype=q.dtype, device="cuda")
         named = {"q": q, "k": k, "v": v, "out": self.out}
         self.args = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in named.items()},
                                        stream=torch.cuda.current_stream().cuda_stream, **fields)
@@ -137,8 +139,8 @@ def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal"):
     return [t.to(DTYPES[dtype]) for t in tensors]
 
 
-def contest(setup, q, k, v, peers, flops, fields, label):
-    """Fovea and its peers on one case: a row, or the reason why there is none."""
+def contest(setup, q, k, v, peers, flops, fields, label, flops_of=None):
+    """Fovea and its peers on one case: a row, or the reason why there is none. flops_of: of contenders that do other work."""
     if not re.search(setup.match, label):
         return None
     row = {"case": label, "tflops": {}, "spread": {}, "why_not": {}}
@@ -155,7 +157,7 @@ def contest(setup, q, k, v, peers, flops, fields, label):
     if "fovea" in contenders and reference:
         row["difference"] = require_equal(contenders["fovea"].out, contenders[reference](), f"{label}: fovea and {reference}")
     for name, (ms, spread) in setup.clock.medians(contenders, setup.rounds).items():
-        row["tflops"][name], row["spread"][name] = flops / ms / 1e9, spread
+        row["tflops"][name], row["spread"][name] = (flops_of or {}).get(name, flops) / ms / 1e9, spread
     return row
 
 
@@ -179,6 +181,36 @@ def forward_cases(setup):
         for causal in (False, True):
             for seqlen in SEQLENS:
                 yield lambda h=head_dim, c=causal, s=seqlen: measure_forward(setup, "bf16", h, c, s, "normal")
+
+
+def packed_cases(setup):
+    for head_dim in HEAD_DIMS:
+        for causal in (False, True):
+            for order in ("shuffled", "longest last"):
+                yield lambda h=head_dim, c=causal, o=order: measure_packed(setup, h, c, o)
+
+
+def measure_packed(setup, head_dim, causal, order):
+    """NUM_PACKED lengths that fall as 1/n. "dense" is Fovea on a batch of one length, of about the same tokens and pairs."""
+    shares = [1 / (i + 1) for i in range(NUM_PACKED)]
+    lengths = [int(TOTAL_TOKENS * share / sum(shares)) for share in reversed(shares)]
+    if order == "shuffled":
+        random.Random(1).shuffle(lengths)
+    total, heads, pairs = sum(lengths), WIDTH // head_dim, sum(n * n for n in lengths)
+    q, k, v = (t[0] for t in random_inputs(1, total, heads, head_dim, "bf16"))
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    seqlen = round(pairs / total)
+    dense = random_inputs(round(total / seqlen), seqlen, heads, head_dim, "bf16")
+    visible = 0.5 if causal else 1
+    peers = {"dense": lambda: FoveaCall(setup.libraries["fovea"], *dense, causal=int(causal)),
+             "flash": lambda: lambda: torch.ops.aten._flash_attention_forward(
+                 q, k, v, ends, ends, max(lengths), max(lengths), 0.0, causal, False)[0].transpose(0, 1)[None]}
+    if fa3 is not None:
+        peers["fa3"] = lambda: lambda: fa3_packed(q, k, v, ends, ends, max(lengths), max(lengths), causal=causal)
+    fields = {"causal": int(causal), "cu_seqlens_q": fovea.torch_tensor(ends), "cu_seqlens_kv": fovea.torch_tensor(ends)}
+    label = f"bf16 {NUM_PACKED} of {max(lengths)} to {min(lengths)} x{heads}x{head_dim}{' causal' if causal else ''}, {order}"
+    return contest(setup, q, k, v, peers, 4 * heads * head_dim * pairs * visible, fields, label,
+                   {"dense": attention_flops(dense[0].shape[0], heads, seqlen, head_dim, visible)})
 
 
 def input_cases(setup):
@@ -232,9 +264,9 @@ def measure_program(setup, name, seqlen, head_dim=128):
     return contest(setup, q, k, v, peers, flops, fields, f"{name} {batch}x{seqlen}x{heads}x{head_dim}")
 
 
-TABLES = {"forward": ("Forward", forward_cases), "inputs": ("Other inputs", input_cases),
+TABLES = {"forward": ("Forward", forward_cases), "packed": ("Packed sequences", packed_cases), "inputs": ("Other inputs", input_cases),
           "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
-PEERS = ("fovea", "before", "fa3", "cudnn", "flash", "flex")
+PEERS = ("fovea", "before", "dense", "fa3", "cudnn", "flash", "flex")
 
 
 # ---- Report ----

@@ -47,7 +47,6 @@ class Filler {
  private:
   const TensorView& k() const { return cache_ != nullptr ? cache_->cache.k : args_.k; }
   const TensorView& v() const { return cache_ != nullptr ? cache_->cache.v : args_.v; }
-  std::int64_t head_units() const { return f_.num_heads_q / spec_.heads_per_tile; }
 
   void fill_tensors(ForwardParams& p) const {
     p.q = bshd(args_.q);
@@ -113,7 +112,9 @@ class Filler {
     const Dropout& dropout = args_.dropout;
     p.dropout_keep_scale =
         dropout.p < 1 ? static_cast<float>(1 / (1 - static_cast<double>(dropout.p))) : 0;
-    p.dropout_threshold = philox::drop_threshold(dropout.p);
+    // p = 1 drops every word, 2^32 - 1 too; what would be kept of it is scaled by 0.
+    p.dropout_threshold = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(philox::drop_threshold(dropout.p), 0xffffffffU));
     const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
     p.dropout_key[0] = key[0];
     p.dropout_key[1] = key[1];
@@ -134,17 +135,12 @@ class Filler {
 
   void fill_grid(ForwardLaunch& launch) const {
     ForwardParams& p = launch.params;
+    launch.grid.x = static_cast<std::uint32_t>(num_row_tiles(spec_, f_, p.seqlen_q, p.total_q));
+    if (f_.is_varlen) return;
     const std::int64_t rows = spec_.tile_q / spec_.heads_per_tile;
-    if (f_.is_varlen) {
-      // Every sequence may waste a tile, and so may the rows behind the last one.
-      const std::int64_t tiles = p.total_q == 0 ? 0 : p.total_q / rows + f_.num_sequences + 1;
-      launch.grid.x = static_cast<std::uint32_t>(tiles * head_units());
-      return;
-    }
-    const std::int64_t pairs = f_.num_sequences * head_units();
+    const std::int64_t pairs = f_.num_sequences * f_.num_heads_q / spec_.heads_per_tile;
     p.num_q_tiles = static_cast<std::int32_t>((p.seqlen_q + rows - 1) / rows);
     p.heads_per_section = static_cast<std::int32_t>(pairs_per_section(pairs));
-    launch.grid.x = static_cast<std::uint32_t>(p.num_q_tiles * pairs);
   }
 
   void fill_split(ForwardLaunch& launch, void* workspace) const {
@@ -190,6 +186,16 @@ class Filler {
 };
 
 }  // namespace
+
+std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
+                           std::int64_t seqlen_q, std::int64_t total_q) {
+  const std::int64_t rows = spec.tile_q / spec.heads_per_tile;
+  const std::int64_t head_units = problem.num_heads_q / spec.heads_per_tile;
+  if (!problem.is_varlen)
+    return problem.num_sequences * head_units * ((seqlen_q + rows - 1) / rows);
+  // Every sequence may waste a tile, and so may the rows behind the last one.
+  return total_q == 0 ? 0 : (total_q / rows + problem.num_sequences + 1) * head_units;
+}
 
 ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                              const AttentionForward& args, void* workspace,

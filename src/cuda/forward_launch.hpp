@@ -31,6 +31,10 @@ inline constexpr int kCombineCtasPerSm = 8;
 /// Its dynamic shared memory: 128 columns of each of its four warps.
 inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
 
+/// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
+std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
+                           std::int64_t seqlen_q, std::int64_t total_q);
+
 /// `workspace` holds plan.workspace_bytes. Range tables have no place yet.
 ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                              const AttentionForward& args, void* workspace,

@@ -20,25 +20,26 @@ constexpr std::int64_t kPanel = 64;        // elements of a box's row: the 128 b
 /// TMA's strides are multiples of 16 bytes.
 constexpr std::int64_t kStrideElements = 8;
 
-/// Of all heads together.
-std::int64_t num_units(std::int64_t seqlen_q, std::int64_t heads) {
-  return heads * ((seqlen_q + kRowsOfGroup - 1) / kRowsOfGroup);
+/// Words that tell of suspect rows.
+std::int64_t num_suspects(const ForwardSpec& spec, std::int64_t num_row_tiles) {
+  return num_row_tiles * spec.tile_q / kRowsOfGroup;
 }
 
 std::int64_t panels_of(std::int64_t head_dim) { return (head_dim + kPanel - 1) / kPanel * kPanel; }
 
 bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
 
-/// Why TMA cannot have a dense tensor of these strides; empty: it can.
+/// Why TMA cannot have a tensor of these strides, dense or packed; empty: it can.
 std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
-  if (spec.shape[3] % kStrideElements != 0) {
-    return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[3],
+  const auto last = static_cast<std::size_t>(spec.rank) - 1;
+  if (spec.shape[last] % kStrideElements != 0) {
+    return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[last],
                        kStrideElements);
   }
-  if (spec.strides[3] != 1) {
-    return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[3]);
+  if (spec.strides[last] != 1) {
+    return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[last]);
   }
-  for (std::size_t dim = 0; dim < 3; ++dim) {
+  for (std::size_t dim = 0; dim < last; ++dim) {
     if (spec.shape[dim] > 1 &&
         (spec.strides[dim] <= 0 || spec.strides[dim] % kStrideElements != 0)) {
       return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
@@ -62,6 +63,13 @@ constexpr Tile kTiles[] = {
 /// Below, a causal mask leaves three groups too little to share.
 constexpr std::int64_t kShortCausal = 1024;
 
+/// Keys of a sequence; packed: of a mean one, as far as shapes tell.
+std::int64_t usual_seqlen_kv(const ForwardProblem& f) {
+  if (!f.is_varlen) return f.seqlen_kv;
+  const std::int64_t mean = f.problem.k.shape[0] / std::max<std::int64_t>(1, f.num_sequences);
+  return std::min(f.seqlen_kv, mean);
+}
+
 /// Sections before the last one take so much of what the L2 cache has room for: measured, docs/kernels/attention_forward_sm90.md.
 constexpr std::int32_t kSectionShare = 8;
 
@@ -76,10 +84,7 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
   const Problem& p = f.problem;
-  if (f.is_varlen) return Refusal{"sequences are packed; this kernel takes dense tensors"};
-  if (f.is_cached) return Refusal{"keys lie in a cache; this kernel takes dense tensors"};
-  if (p.dropout.p > 0) return Refusal{"dropout is asked for; this kernel has none"};
-  if (p.wants_row_max) return Refusal{"row_max is asked for; this kernel takes no maxima"};
+  if (f.is_cached) return Refusal{"keys lie in a cache; this kernel takes tensors of keys"};
   if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
   if (f.group * f.seqlen_q <= kRowsOfGroup) {
     return Refusal{
@@ -91,6 +96,8 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
     if (const std::string why = why_no_tensor_map(label, *spec); !why.empty()) return Refusal{why};
   }
   if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  if (f.is_varlen && std::max(f.total_q, p.k.shape[0]) > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 packed rows"};
   return std::nullopt;
 }
 
@@ -101,8 +108,9 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
   Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
-  const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
-  if (widest == 64 && is_short_causal) tile.num_groups = 2;
+  const bool is_short_causal = has_mask(f) && usual_seqlen_kv(f) <= kShortCausal;
+  // The generator of dropout needs registers, and is the bound then.
+  if (widest == 64 && (is_short_causal || spec.has_dropout)) tile.num_groups = 2;
   if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
   spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
   spec.tile_kv = tile.tile_kv;
@@ -110,7 +118,7 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.stages = kStages;
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
-  spec.is_dynamic = has_mask(f);
+  spec.is_dynamic = has_mask(f) || f.is_varlen;  // row tiles of unequal length
   return spec;
 }
 
@@ -118,27 +126,28 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
   return static_cast<std::size_t>(sm90_forward_shared_bytes(spec));
 }
 
-std::size_t sm90_scratch_bytes(const ForwardSpec&, const ForwardProblem& f) {
-  return kCounterBytes +
-         static_cast<std::size_t>(num_units(f.seqlen_q, f.num_sequences * f.num_heads_q)) *
-             sizeof(std::int32_t);
+std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
+  const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q);
+  return kCounterBytes + static_cast<std::size_t>(num_suspects(spec, tiles)) * sizeof(std::int32_t);
 }
 
 namespace {
 
-/// A dense tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel.
+/// A tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel; packed tensors are one long sequence.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
   driver::TensorMapSpec spec{
       .element =
           t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
       .rank = 4,
       .box = {static_cast<std::uint32_t>(kPanel), static_cast<std::uint32_t>(rows), 1, 1}};
-  constexpr int kOrder[] = {3, 1, 2, 0};  // innermost first
+  const int last = t.rank() - 1;
+  const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
   for (std::size_t i = 0; i < 4; ++i) {
-    const int dim = kOrder[i];
-    spec.shape[i] = static_cast<std::uint64_t>(t.size(dim));
+    const int dim = order[i];
+    const std::int64_t size = dim >= 0 ? t.size(dim) : 1;
     // The stride of a dimension of one element is never walked, but must be one that TMA has.
-    const std::int64_t stride = t.size(dim) > 1 ? t.stride(dim) : kStrideElements;
+    const std::int64_t stride = size > 1 ? t.stride(dim) : kStrideElements;
+    spec.shape[i] = static_cast<std::uint64_t>(size);
     spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
   }
   return encode(spec, t.data());
@@ -177,15 +186,17 @@ void fill_sections(std::int32_t cached, std::int32_t num_pairs, Sm90ForwardParam
 
 /// The same parameters, for a few CTAs that look through all units.
 ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
-                          const std::uint8_t* is_suspect) {
+                          const std::int32_t* num_packed_tiles, const std::uint8_t* is_suspect) {
   ForwardLaunch redo{};
   redo.params = common.params;
   redo.params.is_suspect = reinterpret_cast<const std::int32_t*>(is_suspect);
+  redo.params.num_packed_tiles = num_packed_tiles;
+  redo.params.suspect_tile_q = plan.spec.tile_q;
+  const std::int64_t words = num_suspects(plan.spec, common.grid.x);
+  redo.params.num_suspects = static_cast<std::int32_t>(words);
   redo.num_threads = static_cast<std::uint32_t>(plan.redo->spec.num_warps) * 32;
-  const ForwardParams& p = redo.params;
-  const std::int64_t units = num_units(p.seqlen_q, std::int64_t{p.num_sequences} * p.num_heads_q);
   redo.grid.x = static_cast<std::uint32_t>(
-      std::min<std::int64_t>((units + kUnitsAtOnce - 1) / kUnitsAtOnce, plan.device.num_sms));
+      std::min<std::int64_t>((words + kUnitsAtOnce - 1) / kUnitsAtOnce, plan.device.num_sms));
   return redo;
 }
 
@@ -196,13 +207,14 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const TensorMapEncoder& encode) {
   refuse_other_strides(args);
   auto* scratch = static_cast<std::byte*>(workspace);
+  auto* counters = static_cast<std::int32_t*>(workspace);
   auto* is_suspect = reinterpret_cast<std::uint8_t*>(scratch + kCounterBytes);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, nullptr);
   place_range_tables(plan, workspace, launch.common);
-  launch.redo = redo_launch(plan, launch.common, is_suspect);
+  launch.redo = redo_launch(plan, launch.common, counters + 1, is_suspect);
   // TMA knows no tensor without rows: all outputs are left to the redo.
-  if (args.k.size(1) == 0 || launch.common.grid.x == 0) return launch;
+  if (args.k.size(args.k.rank() - 3) == 0 || launch.common.grid.x == 0) return launch;
   launch.num_ctas =
       std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
   launch.params = {.q = tensor_map(encode, args.q, kRowsOfGroup),
@@ -211,7 +223,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                    .out = tensor_map(encode, args.out, kRowsOfGroup),
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
-                   .next_tile = reinterpret_cast<std::int32_t*>(scratch),
+                   .next_tile = counters,
+                   .num_packed_tiles = counters + 1,
                    .heads_per_section = 1,
                    .last_section = 0,
                    .is_suspect = is_suspect,

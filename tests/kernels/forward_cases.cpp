@@ -115,6 +115,75 @@ std::vector<Case> hopper_program_cases() {
   return cases;
 }
 
+/// Sequences whose keys and queries meet the edges of tiles of 64, 128 and 192 rows; trailing rows hold NaN, so the last sequence's cut
+/// tiles do too.
+Case packed_hopper_case(std::string label, std::int64_t head_dim, std::vector<Lengths> sequences) {
+  Case problem = hopper_case(std::move(label), head_dim);
+  problem.sequences = std::move(sequences);
+  return problem;
+}
+
+void add_packed_hopper_cases(std::vector<Case>& cases) {
+  // Nothing, one row, a group's rows and one less and more, tiles and one less and more; primes.
+  Case edges = packed_hopper_case("hopper_packed_d128", 128,
+                                  {{0, 0},
+                                   {1, 1},
+                                   {63, 63},
+                                   {64, 64},
+                                   {65, 65},
+                                   {127, 127},
+                                   {128, 128},
+                                   {129, 129},
+                                   {37, 211}});
+  edges.mask = causal();
+  cases.push_back(std::move(edges));
+  // Tiles of 192 rows; rows without keys, keys without rows, sinks that trailing rows do not have.
+  Case slim = packed_hopper_case("hopper_packed_d64", 64,
+                                 {{5, 0}, {191, 129}, {0, 70}, {193, 1}, {192, 128}});
+  slim.trailing_rows = 3;
+  slim.num_heads_q = 2;
+  slim.has_sinks = true;
+  slim.cu_seqlens_dtype = Dtype::i64;
+  cases.push_back(std::move(slim));
+  // Keys far from the window are NaN, at the start of a sequence too: the neighbour's cut tile reads them.
+  Case window_case =
+      packed_hopper_case("hopper_packed_window", 192, {{70, 101}, {20, 300}, {130, 140}});
+  window_case.head_dim_v = 72;
+  window_case.mask = window(50, 20);
+  cases.push_back(std::move(window_case));
+  Case wide = packed_hopper_case("hopper_packed_d256", 256, {{131, 67}, {9, 130}});
+  wide.trailing_rows = 140;  // more than a tile
+  wide.mask = causal();
+  cases.push_back(std::move(wide));
+  Case dropped = packed_hopper_case("hopper_packed_dropout", 128, {{131, 131}, {65, 200}, {3, 1}});
+  dropped.trailing_rows = 2;
+  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.wants_row_max = true;
+  dropped.mask = causal();
+  dropped.score = softcap(2);
+  dropped.dtype = Dtype::f16;
+  cases.push_back(std::move(dropped));
+  // More sequences than a warp has lanes.
+  Case many = packed_hopper_case("hopper_packed_many", 128, {});
+  for (std::int64_t i = 0; i < 70; ++i) many.sequences.push_back({i % 5, 1 + i % 7});
+  many.sequences.push_back({130, 131});
+  many.dtype = Dtype::f16;
+  cases.push_back(std::move(many));
+  Case programs = packed_hopper_case("hopper_packed_programs", 64, {{150, 150}, {7, 133}});
+  programs.trailing_rows = 1;
+  programs.num_heads_q = 2;
+  const TensorView slopes =
+      programs.capture(Dtype::f32, {2}, [](std::int64_t i) { return 0.5 / double(i + 1); });
+  const TensorView documents = programs.capture(
+      Dtype::i32, {2, 150}, [](std::int64_t i) { return double(i % 150 / (60 + i / 150 * 30)); });
+  const Captures captures{.tensors = {{"slopes", slopes}, {"doc", documents}}};
+  programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
+  programs.mask = parse_mask_mod(
+      "doc[batch, q_idx] == doc[batch, kv_idx] && kv_idx - q_idx <= seqlen_kv - seqlen_q",
+      captures);
+  cases.push_back(std::move(programs));
+}
+
 }  // namespace
 
 std::vector<Case> hopper_cases() {
@@ -146,6 +215,19 @@ std::vector<Case> hopper_cases() {
   empty.seqlen_kv = 130;
   empty.mask = causal();
   cases.push_back(std::move(empty));
+  Case maxima = hopper_case("hopper_row_max", 128);
+  maxima.wants_row_max = true;
+  maxima.mask = causal();
+  maxima.has_sinks = true;
+  maxima.distribution = Distribution::heavy_tailed;
+  cases.push_back(std::move(maxima));
+  Case dropped = hopper_case("hopper_dropout", 64);
+  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.num_heads_q = 2;
+  cases.push_back(std::move(dropped));
+  Case nothing_kept = hopper_case("hopper_dropout_all", 128);
+  nothing_kept.dropout = {.p = 1, .seed = 7, .offset = 0};
+  cases.push_back(std::move(nothing_kept));
   Case programs = hopper_case("hopper_programs", 64);
   programs.batch = 2;
   programs.num_heads_q = 2;
@@ -157,6 +239,7 @@ std::vector<Case> hopper_cases() {
   programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
   programs.mask = parse_mask_mod("doc[batch, q_idx] == doc[batch, kv_idx]", captures);
   cases.push_back(std::move(programs));
+  add_packed_hopper_cases(cases);
   return cases;
 }
 

@@ -9,6 +9,7 @@ Outputs and workspaces start poisoned, both runs must give the same bits, and ea
 import argparse
 import ctypes
 import math
+import random
 import sys
 import time
 
@@ -45,9 +46,9 @@ class Checker:
         self.library, self.match, self.num_wrong = library, match, 0
 
     def run(self, q, k, v, **fields):
-        """Poisoned out and lse, filled by a plan in a poisoned workspace; and what explain says of it."""
-        out = torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype)
-        lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device="cuda")
+        """Poisoned out and lse, filled by a plan in a poisoned workspace; and what explain says of it. Dense or packed."""
+        out = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, device="cuda", dtype=q.dtype)
+        lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), math.nan, device="cuda")
         named = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
         args = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in named.items()},
                                   stream=torch.cuda.current_stream().cuda_stream, **fields)
@@ -72,6 +73,65 @@ class Checker:
             fields["softmax_scale"] = scale
         (out, lse, explained), (again, lse_again, _) = (self.run(q, k, v, **fields) for _ in range(2))
         expected, expected_lse = reference(q, k, v, scale if scale is not None else 1 / math.sqrt(head_dim), score, mask, sinks)
+        self.judge(name, (out, lse), (again, lse_again), (expected, expected_lse), explained)
+
+    def check_packed(self, name, lengths, heads, head_dim, trailing=0, nan_in=None, dtype=None, mask=None, sinks=None, **fields):
+        """lengths: (seqlen_q, seqlen_kv) of each sequence; heads: of q, of k. Trailing rows are NaN, and so are the values of sequence
+        nan_in: its own rows alone may see them. mask(seqlen_q, seqlen_kv) is that of a sequence."""
+        if self.match not in name:
+            return
+        bounds = torch.tensor([(0, 0), *lengths]).cumsum(0).int()
+        ends_q, ends_kv = bounds[:, 0].tolist(), bounds[:, 1].tolist()
+        q, k, v = (torch.randn(total + trailing, n, head_dim, device="cuda").to(dtype or torch.bfloat16)
+                   for total, n in ((ends_q[-1], heads[0]), (ends_kv[-1], heads[1]), (ends_kv[-1], heads[1])))
+        for t, ends in ((q, ends_q), (k, ends_kv), (v, ends_kv)):
+            t[ends[-1]:] = math.nan
+        if nan_in is not None:
+            v[ends_kv[nan_in]:ends_kv[nan_in + 1]] = math.nan
+        cu_seqlens = [bounds[:, side].contiguous().cuda() for side in (0, 1)]
+        fields |= {"cu_seqlens_q": fovea.torch_tensor(cu_seqlens[0]), "cu_seqlens_kv": fovea.torch_tensor(cu_seqlens[1])}
+        if sinks is not None:
+            fields["sinks"] = fovea.torch_tensor(sinks)
+        (out, lse, explained), (again, lse_again, _) = (self.run(q, k, v, **fields) for _ in range(2))
+        expected = torch.zeros(q.shape, device="cuda", dtype=torch.double)
+        expected_lse = torch.full(lse.shape, -math.inf, device="cuda", dtype=torch.double)
+        for i, (seqlen_q, seqlen_kv) in enumerate(lengths):
+            rows, keys = slice(ends_q[i], ends_q[i + 1]), slice(ends_kv[i], ends_kv[i + 1])
+            if seqlen_kv == 0 and sinks is not None:
+                expected_lse[:, rows] = sinks.double().view(-1, 1)
+            if seqlen_q == 0 or seqlen_kv == 0:
+                continue
+            one = reference(q[None, rows], k[None, keys], v[None, keys], 1 / math.sqrt(head_dim), None,
+                            mask(seqlen_q, seqlen_kv) if mask else None, sinks)
+            expected[rows], expected_lse[:, rows] = one[0][0], one[1][0]
+        if nan_in is not None:
+            rows = slice(ends_q[nan_in], ends_q[nan_in + 1])
+            if not torch.isnan(out[rows]).all():
+                self.num_wrong += 1
+                print(f"WRONG  {name}: rows that see NaN are not NaN", flush=True)
+            out[rows], again[rows], expected[rows] = 0, 0, 0
+        self.judge(name, (out, lse), (again, lse_again), (expected, expected_lse), explained)
+
+    def check_beside_cpu(self, name, shape, wants_row_max=False, dtype=None, **fields):
+        """Against the same library on the CPU, in f32: which keys are dropped, and maxima. shape as check."""
+        if self.match not in name:
+            return
+        batch, seqlen_q, seqlen_kv, heads_q, heads_kv, head_dim = shape
+        q, k, v = (torch.randn(batch, rows, heads, head_dim, device="cuda").to(dtype or torch.bfloat16) for rows, heads in (
+            (seqlen_q, heads_q), (seqlen_kv, heads_kv), (seqlen_kv, heads_kv)))
+        maxima = [torch.full((batch, heads_q, seqlen_q), math.nan, device="cuda") for _ in range(2)] if wants_row_max else [None, None]
+        (out, lse, explained), (again, lse_again, _) = (
+            self.run(q, k, v, **({} if m is None else {"row_max": fovea.torch_tensor(m)}), **fields) for m in maxima)
+        named = {n: t.float().cpu() for n, t in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("row_max", maxima[0]))
+                 if t is not None}
+        self.library.attention_forward(fovea.forward_args(**{n: fovea.torch_tensor(t) for n, t in named.items()}, **fields))
+        if wants_row_max and not torch.allclose(maxima[0].cpu(), named["row_max"], 1e-5, 1e-5):
+            self.num_wrong += 1
+            print(f"WRONG  {name}: row_max", flush=True)
+        self.judge(name, (out, lse), (again, lse_again), (named["out"].double().cuda(), named["lse"].double().cuda()), explained)
+
+    def judge(self, name, result, repeated, reference_result, explained):
+        (out, lse), (again, lse_again), (expected, expected_lse) = result, repeated, reference_result
         error = ((out.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
         is_finite = torch.isfinite(expected_lse)
         lse_error = (lse.double() - expected_lse)[is_finite].abs().max().item() if is_finite.any() else 0.0
@@ -180,9 +240,43 @@ def check_programs(checker):
                   score_mod="score + slopes[q_head] * kv_idx", tensors={"slopes": named["slopes"]})
 
 
-def check_graph(checker, name, dtype, **fields):
-    """A captured run, replayed on other contents of the same tensors, gives what a run on them gives."""
-    q, k, v = (torch.randn(2, 400, 4, 128, device="cuda").to(dtype) for _ in range(3))
+def check_dropout_and_maxima(checker):
+    for head_dim in (64, 128, 256):
+        checker.check_beside_cpu(f"dropout {head_dim}", (2, 300, 333, 4, 2, head_dim), dropout=fovea.Dropout(0.3, 7, 5))
+        checker.check_beside_cpu(f"dropout and row_max {head_dim}", (1, 300, 500, 4, 4, head_dim), True, causal=1, dropout=fovea.Dropout(0.1, 8, 0))
+        checker.check_beside_cpu(f"row_max {head_dim}", (2, 300, 777, 4, 2, head_dim), True)
+    checker.check_beside_cpu("row_max f16, softcap", (1, 200, 300, 2, 2, 128), True, dtype=torch.float16, softcap=5.0)
+    checker.check_beside_cpu("row_max, negative scale, empty rows", (1, 300, 100, 2, 2, 64), True, causal=1, softmax_scale=-0.2)
+
+
+EDGES = [(n, n) for n in (0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193)]  # of tiles of 64, 128 and 192 rows
+
+
+def check_packed_all(checker):
+    random.seed(0)
+    for head_dim in (64, 96, 128, 192, 256):
+        checker.check_packed(f"packed {head_dim}", [*EDGES, (300, 1000)], (4, 2), head_dim)
+        checker.check_packed(f"packed causal {head_dim}", [*EDGES, (300, 1000), (200, 77)], (4, 4), head_dim, trailing=150,
+                             mask=causal, causal=1)
+    many = [(random.randrange(40), random.randrange(300)) for _ in range(200)]
+    checker.check_packed("packed 200", many, (2, 1), 128, trailing=1, dtype=torch.float16)
+    checker.check_packed("packed 200 causal", many, (2, 1), 64, mask=causal, causal=1)
+    skewed = [(n, n) for n in (3000, 5, 170, 1, 900, 64, 0, 2000, 333)]
+    checker.check_packed("packed skewed", skewed, (8, 2), 128, mask=causal, causal=1)
+    checker.check_packed("packed, sinks", [*skewed, (10, 0)], (2, 2), 128, trailing=3, sinks=torch.randn(2, device="cuda") * 3)
+    window = lambda n, m: (index(n, m)[1] <= index(n, m)[0] + m - n) & (index(n, m)[0] + m - n - index(n, m)[1] <= 100)  # noqa: E731
+    checker.check_packed("packed window", skewed, (4, 4), 128, mask=window, causal=1, has_window_left=1, window_left=100)
+    checker.check_packed("packed, NaN in a neighbour", skewed, (4, 2), 128, nan_in=2, mask=causal, causal=1)
+    checker.check_packed("packed, NaN beside full", skewed, (4, 2), 64, nan_in=4)
+
+
+def check_graph(checker, name, lengths=None, others=None, **fields):
+    """A captured run, replayed on other contents of the same tensors, gives what a run on them gives. lengths: of packed sequences, as
+    captured, and the others as replayed."""
+    q, k, v = (torch.randn(*([sum(lengths)] if lengths else [2, 400]), 4, 128, device="cuda").bfloat16() for _ in range(3))
+    if lengths:
+        ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+        fields |= {"cu_seqlens_q": fovea.torch_tensor(ends), "cu_seqlens_kv": fovea.torch_tensor(ends)}
     out, side = torch.full_like(q, math.nan), torch.cuda.Stream()
     named = {"q": q, "k": k, "v": v, "out": out}
     args = fovea.forward_args(**{n: fovea.torch_tensor(t) for n, t in named.items()}, stream=side.cuda_stream, **fields)
@@ -195,6 +289,8 @@ def check_graph(checker, name, dtype, **fields):
         checker.library.call(checker.library.c.fovea_plan_run, plan.handle, ctypes.byref(args))
     for t in (q, k, v):
         t.copy_(torch.randn_like(t))
+    if lengths:
+        ends.copy_(torch.tensor([0, *others]).cumsum(0))
     graph.replay()
     torch.cuda.synchronize()
     expected, _, _ = checker.run(q, k, v, **fields)
@@ -233,9 +329,12 @@ def main():
     torch.manual_seed(0)
     checker = Checker(fovea.Library(args.library), args.match)
     check_all(checker)
+    check_packed_all(checker)
+    check_dropout_and_maxima(checker)
     if not args.match:
-        check_graph(checker, "captured, causal (sm90 on Hopper)", torch.bfloat16, causal=1)
-        check_graph(checker, "captured, dropout (sm80)", torch.bfloat16, dropout=fovea.Dropout(0.1, 7, 0))
+        check_graph(checker, "captured, causal (sm90 on Hopper)", causal=1)
+        check_graph(checker, "captured, packed (sm90 on Hopper)", lengths=(700, 3, 0, 197), others=(100, 400, 390, 10), causal=1)
+        check_graph(checker, "captured, dropout", dropout=fovea.Dropout(0.1, 7, 0))
         print(f"a run takes {host_microseconds(checker):.1f} us of the host, the call from Python included")
     print(f"{checker.num_wrong} wrong")
     return 1 if checker.num_wrong else 0

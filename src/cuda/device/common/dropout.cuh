@@ -4,13 +4,10 @@
 
 #include "ptx/base.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 
 namespace fovea::cuda {
-
-FOVEA_DEVICE std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
-  return static_cast<std::uint32_t>((static_cast<std::uint64_t>(a) * b) >> 32U);
-}
 
 /// The words of keys 4 group .. 4 group + 3.
 FOVEA_DEVICE ptx::U32x4 random_words(const ForwardParams& p, std::int32_t batch,
@@ -23,8 +20,11 @@ FOVEA_DEVICE ptx::U32x4 random_words(const ForwardParams& p, std::int32_t batch,
   std::uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
-    c = {high_product(kMultiplier1, c.z) ^ c.y ^ key0, kMultiplier1 * c.z,
-         high_product(kMultiplier0, c.x) ^ c.w ^ key1, kMultiplier0 * c.x};
+    // Both halves of one product: asked for apart, each would be a multiplication.
+    const std::uint64_t a = std::uint64_t{kMultiplier1} * c.z;
+    const std::uint64_t b = std::uint64_t{kMultiplier0} * c.x;
+    c = {static_cast<std::uint32_t>(a >> 32U) ^ c.y ^ key0, static_cast<std::uint32_t>(a),
+         static_cast<std::uint32_t>(b >> 32U) ^ c.w ^ key1, static_cast<std::uint32_t>(b)};
     key0 += kWeyl0;
     key1 += kWeyl1;
   }
@@ -33,6 +33,21 @@ FOVEA_DEVICE ptx::U32x4 random_words(const ForwardParams& p, std::int32_t batch,
 
 FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
   return word < p.dropout_threshold;
+}
+
+/// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and y, of its second
+/// z and w. A lane draws four words of one row, of the second one where the lane is odd, and its neighbour those of the other: half of
+/// each is exchanged. q_head and q_idx are those of the row that this lane draws.
+FOVEA_DEVICE ptx::U32x4 fragment_words(const ForwardParams& p, std::int32_t batch,
+                                       std::int32_t q_head, std::int32_t q_idx,
+                                       std::int32_t kv_begin) {
+  const int lane = ptx::lane_idx();
+  const bool is_odd = lane % 2 != 0;
+  const ptx::U32x4 own = random_words(p, batch, q_head, q_idx, kv_begin / 4 + lane % 4 / 2);
+  const std::uint32_t lo = ptx::shfl_bfly(is_odd ? own.x : own.z, 1);
+  const std::uint32_t hi = ptx::shfl_bfly(is_odd ? own.y : own.w, 1);
+  if (is_odd) return {lo, hi, own.z, own.w};
+  return {own.x, own.y, lo, hi};
 }
 
 }  // namespace fovea::cuda

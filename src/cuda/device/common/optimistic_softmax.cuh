@@ -41,8 +41,8 @@ struct Headroom {
 };
 
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
-/// each, `width` sums.
-template <Element element, int columns, int width>
+/// each, `width` sums. keeps_greatest: every tile must be careful.
+template <Element element, int columns, int width, bool keeps_greatest>
 struct OptimisticRows {
   using H = Headroom<element>;
   static constexpr int kScores = columns / 2;
@@ -54,6 +54,7 @@ struct OptimisticRows {
   float reference[2];  // m, log2
   float sum[2];        // l, this thread's part
   float factor[2];     // what the last step of m scales O by
+  float greatest[2];   // score so far, where it is kept
 
   FOVEA_DEVICE_MEMBER void begin() {
     reference[0] = reference[1] = -infinity();
@@ -69,6 +70,8 @@ struct OptimisticRows {
     bool is_raised[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if constexpr (keeps_greatest)
+        greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
       top[r] *= c;
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
       is_raised[r] = is_first || !(top[r] - reference[r] <= H::kJump);

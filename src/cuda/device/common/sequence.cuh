@@ -62,45 +62,57 @@ FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
   return s;
 }
 
-/// Finds the `tile`-th tile of rows of a packed batch: lanes count the tiles of 32 sequences at a time. Rows behind the last sequence
-/// are tiles too. All lanes get the same answer.
-FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile) {
+/// How far packed_work has counted: tiles before sequence `first`.
+struct PackedCursor {
+  std::int32_t first = 0, tiles = 0;
+};
+
+/// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor on, so that a
+/// warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys comes first, and its last rows,
+/// so that causal masks start with their longest rows: what is long and starts late keeps the others waiting. Rows behind the last
+/// sequence are tiles too. All lanes get the same answer.
+FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile,
+                              PackedCursor& cursor) {
   const int lane = ptx::lane_idx();
   Work work{};
   work.is_nothing = true;
-  for (int first = 0; first <= p.num_sequences; first += 32) {
-    const int mine = first + lane;
-    std::int64_t begin = 0, end = 0;
-    if (mine <= p.num_sequences) {
-      begin = index_at(p.cu_seqlens_q, mine);
-      end = mine < p.num_sequences ? index_at(p.cu_seqlens_q, mine + 1) : p.total_q;
+  tile -= cursor.tiles;
+  for (; cursor.first <= p.num_sequences; cursor.first += 32) {
+    const int mine = cursor.first + lane;
+    std::int64_t rows = 0;
+    int keys = 0;
+    if (mine < p.num_sequences) {
+      rows = index_at(p.cu_seqlens_q, mine + 1) - index_at(p.cu_seqlens_q, mine);
+      keys =
+          static_cast<int>(index_at(p.cu_seqlens_kv, mine + 1) - index_at(p.cu_seqlens_kv, mine));
+    } else if (mine == p.num_sequences) {
+      rows = p.total_q - index_at(p.cu_seqlens_q, mine);
     }
-    const int tiles = static_cast<int>((end - begin + rows_per_tile - 1) / rows_per_tile);
-    int upto = tiles;  // tiles of all lanes up to this one
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int before = ptx::shfl_idx(upto, lane >= step ? lane - step : lane);
-      if (lane >= step) upto += before;
+    const int tiles = static_cast<int>((rows + rows_per_tile - 1) / rows_per_tile);
+    int before = 0, all = 0;  // tiles of sequences that come before mine, and of all 32
+#pragma unroll 4
+    for (int other = 0; other < 32; ++other) {
+      const int their_keys = ptx::shfl_idx(keys, other);
+      const int their_tiles = ptx::shfl_idx(tiles, other);
+      if (their_keys > keys || (their_keys == keys && other < lane)) before += their_tiles;
+      all += their_tiles;
     }
-    const std::uint32_t reached = ptx::ballot(tile < upto);
-    if (reached == 0) {
-      tile -= ptx::shfl_idx(upto, 31);
+    const std::uint32_t owners = ptx::ballot(before <= tile && tile < before + tiles);
+    if (owners == 0) {
+      cursor.tiles += all;
+      tile -= all;
       continue;
     }
-    const int owner = lowest_bit(reached);
-    const int inside = tile - ptx::shfl_idx(upto - tiles, owner);
-    const int count = ptx::shfl_idx(tiles, owner);
+    const int owner = lowest_bit(owners);
+    const int inside = tile - ptx::shfl_idx(before, owner);
     Sequence& s = work.sequence;
-    s.idx = first + owner;
+    s.idx = cursor.first + owner;
     s.is_trailing = s.idx == p.num_sequences;
     s.q_row = index_at(p.cu_seqlens_q, s.idx);
-    s.seqlen_q = static_cast<std::int32_t>(
-        (s.is_trailing ? p.total_q : index_at(p.cu_seqlens_q, s.idx + 1)) - s.q_row);
-    if (!s.is_trailing) {
-      s.kv_row = index_at(p.cu_seqlens_kv, s.idx);
-      s.seqlen_kv = static_cast<std::int32_t>(index_at(p.cu_seqlens_kv, s.idx + 1) - s.kv_row);
-    }
-    work.q_begin = (count - 1 - inside) * rows_per_tile;  // causal masks: the longest rows first
+    s.seqlen_q = ptx::shfl_idx(static_cast<int>(rows), owner);
+    s.seqlen_kv = ptx::shfl_idx(keys, owner);
+    if (!s.is_trailing) s.kv_row = index_at(p.cu_seqlens_kv, s.idx);
+    work.q_begin = (ptx::shfl_idx(tiles, owner) - 1 - inside) * rows_per_tile;
     work.is_nothing = false;
     return work;
   }
@@ -118,7 +130,8 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   std::int32_t unit = 0;
   if constexpr (spec.is_varlen) {
     unit = id % head_units;
-    work = packed_work(p, id / head_units, kRows);
+    PackedCursor cursor;
+    work = packed_work(p, id / head_units, kRows, cursor);
     if (work.is_nothing) return work;
   } else {
     const std::int32_t units = p.num_sequences * head_units;

@@ -12,15 +12,18 @@ struct alignas(64) TensorMapParam {
 };
 
 struct Sm90ForwardParams {
-  // Dimensions (head_dim, seqlen, head, batch); boxes of 64 elements x 64 rows (q, out) or tile_kv rows (k, v), 128-byte swizzle.
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q, out) or tile_kv
+  // rows (k, v), 128-byte swizzle.
   TensorMapParam q, k, v, out;
   ForwardParams common;
-  std::int32_t num_tiles;   // of rows: num_q_tiles * num_heads_q * batch
-  std::int32_t* next_tile;  // dynamic schedule: 0 at the launch
-  /// Dynamic: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of them.
+  std::int32_t num_tiles;          // of rows: num_q_tiles * num_heads_q * batch; packed: a bound
+  std::int32_t* next_tile;         // dynamic schedule: 0 at the launch
+  std::int32_t* num_packed_tiles;  // packed: written, row tiles of one head
+  /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of
+  /// them.
   std::int32_t heads_per_section, last_section;
-  /// [batch, num_heads_q, ceil(seqlen_q / 64), 4], written: 1 where a sum of these 16 rows is not finite, so it may have met NaN or
-  /// infinity at a key that the row does not see. All 64 rows are then computed again by a kernel that can tell.
+  /// Laid out as in ForwardParams, written: 1 where a sum of these 16 rows is not finite, so it may have met NaN or infinity at a key that
+  /// the row does not see. All 64 rows are then computed again by a kernel that can tell.
   std::uint8_t* is_suspect;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder

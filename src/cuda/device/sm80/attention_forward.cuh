@@ -560,22 +560,18 @@ struct Forward {
         for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : 0.0F;
   }
 
-  /// A lane draws four words, of one of its two rows, and its neighbour those of the other row: half of each is exchanged.
   FOVEA_DEVICE_MEMBER void drop(Scores& s, VisitedTile tile) const {
-    const bool is_odd = lane % 2 != 0;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
-      const Row row = row_at(work, my_row(i, is_odd ? 1 : 0));
+      const Row row = row_at(work, my_row(i, lane % 2));
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; ++j) {
-        const std::int32_t group = (tile.idx * spec.tile_kv + j * 8) / 4 + lane % 4 / 2;
-        const U32x4 words = random_words(p, work.sequence.idx, row.q_head, row.q_idx, group);
-        const std::uint32_t lo = ptx::shfl_bfly(is_odd ? words.x : words.z, 1);
-        const std::uint32_t hi = ptx::shfl_bfly(is_odd ? words.y : words.w, 1);
-        if (is_dropped(p, is_odd ? lo : words.x)) s[i][j][0] = 0;
-        if (is_dropped(p, is_odd ? hi : words.y)) s[i][j][1] = 0;
-        if (is_dropped(p, is_odd ? words.z : lo)) s[i][j][2] = 0;
-        if (is_dropped(p, is_odd ? words.w : hi)) s[i][j][3] = 0;
+        const U32x4 words = fragment_words(p, work.sequence.idx, row.q_head, row.q_idx,
+                                           tile.idx * spec.tile_kv + j * 8);
+        if (is_dropped(p, words.x)) s[i][j][0] = 0;
+        if (is_dropped(p, words.y)) s[i][j][1] = 0;
+        if (is_dropped(p, words.z)) s[i][j][2] = 0;
+        if (is_dropped(p, words.w)) s[i][j][3] = 0;
       }
     }
   }
@@ -1011,17 +1007,37 @@ struct Forward {
   }
 };
 
-/// Rows [64 unit, 64 unit + 64) of a head, units counted through all heads and batches.
+/// The 64 rows of a head that a word of is_suspect tells of.
+template <ForwardSpec spec>
 FOVEA_DEVICE Work work_of_unit(const ForwardParams& p, std::int32_t unit) {
-  const std::int32_t units = ceil_div(p.seqlen_q, 64);
-  const std::int32_t pair = unit / units;
+  const std::int32_t parts = p.suspect_tile_q / 64;
+  const std::int32_t tile = unit / parts;
   Work work{};
-  work.sequence = dense_sequence(p, pair / p.num_heads_q);
-  work.q_begin = (unit - pair * units) * 64;
-  work.q_head = pair % p.num_heads_q;
+  if constexpr (spec.is_varlen) {
+    PackedCursor cursor;
+    work = packed_work(p, tile / p.num_heads_q, p.suspect_tile_q, cursor);
+    work.q_head = tile % p.num_heads_q;
+  } else {
+    const std::int32_t pair = tile / p.num_q_tiles;
+    work.sequence = dense_sequence(p, pair / p.num_heads_q);
+    work.q_begin = (tile - pair * p.num_q_tiles) * p.suspect_tile_q;
+    work.q_head = pair % p.num_heads_q;
+  }
+  work.q_begin += unit % parts * 64;
+  work.is_nothing = work.is_nothing || work.q_begin >= work.sequence.seqlen_q;
   work.kv_head = work.q_head / p.group;
   work.kv_end = work.sequence.seqlen_kv;
   return work;
+}
+
+/// Words of is_suspect that were written.
+template <ForwardSpec spec>
+FOVEA_DEVICE std::int32_t count_suspects(const ForwardParams& p) {
+  if constexpr (!spec.is_varlen) return p.num_suspects;
+  const std::int64_t tiles =
+      static_cast<std::int64_t>(ptx::ld_global(p.num_packed_tiles)) * p.num_heads_q;
+  const std::int64_t words = tiles * (p.suspect_tile_q / 64);
+  return words < p.num_suspects ? static_cast<std::int32_t>(words) : p.num_suspects;
 }
 
 /// Computes the rows again that another kernel found suspect. Nearly always there are none, so a few CTAs look at 32 words at a time.
@@ -1029,15 +1045,16 @@ template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void redo(const ForwardParams& p) {
   static_assert(spec.tile_q == 64 && spec.heads_per_tile == 1);
   ptx::griddepcontrol_wait();  // the kernel whose rows these are may still run
-  const std::int32_t num_units = ceil_div(p.seqlen_q, 64) * p.num_heads_q * p.num_sequences;
-  for (std::int32_t first = 32 * ptx::block_idx().x; first < num_units;
+  const std::int32_t num_suspects = count_suspects<spec>(p);
+  for (std::int32_t first = 32 * ptx::block_idx().x; first < num_suspects;
        first += 32 * ptx::grid_dim().x) {
     const std::int32_t mine = first + ptx::lane_idx();
     std::uint32_t suspects =
-        ptx::ballot(mine < num_units && ptx::ld_global(p.is_suspect + mine) != 0);
-    while (suspects != 0) {
-      Forward<spec, Mods>(p, work_of_unit(p, first + lowest_bit(suspects))).run();
-      suspects &= suspects - 1;
+        ptx::ballot(mine < num_suspects && ptx::ld_global(p.is_suspect + mine) != 0);
+    for (; suspects != 0; suspects &= suspects - 1) {
+      const Work work = work_of_unit<spec>(p, first + lowest_bit(suspects));
+      if (work.is_nothing) continue;
+      Forward<spec, Mods>(p, work).run();
       ptx::sync_threads();
     }
   }

@@ -26,12 +26,20 @@
 // NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
 // sums are not finite says so (is_suspect), and its rows are computed again by sm80/attention_forward, which can tell.
 //
-// Refused (candidates.cpp has the words): f32, packed and paged layouts, splits, dropout, row_max, strides that TMA cannot have.
+// Packed sequences: tensors are one long sequence to TMA, and a row tile brings where its own sequence lies (SequencePlace, beside it in
+// the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the last key are. Rows that a sequence's end cuts
+// off are a neighbour's too: the storing warp writes such a tile row by row.
+//
+// row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
+//
+// Refused (candidates.cpp has the words): f32, paged layouts, splits, strides that TMA cannot have.
 #pragma once
 
+#include "common/dropout.cuh"
 #include "common/optimistic_softmax.cuh"
 #include "common/position.cuh"
 #include "common/program_parts.cuh"
+#include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -65,6 +73,8 @@ struct Traits {
   static constexpr int kStages = spec.stages;
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
   static constexpr bool kCrossesTiles = kQStages == 2;
+  /// Row tiles that are told. Packed: one that computes, one that follows it, one to come; else the first is known by then.
+  static constexpr int kSlots = sm90_num_slots(spec);
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
@@ -97,13 +107,14 @@ struct Layout {
   static constexpr int kKEmpty = kKFull + 8 * T::kStages;
   static constexpr int kVFull = kKEmpty + 8 * T::kStages;
   static constexpr int kVEmpty = kVFull + 8 * T::kStages;
-  static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [2]
-  static constexpr int kSlotEmpty = kSlotFull + 16;
-  static constexpr int kGroupFull = kSlotEmpty + 16;  // [2]
+  static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [slot]
+  static constexpr int kSlotEmpty = kSlotFull + 8 * T::kSlots;
+  static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
   static constexpr int kGroupEmpty = kGroupFull + 16;
   static constexpr int kClaim = kGroupEmpty + 16;
-  static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;  // [2] RowTile, 16 bytes each
-  static constexpr int kGroupsOfTiles = kSlots + 32;          // [2] VisitedGroup, 16 bytes each
+  static constexpr int kSlotBytes = spec.is_varlen ? 32 : 16;  // RowTile; packed: SequencePlace
+  static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;
+  static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
   static constexpr int kBytes = kKvTiles + 4 * T::kStages;
@@ -126,9 +137,15 @@ struct Ring {
   }
 };
 
-/// A tile of rows of one head; idx < 0: there is none any more.
+/// A tile of rows of one head; idx < 0: there is none any more. Packed: `batch` is the sequence, `number` that of the tile among those
+/// of all sequences, `slot` where it is told.
 struct RowTile {
-  std::int32_t idx, q_head, batch;
+  std::int32_t idx, q_head, batch, number, slot;
+};
+
+/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are.
+struct SequencePlace {
+  std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
 };
 
 /// What is told of a kv tile: its index, whether every row sees all of it, the same of the one after it, and whether it is the row
@@ -146,13 +163,13 @@ struct KvTile {
   FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 1U) != 0; }
 };
 
-/// Row tile number `id` of the launch. With a dynamic schedule heads come in sections, the row tiles of a section
+/// Row tile number `id` of a dense launch. With a dynamic schedule heads come in sections, the row tiles of a section
 /// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many short rows. Those
 /// before are small: while CTAs are in different ones, some load keys from memory and others have them in the cache.
 template <ForwardSpec spec>
-FOVEA_DEVICE RowTile row_tile_at(const Sm90ForwardParams& p, std::int32_t id) {
+FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id) {
   const ForwardParams& c = p.common;
-  if (id >= p.num_tiles) return {-1, 0, 0};
+  if (id >= p.num_tiles) return {-1, 0, 0, 0, 0};
   std::int32_t pair = id / c.num_q_tiles;
   std::int32_t idx = id - pair * c.num_q_tiles;
   if constexpr (spec.is_dynamic) {
@@ -167,7 +184,7 @@ FOVEA_DEVICE RowTile row_tile_at(const Sm90ForwardParams& p, std::int32_t id) {
     pair = first + rest % size;
   }
   const std::int32_t batch = pair / c.num_heads_q;
-  return {idx, pair - batch * c.num_heads_q, batch};
+  return {idx, pair - batch * c.num_heads_q, batch, 0, 0};
 }
 
 FOVEA_DEVICE const ptx::TensorMap* tensor_map(const TensorMapParam& map) {
@@ -197,16 +214,39 @@ struct Cta {
     return smem + L::kKvTiles + 4 * stage;
   }
 
-  /// The next row tile, by whoever reads slots; one lane of each warp says that it has.
-  FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<2>& slots) const {
+  FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {
+    return smem + L::kSlots + L::kSlotBytes * i;
+  }
+
+  /// The next row tile, by whoever reads slots.
+  FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
     ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
-    const auto words = ptx::ld_shared<ptx::U32x4>(smem + L::kSlots + 16 * slots.stage);
-    release(barrier(L::kSlotEmpty, slots.stage));
+    const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
+    if constexpr (!spec.is_varlen) release(barrier(L::kSlotEmpty, slots.stage));
+    const int slot = slots.stage;
     slots.advance();
     // By shuffle, so that the compiler knows them as uniform.
     return {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
             static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
-            static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0))};
+            static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0)),
+            spec.is_varlen ? static_cast<std::int32_t>(words.w) : 0, slot};
+  }
+
+  /// Packed: from its slot, so until its reader is done with the row tile.
+  FOVEA_DEVICE_MEMBER SequencePlace place_of(const RowTile& rows) const {
+    if constexpr (spec.is_varlen) {
+      return ptx::bit_cast<SequencePlace>(ptx::ld_shared<ptx::U32x4>(slot_at(rows.slot) + 16));
+    }
+    return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
+  }
+
+  /// The last dimension of tensor maps: packed tensors have one sequence.
+  FOVEA_DEVICE_MEMBER static std::int32_t map_batch(const RowTile& rows) {
+    return spec.is_varlen ? 0 : rows.batch;
+  }
+
+  FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
+    if constexpr (spec.is_varlen) release(barrier(L::kSlotEmpty, rows.slot));
   }
 
   /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
@@ -229,8 +269,10 @@ template <ForwardSpec spec, class Mods>
 struct Schedule {
   using L = Layout<spec>;
   const Cta<spec>& cta;
-  Ring<2> slots{1}, groups{1};
+  Ring<Traits<spec>::kSlots> slots{1};
+  Ring<2> groups{1};
   Ring<1> claims{0};
+  PackedCursor cursor{};
 
   /// The leftmost tile of a group, in the order of the walk.
   static constexpr std::uint32_t kFirstTile = 0x80000000U;
@@ -240,10 +282,11 @@ struct Schedule {
   FOVEA_DEVICE_MEMBER void run() {
     std::int32_t id = ptx::block_idx().x;
     for (;;) {
-      const RowTile rows = row_tile_at<spec>(cta.p, id);
-      publish(rows);
+      SequencePlace place{0, 0, cta.p.common.seqlen_q, cta.p.common.seqlen_kv};
+      const RowTile rows = row_tile_at(id, place);
+      publish(rows, place);
       if (rows.idx < 0) break;
-      find_kv_tiles(rows);
+      find_kv_tiles(rows, place);
       // As late as can be: the order of claims is what balances the load.
       cta.await(cta.barrier(L::kClaim, 0), claims.parity);
       claims.advance();
@@ -252,7 +295,24 @@ struct Schedule {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows) const {
+  FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t id, SequencePlace& place) {
+    if constexpr (!spec.is_varlen) return dense_row_tile<spec>(cta.p, id);
+    // Heads side by side: they share keys, or at least the sequence.
+    const std::int32_t number = id / cta.p.common.num_heads_q;
+    const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
+    if (work.is_nothing) {
+      // Each number is claimed once, so one CTA gets the first behind the last tile.
+      if (cta.lane == 0 && id == cursor.tiles * cta.p.common.num_heads_q)
+        ptx::st_global(cta.p.num_packed_tiles, cursor.tiles);
+      return {-1, 0, 0, 0, 0};
+    }
+    const Sequence& s = work.sequence;
+    place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
+             s.seqlen_kv};
+    return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
+  }
+
+  FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows, const SequencePlace& place) const {
     const ForwardParams& c = cta.p.common;
     TileSpan span{};
     span.batch = rows.batch;
@@ -260,32 +320,30 @@ struct Schedule {
     span.q_head_end = rows.q_head + 1;
     span.kv_head = rows.q_head / c.group;
     span.q_begin = rows.idx * spec.tile_q;
-    span.q_end = span.q_begin + spec.tile_q < c.seqlen_q ? span.q_begin + spec.tile_q : c.seqlen_q;
-    span.seqlen_q = c.seqlen_q;
-    span.seqlen_kv = c.seqlen_kv;
+    span.q_end = least(span.q_begin + spec.tile_q, place.seqlen_q);
+    span.seqlen_q = place.seqlen_q;
+    span.seqlen_kv = place.seqlen_kv;
     return span;
   }
 
-  FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows) {
-    const std::int32_t seqlen_kv = cta.p.common.seqlen_kv;
-    const TileSpan span = span_of(rows);
+  FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows, const SequencePlace& place) {
+    const TileSpan span = span_of(rows, place);
     TileWalk<Mods, WalkOrder::falling> walk(
-        span, {0, (seqlen_kv + spec.tile_kv - 1) / spec.tile_kv, spec.tile_kv},
-        cta.p.common.captures);
+        span, {0, ceil_div(place.seqlen_kv, spec.tile_kv), spec.tile_kv}, cta.p.common.captures);
     VisitedGroup group{}, next{};
     // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
     if (!walk.next_group(group)) group = {0, kFirstTile, 0};
     for (;;) {
       const bool has_next = walk.next_group(next);
-      push(group, !has_next);
+      push(group, !has_next, place.seqlen_kv);
       if (!has_next) break;
       group = next;
     }
   }
 
   /// The tile that the end of the keys cuts needs its mask.
-  FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last) {
-    const std::int32_t cut = cta.p.common.seqlen_kv / spec.tile_kv - group.begin;
+  FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last, std::int32_t seqlen_kv) {
+    const std::int32_t cut = seqlen_kv / spec.tile_kv - group.begin;
     if (cut >= 0 && cut < 32) group.full &= ~(kFirstTile >> cut);
     cta.await(cta.barrier(L::kGroupEmpty, groups.stage), groups.parity);
     if (cta.lane == 0) {
@@ -305,13 +363,15 @@ struct Schedule {
     return ptx::shfl_idx(next, 0);
   }
 
-  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows) {
+  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows, const SequencePlace& place) {
     cta.await(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
     if (cta.lane == 0) {
-      ptx::st_shared(
-          cta.smem + L::kSlots + 16 * slots.stage,
-          ptx::U32x4{static_cast<std::uint32_t>(rows.idx), static_cast<std::uint32_t>(rows.q_head),
-                     static_cast<std::uint32_t>(rows.batch), 0});
+      const SharedAddress slot = cta.slot_at(slots.stage);
+      ptx::st_shared(slot, ptx::U32x4{static_cast<std::uint32_t>(rows.idx),
+                                      static_cast<std::uint32_t>(rows.q_head),
+                                      static_cast<std::uint32_t>(rows.batch),
+                                      static_cast<std::uint32_t>(rows.number)});
+      if constexpr (spec.is_varlen) ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
       ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
     }
     slots.advance();
@@ -327,7 +387,8 @@ struct Load {
   const Cta<spec>& cta;
   Ring<T::kQStages> q{1};
   Ring<T::kStages> k{1}, v{1};
-  Ring<2> slots{0}, groups{0};
+  Ring<T::kSlots> slots{0};
+  Ring<2> groups{0};
 
   /// What is left of the kv tiles of this row tile.
   VisitedGroup group{0, 0, 0};
@@ -336,22 +397,24 @@ struct Load {
 
   /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
   struct Pending {
-    std::int32_t idx, kv_head, batch;
+    std::int32_t idx, kv_head, batch, kv_row;
   };
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    Pending pending{-1, 0, 0};
+    Pending pending{-1, 0, 0, 0};
     for (;;) {
       const RowTile rows = cta.next_row_tile(slots);
       if (rows.idx < 0) break;
+      const SequencePlace place = cta.place_of(rows);
+      cta.done_with(rows);
       is_last_group = has_claimed = false;
       VisitedTile tile{}, next{};
       visit(tile);
       for (bool is_first = true;; is_first = false) {
         const bool has_next = visit(next);
-        load_tile(rows, tile, has_next && next.is_full, !has_next, is_first, pending);
+        load_tile(rows, place, tile, has_next && next.is_full, !has_next, is_first, pending);
         if (!has_next) break;
         tile = next;
       }
@@ -387,43 +450,48 @@ struct Load {
   }
 
   /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
-  FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, VisitedTile tile, bool is_next_full,
-                                     bool is_last, bool is_first, Pending& pending) {
+  FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
+                                     VisitedTile tile, bool is_next_full, bool is_last,
+                                     bool is_first, Pending& pending) {
     const std::int32_t kv_head = rows.q_head / cta.p.common.group;
-    if (is_first) load_queries(rows, 0);
+    if (is_first) load_queries(rows, place, 0);
     cta.await(cta.barrier(L::kKEmpty, k.stage), k.parity);
     if (ptx::elect_one()) {
       const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
       ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
-      copy<typename T::KTile>(cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
-                              {0, tile.idx * spec.tile_kv, kv_head, rows.batch},
-                              ptx::CachePolicy::evict_last);
+      copy<typename T::KTile>(
+          cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
+          {0, place.kv_row + tile.idx * spec.tile_kv, kv_head, cta.map_batch(rows)},
+          ptx::CachePolicy::evict_last);
     }
     k.advance();
     if (is_first) {
-      for (int group = 1; group < T::kGroups; ++group) load_queries(rows, group);
+      for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
       q.advance();
     }
     if (pending.idx >= 0) load_values(pending);
-    pending = {tile.idx, kv_head, rows.batch};
+    pending = {tile.idx, kv_head, cta.map_batch(rows), place.kv_row};
   }
 
-  FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, int group) {
+  FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, const SequencePlace& place,
+                                        int group) {
     const int i = q.stage * T::kGroups + group;
     cta.await(cta.barrier(L::kQEmpty, i), q.parity);
     if (!ptx::elect_one()) return;
-    copy<typename T::QTile>(cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
-                            {0, rows.idx * spec.tile_q + 64 * group, rows.q_head, rows.batch},
-                            ptx::CachePolicy::evict_first);
+    copy<typename T::QTile>(
+        cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
+        {0, place.q_row + rows.idx * spec.tile_q + 64 * group, rows.q_head, cta.map_batch(rows)},
+        ptx::CachePolicy::evict_first);
   }
 
   FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
     if (pending.idx < 0) return;
     cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
     if (ptx::elect_one()) {
-      copy<typename T::VTile>(cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
-                              {0, pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
-                              ptx::CachePolicy::evict_last);
+      copy<typename T::VTile>(
+          cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
+          {0, pending.kv_row + pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
+          ptx::CachePolicy::evict_last);
     }
     v.advance();
     pending.idx = -1;
@@ -452,7 +520,7 @@ struct Store {
   using T = Traits<spec>;
   const Cta<spec>& cta;
   Ring<T::kQStages> q{0};
-  Ring<2> slots{0};
+  Ring<T::kSlots> slots{0};
 
   FOVEA_DEVICE_MEMBER explicit Store(const Cta<spec>& of_cta) : cta(of_cta) {}
 
@@ -460,10 +528,20 @@ struct Store {
     for (;;) {
       const RowTile rows = cta.next_row_tile(slots);
       if (rows.idx < 0) break;
+      const SequencePlace place = cta.place_of(rows);
+      cta.done_with(rows);
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(L::kOFull, i), q.parity);
-        if (ptx::elect_one()) store(rows, group, i);
+        if constexpr (spec.is_varlen) {
+          const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
+          if (left < 64) {
+            store_rows(rows, place, group, left);
+            cta.release(cta.barrier(L::kQEmpty, i));
+            continue;
+          }
+        }
+        if (ptx::elect_one()) store(rows, place, group, i);
       }
       q.advance();
     }
@@ -471,17 +549,37 @@ struct Store {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER void store(const RowTile& rows, int group, int i) const {
+  FOVEA_DEVICE_MEMBER void store(const RowTile& rows, const SequencePlace& place, int group,
+                                 int i) const {
     const typename T::OTile out{cta.q_at(q.stage, group)};
 #pragma unroll
     for (int panel = 0; panel < T::OTile::kPanels; ++panel) {
-      const std::int32_t at[4] = {64 * panel, rows.idx * spec.tile_q + 64 * group, rows.q_head,
-                                  rows.batch};
+      const std::int32_t at[4] = {64 * panel, place.q_row + rows.idx * spec.tile_q + 64 * group,
+                                  rows.q_head, cta.map_batch(rows)};
       ptx::cp_async_bulk_tensor_store<4>(tensor_map(cta.p.out), at, out.panel(panel));
     }
     ptx::cp_async_bulk_commit_group();
     ptx::cp_async_bulk_wait_group_read<0>();
     ptx::mbarrier_arrive(cta.barrier(L::kQEmpty, i));
+  }
+
+  /// Only the first `left` rows of a group: those behind them are another sequence's.
+  FOVEA_DEVICE_MEMBER void store_rows(const RowTile& rows, const SequencePlace& place, int group,
+                                      std::int32_t left) const {
+    constexpr int kChunks = spec.head_dim_v / 8;
+    const ForwardParams& c = cta.p.common;
+    const typename T::OTile out{cta.q_at(q.stage, group)};
+    const std::int64_t first = place.q_row + rows.idx * spec.tile_q + 64 * group;
+    char* to = static_cast<char*>(const_cast<void*>(c.out.data)) +
+               2 * (first * c.out.row_stride + rows.q_head * c.out.head_stride);
+#pragma unroll 1
+    for (int at = cta.lane; at < left * kChunks; at += 32) {
+      const int row = at / kChunks;
+      const int chunk = at % kChunks;
+      if (8 * chunk >= c.head_dim_v) continue;
+      ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + 2 * (row * c.out.row_stride + 8 * chunk)),
+                     ptx::ld_shared<ptx::U32x4>(out.chunk(row, chunk)));
+    }
   }
 };
 
@@ -491,7 +589,7 @@ template <ForwardSpec spec, class Mods>
 struct Compute {
   using L = Layout<spec>;
   using T = Traits<spec>;
-  using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v>;
+  using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max>;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -499,7 +597,7 @@ struct Compute {
   const int group, warp_in_group;  // of this thread's warp
   Ring<T::kQStages> q{0};
   Ring<T::kStages> k{0}, v{0};
-  Ring<2> slots{0};
+  Ring<T::kSlots> slots{0};
 
   typename Rows::Scores s;
   typename Rows::Probabilities p;
@@ -539,6 +637,12 @@ struct Compute {
   FOVEA_DEVICE_MEMBER float c() const {
     if constexpr (Mods::has_score_slope) return 1.0F;
     return spec.is_prescaled ? kLog2E : cta.p.common.softmax_scale_log2;
+  }
+
+  /// Of a score as the softmax gets it.
+  FOVEA_DEVICE_MEMBER float natural_unit() const {
+    if constexpr (Mods::has_score_slope) return kLn2;
+    return spec.is_prescaled ? 1.0F : cta.p.common.softmax_scale;
   }
 
   FOVEA_DEVICE_MEMBER void run_across() {
@@ -582,7 +686,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER bool must_be_careful() const {
-    return is_careful || (Mods::has_mask && !kv_tile.is_next_full());
+    return spec.wants_row_max || is_careful || (Mods::has_mask && !kv_tile.is_next_full());
   }
 
   // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
@@ -672,7 +776,7 @@ struct Compute {
     q.advance();
     release_keys();
     begin_rows(tile);
-    first_probabilities();
+    first_probabilities(tile);
   }
 
   /// Scores of the next kv tile beside the sums of the last one.
@@ -709,6 +813,7 @@ struct Compute {
       rows.soften(p, o, part);
     }
     rows.add(part);
+    if constexpr (spec.has_dropout) drop(tile);
   }
 
   /// The same across a boundary: first scores of `next` beside the last sums of `tile`, which is then finished.
@@ -731,7 +836,7 @@ struct Compute {
     ptx::wgmma_wait_group<0>();
     release_values();
     finish(tile, q_stage, done);
-    first_probabilities();
+    first_probabilities(next);
   }
 
   FOVEA_DEVICE_MEMBER void last_sums() {
@@ -751,25 +856,44 @@ struct Compute {
     rows.template raise<true>(s, c());
   }
 
-  FOVEA_DEVICE_MEMBER void first_probabilities() {
+  FOVEA_DEVICE_MEMBER void first_probabilities(const RowTile& tile) {
     float part[2];
     rows.template exponentiate<true, T::kChunk>(s, p, part, c(), cta.p.zero);
     rows.add(part);
+    if constexpr (spec.has_dropout) drop(tile);
     has_sums = false;
+  }
+
+  /// Of P alone: l and the maximum are those of all that a row sees.
+  FOVEA_DEVICE_MEMBER void drop(const RowTile& tile) {
+    const ForwardParams& common = cta.p.common;
+    const std::int32_t q_idx = first_row(tile) + cta.lane % 2 * 8;
+#pragma unroll
+    for (int block = 0; block < spec.tile_kv / 8; ++block) {
+      const ptx::U32x4 words = fragment_words(common, tile.batch, tile.q_head, q_idx,
+                                              kv_tile.idx() * spec.tile_kv + block * 8);
+      p[block / 2][block % 2 * 2] &= kept(words.x, words.y);
+      p[block / 2][block % 2 * 2 + 1] &= kept(words.z, words.w);
+    }
+  }
+
+  /// Bits of a pair of probabilities that stay.
+  FOVEA_DEVICE_MEMBER std::uint32_t kept(std::uint32_t lo, std::uint32_t hi) const {
+    return (is_dropped(cta.p.common, lo) ? 0U : 0xffffU) |
+           (is_dropped(cta.p.common, hi) ? 0U : 0xffff0000U);
   }
 
   // ---- programs ----
 
   /// Of this thread's first row, key 0.
   FOVEA_DEVICE_MEMBER Position position_of(const RowTile& tile) const {
-    const ForwardParams& common = cta.p.common;
     Position at{};
     at.batch = tile.batch;
     at.q_head = tile.q_head;
-    at.kv_head = tile.q_head / common.group;
+    at.kv_head = tile.q_head / cta.p.common.group;
     at.q_idx = first_row(tile);
-    at.seqlen_q = common.seqlen_q;
-    at.seqlen_kv = common.seqlen_kv;
+    at.seqlen_q = cta.place_of(tile).seqlen_q;
+    at.seqlen_kv = cta.place_of(tile).seqlen_kv;
     return at;
   }
 
@@ -842,12 +966,13 @@ struct Compute {
       mask_by_limits(tile);
     } else {
       const ForwardParams& common = cta.p.common;
-      for_each_score(
-          tile, mask_parts, [&](float& x, const Position& at, const auto& key, const auto& row) {
-            const bool is_visible =
-                at.kv_idx < common.seqlen_kv && Mask::value(at, key, row, common.captures);
-            if (!is_visible) x = -infinity();
-          });
+      const std::int32_t seqlen_kv = cta.place_of(tile).seqlen_kv;
+      for_each_score(tile, mask_parts,
+                     [&](float& x, const Position& at, const auto& key, const auto& row) {
+                       const bool is_visible =
+                           at.kv_idx < seqlen_kv && Mask::value(at, key, row, common.captures);
+                       if (!is_visible) x = -infinity();
+                     });
     }
   }
 
@@ -858,7 +983,7 @@ struct Compute {
     std::int32_t last[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      last[r] = cta.p.common.seqlen_kv - 1;
+      last[r] = cta.place_of(tile).seqlen_kv - 1;
       if constexpr (Mods::has_kv_limits) {
         Position at = position_of(tile);
         at.q_idx += 8 * r;
@@ -893,17 +1018,20 @@ struct Compute {
     write_out(typename T::OTile{cta.q_at(q_stage, group)}, factor);
     ptx::fence_proxy_async_shared_cta();
     cta.release(cta.barrier(L::kOFull, q_stage * T::kGroups + group));
+    cta.done_with(tile);
   }
 
-  /// What O is scaled by; writes lse.
+  /// What O is scaled by; writes lse and row_max.
   FOVEA_DEVICE_MEMBER float finish_row(const RowTile& tile, int r, const Rows& done) const {
     const ForwardParams& common = cta.p.common;
+    const SequencePlace place = cta.place_of(tile);
     float sum = done.sum[r];
     sum += ptx::shfl_bfly(sum, 1);
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.log2_total(r, sum);
-    if (common.sinks != nullptr) {
+    // Rows behind the last packed sequence have no sink either.
+    if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
       const float sink =
           kLog2E * ptx::ld_global_nc(common.sinks + tile.q_head * common.sinks_stride);
       const float top = ptx::max_ftz(lse, sink);
@@ -915,11 +1043,21 @@ struct Compute {
       }
     }
     const std::int32_t row = first_row(tile) + 8 * r;
-    if (common.lse != nullptr && cta.lane % 4 == 0 && row < common.seqlen_q) {
-      ptx::st_global(common.lse + tile.batch * common.lse_batch_stride +
-                         tile.q_head * common.lse_head_stride + row * common.lse_row_stride,
+    if (common.lse != nullptr && cta.lane % 4 == 0 && row < place.seqlen_q) {
+      ptx::st_global(common.lse + cta.map_batch(tile) * common.lse_batch_stride +
+                         tile.q_head * common.lse_head_stride +
+                         (place.q_row + row) * common.lse_row_stride,
                      kLn2 * lse);
     }
+    if constexpr (spec.wants_row_max) {
+      if (cta.lane % 4 == 0 && row < place.seqlen_q) {
+        ptx::st_global(common.row_max + cta.map_batch(tile) * common.row_max_batch_stride +
+                           tile.q_head * common.row_max_head_stride +
+                           (place.q_row + row) * common.row_max_row_stride,
+                       finish_row_max(done.greatest[r], sum, natural_unit()));
+      }
+    }
+    if constexpr (spec.has_dropout) factor *= common.dropout_keep_scale;
     return factor;
   }
 
@@ -930,24 +1068,32 @@ struct Compute {
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
     const float any = (all[0] + all[1]) + (all[2] + all[3]);
     const bool is_suspect = ptx::vote_any(!(any - any == 0.0F));
-    const std::int32_t units = (cta.p.common.seqlen_q + 63) / 64;
-    const std::int32_t unit = tile.idx * T::kGroups + group;
-    if (cta.lane == 0 && unit < units) {
-      const std::int64_t pair =
-          static_cast<std::int64_t>(tile.batch) * cta.p.common.num_heads_q + tile.q_head;
-      ptx::st_global(cta.p.is_suspect + (pair * units + unit) * 4 + warp_in_group,
+    if (cta.lane == 0) {
+      ptx::st_global(cta.p.is_suspect + unit_of(tile) * 4 + warp_in_group,
                      static_cast<std::uint8_t>(is_suspect ? 1 : 0));
     }
   }
 
+  /// The word that tells of this group's rows: sm80's work_of_unit finds the rows of a word.
+  FOVEA_DEVICE_MEMBER std::int64_t unit_of(const RowTile& tile) const {
+    const ForwardParams& common = cta.p.common;
+    const std::int64_t tiles =
+        spec.is_varlen
+            ? static_cast<std::int64_t>(tile.number) * common.num_heads_q + tile.q_head
+            : (static_cast<std::int64_t>(tile.batch) * common.num_heads_q + tile.q_head) *
+                      common.num_q_tiles +
+                  tile.idx;
+    return tiles * T::kGroups + group;
+  }
+
   FOVEA_DEVICE_MEMBER void write_out(const typename T::OTile& tile,
                                      const float (&factor)[2]) const {
-    const int row = 16 * warp_in_group + cta.lane % 16;
+    const SharedAddress mine = tile.chunk(16 * warp_in_group + cta.lane % 16, cta.lane / 16);
 #pragma unroll
     for (int j = 0; j < spec.head_dim_v / 16; ++j) {
       const float* d = o + 8 * j;
       ptx::stmatrix_x4(
-          tile.chunk(row, 2 * j + cta.lane / 16),
+          tile.chunk_ahead(mine, 2 * j),
           {pack(d[0] * factor[0], d[1] * factor[0]), pack(d[2] * factor[1], d[3] * factor[1]),
            pack(d[4] * factor[0], d[5] * factor[0]), pack(d[6] * factor[1], d[7] * factor[1])});
     }
@@ -980,10 +1126,12 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kVFull, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kVEmpty, i), kReaders);
   }
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < T::kSlots; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kSlotFull, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kSlotEmpty, i),
                        kReaders + 2);  // and loading and storing warps
+  }
+  for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kGroupFull, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
   }

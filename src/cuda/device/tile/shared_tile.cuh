@@ -38,6 +38,15 @@ struct SharedTile {
     return at(row, 16 * chunk);
   }
 
+  /// Chunk `first + steps` of a row, where `first_at` is where its chunk `first` lies, 0 or 1, and `steps` is even: one xor, whatever
+  /// the row.
+  FOVEA_DEVICE_MEMBER static constexpr ptx::SharedAddress chunk_ahead(ptx::SharedAddress first_at,
+                                                                      int steps) {
+    const int panel = 16 * steps / kSpan;
+    return (first_at ^ static_cast<ptx::SharedAddress>(16 * steps % kSpan)) +
+           static_cast<ptx::SharedAddress>(panel * kPanelBytes);
+  }
+
   FOVEA_DEVICE_MEMBER constexpr ptx::SharedAddress panel(int panel) const {
     return base + panel * kPanelBytes;
   }

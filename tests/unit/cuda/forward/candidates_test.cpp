@@ -158,6 +158,32 @@ TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   EXPECT_EQ(chosen(a).spec, chosen(b).spec);
 }
 
+Problem packed_problem(std::int64_t rows) {
+  Problem p;
+  const std::array<std::int64_t, 3> shape{rows, 8, 128};
+  p.q = p.k = p.v = make_spec(Dtype::bf16, shape);
+  p.num_sequences = 5;
+  return p;
+}
+
+TEST(ForwardCandidates, PackedSequencesRunOnHoppersOwnKernel) {
+  const ForwardPlan plan = chosen(packed_problem(1000), 9, 0);
+  EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  EXPECT_TRUE(plan.spec.is_varlen);
+  EXPECT_TRUE(plan.spec.is_dynamic);  // row tiles of unequal length
+  // 1000 / 128 tiles, one more for each of 5 sequences and the rows behind them, two words each for 8 heads; a counter.
+  EXPECT_EQ(plan.workspace_bytes, 256 * ((256 + 13U * 2 * 8 * 4 + 255) / 256));
+}
+
+TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {
+  Problem few = packed_problem(1000);
+  few.seqlen_q = up_to(4);
+  const ForwardPlan plan = chosen(few, 9, 0);
+  EXPECT_EQ(plan.candidate, kTensorCores);
+  EXPECT_EQ(reason_of(plan, "cuda/sm90/attention_forward"),
+            "4 rows share a kv head; expected more than 64, fewer are bound by memory");
+}
+
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {
   for (const int keys : {1, 255, 256, 257, 5000, 16384, 16385, 32768, 131072, 1000003}) {
     const int each = keys_per_split(keys);

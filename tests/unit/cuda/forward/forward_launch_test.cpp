@@ -84,10 +84,10 @@ TEST(ForwardLaunch, DropoutIsTheGeneratorsKeyAndThreshold) {
   const philox::Key key = philox::dropout_key(5, 6);
   EXPECT_EQ(launch.params.dropout_key[0], key[0]);
   EXPECT_EQ(launch.params.dropout_key[1], key[1]);
-  EXPECT_EQ(launch.params.dropout_threshold, std::uint64_t{1} << 30);
+  EXPECT_EQ(launch.params.dropout_threshold, std::uint32_t{1} << 30);
   EXPECT_FLOAT_EQ(launch.params.dropout_keep_scale, 4.0F / 3);
   call.args.dropout.p = 1;
-  EXPECT_EQ(call.launch().params.dropout_threshold, std::uint64_t{1} << 32);
+  EXPECT_EQ(call.launch().params.dropout_threshold, 0xffffffffU);
   EXPECT_EQ(call.launch().params.dropout_keep_scale, 0);
 }
 
