@@ -40,7 +40,8 @@ void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* st
   driver::launch({.grid = {.x = call.combine_grid.x},
                   .block = {.x = kCombineThreads},
                   .shared_bytes = kCombineSharedBytes,
-                  .stream = driver::Stream(stream)},
+                  .stream = driver::Stream(stream),
+                  .is_pdl = plan.spec.is_chained},
                  plan.kernels->combine->function, call.combine_params);
 }
 

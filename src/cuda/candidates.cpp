@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "cuda/attention_forward.hpp"
+#include "cuda/decode_sm90.hpp"
 #include "cuda/device/shared/split.h"
 #include "cuda/forward_launch.hpp"
 #include "cuda/forward_sm90.hpp"
@@ -27,15 +28,6 @@ constexpr int kReservedSharedBytes = 1024;
 /// Rows of shared memory are swizzled in units of 32 elements.
 std::int32_t padded(std::int64_t head_dim) {
   return static_cast<std::int32_t>((head_dim + 31) / 32 * 32);
-}
-
-/// The largest number of q heads of a group whose rows fit `rows` together.
-std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
-  const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
-  for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
-    if (f.group % heads == 0) return static_cast<std::int32_t>(heads);
-  }
-  return 1;
 }
 
 bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
@@ -96,6 +88,11 @@ std::size_t plain_shared_bytes(const ForwardSpec& spec) {
 std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
   return refuses_sm90(f, device);
+}
+
+std::optional<Refusal> refuses_few_rows(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  return refuses_decode(f, device);
 }
 
 std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
@@ -203,6 +200,17 @@ ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
 }
 
 constexpr std::array kCandidates = {
+    Candidate{.name = kSm90Decode,
+              .header = "sm90/decode.cuh",
+              .entry = "sm90::decode",
+              .params = "ForwardParams",
+              .multiplies_by_wgmma = false,
+              .refuses = refuses_few_rows,
+              .choose = choose_decode,
+              .shared_bytes = decode_shared_bytes,
+              .scratch_bytes = partial_bytes,
+              .choose_redo = nullptr,
+              .launch = launch_sm80},
     Candidate{.name = kSm90Forward,
               .header = "sm90/attention_forward.cuh",
               .entry = "sm90::attention_forward",
@@ -239,6 +247,14 @@ constexpr std::array kCandidates = {
 };
 
 }  // namespace
+
+std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
+  const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
+  for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
+    if (f.group % heads == 0) return static_cast<std::int32_t>(heads);
+  }
+  return 1;
+}
 
 ForwardSpec common_spec(const ForwardProblem& f) {
   const Problem& p = f.problem;

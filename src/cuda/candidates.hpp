@@ -64,6 +64,9 @@ std::span<const Candidate> forward_candidates();
 /// The row of the table that has this name.
 const Candidate& candidate_named(std::string_view name);
 
+/// The largest number of q heads of a group whose rows fit `rows` together.
+std::int32_t packed_heads(const ForwardProblem& problem, std::int64_t rows);
+
 /// What follows from the problem whatever the kernel and its tile: dtypes, padded head dims, features.
 ForwardSpec common_spec(const ForwardProblem& problem);
 

@@ -79,14 +79,16 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
 }
 
 jit::KernelText combine_text(const ForwardSpec& spec) {
-  const CombineSpec combine{.out_element = spec.out_element, .wants_row_max = spec.wants_row_max};
+  const CombineSpec combine{.out_element = spec.out_element,
+                            .wants_row_max = spec.wants_row_max,
+                            .is_chained = spec.is_chained};
   return {fmt::format("#include \"sm80/combine.cuh\"\n"
                       "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
                       "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
                       print_spec(combine), kCombineThreads, kCombineCtasPerSm, jit::kEntryName),
-          "sm80/combine"};
+          spec.is_chained ? "sm80/combine chained" : "sm80/combine"};
 }
 
 jit::KernelText clear_counter_text() {

@@ -71,6 +71,7 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("is_dynamic", spec.is_dynamic)
       .add("keeps_queries", spec.keeps_queries)
       .add("is_redo", spec.is_redo)
+      .add("is_chained", spec.is_chained)
       .finish();
 }
 
@@ -78,6 +79,7 @@ std::string print_spec(const CombineSpec& spec) {
   return Literal("CombineSpec")
       .add("out_element", spec.out_element)
       .add("wants_row_max", spec.wants_row_max)
+      .add("is_chained", spec.is_chained)
       .finish();
 }
 

@@ -5,26 +5,33 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "cuda/attention_forward.hpp"
+#include "cuda/decode_sm90.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
 #include "gpu/device_copy.hpp"
+#include "problem/decode.hpp"
+#include "reference/attention_forward.hpp"
+#include "support/cache_case.hpp"
 #include "support/case.hpp"
+#include "support/compare.hpp"
 #include "support/features.hpp"
 #include "support/kernel_compare.hpp"
+#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
 
-/// The kernels of sm_80, which newer devices run too: chosen as for an older device of the same size.
-cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
+/// Newer devices run the kernels of older ones too: chosen as for a device of this major compute capability and the size of ours.
+cuda::ForwardPlan plan_as(const ForwardProblem& problem, int major) {
   const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
   const cuda::driver::DeviceInfo& info = context.info();
   cuda::ForwardPlan plan =
-      cuda::choose_forward(problem, {.major = 8,
+      cuda::choose_forward(problem, {.major = major,
                                      .minor = 0,
                                      .num_sms = info.num_sms,
                                      .shared_bytes_per_cta = info.shared_bytes_per_cta,
@@ -34,18 +41,23 @@ cuda::ForwardPlan plan_sm80(const ForwardProblem& problem) {
   return plan;
 }
 
-void run_on_gpu(const AttentionForward& args) {
-  const ForwardProblem problem = validate(problem_of(args), "test");
-  const cuda::ForwardPlan plan = plan_sm80(problem);
+void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
+              const AttentionForward& args, const GrownCache* cache) {
   DeviceCopies copies;
   copies.add(tensors_of_call(args));
+  if (cache != nullptr) copies.add(tensors_of_cache(cache->cache));
   DeviceMemory workspace(cuda::driver::process_context(0), plan.workspace_bytes + 1);
   workspace.fill(0xFF, Stream(nullptr));
-  cuda::ForwardLaunch call = cuda::forward_launch(problem, plan, args, workspace.data(), nullptr);
+  cuda::ForwardLaunch call = cuda::forward_launch(problem, plan, args, workspace.data(), cache);
   move_tensors(call, [&](const void* host) { return copies.address(host); });
   cuda::place_range_tables(plan, workspace.data(), call);
   cuda::launch_forward(plan, call, nullptr);
   copies.copy_back();
+}
+
+void run_on_gpu(const AttentionForward& args) {
+  const ForwardProblem problem = validate(problem_of(args), "test");
+  run_plan(problem, plan_as(problem, 8), args, nullptr);
 }
 
 class Gpu : public ::testing::Test {
@@ -137,6 +149,120 @@ TEST_F(Gpu, PairsOfFeatures) {
       first.add(problem);
       second.add(problem);
       expect_right(problem);
+    }
+  }
+}
+
+// ---- sm90/decode ----
+
+class GpuFewRows : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (IsSkipped()) return;
+    if (cuda::driver::process_context(0).info().compute_capability_major < 9)
+      GTEST_SKIP() << "the device is older than sm_90";
+  }
+};
+
+void decode_on_gpu(const AttentionForward& args) {
+  const ForwardProblem problem = validate(problem_of(args), "test");
+  const cuda::ForwardPlan plan = plan_as(problem, 9);
+  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
+  run_plan(problem, plan, args, nullptr);
+}
+
+void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
+  const AttentionForward args{.q = decode.q,
+                              .out = decode.out,
+                              .lse = decode.lse,
+                              .score = decode.score,
+                              .mask = decode.mask,
+                              .sinks = decode.sinks};
+  const std::int64_t longest = *std::ranges::max_element(each.seqlens);
+  const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
+                                                         each.page_size > 0, "test");
+  const GrownCache cache{decode.cache, 0};
+  const cuda::ForwardPlan plan = plan_as(problem, 9);
+  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
+  run_plan(problem, plan, args, &cache);
+}
+
+/// Each sequence against the oracle on its keys laid out densely; another run gives the same bits.
+void expect_right_cache(const CacheCase& problem) {
+  SCOPED_TRACE(fmt::format("heads {}/{} queries {} dims {} pages of {}", problem.num_heads_q,
+                           problem.num_heads_kv, problem.seqlen_q, problem.head_dim_qk,
+                           problem.page_size));
+  CacheMemory memory(problem), again(problem);
+  const AttentionDecode decode = memory.args();
+  decode_cache_on_gpu(problem, decode);
+  decode_cache_on_gpu(problem, again.args());
+  EXPECT_EQ(memory.damage(), "");
+  for (std::int64_t i = 0; i < problem.batch(); ++i) {
+    const AttentionForward dense = memory.dense(i);
+    const reference::ForwardResult expected = reference::attention_forward(dense);
+    const Tolerances allowed = tolerances(dense, expected, ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
+    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
+    EXPECT_EQ(memory.out_bits(i), again.out_bits(i)) << i;
+  }
+}
+
+TEST_F(GpuFewRows, RowsHeadsAndLengths) {
+  for (const std::int64_t group : {1, 3, 8}) {
+    for (const std::int64_t seqlen_q : {1, 2, 5}) {
+      if (group * seqlen_q > 16) continue;
+      for (const std::int64_t seqlen_kv : {257, 1031, 17000, 40001}) {
+        Case problem = plain_case(seqlen_q == 2 ? Dtype::f16 : Dtype::bf16);
+        problem.label = "few_rows";
+        problem.batch = 1;
+        problem.seqlen_q = seqlen_q;
+        problem.seqlen_kv = seqlen_kv;
+        problem.num_heads_q = 2 * group;
+        problem.num_heads_kv = 2;
+        problem.head_dim_qk = problem.head_dim_v = group == 3 ? 72 : 128;
+        if (seqlen_q != 2) problem.mask = seqlen_q == 5 ? window(700, 0) : causal();
+        problem.has_sinks = group == 3;
+        expect_kernel_equals_oracle(problem, decode_on_gpu);
+      }
+    }
+  }
+}
+
+TEST_F(GpuFewRows, Features) {
+  for (const Feature& feature : features()) {
+    if (feature.group == "shape" || feature.group == "heads" || feature.group == "products")
+      continue;
+    Case problem = plain_case(Dtype::bf16);
+    problem.label = feature.name;
+    problem.seqlen_q = 2;
+    problem.seqlen_kv = 531;  // three splits, the last cut
+    problem.num_heads_q = 4;
+    problem.num_heads_kv = 2;
+    feature.add(problem);
+    expect_kernel_equals_oracle(problem, decode_on_gpu);
+  }
+}
+
+TEST_F(GpuFewRows, Caches) {
+  CacheCase base;
+  base.seqlens = {0, 1, 15, 16, 17, 64, 255, 256, 257, 523, 5003};
+  base.num_heads_kv = 2;
+  base.q_dtype = base.k_dtype = base.v_dtype = Dtype::bf16;
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const std::int64_t page_size : {0, 1, 3, 16, 64}) {
+      for (const std::int64_t seqlen_q : {1, 2}) {
+        CacheCase problem = base;
+        problem.head_dim_qk = problem.head_dim_v = head_dim;
+        problem.page_size = page_size;
+        problem.seqlen_q = seqlen_q;
+        problem.num_heads_q = page_size == 3 ? 10 : 16;
+        problem.has_left_padding = page_size == 3;
+        problem.has_batch_idx = page_size == 0;
+        problem.index_dtype = page_size == 64 ? Dtype::i64 : Dtype::i32;
+        if (page_size == 1) problem.mask = window(300, 0);
+        expect_right_cache(problem);
+      }
     }
   }
 }

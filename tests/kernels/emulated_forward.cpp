@@ -10,6 +10,7 @@
 #include "sm80/attention_forward_f32.cuh"
 #include "sm80/combine.cuh"
 #include "sm90/attention_forward.cuh"
+#include "sm90/decode.cuh"
 
 // Written by print_forward_units from forward_cases.hpp.
 #include "forward_units.inc"

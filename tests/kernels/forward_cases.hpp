@@ -16,11 +16,17 @@ std::vector<Case> kernel_cases();
 /// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
 std::vector<Case> hopper_cases();
 
+/// Of sm90/decode, dense: few rows, more keys than one split has, and programs, masks and statistics beside.
+std::vector<Case> decode_cases();
+
 struct NamedCacheCase {
   std::string label;
   CacheCase problem;
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
+
+/// Of sm90/decode: lengths around slices, tiles and splits, in pages of all kinds and in slots.
+std::vector<NamedCacheCase> decode_cache_cases();
 
 /// Keys of the longest sequence, which a plan is made for.
 std::int64_t longest(const CacheCase& problem);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/attention_forward.hpp"
+#include "cuda/decode_sm90.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward_launch.hpp"
@@ -55,10 +56,14 @@ struct Run {
   const ForwardProblem& problem;
   const AttentionForward& args;
   const GrownCache* cache = nullptr;
+  cuda::DeviceTraits device = cuda::typical_device(8, 0);
 };
 
 void run_emulated(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, cuda::typical_device(8, 0));
+  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, run.device);
+  if (run.device.major >= 9) {
+    ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
+  }
   std::vector<TensorBytes> tensors = tensors_of_call(run.args);
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
@@ -163,24 +168,35 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
                          [](const auto& each) { return each.param.label; });
 
-class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+/// Attention over the cache of a case, as the kernels take it.
+struct CacheCall {
+  AttentionForward args;
+  ForwardProblem problem;
+  GrownCache cache;
 
-/// Each sequence against the oracle on its keys laid out densely.
-TEST_P(EmulatedCaches, EqualTheOracle) {
-  const CacheCase& problem = GetParam().problem;
+  CacheCall(const CacheCase& each, const AttentionDecode& decode)
+      : args{.q = decode.q,
+             .out = decode.out,
+             .lse = decode.lse,
+             .score = decode.score,
+             .mask = decode.mask,
+             .sinks = decode.sinks},
+        problem(validate_decode_problem(decode_problem(decode, longest(each), 1, "test"),
+                                        each.page_size > 0, "test")),
+        cache{decode.cache, 0} {}
+};
+
+void expect_cache_equals_oracle(const NamedCacheCase& each, const cuda::DeviceTraits& device,
+                                Emulation& emulation) {
+  const CacheCase& problem = each.problem;
   CacheMemory memory(problem);
   const AttentionDecode decode = memory.args();
-  const AttentionForward args{.q = decode.q,
-                              .out = decode.out,
-                              .lse = decode.lse,
-                              .score = decode.score,
-                              .mask = decode.mask,
-                              .sinks = decode.sinks};
-  const ForwardProblem forward = validate_decode_problem(
-      decode_problem(decode, longest(problem), 1, "test"), problem.page_size > 0, "test");
-  const GrownCache cache{decode.cache, 0};
-  Emulation emulation;
-  run_emulated({.label = GetParam().label, .problem = forward, .args = args, .cache = &cache},
+  const CacheCall call(problem, decode);
+  run_emulated({.label = each.label,
+                .problem = call.problem,
+                .args = call.args,
+                .cache = &call.cache,
+                .device = device},
                emulation);
   EXPECT_EQ(emulation.findings, "");
   EXPECT_EQ(memory.damage(), "");
@@ -194,7 +210,90 @@ TEST_P(EmulatedCaches, EqualTheOracle) {
   }
 }
 
+class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+
+/// Each sequence against the oracle on its keys laid out densely.
+TEST_P(EmulatedCaches, EqualTheOracle) {
+  Emulation emulation;
+  expect_cache_equals_oracle(GetParam(), cuda::typical_device(8, 0), emulation);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EmulatedCaches, ::testing::ValuesIn(kernel_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+/// So few SMs that CTAs take several splits each.
+cuda::DeviceTraits small_hopper() {
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.num_sms = 1;
+  return device;
+}
+
+class EmulatedDecodes : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedDecodes, EqualTheOracle) {
+  const Case& problem = GetParam();
+  for (const emulator::Landing landing :
+       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
+    Emulation emulation;
+    emulation.options = {.seed = 1, .landing = landing};
+    expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
+      run_emulated({.label = problem.label,
+                    .problem = validate(problem_of(args), "test"),
+                    .args = args,
+                    .device = small_hopper()},
+                   emulation);
+    });
+    EXPECT_EQ(emulation.findings, "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+class EmulatedDecodeCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+
+TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
+  for (const emulator::Landing landing :
+       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
+    Emulation emulation;
+    emulation.options = {.seed = 1, .landing = landing};
+    expect_cache_equals_oracle(GetParam(), small_hopper(), emulation);
+  }
+}
+
+/// The same bits in a batch, on a device of another size, as alone.
+TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
+  const NamedCacheCase& each = GetParam();
+  CacheMemory together(each.problem), alone(each.problem);
+  const auto run = [&each](const AttentionDecode& decode, const cuda::DeviceTraits& device) {
+    const CacheCall call(each.problem, decode);
+    Emulation emulation;
+    run_emulated({.label = each.label,
+                  .problem = call.problem,
+                  .args = call.args,
+                  .cache = &call.cache,
+                  .device = device},
+                 emulation);
+  };
+  run(together.args(), small_hopper());
+  for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
+    AttentionDecode decode = alone.args();
+    for (TensorView* view : {&decode.q, &decode.out, &decode.lse, &decode.cache.page_table,
+                             &decode.cache.seqlens, &decode.cache.left_padding})
+      *view = entry_of(*view, i);
+    if (decode.cache.batch_idx) {
+      decode.cache.batch_idx = entry_of(decode.cache.batch_idx, i);
+    } else if (!decode.cache.page_table) {
+      decode.cache.k = entry_of(decode.cache.k, i);
+      decode.cache.v = entry_of(decode.cache.v, i);
+    }
+    run(decode, cuda::typical_device(9, 0));
+    EXPECT_EQ(together.out_bits(i), alone.out_bits(i)) << i;
+    EXPECT_EQ(together.lse_bits(i), alone.lse_bits(i)) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodeCaches, ::testing::ValuesIn(decode_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 
 }  // namespace

@@ -22,19 +22,17 @@ std::string renamed(std::string text, const std::string& from, const std::string
   return text;
 }
 
-void print(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
-           std::string& table) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(8, 0));
+void print(const std::string& label, const ForwardProblem& problem,
+           const cuda::DeviceTraits& device, std::ofstream& out, std::string& table) {
+  const cuda::ForwardPlan plan = cuda::choose_forward(problem, device);
   const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
       "{};\n}}\n",
       program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
-  table += fmt::format(
-      "  {{\"{0}\", [](const ForwardParams& p) {{ sm80::attention_forward{1}<spec_{0}, {2}>(p); "
-      "}}}},\n",
-      label, plan.candidate.ends_with("f32") ? "_f32" : "", mods);
+  table += fmt::format("  {{\"{0}\", [](const ForwardParams& p) {{ {1}<spec_{0}, {2}>(p); }}}},\n",
+                       label, cuda::candidate_named(plan.candidate).entry, mods);
 }
 
 /// The kernel of sm_90, and the one that computes its suspect rows again.
@@ -74,9 +72,13 @@ int main(int argc, char** argv) {
   std::ofstream out(argv[1]);
   std::string table;
   for (const auto& each : fovea::testing::kernel_cases())
-    print(each.label, problem_of_case(each), out, table);
+    print(each.label, problem_of_case(each), cuda::typical_device(8, 0), out, table);
   for (const auto& each : fovea::testing::kernel_cache_cases())
-    print(each.label, problem_of_cache(each.problem), out, table);
+    print(each.label, problem_of_cache(each.problem), cuda::typical_device(8, 0), out, table);
+  for (const auto& each : fovea::testing::decode_cases())
+    print(each.label, problem_of_case(each), cuda::typical_device(9, 0), out, table);
+  for (const auto& each : fovea::testing::decode_cache_cases())
+    print(each.label, problem_of_cache(each.problem), cuda::typical_device(9, 0), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);

@@ -91,12 +91,18 @@ void move_tensors(cuda::ForwardLaunch& launch,
   move(p.sinks);
   move(p.cu_seqlens_q.data);
   move(p.cu_seqlens_kv.data);
+  move(p.seqlens_kv.data);
+  move(p.left_padding.data);
+  move(p.slots.data);
+  move(p.page_table.data);
   for (cuda::CapturedTensorParam& tensor : p.captures.tensors) move(tensor.data);
   cuda::CombineParams& c = launch.combine_params;
   move(c.out.data);
   move(c.lse);
   move(c.row_max);
   move(c.sinks);
+  move(c.seqlens_kv.data);
+  move(c.left_padding.data);
 }
 
 }  // namespace fovea::testing

@@ -119,6 +119,16 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
   return work;
 }
 
+/// Of the keys of the sequence, those of one split.
+FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
+  const int seqlen_kv = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
+  const int keys = keys_per_split(seqlen_kv);
+  work.split = split;
+  work.is_nothing = split >= num_splits(seqlen_kv);
+  work.kv_begin = split * keys;
+  work.kv_end = least(seqlen_kv, work.kv_begin + keys);
+}
+
 /// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section tiles descend, so
 /// that causal masks start with their longest rows, and neighbours share keys.
 template <ForwardSpec spec>
@@ -148,13 +158,7 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   work.q_head = unit * spec.heads_per_tile;
   work.kv_head = work.q_head / p.group;
   work.kv_end = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
-  if constexpr (spec.is_split) {
-    const int keys = keys_per_split(work.kv_end);
-    work.split = ptx::block_idx().y;
-    work.is_nothing = work.split >= num_splits(work.kv_end);
-    work.kv_begin = work.split * keys;
-    work.kv_end = least(work.kv_end, work.kv_begin + keys);
-  }
+  if constexpr (spec.is_split) take_split(work, ptx::block_idx().y);
   return work;
 }
 

@@ -33,6 +33,7 @@ struct ForwardSpec {
   bool is_dynamic = false;     // sm90: row tiles are claimed from a counter, longest first
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
   bool is_redo = false;        // sm80: only rows that another kernel found suspect
+  bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
 
   bool operator==(const ForwardSpec&) const = default;
 };
@@ -40,13 +41,30 @@ struct ForwardSpec {
 /// Room for what a CTA of sm80/attention_forward works on.
 inline constexpr std::int32_t kSm80WorkBytes = 112;
 
+/// A word of each warp; what comes behind starts at a multiple of 8.
+constexpr std::int32_t sm80_vote_bytes(const ForwardSpec& spec) {
+  return (spec.num_warps + 1) / 2 * 8;
+}
+
 /// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for each warp.
 constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t width_q =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
   return 2 * (spec.tile_q * width_q +
               spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v)) +
-         4 * spec.num_warps + kSm80WorkBytes;
+         sm80_vote_bytes(spec) + kSm80WorkBytes;
+}
+
+/// What one warp of sm90/decode computes: a part of the keys of a tile, by itself.
+constexpr ForwardSpec spec_of_warp(ForwardSpec spec) {
+  spec.tile_kv /= spec.num_warps;
+  spec.num_warps = 1;
+  return spec;
+}
+
+/// Dynamic shared memory of a warp of sm90/decode.
+constexpr std::int32_t sm90_decode_warp_bytes(const ForwardSpec& spec) {
+  return (sm80_forward_shared_bytes(spec_of_warp(spec)) + 127) / 128 * 128;
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.
@@ -78,6 +96,7 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
 struct CombineSpec {
   Element out_element = Element::bf16;
   bool wants_row_max = false;
+  bool is_chained = false;
 
   bool operator==(const CombineSpec&) const = default;
 };

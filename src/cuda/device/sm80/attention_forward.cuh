@@ -79,7 +79,7 @@ struct Traits {
   static constexpr int kKeyBytes = spec.tile_kv * KeyRows::kRowBytes;
   static constexpr int kStageBytes = kKeyBytes + spec.tile_kv * ValueRows::kRowBytes;
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
-  static constexpr int kWorkAt = kVotesAt + 4 * spec.num_warps;
+  static constexpr int kWorkAt = kVotesAt + sm80_vote_bytes(spec);
   static constexpr int kWorkWords = sizeof(Work) / 4;
   static constexpr int kKeyHeadAt = kWorkAt + (kWorkWords + 1) / 2 * 8;
   static constexpr int kValueHeadAt = kKeyHeadAt + 8;
@@ -126,10 +126,10 @@ FOVEA_DEVICE SharedAddress at_step(SharedAddress row, int step) {
          static_cast<SharedAddress>(step / kSteps * Rows::kPeriod * tile::kChunkBytes);
 }
 
-template <ForwardSpec spec, class Mods>
+/// What a CTA computes, warps together; or, with num_warps 1, what a warp computes by itself, its shared memory apart from the others'.
+template <ForwardSpec spec, class Mods, class Tiles = typename WalkOf<Mods>::Type>
 struct Forward {
   using T = Traits<spec>;
-  using Tiles = typename WalkOf<Mods>::Type;
 
   const ForwardParams& p;
   const Work work;
@@ -147,11 +147,20 @@ struct Forward {
   float row_max[T::kRowBlocks][2];
 
   FOVEA_DEVICE_MEMBER Forward(const ForwardParams& params, const Work& my_work)
-      : p(params),
-        work(my_work),
-        smem(ptx::dynamic_shared()),
-        warp(ptx::warp_idx()),
-        lane(ptx::lane_idx()) {}
+      : Forward(params, my_work, ptx::dynamic_shared(), ptx::warp_idx()) {}
+
+  FOVEA_DEVICE_MEMBER Forward(const ForwardParams& params, const Work& my_work,
+                              SharedAddress my_smem, int my_warp)
+      : p(params), work(my_work), smem(my_smem), warp(my_warp), lane(ptx::lane_idx()) {}
+
+  /// Of all warps that share this memory.
+  FOVEA_DEVICE_MEMBER static void meet() {
+    if constexpr (spec.num_warps == 1) {
+      ptx::sync_warp();
+    } else {
+      ptx::sync_threads();
+    }
+  }
 
   // ---- which row is which ----------------------------------------------------------------------
 
@@ -637,7 +646,7 @@ struct Forward {
       ptx::st_shared(values + at,
                      value_of_pass(pair & 0xffffU, pass) | value_of_pass(pair >> 16U, pass) << 16U);
     }
-    ptx::sync_threads();
+    meet();
   }
 
   /// The same answer in every thread of the CTA.
@@ -651,7 +660,7 @@ struct Forward {
         for (int e = 0; e < 4; ++e) zero = ptx::fma_rn(out[i][j][e], 0.0F, zero);
     const bool mine = ptx::vote_all(!is_nan(zero));
     if (lane == 0) ptx::st_shared(smem + T::kVotesAt + warp * 4, static_cast<std::uint32_t>(mine));
-    ptx::sync_threads();
+    meet();
     bool all = true;
 #pragma unroll
     for (int i = 0; i < spec.num_warps; ++i)
@@ -891,7 +900,7 @@ struct Forward {
         } else {
           ptx::cp_async_wait_group<2 * kAhead - 2>();
         }
-        ptx::sync_threads();
+        meet();
         if constexpr (T::kKeepsQueries) {
           if (round == 0) keep_queries();
         }
@@ -907,7 +916,7 @@ struct Forward {
       if (has_rows) multiply_keys(s, stage_at(reading));
       if (round == 0) {
         ptx::cp_async_wait_group<2 * kAhead>();
-        ptx::sync_threads();
+        meet();
       }
       if (has_rows) add_tile(s, tile, values, pass);
     }
@@ -924,7 +933,7 @@ struct Forward {
 #pragma unroll 1
     while (tile.idx >= 0) {
       ptx::cp_async_wait_group<0>();
-      ptx::sync_threads();
+      meet();
       load_values(places_of<typename T::ValueRows>(tile), tile, 0);
       if constexpr (T::kKeepsQueries) {
         if (is_first) keep_queries();
@@ -933,7 +942,7 @@ struct Forward {
       Scores s;
       if (has_rows) multiply_keys(s, stage_at(0));
       ptx::cp_async_wait_group<0>();
-      ptx::sync_threads();
+      meet();
       const VisitedTile next = next_tile(tiles);
       load_keys(places_of<typename T::KeyRows>(next), next, 0);
       if (pass != Pass::all) rewrite_values(values, pass);
@@ -946,7 +955,7 @@ struct Forward {
     const std::int32_t begin = work.kv_begin / spec.tile_kv;
     const std::int32_t end = ceil_div(work.kv_end, spec.tile_kv);
     if constexpr (Mods::has_mask) {
-      return Tiles(rows_span, {begin, end, spec.tile_kv}, p.captures);
+      return Tiles(rows_span, TileRange{begin, end, spec.tile_kv}, p.captures);
     } else {
       return Tiles(begin, end);
     }

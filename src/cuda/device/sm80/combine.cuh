@@ -1,4 +1,4 @@
-// Joins the partial states that sm80/attention_forward wrote for the splits of a sequence:
+// Joins the partial states that sm80/attention_forward or sm90/decode wrote for the splits of a sequence:
 //
 //   out = Σ_s exp(lse_s - lse) out_s,  lse = log Σ_s exp(lse_s)
 //
@@ -9,6 +9,7 @@
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -131,6 +132,7 @@ struct Combine {
 
   FOVEA_DEVICE_MEMBER void run() const {
     const int count = count_splits();
+    if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
     const SplitValues lse = load_splits(p.partial_lse + row * p.max_splits, count, -infinity());
     const float top = warp_max(ptx::max_ftz(lse.low, lse.high));
     const SplitValues weights{weight_of(lse.low, top), weight_of(lse.high, top)};

@@ -15,6 +15,7 @@ namespace fovea::cuda {
 namespace {
 
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
+constexpr const char* kDecode = "cuda/sm90/decode";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -112,6 +113,31 @@ TEST(ForwardCandidates, PackedHeadsDivideTheGroup) {
   const ForwardSpec spec = chosen({.seqlen_q = 5, .num_heads_q = 13, .num_heads_kv = 1}).spec;
   EXPECT_EQ(13 % spec.heads_per_tile, 0);
   EXPECT_LE(spec.heads_per_tile * 5, spec.tile_q);
+}
+
+TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
+  const Shape few{.seqlen_q = 2, .seqlen_kv = 32768, .num_heads_q = 64, .num_heads_kv = 8};
+  const ForwardPlan plan = chosen(few, 9, 0);
+  EXPECT_EQ(plan.candidate, kDecode);
+  EXPECT_EQ(plan.spec.tile_q, 16);
+  EXPECT_EQ(plan.spec.heads_per_tile, 8);
+  EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
+  EXPECT_LE(2 * (plan.shared_bytes + 1024),
+            static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_sm));
+  EXPECT_EQ(reason_of(chosen(few, 8, 9), kDecode),
+            "compute capability is 8.9; expected 9.0 or above");
+}
+
+TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
+  Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
+            "24 rows share a kv head; expected at most 16");
+  shape.seqlen_q = 1;
+  shape.head_dim_v = 136;
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode), "head_dim_v is 136; expected at most 128");
+  shape.seqlen_kv = 256;
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
+            "256 keys are one split; expected more than 256");
 }
 
 TEST(ForwardCandidates, ScalesThatCannotBeFoldedAreAppliedOneByOne) {

@@ -29,13 +29,13 @@ struct Call {
     prepare();
   }
 
-  void prepare() {
+  void prepare(const DeviceTraits& device = typical_device(8, 0)) {
     Problem posed;
     posed.q = args.q.spec();
     posed.k = posed.v = args.k.spec();
     posed.out = args.out.spec();
     problem = validate(posed, "test");
-    plan = choose_forward(problem, typical_device(8, 0));
+    plan = choose_forward(problem, device);
   }
   ForwardLaunch launch() { return forward_launch(problem, plan, args, memory, nullptr); }
 };
@@ -63,6 +63,17 @@ TEST(ForwardLaunch, SplitsHaveACombineForEachRow) {
   EXPECT_EQ(launch.grid.y, 4U);
   EXPECT_EQ(launch.combine_grid.x, 2U * 16);
   EXPECT_EQ(launch.params.partial_lse - launch.params.partial_out, 2 * 16 * 4 * 64);
+}
+
+TEST(ForwardLaunch, FewSmsGetFewerCtasThanSplits) {
+  Call call(1, 131072, 16);
+  DeviceTraits device = typical_device(9, 0);
+  call.prepare(device);
+  EXPECT_EQ(call.launch().grid.y, 64U);
+  device.num_sms = 1;  // 16 waves of two CTAs, for 2 sequences with 2 groups of heads
+  call.prepare(device);
+  EXPECT_EQ(call.launch().params.max_splits, 64);
+  EXPECT_EQ(call.launch().grid.y, 8U);
 }
 
 TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {

@@ -1,0 +1,254 @@
+// Attention of few rows over many keys: decoding. What counts is how fast keys and values come from memory.
+//
+//   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w                 over warps, then over splits (sm80/combine.cuh)
+//
+// A CTA owns the rows of one kv head, heads of a group side by side, and one split of its keys. Every warp takes every fourth
+// slice of 16 keys, has shared memory of its own for it, and goes its own way: it copies slices by cp.async some ahead, and computes
+// what sm80/attention_forward computes, for all rows of the CTA. Warps meet once, at the end of the split, where their sums are
+// joined in the order of warps.
+//
+//   warp 0   copy 0 4 8 | S0 P0 O0, copy 12 | S4 P4 O4, copy 16 | ...  \
+//   warp 1   copy 1 5 9 | S1 P1 O1, copy 13 | S5 P5 O5, copy 17 | ...   > meet, join, partial state
+//   ...                                                                /
+//   combine  starts beside the last CTAs and waits for them (programmatic dependent launch)
+//
+// Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26 KB must be
+// under way on each SM. Two CTAs of four warps with two slices of 8 KB on the way each are 128 KB: also while one CTA starts or
+// ends, and also on the few SMs that the last splits are left to. A warp computes a slice in about 800 of the 3,500 clocks that
+// memory takes for the slices of all eight.
+//
+// Split boundaries follow from the sequence's own length (shared/split.h), so a row's bits do not depend on who else is in the
+// batch. NaN and infinity in V at keys that a row does not see: a warp whose sums are not finite computes them again, as
+// sm80/attention_forward does.
+//
+// Refused (decode_sm90.cpp has the words): f32, packed sequences, more than 16 rows, head dims above 128, no
+// more keys than one split has.
+#pragma once
+
+#include "common/online_softmax.cuh"
+#include "common/sequence.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "sm80/attention_forward.cuh"
+
+namespace fovea::cuda::sm90 {
+
+using ptx::SharedAddress;
+using sm80::Pass;
+
+/// Of the slices that the rows see, those of this warp.
+template <class Tiles, int num_warps>
+class SlicesOfWarp {
+ public:
+  template <class... Args>
+  FOVEA_DEVICE_MEMBER explicit SlicesOfWarp(const Args&... args) : tiles_(args...) {}
+
+  FOVEA_DEVICE_MEMBER bool next(VisitedTile& slice) {
+    do {
+      if (!tiles_.next(slice)) return false;
+    } while (slice.idx % num_warps != ptx::warp_idx());
+    return true;
+  }
+
+ private:
+  Tiles tiles_;
+};
+
+template <ForwardSpec spec, class Mods>
+struct Decode {
+  static constexpr ForwardSpec kWarpSpec = spec_of_warp(spec);
+  using Warp = sm80::Forward<kWarpSpec, Mods,
+                             SlicesOfWarp<typename sm80::WalkOf<Mods>::Type, spec.num_warps>>;
+  using T = typename Warp::T;
+  using Row = typename Warp::Row;
+  static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
+  static_assert(kWarpSpec.tile_kv % 16 == 0, "a slice is a depth of the second product");
+
+  // Where a warp's queries and slices were, it leaves its sums: a row of O, then origin, sum and maximum. Rows are 8 banks apart, so
+  // that the pairs which lanes hold go to different ones.
+  static constexpr int kStateAt = 4 * spec.head_dim_v;
+  static constexpr int kRowBytes = kStateAt + 32;
+  static constexpr int kWarpBytes = sm90_decode_warp_bytes(spec);
+  static_assert(T::kWarpRows * kRowBytes <= T::kVotesAt, "sums fit where queries and slices were");
+
+  Warp mine;
+  const int warp;
+
+  FOVEA_DEVICE_MEMBER Decode(const ForwardParams& p, const Work& work)
+      : mine(p, work, smem_of(ptx::warp_idx()), 0), warp(ptx::warp_idx()) {}
+
+  FOVEA_DEVICE_MEMBER static SharedAddress smem_of(int warp) {
+    return ptx::dynamic_shared() + warp * kWarpBytes;
+  }
+
+  // ---- compute ---------------------------------------------------------------------------------
+
+  /// Which of this thread's sums an indicator reached, a bit each.
+  struct Reached {
+    std::uint32_t words[T::kRowBlocks][(T::kColBlocks * 4 + 31) / 32];
+  };
+
+  FOVEA_DEVICE_MEMBER Reached find_reached() const {
+    Reached reached{};
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int at = 0; at < T::kColBlocks * 4; ++at)
+        if (mine.out[i][at / 4][at % 4] != 0) reached.words[i][at / 32] |= 1U << at % 32;
+    return reached;
+  }
+
+  FOVEA_DEVICE_MEMBER void add_where(const Reached& reached, float value) {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int at = 0; at < T::kColBlocks * 4; ++at)
+        if ((reached.words[i][at / 32] >> at % 32 & 1U) != 0) mine.out[i][at / 4][at % 4] += value;
+  }
+
+  /// This warp's sums. Where they are not finite: which of them infinities of either sign reach, NaN being both; then the sums of
+  /// what is finite, and these added.
+  FOVEA_DEVICE_MEMBER void compute() {
+    Reached up{}, down{};
+    Pass pass = Pass::all;
+#pragma unroll 1
+    while (true) {
+      mine.walk(pass);
+      if (pass == Pass::all) {
+        if (mine.is_finite()) return;
+        pass = Pass::positive;
+      } else if (pass == Pass::positive) {
+        up = find_reached();
+        pass = Pass::negative;
+      } else if (pass == Pass::negative) {
+        down = find_reached();
+        pass = Pass::finite;
+      } else {
+        break;
+      }
+      ptx::sync_warp();  // slices are read: the next walk may write there
+    }
+    add_where(up, infinity());
+    add_where(down, -infinity());
+  }
+
+  // ---- join ------------------------------------------------------------------------------------
+
+  /// A row of one warp.
+  struct Part {
+    float origin, sum, row_max;
+  };
+
+  FOVEA_DEVICE_MEMBER void put_rows() {
+    ptx::sync_warp();
+    const int lane = mine.lane;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        RowState row = mine.rows[i][half];
+        row.sum += ptx::shfl_bfly(row.sum, 1);
+        row.sum += ptx::shfl_bfly(row.sum, 2);
+        const SharedAddress to = mine.smem + (i * 16 + half * 8 + lane / 4) * kRowBytes;
+        if (lane % 4 == 0) {
+          const float row_max = spec.wants_row_max ? mine.row_max[i][half] : 0.0F;
+          ptx::st_shared(to + kStateAt, ptx::F32x4{row.origin, row.sum, row_max, 0.0F});
+        }
+#pragma unroll
+        for (int j = 0; j < T::kColBlocks; ++j) {
+          ptx::st_shared(to + (j * 8 + lane % 4 * 2) * 4,
+                         ptx::F32x2{mine.out[i][j][half * 2], mine.out[i][j][half * 2 + 1]});
+        }
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER static Part part_of(int warp, int row) {
+    const auto state = ptx::ld_shared<ptx::F32x4>(smem_of(warp) + row * kRowBytes + kStateAt);
+    return {state.x, state.y, state.z};
+  }
+
+  /// exp(m_w - m); 0 for a warp that saw no key.
+  FOVEA_DEVICE_MEMBER static float weight_of(const Part& part, float origin, float c) {
+    if (part.origin == -infinity()) return is_nan(part.sum) ? 1.0F : 0.0F;
+    return ptx::ex2_approx_ftz((part.origin - origin) * c);
+  }
+
+  /// Four columns, in the order of warps.
+  FOVEA_DEVICE_MEMBER static ptx::F32x4 join_columns(const float (&weights)[spec.num_warps],
+                                                     int row, int col) {
+    ptx::F32x4 sum{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < spec.num_warps; ++i) {
+      const auto part = ptx::ld_shared<ptx::F32x4>(smem_of(i) + row * kRowBytes + col * 4);
+      sum = {ptx::fma_rn(weights[i], part.x, sum.x), ptx::fma_rn(weights[i], part.y, sum.y),
+             ptx::fma_rn(weights[i], part.z, sum.z), ptx::fma_rn(weights[i], part.w, sum.w)};
+    }
+    return sum;
+  }
+
+  FOVEA_DEVICE_MEMBER void join_row(const Work& work, const Row& r, int row) const {
+    const ForwardParams& p = mine.p;
+    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
+    Part parts[spec.num_warps];
+    Part whole{-infinity(), 0.0F, -infinity()};
+#pragma unroll
+    for (int i = 0; i < spec.num_warps; ++i) {
+      parts[i] = part_of(i, row);
+      whole.origin = ptx::max_ftz(whole.origin, parts[i].origin);
+      whole.row_max = ptx::max_ftz(whole.row_max, parts[i].row_max);
+    }
+    float weights[spec.num_warps];
+#pragma unroll
+    for (int i = 0; i < spec.num_warps; ++i) {
+      weights[i] = weight_of(parts[i], whole.origin, c);
+      whole.sum = ptx::fma_rn(weights[i], parts[i].sum, whole.sum);
+    }
+    RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
+    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+    if (mine.lane == 0)
+      mine.store_row_values(work, r, result.lse, finish_row_max(whole.row_max, whole.sum, unit));
+    auto* const to = reinterpret_cast<ptx::F32x4*>(mine.out_row(work, r));
+    for (int col = mine.lane * 4; col < spec.head_dim_v; col += 128) {
+      const ptx::F32x4 sum = join_columns(weights, row, col);
+      ptx::st_global(to + col / 4, ptx::F32x4{sum.x * result.factor, sum.y * result.factor,
+                                              sum.z * result.factor, sum.w * result.factor});
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void run() {
+    mine.keep_work();
+    ptx::sync_warp();
+    compute();
+    const Work work = mine.kept_work();
+    // The compiler takes this for news, and computes addresses of the end there, not before the walk.
+    mine.lane = ptx::shfl_idx(mine.lane, mine.lane);
+    put_rows();
+    ptx::sync_threads();
+#pragma unroll 1
+    for (int row = warp; row < T::kWarpRows; row += spec.num_warps) {
+      const Row r = Warp::row_at(work, row);
+      if (r.exists) join_row(work, r, row);
+    }
+  }
+};
+
+/// Where there are more splits than the launch has CTAs for, a CTA takes every so-manieth.
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void decode(const ForwardParams& p) {
+  ptx::griddepcontrol_launch_dependents();
+  Work work = find_work<spec>(p);
+#pragma unroll 1
+  while (!work.is_nothing) {
+    Decode<spec, Mods>(p, work).run();
+    take_split(work, work.split + ptx::grid_dim().y);
+    ptx::sync_threads();
+  }
+}
+
+}  // namespace fovea::cuda::sm90
