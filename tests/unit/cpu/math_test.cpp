@@ -55,6 +55,7 @@ HWY_AFTER_NAMESPACE();
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
