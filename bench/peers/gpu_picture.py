@@ -88,7 +88,7 @@ def picture(result):
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
              'font-family="Helvetica, Arial, sans-serif">', f'<rect width="{width}" height="{height}" fill="white"/>',
              text(MARGIN_X, 26, "Attention forward, bf16, 16,384 tokens, heads x head_dim = 2048: TFLOP/s over sequence length", "start", 15, "#111", "bold"),
-             text(MARGIN_X, 44, f"{machine['gpu']}, commit {machine['commit']}, medians of {result['rounds']}, all contenders in one run", "start", 11, "#666")]
+             text(MARGIN_X, 44, f"{machine['gpu']}, commit {machine['commit']}, medians of {result['rounds']}", "start", 11, "#666")]
     peers = [peer for peer in COLORS if any(peer in panel for panel in panels.values())]
     parts += legend(peers, MARGIN_X, 68)
     for (head_dim, is_causal), lines in panels.items():

@@ -63,13 +63,6 @@ constexpr Tile kTiles[] = {
 /// Below, a causal mask leaves three groups too little to share.
 constexpr std::int64_t kShortCausal = 1024;
 
-/// Keys of a sequence; packed: of a mean one, as far as shapes tell.
-std::int64_t usual_seqlen_kv(const ForwardProblem& f) {
-  if (!f.is_varlen) return f.seqlen_kv;
-  const std::int64_t mean = f.problem.k.shape[0] / std::max<std::int64_t>(1, f.num_sequences);
-  return std::min(f.seqlen_kv, mean);
-}
-
 /// Sections before the last one take so much of what the L2 cache has room for: measured, docs/kernels/attention_forward_sm90.md.
 constexpr std::int32_t kSectionShare = 8;
 
@@ -108,7 +101,7 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
   Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
-  const bool is_short_causal = has_mask(f) && usual_seqlen_kv(f) <= kShortCausal;
+  const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
   // The generator of dropout needs registers, and is the bound then.
   if (widest == 64 && (is_short_causal || spec.has_dropout)) tile.num_groups = 2;
   if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
