@@ -99,7 +99,9 @@ std::vector<Case> hopper_program_cases() {
   constexpr const char* kMostly =
       "kv_idx < 256 || doc[batch, q_idx] == doc[batch, kv_idx] && is_real[batch, kv_idx]";
   add(program_case("hopper_line_d128", 128), kLine, "kv_idx <= q_idx + (seqlen_kv - seqlen_q)");
-  add(program_case("hopper_line_d256", 256), kLine, kMostly);
+  Case maxima = program_case("hopper_line_row_max_d256", 256);
+  maxima.wants_row_max = true;
+  add(std::move(maxima), kLine, kMostly);
   Case documents = program_case("hopper_documents_d128", 128);
   documents.batch = 2;
   add(std::move(documents), "score", kDocuments);
