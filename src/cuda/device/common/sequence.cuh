@@ -16,8 +16,8 @@ namespace fovea::cuda {
 FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t row, std::int64_t i) {
   const std::int64_t at = row + i * tensor.stride;
   if (tensor.is_wide != 0)
-    return ptx::ld_global_nc(static_cast<const std::int64_t*>(tensor.data) + at);
-  return ptx::ld_global_nc(static_cast<const std::int32_t*>(tensor.data) + at);
+    return ptx::ld_global(static_cast<const std::int64_t*>(tensor.data) + at);
+  return ptx::ld_global(static_cast<const std::int32_t*>(tensor.data) + at);
 }
 FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t i) {
   return index_at(tensor, 0, i);

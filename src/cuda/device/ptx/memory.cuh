@@ -49,7 +49,8 @@ FOVEA_DEVICE T ld_global(const T* from) {
   }
 }
 
-/// ld.global.nc (Data Movement): what no thread of the grid writes. The compiler may move, merge or drop it.
+/// ld.global.nc (Data Movement): what no thread of the grid writes. The compiler may move, merge or drop it, and has moved one ahead of
+/// the test that guarded it: what is not there in every case takes ld_global.
 template <class T>
 FOVEA_DEVICE T ld_global_nc(const T* from) {
   if constexpr (sizeof(T) == 1) {

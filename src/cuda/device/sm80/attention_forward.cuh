@@ -725,7 +725,7 @@ struct Forward {
         const Row r = row_at(work, my_row(i, half));
         float sink = -infinity();
         if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing && r.exists)
-          sink = ptx::ld_global_nc(p.sinks + r.q_head * p.sinks_stride);
+          sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
         RowResult result = finish_row(row, unit, sink);
         if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
 #pragma unroll

@@ -240,7 +240,7 @@ struct PlainForward {
     if (!exists) return;
     float sink = -infinity();
     if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing)
-      sink = ptx::ld_global_nc(p.sinks + q_head * p.sinks_stride);
+      sink = ptx::ld_global(p.sinks + q_head * p.sinks_stride);
     RowResult result = finish_row(state, 1.0F, sink);
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
 #pragma unroll

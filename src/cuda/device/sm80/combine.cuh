@@ -138,7 +138,7 @@ struct Combine {
     const SplitValues weights{weight_of(lse.low, top), weight_of(lse.high, top)};
     const float sum = warp_sum(weights.low + weights.high);
     const float sink =
-        p.sinks == nullptr ? -infinity() : ptx::ld_global_nc(p.sinks + q_head * p.sinks_stride);
+        p.sinks == nullptr ? -infinity() : ptx::ld_global(p.sinks + q_head * p.sinks_stride);
     const RowResult result = finish_row({top, sum}, 1.0F, sink);
     store_row_values(result.lse, count, sum);
     const ptx::SharedAddress smem = ptx::dynamic_shared();

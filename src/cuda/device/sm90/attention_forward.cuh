@@ -1032,8 +1032,7 @@ struct Compute {
     float lse = done.log2_total(r, sum);
     // Rows behind the last packed sequence have no sink either.
     if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
-      const float sink =
-          kLog2E * ptx::ld_global_nc(common.sinks + tile.q_head * common.sinks_stride);
+      const float sink = kLog2E * ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
       const float top = ptx::max_ftz(lse, sink);
       if (top != -infinity()) {
         const float own = ptx::ex2_approx_ftz(lse - top);
