@@ -34,7 +34,8 @@ void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* st
   driver::launch({.grid = {.x = call.grid.x, .y = call.grid.y},
                   .block = {.x = call.num_threads},
                   .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-                  .stream = driver::Stream(stream)},
+                  .stream = driver::Stream(stream),
+                  .is_pdl = plan.spec.is_redo},
                  plan.kernels->forward->function, call.params);
   if (!plan.spec.is_split) return;
   driver::launch({.grid = {.x = call.combine_grid.x},

@@ -170,11 +170,15 @@ TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSp
   return param;
 }
 
-/// What a dynamic schedule reads of sections; `cached` heads fit the L2 cache together.
-void fill_sections(std::int32_t cached, std::int32_t num_pairs, Sm90ForwardParams& p) {
-  p.heads_per_section = std::max(1, cached / kSectionShare);
-  const std::int32_t before = std::max(0, num_pairs - cached);
-  p.last_section = before / p.heads_per_section * p.heads_per_section;
+/// What a dynamic schedule reads of sections.
+struct Sections {
+  std::int32_t heads, last;
+};
+Sections sections_of(const ForwardParams& p) {
+  const std::int32_t cached = p.heads_per_section;  // heads that fit the L2 cache together
+  const std::int32_t heads = std::max(1, cached / kSectionShare);
+  const std::int32_t before = std::max(0, p.num_sequences * p.num_heads_q - cached);
+  return {heads, before / heads * heads};
 }
 
 /// The same parameters, for a few CTAs that look through all units.
@@ -210,6 +214,7 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
   if (args.k.size(args.k.rank() - 3) == 0 || launch.common.grid.x == 0) return launch;
   launch.num_ctas =
       std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
+  const Sections sections = sections_of(launch.common.params);
   launch.params = {.q = tensor_map(encode, args.q, kRowsOfGroup),
                    .k = tensor_map(encode, args.k, plan.spec.tile_kv),
                    .v = tensor_map(encode, args.v, plan.spec.tile_kv),
@@ -218,13 +223,10 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                    .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
                    .next_tile = counters,
                    .num_packed_tiles = counters + 1,
-                   .heads_per_section = 1,
-                   .last_section = 0,
+                   .heads_per_section = sections.heads,
+                   .last_section = sections.last,
                    .is_suspect = is_suspect,
                    .zero = 0};
-  fill_sections(launch.common.params.heads_per_section,
-                launch.common.params.num_sequences * launch.common.params.num_heads_q,
-                launch.params);
   return launch;
 }
 
@@ -270,12 +272,7 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                     .is_pdl = plan.spec.is_dynamic},
                    function, launch.params);
   }
-  driver::launch({.grid = {.x = launch.redo.grid.x},
-                  .block = {.x = launch.redo.num_threads},
-                  .shared_bytes = static_cast<unsigned>(plan.redo->shared_bytes),
-                  .stream = stream,
-                  .is_pdl = true},
-                 plan.redo->kernels->forward->function, launch.redo.params);
+  launch_forward(*plan.redo, launch.redo, stream_handle);
 }
 
 }  // namespace fovea::cuda
