@@ -9,33 +9,18 @@
 #include "fovea/kv_cache.hpp"
 
 #include "gpu/device_copy.hpp"
-#include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
-#include "support/compare.hpp"
-#include "support/tolerance.hpp"
+#include "support/kernel_compare.hpp"
 
 namespace fovea::testing {
 namespace {
 
-class GpuDecode : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto& driver = cuda::driver::process_driver();
-    if (!driver.is_present()) GTEST_SKIP() << driver.why_absent();
-    if (driver.devices().empty()) GTEST_SKIP() << "no device";
-  }
-};
+class GpuDecode : public Gpu {};
 
 /// A call on the device, over copies of everything that it reads and writes.
 struct DeviceCall {
   explicit DeviceCall(const AttentionDecode& host) {
-    const AttentionForward forward{.q = host.q,
-                                   .out = host.out,
-                                   .lse = host.lse,
-                                   .score = host.score,
-                                   .mask = host.mask,
-                                   .sinks = host.sinks};
-    copies.add(tensors_of_call(forward));
+    copies.add(tensors_of_call(forward_of(host)));
     std::vector<TensorBytes> written =
         tensors_of_tokens({.cache = host.cache, .append = host.append});
     for (TensorBytes& tensor : written)
@@ -53,19 +38,6 @@ struct DeviceCall {
   DeviceCopies copies;
   AttentionDecode args;
 };
-
-void expect_right(const CacheCase& problem, CacheMemory& memory) {
-  EXPECT_EQ(memory.damage(), "");
-  const AttentionDecode args = memory.args();
-  for (std::int64_t i = 0; i < problem.batch(); ++i) {
-    const AttentionForward dense = memory.dense(i);
-    const reference::ForwardResult expected = reference::attention_forward(dense);
-    const Tolerances allowed = tolerances(
-        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
-    EXPECT_EQ(difference({"out", entry_of(args.out, i), expected.out, allowed.out}), "") << i;
-    EXPECT_EQ(difference({"lse", entry_of(args.lse, i), expected.lse, allowed.lse}), "") << i;
-  }
-}
 
 CacheCase decode_case(Dtype dtype) {
   CacheCase problem;
@@ -95,7 +67,7 @@ TEST_F(GpuDecode, EveryLayoutEqualsTheOracle) {
         DeviceCall call(memory.args());
         attention_decode(call.args);
         call.copies.copy_back();
-        expect_right(problem, memory);
+        expect_sequences_equal_oracle(problem, memory, memory.args());
       }
     }
   }
@@ -111,7 +83,7 @@ TEST_F(GpuDecode, ChunksOfAPromptEqualTheOracle) {
     DeviceCall call(memory.args());
     attention_decode(call.args);
     call.copies.copy_back();
-    expect_right(problem, memory);
+    expect_sequences_equal_oracle(problem, memory, memory.args());
   }
 }
 

@@ -1,4 +1,4 @@
-// Tensors of the host on a GPU, guards and all, and back.
+// What tests on a GPU share: they are skipped where there is none; tensors of the host there, guards and all, and back.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,6 +14,15 @@ namespace fovea::testing {
 
 using cuda::driver::DeviceMemory;
 using cuda::driver::Stream;
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto& driver = cuda::driver::process_driver();
+    if (!driver.is_present()) GTEST_SKIP() << driver.why_absent();
+    if (driver.devices().empty()) GTEST_SKIP() << "no device";
+  }
+};
 
 /// A tensor's bytes on the device, as far from an aligned address as on the host.
 struct DeviceCopy {

@@ -15,13 +15,10 @@
 #include "cuda/forward_launch.hpp"
 #include "gpu/device_copy.hpp"
 #include "problem/decode.hpp"
-#include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
 #include "support/case.hpp"
-#include "support/compare.hpp"
 #include "support/features.hpp"
 #include "support/kernel_compare.hpp"
-#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -59,15 +56,6 @@ void run_on_gpu(const AttentionForward& args) {
   const ForwardProblem problem = validate(problem_of(args), "test");
   run_plan(problem, plan_as(problem, 8), args, nullptr);
 }
-
-class Gpu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const auto& driver = cuda::driver::process_driver();
-    if (!driver.is_present()) GTEST_SKIP() << driver.why_absent();
-    if (driver.devices().empty()) GTEST_SKIP() << "no device";
-  }
-};
 
 void expect_right(const Case& problem) { expect_kernel_equals_oracle(problem, run_on_gpu); }
 
@@ -173,12 +161,7 @@ void decode_on_gpu(const AttentionForward& args) {
 }
 
 void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
-  const AttentionForward args{.q = decode.q,
-                              .out = decode.out,
-                              .lse = decode.lse,
-                              .score = decode.score,
-                              .mask = decode.mask,
-                              .sinks = decode.sinks};
+  const AttentionForward args = forward_of(decode);
   const std::int64_t longest = *std::ranges::max_element(each.seqlens);
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
                                                          each.page_size > 0, "test");
@@ -197,15 +180,9 @@ void expect_right_cache(const CacheCase& problem) {
   const AttentionDecode decode = memory.args();
   decode_cache_on_gpu(problem, decode);
   decode_cache_on_gpu(problem, again.args());
-  EXPECT_EQ(memory.damage(), "");
-  for (std::int64_t i = 0; i < problem.batch(); ++i) {
-    const AttentionForward dense = memory.dense(i);
-    const reference::ForwardResult expected = reference::attention_forward(dense);
-    const Tolerances allowed = tolerances(dense, expected, ComputeDtype::bf16);
-    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
-    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
+  expect_sequences_equal_oracle(problem, memory, decode);
+  for (std::int64_t i = 0; i < problem.batch(); ++i)
     EXPECT_EQ(memory.out_bits(i), again.out_bits(i)) << i;
-  }
 }
 
 TEST_F(GpuFewRows, RowsHeadsAndLengths) {

@@ -18,12 +18,9 @@
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
-#include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
-#include "support/compare.hpp"
 #include "support/kernel_compare.hpp"
 #include "support/launch_memory.hpp"
-#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -85,13 +82,15 @@ void run_emulated(const Run& run, Emulation& emulation) {
 /// Two CTAs at once, so that row tiles are claimed from each other.
 constexpr unsigned kHopperCtas = 2;
 
-/// So small that heads come in several sections.
-constexpr std::int64_t kSmallL2 = 1 << 18;
+/// An L2 cache so small that heads come in several sections.
+cuda::DeviceTraits sectioned_hopper() {
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.l2_bytes = 1 << 18;
+  return device;
+}
 
 void run_hopper(const Run& run, Emulation& emulation) {
-  cuda::DeviceTraits device = cuda::typical_device(9, 0);
-  device.l2_bytes = kSmallL2;
-  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, device);
+  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, run.device);
   ASSERT_EQ(plan.candidate, cuda::kSm90Forward);
   for (const TensorBytes& tensor : tensors_of_call(run.args))
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
@@ -128,21 +127,34 @@ void run_hopper(const Run& run, Emulation& emulation) {
                    [&] { kernels.redo(call.redo.params); });
 }
 
-class EmulatedHoppers : public ::testing::TestWithParam<Case> {};
-
-TEST_P(EmulatedHoppers, EqualTheOracle) {
-  const Case& problem = GetParam();
+/// Under each way in which copies and products may land; the emulator must find nothing.
+void for_each_landing(const std::function<void(Emulation&)>& run) {
   for (const emulator::Landing landing :
        {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
     Emulation emulation;
     emulation.options = {.seed = 1, .landing = landing};
-    expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run_hopper(
-          {.label = problem.label, .problem = validate(problem_of(args), "test"), .args = args},
-          emulation);
-    });
+    run(emulation);
     EXPECT_EQ(emulation.findings, "");
   }
+}
+
+void expect_equals_oracle(const Case& problem, void (*run)(const Run&, Emulation&),
+                          const cuda::DeviceTraits& device) {
+  for_each_landing([&](Emulation& emulation) {
+    expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
+      run({.label = problem.label,
+           .problem = validate(problem_of(args), "test"),
+           .args = args,
+           .device = device},
+          emulation);
+    });
+  });
+}
+
+class EmulatedHoppers : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedHoppers, EqualTheOracle) {
+  expect_equals_oracle(GetParam(), run_hopper, sectioned_hopper());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases()),
@@ -151,18 +163,7 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases(
 class EmulatedForwards : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedForwards, EqualTheOracle) {
-  const Case& problem = GetParam();
-  for (const emulator::Landing landing :
-       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
-    Emulation emulation;
-    emulation.options = {.seed = 1, .landing = landing};
-    expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run_emulated(
-          {.label = problem.label, .problem = validate(problem_of(args), "test"), .args = args},
-          emulation);
-    });
-    EXPECT_EQ(emulation.findings, "");
-  }
+  expect_equals_oracle(GetParam(), run_emulated, cuda::typical_device(8, 0));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
@@ -175,12 +176,7 @@ struct CacheCall {
   GrownCache cache;
 
   CacheCall(const CacheCase& each, const AttentionDecode& decode)
-      : args{.q = decode.q,
-             .out = decode.out,
-             .lse = decode.lse,
-             .score = decode.score,
-             .mask = decode.mask,
-             .sinks = decode.sinks},
+      : args(forward_of(decode)),
         problem(validate_decode_problem(decode_problem(decode, longest(each), 1, "test"),
                                         each.page_size > 0, "test")),
         cache{decode.cache, 0} {}
@@ -199,15 +195,7 @@ void expect_cache_equals_oracle(const NamedCacheCase& each, const cuda::DeviceTr
                 .device = device},
                emulation);
   EXPECT_EQ(emulation.findings, "");
-  EXPECT_EQ(memory.damage(), "");
-  for (std::int64_t i = 0; i < problem.batch(); ++i) {
-    const AttentionForward dense = memory.dense(i);
-    const reference::ForwardResult expected = reference::attention_forward(dense);
-    const Tolerances allowed = tolerances(
-        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
-    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
-    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
-  }
+  expect_sequences_equal_oracle(problem, memory, decode);
 }
 
 class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
@@ -231,20 +219,7 @@ cuda::DeviceTraits small_hopper() {
 class EmulatedDecodes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedDecodes, EqualTheOracle) {
-  const Case& problem = GetParam();
-  for (const emulator::Landing landing :
-       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
-    Emulation emulation;
-    emulation.options = {.seed = 1, .landing = landing};
-    expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run_emulated({.label = problem.label,
-                    .problem = validate(problem_of(args), "test"),
-                    .args = args,
-                    .device = small_hopper()},
-                   emulation);
-    });
-    EXPECT_EQ(emulation.findings, "");
-  }
+  expect_equals_oracle(GetParam(), run_emulated, small_hopper());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases()),
@@ -253,12 +228,9 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases(
 class EmulatedDecodeCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 
 TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
-  for (const emulator::Landing landing :
-       {emulator::Landing::earliest, emulator::Landing::latest, emulator::Landing::seeded}) {
-    Emulation emulation;
-    emulation.options = {.seed = 1, .landing = landing};
+  for_each_landing([](Emulation& emulation) {
     expect_cache_equals_oracle(GetParam(), small_hopper(), emulation);
-  }
+  });
 }
 
 /// The same bits in a batch, on a device of another size, as alone.

@@ -33,4 +33,26 @@ void expect_kernel_equals_oracle(const Case& problem,
   if (!found.empty()) ADD_FAILURE() << found << "  in " << problem.describe();
 }
 
+void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
+                                   const AttentionDecode& decode) {
+  EXPECT_EQ(memory.damage(), "");
+  for (std::int64_t i = 0; i < problem.batch(); ++i) {
+    const AttentionForward dense = memory.dense(i);
+    const reference::ForwardResult expected = reference::attention_forward(dense);
+    const Tolerances allowed = tolerances(
+        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
+    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
+  }
+}
+
+AttentionForward forward_of(const AttentionDecode& decode) {
+  return {.q = decode.q,
+          .out = decode.out,
+          .lse = decode.lse,
+          .score = decode.score,
+          .mask = decode.mask,
+          .sinks = decode.sinks};
+}
+
 }  // namespace fovea::testing

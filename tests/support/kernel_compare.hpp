@@ -5,6 +5,7 @@
 
 #include "fovea/attention.hpp"
 
+#include "support/cache_case.hpp"
 #include "support/case.hpp"
 
 namespace fovea::testing {
@@ -13,5 +14,12 @@ namespace fovea::testing {
 /// those of the plain formula with probabilities of 16 bits where inputs have 16.
 void expect_kernel_equals_oracle(const Case& problem,
                                  const std::function<void(const AttentionForward&)>& run);
+
+/// EXPECTs of a call that has run: each sequence is what the oracle says of its keys laid out densely, and nothing else was touched.
+void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
+                                   const AttentionDecode& decode);
+
+/// What attention itself takes of such a call: the kernels read the cache.
+AttentionForward forward_of(const AttentionDecode& decode);
 
 }  // namespace fovea::testing
