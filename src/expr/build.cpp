@@ -91,15 +91,15 @@ Expr scalar(const CapturedScalar& scalar) {
 // Immutable, and part of every formula and of every call that poses none: made once.
 Arguments arguments() {
   using expr::Variable;
-  static const Arguments kArguments{.score = variable(Variable::score),
-                                    .batch = variable(Variable::batch),
-                                    .q_head = variable(Variable::q_head),
-                                    .kv_head = variable(Variable::kv_head),
-                                    .q_idx = variable(Variable::q_idx),
-                                    .kv_idx = variable(Variable::kv_idx),
-                                    .seqlen_q = variable(Variable::seqlen_q),
-                                    .seqlen_kv = variable(Variable::seqlen_kv)};
-  return kArguments;
+  static const Arguments arguments{.score = variable(Variable::score),
+                                   .batch = variable(Variable::batch),
+                                   .q_head = variable(Variable::q_head),
+                                   .kv_head = variable(Variable::kv_head),
+                                   .q_idx = variable(Variable::q_idx),
+                                   .kv_idx = variable(Variable::kv_idx),
+                                   .seqlen_q = variable(Variable::seqlen_q),
+                                   .seqlen_kv = variable(Variable::seqlen_kv)};
+  return arguments;
 }
 
 }  // namespace fovea
