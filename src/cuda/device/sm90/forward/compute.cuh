@@ -1,0 +1,303 @@
+// The recurrence: products, softmax between them, and how the groups take turns. Read output.cuh next.
+#pragma once
+
+#include "common/dropout.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/forward/cta.cuh"
+#include "sm90/forward/output.cuh"
+#include "sm90/forward/scores.cuh"
+#include "tile/matrix_descriptor.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// One thread of a group: it holds parts of two rows, from their first scores to their sums.
+template <ForwardSpec spec, class Mods>
+struct Compute {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  using Rows = typename T::Rows;
+
+  const Cta<spec>& cta;
+  const ComputingWarp<spec> warp;
+  Ring<T::kQStages> q{0};
+  Ring<T::kStages> k{0}, v{0};
+  Ring<T::kSlots> slots{0};
+
+  Scores<spec, Mods> scores;
+  Output<spec, Mods> output;
+  typename Rows::Probabilities p;
+  typename Rows::Sums o;
+  Rows rows;
+  bool has_sums = false;  // o holds something: the next product adds to it
+
+  // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
+  // row tile teaches the next shows in the time only.
+  bool is_careful = false;
+  std::uint32_t num_steps = 0;   // of this row tile
+  std::uint32_t num_misses = 0;  // full tiles of it that this warp redid, or would have had to
+  std::uint32_t lesson = 0;      // row tiles so far, modulo 2
+
+  FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
+      : cta(of_cta), warp(of_cta), scores(warp), output(warp) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    // The first group goes first.
+    if (warp.group == T::kGroups - 1) ptx::bar_arrive(1, 256);
+    if constexpr (T::kCrossesTiles) {
+      run_across();
+    } else {
+      run_one_by_one();
+    }
+  }
+
+ private:
+  /// What makes scores logarithms to base 2.
+  FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
+
+  FOVEA_DEVICE_MEMBER void run_across() {
+    RowTile tile = cta.next_row_tile(slots);
+    if (tile.idx < 0) return;
+    begin(tile);
+    for (;;) {
+      rest_of_tile(tile);
+      const RowTile next = cta.next_row_tile(slots);
+      if (next.idx < 0) break;
+      cross(tile, next);
+      tile = next;
+    }
+    last_sums();
+    output.finish(tile, q_stage_of_last(), rows, o);
+  }
+
+  FOVEA_DEVICE_MEMBER void run_one_by_one() {
+    for (;;) {
+      const RowTile tile = cta.next_row_tile(slots);
+      if (tile.idx < 0) return;
+      begin(tile);
+      rest_of_tile(tile);
+      last_sums();
+      output.finish(tile, 0, rows, o);
+    }
+  }
+
+  /// kv tiles from the second on. Both kinds of step give the same bits.
+  FOVEA_DEVICE_MEMBER void rest_of_tile(const RowTile& tile) {
+    while (!scores.kv_tile.is_last()) {
+      while (!scores.kv_tile.is_last() && must_be_careful()) {
+        step<true>(tile);
+        ++num_steps;
+      }
+      while (!scores.kv_tile.is_last() && !must_be_careful()) {
+        step<false>(tile);
+        ++num_steps;
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER bool must_be_careful() const {
+    return spec.wants_row_max || is_careful || (Mods::has_mask && !scores.kv_tile.is_next_full());
+  }
+
+  // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
+  FOVEA_DEVICE_MEMBER void await_turn() const { ptx::bar_sync(1 + warp.group, 256); }
+  FOVEA_DEVICE_MEMBER void pass_turn() const {
+    ptx::bar_arrive(1 + (warp.group + 1) % T::kGroups, 256);
+  }
+
+  FOVEA_DEVICE_MEMBER SharedAddress misses_at() const {
+    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(lesson));
+  }
+
+  /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
+  FOVEA_DEVICE_MEMBER void tell_misses() const {
+    if (cta.lane == 0) ptx::st_shared(misses_at() + 4 * warp.idx, num_misses);
+  }
+
+  /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles cost less.
+  FOVEA_DEVICE_MEMBER void learn() {
+    const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
+    const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
+    is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
+    num_steps = num_misses = 0;
+    lesson ^= 1U;
+  }
+
+  FOVEA_DEVICE_MEMBER int q_stage_of_last() const {
+    return (q.stage + T::kQStages - 1) % T::kQStages;
+  }
+
+  FOVEA_DEVICE_MEMBER void await_queries() {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kQFull, q.stage * T::kGroups + warp.group), q.parity);
+  }
+
+  FOVEA_DEVICE_MEMBER void await_keys() {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
+    scores.kv_tile.word = ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage)), 0);
+  }
+
+  /// S = Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void issue_scores(int q_stage) {
+    using QTile = typename T::QTile;
+    using KTile = typename T::KTile;
+    const auto a = k_major_descriptor(QTile{cta.q_at(q_stage, warp.group)});
+    const auto b = k_major_descriptor(KTile{cta.k_at(k.stage)});
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(scores.s,
+                                                      advanced(a, k_major_offset<QTile>(i)),
+                                                      advanced(b, k_major_offset<KTile>(i)), i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// O += P V.
+  FOVEA_DEVICE_MEMBER void issue_sums() {
+    using VTile = typename T::VTile;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kVFull, v.stage), v.parity);
+    const auto b = mn_major_descriptor(VTile{cta.v_at(v.stage)});
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < spec.tile_kv / 16; ++i) {
+      ptx::wgmma_rs<T::kType, T::kType, spec.head_dim_v, ptx::Major::mn>(
+          o, p[i], advanced(b, mn_major_offset<VTile>(i)), i > 0 || has_sums);
+    }
+    ptx::wgmma_commit_group();
+    has_sums = true;
+  }
+
+  FOVEA_DEVICE_MEMBER void release_keys() {
+    cta.release(cta.barrier(L::kKEmpty, k.stage));
+    k.advance();
+  }
+
+  FOVEA_DEVICE_MEMBER void release_values() {
+    cta.release(cta.barrier(L::kVEmpty, v.stage));
+    v.advance();
+  }
+
+  /// A row tile's first scores, with nothing to overlap them.
+  FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
+    await_queries();
+    await_keys();
+    scores.look_ahead(tile);
+    await_turn();
+    issue_scores(q.stage);
+    pass_turn();
+    ptx::wgmma_wait_group<0>();
+    q.advance();
+    release_keys();
+    begin_rows(tile);
+    first_probabilities(tile);
+  }
+
+  /// Scores of the next kv tile beside the sums of the last one.
+  template <bool is_careful>
+  FOVEA_DEVICE_MEMBER void step(const RowTile& tile) {
+    await_keys();
+    scores.look_ahead(tile);
+    await_turn();
+    issue_scores(q_stage_of_last());
+    issue_sums();
+    pass_turn();
+    ptx::wgmma_wait_group<1>();
+    release_keys();
+    scores.modify(tile);
+    bool is_raised = false;
+    if constexpr (is_careful) {
+      if (!scores.kv_tile.is_full()) scores.mask(tile);
+      is_raised = rows.template raise<false>(scores.s, c());
+      if (is_raised && scores.kv_tile.is_full()) ++num_misses;
+    }
+    ptx::wgmma_wait_group<0>();
+    release_values();
+    float part[2];
+    if constexpr (is_careful) {
+      if (is_raised) rows.scale(o);
+      if (!rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero))
+        rows.soften(p, o, part);
+    } else if (!rows.template exponentiate<false, T::kChunk>(scores.s, p, part, c(), cta.p.zero)) {
+      if (rows.must_redo(part)) {
+        if (rows.template raise<false>(scores.s, c())) rows.scale(o);
+        rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+        ++num_misses;
+      }
+      rows.soften(p, o, part);
+    }
+    rows.add(part);
+    if constexpr (spec.has_dropout) drop(tile);
+  }
+
+  /// The same across a boundary: first scores of `next` beside the last sums of `tile`, which is then finished.
+  FOVEA_DEVICE_MEMBER void cross(const RowTile& tile, const RowTile& next) {
+    const int q_stage = q_stage_of_last();
+    await_queries();
+    await_keys();
+    scores.look_ahead(next);
+    tell_misses();
+    await_turn();
+    issue_scores(q.stage);
+    issue_sums();
+    pass_turn();
+    learn();
+    ptx::wgmma_wait_group<1>();
+    q.advance();
+    release_keys();
+    const Rows done = rows;
+    begin_rows(next);
+    ptx::wgmma_wait_group<0>();
+    release_values();
+    output.finish(tile, q_stage, done, o);
+    first_probabilities(next);
+  }
+
+  FOVEA_DEVICE_MEMBER void last_sums() {
+    tell_misses();
+    await_turn();
+    issue_sums();
+    pass_turn();
+    learn();
+    ptx::wgmma_wait_group<0>();
+    release_values();
+  }
+
+  FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
+    rows.begin();
+    scores.modify(tile);
+    if (!scores.kv_tile.is_full()) scores.mask(tile);
+    rows.template raise<true>(scores.s, c());
+  }
+
+  FOVEA_DEVICE_MEMBER void first_probabilities(const RowTile& tile) {
+    float part[2];
+    rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+    rows.add(part);
+    if constexpr (spec.has_dropout) drop(tile);
+    has_sums = false;
+  }
+
+  /// Of P alone: l and the maximum are those of all that a row sees.
+  FOVEA_DEVICE_MEMBER void drop(const RowTile& tile) {
+    const ForwardParams& common = cta.p.common;
+    const std::int32_t q_idx = warp.first_row(tile) + cta.lane % 2 * 8;
+#pragma unroll
+    for (int block = 0; block < spec.tile_kv / 8; ++block) {
+      const ptx::U32x4 words = fragment_words(common, tile.batch, tile.q_head, q_idx,
+                                              scores.kv_tile.idx() * spec.tile_kv + block * 8);
+      p[block / 2][block % 2 * 2] &= kept(words.x, words.y);
+      p[block / 2][block % 2 * 2 + 1] &= kept(words.z, words.w);
+    }
+  }
+
+  /// Bits of a pair of probabilities that stay.
+  FOVEA_DEVICE_MEMBER std::uint32_t kept(std::uint32_t lo, std::uint32_t hi) const {
+    return (is_dropped(cta.p.common, lo) ? 0U : 0xffffU) |
+           (is_dropped(cta.p.common, hi) ? 0U : 0xffff0000U);
+  }
+};
+
+}  // namespace fovea::cuda::sm90

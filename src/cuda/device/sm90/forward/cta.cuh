@@ -1,0 +1,215 @@
+// What all roles of Hopper's forward kernel know: what follows from the spec, where things lie in shared memory, what the roles tell each
+// other. ../attention_forward.cuh has the picture; read schedule.cuh next.
+#pragma once
+
+#include "common/optimistic_softmax.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "shared/forward_params_sm90.h"
+#include "shared/forward_spec.h"
+#include "tile/shared_tile.cuh"
+
+namespace fovea::cuda::sm90 {
+
+using ptx::SharedAddress;
+
+/// All that follows from the spec.
+template <ForwardSpec spec>
+struct Traits {
+  static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
+  static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
+                "rows are whole panels of 128 bytes");
+  static constexpr int kGroups = spec.num_warps / 4 - 1;  // of 64 rows
+  static_assert(kGroups == 2 || kGroups == 3, "two or three warpgroups take turns");
+  static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
+  static_assert(spec.tile_kv % 16 == 0, "keys are the second product's depth, in steps of 16");
+  static constexpr int kQStages = spec.q_stages;
+  static constexpr int kStages = spec.stages;
+  /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
+  static constexpr bool kCrossesTiles = kQStages == 2;
+  /// Row tiles that are told. Packed: one that computes, one that follows it, one to come; else the first is known by then.
+  static constexpr int kSlots = sm90_num_slots(spec);
+  static constexpr ptx::WgmmaType kType =
+      spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
+
+  using QTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using KTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using VTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  /// Of a thread that computes: two rows.
+  using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max>;
+
+  // 65,536 registers: what the launch gives a thread, and what each role makes of it.
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : spec.head_dim_v > 128 ? 24 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : spec.head_dim_v > 128 ? 240 : 232;
+  /// Powers between two links of the chain in OptimisticRows::exponentiate.
+  static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
+};
+
+/// Shared memory: bytes of each member, from the start of the CTA's. O of a group takes the place of its Q.
+template <ForwardSpec spec>
+struct Layout {
+  using T = Traits<spec>;
+  static constexpr int kQBytes =
+      T::QTile::kBytes > T::OTile::kBytes ? T::QTile::kBytes : T::OTile::kBytes;
+  static constexpr int kQ = 0;                                        // [q stage][group]
+  static constexpr int kK = kQ + T::kQStages * T::kGroups * kQBytes;  // [stage]
+  static constexpr int kV = kK + T::kStages * T::KTile::kBytes;
+  static constexpr int kBarriers = kV + T::kStages * T::VTile::kBytes;
+  static constexpr int kQFull = kBarriers;  // [q stage][group], 8 bytes each, as all barriers
+  static constexpr int kQEmpty = kQFull + 8 * T::kQStages * T::kGroups;
+  static constexpr int kOFull = kQEmpty + 8 * T::kQStages * T::kGroups;
+  static constexpr int kKFull = kOFull + 8 * T::kQStages * T::kGroups;  // [stage]
+  static constexpr int kKEmpty = kKFull + 8 * T::kStages;
+  static constexpr int kVFull = kKEmpty + 8 * T::kStages;
+  static constexpr int kVEmpty = kVFull + 8 * T::kStages;
+  static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [slot]
+  static constexpr int kSlotEmpty = kSlotFull + 8 * T::kSlots;
+  static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
+  static constexpr int kGroupEmpty = kGroupFull + 16;
+  static constexpr int kClaim = kGroupEmpty + 16;
+  static constexpr int kSlotBytes = spec.is_varlen ? 32 : 16;  // RowTile; packed: SequencePlace
+  static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;
+  static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
+  static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
+  static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
+  static constexpr int kBytes = kKvTiles + 4 * T::kStages;
+  static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
+  static_assert(kBytes <= 232448, "an SM has no more");
+};
+
+/// Stage and parity of a ring of n buffers. Whoever fills starts with parity 1: a fresh barrier lets that wait pass.
+template <int n>
+struct Ring {
+  int stage = 0;
+  std::uint32_t parity = 0;
+
+  FOVEA_DEVICE_MEMBER explicit Ring(std::uint32_t first_parity) : parity(first_parity) {}
+  FOVEA_DEVICE_MEMBER void advance() {
+    if (++stage == n) {
+      stage = 0;
+      parity ^= 1U;
+    }
+  }
+};
+
+/// A tile of rows of one head; idx < 0: there is none any more. Packed: `batch` is the sequence, `number` that of the tile among those
+/// of all sequences, `slot` where it is told.
+struct RowTile {
+  std::int32_t idx, q_head, batch, number, slot;
+};
+
+/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are.
+struct SequencePlace {
+  std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
+};
+
+/// What is told of a kv tile: its index, whether every row sees all of it, the same of the one after it, and whether it is the row
+/// tile's last.
+struct KvTile {
+  std::uint32_t word;
+
+  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full, bool is_next_full, bool is_last) {
+    return {static_cast<std::uint32_t>(idx) << 3U | (is_next_full ? 4U : 0U) | (is_full ? 2U : 0U) |
+            (is_last ? 1U : 0U)};
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t idx() const { return static_cast<std::int32_t>(word >> 3U); }
+  FOVEA_DEVICE_MEMBER bool is_next_full() const { return (word & 4U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_full() const { return (word & 2U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 1U) != 0; }
+};
+
+FOVEA_DEVICE const ptx::TensorMap* tensor_map(const TensorMapParam& map) {
+  return reinterpret_cast<const ptx::TensorMap*>(&map);
+}
+
+/// What all roles know.
+template <ForwardSpec spec>
+struct Cta {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Sm90ForwardParams& p;
+  SharedAddress smem;
+  int warp, lane;
+
+  FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
+    return smem + L::kQ + (stage * T::kGroups + group) * L::kQBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress k_at(int stage) const {
+    return smem + L::kK + stage * T::KTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress v_at(int stage) const {
+    return smem + L::kV + stage * T::VTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
+  FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
+    return smem + L::kKvTiles + 4 * stage;
+  }
+
+  FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {
+    return smem + L::kSlots + L::kSlotBytes * i;
+  }
+
+  /// The next row tile, by whoever reads slots.
+  FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
+    ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
+    const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
+    if constexpr (!spec.is_varlen) release(barrier(L::kSlotEmpty, slots.stage));
+    const int slot = slots.stage;
+    slots.advance();
+    // By shuffle, so that the compiler knows them as uniform.
+    return {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
+            static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
+            static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0)),
+            spec.is_varlen ? static_cast<std::int32_t>(words.w) : 0, slot};
+  }
+
+  /// Packed: from its slot, so until its reader is done with the row tile.
+  FOVEA_DEVICE_MEMBER SequencePlace place_of(const RowTile& rows) const {
+    if constexpr (spec.is_varlen) {
+      return ptx::bit_cast<SequencePlace>(ptx::ld_shared<ptx::U32x4>(slot_at(rows.slot) + 16));
+    }
+    return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
+  }
+
+  /// The last dimension of tensor maps: packed tensors have one sequence.
+  FOVEA_DEVICE_MEMBER static std::int32_t map_batch(const RowTile& rows) {
+    return spec.is_varlen ? 0 : rows.batch;
+  }
+
+  FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
+    if constexpr (spec.is_varlen) release(barrier(L::kSlotEmpty, rows.slot));
+  }
+
+  /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
+  FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {
+    ptx::mbarrier_wait_parity(barrier, parity);
+    ptx::sync_warp();
+  }
+
+  /// This warp has read what the barrier guards.
+  FOVEA_DEVICE_MEMBER void release(SharedAddress empty) const {
+    ptx::sync_warp();
+    if (lane == 0) ptx::mbarrier_arrive(empty);
+  }
+};
+
+/// A warp that computes, and which rows are its.
+template <ForwardSpec spec>
+struct ComputingWarp {
+  const Cta<spec>& cta;
+  const int group, idx;  // of its group's four
+
+  FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
+      : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
+
+  /// Of this thread's two rows; the other is 8 further on.
+  FOVEA_DEVICE_MEMBER std::int32_t first_row(const RowTile& tile) const {
+    return tile.idx * spec.tile_q + 64 * group + 16 * idx + cta.lane / 4;
+  }
+};
+
+}  // namespace fovea::cuda::sm90

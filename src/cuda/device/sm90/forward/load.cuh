@@ -1,0 +1,142 @@
+// Q, K and V into shared memory: one warp, by TMA. Read compute.cuh next.
+#pragma once
+
+#include "common/tile_walk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+#include "sm90/forward/cta.cuh"
+
+namespace fovea::cuda::sm90 {
+
+template <ForwardSpec spec>
+struct Load {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  const Cta<spec>& cta;
+  Ring<T::kQStages> q{1};
+  Ring<T::kStages> k{1}, v{1};
+  Ring<T::kSlots> slots{0};
+  Ring<2> groups{0};
+
+  /// What is left of the kv tiles of this row tile.
+  VisitedGroup group{0, 0, 0};
+  bool is_last_group = false;
+  bool has_claimed = false;  // the next row tile may be claimed, and Schedule knows
+
+  /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
+  struct Pending {
+    std::int32_t idx, kv_head, batch, kv_row;
+  };
+
+  FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    Pending pending{-1, 0, 0, 0};
+    for (;;) {
+      const RowTile rows = cta.next_row_tile(slots);
+      if (rows.idx < 0) break;
+      const SequencePlace place = cta.place_of(rows);
+      cta.done_with(rows);
+      is_last_group = has_claimed = false;
+      VisitedTile tile{}, next{};
+      visit(tile);
+      for (bool is_first = true;; is_first = false) {
+        const bool has_next = visit(next);
+        load_tile(rows, place, tile, has_next && next.is_full, !has_next, is_first, pending);
+        if (!has_next) break;
+        tile = next;
+      }
+      if (!T::kCrossesTiles) load_values(pending);
+    }
+    if (T::kCrossesTiles) load_values(pending);
+  }
+
+ private:
+  /// The next kv tile, from the right; false behind the last. There is at least one.
+  FOVEA_DEVICE_MEMBER bool visit(VisitedTile& tile) {
+    if (group.visible == 0) {
+      if (is_last_group) return false;
+      open_group();
+    }
+    tile = take_tile<WalkOrder::falling>(group);
+    // One tile is left, or none: what is in flight by now covers the time that a claim takes.
+    if (is_last_group && !has_claimed && (group.visible & (group.visible - 1)) == 0) {
+      if (cta.lane == 0) ptx::mbarrier_arrive(cta.barrier(L::kClaim, 0));
+      has_claimed = true;
+    }
+    return true;
+  }
+
+  FOVEA_DEVICE_MEMBER void open_group() {
+    cta.await(cta.barrier(L::kGroupFull, groups.stage), groups.parity);
+    const auto words = ptx::ld_shared<ptx::U32x4>(cta.smem + L::kGroupsOfTiles + 16 * groups.stage);
+    cta.release(cta.barrier(L::kGroupEmpty, groups.stage));
+    groups.advance();
+    group = {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)), ptx::shfl_idx(words.y, 0),
+             ptx::shfl_idx(words.z, 0)};
+    is_last_group = ptx::shfl_idx(words.w, 0) != 0;
+  }
+
+  /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
+  FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
+                                     VisitedTile tile, bool is_next_full, bool is_last,
+                                     bool is_first, Pending& pending) {
+    const std::int32_t kv_head = rows.q_head / cta.p.common.group;
+    if (is_first) load_queries(rows, place, 0);
+    cta.await(cta.barrier(L::kKEmpty, k.stage), k.parity);
+    if (ptx::elect_one()) {
+      const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
+      ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
+      copy<typename T::KTile>(
+          cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
+          {0, place.kv_row + tile.idx * spec.tile_kv, kv_head, cta.map_batch(rows)},
+          ptx::CachePolicy::evict_last);
+    }
+    k.advance();
+    if (is_first) {
+      for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
+      q.advance();
+    }
+    if (pending.idx >= 0) load_values(pending);
+    pending = {tile.idx, kv_head, cta.map_batch(rows), place.kv_row};
+  }
+
+  FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, const SequencePlace& place,
+                                        int group) {
+    const int i = q.stage * T::kGroups + group;
+    cta.await(cta.barrier(L::kQEmpty, i), q.parity);
+    if (!ptx::elect_one()) return;
+    copy<typename T::QTile>(
+        cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
+        {0, place.q_row + rows.idx * spec.tile_q + 64 * group, rows.q_head, cta.map_batch(rows)},
+        ptx::CachePolicy::evict_first);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
+    if (pending.idx < 0) return;
+    cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
+    if (ptx::elect_one()) {
+      copy<typename T::VTile>(
+          cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
+          {0, pending.kv_row + pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
+          ptx::CachePolicy::evict_last);
+    }
+    v.advance();
+    pending.idx = -1;
+  }
+
+  /// A box for each panel of 64 elements; what lies outside the tensor arrives as zeros.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void copy(SharedAddress to, const TensorMapParam& map, SharedAddress full,
+                                const std::int32_t (&at)[4], ptx::CachePolicy policy) const {
+    ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      const std::int32_t coordinates[4] = {64 * panel, at[1], at[2], at[3]};
+      ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map),
+                                        coordinates, full, policy);
+    }
+  }
+};
+
+}  // namespace fovea::cuda::sm90

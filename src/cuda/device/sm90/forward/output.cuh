@@ -1,0 +1,124 @@
+// The end of a row tile: O, lse and row_max of the rows of one warp, and whether their sums are finite. Read store.cuh next.
+#pragma once
+
+#include "ptx/fence.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+#include "sm90/forward/cta.cuh"
+#include "sm90/forward/scores.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// What one thread of a group writes of its two rows.
+template <ForwardSpec spec, class Mods>
+struct Output {
+  using L = Layout<spec>;
+  using T = Traits<spec>;
+  using Rows = typename T::Rows;
+  using Sums = typename Rows::Sums;
+
+  const ComputingWarp<spec> warp;
+
+  FOVEA_DEVICE_MEMBER explicit Output(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
+
+  /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read.
+  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done,
+                                  const Sums& o) const {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = finish_row(tile, r, done);
+    report_suspects(tile, o);
+    write_out(typename T::OTile{warp.cta.q_at(q_stage, warp.group)}, o, factor);
+    ptx::fence_proxy_async_shared_cta();
+    warp.cta.release(warp.cta.barrier(L::kOFull, q_stage * T::kGroups + warp.group));
+    warp.cta.done_with(tile);
+  }
+
+ private:
+  /// What O is scaled by; writes lse and row_max.
+  FOVEA_DEVICE_MEMBER float finish_row(const RowTile& tile, int r, const Rows& done) const {
+    const ForwardParams& common = warp.cta.p.common;
+    const SequencePlace place = warp.cta.place_of(tile);
+    float sum = done.sum[r];
+    sum += ptx::shfl_bfly(sum, 1);
+    sum += ptx::shfl_bfly(sum, 2);
+    float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
+    float lse = done.log2_total(r, sum);
+    // Rows behind the last packed sequence have no sink either.
+    if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
+      const float sink = kLog2E * ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
+      const float top = ptx::max_ftz(lse, sink);
+      if (top != -infinity()) {
+        const float own = ptx::ex2_approx_ftz(lse - top);
+        const float total = own + ptx::ex2_approx_ftz(sink - top);
+        factor *= own == 0.0F ? 0.0F : ptx::rcp_approx_ftz(total) * own;
+        lse = top + ptx::lg2_approx_ftz(total);
+      }
+    }
+    const std::int32_t row = warp.first_row(tile) + 8 * r;
+    if (common.lse != nullptr && warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
+      ptx::st_global(common.lse + warp.cta.map_batch(tile) * common.lse_batch_stride +
+                         tile.q_head * common.lse_head_stride +
+                         (place.q_row + row) * common.lse_row_stride,
+                     kLn2 * lse);
+    }
+    if constexpr (spec.wants_row_max) {
+      if (warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
+        ptx::st_global(
+            common.row_max + warp.cta.map_batch(tile) * common.row_max_batch_stride +
+                tile.q_head * common.row_max_head_stride +
+                (place.q_row + row) * common.row_max_row_stride,
+            finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common)));
+      }
+    }
+    if constexpr (spec.has_dropout) factor *= common.dropout_keep_scale;
+    return factor;
+  }
+
+  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0.
+  FOVEA_DEVICE_MEMBER void report_suspects(const RowTile& tile, const Sums& o) const {
+    float all[4] = {};
+#pragma unroll
+    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
+    const float any = (all[0] + all[1]) + (all[2] + all[3]);
+    const bool is_suspect = ptx::vote_any(!(any - any == 0.0F));
+    if (warp.cta.lane == 0) {
+      ptx::st_global(warp.cta.p.is_suspect + unit_of(tile) * 4 + warp.idx,
+                     static_cast<std::uint8_t>(is_suspect ? 1 : 0));
+    }
+  }
+
+  /// The word that tells of this group's rows: sm80's work_of_unit finds the rows of a word.
+  FOVEA_DEVICE_MEMBER std::int64_t unit_of(const RowTile& tile) const {
+    const ForwardParams& common = warp.cta.p.common;
+    const std::int64_t tiles =
+        spec.is_varlen
+            ? static_cast<std::int64_t>(tile.number) * common.num_heads_q + tile.q_head
+            : (static_cast<std::int64_t>(tile.batch) * common.num_heads_q + tile.q_head) *
+                      common.num_q_tiles +
+                  tile.idx;
+    return tiles * T::kGroups + warp.group;
+  }
+
+  FOVEA_DEVICE_MEMBER void write_out(const typename T::OTile& tile, const Sums& o,
+                                     const float (&factor)[2]) const {
+    const SharedAddress mine = tile.chunk(16 * warp.idx + warp.cta.lane % 16, warp.cta.lane / 16);
+#pragma unroll
+    for (int j = 0; j < spec.head_dim_v / 16; ++j) {
+      const float* d = o + 8 * j;
+      ptx::stmatrix_x4(
+          tile.chunk_ahead(mine, 2 * j),
+          {pack(d[0] * factor[0], d[1] * factor[0]), pack(d[2] * factor[1], d[3] * factor[1]),
+           pack(d[4] * factor[0], d[5] * factor[0]), pack(d[6] * factor[1], d[7] * factor[1])});
+    }
+  }
+
+  FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
+    if constexpr (spec.out_element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
+    return ptx::cvt_f16x2(lo, hi);
+  }
+};
+
+}  // namespace fovea::cuda::sm90

@@ -1,0 +1,148 @@
+// Which row tile comes next, and which kv tiles it visits: one warp, ahead of all others. Read load.cuh next.
+#pragma once
+
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "sm90/forward/cta.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// Row tile number `id` of a dense launch. With a dynamic schedule heads come in sections, the row tiles of a section
+/// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many short rows. Those
+/// before are small: while CTAs are in different ones, some load keys from memory and others have them in the cache.
+template <ForwardSpec spec>
+FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id) {
+  const ForwardParams& c = p.common;
+  if (id >= p.num_tiles) return {-1, 0, 0, 0, 0};
+  std::int32_t pair = id / c.num_q_tiles;
+  std::int32_t idx = id - pair * c.num_q_tiles;
+  if constexpr (spec.is_dynamic) {
+    std::int32_t first = id / (c.num_q_tiles * p.heads_per_section) * p.heads_per_section;
+    std::int32_t size = p.heads_per_section;
+    if (first >= p.last_section) {
+      first = p.last_section;
+      size = c.num_heads_q * c.num_sequences - first;
+    }
+    const std::int32_t rest = id - first * c.num_q_tiles;
+    idx = c.num_q_tiles - 1 - rest / size;
+    pair = first + rest % size;
+  }
+  const std::int32_t batch = pair / c.num_heads_q;
+  return {idx, pair - batch * c.num_heads_q, batch, 0, 0};
+}
+
+/// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
+template <ForwardSpec spec, class Mods>
+struct Schedule {
+  using L = Layout<spec>;
+  const Cta<spec>& cta;
+  Ring<Traits<spec>::kSlots> slots{1};
+  Ring<2> groups{1};
+  Ring<1> claims{0};
+  PackedCursor cursor{};
+
+  /// The leftmost tile of a group, in the order of the walk.
+  static constexpr std::uint32_t kFirstTile = 0x80000000U;
+
+  FOVEA_DEVICE_MEMBER explicit Schedule(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    std::int32_t id = ptx::block_idx().x;
+    for (;;) {
+      SequencePlace place{0, 0, cta.p.common.seqlen_q, cta.p.common.seqlen_kv};
+      const RowTile rows = row_tile_at(id, place);
+      publish(rows, place);
+      if (rows.idx < 0) break;
+      find_kv_tiles(rows, place);
+      // As late as can be: the order of claims is what balances the load.
+      cta.await(cta.barrier(L::kClaim, 0), claims.parity);
+      claims.advance();
+      id = claim(id);
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t id, SequencePlace& place) {
+    if constexpr (!spec.is_varlen) return dense_row_tile<spec>(cta.p, id);
+    // Heads side by side: they share keys, or at least the sequence.
+    const std::int32_t number = id / cta.p.common.num_heads_q;
+    const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
+    if (work.is_nothing) {
+      // Each number is claimed once, so one CTA gets the first behind the last tile.
+      if (cta.lane == 0 && id == cursor.tiles * cta.p.common.num_heads_q)
+        ptx::st_global(cta.p.num_packed_tiles, cursor.tiles);
+      return {-1, 0, 0, 0, 0};
+    }
+    const Sequence& s = work.sequence;
+    place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
+             s.seqlen_kv};
+    return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
+  }
+
+  FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows, const SequencePlace& place) const {
+    const ForwardParams& c = cta.p.common;
+    TileSpan span{};
+    span.batch = rows.batch;
+    span.q_head_begin = rows.q_head;
+    span.q_head_end = rows.q_head + 1;
+    span.kv_head = rows.q_head / c.group;
+    span.q_begin = rows.idx * spec.tile_q;
+    span.q_end = least(span.q_begin + spec.tile_q, place.seqlen_q);
+    span.seqlen_q = place.seqlen_q;
+    span.seqlen_kv = place.seqlen_kv;
+    return span;
+  }
+
+  FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows, const SequencePlace& place) {
+    const TileSpan span = span_of(rows, place);
+    TileWalk<Mods, WalkOrder::falling> walk(
+        span, {0, ceil_div(place.seqlen_kv, spec.tile_kv), spec.tile_kv}, cta.p.common.captures);
+    VisitedGroup group{}, next{};
+    // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
+    if (!walk.next_group(group)) group = {0, kFirstTile, 0};
+    for (;;) {
+      const bool has_next = walk.next_group(next);
+      push(group, !has_next, place.seqlen_kv);
+      if (!has_next) break;
+      group = next;
+    }
+  }
+
+  /// The tile that the end of the keys cuts needs its mask.
+  FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last, std::int32_t seqlen_kv) {
+    const std::int32_t cut = seqlen_kv / spec.tile_kv - group.begin;
+    if (cut >= 0 && cut < 32) group.full &= ~(kFirstTile >> cut);
+    cta.await(cta.barrier(L::kGroupEmpty, groups.stage), groups.parity);
+    if (cta.lane == 0) {
+      ptx::st_shared(cta.smem + L::kGroupsOfTiles + 16 * groups.stage,
+                     ptx::U32x4{static_cast<std::uint32_t>(group.begin), group.visible, group.full,
+                                is_last ? 1U : 0U});
+      ptx::mbarrier_arrive(cta.barrier(L::kGroupFull, groups.stage));
+    }
+    groups.advance();
+  }
+
+  FOVEA_DEVICE_MEMBER std::int32_t claim(std::int32_t id) const {
+    const std::int32_t num_ctas = ptx::grid_dim().x;
+    if constexpr (!spec.is_dynamic) return id + num_ctas;
+    std::int32_t next = 0;
+    if (cta.lane == 0) next = ptx::atom_add_global(cta.p.next_tile, 1) + num_ctas;
+    return ptx::shfl_idx(next, 0);
+  }
+
+  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows, const SequencePlace& place) {
+    cta.await(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
+    if (cta.lane == 0) {
+      const SharedAddress slot = cta.slot_at(slots.stage);
+      ptx::st_shared(slot, ptx::U32x4{static_cast<std::uint32_t>(rows.idx),
+                                      static_cast<std::uint32_t>(rows.q_head),
+                                      static_cast<std::uint32_t>(rows.batch),
+                                      static_cast<std::uint32_t>(rows.number)});
+      if constexpr (spec.is_varlen) ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
+      ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
+    }
+    slots.advance();
+  }
+};
+
+}  // namespace fovea::cuda::sm90

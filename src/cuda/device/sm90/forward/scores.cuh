@@ -1,0 +1,164 @@
+// The scores of a kv tile between the two products: programs, and what a row does not see. Called by compute.cuh.
+#pragma once
+
+#include "common/position.cuh"
+#include "common/program_parts.cuh"
+#include "ptx/math.cuh"
+#include "sm90/forward/cta.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// In what the softmax gets scores.
+template <ForwardSpec spec, class Mods>
+struct ScoreUnit {
+  /// What makes scores logarithms to base 2.
+  FOVEA_DEVICE float log2(const ForwardParams& common) {
+    if constexpr (Mods::has_score_slope) return 1.0F;
+    return spec.is_prescaled ? kLog2E : common.softmax_scale_log2;
+  }
+
+  FOVEA_DEVICE float natural(const ForwardParams& common) {
+    if constexpr (Mods::has_score_slope) return kLn2;
+    return spec.is_prescaled ? 1.0F : common.softmax_scale;
+  }
+};
+
+/// A thread's scores of the kv tile that was multiplied last, two rows of them.
+template <ForwardSpec spec, class Mods>
+struct Scores {
+  using Rows = typename Traits<spec>::Rows;
+  using Score = ScoreInParts<Mods>;
+  using Mask = MaskInParts<Mods>;
+
+  const ComputingWarp<spec> warp;
+  typename Rows::Scores s;
+  KvTile kv_tile{0};
+
+  // What programs need for it, from look_ahead.
+  TileParts<Score, spec.tile_kv> score_parts;
+  TileParts<Mask, spec.tile_kv> mask_parts;
+  float line_base[2], line_slope[2];  // what a row's scores get added from key to key, log2
+
+  FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
+
+  /// Before the scores are there: loads that the product hides.
+  FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile) {
+    const Captures& captures = warp.cta.p.common.captures;
+    Position at = position_of(tile);
+    at.kv_idx = kv_tile.idx() * spec.tile_kv;
+    if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
+    if constexpr (Mods::has_mask_parts) {
+      if (!kv_tile.is_full()) mask_parts.load(at, captures);
+    }
+    if constexpr (Mods::has_score_slope) {
+      at.kv_idx = first_column();
+#pragma unroll
+      for (int r = 0; r < 2; ++r, at.q_idx += 8) {
+        line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
+        line_slope[r] = kLog2E * Mods::score_slope(at, captures);
+      }
+    }
+  }
+
+  /// What the score program makes of them.
+  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
+    const ForwardParams& common = warp.cta.p.common;
+    if constexpr (Mods::has_score_slope) {
+#pragma unroll
+      for (int i = 0; i < Rows::kScores; ++i) {
+        const int r = i / 2 % 2;
+        const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
+        s[i] = ptx::fma_rn(s[i], common.softmax_scale_log2,
+                           ptx::fma_rn(line_slope[r], offset, line_base[r]));
+      }
+    } else if constexpr (spec.is_prescaled) {
+      for_each_score(tile, score_parts,
+                     [&](float& x, const Position& at, const auto& key, const auto& row) {
+                       x *= common.softmax_scale;
+                       if constexpr (Mods::has_score)
+                         x = Score::value(x, at, key, row, common.captures);
+                     });
+    }
+  }
+
+  /// What a row does not see becomes -inf, whatever it was.
+  FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
+    if constexpr (Mods::has_kv_limits || !Mods::has_mask) {
+      mask_by_limits(tile);
+    } else {
+      const ForwardParams& common = warp.cta.p.common;
+      const std::int32_t seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
+      for_each_score(tile, mask_parts,
+                     [&](float& x, const Position& at, const auto& key, const auto& row) {
+                       const bool is_visible =
+                           at.kv_idx < seqlen_kv && Mask::value(at, key, row, common.captures);
+                       if (!is_visible) x = -infinity();
+                     });
+    }
+  }
+
+ private:
+  /// Of this thread's first row, key 0.
+  FOVEA_DEVICE_MEMBER Position position_of(const RowTile& tile) const {
+    Position at{};
+    at.batch = tile.batch;
+    at.q_head = tile.q_head;
+    at.kv_head = tile.q_head / warp.cta.p.common.group;
+    at.q_idx = warp.first_row(tile);
+    at.seqlen_q = warp.cta.place_of(tile).seqlen_q;
+    at.seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
+    return at;
+  }
+
+  /// Of this thread in this kv tile.
+  FOVEA_DEVICE_MEMBER std::int32_t first_column() const {
+    return kv_tile.idx() * spec.tile_kv + 2 * (warp.cta.lane % 4);
+  }
+
+  /// visit(score, position, part of its key, part of its row) for every score of this thread.
+  template <class Parts, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, const Parts& parts, Visit&& visit) {
+    Position at = position_of(tile);
+    const std::int32_t row = at.q_idx;
+    const std::int32_t column = first_column();
+#pragma unroll
+    for (int n = 0; n < Rows::kScores / 2; ++n) {
+      const int offset = 8 * (n / 2) + n % 2;
+      const auto key = parts.key(offset);
+      at.kv_idx = column + offset;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        at.q_idx = row + 8 * r;
+        visit(s[4 * (n / 2) + 2 * r + n % 2], at, key, parts.rows[r]);
+      }
+    }
+  }
+
+  /// Two comparisons with constants for each score.
+  FOVEA_DEVICE_MEMBER void mask_by_limits(const RowTile& tile) {
+    const std::int32_t column = first_column();
+    std::int32_t first[2] = {0, 0};
+    std::int32_t last[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      last[r] = warp.cta.place_of(tile).seqlen_kv - 1;
+      if constexpr (Mods::has_kv_limits) {
+        Position at = position_of(tile);
+        at.q_idx += 8 * r;
+        const std::int32_t of_mask = Mods::kv_last(at, warp.cta.p.common.captures).value;
+        last[r] = of_mask < last[r] ? of_mask : last[r];
+        first[r] = Mods::kv_first(at, warp.cta.p.common.captures).value;
+      }
+      // Relative to this thread's first column, in the range of ints: positions are below 2^28.
+      last[r] = (last[r] < -1 ? -1 : last[r]) - column;
+      first[r] = first[r] > column ? first[r] - column : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < Rows::kScores; ++i) {
+      const std::int32_t offset = 8 * (i / 4) + i % 2;
+      if (offset > last[i / 2 % 2] || offset < first[i / 2 % 2]) s[i] = -infinity();
+    }
+  }
+};
+
+}  // namespace fovea::cuda::sm90
