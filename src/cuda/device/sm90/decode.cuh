@@ -34,11 +34,17 @@
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
 #include "sm80/attention_forward.cuh"
+#include "sm80/forward/compute.cuh"
+#include "sm80/forward/passes.cuh"
+#include "sm80/forward/store.cuh"
+#include "sm80/forward/team.cuh"
 
 namespace fovea::cuda::sm90 {
 
 using ptx::SharedAddress;
+using sm80::AtEnd;
 using sm80::Pass;
+using sm80::Row;
 
 /// Of the slices that the rows see, those of this warp.
 template <class Tiles, int num_warps>
@@ -64,7 +70,6 @@ struct Decode {
   using Warp = sm80::Forward<kWarpSpec, Mods,
                              SlicesOfWarp<typename sm80::WalkOf<Mods>::Type, spec.num_warps>>;
   using T = typename Warp::T;
-  using Row = typename Warp::Row;
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
   static_assert(kWarpSpec.tile_kv % 16 == 0, "a slice is a depth of the second product");
 
@@ -98,7 +103,7 @@ struct Decode {
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int at = 0; at < T::kColBlocks * 4; ++at)
-        if (mine.out[i][at / 4][at % 4] != 0) reached.words[i][at / 32] |= 1U << at % 32;
+        if (mine.sums.out[i][at / 4][at % 4] != 0) reached.words[i][at / 32] |= 1U << at % 32;
     return reached;
   }
 
@@ -107,7 +112,8 @@ struct Decode {
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int at = 0; at < T::kColBlocks * 4; ++at)
-        if ((reached.words[i][at / 32] >> at % 32 & 1U) != 0) mine.out[i][at / 4][at % 4] += value;
+        if ((reached.words[i][at / 32] >> at % 32 & 1U) != 0)
+          mine.sums.out[i][at / 4][at % 4] += value;
   }
 
   /// This warp's sums. Where they are not finite: which of them infinities of either sign reach, NaN being both; then the sums of
@@ -119,7 +125,7 @@ struct Decode {
     while (true) {
       mine.walk(pass);
       if (pass == Pass::all) {
-        if (mine.is_finite()) return;
+        if (is_finite(mine.team, mine.sums)) return;
         pass = Pass::positive;
       } else if (pass == Pass::positive) {
         up = find_reached();
@@ -145,23 +151,24 @@ struct Decode {
 
   FOVEA_DEVICE_MEMBER void put_rows() {
     ptx::sync_warp();
-    const int lane = mine.lane;
+    const int lane = mine.team.lane;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        RowState row = mine.rows[i][half];
+        RowState row = mine.sums.rows[i][half];
         row.sum += ptx::shfl_bfly(row.sum, 1);
         row.sum += ptx::shfl_bfly(row.sum, 2);
-        const SharedAddress to = mine.smem + (i * 16 + half * 8 + lane / 4) * kRowBytes;
+        const SharedAddress to = mine.team.smem + (i * 16 + half * 8 + lane / 4) * kRowBytes;
         if (lane % 4 == 0) {
-          const float row_max = spec.wants_row_max ? mine.row_max[i][half] : 0.0F;
+          const float row_max = spec.wants_row_max ? mine.sums.row_max[i][half] : 0.0F;
           ptx::st_shared(to + kStateAt, ptx::F32x4{row.origin, row.sum, row_max, 0.0F});
         }
 #pragma unroll
         for (int j = 0; j < T::kColBlocks; ++j) {
-          ptx::st_shared(to + (j * 8 + lane % 4 * 2) * 4,
-                         ptx::F32x2{mine.out[i][j][half * 2], mine.out[i][j][half * 2 + 1]});
+          ptx::st_shared(
+              to + (j * 8 + lane % 4 * 2) * 4,
+              ptx::F32x2{mine.sums.out[i][j][half * 2], mine.sums.out[i][j][half * 2 + 1]});
         }
       }
     }
@@ -192,7 +199,8 @@ struct Decode {
   }
 
   FOVEA_DEVICE_MEMBER void join_row(const Work& work, const Row& r, int row) const {
-    const ForwardParams& p = mine.p;
+    const ForwardParams& p = mine.team.p;
+    const AtEnd<kWarpSpec> end{mine.team, work};
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
     Part parts[spec.num_warps];
@@ -211,10 +219,10 @@ struct Decode {
     }
     RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
-    if (mine.lane == 0)
-      mine.store_row_values(work, r, result.lse, finish_row_max(whole.row_max, whole.sum, unit));
-    auto* const to = reinterpret_cast<ptx::F32x4*>(mine.out_row(work, r));
-    for (int col = mine.lane * 4; col < spec.head_dim_v; col += 128) {
+    if (mine.team.lane == 0)
+      store_row_values(end, r, result.lse, finish_row_max(whole.row_max, whole.sum, unit));
+    auto* const to = reinterpret_cast<ptx::F32x4*>(out_row(end, r));
+    for (int col = mine.team.lane * 4; col < spec.head_dim_v; col += 128) {
       const ptx::F32x4 sum = join_columns(weights, row, col);
       ptx::st_global(to + col / 4, ptx::F32x4{sum.x * result.factor, sum.y * result.factor,
                                               sum.z * result.factor, sum.w * result.factor});
@@ -222,17 +230,16 @@ struct Decode {
   }
 
   FOVEA_DEVICE_MEMBER void run() {
-    mine.keep_work();
+    mine.team.keep_work();
     ptx::sync_warp();
     compute();
-    const Work work = mine.kept_work();
-    // The compiler takes this for news, and computes addresses of the end there, not before the walk.
-    mine.lane = ptx::shfl_idx(mine.lane, mine.lane);
+    const Work work = mine.team.kept_work();
+    mine.team.renew_lane();
     put_rows();
     ptx::sync_threads();
 #pragma unroll 1
     for (int row = warp; row < T::kWarpRows; row += spec.num_warps) {
-      const Row r = Warp::row_at(work, row);
+      const Row r = mine.team.row_of(work, row);
       if (r.exists) join_row(work, r, row);
     }
   }

@@ -1,0 +1,249 @@
+// Queries, keys and values on their way into shared memory. Chapter 2 of sm80/attention_forward.cuh; read compute.cuh next.
+//
+// Keys and values of a tile are two groups of copies. A thread copies the same chunk of every so-manieth row; what does not exist
+// becomes zeros, whatever lies there. Pages are looked up for all of a thread's rows at once, so that it waits for memory once.
+#pragma once
+
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "sm80/forward/team.cuh"
+#include "tile/swizzled_rows.cuh"
+
+namespace fovea::cuda::sm80 {
+
+/// One 16-byte chunk of a row; zeros where the row does not exist and beyond head_dim. `somewhere` can be read.
+template <ForwardSpec spec>
+FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool exists,
+                             int head_dim, const void* somewhere) {
+  const bool is_data =
+      exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < head_dim);
+  ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
+                   is_data ? tile::kChunkBytes : 0);
+}
+
+/// The same by elements: any alignment, any stride.
+FOVEA_DEVICE void gather_chunk(SharedAddress to, const char* row, int chunk, bool exists,
+                               int head_dim, std::int64_t col_stride) {
+#pragma unroll 1
+  for (int i = 0; i < tile::kChunkElements; ++i) {
+    const int col = chunk * tile::kChunkElements + i;
+    std::uint16_t bits = 0;
+    if (exists && col < head_dim)
+      bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(row) + col * col_stride);
+    ptx::st_shared(to + i * 2, bits);
+  }
+}
+
+// ---- queries -----------------------------------------------------------------------------------
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_queries(const Team<spec>& team) {
+  using T = Traits<spec>;
+  using Rows = typename T::KeyRows;
+  const ForwardParams& p = team.p;
+  const Sequence& sequence = team.work.sequence;
+  const auto* data = static_cast<const char*>(p.q.data);
+#pragma unroll 2
+  for (int at = team.lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
+    const int row = at / Rows::kChunks;
+    const int chunk = at % Rows::kChunks;
+    const Row r = team.row_at(team.warp * T::kWarpRows + row);
+    const std::int64_t begin = sequence.q_batch * p.q.batch_stride +
+                               (sequence.q_row + r.q_idx) * p.q.row_stride +
+                               r.q_head * p.q.head_stride;
+    const SharedAddress to = team.warp_smem() + Rows::offset(row, chunk);
+    if (p.is_q_aligned != 0) {
+      copy_chunk<spec>(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, data);
+    } else {
+      gather_chunk(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
+    }
+  }
+}
+
+// ---- keys and values ---------------------------------------------------------------------------
+
+FOVEA_DEVICE const char* kv_row_dense(const BshdParam& t, const char* head, std::int32_t row) {
+  return head + row * (t.row_stride * 2);
+}
+
+/// Where row `row` of the sequence's keys (or values) begins.
+template <ForwardSpec spec>
+FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const BshdParam& t,
+                                const char* head, std::int32_t row) {
+  if constexpr (spec.is_paged) {
+    const auto idx = static_cast<std::int32_t>(work.sequence.kv_row + row);
+    const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
+    const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
+    return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) * 2;
+  } else {
+    return kv_row_dense(t, head, row);
+  }
+}
+
+/// The rows of a tile that one thread copies, and where they lie in pages; nothing where there are none.
+template <ForwardSpec spec, class Rows>
+struct Places {
+  static constexpr int kRowsAtOnce = Traits<spec>::kThreads / Rows::kPeriod;  // how far apart
+  static constexpr int kNumRows = (spec.tile_kv + kRowsAtOnce - 1) / kRowsAtOnce;
+  std::int64_t page[spec.is_paged ? kNumRows : 1];
+  std::int32_t slot[spec.is_paged ? kNumRows : 1];
+};
+
+/// All look-ups at once, so that they wait for memory together. Rows behind the last key are taken for the last.
+template <class Rows, ForwardSpec spec>
+FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t idx) {
+  using RowPlaces = Places<spec, Rows>;
+  RowPlaces places{};
+  if constexpr (spec.is_paged) {
+    const ForwardParams& p = team.p;
+    const int first = idx * spec.tile_kv + (team.warp * 32 + team.lane) / Rows::kPeriod;
+    std::int32_t row[RowPlaces::kNumRows];
+    std::int32_t entry[RowPlaces::kNumRows];
+#pragma unroll
+    for (int i = 0; i < RowPlaces::kNumRows; ++i) {
+      row[i] = static_cast<std::int32_t>(team.work.sequence.kv_row) +
+               least(first + i * RowPlaces::kRowsAtOnce, team.work.kv_end - 1);
+    }
+    if (p.page_shift >= 0) {
+#pragma unroll
+      for (int i = 0; i < RowPlaces::kNumRows; ++i) entry[i] = row[i] >> p.page_shift;
+    } else {
+#pragma unroll
+      for (int i = 0; i < RowPlaces::kNumRows; ++i) entry[i] = row[i] / p.page_size;
+    }
+    const std::int64_t table = team.work.sequence.kv_batch * p.page_table_row_stride;
+    if (p.page_table.is_wide != 0) {
+      const auto* pages = static_cast<const std::int64_t*>(p.page_table.data);
+#pragma unroll
+      for (int i = 0; i < RowPlaces::kNumRows; ++i)
+        places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+    } else {
+      const auto* pages = static_cast<const std::int32_t*>(p.page_table.data);
+#pragma unroll
+      for (int i = 0; i < RowPlaces::kNumRows; ++i)
+        places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+    }
+#pragma unroll
+    for (int i = 0; i < RowPlaces::kNumRows; ++i) places.slot[i] = row[i] - entry[i] * p.page_size;
+  }
+  return places;
+}
+
+/// Nowhere, where there is no tile.
+template <class Rows, ForwardSpec spec>
+FOVEA_DEVICE Places<spec, Rows> places_of(const Team<spec>& team, VisitedTile tile) {
+  return tile.idx >= 0 ? find_places<Rows>(team, tile.idx) : Places<spec, Rows>{};
+}
+
+/// Tile `idx`. Rows behind the last key become zeros, whatever lies there; kIsWhole: there are none.
+template <bool kIsWhole, ForwardSpec spec, class Rows>
+FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
+                            const char* head, const Places<spec, Rows>& places, std::int32_t idx,
+                            int head_dim) {
+  constexpr int kRowsAtOnce = Places<spec, Rows>::kRowsAtOnce;
+  const int first = (team.warp * 32 + team.lane) / Rows::kPeriod;
+  const int chunk = team.lane % Rows::kPeriod;
+  const std::int32_t begin = idx * spec.tile_kv;
+  const char* row = spec.is_paged ? head : kv_row_dense(t, head, begin + first);
+#pragma unroll
+  for (int i = 0; i < Places<spec, Rows>::kNumRows; ++i) {
+    const int mine = first + i * kRowsAtOnce;
+    if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
+    const bool exists = kIsWhole || begin + mine < team.work.kv_end;
+    if constexpr (spec.is_paged)
+      row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * 2;
+    const SharedAddress row_smem = to + Rows::offset(mine, chunk);
+#pragma unroll
+    for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod) {
+      const bool is_data =
+          exists && (!spec.has_padded_head_dim || (chunk + c) * tile::kChunkElements < head_dim);
+      ptx::cp_async_16(row_smem + c * tile::kChunkBytes,
+                       is_data ? row + (chunk + c) * tile::kChunkBytes : t.data,
+                       is_data ? tile::kChunkBytes : 0);
+    }
+    if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
+  }
+}
+
+/// The same by elements.
+template <class Rows, ForwardSpec spec>
+FOVEA_DEVICE void gather_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
+                              std::int32_t idx, int head_dim) {
+  const Work work = team.kept_work();
+  const char* head = head_of<spec>(work, t);
+#pragma unroll 1
+  for (int at = team.warp * 32 + team.lane; at < spec.tile_kv * Rows::kChunks;
+       at += Traits<spec>::kThreads) {
+    const int row = at / Rows::kChunks;
+    const std::int32_t key = idx * spec.tile_kv + row;
+    const bool exists = key < work.kv_end;
+    gather_chunk(to + Rows::offset(row, at % Rows::kChunks),
+                 kv_row<spec>(team.p, work, t, head, exists ? key : 0), at % Rows::kChunks, exists,
+                 head_dim, t.col_stride);
+  }
+}
+
+/// A group of copies of its own; an empty group where there is no tile.
+template <ForwardSpec spec, class Rows>
+FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
+                            int head_at, const Places<spec, Rows>& places, VisitedTile tile,
+                            int head_dim) {
+  if (tile.idx >= 0) {
+    const auto head =
+        ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
+    if (team.p.is_kv_aligned == 0) {
+      gather_rows<Rows>(team, to, t, tile.idx, head_dim);
+    } else if (!spec.is_paged && (tile.idx + 1) * spec.tile_kv <= team.work.kv_end) {
+      copy_rows<true>(team, to, t, head, places, tile.idx, head_dim);
+    } else {
+      copy_rows<false>(team, to, t, head, places, tile.idx, head_dim);
+    }
+  }
+  ptx::cp_async_commit_group();
+}
+
+template <ForwardSpec spec>
+using KeyPlaces = Places<spec, typename Traits<spec>::KeyRows>;
+template <ForwardSpec spec>
+using ValuePlaces = Places<spec, typename Traits<spec>::ValueRows>;
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_keys(const Team<spec>& team, const KeyPlaces<spec>& places, VisitedTile tile,
+                            int stage) {
+  load_rows(team, team.stage_at(stage), team.p.k, Traits<spec>::kKeyHeadAt, places, tile,
+            team.p.head_dim_qk);
+}
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_keys(const Team<spec>& team, VisitedTile tile, int stage) {
+  load_keys(team, places_of<typename Traits<spec>::KeyRows>(team, tile), tile, stage);
+}
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_values(const Team<spec>& team, const ValuePlaces<spec>& places,
+                              VisitedTile tile, int stage) {
+  load_rows(team, team.stage_at(stage) + Traits<spec>::kKeyBytes, team.p.v,
+            Traits<spec>::kValueHeadAt, places, tile, team.p.head_dim_v);
+}
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_values(const Team<spec>& team, VisitedTile tile, int stage) {
+  load_values(team, places_of<typename Traits<spec>::ValueRows>(team, tile), tile, stage);
+}
+
+/// Keys, then values, found once where both are copied by the same rows.
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_tile(const Team<spec>& team, VisitedTile tile, int stage) {
+  using T = Traits<spec>;
+  const KeyPlaces<spec> keys = places_of<typename T::KeyRows>(team, tile);
+  load_keys(team, keys, tile, stage);
+  if constexpr (T::KeyRows::kPeriod == T::ValueRows::kPeriod) {
+    load_values(team, ptx::bit_cast<ValuePlaces<spec>>(keys), tile, stage);
+  } else {
+    load_values(team, tile, stage);
+  }
+}
+
+}  // namespace fovea::cuda::sm80

@@ -1,0 +1,175 @@
+// Who computes a tile, where its things lie in shared memory, and which row is whose. Chapter 1 of sm80/attention_forward.cuh; read
+// load.cuh next.
+#pragma once
+
+#include "common/position.cuh"
+#include "common/sequence.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "tile/swizzled_rows.cuh"
+
+namespace fovea::cuda::sm80 {
+
+using ptx::SharedAddress;
+using ptx::U32x4;
+
+template <ForwardSpec spec>
+struct Traits {
+  static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
+  static constexpr int kThreads = spec.num_warps * 32;
+  static constexpr int kWarpRows = spec.tile_q / spec.num_warps;
+  static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
+  static constexpr int kRowBlocks = kWarpRows / 16;
+  static_assert(spec.tile_kv % 16 == 0, "keys are the second product's k, in steps of 16");
+  static constexpr int kKeyBlocks = spec.tile_kv / 8;
+  static constexpr int kColBlocks = spec.head_dim_v / 8;
+  static constexpr int kQkSteps = spec.head_dim_qk / 16;
+  static constexpr int kPvSteps = spec.tile_kv / 16;
+  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+  /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
+  static constexpr bool kKeepsQueries = spec.keeps_queries;
+
+  using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
+  using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
+  using OutRows = ValueRows;
+
+  /// Elements of what is written: f32 where the problem is split.
+  static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
+  static constexpr int kOutBytes = kOutElement == Element::f32 ? 4 : 2;
+
+  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of each warp; what
+  // the CTA works on.
+  static constexpr int kQueryWarpBytes =
+      2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
+  static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
+  static constexpr int kKeyBytes = spec.tile_kv * KeyRows::kRowBytes;
+  static constexpr int kStageBytes = kKeyBytes + spec.tile_kv * ValueRows::kRowBytes;
+  static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
+  static constexpr int kWorkAt = kVotesAt + sm80_vote_bytes(spec);
+  static constexpr int kWorkWords = sizeof(Work) / 4;
+  static constexpr int kKeyHeadAt = kWorkAt + (kWorkWords + 1) / 2 * 8;
+  static constexpr int kValueHeadAt = kKeyHeadAt + 8;
+  static_assert(kValueHeadAt + 8 <= kWorkAt + kSm80WorkBytes,
+                "what the CTA works on has its place in shared memory");
+  static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
+                "host and device count the same bytes");
+};
+
+/// Where row 0 of the kv head lies; paged: where it would lie in page 0.
+template <ForwardSpec spec>
+FOVEA_DEVICE const char* head_of(const Work& work, const BshdParam& t) {
+  std::int64_t at = work.kv_head * t.head_stride;
+  if constexpr (!spec.is_paged)
+    at += work.sequence.kv_batch * t.batch_stride + work.sequence.kv_row * t.row_stride;
+  return static_cast<const char*>(t.data) + at * 2;
+}
+
+/// A query of one head.
+struct Row {
+  std::int32_t q_idx, q_head;
+  bool exists;
+};
+
+/// The warps that share a tile, as one thread of them sees it: a CTA, or, with num_warps 1, a warp by itself, its shared memory apart
+/// from the others'.
+template <ForwardSpec spec>
+struct Team {
+  using T = Traits<spec>;
+
+  const ForwardParams& p;
+  const Work work;
+  const SharedAddress smem;
+  const int warp;
+  int lane;
+
+  /// Of all its warps.
+  FOVEA_DEVICE_MEMBER static void meet() {
+    if constexpr (spec.num_warps == 1) {
+      ptx::sync_warp();
+    } else {
+      ptx::sync_threads();
+    }
+  }
+
+  // ---- which row is which ----------------------------------------------------------------------
+
+  /// `row` of the tile. Heads of a group are neighbours, so that a tile covers few positions.
+  FOVEA_DEVICE_MEMBER Row row_at(int row) const { return row_of(work, row); }
+  FOVEA_DEVICE_MEMBER static Row row_of(const Work& work, int row) {
+    const int query = row / spec.heads_per_tile;
+    Row r{work.q_begin + query, work.q_head + row % spec.heads_per_tile, false};
+    r.exists = r.q_idx < work.sequence.seqlen_q && query < T::kQueries;
+    return r;
+  }
+
+  /// Row of the tile that this thread's accumulators of (row block, half) belong to.
+  FOVEA_DEVICE_MEMBER int my_row(int block, int half) const {
+    return warp * T::kWarpRows + block * 16 + half * 8 + lane / 4;
+  }
+
+  FOVEA_DEVICE_MEMBER bool warp_has_rows() const { return row_at(warp * T::kWarpRows).exists; }
+
+  FOVEA_DEVICE_MEMBER TileSpan span() const {
+    TileSpan s{};
+    s.batch = work.sequence.idx;
+    s.q_head_begin = work.q_head;
+    s.q_head_end = work.q_head + spec.heads_per_tile;
+    s.kv_head = work.kv_head;
+    s.q_begin = work.q_begin;
+    s.q_end = least(work.q_begin + T::kQueries, work.sequence.seqlen_q);
+    s.seqlen_q = work.sequence.seqlen_q;
+    s.seqlen_kv = work.sequence.seqlen_kv;
+    return s;
+  }
+
+  // ---- shared memory ---------------------------------------------------------------------------
+
+  /// Q of this warp; later its part of O.
+  FOVEA_DEVICE_MEMBER SharedAddress warp_smem() const { return smem + warp * T::kQueryWarpBytes; }
+
+  /// Keys of a stage, then its values.
+  FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
+    return smem + T::kStagesAt + stage * T::kStageBytes;
+  }
+
+  // Note: the walk has no registers left for what only the end needs, so that lies in shared memory meanwhile.
+
+  struct WorkWords {
+    std::uint32_t word[T::kWorkWords];
+  };
+
+  FOVEA_DEVICE_MEMBER void keep_work() const {
+    const auto words = ptx::bit_cast<WorkWords>(work);
+    if (warp != 0 || lane != 0) return;
+#pragma unroll
+    for (int i = 0; i < T::kWorkWords; ++i)
+      ptx::st_shared(smem + T::kWorkAt + i * 4, words.word[i]);
+    ptx::st_shared(smem + T::kKeyHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.k)));
+    ptx::st_shared(smem + T::kValueHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
+  }
+
+  FOVEA_DEVICE_MEMBER Work kept_work() const {
+    WorkWords words;
+#pragma unroll
+    for (int i = 0; i < T::kWorkWords; ++i)
+      words.word[i] = ptx::ld_shared<std::uint32_t>(smem + T::kWorkAt + i * 4);
+    return ptx::bit_cast<Work>(words);
+  }
+
+  /// The compiler takes this for news, and computes addresses of the end there, not before the walk.
+  FOVEA_DEVICE_MEMBER void renew_lane() { lane = ptx::shfl_idx(lane, lane); }
+};
+
+/// A team at the end of its walk, with the work that was kept.
+template <ForwardSpec spec>
+struct AtEnd {
+  const Team<spec>& team;
+  const Work& work;
+
+  FOVEA_DEVICE_MEMBER Row row_at(int row) const { return Team<spec>::row_of(work, row); }
+};
+
+}  // namespace fovea::cuda::sm80
