@@ -1,11 +1,14 @@
 """Each header opens with a comment, guards itself and compiles alone; fovea.h also as C11.
 
+What a source of the same name includes before all else, the build has compiled alone: only the others are compiled here.
+
 usage: headers.py [--cxx COMPILER] [--cc COMPILER] [--system-include DIR] [--public-only]
 """
 
 import argparse
 import concurrent.futures
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -24,6 +27,12 @@ def is_standalone(source: Source) -> bool:
     """*-inl.hpp are parts of one translation unit, compiled once per vector target; *.cuh are NVRTC's (tests/compile/cuda)."""
     is_host_text = source.path.parts[0] in ("include", "src") and source.path.suffix != ".cuh"
     return source.is_header and is_host_text and not source.path.stem.endswith("-inl")
+
+
+def is_first_in_its_source(header: Source, files: dict[pathlib.PurePosixPath, Source]) -> bool:
+    source = files.get(header.path.with_suffix(".cpp"))
+    _, first, _ = next(source.includes(), (0, "", False)) if source else (0, "", False)
+    return bool(first) and header.path.match(first)
 
 
 def compile_command(source: Source, language: str, args: argparse.Namespace) -> list[str]:
@@ -54,7 +63,8 @@ def main() -> int:
 
     files = sources()
     findings = opens_with_a_comment(files)
-    headers = [source for source in files if is_standalone(source)]
+    by_path = {source.path: source for source in files}
+    headers = [source for source in files if is_standalone(source) and not is_first_in_its_source(source, by_path)]
     if args.public_only:
         headers = [source for source in headers if source.path.parts[0] == "include"]
     jobs = [(source, "c++") for source in headers]

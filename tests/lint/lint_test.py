@@ -90,6 +90,19 @@ class Headers(unittest.TestCase):
         self.assertEqual(headers.opens_with_a_comment([file("src/core/a.hpp", "// Things.\n#pragma once\n")]), [])
 
 
+    def test_the_build_compiles_what_its_source_includes_first(self) -> None:
+        header = file("src/core/a.hpp", "// Things.\n#pragma once\n")
+        for text, is_first in (
+            ('#include "core/a.hpp"\n#include <array>\n', True),
+            ('#include <array>\n#include "core/a.hpp"\n', False),
+            ('#include "expr/a.hpp"\n', False),
+            ("", False),
+        ):
+            source = file("src/core/a.cpp", text)
+            self.assertEqual(headers.is_first_in_its_source(header, {source.path: source}), is_first)
+        self.assertFalse(headers.is_first_in_its_source(header, {}))
+
+
 class Stripping(unittest.TestCase):
     def test_comments_and_strings_are_blank_and_lines_stay(self) -> None:
         text = 'a; // exit(1)\n/* x\n */ b("asm(");\n'
