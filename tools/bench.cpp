@@ -15,10 +15,8 @@
 #include "fovea/backward.hpp"
 #include "fovea/kv_cache.hpp"
 
-#include "attention_options.hpp"
 #include "bench_row.hpp"
 #include "bound.hpp"
-#include "cases.hpp"
 #include "command.hpp"
 #include "core/shape.hpp"
 #include "cpu/features.hpp"
@@ -26,6 +24,7 @@
 #include "files.hpp"
 #include "gpu.hpp"
 #include "gpu_bound.hpp"
+#include "jobs.hpp"
 #include "parse_words.hpp"
 #include "progress.hpp"
 #include "visible_work.hpp"
@@ -69,9 +68,8 @@ Exit codes: 0 done; 1 --against found a loss beyond noise; 2 bad input; 3 not su
 )";
 
 struct BenchOptions {
-  AttentionOptions attention;
-  std::vector<std::string> case_names;
-  std::optional<std::string> case_file, against, json_file;
+  JobOptions jobs;
+  std::optional<std::string> against, json_file;
   std::vector<int> threads{0};
   std::int64_t runs = 10;
   bool wants_list = false, wants_json = false, wants_backward = false;
@@ -89,16 +87,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
         ->type_name(type)
         ->group(kGroup);
   };
-  app.add_option_function<std::vector<std::string>>(
-         "--case", [&](const std::vector<std::string>& names) { o.case_names = names; },
-         "a named case; may be repeated")
-      ->type_name("NAME")
-      ->group(kGroup)
-      ->allow_extra_args(false)
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  text("--cases", "FILE", "take named cases from this file instead of the built-in ones",
-       [&](const std::string&, const std::string& path) { o.case_file = path; });
+  add_case_options(app, o.jobs, kGroup);
   app.add_flag("--list", o.wants_list, "print the named cases and why they are there, run nothing")
       ->group(kGroup);
   app.add_flag("--backward", o.wants_backward,
@@ -246,67 +235,6 @@ Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const Benc
   return row;
 }
 
-Job job_of_case(const Case& problem) {
-  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); },
-          problem.page_size};
-}
-
-Job job_of_shapes(const AttentionOptions& options) {
-  return {"given shapes", "", options,
-          [options] {
-            OutputFiles files;
-            Inputs inputs = inputs_of_shapes(options, files);
-            fill_random(inputs);
-            return inputs;
-          },
-          0};
-}
-
-std::vector<Case> read_cases(const BenchOptions& options) {
-  if (!options.case_file) return built_in_cases();
-  const auto file = read_file("--cases", *options.case_file);
-  return parse_cases({reinterpret_cast<const char*>(file->data()), file->size()},
-                     *options.case_file);
-}
-
-/// Options that a case has itself; target, compute dtype and threads may be said beside any case.
-bool describes_problem(const AttentionOptions& o) {
-  return o.names_shapes() || o.dtype || o.softmax_scale || o.softcap || o.bias || o.alibi ||
-         o.score_mod || o.sinks || o.is_causal || o.window || o.segments_q || o.segments_kv ||
-         o.mask || o.mask_mod || o.dropout.p > 0;
-}
-
-std::vector<Job> choose_jobs(const BenchOptions& options, const std::vector<Case>& cases) {
-  if (describes_problem(options.attention)) {
-    if (!options.case_names.empty() || options.case_file) {
-      bad_input("--case: stands beside shapes or features; expected one or the other");
-    }
-    return {job_of_shapes(options.attention)};
-  }
-  std::vector<Job> jobs;
-  const auto add = [&](const Case& problem) {
-    Job job = job_of_case(problem);
-    job.options.target = options.attention.target;
-    job.options.compute_dtype = options.attention.compute_dtype;
-    jobs.push_back(std::move(job));
-  };
-  for (const std::string& name : options.case_names) {
-    const auto found =
-        std::find_if(cases.begin(), cases.end(), [&](const Case& c) { return c.name == name; });
-    if (found == cases.end())
-      bad_input(fmt::format("--case: unknown case '{}'; see fovea bench --list", name));
-    if (options.wants_backward && found->page_size > 0)
-      bad_input(fmt::format("--backward: case '{}' reads a cache, which has no gradients", name));
-    add(*found);
-  }
-  if (options.case_names.empty()) {
-    for (const Case& problem : cases) {
-      if (!options.wants_backward || problem.page_size == 0) add(problem);
-    }
-  }
-  return jobs;
-}
-
 Json json_of(const Row& row) {
   const Explanation& e = row.explanation;
   return {
@@ -413,7 +341,7 @@ void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
   for (const Job& job : jobs) {
     for (const int threads : options.threads) {
       if (kept.contains({job.name + (options.wants_backward ? "+backward" : ""),
-                         to_string(options.attention.device), threads})) {
+                         to_string(options.jobs.attention.device), threads})) {
         return;
       }
     }
@@ -422,7 +350,7 @@ void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
 }
 
 std::vector<Row> run_jobs_on_gpu(const std::vector<Job>& jobs, const BenchOptions& options) {
-  const Gpu gpu(options.attention.device);
+  const Gpu gpu(options.jobs.attention.device);
   Progress progress("fovea bench: measuring the GPU");
   std::vector<Row> rows;
   if (!options.prints_json()) print_out(std::string(kHeader));
@@ -436,7 +364,7 @@ std::vector<Row> run_jobs_on_gpu(const std::vector<Job>& jobs, const BenchOption
 }
 
 std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& options) {
-  if (options.attention.is_on_gpu()) return run_jobs_on_gpu(jobs, options);
+  if (options.jobs.attention.is_on_gpu()) return run_jobs_on_gpu(jobs, options);
   Progress progress("fovea bench: measuring the machine");
   std::vector<Row> rows;
   if (!options.prints_json()) print_out(std::string(kHeader));
@@ -453,6 +381,20 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
   return rows;
 }
 
+/// Those that --backward can run.
+std::vector<Job> jobs_of(const BenchOptions& options, const std::vector<Case>& cases) {
+  std::vector<Job> jobs = choose_jobs(options.jobs, cases);
+  if (!options.wants_backward) return jobs;
+  const auto reads_cache = [](const Job& job) { return job.page_size > 0; };
+  const auto found = std::ranges::find_if(jobs, reads_cache);
+  if (!options.jobs.case_names.empty() && found != jobs.end()) {
+    bad_input(
+        fmt::format("--backward: case '{}' reads a cache, which has no gradients", found->name));
+  }
+  std::erase_if(jobs, reads_cache);
+  return jobs;
+}
+
 int list_cases(const std::vector<Case>& cases) {
   std::string text;
   for (const Case& problem : cases) text += fmt::format("{:<28} {}\n", problem.name, problem.why);
@@ -461,8 +403,8 @@ int list_cases(const std::vector<Case>& cases) {
 }
 
 void refuse_on_gpu(const BenchOptions& options) {
-  refuse_cpu_options(options.attention);
-  if (!options.attention.is_on_gpu()) return;
+  refuse_cpu_options(options.jobs.attention);
+  if (!options.jobs.attention.is_on_gpu()) return;
   if (options.threads != std::vector{0})
     bad_input("--threads: is for the cpu; expected none with --device cuda");
   if (options.wants_backward)
@@ -471,11 +413,11 @@ void refuse_on_gpu(const BenchOptions& options) {
 
 int bench(const BenchOptions& options) {
   refuse_on_gpu(options);
-  const std::vector<Case> cases = read_cases(options);
+  const std::vector<Case> cases = read_cases(options.jobs);
   if (options.wants_list) return list_cases(cases);
   OutputFiles files;
   if (options.json_file) files.add("--json", *options.json_file);
-  const std::vector<Job> jobs = choose_jobs(options, cases);
+  const std::vector<Job> jobs = jobs_of(options, cases);
   KeptRun kept;
   if (options.against) {
     kept = read_kept(*options.against);
@@ -541,19 +483,8 @@ int run_bench(const std::vector<std::string>& words) {
   BenchOptions options;
   CLI::App app(kAbout, "fovea bench");
   add_bench_options(app, options);
-  add_shape_options(app, options.attention);
-  app.add_option_function<std::string>(
-         "--dtype",
-         [&](const std::string& text) {
-           options.attention.dtype = parse_float_dtype("--dtype", text);
-         },
-         "f32 (default), f16 or bf16")
-      ->type_name("NAME")
-      ->group("Input");
-  add_score_options(app, options.attention);
-  add_mask_options(app, options.attention);
-  add_run_options(app, options.attention);
-  add_device_option(app, options.attention.device);
+  add_problem_options(app, options.jobs.attention);
+  add_device_option(app, options.jobs.attention.device);
   app.footer(kExamples);
   if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
   return bench(options);

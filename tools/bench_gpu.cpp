@@ -18,23 +18,9 @@ std::span<std::byte> bytes_of(const DeviceMemory& memory) {
   return {static_cast<std::byte*>(memory.data()), memory.bytes()};
 }
 
-/// Runs `enqueue` behind a write of so much memory that the L2 cache holds nothing else. The host enqueues while that is under way, so its
-/// own time is not measured.
 Times time_flushed(const Gpu& gpu, const std::function<void()>& enqueue, std::int64_t runs) {
-  constexpr std::size_t kLeastBytes = std::size_t{512} << 20U;
-  const auto l2_bytes = static_cast<std::size_t>(gpu.context().info().l2_bytes);
-  DeviceMemory flushed(gpu.context(), std::max(kLeastBytes, 2 * l2_bytes));
-  cuda::driver::Event begin(gpu.context()), end(gpu.context());
-  return time_runs(
-      [&] {
-        flushed.fill(0, gpu.stream());
-        begin.record(gpu.stream());
-        enqueue();
-        end.record(gpu.stream());
-        end.synchronize();
-        return end.milliseconds_since(begin) * 1e-3;
-      },
-      runs);
+  FlushedClock clock(gpu);
+  return time_runs([&] { return clock.seconds(enqueue); }, runs);
 }
 
 /// The kernel that a cache of these shapes gets.

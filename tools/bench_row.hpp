@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "attention_options.hpp"
 #include "bound.hpp"
 #include "gpu.hpp"
 #include "gpu_bound.hpp"
+#include "jobs.hpp"
 #include "visible_work.hpp"
 
 namespace fovea::tools {
@@ -22,14 +22,6 @@ struct Times {
 
 /// `run` returns seconds and is called once more to warm up. Fewer than `runs` where they take more than ten seconds.
 Times time_runs(const std::function<double()>& run, std::int64_t runs);
-
-/// A named problem with its tensors.
-struct Job {
-  std::string name, why;
-  AttentionOptions options;
-  std::function<Inputs()> make;
-  std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
-};
 
 struct Row {
   std::string name, why;

@@ -29,6 +29,9 @@ class Gpu {
   /// Waits for what the stream holds.
   void copy_back(const Array& device, const Array& host) const;
 
+  /// Every byte of an array of the device, in the order of the stream.
+  void fill(const Array& device, unsigned char value) const;
+
   /// How long the device takes for what `enqueue` puts on the stream.
   double milliseconds(const std::function<void()>& enqueue) const;
 
@@ -36,6 +39,20 @@ class Gpu {
   Device device_;
   const cuda::driver::DeviceContext& context_;
   cuda::driver::OwnedStream stream_;
+};
+
+/// Times of calls whose tensors lie in no cache.
+class FlushedClock {
+ public:
+  explicit FlushedClock(const Gpu& gpu);
+  /// Runs `enqueue` behind a write of so much memory that the L2 cache holds nothing else. The host enqueues while that is under way, so
+  /// its own time is not measured.
+  double seconds(const std::function<void()>& enqueue);
+
+ private:
+  const Gpu& gpu_;
+  cuda::driver::DeviceMemory flushed_;
+  cuda::driver::Event begin_, end_;
 };
 
 }  // namespace fovea::tools
