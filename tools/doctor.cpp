@@ -18,6 +18,7 @@
 #include "cuda/availability.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/jit/loader.hpp"
+#include "cuda/tuning.hpp"
 #include "failure.hpp"
 #include "parse_words.hpp"
 
@@ -80,6 +81,7 @@ Json environment() {
     result["FOVEA_CPU_TARGET"] = text(environment.cpu_target);
     result["FOVEA_NVRTC"] = text(environment.nvrtc);
     result["FOVEA_PACK"] = text(environment.pack);
+    result["FOVEA_TUNING"] = text(environment.tuning);
     result["FOVEA_CACHE_DIR"] = text(environment.cache_dir);
     result["FOVEA_CACHE_MAX_MIB"] = text(environment.cache_max_mib);
     if (environment.cpu_target && !parse_cpu_target(*environment.cpu_target)) {
@@ -127,6 +129,19 @@ Json pack_report(const cuda::jit::Loader& loader) {
   return {{"is_present", true}, {"path", pack->path()}, {"kernels", pack->list().size()}};
 }
 
+Json tuning_report(const cuda::TuningFile& file) {
+  if (file.where.empty())
+    return {{"is_present", false}, {"reason", "none is named by FOVEA_TUNING or in the pack"}};
+  if (!file.tuning) return {{"is_present", false}, {"reason", file.why_not}};
+  Json devices = Json::array();
+  for (const auto& [device, winners] : file.tuning->winners()) {
+    devices.push_back({{"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+                       {"num_sms", device.num_sms},
+                       {"choices", winners.size()}});
+  }
+  return {{"is_present", true}, {"path", file.where}, {"devices", devices}};
+}
+
 Json cache_report(const cuda::jit::DiskCache& cache) {
   if (cache.options().folder.empty())
     return {{"is_present", false},
@@ -168,6 +183,8 @@ Json cuda_report() {
             {"devices", devices_report(driver, loader)},
             {"compiler", compiler_report(loader.compiler())},
             {"pack", pack_report(loader)},
+            {"kernel_text", cuda::jit::to_hex(cuda::jit::embedded_device_text().digest)},
+            {"tuning", tuning_report(cuda::process_tuning())},
             {"cache", cache_report(loader.disk())}};
   } catch (const InvalidArgument& error) {
     return {{"problem", error.what()}};
@@ -206,6 +223,17 @@ std::string joined(const Json& names) {
   return text;
 }
 
+/// "7 choices for 9.0 with 132 SMs, fovea.tuning"
+std::string print_tuning(const Json& report) {
+  std::string text;
+  if (!report.contains("devices")) return text;
+  for (const Json& device : report["devices"]) {
+    text += fmt::format("{} choices for {} with {} SMs, ", text_of(device["choices"]),
+                        text_of(device["compute_capability"]), text_of(device["num_sms"]));
+  }
+  return (text.empty() ? "no choices, " : text) + text_of(report["path"]);
+}
+
 std::string print_cuda(const Json& report) {
   if (report.contains("problem"))
     return fmt::format("cuda        {}\n", text_of(report["problem"]));
@@ -229,6 +257,7 @@ std::string print_cuda(const Json& report) {
                             field("compiler", "path")));
   text += piece("kernel pack", report["pack"],
                 fmt::format("{} kernels, {}", field("pack", "kernels"), field("pack", "path")));
+  text += piece("tuning", report["tuning"], print_tuning(report["tuning"]));
   const auto mib = [&](const char* key) {
     return report["cache"].contains(key)
                ? static_cast<double>(report["cache"][key].get<std::int64_t>()) / 1048576

@@ -23,6 +23,7 @@
 #include "cuda/candidates.hpp"
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
+#include "cuda/tuning.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "parse_words.hpp"
@@ -51,6 +52,8 @@ constexpr const char* kExamples =
     fovea pack --arch sm_90a,sm_100a --out fovea.pack
   Cases of your own:
     fovea pack --cases my_cases.json --arch sm_80 --out fovea.pack
+  With what was measured on a GPU:
+    fovea pack --arch sm_90a --tuning fovea.tuning --out fovea.pack
   Does every kernel fit its registers? (what CI asks; writes nothing)
     fovea pack --arch sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_103a,sm_120a --strict
 
@@ -83,6 +86,8 @@ struct LeftOut {
 struct Work {
   std::map<Sha256, Job> jobs;
   std::vector<LeftOut> left_out;
+  cuda::TuningFile tuning{};        // --tuning
+  std::set<std::string> classes{};  // that a case has
 };
 
 std::vector<Case> cases_of(const PackOptions& options) {
@@ -114,6 +119,44 @@ std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::Forw
   return texts;
 }
 
+void add_plan(const Case& named, const ForwardProblem& problem, const cuda::ForwardPlan& plan,
+              const Architecture& architecture, Work& work) {
+  for (KernelText& text : texts_of(problem, plan)) {
+    const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
+    Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
+    job.cases.insert(named.name);
+  }
+}
+
+/// What the tuning has for this problem, on each of its devices of the architecture.
+void add_tuned(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
+               Work& work) {
+  if (!work.tuning.tuning) return;
+  work.classes.insert(cuda::problem_class(problem));
+  for (const auto& [device, winners] : work.tuning.tuning->winners()) {
+    if (Architecture{device.major, device.minor}.name() != architecture.name()) continue;
+    cuda::DeviceTraits traits = cuda::typical_device(device.major, device.minor);
+    traits.num_sms = device.num_sms;
+    const cuda::TunedChoice tuned = tuned_choice(problem, traits, work.tuning);
+    if (tuned.choice)
+      add_plan(named, problem, plan_choice(problem, traits, *tuned.choice), architecture, work);
+    else if (!tuned.words.empty())
+      work.left_out.push_back({named.name, architecture.name(), tuned.words});
+  }
+}
+
+/// Winners whose kernels nobody asked for.
+void list_unposed(Work& work) {
+  if (!work.tuning.tuning) return;
+  for (const auto& [device, winners] : work.tuning.tuning->winners()) {
+    for (const auto& [problem_class, winner] : winners) {
+      if (work.classes.contains(problem_class)) continue;
+      work.left_out.push_back({problem_class, Architecture{device.major, device.minor}.name(),
+                               "no case is of this class; its kernel is not in the pack"});
+    }
+  }
+}
+
 void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {
   const Inputs inputs = make_shapes(named);
   for (const bool wants_lse : {false, true}) {
@@ -126,11 +169,8 @@ void add_case(const Case& named, const std::vector<Architecture>& architectures,
                                  plan.refused.empty() ? "" : plan.refused.back().reason});
         continue;
       }
-      for (KernelText& text : texts_of(problem, plan)) {
-        const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
-        Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
-        job.cases.insert(named.name);
-      }
+      add_plan(named, problem, plan, architecture, work);
+      add_tuned(named, problem, architecture, work);
     }
   }
 }
@@ -246,7 +286,16 @@ void write(const std::string& path, const Work& work, cuda::jit::Compiler& compi
                       .architecture = job.architecture.name(),
                       .compiler = compiler.version()}});
   }
-  write_pack(path, items);
+  write_pack(path, items, work.tuning.tuning ? work.tuning.tuning->print() : "");
+}
+
+cuda::TuningFile read_tuning(const std::string& path) {
+  const auto file = read_file("--tuning", path);
+  const std::string_view text(reinterpret_cast<const char*>(file->data()), file->size());
+  cuda::TuningFile tuning{path, cuda::Tuning::parse(text, "--tuning: " + path), ""};
+  if (tuning.tuning->is_stale())
+    bad_input(fmt::format("--tuning: {} was measured with the kernels of another version", path));
+  return tuning;
 }
 
 std::set<std::string> lines_of(std::string_view option, const std::string& path) {
@@ -282,12 +331,14 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 
 int run_pack(const std::vector<std::string>& words) {
   PackOptions options;
-  std::string architecture_words, out, known;
+  std::string architecture_words, out, known, tuning;
   CLI::App app(kAbout, "fovea pack");
   app.add_option("--cases", options.case_files,
                  "files of cases (as cases/*.json); the built-in ones unless given");
   app.add_option("--arch", architecture_words, "sm_80,sm_90a,...")->required();
   app.add_option("--out", out, "the pack; without it nothing is written");
+  app.add_option("--tuning", tuning,
+                 "what fovea tune measured: goes into the pack, with the kernels that it names");
   app.add_flag("--strict", options.is_strict,
                "exit 1 where a kernel spills, uses local memory or has a wgmma note");
   app.add_flag("--json", options.wants_json, "print one JSON object");
@@ -304,13 +355,16 @@ int run_pack(const std::vector<std::string>& words) {
   OutputFiles files;
   if (options.out) files.add("--out", *options.out);
 
+  Work work;
+  if (!tuning.empty()) work.tuning = read_tuning(tuning);
+
   cuda::jit::LoaderOptions loader_options;
   loader_options.pack = std::nullopt;
   cuda::jit::Loader loader(loader_options);
   if (!loader.compiler().nvrtc().is_present())
     throw Failure(kUnsupported, loader.compiler().nvrtc().why_absent());
-  Work work;
   for (const Case& named : cases_of(options)) add_case(named, architectures, work);
+  list_unposed(work);
   compile_all(work, loader);
   const bool has_all = std::ranges::all_of(
       work.jobs, [](const auto& entry) { return entry.second.failure.empty(); });

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -60,6 +61,13 @@ void Progress::set(std::string what) {
   if (impl_ == nullptr) return;
   const std::scoped_lock lock(impl_->mutex);
   impl_->what = std::move(what);
+}
+
+std::string bar(std::size_t done, std::size_t total) {
+  constexpr std::size_t kWidth = 20;
+  const std::size_t filled = total == 0 ? kWidth : kWidth * std::min(done, total) / total;
+  return fmt::format("[{}{}] {}/{}", std::string(filled, '#'), std::string(kWidth - filled, '-'),
+                     done, total);
 }
 
 }  // namespace fovea::tools

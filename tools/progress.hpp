@@ -1,6 +1,7 @@
 // "still here": a line on stderr while something takes longer than two seconds. Silent when stderr is no terminal.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -21,5 +22,8 @@ class Progress {
   struct Impl;
   std::unique_ptr<Impl> impl_;  // null where nobody looks
 };
+
+/// "[#####---------------] 5/20"
+std::string bar(std::size_t done, std::size_t total);
 
 }  // namespace fovea::tools

@@ -91,6 +91,7 @@ struct FOVEA_EXPORT Explanation {
   };
   std::string problem;  // one line
   std::string kernel;   // "cpu/attention_forward", empty when nothing can run
+  std::string tuning;   // cuda: what measurements of fovea tune said of this choice, if anything
   std::string target;   // "avx512"
   std::string compute_dtype;
   std::string score, mask;  // formulas

@@ -65,6 +65,7 @@ Environment read_environment(EnvironmentLookup lookup) {
     environment.cpu_target = std::string(*text);
   environment.nvrtc = text_of(find(lookup, "FOVEA_NVRTC"));
   environment.pack = text_of(find(lookup, "FOVEA_PACK"));
+  environment.tuning = text_of(find(lookup, "FOVEA_TUNING"));
   environment.cache_dir = text_of(find(lookup, "FOVEA_CACHE_DIR"));
   if (const auto text = find(lookup, "FOVEA_CACHE_MAX_MIB")) {
     environment.cache_max_mib = parse_count(*text, kMaxCacheMib);

@@ -16,6 +16,7 @@ struct Environment {
       cpu_target;  // FOVEA_CPU_TARGET as written; the cpu room knows which names exist
   std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
   std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file
+  std::optional<std::string> tuning;          // FOVEA_TUNING: the file that fovea tune wrote
   std::optional<std::string> cache_dir;       // FOVEA_CACHE_DIR
   std::optional<std::int64_t> cache_max_mib;  // FOVEA_CACHE_MAX_MIB; 0: nothing is kept
   // Other people's variables, as they are set.

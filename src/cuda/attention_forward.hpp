@@ -19,10 +19,14 @@
 
 namespace fovea::cuda {
 
+struct Choice;      // choices.hpp
+struct TuningFile;  // tuning.hpp
+
 /// What a call needs beyond its arguments, found once.
 struct ForwardPlan {
   std::string candidate;                      // empty: nothing can run
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
+  std::string tuning;                         // what measurements said of this choice, if anything
   DeviceTraits device;
   ForwardSpec spec;
   std::size_t shared_bytes = 0;     // dynamic shared memory of a CTA
@@ -49,8 +53,14 @@ ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
 /// reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
 
-/// The choice alone, for a device that need not be here: nothing is compiled or loaded.
+/// The choice alone, for a device that need not be here: nothing is compiled or loaded. The table's, or what was measured as faster.
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device);
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
+                           const TuningFile& tuning);
+
+/// A choice of choices_of for this problem and device, as it is.
+ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                        const Choice& choice);
 
 /// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no compilation.
 /// Arguments have been validated and lie in the memory of the plan's device, workspace too (plan.workspace_bytes, aligned to 256).

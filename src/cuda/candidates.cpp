@@ -22,8 +22,6 @@ constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kFewRows = 64;
 /// Below, 1 / scale and score * scale leave f32.
 constexpr float kSmallestFoldedScale = 1e-30F;
-/// The driver keeps so much shared memory of each CTA.
-constexpr int kReservedSharedBytes = 1024;
 
 /// Rows of shared memory are swizzled in units of 32 elements.
 std::int32_t padded(std::int64_t head_dim) {
@@ -83,6 +81,22 @@ ForwardSpec choose_plain(const ForwardProblem& f, const DeviceTraits&) {
 
 std::size_t plain_shared_bytes(const ForwardSpec& spec) {
   return static_cast<std::size_t>(sm80_plain_shared_bytes(spec));
+}
+
+/// Of f32 inputs, which have no other kernel: those of 16 bits come here for head dims that leave no room for more.
+std::vector<ForwardSpec> plain_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
+  const ForwardSpec chosen = choose_plain(f, device);
+  std::vector<ForwardSpec> specs;
+  for (const auto& [tile_q, tile_kv] : {std::pair{32, 64}, {64, 32}, {64, 64}}) {
+    ForwardSpec spec = chosen;
+    spec.tile_q = tile_q;
+    spec.tile_kv = tile_kv;
+    spec.num_warps = tile_q / 8;  // four threads to a row
+    spec.heads_per_tile = packed_heads(f, tile_q);
+    if (plain_shared_bytes(spec) <= static_cast<std::size_t>(device.shared_bytes_per_cta))
+      specs.push_back(spec);
+  }
+  return specs;
 }
 
 std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
@@ -193,6 +207,36 @@ ForwardSpec choose_tensor_cores(const ForwardProblem& f, const DeviceTraits& dev
   return spec;
 }
 
+/// Registers of a thread that sums and scores of a tile take.
+std::int32_t tile_registers(const ForwardSpec& spec) {
+  const std::int32_t rows = spec.tile_q / spec.num_warps;
+  return rows * (spec.head_dim_v + spec.tile_kv) / 32;
+}
+constexpr std::int32_t kMostTileRegisters = 192;
+
+std::vector<ForwardSpec> tensor_core_alternatives(const ForwardProblem& f,
+                                                  const DeviceTraits& device) {
+  const ForwardSpec chosen = choose_tensor_cores(f, device);
+  std::vector<ForwardSpec> specs;
+  const auto add_tiles = [&](std::span<const Tile> tiles, bool is_split) {
+    for (const Tile& tile : tiles) {
+      ForwardSpec spec = with_tile(chosen, tile, device);
+      spec.is_split = is_split;
+      spec.heads_per_tile = packed_heads(f, spec.tile_q);
+      if (spec.ctas_per_sm > 0 && tile_registers(spec) <= kMostTileRegisters) specs.push_back(spec);
+    }
+  };
+  add_tiles(kStreamingTiles, chosen.is_split);
+  if (chosen.is_split) {
+    add_tiles(kStreamingTiles, false);
+  } else {
+    add_tiles(kSlimTiles, false);
+    add_tiles(kLeanTiles, false);
+    add_tiles(kWideTiles, false);
+  }
+  return specs;
+}
+
 ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
   ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);
   spec.is_redo = true;
@@ -207,6 +251,7 @@ constexpr std::array kCandidates = {
               .multiplies_by_wgmma = false,
               .refuses = refuses_few_rows,
               .choose = choose_decode,
+              .alternatives = decode_alternatives,
               .shared_bytes = decode_shared_bytes,
               .scratch_bytes = partial_bytes,
               .choose_redo = nullptr,
@@ -218,6 +263,7 @@ constexpr std::array kCandidates = {
               .multiplies_by_wgmma = true,
               .refuses = refuses_hopper,
               .choose = choose_sm90,
+              .alternatives = sm90_alternatives,
               .shared_bytes = sm90_shared_bytes,
               .scratch_bytes = sm90_scratch_bytes,
               .choose_redo = choose_redo,
@@ -229,6 +275,7 @@ constexpr std::array kCandidates = {
               .multiplies_by_wgmma = false,
               .refuses = refuses_tensor_cores,
               .choose = choose_tensor_cores,
+              .alternatives = tensor_core_alternatives,
               .shared_bytes = tensor_core_shared_bytes,
               .scratch_bytes = partial_bytes,
               .choose_redo = nullptr,
@@ -240,6 +287,7 @@ constexpr std::array kCandidates = {
               .multiplies_by_wgmma = false,
               .refuses = refuses_plain,
               .choose = choose_plain,
+              .alternatives = plain_alternatives,
               .shared_bytes = plain_shared_bytes,
               .scratch_bytes = partial_bytes,
               .choose_redo = nullptr,

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fovea/attention.hpp"
 
@@ -31,6 +32,9 @@ struct DeviceTraits {
 /// Of a typical device of an architecture, for plans made where there is none: packs, compile tests, explain.
 DeviceTraits typical_device(int major, int minor);
 
+/// The driver keeps so much shared memory of each CTA.
+inline constexpr int kReservedSharedBytes = 1024;
+
 struct Refusal {
   std::string reason;
 };
@@ -47,6 +51,9 @@ struct Candidate {
   bool multiplies_by_wgmma;  // its unit includes their bodies
   std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
+  /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between (choices.hpp).
+  std::vector<ForwardSpec> (*alternatives)(const ForwardProblem& problem,
+                                           const DeviceTraits& device);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);
   std::size_t (*scratch_bytes)(const ForwardSpec& spec,
                                const ForwardProblem& problem);  // workspace, range tables apart

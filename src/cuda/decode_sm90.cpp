@@ -61,6 +61,24 @@ ForwardSpec choose_decode(const ForwardProblem& f, const DeviceTraits&) {
   return spec;
 }
 
+std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
+  const ForwardSpec chosen = choose_decode(f, device);
+  const std::int32_t slice = chosen.tile_kv / chosen.num_warps;
+  std::vector<ForwardSpec> specs;
+  for (const auto& [warps, ctas] : {std::pair{4, 1}, {4, 2}, {4, 3}, {8, 1}}) {
+    for (const std::int32_t stages : {2, 3, 4, 6}) {
+      ForwardSpec spec = chosen;
+      spec.num_warps = warps;
+      spec.tile_kv = warps * slice;
+      spec.stages = stages;
+      spec.ctas_per_sm = ctas;
+      const auto bytes = static_cast<int>(decode_shared_bytes(spec)) + kReservedSharedBytes;
+      if (ctas * bytes <= device.shared_bytes_per_sm) specs.push_back(spec);
+    }
+  }
+  return specs;
+}
+
 std::size_t decode_shared_bytes(const ForwardSpec& spec) {
   return static_cast<std::size_t>(spec.num_warps * sm90_decode_warp_bytes(spec));
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "cuda/candidates.hpp"
 
@@ -15,6 +16,8 @@ inline constexpr std::string_view kSm90Decode = "cuda/sm90/decode";
 /// Beside what every kernel on tensor cores refuses.
 std::optional<Refusal> refuses_decode(const ForwardProblem& problem, const DeviceTraits& device);
 ForwardSpec choose_decode(const ForwardProblem& problem, const DeviceTraits& device);
+std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& problem,
+                                             const DeviceTraits& device);
 std::size_t decode_shared_bytes(const ForwardSpec& spec);
 
 }  // namespace fovea::cuda

@@ -15,6 +15,8 @@ struct ForwardPlan::Kernels {
   std::shared_ptr<const jit::LoadedKernel> clear_counter;  // where the spec is dynamic
 };
 
+DeviceTraits traits_of(const driver::DeviceInfo& info);
+
 /// Loads what the plan was chosen to run, and what its redo was.
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan);
 

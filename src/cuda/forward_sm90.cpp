@@ -69,6 +69,18 @@ constexpr std::int32_t kSectionShare = 8;
 /// Rows of K and V tiles in shared memory, two of each.
 constexpr std::int32_t kStages = 2;
 
+/// Registers of a computing thread that sums, scores and, in half of their place, probabilities take.
+std::int32_t tile_registers(const ForwardSpec& spec) {
+  return spec.head_dim_v / 2 + spec.tile_kv / 2 + spec.tile_kv / 4;
+}
+
+/// Does that leave room for the rest, of 160 with three groups and at least 232 with two? (Beside sums of 128 columns three groups spill
+/// whatever the tile: compiled.)
+bool has_registers(const ForwardSpec& spec, std::int32_t num_groups) {
+  if (num_groups == 2) return tile_registers(spec) <= 200;
+  return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanel;
+}
+
 }  // namespace
 
 std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits& device) {
@@ -113,6 +125,25 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.q_stages = tile.q_stages;
   spec.is_dynamic = has_mask(f) || f.is_varlen;  // row tiles of unequal length
   return spec;
+}
+
+std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
+  std::vector<ForwardSpec> specs;
+  for (const std::int32_t groups : {2, 3}) {
+    for (const std::int32_t tile_kv : {64, 96, 128, 160, 192}) {  // a lane of a warp has as many
+      for (const auto& [stages, q_stages] : {std::pair{2, 1}, {2, 2}, {3, 1}, {3, 2}}) {
+        ForwardSpec spec = choose_sm90(f, device);
+        spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * groups;
+        spec.tile_kv = tile_kv;
+        spec.num_warps = 4 * (groups + 1);
+        spec.stages = stages;
+        spec.q_stages = q_stages;
+        const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
+        if (has_registers(spec, groups) && sm90_shared_bytes(spec) <= room) specs.push_back(spec);
+      }
+    }
+  }
+  return specs;
 }
 
 std::size_t sm90_shared_bytes(const ForwardSpec& spec) {

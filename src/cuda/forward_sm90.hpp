@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "cuda/attention_forward.hpp"
 #include "cuda/candidates.hpp"
@@ -19,6 +20,8 @@ inline constexpr std::string_view kSm90Forward = "cuda/sm90/attention_forward";
 
 std::optional<Refusal> refuses_sm90(const ForwardProblem& problem, const DeviceTraits& device);
 ForwardSpec choose_sm90(const ForwardProblem& problem, const DeviceTraits& device);
+std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& problem,
+                                           const DeviceTraits& device);
 std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
 /// The counter of row tiles and a word for each 64 rows of a head.

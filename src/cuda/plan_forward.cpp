@@ -5,11 +5,14 @@
 
 #include "fovea/error.hpp"
 
+#include "core/check.hpp"
 #include "cuda/attention_forward.hpp"
 #include "cuda/availability.hpp"
+#include "cuda/choices.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
 #include "cuda/print_spec.hpp"
+#include "cuda/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
@@ -28,15 +31,6 @@ void bind_programs(const ForwardProblem& f, std::size_t scratch_bytes, ForwardPl
       plan.tables_at + plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
 }
 
-DeviceTraits traits_of(const driver::DeviceInfo& info) {
-  return {.major = info.compute_capability_major,
-          .minor = info.compute_capability_minor,
-          .num_sms = info.num_sms,
-          .shared_bytes_per_cta = info.shared_bytes_per_cta,
-          .shared_bytes_per_sm = info.shared_bytes_per_sm,
-          .l2_bytes = info.l2_bytes};
-}
-
 ForwardPlan refused_by_all(const std::string& reason) {
   ForwardPlan plan;
   for (const Candidate& candidate : forward_candidates())
@@ -53,6 +47,26 @@ std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
   redo->shared_bytes = candidate_named(redo->candidate).shared_bytes(redo->spec);
   redo->range_tables = {};  // those of the call are its own
   return redo;
+}
+
+/// All of a plan that no kernel decides; program is null where its captures are refused.
+ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& device) {
+  const Problem& p = problem.problem;
+  auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
+  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
+  ForwardPlan plan;
+  plan.device = device;
+  plan.program = std::move(program);
+  return plan;
+}
+
+void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
+  const Candidate& candidate = *choice.candidate;
+  plan.candidate = candidate.name;
+  plan.spec = choice.spec;
+  plan.shared_bytes = candidate.shared_bytes(plan.spec);
+  bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
+  if (candidate.choose_redo != nullptr) plan.redo = plan_redo(problem, plan);
 }
 
 /// The bodies of wgmma for one element: a unit reads those that it uses.
@@ -127,32 +141,51 @@ void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, For
 }
 
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {
-  const Problem& p = problem.problem;
-  auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
-  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
-  ForwardPlan plan;
-  plan.device = device;
-  plan.program = std::move(program);
+  return choose_forward(problem, device, TuningFile{});
+}
+
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
+                           const TuningFile& tuning) {
+  ForwardPlan plan = plan_programs(problem, device);
+  if (plan.program == nullptr) return plan;
+  TunedChoice tuned = tuned_choice(problem, device, tuning);
+  plan.tuning = std::move(tuned.words);
   for (const Candidate& candidate : forward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, device)) {
       plan.refused.push_back({std::string(candidate.name), refusal->reason});
-      continue;
+    } else if (!tuned.choice || tuned.choice->candidate == &candidate) {
+      take({&candidate, tuned.choice ? tuned.choice->spec : candidate.choose(problem, device)},
+           problem, plan);
+      break;
+    } else {
+      plan.refused.push_back({std::string(candidate.name), "another was measured as faster"});
     }
-    plan.candidate = candidate.name;
-    plan.spec = candidate.choose(problem, device);
-    plan.shared_bytes = candidate.shared_bytes(plan.spec);
-    bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
-    if (candidate.choose_redo != nullptr) plan.redo = plan_redo(problem, plan);
-    break;
   }
   return plan;
+}
+
+ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                        const Choice& choice) {
+  ForwardPlan plan = plan_programs(problem, device);
+  FOVEA_ASSERT(plan.program != nullptr);
+  take(choice, problem, plan);
+  return plan;
+}
+
+DeviceTraits traits_of(const driver::DeviceInfo& info) {
+  return {.major = info.compute_capability_major,
+          .minor = info.compute_capability_minor,
+          .num_sms = info.num_sms,
+          .shared_bytes_per_cta = info.shared_bytes_per_cta,
+          .shared_bytes_per_sm = info.shared_bytes_per_sm,
+          .l2_bytes = info.l2_bytes};
 }
 
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
   if (const std::string reason = why_unavailable(device.index); !reason.empty())
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
-  ForwardPlan plan = choose_forward(problem, traits_of(info));
+  ForwardPlan plan = choose_forward(problem, traits_of(info), process_tuning());
   if (!plan.candidate.empty())
     load_kernels(jit::process_loader(), driver::process_context(device.index), plan);
   return plan;

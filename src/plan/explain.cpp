@@ -140,6 +140,7 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
   e.refused = cuda.refused;
   if (cuda.candidate.empty()) return e;
   e.kernel = cuda.candidate;
+  e.tuning = cuda.tuning;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
   e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
@@ -212,6 +213,7 @@ std::string Explanation::print() const {
   } else {
     text += fmt::format("kernel     {} on {}, {} products, {} sums\n", kernel, target,
                         compute_dtype, compute_dtype == "f64" ? "fp64" : "fp32");
+    if (!tuning.empty()) text += fmt::format("tuning     {}\n", tuning);
     if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
       const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
@@ -233,6 +235,7 @@ std::string Explanation::json() const {
       R"({{"problem": {}, "kernel": {}, "target": {}, "compute_dtype": {}, "score": {}, "mask": {}, "tile_q": {}, "tile_kv": {}, )",
       quoted(problem), quoted(kernel), quoted(target), quoted(compute_dtype), quoted(score),
       quoted(mask), tile_q, tile_kv);
+  if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted(tuning));
   if (tiles) {
     text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,
                         tiles->partial, tiles->full);

@@ -14,6 +14,9 @@
 
 namespace fovea {
 
+/// Plans over caches are made for at least so many keys: a short cache grows.
+inline constexpr std::int64_t kLeastPlannedKeys = 2048;
+
 /// The batch, before anything else is known of the call. Refuses tensors of another rank.
 std::int64_t decode_batch(const AttentionDecode& args, std::string_view where);
 

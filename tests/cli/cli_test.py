@@ -488,7 +488,8 @@ class Reports(CommandTest):
             self.assertIn(needle, result.stdout)
 
     def test_every_command_has_a_page(self):
-        for command in ("attend", "decode", "bench", "explain", "draw-mask", "pack", "cache", "doctor"):
+        for command in ("attend", "decode", "bench", "tune", "explain", "draw-mask", "pack", "cache",
+                        "doctor"):
             result = self.run_fovea(command, "--help")
             self.expect(result, 0)
             self.assertIn(f"fovea {command}", result.stdout)
@@ -661,6 +662,76 @@ class Kernels(CommandTest):
         self.expect(self.run_with("cache", "clear"), 0)
         self.assertEqual(json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"], [])
 
+    # Another tile for TINY than the table's, on a device of sm_80.
+    TILE = ("cuda/sm80/attention_forward_f32 tile_q=64 tile_kv=64 num_warps=8 stages=1 q_stages=1 ctas_per_sm=1 "
+            "heads_per_tile=1 is_split=0 is_dynamic=0")
+    CLASS = "f32 to f32 head_dim 64/64 group 1 seqlen_q 64 seqlen_kv 64 rows 64"
+
+    def write_tuning(self, *winners, kernels=None, device="8.0 108"):
+        lines = ["fovea tuning 1", f"kernels {kernels or self.cuda()['kernel_text']}", f"device {device}"]
+        lines += [f"winner {tile} | 1.500 us, 2.500 us | {problem}" for tile, problem in sorted(winners, key=lambda w: w[1])]
+        (self.folder / "made.tuning").write_text("\n".join(lines) + "\n")
+
+    def test_pack_carries_a_tuning_and_its_kernels(self):
+        self.need_compiler()
+        plain = json.loads(self.pack("--json").stdout)["kernels"]
+        self.write_tuning((self.TILE, self.CLASS), (self.TILE, "another class"))
+        result = self.pack("--tuning", "made.tuning", "--out", "fovea.pack", "--json")
+        self.expect(result, 0)
+        report = json.loads(result.stdout)
+        self.assertEqual(len(report["kernels"]), len(plain) + 1)
+        self.assertTrue(any("tile 64x64" in kernel["kernel"] for kernel in report["kernels"]), report)
+        self.assertEqual([row["case"] for row in report["left_out"]], ["another class"])
+        tuning = self.cuda(FOVEA_PACK="fovea.pack")["tuning"]
+        self.assertTrue(tuning["path"].endswith("fovea.pack"))
+        self.assertEqual(tuning["devices"], [{"compute_capability": "8.0", "num_sms": 108, "choices": 2}])
+
+    def test_tuning_that_does_not_serve_is_said(self):
+        self.write_tuning((self.TILE, self.CLASS))
+        self.assertIn("1 choices for 8.0 with 108 SMs, made.tuning", self.run_with("doctor", FOVEA_TUNING="made.tuning").stdout)
+        self.assertIn("missing.tuning cannot be read", self.run_with("doctor", FOVEA_TUNING="missing.tuning").stdout)
+        self.write_tuning((self.TILE, self.CLASS), kernels="0" * 64)
+        self.assertIn("kernels of another version", self.cuda(FOVEA_TUNING="made.tuning")["tuning"]["reason"])
+        self.expect(self.pack("--tuning", "made.tuning"), 2, "--tuning", "another version")
+        (self.folder / "made.tuning").write_text("fovea tuning 1\nkernels of another world\n")
+        self.assertIn("line 2", self.cuda(FOVEA_TUNING="made.tuning")["tuning"]["reason"])
+        self.expect(self.pack("--tuning", "made.tuning"), 2, "--tuning: made.tuning", "line 2")
+        self.expect(self.run_with("tune", "--out", "made.tuning"), 2, "--out: made.tuning", "line 2")
+
+    LARGE = {"cases": [{"name": "large", "why": "too many scores for the oracle: kernels are compared with each other",
+                        "seqlen_q": 2048, "num_heads_q": 1, "head_dim": 64, "dtype": "f32"}]}
+
+    def test_tune_runs_through_on_a_driver_that_computes_nothing(self):
+        """Every kernel leaves equal zeros and takes a millisecond: the table's choice stands, and what cannot be loaded is out."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        (self.folder / "large.json").write_text(json.dumps(self.LARGE))
+        large = self.CLASS.replace(" 64 seqlen_kv 64 rows 64", " 2048 seqlen_kv 2048 rows 2048")
+        self.write_tuning((self.TILE, large), (self.TILE, "another class"), device="9.0 132")
+        self.expect(self.run_with("pack", "--cases", "large.json", "--arch", "sm_90a", "--tuning", "made.tuning", "--out",
+                                  "fovea.pack"), 0)
+        result = self.run_with("tune", "--cases", "large.json", "--out", "made.tuning", "--json", LD_LIBRARY_PATH=str(self.folder),
+                               FOVEA_NVRTC="/nowhere", FOVEA_PACK="fovea.pack")
+        self.expect(result, 1, "2 choices were wrong or did not run")
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["class"], row["verdict"], row["num_choices"], row["us"]), (large, "table", 4, 1000))
+        self.assertTrue(all("no kernel compiler" in out["reason"] for out in row["out"]), row["out"])
+        kept = (self.folder / "made.tuning").read_text()
+        self.assertIn("another class", kept)
+        self.assertNotIn(large, kept)
+
+    def test_tune_asks_for_a_gpu_in_one_line(self):
+        self.expect(self.run_with("tune", "--device", "cpu"), 2, "--device", "expected cuda")
+        self.expect(self.run_with("tune", "--seconds", "0"), 2, "--seconds", "positive")
+        self.expect(self.run_with("tune", "--case", "nobody"), 2, "--case", "nobody")
+        self.expect(self.run_with("tune", "--threads", "2"), 2, "--threads")
+        if self.cuda()["driver"]["is_present"]:
+            self.skipTest("there is a driver")
+        self.expect(self.run_with("tune", "--out", "fovea.tuning"), 3, "--device cuda:0", self.cuda()["driver"]["reason"])
+        self.assertFalse((self.folder / "fovea.tuning").exists())
+
     def test_mistakes_are_one_line(self):
         self.expect(self.run_with("cache", "wipe"), 2, "wipe", "list, verify or clear")
         self.expect(self.pack("--arch", "sm_70"), 2, "--arch")
@@ -744,7 +815,7 @@ class Refusals(CommandTest):
 
     def test_commands_and_options(self):
         self.refuse(self.run_fovea(), "which command")
-        self.refuse(self.run_fovea("tune"), "unknown command 'tune'")
+        self.refuse(self.run_fovea("tunes"), "unknown command 'tunes'")
         self.refuse(self.attend("--nonsense"), "unknown option '--nonsense'")
         self.refuse(self.attend("surplus"), "surplus")
         self.refuse(self.attend("--deterministic=no"), "deterministic was given")

@@ -1,9 +1,11 @@
 #include "kernels/forward_cases.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
+#include "kernels/choice_cases.hpp"
 #include "support/features.hpp"
 
 namespace fovea::testing {
@@ -50,6 +52,7 @@ std::vector<Case> kernel_cases() {
   split.mask = causal();
   split.has_sinks = true;
   cases.push_back(std::move(split));
+  std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
   return cases;
 }
 
@@ -242,6 +245,7 @@ std::vector<Case> hopper_cases() {
   programs.mask = parse_mask_mod("doc[batch, q_idx] == doc[batch, kv_idx]", captures);
   cases.push_back(std::move(programs));
   add_packed_hopper_cases(cases);
+  std::ranges::move(hopper_choice_cases(), std::back_inserter(cases));
   return cases;
 }
 
@@ -279,6 +283,7 @@ std::vector<Case> decode_cases() {
   programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
   programs.mask = parse_mask_mod("doc[batch, q_idx + 529] == doc[batch, kv_idx]", captures);
   cases[6].mask = mask_mod([](auto x) { return x.kv_idx < 0; });
+  std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
   return cases;
 }
 

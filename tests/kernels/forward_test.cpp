@@ -15,6 +15,7 @@
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward_launch.hpp"
 #include "cuda/forward_sm90.hpp"
+#include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
@@ -57,7 +58,7 @@ struct Run {
 };
 
 void run_emulated(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, run.device);
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
   if (run.device.major >= 9) {
     ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
   }
@@ -90,7 +91,7 @@ cuda::DeviceTraits sectioned_hopper() {
 }
 
 void run_hopper(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, run.device);
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
   ASSERT_EQ(plan.candidate, cuda::kSm90Forward);
   for (const TensorBytes& tensor : tensors_of_call(run.args))
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);

@@ -7,6 +7,7 @@
 #include "cuda/attention_forward.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "cuda/print_spec.hpp"
+#include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
@@ -24,7 +25,7 @@ std::string renamed(std::string text, const std::string& from, const std::string
 
 void print(const std::string& label, const ForwardProblem& problem,
            const cuda::DeviceTraits& device, std::ofstream& out, std::string& table) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(problem, device);
+  const cuda::ForwardPlan plan = testing::plan_of(label, problem, device);
   const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
@@ -38,7 +39,7 @@ void print(const std::string& label, const ForwardProblem& problem,
 /// The kernel of sm_90, and the one that computes its suspect rows again.
 void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
                   std::string& table) {
-  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
+  const cuda::ForwardPlan plan = testing::plan_of(label, problem, cuda::typical_device(9, 0));
   const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(

@@ -19,7 +19,7 @@
 namespace fovea::cuda::jit {
 namespace {
 
-// mark, format, bytes of the index, its digest; the index; the entries.
+// mark, format, bytes of the index, its digest; the index, behind it the tuning if there is one; the entries.
 constexpr std::string_view kMark = "fovea kernel pack";
 constexpr std::uint64_t kFormat = 1;
 constexpr std::size_t kHeadBytes = 8 + kMark.size() + 8 + 8 + sizeof(Sha256);
@@ -43,7 +43,7 @@ std::uint64_t size_of(int file) {
 
 }  // namespace
 
-void write_pack(const std::string& path, std::span<const PackItem> items) {
+void write_pack(const std::string& path, std::span<const PackItem> items, std::string_view tuning) {
   ByteWriter index, entries;
   std::unordered_set<Sha256, Sha256Hash> keys;
   index.put_number(items.size());
@@ -59,6 +59,7 @@ void write_pack(const std::string& path, std::span<const PackItem> items) {
     index.put_text(item.entry.compiler);
     entries.put_bytes(bytes);
   }
+  if (!tuning.empty()) index.put_text(tuning);
   ByteWriter file;
   file.put_text(kMark);
   file.put_number(kFormat);
@@ -107,6 +108,7 @@ std::string KernelPack::read_index() {
     place.compiler = index.get_text();
     if (place.offset > file_bytes || place.bytes > file_bytes - place.offset) return "is cut off";
   }
+  if (!index.rest().empty()) tuning_ = index.get_text();
   return index.is_whole() ? "" : "has an index that is not whole";
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -18,9 +19,10 @@ struct PackItem {
   CacheEntry entry;
 };
 
-/// Appears whole or not at all. Throws InvalidArgument where the file cannot be written, and where two
-/// items have one key.
-void write_pack(const std::string& path, std::span<const PackItem> items);
+/// Appears whole or not at all, with the text of a tuning (cuda/tuning.hpp; empty: none). Throws
+/// InvalidArgument where the file cannot be written, and where two items have one key.
+void write_pack(const std::string& path, std::span<const PackItem> items,
+                std::string_view tuning = {});
 
 class KernelPack {
  public:
@@ -41,6 +43,8 @@ class KernelPack {
   };
   std::vector<Listed> list() const;
   const std::string& path() const { return path_; }
+  /// Empty where none was packed.
+  const std::string& tuning() const { return tuning_; }
 
  private:
   std::string read_index();
@@ -50,7 +54,7 @@ class KernelPack {
     std::string label, architecture, compiler;
   };
 
-  std::string path_;
+  std::string path_, tuning_;
   int file_ = -1;
   std::unordered_map<Sha256, Place, Sha256Hash> index_;
 };

@@ -1,0 +1,100 @@
+#include "kernels/choice_cases.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string_view>
+
+#include "cuda/choices.hpp"
+#include "support/features.hpp"
+
+namespace fovea::testing {
+namespace {
+
+using Tile = cuda::TileChoice;
+
+/// A choice by the members that tell it from others.
+struct NamedChoice {
+  std::string_view label;
+  std::vector<std::pair<std::int32_t Tile::*, std::int32_t>> members;
+};
+
+const std::vector<NamedChoice>& named_choices() {
+  static const std::vector<NamedChoice> all = {
+      // 16 rows a warp, Q in registers, three stages
+      {"choice_sm80_three_stages", {{&Tile::tile_q, 64}, {&Tile::tile_kv, 64}, {&Tile::stages, 3}}},
+      {"choice_sm80_wide_rows", {{&Tile::tile_q, 128}, {&Tile::tile_kv, 32}}},
+      {"choice_sm80_not_split", {{&Tile::is_split, 0}, {&Tile::stages, 3}}},
+      // Keys of three times two panels: more than the rows of a tile.
+      {"choice_hopper_long_tile", {{&Tile::tile_q, 128}, {&Tile::tile_kv, 192}}},
+      {"choice_hopper_three_stages",
+       {{&Tile::tile_q, 128}, {&Tile::tile_kv, 96}, {&Tile::stages, 3}, {&Tile::q_stages, 1}}},
+      {"choice_hopper_three_groups",
+       {{&Tile::tile_q, 192}, {&Tile::tile_kv, 64}, {&Tile::stages, 3}}},
+      {"choice_decode_eight_warps", {{&Tile::num_warps, 8}}},
+      {"choice_decode_six_stages", {{&Tile::num_warps, 4}, {&Tile::stages, 6}}},
+  };
+  return all;
+}
+
+Case started(std::string_view label, std::int64_t head_dim) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.mask = causal();
+  return problem;
+}
+
+/// Row tiles and kv tiles with tails, every stage used again.
+Case several_tiles(std::string_view label, std::int64_t head_dim, std::int64_t seqlen_kv) {
+  Case problem = started(label, head_dim);
+  problem.seqlen_q = 210;
+  problem.seqlen_kv = seqlen_kv;
+  return problem;
+}
+
+/// Three splits of 256 keys, the last one cut.
+Case few_rows(std::string_view label, std::int64_t head_dim) {
+  Case problem = started(label, head_dim);
+  problem.seqlen_q = 2;
+  problem.seqlen_kv = 531;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.has_sinks = true;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<Case> sm80_choice_cases() {
+  return {several_tiles("choice_sm80_three_stages", 64, 280),
+          several_tiles("choice_sm80_wide_rows", 64, 150), few_rows("choice_sm80_not_split", 64)};
+}
+
+std::vector<Case> hopper_choice_cases() {
+  return {several_tiles("choice_hopper_long_tile", 64, 640),
+          several_tiles("choice_hopper_three_stages", 64, 500),
+          several_tiles("choice_hopper_three_groups", 64, 500)};
+}
+
+std::vector<Case> decode_choice_cases() {
+  return {few_rows("choice_decode_eight_warps", 64), few_rows("choice_decode_six_stages", 64)};
+}
+
+cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
+                          const cuda::DeviceTraits& device) {
+  cuda::ForwardPlan plan = choose_forward(problem, device);
+  if (!label.starts_with("choice_")) return plan;
+  const auto named = std::ranges::find(named_choices(), label, &NamedChoice::label);
+  for (const cuda::Choice& choice : choices_of(problem, device)) {
+    const Tile tile = tile_of(choice.spec);
+    const bool is_it = choice.candidate->name == plan.candidate &&
+                       std::ranges::all_of(named->members, [&](const auto& member) {
+                         return tile.*member.first == member.second;
+                       });
+    if (is_it) return plan_choice(problem, device, choice);
+  }
+  throw std::logic_error(label + ": no kernel has this choice");
+}
+
+}  // namespace fovea::testing

@@ -1,0 +1,21 @@
+// Problems by other tiles than the table's: what fovea tune may keep. A label that begins with "choice_" names one.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/attention_forward.hpp"
+#include "support/case.hpp"
+
+namespace fovea::testing {
+
+/// Of each kernel, tiles that differ from every tile of the table in something that the kernel's text depends on.
+std::vector<Case> sm80_choice_cases();
+std::vector<Case> hopper_choice_cases();
+std::vector<Case> decode_choice_cases();
+
+/// The plan of a labelled problem: by the choice that its label names, else by the table.
+cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
+                          const cuda::DeviceTraits& device);
+
+}  // namespace fovea::testing
