@@ -43,8 +43,8 @@ constexpr const char* kExamples =
     FOVEA_TUNING=fovea.tuning fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
     fovea pack --arch sm_90a --tuning fovea.tuning --out fovea.pack
 
-Every kernel and tile is checked first: against fp64 attention where the problem is small, else against the built-in choice.
-Those that are left run in rounds of random order, the L2 cache flushed before each run; the best of five rounds meets the
+The built-in choice is checked first, against fp64 attention where the problem is small, then every other against it. Those
+that are left run in rounds of random order, the L2 cache flushed before each run; the best of five rounds meets the
 built-in choice in 21 more. It wins if its median there is 2 % lower and it was faster in 15 of them. docs/guides/tuning.md
 says what a class is, and why another choice may change the last bits of a result.
 
