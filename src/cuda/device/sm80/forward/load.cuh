@@ -40,26 +40,42 @@ FOVEA_DEVICE void gather_chunk(SharedAddress to, const char* row, int chunk, boo
 
 // ---- queries -----------------------------------------------------------------------------------
 
+/// Where the sequence's queries begin: batch and row of the tensor at `data`.
+struct QueriesAt {
+  const char* data;
+  std::int64_t batch, row;
+};
+
+template <ForwardSpec spec>
+FOVEA_DEVICE QueriesAt queries_at(const Team<spec>& team) {
+  using T = Traits<spec>;
+  if constexpr (T::kForgetsQueries) {
+    const auto begin = ptx::ld_shared<std::uint64_t>(team.smem + T::kQueriesBeginAt);
+    return {ptx::bit_cast<const char*>(begin), 0, 0};
+  }
+  const Sequence& sequence = team.work.sequence;
+  return {static_cast<const char*>(team.p.q.data), sequence.q_batch, sequence.q_row};
+}
+
 template <ForwardSpec spec>
 FOVEA_DEVICE void load_queries(const Team<spec>& team) {
   using T = Traits<spec>;
   using Rows = typename T::KeyRows;
   const ForwardParams& p = team.p;
-  const Sequence& sequence = team.work.sequence;
-  const auto* data = static_cast<const char*>(p.q.data);
+  const QueriesAt queries = queries_at(team);
 #pragma unroll 2
-  for (int at = team.lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
-    const int row = at / Rows::kChunks;
-    const int chunk = at % Rows::kChunks;
+  for (int i = team.lane; i < T::kWarpRows * Rows::kChunks; i += 32) {
+    const int row = i / Rows::kChunks;
+    const int chunk = i % Rows::kChunks;
     const Row r = team.row_at(team.warp * T::kWarpRows + row);
-    const std::int64_t begin = sequence.q_batch * p.q.batch_stride +
-                               (sequence.q_row + r.q_idx) * p.q.row_stride +
-                               r.q_head * p.q.head_stride;
+    const std::int64_t at = queries.batch * p.q.batch_stride +
+                            (queries.row + r.q_idx) * p.q.row_stride + r.q_head * p.q.head_stride;
+    const char* from = queries.data + at * 2;
     const SharedAddress to = team.warp_smem() + Rows::offset(row, chunk);
     if (p.is_q_aligned != 0) {
-      copy_chunk<spec>(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, data);
+      copy_chunk<spec>(to, from, chunk, r.exists, p.head_dim_qk, p.q.data);
     } else {
-      gather_chunk(to, data + begin * 2, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
+      gather_chunk(to, from, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
     }
   }
 }

@@ -31,6 +31,9 @@ struct Traits {
   static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
   /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
   static constexpr bool kKeepsQueries = spec.keeps_queries;
+  /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would need: where the
+  /// sequence's queries begin.
+  static constexpr bool kForgetsQueries = !spec.is_redo && (spec.is_varlen || spec.has_dropout);
 
   using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
   using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
@@ -52,11 +55,19 @@ struct Traits {
   static constexpr int kWorkWords = sizeof(Work) / 4;
   static constexpr int kKeyHeadAt = kWorkAt + (kWorkWords + 1) / 2 * 8;
   static constexpr int kValueHeadAt = kKeyHeadAt + 8;
-  static_assert(kValueHeadAt + 8 <= kWorkAt + kSm80WorkBytes,
+  static constexpr int kQueriesBeginAt = kValueHeadAt + 8;
+  static_assert(kQueriesBeginAt + 8 <= kWorkAt + kSm80WorkBytes,
                 "what the CTA works on has its place in shared memory");
   static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
                 "host and device count the same bytes");
 };
+
+/// Where row 0 of head 0 lies, of the sequence's queries.
+FOVEA_DEVICE const char* queries_begin(const Work& work, const BshdParam& q) {
+  const std::int64_t at =
+      work.sequence.q_batch * q.batch_stride + work.sequence.q_row * q.row_stride;
+  return static_cast<const char*>(q.data) + at * 2;
+}
 
 /// Where row 0 of the kv head lies; paged: where it would lie in page 0.
 template <ForwardSpec spec>
@@ -149,6 +160,10 @@ struct Team {
       ptx::st_shared(smem + T::kWorkAt + i * 4, words.word[i]);
     ptx::st_shared(smem + T::kKeyHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.k)));
     ptx::st_shared(smem + T::kValueHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
+    if constexpr (T::kForgetsQueries) {
+      ptx::st_shared(smem + T::kQueriesBeginAt,
+                     ptx::bit_cast<std::uint64_t>(queries_begin(work, p.q)));
+    }
   }
 
   FOVEA_DEVICE_MEMBER Work kept_work() const {
