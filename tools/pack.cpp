@@ -87,6 +87,7 @@ struct Work {
   std::map<Sha256, Job> jobs;
   std::vector<LeftOut> left_out;
   cuda::TuningFile tuning{};        // --tuning
+  cuda::Tuning packed{};            // its winners whose kernels are packed
   std::set<std::string> classes{};  // that a case has
 };
 
@@ -132,27 +133,30 @@ void add_plan(const Case& named, const ForwardProblem& problem, const cuda::Forw
 void add_tuned(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
                Work& work) {
   if (!work.tuning.tuning) return;
-  work.classes.insert(cuda::problem_class(problem));
+  const std::string problem_class = cuda::problem_class(problem);
+  work.classes.insert(problem_class);
   for (const auto& [device, winners] : work.tuning.tuning->winners()) {
     if (Architecture{device.major, device.minor}.name() != architecture.name()) continue;
     cuda::DeviceTraits traits = cuda::typical_device(device.major, device.minor);
     traits.num_sms = device.num_sms;
     const cuda::TunedChoice tuned = tuned_choice(problem, traits, work.tuning);
-    if (tuned.choice)
+    if (tuned.choice) {
       add_plan(named, problem, plan_choice(problem, traits, *tuned.choice), architecture, work);
-    else if (!tuned.words.empty())
+      work.packed.set(traits, problem_class, *work.tuning.tuning->find(traits, problem_class));
+    } else if (!tuned.words.empty()) {
       work.left_out.push_back({named.name, architecture.name(), tuned.words});
+    }
   }
 }
 
-/// Winners whose kernels nobody asked for.
+/// Winners whose kernels no case asks for: without them, the table's choice is what a machine without a compiler can load.
 void list_unposed(Work& work) {
   if (!work.tuning.tuning) return;
   for (const auto& [device, winners] : work.tuning.tuning->winners()) {
     for (const auto& [problem_class, winner] : winners) {
       if (work.classes.contains(problem_class)) continue;
       work.left_out.push_back({problem_class, Architecture{device.major, device.minor}.name(),
-                               "no case is of this class; its kernel is not in the pack"});
+                               "no case is of this class; what was measured for it is not packed"});
     }
   }
 }
@@ -286,7 +290,7 @@ void write(const std::string& path, const Work& work, cuda::jit::Compiler& compi
                       .architecture = job.architecture.name(),
                       .compiler = compiler.version()}});
   }
-  write_pack(path, items, work.tuning.tuning ? work.tuning.tuning->print() : "");
+  write_pack(path, items, work.packed.winners().empty() ? "" : work.packed.print());
 }
 
 cuda::TuningFile read_tuning(const std::string& path) {
@@ -338,7 +342,8 @@ int run_pack(const std::vector<std::string>& words) {
   app.add_option("--arch", architecture_words, "sm_80,sm_90a,...")->required();
   app.add_option("--out", out, "the pack; without it nothing is written");
   app.add_option("--tuning", tuning,
-                 "what fovea tune measured: goes into the pack, with the kernels that it names");
+                 "what fovea tune measured: goes into the pack, with its kernels, for the problems "
+                 "of the cases");
   app.add_flag("--strict", options.is_strict,
                "exit 1 where a kernel spills, uses local memory or has a wgmma note");
   app.add_flag("--json", options.wants_json, "print one JSON object");

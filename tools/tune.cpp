@@ -110,7 +110,7 @@ Report run_jobs(const std::vector<Job>& jobs, const TuneOptions& options, cuda::
   const Clock::time_point end = in(options.seconds);
   try {
     for (std::size_t i = 0; i < jobs.size(); ++i) {
-      progress.set(fmt::format("{} {}", bar(i, jobs.size()), jobs[i].name));
+      progress.set(fmt::format("fovea tune: {} {}", bar(i, jobs.size()), jobs[i].name));
       const Clock::time_point share = in(share_of_time(seconds_until(end), jobs.size() - i));
       const auto is_over = [&] { return is_interrupted != 0 || seconds_until(share) <= 0; };
       if (is_over()) break;

@@ -26,6 +26,7 @@ struct TuningFile;  // tuning.hpp
 struct ForwardPlan {
   std::string candidate;                      // empty: nothing can run
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
+  bool is_tuned = false;                      // measured, not the table's
   std::string tuning;                         // what measurements said of this choice, if anything
   DeviceTraits device;
   ForwardSpec spec;

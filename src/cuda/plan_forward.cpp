@@ -149,6 +149,7 @@ ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& de
   ForwardPlan plan = plan_programs(problem, device);
   if (plan.program == nullptr) return plan;
   TunedChoice tuned = tuned_choice(problem, device, tuning);
+  plan.is_tuned = tuned.choice.has_value();
   plan.tuning = std::move(tuned.words);
   for (const Candidate& candidate : forward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, device)) {
@@ -181,13 +182,29 @@ DeviceTraits traits_of(const driver::DeviceInfo& info) {
           .l2_bytes = info.l2_bytes};
 }
 
+namespace {
+
+/// What was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken.
+void load_or_fall_back(const ForwardProblem& problem, Device device, ForwardPlan& plan) {
+  const driver::DeviceContext& context = driver::process_context(device.index);
+  try {
+    load_kernels(jit::process_loader(), context, plan);
+  } catch (const Unsupported& error) {
+    if (!plan.is_tuned) throw;
+    plan = choose_forward(problem, plan.device);
+    plan.tuning = fmt::format("{}: {}", process_tuning().where, error.what());
+    load_kernels(jit::process_loader(), context, plan);
+  }
+}
+
+}  // namespace
+
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
   if (const std::string reason = why_unavailable(device.index); !reason.empty())
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
   ForwardPlan plan = choose_forward(problem, traits_of(info), process_tuning());
-  if (!plan.candidate.empty())
-    load_kernels(jit::process_loader(), driver::process_context(device.index), plan);
+  if (!plan.candidate.empty()) load_or_fall_back(problem, device, plan);
   return plan;
 }
 

@@ -684,7 +684,7 @@ class Kernels(CommandTest):
         self.assertEqual([row["case"] for row in report["left_out"]], ["another class"])
         tuning = self.cuda(FOVEA_PACK="fovea.pack")["tuning"]
         self.assertTrue(tuning["path"].endswith("fovea.pack"))
-        self.assertEqual(tuning["devices"], [{"compute_capability": "8.0", "num_sms": 108, "choices": 2}])
+        self.assertEqual(tuning["devices"], [{"compute_capability": "8.0", "num_sms": 108, "choices": 1}])
 
     def test_tuning_that_does_not_serve_is_said(self):
         self.write_tuning((self.TILE, self.CLASS))
@@ -715,12 +715,31 @@ class Kernels(CommandTest):
         result = self.run_with("tune", "--cases", "large.json", "--out", "made.tuning", "--json", LD_LIBRARY_PATH=str(self.folder),
                                FOVEA_NVRTC="/nowhere", FOVEA_PACK="fovea.pack")
         self.expect(result, 1, "2 choices were wrong or did not run")
+        self.assertEqual(self.plan_there(FOVEA_PACK="fovea.pack")["tile_kv"], 64)
         (row,) = json.loads(result.stdout)["rows"]
         self.assertEqual((row["class"], row["verdict"], row["num_choices"], row["us"]), (large, "table", 4, 1000))
         self.assertTrue(all("no kernel compiler" in out["reason"] for out in row["out"]), row["out"])
         kept = (self.folder / "made.tuning").read_text()
         self.assertIn("another class", kept)
         self.assertNotIn(large, kept)
+
+    def plan_there(self, **variables):
+        result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json",
+                               LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", **variables)
+        self.expect(result, 0)
+        return json.loads(result.stdout)
+
+    def test_without_the_winners_kernel_the_tables_is_taken(self):
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        (self.folder / "large.json").write_text(json.dumps(self.LARGE))
+        self.expect(self.run_with("pack", "--cases", "large.json", "--arch", "sm_90a", "--out", "fovea.pack"), 0)
+        self.write_tuning((self.TILE, self.CLASS.replace(" 64 seqlen_kv 64 rows 64", " 2048 seqlen_kv 2048 rows 2048")), device="9.0 132")
+        plan = self.plan_there(FOVEA_PACK="fovea.pack", FOVEA_TUNING="made.tuning")
+        self.assertEqual((plan["tile_q"], plan["tile_kv"]), (32, 32))
+        self.assertIn("made.tuning: ", plan["tuning"])
 
     def test_tune_asks_for_a_gpu_in_one_line(self):
         self.expect(self.run_with("tune", "--device", "cpu"), 2, "--device", "expected cuda")

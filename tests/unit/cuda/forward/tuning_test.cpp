@@ -98,6 +98,7 @@ TEST(TunedChoice, WinnerIsTakenAndPlanSaysSo) {
   const TuningFile file = file_of(tuning_of({}));
   const ForwardPlan plan = choose_forward(problem, kHopper, file);
   EXPECT_EQ(plan.spec, last_choice(problem).spec);
+  EXPECT_TRUE(plan.is_tuned);
   EXPECT_EQ(plan.tuning, "by made.up: 8.1 us measured there, 10.5 us without");
   EXPECT_NE(plan.spec, choose_forward(problem, kHopper).spec);
 }
