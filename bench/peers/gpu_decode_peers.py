@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Decoding over a KV cache next to its peers on one GPU: bytes of keys and values a second, and their share of a device copy of as many bytes in the same run.
+
+usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
+
+8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16 and 64 rows of a key head (1, 2 and 8 queries of a group of 8 heads) and 1 row
+(of one head); contiguous and in shuffled pages of 16. Contenders are Fovea through the C ABI and FlashAttention-3's
+flash_attn_with_kvcache where the wheel fa3-fwd has it. Clocks, flushes and rounds are gpu_peers.py's. Outputs are compared with a formula in f32 first.
+"""
+
+import argparse
+import ctypes
+import math
+import pathlib
+import re
+import sys
+import time
+
+import torch
+
+from gpu_peers import Clock, fovea, keep
+
+try:
+    from fa3_fwd_interface import flash_attn_with_kvcache as fa3_decode
+except ImportError:
+    fa3_decode = None
+
+BATCHES, KEYS = (1, 8, 32, 128), (1024, 4096, 8192, 32768, 131072)
+ROWS, PAGE_SIZES = (8, 16, 64, 1), (0, 16)
+HEADS_KV, HEAD_DIM = 8, 128
+MOST_BYTES = 8 << 30  # of keys and values
+DIFFERENCE = 1e-2  # of the whole: outputs and probabilities are rounded to 16 bits
+
+
+class Problem:
+    """Queries and a cache; every sequence is full but for one key, so that lengths are read."""
+
+    def __init__(self, batch, keys, rows, page_size):
+        self.batch, self.keys, self.page_size = batch, keys, page_size
+        self.group = 1 if rows == 1 else 8
+        self.seqlen_q = rows // self.group
+        self.label = f"{batch} x {keys} keys, {rows} rows{f', pages of {page_size}' if page_size else ''}"
+
+    def bytes(self):
+        """Of keys and values that a call reads."""
+        return 2 * 2 * self.batch * (self.keys - 1) * HEADS_KV * HEAD_DIM
+
+    def make(self):
+        normal = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+        self.q = normal(self.batch, self.seqlen_q, self.group * HEADS_KV, HEAD_DIM)
+        self.page_table = None
+        if self.page_size:
+            pages = self.batch * self.keys // self.page_size
+            self.page_table = torch.randperm(pages, device="cuda").int().view(self.batch, -1)
+            shape = (pages, self.page_size)
+        else:
+            shape = (self.batch, self.keys)
+        self.k, self.v = (normal(*shape, HEADS_KV, HEAD_DIM) for _ in range(2))
+        self.seqlens = torch.full((self.batch,), self.keys - 1, device="cuda", dtype=torch.int32)
+
+    def first_sequence(self):
+        """Keys and values [keys, heads, head_dim] of sequence 0."""
+        if self.page_table is None:
+            return self.k[0, :-1], self.v[0, :-1]
+        pages = self.page_table[0].long()
+        return tuple(t[pages].flatten(0, 1)[:-1] for t in (self.k, self.v))
+
+    def expected(self):
+        """Of sequence 0, in f32, a key head at a time."""
+        keys, values = self.first_sequence()
+        length = keys.shape[0]
+        hidden = torch.ones(self.seqlen_q, length, device="cuda", dtype=torch.bool).triu(length - self.seqlen_q + 1)
+        out = torch.empty(self.seqlen_q, self.group * HEADS_KV, HEAD_DIM, device="cuda")
+        for head in range(HEADS_KV):
+            heads = slice(head * self.group, (head + 1) * self.group)
+            scores = torch.einsum("qhd,kd->hqk", self.q[0, :, heads].float(), keys[:, head].float()) / math.sqrt(HEAD_DIM)
+            out[:, heads] = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), values[:, head].float())
+        return out
+
+
+class FoveaDecode:
+    def __init__(self, library, problem):
+        self.library = library
+        self.out = torch.full_like(problem.q, math.nan)
+        forward = fovea.forward_args(stream=torch.cuda.current_stream().cuda_stream,
+                                     **{name: fovea.torch_tensor(t) for name, t in (
+                                         ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", self.out))})
+        cache = {"seqlens": problem.seqlens} | ({} if problem.page_table is None else {"page_table": problem.page_table})
+        self.kept = forward, {name: fovea.torch_tensor(t) for name, t in cache.items()}
+        self.args = fovea.sized(fovea.DecodeArgs, forward=ctypes.pointer(forward),
+                                **{name: ctypes.pointer(t) for name, t in self.kept[1].items()})
+        size = ctypes.c_size_t()
+        library.call(library.c.fovea_decode_workspace_bytes, ctypes.byref(self.args), problem.keys, ctypes.byref(size))
+        self.workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")
+        forward.workspace, forward.workspace_bytes = self.workspace.data_ptr(), size.value
+
+    def __call__(self):
+        self.library.attention_decode(self.args)
+        return self.out
+
+
+def contenders_of(problem, libraries):
+    """{name: call that gives out}, and the reasons of those that cannot."""
+    made = {name: lambda library=library: FoveaDecode(library, problem) for name, library in libraries.items()}
+    if fa3_decode is not None:
+        made["fa3"] = lambda: lambda: fa3_decode(problem.q, problem.k, problem.v, cache_seqlens=problem.seqlens,
+                                                 page_table=problem.page_table, causal=True)
+    calls, why_not = {}, {}
+    for name, make in made.items():
+        try:
+            calls[name] = make()
+            calls[name]()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001: a peer that cannot is a line of the table
+            calls.pop(name, None)
+            why_not[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return calls, why_not
+
+
+def measure(problem, libraries, clock, rounds):
+    problem.make()
+    calls, why_not = contenders_of(problem, libraries)
+    expected = problem.expected()
+    row = {"case": problem.label, "bytes": problem.bytes(), "us": {}, "of_copy": {}, "difference": {}, "why_not": why_not}
+    for name, call in calls.items():
+        out = call()
+        out = out[0] if isinstance(out, (tuple, list)) else out
+        row["difference"][name] = ((out[0].float() - expected).norm() / expected.norm()).item()
+        if not row["difference"][name] <= DIFFERENCE:
+            raise AssertionError(f"{problem.label}: {name} differs by {row['difference'][name]:.2g}; expected at most {DIFFERENCE}")
+    source = torch.empty(problem.bytes() // 2, dtype=torch.uint8, device="cuda")  # read and written: as many bytes
+    target = torch.empty_like(source)
+    times = clock.medians(calls | {"copy": lambda: target.copy_(source)}, rounds)
+    copy_ms = times.pop("copy")[0]
+    row["copy_tbs"] = problem.bytes() / copy_ms / 1e9
+    for name, (ms, _) in times.items():
+        row["us"][name], row["of_copy"][name] = 1e3 * ms, copy_ms / ms
+    return row
+
+
+def problems(match):
+    for rows in ROWS:
+        for page_size in PAGE_SIZES:
+            for batch in BATCHES:
+                for keys in KEYS:
+                    problem = Problem(batch, keys, rows, page_size)
+                    if problem.bytes() <= MOST_BYTES and re.search(match, problem.label):
+                        yield problem
+
+
+def markdown(rows):
+    names = [name for name in ("fovea", "before", "fa3") if any(name in row["us"] for row in rows)]
+    lines = ["| case | MB | copy TB/s | " + " | ".join(f"{name} us | of the copy" for name in names) + " | difference |",
+             "|---" * (2 * len(names) + 4) + "|"]
+    for row in rows:
+        cells = [cell for name in names for cell in (
+            (f"{row['us'][name]:.1f}", f"{row['of_copy'][name]:.0%}") if name in row["us"] else ("-", "-"))]
+        difference = row["difference"].get("fovea")
+        lines.append(f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['copy_tbs']:.2f} | " + " | ".join(cells) +
+                     f" | {'-' if difference is None else f'{difference:.1e}'} |")
+    reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}
+    return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="libfovea.so")
+    parser.add_argument("--before", help="another libfovea.so, as one more contender")
+    parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
+    parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_decode_peers: skipped, PyTorch has no GPU")
+        return 77
+    begin, clock = time.monotonic(), Clock()
+    torch.manual_seed(0)
+    libraries = {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+    result = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "rounds": args.rounds, "rows": [], "wrong": []}
+    for problem in problems(args.match):
+        if time.monotonic() - begin > args.seconds:
+            print(f"gpu_decode_peers: {args.seconds:.0f} s are over; the rest is cut off", file=sys.stderr)
+            break
+        try:
+            result["rows"].append(measure(problem, libraries, clock, args.rounds))
+            print(f"gpu_decode_peers: {problem.label}: {result['rows'][-1]['of_copy']}", file=sys.stderr, flush=True)
+        except AssertionError as error:
+            result["wrong"].append(str(error))
+        if args.json:
+            keep(args.json, result)
+    print(f"{result['gpu']}, PyTorch {result['torch']}; medians of {args.rounds}.\n\n{markdown(result['rows'])}")
+    for wrong in result["wrong"]:
+        print(f"WRONG  {wrong}")
+    return 1 if result["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
