@@ -109,6 +109,11 @@ std::optional<Refusal> refuses_few_rows(const ForwardProblem& f, const DeviceTra
   return refuses_decode(f, device);
 }
 
+std::optional<Refusal> refuses_few_wide_rows(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  return refuses_decode_wide(f, device);
+}
+
 std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_any(f, device)) return refusal;
   if (f.problem.compute_dtype == ComputeDtype::bf16)
@@ -280,6 +285,19 @@ constexpr std::array kCandidates = {
               .scratch_bytes = partial_bytes,
               .choose_redo = nullptr,
               .launch = launch_sm80},
+    // Behind the one above, which takes all that it does, until a GPU has measured it (docs/kernels/decode_sm90.md).
+    Candidate{.name = kSm90DecodeWide,
+              .header = "sm90/decode.cuh",
+              .entry = "sm90::decode",
+              .params = "ForwardParams",
+              .multiplies_by_wgmma = false,
+              .refuses = refuses_few_wide_rows,
+              .choose = choose_decode,
+              .alternatives = decode_alternatives,
+              .shared_bytes = decode_shared_bytes,
+              .scratch_bytes = partial_bytes,
+              .choose_redo = nullptr,
+              .launch = launch_sm80},
     Candidate{.name = "cuda/sm80/attention_forward_f32",
               .header = "sm80/attention_forward_f32.cuh",
               .entry = "sm80::attention_forward_f32",
@@ -343,7 +361,7 @@ const Candidate& candidate_named(std::string_view name) {
 int max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
   if (!spec.is_split) return 1;
   const std::int64_t most = (f.seqlen_kv + kFewestKeysPerSplit - 1) / kFewestKeysPerSplit;
-  return static_cast<int>(std::clamp<std::int64_t>(most, 1, kMostSplits));
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, spec.most_splits));
 }
 
 std::size_t partial_bytes(const ForwardSpec& spec, const ForwardProblem& f) {

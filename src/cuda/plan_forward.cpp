@@ -95,7 +95,8 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
 jit::KernelText combine_text(const ForwardSpec& spec) {
   const CombineSpec combine{.out_element = spec.out_element,
                             .wants_row_max = spec.wants_row_max,
-                            .is_chained = spec.is_chained};
+                            .is_chained = spec.is_chained,
+                            .most_splits = spec.most_splits};
   return {fmt::format("#include \"sm80/combine.cuh\"\n"
                       "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("

@@ -57,6 +57,7 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("tile_q", spec.tile_q)
       .add("tile_kv", spec.tile_kv)
       .add("num_warps", spec.num_warps)
+      .add("num_teams", spec.num_teams)
       .add("stages", spec.stages)
       .add("ctas_per_sm", spec.ctas_per_sm)
       .add("heads_per_tile", spec.heads_per_tile)
@@ -72,6 +73,7 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("keeps_queries", spec.keeps_queries)
       .add("is_redo", spec.is_redo)
       .add("is_chained", spec.is_chained)
+      .add("most_splits", spec.most_splits)
       .finish();
 }
 
@@ -80,6 +82,7 @@ std::string print_spec(const CombineSpec& spec) {
       .add("out_element", spec.out_element)
       .add("wants_row_max", spec.wants_row_max)
       .add("is_chained", spec.is_chained)
+      .add("most_splits", spec.most_splits)
       .finish();
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cuda/attention_forward.hpp"
+#include "cuda/choices.hpp"
 #include "cuda/decode_sm90.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/forward_launch.hpp"
@@ -23,19 +24,24 @@
 namespace fovea::testing {
 namespace {
 
-/// Newer devices run the kernels of older ones too: chosen as for a device of this major compute capability and the size of ours.
-cuda::ForwardPlan plan_as(const ForwardProblem& problem, int major) {
-  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
-  const cuda::driver::DeviceInfo& info = context.info();
-  cuda::ForwardPlan plan =
-      cuda::choose_forward(problem, {.major = major,
-                                     .minor = 0,
-                                     .num_sms = info.num_sms,
-                                     .shared_bytes_per_cta = info.shared_bytes_per_cta,
-                                     .shared_bytes_per_sm = info.shared_bytes_per_sm,
-                                     .l2_bytes = info.l2_bytes});
-  cuda::load_kernels(cuda::jit::process_loader(), context, plan);
+/// Newer devices run the kernels of older ones too: a device of this major compute capability and the size of ours.
+cuda::DeviceTraits traits_as(int major) {
+  const cuda::driver::DeviceInfo& info = cuda::driver::process_context(0).info();
+  return {.major = major,
+          .minor = 0,
+          .num_sms = info.num_sms,
+          .shared_bytes_per_cta = info.shared_bytes_per_cta,
+          .shared_bytes_per_sm = info.shared_bytes_per_sm,
+          .l2_bytes = info.l2_bytes};
+}
+
+cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
+  cuda::load_kernels(cuda::jit::process_loader(), cuda::driver::process_context(0), plan);
   return plan;
+}
+
+cuda::ForwardPlan plan_as(const ForwardProblem& problem, int major) {
+  return loaded(cuda::choose_forward(problem, traits_as(major)));
 }
 
 void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
@@ -153,11 +159,19 @@ class GpuFewRows : public Gpu {
   }
 };
 
+/// What is chosen, or, for more rows and wider heads, what is not chosen yet.
+cuda::ForwardPlan plan_streaming(const ForwardProblem& problem) {
+  const cuda::DeviceTraits device = traits_as(9);
+  cuda::ForwardPlan plan = cuda::choose_forward(problem, device);
+  if (plan.candidate == cuda::kSm90Decode) return loaded(std::move(plan));
+  const cuda::Candidate& wide = cuda::candidate_named(cuda::kSm90DecodeWide);
+  if (const auto refusal = wide.refuses(problem, device)) throw Unsupported(refusal->reason);
+  return loaded(plan_choice(problem, device, {&wide, wide.choose(problem, device)}));
+}
+
 void decode_on_gpu(const AttentionForward& args) {
   const ForwardProblem problem = validate(problem_of(args), "test");
-  const cuda::ForwardPlan plan = plan_as(problem, 9);
-  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
-  run_plan(problem, plan, args, nullptr);
+  run_plan(problem, plan_streaming(problem), args, nullptr);
 }
 
 void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
@@ -166,9 +180,7 @@ void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
                                                          each.page_size > 0, "test");
   const GrownCache cache{decode.cache, 0};
-  const cuda::ForwardPlan plan = plan_as(problem, 9);
-  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
-  run_plan(problem, plan, args, &cache);
+  run_plan(problem, plan_streaming(problem), args, &cache);
 }
 
 /// Each sequence against the oracle on its keys laid out densely; another run gives the same bits.
@@ -187,8 +199,8 @@ void expect_right_cache(const CacheCase& problem) {
 
 TEST_F(GpuFewRows, RowsHeadsAndLengths) {
   for (const std::int64_t group : {1, 3, 8}) {
-    for (const std::int64_t seqlen_q : {1, 2, 5}) {
-      if (group * seqlen_q > 16) continue;
+    for (const std::int64_t seqlen_q : {1, 2, 5, 8, 16}) {
+      if (group * seqlen_q > 64) continue;
       for (const std::int64_t seqlen_kv : {257, 1031, 17000, 40001}) {
         Case problem = plain_case(seqlen_q == 2 ? Dtype::f16 : Dtype::bf16);
         problem.label = "few_rows";
@@ -210,14 +222,16 @@ TEST_F(GpuFewRows, Features) {
   for (const Feature& feature : features()) {
     if (feature.group == "shape" || feature.group == "heads" || feature.group == "products")
       continue;
-    Case problem = plain_case(Dtype::bf16);
-    problem.label = feature.name;
-    problem.seqlen_q = 2;
-    problem.seqlen_kv = 531;  // three splits, the last cut
-    problem.num_heads_q = 4;
-    problem.num_heads_kv = 2;
-    feature.add(problem);
-    expect_kernel_equals_oracle(problem, decode_on_gpu);
+    for (const std::int64_t seqlen_q : {2, 12, 32}) {  // teams of 1, 2 and 4 warps
+      Case problem = plain_case(Dtype::bf16);
+      problem.label = feature.name;
+      problem.seqlen_q = seqlen_q;
+      problem.seqlen_kv = 531;  // three splits, the last cut
+      problem.num_heads_q = 4;
+      problem.num_heads_kv = 2;
+      feature.add(problem);
+      expect_kernel_equals_oracle(problem, decode_on_gpu);
+    }
   }
 }
 
@@ -226,9 +240,10 @@ TEST_F(GpuFewRows, Caches) {
   base.seqlens = {0, 1, 15, 16, 17, 64, 255, 256, 257, 523, 5003};
   base.num_heads_kv = 2;
   base.q_dtype = base.k_dtype = base.v_dtype = Dtype::bf16;
-  for (const std::int64_t head_dim : {64, 128}) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
     for (const std::int64_t page_size : {0, 1, 3, 16, 64}) {
-      for (const std::int64_t seqlen_q : {1, 2}) {
+      if (head_dim == 256 && page_size != 16) continue;
+      for (const std::int64_t seqlen_q : {1, 2, 4, 8}) {
         CacheCase problem = base;
         problem.head_dim_qk = problem.head_dim_v = head_dim;
         problem.page_size = page_size;

@@ -33,22 +33,32 @@ void run_clear_counter(const ClearCounterParams& params) { clear_counter(params)
 
 namespace {
 
-template <Element element, bool wants_row_max>
+template <CombineSpec spec>
 void run_combine(const CombineParams& p) {
-  sm80::combine<CombineSpec{.out_element = element, .wants_row_max = wants_row_max}>(p);
+  sm80::combine<spec>(p);
+}
+
+template <Element element, bool wants_row_max>
+CombineFunction combine_of_splits(int most_splits) {
+  if (most_splits == 16)
+    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 16}>;
+  if (most_splits == 32)
+    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 32}>;
+  return run_combine<{.out_element = element, .wants_row_max = wants_row_max}>;
 }
 
 template <Element element>
-CombineFunction combine_to(bool wants_row_max) {
-  return wants_row_max ? run_combine<element, true> : run_combine<element, false>;
+CombineFunction combine_to(const ForwardSpec& spec) {
+  return spec.wants_row_max ? combine_of_splits<element, true>(spec.most_splits)
+                            : combine_of_splits<element, false>(spec.most_splits);
 }
 
 }  // namespace
 
 CombineFunction combine_of(const ForwardSpec& spec) {
-  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec.wants_row_max);
-  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec.wants_row_max);
-  return combine_to<Element::bf16>(spec.wants_row_max);
+  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec);
+  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec);
+  return combine_to<Element::bf16>(spec);
 }
 
 }  // namespace fovea::cuda

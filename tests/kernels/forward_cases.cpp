@@ -249,44 +249,6 @@ std::vector<Case> hopper_cases() {
   return cases;
 }
 
-std::vector<Case> decode_cases() {
-  // Three splits of 256 keys, the last one cut in its second slice. Two heads of two queries are rows of one CTA.
-  Case base = started("", Dtype::bf16);
-  base.seqlen_q = 2;
-  base.seqlen_kv = 531;
-  base.num_heads_q = 4;
-  base.num_heads_kv = 2;
-  base.head_dim_qk = base.head_dim_v = 64;
-  const auto with = [&base](std::string label) {
-    Case problem = base;
-    problem.label = "few_rows_" + std::move(label);
-    return problem;
-  };
-  std::vector<Case> cases = {with("full"),           with("heavy"),   with("window"),
-                             with("strided"),        with("dropout"), with("programs"),
-                             with("nothing_visible")};
-  cases[1].distribution = Distribution::heavy_tailed;
-  cases[1].dtype = Dtype::f16;
-  cases[1].head_dim_qk = 72;
-  cases[1].head_dim_v = 40;
-  cases[1].has_sinks = true;
-  cases[2].mask = window(300, 0);
-  cases[3].layout = cases[3].out_layout = Layout::strided_dim;
-  cases[3].mask = causal();
-  cases[4].dropout = {.p = 0.3F, .seed = 7, .offset = 1};
-  Case& programs = cases[5];
-  const TensorView slopes =
-      programs.capture(Dtype::f32, {4}, [](std::int64_t i) { return 0.5 / double(i + 1); });
-  const TensorView documents = programs.capture(
-      Dtype::i32, {2, 531}, [](std::int64_t i) { return double(i % 531 / (60 + i / 531 * 30)); });
-  const Captures captures{.tensors = {{"slopes", slopes}, {"doc", documents}}};
-  programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
-  programs.mask = parse_mask_mod("doc[batch, q_idx + 529] == doc[batch, kv_idx]", captures);
-  cases[6].mask = mask_mod([](auto x) { return x.kv_idx < 0; });
-  std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
-  return cases;
-}
-
 std::int64_t longest(const CacheCase& problem) {
   return *std::max_element(problem.seqlens.begin(), problem.seqlens.end());
 }
@@ -317,55 +279,6 @@ std::vector<NamedCacheCase> kernel_cache_cases() {
           {"slots", slots},
           {"paged_prefill", prefill},
           {"paged_decode_f32", plain}};
-}
-
-std::vector<NamedCacheCase> decode_cache_cases() {
-  CacheCase base;
-  // Nothing; one key; a slice of 16, a tile of 64 and a split of 256 keys, one more and one less; primes.
-  base.seqlens = {0, 1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 523};
-  base.num_heads_q = 16;
-  base.num_heads_kv = 2;
-  base.q_dtype = base.k_dtype = base.v_dtype = Dtype::bf16;
-  base.head_dim_qk = base.head_dim_v = 128;
-  base.page_size = 16;
-  CacheCase odd_pages = base;
-  odd_pages.page_size = 3;
-  odd_pages.index_dtype = Dtype::i64;
-  odd_pages.num_heads_q = 5;
-  odd_pages.num_heads_kv = 1;
-  odd_pages.seqlen_q = 3;
-  odd_pages.seqlens = {523, 3, 31};
-  odd_pages.q_dtype = odd_pages.k_dtype = odd_pages.v_dtype = Dtype::f16;
-  odd_pages.head_dim_qk = odd_pages.head_dim_v = 64;
-  odd_pages.mask = window(270, 0);
-  odd_pages.has_sinks = true;
-  CacheCase single_keys = odd_pages;
-  single_keys.page_size = 1;
-  single_keys.num_heads_q = 1;
-  single_keys.seqlen_q = 8;
-  single_keys.seqlens = {8, 300, 17};
-  // 16 rows, as many as there may be.
-  CacheCase many_rows = base;
-  many_rows.page_size = 64;
-  many_rows.num_heads_q = 4;
-  many_rows.num_heads_kv = 1;
-  many_rows.seqlen_q = 4;
-  many_rows.seqlens = {523, 8, 71};
-  CacheCase slots = many_rows;
-  slots.page_size = 0;
-  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
-  // Padded in the tile, and pages that begin with rows that are no keys.
-  CacheCase padded = base;
-  padded.seqlens = {300, 1, 17, 200};
-  padded.num_heads_q = 6;
-  padded.head_dim_qk = padded.head_dim_v = 40;
-  padded.has_sinks = padded.has_left_padding = true;
-  return {{"decode_pages_of_16", base},
-          {"decode_pages_of_3", odd_pages},
-          {"decode_pages_of_1", single_keys},
-          {"decode_pages_of_64", many_rows},
-          {"decode_slots", slots},
-          {"decode_padded", padded}};
 }
 
 }  // namespace fovea::testing

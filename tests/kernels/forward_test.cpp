@@ -58,10 +58,9 @@ struct Run {
 };
 
 void run_emulated(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  if (run.device.major >= 9) {
-    ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
-  }
+  const cuda::ForwardPlan plan = run.device.major >= 9
+                                     ? streaming_plan(run.label, run.problem, run.device)
+                                     : plan_of(run.label, run.problem, run.device);
   std::vector<TensorBytes> tensors = tensors_of_call(run.args);
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);

@@ -23,9 +23,8 @@ std::string renamed(std::string text, const std::string& from, const std::string
   return text;
 }
 
-void print(const std::string& label, const ForwardProblem& problem,
-           const cuda::DeviceTraits& device, std::ofstream& out, std::string& table) {
-  const cuda::ForwardPlan plan = testing::plan_of(label, problem, device);
+void print(const std::string& label, const cuda::ForwardPlan& plan, std::ofstream& out,
+           std::string& table) {
   const expr::CudaProgram& program = *plan.program;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
@@ -72,14 +71,18 @@ int main(int argc, char** argv) {
   if (argc != 2) return 2;
   std::ofstream out(argv[1]);
   std::string table;
-  for (const auto& each : fovea::testing::kernel_cases())
-    print(each.label, problem_of_case(each), cuda::typical_device(8, 0), out, table);
-  for (const auto& each : fovea::testing::kernel_cache_cases())
-    print(each.label, problem_of_cache(each.problem), cuda::typical_device(8, 0), out, table);
-  for (const auto& each : fovea::testing::decode_cases())
-    print(each.label, problem_of_case(each), cuda::typical_device(9, 0), out, table);
-  for (const auto& each : fovea::testing::decode_cache_cases())
-    print(each.label, problem_of_cache(each.problem), cuda::typical_device(9, 0), out, table);
+  const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
+  const cuda::DeviceTraits hopper = cuda::typical_device(9, 0);
+  for (const auto& each : testing::kernel_cases())
+    print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, table);
+  for (const auto& each : testing::kernel_cache_cases())
+    print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+  for (const auto& each : testing::decode_cases())
+    print(each.label, testing::streaming_plan(each.label, problem_of_case(each), hopper), out,
+          table);
+  for (const auto& each : testing::decode_cache_cases())
+    print(each.label, testing::streaming_plan(each.label, problem_of_cache(each.problem), hopper),
+          out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);

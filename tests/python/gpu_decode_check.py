@@ -241,6 +241,11 @@ def check_all(checker):
         checker.check(f"{name}, prefill of 70", replace(layout, num_new=70, seqlen_q=70, rotary="pairs"))
     for head_dim in (64, 80, 192, 256):
         checker.check(f"paged, head_dim {head_dim}", replace(decode, head_dim=head_dim, head_dim_v=head_dim, num_new=1, rotary="pairs"))
+    for seqlen_q, heads_q in ((1, 34), (4, 16), (11, 6), (16, 6), (8, 16)):  # 17, 32, 33, 48 and 64 rows of a key head
+        rows = replace(decode, lengths=[5000, 17, 256, 0], seqlen_q=seqlen_q, heads_q=heads_q)
+        checker.check(f"paged, {seqlen_q * heads_q // 2} rows", rows)
+        checker.check(f"slots, {seqlen_q * heads_q // 2} rows, f16", replace(rows, page_size=0, has_slots=True, dtype="float16"))
+        checker.check(f"paged, {seqlen_q * heads_q // 2} rows, head_dim 256", replace(rows, page_size=24, head_dim=256, head_dim_v=256))
     checker.check("paged, f16, positions", replace(decode, dtype="float16", num_new=4, seqlen_q=4, rotary="positions"))
     checker.check("paged, f32", replace(decode, dtype="float32", num_new=2, seqlen_q=2, rotary="halves"))
     checker.check("paged, tokens of f32", replace(decode, new_dtype="float32", num_new=3, seqlen_q=3, rotary="halves"))

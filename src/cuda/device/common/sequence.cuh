@@ -120,11 +120,12 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
 }
 
 /// Of the keys of the sequence, those of one split.
+template <ForwardSpec spec>
 FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   const int seqlen_kv = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
-  const int keys = keys_per_split(seqlen_kv);
+  const int keys = keys_per_split(seqlen_kv, spec.most_splits);
   work.split = split;
-  work.is_nothing = split >= num_splits(seqlen_kv);
+  work.is_nothing = split >= num_splits(seqlen_kv, spec.most_splits);
   work.kv_begin = split * keys;
   work.kv_end = least(seqlen_kv, work.kv_begin + keys);
 }
@@ -158,7 +159,7 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   work.q_head = unit * spec.heads_per_tile;
   work.kv_head = work.q_head / p.group;
   work.kv_end = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
-  if constexpr (spec.is_split) take_split(work, ptx::block_idx().y);
+  if constexpr (spec.is_split) take_split<spec>(work, ptx::block_idx().y);
   return work;
 }
 

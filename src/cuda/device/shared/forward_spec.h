@@ -2,6 +2,7 @@
 // Read forward_params.h next.
 #pragma once
 
+#include "shared/split.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -18,6 +19,7 @@ struct ForwardSpec {
   std::int32_t tile_q = 128;  // rows, of all heads that a tile packs
   std::int32_t tile_kv = 64;
   std::int32_t num_warps = 4;
+  std::int32_t num_teams = 1;       // sm90/decode: that share the CTA with this one (spec_of_team)
   std::int32_t stages = 2;          // kv tiles in shared memory
   std::int32_t ctas_per_sm = 2;     // that registers are left for
   std::int32_t heads_per_tile = 1;  // q heads of one kv head that share a tile (GQA packing)
@@ -34,6 +36,7 @@ struct ForwardSpec {
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
   bool is_redo = false;        // sm80: only rows that another kernel found suspect
   bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
+  std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 
   bool operator==(const ForwardSpec&) const = default;
 };
@@ -55,16 +58,22 @@ constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
          sm80_vote_bytes(spec) + kSm80WorkBytes;
 }
 
-/// What one warp of sm90/decode computes: a part of the keys of a tile, by itself.
-constexpr ForwardSpec spec_of_warp(ForwardSpec spec) {
-  spec.tile_kv /= spec.num_warps;
-  spec.num_warps = 1;
+/// Teams of warps of a CTA of sm90/decode: each warp of a team has 16 rows.
+constexpr std::int32_t sm90_decode_teams(const ForwardSpec& spec) {
+  return spec.num_warps * 16 / spec.tile_q;
+}
+
+/// What one team computes: a part of the keys of a tile, by itself.
+constexpr ForwardSpec spec_of_team(ForwardSpec spec) {
+  spec.num_teams = sm90_decode_teams(spec);
+  spec.tile_kv /= spec.num_teams;
+  spec.num_warps /= spec.num_teams;
   return spec;
 }
 
-/// Dynamic shared memory of a warp of sm90/decode.
-constexpr std::int32_t sm90_decode_warp_bytes(const ForwardSpec& spec) {
-  return (sm80_forward_shared_bytes(spec_of_warp(spec)) + 127) / 128 * 128;
+/// Dynamic shared memory of a team of sm90/decode.
+constexpr std::int32_t sm90_decode_team_bytes(const ForwardSpec& spec) {
+  return (sm80_forward_shared_bytes(spec_of_team(spec)) + 127) / 128 * 128;
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.
@@ -97,6 +106,7 @@ struct CombineSpec {
   Element out_element = Element::bf16;
   bool wants_row_max = false;
   bool is_chained = false;
+  std::int32_t most_splits = kMostSplits;
 
   bool operator==(const CombineSpec&) const = default;
 };

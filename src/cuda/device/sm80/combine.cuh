@@ -80,7 +80,7 @@ struct Combine {
       keys = index_at(p.seqlens_kv, batch) + p.num_new;
       if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, batch);
     }
-    return num_splits(static_cast<int>(keys));
+    return num_splits(static_cast<int>(keys), spec.most_splits);
   }
 
   FOVEA_DEVICE_MEMBER void store(int col, float value) const {

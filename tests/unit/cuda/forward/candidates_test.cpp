@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
+constexpr const char* kDecodeWide = "cuda/sm90/decode_wide";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -131,13 +132,54 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
 TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
   Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
-            "24 rows share a kv head; expected at most 16");
+            "24 rows share a kv head; expected at most 16, more (cuda/sm90/decode_wide) are not "
+            "measured yet");
   shape.seqlen_q = 1;
   shape.head_dim_v = 136;
-  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode), "head_dim_v is 136; expected at most 128");
+  EXPECT_EQ(
+      reason_of(chosen(shape, 9, 0), kDecode),
+      "head_dim_v is 136; expected at most 128, more (cuda/sm90/decode_wide) is not measured yet");
   shape.seqlen_kv = 256;
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
             "256 keys are one split; expected more than 256");
+}
+
+const Candidate& wide() { return candidate_named(kDecodeWide); }
+
+std::string refusal_by_wide(const Shape& shape) {
+  const auto refusal = wide().refuses(validate(problem_of(shape), "test"), typical_device(9, 0));
+  return refusal ? refusal->reason : "";
+}
+
+TEST(ForwardCandidates, MoreRowsAndWiderHeadsAreStreamedWhereAsked) {
+  Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
+  EXPECT_EQ(chosen(shape, 9, 0).candidate, kTensorCores);
+  EXPECT_EQ(refusal_by_wide(shape), "");
+  shape.seqlen_q = 9;
+  EXPECT_EQ(refusal_by_wide(shape), "72 rows share a kv head; expected at most 64");
+  shape.seqlen_q = 2;
+  EXPECT_EQ(refusal_by_wide(shape), "up to 16 rows of head dims up to 128 are cuda/sm90/decode's");
+  shape.head_dim_qk = 264;
+  EXPECT_EQ(refusal_by_wide(shape), "head_dim_qk is 264; expected at most 256");
+}
+
+TEST(ForwardCandidates, TwoCtasOfEveryStreamedTileFitAnSm) {
+  const DeviceTraits device = typical_device(9, 0);
+  for (const std::int64_t rows : {1, 17, 33, 64}) {
+    for (const std::int64_t qk : {32, 64, 128, 192, 256}) {
+      for (const std::int64_t v : {32, 128, 192, 256}) {
+        const Shape shape{.seqlen_q = rows, .head_dim_qk = qk, .head_dim_v = v};
+        if (!refusal_by_wide(shape).empty()) continue;  // narrow heads of one row
+        const ForwardSpec spec = wide().choose(validate(problem_of(shape), "test"), device);
+        EXPECT_LE(2 * (wide().shared_bytes(spec) + kReservedSharedBytes),
+                  static_cast<std::size_t>(device.shared_bytes_per_sm))
+            << rows << " " << qk << "/" << v;
+        EXPECT_EQ(spec.tile_q % 16, 0);
+        EXPECT_GE(spec.tile_q, rows);
+        EXPECT_EQ(kFewestKeysPerSplit % (spec.tile_kv / sm90_decode_teams(spec)), 0);
+      }
+    }
+  }
 }
 
 TEST(ForwardCandidates, ScalesThatCannotBeFoldedAreAppliedOneByOne) {
@@ -211,14 +253,16 @@ TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {
 }
 
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {
-  for (const int keys : {1, 255, 256, 257, 5000, 16384, 16385, 32768, 131072, 1000003}) {
-    const int each = keys_per_split(keys);
-    EXPECT_EQ(each % kFewestKeysPerSplit, 0);
-    EXPECT_LE(num_splits(keys), kMostSplits) << keys;
-    EXPECT_GE(num_splits(keys) * each, keys);
-    EXPECT_LT((num_splits(keys) - 1) * each, keys);
+  for (const int most : {16, 32, kMostSplits}) {
+    for (const int keys : {1, 255, 256, 257, 5000, 16384, 16385, 32768, 131072, 1000003}) {
+      const int each = keys_per_split(keys, most);
+      EXPECT_EQ(each % kFewestKeysPerSplit, 0);
+      EXPECT_LE(num_splits(keys, most), most) << keys;
+      EXPECT_GE(num_splits(keys, most) * each, keys);
+      EXPECT_LT((num_splits(keys, most) - 1) * each, keys);
+    }
+    EXPECT_EQ(num_splits(0, most), 1);
   }
-  EXPECT_EQ(num_splits(0), 1);
 }
 
 }  // namespace

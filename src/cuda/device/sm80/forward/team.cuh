@@ -84,8 +84,8 @@ struct Row {
   bool exists;
 };
 
-/// The warps that share a tile, as one thread of them sees it: a CTA, or, with num_warps 1, a warp by itself, its shared memory apart
-/// from the others'.
+/// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory apart from the
+/// others'.
 template <ForwardSpec spec>
 struct Team {
   using T = Traits<spec>;
@@ -100,8 +100,14 @@ struct Team {
   FOVEA_DEVICE_MEMBER static void meet() {
     if constexpr (spec.num_warps == 1) {
       ptx::sync_warp();
-    } else {
+    } else if constexpr (spec.num_teams == 1) {
       ptx::sync_threads();
+    } else {
+      // Note: a branch for each, as from a number in a register ptxas reserves all 16 barriers.
+      const int team = ptx::warp_idx() / spec.num_warps;
+#pragma unroll
+      for (int i = 0; i < spec.num_teams; ++i)
+        if (team == i) ptx::bar_sync(1 + i, T::kThreads);
     }
   }
 
