@@ -26,8 +26,8 @@ Times time_flushed(const Gpu& gpu, const std::function<void()>& enqueue, std::in
 /// The kernel that a cache of these shapes gets.
 Explanation explain_decode(const AttentionDecode& args, std::int64_t seqlen_kv) {
   constexpr std::string_view kWhere = "bench";
-  const ForwardProblem problem =
-      validate_decode_problem(decode_problem(args, seqlen_kv, 0, kWhere), true, kWhere);
+  const ForwardProblem problem = validate_decode_problem(decode_problem(args, seqlen_kv, 0, kWhere),
+                                                         cache_layout(args), kWhere);
   return explain_forward(problem, cuda::plan_forward(problem, problem.device()));
 }
 

@@ -59,7 +59,8 @@ struct PagedCall {
   ForwardProblem problem() const {
     const std::int64_t keys_of_each = args.cache.page_table.size(1) * args.cache.k.size(1);
     const std::int64_t planned = std::max(kLeastPlannedKeys, keys_of_each);
-    return validate_decode_problem(decode_problem(args, planned, 0, kWhere), true, kWhere);
+    return validate_decode_problem(decode_problem(args, planned, 0, kWhere), cache_layout(args),
+                                   kWhere);
   }
 };
 

@@ -97,7 +97,7 @@ FOVEA_EXPORT void append_to_cache(const KvCache& cache, const Append& append,
                                   const std::optional<Rotary>& rotary = {}, void* stream = nullptr);
 
 /// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of these shapes
-/// wants one workspace, whatever its lengths.
+/// whose rows are as aligned wants one workspace, whatever its lengths.
 FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
                                                 std::int64_t max_seqlen_kv);
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "core/check.hpp"
 #include "cuda/device/shared/clear_counter.h"
@@ -81,6 +83,32 @@ bool has_registers(const ForwardSpec& spec, std::int32_t num_groups) {
   return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanel;
 }
 
+/// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
+constexpr std::int64_t kFewestRowsOfBox = 8;
+
+std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
+  if (!f.is_cached) return std::nullopt;
+  if (!f.is_paged)
+    return Refusal{"keys lie in a contiguous cache; expected pages, or tensors of keys"};
+  const CacheLayout& cache = f.cache;
+  if (cache.page_size < kFewestRowsOfBox ||
+      !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size))) {
+    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
+                               cache.page_size, kFewestRowsOfBox)};
+  }
+  if (cache.has_left_padding)
+    return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  if (f.seqlen_q < kRowsOfGroup) {
+    return Refusal{
+        fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
+                    "most of a tile of one head empty",
+                    f.seqlen_q, kRowsOfGroup)};
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits& device) {
@@ -89,7 +117,7 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
   const Problem& p = f.problem;
-  if (f.is_cached) return Refusal{"keys lie in a cache; this kernel takes tensors of keys"};
+  if (auto refusal = refuses_cache(f)) return refusal;
   if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
   if (f.group * f.seqlen_q <= kRowsOfGroup) {
     return Refusal{
@@ -123,7 +151,7 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
   spec.stages = kStages;
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
-  spec.is_dynamic = has_mask(f) || f.is_varlen;  // row tiles of unequal length
+  spec.is_dynamic = has_mask(f) || f.is_varlen || f.is_paged;  // row tiles of unequal length
   return spec;
 }
 
@@ -157,7 +185,8 @@ std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f)
 
 namespace {
 
-/// A tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel; packed tensors are one long sequence.
+/// A tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel; packed tensors are one long sequence, pages are
+/// short ones.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
   driver::TensorMapSpec spec{
       .element =
@@ -177,10 +206,23 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
   return encode(spec, t.data());
 }
 
+/// What TMA reads and writes; k and v may be those of a cache.
+struct Operands {
+  const TensorView &q, &k, &v, &out;
+
+  Operands(const AttentionForward& args, const GrownCache* cache)
+      : q(args.q),
+        k(cache != nullptr ? cache->cache.k : args.k),
+        v(cache != nullptr ? cache->cache.v : args.v),
+        out(args.out) {}
+
+  bool has_keys() const { return k.size(k.rank() - 3) > 0 && k.size(0) > 0; }
+};
+
 /// What the plan was chosen by may have changed from call to call.
-void refuse_other_strides(const AttentionForward& args) {
+void refuse_other_strides(const Operands& t) {
   for (const auto& [label, view] :
-       {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}, {"out", &args.out}}) {
+       {std::pair{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"out", &t.out}}) {
     const std::string why = why_no_tensor_map(label, view->spec());
     const bool is_aligned = reinterpret_cast<std::uintptr_t>(view->data()) % 16 == 0;
     if (why.empty() && is_aligned) continue;
@@ -212,6 +254,11 @@ Sections sections_of(const ForwardParams& p) {
   return {heads, before / heads * heads};
 }
 
+/// Of a kv tile: as many as surely lie in one page.
+std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
+  return spec.is_paged ? std::gcd(spec.tile_kv, page_size) : spec.tile_kv;
+}
+
 /// The same parameters, for a few CTAs that look through all units.
 ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
                           const std::int32_t* num_packed_tiles, const std::uint8_t* is_suspect) {
@@ -231,25 +278,27 @@ ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
 }  // namespace
 
 Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, void* workspace,
+                       const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode) {
-  refuse_other_strides(args);
+  const Operands tensors(args, cache);
+  refuse_other_strides(tensors);
   auto* scratch = static_cast<std::byte*>(workspace);
   auto* counters = static_cast<std::int32_t*>(workspace);
   auto* is_suspect = reinterpret_cast<std::uint8_t*>(scratch + kCounterBytes);
   Sm90Launch launch;
-  launch.common = forward_launch(problem, plan, args, workspace, nullptr);
+  launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
   launch.redo = redo_launch(plan, launch.common, counters + 1, is_suspect);
   // TMA knows no tensor without rows: all outputs are left to the redo.
-  if (args.k.size(args.k.rank() - 3) == 0 || launch.common.grid.x == 0) return launch;
+  if (!tensors.has_keys() || launch.common.grid.x == 0) return launch;
   launch.num_ctas =
       std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
   const Sections sections = sections_of(launch.common.params);
-  launch.params = {.q = tensor_map(encode, args.q, kRowsOfGroup),
-                   .k = tensor_map(encode, args.k, plan.spec.tile_kv),
-                   .v = tensor_map(encode, args.v, plan.spec.tile_kv),
-                   .out = tensor_map(encode, args.out, kRowsOfGroup),
+  const std::int32_t rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
+  launch.params = {.q = tensor_map(encode, tensors.q, kRowsOfGroup),
+                   .k = tensor_map(encode, tensors.k, rows_per_box),
+                   .v = tensor_map(encode, tensors.v, rows_per_box),
+                   .out = tensor_map(encode, tensors.out, kRowsOfGroup),
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
                    .next_tile = counters,
@@ -257,7 +306,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                    .heads_per_section = sections.heads,
                    .last_section = sections.last,
                    .is_suspect = is_suspect,
-                   .zero = 0};
+                   .zero = 0,
+                   .rows_per_box = rows_per_box};
   return launch;
 }
 
@@ -281,13 +331,13 @@ void clear_next_tile(const ForwardPlan& plan, const Sm90Launch& launch, driver::
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream_handle,
                  const GrownCache* cache) {
-  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr && cache == nullptr);
+  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr);
   const driver::Stream stream(stream_handle);
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
   const Sm90Launch launch =
-      sm90_launch(problem, plan, args, workspace,
+      sm90_launch(problem, plan, args, cache, workspace,
                   [&driver](const driver::TensorMapSpec& spec, const void* address) {
                     return encode_by(driver, spec, address);
                   });

@@ -42,11 +42,10 @@ struct Sm90Launch {
 
 /// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
 Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, void* workspace,
+                       const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode);
 
-/// Candidate::launch: range tables, the counter of row tiles, the kernel, plan.redo; the last two start while the one before ends. There
-/// is no cache.
+/// Candidate::launch: range tables, the counter of row tiles, the kernel, plan.redo; the last two start while the one before ends.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,
                  const GrownCache* cache);

@@ -37,9 +37,9 @@ std::int64_t bound_of(const AttentionDecode& args, std::int64_t longest) {
   return bound_of(longest, is_known ? cache_capacity(args.cache) : kMostKeys);
 }
 
-Plan make_plan(const Problem& problem, bool is_paged, std::string_view where) {
+Plan make_plan(const Problem& problem, const CacheLayout& cache, std::string_view where) {
   auto impl = std::make_shared<Plan::Impl>();
-  impl->problem = validate_decode_problem(problem, is_paged, where);
+  impl->problem = validate_decode_problem(problem, cache, where);
   if (is_cpu(impl->problem.device())) {
     impl->backend = cpu::plan_forward(impl->problem, problem.num_threads);
   } else {
@@ -52,9 +52,9 @@ Plan find_plan(const AttentionDecode& args, std::int64_t bound, Runtime& runtime
                std::string_view where) {
   const int num_threads = args.executor != nullptr ? args.executor->concurrency() : 0;
   const Problem problem = decode_problem(args, bound, num_threads, where);
-  const bool is_paged = static_cast<bool>(args.cache.page_table);
-  return runtime.impl().find_or_make(decode_key(problem, is_paged),
-                                     [&] { return make_plan(problem, is_paged, where); });
+  const CacheLayout cache = cache_layout(args);
+  return runtime.impl().find_or_make(decode_key(problem, cache),
+                                     [&] { return make_plan(problem, cache, where); });
 }
 
 /// With an executor where there must be one.

@@ -17,6 +17,15 @@ TensorSpec row_major(const TensorSpec& spec, std::int64_t batch, std::int64_t se
   return result;
 }
 
+bool has_aligned_rows(const TensorView& t) {
+  constexpr std::int64_t kBytes = 16;
+  const auto size = static_cast<std::int64_t>(size_bytes(t.dtype()));
+  for (int dim = 0; dim + 1 < t.rank(); ++dim) {
+    if (t.size(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) * size % kBytes != 0)) return false;
+  }
+  return t.stride(t.rank() - 1) == 1 && reinterpret_cast<std::uintptr_t>(t.data()) % kBytes == 0;
+}
+
 // ---- memory that overlaps ----
 
 void add_cache_indices(OverlapCheck& check, const KvCache& cache) {
@@ -107,17 +116,29 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
           .num_threads = num_threads};
 }
 
-expr::Digest decode_key(const Problem& problem, bool is_paged) {
-  constexpr std::uint64_t kCached = 0x6b76636163686564U;  // apart from any forward call's
-  const expr::Digest key = problem_key(problem);
-  return {key.lo ^ kCached, key.hi + std::uint64_t{is_paged}};
+CacheLayout cache_layout(const AttentionDecode& args) {
+  const KvCache& cache = args.cache;
+  return {.page_size = cache.page_table ? cache.k.size(1) : 0,
+          .has_left_padding = static_cast<bool>(cache.left_padding),
+          .has_aligned_rows = has_aligned_rows(args.q) && has_aligned_rows(args.out) &&
+                              has_aligned_rows(cache.k) && has_aligned_rows(cache.v)};
 }
 
-ForwardProblem validate_decode_problem(const Problem& problem, bool is_paged,
+expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
+  constexpr std::uint64_t kCached = 0x6b76636163686564U;  // apart from any forward call's
+  const expr::Digest key = problem_key(problem);
+  const std::uint64_t layout = static_cast<std::uint64_t>(cache.page_size) << 2U |
+                               std::uint64_t{cache.has_left_padding} << 1U |
+                               std::uint64_t{cache.has_aligned_rows};
+  return {key.lo ^ kCached, key.hi + layout};
+}
+
+ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout& cache,
                                        std::string_view where) {
   ForwardProblem f = validate(problem, where, KvDtypes::any_float);
   f.is_cached = true;
-  f.is_paged = is_paged;
+  f.is_paged = cache.page_size > 0;
+  f.cache = cache;
   return f;
 }
 

@@ -25,11 +25,13 @@ std::int64_t decode_batch(const AttentionDecode& args, std::string_view where);
 Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
                        std::string_view where);
 
+CacheLayout cache_layout(const AttentionDecode& args);
+
 /// Everything that a plan depends on, as problem_key.
-expr::Digest decode_key(const Problem& problem, bool is_paged);
+expr::Digest decode_key(const Problem& problem, const CacheLayout& cache);
 
 /// validate, for keys and values of dtypes of their own.
-ForwardProblem validate_decode_problem(const Problem& problem, bool is_paged,
+ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout& cache,
                                        std::string_view where);
 
 /// What validate_cache does not see: queries and their rotation, outputs, programs, and memory that overlaps.

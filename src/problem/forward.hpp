@@ -11,6 +11,13 @@
 
 namespace fovea {
 
+/// How the tensors of a call over a cache lie, as far as a plan depends on it.
+struct CacheLayout {
+  std::int64_t page_size = 0;  // 0: contiguous
+  bool has_left_padding = false;
+  bool has_aligned_rows = false;  // q, out, k and v: contiguous rows, at multiples of 16 bytes
+};
+
 struct ForwardProblem {
   Problem problem;  // as posed; out resolved
   bool is_varlen = false;
@@ -24,6 +31,7 @@ struct ForwardProblem {
   float softmax_scale = 1;
   bool is_cached = false;  // keys and values lie in a cache, which knows their lengths (cache.hpp)
   bool is_paged = false;   // in pages of it
+  CacheLayout cache{};     // where there is one
 
   Device device() const { return problem.q.device; }  // of every tensor
 };

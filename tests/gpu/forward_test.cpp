@@ -178,7 +178,7 @@ void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
   const AttentionForward args = forward_of(decode);
   const std::int64_t longest = *std::ranges::max_element(each.seqlens);
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
-                                                         each.page_size > 0, "test");
+                                                         cache_layout(decode), "test");
   const GrownCache cache{decode.cache, 0};
   run_plan(problem, plan_streaming(problem), args, &cache);
 }

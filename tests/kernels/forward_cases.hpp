@@ -26,6 +26,9 @@ struct NamedCacheCase {
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
 
+/// Of sm90/attention_forward: chunks of queries against pages of all sizes that it takes.
+std::vector<NamedCacheCase> hopper_cache_cases();
+
 /// Of sm90/decode: lengths around slices, tiles and splits, in pages of all kinds and in slots.
 std::vector<NamedCacheCase> decode_cache_cases();
 

@@ -61,8 +61,9 @@ ForwardProblem problem_of_case(const testing::Case& each) {
 ForwardProblem problem_of_cache(const testing::CacheCase& each) {
   constexpr const char* kWhere = "print_forward_units";
   testing::CacheMemory memory(each);
-  return validate_decode_problem(decode_problem(memory.args(), testing::longest(each), 1, kWhere),
-                                 each.page_size > 0, kWhere);
+  const AttentionDecode args = memory.args();
+  return validate_decode_problem(decode_problem(args, testing::longest(each), 1, kWhere),
+                                 cache_layout(args), kWhere);
 }
 
 }  // namespace
@@ -89,6 +90,8 @@ int main(int argc, char** argv) {
   table.clear();
   for (const auto& each : fovea::testing::hopper_cases())
     print_hopper(each.label, problem_of_case(each), out, table);
+  for (const auto& each : fovea::testing::hopper_cache_cases())
+    print_hopper(each.label, problem_of_cache(each.problem), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kHoppers[] = {{\n{}}};\n}}\n",
       table);

@@ -239,6 +239,19 @@ def check_all(checker):
         checker.check(f"{name}, append", replace(layout, num_new=1))
         checker.check(f"{name}, append, rotary", replace(layout, num_new=1, rotary="halves"))
         checker.check(f"{name}, prefill of 70", replace(layout, num_new=70, seqlen_q=70, rotary="pairs"))
+    chunk = Case(lengths=[0, 1, 129, 900], seqlen_q=200, page_size=16)
+    for page_size in (8, 16, 32, 64, 128, 256, 48):  # of 48: another kernel
+        checker.check(f"chunk of 200, pages of {page_size}", replace(chunk, page_size=page_size))
+    for head_dim, head_dim_v in ((64, 64), (192, 128), (192, 192), (256, 256), (72, 40)):
+        checker.check(f"chunk of 200, head_dim {head_dim}, {head_dim_v}", replace(chunk, head_dim=head_dim, head_dim_v=head_dim_v))
+    checker.check("chunk of 200, f16, heads first", replace(chunk, dtype="float16", has_heads_first=True, page_size=64))
+    checker.check("chunk of 200, append, rotary", replace(chunk, num_new=200, rotary="halves"))
+    checker.check("chunk of 200, window, one head each", replace(
+        chunk, heads_kv=8, fields={"causal": 1, "has_window_left": 1, "window_left": 100},
+        mask=lambda q, k, nq, nk: (k <= q + nk - nq) & (k >= q + nk - nq - 100)))
+    checker.check("chunk of 200, softcap", replace(chunk, fields={"softcap": 5.0, "causal": 1},
+                                                   score=lambda s, q, k, nq, nk: 5 * torch.tanh(s / 5)))
+    checker.check("chunk of 3000, 40000 keys", replace(chunk, lengths=[40000, 7, 3000], seqlen_q=3000, heads_q=4, heads_kv=1))
     for head_dim in (64, 80, 192, 256):
         checker.check(f"paged, head_dim {head_dim}", replace(decode, head_dim=head_dim, head_dim_v=head_dim, num_new=1, rotary="pairs"))
     for seqlen_q, heads_q in ((1, 34), (4, 16), (11, 6), (16, 6), (8, 16)):  # 17, 32, 33, 48 and 64 rows of a key head

@@ -281,13 +281,23 @@ TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
                                .out = view(out.data(), {3, 1, 4, 6}),
                                .mask = MaskMod()};
     const Problem problem = decode_problem(args, 2048, 1, "run");
-    EXPECT_EQ(refusal([&] { validate_decode_problem(problem, false, "run"); }), "(not refused)");
-    return decode_key(problem, static_cast<bool>(cache.page_table));
+    EXPECT_EQ(refusal([&] { validate_decode_problem(problem, cache_layout(args), "run"); }),
+              "(not refused)");
+    return decode_key(problem, cache_layout(args));
   };
   const expr::Digest before = key(call.contiguous());
   call.seqlens = {1, 2, 3};
   EXPECT_EQ(key(call.contiguous()), before);
-  EXPECT_NE(key(call.paged()), before);
+  const expr::Digest of_pages = key(call.paged());
+  EXPECT_NE(of_pages, before);
+  // What the layout of a cache asks of kernels does.
+  KvCache larger = call.paged();
+  larger.k = view(call.k.data(), {8, 8, 2, 8});
+  larger.v = view(call.v.data(), {8, 8, 2, 6});
+  EXPECT_NE(key(larger), of_pages);
+  KvCache padded = call.paged();
+  padded.left_padding = view(call.left_padding.data(), {3});
+  EXPECT_NE(key(padded), of_pages);
 }
 
 }  // namespace

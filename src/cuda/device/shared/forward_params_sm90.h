@@ -13,7 +13,7 @@ struct alignas(64) TensorMapParam {
 
 struct Sm90ForwardParams {
   // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q, out) or tile_kv
-  // rows (k, v), 128-byte swizzle.
+  // rows (k, v), 128-byte swizzle. Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
   TensorMapParam q, k, v, out;
   ForwardParams common;
   std::int32_t num_tiles;          // of rows: num_q_tiles * num_heads_q * batch; packed: a bound
@@ -27,6 +27,7 @@ struct Sm90ForwardParams {
   std::uint8_t* is_suspect;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
+  std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
 };
 
 }  // namespace fovea::cuda

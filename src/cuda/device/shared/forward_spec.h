@@ -82,8 +82,13 @@ constexpr std::int32_t sm80_plain_shared_bytes(const ForwardSpec& spec) {
               spec.tile_kv * (spec.head_dim_v + 1) + spec.tile_q * (spec.tile_kv + 1));
 }
 
+/// sm90/attention_forward: sequences have lengths of their own, told beside each row tile.
+constexpr bool sm90_tells_place(const ForwardSpec& spec) { return spec.is_varlen || spec.is_paged; }
+
 /// Row tiles that sm90/attention_forward tells ahead.
-constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) { return spec.is_varlen ? 3 : 2; }
+constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) {
+  return sm90_tells_place(spec) ? 3 : 2;
+}
 
 /// Dynamic shared memory of sm90/attention_forward: Q, later O, of each group and stage, stages of K and V, barriers and what the
 /// loading warp tells.
@@ -94,10 +99,11 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
       2 * (spec.q_stages * spec.tile_q * width_q +
            spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
   const std::int32_t slots = sm90_num_slots(spec);
-  const std::int32_t barriers =
-      8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 2 * slots + 5);
-  const std::int32_t told =
-      slots * (spec.is_varlen ? 32 : 16) + 32 + spec.tile_q / 64 * 32 + 4 * spec.stages;
+  const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages +
+                                     2 * slots + 5 + (spec.is_paged ? 1 : 0));
+  const std::int32_t told = slots * (sm90_tells_place(spec) ? 32 : 16) + 32 +
+                            spec.tile_q / 64 * 32 + 4 * spec.stages +
+                            (spec.is_paged ? spec.tile_kv / 2 : 0);
   return (tiles + barriers + 15) / 16 * 16 + told;
 }
 

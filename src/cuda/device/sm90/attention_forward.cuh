@@ -21,7 +21,8 @@
 //
 // Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
 // group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next), group_full,
-// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed).
+// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_cut
+// (values that the end of a paged sequence cuts have arrived, and are not yet cleaned).
 //
 // NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
 // sums are not finite says so (is_suspect), and its rows are computed again by sm80/attention_forward, which can tell.
@@ -30,11 +31,16 @@
 // the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the last key are. Rows that a sequence's end cuts
 // off are a neighbour's too: the storing warp writes such a tile row by row.
 //
+// Pages: to TMA a page is an entry of the tensor's last dimension, and a tile is loaded box by box, each in one page. The loading warp
+// reads the page table, a lane each box, one kv tile ahead; boxes behind the last key have page -1, which TMA fills with zeros and does
+// not read. In the page that the end cuts, K is masked, and of V the loading warp clears the rows behind the end: whatever lay there, it
+// does not reach the sums.
+//
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
 // Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores and output, store. The entry is here.
 //
-// Refused (candidates.cpp has the words): f32, paged layouts, splits, strides that TMA cannot have.
+// Refused (candidates.cpp has the words): f32, contiguous caches, pages of sizes that are no powers of two, splits, strides that TMA cannot have.
 #pragma once
 
 #include "ptx/fence.cuh"
@@ -80,6 +86,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
   }
   ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
+  if constexpr (spec.is_paged) ptx::mbarrier_init(cta.barrier(L::kVCut, 0), 1);
   ptx::fence_mbarrier_init_release_cluster();
 }
 

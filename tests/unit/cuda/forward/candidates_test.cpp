@@ -218,6 +218,42 @@ TEST(ForwardCandidates, KeysInACacheGoToKernelsThatReadIt) {
   EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kTensorCores);
 }
 
+ForwardProblem paged_problem(const CacheLayout& cache, std::int64_t seqlen_q = 65) {
+  ForwardProblem problem = validate(problem_of({.seqlen_q = seqlen_q}), "test");
+  problem.is_cached = problem.is_paged = true;
+  problem.cache = cache;
+  return problem;
+}
+
+TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
+  constexpr const char* kHopper = "cuda/sm90/attention_forward";
+  for (const std::int64_t page_size : {8, 16, 32, 64, 128, 256, 4096}) {
+    const ForwardPlan plan = choose_forward(
+        paged_problem({.page_size = page_size, .has_aligned_rows = true}), typical_device(9, 0));
+    EXPECT_EQ(plan.candidate, kHopper) << page_size;
+    EXPECT_TRUE(plan.spec.is_paged && plan.spec.is_dynamic);
+    EXPECT_TRUE(plan.redo->spec.is_paged);
+  }
+  const auto reason = [](const ForwardProblem& problem) {
+    const ForwardPlan plan = choose_forward(problem, typical_device(9, 0));
+    EXPECT_EQ(plan.candidate, kTensorCores);
+    return reason_of(plan, kHopper);
+  };
+  EXPECT_EQ(reason(paged_problem({.page_size = 48, .has_aligned_rows = true})),
+            "page_size is 48; expected a power of two from 8 on");
+  EXPECT_EQ(reason(paged_problem({.page_size = 4, .has_aligned_rows = true})),
+            "page_size is 4; expected a power of two from 8 on");
+  EXPECT_EQ(
+      reason(paged_problem({.page_size = 16, .has_left_padding = true, .has_aligned_rows = true})),
+      "left_padding is given; then keys of a tile begin inside a page");
+  EXPECT_EQ(reason(paged_problem({.page_size = 16})),
+            "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
+  EXPECT_EQ(
+      reason(paged_problem({.page_size = 16, .has_aligned_rows = true}, 63)),
+      "seqlen_q is 63; expected at least 64 beside a cache, fewer leave most of a tile of one "
+      "head empty");
+}
+
 TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   Problem a = problem_of({.seqlen_q = 1000, .seqlen_kv = 3000});
   Problem b = problem_of({.seqlen_q = 2000, .seqlen_kv = 777});

@@ -30,8 +30,9 @@ struct Traits {
   static constexpr int kStages = spec.stages;
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
   static constexpr bool kCrossesTiles = kQStages == 2;
-  /// Row tiles that are told. Packed: one that computes, one that follows it, one to come; else the first is known by then.
+  /// Row tiles that are told. With places: one that computes, one that follows it, one to come; else the first is known by then.
   static constexpr int kSlots = sm90_num_slots(spec);
+  static constexpr bool kTellsPlace = sm90_tells_place(spec);
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
@@ -71,12 +72,15 @@ struct Layout {
   static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
   static constexpr int kGroupEmpty = kGroupFull + 16;
   static constexpr int kClaim = kGroupEmpty + 16;
-  static constexpr int kSlotBytes = spec.is_varlen ? 32 : 16;  // RowTile; packed: SequencePlace
-  static constexpr int kSlots = (kClaim + 8 + 15) / 16 * 16;
+  static constexpr int kVCut = kClaim + 8;                     // paged
+  static constexpr int kSlotBytes = T::kTellsPlace ? 32 : 16;  // RowTile, SequencePlace
+  static constexpr int kSlots = (kVCut + (spec.is_paged ? 8 : 0) + 15) / 16 * 16;
   static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
-  static constexpr int kBytes = kKvTiles + 4 * T::kStages;
+  static constexpr int kPages = kKvTiles + 4 * T::kStages;    // paged: a word for each box
+  static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
+  static constexpr int kBytes = kPages + 4 * kMostBoxes;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
 };
@@ -157,7 +161,7 @@ struct Cta {
   FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
     ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
     const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
-    if constexpr (!spec.is_varlen) release(barrier(L::kSlotEmpty, slots.stage));
+    if constexpr (!T::kTellsPlace) release(barrier(L::kSlotEmpty, slots.stage));
     const int slot = slots.stage;
     slots.advance();
     // By shuffle, so that the compiler knows them as uniform.
@@ -167,9 +171,9 @@ struct Cta {
             spec.is_varlen ? static_cast<std::int32_t>(words.w) : 0, slot};
   }
 
-  /// Packed: from its slot, so until its reader is done with the row tile.
+  /// Where it is told: from its slot, so until its reader is done with the row tile.
   FOVEA_DEVICE_MEMBER SequencePlace place_of(const RowTile& rows) const {
-    if constexpr (spec.is_varlen) {
+    if constexpr (T::kTellsPlace) {
       return ptx::bit_cast<SequencePlace>(ptx::ld_shared<ptx::U32x4>(slot_at(rows.slot) + 16));
     }
     return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
@@ -181,7 +185,7 @@ struct Cta {
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
-    if constexpr (spec.is_varlen) release(barrier(L::kSlotEmpty, rows.slot));
+    if constexpr (T::kTellsPlace) release(barrier(L::kSlotEmpty, rows.slot));
   }
 
   /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "common/tile_walk.cuh"
+#include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/cta.cuh"
 
@@ -17,6 +19,7 @@ struct Load {
   Ring<T::kStages> k{1}, v{1};
   Ring<T::kSlots> slots{0};
   Ring<2> groups{0};
+  Ring<1> cuts{0};
 
   /// What is left of the kv tiles of this row tile.
   VisitedGroup group{0, 0, 0};
@@ -25,8 +28,11 @@ struct Load {
 
   /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
   struct Pending {
-    std::int32_t idx, kv_head, batch, kv_row;
+    std::int32_t idx, kv_head, batch, kv_row;  // paged: for the batch the page
   };
+
+  // Paged: of the kv tile that was visited last and of the one to load, the page of this lane's box; of the pending one, its keys.
+  std::int32_t next_page, page, num_keys;
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
 
@@ -40,8 +46,11 @@ struct Load {
       is_last_group = has_claimed = false;
       VisitedTile tile{}, next{};
       visit(tile);
+      look_up(rows, place, tile);
       for (bool is_first = true;; is_first = false) {
+        page = next_page;
         const bool has_next = visit(next);
+        if (has_next) look_up(rows, place, next);
         load_tile(rows, place, tile, has_next && next.is_full, !has_next, is_first, pending);
         if (!has_next) break;
         tile = next;
@@ -87,18 +96,24 @@ struct Load {
     if (ptx::elect_one()) {
       const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
       ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
-      copy<typename T::KTile>(
-          cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
-          {0, place.kv_row + tile.idx * spec.tile_kv, kv_head, cta.map_batch(rows)},
-          ptx::CachePolicy::evict_last);
+      if constexpr (!spec.is_paged) {
+        copy<typename T::KTile>(
+            cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
+            {0, place.kv_row + tile.idx * spec.tile_kv, kv_head, cta.map_batch(rows)},
+            ptx::CachePolicy::evict_last);
+      }
     }
+    if constexpr (spec.is_paged)
+      copy_pages<typename T::KTile>(cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
+                                    {tile.idx, kv_head, page, 0});
     k.advance();
     if (is_first) {
       for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
       q.advance();
     }
     if (pending.idx >= 0) load_values(pending);
-    pending = {tile.idx, kv_head, cta.map_batch(rows), place.kv_row};
+    pending = {tile.idx, kv_head, spec.is_paged ? page : cta.map_batch(rows), place.kv_row};
+    if constexpr (spec.is_paged) num_keys = place.seqlen_kv - tile.idx * spec.tile_kv;
   }
 
   FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, const SequencePlace& place,
@@ -115,7 +130,9 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
     if (pending.idx < 0) return;
     cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
-    if (ptx::elect_one()) {
+    if constexpr (spec.is_paged) {
+      load_values_of_pages(pending);
+    } else if (ptx::elect_one()) {
       copy<typename T::VTile>(
           cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
           {0, pending.kv_row + pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
@@ -136,6 +153,75 @@ struct Load {
       ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map),
                                         coordinates, full, policy);
     }
+  }
+
+  // ---- pages ----
+
+  /// The page that this lane's box of a kv tile lies in; -1, which TMA takes for outside: there are no keys.
+  FOVEA_DEVICE_MEMBER void look_up(const RowTile& rows, const SequencePlace& place,
+                                   VisitedTile tile) {
+    if constexpr (spec.is_paged) {
+      const ForwardParams& c = cta.p.common;
+      const std::int32_t row = cta.lane * cta.p.rows_per_box;
+      const std::int32_t key = tile.idx * spec.tile_kv + row;
+      next_page = -1;
+      if (row >= spec.tile_kv || key >= place.seqlen_kv) return;
+      const std::int64_t at =
+          rows.batch * c.page_table_row_stride + (key >> c.page_shift) * c.page_table.stride;
+      // Of an i64 the low word: there are fewer than 2^31 pages.
+      next_page = ptx::ld_global(static_cast<const std::int32_t*>(c.page_table.data) +
+                                 (c.page_table.is_wide != 0 ? 2 * at : at));
+    }
+  }
+
+  /// A box for each panel and each run of rows that lies in one page. Boxes are multiples of 8 rows, as the swizzle's pattern is.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void copy_pages(SharedAddress to, const TensorMapParam& map,
+                                      SharedAddress full, const Pending& tile) const {
+    const SharedAddress pages = cta.smem + L::kPages;
+    if (cta.lane < L::kMostBoxes) ptx::st_shared(pages + 4 * cta.lane, tile.batch);
+    ptx::sync_warp();
+    if (!ptx::elect_one()) return;
+    ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+    const std::int32_t key = tile.idx * spec.tile_kv;
+#pragma unroll 1
+    for (std::int32_t row = 0, box = 0; row < spec.tile_kv; row += cta.p.rows_per_box, ++box) {
+      const auto page = ptx::ld_shared<std::int32_t>(pages + 4 * box);
+#pragma unroll
+      for (int panel = 0; panel < Tile::kPanels; ++panel) {
+        const std::int32_t coordinates[4] = {64 * panel, (key + row) & (cta.p.common.page_size - 1),
+                                             tile.kv_head, page};
+        ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes + row * Tile::kSpan,
+                                          tensor_map(map), coordinates, full,
+                                          ptx::CachePolicy::evict_last);
+      }
+    }
+  }
+
+  /// Where the sequence ends inside the tile, its last page may hold NaN behind it, and 0 * NaN is not 0.
+  FOVEA_DEVICE_MEMBER void load_values_of_pages(const Pending& tile) {
+    const SharedAddress to = cta.v_at(v.stage);
+    const SharedAddress full = cta.barrier(L::kVFull, v.stage);
+    if (num_keys >= spec.tile_kv) {
+      copy_pages<typename T::VTile>(to, cta.p.v, full, tile);
+      return;
+    }
+    const SharedAddress landed = cta.barrier(L::kVCut, 0);
+    copy_pages<typename T::VTile>(to, cta.p.v, landed, tile);
+    cta.await(landed, cuts.parity);
+    cuts.advance();
+    clear_behind_keys(typename T::VTile{to});
+    ptx::fence_proxy_async_shared_cta();
+    cta.release(full);
+  }
+
+  /// As far as the box of the last key reaches: those behind it came as zeros.
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values) const {
+    constexpr int kChunks = spec.head_dim_v / 8;
+    const std::int32_t rows = -num_keys & (cta.p.rows_per_box - 1);
+#pragma unroll 1
+    for (int at = cta.lane; at < rows * kChunks; at += 32)
+      ptx::st_shared(values.chunk(num_keys + at / kChunks, at % kChunks), ptx::U32x4{});
   }
 };
 

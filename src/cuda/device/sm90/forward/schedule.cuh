@@ -63,7 +63,13 @@ struct Schedule {
 
  private:
   FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t id, SequencePlace& place) {
-    if constexpr (!spec.is_varlen) return dense_row_tile<spec>(cta.p, id);
+    if constexpr (!spec.is_varlen) {
+      const RowTile rows = dense_row_tile<spec>(cta.p, id);
+      if constexpr (spec.is_paged) {
+        if (rows.idx >= 0) place.seqlen_kv = seqlen_of_pages(rows.batch);
+      }
+      return rows;
+    }
     // Heads side by side: they share keys, or at least the sequence.
     const std::int32_t number = id / cta.p.common.num_heads_q;
     const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
@@ -77,6 +83,12 @@ struct Schedule {
     place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
              s.seqlen_kv};
     return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
+  }
+
+  /// Keys that a sequence has by now: whoever appends does not ask the host.
+  FOVEA_DEVICE_MEMBER std::int32_t seqlen_of_pages(std::int32_t batch) const {
+    const std::int32_t seqlen_kv = dense_sequence(cta.p.common, batch).seqlen_kv;
+    return seqlen_kv > 0 ? seqlen_kv : 0;
   }
 
   FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows, const SequencePlace& place) const {
@@ -138,7 +150,8 @@ struct Schedule {
                                       static_cast<std::uint32_t>(rows.q_head),
                                       static_cast<std::uint32_t>(rows.batch),
                                       static_cast<std::uint32_t>(rows.number)});
-      if constexpr (spec.is_varlen) ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
+      if constexpr (Traits<spec>::kTellsPlace)
+        ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
       ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
     }
     slots.advance();

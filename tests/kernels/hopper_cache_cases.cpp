@@ -1,0 +1,60 @@
+#include "fovea/mask.hpp"
+
+#include "kernels/forward_cases.hpp"
+
+namespace fovea::testing {
+namespace {
+
+/// 70 queries are one row tile, of which most rows see nothing where there are fewer keys. 0 and 1 keys; a tile of 128 and a key; two
+/// tiles and a page that is cut.
+CacheCase base_case(std::int64_t page_size, std::int64_t head_dim) {
+  CacheCase problem;
+  problem.seqlens = {0, 1, 129, 300};
+  problem.seqlen_q = 70;
+  problem.q_dtype = problem.k_dtype = problem.v_dtype = Dtype::bf16;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.page_size = page_size;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<NamedCacheCase> hopper_cache_cases() {
+  CacheCase small = base_case(8, 128);
+  small.score = softcap(3);
+  small.mask = chunked(50);
+  CacheCase common = base_case(16, 128);
+  common.has_sinks = true;
+  // Two row tiles of 192 rows, the second cut; pages that begin and end where tiles do.
+  CacheCase narrow = base_case(32, 64);
+  narrow.seqlen_q = 200;
+  narrow.seqlens = {256, 200, 391};
+  narrow.num_heads_q = 4;
+  narrow.num_heads_kv = 2;
+  narrow.has_heads_first = true;
+  narrow.q_dtype = narrow.k_dtype = narrow.v_dtype = Dtype::f16;
+  narrow.index_dtype = Dtype::i64;
+  // Tiles of 96 keys: boxes of 32 rows of a page of 64.
+  CacheCase wide = base_case(64, 192);
+  wide.seqlens = {97, 191, 192};
+  wide.mask = window(60, 20);
+  wide.has_sinks = true;
+  CacheCase unequal = base_case(128, 192);
+  unequal.head_dim_v = 72;
+  unequal.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  CacheCase widest = base_case(256, 256);
+  widest.seqlens = {520, 64, 257};
+  widest.mask = MaskMod();
+  // Some rows see it, others do not.
+  CacheCase poisoned = base_case(16, 64);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 140;
+  poisoned.mask = window(90, 0);
+  poisoned.nan_key = 110;
+  return {{"hopper_pages_of_8", small},     {"hopper_pages_of_16", common},
+          {"hopper_pages_of_32", narrow},   {"hopper_pages_of_64", wide},
+          {"hopper_pages_of_128", unequal}, {"hopper_pages_of_256", widest},
+          {"hopper_pages_nan", poisoned}};
+}
+
+}  // namespace fovea::testing
