@@ -4,12 +4,9 @@
 #include <stdexcept>
 
 #include "common/clear_counter.cuh"
-#include "ptx/generated/wgmma_bf16.cuh"
-#include "ptx/generated/wgmma_f16.cuh"
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
 #include "sm80/combine.cuh"
-#include "sm90/attention_forward.cuh"
 #include "sm90/decode.cuh"
 
 // Written by print_forward_units from forward_cases.hpp.
@@ -21,12 +18,6 @@ ForwardFunction forward_named(std::string_view name) {
   const auto* const found = std::ranges::find(kForwards, name, &EmulatedForward::name);
   if (found == std::end(kForwards)) throw std::out_of_range(std::string(name));
   return found->run;
-}
-
-const EmulatedHopper& hopper_named(std::string_view name) {
-  const auto* const found = std::ranges::find(kHoppers, name, &EmulatedHopper::name);
-  if (found == std::end(kHoppers)) throw std::out_of_range(std::string(name));
-  return *found;
 }
 
 void run_clear_counter(const ClearCounterParams& params) { clear_counter(params); }

@@ -1,4 +1,4 @@
-// Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units OUT
+// Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -66,11 +66,7 @@ ForwardProblem problem_of_cache(const testing::CacheCase& each) {
                                  cache_layout(args), kWhere);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc != 2) return 2;
-  std::ofstream out(argv[1]);
+void print_forwards(std::ofstream& out) {
   std::string table;
   const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
   const cuda::DeviceTraits hopper = cuda::typical_device(9, 0);
@@ -87,13 +83,25 @@ int main(int argc, char** argv) {
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);
-  table.clear();
-  for (const auto& each : fovea::testing::hopper_cases())
+}
+
+void print_hoppers(std::ofstream& out) {
+  std::string table;
+  for (const auto& each : testing::hopper_cases())
     print_hopper(each.label, problem_of_case(each), out, table);
-  for (const auto& each : fovea::testing::hopper_cache_cases())
+  for (const auto& each : testing::hopper_cache_cases())
     print_hopper(each.label, problem_of_cache(each.problem), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kHoppers[] = {{\n{}}};\n}}\n",
       table);
-  return out ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  std::ofstream forwards(argv[1]), hoppers(argv[2]);
+  print_forwards(forwards);
+  print_hoppers(hoppers);
+  return forwards && hoppers ? 0 : 1;
 }
