@@ -18,7 +18,7 @@ import time
 
 import torch
 
-from gpu_peers import Clock, fovea, keep
+from gpu_peers import Clock, fovea, keep, started
 
 try:
     from fa3_fwd_interface import flash_attn_with_kvcache as fa3_decode
@@ -105,16 +105,7 @@ def contenders_of(problem, libraries):
     if fa3_decode is not None:
         made["fa3"] = lambda: lambda: fa3_decode(problem.q, problem.k, problem.v, cache_seqlens=problem.seqlens,
                                                  page_table=problem.page_table, causal=True)
-    calls, why_not = {}, {}
-    for name, make in made.items():
-        try:
-            calls[name] = make()
-            calls[name]()
-            torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001: a peer that cannot is a line of the table
-            calls.pop(name, None)
-            why_not[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return calls, why_not
+    return started(made)
 
 
 def measure(problem, libraries, clock, rounds):

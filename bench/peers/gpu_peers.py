@@ -139,20 +139,26 @@ def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal"):
     return [t.to(DTYPES[dtype]) for t in tensors]
 
 
+def started(makers):
+    """Contenders by name, each run once, and by name why others could not."""
+    calls, why_not = {}, {}
+    for name, make in makers.items():
+        try:
+            calls[name] = make()
+            calls[name]()
+            torch.cuda.synchronize()
+        except Exception as error:  # noqa: BLE001: a peer that cannot is a line of the table
+            calls.pop(name, None)
+            why_not[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    return calls, why_not
+
+
 def contest(setup, q, k, v, peers, flops, fields, label, flops_of=None):
     """Fovea and its peers on one case: a row, or the reason why there is none. flops_of: of contenders that do other work."""
     if not re.search(setup.match, label):
         return None
-    row = {"case": label, "tflops": {}, "spread": {}, "why_not": {}}
-    contenders = {}
-    for name, make in {**setup.own_calls(q, k, v, fields), **peers}.items():
-        try:
-            contenders[name] = make()
-            contenders[name]()
-            torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001: a peer that cannot is a line of the table
-            contenders.pop(name, None)
-            row["why_not"][name] = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    contenders, why_not = started({**setup.own_calls(q, k, v, fields), **peers})
+    row = {"case": label, "tflops": {}, "spread": {}, "why_not": why_not}
     reference = next((name for name in ("cudnn", "flash", "flex", "math") if name in contenders), None)
     if "fovea" in contenders and reference:
         row["difference"] = require_equal(contenders["fovea"].out, contenders[reference](), f"{label}: fovea and {reference}")
