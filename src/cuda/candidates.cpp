@@ -99,19 +99,12 @@ std::vector<ForwardSpec> plain_alternatives(const ForwardProblem& f, const Devic
   return specs;
 }
 
-std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
+/// For kernels on tensor cores that refuse more than that.
+template <Candidate::Refuses refuses_more>
+std::optional<Refusal> refuses_tensor_cores_or(const ForwardProblem& f,
+                                               const DeviceTraits& device) {
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  return refuses_sm90(f, device);
-}
-
-std::optional<Refusal> refuses_few_rows(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  return refuses_decode(f, device);
-}
-
-std::optional<Refusal> refuses_few_wide_rows(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  return refuses_decode_wide(f, device);
+  return refuses_more(f, device);
 }
 
 std::optional<Refusal> refuses_plain(const ForwardProblem& f, const DeviceTraits& device) {
@@ -248,25 +241,30 @@ ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
   return spec;
 }
 
+/// The table names it twice: for what is measured, and for the rest.
+constexpr Candidate streaming_row(std::string_view name, Candidate::Refuses refuses) {
+  return {.name = name,
+          .header = "sm90/decode.cuh",
+          .entry = "sm90::decode",
+          .params = "ForwardParams",
+          .multiplies_by_wgmma = false,
+          .refuses = refuses,
+          .choose = choose_decode,
+          .alternatives = decode_alternatives,
+          .shared_bytes = decode_shared_bytes,
+          .scratch_bytes = partial_bytes,
+          .choose_redo = nullptr,
+          .launch = launch_sm80};
+}
+
 constexpr std::array kCandidates = {
-    Candidate{.name = kSm90Decode,
-              .header = "sm90/decode.cuh",
-              .entry = "sm90::decode",
-              .params = "ForwardParams",
-              .multiplies_by_wgmma = false,
-              .refuses = refuses_few_rows,
-              .choose = choose_decode,
-              .alternatives = decode_alternatives,
-              .shared_bytes = decode_shared_bytes,
-              .scratch_bytes = partial_bytes,
-              .choose_redo = nullptr,
-              .launch = launch_sm80},
+    streaming_row(kSm90Decode, refuses_tensor_cores_or<refuses_decode>),
     Candidate{.name = kSm90Forward,
               .header = "sm90/attention_forward.cuh",
               .entry = "sm90::attention_forward",
               .params = "Sm90ForwardParams",
               .multiplies_by_wgmma = true,
-              .refuses = refuses_hopper,
+              .refuses = refuses_tensor_cores_or<refuses_sm90>,
               .choose = choose_sm90,
               .alternatives = sm90_alternatives,
               .shared_bytes = sm90_shared_bytes,
@@ -286,18 +284,7 @@ constexpr std::array kCandidates = {
               .choose_redo = nullptr,
               .launch = launch_sm80},
     // Behind the one above, which takes all that it does, until a GPU has measured it (docs/kernels/decode_sm90.md).
-    Candidate{.name = kSm90DecodeWide,
-              .header = "sm90/decode.cuh",
-              .entry = "sm90::decode",
-              .params = "ForwardParams",
-              .multiplies_by_wgmma = false,
-              .refuses = refuses_few_wide_rows,
-              .choose = choose_decode,
-              .alternatives = decode_alternatives,
-              .shared_bytes = decode_shared_bytes,
-              .scratch_bytes = partial_bytes,
-              .choose_redo = nullptr,
-              .launch = launch_sm80},
+    streaming_row(kSm90DecodeWide, refuses_tensor_cores_or<refuses_decode_wide>),
     Candidate{.name = "cuda/sm80/attention_forward_f32",
               .header = "sm80/attention_forward_f32.cuh",
               .entry = "sm80::attention_forward_f32",

@@ -44,12 +44,15 @@ struct ForwardPlan;
 inline constexpr std::string_view kSm80Forward = "cuda/sm80/attention_forward";
 
 struct Candidate {
+  using Refuses = std::optional<Refusal> (*)(const ForwardProblem& problem,
+                                             const DeviceTraits& device);
+
   std::string_view name;     // "cuda/sm80/attention_forward"
   std::string_view header;   // "sm80/attention_forward.cuh"
   std::string_view entry;    // "sm80::attention_forward"
   std::string_view params;   // what the entry takes: "ForwardParams"
   bool multiplies_by_wgmma;  // its unit includes their bodies
-  std::optional<Refusal> (*refuses)(const ForwardProblem& problem, const DeviceTraits& device);
+  Refuses refuses;
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
   /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between (choices.hpp).
   std::vector<ForwardSpec> (*alternatives)(const ForwardProblem& problem,

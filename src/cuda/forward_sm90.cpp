@@ -156,17 +156,18 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
 }
 
 std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
+  const ForwardSpec chosen = choose_sm90(f, device);
+  const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
   std::vector<ForwardSpec> specs;
   for (const std::int32_t groups : {2, 3}) {
     for (const std::int32_t tile_kv : {64, 96, 128, 160, 192}) {  // a lane of a warp has as many
       for (const auto& [stages, q_stages] : {std::pair{2, 1}, {2, 2}, {3, 1}, {3, 2}}) {
-        ForwardSpec spec = choose_sm90(f, device);
+        ForwardSpec spec = chosen;
         spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * groups;
         spec.tile_kv = tile_kv;
         spec.num_warps = 4 * (groups + 1);
         spec.stages = stages;
         spec.q_stages = q_stages;
-        const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
         if (has_registers(spec, groups) && sm90_shared_bytes(spec) <= room) specs.push_back(spec);
       }
     }
