@@ -124,12 +124,7 @@ void run_on(const cuda::ForwardPlan& plan, const DecodeSteps& call) {
 void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& sizes,
          Runtime& runtime) {
   std::byte* workspace = aligned_workspace(args.workspace, sizes.aligned_bytes(), sizes.alignment);
-  AttentionForward forward{.q = args.q,
-                           .out = args.out,
-                           .lse = args.lse,
-                           .score = args.score,
-                           .mask = args.mask,
-                           .sinks = args.sinks};
+  AttentionForward forward = forward_of(args);
   if (args.rotary) {
     const TensorSpec& q = args.q.spec();
     TensorSpec dense =

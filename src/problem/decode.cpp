@@ -124,6 +124,15 @@ CacheLayout cache_layout(const AttentionDecode& args) {
                               has_aligned_rows(cache.k) && has_aligned_rows(cache.v)};
 }
 
+AttentionForward forward_of(const AttentionDecode& args) {
+  return {.q = args.q,
+          .out = args.out,
+          .lse = args.lse,
+          .score = args.score,
+          .mask = args.mask,
+          .sinks = args.sinks};
+}
+
 expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
   constexpr std::uint64_t kCached = 0x6b76636163686564U;  // apart from any forward call's
   const expr::Digest key = problem_key(problem);

@@ -27,6 +27,9 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
 
 CacheLayout cache_layout(const AttentionDecode& args);
 
+/// What attention itself takes of a call: keys and values are in the cache.
+AttentionForward forward_of(const AttentionDecode& args);
+
 /// Everything that a plan depends on, as problem_key.
 expr::Digest decode_key(const Problem& problem, const CacheLayout& cache);
 

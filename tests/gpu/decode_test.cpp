@@ -1,5 +1,7 @@
 // attention_decode on a GPU through the public door, against the oracle on each sequence's keys laid out densely. Without a driver or
 // a device everything is skipped.
+#include "problem/decode.hpp"
+
 #include <gtest/gtest.h>
 
 #include <string>

@@ -46,13 +46,4 @@ void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory
   }
 }
 
-AttentionForward forward_of(const AttentionDecode& decode) {
-  return {.q = decode.q,
-          .out = decode.out,
-          .lse = decode.lse,
-          .score = decode.score,
-          .mask = decode.mask,
-          .sinks = decode.sinks};
-}
-
 }  // namespace fovea::testing

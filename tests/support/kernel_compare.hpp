@@ -19,7 +19,4 @@ void expect_kernel_equals_oracle(const Case& problem,
 void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
                                    const AttentionDecode& decode);
 
-/// What attention itself takes of such a call: the kernels read the cache.
-AttentionForward forward_of(const AttentionDecode& decode);
-
 }  // namespace fovea::testing
