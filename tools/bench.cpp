@@ -3,12 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <span>
 #include <tuple>
 
@@ -25,6 +23,7 @@
 #include "gpu.hpp"
 #include "gpu_bound.hpp"
 #include "jobs.hpp"
+#include "paged_call.hpp"
 #include "parse_words.hpp"
 #include "progress.hpp"
 #include "visible_work.hpp"
@@ -168,29 +167,9 @@ Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs
       runs);
 }
 
-/// The rows of a tensor that lies row-major, a page after the other.
-TensorView pages_of(const TensorView& view, std::int64_t page_size) {
-  TensorSpec spec = make_spec(view.dtype(), std::array{view.size(0) * view.size(1) / page_size,
-                                                       page_size, view.size(2), view.size(3)});
-  spec.device = view.spec().device;
-  return {view.data(), spec};
-}
-
 Times time_decode(const AttentionForward& forward, std::int64_t page_size, std::int64_t runs) {
-  const PagedKeys keys(forward, page_size);
-  AttentionDecode args{.q = forward.q,
-                       .cache = {.k = keys.k,
-                                 .v = keys.v,
-                                 .page_table = keys.page_table.view(),
-                                 .seqlens = keys.seqlens.view()},
-                       .out = forward.out,
-                       .score = forward.score,
-                       .mask = forward.mask,
-                       .softmax_scale = forward.softmax_scale,
-                       .sinks = forward.sinks,
-                       .cpu_target = forward.cpu_target,
-                       .compute_dtype = forward.compute_dtype,
-                       .executor = forward.executor};
+  PagedCall call(forward, page_size, nullptr);
+  AttentionDecode& args = call.args;
   const Buffer workspace = Buffer::uninitialized(decode_workspace_bytes(args, forward.k.size(1)));
   args.workspace = workspace.bytes();
   return time_runs([&] { return seconds_of([&] { attention_decode(args); }); }, runs);
@@ -463,20 +442,6 @@ Times time_runs(const std::function<double()>& run, std::int64_t runs) {
     total += seconds.back();
   }
   return summarize(std::move(seconds));
-}
-
-PagedKeys::PagedKeys(const AttentionForward& args, std::int64_t page_size) {
-  const std::int64_t batch = args.k.size(0), seqlen_kv = args.k.size(1);
-  const std::int64_t pages = seqlen_kv / page_size;
-  page_table = make_array(Dtype::i32, std::array{batch, pages});
-  auto* const table = static_cast<std::int32_t*>(page_table.mutable_view().mutable_data());
-  for (std::int64_t i = 0; i < batch * pages; ++i) table[i] = static_cast<std::int32_t>(i);
-  std::shuffle(table, table + batch * pages, std::minstd_rand(1));
-  seqlens = make_array(Dtype::i32, std::array{batch});
-  std::fill_n(static_cast<std::int32_t*>(seqlens.mutable_view().mutable_data()), batch,
-              static_cast<std::int32_t>(seqlen_kv));
-  k = pages_of(args.k, page_size);
-  v = pages_of(args.v, page_size);
 }
 
 int run_bench(const std::vector<std::string>& words) {

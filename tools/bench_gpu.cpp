@@ -6,6 +6,7 @@
 #include "bench_row.hpp"
 #include "core/shape.hpp"
 #include "cuda/driver/resources.hpp"
+#include "paged_call.hpp"
 #include "plan/plan.hpp"
 #include "problem/decode.hpp"
 
@@ -33,21 +34,8 @@ Explanation explain_decode(const AttentionDecode& args, std::int64_t seqlen_kv) 
 
 void run_decode(const AttentionForward& forward, const Job& job, const Gpu& gpu, std::int64_t runs,
                 Row& row) {
-  const PagedKeys keys(forward, job.page_size);
-  const Array page_table = gpu.copy(keys.page_table);
-  const Array seqlens = gpu.copy(keys.seqlens);
-  AttentionDecode args{.q = forward.q,
-                       .cache = {.k = keys.k,
-                                 .v = keys.v,
-                                 .page_table = page_table.view(),
-                                 .seqlens = seqlens.view()},
-                       .out = forward.out,
-                       .score = forward.score,
-                       .mask = forward.mask,
-                       .softmax_scale = forward.softmax_scale,
-                       .sinks = forward.sinks,
-                       .compute_dtype = forward.compute_dtype,
-                       .stream = forward.stream};
+  PagedCall call(forward, job.page_size, &gpu);
+  AttentionDecode& args = call.args;
   const std::int64_t seqlen_kv = forward.k.size(1);
   const DeviceMemory workspace(gpu.context(), decode_workspace_bytes(args, seqlen_kv));
   args.workspace = bytes_of(workspace);

@@ -39,14 +39,6 @@ struct Row {
   double gflops_per_second() const { return work.flops / times.median * 1e-9; }
 };
 
-/// Keys in pages that lie in no order: the rows of tensors that lie row-major.
-struct PagedKeys {
-  Array page_table, seqlens;  // of the host
-  TensorView k, v;            // where the call's lie
-
-  PagedKeys(const AttentionForward& args, std::int64_t page_size);
-};
-
 /// Times a job on a GPU: kernels alone, by events, the L2 cache flushed before each run.
 Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int64_t runs);
 

@@ -16,6 +16,7 @@
 #include "cuda/attention_forward.hpp"
 #include "cuda/forward_kernels.hpp"
 #include "cuda/jit/loader.hpp"
+#include "paged_call.hpp"
 #include "problem/decode.hpp"
 #include "reference/element.hpp"
 
@@ -30,39 +31,12 @@ constexpr std::string_view kWhere = "tune";
 constexpr double kMostOracleScores = 4e6;
 constexpr unsigned char kPoison = 0xff;  // NaN in every dtype
 
-/// Keys in pages, and the cache that reads them.
-struct PagedCall {
-  PagedKeys keys;
-  Array page_table, seqlens;
-  AttentionDecode args;
-  GrownCache grown{args.cache, 0};
-
-  PagedCall(const AttentionForward& forward, std::int64_t page_size, const Gpu& gpu)
-      : keys(forward, page_size),
-        page_table(gpu.copy(keys.page_table)),
-        seqlens(gpu.copy(keys.seqlens)),
-        args{.q = forward.q,
-             .cache = {.k = keys.k,
-                       .v = keys.v,
-                       .page_table = page_table.view(),
-                       .seqlens = seqlens.view()},
-             .out = forward.out,
-             .lse = forward.lse,
-             .score = forward.score,
-             .mask = forward.mask,
-             .softmax_scale = forward.softmax_scale,
-             .sinks = forward.sinks,
-             .compute_dtype = forward.compute_dtype} {}
-  PagedCall(const PagedCall&) = delete;
-  PagedCall& operator=(const PagedCall&) = delete;
-
-  ForwardProblem problem() const {
-    const std::int64_t keys_of_each = args.cache.page_table.size(1) * args.cache.k.size(1);
-    const std::int64_t planned = std::max(kLeastPlannedKeys, keys_of_each);
-    return validate_decode_problem(decode_problem(args, planned, 0, kWhere), cache_layout(args),
-                                   kWhere);
-  }
-};
+ForwardProblem problem_of_cache(const AttentionDecode& args) {
+  const std::int64_t keys_of_each = args.cache.page_table.size(1) * args.cache.k.size(1);
+  const std::int64_t planned = std::max(kLeastPlannedKeys, keys_of_each);
+  return validate_decode_problem(decode_problem(args, planned, 0, kWhere), cache_layout(args),
+                                 kWhere);
+}
 
 double largest_of(const TensorView& view) {
   double largest = 0;
@@ -102,9 +76,9 @@ struct GpuTrack::Impl {
     lse = gpu.copy(host_lse);
     on_host = call(job.options, host, host_out, host_lse);
     args = call(job.options, inputs, out, lse);
-    if (job.page_size > 0) paged = std::make_unique<PagedCall>(args, job.page_size, gpu);
+    if (job.page_size > 0) paged = std::make_unique<PagedCall>(args, job.page_size, &gpu);
     tuned.name = job.name;
-    tuned.problem = paged ? paged->problem() : validate(problem_of(args), kWhere);
+    tuned.problem = paged ? problem_of_cache(paged->args) : validate(problem_of(args), kWhere);
     tuned.device = cuda::traits_of(gpu.context().info());
     if (!choose_forward(tuned.problem, tuned.device).candidate.empty())
       tuned.choices = choices_of(tuned.problem, tuned.device);
@@ -151,14 +125,9 @@ struct GpuTrack::Impl {
       attention_forward(tuned.problem, plan, args, workspace->data(), gpu.stream_handle());
       return;
     }
-    const AttentionForward forward{.q = args.q,
-                                   .out = args.out,
-                                   .lse = args.lse,
-                                   .score = args.score,
-                                   .mask = args.mask,
-                                   .sinks = args.sinks};
-    attention_forward(tuned.problem, plan, forward, workspace->data(), gpu.stream_handle(),
-                      &paged->grown);
+    const GrownCache cache{paged->args.cache, 0};
+    attention_forward(tuned.problem, plan, forward_of(paged->args), workspace->data(),
+                      gpu.stream_handle(), &cache);
   }
 
   /// The table's kernel is compared with the oracle where that is quick, the others with it.
