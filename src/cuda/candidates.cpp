@@ -18,8 +18,6 @@ namespace {
 
 constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
 constexpr std::int64_t kMaxHeadDim = 512;
-/// Rows of a tile that streams keys: beyond, more rows would wait for the tensor cores, not for memory.
-constexpr std::int64_t kFewRows = 64;
 /// Below, 1 / scale and score * scale leave f32.
 constexpr float kSmallestFoldedScale = 1e-30F;
 
@@ -27,8 +25,6 @@ constexpr float kSmallestFoldedScale = 1e-30F;
 std::int32_t padded(std::int64_t head_dim) {
   return static_cast<std::int32_t>((head_dim + 31) / 32 * 32);
 }
-
-bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
 
 std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
   if (device.compute_capability() < 80) {
@@ -235,8 +231,18 @@ std::vector<ForwardSpec> tensor_core_alternatives(const ForwardProblem& f,
   return specs;
 }
 
-ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device) {
-  ForwardSpec spec = best_tile(common_spec(f), kWideTiles, device);
+ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device,
+                        const ForwardSpec& redone) {
+  ForwardSpec spec = common_spec(f);
+  if (redone.is_split) {  // partial states of the same splits, as wide
+    spec.head_dim_qk = redone.head_dim_qk;
+    spec.head_dim_v = redone.head_dim_v;
+    spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+    spec.is_split = spec.is_chained = spec.combines_rows = true;
+    spec.most_splits = redone.most_splits;
+  }
+  spec = best_tile(spec, kWideTiles, device);
+  spec.heads_per_tile = redone.heads_per_tile;
   spec.is_redo = true;
   return spec;
 }
@@ -301,6 +307,8 @@ constexpr std::array kCandidates = {
 
 }  // namespace
 
+bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
+
 std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
   const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
   for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
@@ -347,7 +355,8 @@ const Candidate& candidate_named(std::string_view name) {
 
 int max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
   if (!spec.is_split) return 1;
-  const std::int64_t most = (f.seqlen_kv + kFewestKeysPerSplit - 1) / kFewestKeysPerSplit;
+  const std::int64_t fewest = fewest_keys_per_split(spec.most_splits);
+  const std::int64_t most = (f.seqlen_kv + fewest - 1) / fewest;
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, spec.most_splits));
 }
 

@@ -61,8 +61,9 @@ struct Candidate {
   std::size_t (*scratch_bytes)(const ForwardSpec& spec,
                                const ForwardProblem& problem);  // workspace, range tables apart
   /// The kernel that computes rows again whose sums were not finite, for one that cannot tell NaN that a row sees from NaN that it
-  /// does not; null: it can.
-  ForwardSpec (*choose_redo)(const ForwardProblem& problem, const DeviceTraits& device);
+  /// does not; null: it can. `redone` is the spec of those rows.
+  ForwardSpec (*choose_redo)(const ForwardProblem& problem, const DeviceTraits& device,
+                             const ForwardSpec& redone);
   /// Enqueues a call: cuda::attention_forward says what the arguments are.
   void (*launch)(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,
@@ -73,6 +74,11 @@ std::span<const Candidate> forward_candidates();
 
 /// The row of the table that has this name.
 const Candidate& candidate_named(std::string_view name);
+
+/// Rows of a tile that streams keys.
+inline constexpr std::int64_t kFewRows = 64;
+/// All rows that share a kv head fit it: memory is the bound, not the tensor cores.
+bool has_few_rows(const ForwardProblem& problem);
 
 /// The largest number of q heads of a group whose rows fit `rows` together.
 std::int32_t packed_heads(const ForwardProblem& problem, std::int64_t rows);

@@ -187,7 +187,8 @@ class Filler {
          .seqlen_q = p.seqlen_q,
          .seqlen_kv = p.seqlen_kv,
          .num_heads_q = p.num_heads_q,
-         .head_dim_v = p.head_dim_v};
+         .head_dim_v = p.head_dim_v,
+         .num_rows = rows};
     launch.combine_grid.x = static_cast<std::uint32_t>(rows);
   }
 

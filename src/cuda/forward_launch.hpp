@@ -28,6 +28,8 @@ struct ForwardLaunch {
 inline constexpr std::uint32_t kCombineThreads = 128;
 /// CTAs of it on an SM, that registers are left for: 64 each, with which nothing spills anywhere.
 inline constexpr int kCombineCtasPerSm = 8;
+/// Rows of a CTA of sm80/combine_rows.
+inline constexpr std::int64_t kCombineRowsPerCta = kCombineThreads / 32;
 /// Its dynamic shared memory: 128 columns of each of its four warps.
 inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
 

@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "cuda/device/shared/clear_counter.h"
+#include "cuda/few_rows_sm90.hpp"
 #include "cuda/forward_kernels.hpp"
 
 namespace fovea::cuda {
@@ -23,8 +24,14 @@ constexpr std::int64_t kPanel = 64;        // elements of a box's row: the 128 b
 constexpr std::int64_t kStrideElements = 8;
 
 /// Words that tell of suspect rows.
-std::int64_t num_suspects(const ForwardSpec& spec, std::int64_t num_row_tiles) {
-  return num_row_tiles * spec.tile_q / kRowsOfGroup;
+std::int64_t num_suspects(const ForwardSpec& spec, const ForwardProblem& f,
+                          std::int64_t num_row_tiles) {
+  return num_row_tiles * max_splits(spec, f) * spec.tile_q / kRowsOfGroup;
+}
+
+/// Partial states come first in the workspace, then the counters.
+std::size_t counters_at(const ForwardSpec& spec, const ForwardProblem& f) {
+  return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
 }
 
 std::int64_t panels_of(std::int64_t head_dim) { return (head_dim + kPanel - 1) / kPanel * kPanel; }
@@ -88,11 +95,9 @@ constexpr std::int64_t kFewestRowsOfBox = 8;
 
 std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
   if (!f.is_cached) return std::nullopt;
-  if (!f.is_paged)
-    return Refusal{"keys lie in a contiguous cache; expected pages, or tensors of keys"};
   const CacheLayout& cache = f.cache;
-  if (cache.page_size < kFewestRowsOfBox ||
-      !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size))) {
+  if (f.is_paged && (cache.page_size < kFewestRowsOfBox ||
+                     !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size)))) {
     return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
                                cache.page_size, kFewestRowsOfBox)};
   }
@@ -100,6 +105,10 @@ std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
     return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
   if (!cache.has_aligned_rows)
     return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  if (has_few_rows(f)) return std::nullopt;
+  if (!f.is_paged)
+    return Refusal{
+        "keys of many rows lie in a contiguous cache; expected pages, or tensors of keys"};
   if (f.seqlen_q < kRowsOfGroup) {
     return Refusal{
         fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
@@ -119,10 +128,8 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
   const Problem& p = f.problem;
   if (auto refusal = refuses_cache(f)) return refusal;
   if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
-  if (f.group * f.seqlen_q <= kRowsOfGroup) {
-    return Refusal{
-        fmt::format("{} rows share a kv head; expected more than {}, fewer are bound by memory",
-                    f.group * f.seqlen_q, kRowsOfGroup)};
+  if (has_few_rows(f)) {
+    if (auto refusal = refuses_few_rows(f)) return refusal;
   }
   for (const auto& [label, spec] :
        {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}}) {
@@ -134,11 +141,12 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
   return std::nullopt;
 }
 
-ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
+ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits& device) {
   ForwardSpec spec = common_spec(f);
   spec.has_padded_head_dim = false;  // TMA pads
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  if (has_few_rows(f)) return with_few_rows(spec, f, device);
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
   Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
   const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
@@ -157,6 +165,7 @@ ForwardSpec choose_sm90(const ForwardProblem& f, const DeviceTraits&) {
 
 std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
   const ForwardSpec chosen = choose_sm90(f, device);
+  if (has_few_rows(f)) return few_rows_alternatives(chosen, device);
   const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
   std::vector<ForwardSpec> specs;
   for (const std::int32_t groups : {2, 3}) {
@@ -181,19 +190,22 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
 
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
   const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q);
-  return kCounterBytes + static_cast<std::size_t>(num_suspects(spec, tiles)) * sizeof(std::int32_t);
+  return counters_at(spec, f) + kCounterBytes +
+         static_cast<std::size_t>(num_suspects(spec, f, tiles)) * sizeof(std::int32_t);
 }
 
 namespace {
 
-/// A tensor as (head_dim, seqlen, heads, batch), in boxes of `rows` rows of one panel; packed tensors are one long sequence, pages are
-/// short ones.
-TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
+/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed tensors are one
+/// long sequence, pages are short ones.
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
+                          std::int64_t heads = 1) {
   driver::TensorMapSpec spec{
       .element =
           t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
       .rank = 4,
-      .box = {static_cast<std::uint32_t>(kPanel), static_cast<std::uint32_t>(rows), 1, 1}};
+      .box = {static_cast<std::uint32_t>(kPanel), static_cast<std::uint32_t>(rows),
+              static_cast<std::uint32_t>(heads), 1}};
   const int last = t.rank() - 1;
   const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
   for (std::size_t i = 0; i < 4; ++i) {
@@ -261,14 +273,18 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
 }
 
 /// The same parameters, for a few CTAs that look through all units.
-ForwardLaunch redo_launch(const ForwardPlan& plan, const ForwardLaunch& common,
-                          const std::int32_t* num_packed_tiles, const std::uint8_t* is_suspect) {
+ForwardLaunch redo_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                          const ForwardLaunch& common, const std::int32_t* num_packed_tiles,
+                          const std::uint8_t* is_suspect) {
   ForwardLaunch redo{};
   redo.params = common.params;
+  redo.combine_params = common.combine_params;
+  redo.combine_grid.x = static_cast<std::uint32_t>(
+      (common.combine_params.num_rows + kCombineRowsPerCta - 1) / kCombineRowsPerCta);
   redo.params.is_suspect = reinterpret_cast<const std::int32_t*>(is_suspect);
   redo.params.num_packed_tiles = num_packed_tiles;
   redo.params.suspect_tile_q = plan.spec.tile_q;
-  const std::int64_t words = num_suspects(plan.spec, common.grid.x);
+  const std::int64_t words = num_suspects(plan.spec, problem, common.grid.x);
   redo.params.num_suspects = static_cast<std::int32_t>(words);
   redo.num_threads = static_cast<std::uint32_t>(plan.redo->spec.num_warps) * 32;
   redo.grid.x = static_cast<std::uint32_t>(
@@ -283,25 +299,28 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const TensorMapEncoder& encode) {
   const Operands tensors(args, cache);
   refuse_other_strides(tensors);
-  auto* scratch = static_cast<std::byte*>(workspace);
-  auto* counters = static_cast<std::int32_t*>(workspace);
+  std::byte* const scratch = static_cast<std::byte*>(workspace) + counters_at(plan.spec, problem);
+  auto* counters = reinterpret_cast<std::int32_t*>(scratch);
   auto* is_suspect = reinterpret_cast<std::uint8_t*>(scratch + kCounterBytes);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  launch.redo = redo_launch(plan, launch.common, counters + 1, is_suspect);
+  launch.redo = redo_launch(problem, plan, launch.common, counters + 1, is_suspect);
   // TMA knows no tensor without rows: all outputs are left to the redo.
   if (!tensors.has_keys() || launch.common.grid.x == 0) return launch;
-  launch.num_ctas =
-      std::min<unsigned>(launch.common.grid.x, static_cast<unsigned>(plan.device.num_sms));
+  const std::uint32_t num_tiles =
+      launch.common.grid.x * static_cast<std::uint32_t>(max_splits(plan.spec, problem));
+  launch.num_ctas = std::min(num_tiles, static_cast<std::uint32_t>(plan.device.num_sms));
+  const std::int64_t heads = plan.spec.heads_per_tile;
+  const std::int64_t rows = heads > 1 ? plan.spec.tile_q / heads : kRowsOfGroup;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
-  launch.params = {.q = tensor_map(encode, tensors.q, kRowsOfGroup),
+  launch.params = {.q = tensor_map(encode, tensors.q, rows, heads),
                    .k = tensor_map(encode, tensors.k, rows_per_box),
                    .v = tensor_map(encode, tensors.v, rows_per_box),
-                   .out = tensor_map(encode, tensors.out, kRowsOfGroup),
+                   .out = tensor_map(encode, tensors.out, rows, heads),
                    .common = launch.common.params,
-                   .num_tiles = static_cast<std::int32_t>(launch.common.grid.x),
+                   .num_tiles = static_cast<std::int32_t>(num_tiles),
                    .next_tile = counters,
                    .num_packed_tiles = counters + 1,
                    .heads_per_section = sections.heads,

@@ -43,7 +43,7 @@ std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
                                              const ForwardPlan& plan) {
   auto redo = std::make_shared<ForwardPlan>(plan);
   redo->candidate = kSm80Forward;
-  redo->spec = candidate_named(plan.candidate).choose_redo(problem, plan.device);
+  redo->spec = candidate_named(plan.candidate).choose_redo(problem, plan.device, plan.spec);
   redo->shared_bytes = candidate_named(redo->candidate).shared_bytes(redo->spec);
   redo->range_tables = {};  // those of the call are its own
   return redo;
@@ -97,13 +97,15 @@ jit::KernelText combine_text(const ForwardSpec& spec) {
                             .wants_row_max = spec.wants_row_max,
                             .is_chained = spec.is_chained,
                             .most_splits = spec.most_splits};
-  return {fmt::format("#include \"sm80/combine.cuh\"\n"
-                      "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-                      "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
-                      "  fovea::cuda::sm80::combine<fovea::cuda::spec>(p);\n}}\n",
-                      print_spec(combine), kCombineThreads, kCombineCtasPerSm, jit::kEntryName),
-          spec.is_chained ? "sm80/combine chained" : "sm80/combine"};
+  const std::string_view entry = spec.combines_rows ? "combine_rows" : "combine";
+  return {
+      fmt::format("#include \"sm80/{0}.cuh\"\n"
+                  "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {1};\n}}\n"
+                  "extern \"C\" __global__ void __launch_bounds__({2}, {3}) {4}("
+                  "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
+                  "  fovea::cuda::sm80::{0}<fovea::cuda::spec>(p);\n}}\n",
+                  entry, print_spec(combine), kCombineThreads, kCombineCtasPerSm, jit::kEntryName),
+      fmt::format("sm80/{}{}", entry, spec.is_chained ? " chained" : "")};
 }
 
 jit::KernelText clear_counter_text() {
@@ -117,9 +119,16 @@ jit::KernelText clear_counter_text() {
 
 }  // namespace
 
+namespace {
+
+/// Of the last kernel that writes partial states: the redo, where there is one, joins them.
+bool has_combine(const ForwardPlan& plan) { return plan.spec.is_split && plan.redo == nullptr; }
+
+}  // namespace
+
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   std::vector<jit::KernelText> texts = {forward_text(plan)};
-  if (plan.spec.is_split) texts.push_back(combine_text(plan.spec));
+  if (has_combine(plan)) texts.push_back(combine_text(plan.spec));
   if (plan.spec.is_dynamic) texts.push_back(clear_counter_text());
   if (!plan.range_tables.is_empty()) texts.push_back(range_tables_text());
   if (plan.redo == nullptr) return texts;
@@ -130,7 +139,7 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   kernels->forward = loader.load(forward_text(plan), context);
-  if (plan.spec.is_split) kernels->combine = loader.load(combine_text(plan.spec), context);
+  if (has_combine(plan)) kernels->combine = loader.load(combine_text(plan.spec), context);
   if (plan.spec.is_dynamic) kernels->clear_counter = loader.load(clear_counter_text(), context);
   if (!plan.range_tables.is_empty())
     kernels->range_tables = loader.load(range_tables_text(), context);

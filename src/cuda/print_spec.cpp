@@ -73,6 +73,7 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("keeps_queries", spec.keeps_queries)
       .add("is_redo", spec.is_redo)
       .add("is_chained", spec.is_chained)
+      .add("combines_rows", spec.combines_rows)
       .add("most_splits", spec.most_splits)
       .finish();
 }

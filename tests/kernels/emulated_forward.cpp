@@ -7,6 +7,7 @@
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
 #include "sm80/combine.cuh"
+#include "sm80/combine_rows.cuh"
 #include "sm90/decode.cuh"
 
 // Written by print_forward_units from forward_cases.hpp.
@@ -28,6 +29,21 @@ template <CombineSpec spec>
 void run_combine(const CombineParams& p) {
   sm80::combine<spec>(p);
 }
+template <CombineSpec spec>
+void run_combine_rows(const CombineParams& p) {
+  sm80::combine_rows<spec>(p);
+}
+
+template <Element element, bool wants_row_max>
+CombineFunction combine_rows_of_splits(int most_splits) {
+  if (most_splits == 16)
+    return run_combine_rows<{
+        .out_element = element, .wants_row_max = wants_row_max, .most_splits = 16}>;
+  if (most_splits == 32)
+    return run_combine_rows<{
+        .out_element = element, .wants_row_max = wants_row_max, .most_splits = 32}>;
+  return run_combine_rows<{.out_element = element, .wants_row_max = wants_row_max}>;
+}
 
 template <Element element, bool wants_row_max>
 CombineFunction combine_of_splits(int most_splits) {
@@ -40,6 +56,12 @@ CombineFunction combine_of_splits(int most_splits) {
 
 template <Element element>
 CombineFunction combine_to(const ForwardSpec& spec) {
+  if constexpr (element != Element::f32) {
+    if (spec.combines_rows) {
+      return spec.wants_row_max ? combine_rows_of_splits<element, true>(spec.most_splits)
+                                : combine_rows_of_splits<element, false>(spec.most_splits);
+    }
+  }
   return spec.wants_row_max ? combine_of_splits<element, true>(spec.most_splits)
                             : combine_of_splits<element, false>(spec.most_splits);
 }

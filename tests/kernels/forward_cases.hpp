@@ -17,6 +17,9 @@ std::vector<Case> kernel_cases();
 /// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
 std::vector<Case> hopper_cases();
 
+/// Of sm90/attention_forward with few rows, whose heads share a tile and whose keys are split: dense, and over caches.
+std::vector<Case> hopper_few_rows_cases();
+
 /// Of sm90/decode, dense: few rows, more keys than one split has, and programs, masks and statistics beside.
 std::vector<Case> decode_cases();
 
@@ -28,6 +31,8 @@ std::vector<NamedCacheCase> kernel_cache_cases();
 
 /// Of sm90/attention_forward: chunks of queries against pages of all sizes that it takes.
 std::vector<NamedCacheCase> hopper_cache_cases();
+
+std::vector<NamedCacheCase> hopper_few_rows_cache_cases();
 
 /// Of sm90/decode: lengths around slices, tiles and splits, in pages of all kinds and in slots.
 std::vector<NamedCacheCase> decode_cache_cases();

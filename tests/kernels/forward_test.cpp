@@ -132,6 +132,9 @@ void run_hopper(const Run& run, Emulation& emulation) {
   emulation.ctas_at_once = 1;
   emulation.launch(call.redo.grid, call.redo.num_threads, plan.redo->shared_bytes,
                    [&] { kernels.redo(call.redo.params); });
+  if (!plan.redo->spec.is_split) return;
+  emulation.launch(call.redo.combine_grid, cuda::kCombineThreads, cuda::kCombineSharedBytes,
+                   [&] { cuda::combine_of(plan.redo->spec)(call.redo.combine_params); });
 }
 
 /// Under each way in which copies and products may land; the emulator must find nothing.
@@ -165,6 +168,8 @@ TEST_P(EmulatedHoppers, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
 
 class EmulatedForwards : public ::testing::TestWithParam<Case> {};
@@ -227,6 +232,9 @@ TEST_P(EmulatedHopperCaches, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperCaches, ::testing::ValuesIn(hopper_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHopperCaches,
+                         ::testing::ValuesIn(hopper_few_rows_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 
 /// So few SMs that CTAs take several splits each.

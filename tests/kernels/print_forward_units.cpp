@@ -89,8 +89,13 @@ void print_hoppers(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_cases())
     print_hopper(each.label, problem_of_case(each), out, table);
-  for (const auto& each : testing::hopper_cache_cases())
-    print_hopper(each.label, problem_of_cache(each.problem), out, table);
+  for (const auto& each : testing::hopper_few_rows_cases())
+    print_hopper(each.label, problem_of_case(each), out, table);
+  for (const auto& cases :
+       {testing::hopper_cache_cases(), testing::hopper_few_rows_cache_cases()}) {
+    for (const auto& each : cases)
+      print_hopper(each.label, problem_of_cache(each.problem), out, table);
+  }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kHoppers[] = {{\n{}}};\n}}\n",
       table);

@@ -259,6 +259,9 @@ def check_all(checker):
         checker.check(f"paged, {seqlen_q * heads_q // 2} rows", rows)
         checker.check(f"slots, {seqlen_q * heads_q // 2} rows, f16", replace(rows, page_size=0, has_slots=True, dtype="float16"))
         checker.check(f"paged, {seqlen_q * heads_q // 2} rows, head_dim 256", replace(rows, page_size=24, head_dim=256, head_dim_v=256))
+    # More splits than half a warp has lanes, and columns for half of them in the last 64.
+    checker.check("slots, head_dim 192, 31 splits", replace(contiguous, has_slots=True, lengths=[7700, 300], head_dim=192, head_dim_v=192))
+    checker.check("paged, NaN behind, 12 rows of 3 heads", replace(decode, lengths=[700, 2100], seqlen_q=12, heads_q=6, heads_kv=2))
     checker.check("paged, f16, positions", replace(decode, dtype="float16", num_new=4, seqlen_q=4, rotary="positions"))
     checker.check("paged, f32", replace(decode, dtype="float32", num_new=2, seqlen_q=2, rotary="halves"))
     checker.check("paged, tokens of f32", replace(decode, new_dtype="float32", num_new=3, seqlen_q=3, rotary="halves"))

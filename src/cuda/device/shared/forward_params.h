@@ -46,7 +46,7 @@ struct ForwardParams {
   std::int32_t num_new;     // keys that the call appended behind seqlens_kv
 
   float* partial_out;  // split: [batch, num_heads_q, seqlen_q, max_splits, head_dim_v of the tile]
-  float* partial_lse;  // split: [batch, num_heads_q, seqlen_q, max_splits], base 2
+  float* partial_lse;  // split: [batch, num_heads_q, seqlen_q, max_splits], natural
   float* partial_max;  // split: likewise, natural units
   std::int32_t max_splits;
 
@@ -60,7 +60,7 @@ struct ForwardParams {
   float softmax_scale, softmax_scale_log2;
 
   /// Redo: for each 64 rows of the row tiles of another kernel [batch, num_heads_q, num_q_tiles], packed [row tile of any sequence,
-  /// num_heads_q]: not 0 where they are to be computed, a byte for each 16 of them.
+  /// num_heads_q], split [batch, num_heads_q / heads_per_tile, num_q_tiles, max_splits]: not 0 where they are to be computed, a byte for each 16 of them.
   const std::int32_t* is_suspect;
   std::int32_t num_suspects;             // words; packed: room for the most there can be
   std::int32_t suspect_tile_q;           // rows of such a tile
@@ -73,7 +73,7 @@ struct ForwardParams {
   Captures captures;
 };
 
-/// Of the combine kernel: one CTA for each row.
+/// Of the combine kernel: one CTA for each row. Of combine_rows: one warp.
 struct CombineParams {
   BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
   float* lse;
@@ -89,6 +89,7 @@ struct CombineParams {
   const float* partial_max;
   std::int32_t max_splits, partial_width;
   std::int32_t seqlen_q, seqlen_kv, num_heads_q, head_dim_v;
+  std::int64_t num_rows;
 };
 
 }  // namespace fovea::cuda

@@ -12,11 +12,12 @@ struct alignas(64) TensorMapParam {
 };
 
 struct Sm90ForwardParams {
-  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q, out) or tile_kv
-  // rows (k, v), 128-byte swizzle. Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q, out; where heads
+  // share a tile, 64 / heads_per_tile rows of so many heads) or tile_kv rows (k, v), 128-byte swizzle. Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
   TensorMapParam q, k, v, out;
   ForwardParams common;
-  std::int32_t num_tiles;          // of rows: num_q_tiles * num_heads_q * batch; packed: a bound
+  std::int32_t
+      num_tiles;  // of rows: num_q_tiles * num_heads_q * batch; packed: a bound; split: times max_splits
   std::int32_t* next_tile;         // dynamic schedule: 0 at the launch
   std::int32_t* num_packed_tiles;  // packed: written, row tiles of one head
   /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of

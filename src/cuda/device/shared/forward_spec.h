@@ -36,6 +36,7 @@ struct ForwardSpec {
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
   bool is_redo = false;        // sm80: only rows that another kernel found suspect
   bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
+  bool combines_rows = false;  // splits are joined by sm80/combine_rows, not sm80/combine
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 
   bool operator==(const ForwardSpec&) const = default;
@@ -83,7 +84,14 @@ constexpr std::int32_t sm80_plain_shared_bytes(const ForwardSpec& spec) {
 }
 
 /// sm90/attention_forward: sequences have lengths of their own, told beside each row tile.
-constexpr bool sm90_tells_place(const ForwardSpec& spec) { return spec.is_varlen || spec.is_paged; }
+constexpr bool sm90_tells_place(const ForwardSpec& spec) {
+  return spec.is_varlen || spec.is_paged || spec.is_split;
+}
+
+/// The same kernel: where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not be.
+constexpr bool sm90_clears_values(const ForwardSpec& spec) {
+  return spec.is_paged || spec.is_split;
+}
 
 /// Row tiles that sm90/attention_forward tells ahead.
 constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) {
@@ -100,7 +108,7 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
            spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
   const std::int32_t slots = sm90_num_slots(spec);
   const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages +
-                                     2 * slots + 5 + (spec.is_paged ? 1 : 0));
+                                     2 * slots + 5 + (sm90_clears_values(spec) ? 1 : 0));
   const std::int32_t told = slots * (sm90_tells_place(spec) ? 32 : 16) + 32 +
                             spec.tile_q / 64 * 32 + 4 * spec.stages +
                             (spec.is_paged ? spec.tile_kv / 2 : 0);

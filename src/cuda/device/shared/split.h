@@ -10,10 +10,17 @@ inline constexpr int kMostSplits = 64;
 /// A partial row is as many bytes as a key and its value; a group of 8 shares the keys: 3 % of 256 keys.
 inline constexpr int kFewestKeysPerSplit = 256;
 
-/// most_splits: a spec's, up to kMostSplits.
+/// Where more rows share the keys, partial rows are more bytes: a spec has fewer splits at most, and longer ones. (Of 64 rows, splits of
+/// 1,024 keys are up to 10 % faster yet in large batches, but a sequence of 1,024 keys alone is a fifth slower.)
+constexpr int fewest_keys_per_split(int most_splits) {
+  return most_splits < kMostSplits ? 2 * kFewestKeysPerSplit : kFewestKeysPerSplit;
+}
+
+/// most_splits: a spec's, a power of two up to kMostSplits.
 constexpr int keys_per_split(int seqlen_kv, int most_splits) {
+  const int fewest = fewest_keys_per_split(most_splits);
   const int even = (seqlen_kv + most_splits - 1) / most_splits;
-  return (even + kFewestKeysPerSplit - 1) / kFewestKeysPerSplit * kFewestKeysPerSplit;
+  return (even + fewest - 1) / fewest * fewest;
 }
 
 /// At least 1: a row without keys is written too.

@@ -226,9 +226,25 @@ struct Forward {
 
 // ---- rows that another kernel found suspect ----------------------------------------------------
 
+/// The rows of heads that share a tile, in one split of their keys, that a word of is_suspect tells of.
+template <ForwardSpec spec>
+FOVEA_DEVICE Work work_of_split_unit(const ForwardParams& p, std::int32_t unit) {
+  const std::int32_t tile = unit / p.max_splits;
+  const std::int32_t pair = tile / p.num_q_tiles;
+  const std::int32_t head_units = p.num_heads_q / spec.heads_per_tile;
+  Work work{};
+  work.sequence = dense_sequence(p, pair / head_units);
+  work.q_begin = (tile - pair * p.num_q_tiles) * (spec.tile_q / spec.heads_per_tile);
+  work.q_head = pair % head_units * spec.heads_per_tile;
+  work.kv_head = work.q_head / p.group;
+  take_split<spec>(work, unit - tile * p.max_splits);
+  return work;
+}
+
 /// The 64 rows of a head that a word of is_suspect tells of.
 template <ForwardSpec spec>
 FOVEA_DEVICE Work work_of_unit(const ForwardParams& p, std::int32_t unit) {
+  if constexpr (spec.is_split) return work_of_split_unit<spec>(p, unit);
   const std::int32_t parts = p.suspect_tile_q / 64;
   const std::int32_t tile = unit / parts;
   Work work{};
@@ -262,7 +278,7 @@ FOVEA_DEVICE std::int32_t count_suspects(const ForwardParams& p) {
 /// Computes the rows again that another kernel found suspect. Nearly always there are none, so a few CTAs look at 32 words at a time.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void redo(const ForwardParams& p) {
-  static_assert(spec.tile_q == 64 && spec.heads_per_tile == 1);
+  static_assert(spec.tile_q == 64 && (spec.heads_per_tile == 1 || spec.is_split));
   ptx::griddepcontrol_wait();  // the kernel whose rows these are may still run
   const std::int32_t num_suspects = count_suspects<spec>(p);
   for (std::int32_t first = 32 * ptx::block_idx().x; first < num_suspects;

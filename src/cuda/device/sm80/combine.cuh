@@ -58,6 +58,16 @@ FOVEA_DEVICE float weight_of(float lse, float top) {
   return lse == -infinity() ? 0.0F : ptx::ex2_approx_ftz((lse - top) * kLog2E);
 }
 
+/// Keys of the sequence, as those had it who wrote its partial states.
+FOVEA_DEVICE int seqlen_of_partials(const CombineParams& p, std::int32_t batch) {
+  std::int64_t keys = p.seqlen_kv;
+  if (p.seqlens_kv.data != nullptr) {
+    keys = index_at(p.seqlens_kv, batch) + p.num_new;
+    if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, batch);
+  }
+  return static_cast<int>(keys);
+}
+
 template <CombineSpec spec>
 struct Combine {
   const CombineParams& p;
@@ -75,12 +85,7 @@ struct Combine {
   }
 
   FOVEA_DEVICE_MEMBER int count_splits() const {
-    std::int64_t keys = p.seqlen_kv;
-    if (p.seqlens_kv.data != nullptr) {
-      keys = index_at(p.seqlens_kv, batch) + p.num_new;
-      if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, batch);
-    }
-    return num_splits(static_cast<int>(keys), spec.most_splits);
+    return num_splits(seqlen_of_partials(p, batch), spec.most_splits);
   }
 
   FOVEA_DEVICE_MEMBER void store(int col, float value) const {

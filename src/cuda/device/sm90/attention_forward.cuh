@@ -36,11 +36,15 @@
 // not read. In the page that the end cuts, K is masked, and of V the loading warp clears the rows behind the end: whatever lay there, it
 // does not reach the sums.
 //
+// Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as shared memory
+// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine, and
+// suspect ones are computed again before that.
+//
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
 // Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores and output, store. The entry is here.
 //
-// Refused (candidates.cpp has the words): f32, contiguous caches, pages of sizes that are no powers of two, splits, strides that TMA cannot have.
+// Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
 #pragma once
 
 #include "ptx/fence.cuh"
@@ -86,7 +90,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
   }
   ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
-  if constexpr (spec.is_paged) ptx::mbarrier_init(cta.barrier(L::kVCut, 0), 1);
+  if constexpr (T::kClearsValues) ptx::mbarrier_init(cta.barrier(L::kVCut, 0), 1);
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -101,12 +105,12 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
       griddepcontrol_launch_dependents();  // the redo: there is no room for it beside this, but behind
   ptx::sync_threads();
   if (cta.warp < 4) {
-    ptx::setmaxnreg_dec<T::kLoadRegisters>();
+    if constexpr (T::kGroups > 1) ptx::setmaxnreg_dec<T::kLoadRegisters>();
     if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
   } else {
-    ptx::setmaxnreg_inc<T::kComputeRegisters>();
+    if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
   }
 }

@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
 constexpr const char* kDecodeWide = "cuda/sm90/decode_wide";
+constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -129,6 +130,39 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
             "compute capability is 8.9; expected 9.0 or above");
 }
 
+TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
+  const Shape shape{.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
+  const ForwardPlan plan = chosen(shape, 9, 0);
+  EXPECT_EQ(plan.candidate, kHopper);
+  EXPECT_EQ(plan.spec.tile_q, 64);
+  EXPECT_EQ(plan.spec.heads_per_tile, 7);
+  EXPECT_TRUE(plan.spec.is_split);
+  EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_cta));
+  // What computes suspect rows again writes the same partial states, and joins them.
+  const ForwardSpec& redo = plan.redo->spec;
+  EXPECT_TRUE(redo.is_redo && redo.is_split && redo.combines_rows);
+  EXPECT_EQ(redo.heads_per_tile, 7);
+  EXPECT_EQ(redo.most_splits, plan.spec.most_splits);
+  EXPECT_EQ(redo.head_dim_v, plan.spec.head_dim_v);
+}
+
+TEST(ForwardCandidates, HeadsShareNoTileWhereAProgramTellsThemApart) {
+  Problem problem = problem_of({.seqlen_q = 4, .num_heads_q = 64, .num_heads_kv = 8});
+  problem.score = parse_score_mod("score * float(q_head)");
+  EXPECT_EQ(reason_of(chosen(problem, 9, 0), kHopper),
+            "the score program reads q_head, and heads share a tile of rows");
+  problem.score = ScoreMod();
+  const std::int32_t ids[1024] = {};
+  const std::array<std::int64_t, 1> shape{1024};
+  problem.mask = parse_mask_mod(
+      "doc[kv_idx] == 0", {.tensors = {{"doc", TensorView(ids, make_spec(Dtype::i32, shape))}}});
+  EXPECT_EQ(reason_of(chosen(problem, 9, 0), kHopper),
+            "the mask reads tensor doc, and heads share a tile of rows");
+  problem = problem_of({.seqlen_q = 33});
+  problem.score = parse_score_mod("score * float(q_head)");
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopper) << "one head a tile";
+}
+
 TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
   Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
@@ -153,7 +187,7 @@ std::string refusal_by_wide(const Shape& shape) {
 
 TEST(ForwardCandidates, MoreRowsAndWiderHeadsAreStreamedWhereAsked) {
   Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
-  EXPECT_EQ(chosen(shape, 9, 0).candidate, kTensorCores);
+  EXPECT_EQ(chosen(shape, 9, 0).candidate, kHopper);
   EXPECT_EQ(refusal_by_wide(shape), "");
   shape.seqlen_q = 9;
   EXPECT_EQ(refusal_by_wide(shape), "72 rows share a kv head; expected at most 64");
@@ -218,15 +252,16 @@ TEST(ForwardCandidates, KeysInACacheGoToKernelsThatReadIt) {
   EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kTensorCores);
 }
 
-ForwardProblem paged_problem(const CacheLayout& cache, std::int64_t seqlen_q = 65) {
-  ForwardProblem problem = validate(problem_of({.seqlen_q = seqlen_q}), "test");
+ForwardProblem paged_problem(const CacheLayout& cache, std::int64_t seqlen_q = 65,
+                             std::int64_t num_heads_q = 8) {
+  ForwardProblem problem =
+      validate(problem_of({.seqlen_q = seqlen_q, .num_heads_q = num_heads_q}), "test");
   problem.is_cached = problem.is_paged = true;
   problem.cache = cache;
   return problem;
 }
 
 TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
-  constexpr const char* kHopper = "cuda/sm90/attention_forward";
   for (const std::int64_t page_size : {8, 16, 32, 64, 128, 256, 4096}) {
     const ForwardPlan plan = choose_forward(
         paged_problem({.page_size = page_size, .has_aligned_rows = true}), typical_device(9, 0));
@@ -249,7 +284,7 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
   EXPECT_EQ(reason(paged_problem({.page_size = 16})),
             "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
   EXPECT_EQ(
-      reason(paged_problem({.page_size = 16, .has_aligned_rows = true}, 63)),
+      reason(paged_problem({.page_size = 16, .has_aligned_rows = true}, 63, 16)),
       "seqlen_q is 63; expected at least 64 beside a cache, fewer leave most of a tile of one "
       "head empty");
 }
@@ -284,8 +319,10 @@ TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {
   few.seqlen_q = up_to(4);
   const ForwardPlan plan = chosen(few, 9, 0);
   EXPECT_EQ(plan.candidate, kTensorCores);
-  EXPECT_EQ(reason_of(plan, "cuda/sm90/attention_forward"),
-            "4 rows share a kv head; expected more than 64, fewer are bound by memory");
+  EXPECT_EQ(
+      reason_of(plan, "cuda/sm90/attention_forward"),
+      "sequences are packed and 4 rows share a kv head; expected more than 64, or sequences of "
+      "a batch");
 }
 
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {

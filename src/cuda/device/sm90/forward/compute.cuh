@@ -283,10 +283,11 @@ struct Compute {
   /// Of P alone: l and the maximum are those of all that a row sees.
   FOVEA_DEVICE_MEMBER void drop(const RowTile& tile) {
     const ForwardParams& common = cta.p.common;
-    const std::int32_t q_idx = warp.first_row(tile) + cta.lane % 2 * 8;
+    const std::int32_t q_idx = warp.q_idx(tile, cta.lane % 2);
+    const std::int32_t q_head = warp.q_head(tile, cta.lane % 2);
 #pragma unroll
     for (int block = 0; block < spec.tile_kv / 8; ++block) {
-      const ptx::U32x4 words = fragment_words(common, tile.batch, tile.q_head, q_idx,
+      const ptx::U32x4 words = fragment_words(common, tile.batch, q_head, q_idx,
                                               scores.kv_tile.idx() * spec.tile_kv + block * 8);
       p[block / 2][block % 2 * 2] &= kept(words.x, words.y);
       p[block / 2][block % 2 * 2 + 1] &= kept(words.z, words.w);

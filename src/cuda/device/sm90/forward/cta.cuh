@@ -23,9 +23,15 @@ struct Traits {
   static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
                 "rows are whole panels of 128 bytes");
   static constexpr int kGroups = spec.num_warps / 4 - 1;  // of 64 rows
-  static_assert(kGroups == 2 || kGroups == 3, "two or three warpgroups take turns");
+  static_assert(kGroups <= 3, "two or three warpgroups take turns; one has nobody to wait for");
   static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
   static_assert(spec.tile_kv % 16 == 0, "keys are the second product's depth, in steps of 16");
+  static_assert(spec.heads_per_tile == 1 || kGroups == 1, "heads share the rows of one group");
+  static_assert(!spec.is_split || kFewestKeysPerSplit % spec.tile_kv == 0,
+                "splits are whole tiles");
+  /// Of each head that a tile packs, and of all of them: the rest of the tile's rows are zeros, and belong to nobody.
+  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+  static constexpr int kBoxRows = spec.heads_per_tile == 1 ? 64 : kQueries * spec.heads_per_tile;
   static constexpr int kQStages = spec.q_stages;
   static constexpr int kStages = spec.stages;
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
@@ -33,6 +39,7 @@ struct Traits {
   /// Row tiles that are told. With places: one that computes, one that follows it, one to come; else the first is known by then.
   static constexpr int kSlots = sm90_num_slots(spec);
   static constexpr bool kTellsPlace = sm90_tells_place(spec);
+  static constexpr bool kClearsValues = sm90_clears_values(spec);
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
@@ -72,9 +79,9 @@ struct Layout {
   static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
   static constexpr int kGroupEmpty = kGroupFull + 16;
   static constexpr int kClaim = kGroupEmpty + 16;
-  static constexpr int kVCut = kClaim + 8;                     // paged
+  static constexpr int kVCut = kClaim + 8;                     // where values are cleared
   static constexpr int kSlotBytes = T::kTellsPlace ? 32 : 16;  // RowTile, SequencePlace
-  static constexpr int kSlots = (kVCut + (spec.is_paged ? 8 : 0) + 15) / 16 * 16;
+  static constexpr int kSlots = (kVCut + (T::kClearsValues ? 8 : 0) + 15) / 16 * 16;
   static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
@@ -100,13 +107,22 @@ struct Ring {
   }
 };
 
-/// A tile of rows of one head; idx < 0: there is none any more. Packed: `batch` is the sequence, `number` that of the tile among those
-/// of all sequences, `slot` where it is told.
+/// A tile of rows of one head, or of the first of heads_per_tile; idx < 0: there is none any more. Packed: `batch` is the sequence,
+/// `number` that of the tile among those of all sequences. Split: `number` is that of the split. `slot`: where it is told.
 struct RowTile {
   std::int32_t idx, q_head, batch, number, slot;
 };
 
-/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are.
+/// The word of is_suspect that tells of a split of a row tile.
+template <ForwardSpec spec>
+FOVEA_DEVICE std::int64_t split_unit(const ForwardParams& c, const RowTile& rows) {
+  const std::int64_t units = c.num_heads_q / spec.heads_per_tile;
+  const std::int64_t unit = rows.batch * units + rows.q_head / spec.heads_per_tile;
+  return (unit * c.num_q_tiles + rows.idx) * c.max_splits + rows.number;
+}
+
+/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is the sequence's
+/// index in the cache, or in the page table.
 struct SequencePlace {
   std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
 };
@@ -168,7 +184,7 @@ struct Cta {
     return {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
             static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
             static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0)),
-            spec.is_varlen ? static_cast<std::int32_t>(words.w) : 0, slot};
+            spec.is_varlen || spec.is_split ? static_cast<std::int32_t>(words.w) : 0, slot};
   }
 
   /// Where it is told: from its slot, so until its reader is done with the row tile.
@@ -210,10 +226,25 @@ struct ComputingWarp {
   FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
 
-  /// Of this thread's two rows; the other is 8 further on.
-  FOVEA_DEVICE_MEMBER std::int32_t first_row(const RowTile& tile) const {
-    return tile.idx * spec.tile_q + 64 * group + 16 * idx + cta.lane / 4;
+  /// Which query this thread's row r of two is of, and of which head. Of the rows of a tile, the queries of a head are neighbours.
+  FOVEA_DEVICE_MEMBER std::int32_t q_idx(const RowTile& tile, int r) const {
+    if constexpr (spec.heads_per_tile == 1) return tile.idx * spec.tile_q + first_row() + 8 * r;
+    return tile.idx * Traits<spec>::kQueries + row(r) % Traits<spec>::kQueries;
   }
+  FOVEA_DEVICE_MEMBER std::int32_t q_head(const RowTile& tile, int r) const {
+    if constexpr (spec.heads_per_tile == 1) return tile.q_head;
+    return tile.q_head + row(r) / Traits<spec>::kQueries;
+  }
+  /// Some belong to nobody.
+  FOVEA_DEVICE_MEMBER bool has_row(int r) const {
+    return Traits<spec>::kBoxRows == 64 || row(r) < Traits<spec>::kBoxRows;
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER std::int32_t first_row() const {
+    return 64 * group + 16 * idx + cta.lane / 4;
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t row(int r) const { return first_row() + 8 * r; }
 };
 
 }  // namespace fovea::cuda::sm90

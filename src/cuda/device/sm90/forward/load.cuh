@@ -31,12 +31,14 @@ struct Load {
     std::int32_t idx, kv_head, batch, kv_row;  // paged: for the batch the page
   };
 
-  // Paged: of the kv tile that was visited last and of the one to load, the page of this lane's box; of the pending one, its keys.
-  std::int32_t next_page, page, num_keys;
+  // Paged: of the kv tile that was visited last and of the one to load, the page of this lane's box.
+  std::int32_t next_page, page;
+  std::int32_t num_keys;  // of the pending tile from its first on, where values are cleared
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
+    clear_unused_rows();
     Pending pending{-1, 0, 0, 0};
     for (;;) {
       const RowTile rows = cta.next_row_tile(slots);
@@ -99,7 +101,7 @@ struct Load {
       if constexpr (!spec.is_paged) {
         copy<typename T::KTile>(
             cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),
-            {0, place.kv_row + tile.idx * spec.tile_kv, kv_head, cta.map_batch(rows)},
+            {0, first_row(place) + tile.idx * spec.tile_kv, kv_head, kv_batch(rows, place)},
             ptx::CachePolicy::evict_last);
       }
     }
@@ -112,8 +114,32 @@ struct Load {
       q.advance();
     }
     if (pending.idx >= 0) load_values(pending);
-    pending = {tile.idx, kv_head, spec.is_paged ? page : cta.map_batch(rows), place.kv_row};
-    if constexpr (spec.is_paged) num_keys = place.seqlen_kv - tile.idx * spec.tile_kv;
+    pending = {tile.idx, kv_head, spec.is_paged ? page : kv_batch(rows, place), first_row(place)};
+    if constexpr (T::kClearsValues) num_keys = place.seqlen_kv - tile.idx * spec.tile_kv;
+  }
+
+  /// Of K and V in their tensor maps.
+  FOVEA_DEVICE_MEMBER static std::int32_t kv_batch(const RowTile& rows,
+                                                   const SequencePlace& place) {
+    return spec.is_split ? place.kv_row : Cta<spec>::map_batch(rows);
+  }
+  FOVEA_DEVICE_MEMBER static std::int32_t first_row(const SequencePlace& place) {
+    return spec.is_split ? 0 : place.kv_row;
+  }
+
+  /// Rows of Q that no box reaches: what lies there would look like NaN in the sums.
+  FOVEA_DEVICE_MEMBER void clear_unused_rows() const {
+    if constexpr (T::kBoxRows < 64) {
+      constexpr int kChunks = spec.head_dim_qk / 8;
+      for (int stage = 0; stage < T::kQStages; ++stage) {
+        const typename T::QTile queries{cta.q_at(stage, 0)};
+#pragma unroll 1
+        for (int at = cta.lane; at < (64 - T::kBoxRows) * kChunks; at += 32)
+          ptx::st_shared(queries.chunk(T::kBoxRows + at / kChunks, at % kChunks), ptx::U32x4{});
+      }
+      ptx::fence_proxy_async_shared_cta();
+      ptx::sync_warp();
+    }
   }
 
   FOVEA_DEVICE_MEMBER void load_queries(const RowTile& rows, const SequencePlace& place,
@@ -121,32 +147,61 @@ struct Load {
     const int i = q.stage * T::kGroups + group;
     cta.await(cta.barrier(L::kQEmpty, i), q.parity);
     if (!ptx::elect_one()) return;
-    copy<typename T::QTile>(
+    copy<typename T::QTile, T::kBoxRows>(
         cta.q_at(q.stage, group), cta.p.q, cta.barrier(L::kQFull, i),
-        {0, place.q_row + rows.idx * spec.tile_q + 64 * group, rows.q_head, cta.map_batch(rows)},
+        {0, place.q_row + rows.idx * T::kQueries + 64 * group, rows.q_head, cta.map_batch(rows)},
         ptx::CachePolicy::evict_first);
   }
 
   FOVEA_DEVICE_MEMBER void load_values(Pending& pending) {
     if (pending.idx < 0) return;
     cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
-    if constexpr (spec.is_paged) {
-      load_values_of_pages(pending);
-    } else if (ptx::elect_one()) {
-      copy<typename T::VTile>(
-          cta.v_at(v.stage), cta.p.v, cta.barrier(L::kVFull, v.stage),
-          {0, pending.kv_row + pending.idx * spec.tile_kv, pending.kv_head, pending.batch},
-          ptx::CachePolicy::evict_last);
+    const SharedAddress full = cta.barrier(L::kVFull, v.stage);
+    if (T::kClearsValues && num_keys < spec.tile_kv) {
+      load_cut_values(pending, full);
+    } else {
+      copy_values(pending, full);
     }
     v.advance();
     pending.idx = -1;
   }
 
+  FOVEA_DEVICE_MEMBER void copy_values(const Pending& tile, SharedAddress full) const {
+    if constexpr (spec.is_paged) {
+      copy_pages<typename T::VTile>(cta.v_at(v.stage), cta.p.v, full, tile);
+    } else if (ptx::elect_one()) {
+      copy<typename T::VTile>(cta.v_at(v.stage), cta.p.v, full,
+                              {0, tile.kv_row + tile.idx * spec.tile_kv, tile.kv_head, tile.batch},
+                              ptx::CachePolicy::evict_last);
+    }
+  }
+
+  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0.
+  FOVEA_DEVICE_MEMBER void load_cut_values(const Pending& tile, SharedAddress full) {
+    const SharedAddress landed = cta.barrier(L::kVCut, 0);
+    copy_values(tile, landed);
+    cta.await(landed, cuts.parity);
+    cuts.advance();
+    clear_behind_keys(typename T::VTile{cta.v_at(v.stage)});
+    ptx::fence_proxy_async_shared_cta();
+    cta.release(full);
+  }
+
+  /// Paged: as far as the box of the last key reaches, those behind it came as zeros.
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values) const {
+    constexpr int kChunks = spec.head_dim_v / 8;
+    const std::int32_t rows =
+        spec.is_paged ? -num_keys & (cta.p.rows_per_box - 1) : spec.tile_kv - num_keys;
+#pragma unroll 1
+    for (int at = cta.lane; at < rows * kChunks; at += 32)
+      ptx::st_shared(values.chunk(num_keys + at / kChunks, at % kChunks), ptx::U32x4{});
+  }
+
   /// A box for each panel of 64 elements; what lies outside the tensor arrives as zeros.
-  template <class Tile>
+  template <class Tile, int rows = Tile::kRows>
   FOVEA_DEVICE_MEMBER void copy(SharedAddress to, const TensorMapParam& map, SharedAddress full,
                                 const std::int32_t (&at)[4], ptx::CachePolicy policy) const {
-    ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+    ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes / Tile::kRows * rows);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       const std::int32_t coordinates[4] = {64 * panel, at[1], at[2], at[3]};
@@ -166,8 +221,8 @@ struct Load {
       const std::int32_t key = tile.idx * spec.tile_kv + row;
       next_page = -1;
       if (row >= spec.tile_kv || key >= place.seqlen_kv) return;
-      const std::int64_t at =
-          rows.batch * c.page_table_row_stride + (key >> c.page_shift) * c.page_table.stride;
+      const std::int64_t at = kv_batch(rows, place) * c.page_table_row_stride +
+                              (key >> c.page_shift) * c.page_table.stride;
       // Of an i64 the low word: there are fewer than 2^31 pages.
       next_page = ptx::ld_global(static_cast<const std::int32_t*>(c.page_table.data) +
                                  (c.page_table.is_wide != 0 ? 2 * at : at));
@@ -196,32 +251,6 @@ struct Load {
                                           ptx::CachePolicy::evict_last);
       }
     }
-  }
-
-  /// Where the sequence ends inside the tile, its last page may hold NaN behind it, and 0 * NaN is not 0.
-  FOVEA_DEVICE_MEMBER void load_values_of_pages(const Pending& tile) {
-    const SharedAddress to = cta.v_at(v.stage);
-    const SharedAddress full = cta.barrier(L::kVFull, v.stage);
-    if (num_keys >= spec.tile_kv) {
-      copy_pages<typename T::VTile>(to, cta.p.v, full, tile);
-      return;
-    }
-    const SharedAddress landed = cta.barrier(L::kVCut, 0);
-    copy_pages<typename T::VTile>(to, cta.p.v, landed, tile);
-    cta.await(landed, cuts.parity);
-    cuts.advance();
-    clear_behind_keys(typename T::VTile{to});
-    ptx::fence_proxy_async_shared_cta();
-    cta.release(full);
-  }
-
-  /// As far as the box of the last key reaches: those behind it came as zeros.
-  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values) const {
-    constexpr int kChunks = spec.head_dim_v / 8;
-    const std::int32_t rows = -num_keys & (cta.p.rows_per_box - 1);
-#pragma unroll 1
-    for (int at = cta.lane; at < rows * kChunks; at += 32)
-      ptx::st_shared(values.chunk(num_keys + at / kChunks, at % kChunks), ptx::U32x4{});
   }
 };
 

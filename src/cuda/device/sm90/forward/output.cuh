@@ -23,15 +23,20 @@ struct Output {
 
   FOVEA_DEVICE_MEMBER explicit Output(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
-  /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read.
+  /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read. Split: both go to the partial
+  /// states, in f32.
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done,
                                   const Sums& o) const {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = finish_row(tile, r, done);
     report_suspects(tile, o);
-    write_out(typename T::OTile{warp.cta.q_at(q_stage, warp.group)}, o, factor);
-    ptx::fence_proxy_async_shared_cta();
+    if constexpr (spec.is_split) {
+      write_partial(tile, o, factor);
+    } else {
+      write_out(typename T::OTile{warp.cta.q_at(q_stage, warp.group)}, o, factor);
+      ptx::fence_proxy_async_shared_cta();
+    }
     warp.cta.release(warp.cta.barrier(L::kOFull, q_stage * T::kGroups + warp.group));
     warp.cta.done_with(tile);
   }
@@ -46,6 +51,12 @@ struct Output {
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.log2_total(r, sum);
+    if constexpr (spec.is_split) {
+      write_partial_row(
+          tile, r, lse,
+          finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common)));
+      return spec.has_dropout ? factor * common.dropout_keep_scale : factor;
+    }
     // Rows behind the last packed sequence have no sink either.
     if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
       const float sink = kLog2E * ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
@@ -57,7 +68,7 @@ struct Output {
         lse = top + ptx::lg2_approx_ftz(total);
       }
     }
-    const std::int32_t row = warp.first_row(tile) + 8 * r;
+    const std::int32_t row = warp.q_idx(tile, r);
     if (common.lse != nullptr && warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
       ptx::st_global(common.lse + warp.cta.map_batch(tile) * common.lse_batch_stride +
                          tile.q_head * common.lse_head_stride +
@@ -93,6 +104,7 @@ struct Output {
   /// The word that tells of this group's rows: sm80's work_of_unit finds the rows of a word.
   FOVEA_DEVICE_MEMBER std::int64_t unit_of(const RowTile& tile) const {
     const ForwardParams& common = warp.cta.p.common;
+    if constexpr (spec.is_split) return split_unit<spec>(common, tile);
     const std::int64_t tiles =
         spec.is_varlen
             ? static_cast<std::int64_t>(tile.number) * common.num_heads_q + tile.q_head
@@ -100,6 +112,43 @@ struct Output {
                       common.num_q_tiles +
                   tile.idx;
     return tiles * T::kGroups + warp.group;
+  }
+
+  // ---- partial states of a split, for the combine kernel ----
+
+  FOVEA_DEVICE_MEMBER bool exists(const RowTile& tile, int r) const {
+    return warp.has_row(r) && warp.q_idx(tile, r) < warp.cta.p.common.seqlen_q;
+  }
+
+  FOVEA_DEVICE_MEMBER std::int64_t partial_row(const RowTile& tile, int r) const {
+    const ForwardParams& common = warp.cta.p.common;
+    const std::int64_t head =
+        static_cast<std::int64_t>(tile.batch) * common.num_heads_q + warp.q_head(tile, r);
+    return (head * common.seqlen_q + warp.q_idx(tile, r)) * common.max_splits + tile.number;
+  }
+
+  FOVEA_DEVICE_MEMBER void write_partial_row(const RowTile& tile, int r, float lse,
+                                             float greatest) const {
+    if (warp.cta.lane % 4 != 0 || !exists(tile, r)) return;
+    const std::int64_t at = partial_row(tile, r);
+    ptx::st_global(warp.cta.p.common.partial_lse + at, kLn2 * lse);
+    if constexpr (spec.wants_row_max) ptx::st_global(warp.cta.p.common.partial_max + at, greatest);
+  }
+
+  /// Four lanes write 32 bytes of a row together.
+  FOVEA_DEVICE_MEMBER void write_partial(const RowTile& tile, const Sums& o,
+                                         const float (&factor)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!exists(tile, r)) continue;
+      float* const to = warp.cta.p.common.partial_out + partial_row(tile, r) * spec.head_dim_v +
+                        2 * (warp.cta.lane % 4);
+#pragma unroll
+      for (int j = 0; j < spec.head_dim_v / 8; ++j) {
+        ptx::st_global(reinterpret_cast<ptx::F32x2*>(to + 8 * j),
+                       {o[4 * j + 2 * r] * factor[r], o[4 * j + 2 * r + 1] * factor[r]});
+      }
+    }
   }
 
   FOVEA_DEVICE_MEMBER void write_out(const typename T::OTile& tile, const Sums& o,

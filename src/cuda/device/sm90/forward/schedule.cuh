@@ -31,6 +31,20 @@ FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id)
   return {idx, pair - batch * c.num_heads_q, batch, 0, 0};
 }
 
+/// Which split of which row tile: neighbours are heads of one sequence, which lie side by side in its pages.
+struct SplitTile {
+  std::int32_t idx, unit, batch, split;
+};
+
+template <ForwardSpec spec>
+FOVEA_DEVICE SplitTile split_tile(const ForwardParams& c, std::int32_t id) {
+  const std::int32_t units = c.num_heads_q / spec.heads_per_tile;
+  const std::int32_t pair = id / units;
+  const std::int32_t tile = pair / c.max_splits;
+  const std::int32_t batch = tile / c.num_q_tiles;
+  return {tile - batch * c.num_q_tiles, id - pair * units, batch, pair - tile * c.max_splits};
+}
+
 /// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
 template <ForwardSpec spec, class Mods>
 struct Schedule {
@@ -50,6 +64,7 @@ struct Schedule {
     std::int32_t id = ptx::block_idx().x;
     for (;;) {
       SequencePlace place{0, 0, cta.p.common.seqlen_q, cta.p.common.seqlen_kv};
+      if constexpr (spec.is_split) id = skip_empty_splits(id);
       const RowTile rows = row_tile_at(id, place);
       publish(rows, place);
       if (rows.idx < 0) break;
@@ -63,6 +78,14 @@ struct Schedule {
 
  private:
   FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t id, SequencePlace& place) {
+    if constexpr (spec.is_split) {
+      if (id >= cta.p.num_tiles) return {-1, 0, 0, 0, 0};
+      const SplitTile tile = split_tile<spec>(cta.p.common, id);
+      const Sequence s = dense_sequence(cta.p.common, tile.batch);
+      place.kv_row = static_cast<std::int32_t>(s.kv_batch);
+      place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
+      return {tile.idx, tile.unit * spec.heads_per_tile, tile.batch, tile.split, 0};
+    }
     if constexpr (!spec.is_varlen) {
       const RowTile rows = dense_row_tile<spec>(cta.p, id);
       if constexpr (spec.is_paged) {
@@ -85,6 +108,21 @@ struct Schedule {
     return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
   }
 
+  /// Splits that a sequence has room for, but no keys. Nobody computes them, so nobody else says that they are not suspect.
+  FOVEA_DEVICE_MEMBER std::int32_t skip_empty_splits(std::int32_t id) const {
+    for (; id < cta.p.num_tiles; id = claim(id)) {
+      const SplitTile tile = split_tile<spec>(cta.p.common, id);
+      if (tile.split < num_splits(seqlen_of_pages(tile.batch), spec.most_splits)) break;
+      if (cta.lane == 0) {
+        const RowTile rows{tile.idx, tile.unit * spec.heads_per_tile, tile.batch, tile.split, 0};
+        ptx::st_global(reinterpret_cast<std::uint32_t*>(cta.p.is_suspect) +
+                           split_unit<spec>(cta.p.common, rows),
+                       0U);
+      }
+    }
+    return id;
+  }
+
   /// Keys that a sequence has by now: whoever appends does not ask the host.
   FOVEA_DEVICE_MEMBER std::int32_t seqlen_of_pages(std::int32_t batch) const {
     const std::int32_t seqlen_kv = dense_sequence(cta.p.common, batch).seqlen_kv;
@@ -96,22 +134,30 @@ struct Schedule {
     TileSpan span{};
     span.batch = rows.batch;
     span.q_head_begin = rows.q_head;
-    span.q_head_end = rows.q_head + 1;
+    span.q_head_end = rows.q_head + spec.heads_per_tile;
     span.kv_head = rows.q_head / c.group;
-    span.q_begin = rows.idx * spec.tile_q;
-    span.q_end = least(span.q_begin + spec.tile_q, place.seqlen_q);
+    span.q_begin = rows.idx * Traits<spec>::kQueries;
+    span.q_end = least(span.q_begin + Traits<spec>::kQueries, place.seqlen_q);
     span.seqlen_q = place.seqlen_q;
     span.seqlen_kv = place.seqlen_kv;
     return span;
   }
 
+  FOVEA_DEVICE_MEMBER TileRange tiles_of(const RowTile& rows, const SequencePlace& place) const {
+    const std::int32_t end = ceil_div(place.seqlen_kv, spec.tile_kv);
+    if constexpr (!spec.is_split) return {0, end, spec.tile_kv};
+    const std::int32_t tiles = keys_per_split(place.seqlen_kv, spec.most_splits) / spec.tile_kv;
+    const std::int32_t begin = rows.number * tiles;
+    return {begin, least(begin + tiles, end), spec.tile_kv};
+  }
+
   FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows, const SequencePlace& place) {
     const TileSpan span = span_of(rows, place);
-    TileWalk<Mods, WalkOrder::falling> walk(
-        span, {0, ceil_div(place.seqlen_kv, spec.tile_kv), spec.tile_kv}, cta.p.common.captures);
+    const TileRange tiles = tiles_of(rows, place);
+    TileWalk<Mods, WalkOrder::falling> walk(span, tiles, cta.p.common.captures);
     VisitedGroup group{}, next{};
     // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
-    if (!walk.next_group(group)) group = {0, kFirstTile, 0};
+    if (!walk.next_group(group)) group = {tiles.begin, kFirstTile, 0};
     for (;;) {
       const bool has_next = walk.next_group(next);
       push(group, !has_next, place.seqlen_kv);

@@ -23,12 +23,15 @@ struct ScoreUnit {
   }
 };
 
-/// A thread's scores of the kv tile that was multiplied last, two rows of them.
+/// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program reads q_head.
 template <ForwardSpec spec, class Mods>
 struct Scores {
   using Rows = typename Traits<spec>::Rows;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
+
+  static_assert(spec.heads_per_tile == 1 || !(Mods::has_score_parts || Mods::has_mask_parts),
+                "parts are loaded for two rows of a head, 8 apart");
 
   const ComputingWarp<spec> warp;
   typename Rows::Scores s;
@@ -53,7 +56,8 @@ struct Scores {
     if constexpr (Mods::has_score_slope) {
       at.kv_idx = first_column();
 #pragma unroll
-      for (int r = 0; r < 2; ++r, at.q_idx += 8) {
+      for (int r = 0; r < 2; ++r) {
+        at.q_idx = warp.q_idx(tile, r);
         line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
         line_slope[r] = kLog2E * Mods::score_slope(at, captures);
       }
@@ -104,7 +108,7 @@ struct Scores {
     at.batch = tile.batch;
     at.q_head = tile.q_head;
     at.kv_head = tile.q_head / warp.cta.p.common.group;
-    at.q_idx = warp.first_row(tile);
+    at.q_idx = warp.q_idx(tile, 0);
     at.seqlen_q = warp.cta.place_of(tile).seqlen_q;
     at.seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
     return at;
@@ -119,7 +123,7 @@ struct Scores {
   template <class Parts, class Visit>
   FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, const Parts& parts, Visit&& visit) {
     Position at = position_of(tile);
-    const std::int32_t row = at.q_idx;
+    const std::int32_t rows[2] = {warp.q_idx(tile, 0), warp.q_idx(tile, 1)};
     const std::int32_t column = first_column();
 #pragma unroll
     for (int n = 0; n < Rows::kScores / 2; ++n) {
@@ -128,7 +132,7 @@ struct Scores {
       at.kv_idx = column + offset;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        at.q_idx = row + 8 * r;
+        at.q_idx = rows[r];
         visit(s[4 * (n / 2) + 2 * r + n % 2], at, key, parts.rows[r]);
       }
     }
@@ -144,7 +148,7 @@ struct Scores {
       last[r] = warp.cta.place_of(tile).seqlen_kv - 1;
       if constexpr (Mods::has_kv_limits) {
         Position at = position_of(tile);
-        at.q_idx += 8 * r;
+        at.q_idx = warp.q_idx(tile, r);
         const std::int32_t of_mask = Mods::kv_last(at, warp.cta.p.common.captures).value;
         last[r] = of_mask < last[r] ? of_mask : last[r];
         first[r] = Mods::kv_first(at, warp.cta.p.common.captures).value;

@@ -28,6 +28,10 @@ struct Store {
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(L::kOFull, i), q.parity);
+        if constexpr (spec.is_split) {  // partial states are written by those who compute them
+          cta.release(cta.barrier(L::kQEmpty, i));
+          continue;
+        }
         if constexpr (spec.is_varlen) {
           const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
           if (left < 64) {
