@@ -15,6 +15,7 @@
 #include "expr/kv_limits.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
+#include "expr/softcap.hpp"
 #include "expr/split_loads.hpp"
 
 namespace fovea::expr {
@@ -39,6 +40,7 @@ class Printer {
     slots_.add_all(mask_.nodes(), ProgramRole::mask);
     // A line along the keys and limits of a row ask for less than parts do.
     if (!is_score(*score)) slope_ = score_slope(score);
+    cap_ = cap_of(score);
     if (slope_ == nullptr) split_score_ = split_loads(score);
     if (!limits_) split_mask_ = split_loads(mask);
   }
@@ -56,19 +58,21 @@ class Printer {
         "struct Mods {{\n"
         "  static constexpr bool has_score = {};\n"
         "  static constexpr bool has_score_slope = {};\n"
+        "  static constexpr bool has_softcap = {};\n"
         "  static constexpr bool has_score_parts = {};\n"
         "  static constexpr bool has_mask = {};\n"
         "  static constexpr bool mask_reads_tensors = {};\n"
         "  static constexpr bool has_kv_limits = {};\n"
         "  static constexpr bool has_mask_parts = {};\n\n"
-        "{}\n{}{}{}\n{}{}{}"
+        "{}\n{}{}{}{}\n{}{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
-        has_score, slope_ != nullptr, split_score_.has_value(), has_mask, mask_reads_tensors,
-        limits_.has_value(), split_mask_.has_value(), score_function(), slope_function(),
-        part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
-        part_functions(split_mask_, ProgramRole::mask), tile_function());
+        has_score, slope_ != nullptr, cap_ != nullptr, split_score_.has_value(), has_mask,
+        mask_reads_tensors, limits_.has_value(), split_mask_.has_value(), score_function(),
+        slope_function(), cap_function(), part_functions(split_score_, ProgramRole::score),
+        mask_function(), limit_functions(), part_functions(split_mask_, ProgramRole::mask),
+        tile_function());
     return std::move(program_);
   }
 
@@ -101,6 +105,16 @@ class Printer {
         "(kv_idx - first).\n"
         "  FOVEA_DEVICE float score_slope({}, {}) {{\n{}    return {};\n  }}\n\n",
         parameter("const Position&", "at", body.reads_variables),
+        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  std::string cap_function() {
+    if (cap_ == nullptr) return "";
+    const IntervalProgram program(cap_);
+    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
+    return fmt::format(
+        "  // The score is softcap * tanh(score / softcap).\n"
+        "  FOVEA_DEVICE float softcap({}) {{\n{}    return {};\n  }}\n\n",
         parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
   }
 
@@ -209,7 +223,7 @@ class Printer {
 
   CudaProgram program_;
   IntervalProgram score_, mask_;
-  NodePtr slope_;
+  NodePtr slope_, cap_;
   std::optional<SplitLoads> split_score_, split_mask_;
   std::optional<KvLimits> limits_;
   SlotNames names_;

@@ -3,11 +3,13 @@
 // compiler both read it.
 //
 //   struct Mods {
-//     static constexpr bool has_score, has_score_slope, has_score_parts;
+//     static constexpr bool has_score, has_score_slope, has_softcap, has_score_parts;
 //     static constexpr bool has_mask, mask_reads_tensors, has_kv_limits, has_mask_parts;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
 //     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
 //                                                                            // score + score(0, first) + slope * (kv_idx - first)
+//     static float softcap(const Captures&);                                 // where has_softcap: the score is
+//                                                                            // softcap * tanh(score / softcap)
 //     static bool mask(const Position&, const Captures&);                    // true: visible
 //     static Int kv_first(const Position&, const Captures&);                 // where has_kv_limits: the mask is
 //     static Int kv_last(const Position&, const Captures&);                  // kv_first <= kv_idx <= kv_last

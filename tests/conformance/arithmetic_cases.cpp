@@ -118,6 +118,7 @@ constexpr Operation kExact[] = {
     {"sqrt_rn", Holds::f32, [](const Inputs& in) { return bits(std::sqrt(in.a)); }},
     {"max_ftz", Holds::f32, [](const Inputs& in) { return bits(greater(in.a, in.b)); }},
     {"min_ftz", Holds::f32, [](const Inputs& in) { return bits(lesser(in.a, in.b)); }},
+    {"abs_ftz", Holds::f32, [](const Inputs& in) { return bits(std::fabs(flushed(in.a))); }},
     {"max_nan", Holds::f32,
      [](const Inputs& in) {
        if (std::isnan(in.a) || std::isnan(in.b)) return 0x7FFFFFFFU;
@@ -153,7 +154,7 @@ constexpr Approximation kApproximate[] = {
     {"log_f32", [](double x) { return std::log(x); },
      [](double, double y) { return 0x1p-20 * std::abs(y); }},
 };
-static_assert(std::size(kExact) == 19 && std::size(kApproximate) == 6,
+static_assert(std::size(kExact) == 20 && std::size(kApproximate) == 6,
               "kernels.cuh writes so many");
 
 bool is_nan(Holds holds, std::uint32_t word) {

@@ -19,6 +19,10 @@
 // only as far as the maximum itself asks, and then what is flushed is below 2^-38 of the row. What underflows in p is below 2^-46 of
 // the row's maximum. P in f16 has no such range: no headroom, and sums up to 2^15.
 //
+// Where a program's last fma makes the logarithms, it can subtract m too (is_relative): scores come less m as it was before the step,
+// `base`. A step that leaves m where it is has the arguments of ex2 at once; one that moves it by J adds the difference, for both kinds
+// of step alike, and rounds at 2^-24 J.
+//
 // Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
 #pragma once
 
@@ -41,9 +45,10 @@ struct Headroom {
 };
 
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
-/// each, `width` sums. keeps_greatest: every tile must be careful.
-template <Element element, int columns, int width, bool keeps_greatest>
+/// each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in logarithms to base 2 and less `base`.
+template <Element element, int columns, int width, bool keeps_greatest, bool is_relative>
 struct OptimisticRows {
+  static_assert(!keeps_greatest || !is_relative, "what is less a reference has lost bits");
   using H = Headroom<element>;
   static constexpr int kScores = columns / 2;
   static constexpr int kSums = width / 2;
@@ -55,10 +60,19 @@ struct OptimisticRows {
   float sum[2];        // l, this thread's part
   float factor[2];     // what the last step of m scales O by
   float greatest[2];   // score so far, where it is kept
+  float base[2] = {};  // what scores come less of
 
   FOVEA_DEVICE_MEMBER void begin() {
     reference[0] = reference[1] = -infinity();
     sum[0] = sum[1] = 0.0F;
+  }
+
+  /// Before scores are made: the reference as it is, so that a step which leaves it there has arguments of ex2 already. Rows that have
+  /// seen no key count from 0.
+  FOVEA_DEVICE_MEMBER void rebase() {
+    if constexpr (!is_relative) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) base[r] = reference[r] == -infinity() ? 0.0F : reference[r];
   }
 
   /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so that O must be
@@ -72,7 +86,7 @@ struct OptimisticRows {
     for (int r = 0; r < 2; ++r) {
       if constexpr (keeps_greatest)
         greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
-      top[r] *= c;
+      top[r] = is_relative ? top[r] + base[r] : top[r] * c;
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
       is_raised[r] = is_first || !(top[r] - reference[r] <= H::kJump);
     }
@@ -89,7 +103,9 @@ struct OptimisticRows {
   template <bool is_careful, int chunk>
   FOVEA_DEVICE_MEMBER bool exponentiate(const Scores& s, Probabilities& p, float (&part)[2],
                                         float c, float zero) const {
+    constexpr bool kAreArguments = is_relative && !is_careful;
     float shift[2] = {-reference[0], -reference[1]};
+    if constexpr (is_relative) shift[0] += base[0], shift[1] += base[1];
     if constexpr (is_careful) {
       if (reference[0] == -infinity()) shift[0] = 0.0F;
       if (reference[1] == -infinity()) shift[1] = 0.0F;
@@ -102,13 +118,13 @@ struct OptimisticRows {
       if (i + kAhead < kScores) {
         const int x = i + kAhead;
         // A chunk's arguments wait for a power of the chunk before, or ptxas hoists all fmas to the front, where ex2 starves.
-        if constexpr (chunk > 0) {
+        if constexpr (chunk > 0 && !kAreArguments) {
           if (x >= chunk && x % (chunk > 0 ? chunk : 1) == 0) {
             shift[0] = ptx::ordered_fma_rn_ftz(power[x - chunk], zero, shift[0]);
             shift[1] = ptx::ordered_fma_rn_ftz(power[x - chunk + 2], zero, shift[1]);
           }
         }
-        argument[x] = ptx::ordered_fma_rn_ftz(s[x], c, shift[x / 2 % 2]);
+        argument[x] = kAreArguments ? s[x] : ptx::ordered_fma_rn_ftz(s[x], c, shift[x / 2 % 2]);
       }
       if (i >= 0 && i < kScores) power[i] = ptx::ordered_ex2_approx_ftz(argument[i]);
       if (i >= kBehind) {

@@ -94,6 +94,13 @@ FOVEA_DEVICE float min_ftz(float a, float b) {
   return c;
 }
 
+/// abs.ftz (Floating Point). ptxas makes it a modifier of the operand that it becomes.
+FOVEA_DEVICE float abs_ftz(float x) {
+  float y;
+  asm("abs.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// max.NaN (Floating Point): a NaN operand gives NaN.
 FOVEA_DEVICE float max_nan(float a, float b) {
   float c;

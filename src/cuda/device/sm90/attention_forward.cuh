@@ -42,7 +42,7 @@
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores and output, store. The entry is here.
+// Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores, softcap and output, store. The entry is here.
 //
 // Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
 #pragma once

@@ -37,11 +37,17 @@ FOVEA_DEVICE float rcp_approx_ftz(float x) {
   return ftz(std::nextafterf(exact, side(x) > 0 ? INFINITY : -INFINITY));
 }
 
+FOVEA_DEVICE float fma_rn_ftz(float a, float b, float c) {
+  return ftz(std::fma(ftz(a), ftz(b), ftz(c)));
+}
 FOVEA_DEVICE float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
 FOVEA_DEVICE float add_rn(float a, float b) { return a + b; }
 FOVEA_DEVICE float mul_rn(float a, float b) { return a * b; }
 FOVEA_DEVICE float div_rn(float a, float b) { return a / b; }
 FOVEA_DEVICE float sqrt_rn(float x) { return std::sqrt(x); }
+FOVEA_DEVICE float abs_ftz(float x) { return std::fabs(ftz(x)); }
+FOVEA_DEVICE float max_ftz(float a, float b) { return std::fmax(ftz(a), ftz(b)); }
+FOVEA_DEVICE float min_ftz(float a, float b) { return std::fmin(ftz(a), ftz(b)); }
 FOVEA_DEVICE float max_nan(float a, float b) {
   return a != a || b != b ? std::nanf("") : std::fmax(a, b);
 }

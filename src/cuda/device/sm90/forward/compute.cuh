@@ -19,7 +19,7 @@ template <ForwardSpec spec, class Mods>
 struct Compute {
   using L = Layout<spec>;
   using T = Traits<spec>;
-  using Rows = typename T::Rows;
+  using Rows = RowsOf<spec, Mods>;
 
   const Cta<spec>& cta;
   const ComputingWarp<spec> warp;
@@ -206,7 +206,7 @@ struct Compute {
     pass_turn();
     ptx::wgmma_wait_group<1>();
     release_keys();
-    scores.modify(tile);
+    scores.modify(tile, rows);
     bool is_raised = false;
     if constexpr (is_careful) {
       if (!scores.kv_tile.is_full()) scores.mask(tile);
@@ -267,7 +267,7 @@ struct Compute {
 
   FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
     rows.begin();
-    scores.modify(tile);
+    scores.modify(tile, rows);
     if (!scores.kv_tile.is_full()) scores.mask(tile);
     rows.template raise<true>(scores.s, c());
   }

@@ -2,7 +2,6 @@
 // other. ../attention_forward.cuh has the picture; read schedule.cuh next.
 #pragma once
 
-#include "common/optimistic_softmax.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -47,8 +46,6 @@ struct Traits {
   using KTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_qk, Swizzle::bytes128>;
   using VTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_v, Swizzle::bytes128>;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
-  /// Of a thread that computes: two rows.
-  using Rows = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it.
   static constexpr int kLoadRegisters = kGroups == 3 ? 32 : spec.head_dim_v > 128 ? 24 : 40;

@@ -16,7 +16,7 @@ template <ForwardSpec spec, class Mods>
 struct Output {
   using L = Layout<spec>;
   using T = Traits<spec>;
-  using Rows = typename T::Rows;
+  using Rows = RowsOf<spec, Mods>;
   using Sums = typename Rows::Sums;
 
   const ComputingWarp<spec> warp;

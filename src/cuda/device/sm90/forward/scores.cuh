@@ -1,32 +1,41 @@
 // The scores of a kv tile between the two products: programs, and what a row does not see. Called by compute.cuh.
 #pragma once
 
+#include "common/optimistic_softmax.cuh"
 #include "common/position.cuh"
 #include "common/program_parts.cuh"
 #include "ptx/math.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/softcap.cuh"
 
 namespace fovea::cuda::sm90 {
 
 /// In what the softmax gets scores.
 template <ForwardSpec spec, class Mods>
 struct ScoreUnit {
+  static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
+
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE float log2(const ForwardParams& common) {
-    if constexpr (Mods::has_score_slope) return 1.0F;
+    if constexpr (kIsLog2) return 1.0F;
     return spec.is_prescaled ? kLog2E : common.softmax_scale_log2;
   }
 
   FOVEA_DEVICE float natural(const ForwardParams& common) {
-    if constexpr (Mods::has_score_slope) return kLn2;
+    if constexpr (kIsLog2) return kLn2;
     return spec.is_prescaled ? 1.0F : common.softmax_scale;
   }
 };
 
+/// Of a thread that computes: two rows. Where a program's last fma makes logarithms anyway, it takes the reference off as well.
+template <ForwardSpec spec, class Mods>
+using RowsOf = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
+                              ScoreUnit<spec, Mods>::kIsLog2 && !spec.wants_row_max>;
+
 /// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program reads q_head.
 template <ForwardSpec spec, class Mods>
 struct Scores {
-  using Rows = typename Traits<spec>::Rows;
+  using Rows = RowsOf<spec, Mods>;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -41,8 +50,14 @@ struct Scores {
   TileParts<Score, spec.tile_kv> score_parts;
   TileParts<Mask, spec.tile_kv> mask_parts;
   float line_base[2], line_slope[2];  // what a row's scores get added from key to key, log2
+  Softcap cap;
 
-  FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
+  FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {
+    if constexpr (Mods::has_softcap) {
+      const ForwardParams& common = warp.cta.p.common;
+      cap = Softcap::of(Mods::softcap(common.captures), common.softmax_scale);
+    }
+  }
 
   /// Before the scores are there: loads that the product hides.
   FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile) {
@@ -64,17 +79,21 @@ struct Scores {
     }
   }
 
-  /// What the score program makes of them.
-  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
+  /// What the score program makes of them, less the base that the rows then have.
+  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile, Rows& rows) {
     const ForwardParams& common = warp.cta.p.common;
+    rows.rebase();
     if constexpr (Mods::has_score_slope) {
+      const float first[2] = {line_base[0] - rows.base[0], line_base[1] - rows.base[1]};
 #pragma unroll
       for (int i = 0; i < Rows::kScores; ++i) {
         const int r = i / 2 % 2;
         const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
         s[i] = ptx::fma_rn(s[i], common.softmax_scale_log2,
-                           ptx::fma_rn(line_slope[r], offset, line_base[r]));
+                           ptx::fma_rn(line_slope[r], offset, first[r]));
       }
+    } else if constexpr (Mods::has_softcap) {
+      cap.apply(s, rows.base);
     } else if constexpr (spec.is_prescaled) {
       for_each_score(tile, score_parts,
                      [&](float& x, const Position& at, const auto& key, const auto& row) {
