@@ -136,7 +136,10 @@ struct Compute {
 
   FOVEA_DEVICE_MEMBER void await_keys() {
     ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
-    scores.kv_tile.word = ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage)), 0);
+    // By the lane that will say that it has been read.
+    std::uint32_t word = 0;
+    if (cta.lane == 0) word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage));
+    scores.kv_tile.word = ptx::shfl_idx(word, 0);
   }
 
   /// S = Q Kᵀ.
