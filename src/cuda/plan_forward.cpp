@@ -117,10 +117,6 @@ jit::KernelText clear_counter_text() {
           "common/clear_counter"};
 }
 
-}  // namespace
-
-namespace {
-
 /// Of the last kernel that writes partial states: the redo, where there is one, joins them.
 bool has_combine(const ForwardPlan& plan) { return plan.spec.is_split && plan.redo == nullptr; }
 

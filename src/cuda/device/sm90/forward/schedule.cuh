@@ -32,17 +32,14 @@ FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id)
 }
 
 /// Which split of which row tile: neighbours are heads of one sequence, which lie side by side in its pages.
-struct SplitTile {
-  std::int32_t idx, unit, batch, split;
-};
-
 template <ForwardSpec spec>
-FOVEA_DEVICE SplitTile split_tile(const ForwardParams& c, std::int32_t id) {
+FOVEA_DEVICE RowTile split_row_tile(const ForwardParams& c, std::int32_t id) {
   const std::int32_t units = c.num_heads_q / spec.heads_per_tile;
   const std::int32_t pair = id / units;
   const std::int32_t tile = pair / c.max_splits;
   const std::int32_t batch = tile / c.num_q_tiles;
-  return {tile - batch * c.num_q_tiles, id - pair * units, batch, pair - tile * c.max_splits};
+  return {tile - batch * c.num_q_tiles, (id - pair * units) * spec.heads_per_tile, batch,
+          pair - tile * c.max_splits, 0};
 }
 
 /// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
@@ -64,7 +61,6 @@ struct Schedule {
     std::int32_t id = ptx::block_idx().x;
     for (;;) {
       SequencePlace place{0, 0, cta.p.common.seqlen_q, cta.p.common.seqlen_kv};
-      if constexpr (spec.is_split) id = skip_empty_splits(id);
       const RowTile rows = row_tile_at(id, place);
       publish(rows, place);
       if (rows.idx < 0) break;
@@ -77,15 +73,9 @@ struct Schedule {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t id, SequencePlace& place) {
-    if constexpr (spec.is_split) {
-      if (id >= cta.p.num_tiles) return {-1, 0, 0, 0, 0};
-      const SplitTile tile = split_tile<spec>(cta.p.common, id);
-      const Sequence s = dense_sequence(cta.p.common, tile.batch);
-      place.kv_row = static_cast<std::int32_t>(s.kv_batch);
-      place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
-      return {tile.idx, tile.unit * spec.heads_per_tile, tile.batch, tile.split, 0};
-    }
+  /// Claims further where there is nothing to do at `id`.
+  FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t& id, SequencePlace& place) {
+    if constexpr (spec.is_split) return next_split(id, place);
     if constexpr (!spec.is_varlen) {
       const RowTile rows = dense_row_tile<spec>(cta.p, id);
       if constexpr (spec.is_paged) {
@@ -108,19 +98,21 @@ struct Schedule {
     return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
   }
 
-  /// Splits that a sequence has room for, but no keys. Nobody computes them, so nobody else says that they are not suspect.
-  FOVEA_DEVICE_MEMBER std::int32_t skip_empty_splits(std::int32_t id) const {
+  /// Passes over splits that a sequence has room for, but no keys: nobody computes them, so nobody else says that they are not suspect.
+  FOVEA_DEVICE_MEMBER RowTile next_split(std::int32_t& id, SequencePlace& place) const {
+    const ForwardParams& c = cta.p.common;
     for (; id < cta.p.num_tiles; id = claim(id)) {
-      const SplitTile tile = split_tile<spec>(cta.p.common, id);
-      if (tile.split < num_splits(seqlen_of_pages(tile.batch), spec.most_splits)) break;
+      const RowTile rows = split_row_tile<spec>(c, id);
+      const Sequence s = dense_sequence(c, rows.batch);
+      place.kv_row = static_cast<std::int32_t>(s.kv_batch);
+      place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
+      if (rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
       if (cta.lane == 0) {
-        const RowTile rows{tile.idx, tile.unit * spec.heads_per_tile, tile.batch, tile.split, 0};
-        ptx::st_global(reinterpret_cast<std::uint32_t*>(cta.p.is_suspect) +
-                           split_unit<spec>(cta.p.common, rows),
-                       0U);
+        ptx::st_global(
+            reinterpret_cast<std::uint32_t*>(cta.p.is_suspect) + split_unit<spec>(c, rows), 0U);
       }
     }
-    return id;
+    return {-1, 0, 0, 0, 0};
   }
 
   /// Keys that a sequence has by now: whoever appends does not ask the host.
