@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <numeric>
 
 #include "core/check.hpp"
 #include "cuda/device/shared/clear_counter.h"
 #include "cuda/few_rows_sm90.hpp"
 #include "cuda/forward_kernels.hpp"
+#include "cuda/tensor_maps.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -19,9 +19,6 @@ constexpr std::int64_t kRowsOfGroup =
     64;  // of a warpgroup; a word of the workspace tells of so many
 constexpr std::size_t kCounterBytes = 256;
 constexpr std::int64_t kUnitsAtOnce = 32;  // words that a CTA of the redo looks at together
-constexpr std::int64_t kPanel = 64;        // elements of a box's row: the 128 bytes of the swizzle
-/// TMA's strides are multiples of 16 bytes.
-constexpr std::int64_t kStrideElements = 8;
 
 /// Words that tell of suspect rows.
 std::int64_t num_suspects(const ForwardSpec& spec, const ForwardProblem& f,
@@ -34,29 +31,11 @@ std::size_t counters_at(const ForwardSpec& spec, const ForwardProblem& f) {
   return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
 }
 
-std::int64_t panels_of(std::int64_t head_dim) { return (head_dim + kPanel - 1) / kPanel * kPanel; }
+std::int64_t panels_of(std::int64_t head_dim) {
+  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
+}
 
 bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
-
-/// Why TMA cannot have a tensor of these strides, dense or packed; empty: it can.
-std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
-  const auto last = static_cast<std::size_t>(spec.rank) - 1;
-  if (spec.shape[last] % kStrideElements != 0) {
-    return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[last],
-                       kStrideElements);
-  }
-  if (spec.strides[last] != 1) {
-    return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[last]);
-  }
-  for (std::size_t dim = 0; dim < last; ++dim) {
-    if (spec.shape[dim] > 1 &&
-        (spec.strides[dim] <= 0 || spec.strides[dim] % kStrideElements != 0)) {
-      return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
-                         label, spec.strides[dim], dim, kStrideElements);
-    }
-  }
-  return "";
-}
 
 /// Tiles that keep everything in registers and shared memory, with measured reasons: docs/kernels/attention_forward_sm90.md.
 struct Tile {
@@ -87,7 +66,7 @@ std::int32_t tile_registers(const ForwardSpec& spec) {
 /// whatever the tile: compiled.)
 bool has_registers(const ForwardSpec& spec, std::int32_t num_groups) {
   if (num_groups == 2) return tile_registers(spec) <= 200;
-  return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanel;
+  return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanelElements;
 }
 
 /// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
@@ -196,29 +175,6 @@ std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f)
 
 namespace {
 
-/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed tensors are one
-/// long sequence, pages are short ones.
-TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
-                          std::int64_t heads = 1) {
-  driver::TensorMapSpec spec{
-      .element =
-          t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
-      .rank = 4,
-      .box = {static_cast<std::uint32_t>(kPanel), static_cast<std::uint32_t>(rows),
-              static_cast<std::uint32_t>(heads), 1}};
-  const int last = t.rank() - 1;
-  const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
-  for (std::size_t i = 0; i < 4; ++i) {
-    const int dim = order[i];
-    const std::int64_t size = dim >= 0 ? t.size(dim) : 1;
-    // The stride of a dimension of one element is never walked, but must be one that TMA has.
-    const std::int64_t stride = size > 1 ? t.stride(dim) : kStrideElements;
-    spec.shape[i] = static_cast<std::uint64_t>(size);
-    spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
-  }
-  return encode(spec, t.data());
-}
-
 /// What TMA reads and writes; k and v may be those of a cache.
 struct Operands {
   const TensorView &q, &k, &v, &out;
@@ -245,15 +201,6 @@ void refuse_other_strides(const Operands& t) {
             "{}; the plan was made for tensors that TMA can read",
             why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
   }
-}
-
-TensorMapParam encode_by(const driver::Driver& driver, const driver::TensorMapSpec& spec,
-                         const void* address) {
-  const driver::TensorMap map = driver::encode_tiled(driver, spec, address);
-  TensorMapParam param;
-  static_assert(sizeof(param) == sizeof(map));
-  std::memcpy(&param, &map, sizeof(param));
-  return param;
 }
 
 /// What a dynamic schedule reads of sections.
@@ -356,11 +303,7 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
-  const Sm90Launch launch =
-      sm90_launch(problem, plan, args, cache, workspace,
-                  [&driver](const driver::TensorMapSpec& spec, const void* address) {
-                    return encode_by(driver, spec, address);
-                  });
+  const Sm90Launch launch = sm90_launch(problem, plan, args, cache, workspace, encoder_of(driver));
   if (launch.num_ctas == 0) {
     call_all_suspect(driver, problem, plan, workspace, stream);
   } else {

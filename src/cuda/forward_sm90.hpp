@@ -4,15 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
 #include "cuda/attention_forward.hpp"
 #include "cuda/candidates.hpp"
 #include "cuda/device/shared/forward_params_sm90.h"
-#include "cuda/driver/tensor_map.hpp"
 #include "cuda/forward_launch.hpp"
+#include "cuda/tensor_maps.hpp"
 
 namespace fovea::cuda {
 
@@ -26,10 +25,6 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
 /// The counter of row tiles and a word for each 64 rows of a head.
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
-
-/// Makes a tensor map: the driver, or the emulator.
-using TensorMapEncoder =
-    std::function<TensorMapParam(const driver::TensorMapSpec& spec, const void* address)>;
 
 /// A call's parameters and grids; where they run is not known here.
 struct Sm90Launch {
