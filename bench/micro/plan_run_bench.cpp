@@ -18,6 +18,7 @@
 #include "cuda/driver/resources.hpp"
 #include "cuda/driver/tensor_map.hpp"
 #include "cuda/forward_launch.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "cuda/jit/loader.hpp"
 #include "plan/plan.hpp"
 
@@ -173,6 +174,20 @@ void time_tensor_maps(benchmark::State& state) {
   }
 }
 
+/// All that Hopper's kernel takes before it is launched.
+void time_sm90_launch(benchmark::State& state) {
+  const Call call(true, causal());
+  const auto& context = cuda::driver::process_context(0);
+  const cuda::driver::ContextScope scope(context);
+  const ForwardProblem problem = problem_of_call(call);
+  const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
+  const cuda::TensorMapEncoder encode = cuda::encoder_of(context.driver());
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        cuda::sm90_launch(problem, plan, call.args, nullptr, call.args.workspace.data(), encode));
+  }
+}
+
 void time_memset(benchmark::State& state) {
   const Call call(true);
   const auto& context = cuda::driver::process_context(0);
@@ -221,6 +236,7 @@ void add_benchmarks() {
       ->UseManualTime()
       ->Iterations(kBursts);
   benchmark::RegisterBenchmark("driver/four_tensor_maps", time_tensor_maps);
+  benchmark::RegisterBenchmark("part/sm90_launch", time_sm90_launch);
   for (const int bytes : {8, 512, 1024, 2048, 4000}) {
     benchmark::RegisterBenchmark(("driver/launch/" + std::to_string(bytes)).c_str(),
                                  [bytes](benchmark::State& state) { time_launch(state, bytes); })

@@ -34,10 +34,12 @@ void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* st
   driver::launch({.grid = {.x = call.grid.x, .y = call.grid.y},
                   .block = {.x = call.num_threads},
                   .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-                  .stream = driver::Stream(stream),
-                  .is_pdl = plan.spec.is_redo},
+                  .stream = driver::Stream(stream)},
                  plan.kernels->forward->function, call.params);
-  if (!plan.spec.is_split) return;
+  if (plan.spec.is_split) launch_combine(plan, call, stream);
+}
+
+void launch_combine(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
   driver::launch({.grid = {.x = call.combine_grid.x},
                   .block = {.x = kCombineThreads},
                   .shared_bytes = kCombineSharedBytes,

@@ -39,12 +39,9 @@ struct ForwardPlan {
 
   struct Kernels;  // loaded into a device; null for plans that were made without one
   std::shared_ptr<const Kernels> kernels;
-
-  /// Computes rows again whose sums were not finite (Candidate::choose_redo); null: there is no need.
-  std::shared_ptr<const ForwardPlan> redo;
 };
 
-/// All that is compiled for a plan: its kernel first, then those around it, then those of its redo.
+/// All that is compiled for a plan: its kernel first, then those around it.
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.

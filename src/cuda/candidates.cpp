@@ -231,22 +231,6 @@ std::vector<ForwardSpec> tensor_core_alternatives(const ForwardProblem& f,
   return specs;
 }
 
-ForwardSpec choose_redo(const ForwardProblem& f, const DeviceTraits& device,
-                        const ForwardSpec& redone) {
-  ForwardSpec spec = common_spec(f);
-  if (redone.is_split) {  // partial states of the same splits, as wide
-    spec.head_dim_qk = redone.head_dim_qk;
-    spec.head_dim_v = redone.head_dim_v;
-    spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
-    spec.is_split = spec.is_chained = spec.combines_rows = true;
-    spec.most_splits = redone.most_splits;
-  }
-  spec = best_tile(spec, kWideTiles, device);
-  spec.heads_per_tile = redone.heads_per_tile;
-  spec.is_redo = true;
-  return spec;
-}
-
 /// The table names it twice: for what is measured, and for the rest.
 constexpr Candidate streaming_row(std::string_view name, Candidate::Refuses refuses) {
   return {.name = name,
@@ -259,7 +243,6 @@ constexpr Candidate streaming_row(std::string_view name, Candidate::Refuses refu
           .alternatives = decode_alternatives,
           .shared_bytes = decode_shared_bytes,
           .scratch_bytes = partial_bytes,
-          .choose_redo = nullptr,
           .launch = launch_sm80};
 }
 
@@ -275,7 +258,6 @@ constexpr std::array kCandidates = {
               .alternatives = sm90_alternatives,
               .shared_bytes = sm90_shared_bytes,
               .scratch_bytes = sm90_scratch_bytes,
-              .choose_redo = choose_redo,
               .launch = launch_sm90},
     Candidate{.name = kSm80Forward,
               .header = "sm80/attention_forward.cuh",
@@ -287,7 +269,6 @@ constexpr std::array kCandidates = {
               .alternatives = tensor_core_alternatives,
               .shared_bytes = tensor_core_shared_bytes,
               .scratch_bytes = partial_bytes,
-              .choose_redo = nullptr,
               .launch = launch_sm80},
     // Behind the one above, which takes all that it does: for what fovea tune finds (docs/kernels/decode_sm90.md).
     streaming_row(kSm90DecodeWide, refuses_tensor_cores_or<refuses_decode_wide>),
@@ -301,7 +282,6 @@ constexpr std::array kCandidates = {
               .alternatives = plain_alternatives,
               .shared_bytes = plain_shared_bytes,
               .scratch_bytes = partial_bytes,
-              .choose_redo = nullptr,
               .launch = launch_sm80},
 };
 

@@ -60,10 +60,6 @@ struct Candidate {
   std::size_t (*shared_bytes)(const ForwardSpec& spec);
   std::size_t (*scratch_bytes)(const ForwardSpec& spec,
                                const ForwardProblem& problem);  // workspace, range tables apart
-  /// The kernel that computes rows again whose sums were not finite, for one that cannot tell NaN that a row sees from NaN that it
-  /// does not; null: it can. `redone` is the spec of those rows.
-  ForwardSpec (*choose_redo)(const ForwardProblem& problem, const DeviceTraits& device,
-                             const ForwardSpec& redone);
   /// Enqueues a call: cuda::attention_forward says what the arguments are.
   void (*launch)(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,

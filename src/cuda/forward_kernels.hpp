@@ -17,7 +17,7 @@ struct ForwardPlan::Kernels {
 
 DeviceTraits traits_of(const driver::DeviceInfo& info);
 
-/// Loads what the plan was chosen to run, and what its redo was.
+/// Loads what the plan was chosen to run.
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan);
 
 }  // namespace fovea::cuda

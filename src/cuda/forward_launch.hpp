@@ -56,4 +56,7 @@ void launch_sm80(const ForwardProblem& problem, const ForwardPlan& plan,
 /// Enqueues the kernels of `call`.
 void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
 
+/// Enqueues what joins the splits of `call`, alone.
+void launch_combine(const ForwardPlan& plan, const ForwardLaunch& call, void* stream);
+
 }  // namespace fovea::cuda

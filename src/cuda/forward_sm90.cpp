@@ -16,18 +16,17 @@ namespace fovea::cuda {
 namespace {
 
 constexpr std::int64_t kRowsOfGroup =
-    64;  // of a warpgroup; a word of the workspace tells of so many
+    64;  // of a warpgroup; a word of the workspace stands for so many
 constexpr std::size_t kCounterBytes = 256;
-constexpr std::int64_t kUnitsAtOnce = 32;  // words that a CTA of the redo looks at together
 
-/// Words that tell of suspect rows.
-std::int64_t num_suspects(const ForwardSpec& spec, const ForwardProblem& f,
-                          std::int64_t num_row_tiles) {
+/// Words of the lists of suspect rows.
+std::int64_t num_units(const ForwardSpec& spec, const ForwardProblem& f,
+                       std::int64_t num_row_tiles) {
   return num_row_tiles * max_splits(spec, f) * spec.tile_q / kRowsOfGroup;
 }
 
-/// Partial states come first in the workspace, then the counters.
-std::size_t counters_at(const ForwardSpec& spec, const ForwardProblem& f) {
+/// Partial states come first in the workspace, then the counter of row tiles.
+std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
   return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
 }
 
@@ -169,8 +168,8 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
 
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
   const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q);
-  return counters_at(spec, f) + kCounterBytes +
-         static_cast<std::size_t>(num_suspects(spec, f, tiles)) * sizeof(std::int32_t);
+  return counter_at(spec, f) + kCounterBytes +
+         static_cast<std::size_t>(num_units(spec, f, tiles)) * sizeof(std::int32_t);
 }
 
 namespace {
@@ -185,7 +184,10 @@ struct Operands {
         v(cache != nullptr ? cache->cache.v : args.v),
         out(args.out) {}
 
-  bool has_keys() const { return k.size(k.rank() - 3) > 0 && k.size(0) > 0; }
+  /// TMA knows no tensor without rows. Where there are no keys it gets the queries: each row tile loads one tile, and masks all of it.
+  const TensorView& loaded(const TensorView& keys) const {
+    return keys.size(keys.rank() - 3) > 0 && keys.size(0) > 0 ? keys : q;
+  }
 };
 
 /// What the plan was chosen by may have changed from call to call.
@@ -219,26 +221,6 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
   return spec.is_paged ? std::gcd(spec.tile_kv, page_size) : spec.tile_kv;
 }
 
-/// The same parameters, for a few CTAs that look through all units.
-ForwardLaunch redo_launch(const ForwardProblem& problem, const ForwardPlan& plan,
-                          const ForwardLaunch& common, const std::int32_t* num_packed_tiles,
-                          const std::uint8_t* is_suspect) {
-  ForwardLaunch redo{};
-  redo.params = common.params;
-  redo.combine_params = common.combine_params;
-  redo.combine_grid.x = static_cast<std::uint32_t>(
-      (common.combine_params.num_rows + kCombineRowsPerCta - 1) / kCombineRowsPerCta);
-  redo.params.is_suspect = reinterpret_cast<const std::int32_t*>(is_suspect);
-  redo.params.num_packed_tiles = num_packed_tiles;
-  redo.params.suspect_tile_q = plan.spec.tile_q;
-  const std::int64_t words = num_suspects(plan.spec, problem, common.grid.x);
-  redo.params.num_suspects = static_cast<std::int32_t>(words);
-  redo.num_threads = static_cast<std::uint32_t>(plan.redo->spec.num_warps) * 32;
-  redo.grid.x = static_cast<std::uint32_t>(
-      std::min<std::int64_t>((words + kUnitsAtOnce - 1) / kUnitsAtOnce, plan.device.num_sms));
-  return redo;
-}
-
 }  // namespace
 
 Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
@@ -246,46 +228,37 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const TensorMapEncoder& encode) {
   const Operands tensors(args, cache);
   refuse_other_strides(tensors);
-  std::byte* const scratch = static_cast<std::byte*>(workspace) + counters_at(plan.spec, problem);
-  auto* counters = reinterpret_cast<std::int32_t*>(scratch);
-  auto* is_suspect = reinterpret_cast<std::uint8_t*>(scratch + kCounterBytes);
+  std::byte* const scratch = static_cast<std::byte*>(workspace) + counter_at(plan.spec, problem);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  launch.redo = redo_launch(problem, plan, launch.common, counters + 1, is_suspect);
-  // TMA knows no tensor without rows: all outputs are left to the redo.
-  if (!tensors.has_keys() || launch.common.grid.x == 0) return launch;
+  launch.common.combine_grid.x = static_cast<std::uint32_t>(
+      (launch.common.combine_params.num_rows + kCombineRowsPerCta - 1) / kCombineRowsPerCta);
+  if (launch.common.grid.x == 0) return launch;
   const std::uint32_t num_tiles =
       launch.common.grid.x * static_cast<std::uint32_t>(max_splits(plan.spec, problem));
   launch.num_ctas = std::min(num_tiles, static_cast<std::uint32_t>(plan.device.num_sms));
+  launch.has_counter = plan.spec.is_dynamic && num_tiles > launch.num_ctas;
   const std::int64_t heads = plan.spec.heads_per_tile;
   const std::int64_t rows = heads > 1 ? plan.spec.tile_q / heads : kRowsOfGroup;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
   launch.params = {.q = tensor_map(encode, tensors.q, rows, heads),
-                   .k = tensor_map(encode, tensors.k, rows_per_box),
-                   .v = tensor_map(encode, tensors.v, rows_per_box),
+                   .k = tensor_map(encode, tensors.loaded(tensors.k), rows_per_box),
+                   .v = tensor_map(encode, tensors.loaded(tensors.v), rows_per_box),
                    .out = tensor_map(encode, tensors.out, rows, heads),
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(num_tiles),
-                   .next_tile = counters,
-                   .num_packed_tiles = counters + 1,
+                   .next_tile = reinterpret_cast<std::int32_t*>(scratch),
                    .heads_per_section = sections.heads,
                    .last_section = sections.last,
-                   .is_suspect = is_suspect,
+                   .next_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
                    .zero = 0,
                    .rows_per_box = rows_per_box};
   return launch;
 }
 
 namespace {
-
-void call_all_suspect(const driver::Driver& driver, const ForwardProblem& problem,
-                      const ForwardPlan& plan, void* workspace, driver::Stream stream) {
-  driver.check(driver.api().set_bytes(reinterpret_cast<driver::DevicePointer>(workspace), 1,
-                                      sm90_scratch_bytes(plan.spec, problem), stream.handle()),
-               "cuMemsetD8Async", "the workspace of attention_forward");
-}
 
 void clear_next_tile(const ForwardPlan& plan, const Sm90Launch& launch, driver::Stream stream) {
   driver::launch({.grid = {}, .block = {}, .shared_bytes = 0, .stream = stream},
@@ -298,25 +271,22 @@ void clear_next_tile(const ForwardPlan& plan, const Sm90Launch& launch, driver::
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream_handle,
                  const GrownCache* cache) {
-  FOVEA_ASSERT(plan.kernels != nullptr && plan.redo != nullptr);
+  FOVEA_ASSERT(plan.kernels != nullptr);
   const driver::Stream stream(stream_handle);
   const driver::Function& function = plan.kernels->forward->function;
   const driver::ContextScope scope(*function.context);
   const driver::Driver& driver = function.context->driver();
   const Sm90Launch launch = sm90_launch(problem, plan, args, cache, workspace, encoder_of(driver));
-  if (launch.num_ctas == 0) {
-    call_all_suspect(driver, problem, plan, workspace, stream);
-  } else {
-    launch_tables(plan, launch.common, stream_handle);
-    if (plan.spec.is_dynamic) clear_next_tile(plan, launch, stream);
-    driver::launch({.grid = {.x = launch.num_ctas},
-                    .block = {.x = launch.common.num_threads},
-                    .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-                    .stream = stream,
-                    .is_pdl = plan.spec.is_dynamic},
-                   function, launch.params);
-  }
-  launch_forward(*plan.redo, launch.redo, stream_handle);
+  if (launch.num_ctas == 0) return;
+  launch_tables(plan, launch.common, stream_handle);
+  if (launch.has_counter) clear_next_tile(plan, launch, stream);
+  driver::launch({.grid = {.x = launch.num_ctas},
+                  .block = {.x = launch.common.num_threads},
+                  .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
+                  .stream = stream,
+                  .is_pdl = launch.has_counter},
+                 function, launch.params);
+  if (plan.spec.is_split) launch_combine(plan, launch.common, stream_handle);
 }
 
 }  // namespace fovea::cuda

@@ -23,16 +23,15 @@ std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& problem,
                                            const DeviceTraits& device);
 std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
-/// The counter of row tiles and a word for each 64 rows of a head.
+/// Partial states, the counter of row tiles and a word for each 64 rows of a head.
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& problem);
 
 /// A call's parameters and grids; where they run is not known here.
 struct Sm90Launch {
   Sm90ForwardParams params{};
-  ForwardLaunch common{};  // range tables of both kernels
-  ForwardLaunch redo{};
-  std::uint32_t num_ctas =
-      0;  // 0: all rows are left to the redo, and is_suspect is filled with ones
+  ForwardLaunch common{};      // range tables, and the combine kernel's where the spec is split
+  std::uint32_t num_ctas = 0;  // 0: there are no rows
+  bool has_counter = false;    // params.next_tile is read, and must be cleared
 };
 
 /// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
@@ -40,7 +39,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode);
 
-/// Candidate::launch: range tables, the counter of row tiles, the kernel, plan.redo; the last two start while the one before ends.
+/// Candidate::launch: range tables and the counter of row tiles, where there are any, the kernel, then the combine kernel of splits.
+/// The kernel starts while the counter's ends, and so does the combine kernel.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,
                  const GrownCache* cache);

@@ -38,17 +38,6 @@ ForwardPlan refused_by_all(const std::string& reason) {
   return plan;
 }
 
-/// The plan of suspect rows: the same captures, another kernel.
-std::shared_ptr<const ForwardPlan> plan_redo(const ForwardProblem& problem,
-                                             const ForwardPlan& plan) {
-  auto redo = std::make_shared<ForwardPlan>(plan);
-  redo->candidate = kSm80Forward;
-  redo->spec = candidate_named(plan.candidate).choose_redo(problem, plan.device, plan.spec);
-  redo->shared_bytes = candidate_named(redo->candidate).shared_bytes(redo->spec);
-  redo->range_tables = {};  // those of the call are its own
-  return redo;
-}
-
 /// All of a plan that no kernel decides; program is null where its captures are refused.
 ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& device) {
   const Problem& p = problem.problem;
@@ -66,7 +55,6 @@ void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan
   plan.spec = choice.spec;
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
-  if (candidate.choose_redo != nullptr) plan.redo = plan_redo(problem, plan);
 }
 
 /// The bodies of wgmma for one element: a unit reads those that it uses.
@@ -117,33 +105,24 @@ jit::KernelText clear_counter_text() {
           "common/clear_counter"};
 }
 
-/// Of the last kernel that writes partial states: the redo, where there is one, joins them.
-bool has_combine(const ForwardPlan& plan) { return plan.spec.is_split && plan.redo == nullptr; }
-
 }  // namespace
 
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   std::vector<jit::KernelText> texts = {forward_text(plan)};
-  if (has_combine(plan)) texts.push_back(combine_text(plan.spec));
+  if (plan.spec.is_split) texts.push_back(combine_text(plan.spec));
   if (plan.spec.is_dynamic) texts.push_back(clear_counter_text());
   if (!plan.range_tables.is_empty()) texts.push_back(range_tables_text());
-  if (plan.redo == nullptr) return texts;
-  for (jit::KernelText& text : kernel_texts(*plan.redo)) texts.push_back(std::move(text));
   return texts;
 }
 
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   kernels->forward = loader.load(forward_text(plan), context);
-  if (has_combine(plan)) kernels->combine = loader.load(combine_text(plan.spec), context);
+  if (plan.spec.is_split) kernels->combine = loader.load(combine_text(plan.spec), context);
   if (plan.spec.is_dynamic) kernels->clear_counter = loader.load(clear_counter_text(), context);
   if (!plan.range_tables.is_empty())
     kernels->range_tables = loader.load(range_tables_text(), context);
   plan.kernels = std::move(kernels);
-  if (plan.redo == nullptr) return;
-  auto redo = std::make_shared<ForwardPlan>(*plan.redo);
-  load_kernels(loader, context, *redo);
-  plan.redo = std::move(redo);
 }
 
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {

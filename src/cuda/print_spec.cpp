@@ -71,7 +71,6 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("q_stages", spec.q_stages)
       .add("is_dynamic", spec.is_dynamic)
       .add("keeps_queries", spec.keeps_queries)
-      .add("is_redo", spec.is_redo)
       .add("is_chained", spec.is_chained)
       .add("combines_rows", spec.combines_rows)
       .add("most_splits", spec.most_splits)
@@ -96,7 +95,6 @@ std::string describe_spec(const ForwardSpec& spec) {
   if (spec.is_paged) text += " paged";
   if (spec.is_split) text += " split";
   if (spec.has_dropout) text += " dropout";
-  if (spec.is_redo) text += " redo";
   return text;
 }
 

@@ -18,11 +18,10 @@ struct EmulatedForward {
   ForwardFunction run;
 };
 
-/// A kernel of sm_90 and the one that computes its suspect rows again.
+/// A kernel of sm_90.
 struct EmulatedHopper {
   std::string_view name;
   void (*run)(const Sm90ForwardParams& params);
-  ForwardFunction redo;
 };
 
 const EmulatedHopper& hopper_named(std::string_view name);

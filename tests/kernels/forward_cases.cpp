@@ -150,6 +150,7 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   slim.has_sinks = true;
   slim.cu_seqlens_dtype = Dtype::i64;
   cases.push_back(std::move(slim));
+  cases.push_back(packed_hopper_case("hopper_packed_no_keys", 128, {{70, 0}, {0, 0}, {3, 0}}));
   // Keys far from the window are NaN, at the start of a sequence too: the neighbour's cut tile reads them.
   Case window_case =
       packed_hopper_case("hopper_packed_window", 192, {{70, 101}, {20, 300}, {130, 140}});
@@ -220,6 +221,11 @@ std::vector<Case> hopper_cases() {
   empty.seqlen_kv = 130;
   empty.mask = causal();
   cases.push_back(std::move(empty));
+  // TMA knows no tensor without rows.
+  Case no_keys = hopper_case("hopper_no_keys", 64);
+  no_keys.seqlen_kv = 0;
+  no_keys.has_sinks = true;
+  cases.push_back(std::move(no_keys));
   Case maxima = hopper_case("hopper_row_max", 128);
   maxima.wants_row_max = true;
   maxima.mask = causal();

@@ -35,7 +35,6 @@ void print(const std::string& label, const cuda::ForwardPlan& plan, std::ofstrea
                        label, cuda::candidate_named(plan.candidate).entry, mods);
 }
 
-/// The kernel of sm_90, and the one that computes its suspect rows again.
 void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
                   std::string& table) {
   const cuda::ForwardPlan plan = testing::plan_of(label, problem, cuda::typical_device(9, 0));
@@ -43,12 +42,10 @@ void print_hopper(const std::string& label, const ForwardProblem& problem, std::
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
-      "{};\ninline constexpr ForwardSpec redo_spec_{} = {};\n}}\n",
-      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec),
-      label, cuda::print_spec(plan.redo->spec));
+      "{};\n}}\n",
+      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
   table += fmt::format(
       "  {{\"{0}\", [](const Sm90ForwardParams& p) {{ sm90::attention_forward<spec_{0}, {1}>(p); "
-      "}},\n   [](const ForwardParams& p) {{ sm80::attention_forward<redo_spec_{0}, {1}>(p); "
       "}}}},\n",
       label, mods);
 }

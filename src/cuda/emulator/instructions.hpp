@@ -38,6 +38,7 @@ void prefetch(const void* from, Instruction what);
 
 enum class Order : std::uint8_t { relaxed, acq_rel };
 std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instruction what);
+std::uint32_t exchange_shared(std::uint32_t to, std::uint32_t value, Instruction what);
 /// `count` floats; each sum is atomic by itself.
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what);
 void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what);

@@ -109,6 +109,19 @@ std::int32_t atomic_add(std::int32_t* to, std::int32_t value, Order order, Instr
   return old;
 }
 
+std::uint32_t exchange_shared(std::uint32_t to, std::uint32_t value, Instruction what) {
+  machine().maybe_yield();
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = machine().shared_place(to, 4, 4, what.name, actor);
+  if (place.block == nullptr) return 0;
+  place.block->touch_atomically(machine(), actor, place.range);
+  std::uint32_t old = 0;
+  std::memcpy(&old, place.block->data() + place.range.begin, sizeof old);
+  std::memcpy(place.block->data() + place.range.begin, &value, sizeof value);
+  machine().thread().unfenced.push_back(place.block, place.range);
+  return old;
+}
+
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what) {
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, count * sizeof(float), actor);

@@ -178,6 +178,16 @@ FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t
   return old;
 }
 
+/// atom.shared.exch.b32 (Synchronization), relaxed at CTA scope; gives what stood there before.
+FOVEA_DEVICE std::uint32_t atom_exch_shared(SharedAddress to, std::uint32_t value) {
+  std::uint32_t old;
+  asm volatile("atom.relaxed.cta.shared.exch.b32 %0, [%1], %2;"
+               : "=r"(old)
+               : "r"(to), "r"(value)
+               : "memory");
+  return old;
+}
+
 /// red.global.add.f32 (Synchronization), relaxed at device scope; the order of additions is not fixed. Four at once: red.cuh.
 FOVEA_DEVICE void red_add_global(float* to, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");

@@ -59,13 +59,6 @@ struct ForwardParams {
   std::int32_t heads_per_section;        // pairs (batch, head unit) whose keys share the L2 cache
   float softmax_scale, softmax_scale_log2;
 
-  /// Redo: for each 64 rows of the row tiles of another kernel [batch, num_heads_q, num_q_tiles], packed [row tile of any sequence,
-  /// num_heads_q], split [batch, num_heads_q / heads_per_tile, num_q_tiles, max_splits]: not 0 where they are to be computed, a byte for each 16 of them.
-  const std::int32_t* is_suspect;
-  std::int32_t num_suspects;             // words; packed: room for the most there can be
-  std::int32_t suspect_tile_q;           // rows of such a tile
-  const std::int32_t* num_packed_tiles;  // packed: how many there are of one head
-
   float dropout_keep_scale;         // 1 / (1 - p), 0 for p = 1
   std::uint32_t dropout_threshold;  // a key is dropped where the counter's word is below
   std::uint32_t dropout_key[2];     // seed and offset, mixed (core/philox.hpp)

@@ -18,14 +18,14 @@ struct Sm90ForwardParams {
   ForwardParams common;
   std::int32_t
       num_tiles;  // of rows: num_q_tiles * num_heads_q * batch; packed: a bound; split: times max_splits
-  std::int32_t* next_tile;         // dynamic schedule: 0 at the launch
-  std::int32_t* num_packed_tiles;  // packed: written, row tiles of one head
+  std::int32_t* next_tile;  // dynamic schedule, more row tiles than CTAs: 0 at the launch
   /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of
   /// them.
   std::int32_t heads_per_section, last_section;
-  /// Laid out as in ForwardParams, written: 1 where a sum of these 16 rows is not finite, so it may have met NaN or infinity at a key that
-  /// the row does not see. All 64 rows are then computed again by a kernel that can tell.
-  std::uint8_t* is_suspect;
+  /// A word for each unit: 64 rows of the row tiles [batch, num_heads_q, num_q_tiles], packed [row tile of any sequence, num_heads_q],
+  /// split [batch, num_heads_q / heads_per_tile, num_q_tiles, max_splits]. Of rows with a sum that is not finite, so that it may have met
+  /// NaN or infinity at a key that the row does not see: the unit that its group found before, or -1. Others are left as they are.
+  std::int32_t* next_suspect;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page

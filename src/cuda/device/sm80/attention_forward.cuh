@@ -28,14 +28,11 @@
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
 #pragma once
 
-#include "common/bits.cuh"
 #include "common/position.cuh"
 #include "common/range.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
-#include "ptx/griddepcontrol.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
@@ -204,7 +201,7 @@ struct Forward {
 
   FOVEA_DEVICE_MEMBER void run() {
     team.keep_work();
-    ptx::sync_threads();
+    team.meet();
 #pragma unroll 1
     for (Pass pass = Pass::all; pass != Pass::end;
          pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
@@ -219,91 +216,16 @@ struct Forward {
         finish(end, sums);
         if (pass == Pass::all) return;
       }
-      ptx::sync_threads();
+      team.meet();
     }
   }
 };
 
-// ---- rows that another kernel found suspect ----------------------------------------------------
-
-/// The rows of heads that share a tile, in one split of their keys, that a word of is_suspect tells of.
-template <ForwardSpec spec>
-FOVEA_DEVICE Work work_of_split_unit(const ForwardParams& p, std::int32_t unit) {
-  const std::int32_t tile = unit / p.max_splits;
-  const std::int32_t pair = tile / p.num_q_tiles;
-  const std::int32_t head_units = p.num_heads_q / spec.heads_per_tile;
-  Work work{};
-  work.sequence = dense_sequence(p, pair / head_units);
-  work.q_begin = (tile - pair * p.num_q_tiles) * (spec.tile_q / spec.heads_per_tile);
-  work.q_head = pair % head_units * spec.heads_per_tile;
-  work.kv_head = work.q_head / p.group;
-  take_split<spec>(work, unit - tile * p.max_splits);
-  return work;
-}
-
-/// The 64 rows of a head that a word of is_suspect tells of.
-template <ForwardSpec spec>
-FOVEA_DEVICE Work work_of_unit(const ForwardParams& p, std::int32_t unit) {
-  if constexpr (spec.is_split) return work_of_split_unit<spec>(p, unit);
-  const std::int32_t parts = p.suspect_tile_q / 64;
-  const std::int32_t tile = unit / parts;
-  Work work{};
-  if constexpr (spec.is_varlen) {
-    PackedCursor cursor;
-    work = packed_work(p, tile / p.num_heads_q, p.suspect_tile_q, cursor);
-    work.q_head = tile % p.num_heads_q;
-  } else {
-    const std::int32_t pair = tile / p.num_q_tiles;
-    work.sequence = dense_sequence(p, pair / p.num_heads_q);
-    work.q_begin = (tile - pair * p.num_q_tiles) * p.suspect_tile_q;
-    work.q_head = pair % p.num_heads_q;
-  }
-  work.q_begin += unit % parts * 64;
-  work.is_nothing = work.is_nothing || work.q_begin >= work.sequence.seqlen_q;
-  work.kv_head = work.q_head / p.group;
-  work.kv_end = work.sequence.seqlen_kv;
-  return work;
-}
-
-/// Words of is_suspect that were written.
-template <ForwardSpec spec>
-FOVEA_DEVICE std::int32_t count_suspects(const ForwardParams& p) {
-  if constexpr (!spec.is_varlen) return p.num_suspects;
-  const std::int64_t tiles =
-      static_cast<std::int64_t>(ptx::ld_global(p.num_packed_tiles)) * p.num_heads_q;
-  const std::int64_t words = tiles * (p.suspect_tile_q / 64);
-  return words < p.num_suspects ? static_cast<std::int32_t>(words) : p.num_suspects;
-}
-
-/// Computes the rows again that another kernel found suspect. Nearly always there are none, so a few CTAs look at 32 words at a time.
-template <ForwardSpec spec, class Mods>
-FOVEA_DEVICE void redo(const ForwardParams& p) {
-  static_assert(spec.tile_q == 64 && (spec.heads_per_tile == 1 || spec.is_split));
-  ptx::griddepcontrol_wait();  // the kernel whose rows these are may still run
-  const std::int32_t num_suspects = count_suspects<spec>(p);
-  for (std::int32_t first = 32 * ptx::block_idx().x; first < num_suspects;
-       first += 32 * ptx::grid_dim().x) {
-    const std::int32_t mine = first + ptx::lane_idx();
-    std::uint32_t suspects =
-        ptx::ballot(mine < num_suspects && ptx::ld_global(p.is_suspect + mine) != 0);
-    for (; suspects != 0; suspects &= suspects - 1) {
-      const Work work = work_of_unit<spec>(p, first + lowest_bit(suspects));
-      if (work.is_nothing) continue;
-      Forward<spec, Mods>(p, work).run();
-      ptx::sync_threads();
-    }
-  }
-}
-
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const ForwardParams& p) {
-  if constexpr (spec.is_redo) {
-    redo<spec, Mods>(p);
-  } else {
-    const Work work = find_work<spec>(p);
-    if (work.is_nothing) return;
-    Forward<spec, Mods>(p, work).run();
-  }
+  const Work work = find_work<spec>(p);
+  if (work.is_nothing) return;
+  Forward<spec, Mods>(p, work).run();
 }
 
 }  // namespace fovea::cuda::sm80

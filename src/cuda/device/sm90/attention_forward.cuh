@@ -25,7 +25,8 @@
 // (values that the end of a paged sequence cuts have arrived, and are not yet cleaned).
 //
 // NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
-// sums are not finite says so (is_suspect), and its rows are computed again by sm80/attention_forward, which can tell.
+// sums are not finite puts its rows on a list. Behind its last row tile, when shared memory is free, it computes them again as
+// sm80/attention_forward does, which can tell: nearly always there are none.
 //
 // Packed sequences: tensors are one long sequence to TMA, and a row tile brings where its own sequence lies (SequencePlace, beside it in
 // the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the last key are. Rows that a sequence's end cuts
@@ -37,25 +38,29 @@
 // does not reach the sums.
 //
 // Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as shared memory
-// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine, and
-// suspect ones are computed again before that.
+// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine_rows,
+// which starts beside the last CTAs and waits for them.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores, softcap and output, store. The entry is here.
+// Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores, softcap and output, store. Last redo, for rows
+// whose sums were not finite. The entry is here.
 //
 // Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
 #pragma once
 
+#include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/forward/compute.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/forward/load.cuh"
+#include "sm90/forward/redo.cuh"
 #include "sm90/forward/schedule.cuh"
 #include "sm90/forward/store.cuh"
 
@@ -91,6 +96,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   }
   ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
   if constexpr (T::kClearsValues) ptx::mbarrier_init(cta.barrier(L::kVCut, 0), 1);
+  for (int i = 0; i < T::kGroups; ++i) ptx::st_shared(cta.suspects_at(i), std::int32_t{-1});
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -101,17 +107,19 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   const Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
   start_barriers<spec>(cta);
   ptx::griddepcontrol_wait();  // for whoever clears the counter and builds range tables
-  ptx::
-      griddepcontrol_launch_dependents();  // the redo: there is no room for it beside this, but behind
+  if constexpr (spec.is_split) ptx::griddepcontrol_launch_dependents();  // the combine kernel waits
   ptx::sync_threads();
   if (cta.warp < 4) {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_dec<T::kLoadRegisters>();
     if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
+    ptx::sync_threads();
   } else {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
+    ptx::sync_threads();  // all of O is in memory, and shared memory is nobody's
+    redo_suspects<spec, Mods>(p);
   }
 }
 

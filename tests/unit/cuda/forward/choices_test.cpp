@@ -145,7 +145,6 @@ TEST(ForwardChoices, APlanOfAChoiceHasItsSpecAndItsWorkspace) {
     EXPECT_EQ(plan.candidate, choice.candidate->name);
     EXPECT_EQ(plan.spec, choice.spec);
     EXPECT_GE(plan.workspace_bytes, choice.candidate->scratch_bytes(choice.spec, problem));
-    EXPECT_EQ(plan.redo != nullptr, choice.candidate->choose_redo != nullptr);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/philox.hpp"
+#include "cuda/forward_sm90.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -34,10 +35,18 @@ struct Call {
     posed.q = args.q.spec();
     posed.k = posed.v = args.k.spec();
     posed.out = args.out.spec();
+    posed.mask = args.mask;
     problem = validate(posed, "test");
     plan = choose_forward(problem, device);
   }
   ForwardLaunch launch() { return forward_launch(problem, plan, args, memory, nullptr); }
+  Sm90Launch launch_on_hopper(int num_sms) {
+    DeviceTraits device = typical_device(9, 0);
+    device.num_sms = num_sms;
+    prepare(device);
+    return sm90_launch(problem, plan, args, nullptr, memory,
+                       [](const auto&, const void*) { return TensorMapParam{}; });
+  }
 };
 
 TEST(ForwardLaunch, GridHasATileForEveryRowOfEveryHead) {
@@ -74,6 +83,25 @@ TEST(ForwardLaunch, FewSmsGetFewerCtasThanSplits) {
   call.prepare(device);
   EXPECT_EQ(call.launch().params.max_splits, 64);
   EXPECT_EQ(call.launch().grid.y, 8U);
+}
+
+TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
+  Call call(512, 512, 6);
+  call.args.mask = causal();  // 4 tiles of 128 rows for 6 heads of 2 sequences
+  const Sm90Launch one_wave = call.launch_on_hopper(48);
+  ASSERT_TRUE(call.plan.spec.is_dynamic);
+  EXPECT_EQ(one_wave.num_ctas, 48U);
+  EXPECT_FALSE(one_wave.has_counter);
+  const Sm90Launch two_waves = call.launch_on_hopper(47);
+  EXPECT_EQ(two_waves.num_ctas, 47U);
+  EXPECT_TRUE(two_waves.has_counter);
+  call.args.mask = {};
+  EXPECT_FALSE(call.launch_on_hopper(1).has_counter) << "row tiles of equal length take turns";
+}
+
+TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
+  Call call(0, 500, 6);
+  EXPECT_EQ(call.launch_on_hopper(132).num_ctas, 0U);
 }
 
 TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {

@@ -72,7 +72,7 @@ FOVEA_DEVICE void load_queries(const Team<spec>& team) {
                             (queries.row + r.q_idx) * p.q.row_stride + r.q_head * p.q.head_stride;
     const char* from = queries.data + at * 2;
     const SharedAddress to = team.warp_smem() + Rows::offset(row, chunk);
-    if (p.is_q_aligned != 0) {
+    if (spec.has_aligned_rows || p.is_q_aligned != 0) {
       copy_chunk<spec>(to, from, chunk, r.exists, p.head_dim_qk, p.q.data);
     } else {
       gather_chunk(to, from, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
@@ -211,7 +211,7 @@ FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const Bshd
   if (tile.idx >= 0) {
     const auto head =
         ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
-    if (team.p.is_kv_aligned == 0) {
+    if (!spec.has_aligned_rows && team.p.is_kv_aligned == 0) {
       gather_rows<Rows>(team, to, t, tile.idx, head_dim);
     } else if (!spec.is_paged && (tile.idx + 1) * spec.tile_kv <= team.work.kv_end) {
       copy_rows<true>(team, to, t, head, places, tile.idx, head_dim);

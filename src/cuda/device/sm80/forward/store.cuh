@@ -163,7 +163,7 @@ FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
     store_f32(end, sums);
   } else {
     stage_out<kOutElement>(end, sums);
-    if (end.team.p.is_out_aligned != 0) {
+    if (spec.has_aligned_rows || end.team.p.is_out_aligned != 0) {
       store_chunks(end);
     } else {
       for_each_staged<kOutElement>(

@@ -33,7 +33,7 @@ struct Traits {
   static constexpr bool kKeepsQueries = spec.keeps_queries;
   /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would need: where the
   /// sequence's queries begin.
-  static constexpr bool kForgetsQueries = !spec.is_redo && (spec.is_varlen || spec.has_dropout);
+  static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
 
   using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
   using ValueRows = tile::SwizzledRows<spec.head_dim_v>;

@@ -84,7 +84,8 @@ struct Layout {
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
   static constexpr int kPages = kKvTiles + 4 * T::kStages;    // paged: a word for each box
   static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
-  static constexpr int kBytes = kPages + 4 * kMostBoxes;
+  static constexpr int kSuspects = kPages + 4 * kMostBoxes;  // [group] the head of its list
+  static constexpr int kBytes = kSuspects + 4 * T::kGroups;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
 };
@@ -109,14 +110,6 @@ struct Ring {
 struct RowTile {
   std::int32_t idx, q_head, batch, number, slot;
 };
-
-/// The word of is_suspect that tells of a split of a row tile.
-template <ForwardSpec spec>
-FOVEA_DEVICE std::int64_t split_unit(const ForwardParams& c, const RowTile& rows) {
-  const std::int64_t units = c.num_heads_q / spec.heads_per_tile;
-  const std::int64_t unit = rows.batch * units + rows.q_head / spec.heads_per_tile;
-  return (unit * c.num_q_tiles + rows.idx) * c.max_splits + rows.number;
-}
 
 /// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is the sequence's
 /// index in the cache, or in the page table.
@@ -164,6 +157,10 @@ struct Cta {
   FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
   FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
     return smem + L::kKvTiles + 4 * stage;
+  }
+
+  FOVEA_DEVICE_MEMBER SharedAddress suspects_at(int group) const {
+    return smem + L::kSuspects + 4 * group;
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {

@@ -88,29 +88,33 @@ struct Output {
     return factor;
   }
 
-  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0.
+  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0. Of the group's warps the first to say so puts its rows
+  /// at the head of the group's list; between two row tiles they meet, for a turn.
   FOVEA_DEVICE_MEMBER void report_suspects(const RowTile& tile, const Sums& o) const {
     float all[4] = {};
 #pragma unroll
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
     const float any = (all[0] + all[1]) + (all[2] + all[3]);
-    const bool is_suspect = ptx::vote_any(!(any - any == 0.0F));
-    if (warp.cta.lane == 0) {
-      ptx::st_global(warp.cta.p.is_suspect + unit_of(tile) * 4 + warp.idx,
-                     static_cast<std::uint8_t>(is_suspect ? 1 : 0));
-    }
+    if (!ptx::vote_any(!(any - any == 0.0F)) || warp.cta.lane != 0) return;
+    const std::int32_t unit = unit_of(tile);
+    const std::uint32_t next =
+        ptx::atom_exch_shared(warp.cta.suspects_at(warp.group), static_cast<std::uint32_t>(unit));
+    if (static_cast<std::int32_t>(next) != unit)
+      ptx::st_global(warp.cta.p.next_suspect + unit, static_cast<std::int32_t>(next));
   }
 
-  /// The word that tells of this group's rows: sm80's work_of_unit finds the rows of a word.
-  FOVEA_DEVICE_MEMBER std::int64_t unit_of(const RowTile& tile) const {
+  /// The word of next_suspect that stands for this group's rows: Redo finds them.
+  FOVEA_DEVICE_MEMBER std::int32_t unit_of(const RowTile& tile) const {
     const ForwardParams& common = warp.cta.p.common;
-    if constexpr (spec.is_split) return split_unit<spec>(common, tile);
-    const std::int64_t tiles =
+    if constexpr (spec.is_split) {
+      const std::int32_t units = common.num_heads_q / spec.heads_per_tile;
+      const std::int32_t unit = tile.batch * units + tile.q_head / spec.heads_per_tile;
+      return (unit * common.num_q_tiles + tile.idx) * common.max_splits + tile.number;
+    }
+    const std::int32_t tiles =
         spec.is_varlen
-            ? static_cast<std::int64_t>(tile.number) * common.num_heads_q + tile.q_head
-            : (static_cast<std::int64_t>(tile.batch) * common.num_heads_q + tile.q_head) *
-                      common.num_q_tiles +
-                  tile.idx;
+            ? tile.number * common.num_heads_q + tile.q_head
+            : (tile.batch * common.num_heads_q + tile.q_head) * common.num_q_tiles + tile.idx;
     return tiles * T::kGroups + warp.group;
   }
 

@@ -86,19 +86,14 @@ struct Schedule {
     // Heads side by side: they share keys, or at least the sequence.
     const std::int32_t number = id / cta.p.common.num_heads_q;
     const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
-    if (work.is_nothing) {
-      // Each number is claimed once, so one CTA gets the first behind the last tile.
-      if (cta.lane == 0 && id == cursor.tiles * cta.p.common.num_heads_q)
-        ptx::st_global(cta.p.num_packed_tiles, cursor.tiles);
-      return {-1, 0, 0, 0, 0};
-    }
+    if (work.is_nothing) return {-1, 0, 0, 0, 0};
     const Sequence& s = work.sequence;
     place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
              s.seqlen_kv};
     return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
   }
 
-  /// Passes over splits that a sequence has room for, but no keys: nobody computes them, so nobody else says that they are not suspect.
+  /// Passes over splits that a sequence has room for, but no keys.
   FOVEA_DEVICE_MEMBER RowTile next_split(std::int32_t& id, SequencePlace& place) const {
     const ForwardParams& c = cta.p.common;
     for (; id < cta.p.num_tiles; id = claim(id)) {
@@ -107,10 +102,6 @@ struct Schedule {
       place.kv_row = static_cast<std::int32_t>(s.kv_batch);
       place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
       if (rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
-      if (cta.lane == 0) {
-        ptx::st_global(
-            reinterpret_cast<std::uint32_t*>(cta.p.is_suspect) + split_unit<spec>(c, rows), 0U);
-      }
     }
     return {-1, 0, 0, 0, 0};
   }
@@ -174,7 +165,7 @@ struct Schedule {
 
   FOVEA_DEVICE_MEMBER std::int32_t claim(std::int32_t id) const {
     const std::int32_t num_ctas = ptx::grid_dim().x;
-    if constexpr (!spec.is_dynamic) return id + num_ctas;
+    if (!spec.is_dynamic || cta.p.num_tiles <= num_ctas) return id + num_ctas;
     std::int32_t next = 0;
     if (cta.lane == 0) next = ptx::atom_add_global(cta.p.next_tile, 1) + num_ctas;
     return ptx::shfl_idx(next, 0);

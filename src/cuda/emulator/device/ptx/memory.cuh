@@ -70,6 +70,11 @@ FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t
   return emulator::atomic_add(to, value, emulator::Order::acq_rel, {"atom.acq_rel", site});
 }
 
+FOVEA_DEVICE std::uint32_t atom_exch_shared(SharedAddress to, std::uint32_t value,
+                                            Site site = Site::here()) {
+  return emulator::exchange_shared(to, value, {"atom.shared.exch", site});
+}
+
 FOVEA_DEVICE void red_add_global(float* to, float value, Site site = Site::here()) {
   emulator::check_registers(&value, sizeof value, {"red.global", site});
   emulator::reduce_add(to, &value, 1, {"red.global", site});
