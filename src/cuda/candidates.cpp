@@ -231,23 +231,18 @@ std::vector<ForwardSpec> tensor_core_alternatives(const ForwardProblem& f,
   return specs;
 }
 
-/// The table names it twice: for what is measured, and for the rest.
-constexpr Candidate streaming_row(std::string_view name, Candidate::Refuses refuses) {
-  return {.name = name,
-          .header = "sm90/decode.cuh",
-          .entry = "sm90::decode",
-          .params = "ForwardParams",
-          .multiplies_by_wgmma = false,
-          .refuses = refuses,
-          .choose = choose_decode,
-          .alternatives = decode_alternatives,
-          .shared_bytes = decode_shared_bytes,
-          .scratch_bytes = partial_bytes,
-          .launch = launch_sm80};
-}
-
 constexpr std::array kCandidates = {
-    streaming_row(kSm90Decode, refuses_tensor_cores_or<refuses_decode>),
+    Candidate{.name = kSm90Decode,
+              .header = "sm90/decode.cuh",
+              .entry = "sm90::decode",
+              .params = "Sm90DecodeParams",
+              .multiplies_by_wgmma = false,
+              .refuses = refuses_tensor_cores_or<refuses_decode>,
+              .choose = choose_decode,
+              .alternatives = decode_alternatives,
+              .shared_bytes = decode_shared_bytes,
+              .scratch_bytes = partial_bytes,
+              .launch = launch_decode},
     Candidate{.name = kSm90Forward,
               .header = "sm90/attention_forward.cuh",
               .entry = "sm90::attention_forward",
@@ -270,8 +265,6 @@ constexpr std::array kCandidates = {
               .shared_bytes = tensor_core_shared_bytes,
               .scratch_bytes = partial_bytes,
               .launch = launch_sm80},
-    // Behind the one above, which takes all that it does: for what fovea tune finds (docs/kernels/decode_sm90.md).
-    streaming_row(kSm90DecodeWide, refuses_tensor_cores_or<refuses_decode_wide>),
     Candidate{.name = "cuda/sm80/attention_forward_f32",
               .header = "sm80/attention_forward_f32.cuh",
               .entry = "sm80::attention_forward_f32",
@@ -321,6 +314,7 @@ DeviceTraits typical_device(int major, int minor) {
   device.shared_bytes_per_cta = is_consumer ? 99 * 1024 : capability < 90 ? 163 * 1024 : 227 * 1024;
   device.shared_bytes_per_sm = device.shared_bytes_per_cta + kReservedSharedBytes;
   device.num_sms = is_consumer ? 84 : capability < 90 ? 108 : 132;
+  device.memory_bytes_per_clock = is_consumer ? 400 : capability < 90 ? 1100 : 2400;
   device.l2_bytes = (is_consumer ? 6 : capability < 90 ? 40 : 50) * std::int64_t{1 << 20};
   return device;
 }

@@ -3,40 +3,79 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
+#include <numeric>
 
+#include "core/check.hpp"
 #include "cuda/device/shared/split.h"
+#include "cuda/forward_kernels.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-/// Measured ahead of sm80/attention_forward (docs/kernels/decode_sm90.md); beyond, it is not.
-constexpr std::int64_t kMostMeasuredRows = 16;
-constexpr std::int64_t kWidestMeasuredHead = 128;
-/// A team's warps have 16 rows each, and read its slices as often from shared memory as they are: four times its bytes, and writing
-/// them, take 74 % of its rate while memory gives its own.
-constexpr std::int64_t kMostRows = 64;
+/// Of a CTA, an m of mma.sync. More are sm90/attention_forward's.
+constexpr std::int64_t kMostRows = 16;
+/// Beyond, sums, queries and scores of a warp have no registers.
+constexpr std::int64_t kWidestHead = 128;
+constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
+/// Warps that compute: two for each scheduler, or one where shared memory has no room for what more of them leave each other.
+constexpr std::int32_t kReaders[] = {8, 4};
+/// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
+constexpr std::int64_t kFewestRowsOfBox = 8;
+/// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks: docs/kernels/decode_sm90.md.
+constexpr double kPaceOfShare = 0.8;
+/// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
+constexpr std::int32_t kLeftForCombine = 2 * (2048 + kReservedSharedBytes);
 
-constexpr std::int32_t kRowsPerWarp = 16;
-constexpr std::int32_t kMostWarps = 4;
-constexpr std::int32_t kDepth = 16;  // keys of one product
-constexpr std::int32_t kCtasPerSm = 2;
-constexpr std::int32_t kStages = 3;  // of each team: two CTAs fill the SM's shared memory
-/// Of a CTA, of an SM that holds two: what Hopper has.
-constexpr std::int32_t kSharedBytes = 113 * 1024;
-
-bool is_measured(const ForwardProblem& f) {
-  return f.group * f.seqlen_q <= kMostMeasuredRows &&
-         std::max(f.head_dim_qk, f.head_dim_v) <= kWidestMeasuredHead;
+std::optional<Refusal> refuses_cache(const CacheLayout& cache, bool is_paged) {
+  if (is_paged && cache.page_size % kFewestRowsOfBox != 0) {
+    return Refusal{fmt::format("page_size is {}; expected a multiple of {}", cache.page_size,
+                               kFewestRowsOfBox)};
+  }
+  if (is_paged && cache.has_left_padding)
+    return Refusal{"left_padding is given; then keys of a slice begin inside a page"};
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  return std::nullopt;
 }
 
-/// Those of the CTA, a warp each, padded to 1, 2 or 4.
-std::int32_t row_tiles(const ForwardProblem& f) {
-  return static_cast<std::int32_t>(
-      std::bit_ceil(static_cast<std::uint64_t>((f.group * f.seqlen_q + 15) / kRowsPerWarp)));
+/// As many slices as shared memory has room for, the same number for each computing warp; none where there is no room.
+ForwardSpec with_readers(ForwardSpec spec, std::int32_t readers, const DeviceTraits& device) {
+  const int room = std::min(device.shared_bytes_per_cta,
+                            device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
+  spec.num_warps = readers + kDecodeLoaders;
+  spec.stages = readers;
+  while (sm90_decode_shared_bytes(spec) <= room) spec.stages += readers;
+  spec.stages -= readers;
+  return spec;
 }
 
-std::optional<Refusal> refuses_streaming(const ForwardProblem& f, const DeviceTraits& device) {
+ForwardSpec without_readers(const ForwardProblem& f) {
+  ForwardSpec spec = common_spec(f);
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.tile_q = kMostRows;
+  spec.tile_kv = kKeysOfSlice;
+  spec.ctas_per_sm = 1;
+  spec.keeps_queries = true;
+  spec.heads_per_tile = packed_heads(f, kMostRows);
+  spec.is_split = true;
+  spec.is_chained = true;
+  return spec;
+}
+
+/// Of each loading warp. Looking up pages takes time enough.
+std::uint32_t clocks_per_slice(const ForwardPlan& plan) {
+  const DeviceTraits& device = plan.device;
+  if (plan.spec.is_paged || device.memory_bytes_per_clock == 0) return 0;
+  const double share = device.memory_bytes_per_clock / device.num_sms;
+  return static_cast<std::uint32_t>(kPaceOfShare * kDecodeLoaders *
+                                    sm90_decode_slice_bytes(plan.spec) / share);
+}
+
+}  // namespace
+
+std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTraits& device) {
   if (device.compute_capability() < 90) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 9.0 or above", device.major,
                                device.minor)};
@@ -47,104 +86,93 @@ std::optional<Refusal> refuses_streaming(const ForwardProblem& f, const DeviceTr
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
                                kMostRows)};
   }
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kWidestHead)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kWidestHead)};
+  }
   if (f.seqlen_kv <= kFewestKeysPerSplit) {
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
                                kFewestKeysPerSplit)};
   }
-  const std::size_t bytes = decode_shared_bytes(choose_decode(f, device));
-  if (bytes > static_cast<std::size_t>(device.shared_bytes_per_cta)) {
-    return Refusal{fmt::format("a CTA takes {} bytes of shared memory; there are {}", bytes,
+  if (f.is_cached) {
+    if (auto refusal = refuses_cache(f.cache, f.is_paged)) return refusal;
+  }
+  const Problem& p = f.problem;
+  for (const auto& [label, spec] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}) {
+    if (const std::string why = why_no_tensor_map(label, *spec); !why.empty()) return Refusal{why};
+  }
+  if (choose_decode(f, device).stages == 0) {
+    return Refusal{fmt::format("a CTA takes more than the {} bytes of shared memory there are",
                                device.shared_bytes_per_cta)};
   }
   return std::nullopt;
 }
 
-/// Registers of a thread for sums, queries and the scores of a slice. What walks the keys needs the others.
-std::int32_t tile_registers(const ForwardSpec& spec, std::int32_t keys) {
-  const std::int32_t queries = spec.keeps_queries ? spec.head_dim_qk / 4 : 0;
-  return spec.head_dim_v / 2 + queries + keys / 2;
-}
-constexpr std::int32_t kMostTileRegisters = 128;
-constexpr std::int32_t kDropoutRegisters = 16;
-
-/// The longest slices that registers hold, and of which shared memory holds kStages: 16 keys for each warp of the team at most.
-std::int32_t keys_of_slice(ForwardSpec spec) {
-  const std::int32_t registers = kMostTileRegisters - (spec.has_dropout ? kDropoutRegisters : 0);
-  for (std::int32_t keys = spec.tile_q; keys > kDepth; keys /= 2) {
-    spec.tile_kv = keys * sm90_decode_teams(spec);
-    if (tile_registers(spec, keys) <= registers && decode_shared_bytes(spec) <= kSharedBytes)
-      return keys;
+ForwardSpec choose_decode(const ForwardProblem& f, const DeviceTraits& device) {
+  ForwardSpec spec;
+  for (const std::int32_t readers : kReaders) {
+    spec = with_readers(without_readers(f), readers, device);
+    if (spec.stages > 0) break;
   }
-  return kDepth;
-}
-
-}  // namespace
-
-std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_streaming(f, device)) return refusal;
-  if (f.group * f.seqlen_q > kMostMeasuredRows) {
-    return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
-                               kMostMeasuredRows)};
-  }
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kWidestMeasuredHead) {
-      return Refusal{
-          fmt::format("{} is {}; expected at most {}", label, head_dim, kWidestMeasuredHead)};
-    }
-  }
-  return std::nullopt;
-}
-
-std::optional<Refusal> refuses_decode_wide(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_streaming(f, device)) return refusal;
-  if (is_measured(f)) {
-    return Refusal{fmt::format("up to {} rows of head dims up to {} are {}'s", kMostMeasuredRows,
-                               kWidestMeasuredHead, kSm90Decode)};
-  }
-  return std::nullopt;
-}
-
-ForwardSpec choose_decode(const ForwardProblem& f, const DeviceTraits&) {
-  ForwardSpec spec = common_spec(f);
-  const std::int32_t warps = row_tiles(f);
-  const bool is_wide = std::max(spec.head_dim_qk, spec.head_dim_v) > kWidestMeasuredHead;
-  spec.tile_q = kRowsPerWarp * warps;
-  // Slices of wide heads are twice as long: half as many warps have as many bytes on their way.
-  spec.num_warps = is_wide ? std::max(kMostWarps / 2, warps) : kMostWarps;
-  spec.stages = kStages;
-  spec.keeps_queries = !is_wide;  // else they are read again for every slice: registers
-  spec.tile_kv = keys_of_slice(spec) * sm90_decode_teams(spec);
-  spec.ctas_per_sm = kCtasPerSm;
-  spec.heads_per_tile = packed_heads(f, spec.tile_q);
-  spec.is_split = true;
-  spec.is_chained = true;
-  // A partial row is as many bytes as a key and its value: the more rows, the fewer and longer splits.
-  spec.most_splits = kMostSplits / warps;
   return spec;
 }
 
 std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
-  const ForwardSpec chosen = choose_decode(f, device);
-  const std::int32_t slice = chosen.tile_kv / sm90_decode_teams(chosen);
   std::vector<ForwardSpec> specs;
-  for (const auto& [warps, ctas] : {std::pair{4, 1}, {4, 2}, {4, 3}, {8, 1}}) {
-    if (ctas > kCtasPerSm && !is_measured(f)) continue;  // registers
-    for (const std::int32_t stages : {2, 3, 4, 6}) {
-      ForwardSpec spec = chosen;
-      spec.num_warps = warps;
-      spec.tile_kv = sm90_decode_teams(spec) * slice;
-      spec.stages = stages;
-      spec.ctas_per_sm = ctas;
-      const auto bytes = static_cast<int>(decode_shared_bytes(spec)) + kReservedSharedBytes;
-      if (ctas * bytes <= device.shared_bytes_per_sm) specs.push_back(spec);
-    }
+  for (const std::int32_t readers : kReaders) {
+    const ForwardSpec spec = with_readers(without_readers(f), readers, device);
+    if (spec.stages > 0) specs.push_back(spec);
   }
   return specs;
 }
 
 std::size_t decode_shared_bytes(const ForwardSpec& spec) {
-  return static_cast<std::size_t>(sm90_decode_teams(spec) * sm90_decode_team_bytes(spec));
+  return static_cast<std::size_t>(sm90_decode_shared_bytes(spec));
+}
+
+DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& plan,
+                           const AttentionForward& args, const GrownCache* cache, void* workspace,
+                           const TensorMapEncoder& encode) {
+  const TensorView& k = cache != nullptr ? cache->cache.k : args.k;
+  const TensorView& v = cache != nullptr ? cache->cache.v : args.v;
+  expect_tensor_maps("attention_forward", {{"q", &args.q}, {"k", &k}, {"v", &v}});
+  DecodeLaunch launch;
+  launch.common = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch.common);
+  const std::int64_t rows_per_box = std::gcd(
+      plan.spec.tile_kv, plan.spec.is_paged ? launch.common.params.page_size : plan.spec.tile_kv);
+  // TMA knows no tensor without rows. Where there are no keys it gets the queries, of which it loads nothing.
+  const auto map_of = [&](const TensorView& keys) {
+    const bool has_keys = keys.size(0) > 0 && keys.size(1) > 0;
+    return tensor_map_of_rows(encode, has_keys ? keys : args.q, rows_per_box,
+                              plan.spec.has_padded_head_dim);
+  };
+  launch.params.k = map_of(k);
+  launch.params.v = map_of(v);
+  launch.params.common = launch.common.params;
+  launch.params.clocks_per_slice = clocks_per_slice(plan);
+  launch.params.rows_per_box = static_cast<std::int32_t>(rows_per_box);
+  const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(plan.spec, problem);
+  launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, plan.device.num_sms));
+  return launch;
+}
+
+void launch_decode(const ForwardProblem& problem, const ForwardPlan& plan,
+                   const AttentionForward& args, void* workspace, void* stream,
+                   const GrownCache* cache) {
+  FOVEA_ASSERT(plan.kernels != nullptr);
+  const driver::Function& function = plan.kernels->forward->function;
+  const driver::ContextScope scope(*function.context);
+  const DecodeLaunch launch =
+      decode_launch(problem, plan, args, cache, workspace, encoder_of(function.context->driver()));
+  launch_tables(plan, launch.common, stream);
+  driver::launch({.grid = {.x = launch.num_ctas},
+                  .block = {.x = launch.common.num_threads},
+                  .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
+                  .stream = driver::Stream(stream)},
+                 function, launch.params);
+  launch_combine(plan, launch.common, stream);
 }
 
 }  // namespace fovea::cuda

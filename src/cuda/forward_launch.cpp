@@ -14,9 +14,6 @@ namespace {
 /// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
 constexpr double kSectionOfL2 = 0.6;
 
-/// A CTA more or less is then 6 % of an SM's work.
-constexpr std::uint32_t kBalancingWaves = 16;
-
 /// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
 struct RowStrides {
   std::int64_t batch = 0, head = 0, row = 0;
@@ -146,21 +143,11 @@ class Filler {
     p.heads_per_section = static_cast<std::int32_t>(pairs_per_section(pairs));
   }
 
-  /// CTAs for the splits of a unit of rows. Most splits may be empty, where a cache has more room than keys, and an empty CTA takes a
-  /// microsecond of an SM: a kernel whose CTAs take several splits gets no more than balance the load.
-  std::uint32_t split_ctas(std::uint32_t units, std::int32_t splits) const {
-    const auto most = static_cast<std::uint32_t>(splits);
-    if (!spec_.is_chained || units == 0) return most;
-    const auto ctas =
-        kBalancingWaves * static_cast<std::uint32_t>(plan_.device.num_sms * spec_.ctas_per_sm);
-    return std::min(most, (ctas + units - 1) / units);
-  }
-
   void fill_split(ForwardLaunch& launch, void* workspace) const {
     ForwardParams& p = launch.params;
     const std::int64_t rows = f_.num_sequences * f_.num_heads_q * p.seqlen_q;
     p.max_splits = max_splits(spec_, f_);
-    launch.grid.y = split_ctas(launch.grid.x, p.max_splits);
+    launch.grid.y = static_cast<std::uint32_t>(p.max_splits);
     p.partial_out = static_cast<float*>(workspace);
     p.partial_lse = p.partial_out + rows * p.max_splits * spec_.head_dim_v;
     p.partial_max = p.partial_lse + rows * p.max_splits;
@@ -189,7 +176,8 @@ class Filler {
          .num_heads_q = p.num_heads_q,
          .head_dim_v = p.head_dim_v,
          .num_rows = rows};
-    launch.combine_grid.x = static_cast<std::uint32_t>(rows);
+    const std::int64_t rows_per_cta = spec_.combines_rows ? kCombineRowsPerCta : 1;
+    launch.combine_grid.x = static_cast<std::uint32_t>((rows + rows_per_cta - 1) / rows_per_cta);
   }
 
   const ForwardProblem& f_;

@@ -30,10 +30,6 @@ std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
   return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
 }
 
-std::int64_t panels_of(std::int64_t head_dim) {
-  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
-}
-
 bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
 
 /// Tiles that keep everything in registers and shared memory, with measured reasons: docs/kernels/attention_forward_sm90.md.
@@ -190,21 +186,6 @@ struct Operands {
   }
 };
 
-/// What the plan was chosen by may have changed from call to call.
-void refuse_other_strides(const Operands& t) {
-  for (const auto& [label, view] :
-       {std::pair{"q", &t.q}, {"k", &t.k}, {"v", &t.v}, {"out", &t.out}}) {
-    const std::string why = why_no_tensor_map(label, view->spec());
-    const bool is_aligned = reinterpret_cast<std::uintptr_t>(view->data()) % 16 == 0;
-    if (why.empty() && is_aligned) continue;
-    invalid(
-        "attention_forward",
-        fmt::format(
-            "{}; the plan was made for tensors that TMA can read",
-            why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
-  }
-}
-
 /// What a dynamic schedule reads of sections.
 struct Sections {
   std::int32_t heads, last;
@@ -227,13 +208,13 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode) {
   const Operands tensors(args, cache);
-  refuse_other_strides(tensors);
+  expect_tensor_maps(
+      "attention_forward",
+      {{"q", &tensors.q}, {"k", &tensors.k}, {"v", &tensors.v}, {"out", &tensors.out}});
   std::byte* const scratch = static_cast<std::byte*>(workspace) + counter_at(plan.spec, problem);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  launch.common.combine_grid.x = static_cast<std::uint32_t>(
-      (launch.common.combine_params.num_rows + kCombineRowsPerCta - 1) / kCombineRowsPerCta);
   if (launch.common.grid.x == 0) return launch;
   const std::uint32_t num_tiles =
       launch.common.grid.x * static_cast<std::uint32_t>(max_splits(plan.spec, problem));

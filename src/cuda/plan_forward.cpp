@@ -158,13 +158,24 @@ ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& devic
   return plan;
 }
 
+namespace {
+
+double memory_bytes_per_clock(const driver::DeviceInfo& info) {
+  if (info.clock_khz == 0) return 0;
+  constexpr double kTransfersPerClock = 2;  // double data rate
+  return kTransfersPerClock * info.memory_clock_khz / info.clock_khz * info.memory_bus_bits / 8;
+}
+
+}  // namespace
+
 DeviceTraits traits_of(const driver::DeviceInfo& info) {
   return {.major = info.compute_capability_major,
           .minor = info.compute_capability_minor,
           .num_sms = info.num_sms,
           .shared_bytes_per_cta = info.shared_bytes_per_cta,
           .shared_bytes_per_sm = info.shared_bytes_per_sm,
-          .l2_bytes = info.l2_bytes};
+          .l2_bytes = info.l2_bytes,
+          .memory_bytes_per_clock = memory_bytes_per_clock(info)};
 }
 
 namespace {

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "core/check.hpp"
+
 namespace fovea::cuda {
 namespace {
 
@@ -11,6 +13,10 @@ namespace {
 constexpr std::int64_t kStrideElements = 8;
 
 }  // namespace
+
+std::int64_t panels_of(std::int64_t head_dim) {
+  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
+}
 
 TensorMapEncoder encoder_of(const driver::Driver& driver) {
   return [&driver](const driver::TensorMapSpec& spec, const void* address) {
@@ -41,14 +47,28 @@ std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
   return "";
 }
 
-TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
-                          std::int64_t heads) {
-  driver::TensorMapSpec spec{
-      .element =
-          t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16,
-      .rank = 4,
-      .box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
-              static_cast<std::uint32_t>(heads), 1}};
+void expect_tensor_maps(
+    std::string_view where,
+    std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors) {
+  for (const auto& [label, view] : tensors) {
+    const std::string why = why_no_tensor_map(label, view->spec());
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(view->data()) % 16 == 0;
+    if (why.empty() && is_aligned) continue;
+    invalid(
+        std::string(where),
+        fmt::format(
+            "{}; the plan was made for tensors that TMA can read",
+            why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
+  }
+}
+
+namespace {
+
+/// (head_dim, seqlen, heads, batch).
+driver::TensorMapSpec four_dimensions(const TensorView& t) {
+  driver::TensorMapSpec spec{.element = t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16
+                                                                : driver::TensorMapElement::bf16,
+                             .rank = 4};
   const int last = t.rank() - 1;
   const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
   for (std::size_t i = 0; i < 4; ++i) {
@@ -59,6 +79,31 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
     spec.shape[i] = static_cast<std::uint64_t>(size);
     spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
   }
+  return spec;
+}
+
+}  // namespace
+
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
+                          std::int64_t heads) {
+  driver::TensorMapSpec spec = four_dimensions(t);
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
+              static_cast<std::uint32_t>(heads), 1};
+  return encode(spec, t.data());
+}
+
+TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& t,
+                                  std::int64_t rows, bool is_last_panel_cut) {
+  driver::TensorMapSpec spec = four_dimensions(t);
+  spec.rank = 5;
+  const std::uint64_t width = spec.shape[0];
+  const std::uint64_t panels = is_last_panel_cut ? 1 : width / kPanelElements;
+  spec.shape = {width / panels, spec.shape[1], panels, spec.shape[2], spec.shape[3]};
+  spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1],
+                       kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],
+                       spec.stride_bytes[3]};
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
+              static_cast<std::uint32_t>(panels), 1, 1};
   return encode(spec, t.data());
 }
 

@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "fovea/tensor.hpp"
 
@@ -15,6 +17,8 @@ namespace fovea::cuda {
 
 /// Elements of a box's row: the 128 bytes of the swizzle.
 inline constexpr std::int64_t kPanelElements = 64;
+/// head_dim in whole panels.
+std::int64_t panels_of(std::int64_t head_dim);
 
 /// Makes a tensor map: the driver, or the emulator.
 using TensorMapEncoder =
@@ -26,9 +30,20 @@ TensorMapEncoder encoder_of(const driver::Driver& driver);
 /// Why TMA cannot have a tensor of these strides, dense or packed; empty: it can.
 std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec);
 
+/// Of a call whose plan was made for tensors that TMA can have: what that was chosen by may have changed from call to call. Throws
+/// InvalidArgument.
+void expect_tensor_maps(
+    std::string_view where,
+    std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors);
+
 /// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed tensors are one
 /// long sequence, pages are short ones.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
                           std::int64_t rows, std::int64_t heads = 1);
+
+/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the other. Where the
+/// last panel is cut, (head_dim, seqlen, 1, heads, batch), in boxes of one panel.
+TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
+                                  std::int64_t rows, bool is_last_panel_cut);
 
 }  // namespace fovea::cuda

@@ -30,8 +30,7 @@ const std::vector<NamedChoice>& named_choices() {
        {{&Tile::tile_q, 128}, {&Tile::tile_kv, 96}, {&Tile::stages, 3}, {&Tile::q_stages, 1}}},
       {"choice_hopper_three_groups",
        {{&Tile::tile_q, 192}, {&Tile::tile_kv, 64}, {&Tile::stages, 3}}},
-      {"choice_decode_eight_warps", {{&Tile::num_warps, 8}}},
-      {"choice_decode_six_stages", {{&Tile::num_warps, 4}, {&Tile::stages, 6}}},
+      {"choice_decode_four_readers", {{&Tile::num_warps, 6}}},
   };
   return all;
 }
@@ -77,9 +76,7 @@ std::vector<Case> hopper_choice_cases() {
           several_tiles("choice_hopper_three_groups", 64, 500)};
 }
 
-std::vector<Case> decode_choice_cases() {
-  return {few_rows("choice_decode_eight_warps", 64), few_rows("choice_decode_six_stages", 64)};
-}
+std::vector<Case> decode_choice_cases() { return {few_rows("choice_decode_four_readers", 64)}; }
 
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device) {

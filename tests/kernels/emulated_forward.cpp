@@ -21,6 +21,12 @@ ForwardFunction forward_named(std::string_view name) {
   return found->run;
 }
 
+DecodeFunction decode_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kDecodes, name, &EmulatedDecode::name);
+  if (found == std::end(kDecodes)) throw std::out_of_range(std::string(name));
+  return found->run;
+}
+
 void run_clear_counter(const ClearCounterParams& params) { clear_counter(params); }
 
 namespace {

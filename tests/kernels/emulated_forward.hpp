@@ -18,6 +18,13 @@ struct EmulatedForward {
   ForwardFunction run;
 };
 
+using DecodeFunction = void (*)(const Sm90DecodeParams& params);
+
+struct EmulatedDecode {
+  std::string_view name;
+  DecodeFunction run;
+};
+
 /// A kernel of sm_90.
 struct EmulatedHopper {
   std::string_view name;
@@ -26,6 +33,7 @@ struct EmulatedHopper {
 
 const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
+DecodeFunction decode_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec);
 void run_clear_counter(const ClearCounterParams& params);
 

@@ -37,10 +37,6 @@ std::vector<NamedCacheCase> hopper_few_rows_cache_cases();
 /// Of sm90/decode: lengths around slices, tiles and splits, in pages of all kinds and in slots.
 std::vector<NamedCacheCase> decode_cache_cases();
 
-/// plan_of (choice_cases.hpp) where that is sm90/decode; else decode_wide, whatever is chosen.
-cuda::ForwardPlan streaming_plan(const std::string& label, const ForwardProblem& problem,
-                                 const cuda::DeviceTraits& device);
-
 /// Keys of the longest sequence, which a plan is made for.
 std::int64_t longest(const CacheCase& problem);
 

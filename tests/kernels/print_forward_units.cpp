@@ -26,13 +26,14 @@ std::string renamed(std::string text, const std::string& from, const std::string
 void print(const std::string& label, const cuda::ForwardPlan& plan, std::ofstream& out,
            std::string& table) {
   const expr::CudaProgram& program = *plan.program;
+  const cuda::Candidate& kernel = cuda::candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
       "{};\n}}\n",
       program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
-  table += fmt::format("  {{\"{0}\", [](const ForwardParams& p) {{ {1}<spec_{0}, {2}>(p); }}}},\n",
-                       label, cuda::candidate_named(plan.candidate).entry, mods);
+  table += fmt::format("  {{\"{0}\", [](const {3}& p) {{ {1}<spec_{0}, {2}>(p); }}}},\n", label,
+                       kernel.entry, mods, kernel.params);
 }
 
 void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
@@ -71,15 +72,16 @@ void print_forwards(std::ofstream& out) {
     print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, table);
   for (const auto& each : testing::kernel_cache_cases())
     print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+  std::string decodes;
   for (const auto& each : testing::decode_cases())
-    print(each.label, testing::streaming_plan(each.label, problem_of_case(each), hopper), out,
-          table);
+    print(each.label, testing::plan_of(each.label, problem_of_case(each), hopper), out, decodes);
   for (const auto& each : testing::decode_cache_cases())
-    print(each.label, testing::streaming_plan(each.label, problem_of_cache(each.problem), hopper),
-          out, table);
+    print(each.label, testing::plan_of(each.label, problem_of_cache(each.problem), hopper), out,
+          decodes);
   out << fmt::format(
-      "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
-      table);
+      "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n"
+      "inline constexpr EmulatedDecode kDecodes[] = {{\n{}}};\n}}\n",
+      table, decodes);
 }
 
 void print_hoppers(std::ofstream& out) {

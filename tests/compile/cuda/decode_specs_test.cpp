@@ -1,15 +1,13 @@
-// sm90/decode for more rows and wider heads: what no case of cases/ chooses, so that no pack compiles it. Registers suffice, and the
-// machine code has as many products as a slice asks for.
+// sm90/decode with what no case of cases/ has: registers suffice, and the machine code has as many products as a slice asks for.
 #include <gtest/gtest.h>
 
 #include <array>
+#include <ostream>
 #include <string>
-#include <tuple>
 
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
 #include "cuda/attention_forward.hpp"
-#include "cuda/choices.hpp"
 #include "cuda/decode_sm90.hpp"
 #include "problem/forward.hpp"
 
@@ -22,26 +20,34 @@ int count(const std::string& text, const std::string& word) {
   return times;
 }
 
-ForwardPlan plan_of(std::int64_t rows, std::int64_t head_dim, bool is_paged) {
+struct Feature {
+  const char* name;
+  std::int64_t head_dim;
+  bool is_paged = false, has_dropout = false, wants_row_max = false;
+};
+
+void PrintTo(const Feature& feature, std::ostream* out) { *out << feature.name; }
+
+ForwardPlan plan_of(const Feature& feature) {
   Problem problem;
-  problem.q = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, rows, 8, head_dim});
+  problem.q = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, 2, 8, feature.head_dim});
   problem.k = problem.v =
-      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, 32768, 8, head_dim});
-  problem.dropout.p = is_paged ? 0 : 0.25F;  // of all features the one that takes most registers
+      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, 32768, 8, feature.head_dim});
+  problem.dropout.p = feature.has_dropout ? 0.25F : 0.0F;
+  problem.wants_row_max = feature.wants_row_max;
+  problem.mask = window(1000, 0);
   ForwardProblem f = validate(problem, "test");
-  f.is_cached = f.is_paged = is_paged;
-  const Candidate& wide = candidate_named(kSm90DecodeWide);
-  const DeviceTraits device = typical_device(9, 0);
-  return plan_choice(f, device, {&wide, wide.choose(f, device)});
+  f.is_cached = f.is_paged = feature.is_paged;
+  f.cache = {.page_size = 16, .has_aligned_rows = true};
+  return choose_forward(f, typical_device(9, 0));
 }
 
-using RowsAndDim = std::tuple<std::int64_t, std::int64_t, bool>;
-class WideDecode : public ::testing::TestWithParam<RowsAndDim> {};
+class DecodeSpecs : public ::testing::TestWithParam<Feature> {};
 
-TEST_P(WideDecode, SpillsNothingAndMultipliesASlice) {
+TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  const auto& [rows, head_dim, is_paged] = GetParam();
-  const ForwardPlan plan = plan_of(rows, head_dim, is_paged);
+  const ForwardPlan plan = plan_of(GetParam());
+  ASSERT_EQ(plan.candidate, kSm90Decode);
   const jit::Cubin cubin = compiler().compile(kernel_texts(plan).front(), {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.local_bytes, 0);
@@ -49,21 +55,26 @@ TEST_P(WideDecode, SpillsNothingAndMultipliesASlice) {
   if (!nvdisasm) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   const auto functions = disassemble(*nvdisasm, cubin.image);
   ASSERT_TRUE(functions.contains("fovea_kernel"));
-  const std::int64_t keys = plan.spec.tile_kv / sm90_decode_teams(plan.spec);
+  const std::string& text = functions.at("fovea_kernel");
   // m16n8k16: of 16 rows, each block of 16 keys with head_dim twice.
-  EXPECT_EQ(count(functions.at("fovea_kernel"), "HMMA.16816.F32.BF16"), keys * head_dim / 64);
+  EXPECT_EQ(count(text, "HMMA.16816.F32.BF16"), plan.spec.tile_kv * plan.spec.head_dim_qk / 64);
+  // All panels of keys in a box, and all of values; where the last panel is cut, each has its own.
+  const int boxes = plan.spec.has_padded_head_dim ? plan.spec.head_dim_qk / 64 : 1;
+  EXPECT_EQ(count(text, "UTMALDG.5D"), 2 * boxes);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, WideDecode,
-                         ::testing::Values(RowsAndDim{32, 128, false}, RowsAndDim{64, 128, false},
-                                           RowsAndDim{64, 128, true}, RowsAndDim{16, 256, true},
-                                           RowsAndDim{32, 256, false}, RowsAndDim{64, 256, true},
-                                           RowsAndDim{64, 192, false}),
-                         [](const auto& each) {
-                           return std::to_string(std::get<0>(each.param)) + "_rows_head_dim_" +
-                                  std::to_string(std::get<1>(each.param)) +
-                                  (std::get<2>(each.param) ? "_paged" : "_dropout");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, DecodeSpecs,
+    ::testing::Values(
+        Feature{.name = "window_64", .head_dim = 64},
+        Feature{.name = "padded_112", .head_dim = 112},
+        Feature{.name = "dropout_and_row_max",
+                .head_dim = 128,
+                .has_dropout = true,
+                .wants_row_max = true},
+        Feature{.name = "paged", .head_dim = 128, .is_paged = true},
+        Feature{.name = "paged_dropout", .head_dim = 128, .is_paged = true, .has_dropout = true}),
+    [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace
 }  // namespace fovea::cuda

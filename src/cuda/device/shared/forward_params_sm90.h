@@ -1,4 +1,4 @@
-// What sm90/attention_forward takes at the launch, beside what every forward kernel does.
+// What the kernels of Hopper take at the launch, beside what every forward kernel does.
 #pragma once
 
 #include "shared/forward_params.h"
@@ -29,6 +29,16 @@ struct Sm90ForwardParams {
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
+};
+
+/// What sm90/decode takes.
+struct Sm90DecodeParams {
+  // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of rows_per_box rows
+  // of a head, 128-byte swizzle. Where head_dim is padded (head_dim, row, 1, head, batch), boxes of 64 elements.
+  TensorMapParam k, v;
+  ForwardParams common;
+  std::int32_t rows_per_box;       // rows of a slice of keys that surely lie in one page
+  std::uint32_t clocks_per_slice;  // a loading warp leaves so many from one slice to its next
 };
 
 }  // namespace fovea::cuda

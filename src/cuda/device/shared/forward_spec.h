@@ -19,7 +19,7 @@ struct ForwardSpec {
   std::int32_t tile_q = 128;  // rows, of all heads that a tile packs
   std::int32_t tile_kv = 64;
   std::int32_t num_warps = 4;
-  std::int32_t num_teams = 1;       // sm90: that share the CTA (spec_of_team, spec_of_redo)
+  std::int32_t num_teams = 1;       // sm90: that share the CTA (spec_of_redo)
   std::int32_t stages = 2;          // kv tiles in shared memory
   std::int32_t ctas_per_sm = 2;     // that registers are left for
   std::int32_t heads_per_tile = 1;  // q heads of one kv head that share a tile (GQA packing)
@@ -36,6 +36,7 @@ struct ForwardSpec {
   std::int32_t q_stages = 1;   // sm90: buffers of Q, later O; with two, row tiles overlap
   bool is_dynamic = false;     // sm90: row tiles are claimed from a counter, longest first
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
+  bool has_panels = false;     // sm80/forward/: K and V lie in shared memory as TMA writes them
   bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
   bool combines_rows = false;  // splits are joined by sm80/combine_rows, not sm80/combine
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
@@ -60,22 +61,40 @@ constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
          sm80_vote_bytes(spec) + kSm80WorkBytes;
 }
 
-/// Teams of warps of a CTA of sm90/decode: each warp of a team has 16 rows.
-constexpr std::int32_t sm90_decode_teams(const ForwardSpec& spec) {
-  return spec.num_warps * 16 / spec.tile_q;
-}
-
-/// What one team computes: a part of the keys of a tile, by itself.
-constexpr ForwardSpec spec_of_team(ForwardSpec spec) {
-  spec.num_teams = sm90_decode_teams(spec);
-  spec.tile_kv /= spec.num_teams;
-  spec.num_warps /= spec.num_teams;
+/// What one computing warp of sm90/decode has: the rows of the CTA, and slices of tile_kv keys.
+constexpr ForwardSpec spec_of_decoding_warp(ForwardSpec spec) {
+  spec.num_warps = 1;
+  spec.stages = 1;
+  spec.has_panels = true;
   return spec;
 }
 
-/// Dynamic shared memory of a team of sm90/decode.
-constexpr std::int32_t sm90_decode_team_bytes(const ForwardSpec& spec) {
-  return (sm80_forward_shared_bytes(spec_of_team(spec)) + 127) / 128 * 128;
+/// Warps of a CTA of sm90/decode that load; the others compute.
+inline constexpr std::int32_t kDecodeLoaders = 2;
+constexpr std::int32_t sm90_decode_readers(const ForwardSpec& spec) {
+  return spec.num_warps - kDecodeLoaders;
+}
+
+/// A slice of keys and values of sm90/decode.
+constexpr std::int32_t sm90_decode_slice_bytes(const ForwardSpec& spec) {
+  return 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+}
+
+/// What a computing warp of sm90/decode leaves for the others: for each row O, then origin, sum and maximum. Rows are 8 banks apart,
+/// so that the pairs which lanes hold go to different ones.
+constexpr std::int32_t sm90_decode_part_row_bytes(const ForwardSpec& spec) {
+  return 4 * spec.head_dim_v + 32;
+}
+
+/// Splits that the loading warp of sm90/decode tells ahead, and the bytes of each.
+inline constexpr std::int32_t kDecodeRecords = 3;
+inline constexpr std::int32_t kDecodeRecordBytes = 96;
+
+/// Dynamic shared memory of sm90/decode: slices, what warps leave for each other, splits that are told, barriers.
+constexpr std::int32_t sm90_decode_shared_bytes(const ForwardSpec& spec) {
+  return spec.stages * sm90_decode_slice_bytes(spec) +
+         sm90_decode_readers(spec) * spec.tile_q * sm90_decode_part_row_bytes(spec) +
+         kDecodeRecords * kDecodeRecordBytes + 16 * (spec.stages + kDecodeRecords);
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.

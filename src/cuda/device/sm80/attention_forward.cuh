@@ -23,6 +23,7 @@
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
 //   compute.cuh   S, programs, softmax, O: a tile in a warp's registers
 //   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
+//   walk.cuh      which kv tiles the rows see
 //   passes.cuh    NaN and infinity in V, which may reach only rows that see them
 //
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
@@ -42,35 +43,15 @@
 #include "sm80/forward/passes.cuh"
 #include "sm80/forward/store.cuh"
 #include "sm80/forward/team.cuh"
+#include "sm80/forward/walk.cuh"
 
 namespace fovea::cuda::sm80 {
 
-/// The walk of a problem without a mask: a counter, which leaves its registers to the sums.
-class EveryTile {
- public:
-  FOVEA_DEVICE_MEMBER EveryTile(std::int32_t begin, std::int32_t end) : next_(begin), end_(end) {}
-  FOVEA_DEVICE_MEMBER bool next(VisitedTile& tile) {
-    tile = {next_, true};
-    return next_++ < end_;
-  }
-
- private:
-  std::int32_t next_, end_;
-};
-
-template <class Mods, bool has_mask = Mods::has_mask>
-struct WalkOf {
-  using Type = TileWalk<Mods>;
-};
-template <class Mods>
-struct WalkOf<Mods, false> {
-  using Type = EveryTile;
-};
-
 /// What a team computes.
-template <ForwardSpec spec, class Mods, class Tiles = typename WalkOf<Mods>::Type>
+template <ForwardSpec spec, class Mods>
 struct Forward {
   using T = Traits<spec>;
+  using Tiles = typename WalkOf<Mods>::Type;
   using Scores = typename Sums<spec, Mods>::Scores;
 
   // Note: with padding behind the team, the same PTX numbers its registers otherwise, and ptxas deals them otherwise.
@@ -176,19 +157,9 @@ struct Forward {
     }
   }
 
-  FOVEA_DEVICE_MEMBER Tiles start_tiles(const TileSpan& rows_span) const {
-    const std::int32_t begin = team.work.kv_begin / spec.tile_kv;
-    const std::int32_t end = ceil_div(team.work.kv_end, spec.tile_kv);
-    if constexpr (Mods::has_mask) {
-      return Tiles(rows_span, TileRange{begin, end, spec.tile_kv}, team.p.captures);
-    } else {
-      return Tiles(begin, end);
-    }
-  }
-
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = team.span();
-    Tiles tiles = start_tiles(rows_span);
+    Tiles tiles = start_tiles<Tiles>(team, rows_span);
     sums.start();
     load_queries(team);
     if constexpr (spec.stages == 1) {

@@ -20,6 +20,7 @@ struct SwizzledRows {
   static constexpr bool kIsWide = kWidth % 64 == 0;
   /// Chunks whose order depends on the row: the threads of a copy that share a row.
   static constexpr int kPeriod = kIsWide ? 8 : 4;
+  static constexpr int kPeriodBytes = kPeriod * kChunkBytes;  // to the row's next kPeriod chunks
 
   FOVEA_DEVICE_MEMBER static int key(int row) { return kIsWide ? row & 7 : (row >> 1) & 3; }
 
@@ -27,6 +28,32 @@ struct SwizzledRows {
   FOVEA_DEVICE_MEMBER static int offset(int row, int chunk) {
     return row * kRowBytes + (chunk ^ key(row)) * kChunkBytes;
   }
+};
+
+/// kRows rows of kWidth elements as TMA writes them: panels of 64 elements one after the other, each with all rows.
+template <int kWidth, int kRows>
+struct PanelRows {
+  static_assert(kWidth % 64 == 0, "rows are whole panels");
+  static_assert(kRows % 8 == 0, "every panel begins where the pattern begins");
+  static constexpr int kRowBytes = 128;  // to the next row
+  static constexpr int kChunks = kWidth / kChunkElements;
+  static constexpr int kPeriod = 8;
+  static constexpr int kPeriodBytes = kRows * kRowBytes;
+
+  /// Byte offset of a chunk of a row.
+  FOVEA_DEVICE_MEMBER static int offset(int row, int chunk) {
+    return chunk / kPeriod * kPeriodBytes + row * kRowBytes +
+           (chunk % kPeriod ^ (row & 7)) * kChunkBytes;
+  }
+};
+
+template <bool has_panels, int kWidth, int kRows>
+struct RowsInMemory {
+  using Type = SwizzledRows<kWidth>;
+};
+template <int kWidth, int kRows>
+struct RowsInMemory<true, kWidth, kRows> {
+  using Type = PanelRows<kWidth, kRows>;
 };
 
 }  // namespace fovea::cuda::tile

@@ -16,7 +16,6 @@ namespace {
 
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
-constexpr const char* kDecodeWide = "cuda/sm90/decode_wide";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
@@ -124,8 +123,6 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
   EXPECT_EQ(plan.spec.tile_q, 16);
   EXPECT_EQ(plan.spec.heads_per_tile, 8);
   EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
-  EXPECT_LE(2 * (plan.shared_bytes + 1024),
-            static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_sm));
   EXPECT_EQ(reason_of(chosen(few, 8, 9), kDecode),
             "compute capability is 8.9; expected 9.0 or above");
 }
@@ -164,45 +161,47 @@ TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
   shape.seqlen_q = 1;
   shape.head_dim_v = 136;
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode), "head_dim_v is 136; expected at most 128");
+  shape.head_dim_v = 128;
   shape.seqlen_kv = 256;
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
             "256 keys are one split; expected more than 256");
 }
 
-const Candidate& wide() { return candidate_named(kDecodeWide); }
-
-std::string refusal_by_wide(const Shape& shape) {
-  const auto refusal = wide().refuses(validate(problem_of(shape), "test"), typical_device(9, 0));
-  return refusal ? refusal->reason : "";
+std::string refusal_of_cache(std::int64_t page_size, bool has_left_padding, bool has_aligned_rows) {
+  ForwardProblem f =
+      validate(problem_of({.seqlen_q = 1, .num_heads_q = 64, .num_heads_kv = 8}), "test");
+  f.is_cached = true;
+  f.is_paged = page_size > 0;
+  f.cache = {.page_size = page_size,
+             .has_left_padding = has_left_padding,
+             .has_aligned_rows = has_aligned_rows};
+  return reason_of(choose_forward(f, typical_device(9, 0)), kDecode);
 }
 
-TEST(ForwardCandidates, MoreRowsAndWiderHeadsAreStreamedWhereAsked) {
-  Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
-  EXPECT_EQ(chosen(shape, 9, 0).candidate, kHopper);
-  EXPECT_EQ(refusal_by_wide(shape), "");
-  shape.seqlen_q = 9;
-  EXPECT_EQ(refusal_by_wide(shape), "72 rows share a kv head; expected at most 64");
-  shape.seqlen_q = 2;
-  EXPECT_EQ(refusal_by_wide(shape), "up to 16 rows of head dims up to 128 are cuda/sm90/decode's");
-  shape.head_dim_qk = 264;
-  EXPECT_EQ(refusal_by_wide(shape), "head_dim_qk is 264; expected at most 256");
+TEST(ForwardCandidates, CachesThatTmaCannotReadBySlicesAreNotStreamed) {
+  EXPECT_EQ(refusal_of_cache(24, false, true), "");
+  EXPECT_EQ(refusal_of_cache(0, true, true), "");
+  EXPECT_EQ(refusal_of_cache(12, false, true), "page_size is 12; expected a multiple of 8");
+  EXPECT_EQ(refusal_of_cache(16, true, true),
+            "left_padding is given; then keys of a slice begin inside a page");
+  EXPECT_EQ(refusal_of_cache(16, false, false),
+            "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
 }
 
-TEST(ForwardCandidates, TwoCtasOfEveryStreamedTileFitAnSm) {
-  const DeviceTraits device = typical_device(9, 0);
-  for (const std::int64_t rows : {1, 17, 33, 64}) {
-    for (const std::int64_t qk : {32, 64, 128, 192, 256}) {
-      for (const std::int64_t v : {32, 128, 192, 256}) {
-        const Shape shape{.seqlen_q = rows, .head_dim_qk = qk, .head_dim_v = v};
-        if (!refusal_by_wide(shape).empty()) continue;  // narrow heads of one row
-        const ForwardSpec spec = wide().choose(validate(problem_of(shape), "test"), device);
-        EXPECT_LE(2 * (wide().shared_bytes(spec) + kReservedSharedBytes),
-                  static_cast<std::size_t>(device.shared_bytes_per_sm))
-            << rows << " " << qk << "/" << v;
-        EXPECT_EQ(spec.tile_q % 16, 0);
-        EXPECT_GE(spec.tile_q, rows);
-        EXPECT_EQ(kFewestKeysPerSplit % (spec.tile_kv / sm90_decode_teams(spec)), 0);
-      }
+TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
+  for (const int major : {9, 10, 12}) {
+    const DeviceTraits device = typical_device(major, 0);
+    for (const std::int64_t head_dim : {16, 64, 128}) {
+      SCOPED_TRACE(testing::Message() << "sm_" << major << "0, head_dim " << head_dim);
+      const Shape shape{.seqlen_q = 1, .head_dim_qk = head_dim, .head_dim_v = head_dim};
+      const ForwardPlan plan = chosen(shape, major, 0);
+      ASSERT_EQ(plan.candidate, kDecode);
+      EXPECT_GT(plan.spec.stages, 0);
+      EXPECT_EQ(plan.spec.stages % sm90_decode_readers(plan.spec), 0);
+      EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta));
+      const int more = sm90_decode_readers(plan.spec) * sm90_decode_slice_bytes(plan.spec);
+      EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
+                static_cast<std::size_t>(device.shared_bytes_per_cta));
     }
   }
 }

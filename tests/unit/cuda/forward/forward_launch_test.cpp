@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/philox.hpp"
+#include "cuda/decode_sm90.hpp"
 #include "cuda/forward_sm90.hpp"
 #include "problem/forward.hpp"
 
@@ -40,6 +41,16 @@ struct Call {
     plan = choose_forward(problem, device);
   }
   ForwardLaunch launch() { return forward_launch(problem, plan, args, memory, nullptr); }
+  DecodeLaunch decode_on(const DeviceTraits& device) {
+    prepare(device);
+    return decode_launch(problem, plan, args, nullptr, memory,
+                         [](const auto&, const void*) { return TensorMapParam{}; });
+  }
+  DecodeLaunch decode_on_hopper(int num_sms) {
+    DeviceTraits device = typical_device(9, 0);
+    device.num_sms = num_sms;
+    return decode_on(device);
+  }
   Sm90Launch launch_on_hopper(int num_sms) {
     DeviceTraits device = typical_device(9, 0);
     device.num_sms = num_sms;
@@ -74,15 +85,20 @@ TEST(ForwardLaunch, SplitsHaveACombineForEachRow) {
   EXPECT_EQ(launch.params.partial_lse - launch.params.partial_out, 2 * 16 * 4 * 64);
 }
 
-TEST(ForwardLaunch, FewSmsGetFewerCtasThanSplits) {
+TEST(ForwardLaunch, DecodingHasNoMoreCtasThanSms) {
+  Call call(1, 131072, 16);  // 64 splits for each of two groups of heads of 2 sequences
+  EXPECT_EQ(call.decode_on_hopper(132).num_ctas, 132U);
+  EXPECT_EQ(call.decode_on_hopper(500).num_ctas, 256U);
+  EXPECT_EQ(call.decode_on_hopper(132).params.rows_per_box, 16);
+}
+
+TEST(ForwardLaunch, DecodingAsksForSlicesAtThePaceOfMemory) {
   Call call(1, 131072, 16);
+  // A slice of 4 KB for each of two warps, at four fifths of the time in which memory gives them to one SM of 100: 24 bytes a clock.
+  EXPECT_EQ(call.decode_on_hopper(100).params.clocks_per_slice, 273U);
   DeviceTraits device = typical_device(9, 0);
-  call.prepare(device);
-  EXPECT_EQ(call.launch().grid.y, 64U);
-  device.num_sms = 1;  // 16 waves of two CTAs, for 2 sequences with 2 groups of heads
-  call.prepare(device);
-  EXPECT_EQ(call.launch().params.max_splits, 64);
-  EXPECT_EQ(call.launch().grid.y, 8U);
+  device.memory_bytes_per_clock = 0;
+  EXPECT_EQ(call.decode_on(device).params.clocks_per_slice, 0U) << "not known";
 }
 
 TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {

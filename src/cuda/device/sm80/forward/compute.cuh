@@ -27,7 +27,7 @@ template <class Rows>
 FOVEA_DEVICE SharedAddress at_step(SharedAddress row, int step) {
   constexpr int kSteps = Rows::kPeriod / 2;
   return (row ^ static_cast<SharedAddress>(step % kSteps * 2 * tile::kChunkBytes)) +
-         static_cast<SharedAddress>(step / kSteps * Rows::kPeriod * tile::kChunkBytes);
+         static_cast<SharedAddress>(step / kSteps * Rows::kPeriodBytes);
 }
 
 /// What this thread has of its warp's rows: the fragments of Q, where they are kept, and what has been summed so far.

@@ -35,9 +35,11 @@ struct Traits {
   /// sequence's queries begin.
   static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
 
-  using KeyRows = tile::SwizzledRows<spec.head_dim_qk>;
-  using ValueRows = tile::SwizzledRows<spec.head_dim_v>;
-  using OutRows = ValueRows;
+  using KeyRows =
+      typename tile::RowsInMemory<spec.has_panels, spec.head_dim_qk, spec.tile_kv>::Type;
+  using ValueRows =
+      typename tile::RowsInMemory<spec.has_panels, spec.head_dim_v, spec.tile_kv>::Type;
+  using OutRows = tile::SwizzledRows<spec.head_dim_v>;
 
   /// Elements of what is written: f32 where the problem is split.
   static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
@@ -48,8 +50,8 @@ struct Traits {
   static constexpr int kQueryWarpBytes =
       2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
   static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
-  static constexpr int kKeyBytes = spec.tile_kv * KeyRows::kRowBytes;
-  static constexpr int kStageBytes = kKeyBytes + spec.tile_kv * ValueRows::kRowBytes;
+  static constexpr int kKeyBytes = 2 * spec.tile_kv * spec.head_dim_qk;
+  static constexpr int kStageBytes = kKeyBytes + 2 * spec.tile_kv * spec.head_dim_v;
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
   static constexpr int kWorkAt = kVotesAt + sm80_vote_bytes(spec);
   static constexpr int kWorkWords = sizeof(Work) / 4;

@@ -2,6 +2,7 @@
 // other. ../attention_forward.cuh has the picture; read schedule.cuh next.
 #pragma once
 
+#include "common/ring.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -88,21 +89,6 @@ struct Layout {
   static constexpr int kBytes = kSuspects + 4 * T::kGroups;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
-};
-
-/// Stage and parity of a ring of n buffers. Whoever fills starts with parity 1: a fresh barrier lets that wait pass.
-template <int n>
-struct Ring {
-  int stage = 0;
-  std::uint32_t parity = 0;
-
-  FOVEA_DEVICE_MEMBER explicit Ring(std::uint32_t first_parity) : parity(first_parity) {}
-  FOVEA_DEVICE_MEMBER void advance() {
-    if (++stage == n) {
-      stage = 0;
-      parity ^= 1U;
-    }
-  }
 };
 
 /// A tile of rows of one head, or of the first of heads_per_tile; idx < 0: there is none any more. Packed: `batch` is the sequence,

@@ -1,0 +1,42 @@
+// Which kv tiles the rows of a tile see. Read passes.cuh next.
+#pragma once
+
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "shared/forward_spec.h"
+#include "sm80/forward/team.cuh"
+
+namespace fovea::cuda::sm80 {
+
+/// The walk of a problem without a mask: a counter, which leaves its registers to the sums.
+class EveryTile {
+ public:
+  FOVEA_DEVICE_MEMBER EveryTile(const TileSpan&, const TileRange& tiles, const Captures&)
+      : next_(tiles.begin), end_(tiles.end) {}
+  FOVEA_DEVICE_MEMBER bool next(VisitedTile& tile) {
+    tile = {next_, true};
+    return next_++ < end_;
+  }
+
+ private:
+  std::int32_t next_, end_;
+};
+
+template <class Mods, bool has_mask = Mods::has_mask>
+struct WalkOf {
+  using Type = TileWalk<Mods>;
+};
+template <class Mods>
+struct WalkOf<Mods, false> {
+  using Type = EveryTile;
+};
+
+/// Of the team's keys; `rows` outlives the walk.
+template <class Tiles, ForwardSpec spec>
+FOVEA_DEVICE Tiles start_tiles(const Team<spec>& team, const TileSpan& rows) {
+  const std::int32_t begin = team.work.kv_begin / spec.tile_kv;
+  const std::int32_t end = ceil_div(team.work.kv_end, spec.tile_kv);
+  return Tiles(rows, TileRange{begin, end, spec.tile_kv}, team.p.captures);
+}
+
+}  // namespace fovea::cuda::sm80

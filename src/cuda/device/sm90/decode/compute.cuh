@@ -1,0 +1,233 @@
+// Scores, softmax and products of the slices of one warp, and what all warps' sums together are. Read ../decode.cuh for the picture.
+#pragma once
+
+#include "common/online_softmax.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "sm80/forward/compute.cuh"
+#include "sm80/forward/store.cuh"
+#include "sm80/forward/team.cuh"
+#include "sm80/forward/walk.cuh"
+#include "sm90/decode/careful.cuh"
+#include "sm90/decode/cta.cuh"
+
+namespace fovea::cuda::sm90::decoding {
+
+using sm80::AtEnd;
+using sm80::Row;
+
+/// A warp that computes: of the slices of a split every so-manieth.
+template <ForwardSpec spec, class Mods>
+struct Reader {
+  using L = Layout<spec>;
+  using T = typename L::T;
+  using Team = sm80::Team<L::kWarpSpec>;
+  using Sums = sm80::Sums<L::kWarpSpec, Mods>;
+  using Tiles = typename sm80::WalkOf<Mods>::Type;
+  const Cta<spec>& cta;
+  Ring<L::kSlots> slots{0};
+  Ring<L::kRecords> records{0};
+
+  FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+#pragma unroll 1
+    for (;;) {
+      const Work work = cta.hear(records);
+      if (work.is_nothing) return;
+      compute(work);
+      meet();
+      join(work);
+      meet();  // what was left for the others is read
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(1, 32 * L::kReaders); }
+
+  // ---- slices ------------------------------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER void compute(const Work& work) {
+    const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
+    Sums sums;
+    read_queries(team, sums);
+    sums.start();
+    const TileSpan rows = team.span();
+    Tiles tiles = sm80::start_tiles<Tiles>(team, rows);
+    const int first = slots.stage;
+#pragma unroll 1
+    for (VisitedTile slice; tiles.next(slice); slots.advance()) {
+      if (slots.stage % L::kReaders == cta.warp) add_slice(team, sums, slice);
+    }
+    put_rows(team, sums, part_of_warp(first));
+  }
+
+  /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first one: nobody asks for
+  /// what becomes of them.
+  FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Sums& sums) const {
+    const ForwardParams& p = cta.p.common;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      Row row = team.row_at(team.my_row(0, half));
+      if (!row.exists) row = team.row_at(0);
+      const std::int64_t at = team.work.sequence.q_batch * p.q.batch_stride +
+                              row.q_idx * p.q.row_stride + row.q_head * p.q.head_stride;
+      const char* from = static_cast<const char*>(p.q.data) + at * 2 + team.lane % 4 * 4;
+#pragma unroll
+      for (int chunk = 0; chunk < 2 * T::kQkSteps; ++chunk) {
+        const bool exists = !spec.has_padded_head_dim || chunk * 8 < p.head_dim_qk;
+        sums.queries[chunk / 2][0][half + chunk % 2 * 2] =
+            exists ? ptx::ld_global_nc(reinterpret_cast<const std::uint32_t*>(from + chunk * 16))
+                   : 0;
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, VisitedTile slice) const {
+    ptx::mbarrier_wait_parity(cta.barrier(L::kFull, slots.stage), slots.parity);
+    const SharedAddress values = cta.values_at(slots.stage);
+    const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
+    const bool is_cut = num_keys < spec.tile_kv;
+    if (is_cut) clear_behind_keys(values, num_keys);
+    slice.is_full = slice.is_full && !is_cut;
+    typename Sums::Scores s;
+    sums.multiply_keys(team, s, cta.keys_at(slots.stage));
+    sums.apply_mods(team, s, slice);
+    sums.softmax(team, s);
+    if constexpr (spec.has_dropout) sums.drop(team, s, slice);
+    sums.multiply_values(team, s, values);
+    if (is_cut) ptx::fence_proxy_async_shared_cta();
+    cta.release(cta.barrier(L::kEmpty, slots.stage));
+  }
+
+  /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(SharedAddress values, int num_keys) const {
+    using Rows = typename T::ValueRows;
+#pragma unroll 1
+    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Rows::kChunks; at += 32) {
+      ptx::st_shared(values + Rows::offset(num_keys + at / Rows::kChunks, at % Rows::kChunks),
+                     ptx::U32x4{});
+    }
+    ptx::sync_warp();
+  }
+
+  // ---- join --------------------------------------------------------------------------------------
+
+  static constexpr int kStateAt = 4 * spec.head_dim_v;
+  static_assert(spec.head_dim_v <= 128, "a lane has four columns of a row");
+
+  /// Parts are numbered from the split's first slice on, so that the order of their sum does not depend on what came before it.
+  FOVEA_DEVICE_MEMBER int part_of_warp(int first_slot) const {
+    return (cta.warp + L::kReaders - first_slot % L::kReaders) % L::kReaders;
+  }
+
+  FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, int part) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      RowState row = sums.rows[0][half];
+      row.sum += ptx::shfl_bfly(row.sum, 1);
+      row.sum += ptx::shfl_bfly(row.sum, 2);
+      const SharedAddress to = cta.part_at(part, team.my_row(0, half));
+      if (cta.lane % 4 == 0) {
+        const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
+        ptx::st_shared(to + kStateAt, ptx::F32x4{row.origin, row.sum, row_max, 0.0F});
+      }
+#pragma unroll
+      for (int j = 0; j < T::kColBlocks; ++j) {
+        ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
+                       ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void join(const Work& work) const {
+    const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
+#pragma unroll 1
+    for (int row = cta.warp; row < spec.tile_q; row += L::kReaders) {
+      const Row r = Team::row_of(work, row);
+      if (r.exists) join_row(team, r, row);
+    }
+  }
+
+  /// A row of one warp.
+  struct Part {
+    float origin, sum, row_max;
+  };
+
+  FOVEA_DEVICE_MEMBER Part part_of(int reader, int row) const {
+    const auto state = ptx::ld_shared<ptx::F32x4>(cta.part_at(reader, row) + kStateAt);
+    return {state.x, state.y, state.z};
+  }
+
+  /// exp(m_w - m); 0 for a warp that saw no key.
+  FOVEA_DEVICE_MEMBER static float weight_of(const Part& part, float origin, float c) {
+    if (part.origin == -infinity()) return is_nan(part.sum) ? 1.0F : 0.0F;
+    return ptx::ex2_approx_ftz((part.origin - origin) * c);
+  }
+
+  /// Four columns, in the order of warps.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 join_columns(const float (&weights)[L::kReaders], int row,
+                                              int col) const {
+    ptx::F32x4 sum{0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < L::kReaders; ++i) {
+      const auto part = ptx::ld_shared<ptx::F32x4>(cta.part_at(i, row) + col * 4);
+      sum = {ptx::fma_rn(weights[i], part.x, sum.x), ptx::fma_rn(weights[i], part.y, sum.y),
+             ptx::fma_rn(weights[i], part.z, sum.z), ptx::fma_rn(weights[i], part.w, sum.w)};
+    }
+    return sum;
+  }
+
+  FOVEA_DEVICE_MEMBER void join_row(const Team& team, const Row& r, int row) const {
+    const ForwardParams& p = cta.p.common;
+    const AtEnd<L::kWarpSpec> end{team, team.work};
+    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
+    Part parts[L::kReaders];
+    Part whole{-infinity(), 0.0F, -infinity()};
+#pragma unroll
+    for (int i = 0; i < L::kReaders; ++i) {
+      parts[i] = part_of(i, row);
+      whole.origin = ptx::max_ftz(whole.origin, parts[i].origin);
+      whole.row_max = ptx::max_ftz(whole.row_max, parts[i].row_max);
+    }
+    float weights[L::kReaders];
+#pragma unroll
+    for (int i = 0; i < L::kReaders; ++i) {
+      weights[i] = weight_of(parts[i], whole.origin, c);
+      whole.sum = ptx::fma_rn(weights[i], parts[i].sum, whole.sum);
+    }
+    const int col = cta.lane * 4;
+    const bool has_cols = col < spec.head_dim_v;
+    ptx::F32x4 sum{0, 0, 0, 0}, reached{0, 0, 0, 0};
+    if (has_cols) sum = join_columns(weights, row, col);
+    if (!ptx::vote_all(is_finite(sum))) {
+      CarefulRow<spec, Mods> again(team, r);
+      again.run();
+      whole = {again.row().origin, again.row().sum, again.row_max()};
+      sum = again.sum();
+      reached = again.reached();
+    }
+    RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
+    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+    if (cta.lane == 0)
+      store_row_values(end, r, result.lse, finish_row_max(whole.row_max, whole.sum, unit));
+    if (!has_cols) return;
+    ptx::st_global(reinterpret_cast<ptx::F32x4*>(out_row(end, r)) + cta.lane,
+                   ptx::F32x4{ptx::fma_rn(sum.x, result.factor, reached.x),
+                              ptx::fma_rn(sum.y, result.factor, reached.y),
+                              ptx::fma_rn(sum.z, result.factor, reached.z),
+                              ptx::fma_rn(sum.w, result.factor, reached.w)});
+  }
+
+  FOVEA_DEVICE_MEMBER static bool is_finite(const ptx::F32x4& x) {
+    const float zero =
+        ptx::fma_rn(x.x, 0.0F, ptx::fma_rn(x.y, 0.0F, ptx::fma_rn(x.z, 0.0F, x.w * 0.0F)));
+    return !is_nan(zero);
+  }
+};
+
+}  // namespace fovea::cuda::sm90::decoding

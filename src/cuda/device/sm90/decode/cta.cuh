@@ -1,0 +1,109 @@
+// What all warps of the decoding kernel know: where things lie in shared memory, and what the loading warp tells. ../decode.cuh has the
+// picture; read load.cuh next.
+#pragma once
+
+#include "common/ring.cuh"
+#include "common/sequence.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params_sm90.h"
+#include "shared/forward_spec.h"
+#include "sm80/forward/team.cuh"
+
+namespace fovea::cuda::sm90::decoding {
+
+using ptx::SharedAddress;
+
+/// Shared memory: bytes of each member, from the start of the CTA's.
+template <ForwardSpec spec>
+struct Layout {
+  static constexpr ForwardSpec kWarpSpec = spec_of_decoding_warp(spec);
+  using T = sm80::Traits<kWarpSpec>;
+  static constexpr int kReaders = sm90_decode_readers(spec);
+  static constexpr int kLoaders = kDecodeLoaders;
+  static constexpr int kSlots = spec.stages;  // slices under way or being computed
+  static constexpr int kSlotBytes = sm90_decode_slice_bytes(spec);
+  static constexpr int kPartRowBytes = sm90_decode_part_row_bytes(spec);
+  static constexpr int kPartBytes = spec.tile_q * kPartRowBytes;
+  static constexpr int kRecords = kDecodeRecords;
+
+  static constexpr int kPartsAt = kSlots * kSlotBytes;  // [reader]
+  static constexpr int kRecordsAt = kPartsAt + kReaders * kPartBytes;
+  static constexpr int kBarriersAt = kRecordsAt + kRecords * kDecodeRecordBytes;
+  static constexpr int kFull = kBarriersAt;  // [slot], 8 bytes each, as all barriers
+  static constexpr int kEmpty = kFull + 8 * kSlots;
+  static constexpr int kTold = kEmpty + 8 * kSlots;  // [record]
+  static constexpr int kRead = kTold + 8 * kRecords;
+  static_assert(kRead + 8 * kRecords == sm90_decode_shared_bytes(spec),
+                "host and device count the same bytes");
+  static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
+  static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
+  // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities alias.
+  static_assert(kSlots % kReaders == 0 && kSlots % kLoaders == 0, "a slot is one warp's");
+  static_assert(kSlotBytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
+};
+
+template <ForwardSpec spec>
+struct Cta {
+  using L = Layout<spec>;
+  const Sm90DecodeParams& p;
+  SharedAddress smem;
+  int warp, lane;
+
+  FOVEA_DEVICE_MEMBER SharedAddress keys_at(int slot) const { return smem + slot * L::kSlotBytes; }
+  FOVEA_DEVICE_MEMBER SharedAddress values_at(int slot) const {
+    return keys_at(slot) + L::T::kKeyBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress part_at(int reader, int row) const {
+    return smem + L::kPartsAt + reader * L::kPartBytes + row * L::kPartRowBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
+
+  /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
+  FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {
+    ptx::mbarrier_wait_parity(barrier, parity);
+    ptx::sync_warp();
+  }
+
+  /// This warp is done with what the barrier guards.
+  FOVEA_DEVICE_MEMBER void release(SharedAddress barrier) const {
+    ptx::sync_warp();
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // ---- splits that the loading warp tells --------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER void tell(const Work& work, Ring<L::kRecords>& records) const {
+    static_assert(sizeof(Work) <= kDecodeRecordBytes, "a record holds a split");
+    await(barrier(L::kRead, records.stage), records.parity);
+    if (lane == 0) {
+      const SharedAddress to = smem + L::kRecordsAt + records.stage * kDecodeRecordBytes;
+      const auto words = ptx::bit_cast<WorkWords>(work);
+#pragma unroll
+      for (int i = 0; i < kWorkWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
+    }
+    release(barrier(L::kTold, records.stage));
+    records.advance();
+  }
+
+  FOVEA_DEVICE_MEMBER Work hear(Ring<L::kRecords>& records) const {
+    ptx::mbarrier_wait_parity(barrier(L::kTold, records.stage), records.parity);
+    const SharedAddress from = smem + L::kRecordsAt + records.stage * kDecodeRecordBytes;
+    WorkWords words;
+#pragma unroll
+    for (int i = 0; i < kWorkWords; ++i)
+      words.word[i] = ptx::ld_shared<std::uint32_t>(from + 4 * i);
+    release(barrier(L::kRead, records.stage));
+    records.advance();
+    return ptx::bit_cast<Work>(words);
+  }
+
+ private:
+  static constexpr int kWorkWords = sizeof(Work) / 4;
+  struct WorkWords {
+    std::uint32_t word[kWorkWords];
+  };
+};
+
+}  // namespace fovea::cuda::sm90::decoding

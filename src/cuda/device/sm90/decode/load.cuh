@@ -1,0 +1,223 @@
+// Which splits a CTA computes, and their keys and values on the way into shared memory: one warp, by TMA. Read compute.cuh next.
+#pragma once
+
+#include "common/bits.cuh"
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm80/forward/team.cuh"
+#include "sm80/forward/walk.cuh"
+#include "sm90/decode/cta.cuh"
+
+namespace fovea::cuda::sm90::decoding {
+
+/// Counts the splits of all sequences, one after the other; those of the kv heads of a sequence are neighbours. Each lane has one of 32
+/// sequences. Indices that are asked for rise.
+template <ForwardSpec spec>
+class SplitFinder {
+ public:
+  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
+      : p_(p), head_units_(p.num_heads_q / spec.heads_per_tile) {}
+
+  FOVEA_DEVICE_MEMBER Work find(std::int32_t idx) {
+    for (std::int32_t counted; idx >= (counted = ptx::shfl_idx(end_, 31));) {
+      first_ += 32;
+      if (first_ >= p_.num_sequences) return nothing();
+      count(counted);
+    }
+    const int owner = lowest_bit(ptx::ballot(begin_ <= idx && idx < end_));
+    const std::int32_t inside = idx - ptx::shfl_idx(begin_, owner);
+    Work work{};
+    Sequence& s = work.sequence;
+    s.idx = first_ + owner;
+    s.q_batch = s.idx;
+    s.kv_batch = ptx::shfl_idx(kv_batch_, owner);
+    s.kv_row = ptx::shfl_idx(kv_row_, owner);
+    s.seqlen_q = p_.seqlen_q;
+    s.seqlen_kv = ptx::shfl_idx(seqlen_kv_, owner);
+    work.q_head = inside % head_units_ * spec.heads_per_tile;
+    work.kv_head = work.q_head / p_.group;
+    take_split<spec>(work, inside / head_units_);
+    return work;
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER static Work nothing() {
+    Work work{};
+    work.is_nothing = true;
+    return work;
+  }
+
+  /// The splits of 32 sequences from first_ on; so many are before them.
+  FOVEA_DEVICE_MEMBER void count(std::int32_t counted) {
+    const int lane = ptx::lane_idx();
+    std::int32_t splits = 0;
+    if (first_ + lane < p_.num_sequences) {
+      const Sequence s = dense_sequence(p_, first_ + lane);
+      kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
+      kv_row_ = static_cast<std::int32_t>(s.kv_row);
+      seqlen_kv_ = s.seqlen_kv;
+      splits = num_splits(seqlen_kv_, spec.most_splits) * head_units_;
+    }
+    end_ = splits;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const std::int32_t before = ptx::shfl_idx(end_, lane - distance & 31);
+      if (lane >= distance) end_ += before;
+    }
+    end_ += counted;
+    begin_ = end_ - splits;
+  }
+
+  const ForwardParams& p_;
+  const std::int32_t head_units_;
+  std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
+  std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;
+  std::int32_t begin_ = 0, end_ = 0;  // splits of this lane's sequence
+};
+
+/// Where boxes of keys lie in pages: 32 at a time are looked up, and 32 ahead of them.
+template <ForwardSpec spec>
+class PageWindow {
+ public:
+  struct Place {
+    std::int32_t row, page;
+  };
+
+  FOVEA_DEVICE_MEMBER PageWindow(const Sm90DecodeParams& p, const Work& work)
+      : p_(p), work_(work), begin_(work.kv_begin / p.rows_per_box) {
+    now_ = look_up(begin_);
+    next_ = look_up(begin_ + 32);
+  }
+
+  /// Of the box that begins at this key; keys that are asked for rise.
+  FOVEA_DEVICE_MEMBER Place place_of(std::int32_t key) {
+    const std::int32_t box = key / p_.rows_per_box;
+    while (box >= begin_ + 32) {
+      begin_ += 32;
+      now_ = next_;
+      next_ = look_up(begin_ + 32);
+    }
+    return {ptx::shfl_idx(now_.row, box - begin_), ptx::shfl_idx(now_.page, box - begin_)};
+  }
+
+ private:
+  /// A box without keys gets page -1: TMA fills it with zeros, and the table is not read.
+  FOVEA_DEVICE_MEMBER Place look_up(std::int32_t first_box) const {
+    const ForwardParams& c = p_.common;
+    const std::int32_t key = (first_box + ptx::lane_idx()) * p_.rows_per_box;
+    if (key >= work_.kv_end) return {0, -1};
+    const std::int32_t entry = c.page_shift >= 0 ? key >> c.page_shift : key / c.page_size;
+    return {key - entry * c.page_size,
+            static_cast<std::int32_t>(page_at(c, work_.sequence.kv_batch, entry))};
+  }
+
+  const Sm90DecodeParams& p_;
+  const Work& work_;
+  std::int32_t begin_;
+  Place now_, next_;
+};
+
+template <ForwardSpec spec, class Mods>
+struct Load {
+  using L = Layout<spec>;
+  using T = typename L::T;
+  using Tiles = typename sm80::WalkOf<Mods>::Type;
+  const Cta<spec>& cta;
+  const int loader;
+  Ring<L::kSlots> slots{1};
+  Ring<L::kRecords> records{1};
+  std::uint32_t last_clock;  // of the last slice
+
+  FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta)
+      : cta(of_cta),
+        loader(of_cta.warp - L::kReaders),
+        last_clock(ptx::clock() - of_cta.p.clocks_per_slice) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    SplitFinder<spec> finder(cta.p.common);
+    for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
+      const Work work = finder.find(idx);
+      if (loader == 0) cta.tell(work, records);
+      if (work.is_nothing) return;
+      load_split(work);
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER void load_split(const Work& work) {
+    const sm80::Team<L::kWarpSpec> team{cta.p.common, work, cta.smem, 0, cta.lane};
+    const TileSpan rows = team.span();
+    Tiles tiles = sm80::start_tiles<Tiles>(team, rows);
+    if constexpr (spec.is_paged) {
+      PageWindow<spec> pages(cta.p, work);
+#pragma unroll 1
+      for (VisitedTile slice; tiles.next(slice); slots.advance())
+        if (is_mine()) load_boxes(work, slice, pages);
+    } else {
+#pragma unroll 1
+      for (VisitedTile slice; tiles.next(slice); slots.advance())
+        if (is_mine()) load_slice(work, slice);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER bool is_mine() const { return slots.stage % L::kLoaders == loader; }
+
+  /// Slices asked for as fast as slots become free come in bursts, of all SMs at once: memory then gives a tenth less.
+  FOVEA_DEVICE_MEMBER void keep_pace() {
+    std::uint32_t now = ptx::clock();
+    while (now - last_clock < cta.p.clocks_per_slice) now = ptx::clock();
+    last_clock = now;
+  }
+
+  FOVEA_DEVICE_MEMBER void load_slice(const Work& work, VisitedTile slice) {
+    keep_pace();
+    cta.await(cta.barrier(L::kEmpty, slots.stage), slots.parity);
+    if (!ptx::elect_one()) return;
+    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kFull, slots.stage), L::kSlotBytes);
+    const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + slice.idx * spec.tile_kv;
+    load_box(work, 0, row, static_cast<std::int32_t>(work.sequence.kv_batch));
+  }
+
+  FOVEA_DEVICE_MEMBER void load_boxes(const Work& work, VisitedTile slice,
+                                      PageWindow<spec>& pages) const {
+    cta.await(cta.barrier(L::kEmpty, slots.stage), slots.parity);
+#pragma unroll 1
+    for (std::int32_t row = 0; row < spec.tile_kv; row += cta.p.rows_per_box) {
+      const auto place = pages.place_of(slice.idx * spec.tile_kv + row);
+      if (!ptx::elect_one()) continue;
+      if (row == 0)
+        ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kFull, slots.stage), L::kSlotBytes);
+      load_box(work, row, place.row, place.page);
+    }
+  }
+
+  /// Rows of keys and of values, into the slot's rows from `to_row` on; what lies outside the tensor arrives as zeros.
+  FOVEA_DEVICE_MEMBER void load_box(const Work& work, int to_row, std::int32_t row,
+                                    std::int32_t batch) const {
+    load_panels<spec.head_dim_qk>(cta.keys_at(slots.stage) + 128 * to_row, cta.p.k, row,
+                                  work.kv_head, batch);
+    load_panels<spec.head_dim_v>(cta.values_at(slots.stage) + 128 * to_row, cta.p.v, row,
+                                 work.kv_head, batch);
+  }
+
+  /// All panels of 64 elements in one box; where the last one is cut, a box for each.
+  template <int kWidth>
+  FOVEA_DEVICE_MEMBER void load_panels(SharedAddress to, const TensorMapParam& map,
+                                       std::int32_t row, std::int32_t head,
+                                       std::int32_t batch) const {
+    constexpr int kStep = spec.has_padded_head_dim ? 64 : kWidth;
+#pragma unroll
+    for (int col = 0; col < kWidth; col += kStep) {
+      const std::int32_t at[5] = {col, row, 0, head, batch};
+      ptx::cp_async_bulk_tensor_load<5>(
+          to + 2 * col * spec.tile_kv, reinterpret_cast<const ptx::TensorMap*>(&map), at,
+          cta.barrier(L::kFull, slots.stage), ptx::CachePolicy::evict_first);
+    }
+  }
+};
+
+}  // namespace fovea::cuda::sm90::decoding
