@@ -29,6 +29,25 @@ Case several_tiles(std::string label, std::int64_t head_dim) {
   return problem;
 }
 
+/// Sums that are not finite are computed in four passes: stored by chunks, by elements, as f32, as partial states.
+std::vector<Case> infinite_values() {
+  std::vector<Case> cases = {several_tiles("infinite_values_d128", 128),
+                             several_tiles("infinite_values_f16_padded", 72),
+                             several_tiles("infinite_values_f32_out", 64)};
+  cases[1].dtype = Dtype::f16;
+  cases[2].out_dtype = Dtype::f32;
+  Case program = several_tiles("infinite_values_softcap", 64);
+  program.score = softcap(3);
+  cases.push_back(std::move(program));
+  Case split = started("infinite_values_split", Dtype::bf16);
+  split.seqlen_q = 2;
+  split.seqlen_kv = 600;
+  split.mask = causal();
+  cases.push_back(std::move(split));
+  for (Case& each : cases) each.has_infinite_values = true;
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Case> kernel_cases() {
@@ -52,6 +71,7 @@ std::vector<Case> kernel_cases() {
   split.mask = causal();
   split.has_sinks = true;
   cases.push_back(std::move(split));
+  std::ranges::move(infinite_values(), std::back_inserter(cases));
   std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
   return cases;
 }

@@ -205,6 +205,7 @@ void CaseMemory::fill_inputs() {
   }
   poison_trailing_rows();
   if (problem_.poisons_hidden_keys) poison_hidden_keys();
+  if (problem_.has_infinite_values) set_infinite_values();
   for (GuardedTensor* input : {&q, &k, &v}) input->seal();
 }
 
@@ -246,6 +247,27 @@ void CaseMemory::poison_hidden_keys() {
       }
     }
     if (problem_.is_packed()) kv_begin += lengths.kv;
+  }
+}
+
+void CaseMemory::set_infinite_values() {
+  struct Special {
+    std::int64_t eighth, col;
+    double value;
+  };
+  // The first column gets both signs, so a row that sees both has NaN.
+  constexpr std::array<Special, 5> kSpecial = {Special{1, 0, kInfinity},
+                                               {3, 0, -kInfinity},
+                                               {5, 1, kNaN},
+                                               {7, 2, -kInfinity},
+                                               {8, 3, kInfinity}};
+  const TensorView view = v.view();
+  for (const Special& each : kSpecial) {
+    const std::int64_t row = (problem_.seqlen_kv - 1) * each.eighth / 8;
+    for (std::int64_t sequence = 0; sequence < problem_.batch; ++sequence) {
+      v.set(sequence * view.stride(0) + row * view.stride(1) + each.col * view.stride(3),
+            each.value);
+    }
   }
 }
 

@@ -70,6 +70,8 @@ struct Case {
 
   /// Keys that the mask hides from every row hold NaN and Inf.
   bool poisons_hidden_keys = true;
+  /// A dense v holds infinities of either sign and NaN at keys from the first eighth to the last one, which some rows see.
+  bool has_infinite_values = false;
 
   bool is_packed() const { return !sequences.empty(); }
   std::int64_t num_sequences() const {
@@ -116,6 +118,7 @@ class CaseMemory {
   void fill_inputs();
   void poison_trailing_rows();
   void poison_hidden_keys();
+  void set_infinite_values();
 
   Case problem_;
 };

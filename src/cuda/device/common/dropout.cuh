@@ -50,4 +50,28 @@ FOVEA_DEVICE ptx::U32x4 fragment_words(const ForwardParams& p, std::int32_t batc
   return {own.x, own.y, lo, hi};
 }
 
+/// The same as bits, 4 of a fragment: x, y, z, w from the lowest on. What lanes draw is exchanged for eight fragments at once.
+struct DroppedBits {
+  std::uint32_t own = 0;
+
+  /// Of the next fragment, given this lane's group of four keys in it. q_head and q_idx as above.
+  FOVEA_DEVICE_MEMBER void draw(const ForwardParams& p, std::int32_t batch, std::int32_t q_head,
+                                std::int32_t q_idx, std::int32_t group) {
+    const ptx::U32x4 words = random_words(p, batch, q_head, q_idx, group);
+    const std::uint32_t lo =
+        (is_dropped(p, words.x) ? 1U : 0U) | (is_dropped(p, words.y) ? 2U : 0U);
+    const std::uint32_t hi =
+        (is_dropped(p, words.z) ? 4U : 0U) | (is_dropped(p, words.w) ? 8U : 0U);
+    own = own >> 4U | (lo | hi) << 28U;
+  }
+
+  /// Of the last eight fragments, the last one in the highest bits.
+  FOVEA_DEVICE_MEMBER std::uint32_t exchanged() const {
+    constexpr std::uint32_t kFirstRows = 0x33333333U;
+    const std::uint32_t other = ptx::shfl_bfly(own, 1);
+    if (ptx::lane_idx() % 2 != 0) return (other >> 2U & kFirstRows) | (own & ~kFirstRows);
+    return (own & kFirstRows) | (other << 2U & ~kFirstRows);
+  }
+};
+
 }  // namespace fovea::cuda

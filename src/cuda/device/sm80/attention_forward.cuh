@@ -22,9 +22,9 @@
 //   team.cuh      which warps share a tile, where its things lie in shared memory, which row is whose
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
 //   compute.cuh   S, programs, softmax, O: a tile in a warp's registers
-//   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
 //   walk.cuh      which kv tiles the rows see
 //   passes.cuh    NaN and infinity in V, which may reach only rows that see them
+//   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
 //
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
 #pragma once
@@ -173,20 +173,16 @@ struct Forward {
   FOVEA_DEVICE_MEMBER void run() {
     team.keep_work();
     team.meet();
+    if constexpr (spec.is_varlen) team.work = team.kept_work();
 #pragma unroll 1
     for (Pass pass = Pass::all; pass != Pass::end;
          pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
       walk(pass);
-      const bool is_done = is_finite(team, sums) || pass >= Pass::finite;
+      const bool is_done = is_finite(team, sums) || pass != Pass::all;
       const Work kept = team.kept_work();
       team.renew_lane();
-      const AtEnd<spec> end{team, kept};
-      if (pass > Pass::finite) {
-        store_reached(end, sums, pass);
-      } else if (is_done) {
-        finish(end, sums);
-        if (pass == Pass::all) return;
-      }
+      if (is_done) finish(AtEnd<spec>{team, kept}, sums, pass);
+      if (is_done && pass == Pass::all) return;
       team.meet();
     }
   }

@@ -1,4 +1,4 @@
-// Scores, softmax and products of one tile, in a warp's registers. Chapter 3 of sm80/attention_forward.cuh; read store.cuh
+// Scores, softmax and products of one tile, in a warp's registers. Chapter 3 of sm80/attention_forward.cuh; read walk.cuh
 // next.
 #pragma once
 
@@ -20,14 +20,6 @@ template <Element element>
 FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
   if constexpr (element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
   return ptx::cvt_f16x2(lo, hi);
-}
-
-/// Byte that the swizzled chunk `step` (of 16 elements) of a row lies at, given where chunk 0 or 1 of the row lies.
-template <class Rows>
-FOVEA_DEVICE SharedAddress at_step(SharedAddress row, int step) {
-  constexpr int kSteps = Rows::kPeriod / 2;
-  return (row ^ static_cast<SharedAddress>(step % kSteps * 2 * tile::kChunkBytes)) +
-         static_cast<SharedAddress>(step / kSteps * Rows::kPeriodBytes);
 }
 
 /// What this thread has of its warp's rows: the fragments of Q, where they are kept, and what has been summed so far.
@@ -65,7 +57,7 @@ struct Sums {
     const SharedAddress row = team.warp_smem() + Rows::offset(team.lane % 16, team.lane / 16);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
-      const U32x4 a = ptx::ldmatrix_x4(at_step<Rows>(row, step) + i * 16 * Rows::kRowBytes);
+      const U32x4 a = ptx::ldmatrix_x4(at_chunk<Rows>(row, 2 * step) + i * 16 * Rows::kRowBytes);
       q[i][0] = a.x, q[i][1] = a.y, q[i][2] = a.z, q[i][3] = a.w;
     }
   }
@@ -92,7 +84,7 @@ struct Sums {
       const auto& q = queries[T::kKeepsQueries ? step : 0];
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; j += 2) {
-        const U32x4 b = ptx::ldmatrix_x4(at_step<Rows>(k_row, step) + j * 8 * Rows::kRowBytes);
+        const U32x4 b = ptx::ldmatrix_x4(at_chunk<Rows>(k_row, 2 * step) + j * 8 * Rows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);
@@ -213,19 +205,27 @@ struct Sums {
         for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : 0.0F;
   }
 
+  /// Decisions first: a loop that is not unrolled draws them, and scores need no more than a bit each.
   FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Scores& s, VisitedTile tile) {
-    const ForwardParams& p = team.p;
+    constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
+    const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
 #pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i) {
-      const Row row = team.row_at(team.my_row(i, team.lane % 2));
+    for (int first = 0; first < T::kKeyBlocks; first += kAtOnce) {
+      DroppedBits bits[T::kRowBlocks];
+#pragma unroll 2
+      for (int j = first; j < first + kAtOnce; ++j) {
 #pragma unroll
-      for (int j = 0; j < T::kKeyBlocks; ++j) {
-        const U32x4 words = fragment_words(p, team.work.sequence.idx, row.q_head, row.q_idx,
-                                           tile.idx * spec.tile_kv + j * 8);
-        if (is_dropped(p, words.x)) s[i][j][0] = 0;
-        if (is_dropped(p, words.y)) s[i][j][1] = 0;
-        if (is_dropped(p, words.z)) s[i][j][2] = 0;
-        if (is_dropped(p, words.w)) s[i][j][3] = 0;
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          const Row row = team.row_at(team.my_row(i, team.lane % 2));
+          bits[i].draw(team.p, team.work.sequence.idx, row.q_head, row.q_idx, first_group + j * 2);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+        const std::uint32_t dropped = bits[i].exchanged() >> (32 - 4 * kAtOnce);
+#pragma unroll
+        for (int at = 0; at < 4 * kAtOnce; ++at)
+          if ((dropped >> at & 1U) != 0) s[i][first + at / 4][at % 4] = 0;
       }
     }
   }
@@ -251,7 +251,7 @@ struct Sums {
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; j += 2) {
         const U32x4 b =
-            ptx::ldmatrix_x4_trans(at_step<Rows>(v_row, j / 2) + step * 16 * Rows::kRowBytes);
+            ptx::ldmatrix_x4_trans(at_chunk<Rows>(v_row, j) + step * 16 * Rows::kRowBytes);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(out[i][j], probabilities[i], b.x, b.y);

@@ -58,24 +58,40 @@ FOVEA_DEVICE QueriesAt queries_at(const Team<spec>& team) {
 }
 
 template <ForwardSpec spec>
-FOVEA_DEVICE void load_queries(const Team<spec>& team) {
+FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
   using T = Traits<spec>;
-  using Rows = typename T::KeyRows;
-  const ForwardParams& p = team.p;
+  const BshdParam& q = team.p.q;
   const QueriesAt queries = queries_at(team);
+  const Row r = team.row_at(team.warp * T::kWarpRows + team.lane % T::kWarpRows);
+  const std::int64_t at = queries.batch * q.batch_stride + (queries.row + r.q_idx) * q.row_stride +
+                          r.q_head * q.head_stride;
+  return {queries.data + at * 2, r.exists};
+}
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void load_queries(const Team<spec>& team) {
+  using Rows = typename Traits<spec>::KeyRows;
+  constexpr int kSteps = Traits<spec>::kWarpRows * Rows::kChunks / 32;
+  const ForwardParams& p = team.p;
+  const RowAddresses rows = query_rows(team);
+  const auto visit = [&](int step, auto&& copy) {
+    const int row = (step * 32 + team.lane) / Rows::kChunks;
+    const int chunk = (step * 32 + team.lane) % Rows::kChunks;
+    copy(team.warp_smem() + Rows::offset(row, chunk), rows.at(row), chunk, rows.exists(row));
+  };
+  if (spec.has_aligned_rows || p.is_q_aligned != 0) {
 #pragma unroll 2
-  for (int i = team.lane; i < T::kWarpRows * Rows::kChunks; i += 32) {
-    const int row = i / Rows::kChunks;
-    const int chunk = i % Rows::kChunks;
-    const Row r = team.row_at(team.warp * T::kWarpRows + row);
-    const std::int64_t at = queries.batch * p.q.batch_stride +
-                            (queries.row + r.q_idx) * p.q.row_stride + r.q_head * p.q.head_stride;
-    const char* from = queries.data + at * 2;
-    const SharedAddress to = team.warp_smem() + Rows::offset(row, chunk);
-    if (spec.has_aligned_rows || p.is_q_aligned != 0) {
-      copy_chunk<spec>(to, from, chunk, r.exists, p.head_dim_qk, p.q.data);
-    } else {
-      gather_chunk(to, from, chunk, r.exists, p.head_dim_qk, p.q.col_stride);
+    for (int step = 0; step < kSteps; ++step) {
+      visit(step, [&](SharedAddress to, const char* from, int chunk, bool exists) {
+        copy_chunk<spec>(to, from, chunk, exists, p.head_dim_qk, p.q.data);
+      });
+    }
+  } else {
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      visit(step, [&](SharedAddress to, const char* from, int chunk, bool exists) {
+        gather_chunk(to, from, chunk, exists, p.head_dim_qk, p.q.col_stride);
+      });
     }
   }
 }
@@ -155,8 +171,8 @@ FOVEA_DEVICE Places<spec, Rows> places_of(const Team<spec>& team, VisitedTile ti
   return tile.idx >= 0 ? find_places<Rows>(team, tile.idx) : Places<spec, Rows>{};
 }
 
-/// Tile `idx`. Rows behind the last key become zeros, whatever lies there; kIsWhole: there are none.
-template <bool kIsWhole, ForwardSpec spec, class Rows>
+/// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are none of them.
+template <ForwardSpec spec, class Rows>
 FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                             const char* head, const Places<spec, Rows>& places, std::int32_t idx,
                             int head_dim) {
@@ -169,37 +185,35 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
   for (int i = 0; i < Places<spec, Rows>::kNumRows; ++i) {
     const int mine = first + i * kRowsAtOnce;
     if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
-    const bool exists = kIsWhole || begin + mine < team.work.kv_end;
+    const bool exists = !spec.is_paged || begin + mine < team.work.kv_end;
     if constexpr (spec.is_paged)
       row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * 2;
     const SharedAddress row_smem = to + Rows::offset(mine, chunk);
 #pragma unroll
-    for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod) {
-      const bool is_data =
-          exists && (!spec.has_padded_head_dim || (chunk + c) * tile::kChunkElements < head_dim);
-      ptx::cp_async_16(row_smem + c * tile::kChunkBytes,
-                       is_data ? row + (chunk + c) * tile::kChunkBytes : t.data,
-                       is_data ? tile::kChunkBytes : 0);
-    }
+    for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod)
+      copy_chunk<spec>(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, t.data);
     if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
   }
 }
 
-/// The same by elements.
+/// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is short where it is
+/// seldom run.
 template <class Rows, ForwardSpec spec>
-FOVEA_DEVICE void gather_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
-                              std::int32_t idx, int head_dim) {
-  const Work work = team.kept_work();
-  const char* head = head_of<spec>(work, t);
+FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const BshdParam& t,
+                              const char* head, std::int32_t idx, int head_dim) {
 #pragma unroll 1
   for (int at = team.warp * 32 + team.lane; at < spec.tile_kv * Rows::kChunks;
        at += Traits<spec>::kThreads) {
     const int row = at / Rows::kChunks;
+    const int chunk = at % Rows::kChunks;
     const std::int32_t key = idx * spec.tile_kv + row;
-    const bool exists = key < work.kv_end;
-    gather_chunk(to + Rows::offset(row, at % Rows::kChunks),
-                 kv_row<spec>(team.p, work, t, head, exists ? key : 0), at % Rows::kChunks, exists,
-                 head_dim, t.col_stride);
+    const bool exists = key < team.work.kv_end;
+    const char* from = kv_row<spec>(team.p, team.work, t, head, exists ? key : 0);
+    if (spec.has_aligned_rows || (!spec.is_paged && team.p.is_kv_aligned != 0)) {
+      copy_chunk<spec>(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.data);
+    } else {
+      gather_chunk(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.col_stride);
+    }
   }
 }
 
@@ -211,12 +225,12 @@ FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const Bshd
   if (tile.idx >= 0) {
     const auto head =
         ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
-    if (!spec.has_aligned_rows && team.p.is_kv_aligned == 0) {
-      gather_rows<Rows>(team, to, t, tile.idx, head_dim);
-    } else if (!spec.is_paged && (tile.idx + 1) * spec.tile_kv <= team.work.kv_end) {
-      copy_rows<true>(team, to, t, head, places, tile.idx, head_dim);
+    const bool is_whole = (tile.idx + 1) * spec.tile_kv <= team.work.kv_end;
+    const bool is_aligned = spec.has_aligned_rows || team.p.is_kv_aligned != 0;
+    if (is_aligned && (spec.is_paged || is_whole)) {
+      copy_rows(team, to, t, head, places, tile.idx, head_dim);
     } else {
-      copy_rows<false>(team, to, t, head, places, tile.idx, head_dim);
+      copy_chunks<Rows>(team, to, t, head, tile.idx, head_dim);
     }
   }
   ptx::cp_async_commit_group();

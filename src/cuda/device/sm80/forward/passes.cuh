@@ -1,4 +1,4 @@
-// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh, which is the last one.
+// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next.
 //
 // In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless. In V they are
 // not (0 * NaN). A team whose sums are not finite computes them again in passes: with such elements taken out, then once for each sign
@@ -12,7 +12,6 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_spec.h"
 #include "sm80/forward/compute.cuh"
-#include "sm80/forward/store.cuh"
 #include "sm80/forward/team.cuh"
 
 namespace fovea::cuda::sm80 {
@@ -68,30 +67,6 @@ FOVEA_DEVICE bool is_finite(const Team<spec>& team, const Sums<spec, Mods>& sums
   for (int i = 0; i < spec.num_warps; ++i)
     all = all && ptx::ld_shared<std::uint32_t>(team.smem + T::kVotesAt + i * 4) != 0;
   return all;
-}
-
-template <Element element>
-FOVEA_DEVICE float load_element(const char* from) {
-  if constexpr (element == Element::f32) {
-    return ptx::ld_global(reinterpret_cast<const float*>(from));
-  } else {
-    const std::uint32_t bits = ptx::ld_global(reinterpret_cast<const std::uint16_t*>(from));
-    return element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
-  }
-}
-
-/// Where an indicator reached a sum, the result is infinite, or NaN where both signs did.
-template <ForwardSpec spec, class Mods>
-FOVEA_DEVICE void store_reached(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass) {
-  constexpr Element kOutElement = Traits<spec>::kOutElement;
-  const float value = pass == Pass::positive ? infinity() : -infinity();
-  stage_out<Element::bf16>(end, sums);
-  for_each_staged<Element::bf16>(end, [&](char* to, float count) {
-    if (count == 0) return;
-    const float so_far = load_element<kOutElement>(to);
-    if (is_nan(so_far)) return;
-    store_element<kOutElement>(to, so_far == -value ? quiet_nan() : value);
-  });
 }
 
 }  // namespace fovea::cuda::sm80

@@ -1,5 +1,5 @@
-// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 4 of sm80/attention_forward.cuh; read
-// passes.cuh next.
+// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 6 of sm80/attention_forward.cuh, which
+// is the last one.
 #pragma once
 
 #include "common/online_softmax.cuh"
@@ -10,6 +10,7 @@
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
 #include "sm80/forward/compute.cuh"
+#include "sm80/forward/passes.cuh"
 #include "sm80/forward/team.cuh"
 #include "tile/swizzled_rows.cuh"
 
@@ -40,6 +41,16 @@ template <ForwardSpec spec>
 FOVEA_DEVICE std::int64_t out_col_bytes(const ForwardParams& p) {
   constexpr int kOutBytes = Traits<spec>::kOutBytes;
   return spec.is_split ? kOutBytes : p.out.col_stride * kOutBytes;
+}
+
+template <Element element>
+FOVEA_DEVICE float load_element(const char* from) {
+  if constexpr (element == Element::f32) {
+    return ptx::ld_global(reinterpret_cast<const float*>(from));
+  } else {
+    const std::uint32_t bits = ptx::ld_global(reinterpret_cast<const std::uint16_t*>(from));
+    return element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
+  }
 }
 
 template <Element element>
@@ -105,7 +116,8 @@ template <Element element, ForwardSpec spec, class Mods>
 FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
   using T = Traits<spec>;
   using Rows = typename T::OutRows;
-  const SharedAddress mine = end.team.warp_smem();
+  const int lane = end.team.lane;
+  const SharedAddress mine = end.team.warp_smem() + Rows::offset(lane / 4, 0) + lane % 4 * 4;
   ptx::sync_warp();
 #pragma unroll
   for (int i = 0; i < T::kRowBlocks; ++i)
@@ -113,95 +125,124 @@ FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; ++j)
-        ptx::st_shared(
-            mine + Rows::offset(i * 16 + half * 8 + end.team.lane / 4, j) + end.team.lane % 4 * 4,
-            pack<element>(sums.out[i][j][half * 2], sums.out[i][j][half * 2 + 1]));
+        ptx::st_shared(at_chunk<Rows>(mine, j) + (i * 16 + half * 8) * Rows::kRowBytes,
+                       pack<element>(sums.out[i][j][half * 2], sums.out[i][j][half * 2 + 1]));
   ptx::sync_warp();
 }
 
 template <ForwardSpec spec>
-FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end) {
-  using T = Traits<spec>;
-  using Rows = typename T::OutRows;
+FOVEA_DEVICE RowAddresses out_rows(const AtEnd<spec>& end) {
+  constexpr int kRows = Traits<spec>::kWarpRows;
+  const Row r = end.row_at(end.team.warp * kRows + end.team.lane % kRows);
+  return {out_row(end, r), r.exists};
+}
+
+template <ForwardSpec spec>
+FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows) {
+  using Rows = typename Traits<spec>::OutRows;
 #pragma unroll 4
-  for (int at = end.team.lane; at < T::kWarpRows * Rows::kChunks; at += 32) {
-    const int row = at / Rows::kChunks;
-    const int chunk = at % Rows::kChunks;
-    const Row r = end.row_at(end.team.warp * T::kWarpRows + row);
-    if (!r.exists) continue;
+  for (int step = 0; step < Traits<spec>::kWarpRows * Rows::kChunks / 32; ++step) {
+    const int row = (step * 32 + end.team.lane) / Rows::kChunks;
+    const int chunk = (step * 32 + end.team.lane) % Rows::kChunks;
+    char* const to = rows.at(row) + chunk * tile::kChunkBytes;
+    if (!rows.exists(row)) continue;
     if (spec.has_padded_head_dim && chunk * tile::kChunkElements >= end.team.p.head_dim_v) continue;
-    const auto value = ptx::ld_shared<U32x4>(end.team.warp_smem() + Rows::offset(row, chunk));
-    ptx::st_global(reinterpret_cast<U32x4*>(out_row(end, r) + chunk * tile::kChunkBytes), value);
+    ptx::st_global(reinterpret_cast<U32x4*>(to),
+                   ptx::ld_shared<U32x4>(end.team.warp_smem() + Rows::offset(row, chunk)));
   }
 }
 
-/// Every staged element that exists, one by one, with its place in O.
-template <Element element, ForwardSpec spec, class Visit>
-FOVEA_DEVICE void for_each_staged(const AtEnd<spec>& end, Visit&& visit) {
+/// Every staged element that exists, one by one, into its place in O; or, where it is an indicator, infinity to what lies there: NaN
+/// where both signs come.
+template <Element staged, ForwardSpec spec>
+FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& rows, Pass pass) {
   using T = Traits<spec>;
   using Rows = typename T::OutRows;
+  const float reached = pass == Pass::positive ? infinity() : -infinity();
 #pragma unroll 1
   for (int row = 0; row < T::kWarpRows; ++row) {
-    const Row r = end.row_at(end.team.warp * T::kWarpRows + row);
-    if (!r.exists) continue;
-    char* to = out_row(end, r);
+    char* const row_out = rows.at(row);
+    if (!rows.exists(row)) continue;
 #pragma unroll 1
     for (int col = end.team.lane; col < end.team.p.head_dim_v; col += 32) {
       const std::uint32_t bits = ptx::ld_shared<std::uint16_t>(
           end.team.warp_smem() + Rows::offset(row, col / tile::kChunkElements) +
           col % tile::kChunkElements * 2);
-      visit(to + col * out_col_bytes<spec>(end.team.p),
-            element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits));
+      float value = staged == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
+      char* const to = row_out + col * out_col_bytes<spec>(end.team.p);
+      if (pass > Pass::finite) {
+        if (value == 0) continue;
+        value = load_element<T::kOutElement>(to) + reached;
+      }
+      store_element<T::kOutElement>(to, value);
     }
   }
 }
 
 template <ForwardSpec spec, class Mods>
-FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
+FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass) {
   constexpr Element kOutElement = Traits<spec>::kOutElement;
-  if constexpr (kOutElement == Element::f32) {
-    store_f32(end, sums);
-  } else {
-    stage_out<kOutElement>(end, sums);
-    if (spec.has_aligned_rows || end.team.p.is_out_aligned != 0) {
-      store_chunks(end);
-    } else {
-      for_each_staged<kOutElement>(
-          end, [&](char* to, float value) { store_element<kOutElement>(to, value); });
-    }
-  }
+  constexpr Element kStaged = kOutElement == Element::f32 ? Element::bf16 : kOutElement;
+  const bool is_indicator = pass > Pass::finite;
+  if (kOutElement == Element::f32 && !is_indicator) return store_f32(end, sums);
+  stage_out<kStaged>(end, sums);
+  const RowAddresses rows = out_rows(end);
+  const bool is_aligned = spec.has_aligned_rows || end.team.p.is_out_aligned != 0;
+  if (is_aligned && !is_indicator) return store_chunks(end, rows);
+  store_elements<kStaged>(end, rows, pass);
 }
 
-/// Sums of the row's four threads; then O, lse and row_max.
+/// Factors of a thread's rows.
+template <ForwardSpec spec>
+using Factors = float[Traits<spec>::kRowBlocks][2];
+
+/// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and tells the others its factor.
 template <ForwardSpec spec, class Mods>
-FOVEA_DEVICE void finish(const AtEnd<spec>& end, Sums<spec, Mods>& sums) {
-  using T = Traits<spec>;
+FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass,
+                              Factors<spec>& factors) {
+  constexpr int kRows = 2 * Traits<spec>::kRowBlocks;
   const ForwardParams& p = end.team.p;
   const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+  const int mine = end.team.lane % kRows;
+  RowState row = empty_row();
+  float row_max = 0;
 #pragma unroll
-  for (int i = 0; i < T::kRowBlocks; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      RowState row = sums.rows[i][half];
-      row.sum += ptx::shfl_bfly(row.sum, 1);
-      row.sum += ptx::shfl_bfly(row.sum, 2);
-      const Row r = end.row_at(end.team.my_row(i, half));
-      float sink = -infinity();
-      if (!spec.is_split && p.sinks != nullptr && !end.work.sequence.is_trailing && r.exists)
-        sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
-      RowResult result = finish_row(row, unit, sink);
-      if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
-#pragma unroll
-      for (int j = 0; j < T::kColBlocks; ++j) {
-        sums.out[i][j][half * 2] *= result.factor;
-        sums.out[i][j][half * 2 + 1] *= result.factor;
-      }
-      if (r.exists && end.team.lane % 4 == 0) {
-        store_row_values(end, r, result.lse, finish_row_max(sums.row_max[i][half], row.sum, unit));
-      }
-    }
+  for (int i = 0; i < kRows; ++i) {
+    float sum = sums.rows[i / 2][i % 2].sum;
+    sum += ptx::shfl_bfly(sum, 1);
+    sum += ptx::shfl_bfly(sum, 2);
+    if (i != mine) continue;
+    row = {sums.rows[i / 2][i % 2].origin, sum};
+    row_max = sums.row_max[i / 2][i % 2];
   }
-  store_out(end, sums);
+  const Row r = end.row_at(end.team.my_row(mine / 2, mine % 2));
+  float sink = -infinity();
+  if (!spec.is_split && p.sinks != nullptr && !end.work.sequence.is_trailing && r.exists)
+    sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
+  RowResult result = finish_row(row, unit, sink);
+  if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+  if (pass > Pass::finite) {
+    result.factor = 1;
+  } else if (r.exists && end.team.lane % 4 == mine) {
+    store_row_values(end, r, result.lse, finish_row_max(row_max, row.sum, unit));
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    factors[i / 2][i % 2] = ptx::shfl_idx(result.factor, end.team.lane / 4 * 4 + i);
+}
+
+template <ForwardSpec spec, class Mods>
+FOVEA_DEVICE void finish(const AtEnd<spec>& end, Sums<spec, Mods>& sums, Pass pass) {
+  using T = Traits<spec>;
+  Factors<spec> factors;
+  finish_rows(end, sums, pass, factors);
+#pragma unroll
+  for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+    for (int j = 0; j < T::kColBlocks; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.out[i][j][e] *= factors[i][e / 2];
+  store_out(end, sums, pass);
 }
 
 }  // namespace fovea::cuda::sm80

@@ -54,8 +54,8 @@ struct Traits {
   static constexpr int kStageBytes = kKeyBytes + 2 * spec.tile_kv * spec.head_dim_v;
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
   static constexpr int kWorkAt = kVotesAt + sm80_vote_bytes(spec);
-  static constexpr int kWorkWords = sizeof(Work) / 4;
-  static constexpr int kKeyHeadAt = kWorkAt + (kWorkWords + 1) / 2 * 8;
+  static constexpr int kWorkWords = sizeof(Work) / 8;
+  static constexpr int kKeyHeadAt = kWorkAt + kWorkWords * 8;
   static constexpr int kValueHeadAt = kKeyHeadAt + 8;
   static constexpr int kQueriesBeginAt = kValueHeadAt + 8;
   static_assert(kQueriesBeginAt + 8 <= kWorkAt + kSm80WorkBytes,
@@ -63,6 +63,13 @@ struct Traits {
   static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
                 "host and device count the same bytes");
 };
+
+/// Byte that chunk `chunk` further on of a row in shared memory lies at, given where chunk 0, or 1, lies.
+template <class Rows>
+FOVEA_DEVICE SharedAddress at_chunk(SharedAddress row, int chunk) {
+  return (row ^ static_cast<SharedAddress>(chunk % Rows::kPeriod * tile::kChunkBytes)) +
+         static_cast<SharedAddress>(chunk / Rows::kPeriod * Rows::kPeriodBytes);
+}
 
 /// Where row 0 of head 0 lies, of the sequence's queries.
 FOVEA_DEVICE const char* queries_begin(const Work& work, const BshdParam& q) {
@@ -86,6 +93,24 @@ struct Row {
   bool exists;
 };
 
+/// Where the rows of a warp begin in a tensor. Each lane knows it of the row of its own number, and tells the others.
+class RowAddresses {
+ public:
+  /// Of row lane_idx() of the warp's, or of any, where the warp has fewer.
+  FOVEA_DEVICE_MEMBER RowAddresses(const char* mine, bool exists)
+      : mine_(ptx::bit_cast<ptx::U32x2>(mine)), exist_(ptx::ballot(exists)) {}
+
+  FOVEA_DEVICE_MEMBER bool exists(int row) const { return (exist_ >> row & 1U) != 0; }
+  FOVEA_DEVICE_MEMBER char* at(int row) const {
+    return ptx::bit_cast<char*>(
+        ptx::U32x2{ptx::shfl_idx(mine_.x, row), ptx::shfl_idx(mine_.y, row)});
+  }
+
+ private:
+  ptx::U32x2 mine_;
+  std::uint32_t exist_;
+};
+
 /// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory apart from the
 /// others'.
 template <ForwardSpec spec>
@@ -93,7 +118,7 @@ struct Team {
   using T = Traits<spec>;
 
   const ForwardParams& p;
-  const Work work;
+  Work work;
   const SharedAddress smem;
   const int warp;
   int lane;
@@ -157,7 +182,7 @@ struct Team {
   // Note: the walk has no registers left for what only the end needs, so that lies in shared memory meanwhile.
 
   struct WorkWords {
-    std::uint32_t word[T::kWorkWords];
+    std::uint64_t word[T::kWorkWords];
   };
 
   FOVEA_DEVICE_MEMBER void keep_work() const {
@@ -165,7 +190,7 @@ struct Team {
     if (warp != 0 || lane != 0) return;
 #pragma unroll
     for (int i = 0; i < T::kWorkWords; ++i)
-      ptx::st_shared(smem + T::kWorkAt + i * 4, words.word[i]);
+      ptx::st_shared(smem + T::kWorkAt + i * 8, words.word[i]);
     ptx::st_shared(smem + T::kKeyHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.k)));
     ptx::st_shared(smem + T::kValueHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
     if constexpr (T::kForgetsQueries) {
@@ -178,7 +203,7 @@ struct Team {
     WorkWords words;
 #pragma unroll
     for (int i = 0; i < T::kWorkWords; ++i)
-      words.word[i] = ptx::ld_shared<std::uint32_t>(smem + T::kWorkAt + i * 4);
+      words.word[i] = ptx::ld_shared<std::uint64_t>(smem + T::kWorkAt + i * 8);
     return ptx::bit_cast<Work>(words);
   }
 
