@@ -40,12 +40,13 @@ void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* st
 }
 
 void launch_combine(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
+  const auto& kernel = call.joins_by_warps ? plan.kernels->combine_rows : plan.kernels->combine;
   driver::launch({.grid = {.x = call.combine_grid.x},
                   .block = {.x = kCombineThreads},
                   .shared_bytes = kCombineSharedBytes,
                   .stream = driver::Stream(stream),
                   .is_pdl = plan.spec.is_chained},
-                 plan.kernels->combine->function, call.combine_params);
+                 kernel->function, call.combine_params);
 }
 
 }  // namespace fovea::cuda

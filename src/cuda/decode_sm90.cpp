@@ -17,8 +17,7 @@ constexpr std::int64_t kMostRows = 16;
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
-/// Warps that compute: two for each scheduler, or one where shared memory has no room for what more of them leave each other.
-constexpr std::int32_t kReaders[] = {8, 4};
+constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
 /// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
 constexpr std::int64_t kFewestRowsOfBox = 8;
 /// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks: docs/kernels/decode_sm90.md.
@@ -76,9 +75,10 @@ std::uint32_t clocks_per_slice(const ForwardPlan& plan) {
 }  // namespace
 
 std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTraits& device) {
-  if (device.compute_capability() < 90) {
-    return Refusal{fmt::format("compute capability is {}.{}; expected 9.0 or above", device.major,
-                               device.minor)};
+  // Consumer GPUs of 12.0 have TMA too, but half of the shared memory; there each copy's address is tested before (machine code).
+  if (device.major != 9 && device.major != 10) {
+    return Refusal{fmt::format("compute capability is {}.{}; expected 9.0, or 10.0 to 10.3",
+                               device.major, device.minor)};
   }
   if (f.is_varlen)
     return Refusal{"sequences are packed; this kernel splits dense tensors and caches"};
@@ -110,20 +110,13 @@ std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTrait
 }
 
 ForwardSpec choose_decode(const ForwardProblem& f, const DeviceTraits& device) {
-  ForwardSpec spec;
-  for (const std::int32_t readers : kReaders) {
-    spec = with_readers(without_readers(f), readers, device);
-    if (spec.stages > 0) break;
-  }
-  return spec;
+  return with_readers(without_readers(f), kReaders, device);
 }
 
 std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& f, const DeviceTraits& device) {
   std::vector<ForwardSpec> specs;
-  for (const std::int32_t readers : kReaders) {
-    const ForwardSpec spec = with_readers(without_readers(f), readers, device);
-    if (spec.stages > 0) specs.push_back(spec);
-  }
+  for (const std::int32_t readers : {kReaders / 2, kReaders})
+    specs.push_back(with_readers(without_readers(f), readers, device));
   return specs;
 }
 

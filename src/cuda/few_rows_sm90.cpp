@@ -70,7 +70,7 @@ ForwardSpec with_few_rows(ForwardSpec spec, const ForwardProblem& f, const Devic
   spec.num_warps = 8;
   spec.ctas_per_sm = 1;
   spec.q_stages = widest <= kWidestOfLongTiles ? 2 : 1;  // wide queries would take a buffer of keys
-  spec.is_split = spec.is_chained = spec.combines_rows = true;
+  spec.is_split = spec.is_chained = true;
   const auto rows =
       static_cast<std::uint64_t>(f.group * f.seqlen_q + kRowsOfMostSplits - 1) / kRowsOfMostSplits;
   spec.most_splits = kMostSplits / static_cast<std::int32_t>(std::bit_ceil(rows));

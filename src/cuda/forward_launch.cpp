@@ -14,6 +14,11 @@ namespace {
 /// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
 constexpr double kSectionOfL2 = 0.6;
 
+/// From so many rows on, or with so few splits, a warp for each row joins them faster than a CTA for each: measured on an H200
+/// (docs/kernels/decode_sm90.md).
+constexpr std::int64_t kRowsOfManyWaves = 4096;
+constexpr std::int32_t kFewSplits = 16;
+
 /// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
 struct RowStrides {
   std::int64_t batch = 0, head = 0, row = 0;
@@ -176,7 +181,8 @@ class Filler {
          .num_heads_q = p.num_heads_q,
          .head_dim_v = p.head_dim_v,
          .num_rows = rows};
-    const std::int64_t rows_per_cta = spec_.combines_rows ? kCombineRowsPerCta : 1;
+    launch.joins_by_warps = rows >= kRowsOfManyWaves || p.max_splits <= kFewSplits;
+    const std::int64_t rows_per_cta = launch.joins_by_warps ? kCombineRowsPerCta : 1;
     launch.combine_grid.x = static_cast<std::uint32_t>((rows + rows_per_cta - 1) / rows_per_cta);
   }
 

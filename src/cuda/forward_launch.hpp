@@ -20,6 +20,7 @@ struct ForwardLaunch {
 
   CombineParams combine_params;  // where the spec is split
   Grid combine_grid;
+  bool joins_by_warps = false;  // by sm80/combine_rows, not sm80/combine: the same bits
 
   RangeTableLaunch range_tables;  // empty where the mask needs none
 };
@@ -28,7 +29,9 @@ struct ForwardLaunch {
 inline constexpr std::uint32_t kCombineThreads = 128;
 /// CTAs of it on an SM, that registers are left for: 64 each, with which nothing spills anywhere.
 inline constexpr int kCombineCtasPerSm = 8;
-/// Rows of a CTA of sm80/combine_rows.
+/// The same of sm80/combine_rows, whose sums take more.
+inline constexpr int kCombineRowsCtasPerSm = 6;
+/// Rows of a CTA of it.
 inline constexpr std::int64_t kCombineRowsPerCta = kCombineThreads / 32;
 /// Its dynamic shared memory: 128 columns of each of its four warps.
 inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);

@@ -72,7 +72,6 @@ std::string print_spec(const ForwardSpec& spec) {
       .add("keeps_queries", spec.keeps_queries)
       .add("has_panels", spec.has_panels)
       .add("is_chained", spec.is_chained)
-      .add("combines_rows", spec.combines_rows)
       .add("most_splits", spec.most_splits)
       .finish();
 }

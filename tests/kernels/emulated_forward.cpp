@@ -61,12 +61,10 @@ CombineFunction combine_of_splits(int most_splits) {
 }
 
 template <Element element>
-CombineFunction combine_to(const ForwardSpec& spec) {
-  if constexpr (element != Element::f32) {
-    if (spec.combines_rows) {
-      return spec.wants_row_max ? combine_rows_of_splits<element, true>(spec.most_splits)
-                                : combine_rows_of_splits<element, false>(spec.most_splits);
-    }
+CombineFunction combine_to(const ForwardSpec& spec, bool joins_by_warps) {
+  if (joins_by_warps) {
+    return spec.wants_row_max ? combine_rows_of_splits<element, true>(spec.most_splits)
+                              : combine_rows_of_splits<element, false>(spec.most_splits);
   }
   return spec.wants_row_max ? combine_of_splits<element, true>(spec.most_splits)
                             : combine_of_splits<element, false>(spec.most_splits);
@@ -74,10 +72,10 @@ CombineFunction combine_to(const ForwardSpec& spec) {
 
 }  // namespace
 
-CombineFunction combine_of(const ForwardSpec& spec) {
-  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec);
-  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec);
-  return combine_to<Element::bf16>(spec);
+CombineFunction combine_of(const ForwardSpec& spec, bool joins_by_warps) {
+  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec, joins_by_warps);
+  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec, joins_by_warps);
+  return combine_to<Element::bf16>(spec, joins_by_warps);
 }
 
 }  // namespace fovea::cuda

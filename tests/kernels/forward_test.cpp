@@ -68,6 +68,30 @@ void register_tensors(const Run& run, Emulation& emulation) {
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
 }
 
+/// By either kernel: the bits are the same.
+void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::ForwardLaunch& call,
+                 Emulation& emulation) {
+  std::vector<TensorBytes> outputs = tensors_of_call(run.args);
+  std::erase_if(outputs, [](const TensorBytes& tensor) { return !tensor.is_output; });
+  const auto outputs_now = [&outputs] {
+    std::vector<std::vector<std::byte>> bytes;
+    for (const TensorBytes& tensor : outputs)
+      bytes.emplace_back(tensor.begin, tensor.begin + tensor.size);
+    return bytes;
+  };
+  const auto join = [&](bool by_warps, std::int64_t rows_per_cta) {
+    const std::int64_t ctas = (call.combine_params.num_rows + rows_per_cta - 1) / rows_per_cta;
+    emulation.launch({.x = static_cast<std::uint32_t>(ctas)}, cuda::kCombineThreads,
+                     cuda::kCombineSharedBytes,
+                     [&] { cuda::combine_of(plan.spec, by_warps)(call.combine_params); });
+    return outputs_now();
+  };
+  const auto before = outputs_now();
+  const auto by_warps = join(true, cuda::kCombineRowsPerCta);
+  for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
+  EXPECT_EQ(join(false, 1), by_warps);
+}
+
 void run_emulated(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
   register_tensors(run, emulation);
@@ -79,8 +103,7 @@ void run_emulated(const Run& run, Emulation& emulation) {
   emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
                    [&] { cuda::forward_named(run.label)(call.params); });
   if (!plan.spec.is_split) return;
-  emulation.launch(call.combine_grid, cuda::kCombineThreads, cuda::kCombineSharedBytes,
-                   [&] { cuda::combine_of(plan.spec)(call.combine_params); });
+  join_splits(run, plan, call, emulation);
 }
 
 cuda::TensorMapParam encode_for_emulator(const cuda::driver::TensorMapSpec& spec,
@@ -99,8 +122,7 @@ void run_decode(const Run& run, Emulation& emulation) {
     tensor.ranges = nullptr;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { cuda::decode_named(run.label)(call.params); });
-  emulation.launch(call.common.combine_grid, cuda::kCombineThreads, cuda::kCombineSharedBytes,
-                   [&] { cuda::combine_of(plan.spec)(call.common.combine_params); });
+  join_splits(run, plan, call.common, emulation);
 }
 
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several sections.
@@ -135,8 +157,7 @@ void run_hopper(const Run& run, Emulation& emulation) {
   emulation.num_suspects =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
   if (!plan.spec.is_split) return;
-  emulation.launch(call.common.combine_grid, cuda::kCombineThreads, cuda::kCombineSharedBytes,
-                   [&] { cuda::combine_of(plan.spec)(call.common.combine_params); });
+  join_splits(run, plan, call.common, emulation);
 }
 
 /// Under each way in which copies and products may land; the emulator must find nothing.

@@ -38,7 +38,6 @@ struct ForwardSpec {
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
   bool has_panels = false;     // sm80/forward/: K and V lie in shared memory as TMA writes them
   bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
-  bool combines_rows = false;  // splits are joined by sm80/combine_rows, not sm80/combine
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 
   bool operator==(const ForwardSpec&) const = default;

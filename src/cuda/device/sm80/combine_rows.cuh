@@ -1,5 +1,5 @@
-// Joins partial states as combine.cuh does, where rows are many and splits are few and long: a warp for each row, and the loads of eight
-// splits under way at once, beside those of lse. No shared memory, no barrier; splits are added up from the first to the last.
+// Joins partial states as combine.cuh does, bit for bit, where rows are many or splits few: a warp for each row, and the loads of eight
+// splits under way at once, beside those of lse. No shared memory, no barrier; a lane keeps the sums that combine.cuh's four warps have.
 //
 // Bound: memory, splits * head_dim_v * 4 bytes a row. A CTA for each row would wait three times for the L2 cache (length, lse, sums), and
 // an SM has room for 8 of them; here it has 32 rows under way, each of which waits twice.
@@ -40,6 +40,19 @@ struct CombinedRow {
   FOVEA_DEVICE_MEMBER void store(const CombineParams& p, int col, const ptx::F32x4& values) const {
     const std::int64_t at = batch * p.out.batch_stride + q_idx * p.out.row_stride +
                             q_head * p.out.head_stride + col * p.out.col_stride;
+    if constexpr (spec.out_element == Element::f32) {
+      auto* const to = static_cast<float*>(const_cast<void*>(p.out.data)) + at;
+      const float columns[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (col + i < p.head_dim_v) ptx::st_global(to + i * p.out.col_stride, columns[i]);
+    } else {
+      store_halves(p, col, at, values);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void store_halves(const CombineParams& p, int col, std::int64_t at,
+                                        const ptx::F32x4& values) const {
     auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(p.out.data)) + at;
     const std::uint32_t lo = pack(values.x, values.y), hi = pack(values.z, values.w);
     const bool is_whole = col + 4 <= p.head_dim_v && p.out.col_stride == 1;
@@ -83,8 +96,8 @@ struct CombinedRow {
 
 template <CombineSpec spec>
 struct CombineRows {
-  static_assert(spec.out_element != Element::f32, "whoever splits so writes 16 bits");
   static constexpr int kAtOnce = 8;  // splits whose sums are on their way
+  static_assert(kAtOnce % kCombineWarps == 0, "the order of sums is combine.cuh's");
 
   const CombineParams& p;
   CombinedRow<spec> row;
@@ -141,20 +154,26 @@ struct CombineRows {
   }
 
   FOVEA_DEVICE_MEMBER void join(Parts parts, int col, float factor) const {
-    ptx::F32x4 sum{0, 0, 0, 0};
+    ptx::F32x4 sums[kCombineWarps] = {};
     for (int first = 0; first < row.count; first += kAtOnce) {
       if (first > 0) parts = load(first, col);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = weights.of(first + i);  // 0 behind the last
         const ptx::F32x4& part = parts.part[i];
+        ptx::F32x4& sum = sums[i % kCombineWarps];
         if (weight == 0) continue;  // an empty split's sums are not looked at
         sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
                ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
       }
     }
-    if (col < p.head_dim_v)
-      row.store(p, col, {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor});
+    ptx::F32x4 total{0, 0, 0, 0};
+#pragma unroll
+    for (const ptx::F32x4& sum : sums)
+      total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
+    if (col < p.head_dim_v) {
+      row.store(p, col, {total.x * factor, total.y * factor, total.z * factor, total.w * factor});
+    }
   }
 };
 

@@ -124,7 +124,7 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
   EXPECT_EQ(plan.spec.heads_per_tile, 8);
   EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
   EXPECT_EQ(reason_of(chosen(few, 8, 9), kDecode),
-            "compute capability is 8.9; expected 9.0 or above");
+            "compute capability is 8.9; expected 9.0, or 10.0 to 10.3");
 }
 
 TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
@@ -133,7 +133,7 @@ TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
   EXPECT_EQ(plan.candidate, kHopper);
   EXPECT_EQ(plan.spec.tile_q, 64);
   EXPECT_EQ(plan.spec.heads_per_tile, 7);
-  EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained && plan.spec.combines_rows);
+  EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
   EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_cta));
 }
 
@@ -189,7 +189,7 @@ TEST(ForwardCandidates, CachesThatTmaCannotReadBySlicesAreNotStreamed) {
 }
 
 TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
-  for (const int major : {9, 10, 12}) {
+  for (const int major : {9, 10}) {
     const DeviceTraits device = typical_device(major, 0);
     for (const std::int64_t head_dim : {16, 64, 128}) {
       SCOPED_TRACE(testing::Message() << "sm_" << major << "0, head_dim " << head_dim);
