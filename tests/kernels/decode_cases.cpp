@@ -26,9 +26,15 @@ std::vector<Case> decode_cases() {
     problem.label = "few_rows_" + std::move(label);
     return problem;
   };
-  std::vector<Case> cases = {with("full"),           with("heavy"),   with("window"),
-                             with("strided"),        with("dropout"), with("programs"),
-                             with("nothing_visible")};
+  std::vector<Case> cases = {with("full"),
+                             with("heavy"),
+                             with("window"),
+                             with("strided"),
+                             with("dropout"),
+                             with("programs"),
+                             with("nothing_visible"),
+                             with("infinite_values"),
+                             with("infinite_values_capped")};
   cases[1].distribution = Distribution::heavy_tailed;
   cases[1].dtype = Dtype::f16;
   cases[1].head_dim_qk = 72;
@@ -47,6 +53,19 @@ std::vector<Case> decode_cases() {
   programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
   programs.mask = parse_mask_mod("doc[batch, q_idx + 529] == doc[batch, kv_idx]", captures);
   cases[6].mask = mask_mod([](auto x) { return x.kv_idx < 0; });
+  // Rows see some of them: which sums are infinite, and which are both. Small: each row goes key by key.
+  for (Case* infinite : {&cases[7], &cases[8]}) {
+    infinite->has_infinite_values = true;
+    infinite->batch = 1;
+    infinite->num_heads_q = 2;
+    infinite->num_heads_kv = 1;
+    infinite->seqlen_kv = 300;
+  }
+  cases[7].mask = window(200, 0);
+  cases[7].dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  cases[8].score = softcap(3);
+  cases[8].dtype = Dtype::f16;
+  cases[8].head_dim_qk = cases[8].head_dim_v = 72;
   std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
   return cases;
 }

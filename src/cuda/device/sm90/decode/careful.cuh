@@ -103,12 +103,14 @@ class CarefulRow {
     const OriginStep step = move_origin(state_, score, c);
     const float p = probability(score, c, step);
     state_.sum += p;
-    const float kept = is_dropped_here(key) ? 0.0F : p;
+    const bool is_dropped = is_dropped_here(key);
+    const float kept = is_dropped ? 0.0F : p;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool is_finite = ptx::fma_rn(value.of[i], 0.0F, 0.0F) == 0.0F;
       sum_[i] = ptx::fma_rn(kept, is_finite ? value.of[i] : 0.0F, sum_[i] * step.rescale);
-      if (!is_finite) reached_[i] += value.of[i];
+      // Dropped, it is multiplied by 0; a probability that is 0 otherwise is a rounded one.
+      if (!is_finite) reached_[i] += is_dropped ? quiet_nan() : value.of[i];
     }
   }
 
@@ -117,7 +119,7 @@ class CarefulRow {
     const ptx::U32x4 words = random_words(p_, work_.sequence.idx, row_.q_head, row_.q_idx, key / 4);
     const std::uint32_t word =
         key % 4 < 2 ? (key % 4 == 0 ? words.x : words.y) : (key % 4 == 2 ? words.z : words.w);
-    return is_dropped(p_, word);
+    return cuda::is_dropped(p_, word);
   }
 
   const ForwardParams& p_;
