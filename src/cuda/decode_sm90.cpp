@@ -22,6 +22,8 @@ constexpr std::int32_t kReaders = 8;       // warps that compute: two for each s
 constexpr std::int64_t kFewestRowsOfBox = 8;
 /// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks: docs/kernels/decode_sm90.md.
 constexpr double kPaceOfShare = 0.8;
+/// Splits are counted in 32 bits.
+constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
 constexpr std::int32_t kLeftForCombine = 2 * (2048 + kReservedSharedBytes);
 
@@ -95,6 +97,9 @@ std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTrait
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
                                kFewestKeysPerSplit)};
   }
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  if (f.num_sequences * f.num_heads_q * kMostSplits >= kMostSplitsOfAll)
+    return Refusal{"2^30 splits of all sequences and heads, or more"};
   if (f.is_cached) {
     if (auto refusal = refuses_cache(f.cache, f.is_paged)) return refusal;
   }

@@ -165,6 +165,11 @@ TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
   shape.seqlen_kv = 256;
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
             "256 keys are one split; expected more than 256");
+  shape.seqlen_kv = std::int64_t{1} << 28;
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode), "more than 2^28 keys");
+  shape = {.seqlen_q = 1, .num_heads_q = std::int64_t{1} << 23, .num_heads_kv = 1 << 23};
+  EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
+            "2^30 splits of all sequences and heads, or more");
 }
 
 std::string refusal_of_cache(std::int64_t page_size, bool has_left_padding, bool has_aligned_rows) {

@@ -1,4 +1,4 @@
-// What all warps of the decoding kernel know: where things lie in shared memory, and what the loading warp tells. ../decode.cuh has the
+// What all warps of the decoding kernel know: where things lie in shared memory, and what the first loading warp tells. ../decode.cuh has the
 // picture; read load.cuh next.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Which splits a CTA computes, and their keys and values on the way into shared memory: one warp, by TMA. Read compute.cuh next.
+// Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps its own slots. Read
+// compute.cuh next.
 #pragma once
 
 #include "common/bits.cuh"
@@ -141,7 +142,7 @@ struct Load {
     SplitFinder<spec> finder(cta.p.common);
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
       const Work work = finder.find(idx);
-      if (loader == 0) cta.tell(work, records);
+      if (loader == 0) cta.tell(work, records);  // both find the same
       if (work.is_nothing) return;
       load_split(work);
     }
