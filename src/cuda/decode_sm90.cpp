@@ -140,11 +140,11 @@ DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& pla
   place_range_tables(plan, workspace, launch.common);
   const std::int64_t rows_per_box = std::gcd(
       plan.spec.tile_kv, plan.spec.is_paged ? launch.common.params.page_size : plan.spec.tile_kv);
+  const bool by_panels = plan.spec.has_padded_head_dim || rows_per_box < plan.spec.tile_kv;
   // TMA knows no tensor without rows. Where there are no keys it gets the queries, of which it loads nothing.
   const auto map_of = [&](const TensorView& keys) {
     const bool has_keys = keys.size(0) > 0 && keys.size(1) > 0;
-    return tensor_map_of_rows(encode, has_keys ? keys : args.q, rows_per_box,
-                              plan.spec.has_padded_head_dim);
+    return tensor_map_of_rows(encode, has_keys ? keys : args.q, rows_per_box, by_panels);
   };
   launch.params.k = map_of(k);
   launch.params.v = map_of(v);

@@ -93,11 +93,11 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
 }
 
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& t,
-                                  std::int64_t rows, bool is_last_panel_cut) {
+                                  std::int64_t rows, bool by_panels) {
   driver::TensorMapSpec spec = four_dimensions(t);
   spec.rank = 5;
   const std::uint64_t width = spec.shape[0];
-  const std::uint64_t panels = is_last_panel_cut ? 1 : width / kPanelElements;
+  const std::uint64_t panels = by_panels ? 1 : width / kPanelElements;
   spec.shape = {width / panels, spec.shape[1], panels, spec.shape[2], spec.shape[3]};
   spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1],
                        kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],

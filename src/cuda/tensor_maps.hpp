@@ -41,9 +41,9 @@ void expect_tensor_maps(
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
                           std::int64_t rows, std::int64_t heads = 1);
 
-/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the other. Where the
-/// last panel is cut, (head_dim, seqlen, 1, heads, batch), in boxes of one panel.
+/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the other; by panels as
+/// (head_dim, seqlen, 1, heads, batch), in boxes of one.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
-                                  std::int64_t rows, bool is_last_panel_cut);
+                                  std::int64_t rows, bool by_panels);
 
 }  // namespace fovea::cuda

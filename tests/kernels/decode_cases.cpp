@@ -87,11 +87,14 @@ std::vector<NamedCacheCase> decode_cache_cases() {
   odd_pages.seqlen_q = 3;
   odd_pages.seqlens = {523, 3, 31};
   odd_pages.q_dtype = odd_pages.k_dtype = odd_pages.v_dtype = Dtype::f16;
-  odd_pages.head_dim_qk = odd_pages.head_dim_v = 64;
+  odd_pages.head_dim_qk = 128;  // one panel and two, either way
+  odd_pages.head_dim_v = 64;
   odd_pages.mask = window(270, 0);
   odd_pages.has_sinks = true;
   CacheCase small_pages = odd_pages;
   small_pages.page_size = 8;
+  small_pages.head_dim_qk = 64;
+  small_pages.head_dim_v = 128;
   small_pages.num_heads_q = 1;
   small_pages.seqlen_q = 8;
   small_pages.seqlens = {8, 300, 17};

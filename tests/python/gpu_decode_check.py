@@ -233,6 +233,8 @@ def check_all(checker):
     for name, layout in (("paged", decode), ("contiguous", contiguous),
                          ("pages of 5", replace(decode, page_size=5)),
                          ("pages of 1", replace(decode, page_size=1)),
+                         ("pages of 8", replace(decode, page_size=8)),
+                         ("pages of 24", replace(decode, page_size=24)),
                          ("pages, heads first, padding", replace(decode, has_heads_first=True, has_left_padding=True)),
                          ("slots, padding", replace(contiguous, has_slots=True, has_left_padding=True))):
         checker.check(name, layout)
