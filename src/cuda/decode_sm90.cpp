@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/check.hpp"
 #include "cuda/device/shared/split.h"
@@ -104,9 +103,8 @@ std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTrait
     if (auto refusal = refuses_cache(f.cache, f.is_paged)) return refusal;
   }
   const Problem& p = f.problem;
-  for (const auto& [label, spec] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}) {
-    if (const std::string why = why_no_tensor_map(label, *spec); !why.empty()) return Refusal{why};
-  }
+  const std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
+  if (!why.empty()) return Refusal{why};
   if (choose_decode(f, device).stages == 0) {
     return Refusal{fmt::format("a CTA takes more than the {} bytes of shared memory there are",
                                device.shared_bytes_per_cta)};
@@ -132,25 +130,23 @@ std::size_t decode_shared_bytes(const ForwardSpec& spec) {
 DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                            const AttentionForward& args, const GrownCache* cache, void* workspace,
                            const TensorMapEncoder& encode) {
-  const TensorView& k = cache != nullptr ? cache->cache.k : args.k;
-  const TensorView& v = cache != nullptr ? cache->cache.v : args.v;
-  expect_tensor_maps("attention_forward", {{"q", &args.q}, {"k", &k}, {"v", &v}});
+  const Operands tensors(args, cache);
+  expect_tensor_maps("attention_forward",
+                     {{"q", &tensors.q}, {"k", &tensors.k}, {"v", &tensors.v}});
   DecodeLaunch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  const std::int64_t rows_per_box = std::gcd(
-      plan.spec.tile_kv, plan.spec.is_paged ? launch.common.params.page_size : plan.spec.tile_kv);
-  const bool by_panels = plan.spec.has_padded_head_dim || rows_per_box < plan.spec.tile_kv;
-  // TMA knows no tensor without rows. Where there are no keys it gets the queries, of which it loads nothing.
+  launch.params.rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
+  const bool by_panels =
+      plan.spec.has_padded_head_dim || launch.params.rows_per_box < plan.spec.tile_kv;
   const auto map_of = [&](const TensorView& keys) {
-    const bool has_keys = keys.size(0) > 0 && keys.size(1) > 0;
-    return tensor_map_of_rows(encode, has_keys ? keys : args.q, rows_per_box, by_panels);
+    return tensor_map_of_rows(encode, tensors.keys_or_queries(keys), launch.params.rows_per_box,
+                              by_panels);
   };
-  launch.params.k = map_of(k);
-  launch.params.v = map_of(v);
+  launch.params.k = map_of(tensors.k);
+  launch.params.v = map_of(tensors.v);
   launch.params.common = launch.common.params;
   launch.params.clocks_per_slice = clocks_per_slice(plan);
-  launch.params.rows_per_box = static_cast<std::int32_t>(rows_per_box);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(plan.spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, plan.device.num_sms));
   return launch;

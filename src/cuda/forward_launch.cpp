@@ -14,10 +14,9 @@ namespace {
 /// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
 constexpr double kSectionOfL2 = 0.6;
 
-/// From so many rows on, or with so few splits, a warp for each row joins them faster than a CTA for each: measured on an H200
-/// (docs/kernels/decode_sm90.md).
+/// From so many rows on a warp for each joins its splits faster than a CTA for each, and so it does where splits are few: measured on an
+/// H200 (docs/kernels/decode_sm90.md).
 constexpr std::int64_t kRowsOfManyWaves = 4096;
-constexpr std::int32_t kFewSplits = 16;
 
 /// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
 struct RowStrides {
@@ -33,7 +32,12 @@ class Filler {
  public:
   Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
          const GrownCache* cache)
-      : f_(problem), plan_(plan), spec_(plan.spec), args_(args), cache_(cache) {}
+      : f_(problem),
+        plan_(plan),
+        spec_(plan.spec),
+        args_(args),
+        cache_(cache),
+        tensors_(args, cache) {}
 
   ForwardLaunch fill(void* workspace) {
     ForwardLaunch launch{};
@@ -50,17 +54,14 @@ class Filler {
   }
 
  private:
-  const TensorView& k() const { return cache_ != nullptr ? cache_->cache.k : args_.k; }
-  const TensorView& v() const { return cache_ != nullptr ? cache_->cache.v : args_.v; }
-
   void fill_tensors(ForwardParams& p) const {
-    p.q = bshd(args_.q);
-    p.k = bshd(k());
-    p.v = bshd(v());
-    p.out = bshd(args_.out);
-    p.is_q_aligned = is_aligned(args_.q);
-    p.is_kv_aligned = is_aligned(k()) && is_aligned(v());
-    p.is_out_aligned = is_aligned(args_.out);
+    p.q = bshd(tensors_.q);
+    p.k = bshd(tensors_.k);
+    p.v = bshd(tensors_.v);
+    p.out = bshd(tensors_.out);
+    p.is_q_aligned = is_aligned(tensors_.q);
+    p.is_kv_aligned = is_aligned(tensors_.k) && is_aligned(tensors_.v);
+    p.is_out_aligned = is_aligned(tensors_.out);
   }
 
   void fill_rows(ForwardParams& p) const {
@@ -191,6 +192,7 @@ class Filler {
   const ForwardSpec& spec_;
   const AttentionForward& args_;
   const GrownCache* cache_;
+  const Operands tensors_;
 };
 
 }  // namespace

@@ -9,6 +9,22 @@
 
 namespace fovea::cuda {
 
+/// The tensors of a call; k and v may be those of a cache.
+struct Operands {
+  const TensorView &q, &k, &v, &out;
+
+  Operands(const AttentionForward& args, const GrownCache* cache)
+      : q(args.q),
+        k(cache != nullptr ? cache->cache.k : args.k),
+        v(cache != nullptr ? cache->cache.v : args.v),
+        out(args.out) {}
+
+  /// TMA knows no tensor without rows. Where there are no keys it gets the queries: nothing that it loads of them is seen.
+  const TensorView& keys_or_queries(const TensorView& keys) const {
+    return keys.size(keys.rank() - 3) > 0 && keys.size(0) > 0 ? keys : q;
+  }
+};
+
 struct Grid {
   std::uint32_t x = 0, y = 1;  // CTAs
 };
@@ -24,6 +40,9 @@ struct ForwardLaunch {
 
   RangeTableLaunch range_tables;  // empty where the mask needs none
 };
+
+/// With at most so many splits a warp joins a row's, however many rows there are.
+inline constexpr std::int32_t kFewSplits = 16;
 
 /// Threads of a CTA of the combine kernel.
 inline constexpr std::uint32_t kCombineThreads = 128;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
 
 #include "core/check.hpp"
 #include "cuda/device/shared/clear_counter.h"
@@ -105,10 +104,9 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& f, const DeviceTraits&
   if (has_few_rows(f)) {
     if (auto refusal = refuses_few_rows(f)) return refusal;
   }
-  for (const auto& [label, spec] :
-       {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}}) {
-    if (const std::string why = why_no_tensor_map(label, *spec); !why.empty()) return Refusal{why};
-  }
+  const std::string why =
+      why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}});
+  if (!why.empty()) return Refusal{why};
   if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
   if (f.is_varlen && std::max(f.total_q, p.k.shape[0]) > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 packed rows"};
@@ -170,22 +168,6 @@ std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f)
 
 namespace {
 
-/// What TMA reads and writes; k and v may be those of a cache.
-struct Operands {
-  const TensorView &q, &k, &v, &out;
-
-  Operands(const AttentionForward& args, const GrownCache* cache)
-      : q(args.q),
-        k(cache != nullptr ? cache->cache.k : args.k),
-        v(cache != nullptr ? cache->cache.v : args.v),
-        out(args.out) {}
-
-  /// TMA knows no tensor without rows. Where there are no keys it gets the queries: each row tile loads one tile, and masks all of it.
-  const TensorView& loaded(const TensorView& keys) const {
-    return keys.size(keys.rank() - 3) > 0 && keys.size(0) > 0 ? keys : q;
-  }
-};
-
 /// What a dynamic schedule reads of sections.
 struct Sections {
   std::int32_t heads, last;
@@ -195,11 +177,6 @@ Sections sections_of(const ForwardParams& p) {
   const std::int32_t heads = std::max(1, cached / kSectionShare);
   const std::int32_t before = std::max(0, p.num_sequences * p.num_heads_q - cached);
   return {heads, before / heads * heads};
-}
-
-/// Of a kv tile: as many as surely lie in one page.
-std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
-  return spec.is_paged ? std::gcd(spec.tile_kv, page_size) : spec.tile_kv;
 }
 
 }  // namespace
@@ -225,8 +202,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
   launch.params = {.q = tensor_map(encode, tensors.q, rows, heads),
-                   .k = tensor_map(encode, tensors.loaded(tensors.k), rows_per_box),
-                   .v = tensor_map(encode, tensors.loaded(tensors.v), rows_per_box),
+                   .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box),
+                   .v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box),
                    .out = tensor_map(encode, tensors.out, rows, heads),
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(num_tiles),

@@ -20,8 +20,6 @@ namespace {
 
 constexpr std::size_t kTablesAlignment = 256;
 
-constexpr std::string_view kCombine = "combine", kCombineRows = "combine_rows";
-
 /// Captures, their tables of ranges, and with them the workspace: what the kernel needs, then tables.
 void bind_programs(const ForwardProblem& f, std::size_t scratch_bytes, ForwardPlan& plan) {
   const ScoreMod& score = f.problem.score;
@@ -82,8 +80,8 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
                       describe_spec(spec))};
 }
 
-/// `entry`: combine or combine_rows.
-jit::KernelText combine_text(const ForwardSpec& spec, std::string_view entry, int ctas_per_sm) {
+/// One of the two that join splits.
+jit::KernelText joining_text(const ForwardSpec& spec, std::string_view entry, int ctas_per_sm) {
   const CombineSpec combine{.out_element = spec.out_element,
                             .wants_row_max = spec.wants_row_max,
                             .is_chained = spec.is_chained,
@@ -95,6 +93,19 @@ jit::KernelText combine_text(const ForwardSpec& spec, std::string_view entry, in
                       "  fovea::cuda::sm80::{0}<fovea::cuda::spec>(p);\n}}\n",
                       entry, print_spec(combine), kCombineThreads, ctas_per_sm, jit::kEntryName),
           fmt::format("sm80/{}{}", entry, spec.is_chained ? " chained" : "")};
+}
+
+jit::KernelText combine_text(const ForwardSpec& spec) {
+  return joining_text(spec, "combine", kCombineCtasPerSm);
+}
+
+jit::KernelText combine_rows_text(const ForwardSpec& spec) {
+  return joining_text(spec, "combine_rows", kCombineRowsCtasPerSm);
+}
+
+/// Else splits are so few that warps join them in each launch.
+bool may_join_by_ctas(const ForwardSpec& spec) {
+  return spec.is_split && spec.most_splits > kFewSplits;
 }
 
 jit::KernelText clear_counter_text() {
@@ -110,10 +121,8 @@ jit::KernelText clear_counter_text() {
 
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   std::vector<jit::KernelText> texts = {forward_text(plan)};
-  if (plan.spec.is_split) {
-    texts.push_back(combine_text(plan.spec, kCombine, kCombineCtasPerSm));
-    texts.push_back(combine_text(plan.spec, kCombineRows, kCombineRowsCtasPerSm));
-  }
+  if (may_join_by_ctas(plan.spec)) texts.push_back(combine_text(plan.spec));
+  if (plan.spec.is_split) texts.push_back(combine_rows_text(plan.spec));
   if (plan.spec.is_dynamic) texts.push_back(clear_counter_text());
   if (!plan.range_tables.is_empty()) texts.push_back(range_tables_text());
   return texts;
@@ -122,11 +131,9 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   kernels->forward = loader.load(forward_text(plan), context);
-  if (plan.spec.is_split) {
-    kernels->combine = loader.load(combine_text(plan.spec, kCombine, kCombineCtasPerSm), context);
-    kernels->combine_rows =
-        loader.load(combine_text(plan.spec, kCombineRows, kCombineRowsCtasPerSm), context);
-  }
+  if (may_join_by_ctas(plan.spec)) kernels->combine = loader.load(combine_text(plan.spec), context);
+  if (plan.spec.is_split)
+    kernels->combine_rows = loader.load(combine_rows_text(plan.spec), context);
   if (plan.spec.is_dynamic) kernels->clear_counter = loader.load(clear_counter_text(), context);
   if (!plan.range_tables.is_empty())
     kernels->range_tables = loader.load(range_tables_text(), context);

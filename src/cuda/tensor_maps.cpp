@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <numeric>
 
 #include "core/check.hpp"
 
@@ -12,22 +13,7 @@ namespace {
 /// TMA's strides are multiples of 16 bytes.
 constexpr std::int64_t kStrideElements = 8;
 
-}  // namespace
-
-std::int64_t panels_of(std::int64_t head_dim) {
-  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
-}
-
-TensorMapEncoder encoder_of(const driver::Driver& driver) {
-  return [&driver](const driver::TensorMapSpec& spec, const void* address) {
-    const driver::TensorMap map = driver::encode_tiled(driver, spec, address);
-    TensorMapParam param;
-    static_assert(sizeof(param) == sizeof(map));
-    std::memcpy(&param, &map, sizeof(param));
-    return param;
-  };
-}
-
+/// Why TMA cannot have a tensor of these strides; empty: it can.
 std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
   const auto last = static_cast<std::size_t>(spec.rank) - 1;
   if (spec.shape[last] % kStrideElements != 0) {
@@ -47,6 +33,30 @@ std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
   return "";
 }
 
+}  // namespace
+
+std::int64_t panels_of(std::int64_t head_dim) {
+  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
+}
+
+TensorMapEncoder encoder_of(const driver::Driver& driver) {
+  return [&driver](const driver::TensorMapSpec& spec, const void* address) {
+    const driver::TensorMap map = driver::encode_tiled(driver, spec, address);
+    TensorMapParam param;
+    static_assert(sizeof(param) == sizeof(map));
+    std::memcpy(&param, &map, sizeof(param));
+    return param;
+  };
+}
+
+std::string why_no_tensor_maps(
+    std::initializer_list<std::pair<std::string_view, const TensorSpec*>> tensors) {
+  for (const auto& [label, spec] : tensors) {
+    if (std::string why = why_no_tensor_map(label, *spec); !why.empty()) return why;
+  }
+  return "";
+}
+
 void expect_tensor_maps(
     std::string_view where,
     std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors) {
@@ -60,6 +70,10 @@ void expect_tensor_maps(
             "{}; the plan was made for tensors that TMA can read",
             why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
   }
+}
+
+std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
+  return spec.is_paged ? std::gcd(spec.tile_kv, page_size) : spec.tile_kv;
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include "fovea/tensor.hpp"
 
 #include "cuda/device/shared/forward_params_sm90.h"
+#include "cuda/device/shared/forward_spec.h"
 #include "cuda/driver/tensor_map.hpp"
 
 namespace fovea::cuda {
@@ -27,14 +28,18 @@ using TensorMapEncoder =
 /// By the driver, in whose context the calling thread is.
 TensorMapEncoder encoder_of(const driver::Driver& driver);
 
-/// Why TMA cannot have a tensor of these strides, dense or packed; empty: it can.
-std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec);
+/// Why TMA cannot have one of these, dense or packed; empty: it can have all.
+std::string why_no_tensor_maps(
+    std::initializer_list<std::pair<std::string_view, const TensorSpec*>> tensors);
 
 /// Of a call whose plan was made for tensors that TMA can have: what that was chosen by may have changed from call to call. Throws
 /// InvalidArgument.
 void expect_tensor_maps(
     std::string_view where,
     std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors);
+
+/// Rows of a box of keys: as many of a kv tile as surely lie in one page.
+std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);
 
 /// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed tensors are one
 /// long sequence, pages are short ones.
