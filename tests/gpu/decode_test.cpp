@@ -28,13 +28,7 @@ struct DeviceCall {
     for (TensorBytes& tensor : written)
       tensor.is_output = host.append.k && tensor.name.starts_with("cache.");
     copies.add(written);
-    args = host;
-    for (TensorView* view :
-         {&args.q, &args.out, &args.lse, &args.sinks, &args.append.k, &args.append.v, &args.cache.k,
-          &args.cache.v, &args.cache.page_table, &args.cache.seqlens, &args.cache.batch_idx,
-          &args.cache.left_padding}) {
-      *view = copies.view(*view);
-    }
+    args = copies.call(host);
   }
 
   DeviceCopies copies;

@@ -4,8 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <vector>
+
+#include "fovea/attention.hpp"
+#include "fovea/kv_cache.hpp"
 
 #include "cuda/driver/resources.hpp"
 #include "support/launch_memory.hpp"
@@ -82,6 +86,24 @@ class DeviceCopies {
     return {address(host.data()), spec};
   }
 
+  /// The same call over the copies.
+  AttentionForward call(const AttentionForward& host) const {
+    AttentionForward call = host;
+    move({&call.q, &call.k, &call.v, &call.out, &call.lse, &call.row_max, &call.sinks,
+          &call.cu_seqlens_q, &call.cu_seqlens_kv},
+         call);
+    return call;
+  }
+
+  AttentionDecode call(const AttentionDecode& host) const {
+    AttentionDecode call = host;
+    move({&call.q, &call.out, &call.lse, &call.sinks, &call.append.k, &call.append.v, &call.cache.k,
+          &call.cache.v, &call.cache.page_table, &call.cache.seqlens, &call.cache.batch_idx,
+          &call.cache.left_padding},
+         call);
+    return call;
+  }
+
   /// The contents that the host's tensor has now.
   void copy_to_device(const TensorView& host) const { copy_of(host.data())->copy_to_device(); }
 
@@ -92,6 +114,19 @@ class DeviceCopies {
   }
 
  private:
+  template <class Call>
+  void move(std::initializer_list<TensorView*> tensors, Call& call) const {
+    for (TensorView* tensor : tensors) *tensor = view(*tensor);
+    call.score = parse_score_mod(call.score.to_string(), moved_captures(call.score));
+    call.mask = parse_mask_mod(call.mask.to_string(), moved_captures(call.mask));
+  }
+
+  Captures moved_captures(const Program& host) const {
+    Captures captures = host.captures();
+    for (CapturedTensor& tensor : captures.tensors) tensor.view = view(tensor.view);
+    return captures;
+  }
+
   /// The copy that holds a byte of the host; null where there is none.
   DeviceCopy* copy_of(const void* host) const {
     const auto* at = static_cast<const std::byte*>(host);

@@ -24,14 +24,10 @@ namespace {
 
 /// Newer devices run the kernels of older ones too: a device of this major compute capability and the size of ours.
 cuda::DeviceTraits traits_as(int major) {
-  const cuda::driver::DeviceInfo& info = cuda::driver::process_context(0).info();
-  return {.major = major,
-          .minor = 0,
-          .num_sms = info.num_sms,
-          .shared_bytes_per_cta = info.shared_bytes_per_cta,
-          .shared_bytes_per_sm = info.shared_bytes_per_sm,
-          .l2_bytes = info.l2_bytes,
-          .memory_bytes_per_clock = 2400};
+  cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
+  device.major = major;
+  device.minor = 0;
+  return device;
 }
 
 cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
@@ -45,22 +41,21 @@ cuda::ForwardPlan plan_as(const ForwardProblem& problem, int major) {
 
 void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
               const AttentionForward& args, const GrownCache* cache) {
-  DeviceCopies copies;
-  copies.add(tensors_of_call(args));
-  if (cache != nullptr) copies.add(tensors_of_cache(cache->cache));
   DeviceMemory workspace(cuda::driver::process_context(0), plan.workspace_bytes + 1);
   workspace.fill(0xFF, Stream(nullptr));
-  cuda::ForwardLaunch call = cuda::forward_launch(problem, plan, args, workspace.data(), cache);
-  move_tensors(call, [&](const void* host) { return copies.address(host); });
-  cuda::place_range_tables(plan, workspace.data(), call);
-  cuda::launch_forward(plan, call, nullptr);
+  cuda::attention_forward(problem, plan, args, workspace.data(), nullptr, cache);
+}
+
+void run_as(int major, const AttentionForward& args) {
+  DeviceCopies copies;
+  copies.add(tensors_of_call(args));
+  const AttentionForward call = copies.call(args);
+  const ForwardProblem problem = validate(problem_of(call), "test");
+  run_plan(problem, plan_as(problem, major), call, nullptr);
   copies.copy_back();
 }
 
-void run_on_gpu(const AttentionForward& args) {
-  const ForwardProblem problem = validate(problem_of(args), "test");
-  run_plan(problem, plan_as(problem, 8), args, nullptr);
-}
+void run_on_gpu(const AttentionForward& args) { run_as(8, args); }
 
 void expect_right(const Case& problem) { expect_kernel_equals_oracle(problem, run_on_gpu); }
 
@@ -146,7 +141,7 @@ TEST_F(Gpu, PairsOfFeatures) {
   }
 }
 
-// ---- few rows: sm90/decode up to 16, beyond what is chosen ----
+// ---- few rows on Hopper: sm90/decode up to 16, sm90/attention_forward up to 64 ----
 
 class GpuFewRows : public Gpu {
  protected:
@@ -158,18 +153,19 @@ class GpuFewRows : public Gpu {
   }
 };
 
-void decode_on_gpu(const AttentionForward& args) {
-  const ForwardProblem problem = validate(problem_of(args), "test");
-  run_plan(problem, plan_as(problem, 9), args, nullptr);
-}
+void few_rows_on_gpu(const AttentionForward& args) { run_as(9, args); }
 
-void decode_cache_on_gpu(const CacheCase& each, const AttentionDecode& decode) {
-  const AttentionForward args = forward_of(decode);
+void decode_on_gpu(const CacheCase& each, const AttentionDecode& host) {
+  DeviceCopies copies;
+  copies.add(tensors_of_call(forward_of(host)));
+  copies.add(tensors_of_cache(host.cache));
+  const AttentionDecode decode = copies.call(host);
   const std::int64_t longest = *std::ranges::max_element(each.seqlens);
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
                                                          cache_layout(decode), "test");
   const GrownCache cache{decode.cache, 0};
-  run_plan(problem, plan_as(problem, 9), args, &cache);
+  run_plan(problem, plan_as(problem, 9), forward_of(decode), &cache);
+  copies.copy_back();
 }
 
 /// Each sequence against the oracle on its keys laid out densely; another run gives the same bits.
@@ -179,8 +175,8 @@ void expect_right_cache(const CacheCase& problem) {
                            problem.page_size));
   CacheMemory memory(problem), again(problem);
   const AttentionDecode decode = memory.args();
-  decode_cache_on_gpu(problem, decode);
-  decode_cache_on_gpu(problem, again.args());
+  decode_on_gpu(problem, decode);
+  decode_on_gpu(problem, again.args());
   expect_sequences_equal_oracle(problem, memory, decode);
   for (std::int64_t i = 0; i < problem.batch(); ++i)
     EXPECT_EQ(memory.out_bits(i), again.out_bits(i)) << i;
@@ -201,7 +197,7 @@ TEST_F(GpuFewRows, RowsHeadsAndLengths) {
         problem.head_dim_qk = problem.head_dim_v = group == 3 ? 72 : 128;
         if (seqlen_q != 2) problem.mask = seqlen_q == 5 ? window(700, 0) : causal();
         problem.has_sinks = group == 3;
-        expect_kernel_equals_oracle(problem, decode_on_gpu);
+        expect_kernel_equals_oracle(problem, few_rows_on_gpu);
       }
     }
   }
@@ -219,7 +215,7 @@ TEST_F(GpuFewRows, Features) {
       problem.num_heads_q = 4;
       problem.num_heads_kv = 2;
       feature.add(problem);
-      expect_kernel_equals_oracle(problem, decode_on_gpu);
+      expect_kernel_equals_oracle(problem, few_rows_on_gpu);
     }
   }
 }
@@ -230,7 +226,7 @@ TEST_F(GpuFewRows, Caches) {
   base.num_heads_kv = 2;
   base.q_dtype = base.k_dtype = base.v_dtype = Dtype::bf16;
   for (const std::int64_t head_dim : {64, 128, 256}) {
-    for (const std::int64_t page_size : {0, 1, 3, 16, 64}) {
+    for (const std::int64_t page_size : {0, 1, 3, 8, 16, 24, 64}) {
       if (head_dim == 256 && page_size != 16) continue;
       for (const std::int64_t seqlen_q : {1, 2, 4, 8}) {
         CacheCase problem = base;
