@@ -43,6 +43,12 @@ FOVEA_DEVICE constexpr bool is_wgmma_form(WgmmaType a, WgmmaType b, int n) {
 template <WgmmaType a_type, WgmmaType b_type, int n>
 struct WgmmaForm;
 
+/// The same descriptor, but for the compiler: what follows from it is computed here, not ahead of the loop around it.
+FOVEA_DEVICE MatrixDescriptor computed_here(MatrixDescriptor descriptor) {
+  asm volatile("" : "+l"(descriptor));
+  return descriptor;
+}
+
 /// wgmma.fence.
 FOVEA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

@@ -131,7 +131,7 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages +
                                      2 * slots + 5 + (sm90_clears_values(spec) ? 1 : 0));
   const std::int32_t told = slots * (sm90_tells_place(spec) ? 32 : 16) + 32 +
-                            spec.tile_q / 64 * 32 + 4 * spec.stages +
+                            spec.tile_q / 64 * 32 + 8 * spec.stages +
                             (spec.is_paged ? spec.tile_kv / 2 : 0);
   return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + told + 4 * (spec.tile_q / 64);
 }

@@ -32,7 +32,9 @@ struct Compute {
   typename Rows::Probabilities p;
   typename Rows::Sums o;
   Rows rows;
-  bool has_sums = false;  // o holds something: the next product adds to it
+  bool has_sums = false;         // o holds something: the next product adds to it
+  KvTile next = KvTile::none();  // after scores.kv_tile, of the same row tile
+  ptx::MatrixDescriptor keys;    // of the stage that comes next: known before its turn
 
   // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
   // row tile teaches the next shows in the time only.
@@ -42,7 +44,7 @@ struct Compute {
   std::uint32_t lesson = 0;      // row tiles so far, modulo 2
 
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
-      : cta(of_cta), warp(of_cta), scores(warp), output(warp) {}
+      : cta(of_cta), warp(of_cta), scores(warp), output(warp), keys(keys_at(0)) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     // The first group goes first.
@@ -64,10 +66,10 @@ struct Compute {
     begin(tile);
     for (;;) {
       rest_of_tile(tile);
-      const RowTile next = cta.next_row_tile(slots);
-      if (next.idx < 0) break;
-      cross(tile, next);
-      tile = next;
+      const RowTile after = cta.next_row_tile(slots);
+      if (after.idx < 0) break;
+      cross(tile, after);
+      tile = after;
     }
     last_sums();
     output.finish(tile, q_stage_of_last(), rows, o);
@@ -86,20 +88,14 @@ struct Compute {
 
   /// kv tiles from the second on. Both kinds of step give the same bits.
   FOVEA_DEVICE_MEMBER void rest_of_tile(const RowTile& tile) {
-    while (!scores.kv_tile.is_last()) {
-      while (!scores.kv_tile.is_last() && must_be_careful()) {
-        step<true>(tile);
-        ++num_steps;
-      }
-      while (!scores.kv_tile.is_last() && !must_be_careful()) {
-        step<false>(tile);
-        ++num_steps;
-      }
+    while (!next.is_none()) {
+      while (!next.is_none() && must_be_careful()) step<true>(tile);
+      while (!next.is_none() && !must_be_careful()) step<false>(tile);
     }
   }
 
   FOVEA_DEVICE_MEMBER bool must_be_careful() const {
-    return spec.wants_row_max || is_careful || (Mods::has_mask && !scores.kv_tile.is_next_full());
+    return spec.wants_row_max || is_careful || (Mods::has_mask && !next.is_full());
   }
 
   // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
@@ -134,26 +130,34 @@ struct Compute {
     ptx::mbarrier_wait_parity(cta.barrier(L::kQFull, q.stage * T::kGroups + warp.group), q.parity);
   }
 
+  FOVEA_DEVICE_MEMBER ptx::MatrixDescriptor keys_at(int stage) const {
+    return k_major_descriptor(typename T::KTile{cta.k_at(stage)});
+  }
+
   FOVEA_DEVICE_MEMBER void await_keys() {
     ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
-    // By the lane that will say that it has been read.
+  }
+
+  /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has been read.
+  FOVEA_DEVICE_MEMBER KvTile told(int i) const {
     std::uint32_t word = 0;
-    if (cta.lane == 0) word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage));
-    scores.kv_tile.word = ptx::shfl_idx(word, 0);
+    if (cta.lane == 0) word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
+    return {ptx::shfl_idx(word, 0)};
   }
 
   /// S = Q Kᵀ.
   FOVEA_DEVICE_MEMBER void issue_scores(int q_stage) {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
-    const auto a = k_major_descriptor(QTile{cta.q_at(q_stage, warp.group)});
-    const auto b = k_major_descriptor(KTile{cta.k_at(k.stage)});
+    auto a = k_major_descriptor(QTile{cta.q_at(q_stage, warp.group)});
+    // With one stage the compiler would keep the descriptors of all steps in registers, from before the loop on, and keys' with them.
+    if constexpr (T::kQStages == 1) a = ptx::computed_here(a);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
-      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(scores.s,
-                                                      advanced(a, k_major_offset<QTile>(i)),
-                                                      advanced(b, k_major_offset<KTile>(i)), i > 0);
+      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
+          scores.s, advanced(a, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
+          i > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -176,6 +180,7 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void release_keys() {
     cta.release(cta.barrier(L::kKEmpty, k.stage));
     k.advance();
+    keys = keys_at(k.stage);
   }
 
   FOVEA_DEVICE_MEMBER void release_values() {
@@ -187,10 +192,11 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
-    scores.look_ahead(tile);
+    scores.look_ahead(tile, told(0));
     await_turn();
     issue_scores(q.stage);
     pass_turn();
+    next = told(1);
     ptx::wgmma_wait_group<0>();
     q.advance();
     release_keys();
@@ -202,7 +208,8 @@ struct Compute {
   template <bool is_careful>
   FOVEA_DEVICE_MEMBER void step(const RowTile& tile) {
     await_keys();
-    scores.look_ahead(tile);
+    scores.look_ahead(tile, next);
+    next = told(1);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
@@ -233,29 +240,31 @@ struct Compute {
     }
     rows.add(part);
     if constexpr (spec.has_dropout) drop(tile);
+    ++num_steps;
   }
 
-  /// The same across a boundary: first scores of `next` beside the last sums of `tile`, which is then finished.
-  FOVEA_DEVICE_MEMBER void cross(const RowTile& tile, const RowTile& next) {
+  /// The same across a boundary: first scores of `after` beside the last sums of `tile`, which is then finished.
+  FOVEA_DEVICE_MEMBER void cross(const RowTile& tile, const RowTile& after) {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
-    scores.look_ahead(next);
+    scores.look_ahead(after, told(0));
     tell_misses();
     await_turn();
     issue_scores(q.stage);
     issue_sums();
     pass_turn();
+    next = told(1);
     learn();
     ptx::wgmma_wait_group<1>();
     q.advance();
     release_keys();
     const Rows done = rows;
-    begin_rows(next);
+    begin_rows(after);
     ptx::wgmma_wait_group<0>();
     release_values();
     output.finish(tile, q_stage, done, o);
-    first_probabilities(next);
+    first_probabilities(after);
   }
 
   FOVEA_DEVICE_MEMBER void last_sums() {

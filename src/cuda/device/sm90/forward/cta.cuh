@@ -82,8 +82,8 @@ struct Layout {
   static constexpr int kSlots = (kVCut + (T::kClearsValues ? 8 : 0) + 15) / 16 * 16;
   static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
-  static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile, 4 bytes each
-  static constexpr int kPages = kKvTiles + 4 * T::kStages;    // paged: a word for each box
+  static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile and the one after it
+  static constexpr int kPages = kKvTiles + 8 * T::kStages;    // paged: a word for each box
   static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
   static constexpr int kSuspects = kPages + 4 * kMostBoxes;  // [group] the head of its list
   static constexpr int kBytes = kSuspects + 4 * T::kGroups;
@@ -103,19 +103,17 @@ struct SequencePlace {
   std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
 };
 
-/// What is told of a kv tile: its index, whether every row sees all of it, the same of the one after it, and whether it is the row
-/// tile's last.
+/// A kv tile that a row tile visits: its index, and whether every row sees all of it. none(): there is none any more.
 struct KvTile {
   std::uint32_t word;
 
-  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full, bool is_next_full, bool is_last) {
-    return {static_cast<std::uint32_t>(idx) << 3U | (is_next_full ? 4U : 0U) | (is_full ? 2U : 0U) |
-            (is_last ? 1U : 0U)};
+  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full) {
+    return {static_cast<std::uint32_t>(idx) << 1U | (is_full ? 1U : 0U)};
   }
-  FOVEA_DEVICE_MEMBER std::int32_t idx() const { return static_cast<std::int32_t>(word >> 3U); }
-  FOVEA_DEVICE_MEMBER bool is_next_full() const { return (word & 4U) != 0; }
-  FOVEA_DEVICE_MEMBER bool is_full() const { return (word & 2U) != 0; }
-  FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 1U) != 0; }
+  FOVEA_DEVICE KvTile none() { return {0xffffffffU}; }
+  FOVEA_DEVICE_MEMBER std::int32_t idx() const { return static_cast<std::int32_t>(word >> 1U); }
+  FOVEA_DEVICE_MEMBER bool is_full() const { return (word & 1U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_none() const { return word == none().word; }
 };
 
 FOVEA_DEVICE const ptx::TensorMap* tensor_map(const TensorMapParam& map) {
@@ -142,7 +140,7 @@ struct Cta {
   }
   FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
   FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
-    return smem + L::kKvTiles + 4 * stage;
+    return smem + L::kKvTiles + 8 * stage;
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress suspects_at(int group) const {

@@ -53,7 +53,8 @@ struct Load {
         page = next_page;
         const bool has_next = visit(next);
         if (has_next) look_up(rows, place, next);
-        load_tile(rows, place, tile, has_next && next.is_full, !has_next, is_first, pending);
+        load_tile(rows, place, tile, has_next ? kv_tile_of(next) : KvTile::none(), is_first,
+                  pending);
         if (!has_next) break;
         tile = next;
       }
@@ -78,6 +79,10 @@ struct Load {
     return true;
   }
 
+  FOVEA_DEVICE_MEMBER static KvTile kv_tile_of(VisitedTile tile) {
+    return KvTile::make(tile.idx, tile.is_full);
+  }
+
   FOVEA_DEVICE_MEMBER void open_group() {
     cta.await(cta.barrier(L::kGroupFull, groups.stage), groups.parity);
     const auto words = ptx::ld_shared<ptx::U32x4>(cta.smem + L::kGroupsOfTiles + 16 * groups.stage);
@@ -90,14 +95,13 @@ struct Load {
 
   /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
   FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
-                                     VisitedTile tile, bool is_next_full, bool is_last,
-                                     bool is_first, Pending& pending) {
+                                     VisitedTile tile, KvTile next, bool is_first,
+                                     Pending& pending) {
     const std::int32_t kv_head = rows.q_head / cta.p.common.group;
     if (is_first) load_queries(rows, place, 0);
     cta.await(cta.barrier(L::kKEmpty, k.stage), k.parity);
     if (ptx::elect_one()) {
-      const KvTile told = KvTile::make(tile.idx, tile.is_full, is_next_full, is_last);
-      ptx::st_shared(cta.kv_tile_at(k.stage), told.word);
+      ptx::st_shared(cta.kv_tile_at(k.stage), ptx::U32x2{kv_tile_of(tile).word, next.word});
       if constexpr (!spec.is_paged) {
         copy<typename T::KTile>(
             cta.k_at(k.stage), cta.p.k, cta.barrier(L::kKFull, k.stage),

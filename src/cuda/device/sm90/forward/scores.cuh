@@ -44,7 +44,7 @@ struct Scores {
 
   const ComputingWarp<spec> warp;
   typename Rows::Scores s;
-  KvTile kv_tile{0};
+  KvTile kv_tile = KvTile::none();
 
   // What programs need for it, from look_ahead.
   TileParts<Score, spec.tile_kv> score_parts;
@@ -59,8 +59,9 @@ struct Scores {
     }
   }
 
-  /// Before the scores are there: loads that the product hides.
-  FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile) {
+  /// Before the scores of this kv tile are there: loads that the product hides.
+  FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile, KvTile to_come) {
+    kv_tile = to_come;
     const Captures& captures = warp.cta.p.common.captures;
     Position at = position_of(tile);
     at.kv_idx = kv_tile.idx() * spec.tile_kv;

@@ -40,6 +40,8 @@ FOVEA_DEVICE constexpr emulator::Format format_of(WgmmaType type) {
   return emulator::Format::bf16;
 }
 
+FOVEA_DEVICE MatrixDescriptor computed_here(MatrixDescriptor descriptor) { return descriptor; }
+
 /// What ss and rs share.
 template <WgmmaType a_type, WgmmaType b_type, int n, Major a_major, Major b_major, class Sum>
 FOVEA_DEVICE emulator::Wgmma wgmma_form(Sum (&d)[n / 2], MatrixDescriptor b, bool is_accumulating) {
