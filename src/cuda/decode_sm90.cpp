@@ -24,7 +24,7 @@ constexpr double kPaceOfShare = 0.8;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
-constexpr std::int32_t kLeftForCombine = 2 * (2048 + kReservedSharedBytes);
+constexpr std::int32_t kLeftForCombine = 2 * kReservedSharedBytes;
 
 std::optional<Refusal> refuses_cache(const CacheLayout& cache, bool is_paged) {
   if (is_paged && cache.page_size % kFewestRowsOfBox != 0) {

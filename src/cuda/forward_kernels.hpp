@@ -10,8 +10,8 @@ namespace fovea::cuda {
 
 struct ForwardPlan::Kernels {
   std::shared_ptr<const jit::LoadedKernel> forward;
-  std::shared_ptr<const jit::LoadedKernel> combine_rows;   // where the spec is split
-  std::shared_ptr<const jit::LoadedKernel> combine;        // the same, where splits may be many
+  // Where the spec is split; which of them, each launch says.
+  std::shared_ptr<const jit::LoadedKernel> deep_combine, wide_combine;
   std::shared_ptr<const jit::LoadedKernel> range_tables;   // where the mask needs some
   std::shared_ptr<const jit::LoadedKernel> clear_counter;  // where the spec is dynamic
 };

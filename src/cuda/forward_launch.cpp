@@ -14,9 +14,8 @@ namespace {
 /// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
 constexpr double kSectionOfL2 = 0.6;
 
-/// From so many rows on a warp for each joins its splits faster than a CTA for each, and so it does where splits are few: measured on an
-/// H200 (docs/kernels/decode_sm90.md).
-constexpr std::int64_t kRowsOfManyWaves = 4096;
+/// From so many rows on they come in waves: measured on an H200 (docs/kernels/decode_sm90.md).
+constexpr std::int64_t kRowsOfWaves = 2048;
 
 /// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
 struct RowStrides {
@@ -182,8 +181,9 @@ class Filler {
          .num_heads_q = p.num_heads_q,
          .head_dim_v = p.head_dim_v,
          .num_rows = rows};
-    launch.joins_by_warps = rows >= kRowsOfManyWaves || p.max_splits <= kFewSplits;
-    const std::int64_t rows_per_cta = launch.joins_by_warps ? kCombineRowsPerCta : 1;
+    launch.is_combined_deep = rows < kRowsOfWaves && p.max_splits > kWideCombine.splits_at_once;
+    const std::int64_t rows_per_cta =
+        (launch.is_combined_deep ? kDeepCombine : kWideCombine).num_warps;
     launch.combine_grid.x = static_cast<std::uint32_t>((rows + rows_per_cta - 1) / rows_per_cta);
   }
 

@@ -36,24 +36,18 @@ struct ForwardLaunch {
 
   CombineParams combine_params;  // where the spec is split
   Grid combine_grid;
-  bool joins_by_warps = false;  // by sm80/combine_rows, not sm80/combine: the same bits
+  bool is_combined_deep = false;  // by kDeepCombine, not kWideCombine
 
   RangeTableLaunch range_tables;  // empty where the mask needs none
 };
 
-/// With at most so many splits a warp joins a row's, however many rows there are.
-inline constexpr std::int32_t kFewSplits = 16;
-
-/// Threads of a CTA of the combine kernel.
-inline constexpr std::uint32_t kCombineThreads = 128;
-/// CTAs of it on an SM, that registers are left for: 64 each, with which nothing spills anywhere.
-inline constexpr int kCombineCtasPerSm = 8;
-/// The same of sm80/combine_rows, whose sums take more.
-inline constexpr int kCombineRowsCtasPerSm = 6;
-/// Rows of a CTA of it.
-inline constexpr std::int64_t kCombineRowsPerCta = kCombineThreads / 32;
-/// Its dynamic shared memory: 128 columns of each of its four warps.
-inline constexpr std::uint32_t kCombineSharedBytes = 4 * 128 * sizeof(float);
+/// How sm80/combine is compiled and launched; the bits are the same.
+struct CombineForm {
+  int splits_at_once, num_warps;  // of a CTA: a row each
+  int ctas_per_sm;                // that registers are left for; nothing spills
+};
+/// Many splits of few rows, and many rows.
+inline constexpr CombineForm kDeepCombine{16, 1, 16}, kWideCombine{8, 4, 6};
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,

@@ -80,32 +80,21 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
                       describe_spec(spec))};
 }
 
-/// One of the two that join splits.
-jit::KernelText joining_text(const ForwardSpec& spec, std::string_view entry, int ctas_per_sm) {
+/// What joins splits.
+jit::KernelText combine_text(const ForwardSpec& spec, const CombineForm& form) {
   const CombineSpec combine{.out_element = spec.out_element,
                             .wants_row_max = spec.wants_row_max,
                             .is_chained = spec.is_chained,
                             .most_splits = spec.most_splits};
-  return {fmt::format("#include \"sm80/{0}.cuh\"\n"
-                      "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {1};\n}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({2}, {3}) {4}("
+  return {fmt::format("#include \"sm80/combine.cuh\"\n"
+                      "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
-                      "  fovea::cuda::sm80::{0}<fovea::cuda::spec>(p);\n}}\n",
-                      entry, print_spec(combine), kCombineThreads, ctas_per_sm, jit::kEntryName),
-          fmt::format("sm80/{}{}", entry, spec.is_chained ? " chained" : "")};
-}
-
-jit::KernelText combine_text(const ForwardSpec& spec) {
-  return joining_text(spec, "combine", kCombineCtasPerSm);
-}
-
-jit::KernelText combine_rows_text(const ForwardSpec& spec) {
-  return joining_text(spec, "combine_rows", kCombineRowsCtasPerSm);
-}
-
-/// Else splits are so few that warps join them in each launch.
-bool may_join_by_ctas(const ForwardSpec& spec) {
-  return spec.is_split && spec.most_splits > kFewSplits;
+                      "  fovea::cuda::sm80::combine<fovea::cuda::spec, {}>(p);\n}}\n",
+                      print_spec(combine), form.num_warps * 32, form.ctas_per_sm, jit::kEntryName,
+                      form.splits_at_once),
+          fmt::format("sm80/combine {} at once{}", form.splits_at_once,
+                      spec.is_chained ? " chained" : "")};
 }
 
 jit::KernelText clear_counter_text() {
@@ -121,8 +110,10 @@ jit::KernelText clear_counter_text() {
 
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   std::vector<jit::KernelText> texts = {forward_text(plan)};
-  if (may_join_by_ctas(plan.spec)) texts.push_back(combine_text(plan.spec));
-  if (plan.spec.is_split) texts.push_back(combine_rows_text(plan.spec));
+  if (plan.spec.is_split) {
+    for (const CombineForm& form : {kDeepCombine, kWideCombine})
+      texts.push_back(combine_text(plan.spec, form));
+  }
   if (plan.spec.is_dynamic) texts.push_back(clear_counter_text());
   if (!plan.range_tables.is_empty()) texts.push_back(range_tables_text());
   return texts;
@@ -131,9 +122,10 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   kernels->forward = loader.load(forward_text(plan), context);
-  if (may_join_by_ctas(plan.spec)) kernels->combine = loader.load(combine_text(plan.spec), context);
-  if (plan.spec.is_split)
-    kernels->combine_rows = loader.load(combine_rows_text(plan.spec), context);
+  if (plan.spec.is_split) {
+    kernels->deep_combine = loader.load(combine_text(plan.spec, kDeepCombine), context);
+    kernels->wide_combine = loader.load(combine_text(plan.spec, kWideCombine), context);
+  }
   if (plan.spec.is_dynamic) kernels->clear_counter = loader.load(clear_counter_text(), context);
   if (!plan.range_tables.is_empty())
     kernels->range_tables = loader.load(range_tables_text(), context);

@@ -7,7 +7,6 @@
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
 #include "sm80/combine.cuh"
-#include "sm80/combine_rows.cuh"
 #include "sm90/decode.cuh"
 
 // Written by print_forward_units from forward_cases.hpp.
@@ -31,51 +30,43 @@ void run_clear_counter(const ClearCounterParams& params) { clear_counter(params)
 
 namespace {
 
-template <CombineSpec spec>
+template <CombineSpec spec, int kAtOnce>
 void run_combine(const CombineParams& p) {
-  sm80::combine<spec>(p);
-}
-template <CombineSpec spec>
-void run_combine_rows(const CombineParams& p) {
-  sm80::combine_rows<spec>(p);
+  sm80::combine<spec, kAtOnce>(p);
 }
 
-template <Element element, bool wants_row_max>
-CombineFunction combine_rows_of_splits(int most_splits) {
-  if (most_splits == 16)
-    return run_combine_rows<{
-        .out_element = element, .wants_row_max = wants_row_max, .most_splits = 16}>;
-  if (most_splits == 32)
-    return run_combine_rows<{
-        .out_element = element, .wants_row_max = wants_row_max, .most_splits = 32}>;
-  return run_combine_rows<{.out_element = element, .wants_row_max = wants_row_max}>;
-}
-
-template <Element element, bool wants_row_max>
+template <Element element, bool wants_row_max, int kAtOnce>
 CombineFunction combine_of_splits(int most_splits) {
-  if (most_splits == 16)
-    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 16}>;
-  if (most_splits == 32)
-    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 32}>;
-  return run_combine<{.out_element = element, .wants_row_max = wants_row_max}>;
+  if (most_splits == 16) {
+    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 16},
+                       kAtOnce>;
+  }
+  if (most_splits == 32) {
+    return run_combine<{.out_element = element, .wants_row_max = wants_row_max, .most_splits = 32},
+                       kAtOnce>;
+  }
+  return run_combine<{.out_element = element, .wants_row_max = wants_row_max}, kAtOnce>;
 }
 
-template <Element element>
-CombineFunction combine_to(const ForwardSpec& spec, bool joins_by_warps) {
-  if (joins_by_warps) {
-    return spec.wants_row_max ? combine_rows_of_splits<element, true>(spec.most_splits)
-                              : combine_rows_of_splits<element, false>(spec.most_splits);
-  }
-  return spec.wants_row_max ? combine_of_splits<element, true>(spec.most_splits)
-                            : combine_of_splits<element, false>(spec.most_splits);
+template <Element element, int kAtOnce>
+CombineFunction combine_to(const ForwardSpec& spec) {
+  return spec.wants_row_max ? combine_of_splits<element, true, kAtOnce>(spec.most_splits)
+                            : combine_of_splits<element, false, kAtOnce>(spec.most_splits);
+}
+
+template <int kAtOnce>
+CombineFunction combine_at_once(const ForwardSpec& spec) {
+  if (spec.out_element == Element::f32) return combine_to<Element::f32, kAtOnce>(spec);
+  if (spec.out_element == Element::f16) return combine_to<Element::f16, kAtOnce>(spec);
+  return combine_to<Element::bf16, kAtOnce>(spec);
 }
 
 }  // namespace
 
-CombineFunction combine_of(const ForwardSpec& spec, bool joins_by_warps) {
-  if (spec.out_element == Element::f32) return combine_to<Element::f32>(spec, joins_by_warps);
-  if (spec.out_element == Element::f16) return combine_to<Element::f16>(spec, joins_by_warps);
-  return combine_to<Element::bf16>(spec, joins_by_warps);
+CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once) {
+  if (splits_at_once == 8) return combine_at_once<8>(spec);
+  if (splits_at_once == 16) return combine_at_once<16>(spec);
+  throw std::out_of_range("splits_at_once");
 }
 
 }  // namespace fovea::cuda

@@ -34,7 +34,7 @@ struct EmulatedHopper {
 const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
-CombineFunction combine_of(const ForwardSpec& spec, bool joins_by_warps);
+CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
 
 }  // namespace fovea::cuda

@@ -68,7 +68,7 @@ void register_tensors(const Run& run, Emulation& emulation) {
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
 }
 
-/// By either kernel: the bits are the same.
+/// In either form: the bits are the same.
 void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::ForwardLaunch& call,
                  Emulation& emulation) {
   std::vector<TensorBytes> outputs = tensors_of_call(run.args);
@@ -79,17 +79,17 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
       bytes.emplace_back(tensor.begin, tensor.begin + tensor.size);
     return bytes;
   };
-  const auto join = [&](bool by_warps, std::int64_t rows_per_cta) {
-    const std::int64_t ctas = (call.combine_params.num_rows + rows_per_cta - 1) / rows_per_cta;
-    emulation.launch({.x = static_cast<std::uint32_t>(ctas)}, cuda::kCombineThreads,
-                     cuda::kCombineSharedBytes,
-                     [&] { cuda::combine_of(plan.spec, by_warps)(call.combine_params); });
+  const auto join = [&](const cuda::CombineForm& form) {
+    const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
+    emulation.launch(
+        {.x = static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(form.num_warps) * 32, 0,
+        [&] { cuda::combine_of(plan.spec, form.splits_at_once)(call.combine_params); });
     return outputs_now();
   };
   const auto before = outputs_now();
-  const auto by_warps = join(true, cuda::kCombineRowsPerCta);
+  const auto wide = join(cuda::kWideCombine);
   for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
-  EXPECT_EQ(join(false, 1), by_warps);
+  EXPECT_EQ(join(cuda::kDeepCombine), wide);
 }
 
 void run_emulated(const Run& run, Emulation& emulation) {

@@ -66,7 +66,7 @@ struct ForwardParams {
   Captures captures;
 };
 
-/// Of the combine kernel: one CTA for each row. Of combine_rows: one warp.
+/// Of the combine kernel: a warp for each row.
 struct CombineParams {
   BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
   float* lse;

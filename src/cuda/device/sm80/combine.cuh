@@ -1,14 +1,18 @@
-// Joins the partial states that sm80/attention_forward or sm90/decode wrote for the splits of a sequence:
+// Joins the partial states that the kernels of split problems wrote for the splits of a sequence:
 //
 //   out = Σ_s exp(lse_s - lse) out_s,  lse = log Σ_s exp(lse_s)
 //
-// One CTA for each row. Its warps take every fourth split, so that many loads are under way, and add up in the order of warps: the
-// same bits in every run. Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds.
+// A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order: the same bits in
+// every run, however many splits are asked for at once. No shared memory, no barrier.
+//
+// Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for lse and the first
+// sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits takes time: sixteen splits at once,
+// in 128 registers. Where rows come in waves, or have no more than eight splits, eight, in 80. Lengths and sinks are read before the grid
+// ahead has ended.
 #pragma once
 
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
-#include "ptx/barrier.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -19,9 +23,10 @@
 
 namespace fovea::cuda::sm80 {
 
-inline constexpr int kCombineWarps = 4;
 /// Columns that a warp's lanes hold, four each.
 inline constexpr int kCombineCols = 128;
+/// Of a row's columns: every so-manieth split is added to the same one.
+inline constexpr int kCombineSums = 4;
 
 FOVEA_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -38,12 +43,6 @@ FOVEA_DEVICE float warp_sum(float x) {
 /// Of two splits in each lane: split lane and split lane + 32.
 struct SplitValues {
   float low, high;
-
-  FOVEA_DEVICE_MEMBER float of(int split) const {
-    const float from_low = ptx::shfl_idx(low, split % 32);
-    const float from_high = ptx::shfl_idx(high, split % 32);
-    return split < 32 ? from_low : from_high;
-  }
 };
 
 FOVEA_DEVICE SplitValues load_splits(const float* from, int count, float otherwise) {
@@ -68,103 +67,182 @@ FOVEA_DEVICE int seqlen_of_partials(const CombineParams& p, std::int32_t batch) 
   return static_cast<int>(keys);
 }
 
+/// One row, as all lanes of its warp see it.
 template <CombineSpec spec>
-struct Combine {
-  const CombineParams& p;
+struct CombinedRow {
   std::int32_t batch, q_head, q_idx;
   std::int64_t row;
-  int warp, lane;
+  int count;  // of splits; 0: there is no such row
 
-  FOVEA_DEVICE_MEMBER explicit Combine(const CombineParams& params) : p(params) {
-    row = ptx::block_idx().x;
+  FOVEA_DEVICE_MEMBER void find(const CombineParams& p, std::int64_t number) {
+    row = number;
     q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
     q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
-    warp = ptx::warp_idx();
-    lane = ptx::lane_idx();
+    count = row < p.num_rows ? num_splits(seqlen_of_partials(p, batch), spec.most_splits) : 0;
   }
 
-  FOVEA_DEVICE_MEMBER int count_splits() const {
-    return num_splits(seqlen_of_partials(p, batch), spec.most_splits);
+  FOVEA_DEVICE_MEMBER const float* sums(const CombineParams& p, int split) const {
+    return p.partial_out + (row * p.max_splits + split) * p.partial_width;
   }
 
-  FOVEA_DEVICE_MEMBER void store(int col, float value) const {
+  /// Four columns of this lane.
+  FOVEA_DEVICE_MEMBER void store(const CombineParams& p, int col, const ptx::F32x4& values) const {
     const std::int64_t at = batch * p.out.batch_stride + q_idx * p.out.row_stride +
                             q_head * p.out.head_stride + col * p.out.col_stride;
-    auto* data = const_cast<void*>(p.out.data);
     if constexpr (spec.out_element == Element::f32) {
-      ptx::st_global(static_cast<float*>(data) + at, value);
+      auto* const to = static_cast<float*>(const_cast<void*>(p.out.data)) + at;
+      const float columns[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (col + i < p.head_dim_v) ptx::st_global(to + i * p.out.col_stride, columns[i]);
     } else {
-      const std::uint32_t bits = spec.out_element == Element::bf16 ? ptx::cvt_bf16x2(value, 0.0F)
-                                                                   : ptx::cvt_f16x2(value, 0.0F);
-      ptx::st_global(static_cast<std::uint16_t*>(data) + at, static_cast<std::uint16_t>(bits));
+      store_halves(p, col, at, values);
     }
   }
 
-  /// This warp's share of columns col .. col + 3.
-  FOVEA_DEVICE_MEMBER ptx::F32x4 sum_splits(const SplitValues& weights, int count, int col) const {
-    ptx::F32x4 sum{0, 0, 0, 0};
-    const bool exists = col < p.partial_width;
-#pragma unroll 4
-    for (int split = warp; split < count; split += kCombineWarps) {
-      const float weight = weights.of(split);
-      if (weight == 0 || !exists) continue;  // an empty split's sums are not looked at
-      const auto part = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(
-          p.partial_out + (row * p.max_splits + split) * p.partial_width + col));
-      sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
-             ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
+  FOVEA_DEVICE_MEMBER void store_halves(const CombineParams& p, int col, std::int64_t at,
+                                        const ptx::F32x4& values) const {
+    auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(p.out.data)) + at;
+    const std::uint32_t lo = pack(values.x, values.y), hi = pack(values.z, values.w);
+    const bool is_whole = col + 4 <= p.head_dim_v && p.out.col_stride == 1;
+    if (is_whole && reinterpret_cast<std::uint64_t>(to) % 8 == 0) {
+      ptx::st_global(reinterpret_cast<ptx::U32x2*>(to), ptx::U32x2{lo, hi});
+      return;
     }
-    return sum;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (col + i >= p.head_dim_v) return;
+      ptx::st_global(to + i * p.out.col_stride,
+                     static_cast<std::uint16_t>((i < 2 ? lo : hi) >> (i % 2 * 16)));
+    }
   }
 
-  FOVEA_DEVICE_MEMBER void store_row_values(float lse, int count, float sum) const {
-    if (p.lse != nullptr && warp == 0 && lane == 0) {
+  FOVEA_DEVICE_MEMBER void store_row_values(const CombineParams& p, float lse, float sum) const {
+    float greatest = -infinity();
+    if constexpr (spec.wants_row_max) {
+      const SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
+      greatest = warp_max(ptx::max_ftz(parts.low, parts.high));
+      if (ptx::vote_any(is_nan(parts.low) || is_nan(parts.high))) greatest = quiet_nan();
+    }
+    if (ptx::lane_idx() != 0) return;
+    if (p.lse != nullptr) {
       ptx::st_global(p.lse + batch * p.lse_batch_stride + q_head * p.lse_head_stride +
                          q_idx * p.lse_row_stride,
                      lse);
     }
     if constexpr (spec.wants_row_max) {
-      const SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
-      const float greatest = warp_max(ptx::max_ftz(parts.low, parts.high));
-      const bool has_nan = ptx::vote_any(is_nan(parts.low) || is_nan(parts.high));
-      if (warp == 0 && lane == 0) {
-        ptx::st_global(p.row_max + batch * p.row_max_batch_stride + q_head * p.row_max_head_stride +
-                           q_idx * p.row_max_row_stride,
-                       has_nan ? quiet_nan() : finish_row_max(greatest, sum, 1.0F));
-      }
+      ptx::st_global(p.row_max + batch * p.row_max_batch_stride + q_head * p.row_max_head_stride +
+                         q_idx * p.row_max_row_stride,
+                     is_nan(greatest) ? greatest : finish_row_max(greatest, sum, 1.0F));
     }
   }
 
-  FOVEA_DEVICE_MEMBER void run() const {
-    const int count = count_splits();
-    if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
-    const SplitValues lse = load_splits(p.partial_lse + row * p.max_splits, count, -infinity());
-    const float top = warp_max(ptx::max_ftz(lse.low, lse.high));
-    const SplitValues weights{weight_of(lse.low, top), weight_of(lse.high, top)};
-    const float sum = warp_sum(weights.low + weights.high);
-    const float sink =
-        p.sinks == nullptr ? -infinity() : ptx::ld_global(p.sinks + q_head * p.sinks_stride);
-    const RowResult result = finish_row({top, sum}, 1.0F, sink);
-    store_row_values(result.lse, count, sum);
-    const ptx::SharedAddress smem = ptx::dynamic_shared();
-    for (int first = 0; first < p.head_dim_v; first += kCombineCols) {
-      const ptx::F32x4 mine = sum_splits(weights, count, first + lane * 4);
-      ptx::st_shared(smem + (warp * kCombineCols + lane * 4) * 4, mine);
-      ptx::sync_threads();
-      const int col = warp * 32 + lane;
-      float total = 0;
-#pragma unroll
-      for (int other = 0; other < kCombineWarps; ++other)
-        total += ptx::ld_shared<float>(smem + (other * kCombineCols + col) * 4);
-      if (first + col < p.head_dim_v) store(first + col, total * result.factor);
-      ptx::sync_threads();
-    }
+ private:
+  FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
+    return spec.out_element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
   }
 };
 
-template <CombineSpec spec>
+/// kAtOnce: splits whose sums are on their way.
+template <CombineSpec spec, int kAtOnce>
+struct Combine {
+  static_assert(kAtOnce % kCombineSums == 0, "which sum a split goes to does not depend on it");
+  static_assert(32 % kAtOnce == 0, "their weights are all low or all high");
+
+  const CombineParams& p;
+  CombinedRow<spec> row;
+
+  /// Sums of kAtOnce splits, in the columns of this lane.
+  struct Parts {
+    ptx::F32x4 part[kAtOnce];
+  };
+
+  FOVEA_DEVICE_MEMBER explicit Combine(const CombineParams& params) : p(params) {}
+
+  FOVEA_DEVICE_MEMBER void look_up_sink() {
+    sink_ =
+        p.sinks == nullptr ? -infinity() : ptx::ld_global(p.sinks + row.q_head * p.sinks_stride);
+  }
+
+  /// Of one row, whose partial states are there.
+  FOVEA_DEVICE_MEMBER void run() {
+    lse_ = load_splits(p.partial_lse + row.row * p.max_splits, row.count, -infinity());
+    // All lanes, with columns or without: each knows the weights of two splits.
+    for (int first = 0; first < p.partial_width; first += kCombineCols) {
+      const int col = first + 4 * ptx::lane_idx();
+      const ptx::F32x4 sum = join(col, first == 0);
+      if (col < p.head_dim_v)
+        row.store(p, col, {sum.x * factor_, sum.y * factor_, sum.z * factor_, sum.w * factor_});
+    }
+  }
+
+ private:
+  /// No load asks: behind the last split it is read again, with weight 0, and columns that a lane does not have are others. Addresses as
+  /// integers: of pointers the compiler sums up each one from its parts, and the loads go out one by one.
+  FOVEA_DEVICE_MEMBER Parts load(int first, int col) const {
+    const auto from =
+        reinterpret_cast<std::uint64_t>(row.sums(p, 0) + (col < p.partial_width ? col : 0));
+    const auto row_bytes = static_cast<std::uint32_t>(4 * p.partial_width);
+    Parts parts;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const auto split = static_cast<std::uint32_t>(least(first + i, row.count - 1));
+      parts.part[i] = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(
+          from + std::uint64_t{split} * std::uint64_t{row_bytes}));
+    }
+    return parts;
+  }
+
+  /// Weights, and what sums are multiplied by at the end; writes lse and row_max.
+  FOVEA_DEVICE_MEMBER void weigh() {
+    const float top = warp_max(ptx::max_ftz(lse_.low, lse_.high));
+    weights_ = {weight_of(lse_.low, top), weight_of(lse_.high, top)};
+    const float sum = warp_sum(weights_.low + weights_.high);
+    const RowResult result = finish_row({top, sum}, 1.0F, sink_);
+    row.store_row_values(p, result.lse, sum);
+    factor_ = result.factor;
+  }
+
+  /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks for some of the sums
+  /// behind the weights, one wait later.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 join(int col, bool has_no_weights) {
+    ptx::F32x4 sums[kCombineSums] = {};
+#pragma unroll 1
+    for (int first = 0; first < row.count; first += kAtOnce) {
+      const Parts parts = load(first, col);
+      if (first == 0 && has_no_weights) weigh();
+      const float of_these = first < 32 ? weights_.low : weights_.high;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = ptx::shfl_idx(of_these, first % 32 + i);  // 0 behind the last
+        const ptx::F32x4& part = parts.part[i];
+        ptx::F32x4& sum = sums[i % kCombineSums];
+        if (weight == 0) continue;  // an empty split's sums are not looked at
+        sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
+               ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
+      }
+    }
+    ptx::F32x4 total{0, 0, 0, 0};
+#pragma unroll
+    for (const ptx::F32x4& sum : sums)
+      total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
+    return total;
+  }
+
+  SplitValues lse_{}, weights_{};
+  float sink_ = 0, factor_ = 0;
+};
+
+/// block_dim.x / 32 rows of a CTA.
+template <CombineSpec spec, int kAtOnce>
 FOVEA_DEVICE void combine(const CombineParams& p) {
-  Combine<spec>(p).run();
+  Combine<spec, kAtOnce> mine(p);
+  mine.row.find(p, std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / 32) + ptx::warp_idx());
+  if (mine.row.count == 0) return;
+  mine.look_up_sink();
+  if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
+  mine.run();
 }
 
 }  // namespace fovea::cuda::sm80

@@ -38,7 +38,7 @@
 // does not reach the sums.
 //
 // Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as shared memory
-// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine_rows,
+// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine,
 // which starts beside the last CTAs and waits for them.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.

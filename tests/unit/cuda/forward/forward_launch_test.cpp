@@ -81,34 +81,34 @@ TEST(ForwardLaunch, SplitsHaveACombineForEachRow) {
   EXPECT_EQ(launch.params.max_splits, 4);
   EXPECT_EQ(launch.grid.x, 2U * 2);  // a tile has the 8 heads of a group
   EXPECT_EQ(launch.grid.y, 4U);
-  EXPECT_TRUE(launch.joins_by_warps);  // four of a CTA
-  EXPECT_EQ(launch.combine_grid.x, 2U * 16 / 4);
+  EXPECT_FALSE(launch.is_combined_deep);
+  EXPECT_EQ(launch.combine_grid.x, 2U * 16 / 4);  // four of a CTA
   EXPECT_EQ(launch.params.partial_lse - launch.params.partial_out, 2 * 16 * 4 * 64);
 }
 
-TEST(ForwardLaunch, ManySplitsAreJoinedByACtaForEachRow) {
-  Call call(1, 16 * 256, 16);
-  EXPECT_TRUE(call.launch().joins_by_warps);
-  Call longer(1, 17 * 256, 16);
-  EXPECT_FALSE(longer.launch().joins_by_warps);
-  EXPECT_EQ(longer.launch().combine_grid.x, 2U * 16);
+TEST(ForwardLaunch, ManySplitsOfFewRowsAreCombinedDeep) {
+  Call eight(1, 8 * 256, 16);
+  EXPECT_FALSE(eight.launch().is_combined_deep);
+  Call nine(1, 9 * 256, 16);
+  EXPECT_TRUE(nine.launch().is_combined_deep);
+  EXPECT_EQ(nine.launch().combine_grid.x, 2U * 16);
 }
 
-TEST(ForwardLaunch, ManyRowsAreJoinedByAWarpForEachRow) {
+TEST(ForwardLaunch, ManyRowsAreCombinedWide) {
   Call call(1, 17 * 256, 16);
-  // As many sequences as have 4,096 rows, all at one address.
+  // As many sequences as have 2,048 rows, all at one address.
   const auto stretched = [&](const TensorView& tensor, std::int64_t batch) {
     const std::array<std::int64_t, 4> shape{batch, tensor.size(1), tensor.size(2), tensor.size(3)};
     const std::array<std::int64_t, 4> strides{0, tensor.stride(1), tensor.stride(2), 1};
     return TensorView(call.memory, make_spec(Dtype::bf16, shape, strides));
   };
   for (TensorView* tensor : {&call.args.q, &call.args.k, &call.args.v})
-    *tensor = stretched(*tensor, 256);
-  const std::array<std::int64_t, 4> shape{256, 1, 16, 64};
+    *tensor = stretched(*tensor, 128);
+  const std::array<std::int64_t, 4> shape{128, 1, 16, 64};
   call.args.out = TensorView(call.memory, make_spec(Dtype::bf16, shape));
   call.prepare();
-  EXPECT_TRUE(call.launch().joins_by_warps);
-  EXPECT_EQ(call.launch().combine_grid.x, 4096U / 4);
+  EXPECT_FALSE(call.launch().is_combined_deep);
+  EXPECT_EQ(call.launch().combine_grid.x, 2048U / 4);
 }
 
 TEST(ForwardLaunch, DecodingHasNoMoreCtasThanSms) {
