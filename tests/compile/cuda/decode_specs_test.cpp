@@ -14,12 +14,6 @@
 namespace fovea::cuda {
 namespace {
 
-int count(const std::string& text, const std::string& word) {
-  int times = 0;
-  for (std::size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at) ++times;
-  return times;
-}
-
 struct Feature {
   const char* name;
   std::int64_t head_dim;
@@ -58,8 +52,9 @@ TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   const std::string& text = functions.at("fovea_kernel");
   // m16n8k16: of 16 rows, each block of 16 keys with head_dim twice.
   EXPECT_EQ(count(text, "HMMA.16816.F32.BF16"), plan.spec.tile_kv * plan.spec.head_dim_qk / 64);
-  // All panels of keys in a box, and all of values; where the last panel is cut, each has its own.
-  const int boxes = plan.spec.has_padded_head_dim ? plan.spec.head_dim_qk / 64 : 1;
+  // All panels of keys in a box, and all of values; where the last panel is cut, or pages may be of 8 keys, each has its own.
+  const bool by_panels = plan.spec.has_padded_head_dim || plan.spec.is_paged;
+  const int boxes = by_panels ? plan.spec.head_dim_qk / 64 : 1;
   EXPECT_EQ(count(text, "UTMALDG.5D"), 2 * boxes);
 }
 

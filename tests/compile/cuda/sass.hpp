@@ -13,7 +13,10 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cuda/jit/places.hpp"
@@ -69,6 +72,34 @@ inline std::map<std::string, std::string> disassemble(const std::string& nvdisas
   }
   std::filesystem::remove(file);
   return functions;
+}
+
+inline int count(std::string_view text, std::string_view word) {
+  int times = 0;
+  for (std::size_t at = 0; (at = text.find(word, at)) != std::string_view::npos; ++at) ++times;
+  return times;
+}
+
+/// From a label to a branch back to it, where the word stands so many times between them; the shortest first. (Waits that ptxas puts
+/// behind everything branch back too, over much else.)
+inline std::vector<std::string> loops_with(const std::string& function, std::string_view word,
+                                           int times) {
+  std::map<std::string, std::size_t> labels;
+  std::vector<std::string> loops;
+  std::istringstream lines(function);
+  std::size_t at = 0;
+  for (std::string line; std::getline(lines, line); at += line.size() + 1) {
+    if (line.starts_with(".L_")) labels[line.substr(0, line.find(':'))] = at;
+    const std::size_t target = line.find("BRA `(");
+    if (target == std::string::npos) continue;
+    const std::size_t name = target + 6;
+    const auto label = labels.find(line.substr(name, line.find(')', name) - name));
+    if (label == labels.end()) continue;
+    std::string loop = function.substr(label->second, at - label->second);
+    if (count(loop, word) == times) loops.push_back(std::move(loop));
+  }
+  std::ranges::sort(loops, {}, &std::string::size);
+  return loops;
 }
 
 }  // namespace fovea::cuda
