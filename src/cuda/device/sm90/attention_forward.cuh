@@ -100,6 +100,12 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
+/// All of O is in memory, and shared memory is nobody's. With a count, since roles come here by ways of their own.
+template <ForwardSpec spec>
+FOVEA_DEVICE void meet_all() {
+  ptx::bar_sync(0, 32 * spec.num_warps);
+}
+
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
@@ -114,11 +120,11 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
     if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
-    ptx::sync_threads();
+    meet_all<spec>();
   } else {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
-    ptx::sync_threads();  // all of O is in memory, and shared memory is nobody's
+    meet_all<spec>();
     redo_suspects<spec, Mods>(p);
   }
 }
