@@ -100,11 +100,14 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-/// All of O is in memory, and shared memory is nobody's. With a count, since roles come here by ways of their own.
+/// Behind the last row tile all of O is in memory, and shared memory is nobody's: those who compute wait for the others, who leave. A
+/// barrier of its own, which neither turns nor teams have: roles come to it by ways of their own.
 template <ForwardSpec spec>
-FOVEA_DEVICE void meet_all() {
-  ptx::bar_sync(0, 32 * spec.num_warps);
-}
+struct LastMeeting {
+  static constexpr int kBarrier = 2 + Traits<spec>::kGroups;
+  FOVEA_DEVICE void leave() { ptx::bar_arrive(kBarrier, 32 * spec.num_warps); }
+  FOVEA_DEVICE void await() { ptx::bar_sync(kBarrier, 32 * spec.num_warps); }
+};
 
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
 template <ForwardSpec spec, class Mods>
@@ -120,11 +123,11 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
     if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
-    meet_all<spec>();
+    LastMeeting<spec>::leave();
   } else {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
-    meet_all<spec>();
+    LastMeeting<spec>::await();
     redo_suspects<spec, Mods>(p);
   }
 }
