@@ -153,6 +153,10 @@ class GpuFewRows : public Gpu {
   }
 };
 
+/// On Hopper a reference stands some 80 octaves above a row's scores: exponents are rounded at 2^-18, which shows in the lse of a row
+/// that sees a key or two.
+constexpr double kHopperLseError = 0x1p-18;
+
 void few_rows_on_gpu(const AttentionForward& args) { run_as(9, args); }
 
 void decode_on_gpu(const CacheCase& each, const AttentionDecode& host) {
@@ -197,7 +201,7 @@ TEST_F(GpuFewRows, RowsHeadsAndLengths) {
         problem.head_dim_qk = problem.head_dim_v = group == 3 ? 72 : 128;
         if (seqlen_q != 2) problem.mask = seqlen_q == 5 ? window(700, 0) : causal();
         problem.has_sinks = group == 3;
-        expect_kernel_equals_oracle(problem, few_rows_on_gpu);
+        expect_kernel_equals_oracle(problem, few_rows_on_gpu, kHopperLseError);
       }
     }
   }
@@ -215,7 +219,7 @@ TEST_F(GpuFewRows, Features) {
       problem.num_heads_q = 4;
       problem.num_heads_kv = 2;
       feature.add(problem);
-      expect_kernel_equals_oracle(problem, few_rows_on_gpu);
+      expect_kernel_equals_oracle(problem, few_rows_on_gpu, kHopperLseError);
     }
   }
 }

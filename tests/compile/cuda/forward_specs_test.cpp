@@ -39,16 +39,13 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
   const jit::Cubin cubin = compiler().compile(kernel_texts(plan).front(), {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
-  const auto nvdisasm = find_nvdisasm();
-  if (!nvdisasm) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  const auto functions = disassemble(*nvdisasm, cubin.image);
-  ASSERT_TRUE(functions.contains("fovea_kernel"));
-  const std::string& text = functions.at("fovea_kernel");
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   // Scores and sums: of a careful step, of another, of one that crosses row tiles where there is such, and of one alone.
   const int products = (plan.spec.head_dim_qk + plan.spec.tile_kv) / 16;
-  EXPECT_EQ(count(text, "HGMMA."), (plan.spec.q_stages == 2 ? 4 : 3) * products);
+  EXPECT_EQ(count(*code, "HGMMA."), (plan.spec.q_stages == 2 ? 4 : 3) * products);
   // Where ptxas does not know that warps stay together, descriptors go through vector registers: a twentieth of the time.
-  const auto loops = loops_with(text, "HGMMA.", products);
+  const auto loops = loops_with(*code, "HGMMA.", products);
   ASSERT_GE(loops.size(), 2U);
   for (const std::string& step : {loops[0], loops[1]}) {
     EXPECT_EQ(count(step, "YIELD"), 0);

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/jit/cubin.hpp"
 #include "cuda/jit/places.hpp"
 
 namespace fovea::cuda {
@@ -72,6 +73,13 @@ inline std::map<std::string, std::string> disassemble(const std::string& nvdisas
   }
   std::filesystem::remove(file);
   return functions;
+}
+
+/// The machine code of a kernel that the library compiles; none without nvdisasm.
+inline std::optional<std::string> machine_code(const jit::Cubin& cubin) {
+  const auto nvdisasm = find_nvdisasm();
+  if (!nvdisasm) return std::nullopt;
+  return disassemble(*nvdisasm, cubin.image).at(std::string(jit::kEntryName));
 }
 
 inline int count(std::string_view text, std::string_view word) {
