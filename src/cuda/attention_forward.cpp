@@ -40,11 +40,10 @@ void launch_forward(const ForwardPlan& plan, const ForwardLaunch& call, void* st
 }
 
 void launch_combine(const ForwardPlan& plan, const ForwardLaunch& call, void* stream) {
-  const CombineForm& form = call.is_combined_deep ? kDeepCombine : kWideCombine;
   const ForwardPlan::Kernels& kernels = *plan.kernels;
   const auto& kernel = call.is_combined_deep ? kernels.deep_combine : kernels.wide_combine;
   driver::launch({.grid = {.x = call.combine_grid.x},
-                  .block = {.x = static_cast<unsigned>(form.num_warps) * 32},
+                  .block = {.x = static_cast<unsigned>(call.combine_form().num_warps) * 32},
                   .stream = driver::Stream(stream),
                   .is_pdl = plan.spec.is_chained},
                  kernel->function, call.combine_params);

@@ -137,8 +137,7 @@ DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& pla
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
   launch.params.rows_per_box = rows_of_box(plan.spec, launch.common.params.page_size);
-  const bool by_panels =
-      plan.spec.has_padded_head_dim || launch.params.rows_per_box < plan.spec.tile_kv;
+  const bool by_panels = sm90_decode_loads_panels(plan.spec, launch.params.rows_per_box);
   const auto map_of = [&](const TensorView& keys) {
     return tensor_map_of_rows(encode, tensors.keys_or_queries(keys), launch.params.rows_per_box,
                               by_panels);

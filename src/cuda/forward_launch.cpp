@@ -182,8 +182,7 @@ class Filler {
          .head_dim_v = p.head_dim_v,
          .num_rows = rows};
     launch.is_combined_deep = rows < kRowsOfWaves && p.max_splits > kWideCombine.splits_at_once;
-    const std::int64_t rows_per_cta =
-        (launch.is_combined_deep ? kDeepCombine : kWideCombine).num_warps;
+    const std::int64_t rows_per_cta = launch.combine_form().num_warps;
     launch.combine_grid.x = static_cast<std::uint32_t>((rows + rows_per_cta - 1) / rows_per_cta);
   }
 

@@ -29,6 +29,14 @@ struct Grid {
   std::uint32_t x = 0, y = 1;  // CTAs
 };
 
+/// How sm80/combine is compiled and launched; the bits are the same.
+struct CombineForm {
+  int splits_at_once, num_warps;  // of a CTA: a row each
+  int ctas_per_sm;                // that registers are left for; nothing spills
+};
+/// Many splits of few rows, and many rows.
+inline constexpr CombineForm kDeepCombine{16, 1, 16}, kWideCombine{8, 4, 6};
+
 struct ForwardLaunch {
   ForwardParams params;
   Grid grid;
@@ -37,17 +45,10 @@ struct ForwardLaunch {
   CombineParams combine_params;  // where the spec is split
   Grid combine_grid;
   bool is_combined_deep = false;  // by kDeepCombine, not kWideCombine
+  const CombineForm& combine_form() const { return is_combined_deep ? kDeepCombine : kWideCombine; }
 
   RangeTableLaunch range_tables;  // empty where the mask needs none
 };
-
-/// How sm80/combine is compiled and launched; the bits are the same.
-struct CombineForm {
-  int splits_at_once, num_warps;  // of a CTA: a row each
-  int ctas_per_sm;                // that registers are left for; nothing spills
-};
-/// Many splits of few rows, and many rows.
-inline constexpr CombineForm kDeepCombine{16, 1, 16}, kWideCombine{8, 4, 6};
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,

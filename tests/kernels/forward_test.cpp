@@ -215,6 +215,10 @@ struct CacheCall {
         problem(validate_decode_problem(decode_problem(decode, longest(each), 1, "test"),
                                         cache_layout(decode), "test")),
         cache{decode.cache, 0} {}
+
+  Run on(const std::string& label, const cuda::DeviceTraits& device) const {
+    return {.label = label, .problem = problem, .args = args, .cache = &cache, .device = device};
+  }
 };
 
 void expect_cache_equals_oracle(const NamedCacheCase& each, void (*run)(const Run&, Emulation&),
@@ -223,12 +227,7 @@ void expect_cache_equals_oracle(const NamedCacheCase& each, void (*run)(const Ru
   CacheMemory memory(problem);
   const AttentionDecode decode = memory.args();
   const CacheCall call(problem, decode);
-  run({.label = each.label,
-       .problem = call.problem,
-       .args = call.args,
-       .cache = &call.cache,
-       .device = device},
-      emulation);
+  run(call.on(each.label, device), emulation);
   EXPECT_EQ(emulation.findings, "");
   expect_sequences_equal_oracle(problem, memory, decode);
 }
@@ -291,12 +290,7 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   const auto run = [&each](const AttentionDecode& decode, const cuda::DeviceTraits& device) {
     const CacheCall call(each.problem, decode);
     Emulation emulation;
-    run_decode({.label = each.label,
-                .problem = call.problem,
-                .args = call.args,
-                .cache = &call.cache,
-                .device = device},
-               emulation);
+    run_decode(call.on(each.label, device), emulation);
   };
   run(together.args(), small_hopper());
   for (std::int64_t i = 0; i < each.problem.batch(); ++i) {

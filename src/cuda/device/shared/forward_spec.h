@@ -74,6 +74,12 @@ constexpr std::int32_t sm90_decode_readers(const ForwardSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
 }
 
+/// Does sm90/decode load each panel of 64 elements in a box of its own? All of them lie in one box, one behind the other, only where that
+/// has all rows of a slice, and the last panel is not cut.
+constexpr bool sm90_decode_loads_panels(const ForwardSpec& spec, std::int32_t rows_per_box) {
+  return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
+}
+
 /// A slice of keys and values of sm90/decode.
 constexpr std::int32_t sm90_decode_slice_bytes(const ForwardSpec& spec) {
   return 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);

@@ -13,6 +13,7 @@
 
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
+#include "common/warp_reduce.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -27,18 +28,6 @@ namespace fovea::cuda::sm80 {
 inline constexpr int kCombineCols = 128;
 /// Of a row's columns: every so-manieth split is added to the same one.
 inline constexpr int kCombineSums = 4;
-
-FOVEA_DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) x = ptx::max_ftz(x, ptx::shfl_bfly(x, mask));
-  return x;
-}
-
-FOVEA_DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) x += ptx::shfl_bfly(x, mask);
-  return x;
-}
 
 /// Of two splits in each lane: split lane and split lane + 32.
 struct SplitValues {

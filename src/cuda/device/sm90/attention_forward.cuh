@@ -113,7 +113,7 @@ struct LastMeeting {
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
-  const Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
+  const Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   start_barriers<spec>(cta);
   ptx::griddepcontrol_wait();  // for whoever clears the counter and builds range tables
   if constexpr (spec.is_split) ptx::griddepcontrol_launch_dependents();  // the combine kernel waits

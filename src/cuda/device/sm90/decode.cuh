@@ -50,8 +50,7 @@ template <ForwardSpec spec>
 FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   using L = decoding::Layout<spec>;
   if (cta.warp != L::kReaders || !ptx::elect_one()) return;
-  for (const TensorMapParam* map : {&cta.p.k, &cta.p.v})
-    ptx::prefetch_tensormap(reinterpret_cast<const ptx::TensorMap*>(map));
+  for (const TensorMapParam* map : {&cta.p.k, &cta.p.v}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kSlots; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kFull, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kEmpty, i), 1);
@@ -66,7 +65,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
-  const decoding::Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
+  const decoding::Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   ptx::griddepcontrol_launch_dependents();
   start_barriers<spec>(cta);
   ptx::sync_threads();

@@ -5,6 +5,7 @@
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/warp_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -88,8 +89,7 @@ class CarefulRow {
     const Four k = load_four(from, p_.head_dim_qk);
 #pragma unroll
     for (int i = 0; i < 4; ++i) score = ptx::fma_rn(query_.of[i], k.of[i], score);
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) score += ptx::shfl_bfly(score, mask);
+    score = warp_sum(score);
     if constexpr (spec.is_prescaled) {
       score *= p_.softmax_scale;
       if constexpr (Mods::has_score) score = Mods::score(score, at, p_.captures);

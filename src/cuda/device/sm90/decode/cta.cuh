@@ -10,10 +10,9 @@
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
 #include "sm80/forward/team.cuh"
+#include "sm90/role_warp.cuh"
 
 namespace fovea::cuda::sm90::decoding {
-
-using ptx::SharedAddress;
 
 /// Shared memory: bytes of each member, from the start of the CTA's.
 template <ForwardSpec spec>
@@ -45,11 +44,9 @@ struct Layout {
 };
 
 template <ForwardSpec spec>
-struct Cta {
+struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90DecodeParams& p;
-  SharedAddress smem;
-  int warp, lane;
 
   FOVEA_DEVICE_MEMBER SharedAddress keys_at(int slot) const { return smem + slot * L::kSlotBytes; }
   FOVEA_DEVICE_MEMBER SharedAddress values_at(int slot) const {
@@ -57,19 +54,6 @@ struct Cta {
   }
   FOVEA_DEVICE_MEMBER SharedAddress part_at(int reader, int row) const {
     return smem + L::kPartsAt + reader * L::kPartBytes + row * L::kPartRowBytes;
-  }
-  FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
-
-  /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
-  FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {
-    ptx::mbarrier_wait_parity(barrier, parity);
-    ptx::sync_warp();
-  }
-
-  /// This warp is done with what the barrier guards.
-  FOVEA_DEVICE_MEMBER void release(SharedAddress barrier) const {
-    ptx::sync_warp();
-    if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
 
   // ---- splits that the loading warp tells --------------------------------------------------------

@@ -10,11 +10,10 @@
 #include "ptx/wgmma.cuh"
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
+#include "sm90/role_warp.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::sm90 {
-
-using ptx::SharedAddress;
 
 /// All that follows from the spec.
 template <ForwardSpec spec>
@@ -116,18 +115,12 @@ struct KvTile {
   FOVEA_DEVICE_MEMBER bool is_none() const { return word == none().word; }
 };
 
-FOVEA_DEVICE const ptx::TensorMap* tensor_map(const TensorMapParam& map) {
-  return reinterpret_cast<const ptx::TensorMap*>(&map);
-}
-
 /// What all roles know.
 template <ForwardSpec spec>
-struct Cta {
+struct Cta : RoleWarp {
   using L = Layout<spec>;
   using T = Traits<spec>;
   const Sm90ForwardParams& p;
-  SharedAddress smem;
-  int warp, lane;
 
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
     return smem + L::kQ + (stage * T::kGroups + group) * L::kQBytes;
@@ -138,7 +131,6 @@ struct Cta {
   FOVEA_DEVICE_MEMBER SharedAddress v_at(int stage) const {
     return smem + L::kV + stage * T::VTile::kBytes;
   }
-  FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
   FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
     return smem + L::kKvTiles + 8 * stage;
   }
@@ -180,18 +172,6 @@ struct Cta {
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
     if constexpr (T::kTellsPlace) release(barrier(L::kSlotEmpty, rows.slot));
-  }
-
-  /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
-  FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {
-    ptx::mbarrier_wait_parity(barrier, parity);
-    ptx::sync_warp();
-  }
-
-  /// This warp has read what the barrier guards.
-  FOVEA_DEVICE_MEMBER void release(SharedAddress empty) const {
-    ptx::sync_warp();
-    if (lane == 0) ptx::mbarrier_arrive(empty);
   }
 };
 

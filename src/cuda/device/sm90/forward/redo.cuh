@@ -79,7 +79,7 @@ struct Redo {
 /// Called, not inlined: beside it ptxas would deal the registers of the loop otherwise.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE_ASIDE void redo_suspects(const Sm90ForwardParams& p) {
-  const Cta<spec> cta{p, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
+  const Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   Redo<spec, Mods>(cta).run();
 }
 
