@@ -82,9 +82,8 @@ class FoveaDecode:
     def __init__(self, library, problem):
         self.library = library
         self.out = torch.full_like(problem.q, math.nan)
-        forward = fovea.forward_args(stream=torch.cuda.current_stream().cuda_stream,
-                                     **{name: fovea.torch_tensor(t) for name, t in (
-                                         ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", self.out))})
+        forward = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in (
+            ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", self.out))})
         cache = {"seqlens": problem.seqlens} | ({} if problem.page_table is None else {"page_table": problem.page_table})
         self.kept = forward, {name: fovea.torch_tensor(t) for name, t in cache.items()}
         self.args = fovea.sized(fovea.DecodeArgs, forward=ctypes.pointer(forward),
@@ -95,6 +94,7 @@ class FoveaDecode:
         forward.workspace, forward.workspace_bytes = self.workspace.data_ptr(), size.value
 
     def __call__(self):
+        self.kept[0].stream = torch.cuda.current_stream().cuda_stream
         self.library.attention_decode(self.args)
         return self.out
 
