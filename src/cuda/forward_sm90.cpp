@@ -14,15 +14,8 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kRowsOfGroup =
-    64;  // of a warpgroup; a word of the workspace stands for so many
+constexpr std::int64_t kRowsOfGroup = 64;
 constexpr std::size_t kCounterBytes = 256;
-
-/// Words of the lists of suspect rows.
-std::int64_t num_units(const ForwardSpec& spec, const ForwardProblem& f,
-                       std::int64_t num_row_tiles) {
-  return num_row_tiles * max_splits(spec, f) * spec.tile_q / kRowsOfGroup;
-}
 
 /// Partial states come first in the workspace, then the counter of row tiles.
 std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
@@ -161,9 +154,9 @@ std::size_t sm90_shared_bytes(const ForwardSpec& spec) {
 }
 
 std::size_t sm90_scratch_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
-  const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q);
+  const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q) * max_splits(spec, f);
   return counter_at(spec, f) + kCounterBytes +
-         static_cast<std::size_t>(num_units(spec, f, tiles)) * sizeof(std::int32_t);
+         static_cast<std::size_t>(tiles) * sizeof(std::int32_t);
 }
 
 namespace {

@@ -210,10 +210,50 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   cases.push_back(std::move(programs));
 }
 
+/// What the passes over suspect row tiles must tell apart: both signs, in all orders of the loop and with all ways to store.
+void add_infinite_hopper_cases(std::vector<Case>& cases) {
+  const auto add = [&cases](Case problem) {
+    problem.has_infinite_values = true;
+    cases.push_back(std::move(problem));
+  };
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case masked = hopper_case("hopper_infinite_d" + std::to_string(head_dim), head_dim);
+    masked.seqlen_q = masked.seqlen_kv = 390;  // several row tiles of a CTA are suspect
+    masked.mask = causal();
+    masked.has_sinks = true;
+    add(std::move(masked));
+  }
+  add(hopper_case("hopper_infinite_full", 128));
+  Case padded = hopper_case("hopper_infinite_f16_padded", 72);
+  padded.dtype = Dtype::f16;
+  padded.mask = window(90, 0);
+  add(std::move(padded));
+  // Scores that come less the reference, and scores of minus infinity.
+  Case line = hopper_case("hopper_infinite_line", 128);
+  line.score = parse_score_mod("score + 4.0 * (kv_idx - q_idx)");
+  line.mask = causal();
+  add(std::move(line));
+  Case capped = hopper_case("hopper_infinite_cap", 64);
+  capped.score = softcap(2);
+  capped.mask = causal();
+  add(std::move(capped));
+  Case hiding = hopper_case("hopper_infinite_hiding_score", 64);
+  hiding.score = parse_score_mod("kv_idx % 3 == 1 ? -inf : score");
+  add(std::move(hiding));
+  // Powers of 2^80 times such a value are no floats.
+  for (const std::int64_t head_dim : {128, 256}) {
+    Case huge = hopper_case("hopper_huge_value_d" + std::to_string(head_dim), head_dim);
+    huge.mask = causal();
+    huge.has_huge_value = true;
+    add(std::move(huge));
+  }
+}
+
 }  // namespace
 
 std::vector<Case> hopper_cases() {
   std::vector<Case> cases = hopper_program_cases();
+  add_infinite_hopper_cases(cases);
   for (const std::int64_t head_dim : {64, 128, 256}) {
     cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));
     Case masked = hopper_case("hopper_causal_d" + std::to_string(head_dim), head_dim);

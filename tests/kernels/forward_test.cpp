@@ -33,7 +33,7 @@ struct Emulation {
   emulator::Options options;
   std::string findings;
   int ctas_at_once = 1;
-  std::int64_t num_suspects = 0;  // 64 rows each, that Hopper's kernel computed again
+  std::int64_t num_suspects = 0;  // row tiles that Hopper's kernel computed again
 
   void launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel) {
@@ -194,6 +194,59 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases(
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
+
+/// Elements that an output has, wherever they lie.
+template <class T>
+std::vector<T> bits_of(const TensorView& t, std::int64_t first_of_last_dim = 0) {
+  std::vector<T> bits;
+  const auto visit = [&](const auto& self, int dim, std::int64_t offset) -> void {
+    if (dim == t.rank()) return bits.push_back(static_cast<const T*>(t.data())[offset]);
+    const bool is_last = dim + 1 == t.rank();
+    for (std::int64_t i = is_last ? first_of_last_dim : 0; i < t.size(dim); ++i)
+      self(self, dim + 1, offset + i * t.stride(dim));
+  };
+  visit(visit, 0, 0);
+  return bits;
+}
+
+class SuspectsOfHopper : public ::testing::TestWithParam<const char*> {};
+
+/// Infinity and NaN are in the first four columns of V; rows see them or not.
+TEST_P(SuspectsOfHopper, ChangeNoBitOfOtherColumns) {
+  const std::vector<Case> cases = hopper_cases();
+  const Case& problem = *std::ranges::find(cases, std::string(GetParam()), &Case::label);
+  const auto run = [](const Case& each, auto&& visit) {
+    CaseMemory memory(each);
+    memory.poison_outputs();
+    const AttentionForward args = memory.args();
+    Emulation emulation;
+    run_hopper({.label = each.label,
+                .problem = validate(problem_of(args), "test"),
+                .args = args,
+                .device = sectioned_hopper()},
+               emulation);
+    EXPECT_EQ(emulation.findings, "");
+    EXPECT_EQ(emulation.num_suspects > 0, each.has_infinite_values);
+    visit(args);
+  };
+  Case plain = problem;
+  plain.has_infinite_values = false;
+  std::vector<std::uint16_t> out;
+  std::vector<std::uint32_t> lse;
+  run(plain, [&](const AttentionForward& args) {
+    out = bits_of<std::uint16_t>(args.out, 4);
+    lse = bits_of<std::uint32_t>(args.lse);
+  });
+  run(problem, [&](const AttentionForward& args) {
+    EXPECT_EQ(bits_of<std::uint16_t>(args.out, 4), out);
+    EXPECT_EQ(bits_of<std::uint32_t>(args.lse), lse);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, SuspectsOfHopper,
+                         ::testing::Values("hopper_infinite_d64", "hopper_infinite_d128",
+                                           "hopper_infinite_d256", "hopper_infinite_line"),
+                         [](const auto& each) { return std::string(each.param); });
 
 class EmulatedForwards : public ::testing::TestWithParam<Case> {};
 

@@ -70,7 +70,10 @@ std::vector<Case> hopper_few_rows_cases() {
   Case nothing = base_case("hopper_rows_nothing_visible", 2, 16, 2);
   nothing.head_dim_qk = nothing.head_dim_v = 192;
   nothing.mask = mask_mod([](auto x) { return x.kv_idx < 0; });
-  return {full, odd, programs, dropped, wide, many, nothing};
+  Case infinite = base_case("hopper_rows_24_infinite", 12, 4, 2);
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  return {full, odd, programs, dropped, wide, many, nothing, infinite};
 }
 
 std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {

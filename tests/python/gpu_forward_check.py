@@ -130,6 +130,35 @@ class Checker:
             print(f"WRONG  {name}: row_max", flush=True)
         self.judge(name, (out, lse), (again, lse_again), (named["out"].double().cuda(), named["lse"].double().cuda()), explained)
 
+    def check_infinities(self, name, shape, mask, dtype=None, has_huge_value=False, **fields):
+        """NaN and infinities of both signs in some of V: each reaches the rows that see it, and changes no bit of a row that sees none.
+        shape: batch, seqlen_q, seqlen_kv, heads, head_dim. A huge value may change bits: all of its row tile is computed otherwise."""
+        if self.match not in name:
+            return
+        batch, seqlen_q, seqlen_kv, heads, head_dim = shape
+        dtype = dtype or torch.bfloat16
+        q, k, v = (torch.randn(batch, rows, heads, head_dim, device="cuda").to(dtype) for rows in (seqlen_q, seqlen_kv, seqlen_kv))
+        if has_huge_value:
+            v[:, seqlen_kv // 3, :, 5] = 2.0**124
+        specials = torch.tensor([math.nan, math.inf, -math.inf], device="cuda", dtype=dtype)
+        is_special = torch.rand(v.shape, device="cuda") < 40 / v.numel()
+        dirty = torch.where(is_special, specials[torch.randint(0, 3, v.shape, device="cuda")], v)
+        (out, lse, explained), (again, lse_again, _), (clean, clean_lse, _) = (
+            self.run(q, k, values, **fields) for values in (dirty, dirty, torch.where(is_special, torch.zeros_like(v), v)))
+        expected, expected_lse = reference(q, k, dirty, 1 / math.sqrt(head_dim), mask=mask)
+        reached = [torch.einsum("qk,bkhd->bqhd", mask.double(), ((dirty == sign) | dirty.isnan()).double()) > 0 for sign in (math.inf, -math.inf)]
+        told = [(out == math.inf) | out.isnan(), (out == -math.inf) | out.isnan()]
+        rows = ~(reached[0] | reached[1]).any(-1)
+        if not all(torch.equal(a, b) for a, b in zip(reached, told)):
+            self.num_wrong += 1
+            print(f"WRONG  {name}: NaN and infinity are not where rows see them", flush=True)
+        if not has_huge_value and not (torch.equal(out[rows], clean[rows]) and torch.equal(lse, clean_lse)):
+            self.num_wrong += 1
+            print(f"WRONG  {name}: bits of rows that see neither", flush=True)
+        for t in (out, again, expected):
+            t[reached[0] | reached[1]] = 0
+        self.judge(name, (out, lse), (again, lse_again), (expected, expected_lse), explained)
+
     def judge(self, name, result, repeated, reference_result, explained):
         (out, lse), (again, lse_again), (expected, expected_lse) = result, repeated, reference_result
         error = ((out.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
@@ -252,6 +281,21 @@ def check_dropout_and_maxima(checker):
 EDGES = [(n, n) for n in (0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193)]  # of tiles of 64, 128 and 192 rows
 
 
+def check_infinities_all(checker):
+    for head_dim in (64, 128, 192, 256):
+        for dtype in (torch.bfloat16, torch.float16):
+            rows, keys = index(700, 913)
+            shape, label = (2, 700, 913, 3, head_dim), f"{'bf16' if dtype == torch.bfloat16 else 'f16'} d{head_dim}"
+            causal = keys <= rows + 213
+            checker.check_infinities(f"infinities {label}", shape, torch.ones_like(causal), dtype)
+            checker.check_infinities(f"infinities causal {label}", shape, causal, dtype, causal=1)
+            checker.check_infinities(f"infinities window {label}", shape, causal & (keys >= rows + 213 - 200), dtype,
+                                     causal=1, has_window_left=1, window_left=200)
+            checker.check_infinities(f"infinities mask {label}", shape, (keys % 7 != 3).expand_as(causal), dtype,
+                                     mask_mod="kv_idx % 7 != 3")
+        checker.check_infinities(f"infinities huge value d{head_dim}", shape, causal, has_huge_value=True, causal=1)
+
+
 def check_packed_all(checker):
     random.seed(0)
     for head_dim in (64, 96, 128, 192, 256):
@@ -329,6 +373,7 @@ def main():
     torch.manual_seed(0)
     checker = Checker(fovea.Library(args.library), args.match)
     check_all(checker)
+    check_infinities_all(checker)
     check_packed_all(checker)
     check_dropout_and_maxima(checker)
     if not args.match:

@@ -206,6 +206,7 @@ void CaseMemory::fill_inputs() {
   poison_trailing_rows();
   if (problem_.poisons_hidden_keys) poison_hidden_keys();
   if (problem_.has_infinite_values) set_infinite_values();
+  if (problem_.has_huge_value) set_huge_value();
   for (GuardedTensor* input : {&q, &k, &v}) input->seal();
 }
 
@@ -269,6 +270,11 @@ void CaseMemory::set_infinite_values() {
             each.value);
     }
   }
+}
+
+void CaseMemory::set_huge_value() {
+  const TensorView view = v.view();
+  v.set((problem_.seqlen_kv - 1) / 2 * view.stride(1) + view.stride(3), 0x1p+124);
 }
 
 AttentionForward CaseMemory::args(CpuTarget target) {

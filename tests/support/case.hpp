@@ -72,6 +72,8 @@ struct Case {
   bool poisons_hidden_keys = true;
   /// A dense v holds infinities of either sign and NaN at keys from the first eighth to the last one, which some rows see.
   bool has_infinite_values = false;
+  /// A column of v holds one value near the end of the range of floats.
+  bool has_huge_value = false;
 
   bool is_packed() const { return !sequences.empty(); }
   std::int64_t num_sequences() const {
@@ -119,6 +121,7 @@ class CaseMemory {
   void poison_trailing_rows();
   void poison_hidden_keys();
   void set_infinite_values();
+  void set_huge_value();
 
   Case problem_;
 };

@@ -55,6 +55,8 @@ struct OptimisticRows {
   using Scores = float[kScores];
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 16][4];
+  /// What is 0 or at least 1 in sums of indicators has this unit, or a larger one.
+  static constexpr float kIndicatorFactor = H::kCanSoften ? 0x1p80F : 1.0F;
 
   float reference[2];  // m, log2
   float sum[2];        // l, this thread's part
@@ -76,9 +78,10 @@ struct OptimisticRows {
   }
 
   /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so that O must be
-  /// scaled by `factor` before it is added to.
+  /// scaled by `factor` before it is added to. is_low: references are maxima, so that no power exceeds 1.
   template <bool is_first>
-  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c) {
+  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c, bool is_low = false) {
+    is_low = is_low && H::kCanSoften;
     float top[2];
     row_maxima(s, top);
     bool is_raised[2];
@@ -88,12 +91,13 @@ struct OptimisticRows {
         greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
       top[r] = is_relative ? top[r] + base[r] : top[r] * c;
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
-      is_raised[r] = is_first || !(top[r] - reference[r] <= H::kJump);
+      is_raised[r] = is_first || !(top[r] - reference[r] <= (is_low ? 0.0F : H::kJump));
     }
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     if (is_any) {
-      move(is_first, 0, top[0], is_raised[0]);
-      move(is_first, 1, top[1], is_raised[1]);
+      const float headroom = is_low ? 0.0F : static_cast<float>(H::kHeadroom);
+      move(is_first, 0, top[0] + headroom, top[0], is_raised[0]);
+      move(is_first, 1, top[1] + headroom, top[1], is_raised[1]);
     }
     return is_any;
   }
@@ -209,8 +213,7 @@ struct OptimisticRows {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float top, bool is_raised) {
-    float next = top + static_cast<float>(H::kHeadroom);
+  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float next, float top, bool is_raised) {
     if (!is_first && reference[r] != -infinity()) {
       const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, top);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));

@@ -8,8 +8,6 @@
 
 #define FOVEA_DEVICE static __device__ __forceinline__
 #define FOVEA_DEVICE_MEMBER __device__ __forceinline__
-/// Code that is hardly ever reached, where its registers and its schedule are not to disturb the caller's.
-#define FOVEA_DEVICE_ASIDE static __device__ __noinline__
 
 namespace fovea::cuda::ptx {
 

@@ -22,9 +22,8 @@ struct Sm90ForwardParams {
   /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of
   /// them.
   std::int32_t heads_per_section, last_section;
-  /// A word for each unit: 64 rows of the row tiles [batch, num_heads_q, num_q_tiles], packed [row tile of any sequence, num_heads_q],
-  /// split [batch, num_heads_q / heads_per_tile, num_q_tiles, max_splits]. Of rows with a sum that is not finite, so that it may have met
-  /// NaN or infinity at a key that the row does not see: the unit that its group found before, or -1. Others are left as they are.
+  /// [num_tiles] By the number of a row tile that has a row with a sum which is not finite, so that it may have met NaN or infinity at a
+  /// key that the row does not see: the one that its CTA found before, or -1. Others are left as they are.
   std::int32_t* next_suspect;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder

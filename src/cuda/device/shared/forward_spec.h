@@ -19,7 +19,6 @@ struct ForwardSpec {
   std::int32_t tile_q = 128;  // rows, of all heads that a tile packs
   std::int32_t tile_kv = 64;
   std::int32_t num_warps = 4;
-  std::int32_t num_teams = 1;       // sm90: that share the CTA (spec_of_redo)
   std::int32_t stages = 2;          // kv tiles in shared memory
   std::int32_t ctas_per_sm = 2;     // that registers are left for
   std::int32_t heads_per_tile = 1;  // q heads of one kv head that share a tile (GQA packing)
@@ -27,10 +26,8 @@ struct ForwardSpec {
   bool is_paged = false;
   bool is_split = false;             // writes f32 partial states for the combine kernel
   bool has_padded_head_dim = false;  // the problem's head dims are below the tile's
-  bool has_aligned_rows =
-      false;                  // of sm90/attention_forward's teams: TMA has looked at all strides
-  bool is_prescaled = false;  // scores are scaled one by one: for programs, and where the
-                              // scale cannot be folded into the exponent (negative, tiny)
+  bool is_prescaled = false;         // scores are scaled one by one: for programs, and where the
+                                     // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
   bool wants_row_max = false;
   std::int32_t q_stages = 1;   // sm90: buffers of Q, later O; with two, row tiles overlap
@@ -131,35 +128,15 @@ constexpr std::int32_t sm90_tile_bytes(const ForwardSpec& spec) {
               spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
 }
 
-/// All of it: tiles, barriers, what the loading warp tells, and where the lists of suspect rows begin.
+/// All of it: tiles, barriers, what the loading warp tells, and what is computed again.
 constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t slots = sm90_num_slots(spec);
-  const std::int32_t barriers = 8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages +
-                                     2 * slots + 5 + (sm90_clears_values(spec) ? 1 : 0));
+  const std::int32_t barriers =
+      8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 2 * slots + 7);
   const std::int32_t told = slots * (sm90_tells_place(spec) ? 32 : 16) + 32 +
                             spec.tile_q / 64 * 32 + 8 * spec.stages +
                             (spec.is_paged ? spec.tile_kv / 2 : 0);
-  return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + told + 4 * (spec.tile_q / 64);
-}
-
-/// Of a group of sm90/attention_forward that computes rows again, as a team of sm80's kernel.
-constexpr std::int32_t sm90_redo_team_bytes(const ForwardSpec& of_team) {
-  return (sm80_forward_shared_bytes(of_team) + 127) / 128 * 128;
-}
-
-/// What such a team computes, in its share of the place of tiles.
-constexpr ForwardSpec spec_of_redo(ForwardSpec spec) {
-  const std::int32_t groups = spec.tile_q / 64;
-  const std::int32_t room = sm90_tile_bytes(spec) / groups;
-  spec.num_teams = groups + 1;  // in the first one's place are the warps that load and store
-  spec.num_warps = 4;
-  spec.tile_q = 64;
-  spec.tile_kv = spec.head_dim_v <= 128 ? 64 : 32;
-  spec.stages = 1;
-  spec.keeps_queries = spec.head_dim_v <= 128;
-  spec.has_padded_head_dim = spec.has_aligned_rows = true;
-  while (sm90_redo_team_bytes(spec) > room) spec.tile_kv /= 2;
-  return spec;
+  return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + told + 32;
 }
 
 /// The second kernel of a split problem.

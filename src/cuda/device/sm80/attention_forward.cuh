@@ -59,11 +59,7 @@ struct Forward {
   Sums<spec, Mods> sums;
 
   FOVEA_DEVICE_MEMBER Forward(const ForwardParams& p, const Work& work)
-      : Forward(p, work, ptx::dynamic_shared(), ptx::warp_idx()) {}
-
-  FOVEA_DEVICE_MEMBER Forward(const ForwardParams& p, const Work& work, SharedAddress smem,
-                              int warp)
-      : team{p, work, smem, warp, ptx::lane_idx()} {}
+      : team{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
 
   /// What follows S of a tile.
   FOVEA_DEVICE_MEMBER void add_tile(Scores& s, VisitedTile tile, SharedAddress values, Pass pass) {

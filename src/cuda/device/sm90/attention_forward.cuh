@@ -21,12 +21,13 @@
 //
 // Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
 // group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next), group_full,
-// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_cut
-// (values that the end of a paged sequence cuts have arrived, and are not yet cleaned).
+// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_landed
+// (values that are to be rewritten have arrived: the end of a paged sequence cuts them, or the row tile is suspect), round_done.
 //
-// NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN): a group whose
-// sums are not finite puts its rows on a list. Behind its last row tile, when shared memory is free, it computes them again as
-// sm80/attention_forward does, which can tell: nearly always there are none.
+// NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN). Row tiles with sums
+// that are not finite are on a list, and behind its last row tile the CTA computes those again, in passes (common/passes.cuh), by the same
+// code: the loading warp rewrites values, the storing warp adds infinities to O. A pass over a row tile is a round, as all row tiles were
+// the first one, and behind it all warps wait for each other. Nearly always there is one.
 //
 // Packed sequences: tensors are one long sequence to TMA, and a row tile brings where its own sequence lies (SequencePlace, beside it in
 // the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the last key are. Rows that a sequence's end cuts
@@ -43,8 +44,8 @@
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, load, compute with scores, softcap and output, store. Last redo, for rows
-// whose sums were not finite. The entry is here.
+// Chapters, in forward/: cta (what all roles know), schedule, redo (of suspects), load, compute with scores, softcap and output, store.
+// The entry is here.
 //
 // Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
 #pragma once
@@ -60,7 +61,6 @@
 #include "sm90/forward/compute.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/forward/load.cuh"
-#include "sm90/forward/redo.cuh"
 #include "sm90/forward/schedule.cuh"
 #include "sm90/forward/store.cuh"
 
@@ -95,19 +95,12 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
   }
   ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
-  if constexpr (T::kClearsValues) ptx::mbarrier_init(cta.barrier(L::kVCut, 0), 1);
-  for (int i = 0; i < T::kGroups; ++i) ptx::st_shared(cta.suspects_at(i), std::int32_t{-1});
+  ptx::mbarrier_init(cta.barrier(L::kVLanded, 0), 1);
+  ptx::mbarrier_init(cta.barrier(L::kRoundDone, 0), 32 * (kReaders + 2));
+  for (int i = 0; i < 2; ++i) ptx::st_shared(cta.suspects_at(i), std::int32_t{-1});
+  ptx::st_shared(cta.smem + L::kPass, static_cast<std::int32_t>(Pass::all));
   ptx::fence_mbarrier_init_release_cluster();
 }
-
-/// Behind the last row tile all of O is in memory, and shared memory is nobody's: those who compute wait for the others, who leave. A
-/// barrier of its own, which neither turns nor teams have: roles come to it by ways of their own.
-template <ForwardSpec spec>
-struct LastMeeting {
-  static constexpr int kBarrier = 2 + Traits<spec>::kGroups;
-  FOVEA_DEVICE void leave() { ptx::bar_arrive(kBarrier, 32 * spec.num_warps); }
-  FOVEA_DEVICE void await() { ptx::bar_sync(kBarrier, 32 * spec.num_warps); }
-};
 
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
 template <ForwardSpec spec, class Mods>
@@ -123,12 +116,9 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
     if (cta.warp == 0) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
-    LastMeeting<spec>::leave();
   } else {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
-    LastMeeting<spec>::await();
-    redo_suspects<spec, Mods>(p);
   }
 }
 

@@ -304,8 +304,8 @@ TEST(ForwardCandidates, PackedSequencesRunOnHoppersOwnKernel) {
   EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
   EXPECT_TRUE(plan.spec.is_varlen);
   EXPECT_TRUE(plan.spec.is_dynamic);  // row tiles of unequal length
-  // 1000 / 128 tiles, one more for each of 5 sequences and the rows behind them, two words each for 8 heads; a counter.
-  EXPECT_EQ(plan.workspace_bytes, 256 * ((256 + 13U * 2 * 8 * 4 + 255) / 256));
+  // 1000 / 128 tiles, one more for each of 5 sequences and the rows behind them, a word each for 8 heads; a counter.
+  EXPECT_EQ(plan.workspace_bytes, 256 * ((256 + 13U * 8 * 4 + 255) / 256));
 }
 
 TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {

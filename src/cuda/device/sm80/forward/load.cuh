@@ -79,7 +79,7 @@ FOVEA_DEVICE void load_queries(const Team<spec>& team) {
     const int chunk = (step * 32 + team.lane) % Rows::kChunks;
     copy(team.warp_smem() + Rows::offset(row, chunk), rows.at(row), chunk, rows.exists(row));
   };
-  if (spec.has_aligned_rows || p.is_q_aligned != 0) {
+  if (p.is_q_aligned != 0) {
 #pragma unroll 2
     for (int step = 0; step < kSteps; ++step) {
       visit(step, [&](SharedAddress to, const char* from, int chunk, bool exists) {
@@ -209,7 +209,7 @@ FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const Bs
     const std::int32_t key = idx * spec.tile_kv + row;
     const bool exists = key < team.work.kv_end;
     const char* from = kv_row<spec>(team.p, team.work, t, head, exists ? key : 0);
-    if (spec.has_aligned_rows || (!spec.is_paged && team.p.is_kv_aligned != 0)) {
+    if (!spec.is_paged && team.p.is_kv_aligned != 0) {
       copy_chunk<spec>(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.data);
     } else {
       gather_chunk(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.col_stride);
@@ -226,7 +226,7 @@ FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const Bshd
     const auto head =
         ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
     const bool is_whole = (tile.idx + 1) * spec.tile_kv <= team.work.kv_end;
-    const bool is_aligned = spec.has_aligned_rows || team.p.is_kv_aligned != 0;
+    const bool is_aligned = team.p.is_kv_aligned != 0;
     if (is_aligned && (spec.is_paged || is_whole)) {
       copy_rows(team, to, t, head, places, tile.idx, head_dim);
     } else {

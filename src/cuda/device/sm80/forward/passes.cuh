@@ -1,12 +1,9 @@
-// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next.
-//
-// In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless. In V they are
-// not (0 * NaN). A team whose sums are not finite computes them again in passes: with such elements taken out, then once for each sign
-// with indicators (1 where V holds it, 1 where a row sees the key), whose products say which sums it reaches. The common path pays
-// one fma for each output.
+// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next. common/passes.cuh has the idea: a team whose sums
+// are not finite computes them again in passes.
 #pragma once
 
 #include "common/online_softmax.cuh"
+#include "common/passes.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -16,23 +13,6 @@
 
 namespace fovea::cuda::sm80 {
 
-/// How often a CTA computes its rows, and of which values: all; then, where sums were not finite, the finite ones, and indicators of
-/// the others.
-enum class Pass : std::int32_t { all, finite, positive, negative, end };
-
-/// One element's bits, as this pass wants it.
-template <Element element>
-FOVEA_DEVICE std::uint32_t value_of_pass(std::uint32_t bits, Pass pass) {
-  constexpr std::uint32_t kInfinityBits = element == Element::bf16 ? 0x7f80U : 0x7c00U;
-  constexpr std::uint32_t kOneBits = element == Element::bf16 ? 0x3f80U : 0x3c00U;
-  const std::uint32_t magnitude = bits & 0x7fffU;
-  if (pass == Pass::finite) return magnitude >= kInfinityBits ? 0 : bits;
-  const bool is_negative = (bits & 0x8000U) != 0;
-  const bool is_meant = magnitude > kInfinityBits ||
-                        (magnitude == kInfinityBits && is_negative == (pass == Pass::negative));
-  return is_meant ? kOneBits : 0;
-}
-
 template <ForwardSpec spec>
 FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, Pass pass) {
   using T = Traits<spec>;
@@ -41,8 +21,7 @@ FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, P
 #pragma unroll 1
   for (int at = (team.warp * 32 + team.lane) * 4; at < kBytes; at += T::kThreads * 4) {
     const auto pair = ptx::ld_shared<std::uint32_t>(values + at);
-    ptx::st_shared(values + at, value_of_pass<kElement>(pair & 0xffffU, pass) |
-                                    value_of_pass<kElement>(pair >> 16U, pass) << 16U);
+    ptx::st_shared(values + at, values_of_pass<kElement>(pair, pass));
   }
   team.meet();
 }

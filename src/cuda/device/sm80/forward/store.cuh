@@ -187,7 +187,7 @@ FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
   if (kOutElement == Element::f32 && !is_indicator) return store_f32(end, sums);
   stage_out<kStaged>(end, sums);
   const RowAddresses rows = out_rows(end);
-  const bool is_aligned = spec.has_aligned_rows || end.team.p.is_out_aligned != 0;
+  const bool is_aligned = end.team.p.is_out_aligned != 0;
   if (is_aligned && !is_indicator) return store_chunks(end, rows);
   store_elements<kStaged>(end, rows, pass);
 }

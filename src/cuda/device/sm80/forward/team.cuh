@@ -127,14 +127,8 @@ struct Team {
   FOVEA_DEVICE_MEMBER static void meet() {
     if constexpr (spec.num_warps == 1) {
       ptx::sync_warp();
-    } else if constexpr (spec.num_teams == 1) {
-      ptx::sync_threads();
     } else {
-      // Note: a branch for each, as from a number in a register ptxas reserves all 16 barriers.
-      const int team = ptx::warp_idx() / spec.num_warps;
-#pragma unroll
-      for (int i = 0; i < spec.num_teams; ++i)
-        if (team == i) ptx::bar_sync(1 + i, T::kThreads);
+      ptx::sync_threads();
     }
   }
 

@@ -41,7 +41,7 @@ struct Compute {
   bool is_careful = false;
   std::uint32_t num_steps = 0;   // of this row tile
   std::uint32_t num_misses = 0;  // full tiles of it that this warp redid, or would have had to
-  std::uint32_t lesson = 0;      // row tiles so far, modulo 2
+  std::uint32_t lesson = 0;      // row tiles so far
 
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
       : cta(of_cta), warp(of_cta), scores(warp), output(warp), keys(keys_at(0)) {}
@@ -60,42 +60,72 @@ struct Compute {
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
 
+  /// Note: beginning stands here twice, so that one loop is around those over kv tiles. With a loop over rounds around it ptxas keeps
+  /// uniform values in registers of threads; with one place for it, behind a branch, row tiles of 512 keys took 1 to 3 % longer.
   FOVEA_DEVICE_MEMBER void run_across() {
     RowTile tile = cta.next_row_tile(slots);
-    if (tile.idx < 0) return;
-    begin(tile);
+    if (tile.is_end()) return;
+    begin<false>(tile);
     for (;;) {
       rest_of_tile(tile);
-      const RowTile after = cta.next_row_tile(slots);
-      if (after.idx < 0) break;
-      cross(tile, after);
+      RowTile after = cta.next_row_tile(slots);
+      if (after.is_any_end()) {
+        const Pass pass = cta.pass();
+        last_sums();
+        output.finish(tile, q_stage_of_last(), rows, o, lesson, pass);
+        if (!cta.end_round(pass)) return;
+        after = cta.next_row_tile(slots);
+        if (after.is_end()) return;
+        begin<true>(after);
+      } else {
+        cross(tile, after);
+      }
       tile = after;
     }
-    last_sums();
-    output.finish(tile, q_stage_of_last(), rows, o);
   }
 
   FOVEA_DEVICE_MEMBER void run_one_by_one() {
     for (;;) {
       const RowTile tile = cta.next_row_tile(slots);
-      if (tile.idx < 0) return;
-      begin(tile);
+      if (tile.is_end()) return;
+      if (tile.is_any_end()) {
+        if (!cta.end_round(cta.pass())) return;
+        continue;
+      }
+      begin<true>(tile);
       rest_of_tile(tile);
       last_sums();
-      output.finish(tile, 0, rows, o);
+      output.finish(tile, 0, rows, o, lesson, cta.pass());
     }
   }
 
   /// kv tiles from the second on. Both kinds of step give the same bits.
   FOVEA_DEVICE_MEMBER void rest_of_tile(const RowTile& tile) {
-    while (!next.is_none()) {
-      while (!next.is_none() && must_be_careful()) step<true>(tile);
-      while (!next.is_none() && !must_be_careful()) step<false>(tile);
+    bool is_next_full = next.is_full();
+    for (;;) {
+      if constexpr (!spec.wants_row_max) {
+        if (is_next_full && !is_careful) {
+          // What mends a step stands behind their loop: jumped over in it, it would cost each of them.
+          float part[2];
+          bool stands = true;
+          while (is_next_full && stands) {
+            is_next_full = products(tile);
+            scores.modify(tile, rows);
+            await_sums();
+            stands =
+                rows.template exponentiate<false, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+            if (stands) end_step(tile, part);
+          }
+          if (!stands) {
+            mend(part);
+            end_step(tile, part);
+          }
+          continue;
+        }
+      }
+      if (next.is_none()) return;
+      is_next_full = careful_step(tile);
     }
-  }
-
-  FOVEA_DEVICE_MEMBER bool must_be_careful() const {
-    return spec.wants_row_max || is_careful || (Mods::has_mask && !next.is_full());
   }
 
   // The groups take turns to issue products: named barriers 1 to kGroups, one for each group.
@@ -105,7 +135,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress misses_at() const {
-    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(lesson));
+    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(lesson % 2));
   }
 
   /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
@@ -119,7 +149,7 @@ struct Compute {
     const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
     is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
     num_steps = num_misses = 0;
-    lesson ^= 1U;
+    ++lesson;
   }
 
   FOVEA_DEVICE_MEMBER int q_stage_of_last() const {
@@ -140,9 +170,15 @@ struct Compute {
 
   /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has been read.
   FOVEA_DEVICE_MEMBER KvTile told(int i) const {
-    std::uint32_t word = 0;
-    if (cta.lane == 0) word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
-    return {ptx::shfl_idx(word, 0)};
+    bool is_full = false;
+    return told(i, is_full);
+  }
+
+  FOVEA_DEVICE_MEMBER KvTile told(int i, bool& is_full) const {
+    KvTile tile{0};
+    if (cta.lane == 0) tile.word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
+    is_full = ptx::vote_any(tile.is_full());
+    return {ptx::shfl_idx(tile.word, 0)};
   }
 
   /// S = Q Kᵀ.
@@ -188,7 +224,8 @@ struct Compute {
     v.advance();
   }
 
-  /// A row tile's first scores, with nothing to overlap them.
+  /// A row tile's first scores, with nothing to overlap them. can_be_suspect: the round may be another pass than the first.
+  template <bool can_be_suspect>
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
@@ -200,47 +237,60 @@ struct Compute {
     ptx::wgmma_wait_group<0>();
     q.advance();
     release_keys();
-    begin_rows(tile);
+    begin_rows<can_be_suspect>(tile);
     first_probabilities(tile);
   }
 
-  /// Scores of the next kv tile beside the sums of the last one.
-  template <bool is_careful>
-  FOVEA_DEVICE_MEMBER void step(const RowTile& tile) {
+  /// Scores of the next kv tile beside the sums of the last one, which still run then. Whether the kv tile after it is full.
+  FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
     await_keys();
     scores.look_ahead(tile, next);
-    next = told(1);
+    bool is_next_full = false;
+    next = told(1, is_next_full);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
     pass_turn();
     ptx::wgmma_wait_group<1>();
     release_keys();
-    scores.modify(tile, rows);
-    bool is_raised = false;
-    if constexpr (is_careful) {
-      if (!scores.kv_tile.is_full()) scores.mask(tile);
-      is_raised = rows.template raise<false>(scores.s, c());
-      if (is_raised && scores.kv_tile.is_full()) ++num_misses;
-    }
+    return is_next_full;
+  }
+
+  FOVEA_DEVICE_MEMBER void await_sums() {
     ptx::wgmma_wait_group<0>();
     release_values();
-    float part[2];
-    if constexpr (is_careful) {
-      if (is_raised) rows.scale(o);
-      if (!rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero))
-        rows.soften(p, o, part);
-    } else if (!rows.template exponentiate<false, T::kChunk>(scores.s, p, part, c(), cta.p.zero)) {
-      if (rows.must_redo(part)) {
-        if (rows.template raise<false>(scores.s, c())) rows.scale(o);
-        rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
-        ++num_misses;
-      }
-      rows.soften(p, o, part);
-    }
+  }
+
+  FOVEA_DEVICE_MEMBER void end_step(const RowTile& tile, const float (&part)[2]) {
     rows.add(part);
-    if constexpr (spec.has_dropout) drop(tile);
+    drop(tile);
     ++num_steps;
+  }
+
+  /// Sums of powers that may not stand: the reference was too far below.
+  FOVEA_DEVICE_MEMBER void mend(float (&part)[2]) {
+    if (rows.must_redo(part)) {
+      if (rows.template raise<false>(scores.s, c())) rows.scale(o);
+      rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+      ++num_misses;
+    }
+    rows.soften(p, o, part);
+  }
+
+  FOVEA_DEVICE_MEMBER bool careful_step(const RowTile& tile) {
+    const bool is_next_full = products(tile);
+    scores.modify(tile, rows);
+    if (!scores.kv_tile.is_full()) mask<true>(tile);
+    const bool is_raised =
+        rows.template raise<false>(scores.s, c(), scores.kv_tile.pass() == Pass::low);
+    if (is_raised && scores.kv_tile.is_full()) ++num_misses;
+    await_sums();
+    if (is_raised) rows.scale(o);
+    float part[2];
+    if (!rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero))
+      rows.soften(p, o, part);
+    end_step(tile, part);
+    return is_next_full;
   }
 
   /// The same across a boundary: first scores of `after` beside the last sums of `tile`, which is then finished.
@@ -260,10 +310,9 @@ struct Compute {
     q.advance();
     release_keys();
     const Rows done = rows;
-    begin_rows(after);
-    ptx::wgmma_wait_group<0>();
-    release_values();
-    output.finish(tile, q_stage, done, o);
+    begin_rows<false>(after);
+    await_sums();
+    output.finish(tile, q_stage, done, o, lesson, Pass::all);
     first_probabilities(after);
   }
 
@@ -273,27 +322,35 @@ struct Compute {
     issue_sums();
     pass_turn();
     learn();
-    ptx::wgmma_wait_group<0>();
-    release_values();
+    await_sums();
   }
 
+  template <bool can_be_suspect>
   FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
     rows.begin();
     scores.modify(tile, rows);
-    if (!scores.kv_tile.is_full()) scores.mask(tile);
-    rows.template raise<true>(scores.s, c());
+    if (!scores.kv_tile.is_full()) mask<can_be_suspect>(tile);
+    rows.template raise<true>(scores.s, c(), can_be_suspect && scores.kv_tile.pass() == Pass::low);
+  }
+
+  template <bool can_be_suspect>
+  FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
+    scores.mask(tile);
+    if (can_be_suspect && is_indicator(scores.kv_tile.pass())) scores.level();
   }
 
   FOVEA_DEVICE_MEMBER void first_probabilities(const RowTile& tile) {
     float part[2];
     rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
     rows.add(part);
-    if constexpr (spec.has_dropout) drop(tile);
+    drop(tile);
     has_sums = false;
   }
 
-  /// Of P alone: l and the maximum are those of all that a row sees.
+  /// Of P alone: l and the maximum are those of all that a row sees. Infinity reaches a row whatever is dropped.
   FOVEA_DEVICE_MEMBER void drop(const RowTile& tile) {
+    if constexpr (!spec.has_dropout) return;
+    if (is_indicator(scores.kv_tile.pass())) return;
     const ForwardParams& common = cta.p.common;
     const std::int32_t q_idx = warp.q_idx(tile, cta.lane % 2);
     const std::int32_t q_head = warp.q_head(tile, cta.lane % 2);

@@ -2,6 +2,7 @@
 // other. ../attention_forward.cuh has the picture; read schedule.cuh next.
 #pragma once
 
+#include "common/passes.cuh"
 #include "common/ring.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -48,8 +49,8 @@ struct Traits {
   using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it.
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : spec.head_dim_v > 128 ? 24 : 40;
-  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : spec.head_dim_v > 128 ? 240 : 232;
+  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 232;
   /// Powers between two links of the chain in OptimisticRows::exponentiate.
   static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
 };
@@ -76,24 +77,34 @@ struct Layout {
   static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
   static constexpr int kGroupEmpty = kGroupFull + 16;
   static constexpr int kClaim = kGroupEmpty + 16;
-  static constexpr int kVCut = kClaim + 8;                     // where values are cleared
+  static constexpr int kVLanded = kClaim + 8;
+  static constexpr int kRoundDone = kVLanded + 8;
   static constexpr int kSlotBytes = T::kTellsPlace ? 32 : 16;  // RowTile, SequencePlace
-  static constexpr int kSlots = (kVCut + (T::kClearsValues ? 8 : 0) + 15) / 16 * 16;
+  static constexpr int kSlots = (kRoundDone + 8 + 15) / 16 * 16;
   static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile and the one after it
   static constexpr int kPages = kKvTiles + 8 * T::kStages;    // paged: a word for each box
   static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
-  static constexpr int kSuspects = kPages + 4 * kMostBoxes;  // [group] the head of its list
-  static constexpr int kBytes = kSuspects + 4 * T::kGroups;
+  static constexpr int kSuspects = kPages + 4 * kMostBoxes;  // [2] heads of lists
+  static constexpr int kPass = kSuspects + 8;
+  static constexpr int kNeedsLow = kPass + 4;
+  static constexpr int kIds = kNeedsLow + 4;  // [4] of row tiles
+  static constexpr int kBytes = kIds + 16;
   static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
   static_assert(kBytes <= 232448, "an SM has no more");
 };
 
-/// A tile of rows of one head, or of the first of heads_per_tile; idx < 0: there is none any more. Packed: `batch` is the sequence,
-/// `number` that of the tile among those of all sequences. Split: `number` is that of the split. `slot`: where it is told.
+/// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the tile among those
+/// of all sequences. Split: `number` is that of the split. `slot`: where it is told. In its place may stand the end of a round: of all
+/// row tiles of the CTA, or of a pass over one that is suspect; and behind those passes the end.
 struct RowTile {
   std::int32_t idx, q_head, batch, number, slot;
+
+  FOVEA_DEVICE RowTile round_end() { return {-1, 0, 0, 0, 0}; }
+  FOVEA_DEVICE RowTile end() { return {-2, 0, 0, 0, 0}; }
+  FOVEA_DEVICE_MEMBER bool is_any_end() const { return idx < 0; }
+  FOVEA_DEVICE_MEMBER bool is_end() const { return idx == end().idx; }
 };
 
 /// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is the sequence's
@@ -102,16 +113,23 @@ struct SequencePlace {
   std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
 };
 
-/// A kv tile that a row tile visits: its index, and whether every row sees all of it. none(): there is none any more.
+/// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of all values. none():
+/// there is none any more, and that is not full either.
 struct KvTile {
-  std::uint32_t word;
+  std::uint32_t word;  // is_full, 3 bits of the pass, 28 of the index
 
-  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full) {
-    return {static_cast<std::uint32_t>(idx) << 1U | (is_full ? 1U : 0U)};
+  FOVEA_DEVICE KvTile make(std::int32_t idx, bool is_full, Pass pass) {
+    return {(is_full && pass == Pass::all ? 0x80000000U : 0U) |
+            (static_cast<std::uint32_t>(pass) & 7U) << 28U | static_cast<std::uint32_t>(idx)};
   }
-  FOVEA_DEVICE KvTile none() { return {0xffffffffU}; }
-  FOVEA_DEVICE_MEMBER std::int32_t idx() const { return static_cast<std::int32_t>(word >> 1U); }
-  FOVEA_DEVICE_MEMBER bool is_full() const { return (word & 1U) != 0; }
+  FOVEA_DEVICE KvTile none() { return {0x7fffffffU}; }
+  FOVEA_DEVICE_MEMBER std::int32_t idx() const {
+    return static_cast<std::int32_t>(word & 0x0fffffffU);
+  }
+  FOVEA_DEVICE_MEMBER bool is_full() const { return static_cast<std::int32_t>(word) < 0; }
+  FOVEA_DEVICE_MEMBER Pass pass() const {
+    return static_cast<Pass>(static_cast<std::int32_t>(word << 1U) >> 29);
+  }
   FOVEA_DEVICE_MEMBER bool is_none() const { return word == none().word; }
 };
 
@@ -135,26 +153,42 @@ struct Cta : RoleWarp {
     return smem + L::kKvTiles + 8 * stage;
   }
 
-  FOVEA_DEVICE_MEMBER SharedAddress suspects_at(int group) const {
-    return smem + L::kSuspects + 4 * group;
+  static constexpr std::uint32_t kNoSuspect = 0xffffffffU;
+
+  /// The list of the row tiles whose number in this CTA is even, or odd. Groups are never more than one row tile apart.
+  FOVEA_DEVICE_MEMBER SharedAddress suspects_at(std::uint32_t parity) const {
+    return smem + L::kSuspects + 4 * parity;
+  }
+
+  /// What Schedule calls a row tile, by its number in this CTA: at most three are told behind one that is not finished.
+  FOVEA_DEVICE_MEMBER SharedAddress id_at(std::uint32_t number) const {
+    return smem + L::kIds + 4 * (number % 4);
+  }
+
+  /// Of the round of a row tile that has been told, or of its end.
+  FOVEA_DEVICE_MEMBER Pass pass() const {
+    return static_cast<Pass>(static_cast<std::int32_t>(
+        ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(smem + L::kPass), 0)));
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {
     return smem + L::kSlots + L::kSlotBytes * i;
   }
 
-  /// The next row tile, by whoever reads slots.
+  /// The next row tile, or an end, by whoever reads slots.
   FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
     ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
     const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
     if constexpr (!T::kTellsPlace) release(barrier(L::kSlotEmpty, slots.stage));
-    const int slot = slots.stage;
-    slots.advance();
     // By shuffle, so that the compiler knows them as uniform.
-    return {static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
-            static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
-            static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0)),
-            spec.is_varlen || spec.is_split ? static_cast<std::int32_t>(words.w) : 0, slot};
+    const RowTile tile{static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
+                       static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
+                       static_cast<std::int32_t>(ptx::shfl_idx(words.z, 0)),
+                       spec.is_varlen || spec.is_split ? static_cast<std::int32_t>(words.w) : 0,
+                       slots.stage};
+    if (tile.is_any_end()) done_with(tile);
+    slots.advance();
+    return tile;
   }
 
   /// Where it is told: from its slot, so until its reader is done with the row tile.
@@ -172,6 +206,21 @@ struct Cta : RoleWarp {
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
     if constexpr (T::kTellsPlace) release(barrier(L::kSlotEmpty, rows.slot));
+  }
+
+  /// Behind a round, when this warp has done what it had to for it: whether another one will come. Behind the first it waits for the others
+  /// to know that. (All lanes arrive, so that each speaks for what it has read; and behind a branch of one the compiler would take those
+  /// of the next round for scattered.)
+  FOVEA_DEVICE_MEMBER bool end_round(Pass pass) const {
+    ptx::mbarrier_arrive(barrier(L::kRoundDone, 0));
+    if (pass != Pass::all) return true;
+    ptx::mbarrier_wait_parity(barrier(L::kRoundDone, 0), 0);
+    return has_suspects();
+  }
+
+  FOVEA_DEVICE_MEMBER bool has_suspects() const {
+    const auto heads = ptx::ld_shared<ptx::U32x2>(suspects_at(0));
+    return ptx::shfl_idx(heads.x & heads.y, 0) != kNoSuspect;
   }
 };
 

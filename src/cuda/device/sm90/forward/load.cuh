@@ -7,6 +7,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/redo.cuh"
 
 namespace fovea::cuda::sm90 {
 
@@ -19,12 +20,13 @@ struct Load {
   Ring<T::kStages> k{1}, v{1};
   Ring<T::kSlots> slots{0};
   Ring<2> groups{0};
-  Ring<1> cuts{0};
+  Ring<1> landings{0};
 
   /// What is left of the kv tiles of this row tile.
   VisitedGroup group{0, 0, 0};
   bool is_last_group = false;
   bool has_claimed = false;  // the next row tile may be claimed, and Schedule knows
+  Pass pass = Pass::all;
 
   /// A kv tile whose values are still to be loaded: they follow the keys of the tile after it.
   struct Pending {
@@ -42,7 +44,13 @@ struct Load {
     Pending pending{-1, 0, 0, 0};
     for (;;) {
       const RowTile rows = cta.next_row_tile(slots);
-      if (rows.idx < 0) break;
+      if (rows.is_end()) return;
+      if (rows.is_any_end()) {
+        if (T::kCrossesTiles) load_values(pending);
+        if (!cta.end_round(pass)) return;
+        continue;
+      }
+      pass = cta.pass();
       const SequencePlace place = cta.place_of(rows);
       cta.done_with(rows);
       is_last_group = has_claimed = false;
@@ -60,7 +68,6 @@ struct Load {
       }
       if (!T::kCrossesTiles) load_values(pending);
     }
-    if (T::kCrossesTiles) load_values(pending);
   }
 
  private:
@@ -79,8 +86,8 @@ struct Load {
     return true;
   }
 
-  FOVEA_DEVICE_MEMBER static KvTile kv_tile_of(VisitedTile tile) {
-    return KvTile::make(tile.idx, tile.is_full);
+  FOVEA_DEVICE_MEMBER KvTile kv_tile_of(VisitedTile tile) const {
+    return KvTile::make(tile.idx, tile.is_full, pass);
   }
 
   FOVEA_DEVICE_MEMBER void open_group() {
@@ -161,8 +168,9 @@ struct Load {
     if (pending.idx < 0) return;
     cta.await(cta.barrier(L::kVEmpty, v.stage), v.parity);
     const SharedAddress full = cta.barrier(L::kVFull, v.stage);
-    if (T::kClearsValues && num_keys < spec.tile_kv) {
-      load_cut_values(pending, full);
+    const bool is_cut = T::kClearsValues && num_keys < spec.tile_kv;
+    if (is_cut || pass != Pass::all) {
+      load_to_rewrite(pending, full, is_cut);
     } else {
       copy_values(pending, full);
     }
@@ -180,13 +188,16 @@ struct Load {
     }
   }
 
-  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0.
-  FOVEA_DEVICE_MEMBER void load_cut_values(const Pending& tile, SharedAddress full) {
-    const SharedAddress landed = cta.barrier(L::kVCut, 0);
+  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over suspects.
+  FOVEA_DEVICE_MEMBER void load_to_rewrite(const Pending& tile, SharedAddress full, bool is_cut) {
+    const SharedAddress landed = cta.barrier(L::kVLanded, 0);
     copy_values(tile, landed);
-    cta.await(landed, cuts.parity);
-    cuts.advance();
-    clear_behind_keys(typename T::VTile{cta.v_at(v.stage)});
+    cta.await(landed, landings.parity);
+    landings.advance();
+    const typename T::VTile values{cta.v_at(v.stage)};
+    if (is_cut) clear_behind_keys(values);
+    ptx::sync_warp();
+    if (pass != Pass::all) rewrite_values<spec.element>(values, cta.lane, pass);
     ptx::fence_proxy_async_shared_cta();
     cta.release(full);
   }

@@ -24,15 +24,16 @@ struct Output {
   FOVEA_DEVICE_MEMBER explicit Output(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
   /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read. Split: both go to the partial
-  /// states, in f32.
-  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done,
-                                  const Sums& o) const {
+  /// states, in f32. `number`: of the row tile in this CTA, from 1 on.
+  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done, const Sums& o,
+                                  std::uint32_t number, Pass pass) const {
     float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = finish_row(tile, r, done);
-    report_suspects(tile, o);
+    for (int r = 0; r < 2; ++r)
+      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, done);
+    report(o, factor, number, pass);
     if constexpr (spec.is_split) {
-      write_partial(tile, o, factor);
+      write_partial(tile, o, factor, pass);
     } else {
       write_out(typename T::OTile{warp.cta.q_at(q_stage, warp.group)}, o, factor);
       ptx::fence_proxy_async_shared_cta();
@@ -88,34 +89,32 @@ struct Output {
     return factor;
   }
 
-  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0. Of the group's warps the first to say so puts its rows
-  /// at the head of the group's list; between two row tiles they meet, for a turn.
-  FOVEA_DEVICE_MEMBER void report_suspects(const RowTile& tile, const Sums& o) const {
+  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0. In the first pass the first warp of the CTA to say so puts
+  /// the row tile at the head of its list. If it is there still without NaN and infinity among the values, powers were too large.
+  FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
+                                  Pass pass) const {
     float all[4] = {};
 #pragma unroll
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
-    const float any = (all[0] + all[1]) + (all[2] + all[3]);
-    if (!ptx::vote_any(!(any - any == 0.0F)) || warp.cta.lane != 0) return;
-    const std::int32_t unit = unit_of(tile);
-    const std::uint32_t next =
-        ptx::atom_exch_shared(warp.cta.suspects_at(warp.group), static_cast<std::uint32_t>(unit));
-    if (static_cast<std::int32_t>(next) != unit)
-      ptx::st_global(warp.cta.p.next_suspect + unit, static_cast<std::int32_t>(next));
+    const float row[2] = {all[0] + all[1], all[2] + all[3]};
+    const float any = row[0] + row[1];
+    if (!ptx::vote_any(!(any - any == 0.0F))) return;
+    if (pass == Pass::all) {
+      if (warp.cta.lane == 0) add_suspect(number);
+    } else if (pass == Pass::finite) {
+      // A factor that is NaN is a score's doing.
+      const bool is_large = (!(row[0] - row[0] == 0.0F) && factor[0] == factor[0]) ||
+                            (!(row[1] - row[1] == 0.0F) && factor[1] == factor[1]);
+      if (is_large) ptx::st_shared(warp.cta.smem + L::kNeedsLow, 1U);
+    }
   }
 
-  /// The word of next_suspect that stands for this group's rows: Redo finds them.
-  FOVEA_DEVICE_MEMBER std::int32_t unit_of(const RowTile& tile) const {
-    const ForwardParams& common = warp.cta.p.common;
-    if constexpr (spec.is_split) {
-      const std::int32_t units = common.num_heads_q / spec.heads_per_tile;
-      const std::int32_t unit = tile.batch * units + tile.q_head / spec.heads_per_tile;
-      return (unit * common.num_q_tiles + tile.idx) * common.max_splits + tile.number;
-    }
-    const std::int32_t tiles =
-        spec.is_varlen
-            ? tile.number * common.num_heads_q + tile.q_head
-            : (tile.batch * common.num_heads_q + tile.q_head) * common.num_q_tiles + tile.idx;
-    return tiles * T::kGroups + warp.group;
+  /// Between two row tiles of a list all warps of the CTA meet, for a turn: so this one is the head of its list or not in it.
+  FOVEA_DEVICE_MEMBER void add_suspect(std::uint32_t number) const {
+    const auto id = ptx::ld_shared<std::uint32_t>(warp.cta.id_at(number));
+    const std::uint32_t before = ptx::atom_exch_shared(warp.cta.suspects_at(number % 2), id);
+    if (before != id)
+      ptx::st_global(warp.cta.p.next_suspect + id, static_cast<std::int32_t>(before));
   }
 
   // ---- partial states of a split, for the combine kernel ----
@@ -139,9 +138,10 @@ struct Output {
     if constexpr (spec.wants_row_max) ptx::st_global(warp.cta.p.common.partial_max + at, greatest);
   }
 
-  /// Four lanes write 32 bytes of a row together.
+  /// Four lanes write 32 bytes of a row together. Of indicators, infinity to what is there.
   FOVEA_DEVICE_MEMBER void write_partial(const RowTile& tile, const Sums& o,
-                                         const float (&factor)[2]) const {
+                                         const float (&factor)[2], Pass pass) const {
+    const float reached = pass == Pass::positive ? infinity() : -infinity();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!exists(tile, r)) continue;
@@ -149,8 +149,15 @@ struct Output {
                         2 * (warp.cta.lane % 4);
 #pragma unroll
       for (int j = 0; j < spec.head_dim_v / 8; ++j) {
-        ptx::st_global(reinterpret_cast<ptx::F32x2*>(to + 8 * j),
-                       {o[4 * j + 2 * r] * factor[r], o[4 * j + 2 * r + 1] * factor[r]});
+        const float pair[2] = {o[4 * j + 2 * r] * factor[r], o[4 * j + 2 * r + 1] * factor[r]};
+        auto* const at = reinterpret_cast<ptx::F32x2*>(to + 8 * j);
+        if (!is_indicator(pass)) {
+          ptx::st_global(at, {pair[0], pair[1]});
+        } else if (pair[0] != 0.0F || pair[1] != 0.0F) {
+          const auto sums = ptx::ld_global(at);
+          ptx::st_global(at, {pair[0] != 0.0F ? sums.x + reached : sums.x,
+                              pair[1] != 0.0F ? sums.y + reached : sums.y});
+        }
       }
     }
   }

@@ -1,86 +1,122 @@
-// Rows whose sums were not finite, computed again by the group that found them. After the last row tile, when shared memory is free:
-// the last chapter.
+// Rows whose sums were not finite: which row tiles have such, and what their passes (common/passes.cuh) make of values and of output.
+// They go the same way as all others, behind them, a round for each pass. Read load.cuh next.
 #pragma once
 
-#include "common/sequence.cuh"
+#include "common/passes.cuh"
 #include "ptx/memory.cuh"
-#include "sm80/attention_forward.cuh"
+#include "ptx/warp.cuh"
 #include "sm90/forward/cta.cuh"
 
 namespace fovea::cuda::sm90 {
 
-/// A group as a team of sm_80's kernel, which can tell which rows see a NaN or an infinity in V.
-template <ForwardSpec spec, class Mods>
-struct Redo {
-  using T = Traits<spec>;
-  static constexpr ForwardSpec kTeamSpec = spec_of_redo(spec);
-  static constexpr int kTeamBytes = sm90_redo_team_bytes(kTeamSpec);
-  static_assert(T::kGroups * kTeamBytes <= Layout<spec>::kBarriers && kTeamSpec.tile_kv >= 16,
-                "teams have the place of tiles");
-
+/// What the CTA computes again, by the scheduling warp. Numbers of row tiles with suspect rows are in two lists: shared memory holds the
+/// one found last (Cta::suspects_at), `next_suspect` behind each the one before, or -1.
+template <ForwardSpec spec>
+struct Suspects {
+  using L = Layout<spec>;
   const Cta<spec>& cta;
-  const ComputingWarp<spec> warp;
+  Pass pass = Pass::all;  // of the round that is over
+  std::int32_t id = -1;
+  int parity = 0;
 
-  FOVEA_DEVICE_MEMBER explicit Redo(const Cta<spec>& of_cta) : cta(of_cta), warp(of_cta) {}
+  FOVEA_DEVICE_MEMBER explicit Suspects(const Cta<spec>& of_cta) : cta(of_cta) {}
 
-  FOVEA_DEVICE_MEMBER void run() const {
-    auto unit = ptx::ld_shared<std::int32_t>(cta.suspects_at(warp.group));
-#pragma unroll 1
-    for (; unit >= 0; unit = ptx::ld_global(cta.p.next_suspect + unit)) {
-      const Work work = work_of(unit);
-      if (work.is_nothing) continue;
-      sm80::Forward<kTeamSpec, Mods>(cta.p.common, work, cta.smem + warp.group * kTeamBytes,
-                                     warp.idx)
-          .run();
-      sm80::Team<kTeamSpec>::meet();
+  /// The row tile of the next round, whose pass is told; num_tiles where there is none any more.
+  FOVEA_DEVICE_MEMBER std::int32_t next() {
+    if (pass == Pass::all) {
+      take(head(0));
+    } else if (pass == Pass::negative) {
+      take(ptx::ld_global(cta.p.next_suspect + id));
+    } else if (pass == Pass::positive) {
+      pass = Pass::negative;
+    } else {
+      pass = pass == Pass::finite && needs_low() ? Pass::low : Pass::positive;
     }
+    if (cta.lane == 0) ptx::st_shared(cta.smem + L::kPass, static_cast<std::uint32_t>(pass));
+    ptx::sync_warp();
+    return id;
   }
 
  private:
-  /// The rows of Output::unit_of.
-  FOVEA_DEVICE_MEMBER Work work_of(std::int32_t unit) const {
-    if constexpr (spec.is_split) return work_of_split(unit);
-    const ForwardParams& c = cta.p.common;
-    const std::int32_t tile = unit / T::kGroups;
-    Work work{};
-    if constexpr (spec.is_varlen) {
-      PackedCursor cursor;
-      work = packed_work(c, tile / c.num_heads_q, spec.tile_q, cursor);
-      work.q_head = tile % c.num_heads_q;
-    } else {
-      const std::int32_t pair = tile / c.num_q_tiles;
-      work.sequence = dense_sequence(c, pair / c.num_heads_q);
-      work.q_begin = (tile - pair * c.num_q_tiles) * spec.tile_q;
-      work.q_head = pair % c.num_heads_q;
-    }
-    work.q_begin += unit % T::kGroups * 64;
-    work.is_nothing = work.is_nothing || work.q_begin >= work.sequence.seqlen_q;
-    work.kv_head = work.q_head / c.group;
-    work.kv_end = work.sequence.seqlen_kv;
-    return work;
+  FOVEA_DEVICE_MEMBER std::int32_t head(int of_parity) const {
+    return static_cast<std::int32_t>(
+        ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.suspects_at(of_parity)), 0));
   }
 
-  /// Of heads that share a tile, in one split of their keys.
-  FOVEA_DEVICE_MEMBER Work work_of_split(std::int32_t unit) const {
-    const ForwardParams& c = cta.p.common;
-    const std::int32_t tile = unit / c.max_splits;
-    const std::int32_t pair = tile / c.num_q_tiles;
-    const std::int32_t head_units = c.num_heads_q / spec.heads_per_tile;
-    Work work{};
-    work.sequence = dense_sequence(c, pair / head_units);
-    work.q_begin = (tile - pair * c.num_q_tiles) * T::kQueries;
-    work.q_head = pair % head_units * spec.heads_per_tile;
-    work.kv_head = work.q_head / c.group;
-    take_split<spec>(work, unit - tile * c.max_splits);
-    return work;
+  FOVEA_DEVICE_MEMBER bool needs_low() const {
+    return ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.smem + L::kNeedsLow), 0) != 0;
+  }
+
+  FOVEA_DEVICE_MEMBER void take(std::int32_t found) {
+    if (found < 0 && parity == 0) {
+      parity = 1;
+      found = head(1);
+    }
+    id = found < 0 ? cta.p.num_tiles : found;
+    pass = Pass::finite;
+    if (cta.lane == 0) ptx::st_shared(cta.smem + L::kNeedsLow, 0U);
   }
 };
 
-/// Called, not inlined: beside it ptxas would deal the registers of the loop otherwise.
-template <ForwardSpec spec, class Mods>
-FOVEA_DEVICE_ASIDE void redo_suspects(const Sm90ForwardParams& p) {
-  const Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
-  Redo<spec, Mods>(cta).run();
+/// Is there a NaN or infinity among 8 elements? An exponent of ones and one more carries into the place of the sign.
+template <Element element>
+FOVEA_DEVICE bool has_suspect(const ptx::U32x4& chunk) {
+  constexpr std::uint32_t kExponents = element == Element::bf16 ? 0x7f807f80U : 0x7c007c00U;
+  constexpr std::uint32_t kLastBits = element == Element::bf16 ? 0x00800080U : 0x04000400U;
+  const auto carries = [](std::uint32_t pair) { return (pair & kExponents) + kLastBits; };
+  const std::uint32_t all =
+      carries(chunk.x) | carries(chunk.y) | carries(chunk.z) | carries(chunk.w);
+  return (all & 0x80008000U) != 0;
+}
+
+/// Values as a pass wants them, wherever in the tile they lie: four chunks of 8 a lane at once, which nearly always are finite.
+template <Element element, class Tile>
+FOVEA_DEVICE void rewrite_values(const Tile& values, int lane, Pass pass) {
+  constexpr int kStep = 16 * 32;
+  static_assert(Tile::kBytes % (4 * kStep) == 0);
+  if (pass == Pass::low) pass = Pass::finite;
+#pragma unroll 1
+  for (SharedAddress at = values.base + 16 * lane; at < values.base + Tile::kBytes;
+       at += 4 * kStep) {
+    bool is_suspect = false;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      is_suspect |= has_suspect<element>(ptx::ld_shared<ptx::U32x4>(at + i * kStep));
+    if (is_suspect) {
+#pragma unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const SharedAddress pair = at + i / 4 * kStep + i % 4 * 4;
+        ptx::st_shared(pair, values_of_pass<element>(ptx::ld_shared<std::uint32_t>(pair), pass));
+      }
+    } else if (is_indicator(pass)) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) ptx::st_shared(at + i * kStep, ptx::U32x4{});
+    }
+  }
+}
+
+/// An element of O, and the infinity that reaches it where the indicators' sum is not 0: their sum. Bits.
+template <Element element>
+FOVEA_DEVICE std::uint32_t with_infinity(std::uint32_t bits, std::uint32_t indicator, Pass pass) {
+  constexpr std::uint32_t kInfinity = element == Element::bf16 ? 0x7f80U : 0x7c00U;
+  const std::uint32_t reached = pass == Pass::positive ? kInfinity : kInfinity | 0x8000U;
+  if (indicator == 0) return bits;
+  const bool is_finite = (bits & 0x7fffU) < kInfinity;
+  return is_finite || bits == reached ? reached : 0x7fffU;
+}
+
+/// Of 8. Each round handles the pair that is in front, and puts it behind the others: short code.
+template <Element element>
+FOVEA_DEVICE ptx::U32x4 with_infinities(ptx::U32x4 sums, ptx::U32x4 indicators, Pass pass) {
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t pair =
+        with_infinity<element>(sums.x & 0xffffU, indicators.x & 0xffffU, pass) |
+        with_infinity<element>(sums.x >> 16U, indicators.x >> 16U, pass) << 16U;
+    sums = {sums.y, sums.z, sums.w, pair};
+    indicators = {indicators.y, indicators.z, indicators.w, 0};
+  }
+  return sums;
 }
 
 }  // namespace fovea::cuda::sm90

@@ -4,6 +4,7 @@
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/redo.cuh"
 
 namespace fovea::cuda::sm90 {
 
@@ -13,7 +14,6 @@ namespace fovea::cuda::sm90 {
 template <ForwardSpec spec>
 FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id) {
   const ForwardParams& c = p.common;
-  if (id >= p.num_tiles) return {-1, 0, 0, 0, 0};
   std::int32_t pair = id / c.num_q_tiles;
   std::int32_t idx = id - pair * c.num_q_tiles;
   if constexpr (spec.is_dynamic) {
@@ -49,8 +49,9 @@ struct Schedule {
   const Cta<spec>& cta;
   Ring<Traits<spec>::kSlots> slots{1};
   Ring<2> groups{1};
-  Ring<1> claims{0};
+  Ring<1> claims{0}, rounds{0};
   PackedCursor cursor{};
+  std::uint32_t number = 1;  // of the next row tile that is told
 
   /// The leftmost tile of a group, in the order of the walk.
   static constexpr std::uint32_t kFirstTile = 0x80000000U;
@@ -58,17 +59,31 @@ struct Schedule {
   FOVEA_DEVICE_MEMBER explicit Schedule(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
+    Suspects<spec> suspects(cta);
     std::int32_t id = ptx::block_idx().x;
+    bool is_empty = true;  // this round, by now
     for (;;) {
       SequencePlace place{0, 0, cta.p.common.seqlen_q, cta.p.common.seqlen_kv};
-      const RowTile rows = row_tile_at(id, place);
-      publish(rows, place);
-      if (rows.idx < 0) break;
+      RowTile rows = row_tile_at(id, place);
+      if (rows.is_any_end() && is_empty) rows = RowTile::end();
+      publish(rows, place, id);
+      if (rows.is_end()) return;
+      if (rows.is_any_end()) {
+        cta.await(cta.barrier(L::kRoundDone, 0), rounds.parity);
+        rounds.advance();
+        if (!cta.has_suspects()) return;
+        id = suspects.next();
+        cursor = {};
+        is_empty = true;
+        continue;
+      }
+      is_empty = false;
+      ++number;
       find_kv_tiles(rows, place);
       // As late as can be: the order of claims is what balances the load.
       cta.await(cta.barrier(L::kClaim, 0), claims.parity);
       claims.advance();
-      id = claim(id);
+      id = suspects.pass == Pass::all ? claim(id) : cta.p.num_tiles;
     }
   }
 
@@ -76,17 +91,16 @@ struct Schedule {
   /// Claims further where there is nothing to do at `id`.
   FOVEA_DEVICE_MEMBER RowTile row_tile_at(std::int32_t& id, SequencePlace& place) {
     if constexpr (spec.is_split) return next_split(id, place);
+    if (id >= cta.p.num_tiles) return RowTile::round_end();
     if constexpr (!spec.is_varlen) {
       const RowTile rows = dense_row_tile<spec>(cta.p, id);
-      if constexpr (spec.is_paged) {
-        if (rows.idx >= 0) place.seqlen_kv = seqlen_of_pages(rows.batch);
-      }
+      if constexpr (spec.is_paged) place.seqlen_kv = seqlen_of_pages(rows.batch);
       return rows;
     }
     // Heads side by side: they share keys, or at least the sequence.
     const std::int32_t number = id / cta.p.common.num_heads_q;
     const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
-    if (work.is_nothing) return {-1, 0, 0, 0, 0};
+    if (work.is_nothing) return RowTile::round_end();
     const Sequence& s = work.sequence;
     place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
              s.seqlen_kv};
@@ -103,7 +117,7 @@ struct Schedule {
       place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
       if (rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
     }
-    return {-1, 0, 0, 0, 0};
+    return RowTile::round_end();
   }
 
   /// Keys that a sequence has by now: whoever appends does not ask the host.
@@ -171,7 +185,9 @@ struct Schedule {
     return ptx::shfl_idx(next, 0);
   }
 
-  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows, const SequencePlace& place) {
+  /// `id` is of no use with an end, and does no harm: the next row tile comes behind a round.
+  FOVEA_DEVICE_MEMBER void publish(const RowTile& rows, const SequencePlace& place,
+                                   std::int32_t id) {
     cta.await(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
     if (cta.lane == 0) {
       const SharedAddress slot = cta.slot_at(slots.stage);
@@ -181,6 +197,7 @@ struct Schedule {
                                       static_cast<std::uint32_t>(rows.number)});
       if constexpr (Traits<spec>::kTellsPlace)
         ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
+      ptx::st_shared(cta.id_at(number), static_cast<std::uint32_t>(id));
       ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
     }
     slots.advance();

@@ -105,6 +105,12 @@ struct Scores {
     }
   }
 
+  /// Where indicators are summed, keys that a row sees are as good as equal: scores of any size come within 2 of 0, -inf stays.
+  FOVEA_DEVICE_MEMBER void level() {
+#pragma unroll
+    for (float& x : s) x = ptx::mul_rn(x, 0x1p-126F);
+  }
+
   /// What a row does not see becomes -inf, whatever it was.
   FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
     if constexpr (Mods::has_kv_limits || !Mods::has_mask) {

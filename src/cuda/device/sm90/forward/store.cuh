@@ -5,6 +5,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/redo.cuh"
 
 namespace fovea::cuda::sm90 {
 
@@ -22,7 +23,14 @@ struct Store {
   FOVEA_DEVICE_MEMBER void run() {
     for (;;) {
       const RowTile rows = cta.next_row_tile(slots);
-      if (rows.idx < 0) break;
+      if (rows.is_end()) return;
+      const Pass pass = cta.pass();
+      if (rows.is_any_end()) {
+        if (ptx::elect_one()) ptx::cp_async_bulk_wait_group<0>();
+        ptx::sync_warp();
+        if (!cta.end_round(pass)) return;
+        continue;
+      }
       const SequencePlace place = cta.place_of(rows);
       cta.done_with(rows);
       for (int group = 0; group < T::kGroups; ++group) {
@@ -32,19 +40,21 @@ struct Store {
           cta.release(cta.barrier(L::kQEmpty, i));
           continue;
         }
-        if constexpr (spec.is_varlen) {
-          const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
-          if (left < 64) {
-            store_rows(rows, place, group, left);
-            cta.release(cta.barrier(L::kQEmpty, i));
-            continue;
-          }
+        const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
+        if (is_indicator(pass)) {
+          add_infinities(rows, place, group, left < 64 ? left : 64, pass);
+          cta.release(cta.barrier(L::kQEmpty, i));
+          continue;
+        }
+        if (spec.is_varlen && left < 64) {
+          store_rows(rows, place, group, left);
+          cta.release(cta.barrier(L::kQEmpty, i));
+          continue;
         }
         if (ptx::elect_one()) store(rows, place, group, i);
       }
       q.advance();
     }
-    if (ptx::elect_one()) ptx::cp_async_bulk_wait_group<0>();
   }
 
  private:
@@ -65,19 +75,37 @@ struct Store {
   /// Only the first `left` rows of a group: those behind them are another sequence's.
   FOVEA_DEVICE_MEMBER void store_rows(const RowTile& rows, const SequencePlace& place, int group,
                                       std::int32_t left) const {
+    for_each_chunk(rows, place, group, left,
+                   [](ptx::U32x4* to, const ptx::U32x4& sums) { ptx::st_global(to, sums); });
+  }
+
+  /// Of a pass of indicators: what is not 0 names the elements of O that infinity reaches. NaN where both signs do.
+  FOVEA_DEVICE_MEMBER void add_infinities(const RowTile& rows, const SequencePlace& place,
+                                          int group, std::int32_t left, Pass pass) const {
+    for_each_chunk(rows, place, group, left, [&](ptx::U32x4* to, const ptx::U32x4& reached) {
+      if ((reached.x | reached.y | reached.z | reached.w) == 0) return;
+      ptx::st_global(to, with_infinities<spec.out_element>(ptx::ld_global(to), reached, pass));
+    });
+  }
+
+  /// visit(place in memory, what was left for it) for 8 elements of a row at a time.
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_chunk(const RowTile& rows, const SequencePlace& place,
+                                          int group, std::int32_t left, Visit&& visit) const {
     constexpr int kChunks = spec.head_dim_v / 8;
     const ForwardParams& c = cta.p.common;
     const typename T::OTile out{cta.q_at(q.stage, group)};
     const std::int64_t first = place.q_row + rows.idx * spec.tile_q + 64 * group;
-    char* to = static_cast<char*>(const_cast<void*>(c.out.data)) +
-               2 * (first * c.out.row_stride + rows.q_head * c.out.head_stride);
+    auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(c.out.data)) +
+                     cta.map_batch(rows) * c.out.batch_stride + first * c.out.row_stride +
+                     rows.q_head * c.out.head_stride;
 #pragma unroll 1
     for (int at = cta.lane; at < left * kChunks; at += 32) {
       const int row = at / kChunks;
       const int chunk = at % kChunks;
       if (8 * chunk >= c.head_dim_v) continue;
-      ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + 2 * (row * c.out.row_stride + 8 * chunk)),
-                     ptx::ld_shared<ptx::U32x4>(out.chunk(row, chunk)));
+      visit(reinterpret_cast<ptx::U32x4*>(to + row * c.out.row_stride + 8 * chunk),
+            ptx::ld_shared<ptx::U32x4>(out.chunk(row, chunk)));
     }
   }
 };

@@ -8,7 +8,6 @@
 
 #define FOVEA_DEVICE static inline
 #define FOVEA_DEVICE_MEMBER inline
-#define FOVEA_DEVICE_ASIDE static inline
 
 namespace fovea::cuda::ptx {
 

@@ -1,0 +1,40 @@
+// Rows whose sums were not finite are computed again, in passes.
+//
+// In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless. In V they are
+// not (0 * NaN). So such elements are taken out of V, and then, once for each sign, indicators are multiplied: 1 where V holds one, 1
+// where a row sees the key. What is not 0 among those sums names the elements of O that infinity or NaN reaches. The common path pays
+// for looking at the sums.
+#pragma once
+
+#include "ptx/base.cuh"
+#include "shared/forward_spec.h"
+
+namespace fovea::cuda {
+
+/// Of which values a row is computed: all; then, where sums were not finite, the finite ones, and indicators of the others. `low`: the
+/// finite ones by a softmax that can have no large powers, where sums left the range of floats although values and scores did not.
+enum class Pass : std::int32_t { low = -1, all, finite, positive, negative, end };
+
+FOVEA_DEVICE bool is_indicator(Pass pass) { return pass > Pass::finite; }
+
+/// One element's bits, as this pass wants it: finite, or one of indicators.
+template <Element element>
+FOVEA_DEVICE std::uint32_t value_of_pass(std::uint32_t bits, Pass pass) {
+  constexpr std::uint32_t kInfinityBits = element == Element::bf16 ? 0x7f80U : 0x7c00U;
+  constexpr std::uint32_t kOneBits = element == Element::bf16 ? 0x3f80U : 0x3c00U;
+  const std::uint32_t magnitude = bits & 0x7fffU;
+  if (pass == Pass::finite) return magnitude >= kInfinityBits ? 0 : bits;
+  const bool is_negative = (bits & 0x8000U) != 0;
+  const bool is_meant = magnitude > kInfinityBits ||
+                        (magnitude == kInfinityBits && is_negative == (pass == Pass::negative));
+  return is_meant ? kOneBits : 0;
+}
+
+/// Of a pair.
+template <Element element>
+FOVEA_DEVICE std::uint32_t values_of_pass(std::uint32_t pair, Pass pass) {
+  return value_of_pass<element>(pair & 0xffffU, pass) | value_of_pass<element>(pair >> 16U, pass)
+                                                            << 16U;
+}
+
+}  // namespace fovea::cuda
