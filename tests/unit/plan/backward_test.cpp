@@ -121,13 +121,19 @@ TEST(BackwardPlan, ProductsInBf16AreTakenByTilesAndRefusedByNameElsewhere) {
   EXPECT_THAT(refusal([&] { plan_backward(problem); }),
               HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
   problem.forward.cpu_target = CpuTarget::automatic;
+  const std::string message = refusal([&] { plan_backward(problem); });
   if (cpu::missing_for(CpuTarget::amx_bf16).empty()) {
+    EXPECT_THAT(message, HasSubstr("inputs are f32; gradients on its tiles take bf16"));
+    GradientCase in_bf16 = small_case();
+    in_bf16.forward.dtype = Dtype::bf16;
+    GradientMemory memory_in_bf16(in_bf16);
+    problem = problem_for(memory_in_bf16.args(), 1);
+    problem.forward.compute_dtype = ComputeDtype::bf16;
     const Explanation e = explain(problem);
     EXPECT_EQ(e.target, "amx_bf16");
     EXPECT_EQ(e.compute_dtype, "bf16");
     return;
   }
-  const std::string message = refusal([&] { plan_backward(problem); });
   EXPECT_THAT(message, HasSubstr("plan_backward: no kernel for this problem on cpu:"));
   EXPECT_THAT(message, HasSubstr("cpu/attention_backward avx512_bf16  it multiplies in bf16; its "
                                  "gradients are computed in f32"));
