@@ -45,6 +45,10 @@ class Checker:
     def __init__(self, library, match):
         self.library, self.match, self.num_wrong = library, match, 0
 
+    def wrong(self, name, what):
+        self.num_wrong += 1
+        print(f"WRONG  {name}: {what}", flush=True)
+
     def run(self, q, k, v, **fields):
         """Poisoned out and lse, filled by a plan in a poisoned workspace; and what explain says of it. Dense or packed."""
         out = torch.full((*q.shape[:-1], v.shape[-1]), math.nan, device="cuda", dtype=q.dtype)
@@ -107,8 +111,7 @@ class Checker:
         if nan_in is not None:
             rows = slice(ends_q[nan_in], ends_q[nan_in + 1])
             if not torch.isnan(out[rows]).all():
-                self.num_wrong += 1
-                print(f"WRONG  {name}: rows that see NaN are not NaN", flush=True)
+                self.wrong(name, "rows that see NaN are not NaN")
             out[rows], again[rows], expected[rows] = 0, 0, 0
         self.judge(name, (out, lse), (again, lse_again), (expected, expected_lse), explained)
 
@@ -126,8 +129,7 @@ class Checker:
                  if t is not None}
         self.library.attention_forward(fovea.forward_args(**{n: fovea.torch_tensor(t) for n, t in named.items()}, **fields))
         if wants_row_max and not torch.allclose(maxima[0].cpu(), named["row_max"], 1e-5, 1e-5):
-            self.num_wrong += 1
-            print(f"WRONG  {name}: row_max", flush=True)
+            self.wrong(name, "row_max")
         self.judge(name, (out, lse), (again, lse_again), (named["out"].double().cuda(), named["lse"].double().cuda()), explained)
 
     def check_infinities(self, name, shape, mask, dtype=None, has_huge_value=False, **fields):
@@ -150,11 +152,9 @@ class Checker:
         told = [(out == math.inf) | out.isnan(), (out == -math.inf) | out.isnan()]
         rows = ~(reached[0] | reached[1]).any(-1)
         if not all(torch.equal(a, b) for a, b in zip(reached, told)):
-            self.num_wrong += 1
-            print(f"WRONG  {name}: NaN and infinity are not where rows see them", flush=True)
+            self.wrong(name, "NaN and infinity are not where rows see them")
         if not has_huge_value and not (torch.equal(out[rows], clean[rows]) and torch.equal(lse, clean_lse)):
-            self.num_wrong += 1
-            print(f"WRONG  {name}: bits of rows that see neither", flush=True)
+            self.wrong(name, "bits of rows that see neither")
         for t in (out, again, expected):
             t[reached[0] | reached[1]] = 0
         self.judge(name, (out, lse), (again, lse_again), (expected, expected_lse), explained)
@@ -282,11 +282,12 @@ EDGES = [(n, n) for n in (0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193)]  # of
 
 
 def check_infinities_all(checker):
+    rows, keys = index(700, 913)
+    causal = keys <= rows + 213
     for head_dim in (64, 128, 192, 256):
+        shape = (2, 700, 913, 3, head_dim)
         for dtype in (torch.bfloat16, torch.float16):
-            rows, keys = index(700, 913)
-            shape, label = (2, 700, 913, 3, head_dim), f"{'bf16' if dtype == torch.bfloat16 else 'f16'} d{head_dim}"
-            causal = keys <= rows + 213
+            label = f"{'bf16' if dtype == torch.bfloat16 else 'f16'} d{head_dim}"
             checker.check_infinities(f"infinities {label}", shape, torch.ones_like(causal), dtype)
             checker.check_infinities(f"infinities causal {label}", shape, causal, dtype, causal=1)
             checker.check_infinities(f"infinities window {label}", shape, causal & (keys >= rows + 213 - 200), dtype,

@@ -96,8 +96,8 @@ struct OptimisticRows {
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     if (is_any) {
       const float headroom = is_low ? 0.0F : static_cast<float>(H::kHeadroom);
-      move(is_first, 0, top[0] + headroom, top[0], is_raised[0]);
-      move(is_first, 1, top[1] + headroom, top[1], is_raised[1]);
+      move(is_first, 0, top[0], headroom, is_raised[0]);
+      move(is_first, 1, top[1], headroom, is_raised[1]);
     }
     return is_any;
   }
@@ -213,7 +213,8 @@ struct OptimisticRows {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float next, float top, bool is_raised) {
+  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float top, float headroom, bool is_raised) {
+    float next = top + headroom;
     if (!is_first && reference[r] != -infinity()) {
       const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, top);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));

@@ -17,16 +17,20 @@ enum class Pass : std::int32_t { low = -1, all, finite, positive, negative, end 
 
 FOVEA_DEVICE bool is_indicator(Pass pass) { return pass > Pass::finite; }
 
+/// All ones of the exponent.
+template <Element element>
+inline constexpr std::uint32_t kInfinityBits = element == Element::bf16 ? 0x7f80U : 0x7c00U;
+
 /// One element's bits, as this pass wants it: finite, or one of indicators.
 template <Element element>
 FOVEA_DEVICE std::uint32_t value_of_pass(std::uint32_t bits, Pass pass) {
-  constexpr std::uint32_t kInfinityBits = element == Element::bf16 ? 0x7f80U : 0x7c00U;
+  constexpr std::uint32_t kInfinity = kInfinityBits<element>;
   constexpr std::uint32_t kOneBits = element == Element::bf16 ? 0x3f80U : 0x3c00U;
   const std::uint32_t magnitude = bits & 0x7fffU;
-  if (pass == Pass::finite) return magnitude >= kInfinityBits ? 0 : bits;
+  if (pass == Pass::finite) return magnitude >= kInfinity ? 0 : bits;
   const bool is_negative = (bits & 0x8000U) != 0;
-  const bool is_meant = magnitude > kInfinityBits ||
-                        (magnitude == kInfinityBits && is_negative == (pass == Pass::negative));
+  const bool is_meant =
+      magnitude > kInfinity || (magnitude == kInfinity && is_negative == (pass == Pass::negative));
   return is_meant ? kOneBits : 0;
 }
 

@@ -110,11 +110,6 @@ constexpr bool sm90_tells_place(const ForwardSpec& spec) {
   return spec.is_varlen || spec.is_paged || spec.is_split;
 }
 
-/// The same kernel: where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not be.
-constexpr bool sm90_clears_values(const ForwardSpec& spec) {
-  return spec.is_paged || spec.is_split;
-}
-
 /// Row tiles that sm90/attention_forward tells ahead.
 constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) {
   return sm90_tells_place(spec) ? 3 : 2;

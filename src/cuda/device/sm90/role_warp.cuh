@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_params_sm90.h"
@@ -21,6 +22,11 @@ struct RoleWarp {
 
   /// The i-th of those that begin at byte `kind`.
   FOVEA_DEVICE_MEMBER SharedAddress barrier(int kind, int i) const { return smem + kind + 8 * i; }
+
+  /// A word that all lanes read: by shuffle, so that the compiler knows it as uniform.
+  FOVEA_DEVICE_MEMBER std::uint32_t word_at(SharedAddress at) const {
+    return ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(at), 0);
+  }
 
   /// For a warp whose leader goes on alone: none of its lanes may still wait when the leader opens the next phase.
   FOVEA_DEVICE_MEMBER void await(SharedAddress barrier, std::uint32_t parity) const {

@@ -39,9 +39,9 @@ struct Compute {
   // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
   // row tile teaches the next shows in the time only.
   bool is_careful = false;
-  std::uint32_t num_steps = 0;   // of this row tile
-  std::uint32_t num_misses = 0;  // full tiles of it that this warp redid, or would have had to
-  std::uint32_t lesson = 0;      // row tiles so far
+  std::uint32_t num_steps = 0;      // of this row tile
+  std::uint32_t num_misses = 0;     // full tiles of it that this warp redid, or would have had to
+  std::uint32_t num_row_tiles = 0;  // so far
 
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
       : cta(of_cta), warp(of_cta), scores(warp), output(warp), keys(keys_at(0)) {}
@@ -72,7 +72,7 @@ struct Compute {
       if (after.is_any_end()) {
         const Pass pass = cta.pass();
         last_sums();
-        output.finish(tile, q_stage_of_last(), rows, o, lesson, pass);
+        output.finish(tile, q_stage_of_last(), rows, o, num_row_tiles, pass);
         if (!cta.end_round(pass)) return;
         after = cta.next_row_tile(slots);
         if (after.is_end()) return;
@@ -95,7 +95,7 @@ struct Compute {
       begin<true>(tile);
       rest_of_tile(tile);
       last_sums();
-      output.finish(tile, 0, rows, o, lesson, cta.pass());
+      output.finish(tile, 0, rows, o, num_row_tiles, cta.pass());
     }
   }
 
@@ -135,7 +135,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress misses_at() const {
-    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(lesson % 2));
+    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(num_row_tiles % 2));
   }
 
   /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
@@ -149,7 +149,7 @@ struct Compute {
     const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
     is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
     num_steps = num_misses = 0;
-    ++lesson;
+    ++num_row_tiles;
   }
 
   FOVEA_DEVICE_MEMBER int q_stage_of_last() const {
@@ -169,16 +169,14 @@ struct Compute {
   }
 
   /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has been read.
-  FOVEA_DEVICE_MEMBER KvTile told(int i) const {
-    bool is_full = false;
-    return told(i, is_full);
-  }
-
-  FOVEA_DEVICE_MEMBER KvTile told(int i, bool& is_full) const {
+  FOVEA_DEVICE_MEMBER KvTile told_to_leader(int i) const {
     KvTile tile{0};
     if (cta.lane == 0) tile.word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
-    is_full = ptx::vote_any(tile.is_full());
-    return {ptx::shfl_idx(tile.word, 0)};
+    return tile;
+  }
+
+  FOVEA_DEVICE_MEMBER KvTile told(int i) const {
+    return {ptx::shfl_idx(told_to_leader(i).word, 0)};
   }
 
   /// S = Q Kᵀ.
@@ -245,8 +243,9 @@ struct Compute {
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
     await_keys();
     scores.look_ahead(tile, next);
-    bool is_next_full = false;
-    next = told(1, is_next_full);
+    const KvTile told_next = told_to_leader(1);
+    const bool is_next_full = ptx::vote_any(told_next.is_full());
+    next = {ptx::shfl_idx(told_next.word, 0)};
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
@@ -312,7 +311,7 @@ struct Compute {
     const Rows done = rows;
     begin_rows<false>(after);
     await_sums();
-    output.finish(tile, q_stage, done, o, lesson, Pass::all);
+    output.finish(tile, q_stage, done, o, num_row_tiles, Pass::all);
     first_probabilities(after);
   }
 

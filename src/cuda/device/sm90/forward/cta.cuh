@@ -39,7 +39,8 @@ struct Traits {
   /// Row tiles that are told. With places: one that computes, one that follows it, one to come; else the first is known by then.
   static constexpr int kSlots = sm90_num_slots(spec);
   static constexpr bool kTellsPlace = sm90_tells_place(spec);
-  static constexpr bool kClearsValues = sm90_clears_values(spec);
+  /// Where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not be.
+  static constexpr bool kClearsValues = spec.is_paged || spec.is_split;
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
@@ -167,8 +168,7 @@ struct Cta : RoleWarp {
 
   /// Of the round of a row tile that has been told, or of its end.
   FOVEA_DEVICE_MEMBER Pass pass() const {
-    return static_cast<Pass>(static_cast<std::int32_t>(
-        ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(smem + L::kPass), 0)));
+    return static_cast<Pass>(static_cast<std::int32_t>(word_at(smem + L::kPass)));
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {

@@ -196,8 +196,10 @@ struct Load {
     landings.advance();
     const typename T::VTile values{cta.v_at(v.stage)};
     if (is_cut) clear_behind_keys(values);
-    ptx::sync_warp();
-    if (pass != Pass::all) rewrite_values<spec.element>(values, cta.lane, pass);
+    if (pass != Pass::all) {
+      ptx::sync_warp();
+      rewrite_values<spec.element>(values, cta.lane, pass);
+    }
     ptx::fence_proxy_async_shared_cta();
     cta.release(full);
   }

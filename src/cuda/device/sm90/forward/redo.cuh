@@ -39,13 +39,10 @@ struct Suspects {
 
  private:
   FOVEA_DEVICE_MEMBER std::int32_t head(int of_parity) const {
-    return static_cast<std::int32_t>(
-        ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.suspects_at(of_parity)), 0));
+    return static_cast<std::int32_t>(cta.word_at(cta.suspects_at(of_parity)));
   }
 
-  FOVEA_DEVICE_MEMBER bool needs_low() const {
-    return ptx::shfl_idx(ptx::ld_shared<std::uint32_t>(cta.smem + L::kNeedsLow), 0) != 0;
-  }
+  FOVEA_DEVICE_MEMBER bool needs_low() const { return cta.word_at(cta.smem + L::kNeedsLow) != 0; }
 
   FOVEA_DEVICE_MEMBER void take(std::int32_t found) {
     if (found < 0 && parity == 0) {
@@ -61,8 +58,8 @@ struct Suspects {
 /// Is there a NaN or infinity among 8 elements? An exponent of ones and one more carries into the place of the sign.
 template <Element element>
 FOVEA_DEVICE bool has_suspect(const ptx::U32x4& chunk) {
-  constexpr std::uint32_t kExponents = element == Element::bf16 ? 0x7f807f80U : 0x7c007c00U;
-  constexpr std::uint32_t kLastBits = element == Element::bf16 ? 0x00800080U : 0x04000400U;
+  constexpr std::uint32_t kExponents = kInfinityBits<element> * 0x10001U;
+  constexpr std::uint32_t kLastBits = (kInfinityBits<element> & -kInfinityBits<element>)*0x10001U;
   const auto carries = [](std::uint32_t pair) { return (pair & kExponents) + kLastBits; };
   const std::uint32_t all =
       carries(chunk.x) | carries(chunk.y) | carries(chunk.z) | carries(chunk.w);
@@ -98,10 +95,9 @@ FOVEA_DEVICE void rewrite_values(const Tile& values, int lane, Pass pass) {
 /// An element of O, and the infinity that reaches it where the indicators' sum is not 0: their sum. Bits.
 template <Element element>
 FOVEA_DEVICE std::uint32_t with_infinity(std::uint32_t bits, std::uint32_t indicator, Pass pass) {
-  constexpr std::uint32_t kInfinity = element == Element::bf16 ? 0x7f80U : 0x7c00U;
-  const std::uint32_t reached = pass == Pass::positive ? kInfinity : kInfinity | 0x8000U;
+  const std::uint32_t reached = kInfinityBits<element> | (pass == Pass::positive ? 0 : 0x8000U);
   if (indicator == 0) return bits;
-  const bool is_finite = (bits & 0x7fffU) < kInfinity;
+  const bool is_finite = (bits & 0x7fffU) < kInfinityBits<element>;
   return is_finite || bits == reached ? reached : 0x7fffU;
 }
 

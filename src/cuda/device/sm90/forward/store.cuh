@@ -36,22 +36,18 @@ struct Store {
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(L::kOFull, i), q.parity);
-        if constexpr (spec.is_split) {  // partial states are written by those who compute them
-          cta.release(cta.barrier(L::kQEmpty, i));
-          continue;
+        if constexpr (!spec.is_split) {  // partial states are written by those who compute them
+          const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
+          if (is_indicator(pass)) {
+            add_infinities(rows, place, group, left < 64 ? left : 64, pass);
+          } else if (spec.is_varlen && left < 64) {
+            store_rows(rows, place, group, left);
+          } else {
+            if (ptx::elect_one()) store(rows, place, group, i);
+            continue;
+          }
         }
-        const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
-        if (is_indicator(pass)) {
-          add_infinities(rows, place, group, left < 64 ? left : 64, pass);
-          cta.release(cta.barrier(L::kQEmpty, i));
-          continue;
-        }
-        if (spec.is_varlen && left < 64) {
-          store_rows(rows, place, group, left);
-          cta.release(cta.barrier(L::kQEmpty, i));
-          continue;
-        }
-        if (ptx::elect_one()) store(rows, place, group, i);
+        cta.release(cta.barrier(L::kQEmpty, i));
       }
       q.advance();
     }
