@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/emulator/emulator.hpp"
+#include "cuda/emulator/instructions.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -28,6 +29,17 @@ TEST(Warp, ShuffleGivesTheOtherLanesValue) {
     EXPECT_EQ(out[lane], (lane ^ 5) * 10);
     EXPECT_EQ(out[32 + lane], (31 - lane) * 10);
   }
+}
+
+/// The emulator puts such bits into accumulators of wgmma; an address may end in them.
+TEST(Warp, ValueThatLooksLikeAnAccumulatorInFlightIsNoFault) {
+  Device device;
+  auto* out = device.buffer<std::uint32_t>("out", 32);
+  const Report report = device.launch(kOneWarp, {}, [&] {
+    ptx::st_global(out + ptx::lane_idx(), ptx::shfl_bfly(kInFlight, 1));
+  });
+  EXPECT_EQ(report.text(), "");
+  EXPECT_EQ(out[7], kInFlight);
 }
 
 TEST(Warp, BallotHasABitForEachLane) {

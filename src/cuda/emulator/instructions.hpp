@@ -135,6 +135,7 @@ void wgmma_wait(std::uint32_t pending, Instruction what);
 // ---- registers of a wgmma in flight ----
 /// What accumulators in flight hold: a signalling NaN, so that arithmetic in place changes it too (by the quiet bit).
 inline constexpr std::uint32_t kInFlight = 0x7fad'a000U, kQuietBit = 0x0040'0000U;
+/// A fault in warps that have issued a wgmma: in others a value may look so, half of an address for one.
 void report_in_flight(Instruction what);
 
 inline bool is_in_flight(std::uint32_t bits) { return (bits & ~kQuietBit) == kInFlight; }

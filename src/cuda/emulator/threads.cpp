@@ -23,8 +23,10 @@ void trap(Site site) {
 }
 
 void report_in_flight(Instruction what) {
+  const Thread& thread = machine().thread();
+  if (thread.warp->wgmma.issued == 0) return;
   machine().report(
-      Fault::accumulator_in_flight, &machine().thread(),
+      Fault::accumulator_in_flight, &thread,
       fmt::format("uses by {} what an accumulator held before its wgmma.wait_group", what.name),
       what.site);
 }
