@@ -35,9 +35,8 @@ TEST(Warp, ShuffleGivesTheOtherLanesValue) {
 TEST(Warp, ValueThatLooksLikeAnAccumulatorInFlightIsNoFault) {
   Device device;
   auto* out = device.buffer<std::uint32_t>("out", 32);
-  const Report report = device.launch(kOneWarp, {}, [&] {
-    ptx::st_global(out + ptx::lane_idx(), ptx::shfl_bfly(kInFlight, 1));
-  });
+  const Report report = device.launch(
+      kOneWarp, {}, [&] { ptx::st_global(out + ptx::lane_idx(), ptx::shfl_bfly(kInFlight, 1)); });
   EXPECT_EQ(report.text(), "");
   EXPECT_EQ(out[7], kInFlight);
 }

@@ -29,7 +29,8 @@ Case several_tiles(std::string label, std::int64_t head_dim) {
   return problem;
 }
 
-/// Sums that are not finite are computed in four passes: stored by chunks, by elements, as f32, as partial states.
+/// Sums that are not finite are computed in four passes: stored by chunks, by elements, as f32, as partial states. Infinity reaches
+/// a row at keys that are dropped too.
 std::vector<Case> infinite_values() {
   std::vector<Case> cases = {several_tiles("infinite_values_d128", 128),
                              several_tiles("infinite_values_f16_padded", 72),
@@ -43,7 +44,16 @@ std::vector<Case> infinite_values() {
   split.seqlen_q = 2;
   split.seqlen_kv = 600;
   split.mask = causal();
+  cases.push_back(split);
+  split.label = "infinite_values_split_dropout";
+  split.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
   cases.push_back(std::move(split));
+  Case dropped = several_tiles("infinite_values_dropout", 64);
+  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  cases.push_back(dropped);
+  dropped.label = "infinite_values_dropout_f32";
+  dropped.dtype = Dtype::f32;
+  cases.push_back(std::move(dropped));
   for (Case& each : cases) each.has_infinite_values = true;
   return cases;
 }
@@ -237,6 +247,12 @@ void add_infinite_hopper_cases(std::vector<Case>& cases) {
   capped.score = softcap(2);
   capped.mask = causal();
   add(std::move(capped));
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case dropped = hopper_case("hopper_infinite_dropout_d" + std::to_string(head_dim), head_dim);
+    dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+    dropped.mask = causal();
+    add(std::move(dropped));
+  }
   Case hiding = hopper_case("hopper_infinite_hiding_score", 64);
   hiding.score = parse_score_mod("kv_idx % 3 == 1 ? -inf : score");
   add(std::move(hiding));

@@ -238,7 +238,8 @@ TEST_P(SuspectsOfHopper, ChangeNoBitOfOtherColumns) {
 
 INSTANTIATE_TEST_SUITE_P(All, SuspectsOfHopper,
                          ::testing::Values("hopper_infinite_d64", "hopper_infinite_d128",
-                                           "hopper_infinite_d256", "hopper_infinite_line"),
+                                           "hopper_infinite_d256", "hopper_infinite_line",
+                                           "hopper_infinite_dropout_d128"),
                          [](const auto& each) { return std::string(each.param); });
 
 class EmulatedForwards : public ::testing::TestWithParam<Case> {};

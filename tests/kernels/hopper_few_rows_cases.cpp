@@ -73,7 +73,10 @@ std::vector<Case> hopper_few_rows_cases() {
   Case infinite = base_case("hopper_rows_24_infinite", 12, 4, 2);
   infinite.mask = causal();
   infinite.has_infinite_values = true;
-  return {full, odd, programs, dropped, wide, many, nothing, infinite};
+  Case infinite_dropped = infinite;
+  infinite_dropped.label = "hopper_rows_24_infinite_dropout";
+  infinite_dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  return {full, odd, programs, dropped, wide, many, nothing, infinite, infinite_dropped};
 }
 
 std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fovea/mask.hpp"
@@ -125,11 +126,14 @@ TEST(CpuNonFinite, NaNInAKeyReachesTheRowsThatSeeIt) {
   });
 }
 
+/// Those that drop the key see it too.
 TEST(CpuNonFinite, NonFiniteValueReachesItsColumnOfTheRowsThatSeeIt) {
   on_every_target([](Dtype dtype, CpuTarget target) {
-    for (const double value : {kNaN, kInfinity, -kInfinity}) {
+    for (const auto& [value, dropped] :
+         {std::pair{kNaN, 0.0F}, {kInfinity, 0.0F}, {-kInfinity, 0.0F}, {kInfinity, 0.5F}}) {
       Case problem = square(dtype);
       problem.mask = causal();
+      problem.dropout = {.p = dropped, .seed = 7, .offset = 1};
       CaseMemory clean(problem);
       CaseMemory spoiled(problem);
       constexpr std::int64_t kKey = 121, kDim = 5;

@@ -166,6 +166,14 @@ TEST(ReferenceForward, DropoutKeepsByPositionAndRescales) {
   EXPECT_EQ((Line{.k = {1, 2}, .v = {3, 4}}.run(args).out[0]), 0);
 }
 
+TEST(ReferenceForward, InfinityReachesARowWhateverItWeighs) {
+  const Line line{.k = {0, 1000}, .v = {-std::numeric_limits<float>::infinity(), 2}};
+  EXPECT_EQ(line.run().out[0], -kInfinity);  // e^-1000 is 0
+  AttentionForward args;
+  args.dropout.p = 1;
+  EXPECT_EQ(line.run(args).out[0], -kInfinity);
+}
+
 TEST(ReferenceForward, PackedRowsAfterTheLastSequenceAreEmpty) {
   Case problem{.label = "packed", .sequences = {{2, 3}, {0, 1}, {1, 0}}, .trailing_rows = 2};
   CaseMemory memory(problem);

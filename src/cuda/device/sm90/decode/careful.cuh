@@ -103,14 +103,12 @@ class CarefulRow {
     const OriginStep step = move_origin(state_, score, c);
     const float p = probability(score, c, step);
     state_.sum += p;
-    const bool is_dropped = is_dropped_here(key);
-    const float kept = is_dropped ? 0.0F : p;
+    const float kept = is_dropped_here(key) ? 0.0F : p;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const bool is_finite = ptx::fma_rn(value.of[i], 0.0F, 0.0F) == 0.0F;
       sum_[i] = ptx::fma_rn(kept, is_finite ? value.of[i] : 0.0F, sum_[i] * step.rescale);
-      // Dropped, it is multiplied by 0; a probability that is 0 otherwise is a rounded one.
-      if (!is_finite) reached_[i] += is_dropped ? quiet_nan() : value.of[i];
+      if (!is_finite) reached_[i] += value.of[i];
     }
   }
 
