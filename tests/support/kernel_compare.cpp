@@ -12,6 +12,16 @@
 
 namespace fovea::testing {
 
+namespace {
+
+Tolerances with_lse_error(Tolerances allowed, double lse_error, std::size_t num_rows) {
+  allowed.lse.absolute += lse_error;
+  allowed.lse.norm += lse_error * std::sqrt(static_cast<double>(num_rows));
+  return allowed;
+}
+
+}  // namespace
+
 void expect_kernel_equals_oracle(const Case& problem,
                                  const std::function<void(const AttentionForward&)>& run,
                                  double lse_error) {
@@ -21,9 +31,8 @@ void expect_kernel_equals_oracle(const Case& problem,
   const reference::ForwardResult expected = reference::attention_forward(args);
   const ComputeDtype products =
       problem.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
-  Tolerances allowed = tolerances(args, expected, products);
-  allowed.lse.absolute += lse_error;
-  allowed.lse.norm += lse_error * std::sqrt(static_cast<double>(expected.lse.size()));
+  const Tolerances allowed =
+      with_lse_error(tolerances(args, expected, products), lse_error, expected.lse.size());
   std::string found;
   try {
     run(args);
@@ -38,13 +47,15 @@ void expect_kernel_equals_oracle(const Case& problem,
 }
 
 void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
-                                   const AttentionDecode& decode) {
+                                   const AttentionDecode& decode, double lse_error) {
+  const ComputeDtype products =
+      problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
   EXPECT_EQ(memory.damage(), "");
   for (std::int64_t i = 0; i < problem.batch(); ++i) {
     const AttentionForward dense = memory.dense(i);
     const reference::ForwardResult expected = reference::attention_forward(dense);
-    const Tolerances allowed = tolerances(
-        dense, expected, problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
+    const Tolerances allowed =
+        with_lse_error(tolerances(dense, expected, products), lse_error, expected.lse.size());
     EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
     EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
   }

@@ -18,7 +18,8 @@ void expect_kernel_equals_oracle(const Case& problem,
                                  double lse_error = 0);
 
 /// EXPECTs of a call that has run: each sequence is what the oracle says of its keys laid out densely, and nothing else was touched.
+/// lse_error is as above.
 void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
-                                   const AttentionDecode& decode);
+                                   const AttentionDecode& decode, double lse_error = 0);
 
 }  // namespace fovea::testing
