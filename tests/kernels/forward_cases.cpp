@@ -1,7 +1,10 @@
 #include "kernels/forward_cases.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <iterator>
+#include <numbers>
 #include <string>
 #include <utility>
 
@@ -150,6 +153,20 @@ std::vector<Case> hopper_program_cases() {
   return cases;
 }
 
+/// Tiles of keys octaves above those before them, or below: a reference that stays, follows by whole octaves, jumps, and jumps less far
+/// than the scores do (common/optimistic_softmax.cuh).
+Case climbing_case(std::string label, std::int64_t head_dim, bool is_descending) {
+  Case problem = hopper_case(std::move(label), head_dim);
+  problem.seqlen_q = 70;
+  problem.seqlen_kv = 1100;
+  const TensorView climb = problem.capture(Dtype::f32, {9}, [=](std::int64_t i) {
+    constexpr std::array kOctaves{0., 90., 170., 185., 310., 525., 535., 1500., 1520.};
+    return std::numbers::ln2 * kOctaves[static_cast<std::size_t>(is_descending ? 8 - i : i)];
+  });
+  problem.score = parse_score_mod("score + climb[kv_idx // 128]", {.tensors = {{"climb", climb}}});
+  return problem;
+}
+
 /// Sequences whose keys and queries meet the edges of tiles of 64, 128 and 192 rows; trailing rows hold NaN, so the last sequence's cut
 /// tiles do too.
 Case packed_hopper_case(std::string label, std::int64_t head_dim, std::vector<Lengths> sequences) {
@@ -284,6 +301,17 @@ std::vector<Case> hopper_cases() {
   heavy.distribution = Distribution::heavy_tailed;
   heavy.seqlen_kv = 700;
   cases.push_back(std::move(heavy));
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    const std::string tail = "_d" + std::to_string(head_dim);
+    cases.push_back(climbing_case("hopper_climbing" + tail, head_dim, false));
+    cases.push_back(climbing_case("hopper_descending" + tail, head_dim, true));
+  }
+  Case steep = climbing_case("hopper_climbing_f16", 128, false);
+  steep.dtype = Dtype::f16;
+  cases.push_back(std::move(steep));
+  Case careful = climbing_case("hopper_climbing_row_max", 64, false);
+  careful.wants_row_max = true;
+  cases.push_back(std::move(careful));
   Case f16 = hopper_case("hopper_f16_heavy_grouped", 128);
   f16.dtype = Dtype::f16;
   f16.distribution = Distribution::heavy_tailed;
