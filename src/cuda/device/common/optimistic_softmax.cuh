@@ -15,9 +15,9 @@
 // itself: m moves when the row's maximum is above m + kJump, and when its sum exceeds 2^kSoft. So they give the same bits, and a row's
 // bits do not depend on the rows beside it.
 //
-// A step of m by more than 2^120 would flush the factor to 0 though what it scales may be as large as 2^kHard; longer steps are taken
-// only as far as the maximum itself asks, and then what is flushed is below 2^-38 of the row. What underflows in p is below 2^-46 of
-// the row's maximum. P in f16 has no such range: no headroom, and sums up to 2^15.
+// A step of m by more than 120 octaves would flush the factor to 0 though what it scales may be as large as 2^kSoft a step; longer steps
+// are taken only as far as the maximum asks, which may stand `kRoom` above m, and then what is flushed is below 2^-90 of the row. What
+// underflows in p is below 2^-46 of the row's maximum. P in f16 has no such range: no headroom, no room, and sums up to 2^15.
 //
 // Where a program's last fma makes the logarithms, it can subtract m too (is_relative): scores come less m as it was before the step,
 // `base`. A step that leaves m where it is has the arguments of ex2 at once; one that moves it by J adds the difference, for both kinds
@@ -38,10 +38,11 @@ template <Element element>
 struct Headroom {
   static constexpr bool kCanSoften = element == Element::bf16;
   static constexpr int kHeadroom = kCanSoften ? 80 : 0;
-  static constexpr float kSoft = kCanSoften ? 0x1p80F : 0x1p15F;
-  static constexpr float kHard = 0x1p95F;
-  static constexpr float kJump = kCanSoften ? 100.0F : 15.0F;
+  static constexpr float kSoft = kCanSoften ? 0x1p100F : 0x1p15F;
+  static constexpr float kHard = 0x1p118F;
+  static constexpr float kJump = kCanSoften ? 118.0F : 15.0F;
   static constexpr float kLongestStep = 120.0F;
+  static constexpr float kRoom = kCanSoften ? 90.0F : 0.0F;
 };
 
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
@@ -95,9 +96,8 @@ struct OptimisticRows {
     }
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     if (is_any) {
-      const float headroom = is_low ? 0.0F : static_cast<float>(H::kHeadroom);
-      move(is_first, 0, top[0], headroom, is_raised[0]);
-      move(is_first, 1, top[1], headroom, is_raised[1]);
+      move(is_first, is_low, 0, top[0], is_raised[0]);
+      move(is_first, is_low, 1, top[1], is_raised[1]);
     }
     return is_any;
   }
@@ -213,10 +213,11 @@ struct OptimisticRows {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void move(bool is_first, int r, float top, float headroom, bool is_raised) {
-    float next = top + headroom;
+  FOVEA_DEVICE_MEMBER void move(bool is_first, bool is_low, int r, float top, bool is_raised) {
+    float next = top + (is_low ? 0.0F : static_cast<float>(H::kHeadroom));
     if (!is_first && reference[r] != -infinity()) {
-      const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, top);
+      const float least = top - (is_low ? 0.0F : H::kRoom);
+      const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, least);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
     }
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);

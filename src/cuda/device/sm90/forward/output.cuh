@@ -23,14 +23,18 @@ struct Output {
 
   FOVEA_DEVICE_MEMBER explicit Output(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
-  /// O / l goes where Q lay, lse to its place. Each warp writes the 16 rows of Q that only it has read. Split: both go to the partial
-  /// states, in f32. `number`: of the row tile in this CTA, from 1 on.
-  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const Rows& done, const Sums& o,
-                                  std::uint32_t number, Pass pass) const {
-    float factor[2];
+  /// What needs no O: lse and row_max go to their places. `factor`: what O is to be scaled by.
+  FOVEA_DEVICE_MEMBER void finish_rows(const RowTile& tile, const Rows& rows, Pass pass,
+                                       float (&factor)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, done);
+      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, rows);
+  }
+
+  /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. Split: it goes to the partial states, in f32.
+  /// `number`: of the row tile in this CTA, from 1 on.
+  FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const float (&factor)[2],
+                                  const Sums& o, std::uint32_t number, Pass pass) const {
     report(o, factor, number, pass);
     if constexpr (spec.is_split) {
       write_partial(tile, o, factor, pass);
