@@ -34,6 +34,8 @@
 
 namespace fovea::cuda {
 
+/// Sums of up to 256 keys: where they are at most kHard = 2^kJump no power is above that, so both ways move m alike; 256 powers of 2^kJump are
+/// still a float; and 256 that are `kRoom` above m are small.
 template <Element element>
 struct Headroom {
   static constexpr bool kCanSoften = element == Element::bf16;
