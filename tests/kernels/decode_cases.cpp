@@ -43,7 +43,7 @@ std::vector<Case> decode_cases() {
   cases[2].mask = window(300, 0);
   cases[3].out_layout = Layout::strided_dim;
   cases[3].mask = causal();
-  cases[4].dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  cases[4].dropout = kSomeDropped;
   Case& programs = cases[5];
   const TensorView slopes =
       programs.capture(Dtype::f32, {4}, [](std::int64_t i) { return 0.5 / double(i + 1); });
@@ -62,7 +62,7 @@ std::vector<Case> decode_cases() {
     infinite->seqlen_kv = 300;
   }
   cases[7].mask = window(200, 0);
-  cases[7].dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  cases[7].dropout = kSomeDropped;
   cases[8].score = softcap(3);
   cases[8].dtype = Dtype::f16;
   cases[8].head_dim_qk = cases[8].head_dim_v = 72;

@@ -49,10 +49,10 @@ std::vector<Case> infinite_values() {
   split.mask = causal();
   cases.push_back(split);
   split.label = "infinite_values_split_dropout";
-  split.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  split.dropout = kSomeDropped;
   cases.push_back(std::move(split));
   Case dropped = several_tiles("infinite_values_dropout", 64);
-  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.dropout = kSomeDropped;
   cases.push_back(dropped);
   dropped.label = "infinite_values_dropout_f32";
   dropped.dtype = Dtype::f32;
@@ -210,7 +210,7 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   cases.push_back(std::move(wide));
   Case dropped = packed_hopper_case("hopper_packed_dropout", 128, {{131, 131}, {65, 200}, {3, 1}});
   dropped.trailing_rows = 2;
-  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.dropout = kSomeDropped;
   dropped.wants_row_max = true;
   dropped.mask = causal();
   dropped.score = softcap(2);
@@ -266,7 +266,7 @@ void add_infinite_hopper_cases(std::vector<Case>& cases) {
   add(std::move(capped));
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case dropped = hopper_case("hopper_infinite_dropout_d" + std::to_string(head_dim), head_dim);
-    dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+    dropped.dropout = kSomeDropped;
     dropped.mask = causal();
     add(std::move(dropped));
   }
@@ -337,7 +337,7 @@ std::vector<Case> hopper_cases() {
   maxima.distribution = Distribution::heavy_tailed;
   cases.push_back(std::move(maxima));
   Case dropped = hopper_case("hopper_dropout", 64);
-  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.dropout = kSomeDropped;
   dropped.num_heads_q = 2;
   cases.push_back(std::move(dropped));
   Case nothing_kept = hopper_case("hopper_dropout_all", 128);

@@ -53,7 +53,7 @@ std::vector<Case> hopper_few_rows_cases() {
   programs.score = parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx)", captures);
   programs.mask = parse_mask_mod("doc[batch, q_idx + 250] == doc[batch, kv_idx]", captures);
   Case dropped = base_case("hopper_rows_20_dropout", 5, 4, 1);
-  dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  dropped.dropout = kSomeDropped;
   dropped.score = softcap(2);
   dropped.mask = causal();
   // One buffer of Q, tiles of 64 keys; heads padded in the tile.
@@ -75,7 +75,7 @@ std::vector<Case> hopper_few_rows_cases() {
   infinite.has_infinite_values = true;
   Case infinite_dropped = infinite;
   infinite_dropped.label = "hopper_rows_24_infinite_dropout";
-  infinite_dropped.dropout = {.p = 0.3F, .seed = 7, .offset = 1};
+  infinite_dropped.dropout = kSomeDropped;
   return {full, odd, programs, dropped, wide, many, nothing, infinite, infinite_dropped};
 }
 

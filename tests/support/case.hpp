@@ -43,6 +43,9 @@ struct Lengths {
   std::int64_t q = 0, kv = 0;
 };
 
+/// Drops some keys of every row that has a few, and keeps some.
+inline constexpr Dropout kSomeDropped{.p = 0.3F, .seed = 7, .offset = 1};
+
 /// Everything has a default; `label` says which test this is when it fails.
 struct Case {
   std::string label{};

@@ -151,7 +151,7 @@ constexpr Feature kFeatures[] = {
     {"zero_scale", "scale", [](Case& c) { c.softmax_scale = 0.F; }},
     {"no_statistics", "", [](Case& c) { c.wants_lse = c.wants_row_max = false; }},
     {"sinks", "", [](Case& c) { c.has_sinks = true; }},
-    {"dropout", "dropout", [](Case& c) { c.dropout = {.p = 0.3F, .seed = 7, .offset = 1}; }},
+    {"dropout", "dropout", [](Case& c) { c.dropout = kSomeDropped; }},
     {"dropout_all", "dropout", [](Case& c) { c.dropout = {.p = 1, .seed = 7, .offset = 0}; }},
 
     {"softcap", "", [](Case& c) { then(c, softcap(2)); }},

@@ -14,9 +14,13 @@ namespace fovea::testing {
 
 namespace {
 
-Tolerances with_lse_error(Tolerances allowed, double lse_error, std::size_t num_rows) {
+/// Of kernels whose products of f32 are f32's, and bf16's of all else.
+Tolerances allowed_by(const AttentionForward& args, const reference::ForwardResult& expected,
+                      double lse_error) {
+  Tolerances allowed = tolerances(
+      args, expected, args.q.dtype() == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16);
   allowed.lse.absolute += lse_error;
-  allowed.lse.norm += lse_error * std::sqrt(static_cast<double>(num_rows));
+  allowed.lse.norm += lse_error * std::sqrt(static_cast<double>(expected.lse.size()));
   return allowed;
 }
 
@@ -29,10 +33,7 @@ void expect_kernel_equals_oracle(const Case& problem,
   memory.poison_outputs();
   const AttentionForward args = memory.args();
   const reference::ForwardResult expected = reference::attention_forward(args);
-  const ComputeDtype products =
-      problem.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
-  const Tolerances allowed =
-      with_lse_error(tolerances(args, expected, products), lse_error, expected.lse.size());
+  const Tolerances allowed = allowed_by(args, expected, lse_error);
   std::string found;
   try {
     run(args);
@@ -48,14 +49,11 @@ void expect_kernel_equals_oracle(const Case& problem,
 
 void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
                                    const AttentionDecode& decode, double lse_error) {
-  const ComputeDtype products =
-      problem.q_dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
   EXPECT_EQ(memory.damage(), "");
   for (std::int64_t i = 0; i < problem.batch(); ++i) {
     const AttentionForward dense = memory.dense(i);
     const reference::ForwardResult expected = reference::attention_forward(dense);
-    const Tolerances allowed =
-        with_lse_error(tolerances(dense, expected, products), lse_error, expected.lse.size());
+    const Tolerances allowed = allowed_by(dense, expected, lse_error);
     EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
     EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
   }

@@ -34,8 +34,8 @@
 
 namespace fovea::cuda {
 
-/// Sums of up to 256 keys: where they are at most kHard = 2^kJump no power is above that, so both ways move m alike; 256 powers of 2^kJump are
-/// still a float; and 256 that are `kRoom` above m are small.
+/// For sums of up to 256 keys. In bf16, where they are at most kHard = 2^kJump no power is above that, so both ways move m alike; 256
+/// powers of 2^kJump are still a float; and 256 that are `kRoom` above m are small. In f16 what exceeds kSoft is looked at anew.
 template <Element element>
 struct Headroom {
   static constexpr bool kCanSoften = element == Element::bf16;
@@ -43,7 +43,7 @@ struct Headroom {
   static constexpr float kSoft = kCanSoften ? 0x1p100F : 0x1p15F;
   static constexpr float kHard = 0x1p118F;
   static constexpr float kJump = kCanSoften ? 118.0F : 15.0F;
-  static constexpr float kLongestStep = 120.0F;
+  static constexpr int kLongestStep = 120;
   static constexpr float kRoom = kCanSoften ? 90.0F : 0.0F;
 };
 
@@ -160,7 +160,8 @@ struct OptimisticRows {
       most = ptx::max_ftz(most, ptx::shfl_bfly(most, 1));
       most = ptx::max_ftz(most, ptx::shfl_bfly(most, 2));
       const int exponent = static_cast<int>(ptx::bit_cast<std::uint32_t>(most) >> 23U) - 127;
-      int octaves = exponent + H::kHeadroom < 120 ? exponent + H::kHeadroom : 120;
+      int octaves =
+          exponent + H::kHeadroom < H::kLongestStep ? exponent + H::kHeadroom : H::kLongestStep;
       if (!(most > H::kSoft)) octaves = 0;
       factor[r] = ptx::bit_cast<float>(static_cast<std::uint32_t>(127 - octaves) << 23U);
       const auto half = static_cast<std::uint32_t>(127 - octaves) << 7U;  // the same power as bf16
@@ -219,7 +220,7 @@ struct OptimisticRows {
     float next = top + (is_low ? 0.0F : static_cast<float>(H::kHeadroom));
     if (!is_first && reference[r] != -infinity()) {
       const float least = top - (is_low ? 0.0F : H::kRoom);
-      const float longest = ptx::max_ftz(reference[r] + H::kLongestStep, least);
+      const float longest = ptx::max_ftz(reference[r] + static_cast<float>(H::kLongestStep), least);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
     }
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);

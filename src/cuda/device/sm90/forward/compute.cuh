@@ -71,7 +71,7 @@ struct Compute {
       RowTile after = cta.next_row_tile(slots);
       if (after.is_any_end()) {
         const Pass pass = cta.pass();
-        finish_last(tile, q_stage_of_last(), pass);
+        finish_last(tile, pass);
         if (!cta.end_round(pass)) return;
         after = cta.next_row_tile(slots);
         if (after.is_end()) return;
@@ -93,7 +93,7 @@ struct Compute {
       }
       begin<true>(tile);
       rest_of_tile(tile);
-      finish_last(tile, 0, cta.pass());
+      finish_last(tile, cta.pass());
     }
   }
 
@@ -319,7 +319,7 @@ struct Compute {
   }
 
   /// Where no row tile follows that could be multiplied beside it.
-  FOVEA_DEVICE_MEMBER void finish_last(const RowTile& tile, int q_stage, Pass pass) {
+  FOVEA_DEVICE_MEMBER void finish_last(const RowTile& tile, Pass pass) {
     tell_misses();
     await_turn();
     issue_sums();
@@ -328,7 +328,7 @@ struct Compute {
     float factor[2];
     output.finish_rows(tile, rows, pass, factor);
     await_sums();
-    output.finish(tile, q_stage, factor, o, num_row_tiles, pass);
+    output.finish(tile, q_stage_of_last(), factor, o, num_row_tiles, pass);
   }
 
   template <bool can_be_suspect>
