@@ -1,7 +1,6 @@
 // fovea attend: attention of tensors in files.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
@@ -9,12 +8,12 @@
 #include "attention_options.hpp"
 #include "check.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "core/shape.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "gpu.hpp"
 #include "gradients.hpp"
-#include "parse_words.hpp"
 #include "progress.hpp"
 #include "safetensors.hpp"
 #include "visible_work.hpp"
@@ -60,33 +59,25 @@ struct AttendOptions {
   bool wants_check = false, wants_json = false;
 };
 
-void add_output_options(CLI::App& app, AttendOptions& options) {
+void add_output_options(CommandLine& line, AttendOptions& options) {
   constexpr const char* kGroup = "Output";
-  app.add_option_function<std::string>(
-         "--out", [&](const std::string& path) { options.out = path; },
-         "write the result: .npy, or .safetensors with tensors out and lse. Without it nothing is "
-         "written")
-      ->type_name("FILE")
-      ->group(kGroup);
-  app.add_option_function<std::string>(
-         "--lse", [&](const std::string& path) { options.lse = path; },
-         "write log(sum(exp(score))) of each row, f32, .npy; -inf where a row sees no key")
-      ->type_name("FILE")
-      ->group(kGroup);
-  app.add_option_function<std::string>(
-         "--out-dtype",
-         [&](const std::string& text) {
-           options.out_dtype = parse_float_dtype("--out-dtype", text);
-         },
-         "f32, f16 or bf16 (default: that of q)")
-      ->type_name("NAME")
-      ->group(kGroup);
-  add_threads_option(app, options.attention.threads);
-  app.add_flag("--check", options.wants_check,
-               "compare with attention in fp64 (slow: every score one by one); exit code 1 beyond "
-               "the tolerance")
-      ->group(kGroup);
-  app.add_flag("--json", options.wants_json, "print one JSON object")->group(kGroup);
+  line.add({"--out", "FILE", kGroup,
+            "write the result: .npy, or .safetensors with tensors out and lse. Without it nothing "
+            "is written"},
+           [&](const std::string&, const std::string& path) { options.out = path; });
+  line.add({"--lse", "FILE", kGroup,
+            "write log(sum(exp(score))) of each row, f32, .npy; -inf where a row sees no key"},
+           [&](const std::string&, const std::string& path) { options.lse = path; });
+  line.add({"--out-dtype", "NAME", kGroup, "f32, f16 or bf16 (default: that of q)"},
+           [&](const std::string& option, const std::string& text) {
+             options.out_dtype = parse_float_dtype(option, text);
+           });
+  add_threads_option(line, options.attention.threads);
+  line.add_flag({"--check", "", kGroup,
+                 "compare with attention in fp64 (slow: every score one by one); exit code 1 "
+                 "beyond the tolerance"},
+                options.wants_check);
+  line.add_flag({"--json", "", kGroup, "print one JSON object"}, options.wants_json);
 }
 
 bool is_safetensors(const std::string& path) { return path.ends_with(".safetensors"); }
@@ -383,16 +374,15 @@ int attend(const AttendOptions& options) {
 
 int run_attend(const std::vector<std::string>& words) {
   AttendOptions options;
-  CLI::App app(kAbout, "fovea attend");
-  add_file_options(app, options.attention);
-  add_score_options(app, options.attention);
-  add_mask_options(app, options.attention);
-  add_gradient_options(app, options.gradients);
-  add_run_options(app, options.attention);
-  add_device_option(app, options.attention.device);
-  add_output_options(app, options);
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea attend", kAbout, kExamples);
+  add_file_options(line, options.attention);
+  add_score_options(line, options.attention);
+  add_mask_options(line, options.attention);
+  add_gradient_options(line, options.gradients);
+  add_run_options(line, options.attention);
+  add_device_option(line, options.attention.device);
+  add_output_options(line, options);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return attend(options);
 }
 

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "command_line.hpp"
 #include "failure.hpp"
 
 namespace fovea::tools {
@@ -16,56 +16,24 @@ constexpr const char* kMaskGroup = "Mask (a key is visible where all of them sho
 constexpr const char* kProgramGroup = "What programs read";
 constexpr const char* kRunGroup = "Run";
 
-/// "--scale,--softmax-scale" is reported as the name that stands first.
-std::string first_name(const std::string& names) { return names.substr(0, names.find(',')); }
-
-/// An option whose text goes through `set`. Every option takes exactly one value, whatever it begins with.
-template <typename Set>
-CLI::Option* add(CLI::App& app, const char* group, const std::string& names,
-                 const std::string& type, const std::string& help, Set set) {
-  const std::string option = first_name(names);
-  return app
-      .add_option_function<std::string>(
-          names, [=](const std::string& text) { set(option, text); }, help)
-      ->type_name(type)
-      ->group(group);
+void add_text(CommandLine& line, const char* group, const std::string& names,
+              const std::string& type, const std::string& help, std::optional<std::string>& field) {
+  line.add({names, type, group, help},
+           [&field](const std::string&, const std::string& text) { field = text; });
 }
 
-void add_text(CLI::App& app, const char* group, const std::string& names, const std::string& type,
+void add_file(CommandLine& line, const char* group, const std::string& names,
               const std::string& help, std::optional<std::string>& field) {
-  add(app, group, names, type, help,
-      [&field](const std::string&, const std::string& text) { field = text; });
+  add_text(line, group, names, "FILE", help, field);
 }
 
-void add_file(CLI::App& app, const char* group, const std::string& names, const std::string& help,
-              std::optional<std::string>& field) {
-  add_text(app, group, names, "FILE", help, field);
-}
-
-void add_extent(CLI::App& app, const std::string& names, const std::string& help,
+void add_extent(CommandLine& line, const std::string& names, const std::string& help,
                 std::optional<std::int64_t>& field, std::int64_t least) {
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
-  add(app, kInputGroup, names, "N", help,
-      [&field, least](const std::string& option, const std::string& text) {
-        field = parse_integer(option, text, {.least = least, .most = kMost});
-      });
-}
-
-/// An option that may be repeated.
-template <typename Set>
-void add_repeated(CLI::App& app, const std::string& names, const std::string& type,
-                  const std::string& help, Set set) {
-  app.add_option_function<std::vector<std::string>>(
-         names,
-         [=](const std::vector<std::string>& values) {
-           for (const std::string& value : values) set(names, value);
-         },
-         help)
-      ->type_name(type)
-      ->group(kProgramGroup)
-      ->allow_extra_args(false)
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  line.add({names, "N", kInputGroup, help},
+           [&field, least](const std::string& option, const std::string& text) {
+             field = parse_integer(option, text, {.least = least, .most = kMost});
+           });
 }
 
 Layout parse_layout(const std::string& option, const std::string& text) {
@@ -87,151 +55,150 @@ void refuse_repeated_name(const AttentionOptions& options, const std::string& op
 
 }  // namespace
 
-void add_file_options(CLI::App& app, AttentionOptions& o) {
-  add_file(app, kInputGroup, "--q", "queries, .npy", o.q);
-  add_file(app, kInputGroup, "--k", "keys, .npy", o.k);
-  add_file(app, kInputGroup, "--v", "values, .npy", o.v);
-  add_file(app, kInputGroup, "--input",
+void add_file_options(CommandLine& line, AttentionOptions& o) {
+  add_file(line, kInputGroup, "--q", "queries, .npy", o.q);
+  add_file(line, kInputGroup, "--k", "keys, .npy", o.k);
+  add_file(line, kInputGroup, "--v", "values, .npy", o.v);
+  add_file(line, kInputGroup, "--input",
            "a .safetensors file with tensors q, k and v, instead of three files", o.input);
-  add(app, kInputGroup, "--layout", "NAME",
-      "bshd: [batch, seqlen, heads, head_dim] (default). bhsd: [batch, heads, seqlen, head_dim]. "
-      "thd: packed [total, heads, head_dim] with --cu-seqlens-q and --cu-seqlens-kv",
+  line.add(
+      {"--layout", "NAME", kInputGroup,
+       "bshd: [batch, seqlen, heads, head_dim] (default). bhsd: [batch, heads, seqlen, head_dim]. "
+       "thd: packed [total, heads, head_dim] with --cu-seqlens-q and --cu-seqlens-kv"},
       [&o](const std::string& option, const std::string& text) {
         o.layout = parse_layout(option, text);
       });
-  add_file(app, kInputGroup, "--cu-seqlens-q",
+  add_file(line, kInputGroup, "--cu-seqlens-q",
            "thd: where sequences of q begin, and the last one ends; int32 or int64",
            o.cu_seqlens_q);
-  add_file(app, kInputGroup, "--cu-seqlens-kv", "the same for k and v", o.cu_seqlens_kv);
-  add(app, kInputGroup, "--dtype", "NAME",
-      "f32, f16 or bf16: what q, k and v hold. .npy has no bf16: it travels as uint16, and needs "
-      "--dtype bf16",
+  add_file(line, kInputGroup, "--cu-seqlens-kv", "the same for k and v", o.cu_seqlens_kv);
+  line.add(
+      {"--dtype", "NAME", kInputGroup,
+       "f32, f16 or bf16: what q, k and v hold. .npy has no bf16: it travels as uint16, and needs "
+       "--dtype bf16"},
       [&o](const std::string& option, const std::string& text) {
         o.dtype = parse_float_dtype(option, text);
       });
 }
 
-void add_shape_options(CLI::App& app, AttentionOptions& o) {
-  add_extent(app, "--batch", "batch (default 1)", o.batch, 0);
-  add_extent(app, "--seqlen-q", "queries of a sequence", o.seqlen_q, 0);
-  add_extent(app, "--seqlen-kv", "keys of a sequence (default: --seqlen-q)", o.seqlen_kv, 0);
-  add_extent(app, "--num-heads-q", "query heads (default 1)", o.num_heads_q, 1);
-  add_extent(app, "--num-heads-kv", "key and value heads (default: --num-heads-q)", o.num_heads_kv,
+void add_shape_options(CommandLine& line, AttentionOptions& o) {
+  add_extent(line, "--batch", "batch (default 1)", o.batch, 0);
+  add_extent(line, "--seqlen-q", "queries of a sequence", o.seqlen_q, 0);
+  add_extent(line, "--seqlen-kv", "keys of a sequence (default: --seqlen-q)", o.seqlen_kv, 0);
+  add_extent(line, "--num-heads-q", "query heads (default 1)", o.num_heads_q, 1);
+  add_extent(line, "--num-heads-kv", "key and value heads (default: --num-heads-q)", o.num_heads_kv,
              1);
-  add_extent(app, "--head-dim", "head_dim of q and k (default 64)", o.head_dim, 1);
-  add_extent(app, "--head-dim-v", "head_dim of v (default: --head-dim)", o.head_dim_v, 1);
+  add_extent(line, "--head-dim", "head_dim of q and k (default 64)", o.head_dim, 1);
+  add_extent(line, "--head-dim-v", "head_dim of v (default: --head-dim)", o.head_dim_v, 1);
 }
 
-void add_score_options(CLI::App& app, AttentionOptions& o) {
-  add(app, kScoreGroup, "--scale,--softmax-scale", "X",
-      "factor of q.k (default 1 / sqrt(head_dim))",
+void add_score_options(CommandLine& line, AttentionOptions& o) {
+  line.add(
+      {"--scale,--softmax-scale", "X", kScoreGroup, "factor of q.k (default 1 / sqrt(head_dim))"},
       [&o](const std::string& option, const std::string& text) {
         o.softmax_scale = parse_real(option, text);
       });
-  add(app, kScoreGroup, "--softcap", "C", "then C * tanh(score / C)",
-      [&o](const std::string& option, const std::string& text) {
-        o.softcap = parse_real(option, text);
-      });
-  add_file(app, kScoreGroup, "--bias",
+  line.add({"--softcap", "C", kScoreGroup, "then C * tanh(score / C)"},
+           [&o](const std::string& option, const std::string& text) {
+             o.softcap = parse_real(option, text);
+           });
+  add_file(line, kScoreGroup, "--bias",
            "then + bias[batch, head, q, kv]; missing leading axes and extents of 1 broadcast",
            o.bias);
-  add_file(app, kScoreGroup, "--alibi", "then - slopes[head] * abs(aligned q position - kv_idx)",
+  add_file(line, kScoreGroup, "--alibi", "then - slopes[head] * abs(aligned q position - kv_idx)",
            o.alibi);
-  add_text(app, kScoreGroup, "--score-mod", "TEXT",
+  add_text(line, kScoreGroup, "--score-mod", "TEXT",
            "then this formula, as in 'score + 0.5 * tanh(score)'", o.score_mod);
-  add_file(app, kScoreGroup, "--sinks",
+  add_file(line, kScoreGroup, "--sinks",
            "one logit per query head that joins the softmax's denominator", o.sinks);
-  add(app, kScoreGroup, "--dropout", "P", "drop weights with probability P, after the softmax",
-      [&o](const std::string& option, const std::string& text) {
-        o.dropout.p = parse_real(option, text);
-        if (o.dropout.p < 0 || o.dropout.p > 1)
-          bad_input(fmt::format("{}: got '{}'; expected 0 to 1", option, text));
-      });
-  add(app, kScoreGroup, "--seed", "N", "of dropout (default 0)",
-      [&o](const std::string& option, const std::string& text) {
-        o.dropout.seed = parse_counter(option, text);
-      });
-  add(app, kScoreGroup, "--dropout-offset", "N", "of dropout's counter (default 0)",
-      [&o](const std::string& option, const std::string& text) {
-        o.dropout.offset = parse_counter(option, text);
-      });
+  line.add({"--dropout", "P", kScoreGroup, "drop weights with probability P, after the softmax"},
+           [&o](const std::string& option, const std::string& text) {
+             o.dropout.p = parse_real(option, text);
+             if (o.dropout.p < 0 || o.dropout.p > 1)
+               bad_input(fmt::format("{}: got '{}'; expected 0 to 1", option, text));
+           });
+  line.add({"--seed", "N", kScoreGroup, "of dropout (default 0)"},
+           [&o](const std::string& option, const std::string& text) {
+             o.dropout.seed = parse_counter(option, text);
+           });
+  line.add({"--dropout-offset", "N", kScoreGroup, "of dropout's counter (default 0)"},
+           [&o](const std::string& option, const std::string& text) {
+             o.dropout.offset = parse_counter(option, text);
+           });
 }
 
-void add_mask_options(CLI::App& app, AttentionOptions& o) {
-  app.add_option_function<std::string>(
-         "--causal",
-         [&o](const std::string& text) {
-           o.is_causal = true;
-           if (!text.empty() && text != "true") o.causal_align = parse_align("--causal", text);
-         },
-         "hide the future. bottom_right (default): the last query meets the last key. top_left: "
-         "the first the first")
-      ->type_name("[=ALIGN]")
-      ->expected(0, 1)
-      ->group(kMaskGroup);
-  add(app, kMaskGroup, "--window", "L,R",
-      "see L keys to the left and R to the right of the aligned position, inclusive; - for an "
-      "unbounded side",
+void add_mask_options(CommandLine& line, AttentionOptions& o) {
+  line.add_with_optional_value(
+      {"--causal", "[=ALIGN]", kMaskGroup,
+       "hide the future. bottom_right (default): the last query meets the last key. top_left: "
+       "the first the first"},
+      [&o](const std::string& option, const std::string& text) {
+        o.is_causal = true;
+        if (!text.empty()) o.causal_align = parse_align(option, text);
+      });
+  line.add(
+      {"--window", "L,R", kMaskGroup,
+       "see L keys to the left and R to the right of the aligned position, inclusive; - for an "
+       "unbounded side"},
       [&o](const std::string& option, const std::string& text) {
         o.window = parse_window(option, text);
       });
-  add(app, kMaskGroup, "--align", "ALIGN",
-      "of --window and --alibi (and of --causal): bottom_right (default) or top_left",
-      [&o](const std::string& option, const std::string& text) {
-        o.align = parse_align(option, text);
-      });
-  add_file(app, kMaskGroup, "--segments-q",
+  line.add({"--align", "ALIGN", kMaskGroup,
+            "of --window and --alibi (and of --causal): bottom_right (default) or top_left"},
+           [&o](const std::string& option, const std::string& text) {
+             o.align = parse_align(option, text);
+           });
+  add_file(line, kMaskGroup, "--segments-q",
            "document ids [batch, seqlen_q], or [total_q] for thd: a query sees keys of its own id; "
            "-1 is padding",
            o.segments_q);
-  add_file(app, kMaskGroup, "--segments-kv",
+  add_file(line, kMaskGroup, "--segments-kv",
            "the ids of keys; one of the two serves both where lengths are equal", o.segments_kv);
   add_file(
-      app, kMaskGroup, "--mask",
+      line, kMaskGroup, "--mask",
       "bools [batch, head, q, kv], true: visible; missing leading axes and extents of 1 broadcast",
       o.mask);
-  add_text(app, kMaskGroup, "--mask-mod", "TEXT",
+  add_text(line, kMaskGroup, "--mask-mod", "TEXT",
            "a formula that is true where visible, as in 'kv_idx <= q_idx'", o.mask_mod);
-  add_repeated(app, "--tensor", "NAME=FILE",
-               "a tensor that --score-mod or --mask-mod reads; may be repeated",
-               [&o](const std::string& option, const std::string& text) {
-                 auto tensor = parse_assignment(option, text);
-                 refuse_repeated_name(o, option, tensor.first);
-                 o.tensors.push_back(std::move(tensor));
-               });
-  add_repeated(app, "--scalar", "NAME=VALUE",
-               "a number that they read: 3 is an int, 3.0 a float; may be repeated",
-               [&o](const std::string& option, const std::string& text) {
-                 CapturedScalar scalar = parse_scalar(option, text);
-                 refuse_repeated_name(o, option, scalar.name);
-                 o.scalars.push_back(std::move(scalar));
-               });
+  line.add_repeated({"--tensor", "NAME=FILE", kProgramGroup,
+                     "a tensor that --score-mod or --mask-mod reads; may be repeated"},
+                    [&o](const std::string& option, const std::string& text) {
+                      auto tensor = parse_assignment(option, text);
+                      refuse_repeated_name(o, option, tensor.first);
+                      o.tensors.push_back(std::move(tensor));
+                    });
+  line.add_repeated({"--scalar", "NAME=VALUE", kProgramGroup,
+                     "a number that they read: 3 is an int, 3.0 a float; may be repeated"},
+                    [&o](const std::string& option, const std::string& text) {
+                      CapturedScalar scalar = parse_scalar(option, text);
+                      refuse_repeated_name(o, option, scalar.name);
+                      o.scalars.push_back(std::move(scalar));
+                    });
 }
 
-void add_run_options(CLI::App& app, AttentionOptions& o) {
-  add(app, kRunGroup, "--compute-dtype", "NAME",
-      "inputs of the two products: auto (default), f32 or bf16",
-      [&o](const std::string& option, const std::string& text) {
-        o.compute_dtype = parse_compute_dtype(option, text);
-      });
-  add(app, kRunGroup, "--target", "NAME",
-      "auto (default), scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon; see fovea doctor",
+void add_run_options(CommandLine& line, AttentionOptions& o) {
+  line.add({"--compute-dtype", "NAME", kRunGroup,
+            "inputs of the two products: auto (default), f32 or bf16"},
+           [&o](const std::string& option, const std::string& text) {
+             o.compute_dtype = parse_compute_dtype(option, text);
+           });
+  line.add(
+      {"--target", "NAME", kRunGroup,
+       "auto (default), scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon; see fovea doctor"},
       [&o](const std::string& option, const std::string& text) {
         o.target = parse_target(option, text);
       });
-  const auto is_default = [](std::int64_t) {};
-  app.add_flag_function("--deterministic", is_default,
-                        "the same bits in every run, for any number of threads; always so")
-      ->disable_flag_override()
-      ->group(kRunGroup);
+  line.add_flag({"--deterministic", "", kRunGroup,
+                 "the same bits in every run, for any number of threads; always so"},
+                [] {});
 }
 
-void add_device_option(CLI::App& app, Device& device) {
-  add(app, kRunGroup, "--device", "NAME",
-      "cpu (default), cuda (the first GPU) or cuda:N; see fovea doctor",
-      [&device](const std::string& option, const std::string& text) {
-        device = parse_device(option, text);
-      });
+void add_device_option(CommandLine& line, Device& device) {
+  line.add({"--device", "NAME", kRunGroup,
+            "cpu (default), cuda (the first GPU) or cuda:N; see fovea doctor"},
+           [&device](const std::string& option, const std::string& text) {
+             device = parse_device(option, text);
+           });
 }
 
 void refuse_cpu_options(const AttentionOptions& options) {
@@ -244,9 +211,9 @@ void refuse_cpu_options(const AttentionOptions& options) {
   if (options.threads != 0) refuse("--threads");
 }
 
-void add_threads_option(CLI::App& app, int& threads) {
-  add(app, kRunGroup, "--threads", "N",
-      "how many; 0 (default): as many as affinity and quota allow",
+void add_threads_option(CommandLine& line, int& threads) {
+  line.add(
+      {"--threads", "N", kRunGroup, "how many; 0 (default): as many as affinity and quota allow"},
       [&threads](const std::string& option, const std::string& text) {
         threads = parse_thread_count(option, text);
       });

@@ -15,11 +15,9 @@
 #include "files.hpp"
 #include "option_values.hpp"
 
-namespace CLI {  // NOLINT(readability-identifier-naming): theirs
-class App;
-}
-
 namespace fovea::tools {
+
+class CommandLine;
 
 enum class Layout : std::uint8_t { bshd, bhsd, thd };
 
@@ -59,13 +57,13 @@ struct AttentionOptions {
   }
 };
 
-void add_file_options(CLI::App& app, AttentionOptions& options);
-void add_shape_options(CLI::App& app, AttentionOptions& options);
-void add_score_options(CLI::App& app, AttentionOptions& options);
-void add_mask_options(CLI::App& app, AttentionOptions& options);
-void add_run_options(CLI::App& app, AttentionOptions& options);
-void add_device_option(CLI::App& app, Device& device);
-void add_threads_option(CLI::App& app, int& threads);
+void add_file_options(CommandLine& line, AttentionOptions& options);
+void add_shape_options(CommandLine& line, AttentionOptions& options);
+void add_score_options(CommandLine& line, AttentionOptions& options);
+void add_mask_options(CommandLine& line, AttentionOptions& options);
+void add_run_options(CommandLine& line, AttentionOptions& options);
+void add_device_option(CommandLine& line, Device& device);
+void add_threads_option(CommandLine& line, int& threads);
 
 /// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape alone.
 struct Inputs {

@@ -1,7 +1,6 @@
 // fovea bench: how fast attention is here, as a fraction of what this machine can do.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,6 +15,7 @@
 #include "bench_row.hpp"
 #include "bound.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "core/shape.hpp"
 #include "cpu/features.hpp"
 #include "failure.hpp"
@@ -24,7 +24,6 @@
 #include "gpu_bound.hpp"
 #include "jobs.hpp"
 #include "paged_call.hpp"
-#include "parse_words.hpp"
 #include "progress.hpp"
 #include "visible_work.hpp"
 
@@ -76,40 +75,33 @@ struct BenchOptions {
   bool prints_json() const { return wants_json && !json_file; }
 };
 
-void add_bench_options(CLI::App& app, BenchOptions& o) {
+void add_bench_options(CommandLine& line, BenchOptions& o) {
   constexpr const char* kGroup = "Benchmark";
-  const auto text = [&](const std::string& option, const std::string& type, const std::string& help,
-                        auto set) {
-    return app
-        .add_option_function<std::string>(
-            option, [=](const std::string& value) { set(option, value); }, help)
-        ->type_name(type)
-        ->group(kGroup);
-  };
-  add_case_options(app, o.jobs, kGroup);
-  app.add_flag("--list", o.wants_list, "print the named cases and why they are there, run nothing")
-      ->group(kGroup);
-  app.add_flag("--backward", o.wants_backward,
-               "time forward and backward together, as a step of training takes them")
-      ->group(kGroup);
-  text("--threads", "N,N", "numbers of threads to measure; 0: automatic (default 0)",
-       [&](const std::string& option, const std::string& value) {
-         o.threads = parse_thread_counts(option, value);
-       });
-  text("--runs", "N",
-       "timed runs of each (default 10; fewer where they take more than ten seconds)",
-       [&](const std::string& option, const std::string& value) {
-         o.runs = parse_integer(option, value, {.least = 1, .most = 1'000'000});
-       });
-  text("--json", "[FILE]", "write one JSON object to this file, or print it where no file is named",
-       [&](const std::string&, const std::string& path) {
-         o.wants_json = true;
-         if (!path.empty() && path != "true") o.json_file = path;
-       })
-      ->expected(0, 1);
-  text("--against", "FILE",
-       "compare with a run that --json kept; exit code 1 on a loss beyond noise",
-       [&](const std::string&, const std::string& path) { o.against = path; });
+  add_case_options(line, o.jobs, kGroup);
+  line.add_flag({"--list", "", kGroup, "print the named cases and why they are there, run nothing"},
+                o.wants_list);
+  line.add_flag({"--backward", "", kGroup,
+                 "time forward and backward together, as a step of training takes them"},
+                o.wants_backward);
+  line.add({"--threads", "N,N", kGroup, "numbers of threads to measure; 0: automatic (default 0)"},
+           [&](const std::string& option, const std::string& text) {
+             o.threads = parse_thread_counts(option, text);
+           });
+  line.add({"--runs", "N", kGroup,
+            "timed runs of each (default 10; fewer where they take more than ten seconds)"},
+           [&](const std::string& option, const std::string& text) {
+             o.runs = parse_integer(option, text, {.least = 1, .most = 1'000'000});
+           });
+  line.add_with_optional_value(
+      {"--json", "[FILE]", kGroup,
+       "write one JSON object to this file, or print it where no file is named"},
+      [&](const std::string&, const std::string& path) {
+        o.wants_json = true;
+        if (!path.empty()) o.json_file = path;
+      });
+  line.add({"--against", "FILE", kGroup,
+            "compare with a run that --json kept; exit code 1 on a loss beyond noise"},
+           [&](const std::string&, const std::string& path) { o.against = path; });
 }
 
 Times summarize(std::vector<double> seconds) {
@@ -446,12 +438,11 @@ Times time_runs(const std::function<double()>& run, std::int64_t runs) {
 
 int run_bench(const std::vector<std::string>& words) {
   BenchOptions options;
-  CLI::App app(kAbout, "fovea bench");
-  add_bench_options(app, options);
-  add_problem_options(app, options.jobs.attention);
-  add_device_option(app, options.jobs.attention.device);
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea bench", kAbout, kExamples);
+  add_bench_options(line, options);
+  add_problem_options(line, options.jobs.attention);
+  add_device_option(line, options.jobs.attention.device);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return bench(options);
 }
 

@@ -1,16 +1,15 @@
 // fovea cache: the compiled kernels that are kept on disk.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <array>
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "command.hpp"
+#include "command_line.hpp"
 #include "cuda/jit/disk_cache.hpp"
 #include "failure.hpp"
-#include "parse_words.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -85,11 +84,10 @@ std::string print_removed(const Json& report) {
 int run_cache(const std::vector<std::string>& words) {
   std::string action;
   bool wants_json = false;
-  CLI::App app(kAbout, "fovea cache");
-  app.add_option("action", action, "list, verify or clear")->required();
-  app.add_flag("--json", wants_json, "print one JSON object");
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea cache", kAbout, kExamples);
+  line.add_word("action", "list, verify or clear", action);
+  line.add_flag({"--json", "", "", "print one JSON object"}, wants_json);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   DiskCache cache(cuda::jit::default_disk_cache());
   const DiskCache::Options& options = cache.options();
   if (options.folder.empty()) {

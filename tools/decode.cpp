@@ -2,7 +2,6 @@
 // keeps its keys and values in a cache that grows.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -15,11 +14,11 @@
 #include "array.hpp"
 #include "attention_options.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "core/shape.hpp"
 #include "difference.hpp"
 #include "failure.hpp"
 #include "files.hpp"
-#include "parse_words.hpp"
 #include "progress.hpp"
 #include "reference/element.hpp"
 #include "safetensors.hpp"
@@ -56,33 +55,23 @@ struct DecodeOptions {
   bool wants_json = false;
 };
 
-void add_decode_options(CLI::App& app, DecodeOptions& o) {
+void add_decode_options(CommandLine& line, DecodeOptions& o) {
   constexpr const char* kGroup = "Input";
   const auto integer = [&](const std::string& option, const std::string& help, auto set) {
-    app.add_option_function<std::string>(
-           option,
-           [=](const std::string& text) {
-             set(parse_integer(option, text, {.least = 0, .most = 1 << 30}));
-           },
-           help)
-        ->type_name("N")
-        ->group(kGroup);
+    line.add({option, "N", kGroup, help}, [=](const std::string& name, const std::string& text) {
+      set(parse_integer(name, text, {.least = 0, .most = 1 << 30}));
+    });
   };
-  app.add_option_function<std::vector<std::string>>(
-         "--input", [&](const std::vector<std::string>& paths) { o.inputs = paths; },
-         "a layer: a .safetensors file with tensors q, k and v; may be repeated")
-      ->type_name("FILE")
-      ->group(kGroup)
-      ->allow_extra_args(false)
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  line.add_repeated({"--input", "FILE", kGroup,
+                     "a layer: a .safetensors file with tensors q, k and v; may be repeated"},
+                    [&](const std::string&, const std::string& path) { o.inputs.push_back(path); });
   integer("--prompt", "tokens of the first call (default: half of the text)",
           [&o](std::int64_t value) { o.prompt = value; });
   integer("--page-size", "keys in a page of the cache (default 16); 0: a contiguous cache",
           [&o](std::int64_t value) { o.page_size = value; });
-  add_run_options(app, o.attention);
-  add_threads_option(app, o.attention.threads);
-  app.add_flag("--json", o.wants_json, "print one JSON object")->group("Output");
+  add_run_options(line, o.attention);
+  add_threads_option(line, o.attention.threads);
+  line.add_flag({"--json", "", "Output", "print one JSON object"}, o.wants_json);
 }
 
 /// Tokens [begin, begin + count) of a tensor [batch, seqlen, heads, head_dim].
@@ -315,10 +304,9 @@ Json json_of(const Report& r) {
 
 int run_decode(const std::vector<std::string>& words) {
   DecodeOptions options;
-  CLI::App app(kAbout, "fovea decode");
-  add_decode_options(app, options);
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea decode", kAbout, kExamples);
+  add_decode_options(line, options);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   std::vector<Layer> layers = load_layers(options);
   const Report report = run(layers, options);
   print_out(options.wants_json ? json_of(report).dump() + "\n" : print(report));

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <sched.h>
 
-#include <CLI/CLI.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -12,6 +11,7 @@
 #include "fovea/runtime.hpp"
 
 #include "command.hpp"
+#include "command_line.hpp"
 #include "core/env.hpp"
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
@@ -20,7 +20,6 @@
 #include "cuda/jit/loader.hpp"
 #include "cuda/tuning.hpp"
 #include "failure.hpp"
-#include "parse_words.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -295,10 +294,9 @@ std::string print(const Json& report) {
 
 int run_doctor(const std::vector<std::string>& words) {
   bool wants_json = false;
-  CLI::App app(kAbout, "fovea doctor");
-  app.add_flag("--json", wants_json, "print one JSON object");
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea doctor", kAbout, kExamples);
+  line.add_flag({"--json", "", "", "print one JSON object"}, wants_json);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   const Json report = examine();
   print_out(wants_json ? report.dump() + "\n" : print(report));
   return kSuccess;

@@ -1,15 +1,14 @@
 // fovea draw-mask: which tiles of a mask are empty, partial or full, as a picture and as numbers.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "attention_options.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "mask/block_map.hpp"
-#include "parse_words.hpp"
 #include "png.hpp"
 
 namespace fovea::tools {
@@ -38,30 +37,23 @@ struct DrawMaskOptions {
   bool wants_json = false;
 };
 
-void add_picture_options(CLI::App& app, DrawMaskOptions& options) {
+void add_picture_options(CommandLine& line, DrawMaskOptions& options) {
   constexpr const char* kGroup = "Picture";
   const auto add = [&](const std::string& name, const std::string& help, std::int64_t& field,
                        std::int64_t least) {
-    app.add_option_function<std::string>(
-           name,
-           [&field, name, least](const std::string& text) {
-             field = parse_integer(name, text, {.least = least, .most = std::int64_t{1} << 30});
-           },
-           help)
-        ->type_name("N")
-        ->group(kGroup);
+    line.add({name, "N", kGroup, help},
+             [&field, least](const std::string& option, const std::string& text) {
+               field = parse_integer(option, text, {.least = least, .most = std::int64_t{1} << 30});
+             });
   };
   add("--tile-q", "queries of a tile (default 64)", options.tile_q, 1);
   add("--tile-kv", "keys of a tile (default 64)", options.tile_kv, 1);
   add("--sequence", "which sequence of the batch (default 0)", options.sequence, 0);
   add("--q-head", "which query head (default 0)", options.q_head, 0);
-  app.add_option_function<std::string>(
-         "--png", [&](const std::string& path) { options.png = path; },
-         "write the picture to this file")
-      ->type_name("FILE")
-      ->group(kGroup);
-  app.add_flag("--json", options.wants_json, "print one JSON object of counts instead of a picture")
-      ->group(kGroup);
+  line.add({"--png", "FILE", kGroup, "write the picture to this file"},
+           [&](const std::string&, const std::string& path) { options.png = path; });
+  line.add_flag({"--json", "", kGroup, "print one JSON object of counts instead of a picture"},
+                options.wants_json);
 }
 
 mask::BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const MaskMod& mask) {
@@ -144,12 +136,11 @@ int draw(const DrawMaskOptions& options) {
 
 int run_draw_mask(const std::vector<std::string>& words) {
   DrawMaskOptions options;
-  CLI::App app(kAbout, "fovea draw-mask");
-  add_shape_options(app, options.attention);
-  add_mask_options(app, options.attention);
-  add_picture_options(app, options);
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea draw-mask", kAbout, kExamples);
+  add_shape_options(line, options.attention);
+  add_mask_options(line, options.attention);
+  add_picture_options(line, options);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return draw(options);
 }
 

@@ -1,14 +1,13 @@
 // fovea explain: what would run, and why.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "attention_options.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
-#include "parse_words.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -36,17 +35,16 @@ Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons
 int run_explain(const std::vector<std::string>& words) {
   AttentionOptions options;
   bool wants_json = false;
-  CLI::App app(kAbout, "fovea explain");
-  add_shape_options(app, options);
-  add_file_options(app, options);
-  add_score_options(app, options);
-  add_mask_options(app, options);
-  add_run_options(app, options);
-  add_device_option(app, options.device);
-  add_threads_option(app, options.threads);
-  app.add_flag("--json", wants_json, "print one JSON object")->group("Output");
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea explain", kAbout, kExamples);
+  add_shape_options(line, options);
+  add_file_options(line, options);
+  add_score_options(line, options);
+  add_mask_options(line, options);
+  add_run_options(line, options);
+  add_device_option(line, options.device);
+  add_threads_option(line, options.threads);
+  line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
   refuse_cpu_options(options);
   OutputFiles files;

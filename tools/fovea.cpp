@@ -7,8 +7,8 @@
 #include "fovea/runtime.hpp"
 
 #include "command.hpp"
+#include "command_line.hpp"
 #include "failure.hpp"
-#include "parse_words.hpp"
 
 namespace fovea::tools {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <span>
 
+#include "command_line.hpp"
 #include "core/shape.hpp"
 #include "failure.hpp"
 
@@ -14,12 +14,10 @@ namespace {
 
 constexpr const char* kGroup = "Gradients";
 
-void add_path(CLI::App& app, const std::string& option, const std::string& help,
+void add_path(CommandLine& line, const std::string& option, const std::string& help,
               std::optional<std::string>& path) {
-  app.add_option_function<std::string>(
-         option, [&path](const std::string& text) { path = text; }, help)
-      ->type_name("FILE")
-      ->group(kGroup);
+  line.add({option, "FILE", kGroup, help},
+           [&path](const std::string&, const std::string& text) { path = text; });
 }
 
 void check_options(const GradientOptions& options) {
@@ -94,35 +92,26 @@ Gradients::Captured captured(const std::string& name, const std::string& path, c
 
 }  // namespace
 
-void add_gradient_options(CLI::App& app, GradientOptions& o) {
-  app.add_flag("--backward", o.is_wanted,
-               "compute gradients too: of sum(dout * out) + sum(dlse * lse)")
-      ->group(kGroup);
-  add_path(app, "--dout", "the gradient of out, .npy in the shape of out", o.dout);
-  add_path(app, "--dlse", "the gradient of lse, .npy (default 0)", o.dlse);
-  add_path(app, "--dq", "write the gradient of q, .npy in its dtype", o.dq);
-  add_path(app, "--dk", "the same of k", o.dk);
-  add_path(app, "--dv", "the same of v", o.dv);
-  app.add_option_function<std::vector<std::string>>(
-         "--grad",
-         [&o](const std::vector<std::string>& values) {
-           for (const std::string& value : values) {
-             auto assignment = parse_assignment("--grad", value);
-             const auto has_name = [&](const auto& other) {
-               return other.first == assignment.first;
-             };
-             if (std::ranges::any_of(o.others, has_name))
-               bad_input(fmt::format("--grad: the name {} is given twice", assignment.first));
-             o.others.push_back(std::move(assignment));
-           }
-         },
-         "write the gradient of bias, sinks, alibi, or of a float that --score-mod reads; may be "
-         "repeated")
-      ->type_name("NAME=FILE")
-      ->group(kGroup)
-      ->allow_extra_args(false)
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+void add_gradient_options(CommandLine& line, GradientOptions& o) {
+  line.add_flag(
+      {"--backward", "", kGroup, "compute gradients too: of sum(dout * out) + sum(dlse * lse)"},
+      o.is_wanted);
+  add_path(line, "--dout", "the gradient of out, .npy in the shape of out", o.dout);
+  add_path(line, "--dlse", "the gradient of lse, .npy (default 0)", o.dlse);
+  add_path(line, "--dq", "write the gradient of q, .npy in its dtype", o.dq);
+  add_path(line, "--dk", "the same of k", o.dk);
+  add_path(line, "--dv", "the same of v", o.dv);
+  line.add_repeated(
+      {"--grad", "NAME=FILE", kGroup,
+       "write the gradient of bias, sinks, alibi, or of a float that --score-mod reads; may be "
+       "repeated"},
+      [&o](const std::string& option, const std::string& text) {
+        auto assignment = parse_assignment(option, text);
+        const auto has_name = [&](const auto& other) { return other.first == assignment.first; };
+        if (std::ranges::any_of(o.others, has_name))
+          bad_input(fmt::format("{}: the name {} is given twice", option, assignment.first));
+        o.others.push_back(std::move(assignment));
+      });
 }
 
 Gradients load_gradients(const GradientOptions& options, const AttentionOptions& attention,

@@ -16,6 +16,8 @@
 
 namespace fovea::tools {
 
+class CommandLine;
+
 struct GradientOptions {
   bool is_wanted = false;
   std::optional<std::string> dout, dlse;                    // read
@@ -23,7 +25,7 @@ struct GradientOptions {
   std::vector<std::pair<std::string, std::string>> others;  // name, file written
 };
 
-void add_gradient_options(CLI::App& app, GradientOptions& options);
+void add_gradient_options(CommandLine& line, GradientOptions& options);
 
 /// Arrays in the user's layout.
 struct Gradients {

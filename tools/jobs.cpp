@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 
@@ -36,33 +36,24 @@ bool describes_problem(const AttentionOptions& o) {
 
 }  // namespace
 
-void add_case_options(CLI::App& app, JobOptions& options, const std::string& group) {
-  app.add_option_function<std::vector<std::string>>(
-         "--case", [&](const std::vector<std::string>& names) { options.case_names = names; },
-         "a named case; may be repeated")
-      ->type_name("NAME")
-      ->group(group)
-      ->allow_extra_args(false)
-      ->expected(1)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option_function<std::string>(
-         "--cases", [&](const std::string& path) { options.case_file = path; },
-         "take named cases from this file instead of the built-in ones")
-      ->type_name("FILE")
-      ->group(group);
+void add_case_options(CommandLine& line, JobOptions& options, const std::string& group) {
+  line.add_repeated(
+      {"--case", "NAME", group, "a named case; may be repeated"},
+      [&](const std::string&, const std::string& name) { options.case_names.push_back(name); });
+  line.add(
+      {"--cases", "FILE", group, "take named cases from this file instead of the built-in ones"},
+      [&](const std::string&, const std::string& path) { options.case_file = path; });
 }
 
-void add_problem_options(CLI::App& app, AttentionOptions& options) {
-  add_shape_options(app, options);
-  app.add_option_function<std::string>(
-         "--dtype",
-         [&](const std::string& text) { options.dtype = parse_float_dtype("--dtype", text); },
-         "f32 (default), f16 or bf16")
-      ->type_name("NAME")
-      ->group("Input");
-  add_score_options(app, options);
-  add_mask_options(app, options);
-  add_run_options(app, options);
+void add_problem_options(CommandLine& line, AttentionOptions& options) {
+  add_shape_options(line, options);
+  line.add({"--dtype", "NAME", "Input", "f32 (default), f16 or bf16"},
+           [&](const std::string& option, const std::string& text) {
+             options.dtype = parse_float_dtype(option, text);
+           });
+  add_score_options(line, options);
+  add_mask_options(line, options);
+  add_run_options(line, options);
 }
 
 std::vector<Case> read_cases(const JobOptions& options) {

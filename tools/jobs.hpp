@@ -12,6 +12,8 @@
 
 namespace fovea::tools {
 
+class CommandLine;
+
 /// A named problem with its tensors.
 struct Job {
   std::string name, why;
@@ -27,9 +29,9 @@ struct JobOptions {
 };
 
 /// --case and --cases, in this group of the page.
-void add_case_options(CLI::App& app, JobOptions& options, const std::string& group);
+void add_case_options(CommandLine& line, JobOptions& options, const std::string& group);
 /// Shapes, --dtype, scores, masks, and what may be said beside a case.
-void add_problem_options(CLI::App& app, AttentionOptions& options);
+void add_problem_options(CommandLine& line, AttentionOptions& options);
 
 /// The built-in ones, or those of --cases.
 std::vector<Case> read_cases(const JobOptions& options);

@@ -1,7 +1,6 @@
 // fovea pack: kernels compiled before they are needed, for machines that are not at hand.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -17,6 +16,7 @@
 
 #include "cases.hpp"
 #include "command.hpp"
+#include "command_line.hpp"
 #include "core/num_threads.hpp"
 #include "cuda/append_to_cache.hpp"
 #include "cuda/attention_forward.hpp"
@@ -26,7 +26,6 @@
 #include "cuda/tuning.hpp"
 #include "failure.hpp"
 #include "files.hpp"
-#include "parse_words.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
 #include "progress.hpp"
@@ -339,21 +338,28 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 int run_pack(const std::vector<std::string>& words) {
   PackOptions options;
   std::string architecture_words, out, known, tuning;
-  CLI::App app(kAbout, "fovea pack");
-  app.add_option("--cases", options.case_files,
-                 "files of cases (as cases/*.json); the built-in ones unless given");
-  app.add_option("--arch", architecture_words, "sm_80,sm_90a,...")->required();
-  app.add_option("--out", out, "the pack; without it nothing is written");
-  app.add_option("--tuning", tuning,
-                 "what fovea tune measured: goes into the pack, with its kernels, for the problems "
-                 "of the cases");
-  app.add_flag("--strict", options.is_strict,
-               "exit 1 where a kernel spills, uses local memory or has a wgmma note");
-  app.add_flag("--json", options.wants_json, "print one JSON object");
-  app.add_option("--known-spills", known,
-                 "a file of kernels that --strict lets pass: architecture and kernel, one a line");
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  CommandLine line("fovea pack", kAbout, kExamples);
+  const auto text_of = [](std::string& field) {
+    return [&field](const std::string&, const std::string& text) { field = text; };
+  };
+  line.add_list({"--cases", "FILE", "",
+                 "files of cases (as cases/*.json); the built-in ones unless given"},
+                options.case_files);
+  line.add({"--arch", "NAMES", "", "sm_80,sm_90a,..."}, text_of(architecture_words));
+  line.require("--arch");
+  line.add({"--out", "FILE", "", "the pack; without it nothing is written"}, text_of(out));
+  line.add({"--tuning", "FILE", "",
+            "what fovea tune measured: goes into the pack, with its kernels, for the problems of "
+            "the cases"},
+           text_of(tuning));
+  line.add_flag(
+      {"--strict", "", "", "exit 1 where a kernel spills, uses local memory or has a wgmma note"},
+      options.is_strict);
+  line.add_flag({"--json", "", "", "print one JSON object"}, options.wants_json);
+  line.add({"--known-spills", "FILE", "",
+            "a file of kernels that --strict lets pass: architecture and kernel, one a line"},
+           text_of(known));
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   if (!out.empty()) options.out = out;
   if (!known.empty()) options.known_spills = lines_of("--known-spills", known);
 

@@ -1,7 +1,6 @@
 // fovea tune: which kernel and tile this GPU runs fastest, for given problems, kept in a file.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -11,10 +10,10 @@
 #include "fovea/runtime.hpp"
 
 #include "command.hpp"
+#include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "jobs.hpp"
-#include "parse_words.hpp"
 #include "progress.hpp"
 #include "tune_gpu.hpp"
 #include "tuner.hpp"
@@ -224,26 +223,21 @@ int tune_all(const TuneOptions& options) {
 int run_tune(const std::vector<std::string>& words) {
   TuneOptions options;
   options.jobs.attention.device = Device::cuda(0);
-  CLI::App app(kAbout, "fovea tune");
+  CommandLine line("fovea tune", kAbout, kExamples);
   constexpr const char* kGroup = "Tuning";
-  add_case_options(app, options.jobs, kGroup);
-  app.add_option_function<std::string>(
-         "--seconds",
-         [&](const std::string& text) { options.seconds = parse_real("--seconds", text); },
-         "time for all problems together (default 60)")
-      ->type_name("N")
-      ->group(kGroup);
-  app.add_option_function<std::string>(
-         "--out", [&](const std::string& path) { options.out = path; },
-         "the file; entries of an earlier run stay where nothing new is measured. Without it, "
-         "nothing is written")
-      ->type_name("FILE")
-      ->group(kGroup);
-  app.add_flag("--json", options.wants_json, "print one JSON object")->group(kGroup);
-  add_problem_options(app, options.jobs.attention);
-  add_device_option(app, options.jobs.attention.device);
-  app.footer(kExamples);
-  if (parse_words(app, words) == Parsed::help_was_printed) return kSuccess;
+  add_case_options(line, options.jobs, kGroup);
+  line.add({"--seconds", "N", kGroup, "time for all problems together (default 60)"},
+           [&](const std::string& option, const std::string& text) {
+             options.seconds = parse_real(option, text);
+           });
+  line.add({"--out", "FILE", kGroup,
+            "the file; entries of an earlier run stay where nothing new is measured. Without it, "
+            "nothing is written"},
+           [&](const std::string&, const std::string& path) { options.out = path; });
+  line.add_flag({"--json", "", kGroup, "print one JSON object"}, options.wants_json);
+  add_problem_options(line, options.jobs.attention);
+  add_device_option(line, options.jobs.attention.device);
+  if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   if (!options.jobs.attention.is_on_gpu())
     bad_input("--device: got 'cpu'; expected cuda or cuda:N, kernels of a GPU are what is tuned");
   if (!(options.seconds > 0))
