@@ -43,7 +43,7 @@ function(fovea_library)
     target_include_directories(fovea_${kind} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                     $<INSTALL_INTERFACE:include>)
     target_compile_features(fovea_${kind} PUBLIC cxx_std_20)
-    target_link_libraries(fovea_${kind} PRIVATE Threads::Threads)
+    target_link_libraries(fovea_${kind} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
   endforeach()
   set_target_properties(fovea_shared PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 
