@@ -342,9 +342,9 @@ int run_pack(const std::vector<std::string>& words) {
   const auto text_of = [](std::string& field) {
     return [&field](const std::string&, const std::string& text) { field = text; };
   };
-  line.add_list({"--cases", "FILE", "",
-                 "files of cases (as cases/*.json); the built-in ones unless given"},
-                options.case_files);
+  line.add_list(
+      {"--cases", "FILE", "", "files of cases (as cases/*.json); the built-in ones unless given"},
+      options.case_files);
   line.add({"--arch", "NAMES", "", "sm_80,sm_90a,..."}, text_of(architecture_words));
   line.require("--arch");
   line.add({"--out", "FILE", "", "the pack; without it nothing is written"}, text_of(out));
