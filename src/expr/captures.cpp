@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <bit>
+#include <cstdint>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -55,7 +57,9 @@ bool same_binding(const CapturedTensor& a, const CapturedTensor& b) {
 }
 
 bool same_binding(const CapturedScalar& a, const CapturedScalar& b) {
-  return a.type == b.type && a.value == b.value;
+  // By bits: NaN is the NaN that it is, and 0 is not -0.
+  return a.type == b.type &&
+         std::bit_cast<std::uint64_t>(a.value) == std::bit_cast<std::uint64_t>(b.value);
 }
 
 Captures collect_captures(const Node& root) {

@@ -1,15 +1,19 @@
 #include "ffi/arguments.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string_view>
 #include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "fovea/mask.hpp"
 
 #include "core/check.hpp"
+#include "expr/passes.hpp"
 #include "ffi/sized_struct.hpp"
 #include "ffi/tensor.hpp"
 
@@ -147,14 +151,53 @@ Captures captures_of(const ProgramSource& source) {
   return captures;
 }
 
-ScoreMod score_of(const ProgramSource& source, const Captures& captures) {
-  ScoreMod score;
-  if (source.softcap != 0) score = score | softcap(source.softcap);
-  if (source.bias) score = score | bias(source.bias);
-  if (source.alibi) score = score | alibi(source.alibi, source.align);
-  if (source.score_mod) score = score | parse_score_mod(*source.score_mod, captures);
-  return score;
-}
+/// The score of the fields, and of the text behind it, and where each name went.
+class ScoreBuilder {
+ public:
+  Programs build(const ProgramSource& source, const Captures& captures) {
+    if (source.softcap != 0) add_word("softcap", softcap(source.softcap));
+    if (source.bias) add_word("bias", bias(source.bias));
+    if (source.alibi) add_word("alibi", alibi(source.alibi, source.align));
+    if (source.score_mod) add_text(parse_score_mod(*source.score_mod, captures));
+    return std::move(programs_);
+  }
+
+ private:
+  /// A word captures at most one tensor; what else it captures, C callers cannot name.
+  void add_word(const std::string& name, const ScoreMod& word) {
+    for (const CapturedTensor& tensor : word.captures().tensors)
+      programs_.slots.emplace_back(name, tensor.name);
+    programs_.score = programs_.score | word;
+  }
+
+  /// A text may name a slot as a field does, bound to the same tensor or to an equal number even: two slots all the same, since each
+  /// has a gradient of its own.
+  void add_text(const ScoreMod& text) {
+    std::unordered_set<std::string> taken;
+    add_names(programs_.score.captures(), taken);
+    const std::unordered_set<std::string> of_words = taken;
+    add_names(text.captures(), taken);
+    std::unordered_map<std::string, std::string> slots;
+    const auto slot_of = [&](const std::string& name) {
+      const auto [entry, is_new] = slots.emplace(name, name);
+      for (int suffix = 2; is_new && of_words.contains(entry->second); ++suffix) {
+        std::string candidate = name + "_" + std::to_string(suffix);
+        if (taken.insert(candidate).second) entry->second = std::move(candidate);
+      }
+      return entry->second;
+    };
+    const ScoreMod apart(Expr(expr::rename_slots(text.expr().shared(), slot_of)));
+    programs_.slots.insert(programs_.slots.end(), slots.begin(), slots.end());
+    programs_.score = programs_.score | apart;
+  }
+
+  static void add_names(const Captures& captures, std::unordered_set<std::string>& names) {
+    for (const CapturedTensor& tensor : captures.tensors) names.insert(tensor.name);
+    for (const CapturedScalar& scalar : captures.scalars) names.insert(scalar.name);
+  }
+
+  Programs programs_;
+};
 
 MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
   MaskMod mask;
@@ -176,7 +219,9 @@ MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
 
 Programs programs_from(const ProgramSource& source) {
   const Captures captures = captures_of(source);
-  return {.score = score_of(source, captures), .mask = mask_of(source, captures)};
+  Programs programs = ScoreBuilder().build(source, captures);
+  programs.mask = mask_of(source, captures);
+  return programs;
 }
 
 std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
@@ -193,29 +238,10 @@ std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
   return std::make_unique<CallbackExecutor>(callbacks);
 }
 
-/// The tensor that a C caller means by a name; an empty view where no tensor has it.
-TensorView tensor_named(const fovea_attention_forward_args& forward, std::string_view name,
-                        const std::string& label) {
-  const DLTensor* found = nullptr;
-  if (name == "bias") found = forward.bias;
-  if (name == "alibi") found = forward.alibi;
-  for (std::size_t i = 0; found == nullptr && i < forward.num_tensors; ++i) {
-    if (name == forward.tensors[i].name) found = forward.tensors[i].tensor;
-  }
-  return to_view(found, Access::read, label);
-}
-
-/// Slots are found by what they are bound to: words and texts may name two tensors alike.
-std::string slot_of(const fovea_attention_forward_args& forward, const Captures& captures,
-                    std::string_view name, const std::string& label) {
-  if (const TensorView view = tensor_named(forward, name, label)) {
-    for (const CapturedTensor& captured : captures.tensors) {
-      if (captured.view == view) return captured.name;
-    }
-  }
-  for (const CapturedScalar& captured : captures.scalars) {
-    if (captured.name == name) return captured.name;
-  }
+std::string slot_of(const Call& call, std::string_view name, const std::string& label) {
+  const auto found =
+      std::ranges::find(call.slots, name, &std::pair<std::string, std::string>::first);
+  if (found != call.slots.end()) return found->second;
   invalid(label, "is not read by the score; expected bias, alibi or a name that score_mod reads");
 }
 
@@ -262,6 +288,7 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
       cache != nullptr ? cache->programs_of(std::move(source)) : programs_from(source);
   args.score = std::move(programs.score);
   args.mask = std::move(programs.mask);
+  call.slots = std::move(programs.slots);
   if (read.boolean(c.has_softmax_scale, "has_softmax_scale")) args.softmax_scale = c.softmax_scale;
   args.sinks = read.input(c.sinks, "sinks");
   args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};
@@ -283,13 +310,11 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   return call;
 }
 
-std::vector<CapturedTensor> to_captured(const fovea_attention_forward_args* source,
-                                        const Call& call, const fovea_named_tensor* named,
+std::vector<CapturedTensor> to_captured(const Call& call, const fovea_named_tensor* named,
                                         std::size_t count, Access access,
                                         const std::string& where) {
   if (count > 0 && named == nullptr)
     invalid(where, "is NULL; expected " + std::to_string(count) + " named tensors");
-  const auto forward = read_struct(source, kLeastArgsSize, where);
   std::vector<CapturedTensor> result;
   for (std::size_t i = 0; i < count; ++i) {
     const std::string at = where + "[" + std::to_string(i) + "]";
@@ -297,7 +322,7 @@ std::vector<CapturedTensor> to_captured(const fovea_attention_forward_args* sour
     const std::string label = where + ": " + named[i].name;
     const TensorView view = to_view(named[i].tensor, access, label);
     if (!view) invalid(label, "is NULL; expected a tensor");
-    result.push_back({slot_of(forward, call.args.score.captures(), named[i].name, label), view});
+    result.push_back({slot_of(call, named[i].name, label), view});
   }
   return result;
 }

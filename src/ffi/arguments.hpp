@@ -1,6 +1,7 @@
 // The C argument structs as the C++ ones. Nothing is decided here: fields are converted one by one, validation is the plan's.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -53,7 +54,11 @@ struct ProgramSource {
     std::string name;
     ExprType type = ExprType::floating;
     double value = 0;
-    bool operator==(const Scalar&) const = default;
+    /// By the bits of the value, as slots tell scalars apart.
+    bool operator==(const Scalar& other) const {
+      return name == other.name && type == other.type &&
+             std::bit_cast<std::uint64_t>(value) == std::bit_cast<std::uint64_t>(other.value);
+    }
   };
 
   float softcap = 0;  // 0: none
@@ -71,6 +76,9 @@ struct ProgramSource {
 struct Programs {
   ScoreMod score{};
   MaskMod mask{};
+  /// What a C caller names ("bias", "alibi", what score_mod reads) and the slot of `score` that it became. A name that stands twice
+  /// means the first.
+  std::vector<std::pair<std::string, std::string>> slots{};
 };
 
 /// The programs of the last call: making them anew (nodes, texts, captures) costs a call several microseconds. Thread safe.
@@ -87,6 +95,7 @@ class ProgramCache {
 /// A C++ call with what it borrows.
 struct Call {
   AttentionForward args;
+  std::vector<std::pair<std::string, std::string>> slots;  // of args.score, as in Programs
   Threads threads;
 };
 
@@ -96,8 +105,7 @@ Call to_call(const fovea_attention_forward_args* args, const std::string& where,
 
 /// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of call.args.score. Views are
 /// writable where `access` says so.
-std::vector<CapturedTensor> to_captured(const fovea_attention_forward_args* forward,
-                                        const Call& call, const fovea_named_tensor* named,
+std::vector<CapturedTensor> to_captured(const Call& call, const fovea_named_tensor* named,
                                         std::size_t count, Access access, const std::string& where);
 
 /// The problem that a call poses, with the bounds of `options` (null: none).

@@ -59,7 +59,7 @@ BackwardCall to_backward(const fovea_attention_backward_args* source, const std:
   args.dk = read.output(c.dk, "dk");
   args.dv = read.output(c.dv, "dv");
   args.dsinks = read.output(c.dsinks, "dsinks");
-  args.dcaptured = fovea::ffi::to_captured(c.forward, call.forward, c.dcaptured, c.num_dcaptured,
+  args.dcaptured = fovea::ffi::to_captured(call.forward, c.dcaptured, c.num_dcaptured,
                                            Access::write, where + ": dcaptured");
   if (c.workspace == nullptr && c.workspace_bytes > 0)
     fovea::invalid(where, "workspace is NULL; expected workspace_bytes bytes");
@@ -76,9 +76,9 @@ fovea::AttentionJvp to_jvp(const fovea_attention_jvp_args& c, const fovea::ffi::
           .k_tangent = read.input(c.k_tangent, "k_tangent"),
           .v_tangent = read.input(c.v_tangent, "v_tangent"),
           .sinks_tangent = read.input(c.sinks_tangent, "sinks_tangent"),
-          .captured_tangents = fovea::ffi::to_captured(c.forward, forward, c.captured_tangents,
-                                                       c.num_captured_tangents, Access::read,
-                                                       where + ": captured_tangents"),
+          .captured_tangents =
+              fovea::ffi::to_captured(forward, c.captured_tangents, c.num_captured_tangents,
+                                      Access::read, where + ": captured_tangents"),
           .out_tangent = read.required(read.output(c.out_tangent, "out_tangent"), "out_tangent"),
           .lse_tangent = read.output(c.lse_tangent, "lse_tangent")};
 }

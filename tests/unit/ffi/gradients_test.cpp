@@ -103,6 +103,101 @@ TEST(CAttentionBackward, EqualsTheCxxDoorAndTellsNamesApart) {
   EXPECT_NE(c.down.values, c.dslopes.values);
 }
 
+/// A call of `formula` over tables a and b and a scalar, and its derivatives by name.
+struct NamedCall : SmallCall {
+  NamedCall(const char* formula, FloatTensor& a, FloatTensor& b, const char* scalar_name) {
+    for (std::size_t i = 0; i < dout.values.size(); ++i)
+      dout.values[i] = std::sin(static_cast<float>(i));
+    tensors[0] = {"a", &a.tensor};
+    tensors[1] = {"b", &b.tensor};
+    scalar = {scalar_name, FOVEA_SCALAR_FLOAT, 0.7};
+    args.lse = &lse.tensor;
+    args.softcap = 5;
+    args.score_mod = formula;
+    args.tensors = tensors;
+    args.num_tensors = 2;
+    args.scalars = &scalar;
+    args.num_scalars = 1;
+    EXPECT_EQ(outcome_of(fovea_attention_forward, &args).message, "");
+  }
+
+  std::vector<float> gradient(const char* name, const std::vector<std::int64_t>& shape) {
+    FloatTensor result(shape, kPoison);
+    const fovea_named_tensor wanted{name, &result.tensor};
+    fovea_attention_backward_args backward{};
+    backward.struct_size = sizeof(backward);
+    backward.version = FOVEA_ABI_VERSION;
+    backward.forward = &args;
+    backward.dout = &dout.tensor;
+    backward.dcaptured = &wanted;
+    backward.num_dcaptured = 1;
+    EXPECT_EQ(outcome_of(fovea_attention_backward, &backward).message, "");
+    return result.values;
+  }
+
+  std::vector<float> tangent(const char* name, FloatTensor& direction) {
+    FloatTensor result({1, 5, 2, 8}, kPoison);
+    const fovea_named_tensor along{name, &direction.tensor};
+    fovea_attention_jvp_args jvp{};
+    jvp.struct_size = sizeof(jvp);
+    jvp.version = FOVEA_ABI_VERSION;
+    jvp.forward = &args;
+    jvp.captured_tangents = &along;
+    jvp.num_captured_tangents = 1;
+    jvp.out_tangent = &result.tensor;
+    EXPECT_EQ(outcome_of(fovea_attention_jvp, &jvp).message, "");
+    return result.values;
+  }
+
+  FloatTensor lse{{1, 2, 5}}, dout{{1, 5, 2, 8}};
+  fovea_named_tensor tensors[2]{};
+  fovea_named_scalar scalar{};
+};
+
+void fill_waves(FloatTensor& table) {
+  for (std::size_t i = 0; i < table.values.size(); ++i)
+    table.values[i] = std::cos(static_cast<float>(i));
+}
+
+TEST(CAttentionBackward, OneTensorUnderTwoNamesHasTwoDerivatives) {
+  const char* const formula = "score * x + a[q_idx, kv_idx] + 3.0 * b[q_idx, kv_idx]";
+  FloatTensor table({5, 5}), copy({5, 5});
+  fill_waves(table);
+  fill_waves(copy);
+  NamedCall apart(formula, table, copy, "x"), tied(formula, table, table, "x");
+  EXPECT_EQ(tied.gradient("a", {5, 5}), apart.gradient("a", {5, 5}));
+  EXPECT_EQ(tied.gradient("b", {5, 5}), apart.gradient("b", {5, 5}));
+  EXPECT_EQ(tied.tangent("b", copy), apart.tangent("b", copy));
+  EXPECT_NE(tied.gradient("a", {5, 5}), tied.gradient("b", {5, 5}));
+
+  tied.args.bias = apart.args.bias = &table.tensor;
+  EXPECT_EQ(tied.gradient("b", {5, 5}), apart.gradient("b", {5, 5}));
+  EXPECT_EQ(tied.gradient("bias", {5, 5}), apart.gradient("bias", {5, 5}));
+}
+
+TEST(CAttentionBackward, AScalarNamedAsAFieldIsTheScalarOfTheText) {
+  FloatTensor a({5, 5}), b({5, 5}), one({1}, 1.0F);
+  fill_waves(a);
+  for (const double value : {0.7, 5.0}) {  // 5: the cap itself
+    NamedCall plain("score * x + a[q_idx, kv_idx] + b[q_idx, kv_idx]", a, b, "x");
+    NamedCall field("score * softcap + a[q_idx, kv_idx] + b[q_idx, kv_idx]", a, b, "softcap");
+    for (NamedCall* call : {&plain, &field}) {
+      call->scalar.value = value;
+      ASSERT_EQ(outcome_of(fovea_attention_forward, &call->args).message, "");
+    }
+    EXPECT_EQ(field.gradient("softcap", {1}), plain.gradient("x", {1})) << value;
+    EXPECT_EQ(field.tangent("softcap", one), plain.tangent("x", one)) << value;
+  }
+}
+
+TEST(CAttentionForward, AScalarThatIsNaNMayBeReadTwice) {
+  FloatTensor a({5, 5}), b({5, 5});
+  NamedCall call("score * x + x + a[q_idx, kv_idx] + b[q_idx, kv_idx]", a, b, "x");
+  call.scalar.value = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_TRUE(std::isnan(call.out.values[0]));
+}
+
 TEST(CAttentionBackward, RefusalsNameTheArgumentAndWriteNothing) {
   struct Row {
     std::function<void(fovea_attention_backward_args&, GradientCall&, fovea_named_tensor&)> spoil;
