@@ -66,6 +66,10 @@ std::vector<Case> decode_cases() {
   cases[8].score = softcap(3);
   cases[8].dtype = Dtype::f16;
   cases[8].head_dim_qk = cases[8].head_dim_v = 72;
+  Case extreme = with("extreme");
+  extreme.seqlen_q = 6;
+  extreme.num_heads_q = 2;
+  cases.push_back(with_extreme_scores(std::move(extreme), kKindsOfSplits));
   std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
   return cases;
 }

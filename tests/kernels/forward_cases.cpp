@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <iterator>
+#include <limits>
 #include <numbers>
 #include <string>
 #include <utility>
@@ -63,8 +64,45 @@ std::vector<Case> infinite_values() {
 
 }  // namespace
 
+Case with_extreme_scores(Case problem, std::int64_t num_kinds) {
+  constexpr double kGreatest = std::numeric_limits<float>::max();
+  const std::int64_t keys = problem.seqlen_kv;
+  const TensorView table = problem.capture(Dtype::f32, {num_kinds, keys}, [=](std::int64_t i) {
+    const std::int64_t key = i % keys;
+    switch (i / keys) {
+      case 0:
+        return key % 5 == 0 ? 0 : -kGreatest;
+      case 1:
+        return key >= keys * 3 / 4 ? 0 : -kGreatest;
+      case 2:
+        return key < keys / 3 ? 0 : -kGreatest;
+      case 3:
+        return -kGreatest;
+      case 4:
+        return key % 2 == 0 ? -kGreatest : -0.75 * kGreatest;
+      default:
+        return key % 3 == 2 ? kGreatest : 0;
+    }
+  });
+  const std::string kind = "q_idx % " + std::to_string(num_kinds);
+  problem.score =
+      parse_score_mod("score + table[" + kind + ", kv_idx]", {.tensors = {{"table", table}}});
+  return problem;
+}
+
 std::vector<Case> kernel_cases() {
   std::vector<Case> cases;
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
+    Case extreme = several_tiles("extreme_" + std::string(name(dtype)), 64);
+    extreme.dtype = dtype;
+    extreme.has_sinks = dtype == Dtype::f16;
+    extreme.wants_row_max = dtype == Dtype::bf16;
+    cases.push_back(with_extreme_scores(std::move(extreme)));
+  }
+  Case split_extreme = started("extreme_split", Dtype::bf16);
+  split_extreme.seqlen_q = 7;
+  split_extreme.seqlen_kv = 600;
+  cases.push_back(with_extreme_scores(std::move(split_extreme), kKindsOfSplits));
   for (const Feature& feature : features()) {
     if (feature.group == "products") continue;  // of CPUs
     Case problem = started(std::string(feature.name), Dtype::bf16);
@@ -287,6 +325,14 @@ void add_infinite_hopper_cases(std::vector<Case>& cases) {
 std::vector<Case> hopper_cases() {
   std::vector<Case> cases = hopper_program_cases();
   add_infinite_hopper_cases(cases);
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    Case extreme = hopper_case("hopper_extreme_d" + std::to_string(head_dim), head_dim);
+    extreme.seqlen_kv = 1100;  // optimistic steps behind the first
+    extreme.dtype = head_dim == 64 ? Dtype::f16 : Dtype::bf16;
+    if (head_dim == 256) extreme.mask = causal();
+    extreme.has_sinks = head_dim == 128;
+    cases.push_back(with_extreme_scores(std::move(extreme)));
+  }
   for (const std::int64_t head_dim : {64, 128, 256}) {
     cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));
     Case masked = hopper_case("hopper_causal_d" + std::to_string(head_dim), head_dim);

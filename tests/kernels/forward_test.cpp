@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <vector>
@@ -19,10 +20,12 @@
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
+#include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
 #include "support/kernel_compare.hpp"
 #include "support/launch_memory.hpp"
+#include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -195,6 +198,49 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases(
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
+
+/// Beside scores of 2^127 the usual tolerances allow anything: each row is a plain average of its greatest scores or of ordinary ones.
+void expect_exact_rows(const AttentionForward& args) {
+  const reference::ForwardResult expected = reference::attention_forward(args);
+  // Weights' rounding of values up to 8; a rounding of lse is added to its own.
+  const double of_weights = args.q.dtype() == Dtype::f32 ? 0x1p-20 : 0x1p-8;
+  const Tolerance out{.dtype = args.out.dtype(), .absolute = 8 * of_weights, .norm = HUGE_VAL};
+  const Tolerance lse{.dtype = Dtype::f32, .absolute = 0x1p-14, .norm = HUGE_VAL};
+  EXPECT_EQ(difference({"out", args.out, expected.out, out}), "");
+  EXPECT_EQ(difference({"lse", args.lse, expected.lse, lse}), "");
+}
+
+void expect_exact_rows_of(const std::vector<Case>& cases, void (*run)(const Run&, Emulation&),
+                          const cuda::DeviceTraits& device) {
+  for (const Case& problem : cases) {
+    if (problem.label.find("extreme") == std::string::npos) continue;
+    SCOPED_TRACE(problem.label);
+    CaseMemory memory(problem);
+    memory.poison_outputs();
+    const AttentionForward args = memory.args();
+    Emulation emulation;
+    run({.label = problem.label,
+         .problem = validate(problem_of(args), "test"),
+         .args = args,
+         .device = device},
+        emulation);
+    EXPECT_EQ(emulation.findings, "");
+    expect_exact_rows(args);
+  }
+}
+
+TEST(ExtremeScores, AreOrdinaryNumbers) {
+  expect_exact_rows_of(kernel_cases(), run_emulated, cuda::typical_device(8, 0));
+}
+
+TEST(ExtremeScores, AreOrdinaryNumbersInDecode) {
+  expect_exact_rows_of(decode_cases(), run_decode, cuda::typical_device(9, 0));
+}
+
+TEST(ExtremeScores, AreOrdinaryNumbersOnHopper) {
+  expect_exact_rows_of(hopper_cases(), run_hopper, sectioned_hopper());
+  expect_exact_rows_of(hopper_few_rows_cases(), run_hopper, sectioned_hopper());
+}
 
 TensorView columns_from(const TensorView& t, std::int64_t first) {
   TensorSpec spec = t.spec();

@@ -76,7 +76,10 @@ std::vector<Case> hopper_few_rows_cases() {
   Case infinite_dropped = infinite;
   infinite_dropped.label = "hopper_rows_24_infinite_dropout";
   infinite_dropped.dropout = kSomeDropped;
-  return {full, odd, programs, dropped, wide, many, nothing, infinite, infinite_dropped};
+  Case extreme = base_case("hopper_rows_33_extreme", 33, 2, 2);
+  extreme.seqlen_kv = 1051;
+  extreme = with_extreme_scores(std::move(extreme), kKindsOfSplits);
+  return {full, odd, programs, dropped, wide, many, nothing, infinite, infinite_dropped, extreme};
 }
 
 std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {

@@ -9,6 +9,8 @@
 //   Each row decides for itself: its bits do not depend on the rows beside it.
 // - A row that has seen no key has m = -inf, l = 0: subtracting from the origin 0 instead gives 2^-inf = 0, never NaN.
 // - NaN: maxima pass over it, sums do not. l is NaN where a visible score was.
+// - A score program may give the lowest finite number, which others add to hide keys; here it is a score. Times log2 e it is no float. A
+//   row whose origin is that far from 0 takes its scores times a power of two instead (unit_of).
 #pragma once
 
 #include "ptx/base.cuh"
@@ -26,6 +28,20 @@ inline constexpr float kLn2 = 0x1.62e43p-1F;
 /// Growth of the maximum that the origin does not follow, as an exponent of 2.
 inline constexpr float kOriginSlack = 8.0F;
 
+/// Above this, a score times log2 e may be no float.
+inline constexpr float kHugeScore = 0x1.6p127F;
+/// Scores of such a size differ by 2^103 at least, or not at all. So any power of two that keeps both tells them apart as exp does: equal
+/// ones have a difference of exactly 0, others one that no exponent has.
+inline constexpr float kHugeUnit = 0x1p-20F;
+
+FOVEA_DEVICE bool is_huge(float score) {
+  const float size = ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(score) & 0x7fffffffU);
+  return size > kHugeScore && size < infinity();
+}
+
+/// What makes scores logarithms to base 2 in a row with this origin.
+FOVEA_DEVICE float unit_of(float origin, float c) { return is_huge(origin) ? kHugeUnit : c; }
+
 /// One row, or its part in one thread: `sum` may still be a part.
 struct RowState {
   float origin;  // m, in the units of scores
@@ -38,26 +54,29 @@ FOVEA_DEVICE RowState empty_row() { return {-infinity(), 0.0F}; }
 struct OriginStep {
   float rescale;         // of sums so far; exactly 1 where the origin stays
   float minus_origin_c;  // -m c, 0 for a row that has seen nothing
+  float c;
 };
 
-/// Moves the origin for scores up to `tile_max`. c > 0.
+/// Moves the origin for scores up to `tile_max`. c > 0. can_be_huge: a score program makes them.
+template <bool can_be_huge>
 FOVEA_DEVICE OriginStep move_origin(RowState& row, float tile_max, float c) {
   const float greatest = ptx::max_ftz(row.origin, tile_max);
   const float growth = (greatest - row.origin) * c;
-  OriginStep step{1.0F, 0.0F};
+  OriginStep step{1.0F, 0.0F, c};
   const float old_origin = row.origin;
   // Written so that NaN (from -inf minus -inf) moves.
   if (!(growth <= kOriginSlack)) row.origin = greatest;
   const float origin = row.origin == -infinity() ? 0.0F : row.origin;
   if (!(growth <= kOriginSlack)) step.rescale = ptx::ex2_approx_ftz((old_origin - origin) * c);
-  step.minus_origin_c = -(origin * c);
+  if constexpr (can_be_huge) step.c = unit_of(origin, c);
+  step.minus_origin_c = -(origin * step.c);
   row.sum *= step.rescale;
   return step;
 }
 
 /// exp(score - m).
-FOVEA_DEVICE float probability(float score, float c, const OriginStep& step) {
-  return ptx::ex2_approx_ftz(ptx::fma_rn_ftz(score, c, step.minus_origin_c));
+FOVEA_DEVICE float probability(float score, const OriginStep& step) {
+  return ptx::ex2_approx_ftz(ptx::fma_rn_ftz(score, step.c, step.minus_origin_c));
 }
 
 /// A row at its end.
@@ -67,7 +86,7 @@ struct RowResult {
 };
 
 /// `sum` is whole. unit: natural units of a score (1, or the scale where scores are unscaled). The sink joins the denominator;
-/// -inf is none. A row that saw nothing: factor 0, lse the sink.
+/// -inf is none, NaN makes NaN. A row that saw nothing: factor 0, lse the sink.
 FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   const bool is_empty = row.origin == -infinity() && !is_nan(row.sum);
   const float origin = is_empty ? -infinity() : row.origin * unit;
@@ -78,7 +97,9 @@ FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   if (is_empty) return {0.0F, sink};
   const float top = ptx::max_ftz(origin, sink);
   const float own = ptx::ex2_approx_ftz((origin - top) * kLog2E);
-  const float total = row.sum * own + ptx::ex2_approx_ftz((sink - top) * kLog2E);
+  // A sink of +inf takes all the weight: infinity minus itself would be NaN.
+  const float below_top = sink == top ? 0.0F : sink - top;
+  const float total = row.sum * own + ptx::ex2_approx_ftz(below_top * kLog2E);
   return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
 }
 

@@ -23,6 +23,10 @@
 // `base`. A step that leaves m where it is has the arguments of ex2 at once; one that moves it by J adds the difference, for both kinds
 // of step alike, and rounds at 2^-24 J.
 //
+// Where a program makes natural scores (can_be_huge), a row may see nothing but scores that times log2 e are no floats. Its reference is
+// then its maximum in another unit (kHugeUnit), without headroom: p is 1 for the greatest and 0 for all else. A row that later sees an
+// ordinary score, or one that is as far above, starts anew; one that sees such scores below gives them 0, as any unit does.
+//
 // Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
 #pragma once
 
@@ -49,8 +53,10 @@ struct Headroom {
 
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
 /// each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in logarithms to base 2 and less `base`.
-template <Element element, int columns, int width, bool keeps_greatest, bool is_relative>
+template <Element element, int columns, int width, bool keeps_greatest, bool is_relative,
+          bool can_be_huge>
 struct OptimisticRows {
+  static_assert(!is_relative || !can_be_huge, "such a program makes logarithms itself");
   static_assert(!keeps_greatest || !is_relative, "what is less a reference has lost bits");
   using H = Headroom<element>;
   static constexpr int kScores = columns / 2;
@@ -66,6 +72,7 @@ struct OptimisticRows {
   float factor[2];     // what the last step of m scales O by
   float greatest[2];   // score so far, where it is kept
   float base[2] = {};  // what scores come less of
+  float unit[2];       // what makes scores logarithms, where that differs from row to row
 
   FOVEA_DEVICE_MEMBER void begin() {
     reference[0] = reference[1] = -infinity();
@@ -88,18 +95,29 @@ struct OptimisticRows {
     float top[2];
     row_maxima(s, top);
     bool is_raised[2];
+    bool starts_anew[2] = {false, false};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (keeps_greatest)
         greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
-      top[r] = is_relative ? top[r] + base[r] : top[r] * c;
+      if constexpr (can_be_huge) {
+        if (is_first || reference[r] == -infinity()) {
+          unit[r] = unit_of(top[r], c);
+        } else if (unit_of(top[r], c) != unit[r]) {
+          starts_anew[r] =
+              is_huge_row(r) ? reference[r] < 0.0F && top[r] != -infinity() : top[r] > 0.0F;
+          if (starts_anew[r]) unit[r] = unit_of(top[r], c);
+        }
+      }
+      top[r] = is_relative ? top[r] + base[r] : top[r] * factor_of(r, c);
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
-      is_raised[r] = is_first || !(top[r] - reference[r] <= (is_low ? 0.0F : H::kJump));
+      is_raised[r] = is_first || starts_anew[r] ||
+                     !(top[r] - reference[r] <= (is_low || is_huge_row(r) ? 0.0F : H::kJump));
     }
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     if (is_any) {
-      move(is_first, is_low, 0, top[0], is_raised[0]);
-      move(is_first, is_low, 1, top[1], is_raised[1]);
+      move(is_first || starts_anew[0], is_low, 0, top[0], is_raised[0]);
+      move(is_first || starts_anew[1], is_low, 1, top[1], is_raised[1]);
     }
     return is_any;
   }
@@ -130,7 +148,9 @@ struct OptimisticRows {
             shift[1] = ptx::ordered_fma_rn_ftz(power[x - chunk + 2], zero, shift[1]);
           }
         }
-        argument[x] = kAreArguments ? s[x] : ptx::ordered_fma_rn_ftz(s[x], c, shift[x / 2 % 2]);
+        argument[x] = kAreArguments ? s[x]
+                                    : ptx::ordered_fma_rn_ftz(s[x], factor_of(x / 2 % 2, c),
+                                                              shift[x / 2 % 2]);
       }
       if (i >= 0 && i < kScores) power[i] = ptx::ordered_ex2_approx_ftz(argument[i]);
       if (i >= kBehind) {
@@ -181,6 +201,30 @@ struct OptimisticRows {
     for (int i = 0; i < kSums; ++i) o[i] *= factor[i / 2 % 2];
   }
 
+  FOVEA_DEVICE_MEMBER void add(const float (&part)[2]) {
+    sum[0] += part[0];
+    sum[1] += part[1];
+  }
+
+  /// Whether row r has seen nothing but scores of which its `unit` is not log2 e.
+  FOVEA_DEVICE_MEMBER bool is_huge_row(int r) const {
+    if constexpr (!can_be_huge) return false;
+    return unit[r] == kHugeUnit;
+  }
+
+  /// log Σ exp(score) for the whole sum l of row r; -inf where it has seen nothing. Beside a huge score, log l is nothing.
+  FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
+    if (is_huge_row(r) && total > 0.0F && total < infinity())
+      return reference[r] * (1.0F / kHugeUnit);
+    return kLn2 * log2_total(r, total);
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER float factor_of(int r, float c) const {
+    if constexpr (can_be_huge) return unit[r];
+    return c;
+  }
+
   /// m + log2 l for the whole sum l of row r; -inf where it has seen nothing. The exponent of l is added to m first: both are some 80
   /// with opposite signs, so that is exact, where their sum with a fraction would be rounded at 80.
   FOVEA_DEVICE_MEMBER float log2_total(int r, float total) const {
@@ -192,12 +236,6 @@ struct OptimisticRows {
     return (reference[r] + exponent) + ptx::lg2_approx_ftz(fraction);
   }
 
-  FOVEA_DEVICE_MEMBER void add(const float (&part)[2]) {
-    sum[0] += part[0];
-    sum[1] += part[1];
-  }
-
- private:
   FOVEA_DEVICE_MEMBER static void row_maxima(const Scores& s, float (&top)[2]) {
     float other[2] = {s[1], s[3]};
     top[0] = s[0], top[1] = s[2];
@@ -216,14 +254,19 @@ struct OptimisticRows {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void move(bool is_first, bool is_low, int r, float top, bool is_raised) {
+  /// starts_anew: nothing of the row so far counts beside `top`.
+  FOVEA_DEVICE_MEMBER void move(bool starts_anew, bool is_low, int r, float top, bool is_raised) {
+    is_low = is_low || is_huge_row(r);
     float next = top + (is_low ? 0.0F : static_cast<float>(H::kHeadroom));
-    if (!is_first && reference[r] != -infinity()) {
+    if (!starts_anew && reference[r] != -infinity()) {
       const float least = top - (is_low ? 0.0F : H::kRoom);
       const float longest = ptx::max_ftz(reference[r] + static_cast<float>(H::kLongestStep), least);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
     }
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
+    if constexpr (can_be_huge) {
+      if (starts_anew) factor[r] = 0.0F;
+    }
     if (!is_raised || next == -infinity()) factor[r] = 1.0F;
     if (is_raised) reference[r] = next;
     sum[r] *= factor[r];

@@ -161,13 +161,13 @@ struct PlainForward {
     greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
     greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
     row_max = ptx::max_ftz(row_max, greatest);
-    const OriginStep step = move_origin(state, greatest, kLog2E);
+    const OriginStep step = move_origin<Mods::has_score>(state, greatest, kLog2E);
 #pragma unroll
     for (int i = 0; i < kCols; ++i) out[i] *= step.rescale;
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kRowThreads;
-      float weight = probability(s[i], kLog2E, step);
+      float weight = probability(s[i], step);
       state.sum += weight;
       if constexpr (spec.has_dropout) {
         const std::int32_t kv_idx = tile.idx * spec.tile_kv + key;

@@ -162,7 +162,7 @@ struct Combine {
       const int col = first + 4 * ptx::lane_idx();
       const ptx::F32x4 sum = join(col, first == 0);
       if (col < p.head_dim_v)
-        row.store(p, col, {sum.x * factor_, sum.y * factor_, sum.z * factor_, sum.w * factor_});
+        row.store(p, col, {scaled(sum.x), scaled(sum.y), scaled(sum.z), scaled(sum.w)});
     }
   }
 
@@ -207,7 +207,12 @@ struct Combine {
         const float weight = ptx::shfl_idx(of_these, first % 32 + i);  // 0 behind the last
         const ptx::F32x4& part = parts.part[i];
         ptx::F32x4& sum = sums[i % kCombineSums];
-        if (weight == 0) continue;  // an empty split's sums are not looked at
+        if (weight == 0) {
+          // Of a split that saw keys, infinity and NaN count whatever they weigh; an empty split's sums are not looked at.
+          const float of_split = ptx::shfl_idx(first < 32 ? lse_.low : lse_.high, first % 32 + i);
+          if (of_split != -infinity()) sum = with_non_finite(sum, part);
+          continue;
+        }
         sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
                ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
       }
@@ -217,6 +222,18 @@ struct Combine {
     for (const ptx::F32x4& sum : sums)
       total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
     return total;
+  }
+
+  FOVEA_DEVICE bool is_finite(float x) { return x - x == 0.0F; }
+
+  FOVEA_DEVICE ptx::F32x4 with_non_finite(const ptx::F32x4& sum, const ptx::F32x4& part) {
+    return {is_finite(part.x) ? sum.x : sum.x + part.x, is_finite(part.y) ? sum.y : sum.y + part.y,
+            is_finite(part.z) ? sum.z : sum.z + part.z, is_finite(part.w) ? sum.w : sum.w + part.w};
+  }
+
+  /// Beside a large sink too, infinity stays.
+  FOVEA_DEVICE_MEMBER float scaled(float sum) const {
+    return factor_ == 0.0F && !is_finite(sum) ? sum : sum * factor_;
   }
 
   SplitValues lse_{}, weights_{};

@@ -170,7 +170,7 @@ struct Sums {
         if constexpr (spec.wants_row_max)
           row_max[i][half] = ptx::max_ftz(row_max[i][half], greatest);
         RowState& row = rows[i][half];
-        const OriginStep step = move_origin(row, greatest, c);
+        const OriginStep step = move_origin<Mods::has_score>(row, greatest, c);
         rescale[i][half] = step.rescale;
         is_rescaled = is_rescaled || step.rescale != 1.0F;
         float sum = 0;
@@ -179,7 +179,7 @@ struct Sums {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& score = s[i][j][half * 2 + e];
-            score = probability(score, c, step);
+            score = probability(score, step);
             sum += score;
           }
         }

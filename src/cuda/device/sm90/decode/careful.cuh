@@ -100,8 +100,8 @@ class CarefulRow {
   FOVEA_DEVICE_MEMBER void add(std::int32_t key, float score, const Four& value) {
     const float c = spec.is_prescaled ? kLog2E : p_.softmax_scale_log2;
     row_max_ = ptx::max_ftz(row_max_, score);
-    const OriginStep step = move_origin(state_, score, c);
-    const float p = probability(score, c, step);
+    const OriginStep step = move_origin<Mods::has_score>(state_, score, c);
+    const float p = probability(score, step);
     state_.sum += p;
     const float kept = is_dropped_here(key) ? 0.0F : p;
 #pragma unroll

@@ -55,7 +55,7 @@ struct Output {
     sum += ptx::shfl_bfly(sum, 1);
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
-    float lse = done.log2_total(r, sum);
+    float lse = done.lse(r, sum);
     if constexpr (spec.is_split) {
       write_partial_row(
           tile, r, lse,
@@ -64,13 +64,17 @@ struct Output {
     }
     // Rows behind the last packed sequence have no sink either.
     if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
-      const float sink = kLog2E * ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
-      const float top = ptx::max_ftz(lse, sink);
-      if (top != -infinity()) {
-        const float own = ptx::ex2_approx_ftz(lse - top);
-        const float total = own + ptx::ex2_approx_ftz(sink - top);
+      const float sink = ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
+      if (sum == 0.0F) {
+        lse = sink;
+      } else {
+        const float top = ptx::max_ftz(lse, sink);
+        const float own = ptx::ex2_approx_ftz(kLog2E * (lse - top));
+        // A sink of +inf takes all the weight: infinity minus itself would be NaN.
+        const float below_top = sink == top ? 0.0F : sink - top;
+        const float total = own + ptx::ex2_approx_ftz(kLog2E * below_top);
         factor *= own == 0.0F ? 0.0F : ptx::rcp_approx_ftz(total) * own;
-        lse = top + ptx::lg2_approx_ftz(total);
+        lse = top + kLn2 * ptx::lg2_approx_ftz(total);
       }
     }
     const std::int32_t row = warp.q_idx(tile, r);
@@ -78,7 +82,7 @@ struct Output {
       ptx::st_global(common.lse + warp.cta.map_batch(tile) * common.lse_batch_stride +
                          tile.q_head * common.lse_head_stride +
                          (place.q_row + row) * common.lse_row_stride,
-                     kLn2 * lse);
+                     lse);
     }
     if constexpr (spec.wants_row_max) {
       if (warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
@@ -138,7 +142,7 @@ struct Output {
                                              float greatest) const {
     if (warp.cta.lane % 4 != 0 || !exists(tile, r)) return;
     const std::int64_t at = partial_row(tile, r);
-    ptx::st_global(warp.cta.p.common.partial_lse + at, kLn2 * lse);
+    ptx::st_global(warp.cta.p.common.partial_lse + at, lse);
     if constexpr (spec.wants_row_max) ptx::st_global(warp.cta.p.common.partial_max + at, greatest);
   }
 
