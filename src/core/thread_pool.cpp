@@ -8,7 +8,9 @@
 #include <fstream>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -44,73 +46,96 @@ int affinity_count() {
 thread_local bool is_inside_task = false;
 
 /// The threads of one process and what they share. Workers sleep between runs; a short spin first, because attention calls
-/// come in rows.
+/// come in rows. A run invites as many as it has use for and waits for those alone that came before its indices ran out: a
+/// thread that is late, or that could not be started, is not missed.
 class Team {
  public:
   explicit Team(int concurrency) : concurrency_(concurrency) {}
 
   bool is_of_this_process() const { return pid_ == getpid(); }
 
-  void run(std::int64_t count, const Executor::Task& task) {
-    const std::lock_guard one_run_at_a_time(run_mutex_);
-    start_threads();
-    {
-      const std::lock_guard lock(mutex_);
-      task_ = task;
-      count_ = count;
-      next_.store(0, std::memory_order_relaxed);
-      busy_ = concurrency_ - 1;
-      ++generation_;
-      published_.store(generation_, std::memory_order_release);
-    }
-    wake_.notify_all();
-    work(0);
+  /// False where another caller's run has the threads; nothing is done then.
+  bool try_run(std::int64_t count, const Executor::Task& task) {
+    const std::unique_lock one_run_at_a_time(run_mutex_, std::try_to_lock);
+    if (!one_run_at_a_time) return false;
+    const auto helpers = static_cast<std::size_t>(std::min<std::int64_t>(count, concurrency_) - 1);
+    start_threads(helpers);
+    invite(std::min(helpers, threads_.size()), count, task);
+    work(0, count, task);
     std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
+    invitations_.store(0, std::memory_order_relaxed);
+    done_.wait(lock, [this] { return num_busy_ == 0; });
+    return true;
   }
 
   void stop() {
     {
       const std::lock_guard lock(mutex_);
       is_stopping_ = true;
-      published_.store(++generation_, std::memory_order_release);
     }
     wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
   }
 
  private:
-  void start_threads() {
-    if (!threads_.empty()) return;
-    for (int worker = 1; worker < concurrency_; ++worker) {
-      threads_.emplace_back([this, worker, seen = generation_] { serve(worker, seen); });
+  /// Up to `wanted` threads, or as many as there are means for; the next run tries again.
+  void start_threads(std::size_t wanted) {
+    try {
+      threads_.reserve(wanted);
+      while (threads_.size() < wanted) {
+        const int worker = static_cast<int>(threads_.size()) + 1;
+        threads_.emplace_back([this, worker] { serve(worker); });
+      }
+    } catch (const std::system_error&) {  // no thread
+    } catch (const std::bad_alloc&) {     // no memory for one
     }
   }
 
-  void serve(int worker, std::uint64_t seen) {
-    for (;;) {
-      for (int spin = 0; spin < kSpins && published_.load(std::memory_order_acquire) == seen;
-           ++spin) {
-        std::this_thread::yield();
-      }
-      {
-        std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return generation_ != seen; });
-        seen = generation_;
-        if (is_stopping_) return;
-      }
-      work(worker);
+  void invite(std::size_t helpers, std::int64_t count, const Executor::Task& task) {
+    std::size_t num_asleep = 0;
+    {
       const std::lock_guard lock(mutex_);
-      if (--busy_ == 0) done_.notify_one();
+      task_ = task;
+      count_ = count;
+      next_.store(0, std::memory_order_relaxed);
+      invitations_.store(helpers, std::memory_order_relaxed);
+      num_asleep = num_asleep_;
+    }
+    // Threads that are awake look for invitations before they sleep.
+    const std::size_t num_awake = threads_.size() - num_asleep;
+    if (helpers == threads_.size()) {
+      wake_.notify_all();
+    } else {
+      for (std::size_t i = num_awake; i < helpers; ++i) wake_.notify_one();
     }
   }
 
-  void work(int worker) {
+  void serve(int worker) {
+    for (;;) {
+      for (int spin = 0; spin < kSpins && invitations_.load(std::memory_order_relaxed) == 0; ++spin)
+        std::this_thread::yield();
+      std::unique_lock lock(mutex_);
+      ++num_asleep_;
+      wake_.wait(lock, [this] { return invitations_ > 0 || is_stopping_; });
+      --num_asleep_;
+      if (is_stopping_) return;
+      --invitations_;
+      ++num_busy_;
+      const std::int64_t count = count_;
+      const Executor::Task task = task_;
+      lock.unlock();
+      work(worker, count, task);
+      lock.lock();
+      if (--num_busy_ == 0) done_.notify_one();
+    }
+  }
+
+  void work(int worker, std::int64_t count, const Executor::Task& task) {
     is_inside_task = true;
     for (;;) {
       const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-      if (index >= count_) break;
-      task_.body(task_.context, worker, index);
+      if (index >= count) break;
+      task.body(task.context, worker, index);
     }
     is_inside_task = false;
   }
@@ -121,15 +146,15 @@ class Team {
   const int concurrency_;
   const pid_t pid_ = getpid();
   std::mutex run_mutex_;
+  std::vector<std::thread> threads_;  // of workers 1, 2, ...
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> threads_;
-  std::uint64_t generation_ = 0;
-  std::atomic<std::uint64_t> published_{0};
-  std::atomic<std::int64_t> next_{0};
   Executor::Task task_{};
   std::int64_t count_ = 0;
-  int busy_ = 0;
+  std::atomic<std::int64_t> next_{0};
+  std::atomic<std::size_t> invitations_{0};  // changes under mutex_
+  std::size_t num_asleep_ = 0;
+  int num_busy_ = 0;
   bool is_stopping_ = false;
 };
 
@@ -152,11 +177,8 @@ class ThreadPool final : public Executor {
 
   void run(std::int64_t count, const Task& task) override {
     if (count <= 0) return;
-    if (is_inside_task || concurrency_ == 1 || count == 1) {
-      run_inline(count, task);
-    } else {
-      team().run(count, task);
-    }
+    const bool is_alone = is_inside_task || concurrency_ == 1 || count == 1;
+    if (is_alone || !team().try_run(count, task)) run_inline(count, task);
   }
 
  private:

@@ -1,10 +1,14 @@
-// The pool: every index once, nested runs, many small runs, and life after fork.
+// The pool: every index once, nested runs, many small runs, threads that cannot be started, and life after fork.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -130,7 +134,7 @@ TEST(ThreadPool, ManySmallRunsLoseNothing) {
   EXPECT_EQ(sum, 3333 * (3 + 6 + 10) + 3);
 }
 
-TEST(ThreadPool, CallersTakeTurns) {
+TEST(ThreadPool, CallersAtOnceLoseNothing) {
   const auto pool = make_thread_pool(2);
   constexpr int kCallers = 4, kRuns = 200;
   Visits visits(6);
@@ -142,6 +146,111 @@ TEST(ThreadPool, CallersTakeTurns) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_TRUE(visits.are_all(kCallers * kRuns));
+}
+
+TEST(ThreadPool, ACallerThatFindsThePoolTakenRunsInItsOwnThread) {
+  const auto pool = make_thread_pool(2);
+  std::atomic<bool> is_other_done{false};
+  std::atomic<int> elsewhere{0};
+  Visits visits(5);
+  auto wait_for_other = [&](int, std::int64_t index) {
+    if (index != 0) return;
+    std::thread other([&] {
+      auto body = [&, here = std::this_thread::get_id()](int worker, std::int64_t i) {
+        if (std::this_thread::get_id() != here || worker != 0) ++elsewhere;
+        visits(worker, i);
+      };
+      run(*pool, 5, body);
+      is_other_done = true;
+    });
+    for (int i = 0; i < 10000 && !is_other_done; ++i) usleep(1000);
+    EXPECT_TRUE(is_other_done) << "it waits for the threads of a run that waits for it";
+    other.detach();
+  };
+  run(*pool, 2, wait_for_other);
+  ASSERT_TRUE(is_other_done);
+  EXPECT_TRUE(visits.are_all(1));
+  EXPECT_EQ(elsewhere, 0);
+}
+
+std::ptrdiff_t num_threads_of_this_process() {
+  const std::filesystem::directory_iterator threads("/proc/self/task");
+  return std::distance(begin(threads), end(threads));
+}
+
+TEST(ThreadPool, StartsAsManyThreadsAsARunHasUseFor) {
+  const auto pool = make_thread_pool(8);
+  const std::ptrdiff_t before = num_threads_of_this_process();
+  Visits two(2);
+  run(*pool, 2, two);
+  EXPECT_EQ(num_threads_of_this_process(), before + 1);
+  Visits many(100);
+  run(*pool, 100, many);
+  EXPECT_EQ(num_threads_of_this_process(), before + 7);
+  EXPECT_TRUE(two.are_all(1));
+  EXPECT_TRUE(many.are_all(1));
+}
+
+/// While it lives, no thread can be started: stacks are larger than what a process can address.
+class NoMeansForThreads {
+ public:
+  NoMeansForThreads() {
+    pthread_attr_init(&old_);
+    pthread_getattr_default_np(&old_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 60U);
+    pthread_setattr_default_np(&huge);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoMeansForThreads() {
+    pthread_setattr_default_np(&old_);
+    pthread_attr_destroy(&old_);
+  }
+  NoMeansForThreads(const NoMeansForThreads&) = delete;
+  NoMeansForThreads& operator=(const NoMeansForThreads&) = delete;
+
+ private:
+  pthread_attr_t old_{};
+};
+
+/// Have `count` tasks been inside at once? Given up after 10 s.
+bool meet(Executor& pool, int count) {
+  std::atomic<int> arrived{0};
+  auto wait_for_others = [&](int, std::int64_t) {
+    ++arrived;
+    for (int i = 0; i < 10000 && arrived < count; ++i) usleep(1000);
+  };
+  run(pool, count, wait_for_others);
+  return arrived == count;
+}
+
+TEST(ThreadPool, RunsInTheCallersThreadWhereNoThreadCanBeStarted) {
+  const auto pool = make_thread_pool(4);
+  {
+    const NoMeansForThreads scarcity;
+    Visits visits(10);
+    for (int i = 1; i <= 3; ++i) {
+      run(*pool, 10, visits);
+      EXPECT_TRUE(visits.are_all(i)) << "run " << i;
+    }
+  }
+  EXPECT_TRUE(meet(*pool, 4)) << "threads are not asked for again";
+}
+
+TEST(ThreadPool, MakesDoWithTheThreadsThatCouldBeStarted) {
+  const auto pool = make_thread_pool(4);
+  EXPECT_TRUE(meet(*pool, 2));
+  {
+    const NoMeansForThreads scarcity;
+    Visits visits(10);
+    for (int i = 1; i <= 3; ++i) {
+      run(*pool, 10, visits);
+      EXPECT_TRUE(visits.are_all(i)) << "run " << i;
+    }
+    EXPECT_TRUE(meet(*pool, 2)) << "the thread that is there is not used";
+  }
+  EXPECT_TRUE(meet(*pool, 4)) << "threads are not asked for again";
 }
 
 TEST(ThreadPool, ResultsOfARunAreVisibleAfterIt) {
