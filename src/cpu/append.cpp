@@ -8,6 +8,7 @@
 
 #include "core/scalar_io.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -86,10 +87,8 @@ class AppendRun {
   void run(Executor& executor) {
     const TensorView& any = num_new_ > 0 ? tokens_.append.k : tokens_.q;
     if (num_new_ + num_queries_ == 0) return;
-    const auto body = [](void* self, int /*worker*/, std::int64_t index) {
-      static_cast<const AppendRun*>(self)->compute(index);
-    };
-    executor.run(any.size(0) * (num_new_ + num_queries_), {body, this});
+    run_tasks(executor, any.size(0) * (num_new_ + num_queries_),
+              [this](int /*worker*/, std::int64_t index) { compute(index); });
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -57,10 +58,9 @@ class MergeRun {
     const std::int64_t batch = args_.out.rank() == 4 ? args_.out.size(0) : 1;
     count_ = batch * num_rows_ * num_heads_;
     rows_per_task_ = std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(1, width_));
-    const auto body = [](void* self, int worker, std::int64_t task) {
-      static_cast<MergeRun*>(self)->merge_rows(static_cast<std::size_t>(worker), task);
-    };
-    executor_.run(ceil_div(count_, rows_per_task_), {body, this});
+    run_tasks(executor_, ceil_div(count_, rows_per_task_), [this](int worker, std::int64_t task) {
+      merge_rows(static_cast<std::size_t>(worker), task);
+    });
   }
 
  private:

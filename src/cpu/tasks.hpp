@@ -9,10 +9,12 @@
 
 #include "fovea/runtime.hpp"
 
+#include "core/float_environment.hpp"
+
 namespace fovea::cpu {
 
 /// Calls f(worker, index) for every index in [0, count). An Executor's task must not throw: the first exception of f (no memory
-/// for a small list) waits here for the caller.
+/// for a small list) waits here for the caller. Whatever thread computes, it does so in one floating-point environment.
 template <typename F>
 void run_tasks(Executor& executor, std::int64_t count, const F& f) {
   struct Context {
@@ -22,6 +24,7 @@ void run_tasks(Executor& executor, std::int64_t count, const F& f) {
   } context{f, {}, {}};
   const auto body = [](void* self, int worker, std::int64_t index) {
     auto& run = *static_cast<Context*>(self);
+    const FloatEnvironment environment;
     try {
       run.f(worker, index);
     } catch (...) {

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "core/check.hpp"
+#include "core/float_environment.hpp"
 #include "expr/passes.hpp"
 #include "expr/token.hpp"
 
@@ -505,11 +506,13 @@ NodePtr parse(std::string_view text, const Captures& captures, const ParseOption
 namespace fovea {
 
 ScoreMod parse_score_mod(std::string_view text, const Captures& captures) {
+  const FloatEnvironment environment;
   const expr::ParseOptions options{.argument = "score_mod"};
   return ScoreMod(Expr(expr::parse_program(text, captures, options, false)));
 }
 
 MaskMod parse_mask_mod(std::string_view text, const Captures& captures) {
+  const FloatEnvironment environment;
   const expr::ParseOptions options{.argument = "mask_mod", .may_read_score = false};
   return MaskMod(Expr(expr::parse_program(text, captures, options, true)));
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
@@ -37,6 +38,7 @@ int num_threads_of(const BackwardProblem& problem) {
 }
 
 BackwardPlan make_plan(const BackwardProblem& problem, std::string_view where) {
+  const FloatEnvironment environment;
   if (const std::string obstacle = obstacle_of(problem); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", where, obstacle));
   auto impl = std::make_shared<BackwardPlan::Impl>();
@@ -55,9 +57,13 @@ std::size_t BackwardPlan::workspace_bytes() const {
   return unaligned_workspace_bytes(impl_->cpu.workspace_bytes);
 }
 
-Explanation BackwardPlan::explain() const { return explain_backward(impl_->problem, impl_->cpu); }
+Explanation BackwardPlan::explain() const {
+  const FloatEnvironment environment;
+  return explain_backward(impl_->problem, impl_->cpu);
+}
 
 Explanation explain(const BackwardProblem& problem) {
+  const FloatEnvironment environment;
   const GradientProblem g = validate(problem, "explain");
   const std::string obstacle = obstacle_of(problem);
   if (obstacle.empty())
@@ -68,6 +74,7 @@ Explanation explain(const BackwardProblem& problem) {
 }
 
 void BackwardPlan::run(const AttentionBackward& args) const {
+  const FloatEnvironment environment;
   validate_arguments(impl_->problem, args, kWhere);
   if (args.workspace.size() < workspace_bytes()) {
     invalid(std::string(kWhere),
@@ -103,6 +110,7 @@ BackwardProblem problem_of(const AttentionBackward& args) {
 }
 
 void attention_backward(const AttentionBackward& args, Runtime& runtime) {
+  const FloatEnvironment environment;
   AttentionBackward call = args;
   if (call.executor == nullptr) call.executor = &runtime.executor();
   if (!call.forward.out)

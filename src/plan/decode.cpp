@@ -13,6 +13,7 @@
 #include "fovea/kv_cache.hpp"
 
 #include "core/check.hpp"
+#include "core/float_environment.hpp"
 #include "cpu/append.hpp"
 #include "cuda/append_to_cache.hpp"
 #include "plan/call_workspace.hpp"
@@ -144,6 +145,7 @@ void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& s
 }  // namespace
 
 void attention_decode(const AttentionDecode& args, Runtime& runtime) {
+  const FloatEnvironment environment;
   constexpr std::string_view kWhere = "attention_decode";
   AttentionDecode call = completed(args, runtime);
   if (!call.out)
@@ -170,6 +172,7 @@ void attention_decode(const AttentionDecode& args) {
 
 void append_to_cache(const KvCache& cache, const Append& append,
                      const std::optional<Rotary>& rotary, void* stream) {
+  const FloatEnvironment environment;
   constexpr std::string_view kWhere = "append_to_cache";
   const bool is_k_right = append.k.rank() == 4;
   if (!is_k_right || !append.v) {
@@ -188,6 +191,7 @@ void append_to_cache(const KvCache& cache, const Append& append,
 }
 
 std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
+  const FloatEnvironment environment;
   constexpr std::string_view kWhere = "decode_workspace_bytes";
   if (max_seqlen_kv < 0) {
     invalid(std::string(kWhere), fmt::format("max_seqlen_kv is {}; expected >= 0", max_seqlen_kv));

@@ -8,6 +8,7 @@
 
 #include "fovea/backward.hpp"
 
+#include "core/float_environment.hpp"
 #include "cpu/attention_double_backward.hpp"
 #include "plan/plan.hpp"
 #include "problem/tensor_checks.hpp"
@@ -26,6 +27,7 @@ ForwardProblem validated_problem(const AttentionForward& forward, std::string_vi
 }  // namespace
 
 void attention_double_backward(const AttentionDoubleBackward& args) {
+  const FloatEnvironment environment;
   constexpr std::string_view kWhere = "attention_double_backward";
   const AttentionForward& forward = args.backward.forward;
   if (!forward.out)
@@ -38,6 +40,7 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
 }
 
 Explanation explain_double_backward(const AttentionDoubleBackward& args) {
+  const FloatEnvironment environment;
   return explain_double_backward(validated_problem(args.backward.forward, "explain"));
 }
 

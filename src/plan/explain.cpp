@@ -5,6 +5,7 @@
 
 #include "fovea/attention.hpp"
 
+#include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
 #include "expr/passes.hpp"
@@ -188,6 +189,7 @@ Explanation explain_double_backward(const ForwardProblem& f) {
 }
 
 Explanation Plan::explain() const {
+  const FloatEnvironment environment;
   return std::visit([&](const auto& plan) { return explain_forward(impl_->problem, plan); },
                     impl_->backend);
 }
@@ -197,6 +199,7 @@ Explanation explain(const Problem& problem, Device device) {
 }
 
 Explanation explain(const Problem& problem) {
+  const FloatEnvironment environment;
   const ForwardProblem f = validate(problem, "explain");
   if (f.device().kind == Device::Kind::cuda)
     return explain_forward(f, cuda::try_plan_forward(f, f.device()));

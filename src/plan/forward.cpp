@@ -9,6 +9,7 @@
 #include "fovea/attention.hpp"
 
 #include "core/check.hpp"
+#include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
@@ -20,6 +21,7 @@ namespace {
 constexpr std::string_view kWhere = "attention_forward";
 
 Plan make_plan(const Problem& problem, std::string_view where) {
+  const FloatEnvironment environment;
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate(problem, where);
   if (is_cpu(impl->problem.device())) {
@@ -98,6 +100,7 @@ std::size_t Plan::workspace_bytes() const {
 }
 
 void Plan::run(const AttentionForward& args) const {
+  const FloatEnvironment environment;
   validate_arguments(impl_->problem, args, kWhere);
   // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
   if (args.workspace.size() < workspace_bytes()) {
@@ -129,6 +132,7 @@ Problem problem_of(const AttentionForward& args) {
 }
 
 void attention_forward(const AttentionForward& args, Runtime& runtime) {
+  const FloatEnvironment environment;
   AttentionForward call = args;
   if (!call.out) {
     invalid(std::string(kWhere),

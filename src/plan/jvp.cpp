@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/float_environment.hpp"
 #include "cpu/attention_jvp.hpp"
 #include "plan/plan.hpp"
 #include "problem/jvp.hpp"
@@ -33,6 +34,7 @@ ForwardProblem validated_problem(const AttentionForward& forward) {
 }  // namespace
 
 void attention_jvp(const AttentionJvp& args) {
+  const FloatEnvironment environment;
   const ForwardProblem problem = validated_problem(args.forward);
   validate_arguments(problem, args, kWhere);
   Executor* const executor = args.forward.executor;

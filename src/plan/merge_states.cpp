@@ -9,6 +9,7 @@
 
 #include "fovea/state.hpp"
 
+#include "core/float_environment.hpp"
 #include "core/shape.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -52,6 +53,7 @@ void check_overlap(const MergeStates& args, const TensorChecks& door) {
 }  // namespace
 
 void merge_states(const MergeStates& args) {
+  const FloatEnvironment environment;
   const TensorChecks door("merge_states");
   check_shapes(args, door);
   check_overlap(args, door);
