@@ -235,20 +235,20 @@ class ForwardRun {
     Item item = item_at(index);
     const std::int64_t splits = num_splits(item.sequence);
     if (splits == 1) {
-      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, float* state) {
         finish_row(rows, lane, state);
       });
       return;
     }
     if (is_split_parallel_) {
-      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, float* state) {
         std::memcpy(partial(rows, lane), state, state_floats() * sizeof(float));
       });
       return;
     }
     for (std::int64_t split = 0; split < splits; ++split) {
       limit_to_split(item, split);
-      compute(item, scratch, [&](const Item& rows, std::int64_t lane, const float* state) {
+      compute(item, scratch, [&](const Item& rows, std::int64_t lane, float* state) {
         float* merged = merged_state(item, rows.kv_head, lane, scratch);
         if (split == 0) {
           std::memcpy(merged, state, state_floats() * sizeof(float));
@@ -298,7 +298,7 @@ class ForwardRun {
     const FewRowsItem few{item.sequence, item.kv_head, item.kv_head + item.num_heads,
                           item.tile_begin, item.tile_end};
     walk_few_rows(call, few, scratch, scratch.few, scratch.pages,
-                  [&](std::int64_t kv_head, std::int64_t row, const float* state) {
+                  [&](std::int64_t kv_head, std::int64_t row, float* state) {
                     Item rows = item;
                     rows.kv_head = kv_head;
                     emit(rows, row, state);
@@ -809,12 +809,16 @@ class ForwardRun {
   }
 
   /// Divides by the denominator and writes out, lse and row_max.
-  void finish_row(const Item& rows, std::int64_t lane, const float* state) const {
+  void finish_row(const Item& rows, std::int64_t lane, float* state) const {
     const std::int64_t width = problem_.head_dim_v;
     const std::int64_t index = rows.row_begin + lane;
     const std::int64_t q_idx = index % rows.sequence.seqlen_q;
     const std::int64_t q_head = rows.kv_head * problem_.group + index / rows.sequence.seqlen_q;
-    const Denominator d = denominator(state[width], state[width + 1], q_head);
+    Denominator d = denominator(state[width], state[width + 1], q_head);
+    if (d.factor == 0) {  // beside a far larger sink
+      std::transform(state, state + width, state, [](float sum) { return weighed(0, sum); });
+      d.factor = 1;
+    }
     write_out(rows.sequence, q_idx, q_head, state, d.factor);
     write_row_value(args_.lse, rows.sequence, q_idx, q_head, d.lse);
     write_row_value(args_.row_max, rows.sequence, q_idx, q_head, state[width]);

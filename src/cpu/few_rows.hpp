@@ -50,7 +50,7 @@ struct FewRowsItem {
 std::int64_t heads_at_once(const KeySource& k, std::int64_t num_heads_kv);
 
 /// Called with the kv head, the row and its state (row_state.hpp).
-using EmitRow = std::function<void(std::int64_t, std::int64_t, const float*)>;
+using EmitRow = std::function<void(std::int64_t, std::int64_t, float*)>;
 
 void walk_few_rows(const FewRowsCall& call, const FewRowsItem& item, const WorkerScratch& scratch,
                    const FewRowsScratch& few, const PageScratch& pages, const EmitRow& emit);

@@ -9,6 +9,7 @@
 #include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
@@ -122,7 +123,9 @@ class MergeRun {
                             .num_rows = 1,
                             .num_cols = width_};
     const auto* row = static_cast<const float*>(kernels_.load_keys(source, sum + width_).data);
-    if (is_first) {
+    if (weight == 0) {
+      for (std::int64_t d = 0; d < width_; ++d) sum[d] += weighed(weight, row[d]);
+    } else if (is_first) {
       for (std::int64_t d = 0; d < width_; ++d) sum[d] = weight * row[d];
     } else {
       for (std::int64_t d = 0; d < width_; ++d) sum[d] += weight * row[d];

@@ -36,6 +36,11 @@ inline void settle(const SoftmaxOfRow& row, float unit, std::int64_t head_dim_v,
     state[head_dim_v] = state[head_dim_v + 1];
 }
 
+/// weight · value, and what is not finite where the weight has rounded to 0: a value reaches its row whatever it weighs.
+inline float weighed(float weight, float value) {
+  return weight == 0 && !std::isfinite(value) ? value : weight * value;
+}
+
 /// into = into + from, both relative to their own maxima.
 inline void merge_state(float* into, const float* from, std::int64_t head_dim_v) {
   const auto width = static_cast<std::size_t>(head_dim_v);
@@ -45,7 +50,12 @@ inline void merge_state(float* into, const float* from, std::int64_t head_dim_v)
   if (row_max == -std::numeric_limits<float>::infinity()) return;
   const float into_weight = std::exp(into_max - row_max);
   const float from_weight = std::exp(from_max - row_max);
-  for (std::size_t d = 0; d < width; ++d) into[d] = into[d] * into_weight + from[d] * from_weight;
+  if (into_weight == 0 || from_weight == 0) {
+    for (std::size_t d = 0; d < width; ++d)
+      into[d] = weighed(into_weight, into[d]) + weighed(from_weight, from[d]);
+  } else {
+    for (std::size_t d = 0; d < width; ++d) into[d] = into[d] * into_weight + from[d] * from_weight;
+  }
   into[width] = row_max;
   into[width + 1] = into[width + 1] * into_weight + from[width + 1] * from_weight;
 }

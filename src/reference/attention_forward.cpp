@@ -1,25 +1,12 @@
 #include "reference/attention_forward.hpp"
 
-#include <cmath>
 #include <limits>
-#include <span>
 
 #include "reference/head_rows.hpp"
 #include "reference/query_rows.hpp"
 #include "reference/softmax.hpp"
 
 namespace fovea::reference {
-
-namespace {
-
-/// out += weight · value. A value that is not finite reaches every row that sees it, whatever it weighs: a weight may be 0 by rounding
-/// or by dropout.
-void add_value(std::span<double> out, double weight, std::span<const double> value) {
-  for (std::size_t i = 0; i < out.size(); ++i)
-    out[i] += weight == 0 && !std::isfinite(value[i]) ? value[i] : weight * value[i];
-}
-
-}  // namespace
 
 ForwardResult attention_forward(const AttentionForward& args) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();

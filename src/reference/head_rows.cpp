@@ -1,5 +1,7 @@
 #include "reference/head_rows.hpp"
 
+#include <cmath>
+
 #include "reference/element.hpp"
 
 namespace fovea::reference {
@@ -35,6 +37,11 @@ double dot(std::span<const double> a, std::span<const double> b) {
 
 void add(std::span<double> sum, double factor, std::span<const double> row) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += factor * row[i];
+}
+
+void add_value(std::span<double> out, double weight, std::span<const double> value) {
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] += weight == 0 && !std::isfinite(value[i]) ? value[i] : weight * value[i];
 }
 
 }  // namespace fovea::reference

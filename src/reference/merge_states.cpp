@@ -22,13 +22,31 @@ double largest_of(const std::vector<double>& values) {
   return largest;
 }
 
+/// exp(value - largest); a state of the largest lse weighs 1, infinite or not.
+double relative(double value, double largest) {
+  return value == largest ? 1 : std::exp(value - largest);
+}
+
 /// log Σ exp(value), with the largest exponent taken out.
 double log_sum_exp(const std::vector<double>& values) {
   const double largest = largest_of(values);
   if (largest == -kInfinity) return -kInfinity;
   double sum = 0;
-  for (const double value : values) sum += std::exp(value - largest);
+  for (const double value : values) sum += relative(value, largest);
   return largest + std::log(sum);
+}
+
+/// exp(value - lse) of each, by the same exponents: infinite ones share the weight.
+std::vector<double> weights_of(const std::vector<double>& values) {
+  const double largest = largest_of(values);
+  std::vector<double> weights;
+  double sum = 0;
+  for (const double value : values) {
+    weights.push_back(relative(value, largest));
+    sum += weights.back();
+  }
+  for (double& weight : weights) weight /= sum;
+  return weights;
 }
 
 }  // namespace
@@ -51,12 +69,12 @@ MergedState merge_states(const MergeStates& args) {
         std::vector<double> of_row;
         of_row.reserve(lses.size());
         for (const std::vector<double>& lse : lses) of_row.push_back(lse[result.lse.size()]);
-        const double merged = log_sum_exp(of_row);
+        const std::vector<double> weights = weights_of(of_row);
         for (std::size_t i = 0; i < outs.size(); ++i) {
           if (of_row[i] == -kInfinity) continue;  // saw no key: its out may be anything
-          add(out[{b, row, head}], std::exp(of_row[i] - merged), outs[i][{b, row, head}]);
+          add_value(out[{b, row, head}], weights[i], outs[i][{b, row, head}]);
         }
-        result.lse.push_back(merged);
+        result.lse.push_back(log_sum_exp(of_row));
       }
     }
   }

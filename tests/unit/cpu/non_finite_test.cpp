@@ -157,6 +157,42 @@ TEST(CpuNonFinite, NonFiniteValueReachesItsColumnOfTheRowsThatSeeIt) {
   });
 }
 
+/// Of keys before 2048 no weight is left beside those behind them: 1 and 12 queries split keys there, 60 do not. One head's sink
+/// leaves no weight to any key.
+TEST(CpuNonFinite, InfinityOutlivesAWeightThatRoundsToZero) {
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    for (const std::int64_t seqlen_q : {1, 12, 60}) {
+      for (const double value : {kInfinity, -kInfinity}) {
+        Case problem{.label = "faint",
+                     .seqlen_q = seqlen_q,
+                     .seqlen_kv = 4100,
+                     .num_heads_q = 2,
+                     .num_heads_kv = 2,
+                     .dtype = dtype,
+                     .has_sinks = true};
+        problem.score =
+            score_mod([](auto x) { return select(x.kv_idx < 2048, x.score - 1000, x.score); });
+        CaseMemory memory(problem);
+        memory.sinks.set(1, 1000);
+        memory.sinks.seal();
+        set(memory.v, {.row = 10, .head = 0, .dim = 3}, value);
+        set(memory.v, {.row = 4000, .head = 1, .dim = 2}, value);
+        const AttentionForward args = memory.args(target);
+        attention_forward(args);
+        const std::vector<double> out = values_of(args.out);
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          const std::size_t head = i / 8 % 2, dim = i % 8;
+          if (dim == 3 - head) {
+            EXPECT_EQ(out[i], value) << seqlen_q << " queries, " << i;
+          } else {
+            EXPECT_TRUE(std::isfinite(out[i])) << seqlen_q << " queries, " << i;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(CpuNonFinite, NaNInAQueryReachesItsRowAlone) {
   on_every_target([](Dtype dtype, CpuTarget target) {
     const Case problem = square(dtype);

@@ -78,6 +78,26 @@ TEST(MergeStates, OnlyEmptyStatesGiveZero) {
   }
 }
 
+TEST(MergeStates, InfinityOutlivesAWeightThatRoundsToZero) {
+  for (const double sign : {1.0, -1.0}) {
+    const Row faint{sign * kInfinity, 5, -3000};
+    for (const auto& rows : {std::vector<Row>{faint, {3, 4, 0}}, {{3, 4, 0}, faint}}) {
+      const Merged merged = merge(rows);
+      EXPECT_EQ(merged.out, (std::vector<double>{sign * kInfinity, 4}));
+      EXPECT_EQ(merged.lse, 0);
+    }
+    EXPECT_TRUE(std::isnan(merge({faint, {-sign * kInfinity, 4, 0}}).out[0]));
+  }
+  EXPECT_TRUE(std::isnan(merge({{1, kNan, -3000}, {3, 4, 0}}).out[1]));
+}
+
+TEST(MergeStates, AStateOfLsePlusInfinityTakesAllTheWeight) {
+  // A sink of +inf gives such a state.
+  const Merged merged = merge({{1, kInfinity, 2}, {3, 4, kInfinity}});
+  EXPECT_EQ(merged.out, (std::vector<double>{3, kInfinity}));
+  EXPECT_EQ(merged.lse, kInfinity);
+}
+
 TEST(MergeStates, OneStateIsCopied) {
   const Merged merged = merge({{-0.0, kInfinity, 0.7F}});
   EXPECT_TRUE(std::signbit(merged.out[0]));

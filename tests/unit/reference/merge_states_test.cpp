@@ -53,6 +53,18 @@ TEST(ReferenceMerge, NothingMergesToTheEmptyState) {
   }
 }
 
+TEST(ReferenceMerge, InfinityOutlivesAWeightThatRoundsToZero) {
+  EXPECT_EQ(merged({{kInfinity, -3000}, {3, 0}}).out[0], kInfinity);
+  EXPECT_EQ(merged({{3, 0}, {-kInfinity, -3000}}).out[0], -static_cast<double>(kInfinity));
+  EXPECT_TRUE(std::isnan(merged({{3, 0}, {kNaN, -3000}}).out[0]));
+}
+
+TEST(ReferenceMerge, AStateOfLsePlusInfinityTakesAllTheWeight) {
+  const MergedState got = merged({{1, 2}, {3, kInfinity}});
+  EXPECT_EQ(got.out[0], 3);
+  EXPECT_EQ(got.lse[0], static_cast<double>(kInfinity));
+}
+
 TEST(ReferenceMerge, LargeExponentsDoNotOverflow) {
   const MergedState got = merged({{1, 3e4F}, {3, 3e4F}, {9, -3e4F}});
   EXPECT_NEAR(got.out[0], 2, 1e-9);
