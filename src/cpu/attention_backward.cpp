@@ -36,6 +36,7 @@
 #include "cpu/backward_workspace.hpp"
 #include "cpu/kernels/gradient.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
 
@@ -693,8 +694,8 @@ class BackwardRun {
       for (std::int64_t q_idx = 0; q_idx < s.seqlen_q; ++q_idx) {
         const Row row{q_idx, q_head};
         const double lse = row_value(forward_.lse, s, row);
-        if (sink == -kInfinity || lse == -kInfinity) continue;
-        sum -= std::exp(sink - lse) * memory_.delta[row_id(s, row)];
+        if (lse == -kInfinity) continue;
+        sum -= sink_share(sink, lse) * memory_.delta[row_id(s, row)];
       }
     }
     static_cast<float*>(args_.dsinks.mutable_data())[q_head * args_.dsinks.stride(0)] =

@@ -27,6 +27,7 @@
 #include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/workspace.hpp"
 #include "expr/differentiate.hpp"
@@ -366,8 +367,8 @@ class DoubleBackwardRun {
     const double sink =
         sinks ? static_cast<const float*>(sinks.data())[q_head * sinks.stride(0)] : -kInfinity;
     double largest = sink;
-    for (const VisibleKey& key : keys) largest = std::max(largest, key.f);
-    double sum = std::exp(sink - largest);
+    for (const VisibleKey& key : keys) largest = largest_of(key.f, largest);
+    double sum = sink_share(sink, largest);
     for (VisibleKey& key : keys) {
       key.p = std::exp(key.f - largest);
       sum += key.p;

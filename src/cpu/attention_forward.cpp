@@ -800,11 +800,11 @@ class ForwardRun {
     }
     const double sink =
         static_cast<const float*>(args_.sinks.data())[q_head * args_.sinks.stride(0)];
-    const double top = std::max(row_max, sink);
+    const double top = largest_of(row_max, sink);
     if (top == -kInfinity) return {};
     const double own = is_empty ? 0 : std::exp(row_max - top);
-    const double total =
-        (is_empty ? 0 : row_sum * own) + (sink == -kInfinity ? 0 : std::exp(sink - top));
+    const double total = (is_empty ? 0 : row_sum * own) + sink_share(sink, top);
+    if (is_empty) return {0, top + std::log(total)};
     return {static_cast<float>(own / total), top + std::log(total)};
   }
 

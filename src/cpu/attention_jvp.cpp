@@ -29,6 +29,7 @@
 #include "cpu/attention_forward.hpp"
 #include "cpu/bound_tape.hpp"
 #include "cpu/operands.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
 #include "cpu/workspace.hpp"
@@ -452,12 +453,12 @@ class JvpRun {
     const TensorView& sinks = args_.forward.sinks;
     const double sink =
         sinks ? static_cast<const float*>(sinks.data())[q_head * sinks.stride(0)] : -kInfinity;
-    const double top = std::max(is_empty ? -kInfinity : row_max, sink);
+    const double top = largest_of(is_empty ? -kInfinity : row_max, sink);
     if (is_empty && top == -kInfinity) return {};
     const double own = is_empty ? 0 : std::exp(row_max - top);
-    const double sink_share = sink == -kInfinity ? 0 : std::exp(sink - top);
-    const double total = row_sum * own + sink_share;
-    return {own / total, top + std::log(total), sink_share / total};
+    const double share = sink_share(sink, top);
+    const double total = row_sum * own + share;
+    return {is_empty ? 0 : own / total, top + std::log(total), share / total};
   }
 
   void finish_row(const Item& item, std::int64_t lane, const JvpScratch& s) const {

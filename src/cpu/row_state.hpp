@@ -36,6 +36,17 @@ inline void settle(const SoftmaxOfRow& row, float unit, std::int64_t head_dim_v,
     state[head_dim_v] = state[head_dim_v + 1];
 }
 
+/// NaN wins over every number.
+inline double largest_of(double row_max, double sink) {
+  return std::isnan(sink) ? sink : std::max(row_max, sink);
+}
+
+/// exp(sink - top), where an infinite sink is its own top.
+inline double sink_share(double sink, double top) {
+  if (sink == -std::numeric_limits<double>::infinity()) return 0;
+  return sink == top ? 1 : std::exp(sink - top);
+}
+
 /// weight · value, and what is not finite where the weight has rounded to 0: a value reaches its row whatever it weighs.
 inline float weighed(float weight, float value) {
   return weight == 0 && !std::isfinite(value) ? value : weight * value;

@@ -47,12 +47,12 @@ void Softmax::find_visible(const QueryRow& row, std::span<const double> q, const
 }
 
 /// probability = exp(score) / (exp(sink) + Σ exp(score)), with the largest exponent taken out. A
-/// row with neither key nor sink keeps lse -inf.
+/// row with neither key nor sink keeps lse -inf. A sink of +inf takes all the weight; NaN wins over every number.
 void Softmax::normalise(double sink, SoftmaxRow& result) const {
-  const double largest =
-      std::isnan(result.row_max) ? result.row_max : std::max(result.row_max, sink);
+  double largest = std::isnan(sink) ? sink : std::max(result.row_max, sink);
+  if (std::isnan(result.row_max)) largest = result.row_max;
   if (largest == -kInfinity) return;
-  result.sink_probability = std::exp(sink - largest);
+  result.sink_probability = sink == largest ? 1 : std::exp(sink - largest);
   double sum = result.sink_probability;
   for (VisibleKey& key : result.keys) {
     key.probability = std::exp(key.score - largest);
