@@ -31,7 +31,8 @@ SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, c
   return result;
 }
 
-/// What the mask hides is not even multiplied. A NaN in sight wins over every number as row_max.
+/// What the mask hides is not even multiplied, and a score below the range of f32 is -inf. A NaN in sight wins over every number
+/// as row_max.
 void Softmax::find_visible(const QueryRow& row, std::span<const double> q, const HeadRows& k,
                            SoftmaxRow& result) {
   Position at = row.at;
@@ -40,7 +41,7 @@ void Softmax::find_visible(const QueryRow& row, std::span<const double> q, const
     if (mask_(at) == 0) continue;
     at.score = scale_ * dot(q, k[row.key(at.kv_idx)]);
     const double score = score_(at);
-    if (score == -kInfinity) continue;
+    if (static_cast<float>(score) == -kInfinity) continue;
     result.keys.push_back({.at = at, .score = score});
     if (score > result.row_max || std::isnan(score)) result.row_max = score;
   }
