@@ -1,6 +1,6 @@
 // Gradients of attention over tiles, recomputing probabilities from q, k and lse.
 //
-//   for each row: delta = dO · O - dlse                      first, and dq = 0
+//   for each row: delta = dO · O - dlse                      first, and dq = 0; or Σ P dP / Σ P - dlse (sum_delta)
 //   for each work item (sequence, kv head, chunk of keys):
 //     load K and V of the chunk; dK = dV = 0
 //     for each few panels of queries that see the chunk:
@@ -50,6 +50,7 @@ constexpr float kSmallestScale =
 // on all keys of a row is common.
 constexpr float kLargeLse = 64;
 constexpr std::int64_t kPanelsPerBlock = 4;  // of rows, in the stages before and after the tiles
+constexpr std::size_t kMaxLanes = 64;        // of a panel on any target
 
 /// Keys [key_begin, key_end) of one kv head, and all rows of its group.
 struct Item {
@@ -188,11 +189,18 @@ class BackwardRun {
 
   void prepare_rows(int worker, std::int64_t index) {
     const RowRange block = block_at(index);
+    const BackwardScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
     for (std::int64_t begin = block.begin; begin < block.end; begin += spec_.lanes) {
       RowRange panel = block;
       panel.begin = begin;
       panel.end = std::min(block.end, begin + spec_.lanes);
-      prepare_panel(panel, scratch_[static_cast<std::size_t>(worker)]);
+      prepare_panel(panel, scratch);
+    }
+    if (!plan_.sums_delta) return;
+    RowRange rows = block;
+    for (; rows.begin < block.end; rows.begin = rows.end) {
+      rows.end = std::min(block.end, rows.begin + spec_.panels * spec_.lanes);
+      sum_delta(rows, scratch);
     }
   }
 
@@ -202,7 +210,7 @@ class BackwardRun {
       const Row row = row_at(rows, i);
       const std::int64_t id = row_id(rows.sequence, row);
       const float lse = row_value(forward_.lse, rows.sequence, row);
-      const double product = product_of(rows.sequence, row);
+      const double product = plan_.sums_delta ? 0 : product_of(rows.sequence, row);
       memory_.origin[id] = 0;
       memory_.log_sum[id] = lse;
       memory_.delta[id] = static_cast<float>(product - dlse_of(rows.sequence, row));
@@ -463,26 +471,35 @@ class BackwardRun {
     return panel;
   }
 
+  /// What is known of the rows, and dOᵀ.
+  void load_douts(const Panel& panel, const Sequence& s) const {
+    const BackwardScratch::Panel& memory = *panel.memory;
+    for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
+      const bool is_row = lane < panel.num_rows;
+      const Row row{memory.q_idx[lane], memory.q_head[lane]};
+      const std::int64_t id = row_id(s, row);
+      memory.origin[lane] = is_row ? memory_.origin[id] : 0;
+      memory.log_sum[lane] = is_row ? memory_.log_sum[id] : -kInfinity;
+      memory.delta[lane] = is_row ? memory_.delta[id] : 0;
+      memory.dout_source[lane] = is_row ? row_of(dout_, s, row) : nullptr;
+    }
+    kernels_.pack_queries(memory.dout_source, dout_.dtype, dout_.col_stride, f_.head_dim_v,
+                          memory.douts);
+  }
+
   /// Everything else that gradients read of the rows.
   void load_gradients(Panel& panel, const RowRange& rows, std::int64_t chunk,
                       const BackwardScratch& scratch) const {
     const BackwardScratch::Panel& memory = *panel.memory;
     gradient_.pack_rows(scratch.rows, panel.num_rows, q_.dtype, q_.col_stride, f_.head_dim_qk,
                         memory.query_rows);
-    for (std::int64_t lane = 0; lane < spec_.lanes; ++lane) {
-      const bool is_row = lane < panel.num_rows;
+    load_douts(panel, rows.sequence);
+    for (std::int64_t lane = 0; g_.wants_dq() && lane < panel.num_rows; ++lane) {
       const Row row{memory.q_idx[lane], memory.q_head[lane]};
-      const std::int64_t id = row_id(rows.sequence, row);
-      memory.origin[lane] = is_row ? memory_.origin[id] : 0;
-      memory.log_sum[lane] = is_row ? memory_.log_sum[id] : -kInfinity;
-      memory.delta[lane] = is_row ? memory_.delta[id] : 0;
-      memory.dout_source[lane] = is_row ? row_of(dout_, rows.sequence, row) : nullptr;
-      if (g_.wants_dq() && is_row) memory.dq_rows[lane] = dq_row(rows.sequence, row, id, chunk);
+      memory.dq_rows[lane] = dq_row(rows.sequence, row, row_id(rows.sequence, row), chunk);
     }
     panel.is_dout_finite = gradient_.pack_rows(memory.dout_source, panel.num_rows, dout_.dtype,
                                                dout_.col_stride, f_.head_dim_v, memory.dout_rows);
-    kernels_.pack_queries(memory.dout_source, dout_.dtype, dout_.col_stride, f_.head_dim_v,
-                          memory.douts);
     if (g_.wants_dq())
       std::fill_n(memory.dq, kernels_.output_bytes(f_.head_dim_qk) / sizeof(float), 0.0F);
   }
@@ -680,6 +697,102 @@ class BackwardRun {
           if (scratch.seen[at] != -kInfinity) dv[key * pitch + d] += scratch.scores[at] * x;
         }
       }
+    }
+  }
+
+  // ---- delta of the numbers that dS is made of ----
+
+  struct RowSums {
+    std::array<double, kMaxLanes> weights{};   // Σ P
+    std::array<double, kMaxLanes> products{};  // Σ P dP
+  };
+
+  /// Of a few panels together, so that K and V are converted once.
+  void sum_delta(const RowRange& rows, const BackwardScratch& scratch) const {
+    const StepsOf steps(kernels_);
+    std::vector<Panel> panels;
+    std::vector<RowSums> sums(static_cast<std::size_t>(spec_.panels));
+    for (RowRange part = rows; part.begin < rows.end; part.begin = part.end) {
+      part.end = std::min(rows.end, part.begin + spec_.lanes);
+      panels.push_back(start_panel(part, scratch.panels[panels.size()], scratch));
+      load_douts(panels.back(), rows.sequence);
+      std::fill_n(panels.back().memory->delta, spec_.lanes, 0.0F);
+    }
+    Item item{.sequence = rows.sequence, .kv_head = rows.kv_head};
+    for (std::int64_t begin = 0; begin < rows.sequence.seqlen_kv; begin += spec_.tile_kv) {
+      item.key_begin = begin;
+      item.key_end = std::min(begin + spec_.tile_kv, rows.sequence.seqlen_kv);
+      sum_tile(item, panels, sums, scratch);
+    }
+    for (std::size_t i = 0; i < panels.size(); ++i) set_delta(panels[i], rows.sequence, sums[i]);
+  }
+
+  void sum_tile(const Item& item, std::vector<Panel>& panels, std::vector<RowSums>& sums,
+                const BackwardScratch& scratch) const {
+    KeyTile keys, values;
+    for (std::size_t i = 0; i < panels.size(); ++i) {
+      const VisiblePart seen = panels[i].keys.next(item.key_begin, item.key_end);
+      if (seen.range.count == 0) continue;
+      if (keys.data == nullptr) {
+        keys = load_rows(tile_of(k_, item, item.key_begin, item.key_end, f_.head_dim_qk),
+                         scratch.key_buffer);
+        values = load_rows(tile_of(v_, item, item.key_begin, item.key_end, f_.head_dim_v),
+                           scratch.value_buffer);
+      }
+      NextTile next;
+      compute_scores(panels[i], item, item.key_begin, keys, seen, scratch);
+      kernels_.scores(panels[i].memory->douts, values, seen.range, f_.head_dim_v,
+                      panels[i].num_vectors, scratch.products, next);
+      add_row_sums(panels[i], item, seen, scratch, sums[i]);
+    }
+  }
+
+  /// P before dropout: softmax_gradient leaves it after.
+  void add_row_sums(const Panel& panel, const Item& item, const VisiblePart& seen,
+                    const BackwardScratch& scratch, RowSums& sums) const {
+    SoftmaxGradient step = softmax_step(panel, item, item.key_begin, seen, scratch);
+    step.products = scratch.products;
+    step.is_read_between = true;
+    step.factor = 1;
+    const std::int64_t count = seen.range.count * spec_.lanes;
+    const bool drops = step.dropout.threshold > 0;
+    if (drops) std::copy_n(scratch.scores, count, scratch.derivative);
+    gradient_.softmax_gradient(step);
+    if (drops) {
+      std::copy_n(scratch.derivative, count, scratch.scores);
+      step.products = nullptr;
+      step.dropout.threshold = 0;
+      gradient_.softmax_gradient(step);
+    }
+    add_keys(scratch.scores, seen.range.count, panel.num_rows, sums.weights);
+    add_keys(scratch.products, seen.range.count, panel.num_rows, sums.products);
+  }
+
+  /// Sums over keys: fp32 of a few, fp64 of these.
+  void add_keys(const float* values, std::int64_t num_keys, std::int64_t num_rows,
+                std::array<double, kMaxLanes>& sums) const {
+    constexpr std::int64_t kKeysAtOnce = 8;
+    for (std::int64_t begin = 0; begin < num_keys; begin += kKeysAtOnce) {
+      std::array<float, kMaxLanes> part{};
+      const std::int64_t end = std::min(begin + kKeysAtOnce, num_keys);
+      for (std::int64_t key = begin; key < end; ++key) {
+        const float* row = values + key * spec_.lanes;
+        for (std::int64_t lane = 0; lane < num_rows; ++lane)
+          part[static_cast<std::size_t>(lane)] += row[lane];
+      }
+      for (std::size_t lane = 0; lane < static_cast<std::size_t>(num_rows); ++lane)
+        sums[lane] += part[lane];
+    }
+  }
+
+  /// Without a sink Σ P is 1: dividing by what it came to, rows of dS sum to -dlse whatever the error of lse.
+  void set_delta(const Panel& panel, const Sequence& s, const RowSums& sums) const {
+    for (std::int64_t lane = 0; lane < panel.num_rows; ++lane) {
+      const Row row{panel.memory->q_idx[lane], panel.memory->q_head[lane]};
+      const double weight = sums.weights[static_cast<std::size_t>(lane)];
+      double delta = sums.products[static_cast<std::size_t>(lane)];
+      if (!forward_.sinks && weight != 0) delta /= weight;
+      memory_.delta[row_id(s, row)] = static_cast<float>(delta - dlse_of(s, row));
     }
   }
 

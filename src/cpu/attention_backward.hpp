@@ -47,6 +47,9 @@ struct BackwardPlan {
   BoundTape derivative;                       // of the score program by its score; empty: 1
   bool reads_score = false;                   // a derivative needs the score before the program
   CapturedSumsPlan captured;
+  // delta comes from P and dP, one more walk over S and dP: rounded to 16 bits, out would leave rows of dS sums that the factors
+  // of captured tensors multiply.
+  bool sums_delta = false;
   std::optional<mask::BlockMapper> mapper;  // where positions and constants alone decide
   int num_workers = 1;
   std::size_t program_bytes = 0;  // scratch of the programs

@@ -82,6 +82,15 @@ BackwardSchedule make_schedule(const GradientProblem& g, const BackwardSpec& spe
   return s;
 }
 
+/// Captured tensors that are added have a factor of 1; an error of delta is as small in their gradients as in dq.
+bool sums_delta(const GradientProblem& g, const BackwardPlan& plan) {
+  const bool has_factors = std::ranges::any_of(
+      plan.captured.sites, [](const CapturedSite& site) { return !site.derivative.empty(); });
+  const bool is_out_exact = g.forward.problem.out.dtype == Dtype::f32 &&
+                            gradient_panel_kernels(plan.spec.target)->product == Dtype::f32;
+  return has_factors && !is_out_exact;
+}
+
 void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
   const ScoreMod& score = g.forward.problem.score;
   const MaskMod& mask = g.forward.problem.mask;
@@ -96,6 +105,7 @@ void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
   if (!mask.is_all_visible()) plan.mask = {mask.expr().shared(), mask.captures()};
   plan.captured = plan_captured_sums(g, plan.spec.tile_kv, plan.spec.lanes,
                                      gradient_panel_kernels(plan.spec.target)->vector_lanes);
+  plan.sums_delta = sums_delta(g, plan);
   plan.program_bytes = plan.captured.program_bytes;
   for (const BoundTape* tape : {&plan.score, &plan.mask, &plan.derivative}) {
     if (tape->empty()) continue;

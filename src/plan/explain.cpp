@@ -163,8 +163,9 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
-  // S, dQ and dK; dP and dV.
-  describe_work(f, 3 * f.head_dim_qk + 2 * f.head_dim_v, visible, e);
+  // S, dQ and dK; dP and dV; S and dP once more where they give delta.
+  const int walks = cpu.sums_delta ? 1 : 0;
+  describe_work(f, (3 + walks) * f.head_dim_qk + (2 + walks) * f.head_dim_v, visible, e);
   for (const TensorSpec* spec : {&g.dout, &g.dq, &g.dk, &g.dv}) {
     if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
   }
