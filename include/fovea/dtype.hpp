@@ -2,9 +2,11 @@
 #pragma once
 
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace fovea {
 
@@ -99,22 +101,36 @@ struct float16 {
   }
 };
 
-/// Maps a C++ element type to its Dtype; specialised for every type that a tensor may hold.
+/// The Dtype of a C++ element type. Types that no tensor holds (double, wide unsigned integers, structs) have none: view() of
+/// them does not compile.
 template <typename T>
-inline constexpr Dtype dtype_of = Dtype::f32;
+struct ElementDtype;
 template <>
-inline constexpr Dtype dtype_of<float16> = Dtype::f16;
+struct ElementDtype<float> : std::integral_constant<Dtype, Dtype::f32> {};
 template <>
-inline constexpr Dtype dtype_of<bfloat16> = Dtype::bf16;
+struct ElementDtype<float16> : std::integral_constant<Dtype, Dtype::f16> {};
 template <>
-inline constexpr Dtype dtype_of<bool> = Dtype::boolean;
+struct ElementDtype<bfloat16> : std::integral_constant<Dtype, Dtype::bf16> {};
 template <>
-inline constexpr Dtype dtype_of<std::uint8_t> = Dtype::u8;
+struct ElementDtype<bool> : std::integral_constant<Dtype, Dtype::boolean> {};
 template <>
-inline constexpr Dtype dtype_of<std::int8_t> = Dtype::i8;
+struct ElementDtype<std::uint8_t> : std::integral_constant<Dtype, Dtype::u8> {};
 template <>
-inline constexpr Dtype dtype_of<std::int32_t> = Dtype::i32;
+struct ElementDtype<std::int8_t> : std::integral_constant<Dtype, Dtype::i8> {};
 template <>
-inline constexpr Dtype dtype_of<std::int64_t> = Dtype::i64;
+struct ElementDtype<std::int32_t> : std::integral_constant<Dtype, Dtype::i32> {};
+/// long and long long, whichever of them std::int64_t is.
+template <std::signed_integral T>
+requires(sizeof(T) == sizeof(std::int64_t)) struct ElementDtype<T>
+    : std::integral_constant<Dtype, Dtype::i64> {
+};
+
+template <typename T>
+concept Element = requires {
+  ElementDtype<T>::value;
+};
+
+template <Element T>
+inline constexpr Dtype dtype_of = ElementDtype<T>::value;
 
 }  // namespace fovea

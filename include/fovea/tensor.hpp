@@ -56,9 +56,11 @@ FOVEA_EXPORT std::string to_string(const TensorSpec& spec);
 class FOVEA_EXPORT TensorView {
  public:
   TensorView() = default;
-  TensorView(void* data, const TensorSpec& spec) : data_(data), spec_(spec), is_mutable_(true) {}
+  /// Throws InvalidArgument where a spec made by hand has a rank beyond kMaxRank, or a negative one.
+  TensorView(void* data, const TensorSpec& spec)
+      : data_(data), spec_(checked(spec)), is_mutable_(true) {}
   TensorView(const void* data, const TensorSpec& spec)
-      : data_(const_cast<void*>(data)), spec_(spec) {}
+      : data_(const_cast<void*>(data)), spec_(checked(spec)) {}
 
   /// False for a default-constructed view: an optional tensor that was not given.
   explicit operator bool() const { return spec_.rank != 0; }
@@ -78,6 +80,12 @@ class FOVEA_EXPORT TensorView {
   bool operator==(const TensorView&) const = default;
 
  private:
+  static const TensorSpec& checked(const TensorSpec& spec) {
+    if (spec.rank < 0 || spec.rank > kMaxRank) refuse_rank(spec.rank);
+    return spec;
+  }
+  [[noreturn]] static void refuse_rank(int rank);
+
   void* data_ = nullptr;
   TensorSpec spec_{};
   bool is_mutable_ = false;
@@ -85,11 +93,21 @@ class FOVEA_EXPORT TensorView {
 
 /// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T.
 template <typename T>
-TensorView view(T* data, std::initializer_list<std::int64_t> shape,
-                std::initializer_list<std::int64_t> strides = {}) {
+requires Element<std::remove_const_t<T>> TensorView
+view(T* data, std::initializer_list<std::int64_t> shape,
+     std::initializer_list<std::int64_t> strides = {}) {
   const TensorSpec spec = make_spec(dtype_of<std::remove_const_t<T>>, {shape.begin(), shape.size()},
                                     {strides.begin(), strides.size()});
   return TensorView(data, spec);
 }
+
+/// The 32-bit words of an i64 tensor, the low one first: i64 [..., n] as i32 [..., n, 2] over the same memory. Integers of
+/// programs have 32 bits, so this is how a program reads 64-bit patterns:
+///
+///   capture("bits", as_words32(bits))  // bits: i64 [seqlen_q, seqlen_kv / 64]
+///   (bits(q_idx, kv_idx / 64, kv_idx / 32 % 2) >> kv_idx % 32 & 1) != 0
+///
+/// Throws InvalidArgument for another dtype, or for rank 0 or kMaxRank.
+FOVEA_EXPORT TensorView as_words32(const TensorView& words);
 
 }  // namespace fovea

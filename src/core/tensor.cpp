@@ -3,9 +3,24 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <bit>
+
 #include "core/check.hpp"
 
 namespace fovea {
+namespace {
+
+bool is_row_major(const TensorSpec& spec) {
+  std::int64_t expected = 1;
+  for (auto i = static_cast<std::size_t>(spec.rank); i-- > 0;) {
+    if (spec.strides[i] != expected) return false;
+    if (spec.shape[i] > 0 && __builtin_mul_overflow(expected, spec.shape[i], &expected))
+      return i == 0;
+  }
+  return true;
+}
+
+}  // namespace
 
 TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
                      std::span<const std::int64_t> strides) {
@@ -36,15 +51,20 @@ std::string to_string(Device device) {
   return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
 }
 
+/// Of any spec, also one made by hand that no tensor can have: refusals show it.
 std::string to_string(const TensorSpec& spec) {
+  if (spec.rank < 0 || spec.rank > kMaxRank)
+    return fmt::format("{} of rank {}", name(spec.dtype), spec.rank);
   const auto rank = static_cast<std::size_t>(spec.rank);
   const std::span shape(spec.shape.data(), rank);
   const std::span strides(spec.strides.data(), rank);
-  const TensorSpec row_major = make_spec(spec.dtype, shape);
   std::string text = fmt::format("{} [{}]", name(spec.dtype), fmt::join(shape, ", "));
-  if (row_major.strides != spec.strides)
-    text += fmt::format(" strides [{}]", fmt::join(strides, ", "));
+  if (!is_row_major(spec)) text += fmt::format(" strides [{}]", fmt::join(strides, ", "));
   return text;
+}
+
+void TensorView::refuse_rank(int rank) {
+  invalid("", fmt::format("tensor rank is {}; expected 0 to {}", rank, kMaxRank));
 }
 
 TensorView TensorView::permuted(std::initializer_list<int> order) const {
@@ -68,6 +88,27 @@ TensorView TensorView::permuted(std::initializer_list<int> order) const {
     ++to;
   }
   return result;
+}
+
+TensorView as_words32(const TensorView& words) {
+  static_assert(std::endian::native == std::endian::little);
+  const TensorSpec& from = words.spec();
+  if (from.dtype != Dtype::i64 || from.rank < 1 || from.rank >= kMaxRank) {
+    invalid("", fmt::format("as_words32 of {}; expected i64 of rank 1 to {}",
+                            words ? to_string(from) : "nothing", kMaxRank - 1));
+  }
+  TensorSpec spec = from;
+  const auto last = static_cast<std::size_t>(spec.rank++);
+  spec.dtype = Dtype::i32;
+  for (std::size_t dim = 0; dim < last; ++dim) {
+    if (__builtin_mul_overflow(from.strides[dim], 2, &spec.strides[dim])) {
+      invalid("", fmt::format("as_words32 of {}; expected strides below 2^62", to_string(from)));
+    }
+  }
+  spec.shape[last] = 2;
+  spec.strides[last] = 1;
+  if (words.is_mutable()) return TensorView(words.mutable_data(), spec);
+  return TensorView(words.data(), spec);
 }
 
 }  // namespace fovea

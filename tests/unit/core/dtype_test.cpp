@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
+
+#include "fovea/tensor.hpp"
 
 namespace fovea {
 namespace {
@@ -23,6 +26,35 @@ TEST(Dtype, NamesAndSizesAgree) {
   EXPECT_EQ(size_bytes(Dtype::i8), 1U);
   EXPECT_EQ(size_bytes(Dtype::i32), 4U);
   EXPECT_EQ(size_bytes(Dtype::i64), 8U);
+}
+
+template <typename T>
+concept CanBeViewed = requires(T* data) {
+  view(data, {1});
+};
+
+TEST(Dtype, FollowsFromTheElementType) {
+  static_assert(dtype_of<float> == Dtype::f32);
+  static_assert(dtype_of<float16> == Dtype::f16);
+  static_assert(dtype_of<bfloat16> == Dtype::bf16);
+  static_assert(dtype_of<bool> == Dtype::boolean);
+  static_assert(dtype_of<std::uint8_t> == Dtype::u8);
+  static_assert(dtype_of<std::int8_t> == Dtype::i8);
+  static_assert(dtype_of<std::int32_t> == Dtype::i32);
+  static_assert(dtype_of<std::int64_t> == Dtype::i64);
+  static_assert(dtype_of<long long> == Dtype::i64);  // another type than std::int64_t here
+  static_assert(CanBeViewed<const float> && CanBeViewed<float> && CanBeViewed<const long long>);
+}
+
+TEST(Dtype, ViewsOfOtherTypesDoNotCompile) {
+  struct Pixel {
+    float red, green, blue;
+  };
+  static_assert(!CanBeViewed<double> && !CanBeViewed<long double> && !CanBeViewed<Pixel>);
+  static_assert(!CanBeViewed<std::uint16_t> && !CanBeViewed<std::uint32_t>);
+  static_assert(!CanBeViewed<std::uint64_t> && !CanBeViewed<std::int16_t>);
+  static_assert(!CanBeViewed<char> && !CanBeViewed<std::byte> && !CanBeViewed<float*>);
+  static_assert(!CanBeViewed<const double> && !CanBeViewed<volatile float>);
 }
 
 TEST(Dtype, ThreeAreFloats) {

@@ -5,6 +5,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fovea/error.hpp"
@@ -81,6 +82,51 @@ TEST(TensorView, TakesDtypeAndWritabilityFromThePointer) {
   EXPECT_FALSE(constant.is_mutable());
   EXPECT_EQ(constant.mutable_data(), nullptr);
   EXPECT_EQ(constant.data(), data);
+}
+
+TEST(TensorView, RanksThatNoTensorHasAreRefused) {
+  float data[1] = {};
+  for (const int rank : {-1, kMaxRank + 1, std::numeric_limits<int>::max()}) {
+    EXPECT_EQ(refusal([&] { TensorView(data, TensorSpec{.rank = rank}); }),
+              "tensor rank is " + std::to_string(rank) + "; expected 0 to 8");
+  }
+}
+
+TEST(TensorSpec, TextOfSpecsMadeByHand) {
+  EXPECT_EQ(to_string(TensorSpec{.rank = 9}), "f32 of rank 9");
+  EXPECT_EQ(to_string(TensorSpec{.rank = -1}), "f32 of rank -1");
+  EXPECT_EQ(to_string(TensorSpec{.rank = 2, .shape = {-1, 3}, .strides = {3, 1}}), "f32 [-1, 3]");
+  EXPECT_EQ(to_string(TensorSpec{
+                .rank = 3, .shape = {1LL << 40, 1LL << 40, 2}, .strides = {1LL << 41, 2, 1}}),
+            "f32 [1099511627776, 1099511627776, 2]");
+}
+
+TEST(TensorView, Words32AreTheHalvesOfLongWords) {
+  std::int64_t bits[2][3] = {{0x0000000180000002, -1, 0}, {1, 2, std::int64_t{1} << 63}};
+  const TensorView words = as_words32(view(&bits[0][0], {2, 3}));
+  EXPECT_EQ(to_string(words.spec()), "i32 [2, 3, 2]");
+  EXPECT_TRUE(words.is_mutable());
+  const auto* low = static_cast<const std::int32_t*>(words.data());
+  EXPECT_EQ(low[0], static_cast<std::int32_t>(0x80000002U));
+  EXPECT_EQ(low[1], 1);
+  const std::int64_t last =
+      words.stride(0) * 1 + words.stride(1) * 2 + words.stride(2) * 1;  // the high half of 2^63
+  EXPECT_EQ(low[last], std::numeric_limits<std::int32_t>::min());
+  const TensorView columns = as_words32(view(&std::as_const(bits[0][0]), {3, 2}, {1, 3}));
+  EXPECT_EQ(to_string(columns.spec()), "i32 [3, 2, 2] strides [2, 6, 1]");
+  EXPECT_FALSE(columns.is_mutable());
+}
+
+TEST(TensorView, Words32AreOfLongWordsOnly) {
+  std::int32_t word = 0;
+  std::int64_t longer = 0;
+  EXPECT_EQ(refusal([&] { as_words32(view(&word, {1})); }),
+            "as_words32 of i32 [1]; expected i64 of rank 1 to 7");
+  EXPECT_EQ(refusal([&] {
+              as_words32(view(&longer, {1, 1, 1, 1, 1, 1, 1, 1}));
+            }),
+            "as_words32 of i64 [1, 1, 1, 1, 1, 1, 1, 1]; expected i64 of rank 1 to 7");
+  EXPECT_EQ(refusal([] { as_words32({}); }), "as_words32 of nothing; expected i64 of rank 1 to 7");
 }
 
 TEST(TensorView, PermutedReordersShapeAndStrides) {
