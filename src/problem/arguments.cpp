@@ -157,19 +157,7 @@ class Checker {
 
   void check_overlap() const {
     OverlapCheck overlap;
-    for (const auto& [name, view] : {std::pair{"q", &args_.q},
-                                     {"k", &args_.k},
-                                     {"v", &args_.v},
-                                     {"sinks", &args_.sinks},
-                                     {"cu_seqlens_q", &args_.cu_seqlens_q},
-                                     {"cu_seqlens_kv", &args_.cu_seqlens_kv}}) {
-      overlap.add_input(name, *view);
-    }
-    for (const Program* program :
-         {static_cast<const Program*>(&args_.score), static_cast<const Program*>(&args_.mask)}) {
-      for (const CapturedTensor& tensor : program->captures().tensors)
-        overlap.add_input(tensor.name, tensor.view);
-    }
+    overlap.add_inputs(args_);
     for (const auto& [name, view] :
          {std::pair{"out", &args_.out}, {"lse", &args_.lse}, {"row_max", &args_.row_max}}) {
       overlap.add_output(name, *view);

@@ -98,22 +98,12 @@ class Checker {
   void check_overlap() const {
     OverlapCheck overlap;
     const AttentionForward& f = args_.forward;
-    for (const auto& [name, view] : {std::pair{"dout", &args_.dout},
-                                     {"dlse", &args_.dlse},
-                                     {"q", &f.q},
-                                     {"k", &f.k},
-                                     {"v", &f.v},
-                                     {"out", &f.out},
+    overlap.add_inputs(f);
+    for (const auto& [name, view] : {std::pair{"out", &f.out},
                                      {"lse", &f.lse},
-                                     {"sinks", &f.sinks},
-                                     {"cu_seqlens_q", &f.cu_seqlens_q},
-                                     {"cu_seqlens_kv", &f.cu_seqlens_kv}}) {
+                                     {"dout", &args_.dout},
+                                     {"dlse", &args_.dlse}}) {
       overlap.add_input(name, *view);
-    }
-    for (const Program* program :
-         {static_cast<const Program*>(&f.score), static_cast<const Program*>(&f.mask)}) {
-      for (const CapturedTensor& tensor : program->captures().tensors)
-        overlap.add_input(tensor.name, tensor.view);
     }
     for (const auto& [name, view] : {std::pair{"dq", &args_.dq},
                                      {"dk", &args_.dk},

@@ -48,11 +48,7 @@ void add_new_tokens(OverlapCheck& check, const Append& append,
 void add_operands(OverlapCheck& check, const AttentionDecode& args) {
   check.add_input("q", args.q);
   check.add_input("sinks", args.sinks);
-  for (const Program* program :
-       {static_cast<const Program*>(&args.score), static_cast<const Program*>(&args.mask)}) {
-    for (const CapturedTensor& tensor : program->captures().tensors)
-      check.add_input(tensor.name, tensor.view);
-  }
+  check.add_captured(args.score, args.mask);
 }
 
 /// Positions of queries. Those of appended keys are checked with the cache.
@@ -70,6 +66,14 @@ void check_query_positions(const ForwardProblem& f, const AttentionDecode& args,
     const CachedSequence s = cached_sequence(args.cache, i);
     refuse_short_rotary(r, i, s.end - s.begin + num_new(args.append), checks);
   }
+}
+
+/// A cache that is appended to beside what the call reads.
+void refuse_overlap_of_cache(OverlapCheck& written, const KvCache& cache,
+                             const TensorChecks& checks) {
+  written.add_output("cache.k", cache.k);
+  written.add_output("cache.v", cache.v);
+  written.refuse_overlap(checks);
 }
 
 void refuse_overlap(const AttentionDecode& args, const TensorChecks& checks) {
@@ -168,29 +172,21 @@ void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::
   }
   if (args.rotary) check_query_positions(f, args, checks);
   refuse_overlap(args, checks);
-  if (args.append.k) {
-    for (const auto& [label, view] :
-         {std::pair{"cache.k", &args.cache.k}, {"cache.v", &args.cache.v}}) {
-      OverlapCheck written;
-      add_operands(written, args);
-      add_new_tokens(written, args.append, args.rotary);
-      add_cache_indices(written, args.cache);
-      written.add_output(label, *view);
-      written.refuse_overlap(checks);
-    }
-  }
+  if (!args.append.k) return;
+  OverlapCheck written;
+  add_operands(written, args);
+  add_new_tokens(written, args.append, args.rotary);
+  add_cache_indices(written, args.cache);
+  refuse_overlap_of_cache(written, args.cache, checks);
 }
 
 void validate_append(const KvCache& cache, const Append& append,
                      const std::optional<Rotary>& rotary, std::string_view where) {
   const TensorChecks checks(where, cache.k.spec().device);
-  for (const auto& [label, view] : {std::pair{"cache.k", &cache.k}, {"cache.v", &cache.v}}) {
-    OverlapCheck written;
-    add_new_tokens(written, append, rotary);
-    add_cache_indices(written, cache);
-    written.add_output(label, *view);
-    written.refuse_overlap(checks);
-  }
+  OverlapCheck written;
+  add_new_tokens(written, append, rotary);
+  add_cache_indices(written, cache);
+  refuse_overlap_of_cache(written, cache, checks);
 }
 
 }  // namespace fovea

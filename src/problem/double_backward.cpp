@@ -44,23 +44,13 @@ class Checker {
 
   void check_overlap() const {
     OverlapCheck overlap;
-    const AttentionForward& f = args_.backward.forward;
-    for (const auto& [name, view] : {std::pair{"q", &f.q},
-                                     {"k", &f.k},
-                                     {"v", &f.v},
-                                     {"sinks", &f.sinks},
-                                     {"cu_seqlens_q", &f.cu_seqlens_q},
-                                     {"cu_seqlens_kv", &f.cu_seqlens_kv},
-                                     {"dout", &args_.backward.dout},
+    overlap.add_inputs(args_.backward.forward);
+    for (const auto& [name, view] : {std::pair{"dout", &args_.backward.dout},
                                      {"dlse", &args_.backward.dlse},
                                      {"ddq", &args_.ddq},
                                      {"ddk", &args_.ddk},
                                      {"ddv", &args_.ddv}}) {
       overlap.add_input(name, *view);
-    }
-    for (const auto* captures : {&f.score.captures(), &f.mask.captures()}) {
-      for (const CapturedTensor& tensor : captures->tensors)
-        overlap.add_input(tensor.name, tensor.view);
     }
     for (const auto& [name, view] : {std::pair{"grad_dout", &args_.grad_dout},
                                      {"grad_dlse", &args_.grad_dlse},

@@ -62,22 +62,15 @@ class Checker {
   void check_overlap() const {
     OverlapCheck overlap;
     const AttentionForward& f = args_.forward;
-    for (const auto& [name, view] : {std::pair{"q", &f.q},
-                                     {"k", &f.k},
-                                     {"v", &f.v},
-                                     {"sinks", &f.sinks},
-                                     {"cu_seqlens_q", &f.cu_seqlens_q},
-                                     {"cu_seqlens_kv", &f.cu_seqlens_kv},
-                                     {"q_tangent", &args_.q_tangent},
+    overlap.add_inputs(f);
+    for (const auto& [name, view] : {std::pair{"q_tangent", &args_.q_tangent},
                                      {"k_tangent", &args_.k_tangent},
                                      {"v_tangent", &args_.v_tangent},
                                      {"sinks_tangent", &args_.sinks_tangent}}) {
       overlap.add_input(name, *view);
     }
-    for (const auto* tensors :
-         {&f.score.captures().tensors, &f.mask.captures().tensors, &args_.captured_tangents}) {
-      for (const CapturedTensor& tensor : *tensors) overlap.add_input(tensor.name, tensor.view);
-    }
+    for (const CapturedTensor& tangent : args_.captured_tangents)
+      overlap.add_input(tangent.name, tangent.view);
     for (const auto& [name, view] : {std::pair{"out", &f.out},
                                      {"lse", &f.lse},
                                      {"out_tangent", &args_.out_tangent},

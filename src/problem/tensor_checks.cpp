@@ -3,10 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/shape.hpp"
+#include "problem/strided_overlap.hpp"
 
 namespace fovea {
 
@@ -47,7 +52,8 @@ void TensorChecks::check_memory(const NamedTensor& tensor) const {
     refuse(fmt::format("{} lives on {}; expected memory of {}, the device of the plan", tensor.name,
                        to_string(spec.device), to_string(device_)));
   }
-  if (spec.num_elements() == 0) return;
+  check_reach(tensor);
+  if (std::ranges::count(shape_of(spec), 0) > 0) return;
   if (tensor.view.data() == nullptr)
     refuse(fmt::format("{} has no data; expected a pointer", tensor.name));
   if (reinterpret_cast<std::uintptr_t>(tensor.view.data()) % size_bytes(spec.dtype) != 0) {
@@ -58,6 +64,28 @@ void TensorChecks::check_memory(const NamedTensor& tensor) const {
   if (!tensor.view.is_mutable())
     refuse(fmt::format("{} is read-only; expected a view of writable memory", tensor.name));
   check_distinct_elements(tensor);
+}
+
+/// What is computed with offsets and addresses behind the door cannot overflow.
+void TensorChecks::check_reach(const NamedTensor& tensor) const {
+  const TensorSpec& spec = tensor.view.spec();
+  for (int dim = 0; dim < spec.rank; ++dim) {
+    if (tensor.view.size(dim) < 0) {
+      refuse(fmt::format("{} has extent {} in dimension {}; expected >= 0", tensor.name,
+                         tensor.view.size(dim), dim));
+    }
+  }
+  const std::optional<ByteReach> reach = byte_reach(spec);
+  const auto data = reinterpret_cast<std::uintptr_t>(tensor.view.data());
+  if (reach && data >= static_cast<std::uintptr_t>(-reach->low) &&
+      data <=
+          std::numeric_limits<std::uintptr_t>::max() - static_cast<std::uintptr_t>(reach->high)) {
+    return;
+  }
+  refuse(
+      fmt::format("{} is {}; expected strides that keep every element within 2^60 bytes of the "
+                  "first, and inside the address space",
+                  tensor.name, to_string(spec)));
 }
 
 /// An output whose strides let two indices meet would be written twice.
@@ -87,27 +115,50 @@ void OverlapCheck::add_output(std::string_view name, const TensorView& view) {
 }
 
 void OverlapCheck::add_output(std::string_view name, std::span<const std::byte> bytes) {
-  if (!bytes.empty()) outputs_.push_back({name, bytes.data(), bytes.data() + bytes.size()});
+  const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
+  if (!bytes.empty()) outputs_.push_back({name, begin, begin + bytes.size()});
 }
 
 void OverlapCheck::add(std::vector<Range>& ranges, std::string_view name, const TensorView& view) {
-  if (!view || view.spec().num_elements() == 0) return;
-  const auto element = static_cast<std::int64_t>(size_bytes(view.dtype()));
-  std::int64_t low = 0;
-  std::int64_t high = 0;
-  for (int i = 0; i < view.rank(); ++i) {
-    const std::int64_t reach = view.stride(i) * (view.size(i) - 1) * element;
-    (reach < 0 ? low : high) += reach;
+  if (!view) return;
+  const std::optional<ByteReach> reach = byte_reach(view.spec());
+  FOVEA_ASSERT(reach.has_value());
+  if (reach->low == reach->high) return;
+  const auto data = reinterpret_cast<std::uintptr_t>(view.data());
+  ranges.push_back({name, data + static_cast<std::uintptr_t>(reach->low),
+                    data + static_cast<std::uintptr_t>(reach->high), &view});
+}
+
+void OverlapCheck::add_inputs(const AttentionForward& call) {
+  add_input("q", call.q);
+  add_input("k", call.k);
+  add_input("v", call.v);
+  add_input("sinks", call.sinks);
+  add_input("cu_seqlens_q", call.cu_seqlens_q);
+  add_input("cu_seqlens_kv", call.cu_seqlens_kv);
+  add_captured(call.score, call.mask);
+}
+
+void OverlapCheck::add_captured(const ScoreMod& score, const MaskMod& mask) {
+  for (const Captures* captures : {&score.captures(), &mask.captures()}) {
+    for (const CapturedTensor& tensor : captures->tensors) add_input(tensor.name, tensor.view);
   }
-  const auto* data = static_cast<const std::byte*>(view.data());
-  ranges.push_back({name, data + low, data + high + element});
+}
+
+bool OverlapCheck::overlap(const Range& a, const Range& b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  const auto shown = [](const Range& range) {
+    if (range.view != nullptr) return *range.view;
+    const std::array shape{static_cast<std::int64_t>(range.end - range.begin)};
+    return TensorView(reinterpret_cast<const void*>(range.begin), make_spec(Dtype::u8, shape));
+  };
+  return may_share_bytes(shown(a), shown(b));
 }
 
 void OverlapCheck::refuse_overlap(const TensorChecks& door) const {
   const auto refuse = [&](const Range& a, const Range& b) {
-    if (a.begin < b.end && b.begin < a.end) {
+    if (overlap(a, b))
       door.refuse(fmt::format("{} overlaps {}; expected memory of its own", a.name, b.name));
-    }
   };
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     for (const Range& input : inputs_) refuse(outputs_[i], input);

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fovea/attention.hpp"
 #include "fovea/tensor.hpp"
 
 namespace fovea {
@@ -39,19 +40,21 @@ class TensorChecks {
   /// As check, for any of f32, f16 and bf16.
   void check_float(const NamedTensor& tensor, std::span<const std::int64_t> shape) const;
 
-  /// On the device, aligned to its elements; an output also writable, each element in its own place.
+  /// On the device, aligned to its elements, all of which have an address; an output also writable, each element in its own place.
   void check_memory(const NamedTensor& tensor) const;
 
  private:
   void check_shape(const NamedTensor& tensor, Dtype dtype,
                    std::span<const std::int64_t> shape) const;
+  void check_reach(const NamedTensor& tensor) const;
   void check_distinct_elements(const NamedTensor& tensor) const;
 
   std::string where_;
   Device device_;
 };
 
-/// Outputs may overlap neither inputs nor each other.
+/// Outputs may overlap neither inputs nor each other: no byte of one belongs to another. Views have passed check_memory and
+/// outlive the check.
 class OverlapCheck {
  public:
   /// What is not given, or has no elements, takes no part.
@@ -59,16 +62,22 @@ class OverlapCheck {
   void add_output(std::string_view name, const TensorView& view);
   void add_output(std::string_view name, std::span<const std::byte> bytes);
 
+  /// All that a forward call reads: q, k, v, sinks, cu_seqlens and what its programs capture.
+  void add_inputs(const AttentionForward& call);
+  /// The tensors that these programs capture.
+  void add_captured(const ScoreMod& score, const MaskMod& mask);
+
   void refuse_overlap(const TensorChecks& door) const;
 
  private:
   struct Range {
     std::string_view name;
-    const std::byte* begin;
-    const std::byte* end;
+    std::uintptr_t begin = 0, end = 0;
+    const TensorView* view = nullptr;  // null: all bytes between
   };
 
   static void add(std::vector<Range>& ranges, std::string_view name, const TensorView& view);
+  static bool overlap(const Range& a, const Range& b);
 
   std::vector<Range> inputs_, outputs_;
 };

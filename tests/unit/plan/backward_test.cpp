@@ -199,5 +199,56 @@ TEST(BackwardCall, WithoutOutIsRefused) {
             "attention_backward: forward.out is missing; expected what attention_forward wrote");
 }
 
+/// [batch, seqlen, 3, heads, head_dim]: q, k and v, or their gradients, as views of one buffer.
+struct Packed {
+  static constexpr std::int64_t kBatch = 2, kSeqlen = 21, kHeads = 3, kHeadDim = 8;
+  static constexpr std::int64_t kRow = kHeads * kHeadDim;
+  std::vector<float> floats = std::vector<float>(kBatch * kSeqlen * 3 * kRow);
+
+  TensorView part(std::int64_t index) {
+    return view(floats.data() + index * kRow, {kBatch, kSeqlen, kHeads, kHeadDim},
+                {kSeqlen * 3 * kRow, 3 * kRow, kHeadDim, 1});
+  }
+};
+
+TEST(AttentionBackward, WritesGradientsIntoOnePackedBuffer) {
+  Packed qkv;
+  for (std::size_t i = 0; i < qkv.floats.size(); ++i)
+    qkv.floats[i] = 0.01F * static_cast<float>(i % 97) - 0.4F;
+  constexpr std::int64_t kRows = Packed::kBatch * Packed::kSeqlen * Packed::kHeads;
+  std::vector<float> out(kRows * Packed::kHeadDim), dout(out.size(), 0.5F), lse(kRows);
+  const auto dense = [](std::vector<float>& floats) {
+    return view(floats.data(), {Packed::kBatch, Packed::kSeqlen, Packed::kHeads, Packed::kHeadDim});
+  };
+  dout[3] = -2;
+  const AttentionForward forward = {
+      .q = qkv.part(0),
+      .k = qkv.part(1),
+      .v = qkv.part(2),
+      .out = dense(out),
+      .lse = view(lse.data(), {Packed::kBatch, Packed::kHeads, Packed::kSeqlen}),
+      .mask = causal()};
+  attention_forward(forward);
+  Packed packed;
+  attention_backward({.dout = dense(dout),
+                      .forward = forward,
+                      .dq = packed.part(0),
+                      .dk = packed.part(1),
+                      .dv = packed.part(2)});
+  std::vector<float> dq(out.size()), dk(out.size()), dv(out.size());
+  const AttentionBackward apart = {
+      .dout = dense(dout), .forward = forward, .dq = dense(dq), .dk = dense(dk), .dv = dense(dv)};
+  attention_backward(apart);
+  EXPECT_TRUE(bits_of(packed.part(0)) == bits_of(apart.dq));
+  EXPECT_TRUE(bits_of(packed.part(1)) == bits_of(apart.dk));
+  EXPECT_TRUE(bits_of(packed.part(2)) == bits_of(apart.dv));
+  EXPECT_EQ(
+      refusal([&] {
+        attention_backward(
+            {.dout = dense(dout), .forward = forward, .dq = packed.part(0), .dk = packed.part(0)});
+      }),
+      "attention_backward: dk overlaps dq; expected memory of its own");
+}
+
 }  // namespace
 }  // namespace fovea::testing

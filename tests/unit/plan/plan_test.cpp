@@ -323,5 +323,27 @@ TEST(Runtime, RememberedPlanDoesNotAcceptUnreadableCuSeqlens) {
   EXPECT_NE(refusal([&] { attention_forward(args, runtime); }), "(not refused)");
 }
 
+TEST(AttentionForward, WritesBetweenTheRowsOfQ) {
+  constexpr std::int64_t kSeqlen = 9, kRow = 2 * 8;
+  std::vector<float> both(kSeqlen * 2 * kRow, 0.25F), kv(kSeqlen * kRow, 0.5F), apart(kv.size());
+  const auto part = [&](std::int64_t index) {
+    return view(both.data() + index * kRow, {1, kSeqlen, 2, 8}, {0, 2 * kRow, 8, 1});
+  };
+  const auto dense = [](std::vector<float>& floats) {
+    return view(floats.data(), {1, kSeqlen, 2, 8});
+  };
+  for (std::size_t i = 0; i < kv.size(); ++i) kv[i] += 0.1F * static_cast<float>(i % 5);
+  const AttentionForward args = {.q = part(0), .k = dense(kv), .v = dense(kv), .out = dense(apart)};
+  attention_forward(args);
+  AttentionForward interleaved = args;
+  interleaved.out = part(1);
+  attention_forward(interleaved);
+  EXPECT_TRUE(bits_of(interleaved.out) == bits_of(args.out));
+  interleaved.out = view(both.data() + kRow - 1, {1, kSeqlen - 1, 2, 8}, {0, 2 * kRow, 8, 1});
+  interleaved.q = view(both.data(), {1, kSeqlen - 1, 2, 8}, {0, 2 * kRow, 8, 1});
+  EXPECT_EQ(refusal([&] { attention_forward(interleaved); }),
+            "attention_forward: out overlaps q; expected memory of its own");
+}
+
 }  // namespace
 }  // namespace fovea::testing

@@ -1,7 +1,9 @@
 // Arguments of packed calls, overlap and outputs: each refusal with its whole message.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -96,6 +98,93 @@ TEST(Arguments, MisalignedAndForeignMemoryIsRefused) {
   args.q = TensorView(call.q.data(), spec);
   EXPECT_EQ(refusal_of(args),
             "run: q lives on cuda:2; expected memory of cpu, the device of the plan");
+}
+
+TEST(Arguments, OutputsWhoseElementsMeetAreRefused) {
+  PackedCall call;
+  std::vector<float> room(1024);
+  AttentionForward args = call.args();
+  const auto with = [&](std::int64_t rows, std::int64_t heads, std::int64_t columns) {
+    args.out = view(room.data() + 512, {7, 4, 6}, {rows, heads, columns});
+    return refusal_of(args);
+  };
+  const std::string refused = "expected strides that give every element its own place";
+  EXPECT_EQ(with(24, 6, 1), "(not refused)");
+  EXPECT_THAT(with(24, 5, 1), ::testing::HasSubstr(refused));  // row 0 ends where row 1 begins
+  EXPECT_THAT(with(23, 6, 1), ::testing::HasSubstr(refused));
+  EXPECT_EQ(with(-24, 6, 1), "(not refused)");
+  EXPECT_EQ(with(24, -6, -1), "(not refused)");
+  EXPECT_THAT(with(24, -5, 1), ::testing::HasSubstr(refused));
+  EXPECT_THAT(with(-23, 6, -1), ::testing::HasSubstr(refused));
+  EXPECT_EQ(with(6, 42, 1), "(not refused)");
+  EXPECT_EQ(with(1, 7, 28), "(not refused)");
+}
+
+TEST(Arguments, ReversedOutputsReachDownIntoInputs) {
+  PackedCall call;
+  std::vector<float> room(7 * 4 * 6 + 7 * 4 * 8);
+  AttentionForward args = call.args();
+  args.q = view(room.data(), {7, 4, 8});
+  args.out = view(room.data() + room.size() - 1, {7, 4, 6}, {-24, -6, -1});
+  EXPECT_EQ(refusal_of(args), "(not refused)");
+  args.out = view(room.data() + room.size() - 2, {7, 4, 6}, {-24, -6, -1});
+  EXPECT_EQ(refusal_of(args), "run: out overlaps q; expected memory of its own");
+}
+
+TEST(Arguments, StridesThatLeaveTheAddressSpaceAreRefused) {
+  PackedCall call;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t stride :
+       {kMost, -kMost, -kMost - 1, kMost / 4 + 1, std::int64_t{1} << 61, std::int64_t{1} << 62}) {
+    const std::string expected =
+        "strides [" + std::to_string(stride) +
+        ", 8, 1]; expected strides that keep every element within 2^60 bytes of the first, and "
+        "inside the address space";
+    AttentionForward args = call.args();
+    args.out = view(call.out.data(), {7, 4, 6}, {stride, 8, 1});
+    EXPECT_EQ(refusal_of(args), "run: out is f32 [7, 4, 6] " + expected);
+    args = call.args();
+    args.q = view(call.q.data(), {7, 4, 8}, {stride, 8, 1});
+    EXPECT_EQ(refusal_of(args), "run: q is f32 [7, 4, 8] " + expected);
+  }
+  // Less than 2^60, but below address 0, or beyond the last.
+  AttentionForward args = call.args();
+  args.k = view(call.k.data(), {9, 2, 8}, {-(std::int64_t{1} << 54), 8, 1});
+  EXPECT_THAT(refusal_of(args), ::testing::HasSubstr("inside the address space"));
+  TensorSpec spec = args.v.spec();
+  args.v = TensorView(reinterpret_cast<const void*>(~std::uintptr_t{3}), spec);
+  args.k = call.args().k;
+  EXPECT_THAT(refusal_of(args), ::testing::HasSubstr("inside the address space"));
+}
+
+TEST(Arguments, StridesOfASingleIndexMayBeAnything) {
+  std::vector<float> floats(64);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const Problem problem = {.q = spec_of(Dtype::f32, {1, 1, 1, 8}),
+                           .k = spec_of(Dtype::f32, {1, 1, 1, 8}),
+                           .v = spec_of(Dtype::f32, {1, 1, 1, 8})};
+  const TensorView one = view(floats.data(), {1, 1, 1, 8}, {kMost, -kMost, kMost, 1});
+  EXPECT_EQ(refusal_of({.q = one,
+                        .k = one,
+                        .v = one,
+                        .out = view(floats.data() + 8, {1, 1, 1, 8}, {kMost, kMost, kMost, 1})},
+                       problem),
+            "(not refused)");
+}
+
+TEST(Arguments, SoftmaxScaleIsThePlans) {
+  PackedCall call;
+  Problem scaled = packed_problem();
+  scaled.softmax_scale = 0.5F;
+  const std::string refused =
+      "run: softmax_scale differs from the plan's; expected the same, or make another plan";
+  AttentionForward args = call.args();
+  EXPECT_EQ(refusal_of(args, scaled), refused) << "not given";
+  args.softmax_scale = 0.25F;
+  EXPECT_EQ(refusal_of(args, scaled), refused);
+  EXPECT_EQ(refusal_of(args), refused) << "the plan has the default";
+  args.softmax_scale = 0.5F;
+  EXPECT_EQ(refusal_of(args, scaled), "(not refused)");
 }
 
 }  // namespace

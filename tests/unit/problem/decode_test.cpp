@@ -300,5 +300,38 @@ TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
   EXPECT_NE(key(padded), of_pages);
 }
 
+TEST(KvCacheDoor, KeysAndValuesMayLieSideBySideInOneBuffer) {
+  CacheCall call;
+  std::vector<float> both(4 * 16 * 2 * 2 * 8);
+  KvCache cache = call.contiguous();
+  cache.k = view(both.data(), {4, 16, 2, 8}, {512, 32, 16, 1});
+  cache.v = view(both.data() + 8, {4, 16, 2, 6}, {512, 32, 16, 1});
+  const auto refusal_of_append = [&] {
+    return refusal([&] { validate_append(cache, call.append(), {}, "run"); });
+  };
+  EXPECT_EQ(refusal_of_append(), "(not refused)");
+  cache.v = view(both.data() + 7, {4, 16, 2, 6}, {512, 32, 16, 1});
+  EXPECT_EQ(refusal_of_append(), "run: cache.v overlaps cache.k; expected memory of its own");
+}
+
+TEST(KvCacheDoor, PositionsFitIn32BitsWhateverTheRoom) {
+  // One page of 2^20 rows, 2^12 times in the table: room for 2^32 rows.
+  float row = 0;
+  const std::int32_t page = 0;
+  std::vector<std::int64_t> seqlens = {(std::int64_t{1} << 31) - 1};
+  const KvCache cache = {.k = view(&row, {1, 1 << 20, 1, 1}, {0, 0, 0, 0}),
+                         .v = view(&row, {1, 1 << 20, 1, 1}, {0, 0, 0, 0}),
+                         .page_table = view(&page, {1, 1 << 12}, {0, 0}),
+                         .seqlens = view(seqlens.data(), {1})};
+  const auto refusal_of_cache = [&] {
+    return refusal([&] { validate_cache(cache, {}, {}, 1, "run"); });
+  };
+  EXPECT_EQ(refusal_of_cache(), "(not refused)");
+  seqlens[0] += 1;
+  EXPECT_EQ(refusal_of_cache(),
+            "run: cache.seqlens[0] is 2147483648; expected at most 2147483647 rows in all, 4096 "
+            "pages of 1048576 rows");
+}
+
 }  // namespace
 }  // namespace fovea::testing
