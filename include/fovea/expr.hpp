@@ -20,7 +20,7 @@
 
 namespace fovea {
 
-/// bool; 32-bit wrapping int; fp32. i64 tensors are read saturated to 32 bits; load offsets are computed in 64 bits.
+/// bool; 32-bit wrapping int; fp32. i64 tensors hold ints of 32 bits (as_words32 reads 64); load offsets are computed in 64 bits.
 enum class ExprType : std::uint8_t { boolean, integer, floating };
 
 namespace expr {

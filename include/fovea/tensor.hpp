@@ -105,7 +105,7 @@ view(T* data, std::initializer_list<std::int64_t> shape,
 /// programs have 32 bits, so this is how a program reads 64-bit patterns:
 ///
 ///   capture("bits", as_words32(bits))  // bits: i64 [seqlen_q, seqlen_kv / 64]
-///   (bits(q_idx, kv_idx / 64, kv_idx / 32 % 2) >> kv_idx % 32 & 1) != 0
+///   (bits[q_idx, kv_idx // 64, kv_idx // 32 % 2] >> kv_idx % 32 & 1) != 0
 ///
 /// Throws InvalidArgument for another dtype, or for rank 0 or kMaxRank.
 FOVEA_EXPORT TensorView as_words32(const TensorView& words);

@@ -40,8 +40,14 @@ Interval range_of(Dtype dtype) {
   return Interval::whole();
 }
 
+Interval range_of(ExprType type) {
+  if (type == ExprType::boolean) return kAnyBool;
+  return type == ExprType::integer ? kAnyInt : Interval::whole();
+}
+
 Interval leaf_of(const Node& node) {
   if (node.op == Op::load) return range_of(node.dtype);
+  if (node.op == Op::scalar) return range_of(node.type);
   if (node.op != Op::constant) return {};
   if (node.type != ExprType::floating) return Interval::point(static_cast<double>(node.int_value));
   return std::isnan(node.float_value) ? Interval::whole() : Interval::point(node.float_value);
@@ -236,6 +242,7 @@ Interval IntervalProgram::run(const Step& step, const Box& box, const Interval* 
                  ? int_range(box, node.variable)
                  : box.variables[static_cast<std::size_t>(node.variable)];
     case Op::scalar:
+      if (!box.are_scalars_known) return step.leaf;
       return scalar_interval(
           node, box.scalar_value ? box.scalar_value(node) : node.scalar_binding->value);
     case Op::load:

@@ -37,6 +37,8 @@ using LoadBounds = std::function<Interval(const Node& load, const Interval* indi
 
 struct Box {
   std::array<Interval, kNumVariables> variables{};  // by Variable
+  /// False: a scalar may be anything that its type can hold.
+  bool are_scalars_known = true;
   /// Value of a scalar slot; when empty the binding in the node is used.
   std::function<double(const Node& scalar)> scalar_value;
   /// When empty, a load may yield anything its dtype can hold.
@@ -82,7 +84,7 @@ class IntervalProgram {
     int affine = -1;             // into affines_; -1: operand by operand is just as tight
     ExprType operand_type = ExprType::floating;
     bool same_operands = false;
-    Interval leaf;  // constants; loads: what the dtype can hold
+    Interval leaf;  // constants; loads and scalars: what their type can hold
     std::vector<int> operands;
   };
   class Preparation;

@@ -26,7 +26,8 @@ void refuse_out_of_range_loads(const NodePtr& root, const Box& bounds, std::stri
     for (std::size_t dim = 0; dim < node.operands.size(); ++dim) {
       const Interval& range = values[static_cast<std::size_t>(program.operands(i)[dim])];
       const std::int64_t extent = node.tensor->view.size(static_cast<int>(dim));
-      const bool can_be_inside = range.lo < static_cast<double>(extent) && range.hi >= 0;
+      const bool can_be_inside =
+          extent > 0 && range.lo < static_cast<double>(extent) && range.hi >= 0;
       if (can_be_inside) continue;
       invalid(
           std::string(argument),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "problem/backward.hpp"
+#include "problem/captured_tensors.hpp"
 #include "problem/forward.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -86,11 +87,7 @@ class Checker {
       refuse(fmt::format("mask is '{}'; expected the plan's '{}'", args_.mask.to_string(),
                          f_.problem.mask.to_string()));
     }
-    for (const Program* program :
-         {static_cast<const Program*>(&args_.score), static_cast<const Program*>(&args_.mask)}) {
-      for (const CapturedTensor& tensor : program->captures().tensors)
-        door_.check_memory({tensor.name, tensor.view});
-    }
+    check_captured_tensors(f_, args_.score, args_.mask, door_);
   }
 
   void check_features() const {

@@ -51,7 +51,7 @@ bool check_captured_float(const TensorChecks& door, const Captures& captures,
     door.refuse(fmt::format("{} '{}' is {}; expected {}", argument, name, got(spec),
                             to_string(make_spec(spec.dtype, shape_of(tensor->view.spec())))));
   }
-  if (!is_tensor && (spec.rank == 0 || spec.num_elements() != 1)) {
+  if (!is_tensor && (spec.rank < 1 || spec.rank > kMaxRank || spec.num_elements() != 1)) {
     door.refuse(fmt::format("{} '{}' is {}; expected one element of f32, f16 or bf16", argument,
                             name, got(spec)));
   }

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "problem/captured_tensors.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -165,11 +166,7 @@ void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::
                  std::array{f.num_sequences, f.num_heads_q, f.seqlen_q});
   }
   if (args.sinks) checks.check({"sinks", args.sinks}, Dtype::f32, std::array{f.num_heads_q});
-  for (const Program* program :
-       {static_cast<const Program*>(&args.score), static_cast<const Program*>(&args.mask)}) {
-    for (const CapturedTensor& tensor : program->captures().tensors)
-      checks.check_memory({tensor.name, tensor.view});
-  }
+  check_captured_tensors(f, args.score, args.mask, checks);
   if (args.rotary) check_query_positions(f, args, checks);
   refuse_overlap(args, checks);
   if (!args.append.k) return;

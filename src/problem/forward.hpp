@@ -33,6 +33,10 @@ struct ForwardProblem {
   bool is_paged = false;   // in pages of it
   CacheLayout cache{};     // where there is one
 
+  /// Whether there is a score to compute, and something for programs to read.
+  bool has_positions() const {
+    return seqlen_q != 0 && seqlen_kv != 0 && num_sequences != 0 && num_heads_q != 0;
+  }
   Device device() const { return problem.q.device; }  // of every tensor
 };
 

@@ -1,4 +1,5 @@
 // The key of a problem: every field that a plan depends on, mixed into 128 bits without building a string.
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <optional>
@@ -20,7 +21,8 @@ class Mixer {
     add(static_cast<std::uint64_t>(spec.dtype) | static_cast<std::uint64_t>(spec.rank) << 8U |
         static_cast<std::uint64_t>(spec.device.kind) << 16U |
         static_cast<std::uint64_t>(spec.device.index) << 32U);
-    for (int i = 0; i < spec.rank; ++i) {
+    const int rank = std::min(spec.rank, kMaxRank);  // a lookup comes before the door
+    for (int i = 0; i < rank; ++i) {
       add(static_cast<std::uint64_t>(spec.shape[static_cast<std::size_t>(i)]));
       add(static_cast<std::uint64_t>(spec.strides[static_cast<std::size_t>(i)]));
     }

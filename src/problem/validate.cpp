@@ -9,13 +9,18 @@
 #include "expr/interval.hpp"
 #include "expr/passes.hpp"
 #include "problem/forward.hpp"
+#include "problem/strided_overlap.hpp"
 
 namespace fovea {
 namespace {
 
 constexpr int kMaxThreads = 4096;
 constexpr std::int64_t kMaxSeqlen =
-    std::numeric_limits<std::int32_t>::max();  // positions are 32-bit in programs
+    std::numeric_limits<std::int32_t>::max();   // positions are 32-bit in programs
+constexpr std::int64_t kMaxIndex = kMaxSeqlen;  // so are the numbers of sequences and heads
+/// Of q and of out, lengths at their bounds: more than addresses of 48 bits reach. Below it no product of sizes behind the door
+/// overflows, a workspace neither.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
 std::int64_t dim(const TensorSpec& spec, int index) {
   return spec.shape[static_cast<std::size_t>(index)];
@@ -46,6 +51,17 @@ struct Door {
         refuse(fmt::format("{} has more than 2^63 elements", name));
       }
     }
+    if (!byte_reach(spec)) {
+      refuse(
+          fmt::format("{} is {}; expected strides that keep every element within 2^60 bytes of "
+                      "the first",
+                      name, to_string(spec)));
+    }
+  }
+
+  void check_index(std::string_view name, std::int64_t count) const {
+    if (count > kMaxIndex)
+      refuse(fmt::format("{} is {}; expected at most {}", name, count, kMaxIndex));
   }
 
   void check_equal(std::string_view what, std::string_view a, std::int64_t got, std::string_view b,
@@ -117,11 +133,13 @@ void check_output(const Door& door, const ForwardProblem& f) {
   }
 }
 
-/// Bounds of every variable of a program, for the check of its loads.
+/// Bounds of every variable of a program, for the check of its loads. What scalars and tensors hold proves nothing: it changes from
+/// call to call of one plan, and no call is refused for what another one held.
 expr::Box position_bounds(const ForwardProblem& f) {
   using expr::Interval;
   using expr::Variable;
   expr::Box box;
+  box.are_scalars_known = false;
   const auto set = [&box](Variable variable, std::int64_t lo, std::int64_t hi) {
     box.variables[static_cast<std::size_t>(variable)] =
         Interval{static_cast<double>(lo), static_cast<double>(hi), false};
@@ -149,6 +167,7 @@ void check_captures(const Door& door, const Program& program, const TensorSpec& 
                       argument, tensor.name));
     }
     door.check_device(tensor.name, tensor.view.spec(), q);
+    door.check_extents(tensor.name, tensor.view.spec());
   }
 }
 
@@ -159,7 +178,7 @@ void check_programs(const Door& door, const ForwardProblem& f) {
   expr::verify(f.problem.score.expr().node(), "score program at the door");
   expr::verify(f.problem.mask.expr().node(), "mask program at the door");
   // A problem without positions evaluates nothing, so nothing can be out of range.
-  if (f.seqlen_q == 0 || f.seqlen_kv == 0 || f.num_sequences == 0 || f.num_heads_q == 0) return;
+  if (!f.has_positions()) return;
   expr::refuse_out_of_range_loads(f.problem.score.expr().shared(), box, door.where + ": score");
   expr::refuse_out_of_range_loads(f.problem.mask.expr().shared(), box, door.where + ": mask");
 }
@@ -183,6 +202,8 @@ void resolve_heads(const Door& door, ForwardProblem& f) {
         "q has {} heads and k has {}; expected num_heads_q to be a multiple of num_heads_kv",
         f.num_heads_q, f.num_heads_kv));
   }
+  door.check_index("num_heads_q", f.num_heads_q);
+  door.check_index("num_heads_kv", f.num_heads_kv);
   f.group = f.num_heads_kv == 0 ? 1 : std::max<std::int64_t>(1, f.num_heads_q / f.num_heads_kv);
 }
 
@@ -209,10 +230,22 @@ void resolve_lengths(const Door& door, ForwardProblem& f) {
     if (length > kMaxSeqlen)
       door.refuse(fmt::format("{} is {}; expected at most {}", label, length, kMaxSeqlen));
   }
-  f.total_q = rows_q;
-  if (!f.is_varlen && __builtin_mul_overflow(f.num_sequences, f.seqlen_q, &f.total_q)) {
-    door.refuse(fmt::format("batch {} x seqlen_q {} is above 2^63", f.num_sequences, f.seqlen_q));
-  }
+  door.check_index(f.is_varlen ? "num_sequences" : "batch", f.num_sequences);
+  f.total_q = f.is_varlen ? rows_q : f.num_sequences * f.seqlen_q;
+}
+
+/// After heads and lengths: every product of sizes that is taken behind the door, and every workspace, then fits 63 bits.
+void check_sizes(const Door& door, const ForwardProblem& f) {
+  const std::int64_t width = std::max(f.head_dim_qk, f.head_dim_v);
+  std::int64_t elements = 0;
+  const bool is_huge =
+      __builtin_mul_overflow(std::max(f.total_q, f.num_sequences), f.num_heads_q, &elements) ||
+      __builtin_mul_overflow(elements, width, &elements);
+  if (!is_huge && elements <= kMaxElements) return;
+  door.refuse(
+      fmt::format("q has {} rows in {} sequences, {} heads and a head_dim of {}; expected at most "
+                  "2^48 elements",
+                  f.total_q, f.num_sequences, f.num_heads_q, width));
 }
 
 }  // namespace
@@ -232,6 +265,7 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
   door.check_scalars(problem);
   resolve_heads(door, f);
   resolve_lengths(door, f);
+  check_sizes(door, f);
   if (f.problem.out.rank == 0) {
     TensorSpec out = problem.q;
     out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;

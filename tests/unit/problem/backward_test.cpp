@@ -47,6 +47,8 @@ TEST(BackwardProblem, ShapesFollowTheForwardProblem) {
             "plan: dout is missing; expected f32 [2, 3, 4, 6]");
   EXPECT_EQ(refusal_with([](auto& p) { p.dq = p.dk; }),
             "plan: dq is f32 [2, 5, 2, 8]; expected f32 [2, 3, 4, 8]");
+  EXPECT_EQ(refusal_with([](auto& p) { p.dk = {.rank = 9}; }),
+            "plan: dk is f32 of rank 9; expected f32 [2, 5, 2, 8]");
   EXPECT_EQ(refusal_with([](auto& p) { p.dv.dtype = Dtype::i32; }),
             "plan: dv is i32; expected f32, f16 or bf16");
   EXPECT_EQ(refusal_with([](auto& p) { p.forward.k.shape[3] = 7; }),
@@ -79,6 +81,10 @@ TEST(BackwardProblem, CapturedNamesAreNamesOfFloatsOfTheScoreProgram) {
             "plan: dcaptured names 'shift', which is an int scalar; expected a float");
   EXPECT_EQ(with("slopes", spec_of(Dtype::f32, {5})),
             "plan: dcaptured 'slopes' is f32 [5]; expected f32 [4]");
+  EXPECT_EQ(with("cap", {.rank = 9}),
+            "plan: dcaptured 'cap' is f32 of rank 9; expected one element of f32, f16 or bf16");
+  EXPECT_EQ(with("slopes", {.rank = -1}),
+            "plan: dcaptured 'slopes' is f32 of rank -1; expected f32 [4]");
   EXPECT_EQ(with("cap", spec_of(Dtype::f32, {2})),
             "plan: dcaptured 'cap' is f32 [2]; expected one element of f32, f16 or bf16");
 }

@@ -98,5 +98,13 @@ TEST(ProblemKey, ContentsOfCapturesDoNotMatter) {
   EXPECT_FALSE(problem_key(a) == problem_key(b));  // the type is structure
 }
 
+TEST(ProblemKey, OfRanksThatNoTensorHasIsTakenBeforeTheyAreRefused) {
+  for (const int rank : {-1, 9, 1 << 30}) {
+    Problem problem = dense_problem();
+    problem.q.rank = rank;
+    EXPECT_FALSE(problem_key(problem) == problem_key(dense_problem()));
+  }
+}
+
 }  // namespace
 }  // namespace fovea::testing

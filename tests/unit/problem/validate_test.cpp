@@ -212,15 +212,96 @@ TEST(Validate, LengthsThatDoNotFitAreRefused) {
             "plan: seqlen_kv is 2147483648; expected at most 2147483647");
 }
 
-TEST(Validate, RowsThatCannotBeCountedAreRefused) {
+TEST(Validate, SequencesAndHeadsThatProgramsCannotCountAreRefused) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  const auto with_batch = [](std::int64_t batch) {
+    return dense_refusal([=](Problem& p) {
+      for (TensorSpec* spec : {&p.q, &p.k, &p.v}) spec->shape[0] = batch;
+    });
+  };
+  EXPECT_EQ(with_batch(kMost), "(not refused)");
+  EXPECT_EQ(with_batch(kMost + 1), "plan: batch is 2147483648; expected at most 2147483647");
+  const auto with_heads = [](std::int64_t heads) {
+    return dense_refusal([=](Problem& p) {
+      for (TensorSpec* spec : {&p.q, &p.k, &p.v}) spec->shape[2] = heads;
+    });
+  };
+  EXPECT_EQ(with_heads(kMost), "(not refused)");
+  EXPECT_EQ(with_heads(std::int64_t{1} << 40),
+            "plan: num_heads_q is 1099511627776; expected at most 2147483647");
   EXPECT_EQ(dense_refusal([](Problem& p) {
-              for (TensorSpec* spec : {&p.q, &p.k, &p.v}) {
-                spec->shape[0] = std::int64_t{1} << 40;
-                spec->shape[1] = 1;
-              }
-              p.seqlen_q = up_to((std::int64_t{1} << 31) - 1);
+              p.q.shape[2] = 0;
+              p.k.shape[2] = p.v.shape[2] = std::int64_t{1} << 31;
             }),
-            "plan: batch 1099511627776 x seqlen_q 2147483647 is above 2^63");
+            "plan: num_heads_kv is 2147483648; expected at most 2147483647");
+  for (const std::int64_t sequences :
+       {kMost + 1, (std::int64_t{1} << 61) - 1, std::int64_t{1} << 62}) {
+    EXPECT_EQ(
+        packed_refusal([=](Problem& p) { p.num_sequences = sequences; }),
+        "plan: num_sequences is " + std::to_string(sequences) + "; expected at most 2147483647");
+  }
+}
+
+TEST(Validate, RowsThatCannotBeCountedAreRefused) {
+  const auto with_bound = [](std::int64_t bound) {
+    return dense_refusal([=](Problem& p) {
+      for (TensorSpec* spec : {&p.q, &p.k, &p.v}) spec->shape[0] = std::int64_t{1} << 12;
+      p.seqlen_q = up_to(bound);
+    });
+  };
+  // Of 2^12 sequences, 4 heads and 8 columns.
+  EXPECT_EQ(with_bound((std::int64_t{1} << 31) - 1), "(not refused)");
+  EXPECT_EQ(dense_refusal([](Problem& p) {
+              for (TensorSpec* spec : {&p.q, &p.k, &p.v}) spec->shape[0] = std::int64_t{1} << 13;
+              p.seqlen_q = up_to((std::int64_t{1} << 31) - 1);
+              p.v.shape[3] = 9;
+            }),
+            "plan: q has 17592186036224 rows in 8192 sequences, 4 heads and a head_dim of 9; "
+            "expected at most 2^48 elements");
+  EXPECT_EQ(dense_refusal([](Problem& p) {
+              constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+              for (TensorSpec* spec : {&p.q, &p.k, &p.v}) spec->shape = {kMost, 1, kMost, 1};
+              p.seqlen_q = up_to(kMost);
+            }),
+            "plan: q has 4611686014132420609 rows in 2147483647 sequences, 2147483647 heads and a "
+            "head_dim of 1; expected at most 2^48 elements");
+}
+
+TEST(Validate, SpecsMadeByHandAreRefusedByName) {
+  EXPECT_EQ(dense_refusal([](Problem& p) { p.q = TensorSpec{.rank = 9}; }),
+            "plan: q is f32 of rank 9; expected rank 4: [batch, seqlen, heads, head_dim]");
+  EXPECT_EQ(dense_refusal([](Problem& p) { p.v = TensorSpec{.rank = -1}; }),
+            "plan: v is f32 of rank -1; expected rank 4: [batch, seqlen, heads, head_dim]");
+  EXPECT_EQ(packed_refusal([](Problem& p) { p.out = TensorSpec{.rank = 1 << 30}; }),
+            "plan: out is f32 of rank 1073741824; expected rank 3: [total, heads, head_dim] "
+            "(packed: cu_seqlens are given)");
+}
+
+TEST(Validate, StridesThatLeaveTheAddressSpaceAreRefused) {
+  for (const std::int64_t stride :
+       {std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
+    EXPECT_EQ(
+        dense_refusal([=](Problem& p) { p.k.strides[1] = stride; }),
+        "plan: k is f32 [2, 5, 2, 8] strides [80, " + std::to_string(stride) +
+            ", 8, 1]; expected strides that keep every element within 2^60 bytes of the first");
+  }
+}
+
+TEST(Validate, CapturedTensorsAreTensors) {
+  const auto with = [](const TensorSpec& spec) {
+    return dense_refusal([&](Problem& p) {
+      p.score =
+          parse_score_mod("score + table[q_idx]",
+                          {.tensors = {{"table", TensorView(static_cast<void*>(nullptr), spec)}}});
+    });
+  };
+  EXPECT_EQ(with(spec_of(Dtype::f32, {4})), "(not refused)");
+  EXPECT_EQ(with({.rank = 1, .shape = {-4}, .strides = {1}}),
+            "plan: table has extent -4 in dimension 0; expected >= 0");
+  EXPECT_EQ(
+      with({.rank = 1, .shape = {4}, .strides = {std::int64_t{1} << 60}}),
+      "plan: table is f32 [4] strides [1152921504606846976]; expected strides that keep every "
+      "element within 2^60 bytes of the first");
 }
 
 TEST(Validate, OutOfAnotherShapeIsRefused) {
@@ -246,6 +327,32 @@ TEST(Validate, LoadsThatAreNeverInRangeAreRefused) {
                 [&](Problem& p) { p.mask = parse_mask_mod("table[-1 - kv_idx] > 0", captures); }),
             "plan: mask: index 0 of 'table', -1 - kv_idx, is in [-5, -1]; expected 0 <= index < "
             "4, the extent of that dimension");
+}
+
+TEST(Validate, WhatScalarsHoldProvesNothing) {
+  std::vector<float> table(4);
+  const auto with = [&](const std::string& index, const CapturedScalar& scalar) {
+    return dense_refusal([&](Problem& p) {
+      p.score =
+          parse_score_mod("score + table[" + index + "]",
+                          {.tensors = {{"table", view(table.data(), {4})}}, .scalars = {scalar}});
+    });
+  };
+  EXPECT_EQ(with("q_idx + n", CapturedScalar::of("n", 1000)), "(not refused)");
+  EXPECT_EQ(with("n", CapturedScalar::of("n", -1)), "(not refused)");
+  EXPECT_EQ(with("int(t) - 1", CapturedScalar::of("t", -5.0)), "(not refused)");
+  EXPECT_NE(with("4 + abs(n % 7)", CapturedScalar::of("n", 0)), "(not refused)");
+}
+
+TEST(Validate, TensorsWithoutElementsHaveNothingToLoad) {
+  float none = 0;
+  for (const char* index : {"q_idx", "q_idx - 1", "kv_idx - q_idx"}) {
+    const auto score = [&](Problem& p) {
+      p.score = parse_score_mod(std::string("score + table[") + index + "]",
+                                {.tensors = {{"table", view(&none, {0})}}});
+    };
+    EXPECT_THAT(dense_refusal(score), ::testing::HasSubstr("expected 0 <= index < 0")) << index;
+  }
 }
 
 TEST(Validate, LoadsThatMayBeInRangeAreLegal) {
