@@ -94,9 +94,9 @@ struct FOVEA_EXPORT Explanation {
   std::string tuning;   // cuda: what measurements of fovea tune said of this choice, if anything
   std::string target;   // "avx512"
   std::string compute_dtype;
-  std::string score, mask;  // formulas
+  std::string score, mask;  // formulas, of which 4,096 bytes are shown
   std::int64_t tile_q = 0, tile_kv = 0;
-  std::optional<TileCount> tiles;  // absent when the mask reads tensors whose data was not given
+  std::optional<TileCount> tiles;  // absent where the mask's data is, or counting would take long
   double flops = 0;                // of visible tiles
   double bytes = 0;                // inputs read once, outputs written once
   std::string bound;               // "compute" or "memory"

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <cstddef>
+
 #include "core/check.hpp"
 #include "expr/interval.hpp"
 #include "expr/passes.hpp"
@@ -8,6 +10,8 @@
 namespace fovea::expr {
 
 namespace {
+
+constexpr std::size_t kMostShown = 256;  // bytes of a formula in a message
 
 std::string shown(const Interval& range) {
   if (range.is_point()) return fmt::format("is {:.0f}", range.lo);
@@ -33,7 +37,7 @@ void refuse_out_of_range_loads(const NodePtr& root, const Box& bounds, std::stri
           std::string(argument),
           fmt::format(
               "index {} of '{}', {}, {}; expected 0 <= index < {}, the extent of that dimension",
-              dim, node.name, print(*node.operands[dim]), shown(range), extent));
+              dim, node.name, print_up_to(*node.operands[dim], kMostShown), shown(range), extent));
     }
   }
 }

@@ -84,19 +84,18 @@ std::vector<NodePtr> written_operands(const Node& node) {
 // Writes from a stack of things still to be written, so that depth costs no call stack.
 class Printer {
  public:
+  /// Stops once the text is longer than `most`.
+  explicit Printer(std::size_t most) : most_(most) {}
+
   std::string print(const Node& root) {
     stack_.push_back({.node = &root});
-    while (!stack_.empty()) {
+    while (!stack_.empty() && text_.size() <= most_) {
       const Piece piece = std::move(stack_.back());
       stack_.pop_back();
       if (piece.node == nullptr) {
         text_ += piece.text;
       } else {
         write(*piece.node, piece.level);
-      }
-      if (text_.size() > kMaxText) {
-        invalid("formula",
-                fmt::format("its text is beyond {} bytes; expected less repetition", kMaxText));
       }
     }
     return std::move(text_);
@@ -160,6 +159,7 @@ class Printer {
     return written_.emplace(node.digest, written_operands(node)).first->second;
   }
 
+  std::size_t most_;
   std::string text_;
   std::vector<Piece> stack_;
   std::unordered_map<Digest, std::vector<NodePtr>, DigestHash> written_;
@@ -167,7 +167,21 @@ class Printer {
 
 }  // namespace
 
-std::string print(const Node& root) { return Printer().print(root); }
+std::string print(const Node& root) {
+  std::string text = Printer(kMaxText).print(root);
+  if (text.size() > kMaxText) {
+    invalid("formula",
+            fmt::format("its text is beyond {} bytes; expected less repetition", kMaxText));
+  }
+  return text;
+}
+
+std::string print_up_to(const Node& root, std::size_t most) {
+  std::string text = Printer(most).print(root);
+  if (text.size() <= most) return text;
+  text.resize(most);
+  return text + " ...";
+}
 
 }  // namespace fovea::expr
 

@@ -9,6 +9,7 @@
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
 #include "expr/passes.hpp"
+#include "expr/print.hpp"
 #include "mask/block_map.hpp"
 #include "plan/plan.hpp"
 
@@ -17,6 +18,11 @@ namespace {
 
 /// Above this a problem is limited by arithmetic on every processor we know (flops per byte of memory traffic).
 constexpr double kComputeBoundIntensity = 16;
+
+constexpr std::size_t kMostShown = 4096;  // bytes of a formula
+
+/// Rows of tiles that are counted: a second at most where the mask is a union of bands.
+constexpr double kMostCountedRows = 1 << 20;
 
 /// Whether the host can read what the mask reads.
 bool has_data(const MaskMod& mask) {
@@ -33,8 +39,9 @@ void add(TileCount& sum, const TileCount& part, std::int64_t times) {
   sum.full += part.full * times;
 }
 
-/// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied.
-TileCount count_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t tile_kv) {
+/// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied. Nothing where that would take long.
+std::optional<TileCount> count_tiles(const ForwardProblem& f, std::int64_t tile_q,
+                                     std::int64_t tile_kv) {
   using expr::Variable;
   const expr::Node& mask = f.problem.mask.expr().node();
   const bool reads_batch = expr::reads(mask, Variable::batch);
@@ -44,6 +51,9 @@ TileCount count_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t
       reads_batch ? f.num_sequences : std::min<std::int64_t>(1, f.num_sequences);
   const std::int64_t heads = reads_head ? f.num_heads_q : std::min<std::int64_t>(1, f.num_heads_q);
   const std::int64_t times = (reads_batch ? 1 : f.num_sequences) * (reads_head ? 1 : f.num_heads_q);
+  const double rows = static_cast<double>(batches) * static_cast<double>(heads) *
+                      (static_cast<double>(f.seqlen_q) / static_cast<double>(tile_q) + 1);
+  if (rows > kMostCountedRows) return std::nullopt;
   TileCount sum;
   for (std::int64_t batch = 0; batch < batches; ++batch) {
     for (std::int64_t head = 0; head < heads; ++head) {
@@ -63,7 +73,7 @@ double tensor_bytes(const TensorSpec& spec) {
 
 /// Program text and, below, the values of its scalars.
 std::string formula(const Program& program) {
-  std::string text = program.to_string();
+  std::string text = expr::print_up_to(program.expr().node(), kMostShown);
   std::string values;
   for (const CapturedScalar& scalar : program.captures().scalars) {
     values += fmt::format("{}{} = {:.6g}", values.empty() ? "" : ", ", scalar.name, scalar.value);
@@ -98,6 +108,7 @@ double describe_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t
   const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
   if (!are_lengths_known || !has_data(f.problem.mask)) return 1;
   e.tiles = count_tiles(f, tile_q, tile_kv);
+  if (!e.tiles) return 1;
   const std::int64_t total = e.tiles->total();
   return total == 0
              ? 0

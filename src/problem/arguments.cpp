@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "expr/print.hpp"
 #include "problem/backward.hpp"
 #include "problem/captured_tensors.hpp"
 #include "problem/forward.hpp"
@@ -78,15 +79,18 @@ class Checker {
     if (e.view) door_.check(e, dtype, shape);
   }
 
+  template <typename P>
+  void check_program(std::string_view name, const P& given, const P& planned) const {
+    if (given == planned) return;
+    constexpr std::size_t kMostShown = 256;  // bytes of a formula in a message
+    refuse(fmt::format("{} is '{}'; expected the plan's '{}'", name,
+                       expr::print_up_to(given.expr().node(), kMostShown),
+                       expr::print_up_to(planned.expr().node(), kMostShown)));
+  }
+
   void check_programs() const {
-    if (!(args_.score == f_.problem.score)) {
-      refuse(fmt::format("score is '{}'; expected the plan's '{}'", args_.score.to_string(),
-                         f_.problem.score.to_string()));
-    }
-    if (!(args_.mask == f_.problem.mask)) {
-      refuse(fmt::format("mask is '{}'; expected the plan's '{}'", args_.mask.to_string(),
-                         f_.problem.mask.to_string()));
-    }
+    check_program("score", args_.score, f_.problem.score);
+    check_program("mask", args_.mask, f_.problem.mask);
     check_captured_tensors(f_, args_.score, args_.mask, door_);
   }
 

@@ -37,6 +37,18 @@ TEST(Print, ConversionsAreHiddenWhereTheTypesImplyThem) {
   EXPECT_EQ(to_string(to_int(x.score)), "int(score)");
 }
 
+TEST(Print, ShownTextsEndWhereTheyAreToldTo) {
+  const Expr sum = x.q_idx + x.kv_idx;
+  EXPECT_EQ(expr::print_up_to(sum.node(), 14), "q_idx + kv_idx");
+  EXPECT_EQ(expr::print_up_to(sum.node(), 13), "q_idx + kv_id ...");
+  EXPECT_EQ(expr::print_up_to(sum.node(), 0), " ...");
+  Expr power = x.score;
+  for (int i = 0; i < 64; ++i) power = power * power;
+  EXPECT_EQ(expr::print_up_to(power.node(), 20), "score * score * (sco ...");
+  EXPECT_EQ(testing::refusal_of([&] { to_string(power); }),
+            "formula: its text is beyond 1048576 bytes; expected less repetition");
+}
+
 TEST(Print, FloatsLookLikeFloats) {
   EXPECT_EQ(to_string(Expr(3.0)), "3.0");
   EXPECT_EQ(to_string(Expr(0.1F)), "0.1");

@@ -298,6 +298,56 @@ TEST(Explain, CountsTilesAndSaysWhatThePlanSays) {
   EXPECT_THAT(e.print(), HasSubstr("workspace  " + std::to_string(plan.workspace_bytes())));
 }
 
+/// A formula of few nodes whose text has 2^64 parts.
+ScoreMod repeated() {
+  Expr score = fovea::arguments().score * 1e-3;
+  for (int i = 0; i < 64; ++i) score = score * score;
+  return ScoreMod(score);
+}
+
+TEST(Explain, ShowsTheBeginningOfTextsWithoutEnd) {
+  Case problem = small_case();
+  problem.score = repeated();
+  CaseMemory memory(problem);
+  const AttentionForward args = memory.args();
+  EXPECT_EQ(refusal([&] { attention_forward(args); }), "(not refused)");
+  const Explanation e = explain(problem_for(args, 1));
+  EXPECT_EQ(e.score.size(), 4096U + 4U);
+  EXPECT_THAT(e.score, ::testing::StartsWith("score * 0.001 * (score * 0.001) * "));
+  EXPECT_THAT(e.score, ::testing::EndsWith(" ..."));
+  EXPECT_EQ(nlohmann::json::parse(e.json())["score"], e.score);
+  const Explanation planned = plan(problem_for(args, 1)).explain();
+  EXPECT_EQ(planned.print(), e.print());
+}
+
+TEST(Explain, AProgramWithoutEndIsRefusedByItsBeginning) {
+  CaseMemory memory(small_case());
+  AttentionForward args = memory.args();
+  const Plan plan = fovea::plan(problem_for(args, 1));
+  args.score = repeated();
+  EXPECT_THAT(refusal([&] { plan.run(args); }),
+              ::testing::MatchesRegex(
+                  "attention_forward: score is 'score \\* 0.001 .* \\.\\.\\.'; expected the plan's "
+                  "'score'"));
+}
+
+TEST(Explain, CountsNoTilesWhereThereAreTooMany) {
+  constexpr std::int64_t kHeads = (std::int64_t{1} << 31) - 1;
+  const auto spec = [](std::int64_t batch, std::int64_t heads) {
+    return make_spec(Dtype::f32, std::vector<std::int64_t>{batch, 1, heads, 8});
+  };
+  for (const auto& [batch, heads] :
+       {std::pair{std::int64_t{1}, kHeads}, std::pair{kHeads, std::int64_t{1}}}) {
+    Problem problem{.q = spec(batch, heads), .k = spec(batch, heads), .v = spec(batch, heads)};
+    EXPECT_EQ(explain(problem).tiles->total(), kHeads);
+    problem.mask = parse_mask_mod("q_head + batch < 7");
+    const Explanation e = explain(problem);
+    EXPECT_FALSE(e.tiles);
+    EXPECT_EQ(e.flops, 2.0 * 16 * static_cast<double>(kHeads));
+    EXPECT_FALSE(e.kernel.empty());
+  }
+}
+
 TEST(Runtime, PlansAreRememberedAndRuntimesAreApart) {
   Runtime one(1), two(2);
   EXPECT_EQ(one.executor().concurrency(), 1);
