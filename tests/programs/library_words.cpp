@@ -55,6 +55,11 @@ const std::vector<LibraryWord>& library_words() {
       {"tree", {}, tree(tensor(Dtype::i32, {2, 40, 2}))},
       {"bias", bias(tensor(Dtype::bf16, {1, 8, 64, 64})), {}},
       {"streaming", {}, streaming(4, 1024)},
+      {"packed_bits",
+       {},
+       parse_mask_mod(
+           "(bits[q_idx, kv_idx // 64, kv_idx // 32 % 2] >> kv_idx % 32 & 1) != 0",
+           {.tensors = {{"bits", as_words32(tensor(Dtype::i64, {4096, 64}))}}, .scalars = {}})},
   };
   return words;
 }

@@ -31,6 +31,7 @@ class ProgramData {
       bytes_[i] = static_cast<std::uint8_t>(40 * i);
       chars_[i] = static_cast<std::int8_t>(20 * static_cast<int>(i) - 120);
       odd_[i] = 1.5F - x;
+      words_[i] = static_cast<std::int64_t>(0x9e3779b97f4a7c15U * (i + 1));
     }
     odd_[2] = std::numeric_limits<float>::infinity();
     odd_[5] = std::numeric_limits<float>::quiet_NaN();
@@ -45,6 +46,7 @@ class ProgramData {
     all.tensors.push_back({"bytes", line(bytes_.data(), Dtype::u8, 1)});
     all.tensors.push_back({"chars", line(chars_.data() + 3, Dtype::i8, 0)});
     all.tensors.push_back({"odd", line(odd_.data(), Dtype::f32, 1)});
+    all.tensors.push_back({"words", as_words32(line(words_.data(), Dtype::i64, 1))});
     return all;
   }
 
@@ -64,6 +66,7 @@ class ProgramData {
   std::array<std::uint8_t, kExtent> bytes_{};
   std::array<std::int8_t, kExtent> chars_{};
   std::array<float, kExtent> odd_{};
+  std::array<std::int64_t, kExtent> words_{};
 };
 
 struct TestProgram {
@@ -131,6 +134,8 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
   programs.push_back(
       program("float(ids[q_head, kv_idx])", "ids[q_head, kv_idx] * ids[batch, q_idx] - 15"));
   programs.push_back(program("float(ids[kv_idx, q_idx])", "ids[kv_idx, q_idx] + 17"));
+  programs.push_back(program("float(words[q_idx, kv_idx % 2])",
+                             "(words[q_idx % 12, kv_idx // 32 % 2] >> kv_idx % 32 & 1) * 50 - 20"));
   // Ranges that end in NaN, and those of a dtype alone.
   programs.push_back(
       program("sqrt(score) < 2.0 ? 1.0 : 2.0", "sqrt(float(q_idx) - 25.0) < 100.0 ? -30 : 30"));
