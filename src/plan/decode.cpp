@@ -193,8 +193,9 @@ void append_to_cache(const KvCache& cache, const Append& append,
 std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
   const FloatEnvironment environment;
   constexpr std::string_view kWhere = "decode_workspace_bytes";
-  if (max_seqlen_kv < 0) {
-    invalid(std::string(kWhere), fmt::format("max_seqlen_kv is {}; expected >= 0", max_seqlen_kv));
+  if (max_seqlen_kv < 0 || max_seqlen_kv > kMostKeys) {
+    invalid(std::string(kWhere),
+            fmt::format("max_seqlen_kv is {}; expected 0 to {}", max_seqlen_kv, kMostKeys));
   }
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);

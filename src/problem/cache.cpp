@@ -37,6 +37,7 @@ class CacheDoor {
         checks_(where, cache.k.spec().device) {}
 
   std::int64_t check() {
+    check_batch();
     check_tensors();
     check_append();
     const std::int64_t longest = checks_.is_host() ? check_sequences() : check_room();
@@ -63,6 +64,12 @@ class CacheDoor {
   }
 
   // ---- shapes ----
+
+  /// As of any problem: programs count sequences in 32 bits.
+  void check_batch() const {
+    if (batch_ > kMaxSeqlen)
+      checks_.refuse(fmt::format("batch is {}; expected at most {}", batch_, kMaxSeqlen));
+  }
 
   void check_tensors() {
     check_cache_ranks(cache_, checks_);

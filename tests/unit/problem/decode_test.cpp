@@ -314,6 +314,18 @@ TEST(KvCacheDoor, KeysAndValuesMayLieSideBySideInOneBuffer) {
   EXPECT_EQ(refusal_of_append(), "run: cache.v overlaps cache.k; expected memory of its own");
 }
 
+TEST(KvCacheDoor, SequencesThatCannotBeCountedAreRefused) {
+  // All of them one place in memory: looking at each would take a year.
+  float row = 0;
+  const std::int32_t zero = 0;
+  constexpr std::int64_t kBatch = std::int64_t{1} << 50;
+  const KvCache cache = {.k = view(&row, {kBatch, 1, 1, 1}, {0, 0, 0, 0}),
+                         .v = view(&row, {kBatch, 1, 1, 1}, {0, 0, 0, 0}),
+                         .seqlens = view(&zero, {kBatch}, {0})};
+  EXPECT_EQ(refusal([&] { validate_cache(cache, {}, {}, kBatch, "run"); }),
+            "run: batch is 1125899906842624; expected at most 2147483647");
+}
+
 TEST(KvCacheDoor, PositionsFitIn32BitsWhateverTheRoom) {
   // One page of 2^20 rows, 2^12 times in the table: room for 2^32 rows.
   float row = 0;
