@@ -13,6 +13,7 @@
 #include "cuda/emulator/emulator.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
+#include "support/drawn_spec.hpp"
 #include "support/launch_memory.hpp"
 #include "support/random.hpp"
 
@@ -46,15 +47,18 @@ struct AppendMemory {
     v = tokens(problem, c.num_new, c.num_heads_kv, c.head_dim_v, 2);
     append = {.k = k.view(), .v = v.view()};
     if (turning.num_pairs == 0) return;
-    const TensorSpec angles =
-        make_spec(turning.dtype, std::array{kMaxPositions, turning.num_pairs});
-    cos = GuardedTensor(angles);
-    sin = GuardedTensor(angles);
+    const auto drawn = [&](std::uint64_t stream, Dtype dtype, std::int64_t rows,
+                           std::int64_t cols) {
+      return GuardedTensor(drawn_spec(dtype, std::array{rows, cols}, Random(c.layout_seed, stream),
+                                      Strides::of_input));
+    };
+    cos = drawn(1, turning.dtype, kMaxPositions, turning.num_pairs);
+    sin = drawn(2, turning.dtype, kMaxPositions, turning.num_pairs);
     cos.fill([](std::int64_t i) { return std::cos(0.37 * static_cast<double>(i)); });
     sin.fill([](std::int64_t i) { return std::sin(0.37 * static_cast<double>(i)); });
     rotary = {.cos = cos.view(), .sin = sin.view(), .is_interleaved = turning.is_interleaved};
     if (turning.has_positions) {
-      positions = GuardedTensor(make_spec(Dtype::i64, std::array{c.batch(), c.num_new}));
+      positions = drawn(3, Dtype::i64, c.batch(), c.num_new);
       positions.fill([](std::int64_t i) { return static_cast<double>(i * 7 % kMaxPositions); });
       rotary.positions = positions.view();
     }

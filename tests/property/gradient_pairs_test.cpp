@@ -2,6 +2,7 @@
 // this machine has. Hidden keys, and rows that see nothing, are NaN in everything that is read.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -36,10 +37,13 @@ void add(GradientCase& problem, const Feature& feature) {
 void expect_pairs_equal(Dtype dtype, const Difference& difference_of) {
   constexpr int kEnough = 10;
   int num_different = 0;
+  std::uint64_t pair = 0;
   for (const Feature& first : features()) {
     for (const Feature& second : features()) {
+      if (first.is_long || second.is_long) continue;  // see gradient_contract_test.cpp
       if (&first > &second || (&first != &second && !goes_with(first, second))) continue;
       GradientCase problem = small_case(dtype);
+      problem.forward.layout_seed = ++pair;
       problem.forward.label = std::string(first.name);
       add(problem, first);
       if (&first != &second) {

@@ -1,6 +1,7 @@
 // Every two features together, in every dtype, on every target that this machine has.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 
 #include "support/compare.hpp"
@@ -14,11 +15,13 @@ class Pairs : public ::testing::TestWithParam<Dtype> {};
 TEST_P(Pairs, EqualOracle) {
   constexpr int kEnough = 10;
   int num_different = 0;
+  std::uint64_t pair = 0;
   for (const Feature& first : features()) {
     for (const Feature& second : features()) {
       const bool excludes = !first.group.empty() && first.group == second.group;
       if (&first >= &second || excludes) continue;
       Case problem = plain_case(GetParam());
+      problem.layout_seed = ++pair;
       problem.label = std::string(first.name) + " + " + std::string(second.name);
       first.add(problem);
       second.add(problem);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "support/compare.hpp"
+#include "support/drawn_spec.hpp"
 #include "support/random.hpp"
 
 namespace fovea::testing {
@@ -37,8 +38,36 @@ GuardedTensor cache_tensor(const CacheCase& p, Dtype dtype, std::int64_t slots, 
   return GuardedTensor(make_spec(dtype, shape, strides));
 }
 
-GuardedTensor indices(Dtype dtype, const std::vector<std::int64_t>& values) {
-  GuardedTensor tensor(make_spec(dtype, std::array{static_cast<std::int64_t>(values.size())}));
+enum CacheLayout : std::uint64_t {
+  kCacheQ,
+  kCacheNewK,
+  kCacheNewV,
+  kCacheSinks,
+  kCacheOut,
+  kCacheLse,
+  kCacheTable,
+  kCacheSeqlens,
+  kCacheSlots,
+  kCachePadding,
+};
+
+GuardedTensor drawn(const CacheCase& p, CacheLayout stream, Dtype dtype,
+                    const std::vector<std::int64_t>& shape, Strides strides = Strides::of_input) {
+  if (p.layout_seed == 0) return GuardedTensor(make_spec(dtype, shape));
+  return GuardedTensor(drawn_spec(dtype, shape, Random(p.layout_seed, 1000 + stream), strides));
+}
+
+/// Of q, out or new tokens.
+GuardedTensor tokens(const CacheCase& p, CacheLayout stream, Dtype dtype,
+                     const std::vector<std::int64_t>& shape, Strides strides = Strides::of_input) {
+  if (!p.has_drawn_tokens) return GuardedTensor(make_spec(dtype, shape));
+  return drawn(p, stream, dtype, shape, strides);
+}
+
+GuardedTensor indices(const CacheCase& p, CacheLayout stream,
+                      const std::vector<std::int64_t>& values) {
+  GuardedTensor tensor =
+      drawn(p, stream, p.index_dtype, {static_cast<std::int64_t>(values.size())});
   tensor.fill(
       [&](std::int64_t i) { return static_cast<double>(values[static_cast<std::size_t>(i)]); });
   return tensor;
@@ -63,27 +92,24 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
   k = cache_tensor(p, p.k_dtype, num_slots_, rows_per_slot_, p.head_dim_qk);
   v = cache_tensor(p, p.v_dtype, num_slots_, rows_per_slot_, p.head_dim_v);
   if (p.num_new > 0) {
-    new_k = GuardedTensor(
-        make_spec(p.k_dtype, std::array{p.batch(), p.num_new, p.num_heads_kv, p.head_dim_qk}));
-    new_v = GuardedTensor(
-        make_spec(p.v_dtype, std::array{p.batch(), p.num_new, p.num_heads_kv, p.head_dim_v}));
+    new_k = tokens(p, kCacheNewK, p.k_dtype, {p.batch(), p.num_new, p.num_heads_kv, p.head_dim_qk});
+    new_v = tokens(p, kCacheNewV, p.v_dtype, {p.batch(), p.num_new, p.num_heads_kv, p.head_dim_v});
   }
   fill_cache(k, new_k, kK, p.head_dim_qk);
   fill_cache(v, new_v, kV, p.head_dim_v);
-  q = GuardedTensor(
-      make_spec(p.q_dtype, std::array{p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_qk}));
+  q = tokens(p, kCacheQ, p.q_dtype, {p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_qk});
   q.fill([&](std::int64_t i) {
     const std::int64_t row = i / (p.head_dim_qk * p.num_heads_q);
     return value(kQ, row / p.seqlen_q, row % p.seqlen_q, i / p.head_dim_qk % p.num_heads_q,
                  i % p.head_dim_qk);
   });
   if (p.has_sinks) {
-    sinks = GuardedTensor(make_spec(Dtype::f32, std::array{p.num_heads_q}));
+    sinks = drawn(p, kCacheSinks, Dtype::f32, {p.num_heads_q});
     sinks.fill([&](std::int64_t i) { return value(kSinks, 0, 0, i, 0); });
   }
-  out = GuardedTensor(
-      make_spec(p.q_dtype, std::array{p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_v}));
-  lse = GuardedTensor(make_spec(Dtype::f32, std::array{p.batch(), p.num_heads_q, p.seqlen_q}));
+  out = tokens(p, kCacheOut, p.q_dtype, {p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_v},
+               Strides::of_output);
+  lse = drawn(p, kCacheLse, Dtype::f32, {p.batch(), p.num_heads_q, p.seqlen_q}, Strides::of_output);
   dense_.resize(p.seqlens.size());
   for (GuardedTensor* tensor : {&q, &k, &v, &page_table, &seqlens, &batch_idx, &left_padding,
                                 &new_k, &new_v, &sinks, &out, &lse}) {
@@ -114,8 +140,8 @@ void CacheMemory::place_sequences() {
     longest = std::max(longest, before.back() + p.num_new);
     if (p.page_size > 0) num_pages += (before.back() + p.num_new + p.page_size - 1) / p.page_size;
   }
-  seqlens = indices(p.index_dtype, before);
-  if (p.has_left_padding) left_padding = indices(p.index_dtype, padding);
+  seqlens = indices(p, kCacheSeqlens, before);
+  if (p.has_left_padding) left_padding = indices(p, kCachePadding, padding);
   if (p.page_size == 0) {
     num_slots_ = p.batch() + kSpareSlots;
     rows_per_slot_ = longest + kSpareRows;
@@ -123,15 +149,16 @@ void CacheMemory::place_sequences() {
     if (!p.has_batch_idx) std::iota(slots.begin(), slots.end(), 0);
     slots.resize(p.seqlens.size());
     for (const std::int64_t slot : slots) places_.push_back({slot});
-    if (p.has_batch_idx) batch_idx = indices(p.index_dtype, slots);
+    if (p.has_batch_idx) batch_idx = indices(p, kCacheSlots, slots);
     return;
   }
   num_slots_ = num_pages;
   rows_per_slot_ = p.page_size;
   const std::vector<std::int64_t> order = shuffled(num_pages, p.page_seed);
   const std::int64_t width = (longest + p.page_size - 1) / p.page_size + kSpareEntries;
-  page_table = GuardedTensor(make_spec(p.index_dtype, std::array{p.batch(), width}));
+  page_table = drawn(p, kCacheTable, p.index_dtype, {p.batch(), width});
   page_table.fill([](std::int64_t i) { return i % 2 == 0 ? -1 : kHuge; });
+  const TensorView table = page_table.view();
   std::size_t next = 0;
   for (std::int64_t i = 0; i < p.batch(); ++i) {
     places_.emplace_back();
@@ -141,7 +168,8 @@ void CacheMemory::place_sequences() {
       const bool is_padding = (page + 1) * p.page_size <= p.left_padding(i);
       const std::int64_t place = is_padding ? -1 : order[next++];
       places_.back().push_back(place);
-      page_table.set(i * width + page, is_padding ? kHuge : static_cast<double>(place));
+      page_table.set(i * table.stride(0) + page * table.stride(1),
+                     is_padding ? kHuge : static_cast<double>(place));
     }
   }
 }

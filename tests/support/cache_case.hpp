@@ -27,6 +27,8 @@ struct CacheCase {
   bool has_left_padding = false;  // of 3, 8, 13 ... rows
   std::uint64_t seed = 1;         // of values
   std::uint64_t page_seed = 1;    // of the order of pages
+  std::uint64_t layout_seed = 1;  // of the layouts of indices, tables, sinks and lse; 0: row-major
+  bool has_drawn_tokens = false;  // of q, out and new tokens too
 
   ScoreMod score{};
   MaskMod mask = causal();

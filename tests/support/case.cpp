@@ -61,20 +61,18 @@ GuardedTensor tensor_of(Dtype dtype, const Shape4& shape, Layout layout, bool is
   return GuardedTensor(spec, layout == Layout::odd_offset ? 1 : 0);
 }
 
-/// [batch, heads, seqlen] or packed [heads, total]; rows lie apart by poison unless the layout is
-/// plain.
-GuardedTensor statistic_of(const Shape4& shape, Layout layout, bool is_packed) {
-  const std::int64_t row = shape.seqlen + (layout == Layout::bshd ? 0 : 5);
+/// [batch, heads, seqlen] or packed [heads, total].
+GuardedTensor statistic_of(const Case& problem, const Shape4& shape, std::uint64_t stream) {
   const std::array<std::int64_t, 3> extents{shape.batch, shape.heads, shape.seqlen};
-  const std::array<std::int64_t, 3> strides{shape.heads * row, row, 1};
-  const std::size_t first = is_packed ? 1 : 0;
-  return GuardedTensor(
-      make_spec(Dtype::f32, std::span(extents).subspan(first), std::span(strides).subspan(first)));
+  return GuardedTensor(problem.drawn(Dtype::f32,
+                                     std::span(extents).subspan(problem.is_packed() ? 1 : 0),
+                                     stream, Strides::of_output));
 }
 
-GuardedTensor cu_seqlens_of(const Case& problem, std::int64_t Lengths::*side) {
+GuardedTensor cu_seqlens_of(const Case& problem, std::int64_t Lengths::*side,
+                            std::uint64_t stream) {
   const std::array<std::int64_t, 1> shape{problem.num_sequences() + 1};
-  GuardedTensor result(make_spec(problem.cu_seqlens_dtype, shape));
+  GuardedTensor result(problem.drawn(problem.cu_seqlens_dtype, shape, stream, Strides::of_input));
   std::int64_t total = 0;
   result.fill([&](std::int64_t i) {
     if (i > 0) total += problem.sequences[static_cast<std::size_t>(i - 1)].*side;
@@ -120,10 +118,16 @@ std::int64_t Case::max_seqlen_kv() const {
 }
 
 TensorView Case::capture(Dtype element, const std::vector<std::int64_t>& shape,
-                         const std::function<double(std::int64_t)>& value) {
-  captured.push_back(std::make_shared<GuardedTensor>(make_spec(element, shape)));
+                         const std::function<double(std::int64_t)>& value, Strides strides) {
+  const std::uint64_t stream = kCapturedLayout + captured.size();
+  captured.push_back(std::make_shared<GuardedTensor>(drawn(element, shape, stream, strides)));
   captured.back()->fill(value);
   return captured.back()->view();
+}
+
+TensorSpec Case::drawn(Dtype element, std::span<const std::int64_t> shape, std::uint64_t stream,
+                       Strides strides) const {
+  return drawn_spec(element, shape, Random(mixed(seed) + layout_seed, stream), strides);
 }
 
 std::string Case::describe() const {
@@ -137,6 +141,7 @@ std::string Case::describe() const {
       "{}: {} {} heads {}/{} dims {}/{} {}->{} {} seed {}", label, fovea::name(dtype), lengths_text,
       num_heads_q, num_heads_kv, head_dim_qk, head_dim_v, name(layout), name(out_layout),
       distribution == Distribution::normal ? "normal" : "heavy-tailed", seed);
+  if (layout_seed != 0) text += fmt::format(" layouts {}", layout_seed);
   if (out_dtype) text += fmt::format(" out {}", fovea::name(*out_dtype));
   if (softmax_scale) text += fmt::format(" scale {}", *softmax_scale);
   if (has_sinks) text += " sinks";
@@ -176,8 +181,8 @@ CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
       q_shape.seqlen += each.q;
       kv_shape.seqlen += each.kv;
     }
-    cu_seqlens_q = cu_seqlens_of(problem, &Lengths::q);
-    cu_seqlens_kv = cu_seqlens_of(problem, &Lengths::kv);
+    cu_seqlens_q = cu_seqlens_of(problem, &Lengths::q, kCuSeqlensQLayout);
+    cu_seqlens_kv = cu_seqlens_of(problem, &Lengths::kv, kCuSeqlensKvLayout);
   }
   Shape4 v_shape = kv_shape;
   v_shape.head_dim = problem.head_dim_v;
@@ -188,8 +193,8 @@ CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
   v = tensor_of(problem.dtype, v_shape, problem.layout, is_packed);
   out = tensor_of(problem.out_dtype.value_or(problem.dtype), out_shape, problem.out_layout,
                   is_packed);
-  if (problem.wants_lse) lse = statistic_of(q_shape, problem.out_layout, is_packed);
-  if (problem.wants_row_max) row_max = statistic_of(q_shape, problem.out_layout, is_packed);
+  if (problem.wants_lse) lse = statistic_of(problem, q_shape, kLseLayout);
+  if (problem.wants_row_max) row_max = statistic_of(problem, q_shape, kRowMaxLayout);
   fill_inputs();
 }
 
@@ -199,7 +204,7 @@ void CaseMemory::fill_inputs() {
   fill_with_samples(v, problem_, 2);
   if (problem_.has_sinks) {
     const std::array<std::int64_t, 1> shape{problem_.num_heads_q};
-    sinks = GuardedTensor(make_spec(Dtype::f32, shape));
+    sinks = GuardedTensor(problem_.drawn(Dtype::f32, shape, kSinksLayout, Strides::of_input));
     const Random random(problem_.seed, 3);
     sinks.fill([&](std::int64_t i) { return random.normal(i); });
   }
@@ -310,6 +315,9 @@ std::string CaseMemory::damage() const {
                              {&cu_seqlens_q, "cu_seqlens_q"},
                              {&cu_seqlens_kv, "cu_seqlens_kv"}}) {
     if (!input.tensor->is_unchanged()) found += fmt::format("input {} was written\n", input.name);
+  }
+  for (const auto& each : problem_.captured) {
+    if (!each->is_unchanged()) found += "a captured tensor was written\n";
   }
   for (const Named& output : {Named{&out, "out"}, {&lse, "lse"}, {&row_max, "row_max"}}) {
     if (!output.tensor->has_intact_guards())

@@ -6,12 +6,14 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fovea/attention.hpp"
 
+#include "support/drawn_spec.hpp"
 #include "support/guarded_tensor.hpp"
 
 namespace fovea::testing {
@@ -60,9 +62,10 @@ struct Case {
   Dtype cu_seqlens_dtype = Dtype::i32;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   Layout layout = Layout::bshd;
-  Layout out_layout = Layout::bshd;  // of lse and row_max too: their rows lie apart unless bshd
+  Layout out_layout = Layout::bshd;
   Distribution distribution = Distribution::normal;
   std::uint64_t seed = 1;
+  std::uint64_t layout_seed = 0;  // of the layouts of all other tensors, drawn from `seed` too
 
   ScoreMod score{};
   MaskMod mask{};
@@ -86,14 +89,31 @@ struct Case {
   std::int64_t max_seqlen_q() const;
   std::int64_t max_seqlen_kv() const;
 
-  /// A tensor for programs to capture; lives as long as any copy of the case.
+  /// A tensor for programs to capture, in a layout that is drawn; lives as long as any copy of the case.
   TensorView capture(Dtype element, const std::vector<std::int64_t>& shape,
-                     const std::function<double(std::int64_t)>& value);
+                     const std::function<double(std::int64_t)>& value,
+                     Strides strides = Strides::of_input);
 
   /// "f32 2x19x67 heads 4/2 dims 24/40 seed 7: score ..., mask ...".
   std::string describe() const;
 
+  /// A spec in a layout of its own for every `stream`, which the seeds of the case draw.
+  TensorSpec drawn(Dtype element, std::span<const std::int64_t> shape, std::uint64_t stream,
+                   Strides strides) const;
+
   std::vector<std::shared_ptr<GuardedTensor>> captured{};  // what capture() made
+};
+
+/// Streams of Case::drawn; captured tensors have those from kCapturedLayout on.
+enum LayoutStream : std::uint64_t {
+  kSinksLayout = 1000,
+  kCuSeqlensQLayout,
+  kCuSeqlensKvLayout,
+  kLseLayout,
+  kRowMaxLayout,
+  kGradientLayout = 1100,
+  kCapturedGradientLayout = 1150,
+  kCapturedLayout = 1200,
 };
 
 /// A tensor [batch, seqlen, heads, head_dim] or packed [total, heads, head_dim] of this shape, laid

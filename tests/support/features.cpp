@@ -19,7 +19,8 @@ void then(Case& problem, const ScoreMod& score) { problem.score = problem.score 
 TensorView capture_normal(Case& problem, const std::vector<std::int64_t>& shape,
                           std::uint64_t stream) {
   const Random random(problem.seed, stream);
-  return problem.capture(Dtype::f32, shape, [&](std::int64_t i) { return random.normal(i); });
+  return problem.capture(
+      Dtype::f32, shape, [&](std::int64_t i) { return random.normal(i); }, Strides::of_any_values);
 }
 
 /// Ids that rise along a row, a few -1 among them.
@@ -117,6 +118,22 @@ constexpr Feature kFeatures[] = {
        c.seqlen_q = 1;
        c.seqlen_kv = 300;
      }},
+    // Two splits of keys, the first of 2,048; rows few enough to be walked with their keys, or in lanes of a panel.
+    {"splits", "shape",
+     [](Case& c) {
+       c.batch = 1;
+       c.seqlen_q = 2;
+       c.seqlen_kv = 2051;
+     },
+     true},
+    {"splits_of_panels", "shape",
+     [](Case& c) {
+       c.batch = 1;
+       c.seqlen_kv = 2051;
+     },
+     true},
+    // Two panels of any target, the second of one row; two tiles of keys.
+    {"panels", "shape", [](Case& c) { c.seqlen_q = 65; }, true},
     {"gqa", "heads",
      [](Case& c) {
        c.num_heads_q = 6;

@@ -14,6 +14,7 @@ struct Feature {
   std::string_view name;
   std::string_view group;  // two of one group exclude each other; empty: goes with all
   void (*add)(Case& problem);
+  bool is_long = false;  // many scores: only where they are cheap
 };
 
 inline void PrintTo(const Feature& feature, std::ostream* stream) { *stream << feature.name; }

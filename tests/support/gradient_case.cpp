@@ -24,13 +24,27 @@ Case as_backward(Case problem) {
   return problem;
 }
 
-/// Row-major, in the shape of a captured tensor or of a scalar: one element.
-GuardedTensor like_captured(const TensorView& captured, Dtype dtype) {
-  if (!captured) return GuardedTensor(make_spec(dtype, std::array<std::int64_t, 1>{1}));
-  const TensorSpec& spec = captured.spec();
-  return GuardedTensor(
-      make_spec(dtype, std::span(spec.shape).first(static_cast<std::size_t>(spec.rank))));
-}
+/// Tensors beside those of the case, each in a layout of its own.
+class DrawnTensors {
+ public:
+  DrawnTensors(const Case& problem, std::uint64_t first_stream)
+      : problem_(problem), stream_(first_stream) {}
+
+  GuardedTensor like(const TensorSpec& spec, Dtype dtype, Strides strides) {
+    const std::span shape(spec.shape.data(), static_cast<std::size_t>(spec.rank));
+    return GuardedTensor(problem_.drawn(dtype, shape, stream_++, strides));
+  }
+
+  /// Of a scalar: one element.
+  GuardedTensor like_captured(const TensorView& captured, Dtype dtype, Strides strides) {
+    const auto one = make_spec(dtype, std::array<std::int64_t, 1>{1});
+    return like(captured ? captured.spec() : one, dtype, strides);
+  }
+
+ private:
+  const Case& problem_;
+  std::uint64_t stream_;
+};
 
 bool shares_memory(Layout layout) {
   return layout == Layout::shared_batch || layout == Layout::shared_head;
@@ -60,7 +74,8 @@ GradientMemory::GradientMemory(const GradientCase& problem)
   const TensorSpec out = forward.out.view().spec();
   const TensorSpec lse = forward.lse.view().spec();
   dout = tensor_like(out, problem.dout_dtype.value_or(out_dtype), of.layout);
-  if (problem.has_dlse) dlse = GuardedTensor(lse);
+  DrawnTensors drawn(of, kGradientLayout);
+  if (problem.has_dlse) dlse = drawn.like(lse, Dtype::f32, Strides::of_input);
   dq = tensor_like(forward.q.view().spec(), gradient_dtype, of.out_layout);
   dk = tensor_like(forward.k.view().spec(), gradient_dtype, of.out_layout);
   dv = tensor_like(forward.v.view().spec(), gradient_dtype, of.out_layout);
@@ -68,10 +83,11 @@ GradientMemory::GradientMemory(const GradientCase& problem)
   k_tangent = tensor_like(forward.k.view().spec(), of.dtype, of.layout);
   v_tangent = tensor_like(forward.v.view().spec(), of.dtype, of.layout);
   out_tangent = tensor_like(out, out_dtype, of.out_layout);
-  lse_tangent = GuardedTensor(lse);
+  lse_tangent = drawn.like(lse, Dtype::f32, Strides::of_output);
   if (of.has_sinks) {
-    dsinks = GuardedTensor(forward.sinks.view().spec());
-    sinks_tangent = GuardedTensor(forward.sinks.view().spec());
+    const TensorSpec sinks = forward.sinks.view().spec();
+    dsinks = drawn.like(sinks, Dtype::f32, Strides::of_output);
+    sinks_tangent = drawn.like(sinks, Dtype::f32, Strides::of_any_values);
   }
   if (problem.wants_captured) make_captured();
   fill_inputs();
@@ -81,9 +97,11 @@ GradientMemory::GradientMemory(const GradientCase& problem)
 
 void GradientMemory::make_captured() {
   const Dtype dtype = problem_.gradient_dtype.value_or(Dtype::f32);
+  DrawnTensors drawn(problem_.forward, kCapturedGradientLayout);
   const auto add = [&](const std::string& name, const TensorView& like) {
-    dcaptured.push_back({name, like_captured(like, dtype)});
-    captured_tangents.push_back({name, like_captured(like, Dtype::f32)});
+    dcaptured.push_back({name, drawn.like_captured(like, dtype, Strides::of_output)});
+    captured_tangents.push_back(
+        {name, drawn.like_captured(like, Dtype::f32, Strides::of_any_values)});
   };
   const Captures& captures = problem_.forward.score.captures();
   for (const CapturedTensor& each : captures.tensors) {

@@ -6,6 +6,7 @@
 
 #include "core/philox.hpp"
 #include "reference/element.hpp"
+#include "support/guarded_tensor.hpp"
 
 namespace fovea::testing {
 
@@ -42,7 +43,10 @@ void add(const TensorView& sum, const Place& at, float factor, const TensorView&
 }
 
 void clear(const TensorView& view) {
-  if (view) std::fill_n(static_cast<float*>(view.mutable_data()), view.spec().num_elements(), 0.F);
+  if (!view) return;
+  for_each_offset(view.spec(), [&](std::int64_t offset) {
+    static_cast<float*>(view.mutable_data())[offset] = 0;
+  });
 }
 
 class Planted {
@@ -150,7 +154,7 @@ class Planted {
     const auto sink =
         static_cast<float>(reference::element(forward_.sinks, q.head * forward_.sinks.stride(0)));
     const float step = std::exp(sink - lse(q)) * delta;
-    static_cast<float*>(args_.dsinks.mutable_data())[q.head] +=
+    static_cast<float*>(args_.dsinks.mutable_data())[q.head * args_.dsinks.stride(0)] +=
         has(BackwardFault::sink_gradient_sign) ? step : -step;
   }
 

@@ -11,6 +11,7 @@
 #include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
+#include "support/drawn_spec.hpp"
 #include "support/random.hpp"
 #include "support/tolerance.hpp"
 
@@ -124,9 +125,13 @@ struct RotaryTables {
 
   RotaryTables(Dtype dtype, std::int64_t rotary_dim) {
     const std::int64_t half = rotary_dim / 2;
-    const TensorSpec spec = make_spec(dtype, std::array{kMaxPositions, half});
-    cos = GuardedTensor(spec);
-    sin = GuardedTensor(spec);
+    const auto table = [&](std::uint64_t stream) {
+      return GuardedTensor(drawn_spec(dtype, std::array{kMaxPositions, half},
+                                      Random(static_cast<std::uint64_t>(half), stream),
+                                      Strides::of_input));
+    };
+    cos = table(1);
+    sin = table(2);
     const auto angle = [half](std::int64_t i) {
       const double exponent = static_cast<double>(i % half) / static_cast<double>(half);
       return static_cast<double>(i / half) * std::pow(10000.0, -exponent);

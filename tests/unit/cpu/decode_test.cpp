@@ -47,13 +47,17 @@ std::vector<CacheCase> layouts_of(const CacheCase& problem) {
   layouts.push_back(layouts[6]);
   layouts.back().has_heads_first = layouts.back().has_left_padding = true;
   layouts.back().index_dtype = Dtype::i64;
+  for (std::size_t i = 0; i < layouts.size(); ++i) {
+    layouts[i].layout_seed = i + 1;
+    layouts[i].has_drawn_tokens = i % 2 == 1;
+  }
   return layouts;
 }
 
 std::string describe(const CacheCase& p) {
   return "page_size " + std::to_string(p.page_size) + (p.has_heads_first ? ", heads first" : "") +
          (p.has_left_padding ? ", left padding" : "") + (p.has_batch_idx ? ", batch_idx" : "") +
-         ", seqlen_q " + std::to_string(p.seqlen_q);
+         ", layouts " + std::to_string(p.layout_seed) + ", seqlen_q " + std::to_string(p.seqlen_q);
 }
 
 void expect_bits_of_dense(const CacheCase& problem, CpuTarget target) {
@@ -287,9 +291,11 @@ TEST(CpuDecode, PagesMayBeShared) {
   problem.page_size = 16;
   CacheMemory memory(problem);
   const std::vector<double> table = values_of(memory.page_table.view());
-  const auto width = static_cast<std::size_t>(memory.page_table.view().size(1));
-  for (std::size_t page = 0; page < 7; ++page)
-    memory.page_table.set(static_cast<std::int64_t>(width + page), table[page]);
+  const TensorView strides = memory.page_table.view();
+  for (std::int64_t page = 0; page < 7; ++page) {
+    memory.page_table.set(strides.stride(0) + page * strides.stride(1),
+                          table[static_cast<std::size_t>(page)]);
+  }
   memory.q.fill([](std::int64_t i) { return 0.1 * static_cast<double>(i % 32); });
   attention_decode(memory.args());
   EXPECT_TRUE(memory.out_bits(0) == memory.out_bits(1));

@@ -25,7 +25,7 @@ std::string refusal(const Call& call) {
 }
 
 CacheCase small_case() {
-  CacheCase problem{.seqlens = {40, 7}, .seqlen_q = 2, .num_new = 2};
+  CacheCase problem{.seqlens = {40, 7}, .seqlen_q = 2, .num_new = 2, .layout_seed = 0};
   problem.page_size = 16;
   return problem;
 }
