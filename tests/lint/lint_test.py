@@ -9,12 +9,41 @@ sys.dont_write_bytecode = True
 import env
 import headers
 import layers
+import mutants
 import words
 from tree import Source, strip_comments_and_strings
 
 
 def file(path: str, text: str) -> Source:
     return Source(pathlib.PurePosixPath(path), text)
+
+
+class Mutants(unittest.TestCase):
+    def findings(self, line: str, extra: str = "") -> int:
+        text = f'''
+            [[mutant]]
+            name = "a"
+            breaks = "it"
+            file = "src/a.cpp"
+            line = "{line}"
+            becomes = "return 2;"
+            program = "unit_a"
+            filter = "*"
+            {extra}'''.replace("            ", "")
+        return len(mutants.findings_of(text, [file("src/a.cpp", "int f() {\n  return 1;\n}\nint g() {\n  return 0;\n  return 3;\n}\nint h() {\n  return 3;\n}\n")]))
+
+    def test_a_line_must_be_there_once_or_behind_another(self) -> None:
+        self.assertEqual(self.findings("return 1;"), 0)
+        self.assertEqual(self.findings("return..."), 1)
+        self.assertEqual(self.findings("return...", 'after = "int g() {"'), 0)
+        self.assertEqual(self.findings("return 4;"), 1)
+        self.assertEqual(self.findings("return 1;", 'after = "int k() {"'), 1)
+
+    def test_what_changes_nothing_is_no_mutant(self) -> None:
+        self.assertEqual(self.findings("return 2;"), 1)
+
+    def test_units_must_be_there(self) -> None:
+        self.assertEqual(self.findings("return 1;", 'units = ["src/b.cpp"]'), 1)
 
 
 class Layers(unittest.TestCase):

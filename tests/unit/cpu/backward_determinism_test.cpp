@@ -15,6 +15,7 @@
 #include "support/compare.hpp"
 #include "support/gradient_case.hpp"
 #include "support/gradient_compare.hpp"
+#include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -122,6 +123,47 @@ class ReversedExecutor : public Executor {
     for (std::thread& thread : threads) thread.join();
   }
 };
+
+/// On the calling thread, forwards or backwards, as if on five.
+class OrderedExecutor : public Executor {
+ public:
+  explicit OrderedExecutor(bool is_reversed) : is_reversed_(is_reversed) {}
+  int concurrency() const override { return 5; }
+  void run(std::int64_t count, const Task& task) override {
+    for (std::int64_t i = 0; i < count; ++i)
+      task.body(task.context, 0, is_reversed_ ? count - 1 - i : i);
+  }
+
+ private:
+  bool is_reversed_;
+};
+
+/// Elements behind the end of a captured tensor are its last one: tasks that own heads, sequences or keys each would meet there.
+TEST(BackwardDeterminism, TasksDoNotMeetAtTheLastElementOfAShortTensor) {
+  GradientCase problem = long_keys(Dtype::f32);
+  Case& forward = problem.forward;
+  const Random random(11, 0);
+  const auto value = [&](std::int64_t i) { return 0.1 * random.normal(i); };
+  const auto bias_of = [&](const std::string& indices, const std::vector<std::int64_t>& shape) {
+    return parse_score_mod("score + table[" + indices + "]",
+                           {.tensors = {{"table", forward.capture(Dtype::f32, shape, value)}}});
+  };
+  for (const ScoreMod& score : {bias_of("q_head, q_idx, kv_idx", {2, 50, 1290}),
+                                bias_of("batch, q_idx, kv_idx", {1, 50, 1290}),
+                                bias_of("q_head, q_idx, kv_idx", {4, 50, 600})}) {
+    forward.score = score;
+    GradientMemory memory(problem);
+    attention_forward(memory.forward.args());
+    AttentionBackward args = memory.args();
+    OrderedExecutor forwards(false), backwards(true);
+    args.executor = &forwards;
+    const Bits expected = bits_of_run(args);
+    memory.poison_outputs();
+    args.executor = &backwards;
+    EXPECT_TRUE(bits_of_run(args) == expected)
+        << to_string(score.captures().tensors.front().view.spec());
+  }
+}
 
 TEST(BackwardDeterminism, OrderOfTasksChangesNoBit) {
   GradientCase problem = long_keys(Dtype::f32);

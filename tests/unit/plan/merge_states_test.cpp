@@ -105,6 +105,14 @@ TEST(MergeStates, OneStateIsCopied) {
   EXPECT_EQ(merged.lse, 0.7F);
 }
 
+/// What other states saw weighs nothing beside it; two of them share the weight.
+TEST(MergeStates, AnInfiniteLseTakesTheWholeWeight) {
+  const Merged merged = merge({{1, 2, 0}, {3, 4, kInfinity}, {5, 6, -kInfinity}});
+  EXPECT_EQ(merged.out, (std::vector<double>{3, 4}));
+  EXPECT_EQ(merged.lse, kInfinity);
+  EXPECT_EQ(merge({{1, 2, kInfinity}, {3, 4, kInfinity}}).out, (std::vector<double>{2, 3}));
+}
+
 TEST(MergeStates, NanInSightReachesTheRow) {
   EXPECT_TRUE(std::isnan(merge({{1, kNan, 0}, {2, 3, 0}}).out[1]));
   EXPECT_EQ(merge({{1, kNan, 0}, {2, 3, 0}}).out[0], 1.5);
