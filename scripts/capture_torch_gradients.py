@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/unit/reference/torch_gradients.hpp: gradients, and gradients of gradients, by PyTorch's float64 autograd.
+"""Writes tests/unit/reference/data/torch_gradients.txt: gradients, and gradients of gradients, by PyTorch's float64 autograd.
 
     pip install torch
-    scripts/capture_torch_gradients.py && clang-format -i tests/unit/reference/torch_gradients.hpp
+    scripts/capture_torch_gradients.py
 
 The oracle is compared with them (torch_gradients_test.cpp), so that its backward has a judge that shares no idea with it.
 Inputs are multiples of 1/64: exact in float32, short in print.
@@ -16,7 +16,7 @@ import typing
 
 import torch
 
-OUTPUT = pathlib.Path(__file__).parents[1] / "tests/unit/reference/torch_gradients.hpp"
+OUTPUT = pathlib.Path(__file__).parents[1] / "tests/unit/reference/data/torch_gradients.txt"
 BATCH = 1
 
 
@@ -128,74 +128,33 @@ def gradients(problem, t):
 
 def numbers(tensor):
     """Ten digits: all of an input on the grid, enough of a gradient."""
-    return "{" + ", ".join(f"{value:.10g}" for value in tensor.detach().flatten().tolist()) + "}"
+    return " ".join(f"{value:.10g}" for value in tensor.detach().flatten().tolist())
 
 
 INPUTS = ("q", "k", "v", "sinks", "dout", "dlse", "ddq", "ddk", "ddv")
 EXPECTED = ("dq", "dk", "dv", "dsinks", "grad_q", "grad_k", "grad_v", "grad_dout", "grad_dlse")
 
 
-def as_cpp(problem, seed):
-    """(arrays, the problem that refers to them): plain arrays compile in no time."""
+def as_text(problem, seed):
+    """A problem as torch_gradients_test.cpp reads it: a field a line."""
     t = tensors(problem, seed)
     expected = gradients(problem, t)
-    arrays = []
-
-    def array(ctype, name, tensor):
-        symbol = f"{problem.name}_{name}"
-        arrays.append(f"inline constexpr {ctype} {symbol}[] = {numbers(tensor)};")
-        return symbol
-
-    scale = "{}" if problem.softmax_scale is None else f"{problem.softmax_scale}F"
-    fields = [f'.name = "{problem.name}"', f".seqlen_q = {problem.seqlen_q}", f".seqlen_kv = {problem.seqlen_kv}",
-              f".num_heads_q = {problem.num_heads_q}", f".num_heads_kv = {problem.num_heads_kv}",
-              f".softmax_scale = {scale}", f'.score = "{problem.score_text}"', f'.mask = "{problem.mask_text}"']
-    captured = ", ".join(
-        f'{{"{name}", {{{", ".join(map(str, shape))}}}, {array("float", name, t[name])}, '
-        f'{array("double", f"expected_d{name}", expected["d" + name])}}}'
-        for name, shape in problem.captured.items())
-    fields.append(f".captured = {{{captured}}}")
-    fields += [f".{name} = {array('float', name, t[name]) if name in t else '{}'}" for name in INPUTS]
-    fields += [f".expected_{name} = {array('double', f'expected_{name}', expected[name]) if name in expected else '{}'}"
-               for name in EXPECTED]
-    return "\n".join(arrays), "{" + ", ".join(fields) + "}"
+    lines = [f"problem {problem.name}", f"seqlens {problem.seqlen_q} {problem.seqlen_kv}",
+             f"heads {problem.num_heads_q} {problem.num_heads_kv}"]
+    if problem.softmax_scale is not None:
+        lines.append(f"softmax_scale {problem.softmax_scale}")
+    lines += [f"score {problem.score_text}", f"mask {problem.mask_text}"]
+    for name, shape in problem.captured.items():
+        lines += [" ".join(["captured", name, *map(str, shape)]), f"values {numbers(t[name])}",
+                  f"expected {numbers(expected['d' + name])}"]
+    lines += [f"{name} {numbers(t[name])}" for name in INPUTS if name in t]
+    lines += [f"expected_{name} {numbers(expected[name])}" for name in EXPECTED if name in expected]
+    return "\n".join(lines) + "\n"
 
 
-HEADER = f"""// Written by scripts/capture_torch_gradients.py with PyTorch {torch.__version__.split("+")[0]}: problems, and their
-// gradients by its float64 autograd. Read torch_gradients_test.cpp.
-#pragma once
-
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-namespace fovea::reference {{
-
-struct TorchCapture {{
-  std::string name;
-  std::vector<std::int64_t> shape;  // none: a scalar
-  std::span<const float> values;
-  std::span<const double> expected;  // gradient
-}};
-
-/// Row-major; q [batch, seqlen_q, num_heads_q, {Problem.head_dim_qk}], v [batch, seqlen_kv, num_heads_kv, {Problem.head_dim_v}].
-struct TorchProblem {{
-  std::string name;
-  std::int64_t seqlen_q = 0, seqlen_kv = 0, num_heads_q = 0, num_heads_kv = 0;
-  std::optional<float> softmax_scale;
-  std::string score, mask;
-  std::vector<TorchCapture> captured;
-  std::span<const float> q, k, v, sinks, dout, dlse, ddq, ddk, ddv;
-  std::span<const double> expected_dq, expected_dk, expected_dv, expected_dsinks;
-  // Of <ddq, dq> + <ddk, dk> + <ddv, dv>:
-  std::span<const double> expected_grad_q, expected_grad_k, expected_grad_v;
-  std::span<const double> expected_grad_dout, expected_grad_dlse;
-}};
-
-inline constexpr std::int64_t kTorchBatch = {BATCH}, kTorchHeadDimQk = {Problem.head_dim_qk}, kTorchHeadDimV = {Problem.head_dim_v};
-
+HEADER = f"""\
+# Problems, and their gradients by the float64 autograd of PyTorch {torch.__version__.split("+")[0]}: written by scripts/capture_torch_gradients.py. A field a line;
+# values are row-major, expected_x is the gradient by x of a problem's loss, expected_grad_x that of its directional derivative.
 """
 
 
@@ -203,10 +162,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT)
     output = parser.parse_args().output
-    arrays, problems = zip(*(as_cpp(problem, seed) for seed, problem in enumerate(PROBLEMS)))
-    table = "inline std::vector<TorchProblem> torch_problems() { return {" + ", ".join(problems) + "}; }"
-    namespaced = "namespace torch_data {\n" + "\n".join(arrays) + f"\n\n{table}\n}}  // namespace torch_data\n"
-    output.write_text(f"{HEADER}{namespaced}\n}}  // namespace fovea::reference\n")
+    problems = [as_text(problem, seed) for seed, problem in enumerate(PROBLEMS)]
+    output.write_text("\n".join([HEADER, *problems]))
     print(f"{output}: {len(PROBLEMS)} problems, {output.stat().st_size} bytes")
 
 

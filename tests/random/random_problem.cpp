@@ -135,7 +135,7 @@ void draw_numbers(Draws& draw, Case& problem) {
   if (draw.is_true(0.6)) problem.layout = kInputLayouts[draw.below(kNumInputs)];
   if (draw.is_true(0.6)) problem.out_layout = kOutputLayouts[draw.below(kNumOutputs)];
   if (draw.is_true(0.25)) problem.distribution = Distribution::heavy_tailed;
-  if (draw.is_true(0.2)) problem.softmax_scale = draw.element({0.F, 1.F, -0.3F, 0.01F, 4.F});
+  if (draw.is_true(0.2)) problem.softmax_scale = draw.element({0.F, 1.F, -0.3F, 0.1F, 4.F});
   problem.wants_row_max = draw.is_true(0.7);
   problem.wants_lse = draw.is_true(0.8);
   if (draw.is_true(0.2)) {
