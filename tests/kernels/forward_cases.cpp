@@ -339,6 +339,18 @@ std::vector<Case> hopper_cases() {
     masked.mask = causal();
     cases.push_back(std::move(masked));
   }
+  // Beside powers of 2^-80 these leave the range of floats below.
+  for (const auto& [head_dim, exponent] : {std::pair{64, -60}, {128, -66}, {256, -120}}) {
+    Case small = hopper_case("hopper_small_values_d" + std::to_string(head_dim), head_dim);
+    small.value_exponent = exponent;
+    if (head_dim == 128) small.mask = causal();
+    small.has_sinks = head_dim == 64;
+    cases.push_back(std::move(small));
+  }
+  // Sums leave it above: the pass by a softmax that can have no large powers.
+  Case large = climbing_case("hopper_large_values_climbing", 128, false);
+  large.value_exponent = 40;
+  cases.push_back(std::move(large));
   Case unequal = hopper_case("hopper_unequal_padded", 192);
   unequal.head_dim_v = 72;
   unequal.mask = window(100, 20);

@@ -76,10 +76,13 @@ std::vector<Case> hopper_few_rows_cases() {
   Case infinite_dropped = infinite;
   infinite_dropped.label = "hopper_rows_24_infinite_dropout";
   infinite_dropped.dropout = kSomeDropped;
+  Case small = base_case("hopper_rows_32_small_values", 8, 4, 1);
+  small.value_exponent = -66;
   Case extreme = base_case("hopper_rows_33_extreme", 33, 2, 2);
   extreme.seqlen_kv = 1051;
   extreme = with_extreme_scores(std::move(extreme), kKindsOfSplits);
-  return {full, odd, programs, dropped, wide, many, nothing, infinite, infinite_dropped, extreme};
+  return {full,    odd,      programs,         dropped, wide,   many,
+          nothing, infinite, infinite_dropped, small,   extreme};
 }
 
 std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {

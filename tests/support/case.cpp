@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "reference/evaluate.hpp"
@@ -88,9 +89,12 @@ double sample(const Random& random, Distribution distribution, std::int64_t inde
   return random.uniform(-1 - index) < kTailShare ? kTailFactor * value : value;
 }
 
-void fill_with_samples(GuardedTensor& tensor, const Case& problem, std::uint64_t stream) {
+void fill_with_samples(GuardedTensor& tensor, const Case& problem, std::uint64_t stream,
+                       int exponent = 0) {
   const Random random(problem.seed, stream);
-  tensor.fill([&](std::int64_t i) { return sample(random, problem.distribution, i); });
+  tensor.fill([&](std::int64_t i) {
+    return std::ldexp(sample(random, problem.distribution, i), exponent);
+  });
 }
 
 }  // namespace
@@ -201,7 +205,7 @@ CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
 void CaseMemory::fill_inputs() {
   fill_with_samples(q, problem_, 0);
   fill_with_samples(k, problem_, 1);
-  fill_with_samples(v, problem_, 2);
+  fill_with_samples(v, problem_, 2, problem_.value_exponent);
   if (problem_.has_sinks) {
     const std::array<std::int64_t, 1> shape{problem_.num_heads_q};
     sinks = GuardedTensor(problem_.drawn(Dtype::f32, shape, kSinksLayout, Strides::of_input));

@@ -80,6 +80,8 @@ struct Case {
   bool has_infinite_values = false;
   /// A column of v holds one value near the end of the range of floats.
   bool has_huge_value = false;
+  /// All of v is times 2^value_exponent.
+  int value_exponent = 0;
 
   bool is_packed() const { return !sequences.empty(); }
   std::int64_t num_sequences() const {

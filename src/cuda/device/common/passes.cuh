@@ -11,8 +11,9 @@
 
 namespace fovea::cuda {
 
-/// Of which values a row is computed: all; then, where sums were not finite, the finite ones, and indicators of the others. `low`: the
-/// finite ones by a softmax that can have no large powers, where sums left the range of floats although values and scores did not.
+/// Of which values a row is computed: all; then, where sums were not finite, or below the range of floats, the finite ones, and indicators
+/// of the others. `low`: the finite ones by a softmax whose largest power is 1, where sums left the range of floats although values and
+/// scores did not.
 enum class Pass : std::int32_t { low = -1, all, finite, positive, negative, end };
 
 FOVEA_DEVICE bool is_indicator(Pass pass) { return pass > Pass::finite; }

@@ -24,6 +24,9 @@
 // group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_landed
 // (values that are to be rewritten have arrived: the end of a paged sequence cuts them, or the row tile is suspect), round_done.
 //
+// Small values: powers are relative to a reference that may stand 80 octaves above the row's maximum, so sums may leave the range of
+// floats below. Such row tiles go the way of the next paragraph, by the pass `low`.
+//
 // NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN). Row tiles with sums
 // that are not finite are on a list, and behind its last row tile the CTA computes those again, in passes (common/passes.cuh), by the same
 // code: the loading warp rewrites values, the storing warp adds infinities to O. A pass over a row tile is a round, as all row tiles were

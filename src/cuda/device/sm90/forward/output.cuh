@@ -97,23 +97,33 @@ struct Output {
     return factor;
   }
 
-  /// A NaN or infinity in any sum of the warp's rows: finite minus itself is 0. In the first pass the first warp of the CTA to say so puts
-  /// the row tile at the head of its list. If it is there still without NaN and infinity among the values, powers were too large.
+  /// A NaN or infinity in any sum of the warp's rows (finite minus itself is 0), or sums that have left the normal range of floats below.
+  /// In the first pass the first warp of the CTA to say so puts the row tile at the head of its list. If it is there still without NaN
+  /// and infinity among the values, powers were too large, or too small.
   FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
                                   Pass pass) const {
-    float all[4] = {};
+    float all[4] = {}, largest[2] = {};
 #pragma unroll
-    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += o[i];
+    for (int i = 0; i < Rows::kSums; ++i) {
+      all[i % 4] += o[i];
+      if constexpr (Rows::kLeastSum > 0.0F)
+        largest[i / 2 % 2] = ptx::max_ftz(largest[i / 2 % 2], ptx::abs_ftz(o[i]));
+    }
     const float row[2] = {all[0] + all[1], all[2] + all[3]};
     const float any = row[0] + row[1];
-    if (!ptx::vote_any(!(any - any == 0.0F))) return;
+    // Rows that see nothing have factor 0.
+    const bool is_small = (largest[0] < Rows::kLeastSum && factor[0] != 0.0F) ||
+                          (largest[1] < Rows::kLeastSum && factor[1] != 0.0F);
+    if (!ptx::vote_any(!(any - any == 0.0F) || is_small)) return;
     if (pass == Pass::all) {
       if (warp.cta.lane == 0) add_suspect(number);
     } else if (pass == Pass::finite) {
       // A factor that is NaN is a score's doing.
       const bool is_large = (!(row[0] - row[0] == 0.0F) && factor[0] == factor[0]) ||
                             (!(row[1] - row[1] == 0.0F) && factor[1] == factor[1]);
-      if (is_large) ptx::st_shared(warp.cta.smem + L::kNeedsLow, 1U);
+      // Warps of a group may say so at once.
+      if (ptx::vote_any(is_large || is_small) && warp.cta.lane == 0)
+        ptx::atom_exch_shared(warp.cta.smem + L::kNeedsLow, 1U);
     }
   }
 
