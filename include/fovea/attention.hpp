@@ -96,7 +96,7 @@ struct FOVEA_EXPORT Explanation {
   std::string compute_dtype;
   std::string score, mask;  // formulas, of which 4,096 bytes are shown
   std::int64_t tile_q = 0, tile_kv = 0;
-  std::optional<TileCount> tiles;  // absent where the mask's data is, or counting would take long
+  std::optional<TileCount> tiles;  // absent where mask data is, as in plans, or too many
   double flops = 0;                // of visible tiles
   double bytes = 0;                // inputs read once, outputs written once
   std::string bound;               // "compute" or "memory"
@@ -111,7 +111,7 @@ struct FOVEA_EXPORT Explanation {
 class FOVEA_EXPORT Plan {
  public:
   std::size_t workspace_bytes() const;
-  Explanation explain() const;
+  Explanation explain() const;  // looks at no tensor: the problem's were lent for `plan` alone
 
   /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small lists and,
   /// for masks that read tensors by position, range tables of about a byte per element. The arguments must fit the
@@ -135,7 +135,7 @@ FOVEA_EXPORT Plan plan(const Problem& problem);
 /// The same problem with all tensors on `device`: specs made from shapes alone know none.
 FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
 
-/// As plan(problem).explain(), but an unsupported problem is explained instead of thrown.
+/// As plan(problem).explain(), but looks at tensors that a mask reads, and explains what is unsupported instead of throwing.
 FOVEA_EXPORT Explanation explain(const Problem& problem);
 FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
 

@@ -264,11 +264,13 @@ FOVEA_API size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
 FOVEA_API int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* args,
                              fovea_error** error);
 
-/* What was decided and why: a page, or one JSON object. *text is freed by fovea_string_free. */
+/* What was decided and why: a page, or one JSON object. *text is freed by fovea_string_free. Tensors were lent to
+ * fovea_plan_create for the call: tiles of a mask that reads some are not counted here. */
 FOVEA_API int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text,
                                  fovea_error** error);
 
-/* The same without a plan; a problem that nothing can run is explained instead of refused. */
+/* The same without a plan; a problem that nothing can run is explained instead of refused, and tiles are counted where
+ * the mask's tensors have data. */
 FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
                             const fovea_plan_options* options, int32_t format, char** text,
                             fovea_error** error);

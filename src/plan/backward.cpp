@@ -59,7 +59,7 @@ std::size_t BackwardPlan::workspace_bytes() const {
 
 Explanation BackwardPlan::explain() const {
   const FloatEnvironment environment;
-  return explain_backward(impl_->problem, impl_->cpu);
+  return explain_backward(impl_->problem, impl_->cpu, MaskData::gone);
 }
 
 Explanation explain(const BackwardProblem& problem) {
@@ -67,10 +67,10 @@ Explanation explain(const BackwardProblem& problem) {
   const GradientProblem g = validate(problem, "explain");
   const std::string obstacle = obstacle_of(problem);
   if (obstacle.empty())
-    return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)));
+    return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)), MaskData::lent);
   cpu::BackwardPlan nothing;
   nothing.refused.push_back({"cpu/attention_backward", obstacle});
-  return explain_backward(g, nothing);
+  return explain_backward(g, nothing, MaskData::lent);
 }
 
 void BackwardPlan::run(const AttentionBackward& args) const {

@@ -25,7 +25,8 @@ constexpr std::size_t kMostShown = 4096;  // bytes of a formula
 constexpr double kMostCountedRows = 1 << 20;
 
 /// Whether the host can read what the mask reads.
-bool has_data(const MaskMod& mask) {
+bool has_data(const MaskMod& mask, MaskData data) {
+  if (data == MaskData::gone) return mask.captures().tensors.empty();
   for (const CapturedTensor& tensor : mask.captures().tensors) {
     if (tensor.view.spec().device.kind != Device::Kind::cpu) return false;
     if (tensor.view.data() == nullptr && tensor.view.spec().num_elements() > 0) return false;
@@ -102,11 +103,11 @@ void describe_programs(const ForwardProblem& f, Explanation& e) {
 
 /// Tiles where they are known; the part of all scores that is visible.
 double describe_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t tile_kv,
-                      Explanation& e) {
+                      MaskData data, Explanation& e) {
   e.tile_q = tile_q;
   e.tile_kv = tile_kv;
   const bool are_lengths_known = !f.is_varlen && !f.problem.seqlen_q && !f.problem.seqlen_kv;
-  if (!are_lengths_known || !has_data(f.problem.mask)) return 1;
+  if (!are_lengths_known || !has_data(f.problem.mask, data)) return 1;
   e.tiles = count_tiles(f, tile_q, tile_kv);
   if (!e.tiles) return 1;
   const std::int64_t total = e.tiles->total();
@@ -129,7 +130,7 @@ void describe_bound(Explanation& e) {
 
 }  // namespace
 
-Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu) {
+Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu, MaskData data) {
   Explanation e;
   e.problem = describe(f);
   describe_programs(f, e);
@@ -139,13 +140,13 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   e.target = name(cpu.spec.target);
   e.compute_dtype = name(cpu::forward_kernels(cpu.spec).product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
-  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
+  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
   return e;
 }
 
-Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cuda) {
+Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cuda, MaskData data) {
   Explanation e;
   e.problem = describe(f);
   describe_programs(f, e);
@@ -156,13 +157,14 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
   e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
-  const double visible = describe_tiles(f, cuda.spec.tile_q, cuda.spec.tile_kv, e);
+  const double visible = describe_tiles(f, cuda.spec.tile_q, cuda.spec.tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
   return e;
 }
 
-Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& cpu) {
+Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& cpu,
+                             MaskData data) {
   const ForwardProblem& f = g.forward;
   Explanation e;
   e.problem = describe(g);
@@ -173,7 +175,7 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   e.target = name(cpu.spec.target);
   e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
-  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, e);
+  const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, data, e);
   // S, dQ and dK; dP and dV; S and dP once more where they give delta.
   const int walks = cpu.sums_delta ? 1 : 0;
   describe_work(f, (3 + walks) * f.head_dim_qk + (2 + walks) * f.head_dim_v, visible, e);
@@ -202,8 +204,9 @@ Explanation explain_double_backward(const ForwardProblem& f) {
 
 Explanation Plan::explain() const {
   const FloatEnvironment environment;
-  return std::visit([&](const auto& plan) { return explain_forward(impl_->problem, plan); },
-                    impl_->backend);
+  return std::visit(
+      [&](const auto& plan) { return explain_forward(impl_->problem, plan, MaskData::gone); },
+      impl_->backend);
 }
 
 Explanation explain(const Problem& problem, Device device) {
@@ -214,9 +217,9 @@ Explanation explain(const Problem& problem) {
   const FloatEnvironment environment;
   const ForwardProblem f = validate(problem, "explain");
   if (f.device().kind == Device::Kind::cuda)
-    return explain_forward(f, cuda::try_plan_forward(f, f.device()));
+    return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::lent);
   const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
-  return explain_forward(f, cpu::try_plan_forward(f, num_threads));
+  return explain_forward(f, cpu::try_plan_forward(f, num_threads), MaskData::lent);
 }
 
 std::string Explanation::print() const {
@@ -235,6 +238,8 @@ std::string Explanation::print() const {
       text += fmt::format("tiles      {} empty (skipped, {:.1f} %), {} partial, {} full\n",
                           tiles->empty, 100.0 * static_cast<double>(tiles->empty) / total,
                           tiles->partial, tiles->full);
+    } else if (tile_q > 0) {
+      text += "tiles      not counted: too many, or decided by what a run reads; work is of all\n";
     }
     text += fmt::format("work       {:.4g} GFLOP, {:.4g} MB read and written; {}-bound\n",
                         flops * 1e-9, bytes * 1e-6, bound);

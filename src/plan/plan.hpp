@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <variant>
@@ -46,10 +47,16 @@ std::string why_not_cpu(const Problem& problem);
 /// With q, k, v and out on this device; captured tensors know their own.
 Problem on_device(Problem problem, Device device);
 
+/// Tensors that a mask reads are lent for a call. A plan outlives them: what it explains looks at none.
+enum class MaskData : std::uint8_t { lent, gone };
+
 /// What a candidate decided, in words and numbers; cpu.candidate is empty where nothing can run.
-Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu);
-Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPlan& cuda);
-Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu);
+Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPlan& cpu,
+                            MaskData data);
+Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPlan& cuda,
+                            MaskData data);
+Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu,
+                             MaskData data);
 Explanation explain_double_backward(const ForwardProblem& problem);
 
 /// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for 0 bytes.

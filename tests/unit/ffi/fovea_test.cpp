@@ -3,11 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -509,6 +512,55 @@ TEST(CExplain, TextAndJsonComeFromThePlanAndFromTheProblem) {
   EXPECT_THAT(outcome_of(fovea_plan_explain, owned.plan, 7, &text).message,
               HasSubstr("format is 7"));
   EXPECT_EQ(text, nullptr);
+}
+
+/// What a caller lends for a call is unmapped behind it: whoever reads it later crashes.
+TEST(CPlan, KeepsNothingThatWasLentToMakeIt) {
+  constexpr std::size_t kPage = 4096;
+  void* const lent =
+      mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(lent, MAP_FAILED);
+  auto* const segments = static_cast<std::int64_t*>(lent);
+  auto* const slopes = reinterpret_cast<float*>(segments + 8);
+  auto* const shape = segments + 16;
+  auto* const text = reinterpret_cast<char*>(segments + 64);
+  const std::string formula = "score * slopes[q_head] * n";
+  std::copy(formula.begin(), formula.end(), text);
+  shape[0] = 1, shape[1] = 5, shape[2] = 2;
+  const DLTensor segments_tensor{lent, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, nullptr, 0};
+  const DLTensor slopes_tensor{slopes, {kDLCPU, 0}, 1, {kDLFloat, 32, 1}, shape + 2, nullptr, 0};
+  const fovea_named_tensor tensor{"slopes", &slopes_tensor};
+  const fovea_named_scalar scalar{"n", FOVEA_SCALAR_FLOAT, 2};
+  SmallCall call;
+  call.args.segments_q = call.args.segments_kv = &segments_tensor;
+  call.args.score_mod = text;
+  call.args.tensors = &tensor;
+  call.args.scalars = &scalar;
+  call.args.num_tensors = call.args.num_scalars = 1;
+  const OwnedPlan owned(call.args);
+  ASSERT_EQ(owned.outcome.message, "");
+  std::vector<std::byte> workspace(fovea_plan_workspace_bytes(owned.plan));
+  call.args.workspace = workspace.data();
+  call.args.workspace_bytes = workspace.size();
+  // A first run through memory that is lent, a second one through other memory.
+  EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call.args).message, "");
+  munmap(lent, kPage);
+
+  char* page = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_explain, owned.plan, static_cast<std::int32_t>(FOVEA_TEXT), &page)
+                .message,
+            "");
+  EXPECT_THAT(std::string(page), HasSubstr("score * slopes[q_head] * n  where n = 2"));
+  fovea_string_free(page);
+
+  FloatTensor own({2}, 0.5F);
+  std::vector<std::int64_t> ids(5, 3), extents{1, 5};
+  const DLTensor own_ids{ids.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1}, extents.data(), nullptr, 0};
+  const fovea_named_tensor own_tensor{"slopes", &own.tensor};
+  call.args.segments_q = call.args.segments_kv = &own_ids;
+  call.args.score_mod = formula.c_str();
+  call.args.tensors = &own_tensor;
+  EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call.args).message, "");
 }
 
 TEST(CVersion, IsToldWithoutACall) {

@@ -3,17 +3,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "fovea/backward.hpp"
 #include "fovea/mask.hpp"
 
 #include "cpu/attention_forward.hpp"
@@ -345,6 +348,53 @@ TEST(Explain, CountsNoTilesWhereThereAreTooMany) {
     EXPECT_FALSE(e.tiles);
     EXPECT_EQ(e.flops, 2.0 * 16 * static_cast<double>(kHeads));
     EXPECT_FALSE(e.kernel.empty());
+  }
+}
+
+/// Memory that is gone at the end of its scope: whoever reads it then crashes.
+class LentMemory {
+ public:
+  explicit LentMemory(std::size_t bytes)
+      : bytes_(bytes),
+        data_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {}
+  LentMemory(const LentMemory&) = delete;
+  LentMemory& operator=(const LentMemory&) = delete;
+  ~LentMemory() { munmap(data_, bytes_); }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+};
+
+TEST(Explain, OfAPlanLooksAtNoTensorThatThePlanWasMadeWith) {
+  constexpr std::int64_t kLength = 4096;
+  const TensorSpec rows = make_spec(Dtype::f32, std::vector<std::int64_t>{1, kLength, 1, 64});
+  std::optional<Plan> plan;
+  std::optional<BackwardPlan> backward;
+  Explanation lent;
+  {
+    const LentMemory segments(kLength * sizeof(std::int32_t));
+    const LentMemory slopes(kLength * sizeof(float));
+    const Problem problem{.q = rows,
+                          .k = rows,
+                          .v = rows,
+                          .score = alibi(view(slopes.as<float>(), {1})),
+                          .mask = documents(view(segments.as<std::int32_t>(), {1, kLength}))};
+    plan.emplace(fovea::plan(problem));
+    backward.emplace(plan_backward({.forward = problem, .dout = rows, .dq = rows}));
+    lent = explain(problem);
+  }
+  ASSERT_TRUE(lent.tiles);
+  EXPECT_EQ(lent.tiles->full, lent.tiles->total());  // one document
+  for (const Explanation& e : {plan->explain(), backward->explain()}) {
+    EXPECT_FALSE(e.tiles);
+    EXPECT_NE(e.kernel, "");
+    EXPECT_THAT(e.print(), HasSubstr("tiles      not counted"));
+    EXPECT_GE(e.flops, lent.flops);
   }
 }
 
