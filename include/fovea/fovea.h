@@ -6,8 +6,9 @@
  * ever added at the end, and all-zero means default, so
  * `{FOVEA_STRUCT(fovea_attention_forward_args), .q = &q, ...}` stays right. A caller built against
  * an older header passes a smaller size: what it does not know takes the default. A caller built
- * against a newer header is refused only if it sets a field that this library does not know. Errors
- * functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an
+ * against a newer header is refused only if it sets a field that this library does not know. Fields
+ * named reserved_ fill what would be padding: nobody reads them, and no later header gives them a meaning.
+ *   Errors     functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an
  * object that the caller frees with fovea_error_free. Nothing is thrown, printed or aborted.
  *   Tensors    are DLTensor: borrowed for the call, last dimension contiguous is fast, strides NULL
  * means row-major, lanes 1. Booleans are 0 or 1. Threads    every function may be called from many
@@ -110,7 +111,7 @@ FOVEA_API uint32_t fovea_abi_version(void);
 
 /* ---- Programs ---- */
 
-/* What a program text may read by name. These two structs never grow. */
+/* What a program text may read by name. These two structs never grow, and their padding never gets a meaning. */
 typedef struct fovea_named_tensor {
   const char* name;
   const DLTensor* tensor; /* f32, f16, bf16, bool, u8, i8, i32 or i64 */
@@ -143,6 +144,7 @@ typedef void (*fovea_task)(void* task_context, int32_t worker, int64_t index);
 typedef struct fovea_executor {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   void* context;
   int32_t (*concurrency)(void* context);
   void (*run)(void* context, int64_t count, fovea_task task, void* task_context);
@@ -168,6 +170,7 @@ typedef enum fovea_cpu_target {
   FOVEA_CPU_NEON = 6,
 } fovea_cpu_target;
 
+/* Lies inside a struct, so it never grows; its padding never gets a meaning. */
 typedef struct fovea_dropout {
   float p; /* in [0, 1]; kept keys are scaled by 1 / (1 - p) */
   uint64_t seed;
@@ -181,6 +184,7 @@ typedef struct fovea_dropout {
 typedef struct fovea_attention_forward_args {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
 
   /* Shapes of packed sequences have total_q or total_kv in place of batch and seqlen. */
   const DLTensor* q;       /* [batch, seqlen_q,  num_heads_q,  head_dim_qk] f32, f16 or bf16 */
@@ -192,7 +196,8 @@ typedef struct fovea_attention_forward_args {
 
   int32_t has_softmax_scale; /* 0: 1 / sqrt(head_dim_qk) */
   float softmax_scale;
-  float softcap;         /* 0: none; c: c * tanh(score / c) */
+  float softcap; /* 0: none; c: c * tanh(score / c) */
+  uint32_t reserved_1;
   const DLTensor* bias;  /* [q, kv], [heads, q, kv] or [batch, heads, q, kv]; 1 broadcasts */
   const DLTensor* alibi; /* slopes [num_heads_q] or [batch, num_heads_q] */
   const char* score_mod; /* "score + slopes[q_head] * (kv_idx - q_idx)"; NULL: none */
@@ -221,6 +226,7 @@ typedef struct fovea_attention_forward_args {
   int32_t compute_dtype;         /* fovea_compute_dtype */
   int32_t cpu_target;            /* fovea_cpu_target */
   int32_t allows_nondeterminism; /* boolean */
+  uint32_t reserved_2;
 
   void* workspace; /* optional, but for fovea_plan_run where fovea_plan_workspace_bytes > 0 */
   size_t workspace_bytes;
@@ -244,9 +250,11 @@ typedef struct fovea_plan fovea_plan;
 typedef struct fovea_plan_options {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   int64_t max_seqlen_q; /* 0: exactly the lengths given; n: the plan serves every length up to n */
   int64_t max_seqlen_kv;
   int32_t num_threads; /* workers the workspace is for; 0: those of args' executor or runtime */
+  uint32_t reserved_1;
 } fovea_plan_options;
 
 typedef enum fovea_format { FOVEA_TEXT = 0, FOVEA_JSON = 1 } fovea_format;
@@ -281,6 +289,7 @@ FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
 typedef struct fovea_attention_backward_args {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   const fovea_attention_forward_args* forward; /* out and lse as it wrote them: inputs here; its
                                                   runtime and executor run this call */
   const DLTensor* dout;                        /* as out; f32, f16 or bf16 */
@@ -307,6 +316,7 @@ FOVEA_API int fovea_explain_backward(const fovea_attention_backward_args* args, 
 typedef struct fovea_attention_jvp_args {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   const fovea_attention_forward_args* forward; /* out and lse are written too */
   const DLTensor* q_tangent;                   /* as q; f32, f16 or bf16 */
   const DLTensor* k_tangent;
@@ -325,6 +335,7 @@ FOVEA_API int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_er
 typedef struct fovea_merge_states_args {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   const DLTensor* const* outs; /* [num_states] */
   const DLTensor* const* lses; /* [num_states] f32 */
   size_t num_states;
@@ -343,6 +354,7 @@ FOVEA_API int fovea_merge_states(const fovea_merge_states_args* args, fovea_erro
 typedef struct fovea_attention_decode_args {
   size_t struct_size;
   uint32_t version;
+  uint32_t reserved_0;
   const fovea_attention_forward_args* forward; /* k and v are the cache: [slots, capacity,
                                                   num_heads_kv, head_dim], or with a page_table
                                                   [num_pages, page_size, num_heads_kv, head_dim];
@@ -366,7 +378,7 @@ typedef struct fovea_attention_decode_args {
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on
  * forward->stream. Nothing is written unless the arguments are valid. */
 FOVEA_API int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error** error);
-/* What it does with append_k and append_v alone: of forward, k, v (the cache) and stream are read. */
+/* What it does with append_k and append_v alone: of forward, k, v (the cache), runtime, executor and stream are read. */
 FOVEA_API int fovea_append_to_cache(const fovea_attention_decode_args* args, fovea_error** error);
 /* The workspace of such calls with up to max_seqlen_kv keys a sequence. */
 FOVEA_API int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args,

@@ -91,10 +91,19 @@ struct AttentionDecode {
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
 
+/// Everything that append_to_cache takes.
+struct AppendToCache {
+  KvCache cache{};
+  Append append{};
+  std::optional<Rotary> rotary{};  // of append.k
+  Executor* executor = nullptr;    // cpu
+  void* stream = nullptr;          // cuda: the CUstream of the call; null: the default stream
+};
+
 /// What attention_decode does with the new tokens alone: rotates append.k, writes append.k and append.v into the cache.
-/// On cuda it is enqueued on `stream`.
-FOVEA_EXPORT void append_to_cache(const KvCache& cache, const Append& append,
-                                  const std::optional<Rotary>& rotary = {}, void* stream = nullptr);
+/// On cuda it is enqueued on args.stream.
+FOVEA_EXPORT void append_to_cache(const AppendToCache& args);
+FOVEA_EXPORT void append_to_cache(const AppendToCache& args, Runtime& runtime);
 
 /// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of these shapes
 /// whose rows are as aligned wants one workspace, whatever its lengths.

@@ -92,16 +92,21 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
   return call;
 }
 
-/// Of forward, only the cache and the stream are looked at.
+/// Of forward, only the cache and where the call runs are looked at.
 void append(const fovea_attention_decode_args* source, const std::string& where) {
   auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   const auto forward = fovea::ffi::read_struct(
       c.forward, offsetof(fovea_attention_forward_args, out), where + ": forward");
   c.forward = &forward;
-  fovea::append_to_cache(to_cache(c, where),
-                         {.k = to_view(c.append_k, Access::read, where + ": append_k"),
-                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
-                         to_rotary(c, where), forward.stream);
+  const auto threads =
+      fovea::ffi::to_threads(forward.runtime, forward.executor, where + ": forward");
+  fovea::append_to_cache({.cache = to_cache(c, where),
+                          .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
+                                     .v = to_view(c.append_v, Access::read, where + ": append_v")},
+                          .rotary = to_rotary(c, where),
+                          .executor = threads.executor,
+                          .stream = forward.stream},
+                         fovea::ffi::runtime_of(threads));
 }
 
 }  // namespace

@@ -13,6 +13,9 @@
 
 namespace fovea::ffi {
 
+/// Larger than any header's structs: a size beyond is no size, and what lies there is not looked at.
+inline constexpr std::size_t kLargestStruct = 4096;
+
 /// A copy of *source as this library knows it. `least_size` ends the first fields that every caller has. Throws
 /// InvalidArgument, naming `what`, for a size or version that no header had.
 template <typename Struct>
@@ -21,7 +24,8 @@ Struct read_struct(const Struct* source, std::size_t least_size, const std::stri
   static_assert(offsetof(Struct, struct_size) == 0);
   if (source == nullptr) invalid(what, "the struct is NULL; expected its address");
   const std::size_t size = source->struct_size;
-  if (size < least_size) {
+  // No field is larger than the alignment, so a multiple of it cuts none in two; sizeof is always one.
+  if (size < least_size || size > kLargestStruct || size % alignof(Struct) != 0) {
     invalid(what, "struct_size is " + std::to_string(size) + "; expected " +
                       std::to_string(sizeof(Struct)) + ", start the struct with FOVEA_STRUCT");
   }

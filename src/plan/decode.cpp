@@ -170,10 +170,10 @@ void attention_decode(const AttentionDecode& args) {
   attention_decode(args, Runtime::process_default());
 }
 
-void append_to_cache(const KvCache& cache, const Append& append,
-                     const std::optional<Rotary>& rotary, void* stream) {
+void append_to_cache(const AppendToCache& args, Runtime& runtime) {
   const FloatEnvironment environment;
   constexpr std::string_view kWhere = "append_to_cache";
+  const auto& [cache, append, rotary, executor, stream] = args;
   const bool is_k_right = append.k.rank() == 4;
   if (!is_k_right || !append.v) {
     const TensorView& wrong = is_k_right ? append.v : append.k;
@@ -184,10 +184,14 @@ void append_to_cache(const KvCache& cache, const Append& append,
   validate_cache(cache, append, rotary, append.k.size(0), kWhere);
   validate_append(cache, append, rotary, kWhere);
   const NewTokens tokens{.cache = cache, .append = append, .rotary = rotary ? &*rotary : nullptr};
-  Runtime& runtime = Runtime::process_default();
   const Device device = cache.k.spec().device;
-  if (is_cpu(device)) return cpu::append_tokens(tokens, runtime.executor());
+  if (is_cpu(device))
+    return cpu::append_tokens(tokens, executor != nullptr ? *executor : runtime.executor());
   cuda::append_tokens(find_append(device, runtime), tokens, stream);
+}
+
+void append_to_cache(const AppendToCache& args) {
+  append_to_cache(args, Runtime::process_default());
 }
 
 std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max_seqlen_kv) {

@@ -38,7 +38,7 @@ class NamedScalar(ctypes.Structure):
 
 
 class Executor(ctypes.Structure):
-    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("context", c_void_p),
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("context", c_void_p),
                 ("concurrency", CONCURRENCY), ("run", RUN)]
 
 
@@ -51,9 +51,9 @@ _TENSOR = POINTER(Tensor)
 
 class ForwardArgs(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("version", c_uint32),
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32),
         ("q", _TENSOR), ("k", _TENSOR), ("v", _TENSOR), ("out", _TENSOR), ("lse", _TENSOR), ("row_max", _TENSOR),
-        ("has_softmax_scale", c_int32), ("softmax_scale", c_float), ("softcap", c_float),
+        ("has_softmax_scale", c_int32), ("softmax_scale", c_float), ("softcap", c_float), ("reserved_1", c_uint32),
         ("bias", _TENSOR), ("alibi", _TENSOR), ("score_mod", c_char_p),
         ("causal", c_int32), ("align", c_int32), ("has_window_left", c_int32), ("has_window_right", c_int32),
         ("window_left", c_int64), ("window_right", c_int64),
@@ -62,19 +62,20 @@ class ForwardArgs(ctypes.Structure):
         ("scalars", POINTER(NamedScalar)), ("num_scalars", c_size_t),
         ("sinks", _TENSOR), ("dropout", Dropout), ("cu_seqlens_q", _TENSOR), ("cu_seqlens_kv", _TENSOR),
         ("compute_dtype", c_int32), ("cpu_target", c_int32), ("allows_nondeterminism", c_int32),
+        ("reserved_2", c_uint32),
         ("workspace", c_void_p), ("workspace_bytes", c_size_t), ("runtime", c_void_p), ("executor", POINTER(Executor)),
         ("stream", c_void_p),
     ]
 
 
 class PlanOptions(ctypes.Structure):
-    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("max_seqlen_q", c_int64),
-                ("max_seqlen_kv", c_int64), ("num_threads", c_int32)]
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("max_seqlen_q", c_int64),
+                ("max_seqlen_kv", c_int64), ("num_threads", c_int32), ("reserved_1", c_uint32)]
 
 
 class BackwardArgs(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
         ("dout", _TENSOR), ("dlse", _TENSOR), ("dq", _TENSOR), ("dk", _TENSOR), ("dv", _TENSOR), ("dsinks", _TENSOR),
         ("dcaptured", POINTER(NamedTensor)), ("num_dcaptured", c_size_t),
         ("workspace", c_void_p), ("workspace_bytes", c_size_t),
@@ -83,7 +84,7 @@ class BackwardArgs(ctypes.Structure):
 
 class JvpArgs(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
         ("q_tangent", _TENSOR), ("k_tangent", _TENSOR), ("v_tangent", _TENSOR), ("sinks_tangent", _TENSOR),
         ("captured_tangents", POINTER(NamedTensor)), ("num_captured_tangents", c_size_t),
         ("out_tangent", _TENSOR), ("lse_tangent", _TENSOR),
@@ -91,14 +92,14 @@ class JvpArgs(ctypes.Structure):
 
 
 class MergeStatesArgs(ctypes.Structure):
-    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("outs", POINTER(_TENSOR)), ("lses", POINTER(_TENSOR)),
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("outs", POINTER(_TENSOR)), ("lses", POINTER(_TENSOR)),
                 ("num_states", c_size_t), ("out", _TENSOR), ("lse", _TENSOR), ("runtime", c_void_p),
                 ("executor", POINTER(Executor))]
 
 
 class DecodeArgs(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_size_t), ("version", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
         ("seqlens", _TENSOR), ("page_table", _TENSOR), ("batch_idx", _TENSOR), ("left_padding", _TENSOR),
         ("append_k", _TENSOR), ("append_v", _TENSOR),
         ("rotary_cos", _TENSOR), ("rotary_sin", _TENSOR), ("rotary_positions", _TENSOR),

@@ -36,7 +36,7 @@ TEST(Append, WritesNewRowsBehindEachSequenceAndNothingElse) {
       problem.has_heads_first = page_size == 16;
       CacheMemory memory(problem), expected(grown(problem));
       const AttentionDecode args = memory.args();
-      append_to_cache(args.cache, args.append);
+      append_to_cache({.cache = args.cache, .append = args.append});
       EXPECT_EQ(memory.damage(), "");
       EXPECT_TRUE(bits_of(memory.k.view()) == bits_of(expected.k.view())) << page_size;
       EXPECT_TRUE(bits_of(memory.v.view()) == bits_of(expected.v.view())) << page_size;
@@ -102,8 +102,9 @@ TEST(Append, TokensTakeTheDtypeOfTheCache) {
       k.poison();
       v.poison();
       const std::int32_t length = 1;
-      append_to_cache({.k = k.mutable_view(), .v = v.mutable_view(), .seqlens = view(&length, {1})},
-                      {.k = tokens.view(), .v = tokens.view()});
+      append_to_cache(
+          {.cache = {.k = k.mutable_view(), .v = v.mutable_view(), .seqlens = view(&length, {1})},
+           .append = {.k = tokens.view(), .v = tokens.view()}});
       const std::vector<double> got = values_of(v.view());
       for (std::size_t d = 0; d < 4; ++d) {
         EXPECT_TRUE(std::isnan(got[d]));
@@ -213,7 +214,9 @@ void expect_turned_keys(const RotaryVariant& variant) {
   std::int32_t positions[2][kTokens] = {{7, 0, 49}, {1, 1, 2}};
   Rotary rotary = tables.rotary(variant.is_interleaved);
   if (variant.has_positions) rotary.positions = view(&positions[0][0], {2, kTokens});
-  append_to_cache(memory.cache(), {.k = memory.tokens.view(), .v = memory.tokens.view()}, rotary);
+  append_to_cache({.cache = memory.cache(),
+                   .append = {.k = memory.tokens.view(), .v = memory.tokens.view()},
+                   .rotary = rotary});
   for (std::int64_t i = 0; i < 2; ++i) {
     for (std::int64_t t = 0; t < kTokens; ++t) {
       const std::int64_t position = variant.has_positions ? positions[i][t] : kLengths[i] + t;
@@ -250,8 +253,9 @@ TEST(Rotary, KeysAreTurnedByTheirPositions) {
 /// Queries turned as if they were keys at the same places.
 GuardedTensor turned_queries(const RotaryMemory& queries, const Rotary& rotary) {
   RotaryMemory scratch(queries.tokens.view().dtype(), queries.tokens.view().size(2));
-  append_to_cache(scratch.cache(), {.k = queries.tokens.view(), .v = queries.tokens.view()},
-                  rotary);
+  append_to_cache({.cache = scratch.cache(),
+                   .append = {.k = queries.tokens.view(), .v = queries.tokens.view()},
+                   .rotary = rotary});
   std::vector<double> rows;
   for (std::int64_t i = 0; i < 2; ++i) {
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -280,7 +284,9 @@ TEST(Rotary, QueriesAreTurnedAsTheKeysBesideThem) {
                         .rotary = rotary,
                         .out = out.mutable_view()});
       RotaryMemory plain(dtype);
-      append_to_cache(plain.cache(), {.k = keys.tokens.view(), .v = keys.tokens.view()}, rotary);
+      append_to_cache({.cache = plain.cache(),
+                       .append = {.k = keys.tokens.view(), .v = keys.tokens.view()},
+                       .rotary = rotary});
       for (std::int64_t& length : plain.lengths) length += kTokens;
       attention_decode({.q = q.view(), .cache = plain.cache(), .out = expected.mutable_view()});
       EXPECT_TRUE(bits_of(out.view()) == bits_of(expected.view())) << fovea::name(dtype);
@@ -300,7 +306,9 @@ TEST(Rotary, QueriesWithoutAppendStandAtTheEnd) {
                     .append = {.k = fused.tokens.view(), .v = fused.tokens.view()},
                     .rotary = rotary,
                     .out = expected.mutable_view()});
-  append_to_cache(apart.cache(), {.k = apart.tokens.view(), .v = apart.tokens.view()}, rotary);
+  append_to_cache({.cache = apart.cache(),
+                   .append = {.k = apart.tokens.view(), .v = apart.tokens.view()},
+                   .rotary = rotary});
   for (std::int64_t& length : apart.lengths) length += kTokens;
   attention_decode({.q = queries.tokens.view(),
                     .cache = apart.cache(),

@@ -105,7 +105,7 @@ TEST(CDecode, AppendsAloneWithoutQueries) {
   c.forward.q = c.forward.out = nullptr;
   EXPECT_EQ(outcome_of(fovea_append_to_cache, &c.args).message, "");
   const AttentionDecode args = cxx.cxx();
-  append_to_cache(args.cache, args.append, args.rotary);
+  append_to_cache({.cache = args.cache, .append = args.append, .rotary = args.rotary});
   EXPECT_EQ(c.k.values, cxx.k.values);
   EXPECT_EQ(c.v.values, cxx.v.values);
   EXPECT_EQ(c.out.values, cxx.out.values);
@@ -113,6 +113,27 @@ TEST(CDecode, AppendsAloneWithoutQueries) {
   EXPECT_EQ(
       outcome_of(fovea_append_to_cache, &c.args).message,
       "append_to_cache: append.v is missing; expected [batch, seqlen_new, num_heads_kv, head_dim]");
+}
+
+TEST(CDecode, AppendsOnTheExecutorOfForward) {
+  CacheCall plain, call;
+  EXPECT_EQ(outcome_of(fovea_append_to_cache, &plain.args).message, "");
+  std::int64_t tasks = 0;
+  fovea_executor executor{};
+  executor.struct_size = sizeof(executor);
+  executor.version = FOVEA_ABI_VERSION;
+  executor.context = &tasks;
+  executor.concurrency = [](void*) -> std::int32_t { return 1; };
+  executor.run = [](void* context, std::int64_t count, fovea_task task, void* task_context) {
+    *static_cast<std::int64_t*>(context) += count;
+    for (std::int64_t i = 0; i < count; ++i) task(task_context, 0, i);
+  };
+  call.forward.executor = &executor;
+  EXPECT_EQ(outcome_of(fovea_append_to_cache, &call.args).message, "");
+  EXPECT_GT(tasks, 0);
+  EXPECT_EQ(call.k.values, plain.k.values);
+  executor.run = nullptr;
+  EXPECT_THAT(outcome_of(fovea_append_to_cache, &call.args).message, HasSubstr("executor"));
 }
 
 TEST(CDecode, SeesAllKeysWhenAskedTo) {

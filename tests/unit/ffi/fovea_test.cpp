@@ -297,7 +297,10 @@ struct CountingPool {
   std::int64_t tasks = 0;
 
   fovea_executor executor() {
-    return {sizeof(fovea_executor), FOVEA_ABI_VERSION, this,
+    return {sizeof(fovea_executor),
+            FOVEA_ABI_VERSION,
+            0,
+            this,
             [](void* context) -> std::int32_t {
               return static_cast<CountingPool*>(context)->concurrency;
             },

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <string>
+
 namespace fovea::ffi {
 namespace {
 
@@ -57,6 +60,70 @@ TEST(SizedStruct, NewerCallersWorkUnlessTheySetWhatWeDoNotKnow) {
   EXPECT_EQ(refusal(&given.known), "accepted");
   given.added = 1;
   EXPECT_THAT(refusal(&given.known), HasSubstr("this library does not know it"));
+}
+
+/// What lies where in the first header, whose callers a library of any later one serves. Each struct ends in a field: a field that
+/// is added lies behind what those callers pass, not in padding, which they leave as it was.
+TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
+#define FOVEA_EXPECT_LAYOUT(Struct, first, at_first, last, size) \
+  EXPECT_EQ(offsetof(Struct, first), at_first) << #Struct;       \
+  EXPECT_EQ(offsetof(Struct, last) + sizeof(Struct::last), size) << #Struct
+  FOVEA_EXPECT_LAYOUT(fovea_executor, context, 16U, run, 40U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, q, 16U, stream, 304U);
+  FOVEA_EXPECT_LAYOUT(fovea_plan_options, max_seqlen_q, 16U, reserved_1, 40U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_backward_args, forward, 16U, workspace_bytes, 104U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, forward, 16U, lse_tangent, 88U);
+  FOVEA_EXPECT_LAYOUT(fovea_merge_states_args, outs, 16U, executor, 72U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, forward, 16U, sees_all_keys, 104U);
+#undef FOVEA_EXPECT_LAYOUT
+  EXPECT_EQ(offsetof(fovea_attention_forward_args, bias), 80U);
+  EXPECT_EQ(offsetof(fovea_attention_forward_args, workspace), 264U);
+  EXPECT_EQ(offsetof(fovea_plan_options, num_threads), 32U);
+}
+
+/// fovea_plan_options of the first header, whose padding has no names.
+struct FirstPlanOptions {
+  std::size_t struct_size;
+  std::uint32_t version;
+  std::int64_t max_seqlen_q, max_seqlen_kv;
+  std::int32_t num_threads;
+};
+
+/// As a later header may have it: a field more, behind all that the first header's callers pass.
+struct NextPlanOptions {
+  std::size_t struct_size;
+  std::uint32_t version, reserved_0;
+  std::int64_t max_seqlen_q, max_seqlen_kv;
+  std::int32_t num_threads;
+  std::uint32_t reserved_1;
+  std::int32_t added;
+};
+static_assert(sizeof(FirstPlanOptions) == sizeof(fovea_plan_options));
+static_assert(offsetof(NextPlanOptions, added) == sizeof(fovea_plan_options));
+
+TEST(SizedStruct, PaddingOfACallerOfTheFirstHeaderIsNoField) {
+  FirstPlanOptions given;
+  std::memset(&given, 0xFF, sizeof(given));
+  given.struct_size = sizeof(given);
+  given.version = FOVEA_ABI_VERSION;
+  given.max_seqlen_q = 11;
+  given.max_seqlen_kv = 22;
+  given.num_threads = 3;
+  NextPlanOptions storage{};
+  std::memcpy(&storage, &given, sizeof(given));
+  const auto read = read_struct(&storage, kLeast, "options");
+  EXPECT_EQ(read.max_seqlen_q, 11);
+  EXPECT_EQ(read.max_seqlen_kv, 22);
+  EXPECT_EQ(read.num_threads, 3);
+  EXPECT_EQ(read.added, 0);
+}
+
+TEST(SizedStruct, SizesThatNoHeaderHadAreRefused) {
+  fovea_plan_options given = options();
+  for (const std::size_t size : {std::size_t{37}, std::size_t{1} << 40}) {
+    given.struct_size = size;
+    EXPECT_THAT(refusal(&given), HasSubstr("options: struct_size is " + std::to_string(size)));
+  }
 }
 
 TEST(SizedStruct, ForgottenSizesAndVersionsAreRefused) {

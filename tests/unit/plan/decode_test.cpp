@@ -172,7 +172,7 @@ TEST(DecodeDoor, CachesOfAGpuAreRefusedByNameWhereThereIsNone) {
   const std::string decode = refusal([&] { attention_decode(args); });
   EXPECT_NE(decode.find("cuda/sm80/attention_forward  " + driver.why_absent()), std::string::npos)
       << decode;
-  EXPECT_EQ(refusal([&] { append_to_cache(args.cache, args.append); }),
+  EXPECT_EQ(refusal([&] { append_to_cache({.cache = args.cache, .append = args.append}); }),
             "append_to_cache: cuda:0: " + driver.why_absent());
 }
 
