@@ -11,6 +11,7 @@
 #include "cuda/jit/device_text.hpp"
 #include "cuda/jit/files.hpp"
 #include "cuda/jit/loader.hpp"
+#include "expr/print.hpp"
 #include "problem/decode.hpp"
 
 namespace fovea::cuda {
@@ -73,8 +74,12 @@ std::string problem_class(const ForwardProblem& f) {
                                     {p.wants_row_max, " row_max"}}) {
     if (is_so) text += word;
   }
-  if (!p.mask.is_all_visible()) text += " mask " + p.mask.to_string();
-  if (!p.score.is_identity()) text += " score " + p.score.to_string();
+  constexpr std::size_t kMostShown =
+      4096;  // bytes of a formula: what differs behind shares a choice
+  if (!p.mask.is_all_visible())
+    text += " mask " + expr::print_up_to(p.mask.expr().node(), kMostShown);
+  if (!p.score.is_identity())
+    text += " score " + expr::print_up_to(p.score.expr().node(), kMostShown);
   return text;
 }
 

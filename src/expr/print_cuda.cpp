@@ -206,7 +206,8 @@ class Printer {
       size.push_back(total);
     }
     if (size.back() > kMaxComment) return "";
-    return fmt::format("  // {}\n", expr::print(*numbered(program, role)));
+    constexpr std::size_t kMostShown = 4096;  // bytes: below, every part is named once
+    return fmt::format("  // {}\n", print_up_to(*numbered(program, role), kMostShown));
   }
 
   NodePtr numbered(const IntervalProgram& program, ProgramRole role) const {

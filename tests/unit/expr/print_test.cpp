@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "expr/print_cuda.hpp"
 #include "formula_test_data.hpp"
 
 namespace fovea {
@@ -47,6 +48,13 @@ TEST(Print, ShownTextsEndWhereTheyAreToldTo) {
   EXPECT_EQ(expr::print_up_to(power.node(), 20), "score * score * (sco ...");
   EXPECT_EQ(testing::refusal_of([&] { to_string(power); }),
             "formula: its text is beyond 1048576 bytes; expected less repetition");
+}
+
+TEST(PrintCuda, OfPartsThatRepeatIsAsLongAsTheirNumber) {
+  Expr power = x.score;
+  for (int i = 0; i < 64; ++i) power = power * power;
+  const expr::CudaProgram program = expr::print_cuda(ScoreMod(power), {});
+  EXPECT_LT(program.mods.size(), 20000U);
 }
 
 TEST(Print, FloatsLookLikeFloats) {

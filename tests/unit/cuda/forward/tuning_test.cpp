@@ -46,6 +46,12 @@ TEST(ProblemClass, ReadsAsASentence) {
             "kv_idx <= q_idx + (seqlen_kv - seqlen_q)");
 }
 
+TEST(ProblemClass, OfFormulasWithoutEndIsTheirBeginning) {
+  Expr score = arguments().score;
+  for (int i = 0; i < 64; ++i) score = score * score;
+  EXPECT_LT(problem_class(pose({.score = ScoreMod(score)})).size(), 5000U);
+}
+
 TEST(ProblemClass, LengthsWithinAPowerOfTwoAreOneClass) {
   const std::string at_1024 = problem_class(pose({}));
   EXPECT_EQ(problem_class(pose({.seqlen_q = 513, .seqlen_kv = 600})), at_1024);
