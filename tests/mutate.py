@@ -11,6 +11,8 @@ the tests that must see it.
 The fields of a mutant:
   name, breaks   what it is called, and what it would break
   file           what is mutated. A header is compiled as part of `units`: files that include it, from tests too
+  flags          optional: more flags for the compiler; vector code compiles in seconds with -DHWY_COMPILE_ONLY_STATIC, for the
+                 portable target alone
   after          optional: a line of the file. `line` is looked for behind its first occurrence, and need not be the only one
   line           a whole line of the file, but for the spaces around it; one that ends in "..." is the beginning of a line
   becomes        what stands there instead; it may have several lines
@@ -51,11 +53,15 @@ class Mutant:
     filter: str
     after: str = ""
     units: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
 
 def read_mutants(text: str) -> list[Mutant]:
     entries = tomllib.loads(text)["mutant"]
-    return [Mutant(**{**entry, "units": tuple(entry.get("units", ()))}) for entry in entries]
+    return [
+        Mutant(**{**entry, "units": tuple(entry.get("units", ())), "flags": tuple(entry.get("flags", ()))})
+        for entry in entries
+    ]
 
 
 def is_line(wanted: str, line: str) -> bool:
@@ -127,7 +133,10 @@ def compile_mutant(build: Build, mutant: Mutant, scratch: pathlib.Path) -> dict[
         folders = [scratch / name for name in ("src", "include", "tests", "src/cuda/device")]
         includes = [f"-I{folder}" for folder in folders] + [f"-I{(ROOT / unit).parent}"]
         made = scratch / f"{number}.o"
-        result = run([arguments[0], *includes, *arguments[1:], "-w", "-o", str(made), "-c", str(source)], build.folder)
+        result = run(
+            [arguments[0], *includes, *arguments[1:], "-O1", "-w", *mutant.flags, "-o", str(made), "-c", str(source)],
+            build.folder,
+        )
         if result.returncode != 0:
             raise MutantError("does not compile:\n" + result.stdout)
         objects[planned] = str(made)

@@ -51,6 +51,10 @@ TEST(TensorSpec, RefusesWhatIsNoTensor) {
             }),
             "tensor has 1 strides for 2 dimensions; expected one each");
   EXPECT_EQ(refusal([] {
+              spec_of({2, 3}, {3, 1, 1});
+            }),
+            "tensor has 3 strides for 2 dimensions; expected one each");
+  EXPECT_EQ(refusal([] {
               spec_of({1LL << 32, 1LL << 31});
             }),
             "tensor shape [4294967296, 2147483648] has more than 2^63 elements");
