@@ -172,25 +172,6 @@ TEST(BlockMap, TreeMasksAreExact) {
                {.seqlen_q = 7, .seqlen_kv = 47, .tile_q = 2, .tile_kv = 2});
 }
 
-TEST(BlockMap, TreesOfMoreDraftsThanAWordHasBitsAreExact) {
-  // 70 draft tokens behind 5 context keys, in three words a row: each sees every third one, and itself.
-  constexpr int kDrafts = 70, kWords = 3;
-  const auto is_seen = [](std::int64_t row, std::int64_t draft) {
-    return row == draft || (row + draft) % 3 == 0;
-  };
-  std::vector<std::int32_t> bits(kDrafts * kWords, 0);
-  for (int row = 0; row < kDrafts; ++row) {
-    for (int draft = 0; draft < kDrafts; ++draft) {
-      auto& word = bits[static_cast<std::size_t>(row * kWords + draft / 32)];
-      if (is_seen(row, draft))
-        word = static_cast<std::int32_t>(static_cast<std::uint32_t>(word) | 1U << (draft % 32));
-    }
-  }
-  expect_exact(tree(view(bits.data(), {kDrafts, kWords})),
-               [&](const Position& p) { return p.kv_idx < 5 || is_seen(p.q_idx, p.kv_idx - 5); },
-               {.seqlen_q = kDrafts, .seqlen_kv = kDrafts + 5, .tile_q = 8, .tile_kv = 8});
-}
-
 TEST(BlockMap, HeadsThatShareATileAreMappedTogether) {
   const Ids lengths{3, 20, 11, 50};
   const Captured windows = capture("windows", view(lengths.data(), {4}));

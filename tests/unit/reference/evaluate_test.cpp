@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "fovea/expr.hpp"
+#include "fovea/mask.hpp"
 
 namespace fovea::reference {
 namespace {
@@ -219,6 +220,30 @@ TEST(Evaluate, SharedSubformulasAreOneValue) {
   Expr sum = kScore;
   for (int i = 0; i < 40; ++i) sum = sum + sum;
   EXPECT_EQ(of_score(sum, 1), 0x1p40);
+}
+
+/// 70 draft tokens behind 5 context keys, in three words a row: each sees every third one, and itself.
+TEST(Evaluate, TreesOfMoreDraftsThanAWordHasBitsShowWhatTheirBitsSay) {
+  constexpr std::int64_t kDrafts = 70, kWords = 3, kContext = 5;
+  const auto is_seen = [](std::int64_t row, std::int64_t draft) {
+    return row == draft || (row + draft) % 3 == 0;
+  };
+  std::vector<std::int32_t> bits(kDrafts * kWords, 0);
+  for (std::int64_t row = 0; row < kDrafts; ++row) {
+    for (std::int64_t draft = 0; draft < kDrafts; ++draft) {
+      auto& word = bits[static_cast<std::size_t>(row * kWords + draft / 32)];
+      if (is_seen(row, draft))
+        word = static_cast<std::int32_t>(static_cast<std::uint32_t>(word) | 1U << (draft % 32));
+    }
+  }
+  Evaluator mask(tree(view(bits.data(), {kDrafts, kWords})));
+  Position at{.seqlen_q = kDrafts, .seqlen_kv = kContext + kDrafts};
+  for (at.q_idx = 0; at.q_idx < at.seqlen_q; ++at.q_idx) {
+    for (at.kv_idx = 0; at.kv_idx < at.seqlen_kv; ++at.kv_idx) {
+      const bool expected = at.kv_idx < kContext || is_seen(at.q_idx, at.kv_idx - kContext);
+      ASSERT_EQ(mask(at) != 0, expected) << at.q_idx << " " << at.kv_idx;
+    }
+  }
 }
 
 }  // namespace
