@@ -107,8 +107,8 @@ TensorView as_words32(const TensorView& words) {
   }
   spec.shape[last] = 2;
   spec.strides[last] = 1;
-  if (words.is_mutable()) return TensorView(words.mutable_data(), spec);
-  return TensorView(words.data(), spec);
+  if (words.is_mutable()) return {words.mutable_data(), spec};
+  return {words.data(), spec};
 }
 
 }  // namespace fovea

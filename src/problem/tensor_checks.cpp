@@ -116,7 +116,8 @@ void OverlapCheck::add_output(std::string_view name, const TensorView& view) {
 
 void OverlapCheck::add_output(std::string_view name, std::span<const std::byte> bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
-  if (!bytes.empty()) outputs_.push_back({name, begin, begin + bytes.size()});
+  if (!bytes.empty())
+    outputs_.push_back({name, begin, begin + bytes.size(), nullptr, bytes.data()});
 }
 
 void OverlapCheck::add(std::vector<Range>& ranges, std::string_view name, const TensorView& view) {
@@ -126,7 +127,7 @@ void OverlapCheck::add(std::vector<Range>& ranges, std::string_view name, const 
   if (reach->low == reach->high) return;
   const auto data = reinterpret_cast<std::uintptr_t>(view.data());
   ranges.push_back({name, data + static_cast<std::uintptr_t>(reach->low),
-                    data + static_cast<std::uintptr_t>(reach->high), &view});
+                    data + static_cast<std::uintptr_t>(reach->high), &view, nullptr});
 }
 
 void OverlapCheck::add_inputs(const AttentionForward& call) {
@@ -150,7 +151,7 @@ bool OverlapCheck::overlap(const Range& a, const Range& b) {
   const auto shown = [](const Range& range) {
     if (range.view != nullptr) return *range.view;
     const std::array shape{static_cast<std::int64_t>(range.end - range.begin)};
-    return TensorView(reinterpret_cast<const void*>(range.begin), make_spec(Dtype::u8, shape));
+    return TensorView(range.bytes, make_spec(Dtype::u8, shape));
   };
   return may_share_bytes(shown(a), shown(b));
 }

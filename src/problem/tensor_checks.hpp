@@ -73,7 +73,8 @@ class OverlapCheck {
   struct Range {
     std::string_view name;
     std::uintptr_t begin = 0, end = 0;
-    const TensorView* view = nullptr;  // null: all bytes between
+    const TensorView* view = nullptr;  // null: all bytes from `bytes` on
+    const std::byte* bytes = nullptr;
   };
 
   static void add(std::vector<Range>& ranges, std::string_view name, const TensorView& view);

@@ -49,6 +49,11 @@ std::vector<Case> infinite_values() {
   split.seqlen_kv = 600;
   split.mask = causal();
   cases.push_back(split);
+  // Beside the last split, the first has no weight left.
+  Case faint = split;
+  faint.label = "infinite_values_faint_split";
+  faint.score = score_mod([](auto x) { return select(x.kv_idx < 256, x.score - 1000, x.score); });
+  cases.push_back(std::move(faint));
   split.label = "infinite_values_split_dropout";
   split.dropout = kSomeDropped;
   cases.push_back(std::move(split));
