@@ -29,7 +29,7 @@ Explanation explain_decode(const AttentionDecode& args, std::int64_t seqlen_kv) 
   constexpr std::string_view kWhere = "bench";
   const ForwardProblem problem = validate_decode_problem(decode_problem(args, seqlen_kv, 0, kWhere),
                                                          cache_layout(args), kWhere);
-  return explain_forward(problem, cuda::plan_forward(problem, problem.device()));
+  return explain_forward(problem, cuda::plan_forward(problem, problem.device()), MaskData::lent);
 }
 
 void run_decode(const AttentionForward& forward, const Job& job, const Gpu& gpu, std::int64_t runs,
