@@ -24,7 +24,6 @@
 #include "core/philox.hpp"
 #include "core/scalar_io.hpp"
 #include "cpu/bound_tape.hpp"
-#include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
@@ -151,7 +150,7 @@ class DoubleBackwardRun {
       : problem_(problem),
         args_(args),
         forward_(args.backward.forward),
-        kernels_(*panel_kernels(best_f32_target())),
+        kernels_(best_f32_kernels()),
         executor_(executor) {
     const ScoreMod& score = forward_.score;
     if (!score.is_identity()) {

@@ -6,7 +6,6 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/features.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
@@ -42,7 +41,7 @@ class MergeRun {
  public:
   MergeRun(const MergeStates& args, Executor& executor)
       : args_(args),
-        kernels_(*panel_kernels(best_f32_target())),
+        kernels_(best_f32_kernels()),
         executor_(executor),
         out_(args.out),
         num_rows_(args.out.size(args.out.rank() - 3)),

@@ -1,73 +1,32 @@
 // Any numbers as a Problem: validated with every name resolved and every size positive, or one refusal. Extents come from
 // a short list of likely and evil values, so that bytes are spent on combinations.
-#include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 
 #include "fovea/error.hpp"
 
 #include "problem/forward.hpp"
+#include "tests/fuzz/bytes.hpp"
 
 namespace {
 
 using namespace fovea;
+using fuzz::Bytes;
 
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::uint8_t next() { return position_ < size_ ? data_[position_++] : std::uint8_t{0}; }
-  bool flag() { return next() % 2 == 1; }
-
-  /// Zero and one, tile edges, the limits of head_dim, and what overflows a product or a sum.
-  std::int64_t extent() {
-    constexpr auto kMax = std::numeric_limits<std::int64_t>::max();
-    constexpr std::array<std::int64_t, 16> kExtents{0,
-                                                    1,
-                                                    2,
-                                                    3,
-                                                    4,
-                                                    8,
-                                                    64,
-                                                    128,
-                                                    512,
-                                                    513,
-                                                    -1,
-                                                    std::int64_t{1} << 31,
-                                                    std::int64_t{1} << 62,
-                                                    kMax,
-                                                    kMax / 2 + 1,
-                                                    std::numeric_limits<std::int64_t>::min()};
-    return kExtents[next() % kExtents.size()];
+TensorSpec any_spec(Bytes& bytes) {
+  TensorSpec result;
+  result.dtype = static_cast<Dtype>(bytes.next() % 8);
+  result.rank = bytes.next() % (kMaxRank + 1);
+  for (std::size_t dim = 0; dim < static_cast<std::size_t>(result.rank); ++dim) {
+    result.shape[dim] = bytes.extent();
+    result.strides[dim] = bytes.extent();
   }
-
-  float number() {
-    std::uint32_t bits = 0;
-    for (int i = 0; i < 4; ++i) bits = bits << 8U | next();
-    return std::bit_cast<float>(bits);
-  }
-
-  TensorSpec spec() {
-    TensorSpec result;
-    result.dtype = static_cast<Dtype>(next() % 8);
-    result.rank = next() % (kMaxRank + 1);
-    for (std::size_t dim = 0; dim < static_cast<std::size_t>(result.rank); ++dim) {
-      result.shape[dim] = extent();
-      result.strides[dim] = extent();
-    }
-    return result;
-  }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_;
-  std::size_t position_ = 0;
-};
+  return result;
+}
 
 /// k, v and out mostly follow q, or hardly any problem would come past the first rule.
 TensorSpec like(const TensorSpec& q, Bytes& bytes) {
-  if (bytes.next() % 8 == 0) return bytes.spec();
+  if (bytes.next() % 8 == 0) return any_spec(bytes);
   TensorSpec result = q;
   if (q.rank > 0 && bytes.flag()) {
     result.shape[bytes.next() % static_cast<std::size_t>(q.rank)] = bytes.extent();
@@ -77,7 +36,7 @@ TensorSpec like(const TensorSpec& q, Bytes& bytes) {
 
 Problem problem_from(Bytes& bytes) {
   Problem problem;
-  problem.q = bytes.spec();
+  problem.q = any_spec(bytes);
   problem.k = like(problem.q, bytes);
   problem.v = like(problem.k, bytes);
   if (bytes.flag()) problem.out = like(problem.q, bytes);

@@ -247,6 +247,9 @@ struct PanelKernels {
 /// Null where this build has no such kernels; whether the processor can run them is features.hpp's business.
 const PanelKernels* panel_kernels(CpuTarget target);
 
+/// The best of this build for f32 that this processor runs.
+const PanelKernels& best_f32_kernels();
+
 const PanelKernels* panel_kernels_avx512_bf16();
 const PanelKernels* panel_kernels_amx_bf16();
 

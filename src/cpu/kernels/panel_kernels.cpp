@@ -8,6 +8,8 @@
 #include "cpu/kernels/panel-inl.hpp"
 
 #if HWY_ONCE
+#include "cpu/features.hpp"
+
 namespace fovea::cpu {
 
 const PanelKernels* panel_kernels(CpuTarget target) {
@@ -34,6 +36,14 @@ const PanelKernels* panel_kernels(CpuTarget target) {
     default:
       return nullptr;
   }
+}
+
+const PanelKernels& best_f32_kernels() {
+  const CpuTarget best = best_f32_target();
+  if (const PanelKernels* kernels = panel_kernels(best)) return *kernels;
+  // A build may lack what its compiler did not know.
+  const PanelKernels* avx2 = best == CpuTarget::avx512 ? panel_kernels(CpuTarget::avx2) : nullptr;
+  return avx2 != nullptr ? *avx2 : *panel_kernels(CpuTarget::scalar);
 }
 
 }  // namespace fovea::cpu

@@ -165,6 +165,18 @@ TEST(CapturedTensors, WithoutElementsAreRefused) {
             "attention_forward: captured 'table' is f32 [0]; expected elements to read");
 }
 
+TEST(CapturedLongs, AreNotLookedForWhereThereAreNone) {
+  Call call;
+  const std::int64_t* nothing = nullptr;
+  const TensorView no_rows = view(call.q.data(), {1, 0, 1, kHeadDim});
+  AttentionForward args{
+      .q = no_rows, .k = no_rows, .v = no_rows, .out = view(call.out.data(), {1, 0, 1, kHeadDim})};
+  args.score = parse_score_mod(
+      "score + float(ids[q_idx, kv_idx])",
+      {.tensors = {{"ids", view(nothing, {std::int64_t{1} << 40, 0})}}, .scalars = {}});
+  attention_forward(args);  // at once
+}
+
 TEST(CapturedLongs, ThatAreNoIntsAreRefused) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   for (const std::int64_t wrong :
