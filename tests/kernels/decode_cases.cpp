@@ -69,7 +69,7 @@ std::vector<Case> decode_cases() {
   Case extreme = with("extreme");
   extreme.seqlen_q = 6;
   extreme.num_heads_q = 2;
-  cases.push_back(with_extreme_scores(std::move(extreme), kKindsOfSplits));
+  cases.push_back(with_extreme_scores(std::move(extreme)));
   std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
   return cases;
 }

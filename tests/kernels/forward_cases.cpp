@@ -69,10 +69,11 @@ std::vector<Case> infinite_values() {
 
 }  // namespace
 
-Case with_extreme_scores(Case problem, std::int64_t num_kinds) {
+Case with_extreme_scores(Case problem) {
+  constexpr std::int64_t kKinds = 6;
   constexpr double kGreatest = std::numeric_limits<float>::max();
   const std::int64_t keys = problem.seqlen_kv;
-  const TensorView table = problem.capture(Dtype::f32, {num_kinds, keys}, [=](std::int64_t i) {
+  const TensorView table = problem.capture(Dtype::f32, {kKinds, keys}, [=](std::int64_t i) {
     const std::int64_t key = i % keys;
     switch (i / keys) {
       case 0:
@@ -89,7 +90,7 @@ Case with_extreme_scores(Case problem, std::int64_t num_kinds) {
         return key % 3 == 2 ? kGreatest : 0;
     }
   });
-  const std::string kind = "q_idx % " + std::to_string(num_kinds);
+  const std::string kind = "q_idx % " + std::to_string(kKinds);
   problem.score =
       parse_score_mod("score + table[" + kind + ", kv_idx]", {.tensors = {{"table", table}}});
   return problem;
@@ -107,7 +108,7 @@ std::vector<Case> kernel_cases() {
   Case split_extreme = started("extreme_split", Dtype::bf16);
   split_extreme.seqlen_q = 7;
   split_extreme.seqlen_kv = 600;
-  cases.push_back(with_extreme_scores(std::move(split_extreme), kKindsOfSplits));
+  cases.push_back(with_extreme_scores(std::move(split_extreme)));
   for (const Feature& feature : features()) {
     if (feature.group == "products" || feature.is_long) continue;  // of CPUs
     Case problem = started(std::string(feature.name), Dtype::bf16);

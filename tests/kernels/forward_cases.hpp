@@ -17,9 +17,7 @@ std::vector<Case> kernel_cases();
 
 /// The score becomes score + table[kind, kv_idx] with a kind for each row: the lowest float, which others add to hide keys, at all but
 /// some keys, at the first ones, at the last ones, at all; two numbers of its size; the greatest float at some keys.
-Case with_extreme_scores(Case problem, std::int64_t num_kinds = 6);
-/// The first kinds: rows that see an ordinary score. Splits of the others weigh the same, however many keys they have.
-inline constexpr std::int64_t kKindsOfSplits = 3;
+Case with_extreme_scores(Case problem);
 
 /// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
 std::vector<Case> hopper_cases();

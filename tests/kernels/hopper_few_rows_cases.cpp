@@ -80,7 +80,7 @@ std::vector<Case> hopper_few_rows_cases() {
   small.value_exponent = -66;
   Case extreme = base_case("hopper_rows_33_extreme", 33, 2, 2);
   extreme.seqlen_kv = 1051;
-  extreme = with_extreme_scores(std::move(extreme), kKindsOfSplits);
+  extreme = with_extreme_scores(std::move(extreme));
   return {full,    odd,      programs,         dropped, wide,   many,
           nothing, infinite, infinite_dropped, small,   extreme};
 }

@@ -103,6 +103,12 @@ FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
 }
 
+/// What a split leaves beside lse: its row_max; or, where lse is so large that log l is nothing beside it and lse is the maximum
+/// itself, log l.
+FOVEA_DEVICE float beside_lse(float lse, float sum, float row_max) {
+  return is_huge(lse) ? kLn2 * ptx::lg2_approx_ftz(sum) : row_max;
+}
+
 /// The largest score as told outside: natural units; a NaN in sight wins over every number.
 FOVEA_DEVICE float finish_row_max(float row_max, float sum, float unit) {
   if (is_nan(sum) && row_max != infinity()) return quiet_nan();

@@ -47,7 +47,7 @@ struct ForwardParams {
 
   float* partial_out;  // split: [batch, num_heads_q, seqlen_q, max_splits, head_dim_v of the tile]
   float* partial_lse;  // split: [batch, num_heads_q, seqlen_q, max_splits], natural
-  float* partial_max;  // split: likewise, natural units
+  float* partial_max;  // split: likewise; where lse is huge, log of its sum instead (beside_lse)
   std::int32_t max_splits;
 
   std::int32_t num_sequences;        // dense: batch

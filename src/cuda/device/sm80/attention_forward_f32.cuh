@@ -218,7 +218,8 @@ struct PlainForward {
   FOVEA_DEVICE_MEMBER void store_row_values(float lse, float greatest) const {
     if constexpr (spec.is_split) {
       ptx::st_global(p.partial_lse + partial_row(), lse);
-      if constexpr (spec.wants_row_max) ptx::st_global(p.partial_max + partial_row(), greatest);
+      if (spec.wants_row_max || is_huge(lse))
+        ptx::st_global(p.partial_max + partial_row(), beside_lse(lse, state.sum, greatest));
     } else {
       const std::int64_t at = work.sequence.q_row + q_idx;
       if (p.lse != nullptr) {

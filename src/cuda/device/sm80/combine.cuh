@@ -107,10 +107,13 @@ struct CombinedRow {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void store_row_values(const CombineParams& p, float lse, float sum) const {
+  FOVEA_DEVICE_MEMBER void store_row_values(const CombineParams& p, const SplitValues& lses,
+                                            float lse, float sum) const {
     float greatest = -infinity();
     if constexpr (spec.wants_row_max) {
-      const SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
+      SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
+      if (is_huge(lses.low)) parts.low = lses.low;
+      if (is_huge(lses.high)) parts.high = lses.high;
       greatest = warp_max(ptx::max_ftz(parts.low, parts.high));
       if (ptx::vote_any(is_nan(parts.low) || is_nan(parts.high))) greatest = quiet_nan();
     }
@@ -187,10 +190,18 @@ struct Combine {
   FOVEA_DEVICE_MEMBER void weigh() {
     const float top = warp_max(ptx::max_ftz(lse_.low, lse_.high));
     weights_ = {weight_of(lse_.low, top), weight_of(lse_.high, top)};
+    if (is_huge(top)) weigh_maxima(top);
     const float sum = warp_sum(weights_.low + weights_.high);
     const RowResult result = finish_row({top, sum}, 1.0F, sink_);
-    row.store_row_values(p, result.lse, sum);
+    row.store_row_values(p, lse_, result.lse, sum);
     factor_ = result.factor;
+  }
+
+  /// Where lse is the maximum itself, those that have it count by their sums; all others have weight 0 already.
+  FOVEA_DEVICE_MEMBER void weigh_maxima(float top) {
+    const SplitValues log_sums = load_splits(p.partial_max + row.row * p.max_splits, row.count, 0);
+    if (lse_.low == top) weights_.low = ptx::ex2_approx_ftz(log_sums.low * kLog2E);
+    if (lse_.high == top) weights_.high = ptx::ex2_approx_ftz(log_sums.high * kLog2E);
   }
 
   /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks for some of the sums

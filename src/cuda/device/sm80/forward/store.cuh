@@ -64,12 +64,13 @@ FOVEA_DEVICE void store_element(char* to, float value) {
 }
 
 template <ForwardSpec spec>
-FOVEA_DEVICE void store_row_values(const AtEnd<spec>& end, const Row& r, float lse,
+FOVEA_DEVICE void store_row_values(const AtEnd<spec>& end, const Row& r, float lse, float sum,
                                    float greatest) {
   const ForwardParams& p = end.team.p;
   if constexpr (spec.is_split) {
     ptx::st_global(p.partial_lse + partial_row(end, r), lse);
-    if constexpr (spec.wants_row_max) ptx::st_global(p.partial_max + partial_row(end, r), greatest);
+    if (spec.wants_row_max || is_huge(lse))
+      ptx::st_global(p.partial_max + partial_row(end, r), beside_lse(lse, sum, greatest));
   } else {
     const Sequence& sequence = end.work.sequence;
     const std::int64_t row = sequence.q_row + r.q_idx;
@@ -224,7 +225,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
   if (pass > Pass::finite) {
     result.factor = 1;
   } else if (r.exists && end.team.lane % 4 == mine) {
-    store_row_values(end, r, result.lse, finish_row_max(row_max, row.sum, unit));
+    store_row_values(end, r, result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)

@@ -214,7 +214,8 @@ struct Reader {
     RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
     if (cta.lane == 0)
-      store_row_values(end, r, result.lse, finish_row_max(whole.row_max, whole.sum, unit));
+      store_row_values(end, r, result.lse, whole.sum,
+                       finish_row_max(whole.row_max, whole.sum, unit));
     if (!has_cols) return;
     ptx::st_global(reinterpret_cast<ptx::F32x4*>(out_row(end, r)) + cta.lane,
                    ptx::F32x4{ptx::fma_rn(sum.x, result.factor, reached.x),

@@ -58,7 +58,7 @@ struct Output {
     float lse = done.lse(r, sum);
     if constexpr (spec.is_split) {
       write_partial_row(
-          tile, r, lse,
+          tile, r, lse, sum,
           finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common)));
       return spec.has_dropout ? factor * common.dropout_keep_scale : factor;
     }
@@ -148,12 +148,13 @@ struct Output {
     return (head * common.seqlen_q + warp.q_idx(tile, r)) * common.max_splits + tile.number;
   }
 
-  FOVEA_DEVICE_MEMBER void write_partial_row(const RowTile& tile, int r, float lse,
+  FOVEA_DEVICE_MEMBER void write_partial_row(const RowTile& tile, int r, float lse, float sum,
                                              float greatest) const {
     if (warp.cta.lane % 4 != 0 || !exists(tile, r)) return;
     const std::int64_t at = partial_row(tile, r);
     ptx::st_global(warp.cta.p.common.partial_lse + at, lse);
-    if constexpr (spec.wants_row_max) ptx::st_global(warp.cta.p.common.partial_max + at, greatest);
+    if (spec.wants_row_max || is_huge(lse))
+      ptx::st_global(warp.cta.p.common.partial_max + at, beside_lse(lse, sum, greatest));
   }
 
   /// Four lanes write 32 bytes of a row together. Of indicators, infinity to what is there.
