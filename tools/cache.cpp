@@ -95,6 +95,7 @@ int run_cache(const std::vector<std::string>& words) {
         "there is no cache folder: neither FOVEA_CACHE_DIR nor HOME is set, or FOVEA_CACHE_MAX_MIB "
         "is 0");
   }
+  if (const std::string reason = cache.why_unused(); !reason.empty()) bad_input(reason);
   Json report = {{"command", "cache"}, {"action", action}, {"folder", options.folder}};
   std::optional<DiskCache::Removed> removed;
   if (action == "list") {

@@ -145,6 +145,8 @@ Json cache_report(const cuda::jit::DiskCache& cache) {
   if (cache.options().folder.empty())
     return {{"is_present", false},
             {"reason", "neither FOVEA_CACHE_DIR nor HOME is set, or FOVEA_CACHE_MAX_MIB is 0"}};
+  if (const std::string reason = cache.why_unused(); !reason.empty())
+    return {{"is_present", false}, {"reason", reason}};
   std::int64_t bytes = 0;
   const auto rows = cache.list();
   for (const auto& row : rows) bytes += row.bytes;

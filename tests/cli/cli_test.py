@@ -630,6 +630,20 @@ class Kernels(CommandTest):
         text = self.run_with("doctor", FOVEA_CACHE_MAX_MIB="many").stdout
         self.assertIn("FOVEA_CACHE_MAX_MIB is 'many'", text)
 
+    def test_doctor_says_why_a_folder_or_a_pack_that_others_may_write_is_not_used(self):
+        kernels = self.folder / "cache" / "kernels"
+        kernels.mkdir(parents=True)
+        kernels.chmod(0o777)
+        pack = self.folder / "fovea.pack"
+        pack.write_bytes(b"")
+        pack.chmod(0o666)
+        report = self.cuda(FOVEA_PACK="fovea.pack")
+        self.assertIn("kernels has mode 777", report["cache"]["reason"])
+        self.assertIn("has mode 666", report["pack"]["reason"])
+        result = self.run_with("cache", "list")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("nobody but its owner may write", result.stderr)
+
     def test_pack_is_made_and_found(self):
         self.need_compiler()
         result = self.pack("--out", "fovea.pack")

@@ -1,5 +1,6 @@
 #include "cuda/jit/disk_cache.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -15,6 +16,7 @@
 #include "core/env.hpp"
 #include "cuda/jit/files.hpp"
 #include "cuda/jit/places.hpp"
+#include "cuda/jit/trust.hpp"
 
 namespace fovea::cuda::jit {
 namespace {
@@ -49,33 +51,46 @@ Sha256 key_of(const std::string& name) {
 }
 
 struct FoundFile {
-  std::string path, name;
+  std::string name;
   std::int64_t bytes = 0;
   std::int64_t last_used = 0;  // nanoseconds since 1970
 };
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-/// Our regular files in the folder.
-std::vector<FoundFile> find_files(const std::string& folder) {
+/// Our regular files in an open folder.
+std::vector<FoundFile> find_files(const Descriptor& folder) {
   std::vector<FoundFile> files;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  if (!folder.is_open()) return files;
+  const int again = ::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const entries = again < 0 ? nullptr : ::fdopendir(again);
+  if (entries == nullptr) return files;
+  while (const dirent* entry = ::readdir(entries)) {
+    const std::string name = entry->d_name;
     struct stat status {};
-    if (!is_ours(name) || ::lstat(it->path().c_str(), &status) != 0 || !S_ISREG(status.st_mode))
+    if (!is_ours(name) ||
+        ::fstatat(folder.get(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISREG(status.st_mode))
       continue;
-    files.push_back({.path = it->path().string(),
-                     .name = name,
+    files.push_back({.name = name,
                      .bytes = status.st_size,
                      .last_used = status.st_mtim.tv_sec * kSecond + status.st_mtim.tv_nsec});
   }
+  ::closedir(entries);
   return files;
 }
 
 std::int64_t now() { return ::time(nullptr) * kSecond; }
 
-void mark_used(const std::string& path) { ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0); }
+void mark_used(const Descriptor& file) { ::futimens(file.get(), nullptr); }
+
+bool remove(const Descriptor& folder, const std::string& name) {
+  return ::unlinkat(folder.get(), name.c_str(), 0) == 0;
+}
+
+std::string name_of(const Sha256& key, std::string_view suffix) {
+  return fmt::format("{}{}", to_hex(key), suffix);
+}
 
 /// Only its owner may write there: what lies there is run.
 std::optional<std::string> make_folder(const std::string& folder) {
@@ -92,22 +107,29 @@ DiskCache::DiskCache(Options options) : options_(std::move(options)) {
   if (options_.max_bytes == 0) options_.folder.clear();
 }
 
-std::string DiskCache::path_of(const Sha256& key, std::string_view suffix) const {
-  return fmt::format("{}/{}{}", options_.folder, to_hex(key), suffix);
+std::string DiskCache::why_unused() const {
+  if (options_.folder.empty()) return "";
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  return folder.is_missing || folder.why_not.empty()
+             ? ""
+             : fmt::format("{} {}", options_.folder, folder.why_not);
 }
 
 std::optional<CacheEntry> DiskCache::find(const Sha256& key) {
   if (options_.folder.empty()) return std::nullopt;
-  const std::string path = path_of(key, kEntrySuffix);
-  const auto bytes = read_whole_file(path, kMaxEntryBytes);
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  if (!folder.file.is_open()) return std::nullopt;
+  const std::string name = name_of(key, kEntrySuffix);
+  const TrustedFile opened = open_trusted_file(folder.file, name);
+  const auto bytes = read_whole_file(opened.file, kMaxEntryBytes);
   if (!bytes) return std::nullopt;
   ParsedEntry parsed = entry_from_bytes(*bytes, key);
   if (!parsed.why_bad.empty()) {
     // Where another process has just put a good one in its place, that one is lost: a compilation more.
-    ::unlink(path.c_str());
+    remove(folder.file, name);
     return std::nullopt;
   }
-  mark_used(path);
+  mark_used(opened.file);
   return std::move(parsed.entry);
 }
 
@@ -119,26 +141,34 @@ bool DiskCache::store(const Sha256& key, const CacheEntry& entry) {
                                  options_.folder, bytes.size(), options_.max_bytes));
     return false;
   }
-  const std::string path = path_of(key, kEntrySuffix);
-  if (!keep(path, bytes)) return false;
-  evict_all_but(path);
+  const std::string name = name_of(key, kEntrySuffix);
+  if (!keep(name, bytes)) return false;
+  evict_all_but(name);
   return true;
 }
 
-bool DiskCache::keep(const std::string& path, std::span<const std::byte> bytes) {
+bool DiskCache::keep(const std::string& name, std::span<const std::byte> bytes) {
   auto why = make_folder(options_.folder);
-  if (!why) why = write_whole_file(path, bytes);
+  if (!why) {
+    const TrustedFile folder = open_trusted_folder(options_.folder);
+    if (!folder.file.is_open()) {
+      why = fmt::format("{} {}", options_.folder, folder.why_not);
+    } else if (const auto failure = write_whole_file(folder.file, name, bytes)) {
+      why = fmt::format("{}/{}", options_.folder, *failure);
+    }
+  }
   if (why) remember_failure(*why);
   return !why;
 }
 
 void DiskCache::evict_all_but(const std::string& kept) {
-  std::vector<FoundFile> files = find_files(options_.folder);
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  std::vector<FoundFile> files = find_files(folder.file);
   std::int64_t total = 0;
   const std::int64_t abandoned_before = now() - kAbandonedAfterSeconds * kSecond;
   std::erase_if(files, [&](const FoundFile& file) {
     const bool is_abandoned = is_written_aside(file.name) && file.last_used < abandoned_before;
-    if (is_abandoned) ::unlink(file.path.c_str());
+    if (is_abandoned) remove(folder.file, file.name);
     if (!is_abandoned) total += file.bytes;
     return is_abandoned || is_written_aside(file.name);
   });
@@ -149,28 +179,30 @@ void DiskCache::evict_all_but(const std::string& kept) {
   const std::int64_t wanted = options_.max_bytes - options_.max_bytes / 10;
   for (const FoundFile& file : files) {
     if (total <= wanted) break;
-    if (file.path == kept) continue;  // times of the disk are too coarse to tell it from others
-    if (::unlink(file.path.c_str()) == 0 || errno == ENOENT) total -= file.bytes;
+    if (file.name == kept) continue;  // times of the disk are too coarse to tell it from others
+    if (remove(folder.file, file.name) || errno == ENOENT) total -= file.bytes;
   }
 }
 
 std::vector<DiskCache::Listed> DiskCache::list() const {
   std::vector<Listed> listed;
   if (options_.folder.empty()) return listed;
-  for (const FoundFile& file : find_files(options_.folder)) {
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  for (const FoundFile& file : find_files(folder.file)) {
     if (!has_form(file.name, kEntrySuffix)) continue;
     Listed row;
     row.file = file.name;
     row.bytes = file.bytes;
     row.last_used = file.last_used / kSecond;
-    if (const auto bytes = read_whole_file(file.path, kMaxEntryBytes)) {
+    const TrustedFile opened = open_trusted_file(folder.file, file.name);
+    if (const auto bytes = read_whole_file(opened.file, kMaxEntryBytes)) {
       ParsedEntry parsed = entry_from_bytes(*bytes, key_of(file.name));
       row.label = parsed.entry.label;
       row.architecture = parsed.entry.architecture;
       row.compiler = parsed.entry.compiler;
       row.why_bad = parsed.why_bad;
     } else {
-      row.why_bad = "cannot be read";
+      row.why_bad = opened.why_not.empty() ? "cannot be read" : opened.why_not;
     }
     listed.push_back(std::move(row));
   }
@@ -182,8 +214,9 @@ std::vector<DiskCache::Listed> DiskCache::list() const {
 
 DiskCache::Removed DiskCache::clear() {
   Removed removed;
-  for (const FoundFile& file : find_files(options_.folder)) {
-    if (::unlink(file.path.c_str()) != 0) continue;
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  for (const FoundFile& file : find_files(folder.file)) {
+    if (!remove(folder.file, file.name)) continue;
     ++removed.files;
     removed.bytes += file.bytes;
   }
@@ -192,9 +225,9 @@ DiskCache::Removed DiskCache::clear() {
 
 DiskCache::Removed DiskCache::remove_bad() {
   Removed removed;
+  const TrustedFile folder = open_trusted_folder(options_.folder);
   for (const Listed& row : list()) {
-    if (row.why_bad.empty()) continue;
-    if (::unlink(fmt::format("{}/{}", options_.folder, row.file).c_str()) != 0) continue;
+    if (row.why_bad.empty() || !remove(folder.file, row.file)) continue;
     ++removed.files;
     removed.bytes += row.bytes;
   }
@@ -214,7 +247,10 @@ void DiskCache::remember_failure(const std::string& why) {
 // A note is its text and, behind a line's end, the text's digest.
 std::optional<std::string> DiskCache::find_note(const Sha256& key) {
   if (options_.folder.empty()) return std::nullopt;
-  const auto bytes = read_whole_file(path_of(key, kNoteSuffix), kMaxNoteBytes);
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  if (!folder.file.is_open()) return std::nullopt;
+  const TrustedFile note = open_trusted_file(folder.file, name_of(key, kNoteSuffix));
+  const auto bytes = read_whole_file(note.file, kMaxNoteBytes);
   if (!bytes) return std::nullopt;
   const std::string_view content(reinterpret_cast<const char*>(bytes->data()), bytes->size());
   const std::size_t end = content.rfind('\n');
@@ -228,7 +264,7 @@ std::optional<std::string> DiskCache::find_note(const Sha256& key) {
 void DiskCache::store_note(const Sha256& key, const std::string& text) {
   if (options_.folder.empty()) return;
   const std::string content = text + "\n" + to_hex(sha256(std::as_bytes(std::span(text))));
-  keep(path_of(key, kNoteSuffix), std::as_bytes(std::span(content)));
+  keep(name_of(key, kNoteSuffix), std::as_bytes(std::span(content)));
 }
 
 DiskCache::Options default_disk_cache() {

@@ -1,6 +1,7 @@
 // Cubins in a folder, named by the digest of all that shapes them. Many processes may use one folder
 // at once, and any may be killed at any moment: a file appears whole, by rename, or not at all, and
-// what is read is checked against its name and its checksum. Nothing here ever throws for the disk's
+// what is read is checked against its name and its checksum. What others than this user and root may
+// have written is not used (trust.hpp): cubins run in the user's process. Nothing here ever throws for the disk's
 // sake: a cache that fails is a cache that misses.
 #pragma once
 
@@ -39,7 +40,8 @@ class DiskCache {
   /// Replaces what is there. False where it cannot be kept; why_not_kept() says why.
   bool store(const Sha256& key, const CacheEntry& entry);
 
-  /// Every file that bears an entry's name, read and checked, most recently used first.
+  /// Every file that bears an entry's name, read and checked, most recently used first. None of a folder
+  /// that is not used.
   std::vector<Listed> list() const;
   struct Removed {
     int files = 0;
@@ -52,14 +54,15 @@ class DiskCache {
 
   const Options& options() const { return options_; }
   std::string why_not_kept() const;
+  /// Why nothing is read from the folder or written to it; empty: it serves, or will once it is made.
+  std::string why_unused() const;
 
   /// A text of a line remembered beside the entries ("compiler <stamp>" -> "13.0.88"); same promises.
   std::optional<std::string> find_note(const Sha256& key);
   void store_note(const Sha256& key, const std::string& text);
 
  private:
-  std::string path_of(const Sha256& key, std::string_view suffix) const;
-  bool keep(const std::string& path, std::span<const std::byte> bytes);
+  bool keep(const std::string& name, std::span<const std::byte> bytes);
   void evict_all_but(const std::string& kept);
   void remember_failure(const std::string& why);
 

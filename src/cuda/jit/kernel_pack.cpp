@@ -1,12 +1,12 @@
 #include "cuda/jit/kernel_pack.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <system_error>
 #include <unordered_set>
 
@@ -70,20 +70,17 @@ void write_pack(const std::string& path, std::span<const PackItem> items, std::s
   if (const auto why = write_whole_file(path, file.bytes())) invalid("write_pack", *why);
 }
 
-KernelPack::KernelPack(const std::string& path)
-    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
-  const std::string why = file_ < 0 ? std::generic_category().message(errno) : read_index();
-  if (why.empty()) return;
-  if (file_ >= 0) ::close(file_);
-  invalid("kernel pack", fmt::format("{}: {}", path, why));
+KernelPack::KernelPack(const std::string& path) : path_(path) {
+  TrustedFile opened = open_trusted_file(path);
+  file_ = std::move(opened.file);
+  const std::string why = opened.why_not.empty() ? read_index() : opened.why_not;
+  if (!why.empty()) invalid("kernel pack", fmt::format("{}: {}", path, why));
 }
 
-KernelPack::~KernelPack() { ::close(file_); }
-
 std::string KernelPack::read_index() {
-  const std::uint64_t file_bytes = size_of(file_);
+  const std::uint64_t file_bytes = size_of(file_.get());
   std::vector<std::byte> head(kHeadBytes);
-  if (!read_at(file_, 0, head)) return "is no kernel pack";
+  if (!read_at(file_.get(), 0, head)) return "is no kernel pack";
   ByteReader reader(head);
   if (reader.get_text() != kMark) return "is no kernel pack";
   if (const std::uint64_t format = reader.get_number(); format != kFormat)
@@ -92,7 +89,7 @@ std::string KernelPack::read_index() {
   const Sha256 checksum = reader.get_digest();
   if (index_bytes > std::min(kMaxIndexBytes, file_bytes - kHeadBytes)) return "is cut off";
   std::vector<std::byte> bytes(static_cast<std::size_t>(index_bytes));
-  if (!read_at(file_, kHeadBytes, bytes)) return "is cut off";
+  if (!read_at(file_.get(), kHeadBytes, bytes)) return "is cut off";
   if (sha256(bytes) != checksum) return "has an index that does not pass its checksum";
 
   ByteReader index(bytes);
@@ -116,7 +113,7 @@ std::optional<CacheEntry> KernelPack::find(const Sha256& key) const {
   const auto found = index_.find(key);
   if (found == index_.end()) return std::nullopt;
   std::vector<std::byte> bytes(static_cast<std::size_t>(found->second.bytes));
-  if (!read_at(file_, found->second.offset, bytes)) return std::nullopt;
+  if (!read_at(file_.get(), found->second.offset, bytes)) return std::nullopt;
   ParsedEntry parsed = entry_from_bytes(bytes, key);
   if (!parsed.why_bad.empty()) return std::nullopt;
   return std::move(parsed.entry);

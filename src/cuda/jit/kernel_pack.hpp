@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/jit/entry.hpp"
+#include "cuda/jit/trust.hpp"
 
 namespace fovea::cuda::jit {
 
@@ -27,11 +28,9 @@ void write_pack(const std::string& path, std::span<const PackItem> items,
 class KernelPack {
  public:
   /// Reads the index; cubins are read, and checked, when they are asked for. Throws InvalidArgument
-  /// where the file is not a pack of this format, with the reason.
+  /// where the file is not a pack of this format, and where others than this user and root may have
+  /// written it (trust.hpp), with the reason.
   explicit KernelPack(const std::string& path);
-  ~KernelPack();
-  KernelPack(const KernelPack&) = delete;
-  KernelPack& operator=(const KernelPack&) = delete;
 
   /// Empty where the pack lacks it, or where its bytes do not pass their checksum.
   std::optional<CacheEntry> find(const Sha256& key) const;
@@ -55,7 +54,7 @@ class KernelPack {
   };
 
   std::string path_, tuning_;
-  int file_ = -1;
+  Descriptor file_;
   std::unordered_map<Sha256, Place, Sha256Hash> index_;
 };
 

@@ -226,6 +226,68 @@ TEST_F(Disk, FolderThatCannotBeWrittenStillServes) {
   EXPECT_TRUE(holds);
 }
 
+// Cubins run in the user's process: those that another user may have written are not read.
+TEST_F(Disk, FolderThatOthersMayWriteIsNotUsed) {
+  cache.store(key_number(1), entry_number(1));
+  cache.store_note(key_number(1), "13.0.88");
+  EXPECT_EQ(cache.why_unused(), "");
+  for (const mode_t mode : {0770, 0707, 01777}) {
+    ASSERT_EQ(::chmod(folder.path().c_str(), mode), 0);
+    EXPECT_FALSE(cache.find(key_number(1))) << std::oct << mode;
+    EXPECT_FALSE(cache.find_note(key_number(1))) << std::oct << mode;
+    EXPECT_FALSE(cache.store(key_number(2), entry_number(2))) << std::oct << mode;
+    EXPECT_TRUE(cache.list().empty()) << std::oct << mode;
+    EXPECT_EQ(cache.clear().files, 0) << std::oct << mode;
+    EXPECT_THAT(cache.why_unused(), HasSubstr("nobody but its owner may write"));
+    EXPECT_EQ(cache.why_not_kept(), cache.why_unused());
+  }
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0755), 0);
+  EXPECT_TRUE(cache.find(key_number(1))) << "all may read";
+}
+
+TEST_F(Disk, FileThatOthersMayWriteIsNotUsedAndReplaced) {
+  cache.store(key_number(1), entry_number(1));
+  ASSERT_EQ(::chmod(file_of(1).c_str(), 0664), 0);
+  EXPECT_FALSE(cache.find(key_number(1)));
+  EXPECT_THAT(cache.list()[0].why_bad, HasSubstr("has mode 664"));
+  EXPECT_TRUE(cache.store(key_number(1), entry_number(1)));
+  EXPECT_TRUE(cache.find(key_number(1)));
+}
+
+TEST_F(Disk, LinkToARightEntryElsewhereIsNotFollowed) {
+  cache.store(key_number(1), entry_number(1));
+  const TemporaryFolder elsewhere;
+  std::filesystem::rename(file_of(1), elsewhere / "right");
+  std::filesystem::create_symlink(elsewhere / "right", file_of(1));
+  EXPECT_FALSE(cache.find(key_number(1)));
+  EXPECT_TRUE(cache.store(key_number(1), entry_number(1)));
+  EXPECT_TRUE(std::filesystem::exists(elsewhere / "right"));
+  EXPECT_FALSE(std::filesystem::is_symlink(file_of(1)));
+}
+
+// Another user made the folder, or put a file into it before its mode was right.
+TEST_F(Disk, FolderOrFileOfAnotherUserIsNotUsed) {
+  constexpr uid_t kOther = 54321;
+  cache.store(key_number(1), entry_number(1));
+  if (::chown(file_of(1).c_str(), kOther, 0) != 0) GTEST_SKIP() << "needs root, to be two users";
+  EXPECT_FALSE(cache.find(key_number(1)));
+  EXPECT_EQ(cache.list()[0].why_bad, "belongs to user 54321; expected user 0 or root");
+  ASSERT_EQ(::chown(file_of(1).c_str(), 0, 0), 0);
+  ASSERT_EQ(::chown(folder.path().c_str(), kOther, 0), 0);
+  EXPECT_FALSE(cache.find(key_number(1)));
+  EXPECT_FALSE(cache.store(key_number(2), entry_number(2)));
+  EXPECT_THAT(cache.why_unused(), HasSubstr("belongs to user 54321; expected user 0 or root"));
+  // To that user the folder is their own, and what root put there is right.
+  EXPECT_TRUE(holds_in_child([&] {
+    if (::setuid(kOther) != 0) return false;
+    return cache.find(key_number(1)) && cache.store(key_number(2), entry_number(2)) &&
+           cache.find(key_number(2)) && cache.why_unused().empty();
+  }));
+  ASSERT_EQ(::chown(folder.path().c_str(), 0, 0), 0);
+  EXPECT_TRUE(cache.find(key_number(1)));
+  EXPECT_FALSE(cache.find(key_number(2))) << "a file of that user";
+}
+
 TEST_F(Disk, PlaceThatIsNoFolderKeepsNothing) {
   write_text(folder / "file", "");
   DiskCache inside({.folder = folder / "file/kernels"});
@@ -250,9 +312,10 @@ TEST_F(Disk, FullDiskKeepsNothingAndLeavesNoTornFile) {
   enum : int { kHolds = 0, kFails = 1, kCannotMount = 77 };
   const pid_t child = ::fork();
   if (child == 0) {
-    const bool is_mounted = ::unshare(CLONE_NEWNS) == 0 &&
-                            ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                            ::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=64k") == 0;
+    const bool is_mounted =
+        ::unshare(CLONE_NEWNS) == 0 &&
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+        ::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=64k,mode=700") == 0;
     if (!is_mounted) ::_exit(kCannotMount);
     bool has_refused = false, is_right = true;
     for (std::uint64_t i = 0; i < 10; ++i) {

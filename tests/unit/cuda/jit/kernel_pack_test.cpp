@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "fovea/error.hpp"
 
@@ -82,7 +83,7 @@ TEST_F(Pack, FileThatIsNoneIsRefusedWithItsName) {
   EXPECT_THAT(refusal(), HasSubstr("is no kernel pack"));
   std::filesystem::remove(path);
   std::filesystem::create_directory(path);
-  EXPECT_THAT(refusal(), HasSubstr("is no kernel pack"));
+  EXPECT_THAT(refusal(), HasSubstr("is something else than a regular file"));
 }
 
 // Cut anywhere or flipped anywhere, a pack is refused, or the cubin that is hit is missed and the
@@ -116,6 +117,35 @@ TEST_F(Pack, DamageNeverGivesAWrongCubin) {
   const KernelPack pack(path);
   EXPECT_FALSE(pack.find(key_number(2)));
   EXPECT_TRUE(pack.find(key_number(1)));
+}
+
+// Cubins run in the user's process.
+TEST_F(Pack, FileOrFolderThatOthersMayWriteIsRefused) {
+  write(1);
+  ASSERT_EQ(::chmod(path.c_str(), 0646), 0);
+  EXPECT_THAT(refusal(), HasSubstr("has mode 646; expected that nobody but its owner may write"));
+  ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+  EXPECT_EQ(refusal(), "opened");
+  ASSERT_EQ(::chmod(folder.path().c_str(), 0770), 0);
+  EXPECT_THAT(refusal(), HasSubstr("its folder has mode 770"));
+}
+
+TEST_F(Pack, LinkIsRefused) {
+  write(1);
+  std::filesystem::rename(path, folder / "elsewhere");
+  std::filesystem::create_symlink(folder / "elsewhere", path);
+  EXPECT_THAT(refusal(), HasSubstr("is a link; expected a regular file"));
+}
+
+TEST_F(Pack, FileOrFolderOfAnotherUserIsRefused) {
+  constexpr uid_t kOther = 54321;
+  write(1);
+  if (::chown(path.c_str(), kOther, 0) != 0) GTEST_SKIP() << "needs root, to be two users";
+  EXPECT_THAT(refusal(), HasSubstr("belongs to user 54321; expected user 0 or root"));
+  ASSERT_EQ(::chown(path.c_str(), 0, 0), 0);
+  ASSERT_EQ(::chown(folder.path().c_str(), kOther, 0), 0);
+  EXPECT_THAT(refusal(), HasSubstr("its folder belongs to user 54321"));
+  EXPECT_TRUE(holds_in_child([&] { return ::setuid(kOther) == 0 && refusal() == "opened"; }));
 }
 
 TEST_F(Pack, OtherFormatIsRefusedByNumber) {
