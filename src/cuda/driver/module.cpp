@@ -2,15 +2,36 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 namespace fovea::cuda::driver {
+namespace {
+
+/// CUDA_ERROR_INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, _UNSUPPORTED_PTX_VERSION, _INVALID_SOURCE, _NOT_FOUND.
+constexpr std::array kRefusals{200, 209, 218, 222, 300, 500};
+
+/// Driver::check, where another image may give another result.
+void check_image(const Driver& driver, Result result, std::string_view call,
+                 const std::string& about) {
+  try {
+    driver.check(result, call, about);
+  } catch (const DeviceError& error) {
+    if (std::ranges::find(kRefusals, result) == kRefusals.end()) throw;
+    throw ImageRefused(error.what());
+  }
+}
+
+}  // namespace
 
 Module::Module(const DeviceContext& context, std::span<const std::byte> image,
                const std::string& label)
     : context_(context), label_(label) {
   const ContextScope scope(context);
-  context.driver().check(
-      context.api().module_load(&handle_, image.data(), 0, nullptr, nullptr), "cuModuleLoadDataEx",
-      fmt::format("kernel {}, {} bytes, on {}", label, image.size(), context.info().name));
+  check_image(context.driver(),
+              context.api().module_load(&handle_, image.data(), 0, nullptr, nullptr),
+              "cuModuleLoadDataEx",
+              fmt::format("kernel {}, {} bytes, on {}", label, image.size(), context.info().name));
 }
 
 Module::~Module() {
@@ -26,8 +47,8 @@ Function Module::function(const std::string& name) const {
   const Api& api = context_.api();
   const ContextScope scope(context_);
   Function function{.context = &context_};
-  driver.check(api.module_function(&function.handle, handle_, name.c_str()), "cuModuleGetFunction",
-               fmt::format("{} of kernel {}", name, label_));
+  check_image(driver, api.module_function(&function.handle, handle_, name.c_str()),
+              "cuModuleGetFunction", fmt::format("{} of kernel {}", name, label_));
   const auto attribute = [&](FunctionAttribute which) {
     int value = 0;
     driver.check(api.function_attribute(&value, which, function.handle), "cuFuncGetAttribute",

@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include "fovea/error.hpp"
+
 #include "cuda/driver/context.hpp"
 
 namespace fovea::cuda::driver {
@@ -19,9 +21,15 @@ struct Function {
   int max_threads_per_cta = 0;
 };
 
+/// The driver took an image for no kernel of this device: another image may do, where a failure of the device would come again.
+class ImageRefused : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 class Module {
  public:
-  /// Loads into the context, which must outlive the module. Not while any stream of this thread is
+  /// Throws ImageRefused, or DeviceError where the device fails. Loads into the context, which must outlive the module. Not while any stream of this thread is
   /// being captured. `label` is for messages.
   Module(const DeviceContext& context, std::span<const std::byte> image, const std::string& label);
   ~Module();
@@ -29,7 +37,7 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   /// May use all the dynamic shared memory that the device has: the attribute is set here, once, and
-  /// not at each launch.
+  /// not at each launch. Throws as the constructor.
   Function function(const std::string& name) const;
 
  private:

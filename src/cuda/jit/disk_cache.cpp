@@ -84,7 +84,7 @@ std::int64_t now() { return ::time(nullptr) * kSecond; }
 
 void mark_used(const Descriptor& file) { ::futimens(file.get(), nullptr); }
 
-bool remove(const Descriptor& folder, const std::string& name) {
+bool remove_file(const Descriptor& folder, const std::string& name) {
   return ::unlinkat(folder.get(), name.c_str(), 0) == 0;
 }
 
@@ -126,7 +126,7 @@ std::optional<CacheEntry> DiskCache::find(const Sha256& key) {
   ParsedEntry parsed = entry_from_bytes(*bytes, key);
   if (!parsed.why_bad.empty()) {
     // Where another process has just put a good one in its place, that one is lost: a compilation more.
-    remove(folder.file, name);
+    remove_file(folder.file, name);
     return std::nullopt;
   }
   mark_used(opened.file);
@@ -168,7 +168,7 @@ void DiskCache::evict_all_but(const std::string& kept) {
   const std::int64_t abandoned_before = now() - kAbandonedAfterSeconds * kSecond;
   std::erase_if(files, [&](const FoundFile& file) {
     const bool is_abandoned = is_written_aside(file.name) && file.last_used < abandoned_before;
-    if (is_abandoned) remove(folder.file, file.name);
+    if (is_abandoned) remove_file(folder.file, file.name);
     if (!is_abandoned) total += file.bytes;
     return is_abandoned || is_written_aside(file.name);
   });
@@ -180,8 +180,14 @@ void DiskCache::evict_all_but(const std::string& kept) {
   for (const FoundFile& file : files) {
     if (total <= wanted) break;
     if (file.name == kept) continue;  // times of the disk are too coarse to tell it from others
-    if (remove(folder.file, file.name) || errno == ENOENT) total -= file.bytes;
+    if (remove_file(folder.file, file.name) || errno == ENOENT) total -= file.bytes;
   }
+}
+
+void DiskCache::remove(const Sha256& key) {
+  if (options_.folder.empty()) return;
+  const TrustedFile folder = open_trusted_folder(options_.folder);
+  if (folder.file.is_open()) remove_file(folder.file, name_of(key, kEntrySuffix));
 }
 
 std::vector<DiskCache::Listed> DiskCache::list() const {
@@ -216,7 +222,7 @@ DiskCache::Removed DiskCache::clear() {
   Removed removed;
   const TrustedFile folder = open_trusted_folder(options_.folder);
   for (const FoundFile& file : find_files(folder.file)) {
-    if (!remove(folder.file, file.name)) continue;
+    if (!remove_file(folder.file, file.name)) continue;
     ++removed.files;
     removed.bytes += file.bytes;
   }
@@ -227,7 +233,7 @@ DiskCache::Removed DiskCache::remove_bad() {
   Removed removed;
   const TrustedFile folder = open_trusted_folder(options_.folder);
   for (const Listed& row : list()) {
-    if (row.why_bad.empty() || !remove(folder.file, row.file)) continue;
+    if (row.why_bad.empty() || !remove_file(folder.file, row.file)) continue;
     ++removed.files;
     removed.bytes += row.bytes;
   }

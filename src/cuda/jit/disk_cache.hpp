@@ -40,6 +40,9 @@ class DiskCache {
   /// Replaces what is there. False where it cannot be kept; why_not_kept() says why.
   bool store(const Sha256& key, const CacheEntry& entry);
 
+  /// Forgets an entry that does not serve, though it is whole.
+  void remove(const Sha256& key);
+
   /// Every file that bears an entry's name, read and checked, most recently used first. None of a folder
   /// that is not used.
   std::vector<Listed> list() const;

@@ -42,6 +42,18 @@ std::unique_ptr<KernelPack> open_pack(const std::optional<std::string>& path,
   }
 }
 
+/// What `take` makes of a cubin; empty where the driver refuses it, whose words are kept then.
+template <class Take>
+auto unless_refused(const Take& take, Cubin cubin, std::string& refusal) {
+  std::optional<std::invoke_result_t<Take, Cubin>> taken;
+  try {
+    taken = take(std::move(cubin));
+  } catch (const driver::ImageRefused& error) {
+    refusal = error.what();
+  }
+  return taken;
+}
+
 }  // namespace
 
 LoadedKernel::LoadedKernel(const driver::DeviceContext& context, const Cubin& cubin,
@@ -69,35 +81,44 @@ const std::string& Loader::compiler_version() {
   return version_;
 }
 
-Cubin Loader::cubin(const KernelText& text, Architecture architecture) {
-  return find_or_compile(text, architecture, text_key(text, compiler_.device_text(), architecture));
-}
-
-Cubin Loader::find_or_compile(const KernelText& text, Architecture architecture,
-                              const Sha256& key) {
-  if (pack_ != nullptr) {
-    if (auto entry = pack_->find(key)) {
+template <class Take>
+std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
+                                                       Architecture architecture, const Sha256& key,
+                                                       const Take& take) {
+  std::string refusal;
+  if (auto entry = pack_ != nullptr ? pack_->find(key) : std::nullopt) {
+    if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
       ++from_pack_;
-      return std::move(entry->cubin);
+      return std::move(*taken);
     }
   }
   const std::string& version = compiler_version();
   if (version.empty()) {
-    throw Unsupported(fmt::format("kernel {} for {} is in no kernel pack, and there is {}",
-                                  text.label, architecture.name(), compiler_.nvrtc().why_absent()));
+    throw Unsupported(fmt::format(
+        "kernel {} for {} {}, and there is {}", text.label, architecture.name(),
+        refusal.empty() ? "is in no kernel pack" : "of the kernel pack is refused: " + refusal,
+        compiler_.nvrtc().why_absent()));
   }
   const Sha256 name = disk_key(key, version);
   if (auto entry = disk_.find(name)) {
-    ++from_disk_;
-    return std::move(entry->cubin);
+    if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
+      ++from_disk_;
+      return std::move(*taken);
+    }
+    disk_.remove(name);
   }
-  Cubin cubin = compiler_.compile(text, architecture);
-  CacheEntry entry{.cubin = std::move(cubin),
-                   .label = text.label,
-                   .architecture = architecture.name(),
-                   .compiler = version};
-  disk_.store(name, entry);
-  return std::move(entry.cubin);
+  const CacheEntry entry{.cubin = compiler_.compile(text, architecture),
+                         .label = text.label,
+                         .architecture = architecture.name(),
+                         .compiler = version};
+  auto taken = take(entry.cubin);
+  disk_.store(name, entry);  // not what the driver refused
+  return taken;
+}
+
+Cubin Loader::cubin(const KernelText& text, Architecture architecture) {
+  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
+  return take_nearest(text, architecture, key, [](Cubin cubin) { return cubin; });
 }
 
 std::shared_ptr<const LoadedKernel> Loader::load(const KernelText& text,
@@ -117,8 +138,9 @@ std::shared_ptr<const LoadedKernel> Loader::load(const KernelText& text,
     }
   }
   try {
-    const Cubin cubin = find_or_compile(text, architecture, key);
-    auto kernel = std::make_shared<const LoadedKernel>(context, cubin, text.label);
+    const Kernel kernel = take_nearest(text, architecture, key, [&](const Cubin& cubin) {
+      return std::make_shared<const LoadedKernel>(context, cubin, text.label);
+    });
     promise.set_value(kernel);
     return kernel;
   } catch (...) {

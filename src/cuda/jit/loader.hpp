@@ -1,4 +1,5 @@
-// Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler. A Plan
+// Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler; what the driver refuses of one
+// is looked for at the next. A Plan
 // keeps what it got; the text alone is the key here, so that nothing that shapes a kernel can be left
 // out of it. Printing and hashing it costs a new plan some 0.1 ms.
 #pragma once
@@ -11,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "cuda/driver/module.hpp"
@@ -65,7 +67,10 @@ class Loader {
   /// Empty where there is no compiler. Opens none whose version the disk remembers: that costs more
   /// than all else that a kernel from disk needs.
   const std::string& compiler_version();
-  Cubin find_or_compile(const KernelText& text, Architecture architecture, const Sha256& key);
+  /// What `take` makes of the nearest cubin that it does not throw driver::ImageRefused for.
+  template <class Take>
+  std::invoke_result_t<Take, Cubin> take_nearest(const KernelText& text, Architecture architecture,
+                                                 const Sha256& key, const Take& take);
 
   Compiler compiler_;
   DiskCache disk_;

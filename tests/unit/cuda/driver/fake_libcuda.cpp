@@ -12,7 +12,9 @@ FakeState state;
 
 Result called(const char* name) {
   state.calls.emplace_back(name);
-  return state.failing_call == name ? state.failing_result : kSuccess;
+  if (state.failing_call != name || state.most_failures == 0) return kSuccess;
+  if (state.most_failures > 0) --state.most_failures;
+  return state.failing_result;
 }
 
 template <class Handle>

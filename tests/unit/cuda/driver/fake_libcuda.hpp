@@ -14,6 +14,7 @@ struct FakeState {
   int major = 9, minor = 0;
   std::string failing_call;  // this function gives failing_result
   Result failing_result = kSuccess;
+  int most_failures = -1;  // so often, then it succeeds; below 0: always
 
   std::vector<std::string> calls;  // since the last reset
   std::vector<ContextHandle> context_stack;
@@ -24,6 +25,11 @@ struct FakeState {
   int max_dynamic_shared_bytes = 0;
   std::vector<std::uint64_t> map_strides;
 
+  void fail(const std::string& call, Result result, int times = -1) {
+    failing_call = call;
+    failing_result = result;
+    most_failures = times;
+  }
   int count(const std::string& call) const {
     int number = 0;
     for (const std::string& name : calls) number += name == call ? 1 : 0;

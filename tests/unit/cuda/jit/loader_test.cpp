@@ -202,12 +202,72 @@ TEST_F(LoaderTest, KernelIsLoadedOnceForEachDevice) {
   EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 3);
 }
 
+constexpr driver::Result kInvalidImage = 200, kNoSuchFunction = 500, kOutOfMemory = 2;
+
+// Of the pack, then of the disk: the compiler's is taken at last, and the disk has it.
+TEST_F(LoaderTest, CubinThatTheDriverRefusesIsLookedForAtTheNextPlace) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader(options()).cubin(small_kernel(), kHopper);
+  LoaderOptions packed = options();
+  packed.pack = make_pack(1);
+  for (const auto& [call, result] : {std::pair{"cuModuleLoadDataEx", kInvalidImage},
+                                     std::pair{"cuModuleGetFunction", kNoSuchFunction}}) {
+    SCOPED_TRACE(call);
+    fake.fail(call, result, 1);
+    Loader refused_once(packed);
+    EXPECT_NE(refused_once.load(small_kernel(), context), nullptr);
+    EXPECT_EQ(refused_once.counts().from_pack, 0);
+    EXPECT_EQ(refused_once.counts().from_disk, 1);
+
+    fake.fail(call, result, 2);
+    Loader refused_twice(packed);
+    EXPECT_NE(refused_twice.load(small_kernel(), context), nullptr);
+    EXPECT_EQ(refused_twice.counts().from_disk, 0);
+    EXPECT_EQ(refused_twice.counts().compiled, 1);
+    EXPECT_EQ(DiskCache(options().disk).list().size(), 1U);
+  }
+}
+
+TEST_F(LoaderTest, EntryThatTheDriverRefusesIsRemovedFromTheDiskAndOneMoreIsNotKept) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader(options()).cubin(small_kernel(), kHopper);
+  fake.fail("cuModuleLoadDataEx", kInvalidImage);
+  Loader loader(options());
+  EXPECT_THROW(loader.load(small_kernel(), context), driver::ImageRefused);
+  EXPECT_EQ(loader.counts().compiled, 1);
+  EXPECT_TRUE(DiskCache(options().disk).list().empty());
+}
+
+// Another image would fail alike.
+TEST_F(LoaderTest, DeviceThatFailsCostsNoEntry) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader(options()).cubin(small_kernel(), kHopper);
+  fake.fail("cuModuleLoadDataEx", kOutOfMemory);
+  Loader loader(options());
+  EXPECT_THROW(loader.load(small_kernel(), context), DeviceError);
+  EXPECT_EQ(loader.counts().compiled, 0);
+  EXPECT_EQ(DiskCache(options().disk).list().size(), 1U);
+}
+
+TEST_F(LoaderTest, RefusalOfThePacksCubinIsToldWhereThereIsNoCompiler) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(1);
+  Loader loader(packed);
+  fake.fail("cuModuleLoadDataEx", kInvalidImage);
+  try {
+    loader.load(small_kernel(0), context);
+    FAIL();
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("of the kernel pack is refused: cuModuleLoadDataEx"),
+                                    HasSubstr("no kernel compiler")));
+  }
+}
+
 TEST_F(LoaderTest, FailureIsToldAndTriedAnewByTheNext) {
   LoaderOptions packed = without_compiler();
   packed.pack = make_pack(1);
   Loader loader(packed);
-  fake.failing_call = "cuModuleLoadDataEx";
-  fake.failing_result = 2;
+  fake.fail("cuModuleLoadDataEx", 2);
   EXPECT_THROW(loader.load(small_kernel(0), context), DeviceError);
   fake.failing_call.clear();
   EXPECT_NE(loader.load(small_kernel(0), context), nullptr);
