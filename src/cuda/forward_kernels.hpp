@@ -21,4 +21,8 @@ DeviceTraits traits_of(const driver::DeviceInfo& info);
 /// Loads what the plan was chosen to run.
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan);
 
+/// The same; what was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken, and plan.tuning says so.
+void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
+                       const ForwardProblem& problem, ForwardPlan& plan);
+
 }  // namespace fovea::cuda

@@ -185,29 +185,36 @@ DeviceTraits traits_of(const driver::DeviceInfo& info) {
           .memory_bytes_per_clock = memory_bytes_per_clock(info)};
 }
 
-namespace {
-
-/// What was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken.
-void load_or_fall_back(const ForwardProblem& problem, Device device, ForwardPlan& plan) {
-  const driver::DeviceContext& context = driver::process_context(device.index);
-  try {
-    load_kernels(jit::process_loader(), context, plan);
-  } catch (const Unsupported& error) {
-    if (!plan.is_tuned) throw;
+void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
+                       const ForwardProblem& problem, ForwardPlan& plan) {
+  const auto take_the_tables = [&](const Error& error) {
+    const std::string_view words = error.what();
+    std::string tuning =
+        fmt::format("{}; not taken: {}", plan.tuning, words.substr(0, words.find('\n')));
     plan = choose_forward(problem, plan.device);
-    plan.tuning = fmt::format("{}: {}", process_tuning().where, error.what());
-    load_kernels(jit::process_loader(), context, plan);
+    plan.tuning = std::move(tuning);
+    load_kernels(loader, context, plan);
+  };
+  if (!plan.is_tuned) return load_kernels(loader, context, plan);
+  try {
+    load_kernels(loader, context, plan);
+  } catch (const Unsupported& error) {
+    take_the_tables(error);
+  } catch (const CompileError& error) {
+    take_the_tables(error);
+  } catch (const driver::ImageRefused& error) {
+    take_the_tables(error);
   }
 }
-
-}  // namespace
 
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
   if (const std::string reason = why_unavailable(device.index); !reason.empty())
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
   ForwardPlan plan = choose_forward(problem, traits_of(info), process_tuning());
-  if (!plan.candidate.empty()) load_or_fall_back(problem, device, plan);
+  if (!plan.candidate.empty()) {
+    load_or_fall_back(jit::process_loader(), driver::process_context(device.index), problem, plan);
+  }
   return plan;
 }
 

@@ -127,10 +127,11 @@ inline KernelText small_kernel(int value = 0) {
       .label = "small kernel " + std::to_string(value)};
 }
 
-#define FOVEA_SKIP_WITHOUT_NVRTC()                                      \
-  if (const Nvrtc nvrtc(default_nvrtc_search()); !nvrtc.is_present()) { \
-    GTEST_SKIP() << "needs NVRTC: " << nvrtc.why_absent();              \
-  }                                                                     \
+#define FOVEA_SKIP_WITHOUT_NVRTC()                                                   \
+  if (const fovea::cuda::jit::Nvrtc nvrtc(fovea::cuda::jit::default_nvrtc_search()); \
+      !nvrtc.is_present()) {                                                         \
+    GTEST_SKIP() << "needs NVRTC: " << nvrtc.why_absent();                           \
+  }                                                                                  \
   static_assert(true)
 
 }  // namespace fovea::cuda::jit
