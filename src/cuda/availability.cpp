@@ -14,6 +14,7 @@ constexpr int kOldestMajor = 8;  // mma.sync of bf16, cp.async
 std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, int device_index) {
   try {
     const driver::DeviceInfo& device = driver.device(device_index);
+    if (!driver.is_usable()) return std::string(driver::kForked);
     if (device.compute_capability_major < kOldestMajor) {
       return fmt::format("cuda:{} ({}) has compute capability {}.{}; expected {}.0 or newer",
                          device_index, device.name, device.compute_capability_major,

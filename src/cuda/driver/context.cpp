@@ -13,7 +13,9 @@ DeviceContext::DeviceContext(const Driver& driver, int index)
                 info_.name);
 }
 
-DeviceContext::~DeviceContext() { api().primary_context_release(device_); }
+DeviceContext::~DeviceContext() {
+  if (driver_.is_usable()) api().primary_context_release(device_);
+}
 
 DeviceContext& process_context(int index) {
   static std::mutex mutex;
@@ -35,7 +37,7 @@ ContextScope::ContextScope(const DeviceContext& context) : context_(context) {
 
 ContextScope::~ContextScope() {
   ContextHandle popped = nullptr;
-  if (is_pushed_) context_.api().context_pop(&popped);
+  if (is_pushed_ && context_.driver().is_usable()) context_.api().context_pop(&popped);
 }
 
 }  // namespace fovea::cuda::driver

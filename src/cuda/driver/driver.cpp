@@ -2,8 +2,10 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <pthread.h>
 
 #include <array>
+#include <atomic>
 
 #include "fovea/error.hpp"
 
@@ -24,9 +26,17 @@ const char* fill(Api& api, void* library) {
   return nullptr;
 }
 
+/// Counted by a handler rather than told by getpid, which is a system call at each launch.
+std::atomic<int> num_forks{0};
+
+int count_forks() {
+  [[maybe_unused]] static const int result = pthread_atfork(nullptr, nullptr, [] { ++num_forks; });
+  return num_forks.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
-Driver::Driver(const std::string& library) {
+Driver::Driver(const std::string& library) : num_forks_(count_forks()) {
   try {
     why_absent_ = start(library);
   } catch (const DeviceError& error) {
@@ -79,8 +89,13 @@ DeviceInfo Driver::describe(int index) const {
           .memory_bus_bits = attribute(DeviceAttribute::memory_bus_bits)};
 }
 
+bool Driver::is_usable() const {
+  return is_present() && num_forks.load(std::memory_order_relaxed) == num_forks_;
+}
+
 const Api& Driver::api() const {
   if (!is_present()) throw Unsupported(why_absent_);
+  if (!is_usable()) throw DeviceError(std::string(kForked));
   return api_;
 }
 

@@ -26,6 +26,12 @@ struct DeviceInfo {
   int memory_bus_bits = 0;
 };
 
+/// What a forked child is told by everything that would call the driver.
+inline constexpr std::string_view kForked =
+    "this process was forked from one that had opened the CUDA driver, which serves no child; "
+    "start it by spawn or exec, or fork "
+    "before the first call for a GPU";
+
 class Driver {
  public:
   static constexpr std::string_view kLibrary = "libcuda.so.1";
@@ -39,8 +45,10 @@ class Driver {
   /// One line: the library that cannot be opened, the function it lacks, or the driver's own words.
   const std::string& why_absent() const { return why_absent_; }
 
-  /// Throws Unsupported with why_absent().
+  /// Throws Unsupported with why_absent(), DeviceError in a forked child: its copies of contexts and modules are nobody's.
   const Api& api() const;
+  /// Present, and opened by this process: not by one that it was forked from.
+  bool is_usable() const;
   int version() const { return version_; }  // 13000 for CUDA 13.0; 0 where absent
   const std::vector<DeviceInfo>& devices() const { return devices_; }
   /// Throws Unsupported where there is no such device.
@@ -56,6 +64,7 @@ class Driver {
 
   Api api_{};
   std::string why_absent_;
+  int num_forks_ = 0;  // between the program's first process and the one that opened the driver
   int version_ = 0;
   std::vector<DeviceInfo> devices_;
 };

@@ -37,7 +37,8 @@ Module::Module(const DeviceContext& context, std::span<const std::byte> image,
 Module::~Module() {
   // A driver that has shut down has no context to push, and has freed the module.
   ContextHandle popped = nullptr;
-  if (context_.api().context_push(context_.handle()) != kSuccess) return;
+  if (!context_.driver().is_usable() || context_.api().context_push(context_.handle()) != kSuccess)
+    return;
   context_.api().module_unload(handle_);
   context_.api().context_pop(&popped);
 }

@@ -16,7 +16,9 @@ OwnedStream::OwnedStream(const DeviceContext& context) : context_(context) {
   context.driver().check(context.api().stream_create(&handle_, kNonBlocking), "cuStreamCreate");
 }
 
-OwnedStream::~OwnedStream() { context_.api().stream_destroy(handle_); }
+OwnedStream::~OwnedStream() {
+  if (context_.driver().is_usable()) context_.api().stream_destroy(handle_);
+}
 
 void OwnedStream::synchronize() const {
   context_.driver().check(context_.api().stream_synchronize(handle_), "cuStreamSynchronize");
@@ -31,7 +33,7 @@ DeviceMemory::DeviceMemory(const DeviceContext& context, std::size_t bytes)
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (pointer_ == 0) return;
+  if (pointer_ == 0 || !context_->driver().is_usable()) return;
   ContextHandle popped = nullptr;
   if (context_->api().context_push(context_->handle()) != kSuccess) return;
   context_->api().memory_free(pointer_);
@@ -66,7 +68,9 @@ Event::Event(const DeviceContext& context) : context_(context) {
   context.driver().check(context.api().event_create(&handle_, kEventWithTiming), "cuEventCreate");
 }
 
-Event::~Event() { context_.api().event_destroy(handle_); }
+Event::~Event() {
+  if (context_.driver().is_usable()) context_.api().event_destroy(handle_);
+}
 
 void Event::record(Stream stream) {
   const ContextScope scope(context_);
@@ -106,7 +110,9 @@ Graph::Graph(const DeviceContext& context, const std::function<void(Stream)>& en
   driver.check(result, "cuGraphInstantiate");
 }
 
-Graph::~Graph() { context_.api().graph_exec_destroy(handle_); }
+Graph::~Graph() {
+  if (context_.driver().is_usable()) context_.api().graph_exec_destroy(handle_);
+}
 
 void Graph::launch(Stream stream) const {
   const ContextScope scope(context_);

@@ -14,7 +14,8 @@ StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
 
 StreamMemory::~StreamMemory() {
   ContextHandle popped = nullptr;
-  if (context_.api().context_push(context_.handle()) != kSuccess) return;
+  if (!context_.driver().is_usable() || context_.api().context_push(context_.handle()) != kSuccess)
+    return;
   context_.api().memory_free_async(pointer_, stream_.handle());
   context_.api().context_pop(&popped);
 }

@@ -2,9 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
 
 #include "fovea/error.hpp"
 
+#include "cuda/driver/launch.hpp"
+#include "cuda/driver/resources.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 
 namespace fovea::cuda::driver {
@@ -85,6 +92,43 @@ TEST(Driver, FailedCallIsADeviceErrorWithTheCallTheNameAndWhatItWasAbout) {
     EXPECT_EQ(error.kind(), ErrorKind::device_error);
     EXPECT_STREQ(error.what(), "cuSomething: CUDA_ERROR_FAKE (700, as the test asked); kernel k");
   }
+}
+
+// Contexts do not survive a fork: the driver's own words would be "initialization error", from whatever call comes first.
+TEST(Driver, ForkedChildIsToldSoByEveryCallAndFreesNothing) {
+  FakeState& fake = fresh_fake();
+  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const DeviceContext context(driver, 0);
+  constexpr std::array<std::byte, 4> kImage{};
+  auto module = std::make_unique<Module>(context, kImage, "kernel of the test");
+  const Function function = module->function("fovea_kernel");
+  auto memory = std::make_unique<DeviceMemory>(context, 64);
+  EXPECT_TRUE(driver.is_usable());
+  fake.calls.clear();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto is_told = [&](const auto& call) {
+      try {
+        call();
+      } catch (const DeviceError& error) {
+        return error.what() == kForked;
+      }
+      return false;
+    };
+    const bool are_told =
+        is_told([&] {
+          launch({.grid = {1}, .block = {32}, .stream = Stream(nullptr)}, function, 0);
+        }) &&
+        is_told([&] { Module(context, kImage, "another"); }) &&
+        is_told([&] { memory->fill(0, Stream(nullptr)); });
+    module.reset();
+    memory.reset();
+    ::_exit(are_told && fake.calls.empty() ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(driver.is_usable()) << "the parent";
 }
 
 }  // namespace

@@ -299,6 +299,9 @@ TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
   Loader with_pack(packed);
   EXPECT_EQ(why_unavailable(driver, with_pack, 0), "");
 
+  EXPECT_TRUE(
+      holds_in_child([&] { return why_unavailable(driver, with_pack, 0) == driver::kForked; }));
+
   fake.major = 7;
   const driver::Driver old(FOVEA_FAKE_LIBCUDA);
   EXPECT_THAT(why_unavailable(old, with_pack, 0),
