@@ -40,6 +40,9 @@ namespace fovea::cuda::driver {
   X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                  \
   X(stream_synchronize, "cuStreamSynchronize", (StreamHandle stream))                                             \
   X(stream_wait_event, "cuStreamWaitEvent", (StreamHandle stream, EventHandle event, unsigned flags))             \
+  X(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle stream, int* status))                               \
+  X(stream_context, "cuStreamGetCtx", (StreamHandle stream, ContextHandle* context))                              \
+  X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                                      \
   X(stream_begin_capture, "cuStreamBeginCapture_v2", (StreamHandle stream, int mode))                             \
   X(stream_end_capture, "cuStreamEndCapture", (StreamHandle stream, GraphHandle* graph))                          \
   X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                             \

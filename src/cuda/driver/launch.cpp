@@ -20,6 +20,28 @@ std::string describe(const LaunchConfig& config, const Function& function) {
       function.num_registers, function.max_threads_per_cta);
 }
 
+/// Streams of green contexts, of contexts that somebody made and of other devices are told by name: a module is one context's.
+std::string describe_foreign(const DeviceContext& context, StreamHandle stream) {
+  ContextHandle found = nullptr;
+  const bool is_foreign =
+      context.api().stream_context(stream, &found) != kSuccess || found != context.handle();
+  if (!is_foreign) return "";
+  return fmt::format(
+      "the stream is none of the primary context of {}, but of a green context, of one that "
+      "cuCtxCreate made or of another device; kernels run on streams of the primary context: ",
+      context.info().name);
+}
+
+/// A graph launches what it captured whenever it is launched itself, so the module stays loaded.
+void remember_capture(const Function& function, StreamHandle stream) {
+  if (stream == nullptr || function.is_captured == nullptr) return;
+  if (function.is_captured->load(std::memory_order_relaxed)) return;
+  int status = 0;
+  const Result result = function.context->api().stream_is_capturing(stream, &status);
+  if (result != kSuccess || status != 0)
+    function.is_captured->store(true, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 void launch(const LaunchConfig& config, const Function& function, void** params) {
@@ -49,8 +71,12 @@ void launch(const LaunchConfig& config, const Function& function, void** params)
   const DeviceContext& context = *function.context;
   const ContextScope scope(context);
   const Result result = context.api().launch(&raw, function.handle, params, nullptr);
-  if (result != kSuccess)
-    context.driver().check(result, "cuLaunchKernelEx", describe(config, function));
+  if (result != kSuccess) {
+    context.driver().check(
+        result, "cuLaunchKernelEx",
+        describe_foreign(context, config.stream.handle()) + describe(config, function));
+  }
+  remember_capture(function, config.stream.handle());
 }
 
 }  // namespace fovea::cuda::driver

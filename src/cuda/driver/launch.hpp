@@ -33,7 +33,8 @@ struct LaunchConfig {
   bool is_pdl = false;  // may start before its predecessor has ended; the kernel waits by itself
 };
 
-/// Enqueues and returns. `params` is the kernel's parameters, one pointer for each. Throws DeviceError.
+/// Enqueues and returns. The stream is of the device's primary context, as those of the CUDA runtime, PyTorch and JAX are; others
+/// are refused by name. `params` is the kernel's parameters, one pointer for each. Throws DeviceError.
 void launch(const LaunchConfig& config, const Function& function, void** params);
 
 /// A kernel of one parameter, which is a plain struct.

@@ -22,12 +22,28 @@ void check_image(const Driver& driver, Result result, std::string_view call,
   }
 }
 
+/// Loading and unloading may allocate and wait, which by default no thread may do while a stream is captured anywhere; none of it
+/// belongs to the capture.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Api& api) : api_(api) { api_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { api_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  static constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+  const Api& api_;
+  int mode_ = kRelaxed;  // then the thread's own
+};
+
 }  // namespace
 
 Module::Module(const DeviceContext& context, std::span<const std::byte> image,
                const std::string& label)
     : context_(context), label_(label) {
   const ContextScope scope(context);
+  const RelaxedCapture relaxed(context.api());
   check_image(context.driver(),
               context.api().module_load(&handle_, image.data(), 0, nullptr, nullptr),
               "cuModuleLoadDataEx",
@@ -39,7 +55,10 @@ Module::~Module() {
   ContextHandle popped = nullptr;
   if (!context_.driver().is_usable() || context_.api().context_push(context_.handle()) != kSuccess)
     return;
-  context_.api().module_unload(handle_);
+  {
+    const RelaxedCapture relaxed(context_.api());
+    context_.api().module_unload(handle_);
+  }
   context_.api().context_pop(&popped);
 }
 
@@ -47,7 +66,8 @@ Function Module::function(const std::string& name) const {
   const Driver& driver = context_.driver();
   const Api& api = context_.api();
   const ContextScope scope(context_);
-  Function function{.context = &context_};
+  const RelaxedCapture relaxed(api);
+  Function function{.context = &context_, .is_captured = &is_captured_};
   check_image(driver, api.module_function(&function.handle, handle_, name.c_str()),
               "cuModuleGetFunction", fmt::format("{} of kernel {}", name, label_));
   const auto attribute = [&](FunctionAttribute which) {

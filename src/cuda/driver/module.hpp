@@ -1,6 +1,7 @@
 // A cubin loaded into a device's context, and the function in it. Read launch.hpp next.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -15,6 +16,7 @@ namespace fovea::cuda::driver {
 struct Function {
   const DeviceContext* context = nullptr;
   FunctionHandle handle = nullptr;
+  std::atomic<bool>* is_captured = nullptr;  // of its module
   int num_registers = 0;
   int local_bytes = 0;
   int static_shared_bytes = 0;
@@ -29,8 +31,8 @@ class ImageRefused : public DeviceError {
 
 class Module {
  public:
-  /// Throws ImageRefused, or DeviceError where the device fails. Loads into the context, which must outlive the module. Not while any stream of this thread is
-  /// being captured. `label` is for messages.
+  /// Loads into the context, which must outlive the module; streams may be captured meanwhile, by any thread. `label` is for
+  /// messages. Throws ImageRefused, or DeviceError where the device fails.
   Module(const DeviceContext& context, std::span<const std::byte> image, const std::string& label);
   ~Module();
   Module(const Module&) = delete;
@@ -40,10 +42,14 @@ class Module {
   /// not at each launch. Throws as the constructor.
   Function function(const std::string& name) const;
 
+  /// Whether a graph may launch a function of this module: then it must stay loaded for good.
+  bool is_captured() const { return is_captured_.load(std::memory_order_relaxed); }
+
  private:
   const DeviceContext& context_;
   std::string label_;
   ModuleHandle handle_ = nullptr;
+  mutable std::atomic<bool> is_captured_{false};
 };
 
 /// CTAs of this function that fit on one SM at once.

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 using namespace fovea::cuda::driver;
 
@@ -113,9 +114,13 @@ FAKE(cuCtxPopCurrent_v2, ContextHandle* context) {
 FAKE(cuCtxSynchronize) { return called("cuCtxSynchronize"); }
 FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
   *module = handle<ModuleHandle>(0x200);
+  state.modes_of_loads.push_back(state.capture_mode);
   return called("cuModuleLoadDataEx");
 }
-FAKE(cuModuleUnload, ModuleHandle) { return called("cuModuleUnload"); }
+FAKE(cuModuleUnload, ModuleHandle) {
+  state.modes_of_loads.push_back(state.capture_mode);
+  return called("cuModuleUnload");
+}
 FAKE(cuModuleGetFunction, FunctionHandle* function, ModuleHandle, const char*) {
   *function = handle<FunctionHandle>(0x300);
   return called("cuModuleGetFunction");
@@ -147,6 +152,18 @@ FAKE(cuStreamCreate, StreamHandle* stream, unsigned) {
 FAKE(cuStreamDestroy_v2, StreamHandle) { return called("cuStreamDestroy_v2"); }
 FAKE(cuStreamSynchronize, StreamHandle) { return called("cuStreamSynchronize"); }
 FAKE(cuStreamWaitEvent, StreamHandle, EventHandle, unsigned) { return called("cuStreamWaitEvent"); }
+FAKE(cuStreamIsCapturing, StreamHandle, int* status) {
+  *status = state.is_capturing ? 1 : 0;
+  return called("cuStreamIsCapturing");
+}
+FAKE(cuStreamGetCtx, StreamHandle, ContextHandle* context) {
+  *context = state.stream_context != nullptr ? state.stream_context : state.context_stack.back();
+  return called("cuStreamGetCtx");
+}
+FAKE(cuThreadExchangeStreamCaptureMode, int* mode) {
+  std::swap(*mode, state.capture_mode);
+  return called("cuThreadExchangeStreamCaptureMode");
+}
 FAKE(cuStreamBeginCapture_v2, StreamHandle, int) { return called("cuStreamBeginCapture_v2"); }
 FAKE(cuStreamEndCapture, StreamHandle, GraphHandle* graph) {
   *graph = handle<GraphHandle>(0x500);

@@ -16,6 +16,11 @@ struct FakeState {
   Result failing_result = kSuccess;
   int most_failures = -1;  // so often, then it succeeds; below 0: always
 
+  bool is_capturing = false;               // every stream
+  ContextHandle stream_context = nullptr;  // of every stream; null: the current one
+  int capture_mode = 0;                    // of the thread
+  std::vector<int> modes_of_loads;         // and of unloads
+
   std::vector<std::string> calls;  // since the last reset
   std::vector<ContextHandle> context_stack;
   RawLaunchConfig launch{};

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "fovea/error.hpp"
 
@@ -17,6 +18,7 @@ namespace fovea::cuda::driver {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 static_assert(!std::is_default_constructible_v<Stream>, "a launch cannot forget its stream");
 
@@ -67,6 +69,45 @@ TEST_F(Launch, ClusterAndDependentLaunchAreAttributes) {
   EXPECT_EQ(fake.attributes[1].value.is_programmatic, 1);
 }
 
+// Loads are among the calls that would end a capture, whoever's it is.
+TEST_F(Launch, ModulesAreLoadedAndUnloadedInRelaxedCaptureMode) {
+  constexpr int kGlobal = 0, kRelaxed = 2;
+  fake.modes_of_loads.clear();
+  { const Module another(context, kImage, "another"); }
+  EXPECT_EQ(fake.modes_of_loads, (std::vector{kRelaxed, kRelaxed}));
+  EXPECT_EQ(fake.capture_mode, kGlobal);
+  fake.fail("cuModuleLoadDataEx", 200);
+  EXPECT_THROW(Module(context, kImage, "refused"), ImageRefused);
+  EXPECT_EQ(fake.capture_mode, kGlobal);
+}
+
+TEST_F(Launch, ModuleKnowsWhetherAGraphHasCapturedALaunch) {
+  const Stream stream(reinterpret_cast<void*>(0x99));
+  launch({.grid = {1}, .block = {32}, .stream = stream}, function, 0);
+  EXPECT_FALSE(module.is_captured());
+  fake.is_capturing = true;
+  launch({.grid = {1}, .block = {32}, .stream = stream}, function, 0);
+  EXPECT_TRUE(module.is_captured());
+  fake.is_capturing = false;
+  launch({.grid = {1}, .block = {32}, .stream = stream}, function, 0);
+  EXPECT_TRUE(module.is_captured());
+  EXPECT_EQ(fake.count("cuStreamIsCapturing"), 2) << "what is known is not asked again";
+}
+
+TEST_F(Launch, StreamOfAnotherContextIsRefusedByName) {
+  constexpr Result kInvalidHandle = 400;
+  fake.fail("cuLaunchKernelEx", kInvalidHandle);
+  fake.stream_context = reinterpret_cast<ContextHandle>(0x77);
+  try {
+    launch({.grid = {1}, .block = {32}, .stream = Stream(reinterpret_cast<void*>(0x99))}, function,
+           0);
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("the stream is none of the primary context of Fake H200, but of a green context"));
+  }
+}
+
 TEST_F(Launch, EmptyGridLaunchesNothing) {
   launch({.grid = {4, 0, 1}, .block = {32}, .stream = Stream(nullptr)}, function, 0);
   EXPECT_EQ(fake.count("cuLaunchKernelEx"), 0);
@@ -82,6 +123,7 @@ TEST_F(Launch, RefusalTellsTheConfiguration) {
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(), HasSubstr("cuLaunchKernelEx: CUDA_ERROR_FAKE"));
     EXPECT_THAT(error.what(), HasSubstr("1024x1x1 threads, 99 bytes"));
+    EXPECT_THAT(error.what(), Not(HasSubstr("green context")));
   }
 }
 

@@ -1,6 +1,7 @@
 // On a real device: what the fake driver cannot know. Without one, every test is skipped by name.
 #include "cuda/driver/launch.hpp"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,7 +9,9 @@
 #include <chrono>
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fovea/error.hpp"
@@ -127,6 +130,98 @@ TEST_F(Gpu, LaunchesAreLegalInAGraphAndRunAtEachOfItsLaunches) {
   EXPECT_EQ(read(out, stream)[7], 0U);  // nothing ran while it was captured
   for (int i = 0; i < 3; ++i) graph.launch(stream.get());
   EXPECT_EQ(read(out, stream)[7], 6U * (7 + 1));
+}
+
+// Loading and unloading among the calls of a capture, which the driver ends by itself where they may not be there.
+TEST_F(Gpu, KernelsAreLoadedAndUnloadedWhileAStreamIsCaptured) {
+  jit::Loader loader(options);
+  const jit::Cubin cubin = loader.cubin(adding_kernel(), jit::architecture_of(context->info()));
+  const driver::OwnedStream stream(*context);
+  driver::DeviceMemory out(*context, kCount * 4);
+  out.fill(0, stream.get());
+  stream.synchronize();
+  std::shared_ptr<const jit::LoadedKernel> kernel;
+  const driver::Graph graph(*context, [&](Stream captured) {
+    { const driver::Module gone(*context, cubin.image, "unloaded at once"); }
+    kernel = loader.load(adding_kernel(), *context);
+    driver::launch(config(captured), kernel->function,
+                   Params{static_cast<std::uint32_t*>(out.data()), kCount, 1});
+  });
+  EXPECT_TRUE(kernel->module.is_captured());
+  graph.launch(stream.get());
+  EXPECT_EQ(read(out, stream)[7], 7U + 1);
+}
+
+/// The driver's functions that make a stream of another context than the primary one; null where it cannot.
+template <class Function>
+Function function_of(const char* name) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function>(dlsym(library, name));
+}
+
+driver::StreamHandle stream_of_a_made_context() {
+  const auto create = function_of<int (*)(driver::ContextHandle*, unsigned, int)>("cuCtxCreate_v2");
+  driver::ContextHandle made = nullptr;
+  if (create == nullptr || create(&made, 0, 0) != 0) return nullptr;  // pushed
+  const driver::Api& api = driver::process_driver().api();
+  driver::StreamHandle stream = nullptr;
+  api.stream_create(&stream, 1);
+  api.context_pop(&made);
+  return stream;
+}
+
+driver::StreamHandle stream_of_a_green_context() {
+  alignas(8) std::array<std::byte, 256> resource{};  // CUdevResource: 144 bytes in CUDA 12.4 to 13
+  void* description = nullptr;
+  void* green = nullptr;
+  driver::StreamHandle stream = nullptr;
+  const auto get = function_of<int (*)(int, void*, int)>("cuDeviceGetDevResource");
+  const auto describe = function_of<int (*)(void**, void*, unsigned)>("cuDevResourceGenerateDesc");
+  const auto create = function_of<int (*)(void**, void*, int, unsigned)>("cuGreenCtxCreate");
+  const auto make =
+      function_of<int (*)(driver::StreamHandle*, void*, unsigned, int)>("cuGreenCtxStreamCreate");
+  if (get == nullptr || describe == nullptr || create == nullptr || make == nullptr) return nullptr;
+  constexpr int kSms = 1;
+  if (get(0, resource.data(), kSms) != 0 || describe(&description, resource.data(), 1) != 0)
+    return nullptr;
+  if (create(&green, description, 0, 1) != 0 || make(&stream, green, 1, 0) != 0) return nullptr;
+  return stream;
+}
+
+TEST_F(Gpu, StreamsOfOtherContextsAreUsedOrRefusedByName) {
+  jit::Loader loader(options);
+  const auto kernel = loader.load(adding_kernel(), *context);
+  for (const auto& [name, handle] : {std::pair{"cuCtxCreate", stream_of_a_made_context()},
+                                     std::pair{"green", stream_of_a_green_context()}}) {
+    if (handle == nullptr) continue;
+    const driver::OwnedStream stream(*context);
+    driver::DeviceMemory out(*context, kCount * 4);
+    out.fill(0, stream.get());
+    stream.synchronize();
+    try {
+      driver::launch(config(Stream(handle)), kernel->function,
+                     Params{static_cast<std::uint32_t*>(out.data()), kCount, 3});
+      driver::process_driver().api().stream_synchronize(handle);
+      EXPECT_EQ(read(out, stream)[5], 8U) << name;
+      std::cout << name << ": used\n";
+    } catch (const DeviceError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("none of the primary context")) << name;
+      std::cout << name << ": refused by name\n";
+    }
+  }
+}
+
+TEST_F(Gpu, ForkedChildIsToldSo) {
+  jit::Loader loader(options);
+  const auto kernel = loader.load(adding_kernel(), *context);
+  EXPECT_TRUE(jit::holds_in_child([&] {
+    try {
+      driver::launch(config(Stream(nullptr)), kernel->function, Params{nullptr, 0, 0});
+    } catch (const DeviceError& error) {
+      return error.what() == driver::kForked;
+    }
+    return false;
+  }));
 }
 
 TEST_F(Gpu, ClustersAndDependentLaunchesWork) {
