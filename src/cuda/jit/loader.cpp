@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "fovea/error.hpp"
 
 namespace fovea::cuda::jit {
@@ -60,12 +62,15 @@ LoadedKernel::LoadedKernel(const driver::DeviceContext& context, const Cubin& cu
                            const std::string& label)
     : module(context, cubin.image, label),
       function(module.function(kEntryName)),
-      report(cubin.report) {}
+      report(cubin.report),
+      image_bytes(static_cast<std::int64_t>(cubin.image.size())) {}
 
 Loader::Loader(LoaderOptions options)
     : compiler_(std::move(options.nvrtc), options.device_text),
       disk_(std::move(options.disk)),
-      pack_(open_pack(options.pack, why_no_pack_)) {}
+      pack_(open_pack(options.pack, why_no_pack_)),
+      max_unused_(options.max_unused),
+      max_unused_bytes_(options.max_unused_bytes) {}
 
 const std::string& Loader::compiler_version() {
   std::call_once(version_once_, [&] {
@@ -129,27 +134,62 @@ std::shared_ptr<const LoadedKernel> Loader::load(const KernelText& text,
   std::promise<Kernel> promise;
   {
     std::unique_lock lock(mutex_);
-    const auto [found, is_new] = kernels_.try_emplace(place, promise.get_future().share());
+    const auto [found, is_new] = slots_.try_emplace(place);
+    Slot& slot = found->second;
+    slot.last_asked = ++num_asked_;
     if (!is_new) {
-      const std::shared_future<Kernel> kernel = found->second;
+      const std::shared_future<Kernel> kernel = slot.kernel;
       lock.unlock();
       ++from_memory_;
       return kernel.get();
     }
+    slot.kernel = promise.get_future().share();
   }
+  Kernel kernel;
   try {
-    const Kernel kernel = take_nearest(text, architecture, key, [&](const Cubin& cubin) {
+    kernel = take_nearest(text, architecture, key, [&](const Cubin& cubin) {
       return std::make_shared<const LoadedKernel>(context, cubin, text.label);
     });
-    promise.set_value(kernel);
-    return kernel;
   } catch (...) {
     // Those who wait learn why; whoever asks later tries anew.
     promise.set_exception(std::current_exception());
     const std::lock_guard lock(mutex_);
-    kernels_.erase(place);
+    slots_.erase(place);
     throw;
   }
+  promise.set_value(kernel);
+  std::vector<Kernel> unused;  // outlives the lock
+  const std::lock_guard lock(mutex_);
+  slots_.at(place).is_loaded = true;
+  unused = take_unused();
+  return kernel;
+}
+
+std::vector<std::shared_ptr<const LoadedKernel>> Loader::take_unused() {
+  std::vector<Slots::iterator> unused;
+  std::int64_t bytes = 0;
+  for (auto slot = slots_.begin(); slot != slots_.end(); ++slot) {
+    if (!slot->second.is_loaded) continue;
+    const Kernel& kernel = slot->second.kernel.get();
+    if (kernel.use_count() > 1 || kernel->module.is_captured()) continue;
+    unused.push_back(slot);
+    bytes += kernel->image_bytes;
+  }
+  std::vector<Kernel> taken;
+  if (unused.size() <= max_unused_ && bytes <= max_unused_bytes_) return taken;
+  std::ranges::sort(unused, {}, [](const auto& slot) { return slot->second.last_asked; });
+  for (std::size_t left = unused.size(); left > max_unused_ || bytes > max_unused_bytes_; --left) {
+    const Slots::iterator slot = unused[unused.size() - left];
+    taken.push_back(slot->second.kernel.get());
+    bytes -= taken.back()->image_bytes;
+    slots_.erase(slot);
+  }
+  return taken;
+}
+
+std::size_t Loader::num_loaded() const {
+  const std::lock_guard lock(mutex_);
+  return slots_.size();
 }
 
 LoaderCounts Loader::counts() const {

@@ -14,6 +14,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "cuda/driver/module.hpp"
 #include "cuda/jit/compiler.hpp"
@@ -28,6 +29,7 @@ struct LoadedKernel {
   driver::Module module;
   driver::Function function;
   CompileReport report;
+  std::int64_t image_bytes = 0;
 };
 
 /// Where cubins came from so far.
@@ -40,9 +42,12 @@ struct LoaderOptions {
   DeviceText device_text = embedded_device_text();
   DiskCache::Options disk = default_disk_cache();
   std::optional<std::string> pack = default_pack_path();
+  // Of kernels that nobody but the loader has; images of attention kernels are 20 to 200 KB.
+  std::size_t max_unused = 256;
+  std::int64_t max_unused_bytes = std::int64_t{64} << 20U;
 };
 
-/// Thread safe: of threads that ask for one text at once, one compiles and the others wait.
+/// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that ask for one text at once, one compiles and the others wait.
 class Loader {
  public:
   explicit Loader(LoaderOptions options = {});
@@ -61,6 +66,8 @@ class Loader {
   const KernelPack* pack() const { return pack_.get(); }
   const std::string& why_no_pack() const { return why_no_pack_; }
   LoaderCounts counts() const;
+  /// Kernels in memory, those of every plan and some that were.
+  std::size_t num_loaded() const;
 
  private:
   using Kernel = std::shared_ptr<const LoadedKernel>;
@@ -76,8 +83,22 @@ class Loader {
   DiskCache disk_;
   std::string why_no_pack_;
   std::unique_ptr<KernelPack> pack_;
-  std::mutex mutex_;  // of kernels_
-  std::map<std::pair<driver::ContextHandle, Sha256>, std::shared_future<Kernel>> kernels_;
+  /// A kernel in memory, or on its way there.
+  struct Slot {
+    std::shared_future<Kernel> kernel;
+    std::int64_t last_asked = 0;
+    bool is_loaded = false;
+  };
+  using Slots = std::map<std::pair<driver::ContextHandle, Sha256>, Slot>;
+  /// Takes the least recently asked out of memory while too many are held by nobody else. The lock is held, and the kernels are
+  /// unloaded when the caller lets go of them.
+  std::vector<Kernel> take_unused();
+
+  const std::size_t max_unused_;
+  const std::int64_t max_unused_bytes_;
+  mutable std::mutex mutex_;  // of slots_
+  Slots slots_;
+  std::int64_t num_asked_ = 0;
   std::once_flag version_once_;
   std::string version_;
   std::atomic<std::int64_t> from_memory_ = 0, from_pack_ = 0, from_disk_ = 0, compiled_ = 0;

@@ -103,8 +103,10 @@ TEST_F(Launch, StreamOfAnotherContextIsRefusedByName) {
            0);
     FAIL();
   } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("the stream is none of the primary context of Fake H200, but of a green context"));
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr(
+            "the stream is none of the primary context of Fake H200, but of a green context"));
   }
 }
 

@@ -152,6 +152,23 @@ TEST_F(Gpu, KernelsAreLoadedAndUnloadedWhileAStreamIsCaptured) {
   EXPECT_EQ(read(out, stream)[7], 7U + 1);
 }
 
+// A plan may go, and its kernels with it, while they run.
+TEST_F(Gpu, KernelThatRunsOutlivesItsModule) {
+  jit::Loader loader(options);
+  const jit::Cubin cubin = loader.cubin(adding_kernel(), jit::architecture_of(context->info()));
+  const driver::OwnedStream stream(*context);
+  driver::DeviceMemory ahead(*context, std::size_t{1} << 30U), out(*context, kCount * 4);
+  out.fill(0, stream.get());
+  {
+    const driver::Module module(*context, cubin.image, "soon unloaded");
+    const driver::Function function = module.function(jit::kEntryName);
+    for (int i = 0; i < 20; ++i) ahead.fill(1, stream.get());  // milliseconds
+    driver::launch(config(stream.get()), function,
+                   Params{static_cast<std::uint32_t*>(out.data()), kCount, 1});
+  }
+  EXPECT_EQ(read(out, stream)[7], 7U + 1);
+}
+
 /// The driver's functions that make a stream of another context than the primary one; null where it cannot.
 template <class Function>
 Function function_of(const char* name) {

@@ -10,6 +10,7 @@
 #include "fovea/error.hpp"
 
 #include "cuda/availability.hpp"
+#include "cuda/driver/launch.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 #include "unit/cuda/jit/support.hpp"
 
@@ -261,6 +262,47 @@ TEST_F(LoaderTest, RefusalOfThePacksCubinIsToldWhereThereIsNoCompiler) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("of the kernel pack is refused: cuModuleLoadDataEx"),
                                     HasSubstr("no kernel compiler")));
   }
+}
+
+// Plans without end must not fill the device with kernels: those that no plan has any more go, the least recently asked first.
+TEST_F(LoaderTest, KernelsOfPlansThatAreGoneAreUnloadedBeyondACount) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(8);
+  packed.max_unused = 3;
+  Loader loader(packed);
+  const auto kept = loader.load(small_kernel(0), context);
+  for (int i = 1; i < 8; ++i) loader.load(small_kernel(i), context);
+  EXPECT_EQ(fake.count("cuModuleUnload"), 3) << "the last is in use while it is loaded";
+  EXPECT_EQ(loader.num_loaded(), 5U);
+  EXPECT_EQ(loader.load(small_kernel(0), context), kept);
+  loader.load(small_kernel(7), context);
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 8);
+  loader.load(small_kernel(1), context);
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 9) << "1 was gone";
+}
+
+TEST_F(LoaderTest, KernelsOfPlansThatAreGoneAreUnloadedBeyondAnAmountOfBytes) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(6);
+  packed.max_unused_bytes = 2 * 64;  // of two small kernels
+  Loader loader(packed);
+  for (int i = 0; i < 6; ++i) loader.load(small_kernel(i), context);
+  EXPECT_EQ(loader.num_loaded(), 3U);
+}
+
+TEST_F(LoaderTest, KernelThatAGraphHasCapturedStaysLoaded) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(6);
+  packed.max_unused = 0;
+  Loader loader(packed);
+  fake.is_capturing = true;
+  const driver::Stream stream(reinterpret_cast<void*>(0x99));
+  driver::launch({.grid = {1}, .block = {32}, .stream = stream},
+                 loader.load(small_kernel(0), context)->function, 0);
+  for (int i = 1; i < 6; ++i) loader.load(small_kernel(i), context);
+  EXPECT_EQ(loader.num_loaded(), 2U);
+  loader.load(small_kernel(0), context);
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 6);
 }
 
 TEST_F(LoaderTest, FailureIsToldAndTriedAnewByTheNext) {
