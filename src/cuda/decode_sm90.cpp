@@ -160,11 +160,13 @@ void launch_decode(const ForwardProblem& problem, const ForwardPlan& plan,
   const DecodeLaunch launch =
       decode_launch(problem, plan, args, cache, workspace, encoder_of(function.context->driver()));
   launch_tables(plan, launch.common, stream);
-  driver::launch({.grid = {.x = launch.num_ctas},
-                  .block = {.x = launch.common.num_threads},
-                  .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
-                  .stream = driver::Stream(stream)},
-                 function, launch.params);
+  const driver::LaunchConfig config{.grid = {.x = launch.num_ctas},
+                                    .block = {.x = launch.common.num_threads},
+                                    .shared_bytes = static_cast<unsigned>(plan.shared_bytes),
+                                    .stream = driver::Stream(stream)};
+  // The kernel waits for no grid ahead: not for those of range tables, nor for the one that appends keys.
+  FOVEA_ASSERT(!config.is_pdl);
+  driver::launch(config, function, launch.params);
   launch_combine(plan, launch.common, stream);
 }
 

@@ -141,6 +141,11 @@ FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* num_ctas, FunctionHandle,
 FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** params, void**) {
   state.launch = *config;
   state.attributes.assign(config->attributes, config->attributes + config->num_attributes);
+  state.are_dependent.push_back(false);
+  for (const LaunchAttribute& attribute : state.attributes) {
+    if (attribute.id == LaunchAttribute::programmatic_stream_serialization)
+      state.are_dependent.back() = attribute.value.is_programmatic != 0;
+  }
   const auto* first = static_cast<const unsigned char*>(params[0]);
   state.first_parameter.assign(first, first + state.first_parameter_bytes);
   return called("cuLaunchKernelEx");

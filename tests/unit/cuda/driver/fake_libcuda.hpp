@@ -25,6 +25,7 @@ struct FakeState {
   std::vector<ContextHandle> context_stack;
   RawLaunchConfig launch{};
   std::vector<LaunchAttribute> attributes;
+  std::vector<bool> are_dependent;             // of every launch
   std::vector<unsigned char> first_parameter;  // first_parameter_bytes of it
   std::size_t first_parameter_bytes = 0;
   int max_dynamic_shared_bytes = 0;

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -100,6 +102,27 @@ TEST_F(PlanForward, TablesTileThatDoesNotCompileIsAnError) {
   plan.spec.tile_kv = 64;
   jit::Loader loader(options());
   EXPECT_THROW(load_or_fall_back(loader, context, problem, plan), CompileError);
+}
+
+// The decoding kernel does not wait for grids ahead, which build range tables and append keys; the combine kernel does.
+TEST_F(PlanForward, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
+  const ForwardProblem decode = pose(decoding());
+  ForwardPlan plan = choose_forward(decode, device());
+  ASSERT_EQ(plan.candidate, "cuda/sm90/decode");
+  auto kernels = std::make_shared<ForwardPlan::Kernels>();
+  kernels->forward = kernels->deep_combine = kernels->wide_combine =
+      std::make_shared<const jit::LoadedKernel>(
+          context, jit::Cubin{.image = {4, std::byte{}}, .report = {}}, "a kernel");
+  plan.kernels = kernels;
+  alignas(16) std::uint16_t memory[8] = {};
+  const Problem& p = decode.problem;
+  AttentionForward args;
+  args.q = TensorView(memory, p.q);
+  args.k = TensorView(memory, p.k);
+  args.v = TensorView(memory, p.v);
+  args.out = TensorView(memory, p.out);
+  attention_forward(decode, plan, args, memory, nullptr);
+  EXPECT_EQ(fake.are_dependent, (std::vector{false, true}));
 }
 
 }  // namespace
