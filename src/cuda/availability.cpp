@@ -23,8 +23,8 @@ std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, i
   } catch (const Unsupported& error) {
     return error.what();
   }
-  const bool has_compiler = jit::find_nvrtc_file(loader.compiler().search()).has_value() ||
-                            loader.compiler().nvrtc().is_present();
+  const bool has_compiler =
+      loader.compiler().file().has_value() || loader.compiler().nvrtc().is_present();
   if (has_compiler || loader.pack() != nullptr) return {};
   return loader.compiler().nvrtc().why_absent();
 }

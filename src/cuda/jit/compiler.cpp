@@ -149,8 +149,13 @@ std::optional<std::string> version_in(std::string_view ptx) {
 Compiler::Compiler(NvrtcSearch search, DeviceText device_text)
     : search_(std::move(search)), device_text_(device_text) {}
 
+const std::optional<std::string>& Compiler::file() {
+  std::call_once(search_once_, [&] { file_ = find_nvrtc_file(search_); });
+  return file_;
+}
+
 const Nvrtc& Compiler::nvrtc() {
-  std::call_once(open_once_, [&] { nvrtc_ = std::make_unique<Nvrtc>(search_); });
+  std::call_once(open_once_, [&] { nvrtc_ = std::make_unique<Nvrtc>(search_, file()); });
   return *nvrtc_;
 }
 
@@ -179,14 +184,17 @@ std::vector<Architecture> Compiler::architectures() {
   return result;
 }
 
+std::string Compiler::why_not(Architecture architecture) {
+  if (!nvrtc().is_present()) return nvrtc().why_absent();
+  const std::vector<Architecture> known = architectures();
+  if (std::find(known.begin(), known.end(), architecture) != known.end()) return "";
+  return fmt::format("NVRTC {}.{} does not know {}; {} may be older than the device",
+                     nvrtc().major(), nvrtc().minor(), architecture.name(), nvrtc().path());
+}
+
 Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
   const NvrtcApi& api = nvrtc().api();
-  const std::vector<Architecture> known = architectures();
-  if (std::find(known.begin(), known.end(), architecture) == known.end()) {
-    throw Unsupported(fmt::format("NVRTC {}.{} does not know {}; {} may be older than the device",
-                                  nvrtc().major(), nvrtc().minor(), architecture.name(),
-                                  nvrtc().path()));
-  }
+  if (const std::string why = why_not(architecture); !why.empty()) throw Unsupported(why);
   ++num_compiles_;
   const std::int64_t start_ms = thread_cpu_ms();
   Program program(api, text.unit, device_text_.files);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,8 +33,10 @@ class Compiler {
   /// What it can compile for, ascending.
   std::vector<Architecture> architectures();
 
-  /// Where the compiler would be opened, without opening it.
-  const NvrtcSearch& search() const { return search_; }
+  /// The file that would be opened, searched at the first call; empty where only the loader may know one.
+  const std::optional<std::string>& file();
+  /// Why it cannot compile for this architecture, absent or too old; empty: it can.
+  std::string why_not(Architecture architecture);
   const DeviceText& device_text() const { return device_text_; }
   /// Compilations that were begun: what tests of the caches count.
   std::int64_t num_compiles() const { return num_compiles_.load(); }
@@ -42,7 +45,8 @@ class Compiler {
   NvrtcSearch search_;
   DeviceText device_text_;
   std::atomic<std::int64_t> num_compiles_ = 0;
-  std::once_flag open_once_, version_once_;
+  std::once_flag search_once_, open_once_, version_once_;
+  std::optional<std::string> file_;
   std::unique_ptr<Nvrtc> nvrtc_;
   std::string version_;
 };

@@ -74,7 +74,7 @@ Loader::Loader(LoaderOptions options)
 
 const std::string& Loader::compiler_version() {
   std::call_once(version_once_, [&] {
-    const std::optional<std::string> file = find_nvrtc_file(compiler_.search());
+    const std::optional<std::string>& file = compiler_.file();
     const std::optional<Sha256> stamp = file ? stamp_of(*file) : std::nullopt;
     if (const auto note = stamp ? disk_.find_note(*stamp) : std::nullopt) {
       version_ = *note;

@@ -190,11 +190,13 @@ std::optional<std::string> find_nvrtc_file(const NvrtcSearch& search) {
   return std::nullopt;
 }
 
-Nvrtc::Nvrtc(const NvrtcSearch& search) { why_absent_ = start(search); }
+Nvrtc::Nvrtc(const NvrtcSearch& search, const std::optional<std::string>& file) {
+  why_absent_ = start(search, file);
+}
 
-std::string Nvrtc::start(const NvrtcSearch& search) {
+std::string Nvrtc::start(const NvrtcSearch& search, const std::optional<std::string>& file) {
   void* library = nullptr;
-  if (const auto file = find_nvrtc_file(search)) {
+  if (file) {
     path_ = *file;
     open_builtins(fs::path(path_).parent_path());
     library = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);

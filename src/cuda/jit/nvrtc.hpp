@@ -57,7 +57,9 @@ std::optional<std::string> find_nvrtc_file(const NvrtcSearch& search);
 
 class Nvrtc {
  public:
-  explicit Nvrtc(const NvrtcSearch& search);
+  explicit Nvrtc(const NvrtcSearch& search) : Nvrtc(search, find_nvrtc_file(search)) {}
+  /// With the file that find_nvrtc_file has found.
+  Nvrtc(const NvrtcSearch& search, const std::optional<std::string>& file);
   Nvrtc(const Nvrtc&) = delete;
   Nvrtc& operator=(const Nvrtc&) = delete;
 
@@ -71,7 +73,7 @@ class Nvrtc {
   int minor() const { return minor_; }
 
  private:
-  std::string start(const NvrtcSearch& search);
+  std::string start(const NvrtcSearch& search, const std::optional<std::string>& file);
 
   NvrtcApi api_{};
   std::string why_absent_;

@@ -329,6 +329,17 @@ TEST_F(LoaderTest, ThreadsThatAskAtOnceCompileOnce) {
   EXPECT_EQ(loader.counts().from_memory, 5);
 }
 
+// Some hundred names are asked of the file system: once, not for every plan.
+TEST_F(LoaderTest, CompilerIsSearchedOnce) {
+  write_text(folder / "libnvrtc.so.13", "found by its name");
+  LoaderOptions here = without_compiler();
+  here.nvrtc.folders = {folder.path().string()};
+  Loader loader(here);
+  EXPECT_EQ(why_unavailable(driver, loader, 0), "");
+  std::filesystem::remove(folder / "libnvrtc.so.13");
+  EXPECT_EQ(why_unavailable(driver, loader, 0), "");
+}
+
 TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
   Loader with_nothing(without_compiler());
   EXPECT_THAT(why_unavailable(driver::Driver("libcuda_that_nobody_has.so.1"), with_nothing, 0),
