@@ -135,7 +135,8 @@ FOVEA_EXPORT Plan plan(const Problem& problem);
 /// The same problem with all tensors on `device`: specs made from shapes alone know none.
 FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
 
-/// As plan(problem).explain(), but looks at tensors that a mask reads, and explains what is unsupported instead of throwing.
+/// As plan(problem).explain(), but looks at tensors that a mask reads, explains what is unsupported instead of throwing, and compiles
+/// no kernel: one that does not compile is an error of the plan's.
 FOVEA_EXPORT Explanation explain(const Problem& problem);
 FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
 

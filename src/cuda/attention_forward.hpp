@@ -47,8 +47,8 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
 
-/// As plan_forward, but where nothing can run (no driver, no such device, refusals) candidate is empty and refused holds every
-/// reason.
+/// What plan_forward would choose, without compiling or loading it. Where nothing can run (no driver, no such device, no compiler that
+/// knows it, refusals) candidate is empty and refused holds every reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
 
 /// The choice alone, for a device that need not be here: nothing is compiled or loaded. The table's, or what was measured as faster.

@@ -25,4 +25,9 @@ void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, For
 void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
                        const ForwardProblem& problem, ForwardPlan& plan);
 
+/// What load_or_fall_back would leave of a plan as long as kernels compile, without compiling or loading any; candidate is empty
+/// where it would throw Unsupported.
+void check_kernels(jit::Loader& loader, jit::Architecture architecture,
+                   const ForwardProblem& problem, ForwardPlan& plan);
+
 }  // namespace fovea::cuda

@@ -185,42 +185,84 @@ DeviceTraits traits_of(const driver::DeviceInfo& info) {
           .memory_bytes_per_clock = memory_bytes_per_clock(info)};
 }
 
-void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
-                       const ForwardProblem& problem, ForwardPlan& plan) {
-  const auto take_the_tables = [&](const Error& error) {
-    const std::string_view words = error.what();
-    std::string tuning =
-        fmt::format("{}; not taken: {}", plan.tuning, words.substr(0, words.find('\n')));
-    plan = choose_forward(problem, plan.device);
-    plan.tuning = std::move(tuning);
-    load_kernels(loader, context, plan);
-  };
-  if (!plan.is_tuned) return load_kernels(loader, context, plan);
-  try {
-    load_kernels(loader, context, plan);
-  } catch (const Unsupported& error) {
-    take_the_tables(error);
-  } catch (const CompileError& error) {
-    take_the_tables(error);
-  } catch (const driver::ImageRefused& error) {
-    take_the_tables(error);
-  }
+namespace {
+
+/// The table's choice in the place of a measured one that cannot be had.
+void give_way(const ForwardProblem& problem, std::string_view why, ForwardPlan& plan) {
+  std::string tuning = fmt::format("{}; not taken: {}", plan.tuning, why.substr(0, why.find('\n')));
+  plan = choose_forward(problem, plan.device);
+  plan.tuning = std::move(tuning);
 }
 
-ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
+}  // namespace
+
+void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
+                       const ForwardProblem& problem, ForwardPlan& plan) {
+  if (plan.is_tuned) {
+    try {
+      return load_kernels(loader, context, plan);
+    } catch (const Unsupported& error) {
+      give_way(problem, error.what(), plan);
+    } catch (const CompileError& error) {
+      give_way(problem, error.what(), plan);
+    } catch (const driver::ImageRefused& error) {
+      give_way(problem, error.what(), plan);
+    }
+  }
+  load_kernels(loader, context, plan);
+}
+
+namespace {
+
+std::string why_missing(jit::Loader& loader, jit::Architecture architecture,
+                        const ForwardPlan& plan) {
+  for (const jit::KernelText& text : kernel_texts(plan)) {
+    if (std::string why = loader.why_missing(text, architecture); !why.empty()) return why;
+  }
+  return "";
+}
+
+}  // namespace
+
+void check_kernels(jit::Loader& loader, jit::Architecture architecture,
+                   const ForwardProblem& problem, ForwardPlan& plan) {
+  std::string why = why_missing(loader, architecture, plan);
+  if (!why.empty() && plan.is_tuned) {
+    give_way(problem, why, plan);
+    why = why_missing(loader, architecture, plan);
+  }
+  if (why.empty()) return;
+  plan.refused.push_back({plan.candidate, std::move(why)});
+  plan.candidate.clear();
+}
+
+namespace {
+
+/// The choice for a device of this process; nothing where no kernel can run there.
+ForwardPlan choose_here(const ForwardProblem& problem, Device device) {
   if (const std::string reason = why_unavailable(device.index); !reason.empty())
     return refused_by_all(reason);
   const driver::DeviceInfo& info = driver::process_driver().device(device.index);
-  ForwardPlan plan = choose_forward(problem, traits_of(info), process_tuning());
+  return choose_forward(problem, traits_of(info), process_tuning());
+}
+
+}  // namespace
+
+ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
+  ForwardPlan plan = choose_here(problem, device);
   if (!plan.candidate.empty()) {
-    load_or_fall_back(jit::process_loader(), driver::process_context(device.index), problem, plan);
+    const driver::DeviceInfo& info = driver::process_driver().device(device.index);
+    check_kernels(jit::process_loader(), jit::architecture_of(info), problem, plan);
   }
   return plan;
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device) {
-  ForwardPlan plan = try_plan_forward(problem, device);
-  if (!plan.candidate.empty()) return plan;
+  ForwardPlan plan = choose_here(problem, device);
+  if (!plan.candidate.empty()) {
+    load_or_fall_back(jit::process_loader(), driver::process_context(device.index), problem, plan);
+    return plan;
+  }
   std::string message = fmt::format("plan: no kernel for this problem on cuda:{}:", device.index);
   for (const auto& refused : plan.refused)
     message += fmt::format("\n  {}  {}", refused.candidate, refused.reason);

@@ -86,6 +86,23 @@ const std::string& Loader::compiler_version() {
   return version_;
 }
 
+std::string Loader::why_nowhere(const KernelText& text, Architecture architecture,
+                                const std::string& refusal) {
+  return fmt::format(
+      "kernel {} for {} {}, and there is {}", text.label, architecture.name(),
+      refusal.empty() ? "is in no kernel pack" : "of the kernel pack is refused: " + refusal,
+      compiler_.nvrtc().why_absent());
+}
+
+std::string Loader::why_missing(const KernelText& text, Architecture architecture) {
+  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
+  if (pack_ != nullptr && pack_->find(key)) return "";
+  const std::string& version = compiler_version();
+  if (version.empty()) return why_nowhere(text, architecture, "");
+  if (disk_.find(disk_key(key, version))) return "";
+  return compiler_.why_not(architecture);
+}
+
 template <class Take>
 std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
                                                        Architecture architecture, const Sha256& key,
@@ -98,12 +115,7 @@ std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
     }
   }
   const std::string& version = compiler_version();
-  if (version.empty()) {
-    throw Unsupported(fmt::format(
-        "kernel {} for {} {}, and there is {}", text.label, architecture.name(),
-        refusal.empty() ? "is in no kernel pack" : "of the kernel pack is refused: " + refusal,
-        compiler_.nvrtc().why_absent()));
-  }
+  if (version.empty()) throw Unsupported(why_nowhere(text, architecture, refusal));
   const Sha256 name = disk_key(key, version);
   if (auto entry = disk_.find(name)) {
     if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {

@@ -57,6 +57,10 @@ class Loader {
   std::shared_ptr<const LoadedKernel> load(const KernelText& text,
                                            const driver::DeviceContext& context);
 
+  /// Why `load` would throw Unsupported; empty: it would not. Compiles nothing, and opens NVRTC only for what neither pack nor
+  /// disk holds.
+  std::string why_missing(const KernelText& text, Architecture architecture);
+
   /// The cubin alone; needs no GPU. Not kept in memory.
   Cubin cubin(const KernelText& text, Architecture architecture);
 
@@ -74,6 +78,8 @@ class Loader {
   /// Empty where there is no compiler. Opens none whose version the disk remembers: that costs more
   /// than all else that a kernel from disk needs.
   const std::string& compiler_version();
+  std::string why_nowhere(const KernelText& text, Architecture architecture,
+                          const std::string& refusal);
   /// What `take` makes of the nearest cubin that it does not throw driver::ImageRefused for.
   template <class Take>
   std::invoke_result_t<Take, Cubin> take_nearest(const KernelText& text, Architecture architecture,

@@ -104,6 +104,46 @@ TEST_F(PlanForward, TablesTileThatDoesNotCompileIsAnError) {
   EXPECT_THROW(load_or_fall_back(loader, context, problem, plan), CompileError);
 }
 
+TEST_F(PlanForward, CheckingWhatCanBeHadCompilesAndLoadsNothing) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  ForwardPlan plan = choose_forward(problem, device());
+  jit::Loader loader(options());
+  fake.calls.clear();
+  check_kernels(loader, {9, 0}, problem, plan);
+  EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
+  EXPECT_EQ(plan.candidate, "cuda/sm80/attention_forward_f32");
+  EXPECT_EQ(loader.counts().compiled, 0);
+  EXPECT_TRUE(fake.calls.empty());
+}
+
+TEST_F(PlanForward, CompilerThatIsTooOldForTheDeviceIsARefusal) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  ForwardPlan plan = choose_forward(problem, device());
+  jit::Loader loader(options());
+  check_kernels(loader, {99, 0}, problem, plan);
+  EXPECT_EQ(plan.candidate, "");
+  EXPECT_EQ(plan.refused.back().candidate, "cuda/sm80/attention_forward_f32");
+  EXPECT_THAT(plan.refused.back().reason, HasSubstr("does not know sm_990a"));
+}
+
+TEST_F(PlanForward, TunedTileThatIsNowhereIsCheckedToo) {
+  std::vector<jit::PackItem> items;
+  for (const jit::KernelText& text : kernel_texts(choose_forward(problem, device()))) {
+    items.push_back(
+        {jit::text_key(text, jit::embedded_device_text(), {9, 0}), jit::entry_number(0)});
+  }
+  jit::write_pack(folder / "kernels.pack", items);
+  jit::LoaderOptions packed = options();
+  packed.device_text = jit::embedded_device_text();
+  packed.nvrtc = jit::search_nowhere();
+  packed.pack = folder / "kernels.pack";
+  jit::Loader loader(packed);
+  ForwardPlan plan = choose_forward(problem, device(), tuning());
+  check_kernels(loader, {9, 0}, problem, plan);
+  EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
+  EXPECT_THAT(plan.tuning, HasSubstr("not taken: kernel"));
+}
+
 // The decoding kernel does not wait for grids ahead, which build range tables and append keys; the combine kernel does.
 TEST_F(PlanForward, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
   const ForwardProblem decode = pose(decoding());
