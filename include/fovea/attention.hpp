@@ -116,7 +116,8 @@ class FOVEA_EXPORT Plan {
   /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small lists and,
   /// for masks that read tensors by position, range tables of about a byte per element. The arguments must fit the
   /// plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same formula.
-  /// On cuda it enqueues on args.stream and returns: no allocation, no wait, nothing compiled; a graph may capture it.
+  /// On cuda it enqueues on args.stream and returns: no allocation, no wait, nothing compiled; a graph may capture it. On Hopper
+  /// the first call with a tensor that does not start at a multiple of 16 bytes loads another kernel, compiled if need be.
   /// Throws InvalidArgument before anything is written.
   void run(const AttentionForward& args) const;
 

@@ -39,6 +39,9 @@ struct ForwardPlan {
 
   struct Kernels;  // loaded into a device; null for plans that were made without one
   std::shared_ptr<const Kernels> kernels;
+
+  class Unaligned;  // for calls whose tensors the candidate does not read; null where it reads all
+  std::shared_ptr<Unaligned> unaligned;
 };
 
 /// All that is compiled for a plan: its kernel first, then those around it.
@@ -60,7 +63,8 @@ ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& de
 ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
                         const Choice& choice);
 
-/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no compilation.
+/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no compilation, but
+/// for the first call of a plan for Hopper with a tensor that does not start at a multiple of 16 bytes, which loads the kernel for such.
 /// Arguments have been validated and lie in the memory of the plan's device, workspace too (plan.workspace_bytes, aligned to 256).
 /// With a cache, its k and v are read in the place of the arguments' and its seqlens, page_table, batch_idx and left_padding are
 /// read by the kernel; problem.seqlen_kv bounds them, cache->num_new keys stand behind them.

@@ -123,6 +123,11 @@ std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& f, const Devi
   return specs;
 }
 
+bool decode_reads(const AttentionForward& args, const GrownCache* cache) {
+  const Operands tensors(args, cache);
+  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v});
+}
+
 std::size_t decode_shared_bytes(const ForwardSpec& spec) {
   return static_cast<std::size_t>(sm90_decode_shared_bytes(spec));
 }
@@ -131,8 +136,6 @@ DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& pla
                            const AttentionForward& args, const GrownCache* cache, void* workspace,
                            const TensorMapEncoder& encode) {
   const Operands tensors(args, cache);
-  expect_tensor_maps("attention_forward",
-                     {{"q", &tensors.q}, {"k", &tensors.k}, {"v", &tensors.v}});
   DecodeLaunch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);

@@ -23,6 +23,7 @@ std::optional<Refusal> refuses_decode(const ForwardProblem& problem, const Devic
 ForwardSpec choose_decode(const ForwardProblem& problem, const DeviceTraits& device);
 std::vector<ForwardSpec> decode_alternatives(const ForwardProblem& problem,
                                              const DeviceTraits& device);
+bool decode_reads(const AttentionForward& args, const GrownCache* cache);
 std::size_t decode_shared_bytes(const ForwardSpec& spec);
 
 /// A call's parameters and grids; where they run is not known here.
@@ -32,7 +33,7 @@ struct DecodeLaunch {
   std::uint32_t num_ctas = 0;
 };
 
-/// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
+/// `workspace` holds plan.workspace_bytes. Of tensors that decode_reads.
 DecodeLaunch decode_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                            const AttentionForward& args, const GrownCache* cache, void* workspace,
                            const TensorMapEncoder& encode);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <utility>
 
 #include "cuda/attention_forward.hpp"
 #include "cuda/jit/loader.hpp"
@@ -14,6 +16,22 @@ struct ForwardPlan::Kernels {
   std::shared_ptr<const jit::LoadedKernel> deep_combine, wide_combine;
   std::shared_ptr<const jit::LoadedKernel> range_tables;   // where the mask needs some
   std::shared_ptr<const jit::LoadedKernel> clear_counter;  // where the spec is dynamic
+  jit::Loader* loader = nullptr;                           // that has loaded them
+};
+
+/// A plan of the same problem by a kernel that reads tensors wherever they start. Few calls need one, so the first that does loads it.
+class ForwardPlan::Unaligned {
+ public:
+  explicit Unaligned(ForwardPlan plan) : plan_(std::move(plan)) {}
+
+  /// As it was chosen.
+  const ForwardPlan& plan() const { return plan_; }
+  /// Loaded as `kernels` were, by the same loader into the same context. Thread safe.
+  const ForwardPlan& loaded(const Kernels& kernels);
+
+ private:
+  ForwardPlan plan_;
+  std::once_flag once_;
 };
 
 DeviceTraits traits_of(const driver::DeviceInfo& info);

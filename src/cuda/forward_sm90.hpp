@@ -21,6 +21,7 @@ std::optional<Refusal> refuses_sm90(const ForwardProblem& problem, const DeviceT
 ForwardSpec choose_sm90(const ForwardProblem& problem, const DeviceTraits& device);
 std::vector<ForwardSpec> sm90_alternatives(const ForwardProblem& problem,
                                            const DeviceTraits& device);
+bool sm90_reads(const AttentionForward& args, const GrownCache* cache);
 std::size_t sm90_shared_bytes(const ForwardSpec& spec);
 
 /// Partial states, the counter of row tiles and a word for each 64 rows of a head.
@@ -34,7 +35,7 @@ struct Sm90Launch {
   bool has_counter = false;    // params.next_tile is read, and must be cleared
 };
 
-/// `workspace` holds plan.workspace_bytes. Throws InvalidArgument where the tensors are not such that TMA can read them.
+/// `workspace` holds plan.workspace_bytes. Of tensors that sm90_reads.
 Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode);

@@ -2,6 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
 
 #include "fovea/error.hpp"
 
@@ -49,12 +52,34 @@ ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& dev
   return plan;
 }
 
-void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
+void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
   const Candidate& candidate = *choice.candidate;
   plan.candidate = candidate.name;
   plan.spec = choice.spec;
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
+}
+
+/// The best of the table for tensors that start anywhere, beside what `plan` has taken; empty where each refuses.
+std::optional<Choice> choose_unaligned(const ForwardProblem& problem, const ForwardPlan& plan) {
+  for (const Candidate& candidate : forward_candidates()) {
+    if (candidate.reads != nullptr || candidate.refuses(problem, plan.device)) continue;
+    Choice choice{&candidate, candidate.choose(problem, plan.device)};
+    choice.spec.most_splits = plan.spec.most_splits;  // no more workspace than the plan has
+    return choice;
+  }
+  return std::nullopt;
+}
+
+void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
+  take_kernel(choice, problem, plan);
+  if (choice.candidate->reads == nullptr) return;
+  const std::optional<Choice> other = choose_unaligned(problem, plan);
+  if (!other) return;
+  ForwardPlan unaligned = plan;
+  take_kernel(*other, problem, unaligned);
+  plan.workspace_bytes = std::max(plan.workspace_bytes, unaligned.workspace_bytes);
+  plan.unaligned = std::make_shared<ForwardPlan::Unaligned>(std::move(unaligned));
 }
 
 /// The bodies of wgmma for one element: a unit reads those that it uses.
@@ -121,6 +146,7 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
 
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
+  kernels->loader = &loader;
   kernels->forward = loader.load(forward_text(plan), context);
   if (plan.spec.is_split) {
     kernels->deep_combine = loader.load(combine_text(plan.spec, kDeepCombine), context);
@@ -130,6 +156,12 @@ void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, For
   if (!plan.range_tables.is_empty())
     kernels->range_tables = loader.load(range_tables_text(), context);
   plan.kernels = std::move(kernels);
+}
+
+const ForwardPlan& ForwardPlan::Unaligned::loaded(const Kernels& kernels) {
+  std::call_once(once_,
+                 [&] { load_kernels(*kernels.loader, *kernels.forward->function.context, plan_); });
+  return plan_;
 }
 
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {

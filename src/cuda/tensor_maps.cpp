@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
-
-#include "core/check.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -57,19 +56,12 @@ std::string why_no_tensor_maps(
   return "";
 }
 
-void expect_tensor_maps(
-    std::string_view where,
-    std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors) {
-  for (const auto& [label, view] : tensors) {
-    const std::string why = why_no_tensor_map(label, view->spec());
-    const bool is_aligned = reinterpret_cast<std::uintptr_t>(view->data()) % 16 == 0;
-    if (why.empty() && is_aligned) continue;
-    invalid(
-        std::string(where),
-        fmt::format(
-            "{}; the plan was made for tensors that TMA can read",
-            why.empty() ? fmt::format("{} does not start at a multiple of 16 bytes", label) : why));
-  }
+bool have_tensor_maps(std::initializer_list<const TensorView*> tensors) {
+  constexpr std::uintptr_t kAlignedBytes = 16;
+  return std::ranges::all_of(tensors, [](const TensorView* tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor->data()) % kAlignedBytes == 0 &&
+           why_no_tensor_map("", tensor->spec()).empty();
+  });
 }
 
 std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {

@@ -32,11 +32,8 @@ TensorMapEncoder encoder_of(const driver::Driver& driver);
 std::string why_no_tensor_maps(
     std::initializer_list<std::pair<std::string_view, const TensorSpec*>> tensors);
 
-/// Of a call whose plan was made for tensors that TMA can have: what that was chosen by may have changed from call to call. Throws
-/// InvalidArgument.
-void expect_tensor_maps(
-    std::string_view where,
-    std::initializer_list<std::pair<std::string_view, const TensorView*>> tensors);
+/// Whether TMA can have the tensors of a call, which may start elsewhere than those of the call before.
+bool have_tensor_maps(std::initializer_list<const TensorView*> tensors);
 
 /// Rows of a box of keys: as many of a kv tile as surely lie in one page.
 std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);

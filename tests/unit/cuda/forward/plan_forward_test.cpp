@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -163,6 +165,95 @@ TEST_F(PlanForward, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
   args.out = TensorView(memory, p.out);
   attention_forward(decode, plan, args, memory, nullptr);
   EXPECT_EQ(fake.are_dependent, (std::vector{false, true}));
+}
+
+/// Calls on Hopper, whose kernels read by TMA: tensors of one address, which is told and never read.
+class UnalignedCalls : public PlanForward {
+ protected:
+  /// Of a pack that has all kernels: cubins that are none, which the fake driver takes.
+  ForwardPlan loaded_plan(const ForwardProblem& f) {
+    ForwardPlan plan = choose_forward(f, device());
+    std::vector<jit::PackItem> items;
+    for (const ForwardPlan& each : {plan, plan.unaligned->plan()}) {
+      for (const jit::KernelText& text : kernel_texts(each)) {
+        const jit::Sha256 key = jit::text_key(text, jit::embedded_device_text(), {9, 0});
+        if (std::ranges::find(items, key, &jit::PackItem::key) == items.end())
+          items.push_back({key, jit::entry_number(0)});
+      }
+    }
+    jit::write_pack(folder / "kernels.pack", items);
+    jit::LoaderOptions packed = options();
+    packed.device_text = jit::embedded_device_text();
+    packed.nvrtc = jit::search_nowhere();
+    packed.pack = folder / "kernels.pack";
+    loader.emplace(packed);
+    load_kernels(*loader, context, plan);
+    return plan;
+  }
+  /// With each tensor `offset` bytes behind an aligned address, where its bit of `moved` is set.
+  void call(const ForwardProblem& f, const ForwardPlan& plan, unsigned moved) {
+    const auto at = [&](unsigned tensor, const TensorSpec& spec) {
+      return TensorView(memory + ((moved >> tensor & 1U) != 0 ? 1 : 0), spec);
+    };
+    const Problem& p = f.problem;
+    AttentionForward args;
+    args.q = at(0, p.q);
+    args.k = at(1, p.k);
+    args.v = at(2, p.v);
+    args.out = at(3, p.out);
+    fake.are_dependent.clear();
+    attention_forward(f, plan, args, memory, nullptr);
+  }
+  /// Threads of the first kernel that a call launches.
+  unsigned threads_of(const ForwardPlan& plan) const {
+    return static_cast<unsigned>(plan.spec.num_warps) * 32;
+  }
+
+  alignas(16) std::uint16_t memory[64] = {};
+  std::optional<jit::Loader> loader;
+};
+
+TEST_F(UnalignedCalls, TakeAKernelThatReadsThemLoadedByTheFirst) {
+  const ForwardProblem f = pose({});
+  const ForwardPlan plan = loaded_plan(f);
+  ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  const ForwardPlan& other = plan.unaligned->plan();
+  EXPECT_EQ(other.candidate, kSm80Forward);
+  EXPECT_GE(plan.workspace_bytes, other.workspace_bytes);
+  ASSERT_NE(threads_of(plan), threads_of(other));
+  const int loads = fake.count("cuModuleLoadDataEx");
+  call(f, plan, 0);
+  EXPECT_EQ(fake.launch.block_x, threads_of(plan));
+  EXPECT_EQ(fake.count("cuModuleLoadDataEx"), loads);
+  for (const unsigned tensor : {0U, 1U, 2U, 3U}) {
+    call(f, plan, 1U << tensor);
+    EXPECT_EQ(fake.launch.block_x, threads_of(other)) << tensor;
+    EXPECT_EQ(fake.count("cuModuleLoadDataEx"), loads + 1) << tensor;
+  }
+  call(f, plan, 0);
+  EXPECT_EQ(fake.launch.block_x, threads_of(plan));
+}
+
+TEST_F(UnalignedCalls, OfFewRowsHaveRoomInTheWorkspaceOfTheOthers) {
+  const Posed few{.seqlen_q = 4, .seqlen_kv = 32768, .num_heads_q = 56, .num_heads_kv = 8};
+  for (const Posed& posed : {decoding(), few}) {
+    const ForwardProblem f = pose(posed);
+    const ForwardPlan plan = loaded_plan(f);
+    ASSERT_TRUE(plan.spec.is_split);
+    const ForwardPlan& other = plan.unaligned->plan();
+    EXPECT_EQ(other.candidate, kSm80Forward);
+    EXPECT_EQ(other.spec.most_splits, plan.spec.most_splits);
+    EXPECT_GE(plan.workspace_bytes, other.workspace_bytes);
+    EXPECT_EQ(plan.workspace_bytes, candidate_named(plan.candidate).scratch_bytes(plan.spec, f))
+        << "no more than without them";
+    call(f, plan, 2);
+    EXPECT_EQ(fake.are_dependent.size(), 2U) << "the kernel and what joins its splits";
+  }
+}
+
+TEST_F(UnalignedCalls, ElsewhereAreTheSameKernels) {
+  EXPECT_EQ(choose_forward(pose({}), typical_device(8, 0)).unaligned, nullptr);
+  EXPECT_EQ(choose_forward(problem, device()).unaligned, nullptr) << "f32";
 }
 
 }  // namespace
