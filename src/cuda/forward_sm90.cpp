@@ -67,8 +67,12 @@ std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
     return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
                                cache.page_size, kFewestRowsOfBox)};
   }
-  if (cache.has_left_padding)
-    return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
+  if (cache.has_left_padding) {
+    return Refusal{
+        f.is_paged
+            ? "left_padding is given; then keys of a tile begin inside a page"
+            : "left_padding is given; this kernel reads a contiguous cache from its first row on"};
+  }
   if (!cache.has_aligned_rows)
     return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
   if (has_few_rows(f)) return std::nullopt;

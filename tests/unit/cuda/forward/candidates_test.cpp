@@ -283,6 +283,15 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
       "head empty");
 }
 
+TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsRefusedInItsOwnWords) {
+  ForwardProblem f = validate(
+      problem_of({.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6}), "test");
+  f.is_cached = true;
+  f.cache = {.has_left_padding = true, .has_aligned_rows = true};
+  EXPECT_EQ(reason_of(choose_forward(f, typical_device(9, 0)), kHopper),
+            "left_padding is given; this kernel reads a contiguous cache from its first row on");
+}
+
 TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   Problem a = problem_of({.seqlen_q = 1000, .seqlen_kv = 3000});
   Problem b = problem_of({.seqlen_q = 2000, .seqlen_kv = 777});
