@@ -26,6 +26,11 @@ std::int32_t padded(std::int64_t head_dim) {
   return static_cast<std::int32_t>((head_dim + 31) / 32 * 32);
 }
 
+/// Few rows over keys of more than one split.
+bool is_split_among_ctas(const ForwardProblem& f) {
+  return !f.is_varlen && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
+}
+
 std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
   if (device.compute_capability() < 80) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
@@ -38,9 +43,20 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
+  for (const auto& [label, length] :
+       {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
+    if (length > kMostOfSequence)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, length, kMostOfSequence)};
+  }
   const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
   if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 tiles of rows"};
+  // Of each split of a row there is a partial state; who joins them, and Hopper's kernel, number them in 32 bits.
+  if (is_split_among_ctas(f) && f.num_heads_q * rows > std::int64_t{0x7fffffff} / kMostSplits) {
+    return Refusal{
+        fmt::format("{} rows of all heads over more than {} keys; expected at most 2^31 / {}",
+                    f.num_heads_q * rows, kFewestKeysPerSplit, kMostSplits)};
+  }
   return std::nullopt;
 }
 

@@ -70,6 +70,9 @@ struct Candidate {
                  const GrownCache* cache);
 };
 
+/// Of a sequence, queries or keys: kernels count them in 32 bits, rounded up to tiles and to splits of equal length.
+inline constexpr std::int64_t kMostOfSequence = (std::int64_t{1} << 31) - (std::int64_t{1} << 16);
+
 std::span<const Candidate> forward_candidates();
 
 /// The row of the table that has this name.

@@ -9,8 +9,10 @@
 namespace fovea::cuda {
 namespace {
 
-/// TMA's strides are multiples of 16 bytes.
+/// TMA's strides are multiples of 16 bytes below 2^40, its dimensions have at most 2^32 elements (cuTensorMapEncodeTiled).
 constexpr std::int64_t kStrideElements = 8;
+constexpr std::int64_t kStrideEnd = (std::int64_t{1} << 40) / 2;  // in elements of 16 bits
+constexpr std::int64_t kMostElements = std::int64_t{1} << 32;
 
 /// Why TMA cannot have a tensor of these strides; empty: it can.
 std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
@@ -28,6 +30,13 @@ std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
       return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
                          label, spec.strides[dim], dim, kStrideElements);
     }
+    if (spec.shape[dim] > 1 && spec.strides[dim] >= kStrideEnd) {
+      return fmt::format("{} has stride {} in dimension {}; expected less than 2^40 bytes", label,
+                         spec.strides[dim], dim);
+    }
+    if (spec.shape[dim] > kMostElements)
+      return fmt::format("{} has size {} in dimension {}; expected at most 2^32", label,
+                         spec.shape[dim], dim);
   }
   return "";
 }

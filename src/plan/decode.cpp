@@ -35,7 +35,7 @@ std::int64_t bound_of(std::int64_t seqlen_kv, std::int64_t capacity) {
 /// What the host cannot read is planned for as if every sequence filled its room.
 std::int64_t bound_of(const AttentionDecode& args, std::int64_t longest) {
   const bool is_known = is_cpu(args.q.spec().device);
-  return bound_of(longest, is_known ? cache_capacity(args.cache) : kMostKeys);
+  return bound_of(longest, is_known ? cache_capacity(args.cache) : cuda::kMostOfSequence);
 }
 
 Plan make_plan(const Problem& problem, const CacheLayout& cache, std::string_view where) {

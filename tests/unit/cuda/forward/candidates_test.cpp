@@ -292,6 +292,58 @@ TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsRefusedInItsOwnWords) {
             "left_padding is given; this kernel reads a contiguous cache from its first row on");
 }
 
+TEST(ForwardCandidates, LengthsThatKernelsCannotCountAreRefusedByAll) {
+  Shape shape;
+  shape.seqlen_kv = kMostOfSequence;
+  EXPECT_EQ(chosen(shape).candidate, kTensorCores);
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    shape = {.dtype = dtype, .seqlen_kv = kMostOfSequence + 1};
+    for (const int major : {8, 9}) {
+      const ForwardPlan plan = chosen(shape, major, 0);
+      EXPECT_EQ(plan.candidate, "");
+      EXPECT_EQ(reason_of(plan, kPlain), "seqlen_kv is 2147418113; expected at most 2147418112");
+    }
+  }
+  EXPECT_EQ(
+      reason_of(chosen({.seqlen_q = kMostOfSequence + 1, .num_heads_q = 1, .num_heads_kv = 1}),
+                kTensorCores),
+      "seqlen_q is 2147418113; expected at most 2147418112");
+}
+
+// Rounded up to splits, the last length still fits.
+TEST(ForwardCandidates, LongestSequenceCanBeCutIntoSplits) {
+  constexpr std::int64_t kInts = std::int64_t{1} << 31;
+  for (const std::int64_t most : {16, 32, kMostSplits}) {
+    const std::int64_t fewest = fewest_keys_per_split(static_cast<int>(most));
+    const std::int64_t even = (kMostOfSequence + most - 1) / most;
+    EXPECT_LT((even + fewest) * most, kInts) << most;
+  }
+}
+
+// 2^25 rows and more with 64 splits each: their numbers would wrap.
+TEST(ForwardCandidates, RowsWhoseSplitsCannotBeNumberedAreRefused) {
+  Shape shape{.seqlen_q = 16, .seqlen_kv = 257, .num_heads_q = 1 << 19, .num_heads_kv = 1 << 19};
+  EXPECT_EQ(chosen(shape).candidate, kTensorCores);
+  shape.num_heads_q = shape.num_heads_kv = 1 << 21;
+  for (const int major : {8, 9}) {
+    EXPECT_EQ(reason_of(chosen(shape, major, 0), kTensorCores),
+              "67108864 rows of all heads over more than 256 keys; expected at most 2^31 / 64");
+  }
+  shape.seqlen_kv = 256;
+  EXPECT_EQ(chosen(shape).candidate, kTensorCores) << "not split";
+}
+
+TEST(ForwardCandidates, StridesThatTmaDoesNotHaveGoToTheKernelWithoutIt) {
+  Problem problem = problem_of({});
+  for (TensorSpec* spec : {&problem.k, &problem.v}) spec->strides[0] = (std::int64_t{1} << 39) - 8;
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopper);
+  problem.k.strides[0] = std::int64_t{1} << 39;
+  const ForwardPlan plan = chosen(problem, 9, 0);
+  EXPECT_EQ(plan.candidate, kTensorCores);
+  EXPECT_EQ(reason_of(plan, kHopper),
+            "k has stride 549755813888 in dimension 0; expected less than 2^40 bytes");
+}
+
 TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   Problem a = problem_of({.seqlen_q = 1000, .seqlen_kv = 3000});
   Problem b = problem_of({.seqlen_q = 2000, .seqlen_kv = 777});
