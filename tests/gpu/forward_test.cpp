@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "support/case.hpp"
 #include "support/features.hpp"
 #include "support/kernel_compare.hpp"
+#include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -151,6 +154,86 @@ TEST_F(Gpu, PairsOfFeatures) {
       first.add(problem);
       second.add(problem);
       expect_right(problem);
+    }
+  }
+}
+
+// ---- tensors that start anywhere ----
+
+/// Bytes of a tensor on the device, some elements behind an aligned address.
+class Shifted {
+ public:
+  Shifted(const TensorSpec& spec, std::uint64_t stream, std::size_t shift)
+      : memory_(cuda::driver::process_context(0), num_bytes(spec) + 256),
+        spec_(spec),
+        shift_(2 * shift) {
+    std::vector<std::uint16_t> host(static_cast<std::size_t>(spec.num_elements()));
+    const Random random(11, stream);
+    for (std::size_t i = 0; i < host.size(); ++i)
+      host[i] = bfloat16(static_cast<float>(random.normal(static_cast<std::int64_t>(i)))).bits;
+    std::vector<std::byte> staged(memory_.bytes());
+    std::memcpy(staged.data() + shift_, host.data(), num_bytes(spec));
+    memory_.copy_from(staged, Stream(nullptr));
+    spec_.device = Device::cuda(0);
+  }
+
+  TensorView view() const {
+    return {static_cast<void*>(static_cast<std::byte*>(memory_.data()) + shift_), spec_};
+  }
+  std::vector<std::byte> bytes() const {
+    std::vector<std::byte> staged(memory_.bytes());
+    memory_.copy_to(staged, Stream(nullptr));
+    const auto begin = staged.begin() + static_cast<std::ptrdiff_t>(shift_);
+    return {begin, begin + static_cast<std::ptrdiff_t>(num_bytes(spec_))};
+  }
+
+ private:
+  static std::size_t num_bytes(const TensorSpec& spec) {
+    return 2 * static_cast<std::size_t>(spec.num_elements());
+  }
+
+  DeviceMemory memory_;
+  TensorSpec spec_;
+  std::size_t shift_;
+};
+
+// A plan serves them all: on Hopper, whose kernels read at multiples of 16 bytes, with the bits of the kernel of sm_80.
+TEST_F(Gpu, TensorsOfOnePlanStartAnywhere) {
+  struct Shape {
+    std::int64_t seqlen_q, seqlen_kv, num_heads_q;
+  };
+  for (const Shape& shape : {Shape{200, 300, 4}, Shape{4, 5000, 24}, Shape{1, 5000, 8}}) {
+    const TensorSpec rows = make_spec(
+        Dtype::bf16,
+        std::array{std::int64_t{2}, shape.seqlen_q, shape.num_heads_q, std::int64_t{128}});
+    const TensorSpec keys = make_spec(Dtype::bf16, std::array{std::int64_t{2}, shape.seqlen_kv,
+                                                              std::int64_t{2}, std::int64_t{128}});
+    const Problem posed{.q = rows, .k = keys, .v = keys, .out = rows, .mask = causal()};
+    const Plan served = plan(posed, Device::cuda(0));
+    std::vector<std::vector<std::byte>> outputs;
+    for (const unsigned moved : {0U, 1U, 2U, 4U, 8U, 15U}) {
+      const auto shift = [&](unsigned tensor) { return std::size_t{moved >> tensor & 1U}; };
+      const Shifted q(rows, 0, shift(0)), k(keys, 1, shift(1)), v(keys, 2, shift(2)),
+          out(rows, 3, shift(3));
+      AttentionForward args{
+          .q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .mask = causal()};
+      if (moved == 0) {
+        const ForwardProblem problem = validate(problem_of(args), "test");
+        const cuda::ForwardPlan chosen =
+            cuda::choose_forward(problem, cuda::traits_of(cuda::driver::process_context(0).info()));
+        run_plan(problem, loaded(chosen.unaligned ? chosen.unaligned->plan() : chosen), args,
+                 nullptr);
+      } else {
+        const DeviceMemory workspace(cuda::driver::process_context(0),
+                                     served.workspace_bytes() + 1);
+        args.workspace = {static_cast<std::byte*>(workspace.data()), served.workspace_bytes()};
+        served.run(args);
+      }
+      outputs.push_back(out.bytes());
+      const bool reads_any_out =
+          shape.seqlen_q == 1 && moved == 8;  // the decoding kernel: its own bits
+      if (reads_any_out) continue;
+      EXPECT_EQ(outputs.back(), outputs.front()) << shape.seqlen_q << " rows, moved " << moved;
     }
   }
 }
