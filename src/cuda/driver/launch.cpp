@@ -20,18 +20,6 @@ std::string describe(const LaunchConfig& config, const Function& function) {
       function.num_registers, function.max_threads_per_cta);
 }
 
-/// Streams of green contexts, of contexts that somebody made and of other devices are told by name: a module is one context's.
-std::string describe_foreign(const DeviceContext& context, StreamHandle stream) {
-  ContextHandle found = nullptr;
-  const bool is_foreign =
-      context.api().stream_context(stream, &found) != kSuccess || found != context.handle();
-  if (!is_foreign) return "";
-  return fmt::format(
-      "the stream is none of the primary context of {}, but of a green context, of one that "
-      "cuCtxCreate made or of another device; kernels run on streams of the primary context: ",
-      context.info().name);
-}
-
 /// A graph launches what it captured whenever it is launched itself, so the module stays loaded.
 void remember_capture(const Function& function, StreamHandle stream) {
   if (stream == nullptr || function.is_captured == nullptr) return;
@@ -43,6 +31,16 @@ void remember_capture(const Function& function, StreamHandle stream) {
 }
 
 }  // namespace
+
+std::string describe_foreign(const DeviceContext& context, Stream stream) {
+  ContextHandle found = nullptr;
+  const Result result = context.api().stream_context(stream.handle(), &found);
+  if (result == kSuccess && found == context.handle()) return "";
+  return fmt::format(
+      "the stream is none of the primary context of {}, but of a green context, of one that "
+      "cuCtxCreate made or of another device; kernels run on streams of the primary context: ",
+      context.info().name);
+}
 
 void launch(const LaunchConfig& config, const Function& function, void** params) {
   if (is_empty(config.grid)) return;
@@ -72,9 +70,8 @@ void launch(const LaunchConfig& config, const Function& function, void** params)
   const ContextScope scope(context);
   const Result result = context.api().launch(&raw, function.handle, params, nullptr);
   if (result != kSuccess) {
-    context.driver().check(
-        result, "cuLaunchKernelEx",
-        describe_foreign(context, config.stream.handle()) + describe(config, function));
+    context.driver().check(result, "cuLaunchKernelEx",
+                           describe_foreign(context, config.stream) + describe(config, function));
   }
   remember_capture(function, config.stream.handle());
 }

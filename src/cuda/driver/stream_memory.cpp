@@ -7,9 +7,12 @@ namespace fovea::cuda::driver {
 StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
     : context_(process_context(device_index)), stream_(stream) {
   const ContextScope scope(context_);
-  context_.driver().check(context_.api().memory_allocate_async(&pointer_, bytes, stream_.handle()),
-                          "cuMemAllocAsync",
-                          fmt::format("{} bytes of workspace on {}", bytes, context_.info().name));
+  const Result result = context_.api().memory_allocate_async(&pointer_, bytes, stream_.handle());
+  if (result == kSuccess) return;
+  context_.driver().check(
+      result, "cuMemAllocAsync",
+      describe_foreign(context_, stream_) +
+          fmt::format("{} bytes of workspace on {}", bytes, context_.info().name));
 }
 
 StreamMemory::~StreamMemory() {
