@@ -5,7 +5,8 @@ usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match
 
 8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16 and 64 rows of a key head (1, 2 and 8 queries of a group of 8 heads) and 1 row
 (of one head); contiguous and in shuffled pages of 16. Contenders are Fovea through the C ABI and FlashAttention-3's
-flash_attn_with_kvcache where the wheel fa3-fwd has it. Clocks, flushes and rounds are gpu_peers.py's. Outputs are compared with a formula in f32 first.
+flash_attn_with_kvcache where the wheel fa3-fwd has it, with the scheduler's metadata made before, as serving engines do. Clocks, flushes and rounds
+are gpu_peers.py's. Outputs are compared with a formula in f32 first; a case in which any contender is wrong has no row. Ratios are of one row.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from gpu_peers import Clock, fovea, keep, started
 
 try:
     from fa3_fwd_interface import flash_attn_with_kvcache as fa3_decode
+    from fa3_fwd_interface import get_scheduler_metadata as fa3_metadata
 except ImportError:
     fa3_decode = None
 
@@ -103,16 +105,22 @@ def contenders_of(problem, libraries):
     """{name: call that gives out}, and the reasons of those that cannot."""
     made = {name: lambda library=library: FoveaDecode(library, problem) for name, library in libraries.items()}
     if fa3_decode is not None:
-        made["fa3"] = lambda: lambda: fa3_decode(problem.q, problem.k, problem.v, cache_seqlens=problem.seqlens,
-                                                 page_table=problem.page_table, causal=True)
+        made["fa3"] = lambda: fa3_call(problem)
     return started(made)
+
+
+def fa3_call(problem):
+    metadata = fa3_metadata(problem.batch, problem.seqlen_q, problem.keys, problem.group * HEADS_KV, HEADS_KV, HEAD_DIM, problem.seqlens,
+                            qkv_dtype=problem.q.dtype, page_size=problem.page_size or None, causal=True)
+    return lambda: fa3_decode(problem.q, problem.k, problem.v, cache_seqlens=problem.seqlens, page_table=problem.page_table, causal=True,
+                              scheduler_metadata=metadata)
 
 
 def measure(problem, libraries, clock, rounds):
     problem.make()
     calls, why_not = contenders_of(problem, libraries)
     expected = problem.expected()
-    row = {"case": problem.label, "bytes": problem.bytes(), "us": {}, "of_copy": {}, "difference": {}, "why_not": why_not}
+    row = {"case": problem.label, "bytes": problem.bytes(), "us": {}, "of_copy": {}, "to": {}, "measured": {}, "difference": {}, "why_not": why_not}
     for name, call in calls.items():
         out = call()
         out = out[0] if isinstance(out, (tuple, list)) else out
@@ -121,11 +129,13 @@ def measure(problem, libraries, clock, rounds):
             raise AssertionError(f"{problem.label}: {name} differs by {row['difference'][name]:.2g}; expected at most {DIFFERENCE}")
     source = torch.empty(problem.bytes() // 2, dtype=torch.uint8, device="cuda")  # read and written: as many bytes
     target = torch.empty_like(source)
-    times = clock.medians(calls | {"copy": lambda: target.copy_(source)}, rounds, as_calls=("copy",))
-    copy_ms = times.pop("copy")[0]
+    figures = clock.figures(calls | {"copy": lambda: target.copy_(source)}, rounds, as_calls=("copy",))
+    copy_ms = figures.pop("copy").ms
     row["copy_tbs"] = problem.bytes() / copy_ms / 1e9
-    for name, (ms, _) in times.items():
-        row["us"][name], row["of_copy"][name] = 1e3 * ms, copy_ms / ms
+    for name, figure in figures.items():
+        row["us"][name], row["of_copy"][name] = 1e3 * figure.ms, copy_ms / figure.ms
+        row["measured"][name] = "replayed" if figure.is_replayed else "called"
+    row["to"] = {name: us / row["us"]["fovea"] for name, us in row["us"].items() if name != "fovea" and "fovea" in row["us"]}
     return row
 
 
@@ -141,12 +151,15 @@ def problems(match):
 
 def markdown(rows):
     names = [name for name in ("fovea", "before", "fa3") if any(name in row["us"] for row in rows)]
-    lines = ["| case | MB | copy TB/s | " + " | ".join(f"{name} us | of the copy" for name in names) + " | difference |",
-             "|---" * (2 * len(names) + 4) + "|"]
+    others = names[1:]
+    lines = ["| case | MB | copy TB/s | " + " | ".join(f"{name} us | of the copy" for name in names) + " | " +
+             "".join(f"to {name} | " for name in others) + "difference |",
+             "|---" * (2 * len(names) + len(others) + 4) + "|"]
     for row in rows:
         cells = [cell for name in names for cell in (
             (f"{row['us'][name]:.1f}", f"{row['of_copy'][name]:.0%}") if name in row["us"] else ("-", "-"))]
         difference = row["difference"].get("fovea")
+        cells += [f"{row['to'][name]:.2f}" if name in row["to"] else "-" for name in others]
         lines.append(f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['copy_tbs']:.2f} | " + " | ".join(cells) +
                      f" | {'-' if difference is None else f'{difference:.1e}'} |")
     reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}

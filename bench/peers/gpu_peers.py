@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
-usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,inputs,programs] [--match REGEX] [--seconds 300] [--rounds 9]
-       [--json FILE] [--picture FILE.svg]
+usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,shapes,inputs,programs] [--match REGEX] [--seconds 300]
+       [--rounds 9] [--sustained SECONDS] [--json FILE] [--picture FILE.svg]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
 FlexAttention, and FlashAttention-3 where the wheel fa3-fwd is installed. A figure is a median of CUDA-event times. Each contender is
-captured in a CUDA graph and replayed, so that its host's time does not show; one that cannot be captured is called, and named. Before
-each call the L2 cache is overwritten, which hides the host's time behind the device's too. Bounds are measured in the same run: an
-8192^3 bf16 product and a device copy. TFLOP/s count 4 * heads * visible pairs * head_dim, half of all pairs for causal.
-A case starts only while the time budget lasts, and every finished case is kept at once: a run that is cut off keeps what it has.
-Outputs are compared with PyTorch's before they are timed, because a wrong result has no speed.
+captured in a CUDA graph and replayed, so that its host's time does not show; one that cannot be captured is called: the JSON says of
+every figure which it was. Before each call the L2 cache is overwritten, which hides the host's time behind the device's too. --sustained
+adds what each contender makes in so many seconds without rest and without overwriting: clocks are then what heat and power allow.
+Bounds are measured in the same run: an 8192^3 bf16 product and a device copy. TFLOP/s count 2 * heads * visible pairs * both head dims,
+half of all pairs for causal. A case starts only while the time budget lasts, and every finished case is kept at once: a run that is cut
+off keeps what it has.
+Outputs are compared with PyTorch's before they are timed, and what a graph writes over poison with what the call wrote: a wrong result
+has no speed.
 """
 
 import argparse
@@ -25,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -52,53 +56,76 @@ FLUSH_BYTES = 1 << 30  # some 0.25 ms: more than the host takes for any call
 REST_S = 0.05  # between rounds: a power-capped part cools a little
 
 
+@dataclass
+class Figure:
+    """Of one contender: a median and its spread; of calls or of a graph's replays; and without rest, where that was asked for."""
+
+    ms: float
+    spread: float
+    is_replayed: bool
+    sustained_ms: float | None = None
+
+
 def captured(call):
     """Replays what the call launches; None where it cannot be captured. It has run before."""
+    written = first(call()).clone()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            kept = call()
+            output = call()  # in the graph's memory
     except Exception:  # noqa: BLE001: whatever it is, the caller falls back, and says so
         torch.cuda.synchronize()
         return None
+    first(output).fill_(math.nan if written.is_floating_point() else 0)
+    graph.replay()
+    torch.cuda.synchronize()
+    require_close(first(output), written, "what a graph writes and what its call wrote")
 
-    def replay(kept=kept):  # its output lies in the graph's memory
+    def replay(kept=output):
         graph.replay()
     return replay
 
 
 class Clock:
-    """Times calls on the current stream; before each, L2 is overwritten, and long enough that the host is ahead by then."""
+    """Times calls on the current stream; before each, L2 is overwritten, and long enough that the host is ahead by then. Calls return
+    their output. sustained_s: of each contender, without rest, besides."""
 
-    def __init__(self):
+    def __init__(self, sustained_s=0.0):
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.sustained_s = sustained_s
 
-    def milliseconds(self, call):
+    def milliseconds(self, call, count=1):
+        """Of so many calls, one behind the other."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.flush.zero_()
         start.record()
-        call()
+        for _ in range(count):
+            call()
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end)
 
-    def medians(self, contenders, rounds, as_calls=()):
-        """{name: (median, spread)} in ms; each round runs every contender once, in random order. as_calls: names of those that a graph
-        would run another way, as a copy, whose node takes half as long again."""
+    def figures(self, contenders, rounds, as_calls=()):
+        """{name: Figure}; each round runs every contender once, in random order. as_calls: names of those that a graph would run another
+        way, as a copy, whose node takes half as long again."""
         times = {name: [] for name in contenders}
         for call in contenders.values():
             call()
         torch.cuda.synchronize()
         replays = {name: captured(call) for name, call in contenders.items() if name not in as_calls}
-        called = sorted(name for name, replay in replays.items() if replay is None)
-        if called:
-            print(f"clock: called, not replayed from a graph: {', '.join(called)}", file=sys.stderr, flush=True)
         contenders = {name: replays.get(name) or call for name, call in contenders.items()}
         for _ in range(rounds):
             time.sleep(REST_S)
             for name in random.sample(list(contenders), len(contenders)):
                 times[name].append(self.milliseconds(contenders[name]))
-        return {name: (statistics.median(t), (max(t) - min(t)) / statistics.median(t)) for name, t in times.items()}
+        figures = {}
+        for name, t in times.items():
+            median = statistics.median(t)
+            figures[name] = Figure(median, (max(t) - min(t)) / median, replays.get(name) is not None)
+            if self.sustained_s > 0:
+                count = max(1, round(1e3 * self.sustained_s / median))
+                figures[name].sustained_ms = self.milliseconds(contenders[name], count) / count
+        return figures
 
 
 class FoveaCall:
@@ -117,6 +144,7 @@ class FoveaCall:
     def __call__(self):
         self.args.stream = torch.cuda.current_stream().cuda_stream
         self.library.call(self.library.c.fovea_plan_run, self.plan.handle, ctypes.byref(self.args))
+        return self.out
 
 
 def sdpa(q, k, v, backend, **options):
@@ -141,22 +169,26 @@ def first(result):
     return result[0] if isinstance(result, (tuple, list)) else result
 
 
-def require_equal(ours, theirs, what):
-    """bhsd against bshd; relative error of the whole, as both round outputs and probabilities to 16 bits."""
-    a, b = ours.float(), first(theirs).transpose(1, 2).float()
+def require_close(ours, theirs, what):
+    """Relative error of the whole, as both round outputs and probabilities to 16 bits."""
+    a, b = ours.float(), theirs.float()
     error = ((a - b).norm() / b.norm()).item()
     if not error <= 1e-2:
         raise AssertionError(f"{what}: relative difference {error:.2g}; expected at most 1e-2")
     return error
 
 
-def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal"):
-    tensors = [torch.randn(batch, seqlen, heads, head_dim, device="cuda") for _ in range(3)]
+def random_inputs(batch, seqlen, heads, head_dim, dtype, kind="normal", heads_kv=None, head_dim_v=None):
+    shapes = ((heads, head_dim), (heads_kv or heads, head_dim), (heads_kv or heads, head_dim_v or head_dim))
+    tensors = [torch.randn(batch, seqlen, *shape, device="cuda") for shape in shapes]
     if kind.startswith("heavy"):
         factor = 100 if kind == "heavy100" else 20
         tensors = [t * (1 + factor * (torch.rand_like(t) < 0.005)) for t in tensors]
     if kind == "sink":  # key 0 wins every row by some 30 nats
         tensors[1][:, 0] = 30 * math.sqrt(head_dim) / head_dim
+        tensors[0] += 1
+    if kind == "climbing":  # each row's greatest score so far grows with every tile of keys, by some 60 nats in all
+        tensors[1] += torch.linspace(0, 60 * math.sqrt(head_dim) / head_dim, seqlen, device="cuda").view(1, -1, 1, 1)
         tensors[0] += 1
     return [t.to(DTYPES[dtype]) for t in tensors]
 
@@ -180,12 +212,17 @@ def contest(setup, q, k, v, peers, flops, fields, label, flops_of=None):
     if not re.search(setup.match, label):
         return None
     contenders, why_not = started({**setup.own_calls(q, k, v, fields), **peers})
-    row = {"case": label, "tflops": {}, "spread": {}, "why_not": why_not}
+    row = {"case": label, "tflops": {}, "spread": {}, "measured": {}, "sustained_tflops": {}, "why_not": why_not}
     reference = next((name for name in ("cudnn", "flash", "flex", "math") if name in contenders), None)
     if "fovea" in contenders and reference:
-        row["difference"] = require_equal(contenders["fovea"].out, contenders[reference](), f"{label}: fovea and {reference}")
-    for name, (ms, spread) in setup.clock.medians(contenders, setup.rounds).items():
-        row["tflops"][name], row["spread"][name] = (flops_of or {}).get(name, flops) / ms / 1e9, spread
+        theirs = first(contenders[reference]()).transpose(1, 2)
+        row["difference"] = require_close(contenders["fovea"].out, theirs, f"{label}: fovea and {reference}")
+    for name, figure in setup.clock.figures(contenders, setup.rounds).items():
+        work = (flops_of or {}).get(name, flops)
+        row["tflops"][name], row["spread"][name] = work / figure.ms / 1e9, figure.spread
+        row["measured"][name] = "replayed" if figure.is_replayed else "called"
+        if figure.sustained_ms is not None:
+            row["sustained_tflops"][name] = work / figure.sustained_ms / 1e9
     return row
 
 
@@ -197,8 +234,8 @@ def standard_peers(q, k, v, causal):
     return peers
 
 
-def attention_flops(batch, heads, seqlen, head_dim, visible=1.0):
-    return 4 * batch * heads * seqlen * seqlen * head_dim * visible
+def attention_flops(batch, heads, seqlen, head_dim, visible=1.0, head_dim_v=None):
+    return 2 * batch * heads * seqlen * seqlen * (head_dim + (head_dim_v or head_dim)) * visible
 
 
 # ---- Tables: generators of (key, function that measures it) ----
@@ -241,8 +278,27 @@ def measure_packed(setup, head_dim, causal, order):
                    {"dense": attention_flops(dense[0].shape[0], heads, seqlen, head_dim, visible)})
 
 
+def shape_cases(setup):
+    """Heads that share keys, and head dims beside 64, 128 and 256."""
+    for causal in (False, True):
+        for seqlen in (1024, 4096, 16384):
+            for heads, heads_kv, head_dim, head_dim_v in ((32, 8, 128, 128), (32, 8, 64, 64), (16, 1, 128, 128), (16, 16, 96, 96), (8, 8, 192, 192),
+                                                          (8, 8, 192, 128)):
+                yield lambda h=heads, kv=heads_kv, d=head_dim, v=head_dim_v, c=causal, s=seqlen: measure_shape(setup, h, kv, d, v, c, s)
+
+
+def measure_shape(setup, heads, heads_kv, head_dim, head_dim_v, causal, seqlen):
+    batch = TOTAL_TOKENS // seqlen
+    q, k, v = random_inputs(batch, seqlen, heads, head_dim, "bf16", heads_kv=heads_kv, head_dim_v=head_dim_v)
+    dims = str(head_dim) if head_dim == head_dim_v else f"({head_dim}, {head_dim_v})"
+    shown = str(heads) if heads == heads_kv else f"{heads}/{heads_kv}"
+    label = f"bf16 {batch}x{seqlen}x{shown}x{dims}{' causal' if causal else ''}"
+    flops = attention_flops(batch, heads, seqlen, head_dim, 0.5 if causal else 1, head_dim_v)
+    return contest(setup, q, k, v, standard_peers(q, k, v, causal), flops, {"causal": int(causal)}, label)
+
+
 def input_cases(setup):
-    for kind in ("heavy", "heavy100", "sink"):
+    for kind in ("heavy", "heavy100", "sink", "climbing"):
         for head_dim in (128, 64):
             for seqlen in (1024, 4096):
                 yield lambda h=head_dim, s=seqlen, i=kind: measure_forward(setup, "bf16", h, False, s, i)
@@ -292,7 +348,8 @@ def measure_program(setup, name, seqlen, head_dim=128):
     return contest(setup, q, k, v, peers, flops, fields, f"{name} {batch}x{seqlen}x{heads}x{head_dim}")
 
 
-TABLES = {"forward": ("Forward", forward_cases), "packed": ("Packed sequences", packed_cases), "inputs": ("Other inputs", input_cases),
+TABLES = {"forward": ("Forward", forward_cases), "packed": ("Packed sequences", packed_cases),
+          "shapes": ("Other shapes", shape_cases), "inputs": ("Other inputs", input_cases),
           "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
 PEERS = ("fovea", "before", "dense", "fa3", "cudnn", "flash", "flex")
 
@@ -303,25 +360,36 @@ PEERS = ("fovea", "before", "dense", "fa3", "cudnn", "flash", "flex")
 def bounds(clock):
     a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
-    times = clock.medians({"product": lambda: torch.matmul(a, b), "copy": lambda: target.copy_(source)}, 9, as_calls=("copy",))
-    return {"product_tflops": 2 * PRODUCT_SIZE**3 / times["product"][0] / 1e9,
-            "copy_tbs": 2 * COPY_BYTES / times["copy"][0] / 1e9}
+    figures = clock.figures({"product": lambda: torch.matmul(a, b), "copy": lambda: target.copy_(source)}, 9, as_calls=("copy",))
+    rates = {"product_tflops": 2 * PRODUCT_SIZE**3 / figures["product"].ms / 1e9, "copy_tbs": 2 * COPY_BYTES / figures["copy"].ms / 1e9}
+    if figures["product"].sustained_ms is not None:
+        rates["sustained_product_tflops"] = 2 * PRODUCT_SIZE**3 / figures["product"].sustained_ms / 1e9
+    return rates
 
 
-def markdown(title, rows, product):
-    peers = [p for p in PEERS if any(p in row["tflops"] for row in rows)]
+def markdown(title, rows, product, sustained_product=None):
+    lines = table(title, rows, "tflops", product)
+    if any(row["sustained_tflops"] for row in rows):
+        lines += ["", *table(f"{title}, without rest", rows, "sustained_tflops", sustained_product)]
+    called = sorted({name for row in rows for name, how in row["measured"].items() if how == "called"})
+    lines += [""] + ([f"Called, not replayed from a graph: {', '.join(called)}."] if called else [])
+    reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}
+    return "\n".join(lines + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
+
+
+def table(title, rows, which, product):
+    peers = [p for p in PEERS if any(p in row[which] for row in rows)]
     lines = [f"## {title}", "", "| case | " + " | ".join(peers) + " | of the product | " +
              " | ".join(f"to {p}" for p in peers[1:]) + " | difference | spread |", "|---" * (2 * len(peers) + 3) + "|"]
     for row in rows:
-        rates = row["tflops"]
+        rates = row[which]
         ours = rates.get("fovea")
         cells = [f"{rates[p]:.0f}" if p in rates else "-" for p in peers]
         cells.append(f"{ours / product:.0%}" if ours else "-")
         cells += [f"{ours / rates[p]:.3f}" if ours and p in rates else "-" for p in peers[1:]]
         cells += [f"{row['difference']:.1e}" if "difference" in row else "-", f"{row['spread'].get('fovea', math.nan):.0%}"]
         lines.append("| " + " | ".join([row["case"], *cells]) + " |")
-    reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}
-    return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
+    return lines
 
 
 def keep(path, result):
@@ -336,7 +404,7 @@ class Setup:
         self.libraries = {"fovea": fovea.Library(args.library)}
         if args.before:
             self.libraries["before"] = fovea.Library(args.before)
-        self.rounds, self.match, self.clock = args.rounds, args.match, Clock()
+        self.rounds, self.match, self.clock = args.rounds, args.match, Clock(args.sustained)
 
     def own_calls(self, q, k, v, fields):
         return {name: lambda library=library: FoveaCall(library, q, k, v, **fields) for name, library in self.libraries.items()}
@@ -350,6 +418,7 @@ def parse_args():
     parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
+    parser.add_argument("--sustained", type=float, default=0, metavar="SECONDS", help="of each contender and case, without rest, besides")
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
     parser.add_argument("--picture", type=pathlib.Path, help="draw the forward table: throughput over sequence length, as SVG")
     return parser.parse_args()
@@ -364,11 +433,11 @@ def main():
     result = {"machine": {"gpu": torch.cuda.get_device_name(0), "commit": described.stdout.strip(),
                           "torch": torch.__version__, "has_fa3": fa3 is not None},
               "rounds": args.rounds, "bounds": bounds(setup.clock)}
-    for table in args.tables.split(","):
-        rows = result[table] = []
-        for measure in TABLES[table][1](setup):
+    for name in args.tables.split(","):
+        rows = result[name] = []
+        for measure in TABLES[name][1](setup):
             if time.monotonic() - begin > args.seconds:
-                print(f"gpu_peers: {args.seconds:.0f} s are over; {table} is cut off", file=sys.stderr)
+                print(f"gpu_peers: {args.seconds:.0f} s are over; {name} is cut off", file=sys.stderr)
                 break
             try:
                 row = measure()
@@ -384,8 +453,8 @@ def main():
                 keep(args.json, result)
     print("{gpu}, commit {commit}, PyTorch {torch}; medians of {rounds}.".format(**result["machine"], rounds=args.rounds))
     print("bf16 product {product_tflops:.0f} TFLOP/s, copy {copy_tbs:.2f} TB/s.".format(**result["bounds"]))
-    for table in args.tables.split(","):
-        print("\n" + markdown(TABLES[table][0], result[table], result["bounds"]["product_tflops"]))
+    for name in args.tables.split(","):
+        print("\n" + markdown(TABLES[name][0], result[name], result["bounds"]["product_tflops"], result["bounds"].get("sustained_product_tflops")))
     if args.picture and not gpu_picture.write_picture(result, args.picture):
         print("gpu_peers: no forward case was measured, so there is no picture", file=sys.stderr)
     for wrong in result.get("wrong", []):
