@@ -11,6 +11,7 @@
 #include "emulator/guests/attention_problem.hpp"
 #include "emulator/guests/attention_sm80.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -162,6 +163,65 @@ TEST(Launch, PollThatNobodyAnswersIsALivelock) {
     while (ptx::atom_add_global(flag, 0) == 0) continue;
   });
   EXPECT_TRUE(report.has(Fault::livelock)) << report.text();
+}
+
+TEST(Launch, TurnsThatHaveNoEndAreALivelock) {
+  Device device;
+  const Report report = device.launch({.block = {2, 1, 1}}, {.max_switches = 1000}, [&] {
+    for (;;) ptx::sync_threads();
+  });
+  EXPECT_TRUE(report.has(Fault::livelock)) << report.text();
+}
+
+/// A grid that writes eight numbers, and one that depends on it and adds them up; who waits for the first one is told.
+template <class Wait>
+Report run_dependent(bool is_dependent, Wait wait) {
+  Device device;
+  auto* numbers = device.buffer<int>("numbers", 8);
+  auto* sum = device.buffer<int>("sum", 1);
+  Report first = device.launch({.grid = {8, 1, 1}, .block = {1, 1, 1}}, {}, [&] {
+    ptx::st_global(numbers + ptx::block_idx().x, ptx::block_idx().x);
+  });
+  EXPECT_EQ(first.text(), "");
+  const LaunchConfig config{.block = {64, 1, 1}, .is_dependent = is_dependent};
+  Report second = device.launch(config, {}, [&] {
+    wait();
+    if (ptx::thread_idx().x != 0) return;
+    int total = 0;
+    for (int i = 0; i < 8; ++i) total += ptx::ld_global(numbers + i);
+    ptx::st_global(numbers, 0);
+    ptx::st_global(sum, total);
+  });
+  EXPECT_EQ(*sum, 28);
+  return second;
+}
+
+TEST(DependentLaunch, WaitsForTheGridBefore) {
+  EXPECT_EQ(run_dependent(true, [] { ptx::griddepcontrol_wait(); }).text(), "");
+}
+
+TEST(DependentLaunch, WithoutAWaitRacesWithTheGridBefore) {
+  const Report report = run_dependent(true, [] {});
+  EXPECT_TRUE(report.has(Fault::race));
+  EXPECT_THAT(report.text(), HasSubstr("the grid before"));
+}
+
+TEST(DependentLaunch, AnotherThreadMayWaitWhereABarrierFollows) {
+  const auto last_waits = [] {
+    if (ptx::thread_idx().x == 63) ptx::griddepcontrol_wait();
+  };
+  EXPECT_TRUE(run_dependent(true, last_waits).has(Fault::race));
+  EXPECT_EQ(run_dependent(true,
+                          [&] {
+                            last_waits();
+                            ptx::sync_threads();
+                          })
+                .text(),
+            "");
+}
+
+TEST(DependentLaunch, OthersStartWhenTheGridBeforeHasEnded) {
+  EXPECT_EQ(run_dependent(false, [] {}).text(), "");
 }
 
 }  // namespace

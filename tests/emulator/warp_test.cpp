@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <vector>
+
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/instructions.hpp"
 #include "ptx/barrier.cuh"
@@ -29,6 +32,23 @@ TEST(Warp, ShuffleGivesTheOtherLanesValue) {
     EXPECT_EQ(out[lane], (lane ^ 5) * 10);
     EXPECT_EQ(out[32 + lane], (31 - lane) * 10);
   }
+}
+
+/// Which one hardware elects no manual says; it is the same one each time.
+TEST(Warp, ElectsAnyLane) {
+  std::set<int> elected;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    Device device;
+    auto* lanes = device.buffer("lanes", std::vector<int>(2, -1));
+    const Report report = device.launch(kOneWarp, {.seed = seed}, [&] {
+      for (int i = 0; i < 2; ++i)
+        if (ptx::elect_one()) ptx::st_global(lanes + i, ptx::lane_idx());
+    });
+    EXPECT_EQ(report.text(), "");
+    EXPECT_EQ(lanes[0], lanes[1]);
+    elected.insert(lanes[0]);
+  }
+  EXPECT_GT(elected.size(), 10U);
 }
 
 /// The emulator puts such bits into accumulators of wgmma; an address may end in them.

@@ -13,6 +13,7 @@ constexpr unsigned kAllBytes = 0xf;
 
 bool is_before(const Machine& machine, const Stamp& earlier, const Actor& actor) {
   if (earlier.time == 0) return true;
+  if (machine.is_of_grid_before(earlier.wave)) return machine.knows_grid_before(*actor.seen);
   if (earlier.wave != actor.wave) return machine.has_acquired_wave(earlier.wave);
   return (earlier.agent == actor.agent && !actor.is_async) ||
          actor.seen->of(earlier.agent) >= earlier.time;
@@ -70,7 +71,7 @@ void Block::check_read(Machine& machine, const Actor& actor, ByteRange range, Hi
   }
   Stamp& last = history.read;
   if (last.time != 0 && last.wave != actor.wave) {
-    history.was_read_in_other_waves = true;
+    history.last_wave_of_others = last.wave;
     if (history.more_readers != 0) readers_.at(history.more_readers).clear();
     last = stamp(actor);
     return;
@@ -112,8 +113,10 @@ void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind, B
     }
     readers_.free(std::exchange(history.more_readers, 0));
   }
-  if (history.was_read_in_other_waves && !machine.has_acquired_any_wave()) {
-    machine.report_race_between_ctas(actor, kind, *this, range);
+  if (const std::uint32_t wave = history.last_wave_of_others; wave != 0) {
+    const bool is_over = machine.is_of_grid_before(wave) ? machine.knows_grid_before(*actor.seen)
+                                                         : machine.has_acquired_any_wave();
+    if (!is_over) machine.report_race_between_ctas(actor, kind, *this, range);
   }
   history = {};
   history.write = stamp(actor);
@@ -172,7 +175,8 @@ void Block::read_non_coherent(Machine& machine, const Actor& actor, ByteRange ra
     for (unsigned byte = 0; byte < kCellBytes; ++byte) {
       if ((mask >> byte & 1U) == 0) continue;
       const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][byte];
-      if (history.write.time == 0) continue;
+      const bool is_before_grid = machine.is_of_grid_before(history.write.wave);
+      if (history.write.time == 0 || is_before_grid) continue;
       machine.report_non_coherent(actor, *this, range, history.write);
       break;
     }
@@ -200,7 +204,8 @@ void Block::read_async(Machine& machine, const Actor& actor, ByteRange range, vo
     const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
     const Stamp written = history.write;
     check(machine, actor, AccessKind::read, range, cell, mask);
-    const bool has_no_fence = (cell.unfenced & mask) != 0;
+    const bool is_before_grid = machine.is_of_grid_before(written.wave);
+    const bool has_no_fence = (cell.unfenced & mask) != 0 && !is_before_grid;
     const bool has_fence_unseen = cell.fence_time != 0 && written.time != 0 &&
                                   written.wave == actor.wave &&
                                   actor.seen->of(cell.fence_agent) < cell.fence_time;

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <unordered_map>
+#include <vector>
 
 #include "cuda/emulator/block.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/fiber.hpp"
+#include "cuda/emulator/site.hpp"
 
 namespace fovea::cuda::emulator {
 
@@ -19,7 +22,15 @@ struct Buffer {
 struct Device::State {
   explicit State(std::size_t stack_bytes) : fibers(stack_bytes) {}
 
+  /// Of the grid that ran last, for one that depends on it.
+  struct LastGrid {
+    std::uint32_t last_wave = 0;
+    std::vector<Site> sites{Site{}};
+    std::unordered_map<std::uint64_t, SiteId> site_ids;
+  };
+
   FiberPool fibers;
+  LastGrid last_grid;
   std::map<std::uint64_t, Buffer> buffers;  // by address
 };
 

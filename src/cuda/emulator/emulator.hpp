@@ -29,12 +29,16 @@ struct LaunchConfig {
   std::uint32_t shared_bytes = 0;          // dynamic
   std::uint32_t registers_per_thread = 0;  // at the launch; 0: 64 K shared by the block's threads
   int clusters_at_once = 1;  // that run together; more for kernels whose CTAs wait for each other
+  /// Starts while the grid before it still runs (programmatic dependent launch): what that one did is over behind griddepcontrol.wait.
+  bool is_dependent = false;
 };
 
 struct Options {
   std::uint64_t seed = 0;
   Landing landing = Landing::seeded;
   int max_findings = 16;  // distinct ones; then the launch ends
+  std::uint64_t max_switches =
+      0;  // of fibers: a launch that takes more is a livelock; 0: any number
 };
 
 /// Global memory, and fibers to run threads on. One launch at a time.

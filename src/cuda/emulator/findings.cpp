@@ -65,6 +65,7 @@ std::string Machine::describe(const Block& block, ByteRange range) const {
 }
 
 std::string Machine::describe_agent(const Stamp& stamp) const {
+  if (is_of_grid_before(stamp.wave)) return "the grid before";
   if (stamp.wave != wave_) return "another CTA";
   const Agent& agent = agents_[stamp.agent];
   const std::string who = agent.thread == nullptr ? "" : " of " + describe(*agent.thread);

@@ -52,7 +52,7 @@ struct History {
   Stamp write, read;
   std::uint32_t more_readers = 0;  // list of ReaderLists, 0: none
   bool write_is_atomic = false;
-  bool was_read_in_other_waves = false;
+  std::uint32_t last_wave_of_others = 0;  // that read it, before the one of `read`; 0: none
 };
 
 }  // namespace fovea::cuda::emulator

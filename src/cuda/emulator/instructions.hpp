@@ -45,11 +45,13 @@ void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what);
 /// `count` pairs of bf16.
 void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what);
 void fence_acq_rel(Instruction what);
+/// What the grid before has done comes before what the thread does from now on.
+void wait_for_grid_before();
 
 // ---- the warp ----
 std::uint32_t shuffle(std::uint32_t value, std::uint32_t from_lane, Instruction what);
 std::uint32_t ballot(bool is_true, Instruction what);
-/// One lane of the converged warp.
+/// One lane of the converged warp, always the same one.
 bool elect(Instruction what);
 void sync_warp(Instruction what);
 

@@ -48,7 +48,13 @@ Machine::Machine(Device::State& device, const LaunchConfig& config, const Option
       kernel_(kernel),
       random_(options.seed),
       report_{.seed = options.seed, .landing = options.landing} {
-  for (auto& [address, buffer] : device_.buffers) buffer.block->forget_accesses();
+  if (config.is_dependent) {
+    last_wave_before_ = wave_ = device_.last_grid.last_wave;
+    sites_ = device_.last_grid.sites;
+    site_ids_ = device_.last_grid.site_ids;
+  } else {
+    for (auto& [address, buffer] : device_.buffers) buffer.block->forget_accesses();
+  }
   const bool is_seeded = options.landing == Landing::seeded;
   policy_ = is_seeded ? random_.below(3) : 0;
   takes_high_lanes_first_ = is_seeded && random_.one_in(2);
@@ -67,12 +73,14 @@ Report Machine::run() {
     run_wave(first, std::min(at_once, clusters - first));
   }
   running_machine = outer;
+  device_.last_grid = {wave_, sites_, site_ids_};
   return std::move(report_);
 }
 
 void Machine::run_wave(std::uint32_t first_cluster, std::uint32_t clusters) {
   ++wave_;
   agents_.clear();
+  new_agent(nullptr, "the grid before");  // kGridBefore
   acquired_waves_.clear();
   for (std::uint32_t cluster = 0; cluster < clusters; ++cluster) {
     for (std::uint32_t rank = 0; rank < volume(config_.cluster); ++rank) {
@@ -119,6 +127,7 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
       warp.cta = cta.get();
       warp.idx = i / kWarpLanes;
       warp.priority = random_.below(1U << 16);
+      warp.elected = options_.landing == Landing::seeded ? random_.below(kWarpLanes) : 0;
       warp.registers = launch_registers(config_);
       warps_.push_back(&warp);
     }
@@ -221,7 +230,11 @@ void Machine::run_threads() {
       is_ending_ = true;
       continue;
     }
-    ++report_.switches;
+    if (++report_.switches == options_.max_switches) {
+      report(Fault::livelock, nullptr,
+             fmt::format("{} turns of threads, and there is no end", report_.switches), {});
+      is_ending_ = true;
+    }
     running_ = next;
     next->fiber->resume();
     running_ = nullptr;
@@ -337,6 +350,11 @@ std::shared_ptr<const VectorClock> Machine::snapshot(Thread& thread) {
 void Machine::join(Thread& thread, const VectorClock& clock) {
   if (thread.snapshot) tick(thread);
   thread.clock.join(clock);
+}
+
+void Machine::join_grid_before(Thread& thread) {
+  if (thread.snapshot) tick(thread);
+  thread.clock.set(kGridBefore, 1);
 }
 
 AgentId Machine::new_agent(const Thread* owner, const char* what) {

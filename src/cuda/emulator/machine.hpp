@@ -134,6 +134,7 @@ struct Warp {
   Meeting meeting;
   std::uint64_t meetings_held = 0;
   std::uint32_t priority = 0;
+  std::uint32_t elected = 0;    // lane
   std::uint32_t registers = 0;  // per thread, as setmaxnreg left them
   WgmmaState wgmma;
   std::uint64_t cluster_arrivals = 0, cluster_waits = 0, cluster_generation = 0;
@@ -232,6 +233,10 @@ class Machine {
   bool has_acquired_wave(std::uint32_t wave) const { return acquired_waves_.contains(wave); }
   bool has_acquired_any_wave() const { return !acquired_waves_.empty(); }
   void acquire_waves(const std::set<std::uint32_t>& waves);
+  /// Of the grid before, which a dependent one does not wait for by itself.
+  bool is_of_grid_before(std::uint32_t wave) const { return wave <= last_wave_before_; }
+  bool knows_grid_before(const VectorClock& seen) const { return seen.of(kGridBefore) > 0; }
+  void join_grid_before(Thread& thread);
   std::uint32_t wave() const { return wave_; }
 
   // ---- asynchronous work ----
@@ -266,6 +271,8 @@ class Machine {
   ClusterBarrier& cluster_barrier(const Cta& cta) { return cluster_barriers_[cta.cluster]; }
 
  private:
+  static constexpr AgentId kGridBefore = 0;
+
   struct Agent {
     const Thread* thread;
     const char* what;  // empty: the thread itself
@@ -305,7 +312,7 @@ class Machine {
   std::vector<OperationRef> in_flight_, held_back_;  // land any time; only when asked
   std::map<std::uint64_t, AtomicSync> atomics_;
   std::set<std::uint32_t> acquired_waves_;
-  std::uint32_t wave_ = 0;
+  std::uint32_t wave_ = 0, last_wave_before_ = 0;
   std::uint32_t alive_ = 0;
   std::uint64_t spins_ = 0;  // since something else happened
   Thread* running_ = nullptr;

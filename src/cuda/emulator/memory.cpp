@@ -167,4 +167,6 @@ void fence_acq_rel(Instruction) {
   machine().tick(self);
 }
 
+void wait_for_grid_before() { machine().join_grid_before(machine().thread()); }
+
 }  // namespace fovea::cuda::emulator

@@ -56,7 +56,8 @@ bool elect(Instruction what) {
   machine().meet(
       what.name, &is_elected, what.site,
       [](Warp& warp, const Arguments& arguments) {
-        *static_cast<bool*>(arguments[warp.first_alive().lane]) = true;
+        const bool is_there = (warp.alive >> warp.elected & 1U) != 0;
+        *static_cast<bool*>(arguments[is_there ? warp.elected : warp.first_alive().lane]) = true;
       },
       true);
   return is_elected;
