@@ -34,6 +34,8 @@ TokenRows token_rows(const TensorView& from, const TensorView& to, Target target
 }
 
 void fill_places(const KvCache& cache, AppendParams& p) {
+  p.capacity = capacity_param(cache);
+  p.num_slots = count_param(cache.k.size(0));
   p.seqlens = index_param(cache.seqlens);
   p.left_padding = index_param(cache.left_padding);
   p.slots = index_param(cache.batch_idx);
@@ -54,6 +56,7 @@ BshdParam angles(const TensorView& table) {
 void fill_rotary(const Rotary& rotary, AppendParams& p) {
   p.cos = angles(rotary.cos);
   p.sin = angles(rotary.sin);
+  p.max_positions = count_param(std::min(rotary.cos.size(0), rotary.sin.size(0)));
   p.cos_element = element_of(rotary.cos.dtype());
   p.sin_element = element_of(rotary.sin.dtype());
   p.num_pairs = static_cast<std::int32_t>(rotary.cos.size(1));

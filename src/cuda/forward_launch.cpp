@@ -89,6 +89,7 @@ class Filler {
       p.cu_seqlens_q = index_param(args_.cu_seqlens_q);
       p.cu_seqlens_kv = index_param(args_.cu_seqlens_kv);
       p.total_q = args_.q.size(0);
+      p.total_kv = args_.k.size(0);
       p.seqlen_q = static_cast<std::int32_t>(f_.seqlen_q);
       p.seqlen_kv = static_cast<std::int32_t>(f_.seqlen_kv);
       return;
@@ -103,6 +104,8 @@ class Filler {
     p.left_padding = index_param(cache.left_padding);
     p.slots = index_param(cache.batch_idx);
     p.num_new = static_cast<std::int32_t>(cache_->num_new);
+    p.capacity = capacity_param(cache);
+    p.num_slots = count_param(cache.k.size(0));
     if (!cache.page_table) return;
     p.page_table = index_param(cache.page_table);
     p.page_table_row_stride = cache.page_table.stride(0);
@@ -170,6 +173,7 @@ class Filler {
          .sinks_stride = p.sinks_stride,
          .seqlens_kv = p.seqlens_kv,
          .left_padding = p.left_padding,
+         .capacity = p.capacity,
          .num_new = p.num_new,
          .partial_out = p.partial_out,
          .partial_lse = p.partial_lse,

@@ -1,6 +1,9 @@
 #include "cuda/tensor_params.hpp"
 
+#include <algorithm>
 #include <bit>
+
+#include "problem/cache.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -26,6 +29,15 @@ BshdParam bshd(const TensorView& t) {
 IndexParam index_param(const TensorView& t) {
   if (!t) return {};
   return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
+}
+
+std::int32_t count_param(std::int64_t count) {
+  constexpr std::int64_t kMost = 0x7fffffff - 1023;
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 0, kMost));
+}
+
+std::int32_t capacity_param(const KvCache& cache) {
+  return cache.k.size(0) == 0 ? 0 : count_param(cache_capacity(cache));
 }
 
 bool is_aligned(const TensorView& t) {

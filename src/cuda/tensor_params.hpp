@@ -1,6 +1,7 @@
 // Tensors as kernels take them: an address and strides.
 #pragma once
 
+#include "fovea/kv_cache.hpp"
 #include "fovea/tensor.hpp"
 
 #include "cuda/device/shared/forward_params.h"
@@ -16,6 +17,12 @@ BshdParam bshd(const TensorView& tensor);
 
 /// i32 or i64; of two dimensions the last, whose rows are stride(0) apart. Absent tensors have no data.
 IndexParam index_param(const TensorView& tensor);
+
+/// At most what 32 bits count, rounded up to tiles too.
+std::int32_t count_param(std::int64_t count);
+
+/// Rows that a sequence of the cache has room for; none in a cache without slots or pages.
+std::int32_t capacity_param(const KvCache& cache);
 
 /// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
 bool is_aligned(const TensorView& tensor);

@@ -6,15 +6,18 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/append_to_cache.cuh"
 #include "cuda/append_to_cache.hpp"
 #include "cuda/emulator/emulator.hpp"
+#include "kernels/wrong_numbers.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
 #include "support/drawn_spec.hpp"
 #include "support/launch_memory.hpp"
+#include "support/long_run.hpp"
 #include "support/random.hpp"
 
 namespace fovea::testing {
@@ -95,7 +98,8 @@ struct AppendMemory {
   Rotary rotary;
 };
 
-void run_emulated(AppendMemory& memory) {
+cuda::emulator::Report report_of(AppendMemory& memory,
+                                 const cuda::emulator::Options& options = {}) {
   const NewTokens tokens = memory.new_tokens();
   cuda::emulator::Device device;
   for (const TensorBytes& tensor : tensors_of_tokens(tokens))
@@ -105,8 +109,10 @@ void run_emulated(AppendMemory& memory) {
       .grid = {static_cast<std::int32_t>(launch.grid.x), static_cast<std::int32_t>(launch.grid.y),
                1},
       .block = {static_cast<std::int32_t>(launch.block.x), 1, 1}};
-  EXPECT_EQ(device.launch(config, {}, [&] { cuda::append_to_cache(launch.params); }).text(), "");
+  return device.launch(config, options, [&] { cuda::append_to_cache(launch.params); });
 }
+
+void run_emulated(AppendMemory& memory) { EXPECT_EQ(report_of(memory).text(), ""); }
 
 std::vector<AppendCase> append_cases() {
   CacheCase paged;
@@ -178,6 +184,40 @@ TEST_P(EmulatedAppends, WriteWhatTheCpuWrites) {
   if (is_turned) expect_same("q", got.rotated_q.view(), expected.rotated_q.view(), true);
   EXPECT_EQ(got.call.damage(), "");
   EXPECT_TRUE(!is_turned || got.rotated_q.has_intact_guards());
+}
+
+/// Whatever lengths, slots, pages and positions hold.
+TEST_P(EmulatedAppends, WriteNowhereElse) {
+  for (int i = 0; i < 4 * times_longer(); ++i) {
+    const std::uint64_t draw = first_seed() + static_cast<std::uint64_t>(i);
+    SCOPED_TRACE("FOVEA_TEST_SEED=" + std::to_string(draw));
+    AppendMemory memory(GetParam());
+    const KvCache& cache = memory.cache;
+    spoil_numbers(cache.seqlens, cache_capacity(cache), 5 * draw);
+    spoil_numbers(cache.left_padding, cache_capacity(cache), 5 * draw + 1);
+    spoil_numbers(cache.batch_idx, cache.k.size(0), 5 * draw + 2);
+    spoil_numbers(cache.page_table, cache.k.size(0), 5 * draw + 3);
+    spoil_numbers(memory.rotary.positions, kMaxPositions, 5 * draw + 4);
+    for (GuardedTensor* numbers : {&memory.call.seqlens, &memory.call.left_padding,
+                                   &memory.call.batch_idx, &memory.call.page_table})
+      numbers->seal();
+    const cuda::emulator::Report report =
+        report_of(memory, {.seed = draw, .max_switches = kMostSwitches});
+    for (const cuda::emulator::Finding& finding : report.findings)
+      EXPECT_TRUE(is_order_alone(finding)) << finding.text;
+    EXPECT_EQ(memory.call.damage(), "");
+    EXPECT_TRUE(memory.rotated_q.has_intact_guards());
+  }
+}
+
+/// A row behind the capacity is another sequence's, or nobody's.
+TEST_P(EmulatedAppends, WriteNothingBehindTheCapacity) {
+  AppendMemory memory(GetParam());
+  const auto capacity = static_cast<double>(cache_capacity(memory.cache));
+  memory.call.seqlens.fill([=](std::int64_t) { return capacity; });
+  const auto before = std::pair(bits_of(memory.cache.k), bits_of(memory.cache.v));
+  run_emulated(memory);
+  EXPECT_EQ(std::pair(bits_of(memory.cache.k), bits_of(memory.cache.v)), before);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedAppends, ::testing::ValuesIn(append_cases()),

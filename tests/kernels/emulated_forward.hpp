@@ -7,6 +7,7 @@
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
+#include "cuda/device/shared/range_table.h"
 
 namespace fovea::cuda {
 
@@ -36,5 +37,6 @@ ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
+void run_range_tables(const RangeTableParams& params);
 
 }  // namespace fovea::cuda

@@ -96,6 +96,13 @@ Case with_extreme_scores(Case problem) {
   return problem;
 }
 
+std::vector<Lengths> many_sequences(std::int64_t count) {
+  std::vector<Lengths> sequences;
+  for (std::int64_t i = 0; i < count; ++i)
+    sequences.push_back(i == count - 2 ? Lengths{130, 131} : Lengths{i * 7 % 5, 1 + i * 3 % 7});
+  return sequences;
+}
+
 std::vector<Case> kernel_cases() {
   std::vector<Case> cases;
   for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
@@ -128,6 +135,15 @@ std::vector<Case> kernel_cases() {
   split.mask = causal();
   split.has_sinks = true;
   cases.push_back(std::move(split));
+  Case many = started("packed_many", Dtype::f16);
+  many.sequences = many_sequences(257);
+  many.trailing_rows = 3;
+  many.mask = causal();
+  cases.push_back(many);
+  many.label = "packed_many_f32";
+  many.dtype = Dtype::f32;
+  many.sequences = many_sequences(33);
+  cases.push_back(std::move(many));
   std::ranges::move(infinite_values(), std::back_inserter(cases));
   std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
   return cases;
@@ -260,10 +276,7 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   dropped.score = softcap(2);
   dropped.dtype = Dtype::f16;
   cases.push_back(std::move(dropped));
-  // More sequences than a warp has lanes.
-  Case many = packed_hopper_case("hopper_packed_many", 128, {});
-  for (std::int64_t i = 0; i < 70; ++i) many.sequences.push_back({i % 5, 1 + i % 7});
-  many.sequences.push_back({130, 131});
+  Case many = packed_hopper_case("hopper_packed_many", 128, many_sequences(257));
   many.dtype = Dtype::f16;
   cases.push_back(std::move(many));
   Case programs = packed_hopper_case("hopper_packed_programs", 64, {{150, 150}, {7, 133}});

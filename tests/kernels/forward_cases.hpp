@@ -19,6 +19,9 @@ std::vector<Case> kernel_cases();
 /// some keys, at the first ones, at the last ones, at all; two numbers of its size; the greatest float at some keys.
 Case with_extreme_scores(Case problem);
 
+/// So many sequences, of all lengths from nothing to a tile and a row, the longest ones somewhere: warps count 32 at a time.
+std::vector<Lengths> many_sequences(std::int64_t count);
+
 /// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
 std::vector<Case> hopper_cases();
 

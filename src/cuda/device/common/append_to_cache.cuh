@@ -6,6 +6,9 @@
 // where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid and addresses do not know what
 // lengths and pages hold, so a captured graph appends wherever they say at its replay.
 //
+// Whatever lengths, slots, pages and positions hold, nothing is written but rows of the cache: a token behind its capacity, or in a slot or
+// page that there is not, is not written.
+//
 // Bound: memory; every element is read once (twice where it is turned) and written once. One kernel takes any dtypes and strides: the
 // branches are the same for a whole CTA.
 #pragma once
@@ -21,31 +24,43 @@ struct NewToken {
 };
 
 /// Offset of head 0 of the row that a token is written to.
-FOVEA_DEVICE std::int64_t destination(const AppendParams& p, const TokenRows& rows,
-                                      const NewToken& token) {
+struct Destination {
+  std::int64_t at;
+  bool exists;
+};
+FOVEA_DEVICE Destination destination(const AppendParams& p, const TokenRows& rows,
+                                     const NewToken& token) {
   std::int64_t slot = token.sequence;
-  std::int32_t row = token.idx;
+  std::int64_t row = token.idx;
   if (rows.is_cached != 0) {
-    row += static_cast<std::int32_t>(index_at(p.seqlens, token.sequence));
+    const std::int64_t in_use = index_at(p.seqlens, token.sequence);
+    if (in_use < 0 || in_use >= p.capacity - token.idx) return {0, false};
+    row += in_use;
     if (p.page_table.data != nullptr) {
-      const std::int32_t entry = row / p.page_size;
+      const std::int64_t entry = static_cast<std::int32_t>(row) / p.page_size;
       slot = index_at(p.page_table, token.sequence * p.page_table_row_stride, entry);
       row -= entry * p.page_size;
     } else if (p.slots.data != nullptr) {
       slot = index_at(p.slots, token.sequence);
     }
+    if (slot < 0 || slot >= p.num_slots) return {0, false};
   }
-  return slot * rows.to.batch_stride + row * rows.to.row_stride;
+  return {slot * rows.to.batch_stride + row * rows.to.row_stride, true};
 }
 
-/// Negative before the first key, where there are no angles.
+/// Negative before the first key, where there are no angles; behind the last angles there are, theirs.
 FOVEA_DEVICE std::int64_t position_of(const AppendParams& p, const TokenRows& rows,
                                       const NewToken& token) {
-  if (p.positions.data != nullptr)
-    return index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
-  std::int64_t keys = index_at(p.seqlens, token.sequence) + p.num_new;
-  if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, token.sequence);
-  return keys - rows.num_tokens + token.idx;
+  std::int64_t position = 0;
+  if (p.positions.data != nullptr) {
+    position = index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
+  } else {
+    position = limited(index_at(p.seqlens, token.sequence), 0, p.capacity) + p.num_new -
+               rows.num_tokens + token.idx;
+    if (p.left_padding.data != nullptr)
+      position -= limited(index_at(p.left_padding, token.sequence), 0, p.capacity);
+  }
+  return limited(position, -1, p.max_positions - 1);
 }
 
 /// One head of one token.
@@ -109,7 +124,8 @@ FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   if (token.idx >= rows.num_tokens) return;
   const std::int64_t from =
       token.sequence * rows.from.batch_stride + token.idx * rows.from.row_stride;
-  const std::int64_t to = destination(p, rows, token);
+  const Destination to = destination(p, rows, token);
+  if (!to.exists) return;
   const std::int64_t position = rows.is_turned != 0 ? position_of(p, rows, token) : -1;
   const std::int32_t per_chunk = rows.to_element == Element::f32 ? 4 : 8;
   const std::int32_t chunks = ceil_div(rows.head_dim, per_chunk);
@@ -117,7 +133,8 @@ FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   for (std::int32_t i = ptx::thread_idx().x; i < rows.num_heads * chunks; i += ptx::block_dim().x) {
     const std::int32_t head = i / chunks;
     const std::int32_t begin = (i - head * chunks) * per_chunk;
-    const HeadRow row{rows, from + head * rows.from.head_stride, to + head * rows.to.head_stride};
+    const HeadRow row{rows, from + head * rows.from.head_stride,
+                      to.at + head * rows.to.head_stride};
     if (rows.is_copied != 0) {
       copy_columns(row, begin);
     } else {

@@ -94,8 +94,9 @@ struct Region {
     std::int64_t count = 1;
     for (std::int32_t dim = 0; dim < rank; ++dim) {
       if (dim != table_dim && tensor.strides[dim] != 0) count *= last[dim] - first[dim] + 1;
+      if (count > kMaxLines) return false;  // before it is more than an int holds
     }
-    return count <= kMaxLines;
+    return true;
   }
 
   /// The hull over dimensions `dim` and on; `offset` and `line` are those of the dimensions before.

@@ -23,14 +23,68 @@ FOVEA_DEVICE std::int64_t index_at(const IndexParam& tensor, std::int64_t i) {
   return index_at(tensor, 0, i);
 }
 
+FOVEA_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+FOVEA_DEVICE int least(int a, int b) { return a < b ? a : b; }
+
+// ---- what index tensors hold ---------------------------------------------------------------------
+//
+// Nobody has checked it. It is limited where it is read to what there is, so that wrong numbers give wrong values, and neither an access
+// outside of the tensors nor a loop without an end.
+
+/// The nearest number of [lo, hi].
+FOVEA_DEVICE std::int64_t limited(std::int64_t value, std::int64_t lo, std::int64_t hi) {
+  return value < lo ? lo : value > hi ? hi : value;
+}
+
+/// Positions of rows and keys, and what is rounded up to tiles of them, have 32 bits.
+inline constexpr std::int32_t kMostRows = 0x7fffffff - 1023;
+
+/// Of a page or slot, the low word: one of `count`.
+FOVEA_DEVICE std::uint32_t one_of(std::int64_t value, std::int32_t count) {
+  const auto word = static_cast<std::uint32_t>(value);
+  const auto last = static_cast<std::uint32_t>(count) - 1;
+  return word < last ? word : last;
+}
+
 /// The page that holds rows [entry page_size, (entry + 1) page_size) of a sequence.
 FOVEA_DEVICE std::int64_t page_at(const ForwardParams& p, std::int64_t sequence,
                                   std::int64_t entry) {
-  return index_at(p.page_table, sequence * p.page_table_row_stride, entry);
+  return one_of(index_at(p.page_table, sequence * p.page_table_row_stride, entry), p.num_slots);
 }
 
-FOVEA_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
-FOVEA_DEVICE int least(int a, int b) { return a < b ? a : b; }
+/// Rows of a packed tensor that are one sequence's.
+struct PackedRows {
+  std::int64_t begin;
+  std::int32_t count;
+};
+FOVEA_DEVICE PackedRows packed_rows(const IndexParam& cu_seqlens, std::int32_t idx,
+                                    std::int64_t total) {
+  const std::int64_t begin = limited(index_at(cu_seqlens, idx), 0, total);
+  const std::int64_t end = limited(index_at(cu_seqlens, idx + 1), begin, total);
+  return {begin, static_cast<std::int32_t>(limited(end - begin, 0, kMostRows))};
+}
+/// Those behind the last sequence.
+FOVEA_DEVICE PackedRows trailing_rows(const IndexParam& cu_seqlens, std::int32_t num_sequences,
+                                      std::int64_t total) {
+  const std::int64_t begin = limited(index_at(cu_seqlens, num_sequences), 0, total);
+  return {begin, static_cast<std::int32_t>(limited(total - begin, 0, kMostRows))};
+}
+
+/// Rows of a slot, or of a sequence's pages, that are its keys: as many as the plan was made for at most.
+struct CachedRows {
+  std::int32_t begin, count;
+};
+/// Params: ForwardParams or CombineParams.
+template <class Params>
+FOVEA_DEVICE CachedRows cached_rows(const Params& p, std::int32_t idx) {
+  std::int32_t begin = 0;
+  if (p.left_padding.data != nullptr)
+    begin = static_cast<std::int32_t>(limited(index_at(p.left_padding, idx), 0, p.capacity));
+  if (p.seqlens_kv.data == nullptr) return {begin, p.seqlen_kv};
+  const std::int64_t in_use = limited(index_at(p.seqlens_kv, idx), 0, p.capacity);
+  const std::int64_t end = limited(in_use + p.num_new, begin, p.capacity);
+  return {begin, static_cast<std::int32_t>(limited(end - begin, 0, p.seqlen_kv))};
+}
 
 struct Sequence {
   std::int32_t idx;       // `batch` of programs
@@ -54,11 +108,10 @@ struct Work {
 
 FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
   Sequence s{idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
-  if (p.slots.data != nullptr) s.kv_batch = index_at(p.slots, idx);
-  if (p.left_padding.data != nullptr) s.kv_row = index_at(p.left_padding, idx);
-  if (p.seqlens_kv.data != nullptr) {
-    s.seqlen_kv = static_cast<std::int32_t>(index_at(p.seqlens_kv, idx) - s.kv_row) + p.num_new;
-  }
+  if (p.slots.data != nullptr) s.kv_batch = one_of(index_at(p.slots, idx), p.num_slots);
+  const CachedRows rows = cached_rows(p, idx);
+  s.kv_row = rows.begin;
+  s.seqlen_kv = rows.count;
   return s;
 }
 
@@ -66,6 +119,9 @@ FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
 struct PackedCursor {
   std::int32_t first = 0, tiles = 0;
 };
+
+/// Of a sequence: 32 of them are counted in 32 bits, whatever their lengths. More would be rows of more memory than there is.
+inline constexpr std::int32_t kMostTiles = 0x7ffffff;
 
 /// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor on, so that a
 /// warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys comes first, and its last rows,
@@ -79,39 +135,41 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
   tile -= cursor.tiles;
   for (; cursor.first <= p.num_sequences; cursor.first += 32) {
     const int mine = cursor.first + lane;
-    std::int64_t rows = 0;
-    int keys = 0;
+    PackedRows rows{0, 0};
+    std::int32_t keys = 0;
     if (mine < p.num_sequences) {
-      rows = index_at(p.cu_seqlens_q, mine + 1) - index_at(p.cu_seqlens_q, mine);
-      keys =
-          static_cast<int>(index_at(p.cu_seqlens_kv, mine + 1) - index_at(p.cu_seqlens_kv, mine));
+      rows = packed_rows(p.cu_seqlens_q, mine, p.total_q);
+      keys = packed_rows(p.cu_seqlens_kv, mine, p.total_kv).count;
     } else if (mine == p.num_sequences) {
-      rows = p.total_q - index_at(p.cu_seqlens_q, mine);
+      rows = trailing_rows(p.cu_seqlens_q, mine, p.total_q);
     }
-    const int tiles = static_cast<int>((rows + rows_per_tile - 1) / rows_per_tile);
-    int before = 0, all = 0;  // tiles of sequences that come before mine, and of all 32
+    const int tiles = least(ceil_div(rows.count, rows_per_tile), kMostTiles);
+    std::uint32_t before = 0, all = 0;  // tiles of sequences that come before mine, and of all 32
 #pragma unroll 4
     for (int other = 0; other < 32; ++other) {
       const int their_keys = ptx::shfl_idx(keys, other);
       const int their_tiles = ptx::shfl_idx(tiles, other);
-      if (their_keys > keys || (their_keys == keys && other < lane)) before += their_tiles;
-      all += their_tiles;
+      if (their_keys > keys || (their_keys == keys && other < lane))
+        before += static_cast<std::uint32_t>(their_tiles);
+      all += static_cast<std::uint32_t>(their_tiles);
     }
-    const std::uint32_t owners = ptx::ballot(before <= tile && tile < before + tiles);
-    if (owners == 0) {
-      cursor.tiles += all;
-      tile -= all;
+    const auto wanted = static_cast<std::uint32_t>(tile);
+    const std::uint32_t owners =
+        ptx::ballot(before <= wanted && wanted - before < static_cast<std::uint32_t>(tiles));
+    if (owners == 0) {  // then `all` are no more than `tile`
+      cursor.tiles += static_cast<std::int32_t>(all);
+      tile -= static_cast<std::int32_t>(all);
       continue;
     }
     const int owner = lowest_bit(owners);
-    const int inside = tile - ptx::shfl_idx(before, owner);
+    const auto inside = static_cast<std::int32_t>(wanted - ptx::shfl_idx(before, owner));
     Sequence& s = work.sequence;
     s.idx = cursor.first + owner;
     s.is_trailing = s.idx == p.num_sequences;
-    s.q_row = index_at(p.cu_seqlens_q, s.idx);
-    s.seqlen_q = ptx::shfl_idx(static_cast<int>(rows), owner);
+    s.q_row = limited(index_at(p.cu_seqlens_q, s.idx), 0, p.total_q);
+    s.seqlen_q = ptx::shfl_idx(rows.count, owner);
     s.seqlen_kv = ptx::shfl_idx(keys, owner);
-    if (!s.is_trailing) s.kv_row = index_at(p.cu_seqlens_kv, s.idx);
+    if (!s.is_trailing) s.kv_row = limited(index_at(p.cu_seqlens_kv, s.idx), 0, p.total_kv);
     work.q_begin = (ptx::shfl_idx(tiles, owner) - 1 - inside) * rows_per_tile;
     work.is_nothing = false;
     return work;

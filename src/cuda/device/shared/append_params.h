@@ -28,9 +28,12 @@ struct AppendParams {
   IndexParam page_table;    // [batch, pages], null: contiguous
   std::int64_t page_table_row_stride;
   std::int32_t page_size;
+  std::int32_t capacity;   // rows that a sequence has room for: none is written behind them
+  std::int32_t num_slots;  // or pages: nothing is written to others
   std::int32_t num_new;
 
   BshdParam cos, sin;  // [max_positions, num_pairs]: row and column strides
+  std::int32_t max_positions;
   Element cos_element, sin_element;
   std::int32_t num_pairs;
   std::int32_t is_interleaved;  // pairs (2j, 2j + 1); else (j, j + num_pairs)

@@ -1,4 +1,5 @@
-// What a forward kernel takes at the launch. Strides are in elements, 64 bits; shapes stand beside their pointers.
+// What a forward kernel takes at the launch. Strides are in elements, 64 bits; shapes stand beside their pointers. What index tensors
+// hold is nobody's promise: beside them stands what it is limited to (common/sequence.cuh).
 #pragma once
 
 #include "shared/captures.h"
@@ -41,6 +42,8 @@ struct ForwardParams {
   IndexParam slots;          // [batch] row of the cache of each sequence; null: its own
   IndexParam page_table;     // [batch, pages], rows page_table_row_stride apart
   std::int64_t page_table_row_stride;
+  std::int32_t capacity;   // rows that a sequence of the cache has room for, left padding included
+  std::int32_t num_slots;  // of the cache; paged: pages. At least 1 where capacity is
   std::int32_t page_size;
   std::int32_t page_shift;  // log2 page_size, or -1
   std::int32_t num_new;     // keys that the call appended behind seqlens_kv
@@ -53,6 +56,7 @@ struct ForwardParams {
   std::int32_t num_sequences;        // dense: batch
   std::int32_t seqlen_q, seqlen_kv;  // of one sequence; packed: bounds
   std::int64_t total_q;              // packed: rows of q, those after the last sequence too
+  std::int64_t total_kv;             // packed: rows of k and v
   std::int32_t num_heads_q, num_heads_kv, group;
   std::int32_t head_dim_qk, head_dim_v;  // of the problem
   std::int32_t num_q_tiles;              // dense: of a sequence and head
@@ -76,7 +80,7 @@ struct CombineParams {
   const float* sinks;
   std::int64_t sinks_stride;
   IndexParam seqlens_kv, left_padding;  // as ForwardParams
-  std::int32_t num_new;
+  std::int32_t capacity, num_new;
   const float* partial_out;  // [batch, num_heads_q, seqlen_q, max_splits, partial_width]
   const float* partial_lse;
   const float* partial_max;

@@ -46,16 +46,6 @@ FOVEA_DEVICE float weight_of(float lse, float top) {
   return lse == -infinity() ? 0.0F : ptx::ex2_approx_ftz((lse - top) * kLog2E);
 }
 
-/// Keys of the sequence, as those had it who wrote its partial states.
-FOVEA_DEVICE int seqlen_of_partials(const CombineParams& p, std::int32_t batch) {
-  std::int64_t keys = p.seqlen_kv;
-  if (p.seqlens_kv.data != nullptr) {
-    keys = index_at(p.seqlens_kv, batch) + p.num_new;
-    if (p.left_padding.data != nullptr) keys -= index_at(p.left_padding, batch);
-  }
-  return static_cast<int>(keys);
-}
-
 /// One row, as all lanes of its warp see it.
 template <CombineSpec spec>
 struct CombinedRow {
@@ -68,7 +58,8 @@ struct CombinedRow {
     q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
     q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
-    count = row < p.num_rows ? num_splits(seqlen_of_partials(p, batch), spec.most_splits) : 0;
+    // Keys of the sequence, as those had it who wrote its partial states.
+    count = row < p.num_rows ? num_splits(cached_rows(p, batch).count, spec.most_splits) : 0;
   }
 
   FOVEA_DEVICE_MEMBER const float* sums(const CombineParams& p, int split) const {

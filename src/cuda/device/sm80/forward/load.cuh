@@ -121,7 +121,7 @@ template <ForwardSpec spec, class Rows>
 struct Places {
   static constexpr int kRowsAtOnce = Traits<spec>::kThreads / Rows::kPeriod;  // how far apart
   static constexpr int kNumRows = (spec.tile_kv + kRowsAtOnce - 1) / kRowsAtOnce;
-  std::int64_t page[spec.is_paged ? kNumRows : 1];
+  std::uint32_t page[spec.is_paged ? kNumRows : 1];
   std::int32_t slot[spec.is_paged ? kNumRows : 1];
 };
 
@@ -152,15 +152,20 @@ FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t
       const auto* pages = static_cast<const std::int64_t*>(p.page_table.data);
 #pragma unroll
       for (int i = 0; i < RowPlaces::kNumRows; ++i)
-        places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+        places.page[i] = static_cast<std::uint32_t>(
+            ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride));
     } else {
       const auto* pages = static_cast<const std::int32_t*>(p.page_table.data);
 #pragma unroll
       for (int i = 0; i < RowPlaces::kNumRows; ++i)
-        places.page[i] = ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride);
+        places.page[i] = static_cast<std::uint32_t>(
+            ptx::ld_global_nc(pages + table + entry[i] * p.page_table.stride));
     }
 #pragma unroll
-    for (int i = 0; i < RowPlaces::kNumRows; ++i) places.slot[i] = row[i] - entry[i] * p.page_size;
+    for (int i = 0; i < RowPlaces::kNumRows; ++i) {
+      places.page[i] = one_of(places.page[i], p.num_slots);
+      places.slot[i] = row[i] - entry[i] * p.page_size;
+    }
   }
   return places;
 }

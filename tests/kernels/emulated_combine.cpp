@@ -1,0 +1,49 @@
+#include <stdexcept>
+
+#include "kernels/emulated_forward.hpp"
+#include "sm80/combine.cuh"
+
+namespace fovea::cuda {
+namespace {
+
+template <CombineSpec spec, int kAtOnce>
+void run_combine(const CombineParams& p) {
+  sm80::combine<spec, kAtOnce>(p);
+}
+
+/// Chained, all of them: where no grid is ahead there is none to wait for.
+template <Element element, bool wants_row_max, int most_splits>
+inline constexpr CombineSpec kCombineSpec{.out_element = element,
+                                          .wants_row_max = wants_row_max,
+                                          .is_chained = true,
+                                          .most_splits = most_splits};
+
+template <Element element, bool wants_row_max, int kAtOnce>
+CombineFunction combine_of_splits(int most_splits) {
+  if (most_splits == 16) return run_combine<kCombineSpec<element, wants_row_max, 16>, kAtOnce>;
+  if (most_splits == 32) return run_combine<kCombineSpec<element, wants_row_max, 32>, kAtOnce>;
+  return run_combine<kCombineSpec<element, wants_row_max, kMostSplits>, kAtOnce>;
+}
+
+template <Element element, int kAtOnce>
+CombineFunction combine_to(const ForwardSpec& spec) {
+  return spec.wants_row_max ? combine_of_splits<element, true, kAtOnce>(spec.most_splits)
+                            : combine_of_splits<element, false, kAtOnce>(spec.most_splits);
+}
+
+template <int kAtOnce>
+CombineFunction combine_at_once(const ForwardSpec& spec) {
+  if (spec.out_element == Element::f32) return combine_to<Element::f32, kAtOnce>(spec);
+  if (spec.out_element == Element::f16) return combine_to<Element::f16, kAtOnce>(spec);
+  return combine_to<Element::bf16, kAtOnce>(spec);
+}
+
+}  // namespace
+
+CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once) {
+  if (splits_at_once == 8) return combine_at_once<8>(spec);
+  if (splits_at_once == 16) return combine_at_once<16>(spec);
+  throw std::out_of_range("splits_at_once");
+}
+
+}  // namespace fovea::cuda

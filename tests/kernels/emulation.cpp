@@ -1,0 +1,172 @@
+#include "kernels/emulation.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "cuda/decode_sm90.hpp"
+#include "cuda/emulator/tensor_map.hpp"
+#include "cuda/forward_sm90.hpp"
+#include "kernels/choice_cases.hpp"
+#include "kernels/emulated_forward.hpp"
+#include "kernels/forward_cases.hpp"
+#include "problem/decode.hpp"
+#include "support/launch_memory.hpp"
+
+namespace fovea::testing {
+
+namespace emulator = cuda::emulator;
+
+void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
+                       const std::function<void()>& kernel) {
+  if (grid.x == 0) return;
+  const emulator::LaunchConfig config{
+      .grid = {static_cast<std::int32_t>(grid.x), static_cast<std::int32_t>(grid.y), 1},
+      .block = {static_cast<std::int32_t>(threads), 1, 1},
+      .cluster = {},
+      .shared_bytes = static_cast<std::uint32_t>(shared_bytes),
+      .clusters_at_once = ctas_at_once,
+      .is_dependent = is_dependent};
+  const emulator::Report report = device.launch(config, options, kernel);
+  for (const emulator::Finding& finding : report.findings) {
+    if (!passes_over || !passes_over(finding)) findings += finding.text + "\n";
+  }
+}
+
+namespace {
+
+/// All that a kernel may touch, but its workspace.
+void register_tensors(const Run& run, Emulation& emulation) {
+  std::vector<TensorBytes> tensors = tensors_of_call(run.args);
+  if (run.cache != nullptr) {
+    for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
+  }
+  for (const TensorBytes& tensor : tensors)
+    emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
+}
+
+/// In memory of their own, so that no access to them strays into the rest of the workspace; and built.
+void build_tables(const cuda::ForwardPlan& plan, cuda::ForwardLaunch& call, Emulation& emulation) {
+  for (cuda::CapturedTensorParam& tensor : call.params.captures.tensors) tensor.ranges = nullptr;
+  if (plan.range_tables.is_empty()) return;
+  const std::size_t bytes = plan.workspace_bytes - plan.tables_at;
+  const auto tables = emulation.device.buffer<std::byte>("range tables", bytes);
+  call.range_tables = plan.range_tables.place(call.params.captures, {tables, bytes});
+  const cuda::RangeTableLaunch& launch = call.range_tables;
+  emulation.launch({.x = launch.num_groups, .y = launch.num_tables}, 32 * cuda::kRunsPerGroup,
+                   cuda::kRunsPerGroup * sizeof(cuda::RangeEntry),
+                   [&] { cuda::run_range_tables(launch.params); });
+}
+
+/// In either form: the bits are the same.
+void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::ForwardLaunch& call,
+                 Emulation& emulation) {
+  std::vector<TensorBytes> outputs = tensors_of_call(run.args);
+  std::erase_if(outputs, [](const TensorBytes& tensor) { return !tensor.is_output; });
+  const auto outputs_now = [&outputs] {
+    std::vector<std::vector<std::byte>> bytes;
+    for (const TensorBytes& tensor : outputs)
+      bytes.emplace_back(tensor.begin, tensor.begin + tensor.size);
+    return bytes;
+  };
+  emulation.is_dependent = plan.spec.is_chained;
+  const auto join = [&](const cuda::CombineForm& form) {
+    const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
+    emulation.launch(
+        {.x = static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(form.num_warps) * 32, 0,
+        [&] { cuda::combine_of(plan.spec, form.splits_at_once)(call.combine_params); });
+    return outputs_now();
+  };
+  const auto before = outputs_now();
+  const auto wide = join(cuda::kWideCombine);
+  for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
+  EXPECT_EQ(join(cuda::kDeepCombine), wide);
+  emulation.is_dependent = false;
+}
+
+cuda::TensorMapParam encode_for_emulator(const cuda::driver::TensorMapSpec& spec,
+                                         const void* address) {
+  return emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
+}
+
+}  // namespace
+
+void run_emulated(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  register_tensors(run, emulation);
+  void* workspace = plan.workspace_bytes == 0
+                        ? nullptr
+                        : emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
+  cuda::ForwardLaunch call =
+      cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
+  build_tables(plan, call, emulation);
+  emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
+                   [&] { cuda::forward_named(run.label)(call.params); });
+  if (!plan.spec.is_split) return;
+  join_splits(run, plan, call, emulation);
+}
+
+void run_decode(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
+  register_tensors(run, emulation);
+  void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
+  cuda::DecodeLaunch call =
+      cuda::decode_launch(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
+  build_tables(plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
+  emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
+                   [&] { cuda::decode_named(run.label)(call.params); });
+  join_splits(run, plan, call.common, emulation);
+}
+
+cuda::DeviceTraits sectioned_hopper() {
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.num_sms = 2;
+  device.l2_bytes = 1 << 18;
+  return device;
+}
+
+void run_hopper(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::kSm90Forward);
+  register_tensors(run, emulation);
+  constexpr unsigned char kGarbage = 0x5A;
+  const auto workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
+  cuda::Sm90Launch call =
+      cuda::sm90_launch(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
+  build_tables(plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
+  if (call.has_counter)
+    emulation.launch({.x = 1}, 1, 0,
+                     [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
+  emulation.is_dependent = call.has_counter;
+  emulation.ctas_at_once = static_cast<int>(call.num_ctas);
+  emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
+                   [&] { cuda::hopper_named(run.label).run(call.params); });
+  emulation.ctas_at_once = 1;
+  emulation.is_dependent = false;
+  const std::span words(call.params.next_suspect,
+                        reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
+  emulation.num_suspects =
+      std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
+  if (!plan.spec.is_split) return;
+  join_splits(run, plan, call.common, emulation);
+}
+
+cuda::DeviceTraits small_hopper() {
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.num_sms = 2;
+  return device;
+}
+
+CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
+    : args(forward_of(decode)),
+      problem(validate_decode_problem(decode_problem(decode, most_keys, 1, "test"),
+                                      cache_layout(decode), "test")),
+      cache{decode.cache, 0} {}
+
+}  // namespace fovea::testing

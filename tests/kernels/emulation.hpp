@@ -1,0 +1,67 @@
+// A kernel of forward_cases.hpp under the emulator, launched as the host launches it on a device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "cuda/attention_forward.hpp"
+#include "cuda/emulator/emulator.hpp"
+#include "cuda/forward_launch.hpp"
+#include "kernels/forward_cases.hpp"
+#include "problem/cache.hpp"
+#include "problem/forward.hpp"
+#include "support/cache_case.hpp"
+
+namespace fovea::testing {
+
+struct Emulation {
+  cuda::emulator::Device device;
+  cuda::emulator::Options options;
+  std::string findings;
+  /// Findings that are no mistake here; empty: all are.
+  std::function<bool(const cuda::emulator::Finding&)> passes_over;
+  int ctas_at_once = 1;
+  bool is_dependent = false;      // launches start beside those before them
+  std::int64_t num_suspects = 0;  // row tiles that Hopper's kernel computed again
+
+  void launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
+              const std::function<void()>& kernel);
+};
+
+/// A problem, and whose kernel runs it.
+struct Run {
+  const std::string& label;
+  const ForwardProblem& problem;
+  const AttentionForward& args;
+  const GrownCache* cache = nullptr;
+  cuda::DeviceTraits device = cuda::typical_device(8, 0);
+};
+
+/// The kernels of sm_80, sm90/decode, sm90/attention_forward; then what joins splits, in either form.
+void run_emulated(const Run& run, Emulation& emulation);
+void run_decode(const Run& run, Emulation& emulation);
+void run_hopper(const Run& run, Emulation& emulation);
+
+/// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several sections.
+cuda::DeviceTraits sectioned_hopper();
+/// So few SMs that CTAs take several splits each.
+cuda::DeviceTraits small_hopper();
+
+/// Attention over the cache of a case, as the kernels take it.
+struct CacheCall {
+  AttentionForward args;
+  ForwardProblem problem;
+  GrownCache cache;
+
+  CacheCall(const CacheCase& each, const AttentionDecode& decode)
+      : CacheCall(decode, longest(each)) {}
+  /// Planned for so many keys of a sequence.
+  CacheCall(const AttentionDecode& decode, std::int64_t most_keys);
+
+  Run on(const std::string& label, const cuda::DeviceTraits& device) const {
+    return {.label = label, .problem = problem, .args = args, .cache = &cache, .device = device};
+  }
+};
+
+}  // namespace fovea::testing
