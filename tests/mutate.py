@@ -10,7 +10,8 @@ the tests that must see it.
 
 The fields of a mutant:
   name, breaks   what it is called, and what it would break
-  file           what is mutated. A header is compiled as part of `units`: files that include it, from tests too
+  file           what is mutated. A header is compiled as part of `units`: files that include it, from tests too. Device text
+                 without units is planted in the strings that the library gives to the kernel compiler
   flags          optional: more flags for the compiler; vector code compiles in seconds with -DHWY_COMPILE_ONLY_STATIC, for the
                  portable target alone
   after          optional: a line of the file. `line` is looked for behind its first occurrence, and need not be the only one
@@ -23,9 +24,11 @@ The fields of a mutant:
 import argparse
 import concurrent.futures
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -36,6 +39,8 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MUTANTS = ROOT / "tests/mutants.toml"
 TIMEOUT_S = 300
+DEVICE_TEXT = "src/cuda/device/"
+EMBEDDED = "embedded/device_text.cpp"  # of a build
 
 
 class MutantError(Exception):
@@ -62,6 +67,14 @@ def read_mutants(text: str) -> list[Mutant]:
         Mutant(**{**entry, "units": tuple(entry.get("units", ())), "flags": tuple(entry.get("flags", ()))})
         for entry in entries
     ]
+
+
+def embedded_with(text: str, plain: str, fault: str) -> str:
+    """The generated source with the fault, and with another digest: kernels on the disk are others'."""
+    if plain not in text:
+        raise MutantError(f"{EMBEDDED} has another text")
+    digest = hashlib.sha256(fault.encode()).digest()[0]
+    return re.sub(r"(text\{kFiles, \{)0x..", rf"\g<1>0x{digest:02x}", text.replace(plain, fault))
 
 
 def is_line(wanted: str, line: str) -> bool:
@@ -124,11 +137,19 @@ def compile_mutant(build: Build, mutant: Mutant, scratch: pathlib.Path) -> dict[
     """Objects with the fault, by the paths of those without it."""
     path = scratch / pathlib.PurePath(mutant.file)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(mutated(mutant, (ROOT / mutant.file).read_text()))
+    plain = (ROOT / mutant.file).read_text()
+    path.write_text(mutated(mutant, plain))
+    units = mutant.units or (mutant.file,)
+    if not mutant.units and mutant.file.startswith(DEVICE_TEXT):
+        embedded = build.folder / EMBEDDED
+        units = (os.path.relpath(embedded, ROOT),)
+        text = embedded_with(embedded.read_text(), plain, path.read_text())
+        path = scratch / "device_text.cpp"
+        path.write_text(text)
     objects = {}
-    for number, unit in enumerate(mutant.units or (mutant.file,)):
+    for number, unit in enumerate(units):
         arguments, planned = build.compilation(unit)
-        source = path if unit == mutant.file else ROOT / unit
+        source = ROOT / unit if unit in mutant.units else path
         # The mutated header is found before the one it stands for, under whichever folder it is included from.
         folders = [scratch / name for name in ("src", "include", "tests", "src/cuda/device")]
         includes = [f"-I{folder}" for folder in folders] + [f"-I{(ROOT / unit).parent}"]

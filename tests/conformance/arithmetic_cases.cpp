@@ -127,6 +127,16 @@ constexpr Operation kExact[] = {
      }},
     {"min_ftz of max_ftz", Holds::f32,
      [](const Inputs& in) { return bits(lesser(greater(in.a, in.b), in.c)); }},
+    {"ordered_cvt_bf16x2", Holds::bf16x2,
+     [](const Inputs& in) { return bf16_bits(in.a) | bf16_bits(in.b) << 16U; }},
+    {"ordered_cvt_f16x2", Holds::f16x2,
+     [](const Inputs& in) { return f16_bits(in.a) | f16_bits(in.b) << 16U; }},
+    {"ordered_fma_rn_ftz", Holds::f32,
+     [](const Inputs& in) {
+       return bits(flushed(std::fma(flushed(in.a), flushed(in.b), flushed(in.c))));
+     }},
+    {"ordered_add_rn_ftz", Holds::f32,
+     [](const Inputs& in) { return bits(flushed(flushed(in.a) + flushed(in.b))); }},
 };
 
 struct Approximation {
@@ -153,8 +163,10 @@ constexpr Approximation kApproximate[] = {
      [](double, double y) { return 0x1p-21 * y + 0x1p-149; }},
     {"log_f32", [](double x) { return std::log(x); },
      [](double, double y) { return 0x1p-20 * std::abs(y); }},
+    {"ordered_ex2_approx_ftz", [](double x) { return std::exp2(x); },
+     [](double, double y) { return 0x1p-22 * y + kSmallest; }},
 };
-static_assert(std::size(kExact) == 20 && std::size(kApproximate) == 6,
+static_assert(std::size(kExact) == 24 && std::size(kApproximate) == 7,
               "kernels.cuh writes so many");
 
 bool is_nan(Holds holds, std::uint32_t word) {

@@ -10,6 +10,7 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/ordered.cuh"
 #include "ptx/warp.cuh"
 #include "tile/matrix_descriptor.cuh"
 
@@ -157,7 +158,7 @@ FOVEA_DEVICE void mma(const Params& p) {
 
 // ---- one thread --------------------------------------------------------------------------------
 
-inline constexpr int kNumExact = 20, kNumApproximate = 6;
+inline constexpr int kNumExact = 24, kNumApproximate = 7;
 
 /// in: per thread 3 words. out: kNumExact + kNumApproximate words, in the order below.
 FOVEA_DEVICE void arithmetic(const Params& p) {
@@ -169,19 +170,37 @@ FOVEA_DEVICE void arithmetic(const Params& p) {
               c = ptx::bit_cast<float>(uc);
   const auto bits = [](float x) { return ptx::bit_cast<std::uint32_t>(x); };
   const std::uint32_t out[kNumExact + kNumApproximate] = {
-      ptx::cvt_bf16x2(a, b),         ptx::cvt_f16x2(a, b),
-      ptx::cvt_rna_tf32(a),          bits(ptx::f32_of_bf16_lo(ua)),
-      bits(ptx::f32_of_bf16_hi(ua)), bits(ptx::f32_of_f16_lo(ua)),
-      bits(ptx::f32_of_f16_hi(ua)),  ptx::mul_bf16x2(ua, ub),
-      ptx::mul_f16x2(ua, ub),        bits(ptx::fma_rn_ftz(a, b, c)),
-      bits(ptx::fma_rn(a, b, c)),    bits(ptx::add_rn(a, b)),
-      bits(ptx::mul_rn(a, b)),       bits(ptx::div_rn(a, b)),
-      bits(ptx::sqrt_rn(a)),         bits(ptx::max_ftz(a, b)),
-      bits(ptx::min_ftz(a, b)),      bits(ptx::abs_ftz(a)),
-      bits(ptx::max_nan(a, b)),      bits(ptx::min_ftz(ptx::max_ftz(a, b), c)),
-      bits(ptx::ex2_approx_ftz(a)),  bits(ptx::lg2_approx_ftz(a)),
-      bits(ptx::rcp_approx_ftz(a)),  bits(ptx::tanh_approx(a)),
-      bits(ptx::exp_f32(a)),         bits(ptx::log_f32(a)),
+      ptx::cvt_bf16x2(a, b),
+      ptx::cvt_f16x2(a, b),
+      ptx::cvt_rna_tf32(a),
+      bits(ptx::f32_of_bf16_lo(ua)),
+      bits(ptx::f32_of_bf16_hi(ua)),
+      bits(ptx::f32_of_f16_lo(ua)),
+      bits(ptx::f32_of_f16_hi(ua)),
+      ptx::mul_bf16x2(ua, ub),
+      ptx::mul_f16x2(ua, ub),
+      bits(ptx::fma_rn_ftz(a, b, c)),
+      bits(ptx::fma_rn(a, b, c)),
+      bits(ptx::add_rn(a, b)),
+      bits(ptx::mul_rn(a, b)),
+      bits(ptx::div_rn(a, b)),
+      bits(ptx::sqrt_rn(a)),
+      bits(ptx::max_ftz(a, b)),
+      bits(ptx::min_ftz(a, b)),
+      bits(ptx::abs_ftz(a)),
+      bits(ptx::max_nan(a, b)),
+      bits(ptx::min_ftz(ptx::max_ftz(a, b), c)),
+      ptx::ordered_cvt_bf16x2(a, b),
+      ptx::ordered_cvt_f16x2(a, b),
+      bits(ptx::ordered_fma_rn_ftz(a, b, c)),
+      bits(ptx::ordered_add_rn_ftz(a, b)),
+      bits(ptx::ex2_approx_ftz(a)),
+      bits(ptx::lg2_approx_ftz(a)),
+      bits(ptx::rcp_approx_ftz(a)),
+      bits(ptx::tanh_approx(a)),
+      bits(ptx::exp_f32(a)),
+      bits(ptx::log_f32(a)),
+      bits(ptx::ordered_ex2_approx_ftz(a)),
   };
   auto* to = static_cast<std::uint32_t*>(p.out) + (kNumExact + kNumApproximate) * i;
   for (int k = 0; k < kNumExact + kNumApproximate; ++k) ptx::st_global(to + k, out[k]);

@@ -233,6 +233,20 @@ TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
   });
 }
 
+/// Splits are counted 32 sequences at a time; two sequences have several.
+TEST(DecodedBatches, FindTheSplitsOfManySequences) {
+  NamedCacheCase each = decode_cache_cases()[3];
+  ASSERT_EQ(each.label, "decode_pages_of_64");
+  for (const std::int64_t count : {33, 65, 257}) {
+    SCOPED_TRACE("sequences: " + std::to_string(count));
+    each.problem.seqlens.clear();
+    for (std::int64_t i = 0; i < count; ++i)
+      each.problem.seqlens.push_back(i == 3 || i == count - 2 ? 523 : i * 7 % 19);
+    Emulation emulation;
+    expect_cache_equals_oracle(each, run_decode, small_hopper(), emulation);
+  }
+}
+
 /// The same bits in a batch, on a device of another size, as alone.
 TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   const NamedCacheCase& each = GetParam();

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <regex>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -104,6 +106,36 @@ TEST(PtxWrappersTable, HasEveryFunctionOfDevicePtx) {
     EXPECT_TRUE(rows.contains(function)) << function << " has no row in ptx_wrappers.hpp";
   for (const std::string& row : rows)
     EXPECT_TRUE(functions.contains(row)) << row << " is no function of device/ptx";
+}
+
+std::string text_of(std::string_view name) {
+  for (const jit::SourceFile& file : jit::embedded_device_text().files)
+    if (file.name == name) return file.text;
+  throw std::out_of_range(std::string(name));
+}
+
+/// By function: its instruction and what that reads, `cvt.rn.bf16x2.f32 %0, %1, %2; "f"(hi), "f"(lo)`.
+std::map<std::string, std::string> statements_of(const std::string& text) {
+  const std::regex function(
+      R"re(FOVEA_DEVICE [\w:]+ (\w+)\([^{]*\{[^}]*?asm(?: volatile)?\("([^"]*)" : "[^"]*"\(\w+\) : ([^;]*)\);)re");
+  std::map<std::string, std::string> statements;
+  for (std::sregex_iterator it(text.begin(), text.end(), function), end; it != end; ++it)
+    statements[(*it)[1]] = (*it)[2].str() + " " + (*it)[3].str();
+  return statements;
+}
+
+/// The emulator knows the functions by their names alone, and a disassembler does not know which operand is which.
+TEST(DeviceText, OrderedInstructionsAreThoseOfMath) {
+  const auto math = statements_of(text_of("ptx/math.cuh"));
+  int found = 0;
+  for (const auto& [name, statement] : statements_of(text_of("ptx/ordered.cuh"))) {
+    ASSERT_TRUE(name.starts_with("ordered_"));
+    const auto plain = math.find(name.substr(std::string("ordered_").size()));
+    if (plain == math.end()) continue;
+    EXPECT_EQ(statement, plain->second) << name;
+    ++found;
+  }
+  EXPECT_EQ(found, 4) << "the search for statements finds too few";
 }
 
 TEST(DeviceText, EachHeaderCompilesAlone) {
