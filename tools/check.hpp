@@ -1,7 +1,8 @@
-// --check: a result against the fp64 oracle, and how far it may be from it.
+// --check: a result against the fp64 oracle, and how far it may be from it (reference/tolerance.hpp).
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,9 +10,17 @@
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
 
-#include "difference.hpp"
-
 namespace fovea::tools {
+
+/// Of one output, over all finite elements. Elements that are not finite must be equal (NaN with NaN).
+struct Difference {
+  double max_error = 0;
+  double allowed = 0;      // for the element of max_error
+  double relative_l2 = 0;  // |got - expected| / |expected|
+  double allowed_relative_l2 = 0;
+  std::int64_t num_wrong = 0;  // elements beyond what is allowed
+  bool passes() const { return num_wrong == 0 && relative_l2 <= allowed_relative_l2; }
+};
 
 struct CheckResult {
   Difference out, lse;
@@ -23,13 +32,10 @@ struct CheckResult {
   }
 };
 
-/// Compares args.out and args.lse (both written by a run that multiplied in compute_dtype) with the oracle. Allowed is
-/// computed from the same problem: twice the error that the plain formula makes in fp32 (or with bf16 products), plus one
-/// rounding of the output, plus a few roundings of the largest score.
+/// Compares args.out and args.lse (both written by a run that multiplied in compute_dtype) with the oracle.
 CheckResult check_forward(const AttentionForward& args, ComputeDtype compute_dtype);
 
-/// The same for the gradients that are wanted of args. The oracle computes out and lse anew; the plain formula has them from
-/// args.forward, as a kernel does.
+/// The same for the gradients that are wanted of args.
 std::vector<std::pair<std::string, Difference>> check_backward(const AttentionBackward& args,
                                                                ComputeDtype compute_dtype);
 

@@ -16,11 +16,11 @@
 #include "command.hpp"
 #include "command_line.hpp"
 #include "core/shape.hpp"
-#include "difference.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "progress.hpp"
 #include "reference/element.hpp"
+#include "reference/tolerance.hpp"
 #include "safetensors.hpp"
 
 namespace fovea::tools {
@@ -220,7 +220,7 @@ struct Report {
 /// Both may be off by a few dozen roundings of what the products take, relative to the largest value.
 constexpr double kRoundings = 64;
 
-void compare(const Layer& layer, ComputeDtype product, Report& report) {
+void compare(const Layer& layer, Dtype product, Report& report) {
   const std::vector<double> served = reference::elements(layer.served.view());
   const std::vector<double> whole = reference::elements(layer.whole.view());
   for (std::size_t i = 0; i < served.size(); ++i) {
@@ -230,8 +230,7 @@ void compare(const Layer& layer, ComputeDtype product, Report& report) {
   }
   for (const double value : reference::elements(layer.v.view())) {
     if (!std::isfinite(value)) continue;
-    report.allowed = std::max(report.allowed,
-                              kRoundings * rounding(dtype_of_products(product), std::fabs(value)));
+    report.allowed = std::max(report.allowed, kRoundings * reference::rounding(product, value));
   }
 }
 
@@ -259,8 +258,7 @@ Report run(std::vector<Layer>& layers, const DecodeOptions& options) {
   report.prefill_seconds = Seconds(after_prompt - begin).count();
   report.decode_seconds = Seconds(std::chrono::steady_clock::now() - after_prompt).count();
   const bool is_bf16 = report.explanation.compute_dtype == "bf16";
-  for (const Layer& layer : layers)
-    compare(layer, is_bf16 ? ComputeDtype::bf16 : ComputeDtype::f32, report);
+  for (const Layer& layer : layers) compare(layer, is_bf16 ? Dtype::bf16 : Dtype::f32, report);
   return report;
 }
 

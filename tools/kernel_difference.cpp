@@ -5,7 +5,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "difference.hpp"
+#include "reference/tolerance.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -16,7 +16,7 @@ constexpr double kRoundingsOfF32Sums = 64;
 constexpr double kRoundings = 4;
 
 double unit_of(Dtype dtype) {
-  return rounding(dtype, 1) * (dtype == Dtype::f32 ? kRoundingsOfF32Sums : 1);
+  return reference::rounding(dtype, 1) * (dtype == Dtype::f32 ? kRoundingsOfF32Sums : 1);
 }
 
 struct Allowed {

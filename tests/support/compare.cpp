@@ -49,10 +49,6 @@ constexpr std::size_t kGuardBytes = 256;
 constexpr std::size_t kAlignment = 64;
 constexpr std::byte kPoison{0xFF};
 
-bool is_equal_non_finite(double got, double expected) {
-  return got == expected || (std::isnan(got) && std::isnan(expected));
-}
-
 std::string coordinate(const TensorView& view, std::int64_t index) {
   std::string text;
   for (int dim = view.rank() - 1; dim >= 0; --dim) {
@@ -85,32 +81,18 @@ class Judge {
 std::string difference(const ComparedOutput& output) {
   if (!output.view) return "";
   const std::vector<double> got = values_of(output.view);
-  std::size_t worst = 0;
-  double worst_ratio = 0;
-  double squares = 0;
-  std::size_t num_wrong = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double error = std::fabs(got[i] - output.expected[i]);
-    const bool is_finite = std::isfinite(got[i]) && std::isfinite(output.expected[i]);
-    double ratio = error / output.tolerance.allowed(output.expected[i]);
-    if (!is_finite) ratio = is_equal_non_finite(got[i], output.expected[i]) ? 0 : INFINITY;
-    if (is_finite) squares += error * error;
-    if (ratio > 1) ++num_wrong;
-    if (ratio > worst_ratio) {
-      worst = i;
-      worst_ratio = ratio;
-    }
-  }
-  if (num_wrong > 0) {
+  const reference::Comparison compared = reference::compare(got, output.expected, output.tolerance);
+  const std::size_t worst = compared.worst;
+  if (compared.num_wrong > 0) {
     return fmt::format(
         "{}{}: got {:.9g}, expected {:.9g}, allowed error {:.3g} ({} of {} elements are wrong)\n",
         output.name, coordinate(output.view, static_cast<std::int64_t>(worst)), got[worst],
-        output.expected[worst], output.tolerance.allowed(output.expected[worst]), num_wrong,
-        got.size());
+        output.expected[worst], output.tolerance.allowed(output.expected[worst]),
+        compared.num_wrong, got.size());
   }
-  if (std::sqrt(squares) > output.tolerance.norm) {
+  if (!compared.passes(output.tolerance)) {
     return fmt::format("{}: error norm {:.3g}, allowed {:.3g}, worst at {}\n", output.name,
-                       std::sqrt(squares), output.tolerance.norm,
+                       compared.norm, output.tolerance.norm,
                        coordinate(output.view, static_cast<std::int64_t>(worst)));
   }
   return "";

@@ -9,43 +9,13 @@
 
 #include "reference/attention_backward.hpp"
 #include "reference/attention_jvp.hpp"
+#include "reference/plain_formula.hpp"
 #include "support/compare.hpp"
-#include "support/plain_formula.hpp"
-#include "support/plain_gradients.hpp"
 #include "support/tolerance.hpp"
 
 namespace fovea::testing {
 
 namespace {
-
-constexpr double kRoundF32 = 0x1p-24;
-
-/// What an output may err by for one reason: `relative` of the largest sum that it is relative to.
-struct Reason {
-  double relative = 0;
-  const std::vector<double>& of;
-  bool is_luck = false;  // of few elements: in the norm it counts for 64 of them at most
-};
-
-/// As in tolerance.cpp: for problems so small that the plain formula is right by luck.
-Floor floor_of(const std::vector<Reason>& reasons) {
-  Floor floor;
-  for (const Reason& reason : reasons) {
-    double largest = 0;
-    for (const double each : reason.of) {
-      if (std::isfinite(each)) largest = std::max(largest, std::fabs(each));
-    }
-    const auto count = static_cast<double>(reason.of.size());
-    const double absolute = reason.relative * largest;
-    floor.absolute += absolute;
-    floor.norm += absolute * std::sqrt(reason.is_luck ? std::min(count, 64.0) : count);
-  }
-  return floor;
-}
-
-/// No fp32 evaluation knows a score s better than a few roundings of it, and so a probability;
-/// programs and their slopes cost a few more.
-double error_of_scores(double largest_score) { return 8 * kRoundF32 * (1 + largest_score); }
 
 /// The oracle's gradients, and how far from them is still right in one compute dtype.
 class BackwardJudge {
@@ -54,40 +24,22 @@ class BackwardJudge {
       : expected_(reference::attention_backward(args)) {}
 
   std::string difference_of(const AttentionBackward& args, ComputeDtype compute_dtype) {
-    std::optional<PlainBackward>& plain = plain_[compute_dtype == ComputeDtype::bf16 ? 1 : 0];
-    if (!plain) plain = plain_backward(args, compute_dtype);
-    const double scores = error_of_scores(plain->largest_score);
-    const double products =
-        rounding(compute_dtype == ComputeDtype::bf16 ? Dtype::bf16 : Dtype::f32, 1);
-    const double out = rounding(args.forward.out.dtype(), 1);
-    const auto compare = [&](std::string_view name, const TensorView& view, const auto& of) {
-      if (!view) return std::string();
-      const Floor floor = floor_of({{scores, of(plain->by_scores)},
-                                    {products, of(plain->by_products), true},
-                                    {out, of(plain->by_out), true}});
-      const Tolerance allowed = tolerance(of(plain->values), of(expected_), view.dtype(), floor);
-      return difference({name, view, of(expected_), allowed});
-    };
-    using Result = reference::BackwardResult;
-    const auto member = [](std::vector<double> Result::*which) {
-      return [which](const Result& result) -> const std::vector<double>& { return result.*which; };
-    };
-    std::string found = compare("dq", args.dq, member(&Result::dq)) +
-                        compare("dk", args.dk, member(&Result::dk)) +
-                        compare("dv", args.dv, member(&Result::dv)) +
-                        compare("dsinks", args.dsinks, member(&Result::dsinks));
+    auto& allowed = allowed_[compute_dtype == ComputeDtype::bf16 ? 1 : 0];
+    if (!allowed) allowed = tolerances(args, expected_, compute_dtype);
+    std::string found = difference({"dq", args.dq, expected_.dq, allowed->dq}) +
+                        difference({"dk", args.dk, expected_.dk, allowed->dk}) +
+                        difference({"dv", args.dv, expected_.dv, allowed->dv}) +
+                        difference({"dsinks", args.dsinks, expected_.dsinks, allowed->dsinks});
     for (const CapturedTensor& each : args.dcaptured) {
-      found += compare("gradient of " + each.name, each.view,
-                       [&](const Result& result) -> const std::vector<double>& {
-                         return result.dcaptured.at(each.name);
-                       });
+      found += difference({"gradient of " + each.name, each.view, expected_.dcaptured.at(each.name),
+                           allowed->dcaptured.at(each.name)});
     }
     return found;
   }
 
  private:
   reference::BackwardResult expected_;
-  std::optional<PlainBackward> plain_[2];
+  std::optional<reference::GradientTolerances> allowed_[2];
 };
 
 /// Runs the public functions; returns what is wrong beside the gradients, and what was multiplied in:
@@ -138,7 +90,8 @@ std::vector<CpuTarget> backward_targets(GradientMemory& memory, const Case& prob
 
 /// A kernel under test reads out and lse as attention_forward would have written them.
 void fill_forward_by_plain_formula(GradientMemory& memory) {
-  const PlainResult plain = plain_formula(memory.forward.args(), ComputeDtype::f32);
+  const reference::PlainResult plain =
+      reference::plain_formula(memory.forward.args(), ComputeDtype::f32);
   memory.forward.out.fill([&](std::int64_t i) { return plain.out[static_cast<std::size_t>(i)]; });
   memory.forward.lse.fill([&](std::int64_t i) { return plain.lse[static_cast<std::size_t>(i)]; });
   memory.seal_forward();
@@ -207,14 +160,7 @@ std::string jvp_difference(const GradientCase& problem,
   GradientMemory memory(problem);
   const AttentionJvp of_case = memory.jvp_args();
   const reference::JvpResult expected = reference::attention_jvp(of_case);
-  const PlainJvp plain = plain_jvp(of_case);
-  const double scores = error_of_scores(plain.largest_score);
-  const Tolerance out_tangent =
-      tolerance(plain.out_tangent, expected.out_tangent, of_case.out_tangent.dtype(),
-                floor_of({{scores, plain.out_by_scores}}));
-  const Tolerance lse_tangent = tolerance(plain.lse_tangent, expected.lse_tangent, Dtype::f32,
-                                          floor_of({{scores, plain.lse_by_scores}}));
-  const Tolerances forward = tolerances(of_case.forward, expected.forward, ComputeDtype::f32);
+  const reference::JvpTolerances allowed = tolerances(of_case, expected);
   std::string differences;
   std::vector<CpuTarget> targets = targets_for(problem.forward.dtype, ComputeDtype::f32);
   if (run) targets = {CpuTarget::scalar};
@@ -225,11 +171,12 @@ std::string jvp_difference(const GradientCase& problem,
     std::string found;
     try {
       run ? run(args) : attention_jvp(args);
-      found = difference({"out", args.forward.out, expected.forward.out, forward.out}) +
-              difference({"lse", args.forward.lse, expected.forward.lse, forward.lse}) +
-              difference({"out_tangent", args.out_tangent, expected.out_tangent, out_tangent}) +
-              difference({"lse_tangent", args.lse_tangent, expected.lse_tangent, lse_tangent}) +
-              memory.damage();
+      found =
+          difference({"out", args.forward.out, expected.forward.out, allowed.forward.out}) +
+          difference({"lse", args.forward.lse, expected.forward.lse, allowed.forward.lse}) +
+          difference({"out_tangent", args.out_tangent, expected.out_tangent, allowed.out_tangent}) +
+          difference({"lse_tangent", args.lse_tangent, expected.lse_tangent, allowed.lse_tangent}) +
+          memory.damage();
     } catch (const Error& error) {
       found += fmt::format("threw: {}\n", error.what());
     }

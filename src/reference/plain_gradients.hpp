@@ -1,5 +1,5 @@
 // Backward and forward mode as a person would code them in the kernels' dtypes: fp32 sums in plain
-// order, no tiles. Their errors to the oracle are the yardsticks of gradient_compare.hpp.
+// order, no tiles. Their errors to the oracle are the yardsticks of tolerance.hpp.
 #pragma once
 
 #include "fovea/attention.hpp"
@@ -8,15 +8,15 @@
 
 #include "reference/attention_backward.hpp"
 
-namespace fovea::testing {
+namespace fovea::reference {
 
 /// From q, k, v, and out and lse of the plain forward formula, rounded to their dtypes. Inputs of the
 /// products, and the weights and score gradients between them, are of `compute_dtype`.
 struct PlainBackward {
-  reference::BackwardResult values;
+  BackwardResult values;
   /// In the places of the values, sums without cancellation: what a relative error of the scores (and
   /// so of the probabilities), of the products' inputs, and of out is relative to.
-  reference::BackwardResult by_scores, by_products, by_out;
+  BackwardResult by_scores, by_products, by_out;
   double largest_score = 0;  // max |final score| over visible keys
 };
 PlainBackward plain_backward(const AttentionBackward& args, ComputeDtype compute_dtype);
@@ -29,4 +29,4 @@ struct PlainJvp {
 };
 PlainJvp plain_jvp(const AttentionJvp& args);
 
-}  // namespace fovea::testing
+}  // namespace fovea::reference

@@ -7,9 +7,9 @@
 
 #include "fovea/attention.hpp"
 
-namespace fovea::testing {
+namespace fovea::reference {
 
-/// Layouts of reference::ForwardResult. Inputs of the products, and the weights between them, are
+/// Layouts of ForwardResult. Inputs of the products, and the weights between them, are
 /// of `compute_dtype`.
 struct PlainResult {
   std::vector<double> out, lse, row_max;
@@ -20,4 +20,4 @@ struct PlainResult {
 
 PlainResult plain_formula(const AttentionForward& args, ComputeDtype compute_dtype);
 
-}  // namespace fovea::testing
+}  // namespace fovea::reference

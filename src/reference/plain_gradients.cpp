@@ -1,4 +1,4 @@
-#include "support/plain_gradients.hpp"
+#include "reference/plain_gradients.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -8,17 +8,12 @@
 #include "core/philox.hpp"
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
+#include "reference/plain_formula.hpp"
 #include "reference/query_rows.hpp"
-#include "support/plain_formula.hpp"
 
-namespace fovea::testing {
+namespace fovea::reference {
 
 namespace {
-
-using reference::Position;
-using reference::QueryRow;
-using reference::RowIndex;
-using reference::SlotValues;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -43,7 +38,7 @@ class Rows {
   explicit Rows(const TensorSpec& spec) : Rows(std::vector<double>(), spec, Dtype::f32) {}
   /// Rounded to `dtype`; zeros where the tensor is not given.
   Rows(const TensorView& view, const TensorSpec& spec, Dtype dtype = Dtype::f32)
-      : Rows(view ? reference::elements(view) : std::vector<double>(), spec, dtype) {}
+      : Rows(view ? elements(view) : std::vector<double>(), spec, dtype) {}
   Rows(const std::vector<double>& values, const TensorSpec& spec, Dtype dtype)
       : values_(static_cast<std::size_t>(spec.num_elements())) {
     for (std::size_t i = 0; i < values.size(); ++i)
@@ -100,14 +95,14 @@ struct Key {
 class Scores {
  public:
   explicit Scores(const AttentionForward& args)
-      : score_(args.score, reference::Precision::f32),
-        mask_(args.mask, reference::Precision::f32),
+      : score_(args.score, Precision::f32),
+        mask_(args.mask, Precision::f32),
         dropout_(args.dropout),
         scale_(args.softmax_scale.value_or(
             1 / std::sqrt(static_cast<float>(args.q.size(args.q.rank() - 1))))) {}
 
   float scale() const { return scale_; }
-  reference::Evaluator& program() { return score_; }
+  Evaluator& program() { return score_; }
   double largest() const { return largest_; }
 
   std::vector<Key> operator()(const QueryRow& row, std::span<const float> q, Rows& k) {
@@ -134,7 +129,7 @@ class Scores {
     return keeps ? 1 / (1 - dropout_.p) : 0;
   }
 
-  reference::Evaluator score_, mask_;
+  Evaluator score_, mask_;
   Dropout dropout_;
   float scale_;
   double largest_ = 0;
@@ -150,15 +145,15 @@ struct Sums {
       : dq(args.q.spec()),
         dk(args.k.spec()),
         dv(args.v.spec()),
-        dsinks(args.sinks ? reference::num_heads_q(args) : 0),
+        dsinks(args.sinks ? num_heads_q(args) : 0),
         dcaptured(std::move(captured)) {}
 
-  reference::BackwardResult result(float scale, const std::vector<reference::Slot>& slots) const {
-    reference::BackwardResult result{.dq = dq.values(scale),
-                                     .dk = dk.values(scale),
-                                     .dv = dv.values(),
-                                     .dsinks = {dsinks.begin(), dsinks.end()},
-                                     .dcaptured = {}};
+  BackwardResult result(float scale, const std::vector<Slot>& slots) const {
+    BackwardResult result{.dq = dq.values(scale),
+                          .dk = dk.values(scale),
+                          .dv = dv.values(),
+                          .dsinks = {dsinks.begin(), dsinks.end()},
+                          .dcaptured = {}};
     for (std::size_t i = 0; i < slots.size(); ++i) result.dcaptured[slots[i].name] = dcaptured[i];
     return result;
   }
@@ -185,11 +180,11 @@ class Backward {
 
   PlainBackward run() {
     const std::vector<double> dlse =
-        args_.dlse ? reference::elements(args_.dlse) : std::vector<double>(plain_.lse.size());
-    const std::vector<QueryRow> rows = reference::query_rows(forward_);
+        args_.dlse ? elements(args_.dlse) : std::vector<double>(plain_.lse.size());
+    const std::vector<QueryRow> rows = query_rows(forward_);
     for (const QueryRow& row : rows) run_row(row, static_cast<float>(dlse[row.statistic]));
     const float scale = scores_.scale();
-    const std::vector<reference::Slot>& slots = scores_.program().slots();
+    const std::vector<Slot>& slots = scores_.program().slots();
     return {.values = values_.result(scale, slots),
             .by_scores = by_scores_.result(scale, slots),
             .by_products = by_products_.result(scale, slots),
@@ -249,7 +244,7 @@ class Backward {
   void add_sink(const QueryRow& at, const Row& row) {
     const auto head = static_cast<std::size_t>(at.at.q_head);
     const TensorView& sinks = forward_.sinks;
-    const auto sink = static_cast<float>(reference::element(sinks, at.at.q_head * sinks.stride(0)));
+    const auto sink = static_cast<float>(element(sinks, at.at.q_head * sinks.stride(0)));
     const float probability = std::exp(sink - row.lse);
     values_.dsinks[head] -= probability * row.delta;
     by_scores_.dsinks[head] += probability * row.delta_by_scores;
@@ -281,12 +276,12 @@ class Jvp {
         dk_(args.k_tangent, forward_.k.spec()),
         dv_(args.v_tangent, forward_.v.spec()),
         captured_(scores_.program().zeros()),
-        out_(reference::out_spec(forward_)),
+        out_(out_spec(forward_)),
         out_by_scores_(out_) {
     for (std::size_t slot = 0; slot < captured_.size(); ++slot) {
       for (const CapturedTensor& given : args.captured_tangents) {
         if (given.name == scores_.program().slots()[slot].name)
-          captured_[slot] = reference::elements(given.view);
+          captured_[slot] = elements(given.view);
       }
     }
     result_.lse_tangent.assign(plain_.lse.size(), 0);
@@ -294,7 +289,7 @@ class Jvp {
   }
 
   PlainJvp run() {
-    for (const QueryRow& row : reference::query_rows(forward_)) run_row(row);
+    for (const QueryRow& row : query_rows(forward_)) run_row(row);
     result_.out_tangent = out_.values();
     result_.out_by_scores = out_by_scores_.values();
     result_.largest_score = scores_.largest();
@@ -338,7 +333,7 @@ class Jvp {
   float sink_tangent(const QueryRow& at, float lse) const {
     if (!forward_.sinks || !args_.sinks_tangent || lse == -kInfinity) return 0;
     const auto of_head = [&](const TensorView& view) {
-      return static_cast<float>(reference::element(view, at.at.q_head * view.stride(0)));
+      return static_cast<float>(element(view, at.at.q_head * view.stride(0)));
     };
     return std::exp(of_head(forward_.sinks) - lse) * of_head(args_.sinks_tangent);
   }
@@ -361,4 +356,4 @@ PlainBackward plain_backward(const AttentionBackward& args, ComputeDtype compute
 
 PlainJvp plain_jvp(const AttentionJvp& args) { return Jvp(args).run(); }
 
-}  // namespace fovea::testing
+}  // namespace fovea::reference

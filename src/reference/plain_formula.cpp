@@ -1,4 +1,4 @@
-#include "support/plain_formula.hpp"
+#include "reference/plain_formula.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
 
-namespace fovea::testing {
+namespace fovea::reference {
 
 namespace {
 
@@ -27,7 +27,7 @@ class Input {
     const std::int64_t batch_offset = view_.rank() == 3 ? 0 : batch * view_.stride(0);
     const std::int64_t offset = batch_offset + row * view_.stride(seq) +
                                 head * view_.stride(seq + 1) + dim * view_.stride(seq + 2);
-    return rounded(static_cast<float>(reference::element(view_, offset)), dtype_);
+    return rounded(static_cast<float>(element(view_, offset)), dtype_);
   }
 
  private:
@@ -47,8 +47,8 @@ class Plain {
         q_(args.q, dtype),
         k_(args.k, dtype),
         v_(args.v, dtype),
-        score_(args.score, reference::Precision::f32),
-        mask_(args.mask, reference::Precision::f32) {}
+        score_(args.score, Precision::f32),
+        mask_(args.mask, Precision::f32) {}
 
   PlainResult run() {
     const bool is_packed = args_.q.rank() == 3;
@@ -69,7 +69,7 @@ class Plain {
   Sequence sequence(std::int64_t batch, bool is_packed) const {
     if (!is_packed) return {batch, 0, 0, args_.q.size(1), args_.k.size(1)};
     const auto entry = [](const TensorView& cu_seqlens, std::int64_t i) {
-      return static_cast<std::int64_t>(reference::element(cu_seqlens, i * cu_seqlens.stride(0)));
+      return static_cast<std::int64_t>(element(cu_seqlens, i * cu_seqlens.stride(0)));
     };
     const std::int64_t q_begin = entry(args_.cu_seqlens_q, batch);
     const std::int64_t kv_begin = entry(args_.cu_seqlens_kv, batch);
@@ -106,7 +106,7 @@ class Plain {
     }
   }
 
-  void run_row(const Sequence& s, const reference::Position& at) {
+  void run_row(const Sequence& s, const Position& at) {
     const bool is_packed = args_.q.rank() == 3;
     const std::int64_t row = s.q_begin + at.q_idx;
     const std::int64_t batch = is_packed ? 0 : s.batch;
@@ -115,9 +115,8 @@ class Plain {
         ((batch * total_q_ + row) * num_heads_q_ + at.q_head) * head_dim_v_);
     const float row_max = fill_scores(s, at);
     const float sink =
-        args_.sinks
-            ? static_cast<float>(reference::element(args_.sinks, at.q_head * args_.sinks.stride(0)))
-            : -kInfinity;
+        args_.sinks ? static_cast<float>(element(args_.sinks, at.q_head * args_.sinks.stride(0)))
+                    : -kInfinity;
     const float largest = std::isnan(row_max) ? row_max : std::max(row_max, sink);
     result_.row_max[stat] = row_max;
     if (largest == -kInfinity) return;
@@ -132,7 +131,7 @@ class Plain {
     sum_values(at, largest, row_sum, result_.out.data() + out);
   }
 
-  float fill_scores(const Sequence& s, reference::Position at) {
+  float fill_scores(const Sequence& s, Position at) {
     const std::int64_t head_dim = args_.q.size(args_.q.rank() - 1);
     const float scale = args_.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(head_dim)));
     q_row_.clear();
@@ -155,7 +154,7 @@ class Plain {
     return row_max;
   }
 
-  void sum_values(const reference::Position& at, float largest, float row_sum, double* out) {
+  void sum_values(const Position& at, float largest, float row_sum, double* out) {
     const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
     const std::uint64_t threshold = philox::drop_threshold(args_.dropout.p);
     const float kept_scale = args_.dropout.p < 1 ? 1 / (1 - args_.dropout.p) : 0;
@@ -185,7 +184,7 @@ class Plain {
   const AttentionForward& args_;
   ComputeDtype dtype_;
   Input q_, k_, v_;
-  reference::Evaluator score_, mask_;
+  Evaluator score_, mask_;
   std::int64_t num_heads_q_ = 0, total_q_ = 0, head_dim_v_ = 0;
   std::vector<float> k_rows_, v_rows_, q_row_, scores_, sums_, averages_;
   PlainResult result_;
@@ -197,4 +196,4 @@ PlainResult plain_formula(const AttentionForward& args, ComputeDtype compute_dty
   return Plain(args, compute_dtype).run();
 }
 
-}  // namespace fovea::testing
+}  // namespace fovea::reference
