@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "fovea/tensor.hpp"
@@ -34,6 +35,7 @@ struct Array {
   std::shared_ptr<const void> storage;
   const std::byte* data = nullptr;  // inside storage, aligned to the element
   TensorSpec spec{};
+  std::string source{};  // where it was read, as messages say it: "--q: q.npy"
 
   TensorView view() const { return {static_cast<const void*>(data), spec}; }
   /// For arrays that this process made.

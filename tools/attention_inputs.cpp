@@ -5,28 +5,22 @@
 
 #include "attention_options.hpp"
 #include "failure.hpp"
+#include "input_checks.hpp"
 #include "safetensors.hpp"
 
 namespace fovea::tools {
-namespace {
 
 std::string_view name(Layout layout) {
   constexpr std::string_view kNames[] = {"bshd", "bhsd", "thd"};
   return kNames[static_cast<int>(layout)];
 }
 
-std::string_view axes(Layout layout) {
-  constexpr std::string_view kAxes[] = {"[batch, seqlen, heads, head_dim]",
-                                        "[batch, heads, seqlen, head_dim]",
-                                        "[total, heads, head_dim]"};
-  return kAxes[static_cast<int>(layout)];
-}
-
-/// Where the sequence axis of q, k and v is.
 int sequence_axis(Layout layout) {
   return layout == Layout::bshd ? 1 : layout == Layout::bhsd ? 2 : 0;
 }
 int head_axis(Layout layout) { return layout == Layout::bshd ? 2 : 1; }
+
+namespace {
 
 class Loader {
  public:
@@ -48,9 +42,10 @@ class Loader {
       inputs.k = required("--k", options_.k);
       inputs.v = required("--v", options_.v);
     }
-    check_input("q", inputs.q);
-    check_input("k", inputs.k);
-    check_input("v", inputs.v);
+    check_input(options_, "q", inputs.q);
+    check_input(options_, "k", inputs.k);
+    check_input(options_, "v", inputs.v);
+    check_related(options_, inputs);
   }
 
   void load_others(Inputs& inputs) {
@@ -95,22 +90,6 @@ class Loader {
     inputs.q = tensors.tensor("q");
     inputs.k = tensors.tensor("k");
     inputs.v = tensors.tensor("v");
-  }
-
-  void check_input(std::string_view tensor, const Array& array) const {
-    if (!is_float(array.spec.dtype)) {
-      bad_input(fmt::format("{} has dtype {}; expected f32, f16 or bf16", tensor,
-                            fovea::name(array.spec.dtype)));
-    }
-    if (options_.dtype && array.spec.dtype != *options_.dtype) {
-      bad_input(fmt::format("--dtype: {} says {}, but {} holds {}", "the option",
-                            fovea::name(*options_.dtype), tensor, fovea::name(array.spec.dtype)));
-    }
-    const int rank = options_.layout == Layout::thd ? 3 : 4;
-    if (array.spec.rank != rank) {
-      bad_input(fmt::format("{} has rank {}; expected {} {} (--layout {})", tensor, array.spec.rank,
-                            rank, axes(options_.layout), name(options_.layout)));
-    }
   }
 
   const AttentionOptions& options_;
@@ -159,75 +138,6 @@ void share_segments(const AttentionOptions& options, Inputs& inputs) {
                     has_q ? "--segments-kv" : "--segments-q"));
   }
   (has_q ? inputs.segments_kv : inputs.segments_q) = has_q ? inputs.segments_q : inputs.segments_kv;
-}
-
-void check_segments(const AttentionOptions& options, const Inputs& inputs) {
-  if (!inputs.segments_q) return;
-  const auto at = static_cast<std::size_t>(sequence_axis(options.layout));
-  const auto check = [&](std::string_view option, const Array& ids, const Array& rows) {
-    if (ids.spec.dtype != Dtype::i32 && ids.spec.dtype != Dtype::i64) {
-      bad_input(fmt::format("{}: has dtype {}; expected int32 or int64", option,
-                            fovea::name(ids.spec.dtype)));
-    }
-    const bool is_packed = options.layout == Layout::thd;
-    const int rank = is_packed ? 1 : 2;
-    const std::int64_t seqlen = rows.spec.shape[at];
-    const bool fits = ids.spec.rank == rank &&
-                      ids.spec.shape[static_cast<std::size_t>(rank - 1)] == seqlen &&
-                      (is_packed || ids.spec.shape[0] == rows.spec.shape[0]);
-    if (!fits) {
-      bad_input(fmt::format(
-          "{}: has shape {}; expected {}", option, to_string(ids.spec),
-          is_packed ? fmt::format("[{}] (total)", seqlen)
-                    : fmt::format("[{}, {}] (batch, seqlen)", rows.spec.shape[0], seqlen)));
-    }
-  };
-  check("--segments-q", inputs.segments_q, inputs.q);
-  check("--segments-kv", inputs.segments_kv, inputs.k);
-}
-
-/// A tensor of up to four axes, matched from the right with [batch, num_heads_q, seqlen_q, seqlen_kv].
-void check_broadcast(std::string_view option, const Array& array,
-                     const std::array<std::int64_t, 4>& full) {
-  if (!array) return;
-  const auto rank = static_cast<std::size_t>(array.spec.rank);
-  bool fits = rank >= 2 && rank <= 4;
-  for (std::size_t i = 0; fits && i < rank; ++i) {
-    const std::int64_t extent = array.spec.shape[rank - 1 - i];
-    fits = extent == full[3 - i] || extent == 1;
-  }
-  if (!fits) {
-    bad_input(fmt::format(
-        "{}: has shape {}; expected [{}, {}, {}, {}], extents of 1, or without leading axes",
-        option, to_string(array.spec), full[0], full[1], full[2], full[3]));
-  }
-}
-
-void check_alibi(const Array& slopes, std::int64_t batch, std::int64_t num_heads_q) {
-  if (!slopes) return;
-  const auto& shape = slopes.spec.shape;
-  const bool fits = (slopes.spec.rank == 1 && shape[0] == num_heads_q) ||
-                    (slopes.spec.rank == 2 && shape[0] == batch && shape[1] == num_heads_q);
-  if (!fits) {
-    bad_input(fmt::format("--alibi: has shape {}; expected [{}] (num_heads_q) or [{}, {}]",
-                          to_string(slopes.spec), num_heads_q, batch, num_heads_q));
-  }
-}
-
-/// Loads out of range are clamped in programs; a file of the wrong shape is a mistake.
-void check_side_tensors(const AttentionOptions& options, const Inputs& inputs) {
-  check_segments(options, inputs);
-  const auto& q = inputs.q.spec.shape;
-  const auto seq = static_cast<std::size_t>(sequence_axis(options.layout));
-  const std::int64_t num_heads_q = q[static_cast<std::size_t>(head_axis(options.layout))];
-  const bool is_packed = options.layout == Layout::thd;
-  const std::int64_t batch = !is_packed            ? q[0]
-                             : inputs.cu_seqlens_q ? inputs.cu_seqlens_q.spec.shape[0] - 1
-                                                   : 0;
-  const std::array full{batch, num_heads_q, q[seq], inputs.k.spec.shape[seq]};
-  check_broadcast("--bias", inputs.bias, full);
-  check_broadcast("--mask", inputs.mask, full);
-  check_alibi(inputs.alibi, batch, num_heads_q);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,11 @@ namespace fovea::tools {
 class CommandLine;
 
 enum class Layout : std::uint8_t { bshd, bhsd, thd };
+
+std::string_view name(Layout layout);
+/// Where the sequence axis, and that of heads, of q, k and v is.
+int sequence_axis(Layout layout);
+int head_axis(Layout layout);
 
 struct AttentionOptions {
   // Tensors: files ...

@@ -154,7 +154,10 @@ std::shared_ptr<const Buffer> read_file(std::string_view option, const std::stri
 }
 
 Array read_npy(std::string_view option, const std::string& path, Uint16 uint16) {
-  return parse_npy(read_file(option, path), fmt::format("{}: {}", option, path), uint16);
+  const std::string source = fmt::format("{}: {}", option, path);
+  Array array = parse_npy(read_file(option, path), source, uint16);
+  array.source = source;
+  return array;
 }
 
 void OutputFiles::add(std::string_view option, const std::string& path) {

@@ -289,9 +289,11 @@ Array Safetensors::tensor(std::string_view tensor_name) const {
     bad_input(
         fmt::format("{}: tensor '{}' has rank 0; expected at least one axis", name_, tensor_name));
   }
-  return adopt(file_, payload_ + static_cast<std::size_t>(entry->begin),
-               static_cast<std::size_t>(entry->end - entry->begin),
-               make_spec(*dtype->dtype, entry->shape));
+  Array array = adopt(file_, payload_ + static_cast<std::size_t>(entry->begin),
+                      static_cast<std::size_t>(entry->end - entry->begin),
+                      make_spec(*dtype->dtype, entry->shape));
+  array.source = fmt::format("{}: {}", name_, tensor_name);
+  return array;
 }
 
 std::string safetensors_header(const std::vector<std::pair<std::string, TensorSpec>>& tensors) {

@@ -14,25 +14,35 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float rounded(float value, ComputeDtype dtype) {
-  return dtype == ComputeDtype::bf16 ? static_cast<float>(bfloat16(value)) : value;
+constexpr float kLeastNormal = 0x1p-126F;  // of f32 and bf16
+
+float without_denormals(float value) { return std::fabs(value) < kLeastNormal ? 0 : value; }
+
+/// The sum of three numbers of bf16, each of what those before it leave.
+float sum_of_parts(float value) {
+  constexpr int kParts = 3;
+  if (!std::isfinite(value)) return value;
+  float sum = 0;
+  for (int part = 0; part < kParts; ++part)
+    sum += without_denormals(static_cast<float>(bfloat16(value - sum)));
+  return sum;
 }
 
 /// A tensor seen as [batch, row, head, dim], in the compute dtype.
 class Input {
  public:
-  Input(const TensorView& view, ComputeDtype dtype) : view_(view), dtype_(dtype) {}
+  Input(const TensorView& view, const Products& products) : view_(view), products_(products) {}
   float at(std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t dim) const {
     const int seq = view_.rank() == 3 ? 0 : 1;
     const std::int64_t batch_offset = view_.rank() == 3 ? 0 : batch * view_.stride(0);
     const std::int64_t offset = batch_offset + row * view_.stride(seq) +
                                 head * view_.stride(seq + 1) + dim * view_.stride(seq + 2);
-    return rounded(static_cast<float>(element(view_, offset)), dtype_);
+    return as_operand(static_cast<float>(element(view_, offset)), products_);
   }
 
  private:
   TensorView view_;
-  ComputeDtype dtype_;
+  Products products_;
 };
 
 struct Sequence {
@@ -41,12 +51,12 @@ struct Sequence {
 
 class Plain {
  public:
-  Plain(const AttentionForward& args, ComputeDtype dtype)
+  Plain(const AttentionForward& args, const Products& products)
       : args_(args),
-        dtype_(dtype),
-        q_(args.q, dtype),
-        k_(args.k, dtype),
-        v_(args.v, dtype),
+        products_(products),
+        q_(args.q, products),
+        k_(args.k, products),
+        v_(args.v, products),
         score_(args.score, Precision::f32),
         mask_(args.mask, Precision::f32) {}
 
@@ -117,18 +127,27 @@ class Plain {
     const float sink =
         args_.sinks ? static_cast<float>(element(args_.sinks, at.q_head * args_.sinks.stride(0)))
                     : -kInfinity;
-    const float largest = std::isnan(row_max) ? row_max : std::max(row_max, sink);
+    const bool is_nan = std::isnan(row_max) || std::isnan(sink);
+    const float largest = is_nan ? row_max + sink : std::max(row_max, sink);
     result_.row_max[stat] = row_max;
     if (largest == -kInfinity) return;
-    float row_sum = std::exp(sink - largest);
-    for (float& score : scores_) {
-      if (score != -kInfinity && std::isfinite(score)) {
-        result_.largest_score = std::max<double>(result_.largest_score, std::fabs(score));
-      }
+    float row_sum = sink == largest ? 1 : std::exp(sink - largest);
+    count_score(sink);
+    std::int64_t num_keys = 0;
+    for (const float score : scores_) {
+      count_score(score);
+      num_keys += score == -kInfinity ? 0 : 1;
       row_sum += std::exp(score - largest);
     }
+    result_.most_keys = std::max(result_.most_keys, num_keys);
     result_.lse[stat] = largest + std::log(row_sum);
+    if (num_keys == 0) return;
     sum_values(at, largest, row_sum, result_.out.data() + out);
+  }
+
+  void count_score(float score) {
+    if (std::isfinite(score))
+      result_.largest_score = std::max<double>(result_.largest_score, std::fabs(score));
   }
 
   float fill_scores(const Sequence& s, Position at) {
@@ -160,17 +179,19 @@ class Plain {
     const float kept_scale = args_.dropout.p < 1 ? 1 / (1 - args_.dropout.p) : 0;
     sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);
     averages_.assign(static_cast<std::size_t>(head_dim_v_), 0);
+    float largest_value = 0;
     for (std::int64_t kv_idx = 0; kv_idx < at.seqlen_kv; ++kv_idx) {
       const float score = scores_[static_cast<std::size_t>(kv_idx)];
       if (score == -kInfinity) continue;
       const bool keeps = args_.dropout.p == 0 || philox::random_word(key, at.batch, at.q_head,
                                                                      at.q_idx, kv_idx) >= threshold;
       if (!keeps) continue;
-      const float weight = rounded(std::exp(score - largest), dtype_);
+      const float weight = as_operand(std::exp(score - largest), products_);
       const float* v_row = v_rows_.data() + kv_idx * head_dim_v_;
       for (std::size_t d = 0; d < sums_.size(); ++d) {
         sums_[d] += weight * v_row[d];
         averages_[d] += weight * std::fabs(v_row[d]);
+        largest_value = std::max(largest_value, std::isfinite(v_row[d]) ? std::fabs(v_row[d]) : 0);
       }
     }
     for (std::size_t d = 0; d < sums_.size(); ++d) {
@@ -179,10 +200,12 @@ class Plain {
       if (std::isfinite(average))
         result_.largest_average = std::max(result_.largest_average, average);
     }
+    const double kept_value = double{largest_value} * kept_scale;
+    result_.largest_value = std::max(result_.largest_value, kept_value);
   }
 
   const AttentionForward& args_;
-  ComputeDtype dtype_;
+  Products products_;
   Input q_, k_, v_;
   Evaluator score_, mask_;
   std::int64_t num_heads_q_ = 0, total_q_ = 0, head_dim_v_ = 0;
@@ -192,8 +215,14 @@ class Plain {
 
 }  // namespace
 
-PlainResult plain_formula(const AttentionForward& args, ComputeDtype compute_dtype) {
-  return Plain(args, compute_dtype).run();
+float as_operand(float value, const Products& products) {
+  if (products.dtype == ComputeDtype::bf16)
+    return without_denormals(static_cast<float>(bfloat16(value)));
+  return products.loses_denormals ? sum_of_parts(value) : value;
+}
+
+PlainResult plain_formula(const AttentionForward& args, const Products& products) {
+  return Plain(args, products).run();
 }
 
 }  // namespace fovea::reference

@@ -8,7 +8,6 @@
 #include "core/philox.hpp"
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
-#include "reference/plain_formula.hpp"
 #include "reference/query_rows.hpp"
 
 namespace fovea::reference {
@@ -28,10 +27,6 @@ float rounded(float value, Dtype dtype) {
   }
 }
 
-Dtype dtype_of(ComputeDtype dtype) {
-  return dtype == ComputeDtype::bf16 ? Dtype::bf16 : Dtype::f32;
-}
-
 /// A tensor [batch, seqlen, heads, dim] or [total, heads, dim] in row-major fp32.
 class Rows {
  public:
@@ -47,6 +42,11 @@ class Rows {
     seqlen_ = spec.shape[last - 2];
     heads_ = spec.shape[last - 1];
     dim_ = spec.shape[last];
+  }
+
+  Rows as_operands(const Products& products) && {
+    for (float& value : values_) value = as_operand(value, products);
+    return std::move(*this);
   }
 
   std::span<float> operator[](const RowIndex& at) {
@@ -161,17 +161,17 @@ struct Sums {
 
 class Backward {
  public:
-  Backward(const AttentionBackward& args, ComputeDtype compute_dtype)
+  Backward(const AttentionBackward& args, const Products& products)
       : args_(args),
         forward_(args.forward),
-        compute_dtype_(dtype_of(compute_dtype)),
-        plain_(plain_formula(forward_, compute_dtype)),
+        products_(products),
+        plain_(plain_formula(forward_, products)),
         scores_(forward_),
-        q_(forward_.q, forward_.q.spec(), compute_dtype_),
-        k_(forward_.k, forward_.k.spec(), compute_dtype_),
-        v_(forward_.v, forward_.v.spec(), compute_dtype_),
+        q_(Rows(forward_.q, forward_.q.spec()).as_operands(products)),
+        k_(Rows(forward_.k, forward_.k.spec()).as_operands(products)),
+        v_(Rows(forward_.v, forward_.v.spec()).as_operands(products)),
         dout_(args.dout, args.dout.spec()),
-        dout_rounded_(args.dout, args.dout.spec(), compute_dtype_),
+        dout_rounded_(Rows(args.dout, args.dout.spec()).as_operands(products)),
         out_(plain_.out, args.dout.spec(), forward_.out.dtype()),
         values_(forward_, scores_.program().zeros()),
         by_scores_(values_),
@@ -219,13 +219,13 @@ class Backward {
   void add_key(const QueryRow& at, const Row& row, const Key& key) {
     const RowIndex kv = at.key(key.at.kv_idx);
     const float probability = std::exp(key.score - row.lse);
-    const float weight = rounded(key.kept * probability, compute_dtype_);
+    const float weight = as_operand(key.kept * probability, products_);
     const float dp = key.kept * dot(row.dout_rounded, v_[kv]);
     const float ds = probability * (dp - row.delta);
     scores_.program()(key.at);
     const auto dz = static_cast<float>(scores_.program().pull_back(ds, values_.dcaptured));
-    add(values_.dq[at.query], rounded(dz, compute_dtype_), k_[kv]);
-    add(values_.dk[kv], rounded(dz, compute_dtype_), row.q);
+    add(values_.dq[at.query], as_operand(dz, products_), k_[kv]);
+    add(values_.dk[kv], as_operand(dz, products_), row.q);
     add(values_.dv[kv], weight, row.dout_rounded);
 
     const auto add_magnitude = [&](Sums& sums, float of_ds, float of_weight) {
@@ -253,7 +253,7 @@ class Backward {
 
   const AttentionBackward& args_;
   const AttentionForward& forward_;
-  Dtype compute_dtype_;
+  Products products_;
   PlainResult plain_;
   Scores scores_;
   Rows q_, k_, v_;
@@ -350,8 +350,8 @@ class Jvp {
 
 }  // namespace
 
-PlainBackward plain_backward(const AttentionBackward& args, ComputeDtype compute_dtype) {
-  return Backward(args, compute_dtype).run();
+PlainBackward plain_backward(const AttentionBackward& args, const Products& products) {
+  return Backward(args, products).run();
 }
 
 PlainJvp plain_jvp(const AttentionJvp& args) { return Jvp(args).run(); }

@@ -7,11 +7,12 @@
 #include "fovea/jvp.hpp"
 
 #include "reference/attention_backward.hpp"
+#include "reference/plain_formula.hpp"
 
 namespace fovea::reference {
 
 /// From q, k, v, and out and lse of the plain forward formula, rounded to their dtypes. Inputs of the
-/// products, and the weights and score gradients between them, are of `compute_dtype`.
+/// products, and the weights and score gradients between them, are of their dtype.
 struct PlainBackward {
   BackwardResult values;
   /// In the places of the values, sums without cancellation: what a relative error of the scores (and
@@ -19,7 +20,7 @@ struct PlainBackward {
   BackwardResult by_scores, by_products, by_out;
   double largest_score = 0;  // max |final score| over visible keys
 };
-PlainBackward plain_backward(const AttentionBackward& args, ComputeDtype compute_dtype);
+PlainBackward plain_backward(const AttentionBackward& args, const Products& products);
 
 /// All in fp32.
 struct PlainJvp {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "reference/plain_formula.hpp"
 #include "reference/plain_gradients.hpp"
+#include "reference/query_rows.hpp"
 
 namespace fovea::reference {
 
@@ -14,8 +14,18 @@ namespace {
 constexpr double kFactor = 2;          // "at most twice the error of the plain formula"
 constexpr double kRoundF32 = 0x1p-24;  // half a unit in the last place of 1
 
-Dtype dtype_of(ComputeDtype dtype) {
-  return dtype == ComputeDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+Dtype dtype_of(const Products& products) {
+  return products.dtype == ComputeDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+}
+
+/// Half a unit in the last place beyond the largest number: what is less rounds to a finite one.
+double range_of(Dtype dtype) {
+  return dtype == Dtype::f32 ? 0x1.ffffffp127 : dtype == Dtype::f16 ? 65520 : 0x1.ffp127;
+}
+
+/// What sums of `count` products may lose where denormal numbers count as 0: an operand and a sum of each, below 2^-126.
+double lost_denormals(const Products& products, double count) {
+  return products.loses_denormals ? count * 0x1p-125 : 0;
 }
 
 double smallest_rounding(Dtype dtype) {  // of denormals
@@ -31,16 +41,22 @@ double smallest_rounding(Dtype dtype) {  // of denormals
 /// relative to Σ weight · |v|, and one rounding of each weight to the compute dtype. That last one
 /// is a matter of luck in few elements only: in the norm it counts for 64 of them at most, so that
 /// in a large result the plain formula alone decides.
+///
+/// Scores lie within ± the largest, lse at most the logarithm of their number above it, and out, an average of values that dropout
+/// may have made larger, within ± the largest of these: nothing that is right is further off than the width of that range.
 Floor score_floor(const PlainResult& plain, std::size_t count) {
   const double absolute = 4 * kRoundF32 * (1 + plain.largest_score);
-  return {absolute, absolute * std::sqrt(static_cast<double>(count))};
+  const double width = 2 * plain.largest_score + std::log(static_cast<double>(plain.most_keys) + 1);
+  return {absolute, absolute * std::sqrt(static_cast<double>(count)), absolute + width};
 }
 
-Floor out_floor(const PlainResult& plain, ComputeDtype compute_dtype) {
+Floor out_floor(const PlainResult& plain, const Products& products) {
   const auto count = static_cast<double>(plain.out.size());
-  const double weight = rounding(dtype_of(compute_dtype), 1) * plain.largest_average;
-  const double score = score_floor(plain, 1).absolute * plain.largest_average;
-  return {weight + score, weight * std::sqrt(std::min(count, 64.0)) + score * std::sqrt(count)};
+  const double weight = rounding(dtype_of(products), 1) * plain.largest_average;
+  const double lost = lost_denormals(products, static_cast<double>(plain.most_keys));
+  const double score = score_floor(plain, 1).absolute * plain.largest_average + lost;
+  return {weight + score, weight * std::sqrt(std::min(count, 64.0)) + score * std::sqrt(count),
+          2 * plain.largest_value + lost};
 }
 
 /// What an output may err by for one reason: `relative` of the largest sum that it is relative to.
@@ -50,13 +66,18 @@ struct Reason {
   bool is_luck = false;  // of few elements: in the norm it counts for 64 of them at most
 };
 
+double largest_of(const std::vector<double>& values) {
+  double largest = 0;
+  for (const double each : values) {
+    if (std::isfinite(each)) largest = std::max(largest, std::fabs(each));
+  }
+  return largest;
+}
+
 Floor floor_of(const std::vector<Reason>& reasons) {
   Floor floor;
   for (const Reason& reason : reasons) {
-    double largest = 0;
-    for (const double each : reason.of) {
-      if (std::isfinite(each)) largest = std::max(largest, std::fabs(each));
-    }
+    const double largest = largest_of(reason.of);
     const auto count = static_cast<double>(reason.of.size());
     const double absolute = reason.relative * largest;
     floor.absolute += absolute;
@@ -69,12 +90,15 @@ Floor floor_of(const std::vector<Reason>& reasons) {
 /// programs and their slopes cost a few more.
 double error_of_scores(double largest_score) { return 8 * kRoundF32 * (1 + largest_score); }
 
+/// At least as many as a gradient is a sum of, with the factor that the sum is taken by.
+double num_terms(const AttentionForward& args) {
+  const auto count = static_cast<double>(num_statistics(args)) +
+                     static_cast<double>(args.k.size(args.k.rank() - 3));
+  return count * std::max(1.0F, std::fabs(args.softmax_scale.value_or(1)));
+}
+
 /// A tensor that is not wanted is not compared.
 Dtype dtype_of(const TensorView& view) { return view ? view.dtype() : Dtype::f32; }
-
-bool is_equal_non_finite(double got, double expected) {
-  return got == expected || (std::isnan(got) && std::isnan(expected));
-}
 
 }  // namespace
 
@@ -90,7 +114,11 @@ Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>&
   double squares = 0;
   double rounding_squares = 0;
   for (std::size_t i = 0; i < plain.size(); ++i) {
-    if (!std::isfinite(plain[i]) || !std::isfinite(expected[i])) continue;
+    if (!std::isfinite(expected[i])) continue;
+    if (!std::isfinite(plain[i])) {
+      ++result.num_beyond_f32;
+      continue;
+    }
     const double error = std::fabs(plain[i] - expected[i]);
     const double round = rounding(dtype, expected[i]);
     result.plain_absolute = std::max(result.plain_absolute, error);
@@ -98,33 +126,46 @@ Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>&
     rounding_squares += round * round;
   }
   result.plain_norm = std::sqrt(squares);
-  result.absolute = kFactor * result.plain_absolute + floor.absolute;
-  result.norm = kFactor * result.plain_norm + std::sqrt(rounding_squares) + floor.norm;
+  const double count = std::sqrt(static_cast<double>(plain.size()));
+  result.absolute = std::min(kFactor * result.plain_absolute + floor.absolute, floor.most);
+  result.norm = std::min(kFactor * result.plain_norm + floor.norm, floor.most * count) +
+                std::sqrt(rounding_squares);
   return result;
 }
 
 double Tolerance::allowed(double expected) const { return absolute + rounding(dtype, expected); }
 
+bool Tolerance::allows(double got, double expected) const {
+  if (got == expected || (std::isnan(got) && std::isnan(expected))) return true;
+  if (!std::isfinite(expected) || std::isnan(got)) return false;
+  if (std::isfinite(got)) return std::fabs(got - expected) <= allowed(expected);
+  return std::signbit(got) == std::signbit(expected) &&
+         std::fabs(expected) + absolute >= range_of(dtype);
+}
+
 Tolerances tolerances(const AttentionForward& args, const ForwardResult& expected,
-                      ComputeDtype compute_dtype) {
-  const PlainResult plain = plain_formula(args, compute_dtype);
+                      const Products& products) {
+  const PlainResult plain = plain_formula(args, products);
   const Floor statistic = score_floor(plain, plain.lse.size());
-  return {
-      .out = tolerance(plain.out, expected.out, args.out.dtype(), out_floor(plain, compute_dtype)),
-      .lse = tolerance(plain.lse, expected.lse, Dtype::f32, statistic),
-      .row_max = tolerance(plain.row_max, expected.row_max, Dtype::f32, statistic)};
+  return {.out = tolerance(plain.out, expected.out, args.out.dtype(), out_floor(plain, products)),
+          .lse = tolerance(plain.lse, expected.lse, Dtype::f32, statistic),
+          .row_max = tolerance(plain.row_max, expected.row_max, Dtype::f32, statistic)};
 }
 
 GradientTolerances tolerances(const AttentionBackward& args, const BackwardResult& expected,
-                              ComputeDtype compute_dtype) {
-  const PlainBackward plain = plain_backward(args, compute_dtype);
+                              const Products& products) {
+  const PlainBackward plain = plain_backward(args, products);
   const double scores = error_of_scores(plain.largest_score);
-  const double products = rounding(dtype_of(compute_dtype), 1);
+  const double inputs = rounding(dtype_of(products), 1);
   const double out = rounding(args.forward.out.dtype(), 1);
   const auto allowed = [&](const TensorView& view, const auto& of) {
-    const Floor floor = floor_of({{scores, of(plain.by_scores)},
-                                  {products, of(plain.by_products), true},
-                                  {out, of(plain.by_out), true}});
+    Floor floor = floor_of({{scores, of(plain.by_scores)},
+                            {inputs, of(plain.by_products), true},
+                            {out, of(plain.by_out), true}});
+    const double lost = lost_denormals(products, num_terms(args.forward));
+    floor.absolute += lost;
+    floor.norm += lost * std::sqrt(static_cast<double>(of(expected).size()));
+    floor.most = 2 * std::max(largest_of(of(plain.by_scores)), largest_of(of(expected)));
     return tolerance(of(plain.values), of(expected), dtype_of(view), floor);
   };
   const auto member = [](std::vector<double> BackwardResult::*which) {
@@ -158,17 +199,17 @@ JvpTolerances tolerances(const AttentionJvp& args, const JvpResult& expected) {
 Comparison compare(const std::vector<double>& got, const std::vector<double>& expected,
                    const Tolerance& tolerance) {
   Comparison result;
-  double worst_ratio = 0, largest_error = 0, squares = 0, expected_squares = 0;
+  double worst_ratio = 0, squares = 0, expected_squares = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double error = std::fabs(got[i] - expected[i]);
     const bool is_finite = std::isfinite(got[i]) && std::isfinite(expected[i]);
     double ratio = error / tolerance.allowed(expected[i]);
-    if (!is_finite) ratio = is_equal_non_finite(got[i], expected[i]) ? 0 : INFINITY;
+    if (!is_finite) ratio = tolerance.allows(got[i], expected[i]) ? 0 : INFINITY;
     if (is_finite) {
       squares += error * error;
       expected_squares += expected[i] * expected[i];
-      if (error > largest_error) result.largest = i;
-      largest_error = std::max(largest_error, error);
+      if (error > result.largest_error) result.largest = i;
+      result.largest_error = std::max(result.largest_error, error);
     }
     if (ratio > 1) ++result.num_wrong;
     if (ratio > worst_ratio) {

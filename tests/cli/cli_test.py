@@ -275,6 +275,50 @@ class Results(CommandTest):
         self.assertEqual((self.folder / "a.npy").read_bytes(), (self.folder / "b.npy").read_bytes())
 
 
+class Check(CommandTest):
+    """--check where results are not finite, or known to no digit."""
+
+    def check(self, code, *words):
+        result = self.attend("--check", "--json", *words)
+        self.expect(result, code)
+        return json.loads(result.stdout)["check"], result.stderr
+
+    def test_scores_beyond_f32_are_not_called_right(self):
+        self.write("q.npy", npy(Q_SHAPE, [1e19 * x for x in self.q]))
+        self.write("k.npy", npy(K_SHAPE, [1e19 * x for x in self.k]))
+        check, message = self.check(1, "--scale", "1", "--lse", "lse.npy")
+        self.assertTrue(any(math.isnan(x) for x in read_npy(self.folder / "lse.npy")[2]))
+        self.assertGreater(check["lse"]["num_wrong"], 0)
+        self.assertGreater(check["lse"]["num_beyond_f32"], 0)
+        self.assertIn("range of f32", message)
+        self.assertIn("beyond f32 lse: ", self.attend("--check", "--scale", "1").stdout)
+        self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
+        check, _ = self.check(1, "--scale", "1", "--backward", "--dout", "dout.npy")
+        for name in ("dq", "dk", "dv"):
+            self.assertGreater(check[name]["num_wrong"], 0)
+
+    def test_what_is_allowed_is_no_more_than_the_range_of_values(self):
+        check, _ = self.check(0, "--scale", "1e30")
+        self.assertLessEqual(check["out"]["allowed"], 2.001 * max(map(abs, self.v)))
+        self.assertEqual(check["out"]["num_beyond_f32"], 0)
+
+    def test_nan_and_infinity_where_they_belong_are_right(self):
+        v = [*self.v]
+        v[0], v[1] = math.inf, math.nan
+        self.write("v.npy", npy(V_SHAPE, v))
+        check, _ = self.check(0, "--out", "out.npy")
+        self.assertEqual(read_npy(self.folder / "out.npy")[2][0], math.inf)
+        self.assertEqual(check["out"]["num_wrong"], 0)
+
+    def test_denormal_values(self):
+        self.write("v.npy", npy(V_SHAPE, [1e-39 * x for x in self.v]))
+        self.check(0)
+        tensors = {name: ("BF16", shape, elements([bf16(x * scale) for x in values], "<u2"))
+                   for name, shape, values, scale in (("q", Q_SHAPE, self.q, 1), ("k", K_SHAPE, self.k, 1), ("v", V_SHAPE, self.v, 1e-39))}
+        self.write("tiny.safetensors", safetensors(tensors))
+        self.expect(self.run_fovea("attend", "--input", "tiny.safetensors", "--check"), 0)
+
+
 class Gradients(CommandTest):
     """Gradients of sum(dout * out) + sum(dlse * lse), beside central differences of the same sum."""
 
@@ -403,6 +447,15 @@ class Decode(CommandTest):
 
     def decode(self, *words):
         return self.run_fovea("decode", "--input", "a.safetensors", "--threads", "1", *words)
+
+    def test_two_calls_that_lose_everything_are_not_right(self):
+        def tensor(shape, scale):
+            return ("F32", shape, elements([scale * x for x in normal(count(shape), 7)], "<f4"))
+        shape = (1, 20, 2, 8)
+        self.write("huge.safetensors", safetensors({"q": tensor(shape, 1e25), "k": tensor(shape, 1e25), "v": tensor(shape, 1)}))
+        result = self.run_fovea("decode", "--input", "huge.safetensors", "--json")
+        self.expect(result, 1, "not finite")
+        self.assertGreater(json.loads(result.stdout)["check"]["num_wrong"], 0)
 
     def test_every_kind_of_cache_serves_what_prefill_gives(self):
         for words in ([], ["--page-size", "1"], ["--page-size", "4"], ["--page-size", "0"], ["--prompt", "0"],
@@ -967,9 +1020,55 @@ class Refusals(CommandTest):
         self.refuse(self.attend("--cu-seqlens-q", "cu.npy"), "--cu-seqlens-q", "--layout thd")
         for values in ([1, 5, 10], [0, 6, 5], [0, 5, 11]):
             self.write("cu.npy", npy((3,), values, "<i4"))
-            self.refuse(self.attend(*thd, "--out", "out.npy"), "cu_seqlens_q")
+            self.refuse(self.attend(*thd, "--out", "out.npy"), "--cu-seqlens-q: cu.npy")
         self.write("cu.npy", npy((3,), [0.0, 5.0, 10.0]))
-        self.refuse(self.attend(*thd, "--out", "out.npy"), "cu_seqlens_q")
+        self.refuse(self.attend(*thd, "--out", "out.npy"), "--cu-seqlens-q: cu.npy", "f32", "int32")
+
+    def test_offsets_are_refused_by_their_own_name_whatever_computes(self):
+        self.write("q.npy", npy((10, HEADS_Q, HEAD_DIM), self.q))
+        self.write("k.npy", npy((14, HEADS_KV, HEAD_DIM), self.k))
+        self.write("v.npy", npy((14, HEADS_KV, HEAD_DIM_V), self.v))
+        self.write("good.npy", npy((3,), [0, 5, 10], "<i4"))
+        faults = {
+            ((0,), ()): "[sequences + 1]", ((1, 3), (0, 5, 10)): "[sequences + 1]", ((1,), (0,)): "3 entries",
+            ((2,), (0, 5)): "3 entries", ((3,), (1, 5, 10)): "entry 0 is 1; expected 0",
+            ((3,), (0, 6, 5)): "entry 2 is 5; expected at least 6", ((3,), (0, 5, 2**31 - 1)): "entry 2 is 2147483647; expected at most",
+            ((3,), (-1, 5, 10)): "entry 0 is -1",
+        }
+        for (shape, values), needle in faults.items():
+            self.write("bad.npy", npy(shape, list(values), "<i4"))
+            for option in ("--cu-seqlens-q", "--cu-seqlens-kv"):
+                for device in ("cpu", "cuda"):
+                    with self.subTest((values, option, device)):
+                        files = {"--cu-seqlens-q": "good.npy", "--cu-seqlens-kv": "good.npy", option: "bad.npy"}
+                        words = [word for pair in files.items() for word in pair]
+                        self.refuse(self.attend("--layout", "thd", *words, "--device", device), f"{option}: bad.npy: ", needle)
+
+    def test_messages_name_option_and_file_whatever_computes(self):
+        self.write("bad.npy", npy((1, 2, 3, 5), [0.0] * 30))
+        self.write("ints.npy", npy((HEADS_Q,), [1] * HEADS_Q, "<i4"))
+        self.write("square.npy", npy((SEQLEN_Q, SEQLEN_KV), [1] * 35, "<i4"))
+        wrong = {"--bias": ("bad.npy", "square.npy"), "--mask": ("bad.npy", "square.npy"), "--alibi": ("bad.npy", "ints.npy"),
+                 "--sinks": ("bad.npy", "ints.npy"), "--segments-q": ("bad.npy",)}
+        for option, files in wrong.items():
+            other = ["--segments-kv", "square.npy"] if option == "--segments-q" else []
+            for file in files:
+                for device in ("cpu", "cuda"):
+                    with self.subTest((option, file, device)):
+                        self.refuse(self.attend(option, file, *other, "--device", device), f"{option}: {file}: holds ")
+        for name, shape, needle in (("k", (BATCH, SEQLEN_KV, HEADS_KV, 9), "head_dim 8, as --q: q.npy has"),
+                                    ("k", (3, SEQLEN_KV, HEADS_KV, HEAD_DIM), "batch 2"), ("q", (3, 4), "rank 4"),
+                                    ("v", (BATCH, 6, HEADS_KV, HEAD_DIM_V), "seqlen 7, as --k: k.npy has"),
+                                    ("v", (BATCH, SEQLEN_KV, 4, HEAD_DIM_V), "num_heads_kv 2, as --k: k.npy has")):
+            with self.subTest((name, shape)):
+                self.write("bad.npy", npy(shape, [0.0] * count(shape)))
+                files = {"--q": "q.npy", "--k": "k.npy", "--v": "v.npy", f"--{name}": "bad.npy"}
+                result = self.run_fovea("attend", *[word for pair in files.items() for word in pair])
+                self.refuse(result, f"--{name}: bad.npy: holds f32 [", needle)
+        tensors = {name: ("F32", shape, elements([0.0] * count(shape), "<f4"))
+                   for name, shape in (("q", Q_SHAPE), ("k", (*K_SHAPE[:3], 9)), ("v", V_SHAPE))}
+        self.write("x.safetensors", safetensors(tensors))
+        self.refuse(self.run_fovea("attend", "--input", "x.safetensors"), "--input: x.safetensors: k: holds f32 [2, 7, 2, 9]")
 
     def test_outputs_that_cannot_be_written(self):
         (self.folder / "folder.npy").mkdir()
@@ -1060,7 +1159,10 @@ class Progress(CommandTest):
         self.assertEqual(process.communicate()[1], "")
 
     def test_a_line_on_a_terminal_after_two_seconds(self):
-        controller, terminal = pty.openpty()
+        try:
+            controller, terminal = pty.openpty()
+        except OSError as error:
+            self.skipTest(f"no terminal can be opened: {error}")
         self.addCleanup(os.close, controller)
         words = ["bench", "--seqlen-q", "256", "--num-heads-q", "4", "--runs", "1000000", "--json"]
         begin = time.monotonic()

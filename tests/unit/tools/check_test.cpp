@@ -64,6 +64,75 @@ TEST_F(Check, NanAndInfinityMustBeWhereTheyBelong) {
   EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).out.passes());
 }
 
+TEST_F(Check, NanWhereTheOracleHasNumbersFailsThoughThePlainFormulaHasNanToo) {
+  q_ = {1e30F, 1e30F};
+  k_ = {1e10F, 1e10F, -1e10F, 1e10F, 1e10F, -1e10F};
+  const CheckResult right = check_forward(args(), ComputeDtype::f32);
+  EXPECT_EQ(right.lse.num_beyond_f32, 1);  // 1.4e40
+  out_[0] = std::nanf("");
+  lse_[0] = std::nanf("");
+  const CheckResult result = check_forward(args(), ComputeDtype::f32);
+  EXPECT_EQ(result.out.num_wrong, 1);
+  EXPECT_EQ(result.lse.num_wrong, 1);
+  EXPECT_FALSE(result.passes());
+  EXPECT_GT(result.num_beyond_f32(), 0);
+}
+
+TEST_F(Check, ScoresOfNoDigitsAllowNoMoreThanTheRangeOfValues) {
+  // Scores of some 1e30 are known to 1e23: any average of 1, 2 and 6 may be right, and nothing else.
+  q_ = {1e30F, 1e30F};
+  lse_[0] = static_cast<float>(11 / std::sqrt(2.0)) * 1e30F;
+  for (const float out : {1.F, 2.F, 6.F}) {
+    out_[0] = out;
+    EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).passes());
+  }
+  EXPECT_LE(check_forward(args(), ComputeDtype::f32).out.allowed, 12.001);
+  out_[0] = 1e10F;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).out.passes());
+}
+
+TEST_F(Check, InfinityHasTheSignOfWhatItStandsFor) {
+  v_[1] = INFINITY;
+  out_[0] = INFINITY;
+  EXPECT_TRUE(check_forward(args(), ComputeDtype::f32).passes());
+  out_[0] = -INFINITY;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).passes());
+  out_[0] = NAN;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::f32).passes());
+}
+
+TEST_F(Check, ANumberThatTheOutputCannotHoldIsInfinite) {
+  v_ = {3e5F, 3e5F, 3e5F};
+  AttentionForward call = args();
+  for (const auto& [value, is_right] :
+       {std::pair{INFINITY, true}, {-INFINITY, false}, {65504.F, false}, {NAN, false}}) {
+    std::array<float16, 1> out{float16(value)};
+    call.out = view(out.data(), {1, 1, 1, 1});
+    EXPECT_EQ(check_forward(call, ComputeDtype::f32).passes(), is_right) << value;
+  }
+}
+
+TEST_F(Check, DenormalValuesMayBeLostByBf16ProductsAlone) {
+  v_ = {1e-39F, 1e-39F, 1e-39F};
+  for (const float out : {0.F, 1e-39F}) {
+    out_[0] = out;
+    EXPECT_TRUE(check_forward(args(), ComputeDtype::bf16).passes());
+    EXPECT_TRUE(check_forward(args(), {ComputeDtype::f32, true}).passes());
+    EXPECT_EQ(check_forward(args(), ComputeDtype::f32).passes(), out != 0);
+  }
+  out_[0] = 1e-30F;
+  EXPECT_FALSE(check_forward(args(), ComputeDtype::bf16).passes());
+}
+
+TEST_F(Check, DenormalQueriesMayBeLostByBf16ProductsAlone) {
+  q_ = {0x1p-130F, 0};
+  k_ = {0x1p127F, 0, -0x1p127F, 0, 0, 0};  // scores of 1/8, -1/8 and 0 times the scale
+  AttentionForward call = args();
+  call.softmax_scale = 16;  // 2, -2, 0
+  EXPECT_TRUE(check_forward(call, ComputeDtype::bf16).passes());
+  EXPECT_FALSE(check_forward(call, ComputeDtype::f32).passes());
+}
+
 /// dout 1: delta is 3, the gradients of the scores are (v - 3) / 3, and dv is the weight.
 class CheckBackward : public Check {
  protected:
@@ -104,6 +173,24 @@ TEST_F(CheckBackward, AGradientWhereNoneIsFails) {
 TEST_F(CheckBackward, NanFails) {
   dv_[0] = std::nanf("");
   EXPECT_FALSE(passes());
+}
+
+TEST_F(CheckBackward, NanFailsThoughThePlainFormulaHasNanToo) {
+  q_ = {1e30F, 1e30F};
+  k_ = {1e10F, 1e10F, -1e10F, 1e10F, 1e10F, -1e10F};
+  dq_.fill(std::nanf(""));
+  dk_.fill(std::nanf(""));
+  dv_.fill(std::nanf(""));
+  for (const auto& [name, difference] : check_backward(backward_args(), ComputeDtype::f32)) {
+    EXPECT_FALSE(difference.passes()) << name;
+    EXPECT_GT(difference.num_beyond_f32, 0) << name;
+  }
+}
+
+TEST_F(CheckBackward, ScoresOfNoDigitsAllowNoMoreThanTheSumsCanCome) {
+  q_ = {1e10F, 1e10F};
+  for (const auto& [name, difference] : check_backward(backward_args(), ComputeDtype::f32))
+    EXPECT_LT(difference.allowed, name == "dk" ? 1e12 : 100) << name;
 }
 
 }  // namespace
