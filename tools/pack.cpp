@@ -88,6 +88,7 @@ struct Work {
   cuda::TuningFile tuning{};        // --tuning
   cuda::Tuning packed{};            // its winners whose kernels are packed
   std::set<std::string> classes{};  // that a case has
+  bool is_written = false;          // to a file, for machines without a compiler
 };
 
 std::vector<Case> cases_of(const PackOptions& options) {
@@ -115,16 +116,20 @@ ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wan
   return validate(problem, "pack");
 }
 
-/// All that calls of this problem load.
-std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::ForwardPlan& plan) {
+/// All that calls of this problem load; into a file, for tensors that start anywhere too.
+std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
+                                 bool is_written) {
   std::vector<KernelText> texts = cuda::kernel_texts(plan);
+  if (is_written) {
+    for (KernelText& text : unaligned_kernel_texts(plan)) texts.push_back(std::move(text));
+  }
   if (problem.is_cached) texts.push_back(cuda::append_text());
   return texts;
 }
 
 void add_plan(const Case& named, const ForwardProblem& problem, const cuda::ForwardPlan& plan,
               const Architecture& architecture, Work& work) {
-  for (KernelText& text : texts_of(problem, plan)) {
+  for (KernelText& text : texts_of(problem, plan, work.is_written)) {
     const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
     Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
     job.cases.insert(named.name);
@@ -370,6 +375,7 @@ int run_pack(const std::vector<std::string>& words) {
   if (options.out) files.add("--out", *options.out);
 
   Work work;
+  work.is_written = options.out.has_value();
   if (!tuning.empty()) work.tuning = read_tuning(tuning);
 
   cuda::jit::LoaderOptions loader_options;

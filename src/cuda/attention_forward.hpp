@@ -47,6 +47,9 @@ struct ForwardPlan {
 /// All that is compiled for a plan: its kernel first, then those around it.
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 
+/// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for kernels that read all.
+std::vector<jit::KernelText> unaligned_kernel_texts(const ForwardPlan& plan);
+
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
 

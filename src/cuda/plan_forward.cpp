@@ -144,6 +144,11 @@ std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan) {
   return texts;
 }
 
+std::vector<jit::KernelText> unaligned_kernel_texts(const ForwardPlan& plan) {
+  if (plan.unaligned == nullptr) return {};
+  return kernel_texts(plan.unaligned->plan());
+}
+
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan) {
   auto kernels = std::make_shared<ForwardPlan::Kernels>();
   kernels->loader = &loader;

@@ -706,6 +706,21 @@ class Kernels(CommandTest):
         self.assertTrue(pack["is_present"])
         self.assertEqual(pack["kernels"], result.stdout.count(" registers, "))
 
+    def test_pack_has_the_kernel_for_tensors_that_start_anywhere(self):
+        """A machine without a compiler must run them too; without a file, nothing that no case asks for is compiled."""
+        self.need_compiler()
+        decode = {"name": "decode", "why": "small kernels", "seqlen_q": 1, "seqlen_kv": 1024, "num_heads_q": 1, "head_dim": 64}
+        (self.folder / "decode.json").write_text(json.dumps({"cases": [decode | {"dtype": "bf16"}]}))
+
+        def labels(*words):
+            result = self.run_with("pack", "--cases", "decode.json", "--arch", "sm_90a", "--json", *words)
+            self.expect(result, 0)
+            return " ".join(kernel["kernel"] for kernel in json.loads(result.stdout)["kernels"])
+
+        self.assertIn("sm90/decode", labels())
+        self.assertNotIn("sm80/attention_forward", labels())
+        self.assertIn("sm80/attention_forward", labels("--out", "fovea.pack"))
+
     def test_second_pack_compiles_nothing(self):
         self.need_compiler()
         first = json.loads(self.pack("--json").stdout)
