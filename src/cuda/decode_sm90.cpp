@@ -159,7 +159,7 @@ void launch_decode(const ForwardProblem& problem, const ForwardPlan& plan,
                    const GrownCache* cache) {
   FOVEA_ASSERT(plan.kernels != nullptr);
   const driver::Function& function = plan.kernels->forward->function;
-  const driver::ContextScope scope(*function.context);
+  const driver::ContextScope scope(*function.context, driver::Stream(stream).handle());
   const DecodeLaunch launch =
       decode_launch(problem, plan, args, cache, workspace, encoder_of(function.context->driver()));
   launch_tables(plan, launch.common, stream);

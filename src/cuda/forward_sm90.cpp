@@ -231,7 +231,7 @@ void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
   FOVEA_ASSERT(plan.kernels != nullptr);
   const driver::Stream stream(stream_handle);
   const driver::Function& function = plan.kernels->forward->function;
-  const driver::ContextScope scope(*function.context);
+  const driver::ContextScope scope(*function.context, stream.handle());
   const driver::Driver& driver = function.context->driver();
   const Sm90Launch launch = sm90_launch(problem, plan, args, cache, workspace, encoder_of(driver));
   if (launch.num_ctas == 0) return;

@@ -25,6 +25,7 @@ namespace fovea::cuda::driver {
   X(context_get_current, "cuCtxGetCurrent", (ContextHandle* context))                                             \
   X(context_push, "cuCtxPushCurrent_v2", (ContextHandle context))                                                 \
   X(context_pop, "cuCtxPopCurrent_v2", (ContextHandle* context))                                                  \
+  X(context_device, "cuCtxGetDevice", (DeviceHandle* device))                                                     \
   X(context_synchronize, "cuCtxSynchronize", ())                                                                  \
   X(module_load, "cuModuleLoadDataEx",                                                                            \
     (ModuleHandle* module, const void* image, unsigned num_options, int* options, void** values))                 \
@@ -71,6 +72,8 @@ namespace fovea::cuda::driver {
 
 /// Newer than the oldest driver that can run anything of ours: null where the driver lacks them.
 #define FOVEA_DRIVER_OPTIONAL_FUNCTIONS(X)                                                                        \
+  X(stream_contexts, "cuStreamGetCtx_v2",                                                                         \
+    (StreamHandle stream, ContextHandle* context, GreenContextHandle* green))                                     \
   X(encode_tiled, "cuTensorMapEncodeTiled",                                                                       \
     (TensorMap* map, int data_type, std::uint32_t rank, void* address, const std::uint64_t* shape,                \
      const std::uint64_t* stride_bytes, const std::uint32_t* box, const std::uint32_t* element_strides,           \

@@ -1,8 +1,13 @@
 #include "cuda/driver/context.hpp"
 
+#include <fmt/format.h>
+
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+
+#include "fovea/error.hpp"
 
 namespace fovea::cuda::driver {
 
@@ -27,11 +32,53 @@ DeviceContext& process_context(int index) {
   return *context;
 }
 
-ContextScope::ContextScope(const DeviceContext& context) : context_(context) {
+namespace {
+
+ContextHandle current_context(const DeviceContext& context) {
   ContextHandle current = nullptr;
   context.driver().check(context.api().context_get_current(&current), "cuCtxGetCurrent");
+  return current;
+}
+
+/// Is the calling thread's context one of part of the device's resources? Its streams belong to the primary context as well.
+bool is_in_green_context(const DeviceContext& context) {
+  const Api& api = context.api();
+  ContextHandle primary = nullptr;
+  GreenContextHandle green = nullptr;
+  return api.stream_contexts != nullptr &&
+         api.stream_contexts(nullptr, &primary, &green) == kSuccess && green != nullptr &&
+         primary == context.handle();
+}
+
+bool is_in_context_of(const DeviceContext& context) {
+  DeviceHandle device = 0;
+  return context.api().context_device(&device) == kSuccess && device == context.device();
+}
+
+/// NULL, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD: of whatever context is current.
+bool is_default(StreamHandle stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
+
+}  // namespace
+
+ContextScope::ContextScope(const DeviceContext& context) : context_(context) {
+  if (current_context(context) != context.handle()) push();
+}
+
+ContextScope::ContextScope(const DeviceContext& context, StreamHandle stream) : context_(context) {
+  const ContextHandle current = current_context(context);
   if (current == context.handle()) return;
-  context.driver().check(context.api().context_push(context.handle()), "cuCtxPushCurrent");
+  if (current != nullptr && is_in_green_context(context)) return;
+  if (current != nullptr && is_default(stream) && is_in_context_of(context)) {
+    throw DeviceError(fmt::format(
+        "the default stream is of another context than the primary one of {}, which kernels run "
+        "in; name a stream of that, or make it current",
+        context.info().name));
+  }
+  push();
+}
+
+void ContextScope::push() {
+  context_.driver().check(context_.api().context_push(context_.handle()), "cuCtxPushCurrent");
   is_pushed_ = true;
 }
 

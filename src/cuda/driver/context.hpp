@@ -19,6 +19,7 @@ class DeviceContext {
   const Api& api() const { return driver_.api(); }
   const DeviceInfo& info() const { return info_; }
   ContextHandle handle() const { return handle_; }
+  DeviceHandle device() const { return device_; }
 
  private:
   const Driver& driver_;
@@ -34,11 +35,16 @@ DeviceContext& process_context(int index);
 class ContextScope {
  public:
   explicit ContextScope(const DeviceContext& context);
+  /// For work on a stream. A green context of the device stays current: the default stream is its own then. Throws DeviceError for the
+  /// default stream of a context that cuCtxCreate made for the device, since the primary one's would be in no order with it.
+  ContextScope(const DeviceContext& context, StreamHandle stream);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
+  void push();
+
   const DeviceContext& context_;
   bool is_pushed_ = false;
 };

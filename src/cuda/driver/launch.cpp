@@ -67,7 +67,7 @@ void launch(const LaunchConfig& config, const Function& function, void** params)
                             .attributes = attributes.data(),
                             .num_attributes = num_attributes};
   const DeviceContext& context = *function.context;
-  const ContextScope scope(context);
+  const ContextScope scope(context, config.stream.handle());
   const Result result = context.api().launch(&raw, function.handle, params, nullptr);
   if (result != kSuccess) {
     context.driver().check(result, "cuLaunchKernelEx",

@@ -6,7 +6,7 @@ namespace fovea::cuda::driver {
 
 StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
     : context_(process_context(device_index)), stream_(stream) {
-  const ContextScope scope(context_);
+  const ContextScope scope(context_, stream_.handle());
   const Result result = context_.api().memory_allocate_async(&pointer_, bytes, stream_.handle());
   if (result == kSuccess) return;
   context_.driver().check(

@@ -12,6 +12,7 @@ inline constexpr Result kSuccess = 0;
 using DeviceHandle = int;             // CUdevice
 using DevicePointer = std::uint64_t;  // CUdeviceptr
 using ContextHandle = struct ContextTag*;
+using GreenContextHandle = struct GreenContextTag*;
 using ModuleHandle = struct ModuleTag*;
 using FunctionHandle = struct FunctionTag*;
 using StreamHandle = struct StreamTag*;

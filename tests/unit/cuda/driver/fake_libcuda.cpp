@@ -111,6 +111,10 @@ FAKE(cuCtxPopCurrent_v2, ContextHandle* context) {
   state.context_stack.pop_back();
   return called("cuCtxPopCurrent_v2");
 }
+FAKE(cuCtxGetDevice, DeviceHandle* device) {
+  *device = state.current_device;
+  return called("cuCtxGetDevice");
+}
 FAKE(cuCtxSynchronize) { return called("cuCtxSynchronize"); }
 FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
   *module = handle<ModuleHandle>(0x200);
@@ -164,6 +168,11 @@ FAKE(cuStreamIsCapturing, StreamHandle, int* status) {
 FAKE(cuStreamGetCtx, StreamHandle, ContextHandle* context) {
   *context = state.stream_context != nullptr ? state.stream_context : state.context_stack.back();
   return called("cuStreamGetCtx");
+}
+FAKE(cuStreamGetCtx_v2, StreamHandle, ContextHandle* context, GreenContextHandle* green) {
+  *green = state.green_context;
+  *context = *green != nullptr ? handle<ContextHandle>(0x100U) : state.context_stack.back();
+  return called("cuStreamGetCtx_v2");
 }
 FAKE(cuThreadExchangeStreamCaptureMode, int* mode) {
   std::swap(*mode, state.capture_mode);

@@ -18,8 +18,11 @@ struct FakeState {
 
   bool is_capturing = false;               // every stream
   ContextHandle stream_context = nullptr;  // of every stream; null: the current one
-  int capture_mode = 0;                    // of the thread
-  std::vector<int> modes_of_loads;         // and of unloads
+  GreenContextHandle green_context =
+      nullptr;  // the current one is of the device's primary one then
+  DeviceHandle current_device = 0;
+  int capture_mode = 0;             // of the thread
+  std::vector<int> modes_of_loads;  // and of unloads
 
   std::vector<std::string> calls;  // since the last reset
   std::vector<ContextHandle> context_stack;

@@ -94,6 +94,45 @@ TEST_F(Launch, ModuleKnowsWhetherAGraphHasCapturedALaunch) {
   EXPECT_EQ(fake.count("cuStreamIsCapturing"), 2) << "what is known is not asked again";
 }
 
+constexpr LaunchConfig kOnDefaultStream{.grid = {1}, .block = {32}, .stream = Stream(nullptr)};
+
+// As PyTorch has them: its default stream is NULL there, which is the green context's as long as that is current.
+TEST_F(Launch, GreenContextStaysCurrentSoThatTheDefaultStreamIsItsOwn) {
+  fake.context_stack = {reinterpret_cast<ContextHandle>(0x77)};
+  fake.green_context = reinterpret_cast<GreenContextHandle>(0x88);
+  fake.calls.clear();
+  launch(kOnDefaultStream, function, 0);
+  EXPECT_EQ(fake.count("cuLaunchKernelEx"), 1);
+  EXPECT_EQ(fake.count("cuCtxPushCurrent_v2"), 0);
+}
+
+// The primary context's default stream would run beside it, before what it waits for.
+TEST_F(Launch, DefaultStreamOfAMadeContextIsRefusedByName) {
+  fake.context_stack = {reinterpret_cast<ContextHandle>(0x77)};
+  fake.calls.clear();
+  try {
+    launch(kOnDefaultStream, function, 0);
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("the default stream is of another context than the primary one of Fake"));
+  }
+  EXPECT_EQ(fake.count("cuLaunchKernelEx"), 0);
+  launch({.grid = {1}, .block = {32}, .stream = Stream(reinterpret_cast<void*>(0x99))}, function,
+         0);
+  EXPECT_EQ(fake.count("cuCtxPushCurrent_v2"), 1) << "a named stream is what it is";
+  EXPECT_EQ(fake.context_stack.size(), 1U);
+}
+
+TEST_F(Launch, DefaultStreamIsTheDevicesOwnWhereAnotherDeviceIsCurrent) {
+  fake.context_stack = {reinterpret_cast<ContextHandle>(0x101)};
+  fake.current_device = 1;
+  fake.calls.clear();
+  launch(kOnDefaultStream, function, 0);
+  EXPECT_EQ(fake.count("cuCtxPushCurrent_v2"), 1);
+  EXPECT_EQ(fake.count("cuLaunchKernelEx"), 1);
+}
+
 TEST_F(Launch, StreamOfAnotherContextIsRefusedByName) {
   constexpr Result kInvalidHandle = 400;
   fake.fail("cuLaunchKernelEx", kInvalidHandle);
@@ -134,6 +173,7 @@ TEST_F(Launch, RefusalTellsTheConfiguration) {
 TEST_F(Launch, LeavesTheThreadsContextAsItWas) {
   const auto foreign = reinterpret_cast<ContextHandle>(0x77);
   fake.context_stack = {foreign};
+  fake.current_device = 1;
   fake.calls.clear();
   launch({.grid = {1}, .block = {32}, .stream = Stream(nullptr)}, function, 0);
   EXPECT_EQ(fake.context_stack, std::vector{foreign});

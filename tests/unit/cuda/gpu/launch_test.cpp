@@ -187,22 +187,51 @@ driver::StreamHandle stream_of_a_made_context() {
   return stream;
 }
 
-driver::StreamHandle stream_of_a_green_context() {
+/// Of all SMs; null where the driver has none.
+void* green_context() {
   alignas(8) std::array<std::byte, 256> resource{};  // CUdevResource: 144 bytes in CUDA 12.4 to 13
   void* description = nullptr;
   void* green = nullptr;
-  driver::StreamHandle stream = nullptr;
   const auto get = function_of<int (*)(int, void*, int)>("cuDeviceGetDevResource");
   const auto describe = function_of<int (*)(void**, void*, unsigned)>("cuDevResourceGenerateDesc");
   const auto create = function_of<int (*)(void**, void*, int, unsigned)>("cuGreenCtxCreate");
-  const auto make =
-      function_of<int (*)(driver::StreamHandle*, void*, unsigned, int)>("cuGreenCtxStreamCreate");
-  if (get == nullptr || describe == nullptr || create == nullptr || make == nullptr) return nullptr;
+  if (get == nullptr || describe == nullptr || create == nullptr) return nullptr;
   constexpr int kSms = 1;
+  constexpr unsigned kDefaultStream = 1;
   if (get(0, resource.data(), kSms) != 0 || describe(&description, resource.data(), 1) != 0)
     return nullptr;
-  if (create(&green, description, 0, 1) != 0 || make(&stream, green, 1, 0) != 0) return nullptr;
+  return create(&green, description, 0, kDefaultStream) == 0 ? green : nullptr;
+}
+
+driver::StreamHandle stream_of_a_green_context() {
+  driver::StreamHandle stream = nullptr;
+  void* const green = green_context();
+  const auto make =
+      function_of<int (*)(driver::StreamHandle*, void*, unsigned, int)>("cuGreenCtxStreamCreate");
+  if (green == nullptr || make == nullptr || make(&stream, green, 1, 0) != 0) return nullptr;
   return stream;
+}
+
+// As PyTorch does it: the green context is made current, and the stream is NULL.
+TEST_F(Gpu, DefaultStreamOfAGreenContextIsUsed) {
+  void* const green = green_context();
+  const auto convert = function_of<int (*)(driver::ContextHandle*, void*)>("cuCtxFromGreenCtx");
+  driver::ContextHandle current = nullptr;
+  if (green == nullptr || convert == nullptr || convert(&current, green) != 0)
+    GTEST_SKIP() << "the driver has no green contexts";
+  jit::Loader loader(options);
+  const auto kernel = loader.load(adding_kernel(), *context);
+  const driver::OwnedStream stream(*context);
+  driver::DeviceMemory out(*context, kCount * 4);
+  out.fill(0, stream.get());
+  stream.synchronize();
+  const driver::Api& api = context->api();
+  ASSERT_EQ(api.context_push(current), driver::kSuccess);
+  driver::launch(config(Stream(nullptr)), kernel->function,
+                 Params{static_cast<std::uint32_t*>(out.data()), kCount, 3});
+  api.context_synchronize();
+  api.context_pop(&current);
+  EXPECT_EQ(read(out, stream)[5], 8U);
 }
 
 TEST_F(Gpu, StreamsOfOtherContextsAreUsedOrRefusedByName) {
