@@ -39,7 +39,7 @@ double smallest_rounding(Dtype dtype) {  // of denormals
 /// scaling, the step to base 2 and the subtraction of the maximum cost one each, a program's
 /// function a few. So scores, lse and row_max get four roundings of 1 + max |s|, out gets as much
 /// relative to Σ weight · |v|, and one rounding of each weight to the compute dtype. That last one
-/// is a matter of luck in few elements only: in the norm it counts for 64 of them at most, so that
+/// is a matter of luck in few rows only, all of whose columns share it: in the norm it counts for 64 rows at most, so that
 /// in a large result the plain formula alone decides.
 ///
 /// Scores lie within ± the largest, lse at most the logarithm of their number above it, and out, an average of values that dropout
@@ -55,7 +55,9 @@ Floor out_floor(const PlainResult& plain, const Products& products) {
   const double weight = rounding(dtype_of(products), 1) * plain.largest_average;
   const double lost = lost_denormals(products, static_cast<double>(plain.most_keys));
   const double score = score_floor(plain, 1).absolute * plain.largest_average + lost;
-  return {weight + score, weight * std::sqrt(std::min(count, 64.0)) + score * std::sqrt(count),
+  const double rows = std::max(1.0, static_cast<double>(plain.lse.size()));
+  const double by_luck = count * std::min(1.0, 64 / rows);
+  return {weight + score, weight * std::sqrt(by_luck) + score * std::sqrt(count),
           2 * plain.largest_value + lost};
 }
 

@@ -78,7 +78,8 @@ class CommandTest(unittest.TestCase):
         )
 
     def attend(self, *words, **options):
-        return self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", "--threads", "1", *words, **options)
+        threads = [] if "cuda" in words else ["--threads", "1"]
+        return self.run_fovea("attend", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy", *threads, *words, **options)
 
     def expect(self, result, code, *needles):
         """The exit code, and one line on stderr that holds every needle."""
@@ -966,7 +967,7 @@ class Refusals(CommandTest):
             "structured": good.replace(b"'<f4'", b"[('a',"), "not a .npy file": b"hello", "version 4.0": good[:6] + b"\4" + good[7:],
             "stands twice": good.replace(b"'fortran_order': False", b"'descr': '<f4'        "),
             "overflow": good.replace(str(Q_SHAPE).encode() + b", }    ", b"(99999999999, 99999999999)}"),
-            "has rank 1": npy((len(self.q),), self.q), "dtype i32": npy(Q_SHAPE, [0] * len(self.q), "<i4"),
+            "expected rank 4": npy((len(self.q),), self.q), "holds i32": npy(Q_SHAPE, [0] * len(self.q), "<i4"),
         }
         for needle, data in faults.items():
             with self.subTest(needle):
@@ -996,9 +997,9 @@ class Refusals(CommandTest):
 
     def test_shapes_and_dtypes_that_do_not_fit(self):
         self.write("k.npy", npy((BATCH, SEQLEN_KV, HEADS_KV, HEAD_DIM + 1), [0.0] * (BATCH * SEQLEN_KV * HEADS_KV * 9)))
-        self.refuse(self.attend("--out", "out.npy"), "k ", "head_dim")
+        self.refuse(self.attend("--out", "out.npy"), "--k: k.npy", "head_dim 8")
         self.write("k.npy", npy(K_SHAPE, self.k, "<f2"))
-        self.refuse(self.attend("--out", "out.npy"), "k", "f16")
+        self.refuse(self.attend("--out", "out.npy"), "--k: k.npy", "f16")
         self.write("k.npy", npy((BATCH, SEQLEN_KV, 3, HEAD_DIM), [0.0] * (BATCH * SEQLEN_KV * 3 * HEAD_DIM)))
         self.write("v.npy", npy((BATCH, SEQLEN_KV, 3, HEAD_DIM_V), [0.0] * (BATCH * SEQLEN_KV * 3 * HEAD_DIM_V)))
         self.refuse(self.attend("--out", "out.npy"), "4", "3")

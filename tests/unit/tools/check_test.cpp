@@ -190,7 +190,7 @@ TEST_F(CheckBackward, NanFailsThoughThePlainFormulaHasNanToo) {
 TEST_F(CheckBackward, ScoresOfNoDigitsAllowNoMoreThanTheSumsCanCome) {
   q_ = {1e10F, 1e10F};
   for (const auto& [name, difference] : check_backward(backward_args(), ComputeDtype::f32))
-    EXPECT_LT(difference.allowed, name == "dk" ? 1e12 : 100) << name;
+    EXPECT_LT(difference.allowed, name == "dk" ? 1e12 : 200) << name;
 }
 
 }  // namespace
