@@ -366,6 +366,15 @@ std::vector<Case> hopper_cases() {
     small.has_sinks = head_dim == 64;
     cases.push_back(std::move(small));
   }
+  // The first row of the second row tile sees nothing of the first kv tile that it visits, and all of the next.
+  for (const std::int64_t head_dim : {64, 128}) {
+    Case late = hopper_case("hopper_late_row_d" + std::to_string(head_dim), head_dim);
+    late.seqlen_kv = late.seqlen_q - 1;
+    late.mask = causal();
+    const TensorView slopes = late.capture(Dtype::f32, {1}, [](std::int64_t) { return 2.0; });
+    late.score = head_dim == 64 ? softcap(30) : alibi(slopes);
+    cases.push_back(std::move(late));
+  }
   // Sums leave it above: the pass by a softmax that can have no large powers.
   Case large = climbing_case("hopper_large_values_climbing", 128, false);
   large.value_exponent = 40;

@@ -164,6 +164,11 @@ struct OptimisticRows {
     }
     part[0] = parts[0] + parts[1];
     part[1] = parts[2] + parts[3];
+    if constexpr (kAreArguments) {
+      // A row that has seen no key has no reference, and its powers are relative to no maximum.
+      if (reference[0] == -infinity()) part[0] = infinity();
+      if (reference[1] == -infinity()) part[1] = infinity();
+    }
     return !ptx::vote_any(!(part[0] <= H::kSoft && part[1] <= H::kSoft));
   }
 
