@@ -482,6 +482,7 @@ def main():
         print("random_check: skipped, no PyTorch" + ("" if torch is None else " with a GPU"))
         return 77
     if options.only is not None:
+        torch.set_num_threads(1)
         total = {"problems": 0, "wrong": 0, "unsupported": 0}
         check_kernel(fovea.Library(options.library), options.seed, options.only, PROBLEMS_PER_KERNEL, options.device, total)
     else:
