@@ -178,7 +178,7 @@ def link_mutant(build: Build, mutant: Mutant, objects: dict[str, str], scratch: 
 
 def run_tests(program: pathlib.Path, mutant: Mutant, folder: pathlib.Path) -> tuple[bool, str]:
     """(did they pass, what was seen)."""
-    environment = {**os.environ, "RC_PARAMS": "seed=1", "GTEST_BRIEF": "1"}
+    environment = {**os.environ, "RC_PARAMS": "seed=1", "FOVEA_TEST_LONG": "3", "GTEST_BRIEF": "1"}
     arguments = [str(program), f"--gtest_filter={mutant.filter}", "--gtest_fail_fast"]
     try:
         result = run(arguments, folder, env=environment, timeout=TIMEOUT_S)

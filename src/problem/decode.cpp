@@ -22,7 +22,8 @@ bool has_aligned_rows(const TensorView& t) {
   constexpr std::int64_t kBytes = 16;
   const auto size = static_cast<std::int64_t>(size_bytes(t.dtype()));
   for (int dim = 0; dim + 1 < t.rank(); ++dim) {
-    if (t.size(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) * size % kBytes != 0)) return false;
+    if (t.size(dim) > 1 && (t.stride(dim) <= 0 || t.stride(dim) % (kBytes / size) != 0))
+      return false;
   }
   return t.stride(t.rank() - 1) == 1 && reinterpret_cast<std::uintptr_t>(t.data()) % kBytes == 0;
 }

@@ -23,6 +23,8 @@ using Extents = std::vector<std::int64_t>;
 constexpr std::int64_t kMostElements = 4096;  // of a tensor that has memory: a call ends soon
 constexpr std::int64_t kMostBytes = 1 << 16;
 constexpr std::size_t kMostWorkspace = 1 << 24;
+constexpr std::int32_t kMostDims =
+    9;  // beyond the rank of any tensor: fewer are as many as a shape has
 constexpr std::uint8_t kUnwritten = 0xA5;
 
 constexpr DLDataType kF32{kDLFloat, 32, 1};
@@ -85,7 +87,7 @@ class Loan {
     if (fate % 16 == 2) distort(t);
     if (fate % 16 == 3) give_strides(t);
     t.dlpack.ndim = static_cast<std::int32_t>(t.shape.size());
-    if (fate == 20) t.dlpack.ndim = bytes_.next() - 128;
+    if (fate == 20) t.dlpack.ndim = bytes_.next() < 128 ? -1 : kMostDims + bytes_.next();
     t.dlpack.shape = t.shape.data();
     t.dlpack.strides = t.strides.empty() ? nullptr : t.strides.data();
     const bool is_index = type.code == kDLInt;

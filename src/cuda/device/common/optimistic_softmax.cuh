@@ -64,9 +64,10 @@ struct OptimisticRows {
   using Scores = float[kScores];
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 16][4];
-  /// Rows whose sums of p v are all below this are computed again with references that are maxima. Down to here a sum of 2^20 products, each
-  /// cut at the last place of denormals, 2^-149, is right to 2^-19; powers of 2^-80 times values from 2^-30 on are above it.
-  static constexpr float kLeastSum = H::kCanSoften ? 0x1p-110F : 0.0F;
+  /// Rows are computed again, with references that are maxima, where a thread's sums of p v (64 at most) come to less than this in all: a
+  /// row whose sums are all below 2^-110 is. Above, a sum of 2^20 products, each cut at the last place of denormals, 2^-149, is right to
+  /// 2^-19; powers of 2^-80 times values from 2^-24 on are.
+  static constexpr float kLeastSum = H::kCanSoften ? 0x1p-104F : 0.0F;
   /// What is 0 or at least 1 in sums of indicators has this unit, or a larger one.
   static constexpr float kIndicatorFactor = H::kCanSoften ? 0x1p80F : 1.0F;
 

@@ -209,12 +209,7 @@ struct Combine {
         const float weight = ptx::shfl_idx(of_these, first % 32 + i);  // 0 behind the last
         const ptx::F32x4& part = parts.part[i];
         ptx::F32x4& sum = sums[i % kCombineSums];
-        if (weight == 0) {
-          // Of a split that saw keys, infinity and NaN count whatever they weigh; an empty split's sums are not looked at.
-          const float of_split = ptx::shfl_idx(first < 32 ? lse_.low : lse_.high, first % 32 + i);
-          if (of_split != -infinity()) sum = with_non_finite(sum, part);
-          continue;
-        }
+        if (weight == 0) continue;  // an empty split's sums are not looked at
         sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
                ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
       }
@@ -223,7 +218,25 @@ struct Combine {
 #pragma unroll
     for (const ptx::F32x4& sum : sums)
       total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
-    return total;
+    return ptx::vote_any(is_faint(weights_.low, lse_.low) || is_faint(weights_.high, lse_.high))
+               ? with_faint_splits(total, col)
+               : total;
+  }
+
+  /// Did a split see keys, none of which weigh anything beside those of others?
+  FOVEA_DEVICE bool is_faint(float weight, float lse) { return weight == 0 && lse != -infinity(); }
+
+  /// Its infinity and NaN count all the same.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 with_faint_splits(ptx::F32x4 sum, int col) const {
+#pragma unroll 1
+    for (int split = 0; split < row.count; ++split) {
+      const float weight = ptx::shfl_idx(split < 32 ? weights_.low : weights_.high, split % 32);
+      const float lse = ptx::shfl_idx(split < 32 ? lse_.low : lse_.high, split % 32);
+      if (!is_faint(weight, lse)) continue;
+      const float* const from = row.sums(p, split) + (col < p.partial_width ? col : 0);
+      sum = with_non_finite(sum, ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from)));
+    }
+    return sum;
   }
 
   FOVEA_DEVICE bool is_finite(float x) { return x - x == 0.0F; }

@@ -102,18 +102,14 @@ struct Output {
   /// and infinity among the values, powers were too large, or too small.
   FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
                                   Pass pass) const {
-    float all[4] = {}, largest[2] = {};
+    float all[4] = {};
 #pragma unroll
-    for (int i = 0; i < Rows::kSums; ++i) {
-      all[i % 4] += o[i];
-      if constexpr (Rows::kLeastSum > 0.0F)
-        largest[i / 2 % 2] = ptx::max_ftz(largest[i / 2 % 2], ptx::abs_ftz(o[i]));
-    }
+    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += ptx::abs_ftz(o[i]);
     const float row[2] = {all[0] + all[1], all[2] + all[3]};
     const float any = row[0] + row[1];
     // Rows that see nothing have factor 0.
-    const bool is_small = (largest[0] < Rows::kLeastSum && factor[0] != 0.0F) ||
-                          (largest[1] < Rows::kLeastSum && factor[1] != 0.0F);
+    const bool is_small = (row[0] < Rows::kLeastSum && factor[0] != 0.0F) ||
+                          (row[1] < Rows::kLeastSum && factor[1] != 0.0F);
     if (!ptx::vote_any(!(any - any == 0.0F) || is_small)) return;
     if (pass == Pass::all) {
       if (warp.cta.lane == 0) add_suspect(number);
