@@ -223,12 +223,19 @@ void give_programs(Loan& loan, Bytes& bytes, const Sizes& s, fovea_attention_for
   args.num_scalars = 1;
 }
 
+/// Of q, k, v, out and their gradients.
+struct ShapeOf {
+  std::int64_t batch;
+  bool is_packed;
+  Extents operator()(std::int64_t length, std::int64_t heads, std::int64_t dim) const {
+    return is_packed ? Extents{batch * length, heads, dim} : Extents{batch, length, heads, dim};
+  }
+};
+
 fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes& s,
                                           bool writes = true) {
   const bool is_packed = bytes.next() % 4 == 1;
-  const auto shape = [&](std::int64_t length, std::int64_t heads, std::int64_t dim) {
-    return is_packed ? Extents{s.batch * length, heads, dim} : Extents{s.batch, length, heads, dim};
-  };
+  const ShapeOf shape{s.batch, is_packed};
   const Extents rows = is_packed ? Extents{s.heads_q, s.batch * s.seqlen_q}
                                  : Extents{s.batch, s.heads_q, s.seqlen_q};
   fovea_attention_forward_args args{};
@@ -364,11 +371,7 @@ int run_plan(Bytes& bytes, const Sizes& sizes) {
 
 int run_backward(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes, false);
-  const bool is_packed = forward.cu_seqlens_q != nullptr;
-  const auto shape = [&](std::int64_t length, std::int64_t heads, std::int64_t dim) {
-    return is_packed ? Extents{sizes.batch * length, heads, dim}
-                     : Extents{sizes.batch, length, heads, dim};
-  };
+  const ShapeOf shape{sizes.batch, forward.cu_seqlens_q != nullptr};
   fovea_attention_backward_args args{};
   args.forward = loan.lend(forward);
   args.dout = loan.floats(shape(sizes.seqlen_q, sizes.heads_q, sizes.dim_v));

@@ -275,6 +275,15 @@ Moved<AttentionDecode> slots(bool is_paged) {
                       [](Args& a) -> TensorView& { return a.cache.page_table; });
 }
 
+std::string refusal_of_decode(const AttentionDecode& args) {
+  return refusal([&] {
+    validate_cache(args.cache, args.append, args.rotary, 1, "run");
+    const ForwardProblem f =
+        validate_decode_problem(decode_problem(args, 8, 1, "run"), cache_layout(args), "run");
+    validate_decode(f, args, "run");
+  });
+}
+
 TEST(Overlap, OfEverythingInADecodeCall) {
   using Args = AttentionDecode;
   const auto self = [](Args& args) -> Args& { return args; };
@@ -286,14 +295,7 @@ TEST(Overlap, OfEverythingInADecodeCall) {
         tensor<Args>("out", Dtype::f32, {1, 1, 4, 6}, [](Args& a) -> TensorView& { return a.out; }),
         tensor<Args>("lse", Dtype::f32, {1, 4, 1}, [](Args& a) -> TensorView& { return a.lse; }),
         workspace<Args>(self)};
-    call.refusal_of = [](const Args& args) {
-      return refusal([&] {
-        validate_cache(args.cache, args.append, args.rotary, 1, "run");
-        const ForwardProblem f =
-            validate_decode_problem(decode_problem(args, 8, 1, "run"), cache_layout(args), "run");
-        validate_decode(f, args, "run");
-      });
-    };
+    call.refusal_of = refusal_of_decode;
     expect_every_overlap_refused(call);
   }
 }
@@ -307,12 +309,7 @@ TEST(Overlap, OfACacheThatIsAppendedTo) {
     call.refusal_of = [](Args args) {
       static std::array<std::byte, kRoom> out;
       args.out = TensorView(static_cast<void*>(out.data()), spec_of(Dtype::f32, {1, 1, 4, 6}));
-      return refusal([&] {
-        validate_cache(args.cache, args.append, args.rotary, 1, "run");
-        const ForwardProblem f =
-            validate_decode_problem(decode_problem(args, 8, 1, "run"), cache_layout(args), "run");
-        validate_decode(f, args, "run");
-      });
+      return refusal_of_decode(args);
     };
     expect_every_overlap_refused(call);
     // Without attention.
