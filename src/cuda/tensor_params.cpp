@@ -32,8 +32,7 @@ IndexParam index_param(const TensorView& t) {
 }
 
 std::int32_t count_param(std::int64_t count) {
-  constexpr std::int64_t kMost = 0x7fffffff - 1023;
-  return static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 0, kMost));
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 0, kMostCounted));
 }
 
 std::int32_t capacity_param(const KvCache& cache) {

@@ -35,7 +35,7 @@ inline constexpr float kHugeScore = 0x1.6p127F;
 inline constexpr float kHugeUnit = 0x1p-20F;
 
 FOVEA_DEVICE bool is_huge(float score) {
-  const float size = ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(score) & 0x7fffffffU);
+  const float size = ptx::abs_ftz(score);
   return size > kHugeScore && size < infinity();
 }
 

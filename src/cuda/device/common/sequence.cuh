@@ -36,9 +36,6 @@ FOVEA_DEVICE std::int64_t limited(std::int64_t value, std::int64_t lo, std::int6
   return value < lo ? lo : value > hi ? hi : value;
 }
 
-/// Positions of rows and keys, and what is rounded up to tiles of them, have 32 bits.
-inline constexpr std::int32_t kMostRows = 0x7fffffff - 1023;
-
 /// Of a page or slot, the low word: one of `count`.
 FOVEA_DEVICE std::uint32_t one_of(std::int64_t value, std::int32_t count) {
   const auto word = static_cast<std::uint32_t>(value);
@@ -61,13 +58,13 @@ FOVEA_DEVICE PackedRows packed_rows(const IndexParam& cu_seqlens, std::int32_t i
                                     std::int64_t total) {
   const std::int64_t begin = limited(index_at(cu_seqlens, idx), 0, total);
   const std::int64_t end = limited(index_at(cu_seqlens, idx + 1), begin, total);
-  return {begin, static_cast<std::int32_t>(limited(end - begin, 0, kMostRows))};
+  return {begin, static_cast<std::int32_t>(limited(end - begin, 0, kMostCounted))};
 }
 /// Those behind the last sequence.
 FOVEA_DEVICE PackedRows trailing_rows(const IndexParam& cu_seqlens, std::int32_t num_sequences,
                                       std::int64_t total) {
   const std::int64_t begin = limited(index_at(cu_seqlens, num_sequences), 0, total);
-  return {begin, static_cast<std::int32_t>(limited(total - begin, 0, kMostRows))};
+  return {begin, static_cast<std::int32_t>(limited(total - begin, 0, kMostCounted))};
 }
 
 /// Rows of a slot, or of a sequence's pages, that are its keys: as many as the plan was made for at most.

@@ -7,6 +7,9 @@
 
 namespace fovea::cuda {
 
+/// What kernels count in 32 bits, slots and positions of rows and keys, also rounded up to tiles of them.
+inline constexpr std::int32_t kMostCounted = 0x7fffffff - 1023;
+
 /// A tensor [batch, seqlen, heads, head_dim]; packed: batch stride 0.
 struct BshdParam {
   const void* data;
