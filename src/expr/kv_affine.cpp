@@ -20,6 +20,9 @@ struct IntLine {
   bool wraps() const { return largest > kMostInts; }
 };
 
+/// A number of this size times log2 e may be no float.
+constexpr double kHuge = 0x1p100;
+
 /// A float along the keys.
 struct FloatLine {
   NodePtr slope;  // null: 0
@@ -43,7 +46,8 @@ class Finder {
 
  private:
   struct Facts {
-    bool is_free = true;  // of the score and of kv_idx
+    bool is_free = true;      // of the score and of kv_idx
+    bool may_be_huge = false;  // the lowest float, which others add to hide keys: it is a score, and its logarithm to base 2 is none
     IntLine integer;
     std::optional<FloatLine> line;
   };
@@ -61,8 +65,38 @@ class Finder {
     if (node.type == ExprType::integer) facts.integer = integer_line(node);
     if (node.type == ExprType::floating) {
       facts.line = facts.is_free ? FloatLine{} : float_line(node);
+      facts.may_be_huge = facts.is_free && may_be_huge(node);
     }
     facts_.emplace(node.digest, std::move(facts));
+  }
+
+  /// Of what tensors, scalars and literals give as they are, or scaled by one another; slopes times distances are taken to be scores of
+  /// ordinary size.
+  bool may_be_huge(const Node& node) const {
+    const auto is_huge = [&](std::size_t i) { return operand(node, i).may_be_huge; };
+    switch (node.op) {
+      case Op::constant:
+        return std::abs(node.float_value) > kHuge;
+      case Op::scalar:
+      case Op::load:
+        return true;
+      case Op::add:
+      case Op::sub:
+      case Op::min:
+      case Op::max:
+        return is_huge(0) || is_huge(1);
+      case Op::neg:
+      case Op::abs:
+        return is_huge(0);
+      case Op::select:
+        return is_huge(1) || is_huge(2);
+      case Op::mul:
+      case Op::div:
+        return (is_huge(0) && (is_huge(1) || node.operands[1]->op == Op::constant)) ||
+               (is_huge(1) && node.operands[0]->op == Op::constant);
+      default:
+        return false;
+    }
   }
 
   IntLine integer_line(const Node& node) const {
@@ -116,7 +150,8 @@ class Finder {
   std::optional<FloatLine> float_sum(const Node& node) const {
     const std::optional<FloatLine>& a = operand(node, 0).line;
     const std::optional<FloatLine>& b = operand(node, 1).line;
-    if (!a || !b) return std::nullopt;
+    if (!a || !b || operand(node, 0).may_be_huge || operand(node, 1).may_be_huge)
+      return std::nullopt;
     if (b->has_score && (a->has_score || node.op == Op::sub)) return std::nullopt;
     return FloatLine{sum(node.op, a->slope, b->slope), a->has_score || b->has_score};
   }

@@ -7,7 +7,8 @@
 namespace fovea::expr {
 
 /// What the program adds to the score more at each key than at the key before; reads neither the score nor kv_idx. Null where the
-/// formula has another form. As real numbers, for positions from 0 to 2^28: an infinite slope has no line.
+/// formula has another form, or adds a number that may be as large as the lowest float. As real numbers, for positions from 0 to 2^28: an
+/// infinite slope has no line.
 NodePtr score_slope(const NodePtr& score);
 
 }  // namespace fovea::expr

@@ -118,6 +118,7 @@ constexpr Operation kExact[] = {
     {"sqrt_rn", Holds::f32, [](const Inputs& in) { return bits(std::sqrt(in.a)); }},
     {"max_ftz", Holds::f32, [](const Inputs& in) { return bits(greater(in.a, in.b)); }},
     {"min_ftz", Holds::f32, [](const Inputs& in) { return bits(lesser(in.a, in.b)); }},
+    {"abs", Holds::f32, [](const Inputs& in) { return bits(std::fabs(in.a)); }},
     {"abs_ftz", Holds::f32, [](const Inputs& in) { return bits(std::fabs(flushed(in.a))); }},
     {"max_nan", Holds::f32,
      [](const Inputs& in) {
@@ -166,7 +167,7 @@ constexpr Approximation kApproximate[] = {
     {"ordered_ex2_approx_ftz", [](double x) { return std::exp2(x); },
      [](double, double y) { return 0x1p-22 * y + kSmallest; }},
 };
-static_assert(std::size(kExact) == 24 && std::size(kApproximate) == 7,
+static_assert(std::size(kExact) == 25 && std::size(kApproximate) == 7,
               "kernels.cuh writes so many");
 
 bool is_nan(Holds holds, std::uint32_t word) {

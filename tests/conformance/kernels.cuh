@@ -158,7 +158,7 @@ FOVEA_DEVICE void mma(const Params& p) {
 
 // ---- one thread --------------------------------------------------------------------------------
 
-inline constexpr int kNumExact = 24, kNumApproximate = 7;
+inline constexpr int kNumExact = 25, kNumApproximate = 7;
 
 /// in: per thread 3 words. out: kNumExact + kNumApproximate words, in the order below.
 FOVEA_DEVICE void arithmetic(const Params& p) {
@@ -187,6 +187,7 @@ FOVEA_DEVICE void arithmetic(const Params& p) {
       bits(ptx::sqrt_rn(a)),
       bits(ptx::max_ftz(a, b)),
       bits(ptx::min_ftz(a, b)),
+      bits(ptx::abs(a)),
       bits(ptx::abs_ftz(a)),
       bits(ptx::max_nan(a, b)),
       bits(ptx::min_ftz(ptx::max_ftz(a, b), c)),

@@ -61,6 +61,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"sqrt_rn", 80, "a.f[0] = sqrt_rn(a.f[1]);", {"MUFU.RSQ", "FFMA"}},
     {"max_ftz", 80, "a.f[0] = max_ftz(a.f[1], a.f[2]);", {"FMNMX.FTZ R", "!PT"}},
     {"min_ftz", 80, "a.f[0] = min_ftz(a.f[1], a.f[2]);", {"FMNMX.FTZ R", ", PT"}},
+    {"abs", 80, "a.f[0] = add_rn(a.f[1], fovea::cuda::ptx::abs(a.f[2]));", {"FADD R", "|"}},
     {"abs_ftz", 80, "a.f[0] = max_ftz(a.f[1], abs_ftz(a.f[2]));", {"FMNMX.FTZ R", "|"}},
     {"max_nan", 80, "a.f[0] = max_nan(a.f[1], a.f[2]);", {"FMNMX.NAN R"}},
     {"cvt_bf16x2", 80, "a.u[0] = cvt_bf16x2(a.f[1], a.f[2]);", {"F2FP.BF16"}},

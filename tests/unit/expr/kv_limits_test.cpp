@@ -51,7 +51,15 @@ TEST(ScoreSlope, IsWhatAKeyAddsMoreThanTheKeyBefore) {
         {"score + float(q_idx - kv_idx)", "-1.0"},
         {"score - float(kv_idx + kv_idx) * 0.5", "-1.0"},
         {"score + float(q_idx)", "0.0"},
-        {"score * score", "open"}}) {
+        {"score * score", "open"},
+        {"score + slopes[q_head] * float(kv_idx - q_idx)", "slopes[q_head]"},
+        {"score + float(kv_idx) + 3", "1.0"},
+        // What may be the lowest float.
+        {"score + float(kv_idx) - 3.4e38", "open"},
+        {"score + float(kv_idx) + slopes[q_head]", "open"},
+        {"score + float(kv_idx) - 2.0 * slopes[q_head]", "open"},
+        {"score + float(kv_idx) + select(q_idx < 3, slopes[q_head], 0.0)", "open"},
+        {"score + (slopes[q_head] + float(kv_idx))", "open"}}) {
     EXPECT_EQ(shown(score_slope(parsed(score))), slope) << score;
   }
 }

@@ -43,10 +43,16 @@ FOVEA_DEVICE std::uint32_t one_of(std::int64_t value, std::int32_t count) {
   return word < last ? word : last;
 }
 
-/// The page that holds rows [entry page_size, (entry + 1) page_size) of a sequence.
+/// What the table says of rows [entry page_size, (entry + 1) page_size) of a sequence.
+FOVEA_DEVICE std::int64_t page_entry(const ForwardParams& p, std::int64_t sequence,
+                                     std::int64_t entry) {
+  return index_at(p.page_table, sequence * p.page_table_row_stride, entry);
+}
+
+/// The page that holds them.
 FOVEA_DEVICE std::int64_t page_at(const ForwardParams& p, std::int64_t sequence,
                                   std::int64_t entry) {
-  return one_of(index_at(p.page_table, sequence * p.page_table_row_stride, entry), p.num_slots);
+  return one_of(page_entry(p, sequence, entry), p.num_slots);
 }
 
 /// Rows of a packed tensor that are one sequence's.

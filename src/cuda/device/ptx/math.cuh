@@ -94,7 +94,14 @@ FOVEA_DEVICE float min_ftz(float a, float b) {
   return c;
 }
 
-/// abs.ftz (Floating Point). ptxas makes it a modifier of the operand that it becomes.
+/// abs and abs.ftz (Floating Point). ptxas makes them modifiers of the operand that they become where its instruction treats denormals
+/// alike; else each is one of its own.
+FOVEA_DEVICE float abs(float x) {
+  float y;
+  asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 FOVEA_DEVICE float abs_ftz(float x) {
   float y;
   asm("abs.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

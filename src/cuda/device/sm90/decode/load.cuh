@@ -102,18 +102,21 @@ class PageWindow {
       now_ = next_;
       next_ = look_up(begin_ + 32);
     }
-    return {ptx::shfl_idx(now_.row, box - begin_), ptx::shfl_idx(now_.page, box - begin_)};
+    const Place found{ptx::shfl_idx(now_.row, box - begin_), ptx::shfl_idx(now_.page, box - begin_)};
+    // A box without keys gets page -1: TMA fills it with zeros.
+    if (key >= work_.kv_end) return {0, -1};
+    return {found.row, static_cast<std::int32_t>(one_of(found.page, p_.common.num_slots))};
   }
 
  private:
-  /// A box without keys gets page -1: TMA fills it with zeros, and the table is not read.
+  /// The page is what the table holds, limited where it is used: doing so here would wait for the table.
   FOVEA_DEVICE_MEMBER Place look_up(std::int32_t first_box) const {
     const ForwardParams& c = p_.common;
     const std::int32_t key = (first_box + ptx::lane_idx()) * p_.rows_per_box;
-    if (key >= work_.kv_end) return {0, -1};
+    if (key >= work_.kv_end) return {0, 0};
     const std::int32_t entry = c.page_shift >= 0 ? key >> c.page_shift : key / c.page_size;
     return {key - entry * c.page_size,
-            static_cast<std::int32_t>(page_at(c, work_.sequence.kv_batch, entry))};
+            static_cast<std::int32_t>(page_entry(c, work_.sequence.kv_batch, entry))};
   }
 
   const Sm90DecodeParams& p_;

@@ -104,7 +104,7 @@ struct Output {
                                   Pass pass) const {
     float all[4] = {};
 #pragma unroll
-    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += ptx::abs_ftz(o[i]);
+    for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += ptx::abs(o[i]);
     const float row[2] = {all[0] + all[1], all[2] + all[3]};
     const float any = row[0] + row[1];
     // Rows that see nothing have factor 0.

@@ -90,6 +90,11 @@ FOVEA_DEVICE float min_ftz(float a, float b, Site site = Site::here()) {
   return lesser_of(ftz(a), ftz(b));
 }
 
+FOVEA_DEVICE float abs(float x, Site site = Site::here()) {
+  check_operands("abs", site, x);
+  return std::fabs(x);
+}
+
 FOVEA_DEVICE float abs_ftz(float x, Site site = Site::here()) {
   check_operands("abs.ftz", site, x);
   return std::fabs(ftz(x));
