@@ -15,6 +15,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 constexpr float kLeastNormal = 0x1p-126F;  // of f32 and bf16
+/// Kernels take powers of 2 below -100 for 0, some with -99.5.
+constexpr float kLeastWeight = 0x1p-99F;
 
 float without_denormals(float value) { return std::fabs(value) < kLeastNormal ? 0 : value; }
 
@@ -137,7 +139,7 @@ class Plain {
     for (const float score : scores_) {
       count_score(score);
       num_keys += score == -kInfinity ? 0 : 1;
-      row_sum += std::exp(score - largest);
+      row_sum += key_weight(score - largest);
     }
     result_.most_keys = std::max(result_.most_keys, num_keys);
     result_.lse[stat] = largest + std::log(row_sum);
@@ -186,7 +188,7 @@ class Plain {
       const bool keeps = args_.dropout.p == 0 || philox::random_word(key, at.batch, at.q_head,
                                                                      at.q_idx, kv_idx) >= threshold;
       if (!keeps) continue;
-      const float weight = as_operand(std::exp(score - largest), products_);
+      const float weight = as_operand(key_weight(score - largest), products_);
       const float* v_row = v_rows_.data() + kv_idx * head_dim_v_;
       for (std::size_t d = 0; d < sums_.size(); ++d) {
         sums_[d] += weight * v_row[d];
@@ -214,6 +216,11 @@ class Plain {
 };
 
 }  // namespace
+
+float key_weight(float exponent) {
+  const float weight = std::exp(exponent);
+  return weight < kLeastWeight ? 0 : weight;
+}
 
 float as_operand(float value, const Products& products) {
   if (products.dtype == ComputeDtype::bf16)

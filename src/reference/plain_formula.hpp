@@ -23,6 +23,9 @@ struct Products {
 /// A number as an operand of such products.
 float as_operand(float value, const Products& products);
 
+/// exp(exponent) of a key beside its row's greatest score or lse: 0 where kernels may take it for 0 (docs/design/contract.md).
+float key_weight(float exponent);
+
 /// Layouts of ForwardResult. Inputs of the products, and the weights between them, are of their dtype.
 struct PlainResult {
   std::vector<double> out, lse, row_max;

@@ -218,7 +218,7 @@ class Backward {
 
   void add_key(const QueryRow& at, const Row& row, const Key& key) {
     const RowIndex kv = at.key(key.at.kv_idx);
-    const float probability = std::exp(key.score - row.lse);
+    const float probability = key_weight(key.score - row.lse);
     const float weight = as_operand(key.kept * probability, products_);
     const float dp = key.kept * dot(row.dout_rounded, v_[kv]);
     const float ds = probability * (dp - row.delta);
@@ -314,7 +314,7 @@ class Jvp {
       magnitudes.push_back(
           std::fabs(moves.back()) +
           static_cast<float>(std::fabs(scores_.program().push_forward(magnitude, captured_))));
-      probabilities.push_back(std::exp(key.score - lse));
+      probabilities.push_back(key_weight(key.score - lse));
       lse_tangent += probabilities.back() * moves.back();
       lse_magnitude += probabilities.back() * magnitudes.back();
     }
