@@ -46,8 +46,9 @@ class Finder {
 
  private:
   struct Facts {
-    bool is_free = true;      // of the score and of kv_idx
-    bool may_be_huge = false;  // the lowest float, which others add to hide keys: it is a score, and its logarithm to base 2 is none
+    bool is_free = true;  // of the score and of kv_idx
+    /// The lowest float, which others add to hide keys: it is a score, and times log2 e it is no float.
+    bool may_be_huge = false;
     IntLine integer;
     std::optional<FloatLine> line;
   };

@@ -19,6 +19,15 @@ namespace fovea::testing {
 
 namespace emulator = cuda::emulator;
 
+void run_args(Runner run, const std::string& label, const AttentionForward& args,
+              const cuda::DeviceTraits& device, Emulation& emulation) {
+  run({.label = label,
+       .problem = validate(problem_of(args), "test"),
+       .args = args,
+       .device = device},
+      emulation);
+}
+
 void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
                        const std::function<void()>& kernel) {
   if (grid.x == 0) return;

@@ -38,6 +38,12 @@ struct Run {
   cuda::DeviceTraits device = cuda::typical_device(8, 0);
 };
 
+using Runner = void (*)(const Run&, Emulation&);
+
+/// These arguments, validated as a caller's are.
+void run_args(Runner run, const std::string& label, const AttentionForward& args,
+              const cuda::DeviceTraits& device, Emulation& emulation);
+
 /// The kernels of sm_80, sm90/decode, sm90/attention_forward; then what joins splits, in either form.
 void run_emulated(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);

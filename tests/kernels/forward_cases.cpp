@@ -357,9 +357,8 @@ std::vector<Case> hopper_cases() {
   const TensorView offsets = extreme_line.capture(Dtype::f32, {3}, [](std::int64_t i) {
     return i == 0 ? 0 : i == 1 ? std::numeric_limits<float>::lowest() : 2.0;
   });
-  extreme_line.score =
-      parse_score_mod("score + 0.001 * float(kv_idx - q_idx) + offsets[q_idx % 3]",
-                      {.tensors = {{"offsets", offsets}}});
+  extreme_line.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx) + offsets[q_idx % 3]",
+                                       {.tensors = {{"offsets", offsets}}});
   cases.push_back(std::move(extreme_line));
   for (const std::int64_t head_dim : {64, 128, 256}) {
     cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));

@@ -38,15 +38,10 @@ void for_each_landing(const std::function<void(Emulation&)>& run) {
     land(emulator::Landing::seeded, first_seed() + 1 + static_cast<std::uint64_t>(i));
 }
 
-void expect_equals_oracle(const Case& problem, void (*run)(const Run&, Emulation&),
-                          const cuda::DeviceTraits& device) {
+void expect_equals_oracle(const Case& problem, Runner run, const cuda::DeviceTraits& device) {
   for_each_landing([&](Emulation& emulation) {
     expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run({.label = problem.label,
-           .problem = validate(problem_of(args), "test"),
-           .args = args,
-           .device = device},
-          emulation);
+      run_args(run, problem.label, args, device, emulation);
     });
   });
 }
@@ -73,7 +68,7 @@ void expect_exact_rows(const AttentionForward& args) {
   EXPECT_EQ(difference({"lse", args.lse, expected.lse, lse}), "");
 }
 
-void expect_exact_rows_of(const std::vector<Case>& cases, void (*run)(const Run&, Emulation&),
+void expect_exact_rows_of(const std::vector<Case>& cases, Runner run,
                           const cuda::DeviceTraits& device) {
   for (const Case& problem : cases) {
     if (problem.label.find("extreme") == std::string::npos) continue;
@@ -82,11 +77,7 @@ void expect_exact_rows_of(const std::vector<Case>& cases, void (*run)(const Run&
     memory.poison_outputs();
     const AttentionForward args = memory.args();
     Emulation emulation;
-    run({.label = problem.label,
-         .problem = validate(problem_of(args), "test"),
-         .args = args,
-         .device = device},
-        emulation);
+    run_args(run, problem.label, args, device, emulation);
     EXPECT_EQ(emulation.findings, "");
     expect_exact_rows(args);
   }
@@ -123,11 +114,7 @@ TEST_P(SuspectsOfHopper, ChangeNoBitOfOtherColumns) {
     memory.poison_outputs();
     const AttentionForward args = memory.args();
     Emulation emulation;
-    run_hopper({.label = each.label,
-                .problem = validate(problem_of(args), "test"),
-                .args = args,
-                .device = sectioned_hopper()},
-               emulation);
+    run_args(run_hopper, each.label, args, sectioned_hopper(), emulation);
     EXPECT_EQ(emulation.findings, "");
     EXPECT_EQ(emulation.num_suspects > 0, each.has_infinite_values);
     visit(args);
@@ -160,7 +147,7 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
                          [](const auto& each) { return each.param.label; });
 
-void expect_cache_equals_oracle(const NamedCacheCase& each, void (*run)(const Run&, Emulation&),
+void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
                                 const cuda::DeviceTraits& device, Emulation& emulation) {
   const CacheCase& problem = each.problem;
   CacheMemory memory(problem);
@@ -170,8 +157,6 @@ void expect_cache_equals_oracle(const NamedCacheCase& each, void (*run)(const Ru
   EXPECT_EQ(emulation.findings, "");
   expect_sequences_equal_oracle(problem, memory, decode);
 }
-
-using Runner = void (*)(const Run&, Emulation&);
 
 /// Around the lanes of a warp, which count sequences, and around twice as many; 257 are among the cases.
 void expect_many_sequences(const std::string& label, const std::vector<Case>& cases, Runner run,

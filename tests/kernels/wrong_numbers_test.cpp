@@ -19,8 +19,6 @@
 namespace fovea::testing {
 namespace {
 
-using Runner = void (*)(const Run&, Emulation&);
-
 /// So many draws of wrong numbers for each kernel; the seed is printed where one fails.
 void for_each_draw(int draws, const std::function<void(std::uint64_t draw, Emulation&)>& run) {
   for (int i = 0; i < draws * times_longer(); ++i) {
@@ -197,11 +195,7 @@ TEST_P(WrongCaptures, LeadNowhereElse) {
       tensor->seal();
     }
     const AttentionForward args = memory.args();
-    kernel.run({.label = kernel.label,
-                .problem = validate(problem_of(args), "test"),
-                .args = args,
-                .device = kernel.device},
-               emulation);
+    run_args(kernel.run, kernel.label, args, kernel.device, emulation);
     EXPECT_EQ(memory.damage(), "");
   });
 }

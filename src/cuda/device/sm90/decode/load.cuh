@@ -102,7 +102,8 @@ class PageWindow {
       now_ = next_;
       next_ = look_up(begin_ + 32);
     }
-    const Place found{ptx::shfl_idx(now_.row, box - begin_), ptx::shfl_idx(now_.page, box - begin_)};
+    const Place found{ptx::shfl_idx(now_.row, box - begin_),
+                      ptx::shfl_idx(now_.page, box - begin_)};
     // A box without keys gets page -1: TMA fills it with zeros.
     if (key >= work_.kv_end) return {0, -1};
     return {found.row, static_cast<std::int32_t>(one_of(found.page, p_.common.num_slots))};
