@@ -64,7 +64,7 @@ Exit codes: 0 done; 1 a kernel did not compile, or --strict found one that spill
 struct PackOptions {
   std::vector<std::string> case_files, architectures;
   std::optional<std::string> out;
-  std::set<std::string> known_spills;  // "sm_80 sm80/combine"
+  std::set<std::string> known_spills;  // "sm_80 common/combine"
   bool is_strict = false, wants_json = false;
 };
 

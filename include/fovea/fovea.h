@@ -1,4 +1,4 @@
-/* The C ABI, plain C11: the door for every language but C++. Names and meanings are those of
+/* The C ABI, plain C11: the entry point of every language but C++. Names and meanings are those of
  * attention.hpp; read docs/guides/c_abi.md for a tour and examples/attention.c for a program.
  *
  * Rules

@@ -1,5 +1,5 @@
 // What to compute, as data: shapes or bounds, dtypes, programs, wanted outputs. No addresses but those of captured tensors.
-// Validated once, at the door (plan). Read attention.hpp next.
+// Validated once, when it is planned. Read attention.hpp next.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr std::int64_t kMaxRotaryDim = 512;  // wider ones are refused at the door
+constexpr std::int64_t kMaxRotaryDim = 512;  // validation refuses wider ones
 
 /// One head of one token: its elements, wherever they lie.
 struct HeadRow {

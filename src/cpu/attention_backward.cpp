@@ -107,7 +107,7 @@ class BackwardRun {
         derivative_bindings_(plan.derivative.bindings(forward_.score)),
         carver_(workspace),
         memory_(BackwardMemory::carve(carver_, problem, plan.schedule)),
-        captured_(problem, plan.captured, plan.schedule.num_strands, &args, carver_),
+        captured_(problem, plan.captured, plan.schedule.num_tasks, &args, carver_),
         dropout_(panel_dropout(forward_.dropout)) {
     for (int worker = 0; worker < plan.num_workers; ++worker)
       scratch_.push_back(BackwardScratch::carve(carver_, problem, plan));
@@ -122,7 +122,7 @@ class BackwardRun {
     clear_padding_rows();
     for_each<&BackwardRun::prepare_rows>(num_blocks());
     if (!g_.captured.empty()) for_each<&BackwardRun::clear_captured>(captured_.num_blocks());
-    for_each<&BackwardRun::compute_strand>(schedule_.num_strands);
+    for_each<&BackwardRun::compute_task>(schedule_.num_tasks);
     if (memory_.dq_sums != nullptr) for_each<&BackwardRun::write_dq>(num_blocks());
     if (g_.wants_dsinks) for_each<&BackwardRun::write_dsink>(f_.num_heads_q);
     if (!g_.captured.empty()) for_each<&BackwardRun::write_captured>(captured_.num_blocks());
@@ -287,15 +287,15 @@ class BackwardRun {
     return ceil_div(s.seqlen_kv, chunk_keys(spec_, s.seqlen_kv));
   }
 
-  void compute_strand(int worker, std::int64_t strand) {
+  void compute_task(int worker, std::int64_t task) {
     const BackwardScratch& scratch = scratch_[static_cast<std::size_t>(worker)];
-    if (!g_.captured.empty()) captured_.clear_strand(strand);
-    for (std::int64_t group = strand; group < schedule_.num_groups; group += schedule_.num_strands)
-      compute_group(group, strand, scratch);
+    if (!g_.captured.empty()) captured_.clear_task(task);
+    for (std::int64_t group = task; group < schedule_.num_groups; group += schedule_.num_tasks)
+      compute_group(group, task, scratch);
   }
 
   /// The items of a group in order; what does not tell groups apart runs over all its values.
-  void compute_group(std::int64_t group, std::int64_t strand, const BackwardScratch& scratch) {
+  void compute_group(std::int64_t group, std::int64_t task, const BackwardScratch& scratch) {
     struct Range {
       std::int64_t begin, end;
     };
@@ -311,7 +311,7 @@ class BackwardRun {
     for (std::int64_t s = sequences.begin; s < sequences.end; ++s) {
       for (std::int64_t head = heads.begin; head < heads.end; ++head) {
         for (std::int64_t chunk = chunks.begin; chunk < chunks.end; ++chunk)
-          compute_item(item_at(s, head, chunk), strand, scratch);
+          compute_item(item_at(s, head, chunk), task, scratch);
       }
     }
   }
@@ -323,7 +323,7 @@ class BackwardRun {
             std::min(s.seqlen_kv, (chunk + 1) * keys)};
   }
 
-  void compute_item(const Item& item, std::int64_t strand, const BackwardScratch& scratch) {
+  void compute_item(const Item& item, std::int64_t task, const BackwardScratch& scratch) {
     if (item.key_begin == item.key_end) return;
     const StepsOf steps(kernels_);
     const std::int64_t keys =
@@ -336,7 +336,7 @@ class BackwardRun {
     const std::int64_t rows = num_rows(item.sequence);
     for (std::int64_t begin = 0; begin < rows; begin += spec_.panels * spec_.lanes) {
       const std::int64_t end = std::min(rows, begin + spec_.panels * spec_.lanes);
-      walk_chunk(item, {item.sequence, item.kv_head, begin, end}, strand, scratch);
+      walk_chunk(item, {item.sequence, item.kv_head, begin, end}, task, scratch);
     }
     if (g_.wants_dk()) write_keys(item, args_.dk, scratch.dk, f_.head_dim_qk);
     if (g_.wants_dv()) write_keys(item, args_.dv, scratch.dv, f_.head_dim_v);
@@ -504,7 +504,7 @@ class BackwardRun {
       std::fill_n(memory.dq, kernels_.output_bytes(f_.head_dim_qk) / sizeof(float), 0.0F);
   }
 
-  void walk_chunk(const Item& item, const RowRange& rows, std::int64_t strand,
+  void walk_chunk(const Item& item, const RowRange& rows, std::int64_t task,
                   const BackwardScratch& scratch) {
     std::vector<Panel> panels;
     panels.reserve(static_cast<std::size_t>(spec_.panels));
@@ -523,7 +523,7 @@ class BackwardRun {
       const std::int64_t end = std::min(begin + spec_.tile_kv, item.key_end);
       for (Panel& panel : panels) {
         const VisiblePart seen = panel.keys.next(begin, end);
-        if (seen.range.count > 0) step(panel, item, begin, tile, seen, strand, scratch);
+        if (seen.range.count > 0) step(panel, item, begin, tile, seen, task, scratch);
       }
     }
     if (!g_.wants_dq()) return;
@@ -541,7 +541,7 @@ class BackwardRun {
 
   /// One tile for one panel.
   void step(const Panel& panel, const Item& item, std::int64_t begin, std::size_t tile,
-            const VisiblePart& seen, std::int64_t strand, const BackwardScratch& scratch) {
+            const VisiblePart& seen, std::int64_t task, const BackwardScratch& scratch) {
     const BackwardScratch::Panel& memory = *panel.memory;
     const std::int64_t count = seen.range.count;
     const auto tile_floats = static_cast<std::size_t>(count * spec_.lanes);
@@ -560,7 +560,7 @@ class BackwardRun {
         g_.wants_dv() ? scratch.dv + first_key * gradient_.row_pitch(f_.head_dim_v) : nullptr;
     if (gradients.is_read_between) {
       if (g_.wants_dv() && !panel.is_dout_finite) add_non_finite(panel, count, dv, scratch);
-      if (wants_score_gradients_) through_program(panel, item, begin, seen, strand, scratch);
+      if (wants_score_gradients_) through_program(panel, item, begin, seen, task, scratch);
       if (gradient_.pack_gradients != nullptr) gradient_.pack_gradients(gradients);
     }
     if (g_.wants_dv()) {
@@ -651,14 +651,13 @@ class BackwardRun {
 
   /// From gradients by the final score to gradients by q · k, and to those of what the program captures.
   void through_program(const Panel& panel, const Item& item, std::int64_t begin,
-                       const VisiblePart& seen, std::int64_t strand,
-                       const BackwardScratch& scratch) {
+                       const VisiblePart& seen, std::int64_t task, const BackwardScratch& scratch) {
     if (!is_chained()) return;
     const std::int64_t count = seen.range.count * spec_.lanes;
     ProgramTile program = program_tile(panel, item, begin, seen, scratch);
     if (!plan_.captured.empty()) {
       program.scores = scratch.raw_scores;
-      captured_.add(strand,
+      captured_.add(task,
                     {.program = program,
                      .gradients = scratch.products,
                      .num_rows = panel.num_rows,

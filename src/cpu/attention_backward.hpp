@@ -34,7 +34,7 @@ struct BackwardSchedule {
   bool by_sequence = true, by_head = true, by_chunk = true;
   std::int64_t max_chunks = 1;  // of one sequence
   std::int64_t num_groups = 0;
-  std::int64_t num_strands = 0;  // tasks: strand s runs the groups s, s + num_strands, ...
+  std::int64_t num_tasks = 0;  // task t runs the groups t, t + num_tasks, ...
 };
 
 /// What a call needs beyond its arguments, found once.

@@ -15,8 +15,8 @@ namespace {
 using expr::Rate;
 using expr::Variable;
 
-constexpr std::int64_t kMaxSmall = 16 * 1024;  // elements: a copy per strand is 128 KB
-constexpr std::int64_t kMaxStrands = 64;       // copies: 8 MB at most, and work for as many threads
+constexpr std::int64_t kMaxSmall = 16 * 1024;  // elements: a copy per task is 128 KB
+constexpr std::int64_t kMaxTasks = 64;         // copies: 8 MB at most, and work for as many threads
 constexpr std::size_t kMaxLanes = 64;          // of a panel on any target
 constexpr std::int64_t kBlockElements = 65536;  // of an output, cleared and written by one task
 
@@ -96,7 +96,7 @@ CapturedSumsPlan plan_captured_sums(const GradientProblem& problem, std::int64_t
     const bool is_large = captured.spec.num_elements() > kMaxSmall;
     plan.is_large.push_back(is_large);
     if (!is_large) {
-      plan.max_strands = kMaxStrands;
+      plan.max_tasks = kMaxTasks;
       continue;
     }
     plan.by_sequence &= is_indexed_by(loads, captured.spec, Variable::batch, f.num_sequences);
@@ -114,15 +114,15 @@ struct CapturedSums::RowBlock {
 };
 
 CapturedSums::CapturedSums(const GradientProblem& problem, const CapturedSumsPlan& plan,
-                           std::int64_t num_strands, const AttentionBackward* args, Carver& carver)
-    : problem_(problem), plan_(plan), num_strands_(num_strands), args_(args), first_block_{0} {
+                           std::int64_t num_tasks, const AttentionBackward* args, Carver& carver)
+    : problem_(problem), plan_(plan), num_tasks_(num_tasks), args_(args), first_block_{0} {
   for (std::size_t i = 0; i < problem.captured.size(); ++i) {
     const TensorSpec& spec = problem.captured[i].spec;
     const std::span shape(spec.shape.data(), static_cast<std::size_t>(spec.rank));
     Sums sums{.num_elements = spec.num_elements(), .strides = make_spec(Dtype::f32, shape).strides};
     const auto size = static_cast<std::size_t>(sums.num_elements);
     if (!plan.is_large[i]) {
-      sums.copies = carver.take<double>(static_cast<std::size_t>(num_strands) * size);
+      sums.copies = carver.take<double>(static_cast<std::size_t>(num_tasks) * size);
     } else if (spec.dtype != Dtype::f32) {
       sums.single = carver.take<float>(size);
     } else if (args != nullptr) {  // the output holds the sums
@@ -167,10 +167,10 @@ void CapturedSums::clear_block(std::int64_t block) {
   }
 }
 
-void CapturedSums::clear_strand(std::int64_t strand) {
+void CapturedSums::clear_task(std::int64_t task) {
   for (const Sums& sums : sums_) {
     if (sums.copies != nullptr)
-      std::fill_n(sums.copies + strand * sums.num_elements, sums.num_elements, 0.0);
+      std::fill_n(sums.copies + task * sums.num_elements, sums.num_elements, 0.0);
   }
 }
 
@@ -190,8 +190,8 @@ void CapturedSums::finish_block(std::int64_t block) const {
       if (sums.single != nullptr) {
         value = sums.single[row * width + i];
       } else {
-        for (std::int64_t strand = 0; strand < num_strands_; ++strand)
-          value += sums.copies[strand * sums.num_elements + row * width + i];
+        for (std::int64_t task = 0; task < num_tasks_; ++task)
+          value += sums.copies[task * sums.num_elements + row * width + i];
       }
       store_scalar(out, spec.dtype, at + i * stride, static_cast<float>(value));
     }
@@ -303,7 +303,7 @@ bool is_contiguous(const Offsets& at, std::int64_t num_keys) {
 
 }  // namespace
 
-void CapturedSums::add(std::int64_t strand, const CapturedTile& tile, const PanelKernels& kernels,
+void CapturedSums::add(std::int64_t task, const CapturedTile& tile, const PanelKernels& kernels,
                        const GradientKernels& gradient_kernels) {
   const std::int64_t num_keys = tile.program.num_keys;
   const std::int64_t lanes = tile.program.lanes;
@@ -328,7 +328,7 @@ void CapturedSums::add(std::int64_t strand, const CapturedTile& tile, const Pane
     }
     if (sums.copies != nullptr) {
       scatter(values, num_keys, tile.num_rows, lanes, offsets,
-              sums.copies + strand * sums.num_elements);
+              sums.copies + task * sums.num_elements);
     } else if (is_contiguous(offsets, num_keys)) {
       std::array<float*, kMaxLanes> rows{};
       for (std::int64_t row = 0; row < tile.num_rows; ++row)

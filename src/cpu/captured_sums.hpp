@@ -1,7 +1,7 @@
 // Gradients of what a score program captures: for every score, P (dP - delta) · d score / d load is added to the element that
 // the load read. No atomics, and the order of additions depends on the problem alone:
-//   - a small tensor has one copy of its sums per strand (a list of work items run one after the other), merged in order;
-//   - a large one has a single copy, and items that may touch the same elements are put into one strand.
+//   - a small tensor has one copy of its sums per task (a fixed list of work items, run one after the other), merged in order;
+//   - a large one has a single copy, and items that may touch the same elements are put into one task.
 // Read attention_backward.cpp next.
 #pragma once
 
@@ -30,7 +30,7 @@ struct CapturedSumsPlan {
   std::vector<bool> is_large;  // by gradient
   /// Items that differ in this touch different elements of every large tensor.
   bool by_sequence = true, by_head = true, by_key = true;
-  std::int64_t max_strands = 0;  // 0: any number, as nothing has a copy per strand
+  std::int64_t max_tasks = 0;  // 0: any number, as nothing has a copy per task
   std::size_t program_bytes = 0;
 
   bool empty() const { return sites.empty(); }
@@ -51,20 +51,20 @@ struct CapturedTile {
 class CapturedSums {
  public:
   /// Takes its sums from `carver`. Where args is null it only counts.
-  CapturedSums(const GradientProblem& problem, const CapturedSumsPlan& plan,
-               std::int64_t num_strands, const AttentionBackward* args, Carver& carver);
+  CapturedSums(const GradientProblem& problem, const CapturedSumsPlan& plan, std::int64_t num_tasks,
+               const AttentionBackward* args, Carver& carver);
 
   /// Work on all outputs is cut into blocks of rows.
   std::int64_t num_blocks() const { return first_block_.back(); }
   void clear_block(std::int64_t block);
-  void clear_strand(std::int64_t strand);
-  void add(std::int64_t strand, const CapturedTile& tile, const PanelKernels& kernels,
+  void clear_task(std::int64_t task);
+  void add(std::int64_t task, const CapturedTile& tile, const PanelKernels& kernels,
            const GradientKernels& gradient_kernels);
   void finish_block(std::int64_t block) const;
 
  private:
   struct Sums {
-    double* copies = nullptr;  // small: [strands][elements], row-major
+    double* copies = nullptr;  // small: [tasks][elements], row-major
     float* single = nullptr;   // large: of `strides`
     std::int64_t num_elements = 0;
     std::array<std::int64_t, kMaxRank> strides{};
@@ -81,7 +81,7 @@ class CapturedSums {
 
   const GradientProblem& problem_;
   const CapturedSumsPlan& plan_;
-  std::int64_t num_strands_ = 0;
+  std::int64_t num_tasks_ = 0;
   const AttentionBackward* args_ = nullptr;
   std::vector<Sums> sums_;              // by gradient
   std::vector<SiteBindings> bindings_;  // by site

@@ -77,8 +77,7 @@ BackwardSchedule make_schedule(const GradientProblem& g, const BackwardSpec& spe
   s.by_chunk = s.is_side_by_side && captured.by_key && are_chunks_alike;
   s.num_groups = (s.by_sequence ? f.num_sequences : 1) * (s.by_head ? f.num_heads_kv : 1) *
                  (s.by_chunk ? s.max_chunks : 1);
-  s.num_strands =
-      captured.max_strands == 0 ? s.num_groups : std::min(s.num_groups, captured.max_strands);
+  s.num_tasks = captured.max_tasks == 0 ? s.num_groups : std::min(s.num_groups, captured.max_tasks);
   return s;
 }
 
@@ -120,7 +119,7 @@ void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
 std::size_t workspace_bytes(const GradientProblem& g, const BackwardPlan& plan) {
   Carver carver(nullptr);
   BackwardMemory::carve(carver, g, plan.schedule);
-  [[maybe_unused]] const CapturedSums sums(g, plan.captured, plan.schedule.num_strands, nullptr,
+  [[maybe_unused]] const CapturedSums sums(g, plan.captured, plan.schedule.num_tasks, nullptr,
                                            carver);
   for (int worker = 0; worker < plan.num_workers; ++worker) BackwardScratch::carve(carver, g, plan);
   return carver.used();

@@ -58,7 +58,7 @@ struct Candidate {
   /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between (choices.hpp).
   std::vector<ForwardSpec> (*alternatives)(const ForwardProblem& problem,
                                            const DeviceTraits& device);
-  /// Whether it can read the tensors of a call: TMA's start at multiples of 16 bytes, which a problem does not tell. Null: it reads
+  /// Whether it can read the tensors of a call: TMA's start at multiples of 16 bytes, which a problem does not know. Null: it reads
   /// all. Of a problem that it does not refuse.
   bool (*reads)(const AttentionForward& args, const GrownCache* cache);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);

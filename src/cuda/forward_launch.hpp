@@ -29,7 +29,7 @@ struct Grid {
   std::uint32_t x = 0, y = 1;  // CTAs
 };
 
-/// How sm80/combine is compiled and launched; the bits are the same.
+/// How common/combine is compiled and launched; the bits are the same.
 struct CombineForm {
   int splits_at_once, num_warps;  // of a CTA: a row each
   int ctas_per_sm;                // that registers are left for; nothing spills

@@ -209,7 +209,7 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                    .next_tile = reinterpret_cast<std::int32_t*>(scratch),
                    .heads_per_section = sections.heads,
                    .last_section = sections.last,
-                   .next_suspect = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
+                   .next_redo = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
                    .zero = 0,
                    .rows_per_box = rows_per_box};
   return launch;

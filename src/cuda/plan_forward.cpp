@@ -111,14 +111,14 @@ jit::KernelText combine_text(const ForwardSpec& spec, const CombineForm& form) {
                             .wants_row_max = spec.wants_row_max,
                             .is_chained = spec.is_chained,
                             .most_splits = spec.most_splits};
-  return {fmt::format("#include \"sm80/combine.cuh\"\n"
+  return {fmt::format("#include \"common/combine.cuh\"\n"
                       "namespace fovea::cuda {{\ninline constexpr CombineSpec spec = {};\n}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
-                      "  fovea::cuda::sm80::combine<fovea::cuda::spec, {}>(p);\n}}\n",
+                      "  fovea::cuda::combine<fovea::cuda::spec, {}>(p);\n}}\n",
                       print_spec(combine), form.num_warps * 32, form.ctas_per_sm, jit::kEntryName,
                       form.splits_at_once),
-          fmt::format("sm80/combine {} at once{}", form.splits_at_once,
+          fmt::format("common/combine {} at once{}", form.splits_at_once,
                       spec.is_chained ? " chained" : "")};
 }
 

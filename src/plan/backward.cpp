@@ -1,4 +1,4 @@
-// The door of gradients: find the plan of this problem or make it, then run it.
+// The entry point of gradients: find the plan of this problem or make it, then run it.
 #include "fovea/backward.hpp"
 
 #include <fmt/format.h>

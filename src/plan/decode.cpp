@@ -1,4 +1,4 @@
-// The door of attention over a cache: validate, find the plan, append, attend.
+// The entry point of attention over a cache: validate, find the plan, append, attend.
 #include "problem/decode.hpp"
 
 #include <fmt/format.h>

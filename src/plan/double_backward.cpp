@@ -1,4 +1,4 @@
-// The door of gradients of gradients: one plain path, so there is nothing to plan.
+// The entry point of gradients of gradients: one plain path, so there is nothing to plan.
 #include "problem/double_backward.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The door of a forward call: find the plan of this problem or make it, then run it.
+// The entry point of a forward call: find the plan of this problem or make it, then run it.
 #include <fmt/format.h>
 
 #include <cstdint>

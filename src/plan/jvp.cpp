@@ -1,4 +1,4 @@
-// The door of forward mode. Nothing is kept between calls: a plan costs little beside five products.
+// The entry point of forward mode. Nothing is kept between calls: a plan costs little beside five products.
 #include "fovea/jvp.hpp"
 
 #include <fmt/format.h>
@@ -18,10 +18,11 @@ namespace {
 constexpr std::string_view kWhere = "attention_jvp";
 
 ForwardProblem validated_problem(const AttentionForward& forward) {
-  const TensorChecks door(kWhere);
+  const TensorChecks checks(kWhere);
   if (!forward.out)
-    door.refuse("out is missing; expected a view of writable memory shaped like q with head_dim_v");
-  if (forward.row_max) door.refuse("row_max is given; expected none, it has no tangent");
+    checks.refuse(
+        "out is missing; expected a view of writable memory shaped like q with head_dim_v");
+  if (forward.row_max) checks.refuse("row_max is given; expected none, it has no tangent");
   Problem problem = problem_of(forward);
   std::string obstacle = why_not_cpu(problem);
   if (problem.compute_dtype == ComputeDtype::bf16)

@@ -1,4 +1,4 @@
-// The door of a gradient: what a BackwardProblem must satisfy by itself, and its arguments beside it.
+// Validation of a gradient: what a BackwardProblem must satisfy by itself, and its arguments beside it.
 #include "problem/backward.hpp"
 
 #include <fmt/format.h>
@@ -15,22 +15,24 @@ namespace fovea {
 namespace {
 
 /// Specs are checked as tensors without memory are.
-void check_spec(const TensorChecks& door, std::string_view name, const TensorSpec& spec,
+void check_spec(const TensorChecks& checks, std::string_view name, const TensorSpec& spec,
                 const TensorSpec& like) {
   if (!is_float(spec.dtype))
-    door.refuse(fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
+    checks.refuse(
+        fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
   if (std::ranges::equal(shape_of(spec), shape_of(like))) return;
-  door.refuse(fmt::format("{} is {}; expected {}", name,
-                          spec.rank == 0 ? "missing" : to_string(spec),
-                          to_string(make_spec(spec.dtype, shape_of(like)))));
+  checks.refuse(fmt::format("{} is {}; expected {}", name,
+                            spec.rank == 0 ? "missing" : to_string(spec),
+                            to_string(make_spec(spec.dtype, shape_of(like)))));
 }
 
-void resolve_all_captured(const TensorChecks& door, const BackwardProblem& problem,
+void resolve_all_captured(const TensorChecks& checks, const BackwardProblem& problem,
                           GradientProblem& g) {
   for (const BackwardProblem::Captured& wanted : problem.dcaptured) {
     if (std::ranges::find(g.captured, wanted.name, &CapturedGradient::name) != g.captured.end())
-      door.refuse(fmt::format("dcaptured names '{}' twice; expected each name once", wanted.name));
-    const bool is_scalar = check_captured_float(door, problem.forward.score.captures(),
+      checks.refuse(
+          fmt::format("dcaptured names '{}' twice; expected each name once", wanted.name));
+    const bool is_scalar = check_captured_float(checks, problem.forward.score.captures(),
                                                 {"dcaptured", wanted.name, wanted.spec});
     g.captured.push_back({wanted.name, wanted.spec, is_scalar});
   }
@@ -126,7 +128,7 @@ class Checker {
 }  // namespace
 
 GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
-  const TensorChecks door(where);
+  const TensorChecks checks(where);
   Problem forward = problem.forward;
   forward.wants_lse = true;
   forward.wants_row_max = false;
@@ -138,13 +140,13 @@ GradientProblem validate(const BackwardProblem& problem, std::string_view where)
                     .has_dlse = problem.has_dlse,
                     .wants_dsinks = problem.wants_dsinks};
   const Problem& f = g.forward.problem;
-  check_spec(door, "dout", problem.dout, f.out);
-  if (g.wants_dq()) check_spec(door, "dq", problem.dq, f.q);
-  if (g.wants_dk()) check_spec(door, "dk", problem.dk, f.k);
-  if (g.wants_dv()) check_spec(door, "dv", problem.dv, f.v);
+  check_spec(checks, "dout", problem.dout, f.out);
+  if (g.wants_dq()) check_spec(checks, "dq", problem.dq, f.q);
+  if (g.wants_dk()) check_spec(checks, "dk", problem.dk, f.k);
+  if (g.wants_dv()) check_spec(checks, "dv", problem.dv, f.v);
   if (g.wants_dsinks && !f.has_sinks)
-    door.refuse("dsinks is given and forward.sinks is not; expected both or neither");
-  resolve_all_captured(door, problem, g);
+    checks.refuse("dsinks is given and forward.sinks is not; expected both or neither");
+  resolve_all_captured(checks, problem, g);
   return g;
 }
 

@@ -1,4 +1,4 @@
-// A gradient problem after the door: validated, wanted outputs resolved. Backends read this and check nothing.
+// A gradient problem, validated, wanted outputs resolved. Backends read this and check nothing.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The door of the KV cache: what its tensors, lengths, slots and pages must satisfy before anything is written. Entries behind
+// Validation of the KV cache: what its tensors, lengths, slots and pages must satisfy before anything is written. Entries behind
 // the end of a sequence are never looked at.
 #include "problem/cache.hpp"
 

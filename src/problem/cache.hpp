@@ -1,5 +1,5 @@
-// A cache behind the door: where its sequences lie and how long they are, read where the caller keeps them. Backends read this
-// and check nothing. What reads contents (cached_sequence, cache_row, index_at, ...) is for tensors of the host. decode.hpp has the door of attention over it.
+// A validated cache: where its sequences lie and how long they are, read where the caller keeps them. Backends read this
+// and check nothing. What reads contents (cached_sequence, cache_row, index_at, ...) is for tensors of the host. decode.hpp validates attention over it.
 #pragma once
 
 #include <cstdint>

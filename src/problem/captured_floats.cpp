@@ -29,31 +29,31 @@ std::string got(const TensorSpec& spec) { return spec.rank == 0 ? "missing" : to
 
 }  // namespace
 
-bool check_captured_float(const TensorChecks& door, const Captures& captures,
+bool check_captured_float(const TensorChecks& checks, const Captures& captures,
                           const CapturedFloat& given) {
   const auto& [argument, name, spec] = given;
   const auto tensor = std::ranges::find(captures.tensors, name, &CapturedTensor::name);
   const auto scalar = std::ranges::find(captures.scalars, name, &CapturedScalar::name);
   const bool is_tensor = tensor != captures.tensors.end();
   if (!is_tensor && scalar == captures.scalars.end()) {
-    door.refuse(
+    checks.refuse(
         fmt::format("{} names '{}'; expected {}", argument, name, names_of_floats(captures)));
   }
   if (is_tensor ? !is_float(tensor->view.dtype()) : scalar->type != ExprType::floating) {
-    door.refuse(fmt::format("{} names '{}', which is {}; expected a float", argument, name,
-                            is_tensor ? fovea::name(tensor->view.dtype()) : "an int scalar"));
+    checks.refuse(fmt::format("{} names '{}', which is {}; expected a float", argument, name,
+                              is_tensor ? fovea::name(tensor->view.dtype()) : "an int scalar"));
   }
   if (!is_float(spec.dtype)) {
-    door.refuse(fmt::format("{} '{}' is {}; expected f32, f16 or bf16", argument, name,
-                            fovea::name(spec.dtype)));
+    checks.refuse(fmt::format("{} '{}' is {}; expected f32, f16 or bf16", argument, name,
+                              fovea::name(spec.dtype)));
   }
   if (is_tensor && !std::ranges::equal(shape_of(spec), shape_of(tensor->view.spec()))) {
-    door.refuse(fmt::format("{} '{}' is {}; expected {}", argument, name, got(spec),
-                            to_string(make_spec(spec.dtype, shape_of(tensor->view.spec())))));
+    checks.refuse(fmt::format("{} '{}' is {}; expected {}", argument, name, got(spec),
+                              to_string(make_spec(spec.dtype, shape_of(tensor->view.spec())))));
   }
   if (!is_tensor && (spec.rank < 1 || spec.rank > kMaxRank || spec.num_elements() != 1)) {
-    door.refuse(fmt::format("{} '{}' is {}; expected one element of f32, f16 or bf16", argument,
-                            name, got(spec)));
+    checks.refuse(fmt::format("{} '{}' is {}; expected one element of f32, f16 or bf16", argument,
+                              name, got(spec)));
   }
   return !is_tensor;
 }

@@ -73,11 +73,11 @@ class Scan {
   Element found_;
 };
 
-void check_ints(const CapturedTensor& tensor, const TensorChecks& door) {
+void check_ints(const CapturedTensor& tensor, const TensorChecks& checks) {
   const auto found = Scan(tensor.view).run();
   if (!found) return;
   const std::span index(found->index.data(), static_cast<std::size_t>(tensor.view.rank()));
-  door.refuse(fmt::format(
+  checks.refuse(fmt::format(
       "captured '{}' holds {} at [{}]; expected integers of 32 bits, or as_words32 of the tensor "
       "where its bits are meant",
       tensor.name, found->value, fmt::join(index, ", ")));
@@ -86,17 +86,17 @@ void check_ints(const CapturedTensor& tensor, const TensorChecks& door) {
 }  // namespace
 
 void check_captured_tensors(const ForwardProblem& problem, const ScoreMod& score,
-                            const MaskMod& mask, const TensorChecks& door) {
+                            const MaskMod& mask, const TensorChecks& checks) {
   for (const Captures* captures : {&score.captures(), &mask.captures()}) {
     for (const CapturedTensor& tensor : captures->tensors) {
-      door.check_memory({tensor.name, tensor.view});
+      checks.check_memory({tensor.name, tensor.view});
       const bool is_empty = std::ranges::count(shape_of(tensor.view), 0) > 0;
       if (is_empty && problem.has_positions()) {
-        door.refuse(fmt::format("captured '{}' is {}; expected elements to read", tensor.name,
-                                to_string(tensor.view.spec())));
+        checks.refuse(fmt::format("captured '{}' is {}; expected elements to read", tensor.name,
+                                  to_string(tensor.view.spec())));
       }
-      if (door.is_host() && tensor.view.dtype() == Dtype::i64 && !is_empty)
-        check_ints(tensor, door);
+      if (checks.is_host() && tensor.view.dtype() == Dtype::i64 && !is_empty)
+        check_ints(tensor, checks);
     }
   }
 }

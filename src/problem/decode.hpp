@@ -1,4 +1,4 @@
-// The door of attention over a cache: the problem that a call poses, without addresses and lengths, and what its arguments must
+// Validation of attention over a cache: the problem that a call poses, without addresses and lengths, and what its arguments must
 // satisfy. The cache itself is cache.hpp's business.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The door of gradients of gradients.
+// Validation of gradients of gradients.
 #pragma once
 
 #include <string_view>

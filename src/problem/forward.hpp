@@ -1,4 +1,4 @@
-// A forward problem after the door: validated, lengths and heads resolved and named. Backends read this and check nothing.
+// A forward problem, validated, lengths and heads resolved and named. Backends read this and check nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The door of forward mode: tangents beside a forward problem that has been validated.
+// Validation of forward mode: tangents beside a forward problem that has been validated.
 #pragma once
 
 #include <string_view>

@@ -21,7 +21,7 @@ class Mixer {
     add(static_cast<std::uint64_t>(spec.dtype) | static_cast<std::uint64_t>(spec.rank) << 8U |
         static_cast<std::uint64_t>(spec.device.kind) << 16U |
         static_cast<std::uint64_t>(spec.device.index) << 32U);
-    const int rank = std::min(spec.rank, kMaxRank);  // a lookup comes before the door
+    const int rank = std::min(spec.rank, kMaxRank);  // a lookup comes before validation
     for (int i = 0; i < rank; ++i) {
       add(static_cast<std::uint64_t>(spec.shape[static_cast<std::size_t>(i)]));
       add(static_cast<std::uint64_t>(spec.strides[static_cast<std::size_t>(i)]));
@@ -32,7 +32,7 @@ class Mixer {
     add(program.expr().node().digest.hi);
     for (const CapturedTensor& tensor : program.captures().tensors) add(tensor.view.spec());
   }
-  /// Absent differs from every value, refused ones included: a lookup comes before the door.
+  /// Absent differs from every value, refused ones included: a lookup comes before validation.
   void add(const std::optional<std::int64_t>& value) {
     add(std::uint64_t{value.has_value()});
     add(static_cast<std::uint64_t>(value.value_or(0)));

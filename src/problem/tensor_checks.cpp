@@ -66,7 +66,7 @@ void TensorChecks::check_memory(const NamedTensor& tensor) const {
   check_distinct_elements(tensor);
 }
 
-/// What is computed with offsets and addresses behind the door cannot overflow.
+/// What is computed with offsets and addresses after these checks cannot overflow.
 void TensorChecks::check_reach(const NamedTensor& tensor) const {
   const TensorSpec& spec = tensor.view.spec();
   for (int dim = 0; dim < spec.rank; ++dim) {
@@ -156,10 +156,10 @@ bool OverlapCheck::overlap(const Range& a, const Range& b) {
   return may_share_bytes(shown(a), shown(b));
 }
 
-void OverlapCheck::refuse_overlap(const TensorChecks& door) const {
+void OverlapCheck::refuse_overlap(const TensorChecks& checks) const {
   const auto refuse = [&](const Range& a, const Range& b) {
     if (overlap(a, b))
-      door.refuse(fmt::format("{} overlaps {}; expected memory of its own", a.name, b.name));
+      checks.refuse(fmt::format("{} overlaps {}; expected memory of its own", a.name, b.name));
   };
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     for (const Range& input : inputs_) refuse(outputs_[i], input);

@@ -1,5 +1,5 @@
 // What every operation asks of the tensors that a call brings: shape, memory, overlap. Which tensors those are is the
-// business of each operation's own door (arguments.cpp for a forward call).
+// business of each operation's own file (arguments.cpp for a forward call).
 #pragma once
 
 #include <cstddef>
@@ -67,7 +67,7 @@ class OverlapCheck {
   /// The tensors that these programs capture.
   void add_captured(const ScoreMod& score, const MaskMod& mask);
 
-  void refuse_overlap(const TensorChecks& door) const;
+  void refuse_overlap(const TensorChecks& checks) const;
 
  private:
   struct Range {

@@ -1,4 +1,4 @@
-// The door: what a Problem must satisfy by itself. Arguments at run time are arguments.cpp's business.
+// Validation: what a Problem must satisfy by itself. Arguments at run time are arguments.cpp's business.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ constexpr int kMaxThreads = 4096;
 constexpr std::int64_t kMaxSeqlen =
     std::numeric_limits<std::int32_t>::max();   // positions are 32-bit in programs
 constexpr std::int64_t kMaxIndex = kMaxSeqlen;  // so are the numbers of sequences and heads
-/// Of q and of out, lengths at their bounds: more than addresses of 48 bits reach. Below it no product of sizes behind the door
+/// Of q and of out, lengths at their bounds: more than addresses of 48 bits reach. Below it no product of sizes after validation
 /// overflows, a workspace neither.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
@@ -26,7 +26,7 @@ std::int64_t dim(const TensorSpec& spec, int index) {
   return spec.shape[static_cast<std::size_t>(index)];
 }
 
-struct Door {
+struct ProblemChecks {
   std::string where;
   [[noreturn]] void refuse(const std::string& message) const { invalid(where, message); }
 
@@ -116,19 +116,19 @@ struct Door {
   }
 };
 
-void check_output(const Door& door, const ForwardProblem& f) {
+void check_output(const ProblemChecks& checks, const ForwardProblem& f) {
   const TensorSpec& out = f.problem.out;
   const int rank = f.is_varlen ? 3 : 4;
-  door.check_rank("out", out, f.is_varlen);
-  door.check_extents("out", out);
-  door.check_device("out", out, f.problem.q);
+  checks.check_rank("out", out, f.is_varlen);
+  checks.check_extents("out", out);
+  checks.check_device("out", out, f.problem.q);
   TensorSpec expected = f.problem.q;
   expected.shape[static_cast<std::size_t>(rank - 1)] = f.head_dim_v;
   for (int i = 0; i < rank; ++i) {
     if (dim(out, i) != dim(expected, i)) {
       const std::span shape(expected.shape.data(), static_cast<std::size_t>(rank));
-      door.refuse(fmt::format("out is {}; expected {}", to_string(out),
-                              to_string(make_spec(out.dtype, shape))));
+      checks.refuse(fmt::format("out is {}; expected {}", to_string(out),
+                                to_string(make_spec(out.dtype, shape))));
     }
   }
 }
@@ -158,69 +158,69 @@ expr::Box position_bounds(const ForwardProblem& f) {
   return box;
 }
 
-void check_captures(const Door& door, const Program& program, const TensorSpec& q,
+void check_captures(const ProblemChecks& checks, const Program& program, const TensorSpec& q,
                     std::string_view argument) {
   for (const CapturedTensor& tensor : program.captures().tensors) {
     if (!tensor.view) {
-      door.refuse(
+      checks.refuse(
           fmt::format("{} captures '{}' without a tensor; expected a view with shape and dtype",
                       argument, tensor.name));
     }
-    door.check_device(tensor.name, tensor.view.spec(), q);
-    door.check_extents(tensor.name, tensor.view.spec());
+    checks.check_device(tensor.name, tensor.view.spec(), q);
+    checks.check_extents(tensor.name, tensor.view.spec());
   }
 }
 
-void check_programs(const Door& door, const ForwardProblem& f) {
+void check_programs(const ProblemChecks& checks, const ForwardProblem& f) {
   const expr::Box box = position_bounds(f);
-  check_captures(door, f.problem.score, f.problem.q, "score");
-  check_captures(door, f.problem.mask, f.problem.q, "mask");
-  expr::verify(f.problem.score.expr().node(), "score program at the door");
-  expr::verify(f.problem.mask.expr().node(), "mask program at the door");
+  check_captures(checks, f.problem.score, f.problem.q, "score");
+  check_captures(checks, f.problem.mask, f.problem.q, "mask");
+  expr::verify(f.problem.score.expr().node(), "score program as it was given");
+  expr::verify(f.problem.mask.expr().node(), "mask program as it was given");
   // A problem without positions evaluates nothing, so nothing can be out of range.
   if (!f.has_positions()) return;
-  expr::refuse_out_of_range_loads(f.problem.score.expr().shared(), box, door.where + ": score");
-  expr::refuse_out_of_range_loads(f.problem.mask.expr().shared(), box, door.where + ": mask");
+  expr::refuse_out_of_range_loads(f.problem.score.expr().shared(), box, checks.where + ": score");
+  expr::refuse_out_of_range_loads(f.problem.mask.expr().shared(), box, checks.where + ": mask");
 }
 
-void resolve_heads(const Door& door, ForwardProblem& f) {
+void resolve_heads(const ProblemChecks& checks, ForwardProblem& f) {
   const Problem& p = f.problem;
   const int heads = f.is_varlen ? 1 : 2;
   f.num_heads_q = dim(p.q, heads);
   f.num_heads_kv = dim(p.k, heads);
   f.head_dim_qk = dim(p.q, heads + 1);
   f.head_dim_v = dim(p.v, heads + 1);
-  door.check_equal("head_dim", "k", dim(p.k, heads + 1), "q", f.head_dim_qk,
-                   " head_dim_qk (v alone may differ)");
-  door.check_equal("num_heads", "v", dim(p.v, heads), "k", f.num_heads_kv, " num_heads_kv");
+  checks.check_equal("head_dim", "k", dim(p.k, heads + 1), "q", f.head_dim_qk,
+                     " head_dim_qk (v alone may differ)");
+  checks.check_equal("num_heads", "v", dim(p.v, heads), "k", f.num_heads_kv, " num_heads_kv");
   if (f.head_dim_qk == 0 || f.head_dim_v == 0) {
-    door.refuse(fmt::format("head_dim is {} (q, k) and {} (v); expected at least 1", f.head_dim_qk,
-                            f.head_dim_v));
+    checks.refuse(fmt::format("head_dim is {} (q, k) and {} (v); expected at least 1",
+                              f.head_dim_qk, f.head_dim_v));
   }
   if (f.num_heads_q != 0 && (f.num_heads_kv == 0 || f.num_heads_q % f.num_heads_kv != 0)) {
-    door.refuse(fmt::format(
+    checks.refuse(fmt::format(
         "q has {} heads and k has {}; expected num_heads_q to be a multiple of num_heads_kv",
         f.num_heads_q, f.num_heads_kv));
   }
-  door.check_index("num_heads_q", f.num_heads_q);
-  door.check_index("num_heads_kv", f.num_heads_kv);
+  checks.check_index("num_heads_q", f.num_heads_q);
+  checks.check_index("num_heads_kv", f.num_heads_kv);
   f.group = f.num_heads_kv == 0 ? 1 : std::max<std::int64_t>(1, f.num_heads_q / f.num_heads_kv);
 }
 
-void resolve_lengths(const Door& door, ForwardProblem& f) {
+void resolve_lengths(const ProblemChecks& checks, ForwardProblem& f) {
   const Problem& p = f.problem;
   const std::int64_t rows_q = dim(p.q, f.is_varlen ? 0 : 1);
   const std::int64_t rows_kv = dim(p.k, f.is_varlen ? 0 : 1);
-  door.check_equal(f.is_varlen ? "total" : "seqlen", "v", dim(p.v, f.is_varlen ? 0 : 1), "k",
-                   rows_kv, " lengths");
+  checks.check_equal(f.is_varlen ? "total" : "seqlen", "v", dim(p.v, f.is_varlen ? 0 : 1), "k",
+                     rows_kv, " lengths");
   if (!f.is_varlen) {
     f.num_sequences = dim(p.q, 0);
-    door.check_equal("batch", "k", dim(p.k, 0), "q", f.num_sequences, "");
-    door.check_equal("batch", "v", dim(p.v, 0), "q", f.num_sequences, "");
+    checks.check_equal("batch", "k", dim(p.k, 0), "q", f.num_sequences, "");
+    checks.check_equal("batch", "v", dim(p.v, 0), "q", f.num_sequences, "");
   } else {
     f.num_sequences = *p.num_sequences;
     if (f.num_sequences < 0) {
-      door.refuse(fmt::format("num_sequences is {}; expected >= 0", f.num_sequences));
+      checks.refuse(fmt::format("num_sequences is {}; expected >= 0", f.num_sequences));
     }
   }
   f.seqlen_q = p.seqlen_q ? p.seqlen_q->value : rows_q;
@@ -228,21 +228,21 @@ void resolve_lengths(const Door& door, ForwardProblem& f) {
   for (const auto& [label, length] :
        {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
     if (length > kMaxSeqlen)
-      door.refuse(fmt::format("{} is {}; expected at most {}", label, length, kMaxSeqlen));
+      checks.refuse(fmt::format("{} is {}; expected at most {}", label, length, kMaxSeqlen));
   }
-  door.check_index(f.is_varlen ? "num_sequences" : "batch", f.num_sequences);
+  checks.check_index(f.is_varlen ? "num_sequences" : "batch", f.num_sequences);
   f.total_q = f.is_varlen ? rows_q : f.num_sequences * f.seqlen_q;
 }
 
-/// After heads and lengths: every product of sizes that is taken behind the door, and every workspace, then fits 63 bits.
-void check_sizes(const Door& door, const ForwardProblem& f) {
+/// After heads and lengths: every product of sizes that is taken after validation, and every workspace, then fits 63 bits.
+void check_sizes(const ProblemChecks& checks, const ForwardProblem& f) {
   const std::int64_t width = std::max(f.head_dim_qk, f.head_dim_v);
   std::int64_t elements = 0;
   const bool is_huge =
       __builtin_mul_overflow(std::max(f.total_q, f.num_sequences), f.num_heads_q, &elements) ||
       __builtin_mul_overflow(elements, width, &elements);
   if (!is_huge && elements <= kMaxElements) return;
-  door.refuse(
+  checks.refuse(
       fmt::format("q has {} rows in {} sequences, {} heads and a head_dim of {}; expected at most "
                   "2^48 elements",
                   f.total_q, f.num_sequences, f.num_heads_q, width));
@@ -251,31 +251,31 @@ void check_sizes(const Door& door, const ForwardProblem& f) {
 }  // namespace
 
 ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes kv_dtypes) {
-  const Door door{std::string(where)};
+  const ProblemChecks checks{std::string(where)};
   ForwardProblem f{.problem = problem, .is_varlen = problem.num_sequences.has_value()};
-  door.check_rank("q", problem.q, f.is_varlen);
-  door.check_rank("k", problem.k, f.is_varlen);
-  door.check_rank("v", problem.v, f.is_varlen);
-  door.check_extents("q", problem.q);
-  door.check_extents("k", problem.k);
-  door.check_extents("v", problem.v);
-  door.check_device("k", problem.k, problem.q);
-  door.check_device("v", problem.v, problem.q);
-  door.check_dtypes(problem, kv_dtypes);
-  door.check_scalars(problem);
-  resolve_heads(door, f);
-  resolve_lengths(door, f);
-  check_sizes(door, f);
+  checks.check_rank("q", problem.q, f.is_varlen);
+  checks.check_rank("k", problem.k, f.is_varlen);
+  checks.check_rank("v", problem.v, f.is_varlen);
+  checks.check_extents("q", problem.q);
+  checks.check_extents("k", problem.k);
+  checks.check_extents("v", problem.v);
+  checks.check_device("k", problem.k, problem.q);
+  checks.check_device("v", problem.v, problem.q);
+  checks.check_dtypes(problem, kv_dtypes);
+  checks.check_scalars(problem);
+  resolve_heads(checks, f);
+  resolve_lengths(checks, f);
+  check_sizes(checks, f);
   if (f.problem.out.rank == 0) {
     TensorSpec out = problem.q;
     out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;
     f.problem.out = make_spec(out.dtype, {out.shape.data(), static_cast<std::size_t>(out.rank)});
     f.problem.out.device = problem.q.device;
   }
-  check_output(door, f);
+  check_output(checks, f);
   f.softmax_scale =
       problem.softmax_scale.value_or(1.0F / std::sqrt(static_cast<float>(f.head_dim_qk)));
-  check_programs(door, f);
+  check_programs(checks, f);
   return f;
 }
 

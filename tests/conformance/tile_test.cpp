@@ -114,35 +114,6 @@ TEST(Fragment, EveryElementHasOneHolder) {
   EXPECT_EQ(*a8.rbegin(), std::pair(15, 31));
 }
 
-TEST(Fragment, LdmatrixGivesTheFragmentOfA) {
-  // Register r holds, of the matrix whose rows lanes 8 r.. name, row lane / 4 and the pair 2 (lane % 4).
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int r = 0; r < 4; ++r) {
-      const MatrixRow row = ldmatrix_a_row(8 * r + lane / 4);
-      const Coordinate at = a_coordinate_16_bit(lane, r);
-      EXPECT_EQ(row.row, at.row);
-      EXPECT_EQ(8 * row.chunk + 2 * (lane % 4), at.column);
-    }
-  }
-}
-
-TEST(Fragment, LdmatrixGivesTheFragmentsOfB) {
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int r = 0; r < 4; ++r) {
-      const int column = 8 * (r / 2) + lane / 4, depth = 8 * (r % 2) + 2 * (lane % 4);
-      const MatrixRow row = ldmatrix_b_row(8 * r + lane / 4);
-      EXPECT_EQ(row.row, column);
-      EXPECT_EQ(8 * row.chunk + 2 * (lane % 4), depth);
-      // Transposed: rows are depths, lane / 4 is the column within the chunk.
-      for (int e = 0; e < 2; ++e) {
-        const MatrixRow trans = ldmatrix_b_trans_row(8 * r + 2 * (lane % 4) + e);
-        EXPECT_EQ(trans.row, depth + e);
-        EXPECT_EQ(8 * trans.chunk + lane / 4, column);
-      }
-    }
-  }
-}
-
 TEST(Fragment, SumsPackedInPairsAreAnA) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int step = 0; step < 3; ++step) {

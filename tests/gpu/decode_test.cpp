@@ -1,4 +1,4 @@
-// attention_decode on a GPU through the public door, against the oracle on each sequence's keys laid out densely. Without a driver or
+// attention_decode on a GPU through the public function, against the oracle on each sequence's keys laid out densely. Without a driver or
 // a device everything is skipped.
 #include "problem/decode.hpp"
 

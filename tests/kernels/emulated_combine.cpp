@@ -1,14 +1,14 @@
 #include <stdexcept>
 
+#include "common/combine.cuh"
 #include "kernels/emulated_forward.hpp"
-#include "sm80/combine.cuh"
 
 namespace fovea::cuda {
 namespace {
 
 template <CombineSpec spec, int kAtOnce>
 void run_combine(const CombineParams& p) {
-  sm80::combine<spec, kAtOnce>(p);
+  combine<spec, kAtOnce>(p);
 }
 
 /// Chained, all of them: where no grid is ahead there is none to wait for.

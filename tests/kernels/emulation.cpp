@@ -158,9 +158,9 @@ void run_hopper(const Run& run, Emulation& emulation) {
                    [&] { cuda::hopper_named(run.label).run(call.params); });
   emulation.ctas_at_once = 1;
   emulation.is_dependent = false;
-  const std::span words(call.params.next_suspect,
+  const std::span words(call.params.next_redo,
                         reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
-  emulation.num_suspects =
+  emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
   if (!plan.spec.is_split) return;
   join_splits(run, plan, call.common, emulation);

@@ -22,8 +22,8 @@ struct Emulation {
   /// Findings that are no mistake here; empty: all are.
   std::function<bool(const cuda::emulator::Finding&)> passes_over;
   int ctas_at_once = 1;
-  bool is_dependent = false;      // launches start beside those before them
-  std::int64_t num_suspects = 0;  // row tiles that Hopper's kernel computed again
+  bool is_dependent = false;    // launches start beside those before them
+  std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again
 
   void launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
               const std::function<void()>& kernel);

@@ -294,7 +294,7 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   cases.push_back(std::move(programs));
 }
 
-/// What the passes over suspect row tiles must tell apart: both signs, in all orders of the loop and with all ways to store.
+/// What the passes over row tiles that are computed again must tell apart: both signs, in all orders of the loop and with all ways to store.
 void add_infinite_hopper_cases(std::vector<Case>& cases) {
   const auto add = [&cases](Case problem) {
     problem.has_infinite_values = true;
@@ -302,7 +302,7 @@ void add_infinite_hopper_cases(std::vector<Case>& cases) {
   };
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case masked = hopper_case("hopper_infinite_d" + std::to_string(head_dim), head_dim);
-    masked.seqlen_q = masked.seqlen_kv = 390;  // several row tiles of a CTA are suspect
+    masked.seqlen_q = masked.seqlen_kv = 390;  // several row tiles of a CTA are computed again
     masked.mask = causal();
     masked.has_sinks = true;
     add(std::move(masked));

@@ -1,4 +1,4 @@
-// Strided tensors against every address of theirs: what the door calls disjoint shares no byte, and of slices of one buffer the
+// Strided tensors against every address of theirs: what validation calls disjoint shares no byte, and of slices of one buffer the
 // answer is exact.
 #include "problem/strided_overlap.hpp"
 

@@ -1,4 +1,4 @@
-// The comparison with the oracle for kernels that are not behind the public door: on a GPU, or under the emulator.
+// The comparison with the oracle for kernels that no public function runs: on a GPU, or under the emulator.
 #pragma once
 
 #include <functional>

@@ -26,7 +26,6 @@ namespace fovea::cuda::driver {
   X(context_push, "cuCtxPushCurrent_v2", (ContextHandle context))                                                 \
   X(context_pop, "cuCtxPopCurrent_v2", (ContextHandle* context))                                                  \
   X(context_device, "cuCtxGetDevice", (DeviceHandle* device))                                                     \
-  X(context_synchronize, "cuCtxSynchronize", ())                                                                  \
   X(module_load, "cuModuleLoadDataEx",                                                                            \
     (ModuleHandle* module, const void* image, unsigned num_options, int* options, void** values))                 \
   X(module_unload, "cuModuleUnload", (ModuleHandle module))                                                       \
@@ -40,7 +39,6 @@ namespace fovea::cuda::driver {
   X(stream_create, "cuStreamCreate", (StreamHandle* stream, unsigned flags))                                      \
   X(stream_destroy, "cuStreamDestroy_v2", (StreamHandle stream))                                                  \
   X(stream_synchronize, "cuStreamSynchronize", (StreamHandle stream))                                             \
-  X(stream_wait_event, "cuStreamWaitEvent", (StreamHandle stream, EventHandle event, unsigned flags))             \
   X(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle stream, int* status))                               \
   X(stream_context, "cuStreamGetCtx", (StreamHandle stream, ContextHandle* context))                              \
   X(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", (int* mode))                                      \
@@ -67,8 +65,7 @@ namespace fovea::cuda::driver {
     (void* to, DevicePointer from, std::size_t bytes, StreamHandle stream))                                       \
   X(copy_on_device, "cuMemcpyDtoDAsync_v2",                                                                       \
     (DevicePointer to, DevicePointer from, std::size_t bytes, StreamHandle stream))                               \
-  X(set_bytes, "cuMemsetD8Async", (DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle stream)) \
-  X(set_words, "cuMemsetD32Async", (DevicePointer to, unsigned value, std::size_t words, StreamHandle stream))
+  X(set_bytes, "cuMemsetD8Async", (DevicePointer to, unsigned char value, std::size_t bytes, StreamHandle stream))
 
 /// Newer than the oldest driver that can run anything of ours: null where the driver lacks them.
 #define FOVEA_DRIVER_OPTIONAL_FUNCTIONS(X)                                                                        \

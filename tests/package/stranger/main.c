@@ -1,4 +1,4 @@
-/* The C door, from C11 and linked like any other C library: one key is visible, so its value comes out. */
+/* The C ABI, from C11 and linked like any other C library: one key is visible, so its value comes out. */
 #include <fovea/fovea.h>
 #include <stdio.h>
 

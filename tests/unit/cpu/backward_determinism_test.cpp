@@ -78,7 +78,7 @@ TEST(BackwardDeterminism, ThreadCountChangesNoBit) {
     expect_same_on_all_threads(long_keys(Dtype::bf16), target);
 }
 
-/// One copy of sums per strand (small), one for all (large), and both at once: the slopes and a bias of 16,384 elements and
+/// One copy of sums per task (small), one for all (large), and both at once: the slopes and a bias of 16,384 elements and
 /// more.
 TEST(BackwardDeterminism, ThreadCountChangesNoBitOfCapturedGradients) {
   GradientCase problem = long_keys(Dtype::f32);

@@ -1,4 +1,4 @@
-// Attention over a cache through the C door: the same bits as the C++ function, and refusals that name the argument.
+// Attention over a cache through the C ABI: the same bits as the C++ function, and refusals that name the argument.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

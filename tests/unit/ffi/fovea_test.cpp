@@ -1,4 +1,4 @@
-// fovea.h as a C program sees it: the same results as the C++ door, and refusals that say which argument is wrong.
+// fovea.h as a C program sees it: the same results as the C++ functions, and refusals that say which argument is wrong.
 #include "fovea/fovea.h"
 
 #include <gmock/gmock.h>

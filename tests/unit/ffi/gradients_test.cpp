@@ -1,4 +1,4 @@
-// Gradients, tangents and states through the C door: the same bits as the C++ functions, and refusals that name the argument.
+// Gradients, tangents and states through the C ABI: the same bits as the C++ functions, and refusals that name the argument.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The door of attention_decode: workspace, what is refused before anything is written, and plans that are found again.
+// attention_decode: workspace, what is refused before anything is written, and plans that are found again.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// Gradients of gradients against the oracle, for every feature; what the door refuses and what explain says.
+// Gradients of gradients against the oracle, for every feature; what is refused and what explain says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

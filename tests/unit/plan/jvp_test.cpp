@@ -1,4 +1,4 @@
-// Forward mode at its door: what it refuses, and laws that need no oracle. tests/property/gradient_*_test.cpp compare it with
+// Forward mode: what it refuses, and laws that need no oracle. tests/property/gradient_*_test.cpp compare it with
 // the oracle.
 #include "fovea/jvp.hpp"
 

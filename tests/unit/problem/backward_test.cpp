@@ -1,4 +1,4 @@
-// The door of gradients: each refusal with its whole message.
+// Validation of gradients: each refusal with its whole message.
 #include "problem/backward.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The door: each refusal with its whole message, and the edges that are legal.
+// Validation: each refusal with its whole message, and the edges that are legal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

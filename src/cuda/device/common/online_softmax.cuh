@@ -109,7 +109,7 @@ FOVEA_DEVICE float beside_lse(float lse, float sum, float row_max) {
   return is_huge(lse) ? kLn2 * ptx::lg2_approx_ftz(sum) : row_max;
 }
 
-/// The largest score as told outside: natural units; a NaN in sight wins over every number.
+/// The largest score as callers get it: natural units; a NaN in sight wins over every number.
 FOVEA_DEVICE float finish_row_max(float row_max, float sum, float unit) {
   if (is_nan(sum) && row_max != infinity()) return quiet_nan();
   return row_max == -infinity() ? row_max : row_max * unit;

@@ -10,7 +10,7 @@
 // Shared memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier first; what TMA wrote, the mbarrier.
 // The bodies are in generated/wgmma_<type of a>.cuh, written by generated/wgmma_forms.py: a unit includes those that it uses, for
 // reading all of them takes NVRTC longer than compiling a small kernel. Descriptors are made by tile/matrix_descriptor.cuh; which
-// thread holds which element is told by tile/fragment.cuh.
+// thread holds which element: tile/fragment.cuh.
 #pragma once
 
 #include "ptx/base.cuh"

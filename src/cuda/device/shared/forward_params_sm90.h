@@ -6,7 +6,7 @@
 
 namespace fovea::cuda {
 
-/// Tells TMA a tensor, the box it copies and the swizzle; encoded by the host.
+/// Describes to TMA a tensor, the box it copies and the swizzle; encoded by the host.
 struct alignas(64) TensorMapParam {
   std::uint64_t opaque[16];
 };
@@ -24,7 +24,7 @@ struct Sm90ForwardParams {
   std::int32_t heads_per_section, last_section;
   /// [num_tiles] By the number of a row tile that has a row with a sum which is not finite, so that it may have met NaN or infinity at a
   /// key that the row does not see: the one that its CTA found before, or -1. Others are left as they are.
-  std::int32_t* next_suspect;
+  std::int32_t* next_redo;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page

@@ -33,7 +33,7 @@ struct ForwardSpec {
   std::int32_t q_stages = 1;   // sm90: buffers of Q, later O; with two, row tiles overlap
   bool is_dynamic = false;     // sm90: row tiles are claimed from a counter, longest first
   bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
-  bool has_panels = false;     // sm80/forward/: K and V lie in shared memory as TMA writes them
+  bool has_panels = false;     // team/: K and V lie in shared memory as TMA writes them
   bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 
@@ -88,11 +88,11 @@ constexpr std::int32_t sm90_decode_part_row_bytes(const ForwardSpec& spec) {
   return 4 * spec.head_dim_v + 32;
 }
 
-/// Splits that the loading warp of sm90/decode tells ahead, and the bytes of each.
+/// Splits that the loading warp of sm90/decode posts ahead, and the bytes of each.
 inline constexpr std::int32_t kDecodeRecords = 3;
 inline constexpr std::int32_t kDecodeRecordBytes = 96;
 
-/// Dynamic shared memory of sm90/decode: slices, what warps leave for each other, splits that are told, barriers.
+/// Dynamic shared memory of sm90/decode: slices, what warps leave for each other, posted splits, barriers.
 constexpr std::int32_t sm90_decode_shared_bytes(const ForwardSpec& spec) {
   return spec.stages * sm90_decode_slice_bytes(spec) +
          sm90_decode_readers(spec) * spec.tile_q * sm90_decode_part_row_bytes(spec) +
@@ -105,14 +105,14 @@ constexpr std::int32_t sm80_plain_shared_bytes(const ForwardSpec& spec) {
               spec.tile_kv * (spec.head_dim_v + 1) + spec.tile_q * (spec.tile_kv + 1));
 }
 
-/// sm90/attention_forward: sequences have lengths of their own, told beside each row tile.
-constexpr bool sm90_tells_place(const ForwardSpec& spec) {
+/// sm90/attention_forward: sequences have lengths of their own, posted beside each row tile.
+constexpr bool sm90_posts_place(const ForwardSpec& spec) {
   return spec.is_varlen || spec.is_paged || spec.is_split;
 }
 
-/// Row tiles that sm90/attention_forward tells ahead.
+/// Row tiles that sm90/attention_forward posts ahead.
 constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) {
-  return sm90_tells_place(spec) ? 3 : 2;
+  return sm90_posts_place(spec) ? 3 : 2;
 }
 
 /// Of its shared memory, Q, later O, of each group and stage, and stages of K and V.
@@ -123,15 +123,15 @@ constexpr std::int32_t sm90_tile_bytes(const ForwardSpec& spec) {
               spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
 }
 
-/// All of it: tiles, barriers, what the loading warp tells, and what is computed again.
+/// All of it: tiles, barriers, what the loading warp posts, and what is computed again.
 constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t slots = sm90_num_slots(spec);
   const std::int32_t barriers =
       8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 2 * slots + 7);
-  const std::int32_t told = slots * (sm90_tells_place(spec) ? 32 : 16) + 32 +
-                            spec.tile_q / 64 * 32 + 8 * spec.stages +
-                            (spec.is_paged ? spec.tile_kv / 2 : 0);
-  return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + told + 32;
+  const std::int32_t posted = slots * (sm90_posts_place(spec) ? 32 : 16) + 32 +
+                              spec.tile_q / 64 * 32 + 8 * spec.stages +
+                              (spec.is_paged ? spec.tile_kv / 2 : 0);
+  return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + posted + 32;
 }
 
 /// The second kernel of a split problem.

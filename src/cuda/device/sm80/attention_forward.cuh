@@ -17,7 +17,7 @@
 // rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16 rows (head_dim
 // above 128) it is half of that, and shared memory is the bound. docs/kernels/attention_forward_sm80.md counts instructions.
 //
-// Chapters, in forward/; the walk and the entry are here:
+// Chapters, in team/ (sm90/decode has its warps compute by them too); the walk and the entry are here:
 //
 //   team.cuh      which warps share a tile, where its things lie in shared memory, which row is whose
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
@@ -38,14 +38,16 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
-#include "sm80/forward/compute.cuh"
-#include "sm80/forward/load.cuh"
-#include "sm80/forward/passes.cuh"
-#include "sm80/forward/store.cuh"
-#include "sm80/forward/team.cuh"
-#include "sm80/forward/walk.cuh"
+#include "team/compute.cuh"
+#include "team/load.cuh"
+#include "team/passes.cuh"
+#include "team/store.cuh"
+#include "team/team.cuh"
+#include "team/walk.cuh"
 
 namespace fovea::cuda::sm80 {
+
+using namespace team;
 
 /// What a team computes.
 template <ForwardSpec spec, class Mods>
@@ -64,7 +66,7 @@ struct Forward {
   /// What follows S of a tile.
   FOVEA_DEVICE_MEMBER void add_tile(Scores& s, VisitedTile tile, SharedAddress values, Pass pass) {
     sums.apply_mods(team, s, tile);
-    if (pass > Pass::finite) sums.level(s);
+    if (pass > Pass::finite) sums.shrink(s);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) {
       if (pass <= Pass::finite) sums.drop(team, s, tile);

@@ -14,7 +14,7 @@
 //
 // kv tiles are visited from the right, so that those with a mask come first; the softmax of the others needs no maximum
 // (common/optimistic_softmax.cuh). A third warp claims row tiles and finds the kv tiles that each visits (common/tile_walk.cuh) while
-// the tiles before are still computed; the loading warp tells the others beside each K tile what it is.
+// the tiles before are still computed; the loading warp posts beside each K tile what it is.
 //
 // Bound: tensor cores, 4096 flops a clock and SM; at head_dim 64 the exponentials, 9.4 softmax elements a clock beside a busy tensor
 // core. Measured: 95 % of the first at head_dim 128 (docs/kernels/attention_forward_sm90.md).
@@ -22,7 +22,7 @@
 // Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
 // group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next), group_full,
 // group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_landed
-// (values that are to be rewritten have arrived: the end of a paged sequence cuts them, or the row tile is suspect), round_done.
+// (values that are to be rewritten have arrived: the end of a paged sequence cuts them, or the row tile is computed again), round_done.
 //
 // Small values: powers are relative to a reference that may stand 80 octaves above the row's maximum, so sums may leave the range of
 // floats below. Such row tiles go the way of the next paragraph, by the pass `low`.
@@ -42,12 +42,12 @@
 // does not reach the sums.
 //
 // Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as shared memory
-// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for sm80/combine,
+// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for common/combine,
 // which starts beside the last CTAs and waits for them.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, redo (of suspects), load, compute with scores, softcap and output, store.
+// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load, compute with scores, softcap and output, store.
 // The entry is here.
 //
 // Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
@@ -100,7 +100,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
   ptx::mbarrier_init(cta.barrier(L::kVLanded, 0), 1);
   ptx::mbarrier_init(cta.barrier(L::kRoundDone, 0), 32 * (kReaders + 2));
-  for (int i = 0; i < 2; ++i) ptx::st_shared(cta.suspects_at(i), std::int32_t{-1});
+  for (int i = 0; i < 2; ++i) ptx::st_shared(cta.redo_list_at(i), std::int32_t{-1});
   ptx::st_shared(cta.smem + L::kPass, static_cast<std::int32_t>(Pass::all));
   ptx::fence_mbarrier_init_release_cluster();
 }

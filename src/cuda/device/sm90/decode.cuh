@@ -1,6 +1,6 @@
 // Attention of few rows over many keys: decoding. What counts is how fast keys and values come from memory.
 //
-//   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w                 over warps, then over splits (sm80/combine.cuh)
+//   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w                 over warps, then over splits (common/combine.cuh)
 //
 // A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side by side, and 256
 // keys or more. Two warps find splits and load slices of 16 keys by TMA, as far ahead as there are slots for slices, across the ends of
@@ -23,7 +23,7 @@
 //
 // Chapters, in decode/:
 //
-//   cta.cuh       where things lie in shared memory, what the loading warps tell
+//   cta.cuh       where things lie in shared memory, what the loading warps post
 //   load.cuh      which splits a CTA has; keys and values on their way in, pages too
 //   compute.cuh   slices, and what all warps' sums together are
 //   careful.cuh   a row key by key, for NaN and infinity in V
@@ -56,7 +56,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kEmpty, i), 1);
   }
   for (int i = 0; i < L::kRecords; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kTold, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kPosted, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kRead, i), L::kReaders);
   }
   ptx::fence_mbarrier_init_release_cluster();

@@ -1,6 +1,5 @@
-// Which thread holds which element: fragments of mma.sync (one warp, m16n8) and of wgmma (a warpgroup, m64nN, each warp 16 rows), and
-// which row's address a lane gives to ldmatrix. A row of an accumulator lies in a quad, four lanes in a row, so a maximum or a sum over
-// a row is a local one and two shuffles.
+// Which thread holds which element: fragments of mma.sync (one warp, m16n8) and of wgmma (a warpgroup, m64nN, each warp 16 rows). A row
+// of an accumulator lies in a quad, four lanes in a row, so a maximum or a sum over a row is a local one and two shuffles.
 //
 //   accumulator, i = register:   row lane/4 + 8 (i/2 % 2)    column 8 (i/4) + 2 (lane%4) + i%2
 //   a, 16 bits, register r:      row lane/4 + 8 (r%2)        depth 8 (r/2) + 2 (lane%4), and the next
@@ -38,23 +37,5 @@ FOVEA_DEVICE constexpr Coordinate a_coordinate_16_bit(int lane, int r) {
 FOVEA_DEVICE constexpr Coordinate a_coordinate_8_bit(int lane, int r) {
   return {lane / 4 + 8 * (r % 2), 16 * (r / 2) + 4 * (lane % 4)};
 }
-
-/// Row and chunk of 16 bytes, relative to the fragment, whose address a lane gives to ldmatrix.
-struct MatrixRow {
-  int row, chunk;
-};
-
-/// ldmatrix_x4 of an a, 16 rows x 32 bytes, from a tile with a row for each row of a.
-FOVEA_DEVICE constexpr MatrixRow ldmatrix_a_row(int lane) { return {lane % 16, lane / 16}; }
-
-/// ldmatrix_x4 of the b of two products, 16 columns x 32 bytes of depth, from a tile with a row for each column of b (K of Q Kᵀ):
-/// x, y are the registers of columns 0..7, z, w of columns 8..15.
-FOVEA_DEVICE constexpr MatrixRow ldmatrix_b_row(int lane) {
-  return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
-}
-
-/// ldmatrix_x4_trans of the b of two products, depth 16 x 16 columns of 16 bits, from a tile with a row for each depth (V of P V):
-/// x, y are the registers of columns 0..7, z, w of columns 8..15.
-FOVEA_DEVICE constexpr MatrixRow ldmatrix_b_trans_row(int lane) { return {lane % 16, lane / 16}; }
 
 }  // namespace fovea::cuda

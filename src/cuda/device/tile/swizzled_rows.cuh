@@ -1,6 +1,6 @@
 // A matrix of 16-bit elements in shared memory, row-major, its 16-byte chunks permuted so that eight neighbouring rows of one
 // column lie in eight different bank groups: ldmatrix, cp.async and 16-byte accesses are all free of conflicts. Read
-// the fragment loads of sm80/forward/compute.cuh next.
+// the fragment loads of team/compute.cuh next.
 #pragma once
 
 #include "ptx/base.cuh"

@@ -115,7 +115,6 @@ FAKE(cuCtxGetDevice, DeviceHandle* device) {
   *device = state.current_device;
   return called("cuCtxGetDevice");
 }
-FAKE(cuCtxSynchronize) { return called("cuCtxSynchronize"); }
 FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
   *module = handle<ModuleHandle>(0x200);
   state.modes_of_loads.push_back(state.capture_mode);
@@ -160,7 +159,6 @@ FAKE(cuStreamCreate, StreamHandle* stream, unsigned) {
 }
 FAKE(cuStreamDestroy_v2, StreamHandle) { return called("cuStreamDestroy_v2"); }
 FAKE(cuStreamSynchronize, StreamHandle) { return called("cuStreamSynchronize"); }
-FAKE(cuStreamWaitEvent, StreamHandle, EventHandle, unsigned) { return called("cuStreamWaitEvent"); }
 FAKE(cuStreamIsCapturing, StreamHandle, int* status) {
   *status = state.is_capturing ? 1 : 0;
   return called("cuStreamIsCapturing");
@@ -222,9 +220,6 @@ FAKE(cuMemcpyDtoDAsync_v2, DevicePointer, DevicePointer, std::size_t, StreamHand
 }
 FAKE(cuMemsetD8Async, DevicePointer, unsigned char, std::size_t, StreamHandle) {
   return called("cuMemsetD8Async");
-}
-FAKE(cuMemsetD32Async, DevicePointer, unsigned, std::size_t, StreamHandle) {
-  return called("cuMemsetD32Async");
 }
 FAKE(cuTensorMapEncodeTiled, TensorMap*, int, std::uint32_t rank, void*, const std::uint64_t*,
      const std::uint64_t* strides, const std::uint32_t*, const std::uint32_t*, int, int, int, int) {

@@ -9,9 +9,9 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "sm80/forward/load.cuh"
-#include "sm80/forward/team.cuh"
 #include "sm90/decode/cta.cuh"
+#include "team/load.cuh"
+#include "team/team.cuh"
 
 namespace fovea::cuda::sm90::decoding {
 
@@ -20,9 +20,9 @@ template <ForwardSpec spec, class Mods>
 class CarefulRow {
  public:
   using L = Layout<spec>;
-  using Team = sm80::Team<L::kWarpSpec>;
+  using Team = team::Team<L::kWarpSpec>;
 
-  FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const sm80::Row& row)
+  FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const team::Row& row)
       : p_(team.p), work_(team.work), row_(row) {
     const std::int64_t at = work_.sequence.q_batch * p_.q.batch_stride +
                             row.q_idx * p_.q.row_stride + row.q_head * p_.q.head_stride;
@@ -30,13 +30,13 @@ class CarefulRow {
   }
 
   FOVEA_DEVICE_MEMBER void run() {
-    const char* keys = sm80::head_of<L::kWarpSpec>(work_, p_.k);
-    const char* values = sm80::head_of<L::kWarpSpec>(work_, p_.v);
+    const char* keys = team::head_of<L::kWarpSpec>(work_, p_.k);
+    const char* values = team::head_of<L::kWarpSpec>(work_, p_.v);
 #pragma unroll 1
     for (std::int32_t key = work_.kv_begin; key < work_.kv_end; ++key) {
       float score = 0;
-      if (!sees(key, sm80::kv_row<L::kWarpSpec>(p_, work_, p_.k, keys, key), score)) continue;
-      const char* value = sm80::kv_row<L::kWarpSpec>(p_, work_, p_.v, values, key);
+      if (!sees(key, team::kv_row<L::kWarpSpec>(p_, work_, p_.k, keys, key), score)) continue;
+      const char* value = team::kv_row<L::kWarpSpec>(p_, work_, p_.v, values, key);
       add(key, score, load_four(value, p_.head_dim_v));
     }
   }
@@ -122,7 +122,7 @@ class CarefulRow {
 
   const ForwardParams& p_;
   const Work& work_;
-  const sm80::Row row_;
+  const team::Row row_;
   Four query_;
   RowState state_ = empty_row();
   float row_max_ = -infinity();

@@ -7,26 +7,26 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "sm80/forward/compute.cuh"
-#include "sm80/forward/store.cuh"
-#include "sm80/forward/team.cuh"
-#include "sm80/forward/walk.cuh"
 #include "sm90/decode/careful.cuh"
 #include "sm90/decode/cta.cuh"
+#include "team/compute.cuh"
+#include "team/store.cuh"
+#include "team/team.cuh"
+#include "team/walk.cuh"
 
 namespace fovea::cuda::sm90::decoding {
 
-using sm80::AtEnd;
-using sm80::Row;
+using team::AtEnd;
+using team::Row;
 
 /// A warp that computes: of the slices of a split every so-manieth.
 template <ForwardSpec spec, class Mods>
 struct Reader {
   using L = Layout<spec>;
   using T = typename L::T;
-  using Team = sm80::Team<L::kWarpSpec>;
-  using Sums = sm80::Sums<L::kWarpSpec, Mods>;
-  using Tiles = typename sm80::WalkOf<Mods>::Type;
+  using Team = team::Team<L::kWarpSpec>;
+  using Sums = team::Sums<L::kWarpSpec, Mods>;
+  using Tiles = typename team::WalkOf<Mods>::Type;
   const Cta<spec>& cta;
   Ring<L::kSlots> slots{0};
   Ring<L::kRecords> records{0};
@@ -36,7 +36,7 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void run() {
 #pragma unroll 1
     for (;;) {
-      const Work work = cta.hear(records);
+      const Work work = cta.take_work(records);
       if (work.is_nothing) return;
       compute(work);
       meet();
@@ -56,7 +56,7 @@ struct Reader {
     read_queries(team, sums);
     sums.start();
     const TileSpan rows = team.span();
-    Tiles tiles = sm80::start_tiles<Tiles>(team, rows);
+    Tiles tiles = team::start_tiles<Tiles>(team, rows);
     const int first = slots.stage;
 #pragma unroll 1
     for (VisitedTile slice; tiles.next(slice); slots.advance()) {

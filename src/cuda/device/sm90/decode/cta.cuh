@@ -1,4 +1,4 @@
-// What all warps of the decoding kernel know: where things lie in shared memory, and what the first loading warp tells. ../decode.cuh has the
+// What all warps of the decoding kernel know: where things lie in shared memory, and what the first loading warp posts. ../decode.cuh has the
 // picture; read load.cuh next.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
-#include "sm80/forward/team.cuh"
 #include "sm90/role_warp.cuh"
+#include "team/team.cuh"
 
 namespace fovea::cuda::sm90::decoding {
 
@@ -18,7 +18,7 @@ namespace fovea::cuda::sm90::decoding {
 template <ForwardSpec spec>
 struct Layout {
   static constexpr ForwardSpec kWarpSpec = spec_of_decoding_warp(spec);
-  using T = sm80::Traits<kWarpSpec>;
+  using T = team::Traits<kWarpSpec>;
   static constexpr int kReaders = sm90_decode_readers(spec);
   static constexpr int kLoaders = kDecodeLoaders;
   static constexpr int kSlots = spec.stages;  // slices under way or being computed
@@ -32,8 +32,8 @@ struct Layout {
   static constexpr int kBarriersAt = kRecordsAt + kRecords * kDecodeRecordBytes;
   static constexpr int kFull = kBarriersAt;  // [slot], 8 bytes each, as all barriers
   static constexpr int kEmpty = kFull + 8 * kSlots;
-  static constexpr int kTold = kEmpty + 8 * kSlots;  // [record]
-  static constexpr int kRead = kTold + 8 * kRecords;
+  static constexpr int kPosted = kEmpty + 8 * kSlots;  // [record]
+  static constexpr int kRead = kPosted + 8 * kRecords;
   static_assert(kRead + 8 * kRecords == sm90_decode_shared_bytes(spec),
                 "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
@@ -56,9 +56,9 @@ struct Cta : RoleWarp {
     return smem + L::kPartsAt + reader * L::kPartBytes + row * L::kPartRowBytes;
   }
 
-  // ---- splits that the loading warp tells --------------------------------------------------------
+  // ---- splits that the loading warp posts --------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void tell(const Work& work, Ring<L::kRecords>& records) const {
+  FOVEA_DEVICE_MEMBER void post_work(const Work& work, Ring<L::kRecords>& records) const {
     static_assert(sizeof(Work) <= kDecodeRecordBytes, "a record holds a split");
     await(barrier(L::kRead, records.stage), records.parity);
     if (lane == 0) {
@@ -67,12 +67,12 @@ struct Cta : RoleWarp {
 #pragma unroll
       for (int i = 0; i < kWorkWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
     }
-    release(barrier(L::kTold, records.stage));
+    release(barrier(L::kPosted, records.stage));
     records.advance();
   }
 
-  FOVEA_DEVICE_MEMBER Work hear(Ring<L::kRecords>& records) const {
-    ptx::mbarrier_wait_parity(barrier(L::kTold, records.stage), records.parity);
+  FOVEA_DEVICE_MEMBER Work take_work(Ring<L::kRecords>& records) const {
+    ptx::mbarrier_wait_parity(barrier(L::kPosted, records.stage), records.parity);
     const SharedAddress from = smem + L::kRecordsAt + records.stage * kDecodeRecordBytes;
     WorkWords words;
 #pragma unroll

@@ -9,9 +9,9 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
-#include "sm80/forward/team.cuh"
-#include "sm80/forward/walk.cuh"
 #include "sm90/decode/cta.cuh"
+#include "team/team.cuh"
+#include "team/walk.cuh"
 
 namespace fovea::cuda::sm90::decoding {
 
@@ -130,7 +130,7 @@ template <ForwardSpec spec, class Mods>
 struct Load {
   using L = Layout<spec>;
   using T = typename L::T;
-  using Tiles = typename sm80::WalkOf<Mods>::Type;
+  using Tiles = typename team::WalkOf<Mods>::Type;
   const Cta<spec>& cta;
   const int loader;
   Ring<L::kSlots> slots{1};
@@ -146,7 +146,7 @@ struct Load {
     SplitFinder<spec> finder(cta.p.common);
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
       const Work work = finder.find(idx);
-      if (loader == 0) cta.tell(work, records);  // both find the same
+      if (loader == 0) cta.post_work(work, records);  // both find the same
       if (work.is_nothing) return;
       load_split(work);
     }
@@ -154,9 +154,9 @@ struct Load {
 
  private:
   FOVEA_DEVICE_MEMBER void load_split(const Work& work) {
-    const sm80::Team<L::kWarpSpec> team{cta.p.common, work, cta.smem, 0, cta.lane};
+    const team::Team<L::kWarpSpec> team{cta.p.common, work, cta.smem, 0, cta.lane};
     const TileSpan rows = team.span();
-    Tiles tiles = sm80::start_tiles<Tiles>(team, rows);
+    Tiles tiles = team::start_tiles<Tiles>(team, rows);
     if constexpr (spec.is_paged) {
       PageWindow<spec> pages(cta.p, work);
 #pragma unroll 1

@@ -49,8 +49,8 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void run() {
     // The first group goes first.
     if (warp.group == T::kGroups - 1) ptx::bar_arrive(1, 256);
-    if constexpr (T::kCrossesTiles) {
-      run_across();
+    if constexpr (T::kOverlapsTiles) {
+      run_overlapped();
     } else {
       run_one_by_one();
     }
@@ -62,7 +62,7 @@ struct Compute {
 
   /// Note: beginning stands here twice, so that one loop is around those over kv tiles. With a loop over rounds around it ptxas keeps
   /// uniform values in registers of threads; with one place for it, behind a branch, row tiles of 512 keys took 1 to 3 % longer.
-  FOVEA_DEVICE_MEMBER void run_across() {
+  FOVEA_DEVICE_MEMBER void run_overlapped() {
     RowTile tile = cta.next_row_tile(slots);
     if (tile.is_end()) return;
     begin<false>(tile);
@@ -77,7 +77,7 @@ struct Compute {
         if (after.is_end()) return;
         begin<true>(after);
       } else {
-        cross(tile, after);
+        overlap(tile, after);
       }
       tile = after;
     }
@@ -103,7 +103,7 @@ struct Compute {
     for (;;) {
       if constexpr (!spec.wants_row_max) {
         if (is_next_full && !is_careful) {
-          // What mends a step stands behind their loop: jumped over in it, it would cost each of them.
+          // What repairs a step stands behind their loop: jumped over in it, it would cost each of them.
           float part[2];
           bool stands = true;
           while (is_next_full && stands) {
@@ -115,7 +115,7 @@ struct Compute {
             if (stands) end_step(tile, part);
           }
           if (!stands) {
-            mend(part);
+            repair_powers(part);
             end_step(tile, part);
           }
           continue;
@@ -137,12 +137,12 @@ struct Compute {
   }
 
   /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
-  FOVEA_DEVICE_MEMBER void tell_misses() const {
+  FOVEA_DEVICE_MEMBER void post_misses() const {
     if (cta.lane == 0) ptx::st_shared(misses_at() + 4 * warp.idx, num_misses);
   }
 
   /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles cost less.
-  FOVEA_DEVICE_MEMBER void learn() {
+  FOVEA_DEVICE_MEMBER void choose_kind_of_steps() {
     const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
     const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
     is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
@@ -167,14 +167,14 @@ struct Compute {
   }
 
   /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has been read.
-  FOVEA_DEVICE_MEMBER KvTile told_to_leader(int i) const {
+  FOVEA_DEVICE_MEMBER KvTile posted_to_leader(int i) const {
     KvTile tile{0};
     if (cta.lane == 0) tile.word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
     return tile;
   }
 
-  FOVEA_DEVICE_MEMBER KvTile told(int i) const {
-    return {ptx::shfl_idx(told_to_leader(i).word, 0)};
+  FOVEA_DEVICE_MEMBER KvTile posted(int i) const {
+    return {ptx::shfl_idx(posted_to_leader(i).word, 0)};
   }
 
   /// S = Q Kᵀ.
@@ -220,20 +220,20 @@ struct Compute {
     v.advance();
   }
 
-  /// A row tile's first scores, with nothing to overlap them. can_be_suspect: the round may be another pass than the first.
-  template <bool can_be_suspect>
+  /// A row tile's first scores, with nothing to overlap them. can_be_redo: the round may be another pass than the first.
+  template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
-    scores.look_ahead(tile, told(0));
+    scores.look_ahead(tile, posted(0));
     await_turn();
     issue_scores(q.stage);
     pass_turn();
-    next = told(1);
+    next = posted(1);
     ptx::wgmma_wait_group<0>();
     q.advance();
     release_keys();
-    begin_rows<can_be_suspect>(tile);
+    begin_rows<can_be_redo>(tile);
     first_probabilities(tile);
   }
 
@@ -241,9 +241,9 @@ struct Compute {
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
     await_keys();
     scores.look_ahead(tile, next);
-    const KvTile told_next = told_to_leader(1);
-    const bool is_next_full = ptx::vote_any(told_next.is_full());
-    next = {ptx::shfl_idx(told_next.word, 0)};
+    const KvTile posted_next = posted_to_leader(1);
+    const bool is_next_full = ptx::vote_any(posted_next.is_full());
+    next = {ptx::shfl_idx(posted_next.word, 0)};
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
@@ -265,7 +265,7 @@ struct Compute {
   }
 
   /// Sums of powers that may not stand: the reference was too far below.
-  FOVEA_DEVICE_MEMBER void mend(float (&part)[2]) {
+  FOVEA_DEVICE_MEMBER void repair_powers(float (&part)[2]) {
     if (rows.must_redo(part)) {
       if (rows.template raise<false>(scores.s, c())) rows.scale(o);
       rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
@@ -291,18 +291,18 @@ struct Compute {
   }
 
   /// The same across a boundary: first scores of `after` beside the last sums of `tile`, which is then finished.
-  FOVEA_DEVICE_MEMBER void cross(const RowTile& tile, const RowTile& after) {
+  FOVEA_DEVICE_MEMBER void overlap(const RowTile& tile, const RowTile& after) {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
-    scores.look_ahead(after, told(0));
-    tell_misses();
+    scores.look_ahead(after, posted(0));
+    post_misses();
     await_turn();
     issue_scores(q.stage);
     issue_sums();
     pass_turn();
-    next = told(1);
-    learn();
+    next = posted(1);
+    choose_kind_of_steps();
     // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1 % at 512 keys).
     constexpr bool kFinishesEarly = !Mods::has_mask;
     float factor[2];
@@ -320,29 +320,29 @@ struct Compute {
 
   /// Where no row tile follows that could be multiplied beside it.
   FOVEA_DEVICE_MEMBER void finish_last(const RowTile& tile, Pass pass) {
-    tell_misses();
+    post_misses();
     await_turn();
     issue_sums();
     pass_turn();
-    learn();
+    choose_kind_of_steps();
     float factor[2];
     output.finish_rows(tile, rows, pass, factor);
     await_sums();
     output.finish(tile, q_stage_of_last(), factor, o, num_row_tiles, pass);
   }
 
-  template <bool can_be_suspect>
+  template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
     rows.begin();
     scores.modify(tile, rows);
-    if (!scores.kv_tile.is_full()) mask<can_be_suspect>(tile);
-    rows.template raise<true>(scores.s, c(), can_be_suspect && scores.kv_tile.pass() == Pass::low);
+    if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
+    rows.template raise<true>(scores.s, c(), can_be_redo && scores.kv_tile.pass() == Pass::low);
   }
 
-  template <bool can_be_suspect>
+  template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
     scores.mask(tile);
-    if (can_be_suspect && is_indicator(scores.kv_tile.pass())) scores.level();
+    if (can_be_redo && is_indicator(scores.kv_tile.pass())) scores.shrink();
   }
 
   FOVEA_DEVICE_MEMBER void first_probabilities(const RowTile& tile) {

@@ -1,4 +1,4 @@
-// What all roles of Hopper's forward kernel know: what follows from the spec, where things lie in shared memory, what the roles tell each
+// What all roles of Hopper's forward kernel know: what follows from the spec, where things lie in shared memory, what the roles post for each
 // other. ../attention_forward.cuh has the picture; read schedule.cuh next.
 #pragma once
 
@@ -35,10 +35,10 @@ struct Traits {
   static constexpr int kQStages = spec.q_stages;
   static constexpr int kStages = spec.stages;
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
-  static constexpr bool kCrossesTiles = kQStages == 2;
-  /// Row tiles that are told. With places: one that computes, one that follows it, one to come; else the first is known by then.
+  static constexpr bool kOverlapsTiles = kQStages == 2;
+  /// Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is known by then.
   static constexpr int kSlots = sm90_num_slots(spec);
-  static constexpr bool kTellsPlace = sm90_tells_place(spec);
+  static constexpr bool kPostsPlace = sm90_posts_place(spec);
   /// Where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not be.
   static constexpr bool kClearsValues = spec.is_paged || spec.is_split;
   static constexpr ptx::WgmmaType kType =
@@ -80,15 +80,15 @@ struct Layout {
   static constexpr int kClaim = kGroupEmpty + 16;
   static constexpr int kVLanded = kClaim + 8;
   static constexpr int kRoundDone = kVLanded + 8;
-  static constexpr int kSlotBytes = T::kTellsPlace ? 32 : 16;  // RowTile, SequencePlace
+  static constexpr int kSlotBytes = T::kPostsPlace ? 32 : 16;  // RowTile, SequencePlace
   static constexpr int kSlots = (kRoundDone + 8 + 15) / 16 * 16;
   static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
   static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
   static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile and the one after it
   static constexpr int kPages = kKvTiles + 8 * T::kStages;    // paged: a word for each box
   static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
-  static constexpr int kSuspects = kPages + 4 * kMostBoxes;  // [2] heads of lists
-  static constexpr int kPass = kSuspects + 8;
+  static constexpr int kRedoList = kPages + 4 * kMostBoxes;  // [2] heads of lists
+  static constexpr int kPass = kRedoList + 8;
   static constexpr int kNeedsLow = kPass + 4;
   static constexpr int kIds = kNeedsLow + 4;  // [4] of row tiles
   static constexpr int kBytes = kIds + 16;
@@ -97,8 +97,8 @@ struct Layout {
 };
 
 /// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the tile among those
-/// of all sequences. Split: `number` is that of the split. `slot`: where it is told. In its place may stand the end of a round: of all
-/// row tiles of the CTA, or of a pass over one that is suspect; and behind those passes the end.
+/// of all sequences. Split: `number` is that of the split. `slot`: where it is posted. In its place may stand the end of a round: of all
+/// row tiles of the CTA, or of a pass over one that is computed again; and behind those passes the end.
 struct RowTile {
   std::int32_t idx, q_head, batch, number, slot;
 
@@ -154,19 +154,19 @@ struct Cta : RoleWarp {
     return smem + L::kKvTiles + 8 * stage;
   }
 
-  static constexpr std::uint32_t kNoSuspect = 0xffffffffU;
+  static constexpr std::uint32_t kNoRedo = 0xffffffffU;
 
   /// The list of the row tiles whose number in this CTA is even, or odd. Groups are never more than one row tile apart.
-  FOVEA_DEVICE_MEMBER SharedAddress suspects_at(std::uint32_t parity) const {
-    return smem + L::kSuspects + 4 * parity;
+  FOVEA_DEVICE_MEMBER SharedAddress redo_list_at(std::uint32_t parity) const {
+    return smem + L::kRedoList + 4 * parity;
   }
 
-  /// What Schedule calls a row tile, by its number in this CTA: at most three are told behind one that is not finished.
+  /// What Schedule calls a row tile, by its number in this CTA: at most three are posted behind one that is not finished.
   FOVEA_DEVICE_MEMBER SharedAddress id_at(std::uint32_t number) const {
     return smem + L::kIds + 4 * (number % 4);
   }
 
-  /// Of the round of a row tile that has been told, or of its end.
+  /// Of the round of a row tile that has been posted, or of its end.
   FOVEA_DEVICE_MEMBER Pass pass() const {
     return static_cast<Pass>(static_cast<std::int32_t>(word_at(smem + L::kPass)));
   }
@@ -179,7 +179,7 @@ struct Cta : RoleWarp {
   FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
     ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
     const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
-    if constexpr (!T::kTellsPlace) release(barrier(L::kSlotEmpty, slots.stage));
+    if constexpr (!T::kPostsPlace) release(barrier(L::kSlotEmpty, slots.stage));
     // By shuffle, so that the compiler knows them as uniform.
     const RowTile tile{static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
                        static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
@@ -191,9 +191,9 @@ struct Cta : RoleWarp {
     return tile;
   }
 
-  /// Where it is told: from its slot, so until its reader is done with the row tile.
+  /// Where it is posted: from its slot, so until its reader is done with the row tile.
   FOVEA_DEVICE_MEMBER SequencePlace place_of(const RowTile& rows) const {
-    if constexpr (T::kTellsPlace) {
+    if constexpr (T::kPostsPlace) {
       return ptx::bit_cast<SequencePlace>(ptx::ld_shared<ptx::U32x4>(slot_at(rows.slot) + 16));
     }
     return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
@@ -205,7 +205,7 @@ struct Cta : RoleWarp {
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
-    if constexpr (T::kTellsPlace) release(barrier(L::kSlotEmpty, rows.slot));
+    if constexpr (T::kPostsPlace) release(barrier(L::kSlotEmpty, rows.slot));
   }
 
   /// Behind a round, when this warp has done what it had to for it: whether another one will come. Behind the first it waits for the others
@@ -215,12 +215,12 @@ struct Cta : RoleWarp {
     ptx::mbarrier_arrive(barrier(L::kRoundDone, 0));
     if (pass != Pass::all) return true;
     ptx::mbarrier_wait_parity(barrier(L::kRoundDone, 0), 0);
-    return has_suspects();
+    return has_redo();
   }
 
-  FOVEA_DEVICE_MEMBER bool has_suspects() const {
-    const auto heads = ptx::ld_shared<ptx::U32x2>(suspects_at(0));
-    return ptx::shfl_idx(heads.x & heads.y, 0) != kNoSuspect;
+  FOVEA_DEVICE_MEMBER bool has_redo() const {
+    const auto heads = ptx::ld_shared<ptx::U32x2>(redo_list_at(0));
+    return ptx::shfl_idx(heads.x & heads.y, 0) != kNoRedo;
   }
 };
 

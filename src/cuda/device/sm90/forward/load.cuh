@@ -46,7 +46,7 @@ struct Load {
       const RowTile rows = cta.next_row_tile(slots);
       if (rows.is_end()) return;
       if (rows.is_any_end()) {
-        if (T::kCrossesTiles) load_values(pending);
+        if (T::kOverlapsTiles) load_values(pending);
         if (!cta.end_round(pass)) return;
         continue;
       }
@@ -66,7 +66,7 @@ struct Load {
         if (!has_next) break;
         tile = next;
       }
-      if (!T::kCrossesTiles) load_values(pending);
+      if (!T::kOverlapsTiles) load_values(pending);
     }
   }
 
@@ -188,7 +188,7 @@ struct Load {
     }
   }
 
-  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over suspects.
+  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over a row tile that is computed again.
   FOVEA_DEVICE_MEMBER void load_to_rewrite(const Pending& tile, SharedAddress full, bool is_cut) {
     const SharedAddress landed = cta.barrier(L::kVLanded, 0);
     copy_values(tile, landed);

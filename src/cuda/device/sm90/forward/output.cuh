@@ -112,7 +112,7 @@ struct Output {
                           (row[1] < Rows::kLeastSum && factor[1] != 0.0F);
     if (!ptx::vote_any(!(any - any == 0.0F) || is_small)) return;
     if (pass == Pass::all) {
-      if (warp.cta.lane == 0) add_suspect(number);
+      if (warp.cta.lane == 0) add_to_redo_list(number);
     } else if (pass == Pass::finite) {
       // A factor that is NaN is a score's doing.
       const bool is_large = (!(row[0] - row[0] == 0.0F) && factor[0] == factor[0]) ||
@@ -124,11 +124,10 @@ struct Output {
   }
 
   /// Between two row tiles of a list all warps of the CTA meet, for a turn: so this one is the head of its list or not in it.
-  FOVEA_DEVICE_MEMBER void add_suspect(std::uint32_t number) const {
+  FOVEA_DEVICE_MEMBER void add_to_redo_list(std::uint32_t number) const {
     const auto id = ptx::ld_shared<std::uint32_t>(warp.cta.id_at(number));
-    const std::uint32_t before = ptx::atom_exch_shared(warp.cta.suspects_at(number % 2), id);
-    if (before != id)
-      ptx::st_global(warp.cta.p.next_suspect + id, static_cast<std::int32_t>(before));
+    const std::uint32_t before = ptx::atom_exch_shared(warp.cta.redo_list_at(number % 2), id);
+    if (before != id) ptx::st_global(warp.cta.p.next_redo + id, static_cast<std::int32_t>(before));
   }
 
   // ---- partial states of a split, for the combine kernel ----

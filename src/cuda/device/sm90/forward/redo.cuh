@@ -9,24 +9,24 @@
 
 namespace fovea::cuda::sm90 {
 
-/// What the CTA computes again, by the scheduling warp. Numbers of row tiles with suspect rows are in two lists: shared memory holds the
-/// one found last (Cta::suspects_at), `next_suspect` behind each the one before, or -1.
+/// What the CTA computes again, by the scheduling warp. Numbers of row tiles to be computed again are in two lists: shared memory holds the
+/// one found last (Cta::redo_list_at), `next_redo` behind each the one before, or -1.
 template <ForwardSpec spec>
-struct Suspects {
+struct RedoList {
   using L = Layout<spec>;
   const Cta<spec>& cta;
   Pass pass = Pass::all;  // of the round that is over
   std::int32_t id = -1;
   int parity = 0;
 
-  FOVEA_DEVICE_MEMBER explicit Suspects(const Cta<spec>& of_cta) : cta(of_cta) {}
+  FOVEA_DEVICE_MEMBER explicit RedoList(const Cta<spec>& of_cta) : cta(of_cta) {}
 
-  /// The row tile of the next round, whose pass is told; num_tiles where there is none any more.
+  /// The row tile of the next round, whose pass is posted; num_tiles where there is none any more.
   FOVEA_DEVICE_MEMBER std::int32_t next() {
     if (pass == Pass::all) {
       take(head(0));
     } else if (pass == Pass::negative) {
-      take(ptx::ld_global(cta.p.next_suspect + id));
+      take(ptx::ld_global(cta.p.next_redo + id));
     } else if (pass == Pass::positive) {
       pass = Pass::negative;
     } else {
@@ -39,7 +39,7 @@ struct Suspects {
 
  private:
   FOVEA_DEVICE_MEMBER std::int32_t head(int of_parity) const {
-    return static_cast<std::int32_t>(cta.word_at(cta.suspects_at(of_parity)));
+    return static_cast<std::int32_t>(cta.word_at(cta.redo_list_at(of_parity)));
   }
 
   FOVEA_DEVICE_MEMBER bool needs_low() const { return cta.word_at(cta.smem + L::kNeedsLow) != 0; }
@@ -57,7 +57,7 @@ struct Suspects {
 
 /// Is there a NaN or infinity among 8 elements? An exponent of ones and one more carries into the place of the sign.
 template <Element element>
-FOVEA_DEVICE bool has_suspect(const ptx::U32x4& chunk) {
+FOVEA_DEVICE bool has_redo(const ptx::U32x4& chunk) {
   constexpr std::uint32_t kExponents = kInfinityBits<element> * 0x10001U;
   constexpr std::uint32_t kLastBits = (kInfinityBits<element> & -kInfinityBits<element>)*0x10001U;
   const auto carries = [](std::uint32_t pair) { return (pair & kExponents) + kLastBits; };
@@ -75,11 +75,11 @@ FOVEA_DEVICE void rewrite_values(const Tile& values, int lane, Pass pass) {
 #pragma unroll 1
   for (SharedAddress at = values.base + 16 * lane; at < values.base + Tile::kBytes;
        at += 4 * kStep) {
-    bool is_suspect = false;
+    bool is_redo = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      is_suspect |= has_suspect<element>(ptx::ld_shared<ptx::U32x4>(at + i * kStep));
-    if (is_suspect) {
+      is_redo |= has_redo<element>(ptx::ld_shared<ptx::U32x4>(at + i * kStep));
+    if (is_redo) {
 #pragma unroll 1
       for (int i = 0; i < 16; ++i) {
         const SharedAddress pair = at + i / 4 * kStep + i % 4 * 4;

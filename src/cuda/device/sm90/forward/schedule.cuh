@@ -51,7 +51,7 @@ struct Schedule {
   Ring<2> groups{1};
   Ring<1> claims{0}, rounds{0};
   PackedCursor cursor{};
-  std::uint32_t number = 1;  // of the next row tile that is told
+  std::uint32_t number = 1;  // of the next row tile that is posted
 
   /// The leftmost tile of a group, in the order of the walk.
   static constexpr std::uint32_t kFirstTile = 0x80000000U;
@@ -59,7 +59,7 @@ struct Schedule {
   FOVEA_DEVICE_MEMBER explicit Schedule(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    Suspects<spec> suspects(cta);
+    RedoList<spec> redo(cta);
     std::int32_t id = ptx::block_idx().x;
     bool is_empty = true;  // this round, by now
     for (;;) {
@@ -71,8 +71,8 @@ struct Schedule {
       if (rows.is_any_end()) {
         cta.await(cta.barrier(L::kRoundDone, 0), rounds.parity);
         rounds.advance();
-        if (!cta.has_suspects()) return;
-        id = suspects.next();
+        if (!cta.has_redo()) return;
+        id = redo.next();
         cursor = {};
         is_empty = true;
         continue;
@@ -83,7 +83,7 @@ struct Schedule {
       // As late as can be: the order of claims is what balances the load.
       cta.await(cta.barrier(L::kClaim, 0), claims.parity);
       claims.advance();
-      id = suspects.pass == Pass::all ? claim(id) : cta.p.num_tiles;
+      id = redo.pass == Pass::all ? claim(id) : cta.p.num_tiles;
     }
   }
 
@@ -195,7 +195,7 @@ struct Schedule {
                                       static_cast<std::uint32_t>(rows.q_head),
                                       static_cast<std::uint32_t>(rows.batch),
                                       static_cast<std::uint32_t>(rows.number)});
-      if constexpr (Traits<spec>::kTellsPlace)
+      if constexpr (Traits<spec>::kPostsPlace)
         ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
       ptx::st_shared(cta.id_at(number), static_cast<std::uint32_t>(id));
       ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));

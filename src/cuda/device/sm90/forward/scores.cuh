@@ -107,7 +107,7 @@ struct Scores {
   }
 
   /// Where indicators are summed, keys that a row sees are as good as equal: scores of any size come within 2 of 0, -inf stays.
-  FOVEA_DEVICE_MEMBER void level() {
+  FOVEA_DEVICE_MEMBER void shrink() {
 #pragma unroll
     for (float& x : s) x = ptx::mul_rn(x, 0x1p-126F);
   }

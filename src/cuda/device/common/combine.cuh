@@ -22,7 +22,7 @@
 #include "shared/forward_spec.h"
 #include "shared/split.h"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda {
 
 /// Columns that a warp's lanes hold, four each.
 inline constexpr int kCombineCols = 128;
@@ -266,4 +266,4 @@ FOVEA_DEVICE void combine(const CombineParams& p) {
   mine.run();
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda

@@ -9,12 +9,12 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
-#include "sm80/forward/compute.cuh"
-#include "sm80/forward/passes.cuh"
-#include "sm80/forward/team.cuh"
+#include "team/compute.cuh"
+#include "team/passes.cuh"
+#include "team/team.cuh"
 #include "tile/swizzled_rows.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 template <ForwardSpec spec>
 FOVEA_DEVICE std::int64_t partial_row(const AtEnd<spec>& end, const Row& r) {
@@ -197,7 +197,7 @@ FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 template <ForwardSpec spec>
 using Factors = float[Traits<spec>::kRowBlocks][2];
 
-/// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and tells the others its factor.
+/// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its factor to the others.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass,
                               Factors<spec>& factors) {
@@ -246,4 +246,4 @@ FOVEA_DEVICE void finish(const AtEnd<spec>& end, Sums<spec, Mods>& sums, Pass pa
   store_out(end, sums, pass);
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team

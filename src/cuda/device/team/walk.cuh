@@ -4,9 +4,9 @@
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "shared/forward_spec.h"
-#include "sm80/forward/team.cuh"
+#include "team/team.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 /// The walk of a problem without a mask: a counter, which leaves its registers to the sums.
 class EveryTile {
@@ -39,4 +39,4 @@ FOVEA_DEVICE Tiles start_tiles(const Team<spec>& team, const TileSpan& rows) {
   return Tiles(rows, TileRange{begin, end, spec.tile_kv}, team.p.captures);
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team

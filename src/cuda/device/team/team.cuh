@@ -11,7 +11,7 @@
 #include "shared/forward_spec.h"
 #include "tile/swizzled_rows.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 using ptx::SharedAddress;
 using ptx::U32x4;
@@ -93,7 +93,7 @@ struct Row {
   bool exists;
 };
 
-/// Where the rows of a warp begin in a tensor. Each lane knows it of the row of its own number, and tells the others.
+/// Where the rows of a warp begin in a tensor. Each lane knows it of the row of its own number, and shuffles it to the others.
 class RowAddresses {
  public:
   /// Of row lane_idx() of the warp's, or of any, where the warp has fewer.
@@ -214,4 +214,4 @@ struct AtEnd {
   FOVEA_DEVICE_MEMBER Row row_at(int row) const { return Team<spec>::row_of(work, row); }
 };
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team

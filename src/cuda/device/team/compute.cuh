@@ -11,9 +11,9 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
-#include "sm80/forward/team.cuh"
+#include "team/team.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 /// Rounds to the tensor cores' element, `lo` in the low half.
 template <Element element>
@@ -196,7 +196,7 @@ struct Sums {
   }
 
   /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there, relative to an origin of 0.
-  FOVEA_DEVICE_MEMBER static void level(Scores& s) {
+  FOVEA_DEVICE_MEMBER static void shrink(Scores& s) {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
@@ -262,4 +262,4 @@ struct Sums {
   }
 };
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team

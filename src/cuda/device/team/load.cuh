@@ -10,10 +10,10 @@
 #include "ptx/memory.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
-#include "sm80/forward/team.cuh"
+#include "team/team.cuh"
 #include "tile/swizzled_rows.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 /// One 16-byte chunk of a row; zeros where the row does not exist and beyond head_dim. `somewhere` can be read.
 template <ForwardSpec spec>
@@ -281,4 +281,4 @@ FOVEA_DEVICE void load_tile(const Team<spec>& team, VisitedTile tile, int stage)
   }
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team

@@ -8,10 +8,10 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_spec.h"
-#include "sm80/forward/compute.cuh"
-#include "sm80/forward/team.cuh"
+#include "team/compute.cuh"
+#include "team/team.cuh"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda::team {
 
 template <ForwardSpec spec>
 FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, Pass pass) {
@@ -48,4 +48,4 @@ FOVEA_DEVICE bool is_finite(const Team<spec>& team, const Sums<spec, Mods>& sums
   return all;
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda::team
