@@ -1,5 +1,5 @@
-// Two ways to the same number: how a loss changes along a direction. Forward mode follows the direction through attention,
-// reverse mode asks for the gradient and multiplies: <dout, out'> = <dq, q'> + <dk, k'> + <dv, v'>.
+// Two ways to the same number: how a loss changes along a direction. Forward mode follows the direction through
+// attention, reverse mode asks for the gradient and multiplies: <dout, out'> = <dq, q'> + <dk, k'> + <dv, v'>.
 #include <cmath>
 #include <cstdio>
 #include <fovea/backward.hpp>

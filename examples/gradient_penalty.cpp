@@ -1,5 +1,5 @@
-// A penalty on a gradient has a gradient of its own: attention_double_backward. Here the penalty is half the square of dq, and
-// its slope along the gradient is measured by moving q a little. explain_double_backward tells which path runs.
+// A penalty on a gradient has a gradient of its own: attention_double_backward. Here the penalty is half the square of
+// dq, and its slope along the gradient is measured by moving q a little. explain_double_backward tells which path runs.
 #include <cmath>
 #include <cstdio>
 #include <fovea/backward.hpp>

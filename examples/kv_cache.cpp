@@ -1,5 +1,5 @@
-// Serving from pages: a prompt is prefilled in one call, then tokens come one at a time. Each call writes its new keys into the
-// cache and attends over all of it; the results are those of one causal call over the whole sequence.
+// Serving from pages: a prompt is prefilled in one call, then tokens come one at a time. Each call writes its new keys
+// into the cache and attends over all of it; the results are those of one causal call over the whole sequence.
 #include <cmath>
 #include <cstdio>
 #include <fovea/kv_cache.hpp>

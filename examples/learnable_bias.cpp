@@ -1,5 +1,5 @@
-// A bias that learns: attention_backward gives the gradient of whatever a score program captures. Twenty steps of gradient
-// descent find a bias under which attention reproduces given outputs.
+// A bias that learns: attention_backward gives the gradient of whatever a score program captures. Twenty steps of
+// gradient descent find a bias under which attention reproduces given outputs.
 #include <cmath>
 #include <cstdio>
 #include <fovea/backward.hpp>

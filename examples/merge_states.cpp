@@ -1,5 +1,5 @@
-// A prefix shared by a whole batch is attended once for all sequences, each sequence's own keys apart; the two partial results
-// merge into what attention over both gives.
+// A prefix shared by a whole batch is attended once for all sequences, each sequence's own keys apart; the two partial
+// results merge into what attention over both gives.
 #include <cmath>
 #include <cstdio>
 #include <fovea/attention.hpp>

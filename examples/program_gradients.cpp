@@ -1,5 +1,5 @@
-// A score program of your own has gradients too: here a temperature for all heads, and a slope per head by which distant keys
-// fade. The gradients are compared with what happens when each number moves a little.
+// A score program of your own has gradients too: here a temperature for all heads, and a slope per head by which
+// distant keys fade. The gradients are compared with what happens when each number moves a little.
 #include <array>
 #include <cmath>
 #include <cstdio>

@@ -51,8 +51,8 @@ std::span<const std::byte> bytes_of(const Array& array);
 /// Row-major zeros.
 Array make_array(Dtype dtype, std::span<const std::int64_t> shape);
 
-/// The tensor whose `size` bytes begin at `offset` of a file. Copies only where the element would be misaligned. Bools become
-/// 0 or 1: a file may hold any byte.
+/// The tensor whose `size` bytes begin at `offset` of a file. Copies only where the element would be misaligned. Bools
+/// become 0 or 1: a file may hold any byte.
 Array adopt(const std::shared_ptr<const Buffer>& file, std::size_t offset, std::size_t size,
             const TensorSpec& spec);
 

@@ -277,8 +277,9 @@ struct HostCall {
   const Array& lse;
 };
 
-/// The same on a GPU, where tensors travel to and from; the time is that of its kernels in a second run, since the first loads them.
-/// What files hold is refused as a call on the host would, before a device is asked for: there nobody looks.
+/// The same on a GPU, where tensors travel to and from; the time is that of its kernels in a second run, since the
+/// first loads them. What files hold is refused as a call on the host would, before a device is asked for: there nobody
+/// looks.
 Report run_on_gpu(const HostCall& host) {
   constexpr std::string_view kWhere = "attention_forward";
   validate_arguments(validate(problem_of(host.args), kWhere), host.args, kWhere);
@@ -331,7 +332,8 @@ void name_as_user_does(const Gradients& gradients, CheckResult& check) {
   }
 }
 
-/// Products of f16, which GPUs have, are held to what is allowed to those of bf16; AMX has f32 products as sums of bf16 parts.
+/// Products of f16, which GPUs have, are held to what is allowed to those of bf16; AMX has f32 products as sums of bf16
+/// parts.
 reference::Products products_of(const Explanation& explanation) {
   if (explanation.compute_dtype != "f32") return ComputeDtype::bf16;
   return {ComputeDtype::f32, explanation.target == name(CpuTarget::amx_bf16)};

@@ -1,6 +1,7 @@
-// The options of a problem, the same for every command: what they are called, what they mean, and the call that they pose.
+// The options of a problem, the same for every command: what they are called, what they mean, and the call that they
+// pose.
 //
-// Road: add_..._options (command line to AttentionOptions) -> load_inputs or inputs_of_shapes -> make_call.
+// Call path: add_..._options (command line to AttentionOptions) -> load_inputs or inputs_of_shapes -> make_call.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +72,8 @@ void add_run_options(CommandLine& line, AttentionOptions& options);
 void add_device_option(CommandLine& line, Device& device);
 void add_threads_option(CommandLine& line, int& threads);
 
-/// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape alone.
+/// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape
+/// alone.
 struct Inputs {
   Array q, k, v, cu_seqlens_q, cu_seqlens_kv;
   Array bias, alibi, segments_q, segments_kv, mask, sinks;

@@ -1,4 +1,5 @@
-// A row of fovea bench: what was timed, how long it took, what bounds it. bench.cpp asks and prints, bench_gpu.cpp runs on a GPU.
+// A row of fovea bench: what was timed, how long it took, what bounds it. bench.cpp asks and prints, bench_gpu.cpp runs
+// on a GPU.
 #pragma once
 
 #include <algorithm>

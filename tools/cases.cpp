@@ -171,7 +171,8 @@ class CaseReader {
   Case result_;
 };
 
-/// A small generator of normal numbers (Marsaglia's xorshift64*, sums of four uniforms): data of a benchmark, no statistics.
+/// A small generator of normal numbers (Marsaglia's xorshift64*, sums of four uniforms): data of a benchmark, no
+/// statistics.
 class Normal {
  public:
   float next() {

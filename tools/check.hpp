@@ -14,7 +14,8 @@
 
 namespace fovea::tools {
 
-/// Of one output, over all finite elements. Elements that are not finite must be equal (NaN with NaN), unless the dtype cannot hold a number.
+/// Of one output, over all finite elements. Elements that are not finite must be equal (NaN with NaN), unless the dtype
+/// cannot hold a number.
 struct Difference {
   double max_error = 0;
   double allowed = 0;      // for the element of max_error

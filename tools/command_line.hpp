@@ -1,5 +1,5 @@
-// The options of a command, with our messages: one line, the name of the command, what was expected. CLI11 stands behind it,
-// in command_line.cpp alone: its templates took 5 s of every file that named an option.
+// The options of a command, with our messages: one line, the name of the command, what was expected. CLI11 stands
+// behind it, in command_line.cpp alone: its templates took 5 s of every file that named an option.
 #pragma once
 
 #include <functional>

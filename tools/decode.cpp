@@ -1,5 +1,5 @@
-// fovea decode: the loop of a server, small enough to read. Captured layers of a model see a text token by token; each layer
-// keeps its keys and values in a cache that grows.
+// fovea decode: the loop of a server, small enough to read. Captured layers of a model see a text token by token; each
+// layer keeps its keys and values in a cache that grows.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Files in and out. What a command writes is checked before it works, written aside and renamed: a killed run leaves the old
-// file or the new one.
+// Files in and out. What a command writes is checked before it works, written aside and renamed: a killed run leaves
+// the old file or the new one.
 #pragma once
 
 #include <filesystem>
@@ -35,7 +35,8 @@ class OutputFiles {
     std::string header;
     std::vector<std::span<const std::byte>> parts;  // follow the header
   };
-  /// Writes all aside, then renames all. Throws Failure(kFailed); then no old file has changed unless a rename itself failed.
+  /// Writes all aside, then renames all. Throws Failure(kFailed); then no old file has changed unless a rename itself
+  /// failed.
   static void write(const std::vector<Content>& contents);
 
  private:

@@ -1,4 +1,5 @@
-// A GPU as the commands use it: tensors copied there and back, and a stream to run on. The library itself allocates nothing there.
+// A GPU as the commands use it: tensors copied there and back, and a stream to run on. The library itself allocates
+// nothing there.
 #pragma once
 
 #include <functional>
@@ -45,8 +46,8 @@ class Gpu {
 class FlushedClock {
  public:
   explicit FlushedClock(const Gpu& gpu);
-  /// Runs `enqueue` behind a write of so much memory that the L2 cache holds nothing else. The host enqueues while that is under way, so
-  /// its own time is not measured.
+  /// Runs `enqueue` behind a write of so much memory that the L2 cache holds nothing else. The host enqueues while that
+  /// is under way, so its own time is not measured.
   double seconds(const std::function<void()>& enqueue);
 
  private:

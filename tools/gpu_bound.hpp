@@ -1,4 +1,5 @@
-// What a GPU can do at most, measured in the same run as what it is compared with. bound.hpp does the same for processors.
+// What a GPU can do at most, measured in the same run as what it is compared with. bound.hpp does the same for
+// processors.
 #pragma once
 
 #include "fovea/dtype.hpp"

@@ -1,6 +1,6 @@
 // fovea attend --backward: which gradients are wanted, their files and their memory.
 //
-// Road: add_gradient_options (command line to GradientOptions) -> load_gradients -> make_backward.
+// Call path: add_gradient_options (command line to GradientOptions) -> load_gradients -> make_backward.
 #pragma once
 
 #include <optional>
@@ -42,7 +42,8 @@ struct Gradients {
   std::vector<Captured> captured;
 };
 
-/// Refuses options that need --backward, reads dout and dlse, makes room for what will be written. Without --backward: nothing.
+/// Refuses options that need --backward, reads dout and dlse, makes room for what will be written. Without --backward:
+/// nothing.
 Gradients load_gradients(const GradientOptions& options, const AttentionOptions& attention,
                          const Inputs& inputs, const ScoreMod& score, OutputFiles& files);
 

@@ -12,9 +12,10 @@ struct KernelResults {
   std::vector<double> out, lse;
 };
 
-/// Why one of two kernels must be wrong; empty: both may be right. Each rounds probabilities and outputs to `dtype`, that of the inputs,
-/// so an element is off by no more than two such roundings of the largest value (of v), and all of them together, whose signs
-/// differ, by far less: a key too many or too few shows in one or the other. What is not finite must be equal.
+/// Why one of two kernels must be wrong; empty: both may be right. Each rounds probabilities and outputs to `dtype`,
+/// that of the inputs, so an element is off by no more than two such roundings of the largest value (of v), and all of
+/// them together, whose signs differ, by far less: a key too many or too few shows in one or the other. What is not
+/// finite must be equal.
 std::string why_differs(const KernelResults& got, const KernelResults& expected, Dtype dtype,
                         double largest_value);
 

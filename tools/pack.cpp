@@ -156,7 +156,8 @@ void add_tuned(const Case& named, const ForwardProblem& problem, const Architect
   }
 }
 
-/// Winners whose kernels no case asks for: without them, the table's choice is what a machine without a compiler can load.
+/// Winners whose kernels no case asks for: without them, the table's choice is what a machine without a compiler can
+/// load.
 void list_unposed(Work& work) {
   if (!work.tuning.tuning) return;
   for (const auto& [device, winners] : work.tuning.tuning->winners()) {

@@ -10,7 +10,8 @@
 
 namespace fovea::tools {
 
-/// The same attention over pages that lie in no order; k and v lie row-major and are the cache's memory. The rest is the call's.
+/// The same attention over pages that lie in no order; k and v lie row-major and are the cache's memory. The rest is
+/// the call's.
 struct PagedCall {
   Array page_table, seqlens;
   AttentionDecode args;

@@ -1,4 +1,5 @@
-// PNG, 8-bit RGB, written. Source: W3C, Portable Network Graphics (third edition), sections 5 and 11; deflate is zlib's.
+// PNG, 8-bit RGB, written. Source: W3C, Portable Network Graphics (third edition), sections 5 and 11; deflate is
+// zlib's.
 #pragma once
 
 #include <cstdint>

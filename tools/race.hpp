@@ -1,5 +1,5 @@
-// Which of several kernels is fastest, by a clock that is given: a GPU's, or a test's. Contender 0 stands unless another is faster beyond
-// doubt.
+// Which of several kernels is fastest, by a clock that is given: a GPU's, or a test's. Contender 0 stands unless
+// another is faster beyond doubt.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ namespace fovea::tools {
 class Track {
  public:
   virtual ~Track() = default;
-  /// Why this contender may not run: its results are wrong, it does not compile. Empty: it may. Contender 0 is asked first.
+  /// Why this contender may not run: its results are wrong, it does not compile. Empty: it may. Contender 0 is asked
+  /// first.
   virtual std::string why_out(std::size_t contender) = 0;
   /// One run of it.
   virtual double seconds(std::size_t contender) = 0;
@@ -21,8 +22,9 @@ class Track {
   virtual bool is_over() = 0;
 };
 
-/// A round runs every contender that is left, in an order that is drawn anew: what the GPU's clock does, it does to all of them. After
-/// `heats` rounds the one with the best median meets contender 0 in `finals` rounds of their own, since the best of many is lucky too.
+/// A round runs every contender that is left, in an order that is drawn anew: what the GPU's clock does, it does to all
+/// of them. After `heats` rounds the one with the best median meets contender 0 in `finals` rounds of their own, since
+/// the best of many is lucky too.
 struct RaceRules {
   std::size_t heats = 5, finals = 21;
   double hopeless = 2;   // after the first round, those that took so many times the best are out

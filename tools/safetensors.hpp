@@ -1,5 +1,5 @@
-// Safetensors files: named tensors behind one JSON header. The reader trusts nothing: every name, shape and range is checked
-// before a byte of data is looked at. Source: the format section of the safetensors README.
+// Safetensors files: named tensors behind one JSON header. The reader trusts nothing: every name, shape and range is
+// checked before a byte of data is looked at. Source: the format section of the safetensors README.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace fovea::tools {
 
 class Safetensors {
  public:
-  /// `name` starts every message. Throws Failure(kBadInput) for a malformed file: duplicate or unknown keys, ranges that
-  /// overlap, leave holes or miss the end, sizes that do not fit shapes.
+  /// `name` starts every message. Throws Failure(kBadInput) for a malformed file: duplicate or unknown keys, ranges
+  /// that overlap, leave holes or miss the end, sizes that do not fit shapes.
   Safetensors(std::shared_ptr<const Buffer> file, std::string_view name);
 
   /// Throws Failure(kBadInput) where there is no such tensor or its dtype is none of Fovea's.

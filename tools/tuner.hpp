@@ -1,4 +1,5 @@
-// Races between the choices of problems, and what becomes of their verdicts in a tuning. Where the kernels run is not known here.
+// Races between the choices of problems, and what becomes of their verdicts in a tuning. Where the kernels run is not
+// known here.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ struct TuneRow {
   Verdict verdict;
 };
 
-/// Races the choices and enters the winner under the problem's class. Where the table's choice stands, an entry of this class goes; where
-/// nothing was decided, it stays. `seed` decides the order of runs.
+/// Races the choices and enters the winner under the problem's class. Where the table's choice stands, an entry of this
+/// class goes; where nothing was decided, it stays. `seed` decides the order of runs.
 TuneRow tune(const TunedProblem& tuned, Track& track, std::uint32_t seed, cuda::Tuning& tuning,
              const RaceRules& rules = {});
 

@@ -17,7 +17,8 @@ struct VisibleWork {
   TileCount tiles;   // of tile_q x tile_kv
 };
 
-/// Exact up to about a million elements per matrix. Above that, elements are counted by small tiles, a partial tile as half.
+/// Exact up to about a million elements per matrix. Above that, elements are counted by small tiles, a partial tile as
+/// half.
 VisibleWork visible_work(const AttentionForward& args, std::int64_t tile_q, std::int64_t tile_kv);
 
 }  // namespace fovea::tools

@@ -1,5 +1,6 @@
-// Decode over 32,768 keys: contiguous, in shuffled pages of 16, and a plain read of the same memory, taking turns on the same
-// bytes. Bars: pages within 10 % of contiguous and at least 75 % of the read bandwidth, for one row per key head.
+// Decode over 32,768 keys: contiguous, in shuffled pages of 16, and a plain read of the same memory, taking turns on
+// the same bytes. Bars: pages within 10 % of contiguous and at least 75 % of the read bandwidth, for one row per key
+// head.
 //
 //   decode_bench --benchmark_filter='bf16/group:1/heads_first:1'
 //
@@ -34,8 +35,8 @@ constexpr std::int64_t kReadChunk = std::int64_t{1} << 20;
 
 std::atomic<std::uint64_t> g_sink;  // keeps reads alive
 
-/// Memory in huge pages where the system grants them. In pages of 4 KB much of the time goes into finding them: with rows before
-/// heads each holds one or two rows of a head.
+/// Memory in huge pages where the system grants them. In pages of 4 KB much of the time goes into finding them: with
+/// rows before heads each holds one or two rows of a head.
 class Memory {
  public:
   Memory(std::int64_t bytes, bool wants_huge_pages)

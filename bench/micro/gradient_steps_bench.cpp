@@ -1,5 +1,6 @@
 // Where the time of a gradient's work item goes: ns of each step, per panel and kv tile, per target and head_dim.
-// One core, 4 panels against a chunk of 512 keys of one head again and again, steps in the order of cpu/attention_backward.cpp.
+// One core, 4 panels against a chunk of 512 keys of one head again and again, steps in the order of
+// cpu/attention_backward.cpp.
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -2,7 +2,8 @@
 //
 //   plan_run_bench --benchmark_filter='run/causal'
 //
-// Without a GPU, the parts that need none. Runs come in bursts with a wait between them, for a full queue would make the host wait.
+// Without a GPU, the parts that need none. Runs come in bursts with a wait between them, for a full queue would make
+// the host wait.
 #include <benchmark/benchmark.h>
 
 #include <array>

@@ -1,7 +1,7 @@
 // Attention: plan once and run often, or call attention_forward and let the runtime remember the plan.
 //
-// Road of a call: this header -> src/plan/forward.cpp (find or make the plan) -> src/cpu/attention_forward.cpp (walk tiles)
-// -> src/cpu/kernels/ (vector code).
+// Call path: this header -> src/plan/forward.cpp (find or make the plan) -> src/cpu/attention_forward.cpp (walk
+// tiles) -> src/cpu/kernels/ (vector code).
 #pragma once
 
 #include <cstddef>
@@ -58,16 +58,16 @@ struct AttentionForward {
 /// lse   [batch, num_heads_q, seqlen_q]  f32, optional  natural log; -inf where a row sees no key (out is 0 there)
 /// sinks [num_heads_q] f32, optional                    a logit that joins each row's denominator
 ///
-/// Packed sequences: q [total_q, num_heads_q, head_dim_qk], k and v likewise, out as q, lse [num_heads_q, total_q], with
-/// cu_seqlens_q and cu_seqlens_kv (read at the call; start at 0, never decrease, last <= total). Rows after the last
-/// sequence get out 0, lse -inf.
+/// Packed sequences: q [total_q, num_heads_q, head_dim_qk], k and v likewise, out as q, lse [num_heads_q, total_q],
+/// with cu_seqlens_q and cu_seqlens_kv (read at the call; start at 0, never decrease, last <= total). Rows after the
+/// last sequence get out 0, lse -inf.
 ///
 /// Work     2·batch·num_heads_q·seqlen_q·seqlen_kv·(head_dim_qk + head_dim_v) flops, less skipped tiles.
 /// Memory   workspace of O(threads · tile); nothing grows with seqlen_q · seqlen_kv.
 /// Accuracy at most twice the error of the plain formula in the same dtype (tests/property/accuracy_test.cpp).
 /// Bits     a row's bits depend on its own sequence alone: not on batch mates, threads, scheduling or run.
-/// Device   that of the tensors, captured ones and cu_seqlens too. On cuda the call is enqueued on args.stream and returns;
-///          workspace is device memory; what tensors hold (cu_seqlens, captured positions) is not checked.
+/// Device   that of the tensors, captured ones and cu_seqlens too. On cuda the call is enqueued on args.stream and
+///          returns; workspace is device memory; what tensors hold (cu_seqlens, captured positions) is not checked.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (tiling).
 FOVEA_EXPORT void attention_forward(const AttentionForward& args);
@@ -113,12 +113,12 @@ class FOVEA_EXPORT Plan {
   std::size_t workspace_bytes() const;
   Explanation explain() const;  // looks at no tensor: the problem's were lent for `plan` alone
 
-  /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small lists and,
-  /// for masks that read tensors by position, range tables of about a byte per element. The arguments must fit the
-  /// plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same formula.
-  /// On cuda it enqueues on args.stream and returns: no allocation, no wait, nothing compiled; a graph may capture it. On Hopper
-  /// the first call with a tensor that does not start at a multiple of 16 bytes loads another kernel, compiled if need be.
-  /// Throws InvalidArgument before anything is written.
+  /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small
+  /// lists and, for masks that read tensors by position, range tables of about a byte per element. The arguments must
+  /// fit the plan's Problem: same dtypes, heads and head dims, lengths equal or within bounds, programs with the same
+  /// formula. On cuda it enqueues on args.stream and returns: no allocation, no wait, nothing compiled; a graph may
+  /// capture it. On Hopper the first call with a tensor that does not start at a multiple of 16 bytes loads another
+  /// kernel, compiled if need be. Throws InvalidArgument before anything is written.
   void run(const AttentionForward& args) const;
 
   struct Impl;
@@ -129,15 +129,15 @@ class FOVEA_EXPORT Plan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Validates, chooses, prepares, for the device that q lives on. Throws InvalidArgument, or Unsupported with every candidate's
-/// reason.
+/// Validates, chooses, prepares, for the device that q lives on. Throws InvalidArgument, or Unsupported with every
+/// candidate's reason.
 FOVEA_EXPORT Plan plan(const Problem& problem);
 
 /// The same problem with all tensors on `device`: specs made from shapes alone know none.
 FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
 
-/// As plan(problem).explain(), but looks at tensors that a mask reads, explains what is unsupported instead of throwing, and compiles
-/// no kernel: one that does not compile is an error of the plan's.
+/// As plan(problem).explain(), but looks at tensors that a mask reads, explains what is unsupported instead of
+/// throwing, and compiles no kernel: one that does not compile is an error of the plan's.
 FOVEA_EXPORT Explanation explain(const Problem& problem);
 FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
 

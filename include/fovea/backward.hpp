@@ -1,8 +1,8 @@
-// Gradients of attention: attention_backward for one call, plan_backward for many; attention_double_backward for gradients
-// of gradients. Read jvp.hpp for forward mode.
+// Gradients of attention: attention_backward for one call, plan_backward for many; attention_double_backward for
+// gradients of gradients. Read jvp.hpp for forward mode.
 //
-// Road of a call: this header -> src/plan/backward.cpp (find or make the plan) -> src/cpu/attention_backward.cpp (walk tiles)
-// -> src/cpu/kernels/ (vector code).
+// Call path: this header -> src/plan/backward.cpp (find or make the plan) -> src/cpu/attention_backward.cpp (walk
+// tiles) -> src/cpu/kernels/ (vector code).
 #pragma once
 
 #include <cstddef>
@@ -41,19 +41,19 @@ struct AttentionBackward {
 /// dsinks [num_heads_q] f32               written, optional
 /// dcaptured[i] as the captured tensor    written, f32, f16, bf16; the sum over all positions that load an element
 ///
-/// A row that sees no key, padding, hidden keys and packed rows after the last sequence have gradients of exactly 0. What is
-/// invisible has no effect, NaN and infinity included.
+/// A row that sees no key, padding, hidden keys and packed rows after the last sequence have gradients of exactly 0.
+/// What is invisible has no effect, NaN and infinity included.
 ///
-/// Kinks    abs has derivative 0 at 0; min and max of equal operands pass the gradient to the first; select passes it to the
-///          chosen side alone; floor, comparisons and int(...) have derivative 0; a clamped load passes it to the element
-///          that was read.
+/// Kinks    abs has derivative 0 at 0; min and max of equal operands pass the gradient to the first; select passes it
+///          to the chosen side alone; floor, comparisons and int(...) have derivative 0; a clamped load passes it to
+///          the element that was read.
 /// Work     10·batch·num_heads_q·seqlen_q·seqlen_kv·head_dim flops (head_dim_qk = head_dim_v), less skipped tiles.
 /// Memory   workspace of O(threads · (tile + seqlen_kv / 8)) and fp32 sums of dq (up to 8 of them where there are fewer
 ///          (sequence, kv head) pairs than threads to run) and of captured gradients: nothing grows with
 ///          seqlen_q · seqlen_kv.
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
-/// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run. dsinks
-///          and dcaptured are sums over the batch in a fixed order.
+/// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run.
+///          dsinks and dcaptured are sums over the batch in a fixed order.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Dao et al. 2022, appendix B (recomputation; delta = rowsum(dO ∘ O)).
 FOVEA_EXPORT void attention_backward(const AttentionBackward& args);
@@ -106,12 +106,14 @@ struct AttentionDoubleBackward {
   Executor* executor = nullptr;
 };
 
-/// Backward of backward by the plain formula, a row at a time with fp64 products and sums (programs in fp32): right for every
-/// program and mask, far slower than attention_backward. explain_double_backward says so; nothing falls back to it silently.
+/// Backward of backward by the plain formula, a row at a time with fp64 products and sums (programs in fp32): right for
+/// every program and mask, far slower than attention_backward. explain_double_backward says so; nothing falls back to
+/// it silently.
 ///
-/// Shapes and dtypes as in attention_backward; outputs are f32, f16 or bf16 and must not overlap an input or each other.
-/// Gradients flow to q, k, v, dout and dlse; captured tensors and sinks are constants here. A row that sees no key, padding and
-/// hidden keys have gradients of exactly 0. forward.lse is optional; out and lse are not read but computed again.
+/// Shapes and dtypes as in attention_backward; outputs are f32, f16 or bf16 and must not overlap an input or each
+/// other. Gradients flow to q, k, v, dout and dlse; captured tensors and sinks are constants here. A row that sees no
+/// key, padding and hidden keys have gradients of exactly 0. forward.lse is optional; out and lse are not read but
+/// computed again.
 /// Memory   O(threads · seqlen_kv · head_dim) in fp64.
 /// Bits     as in attention_backward.
 /// Throws   InvalidArgument before anything is written.

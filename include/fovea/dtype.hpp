@@ -101,8 +101,8 @@ struct float16 {
   }
 };
 
-/// The Dtype of a C++ element type. Types that no tensor holds (double, wide unsigned integers, structs) have none: view() of
-/// them does not compile.
+/// The Dtype of a C++ element type. Types that no tensor holds (double, wide unsigned integers, structs) have none:
+/// view() of them does not compile.
 template <typename T>
 struct ElementDtype;
 template <>

@@ -20,7 +20,8 @@
 
 namespace fovea {
 
-/// bool; 32-bit wrapping int; fp32. i64 tensors hold ints of 32 bits (as_words32 reads 64); load offsets are computed in 64 bits.
+/// bool; 32-bit wrapping int; fp32. i64 tensors hold ints of 32 bits (as_words32 reads 64); load offsets are computed
+/// in 64 bits.
 enum class ExprType : std::uint8_t { boolean, integer, floating };
 
 namespace expr {
@@ -197,12 +198,13 @@ MaskMod mask_mod(F&& formula) {
   return MaskMod(Expr(formula(arguments())));
 }
 
-/// Text to program; names are resolved in `captures`. Throws InvalidArgument with the 1-based column of the offending token.
+/// Text to program; names are resolved in `captures`. Throws InvalidArgument with the 1-based column of the offending
+/// token.
 FOVEA_EXPORT ScoreMod parse_score_mod(std::string_view text, const Captures& captures = {});
 FOVEA_EXPORT MaskMod parse_mask_mod(std::string_view text, const Captures& captures = {});
 
-/// Left to right, as in a pipe: the second program sees the first one's score. Captured names that clash but are bound to
-/// different data are renamed (`bias`, `bias_2`).
+/// Left to right, as in a pipe: the second program sees the first one's score. Captured names that clash but are bound
+/// to different data are renamed (`bias`, `bias_2`).
 FOVEA_EXPORT ScoreMod operator|(const ScoreMod& first, const ScoreMod& second);
 FOVEA_EXPORT MaskMod operator&&(const MaskMod& a, const MaskMod& b);
 FOVEA_EXPORT MaskMod operator||(const MaskMod& a, const MaskMod& b);

@@ -378,7 +378,8 @@ typedef struct fovea_attention_decode_args {
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on
  * forward->stream. Nothing is written unless the arguments are valid. */
 FOVEA_API int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error** error);
-/* What it does with append_k and append_v alone: of forward, k, v (the cache), runtime, executor and stream are read. */
+/* What it does with append_k and append_v alone: of forward, k, v (the cache), runtime, executor and stream are
+ * read. */
 FOVEA_API int fovea_append_to_cache(const fovea_attention_decode_args* args, fovea_error** error);
 /* The workspace of such calls with up to max_seqlen_kv keys a sequence. */
 FOVEA_API int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args,

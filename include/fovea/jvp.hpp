@@ -1,6 +1,6 @@
 // Forward mode: how out and lse move when q, k, v and captured tensors move. Read backward.hpp for reverse mode.
 //
-// Road of a call: this header -> src/plan/jvp.cpp (validate) -> src/cpu/attention_jvp.cpp (walk tiles).
+// Call path: this header -> src/plan/jvp.cpp (validate) -> src/cpu/attention_jvp.cpp (walk tiles).
 #pragma once
 
 #include <vector>
@@ -29,13 +29,13 @@ struct AttentionJvp {
 ///
 /// out' = P ∘ (s' - lse') v + P v',  lse' = Σ p s',  s' = derivative of the final score along the direction.
 ///
-/// Shapes, dtypes, kinks, bits and errors as in attention_forward and attention_backward; tangents f32, f16 or bf16, any strides.
-/// A row that sees no key has tangents of exactly 0; with a sink, its lse is the sink and moves with it.
+/// Shapes, dtypes, kinks, bits and errors as in attention_forward and attention_backward; tangents f32, f16 or bf16,
+/// any strides. A row that sees no key has tangents of exactly 0; with a sink, its lse is the sink and moves with it.
 ///
 /// Work     about 2.5 times attention_forward: five products where that has two. Products are taken in f32.
 /// Memory   O(threads · tile), allocated by the call; forward.workspace is not used.
-/// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason, and where compute_dtype
-///          asks for bf16.
+/// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason, and where
+///          compute_dtype asks for bf16.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
 
 }  // namespace fovea

@@ -1,7 +1,8 @@
 // Serving: keys and values in a cache that grows, contiguous or paged, and attention over it.
 //
-// Road of a call: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp or src/cuda/append_to_cache.cpp
-// (new keys, rotary) -> src/<backend>/attention_forward.cpp (the same tiles as any forward call, read through the cache).
+// Call path: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp or
+// src/cuda/append_to_cache.cpp (new keys, rotary) -> src/<backend>/attention_forward.cpp (the same tiles as any forward
+// call, read through the cache).
 #pragma once
 
 #include <cstddef>
@@ -16,11 +17,12 @@ namespace fovea {
 /// Where the keys and values of each sequence lie. Views only: the memory is the caller's.
 ///
 /// Contiguous  k [num_slots, capacity, num_heads_kv, head_dim_qk], sequence b in slot batch_idx[b] (or b).
-/// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i / page_size],
-///             row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before rows too.
+/// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i /
+///             page_size], row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before
+///             rows too.
 ///
-/// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that name
-/// only such rows. They may hold anything.
+/// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that
+/// name only such rows. They may hold anything.
 struct KvCache {
   TensorView k{};
   TensorView
@@ -41,9 +43,9 @@ struct Rotary {
       cos{};  // [max_positions, rotary_dim / 2] f32, f16, bf16; rotary_dim <= head_dim_qk, the rest is copied
   TensorView sin{};             // as cos
   bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
-  /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx of the
-  /// appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is not turned. Turned in f32, rounded
-  /// to the dtype of the cache, and of q.
+  /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx
+  /// of the appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is not turned. Turned in
+  /// f32, rounded to the dtype of the cache, and of q.
   TensorView positions{};
 };
 
@@ -76,18 +78,20 @@ struct AttentionDecode {
 
 /// Appends, then attends: decode (seqlen_q 1), speculative and tree decode, chunked prefill, all one call.
 ///
-/// Sequence b has seqlen_kv = seqlens[b] - left_padding[b] + seqlen_new keys; kv_idx counts them from 0 in every layout, so masks
-/// and programs mean the same paged and contiguous. seqlens is not written: the caller adds seqlen_new.
+/// Sequence b has seqlen_kv = seqlens[b] - left_padding[b] + seqlen_new keys; kv_idx counts them from 0 in every
+/// layout, so masks and programs mean the same paged and contiguous. seqlens is not written: the caller adds
+/// seqlen_new.
 ///
-/// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any number of
-///          threads. Splits of the keys are cut by the sequence's own length.
+/// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any
+///          number of threads. Splits of the keys are cut by the sequence's own length.
 /// Memory   as attention_forward, and a copy of q where it is rotated.
-/// Device   that of the tensors, all of them. On cuda the call is enqueued on args.stream and returns; q, k and v have one dtype;
-///          lengths, slots, pages and positions are read by the kernels and not checked, so a captured graph serves whatever they
-///          hold at its replay, up to the capacity that shapes give. Time follows the lengths, grid and workspace the capacity.
-/// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or slot
-///          in use that is out of range, two sequences that append to one slot or page. That a page which one sequence appends
-///          to is read by another is not looked for: pages of a shared prefix must be full.
+/// Device   that of the tensors, all of them. On cuda the call is enqueued on args.stream and returns; q, k and v have
+///          one dtype; lengths, slots, pages and positions are read by the kernels and not checked, so a captured graph
+///          serves whatever they hold at its replay, up to the capacity that shapes give. Time follows the lengths,
+///          grid and workspace the capacity.
+/// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or
+///          slot in use that is out of range, two sequences that append to one slot or page. That a page which one
+///          sequence appends to is read by another is not looked for: pages of a shared prefix must be full.
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
 
@@ -105,8 +109,8 @@ struct AppendToCache {
 FOVEA_EXPORT void append_to_cache(const AppendToCache& args);
 FOVEA_EXPORT void append_to_cache(const AppendToCache& args, Runtime& runtime);
 
-/// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of these shapes
-/// whose rows are as aligned wants one workspace, whatever its lengths.
+/// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of
+/// these shapes whose rows are as aligned wants one workspace, whatever its lengths.
 FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
                                                 std::int64_t max_seqlen_kv);
 

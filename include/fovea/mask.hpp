@@ -44,7 +44,8 @@ FOVEA_EXPORT MaskMod dilated(std::int64_t step, Align align = Align::bottom_righ
 /// tree_bits [seqlen_q, ceil(seqlen_q / 32)] i32, or [batch, seqlen_q, words].
 FOVEA_EXPORT MaskMod tree(const TensorView& tree_bits);
 
-/// The first num_sinks keys and a sliding window to the left ("streaming"): kv_idx < num_sinks || window(left, 0), causal.
+/// The first num_sinks keys and a sliding window to the left ("streaming"): kv_idx < num_sinks || window(left, 0),
+/// causal.
 FOVEA_EXPORT MaskMod streaming(std::int64_t num_sinks, std::int64_t window_left,
                                Align align = Align::bottom_right);
 
@@ -60,7 +61,8 @@ FOVEA_EXPORT ScoreMod alibi(const TensorView& slopes, Align align = Align::botto
 /// score + bias[batch, q_head, q_idx, kv_idx]; rank 2 [q, kv], 3 [heads, q, kv] or 4; extents of 1 broadcast.
 FOVEA_EXPORT ScoreMod bias(const TensorView& bias);
 
-/// score + table[q_head, bucket], bucket a formula of positions, clamped into the table. table [num_heads_q, num_buckets]
+/// score + table[q_head, bucket], bucket a formula of positions, clamped into the table. table [num_heads_q,
+/// num_buckets]
 FOVEA_EXPORT ScoreMod relative_bias(const TensorView& table, const Expr& bucket);
 
 }  // namespace fovea

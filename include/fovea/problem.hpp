@@ -1,5 +1,5 @@
-// What to compute, as data: shapes or bounds, dtypes, programs, wanted outputs. No addresses but those of captured tensors.
-// Validated once, when it is planned. Read attention.hpp next.
+// What to compute, as data: shapes or bounds, dtypes, programs, wanted outputs. No addresses but those of captured
+// tensors. Validated once, when it is planned. Read attention.hpp next.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace fovea {
 
-/// Type of the inputs of the two matrix products. `automatic`: bf16 where inputs are bf16 and the processor multiplies it
-/// faster, else f32. Sums are always f32.
+/// Type of the inputs of the two matrix products. `automatic`: bf16 where inputs are bf16 and the processor multiplies
+/// it faster, else f32. Sums are always f32.
 enum class ComputeDtype : std::uint8_t { automatic, f32, bf16 };
 
 /// Instruction set of the CPU kernels. `automatic` takes the best that this processor has (or FOVEA_CPU_TARGET).
@@ -29,8 +29,8 @@ enum class CpuTarget : std::uint8_t {
 FOVEA_EXPORT std::string_view name(CpuTarget target);
 FOVEA_EXPORT std::optional<CpuTarget> parse_cpu_target(std::string_view name);
 
-/// Keys are dropped after the softmax with probability p, the rest scaled by 1 / (1 - p). Counter-based: the decision for
-/// (seed, offset, batch, q_head, q_idx, kv_idx) is the same on every backend, tiling and sharding. p in [0, 1].
+/// Keys are dropped after the softmax with probability p, the rest scaled by 1 / (1 - p). Counter-based: the decision
+/// for (seed, offset, batch, q_head, q_idx, kv_idx) is the same on every backend, tiling and sharding. p in [0, 1].
 struct Dropout {
   float p = 0;
   std::uint64_t seed = 0;

@@ -25,9 +25,10 @@ class FOVEA_EXPORT Executor {
   virtual void run(std::int64_t count, const Task& task) = 0;
 };
 
-/// A persistent pool of num_threads - 1 threads beside the caller. 0: as many as the affinity mask, the cgroup quota and
-/// FOVEA_NUM_THREADS allow. Threads start as runs have use for them, not here, and a run makes do with those that could be
-/// started. Nested runs, and runs while another caller has the threads, execute in the caller's thread; safe after fork.
+/// A persistent pool of num_threads - 1 threads beside the caller. 0: as many as the affinity mask, the cgroup quota
+/// and FOVEA_NUM_THREADS allow. Threads start as runs have use for them, not here, and a run makes do with those that
+/// could be started. Nested runs, and runs while another caller has the threads, execute in the caller's thread; safe
+/// after fork.
 FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
 
 /// Owns the default executor and the cache of plans. Thread safe.

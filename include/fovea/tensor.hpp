@@ -101,8 +101,8 @@ view(T* data, std::initializer_list<std::int64_t> shape,
   return TensorView(data, spec);
 }
 
-/// The 32-bit words of an i64 tensor, the low one first: i64 [..., n] as i32 [..., n, 2] over the same memory. Integers of
-/// programs have 32 bits, so this is how a program reads 64-bit patterns:
+/// The 32-bit words of an i64 tensor, the low one first: i64 [..., n] as i32 [..., n, 2] over the same memory. Integers
+/// of programs have 32 bits, so this is how a program reads 64-bit patterns:
 ///
 ///   capture("bits", as_words32(bits))  // bits: i64 [seqlen_q, seqlen_kv / 64]
 ///   (bits[q_idx, kv_idx // 64, kv_idx // 32 % 2] >> kv_idx % 32 & 1) != 0

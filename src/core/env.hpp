@@ -13,7 +13,7 @@ struct Environment {
   std::optional<int>
       omp_num_threads;  // OMP_NUM_THREADS, first level: a hint that FOVEA_NUM_THREADS overrides
   std::optional<std::string>
-      cpu_target;  // FOVEA_CPU_TARGET as written; the cpu room knows which names exist
+      cpu_target;  // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
   std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
   std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file
   std::optional<std::string> tuning;          // FOVEA_TUNING: the file that fovea tune wrote

@@ -10,8 +10,8 @@
 
 namespace fovea {
 
-/// While it lives, this thread rounds to nearest, computes with denormals (no FTZ, no DAZ) and no exception traps; then it is
-/// as before. Where nothing has to change it costs a read of the control register.
+/// While it lives, this thread rounds to nearest, computes with denormals (no FTZ, no DAZ) and no exception traps; then
+/// it is as before. Where nothing has to change it costs a read of the control register.
 class FloatEnvironment {
  public:
   FloatEnvironment() {

@@ -1,5 +1,5 @@
-// Philox4x32-10, the counter-based generator of dropout. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2,
-// 3", SC 2011, section 3.3. The counter of a decision is (kv_idx / 4, q_idx, q_head, batch), its word kv_idx % 4.
+// Philox4x32-10, the counter-based generator of dropout. Source: Salmon et al., "Parallel random numbers: as easy as 1,
+// 2, 3", SC 2011, section 3.3. The counter of a decision is (kv_idx / 4, q_idx, q_head, batch), its word kv_idx % 4.
 #pragma once
 
 #include <array>

@@ -45,9 +45,9 @@ int affinity_count() {
 /// Set in a thread that is executing a task: a nested run must not wait for the pool that it occupies.
 thread_local bool is_inside_task = false;
 
-/// The threads of one process and what they share. Workers sleep between runs; a short spin first, because attention calls
-/// come in rows. A run invites as many as it has use for and waits for those alone that came before its indices ran out: a
-/// thread that is late, or that could not be started, is not missed.
+/// The threads of one process and what they share. Workers sleep between runs; a short spin first, because attention
+/// calls come in rows. A run invites as many as it has use for and waits for those alone that came before its indices
+/// ran out: a thread that is late, or that could not be started, is not missed.
 class Team {
  public:
   explicit Team(int concurrency) : concurrency_(concurrency) {}
@@ -158,8 +158,8 @@ class Team {
   bool is_stopping_ = false;
 };
 
-/// A fork copies locks in whatever state they are, and sleepers that will never wake: the child leaves its copy of the team
-/// where it lies and makes a new one.
+/// A fork copies locks in whatever state they are, and sleepers that will never wake: the child leaves its copy of the
+/// team where it lies and makes a new one.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int num_threads) : concurrency_(std::max(1, num_threads)) {}

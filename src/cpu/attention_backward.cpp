@@ -15,13 +15,13 @@
 //
 // Bound: five products at the f32 multiply-add rate; see docs/kernels/attention_backward_cpu.md.
 //
-// Bits: a chunk is cut by the sequence's own length alone, its dK and dV are summed over the sequence's rows in order, and dq
-// over tiles, then over chunks in order. That order is the same whether chunks run in turn (adding to one sum) or side by side
-// (a sum each, merged in order), so threads and batch mates cannot change a bit. No atomics anywhere.
+// Bits: a chunk is cut by the sequence's own length alone, its dK and dV are summed over the sequence's rows in order,
+// and dq over tiles, then over chunks in order. That order is the same whether chunks run in turn (adding to one sum)
+// or side by side (a sum each, merged in order), so threads and batch mates cannot change a bit. No atomics anywhere.
 //
-// NaN and infinity at hidden positions: P and dS are set to 0 there, not multiplied by 0; rows of K, Q and dO enter the last
-// three products with such elements taken out, because 0 · NaN is NaN. Rows that see one have a NaN in P or dS, which those
-// products carry on; only dV would lose the elements of dO, so these are added apart.
+// NaN and infinity at hidden positions: P and dS are set to 0 there, not multiplied by 0; rows of K, Q and dO enter the
+// last three products with such elements taken out, because 0 · NaN is NaN. Rows that see one have a NaN in P or dS,
+// which those products carry on; only dV would lose the elements of dO, so these are added apart.
 #include "cpu/attention_backward.hpp"
 
 #include <algorithm>
@@ -46,8 +46,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kSmallestScale =
     1e-30F;  // below, scores are scaled before the mask: -inf · 0 is NaN
-// Above this, rounding lse to fp32 moves P by more than 4e-6 of itself: such rows are summed again. A bias of the lowest float
-// on all keys of a row is common.
+// Above this, rounding lse to fp32 moves P by more than 4e-6 of itself: such rows are summed again. A bias of the
+// lowest float on all keys of a row is common.
 constexpr float kLargeLse = 64;
 constexpr std::int64_t kPanelsPerBlock = 4;  // of rows, in the stages before and after the tiles
 constexpr std::size_t kMaxLanes = 64;        // of a panel on any target
@@ -238,8 +238,8 @@ class BackwardRun {
     for (std::int64_t d = 0; d < f_.head_dim_qk; ++d) to[d * dq_stride()] = 0;
   }
 
-  /// Row maximum and sum of a panel, as the forward pass has them before they become one number. They also tell a row that
-  /// sees nothing but its sink: what its out and dO hold is of no effect.
+  /// Row maximum and sum of a panel, as the forward pass has them before they become one number. They also tell a row
+  /// that sees nothing but its sink: what its out and dO hold is of no effect.
   void sum_again(const RowRange& rows, const BackwardScratch& scratch) const {
     const StepsOf steps(kernels_);
     const BackwardScratch::Panel& memory = scratch.panels.front();
@@ -353,8 +353,8 @@ class BackwardRun {
         .num_cols = head_dim};
   }
 
-  /// Rows that lie apart are copied: with every row on a page of its own, the panels of a chunk would pay for page walks again
-  /// and again.
+  /// Rows that lie apart are copied: with every row on a page of its own, the panels of a chunk would pay for page
+  /// walks again and again.
   KeyTile load_rows(const TileSource& source, std::byte* buffer) const {
     const bool lie_apart = kernels_.product == Dtype::f32 && source.dtype == Dtype::f32 &&
                            source.col_stride == 1 && source.row_stride != source.num_cols;

@@ -1,5 +1,5 @@
-// Attention backward on the CPU: the loop over tiles. Read kernels/gradient.hpp for the steps, attention_backward.cpp for how
-// work is cut.
+// Attention backward on the CPU: the loop over tiles. Read kernels/gradient.hpp for the steps, attention_backward.cpp
+// for how work is cut.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct BackwardSpec {
 
 /// Who computes what, in which order. A work item is (sequence, kv head, chunk of keys).
 struct BackwardSchedule {
-  /// Chunks of one (sequence, kv head) run side by side, each with sums of dq of its own, merged in order. Else they run one
-  /// after the other, adding to one sum: the same bits.
+  /// Chunks of one (sequence, kv head) run side by side, each with sums of dq of its own, merged in order. Else they
+  /// run one after the other, adding to one sum: the same bits.
   bool is_side_by_side = false;
   /// Items that differ in this may run at the same time; the others form a group, run in order.
   bool by_sequence = true, by_head = true, by_chunk = true;
@@ -47,8 +47,8 @@ struct BackwardPlan {
   BoundTape derivative;                       // of the score program by its score; empty: 1
   bool reads_score = false;                   // a derivative needs the score before the program
   CapturedSumsPlan captured;
-  // delta comes from P and dP, one more walk over S and dP: rounded to 16 bits, out would leave rows of dS sums that the factors
-  // of captured tensors multiply.
+  // delta comes from P and dP, one more walk over S and dP: rounded to 16 bits, out would leave rows of dS sums that
+  // the factors of captured tensors multiply.
   bool sums_delta = false;
   std::optional<mask::BlockMapper> mapper;  // where positions and constants alone decide
   int num_workers = 1;

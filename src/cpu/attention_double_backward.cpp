@@ -1,7 +1,7 @@
 // The plain formula, a row at a time in fp64; score and mask programs run on a panel of rows, in fp32 as everywhere.
 //
 // With a = ddq, b = ddk, c = ddv, and for one row, over the keys j that it sees:
-//   z_j = scale q·k_j       f_j = F(z_j)      p = softmax(f), the sink in its denominator      m_j: dropout, 0 or 1 / (1 - p)
+//   z_j = scale q·k_j   f_j = F(z_j)   p = softmax(f), the sink in its denominator     m_j: dropout, 0 or 1 / (1 - p)
 //   t_j = scale (a·k_j + q·b_j)               u_j = F'(z_j) t_j                                the tangents of z and f
 //   w_j = m_j dout·v_j      n_j = m_j dout·c_j
 // <ddq, dq> + <ddk, dk> + <ddv, dv> is the derivative of <dout, out> + <dlse, lse> along (a, b, c):

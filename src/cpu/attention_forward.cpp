@@ -10,11 +10,13 @@
 //
 // What is read or written next (rows of K and V, of queries of panels to come, of out) is fetched meanwhile.
 //
-// A row's arithmetic depends on its own queries, the keys of its sequence and tile_kv alone: lanes never mix, splits are cut
-// by the sequence's own length, and merged in order. So batch mates, threads and scheduling cannot change a bit.
+// A row's arithmetic depends on its own queries, the keys of its sequence and tile_kv alone: lanes never mix, splits
+// are cut by the sequence's own length, and merged in order. So batch mates, threads and scheduling cannot change a
+// bit.
 //
-// NaN and infinity in keys nobody sees vanish in the mask. In values they would not (0 * NaN): a row whose result is not
-// finite is computed again with such values taken out and added only where they are seen. The common path pays nothing.
+// NaN and infinity in keys nobody sees vanish in the mask. In values they would not (0 * NaN): a row whose result is
+// not finite is computed again with such values taken out and added only where they are seen. The common path pays
+// nothing.
 #include "cpu/attention_forward.hpp"
 
 #include <algorithm>
@@ -43,8 +45,8 @@ constexpr std::int64_t kFewItemsPerWorker = 2;
 using LaneSet = std::uint64_t;           // a bit for each row of a panel
 constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
 
-/// Rows [row_begin, row_end) of one kv head against kv tiles [tile_begin, tile_end). Row r is query r % seqlen_q of head
-/// kv_head * group + r / seqlen_q.
+/// Rows [row_begin, row_end) of one kv head against kv tiles [tile_begin, tile_end). Row r is query r % seqlen_q of
+/// head kv_head * group + r / seqlen_q.
 struct Item {
   Sequence sequence;
   std::int64_t kv_head = 0;
@@ -271,7 +273,8 @@ class ForwardRun {
     return scratch.few.merged + static_cast<std::size_t>(row) * state_floats();
   }
 
-  /// Calls emit(rows of one panel, lane, state) for each row. A state is head_dim_v sums, the maximum in natural units, the sum.
+  /// Calls emit(rows of one panel, lane, state) for each row. A state is head_dim_v sums, the maximum in natural units,
+  /// the sum.
   template <typename Emit>
   void compute(const Item& item, const Scratch& scratch, const Emit& emit) const {
     if (is_few(item.sequence)) return compute_few(item, scratch, emit);
@@ -452,8 +455,8 @@ class ForwardRun {
     std::span<const TileSource> all() const { return {sources.data(), num_sources}; }
   };
 
-  /// While `num_seeing` panels work on a tile: queries of those that start in it or in the next one, out of those that end
-  /// in it, the next tile.
+  /// While `num_seeing` panels work on a tile: queries of those that start in it or in the next one, out of those that
+  /// end in it, the next tile.
   NextTile next_fetches(const Item& item, std::int64_t index, const std::vector<Panel>& panels,
                         std::int64_t num_seeing, const Scratch& scratch, Fetches& fetches) const {
     const std::int64_t end = (index + 1) * spec_.tile_kv;
@@ -791,7 +794,8 @@ class ForwardRun {
     double lse = -kInfinity;
   };
 
-  /// Relative to the larger of row maximum and sink, which joins the denominator here. A row that sees nothing has sums of 0.
+  /// Relative to the larger of row maximum and sink, which joins the denominator here. A row that sees nothing has sums
+  /// of 0.
   Denominator denominator(double row_max, double row_sum, std::int64_t q_head) const {
     const bool is_empty = row_max == -kInfinity;
     if (!args_.sinks) {

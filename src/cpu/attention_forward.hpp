@@ -1,4 +1,5 @@
-// Attention forward on the CPU: the loop over tiles. Read kernels/panel.hpp for the steps, candidates.hpp for the choice.
+// Attention forward on the CPU: the loop over tiles. Read kernels/panel.hpp for the steps, candidates.hpp for the
+// choice.
 #pragma once
 
 #include <cstddef>
@@ -37,8 +38,8 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int num_threads);
 /// As plan_forward, but where nothing can run the plan's candidate is empty and refused holds every reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads);
 
-/// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64. With a cache, its k and v are read in
-/// the place of the arguments' and the lengths of sequences are the cache's after the append.
+/// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64. With a cache, its k and v are
+/// read in the place of the arguments' and the lengths of sequences are the cache's after the append.
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, std::byte* workspace, Executor& executor,
                        const GrownCache* cache = nullptr);

@@ -1,5 +1,5 @@
-// Forward mode over tiles, for one panel of queries at a time. Read attention_forward.cpp first: this is the same walk, with a
-// tangent beside everything.
+// Forward mode over tiles, for one panel of queries at a time. Read attention_forward.cpp first: this is the same walk,
+// with a tangent beside everything.
 //
 //   for each work item (sequence, kv head, panel of rows):
 //     for each kv tile that some row can see:
@@ -10,11 +10,11 @@
 //       O = O * rescale + Vᵀ P;  T = T * rescale + Vᵀ (P S') + V'ᵀ P
 //     out = O / sum,  lse = log sum;  lse' = r + c / sum,  out' = T / sum - (c / sum) out
 //
-// r is the mean of S' over the first tile that the row sees: what all tangents of a row have in common would cancel in out', and
-// is taken out before it costs digits.
+// r is the mean of S' over the first tile that the row sees: what all tangents of a row have in common would cancel in
+// out', and is taken out before it costs digits.
 //
-// Bits depend on a row's own sequence alone, for the reasons given there. NaN and infinity in values that nobody sees are dealt
-// with as there too: a panel that is not finite is walked again without them.
+// Bits depend on a row's own sequence alone, for the reasons given there. NaN and infinity in values that nobody sees
+// are dealt with as there too: a panel that is not finite is walked again without them.
 #include "cpu/attention_jvp.hpp"
 
 #include <algorithm>
@@ -363,7 +363,8 @@ class JvpRun {
     return sum / s.row_sum[lane];
   }
 
-  /// The softmax of equal scores without a past is 1 everywhere, so that dropout leaves its own factors: 0 or 1 / (1 - p).
+  /// The softmax of equal scores without a past is 1 everywhere, so that dropout leaves its own factors: 0 or 1 / (1 -
+  /// p).
   void drop(const Tile& tile, const JvpScratch& s) const {
     PanelDropout dropout = dropout_;
     dropout.batch = static_cast<std::uint32_t>(tile.item.sequence.index);
@@ -418,7 +419,8 @@ class JvpRun {
            kernels_.is_finite(s.out_tangent, problem_.head_dim_v, num_vectors(item));
   }
 
-  /// Adds what values (or their tangents) that are not finite give to the rows that see them: S is -inf where a key is hidden.
+  /// Adds what values (or their tangents) that are not finite give to the rows that see them: S is -inf where a key is
+  /// hidden.
   void collect_non_finite(const TensorView& view, const Tile& tile, const JvpScratch& s,
                           bool is_tangent) const {
     const TileSource values = source_of(view, tile, problem_.head_dim_v);

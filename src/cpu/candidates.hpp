@@ -1,4 +1,5 @@
-// What can run on this processor: one table, best first. It feeds selection, workspace, explain and the text of a refusal.
+// What can run on this processor: one table, best first. It feeds selection, workspace, explain and the text of a
+// refusal.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ namespace fovea::cpu {
 
 inline constexpr std::int64_t kMaxPanels = 16;  // that share a load of K and V
 
-/// The chosen kernel and its tiling. Rows are (q_head, q_idx) pairs of one kv head, head-major: rows of several heads of a
-/// GQA group may share a panel, so that decode reads every key once.
+/// The chosen kernel and its tiling. Rows are (q_head, q_idx) pairs of one kv head, head-major: rows of several heads
+/// of a GQA group may share a panel, so that decode reads every key once.
 struct ForwardSpec {
   CpuTarget target = CpuTarget::scalar;
   bool is_split = false;    // f16 inputs as sums of bf16 numbers

@@ -1,6 +1,7 @@
-// Gradients of what a score program captures: for every score, P (dP - delta) · d score / d load is added to the element that
-// the load read. No atomics, and the order of additions depends on the problem alone:
-//   - a small tensor has one copy of its sums per task (a fixed list of work items, run one after the other), merged in order;
+// Gradients of what a score program captures: for every score, P (dP - delta) · d score / d load is added to the
+// element that the load read. No atomics, and the order of additions depends on the problem alone:
+//   - a small tensor has one copy of its sums per task (a fixed list of work items, run one after the other), merged in
+//     order;
 //   - a large one has a single copy, and items that may touch the same elements are put into one task.
 // Read attention_backward.cpp next.
 #pragma once

@@ -15,8 +15,8 @@ std::string_view missing_for(CpuTarget target);
 CpuTarget best_f32_target();
 
 /// The target whose bf16 products beat f32 ones on this processor, or `automatic` when none does.
-/// amx_bf16 wherever it exists. avx512_bf16 on AMD only: Zen 4 and 5 multiply bf16 at twice the f32 rate, while on Intel
-/// cores without AMX vdpbf16ps was measured at half the f32 rate (docs/kernels/attention_forward_cpu.md).
+/// amx_bf16 wherever it exists. avx512_bf16 on AMD only: Zen 4 and 5 multiply bf16 at twice the f32 rate, while on
+/// Intel cores without AMX vdpbf16ps was measured at half the f32 rate (docs/kernels/attention_forward_cpu.md).
 CpuTarget best_bf16_target();
 
 /// "AMD EPYC 9655 96-Core Processor", as the processor names itself.

@@ -169,8 +169,8 @@ class FewRowsWalk {
     return {from, std::max<std::int64_t>(0, to - from)};
   }
 
-  /// The same head's rows of the block after this one, to be fetched in `num_calls` parts. Behind a tile's keys are its values,
-  /// behind these the keys of the next tile.
+  /// The same head's rows of the block after this one, to be fetched in `num_calls` parts. Behind a tile's keys are its
+  /// values, behind these the keys of the next tile.
   NextTile rows_after(const KeySource& source, const Head& head, std::int64_t tile,
                       std::int64_t block_begin, std::int64_t num_calls) const {
     std::int64_t begin = block_begin + block_keys_;

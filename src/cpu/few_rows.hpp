@@ -1,13 +1,14 @@
-// Attention of sequences with at most kFewRows rows per key head (decode): several heads at a time, so that keys and values
-// are read in the order in which they lie.
+// Attention of sequences with at most kFewRows rows per key head (decode): several heads at a time, so that keys and
+// values are read in the order in which they lie.
 //
 //   for each kv tile:
 //     for each block of keys, for each head:  scores, straight from K
 //     for each head:                          program, mask, softmax
 //     for each block of keys, for each head:  sums, straight from V
 //
-// Where rows come before heads in memory, or where the heads of a page lie together, a block of all heads is one piece of
-// memory. What is read one block later is fetched meanwhile. Heads never mix: how many are walked together cannot change a bit.
+// Where rows come before heads in memory, or where the heads of a page lie together, a block of all heads is one piece
+// of memory. What is read one block later is fetched meanwhile. Heads never mix: how many are walked together cannot
+// change a bit.
 #pragma once
 
 #include <cstddef>

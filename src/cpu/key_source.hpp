@@ -1,5 +1,5 @@
-// Where the keys (or values) of a sequence lie: in a dense or packed tensor, in a slot of a cache, or in its pages. The walk over
-// tiles asks for the rows of a tile and does not see the difference.
+// Where the keys (or values) of a sequence lie: in a dense or packed tensor, in a slot of a cache, or in its pages. The
+// walk over tiles asks for the rows of a tile and does not see the difference.
 #pragma once
 
 #include <algorithm>

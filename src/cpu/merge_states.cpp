@@ -1,4 +1,5 @@
-// Bound: memory. Each state is read once and the result written once; a row's weights are made first, from its lse alone.
+// Bound: memory. Each state is read once and the result written once; a row's weights are made first, from its lse
+// alone.
 #include "cpu/merge_states.hpp"
 
 #include <algorithm>

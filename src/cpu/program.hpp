@@ -26,7 +26,8 @@ struct ProgramTile {
   std::byte* scratch = nullptr;  // program_scratch_bytes(tape, max keys, lanes), 64-byte aligned
 };
 
-/// Operations on `value`, which a step finds in registers and leaves there (program_steps-inl.hpp). x and y are operands.
+/// Operations on `value`, which a step finds in registers and leaves there (program_steps-inl.hpp). x and y are
+/// operands.
 enum class StepOp : std::uint8_t {
   call,   // none of these: an instruction that is executed in a pass of its own
   end,    // of the steps

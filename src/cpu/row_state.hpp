@@ -1,5 +1,5 @@
-// What is known of a row after some of its keys: head_dim_v sums, its maximum in natural units, and the sum of its probabilities
-// relative to that maximum. States of splits are merged in order.
+// What is known of a row after some of its keys: head_dim_v sums, its maximum in natural units, and the sum of its
+// probabilities relative to that maximum. States of splits are merged in order.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,8 @@ inline double sink_share(double sink, double top) {
   return sink == top ? 1 : std::exp(sink - top);
 }
 
-/// weight · value, and what is not finite where the weight has rounded to 0: a value reaches its row whatever it weighs.
+/// weight · value, and what is not finite where the weight has rounded to 0: a value reaches its row whatever it
+/// weighs.
 inline float weighed(float weight, float value) {
   return weight == 0 && !std::isfinite(value) ? value : weight * value;
 }

@@ -13,8 +13,9 @@
 
 namespace fovea::cpu {
 
-/// Calls f(worker, index) for every index in [0, count). An Executor's task must not throw: the first exception of f (no memory
-/// for a small list) waits here for the caller. Whatever thread computes, it does so in one floating-point environment.
+/// Calls f(worker, index) for every index in [0, count). An Executor's task must not throw: the first exception of f
+/// (no memory for a small list) waits here for the caller. Whatever thread computes, it does so in one floating-point
+/// environment.
 template <typename F>
 void run_tasks(Executor& executor, std::int64_t count, const F& f) {
   struct Context {

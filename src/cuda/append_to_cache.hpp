@@ -1,4 +1,5 @@
-// New tokens of a cache on an NVIDIA GPU, before attention is computed. Read device/common/append_to_cache.cuh for the kernel.
+// New tokens of a cache on an NVIDIA GPU, before attention is computed. Read device/common/append_to_cache.cuh for the
+// kernel.
 #pragma once
 
 #include <memory>
@@ -29,7 +30,8 @@ struct AppendLaunch {
 };
 AppendLaunch append_launch(const NewTokens& tokens);
 
-/// Enqueues on `stream` (CUstream) and returns. Arguments have been validated and lie in the memory of the plan's device.
+/// Enqueues on `stream` (CUstream) and returns. Arguments have been validated and lie in the memory of the plan's
+/// device.
 void append_tokens(const AppendPlan& plan, const NewTokens& tokens, void* stream);
 
 }  // namespace fovea::cuda

@@ -47,17 +47,19 @@ struct ForwardPlan {
 /// All that is compiled for a plan: its kernel first, then those around it.
 std::vector<jit::KernelText> kernel_texts(const ForwardPlan& plan);
 
-/// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for kernels that read all.
+/// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for
+/// kernels that read all.
 std::vector<jit::KernelText> unaligned_kernel_texts(const ForwardPlan& plan);
 
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
 
-/// What plan_forward would choose, without compiling or loading it. Where nothing can run (no driver, no such device, no compiler that
-/// knows it, refusals) candidate is empty and refused holds every reason.
+/// What plan_forward would choose, without compiling or loading it. Where nothing can run (no driver, no such device,
+/// no compiler that knows it, refusals) candidate is empty and refused holds every reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
 
-/// The choice alone, for a device that need not be here: nothing is compiled or loaded. The table's, or what was measured as faster.
+/// The choice alone, for a device that need not be here: nothing is compiled or loaded. The table's, or what was
+/// measured as faster.
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device);
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
                            const TuningFile& tuning);
@@ -66,11 +68,12 @@ ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& de
 ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
                         const Choice& choice);
 
-/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no compilation, but
-/// for the first call of a plan for Hopper with a tensor that does not start at a multiple of 16 bytes, which loads the kernel for such.
-/// Arguments have been validated and lie in the memory of the plan's device, workspace too (plan.workspace_bytes, aligned to 256).
-/// With a cache, its k and v are read in the place of the arguments' and its seqlens, page_table, batch_idx and left_padding are
-/// read by the kernel; problem.seqlen_kv bounds them, cache->num_new keys stand behind them.
+/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no
+/// compilation, but for the first call of a plan for Hopper with a tensor that does not start at a multiple of 16
+/// bytes, which loads the kernel for such. Arguments have been validated and lie in the memory of the plan's device,
+/// workspace too (plan.workspace_bytes, aligned to 256). With a cache, its k and v are read in the place of the
+/// arguments' and its seqlens, page_table, batch_idx and left_padding are read by the kernel; problem.seqlen_kv bounds
+/// them, cache->num_new keys stand behind them.
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, void* workspace, void* stream,
                        const GrownCache* cache = nullptr);

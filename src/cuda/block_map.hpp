@@ -1,6 +1,7 @@
-// What kernels need to find the tiles of a mask that captured tensors decide: a table of least and greatest values for each tensor
-// that positions index, built on the device before the attention kernel. Masks of positions and scalars need none. The tiles
-// themselves are found by the kernel on its way (device/common/tile_walk.cuh): no list of them exists.
+// What kernels need to find the tiles of a mask that captured tensors decide: a table of least and greatest values for
+// each tensor that positions index, built on the device before the attention kernel. Masks of positions and scalars
+// need none. The tiles themselves are found by the kernel on its way (device/common/tile_walk.cuh): no list of them
+// exists.
 //
 //   const RangeTables tables(program);                              // once
 //   bytes = tables.workspace_bytes(captures);                       // for shapes up to these
@@ -40,8 +41,8 @@ class RangeTables {
   /// Bytes of the tables of tensors of these shapes, a multiple of 256: 8 bytes for 62 elements along a position.
   std::size_t workspace_bytes(const Captures& captures) const;
 
-  /// Lays the tables out in the workspace and points the captures at them. A table that does not fit, where a tensor has outgrown
-  /// the plan, is left out: its tiles then count as partial, which costs time and changes nothing.
+  /// Lays the tables out in the workspace and points the captures at them. A table that does not fit, where a tensor
+  /// has outgrown the plan, is left out: its tiles then count as partial, which costs time and changes nothing.
   RangeTableLaunch place(Captures& captures, std::span<std::byte> workspace) const;
 
  private:

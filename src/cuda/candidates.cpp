@@ -147,8 +147,8 @@ int ctas_that_fit(const ForwardSpec& spec, const DeviceTraits& device) {
   return device.shared_bytes_per_sm / (bytes + kReservedSharedBytes);
 }
 
-/// Enumerated in order of preference; the first that leaves room for two CTAs, else for one, is taken. Two CTAs keep the tensor cores
-/// busy while one is in its softmax or waits at a barrier.
+/// Enumerated in order of preference; the first that leaves room for two CTAs, else for one, is taken. Two CTAs keep
+/// the tensor cores busy while one is in its softmax or waits at a barrier.
 struct Tile {
   std::int32_t tile_q, tile_kv, stages;
 };
@@ -176,13 +176,13 @@ ForwardSpec best_tile(const ForwardSpec& spec, std::span<const Tile> tiles,
 }
 
 constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{64, 32, 2}};
-// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv. Beside O of 64 there is room for S of 128 keys, but not for
-// a program as well.
+// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv. Beside O of 64 there is room for S of 128
+// keys, but not for a program as well.
 constexpr int kLeastMajorOfSlimTiles = 9;  // for sm_80, ptxas spills
 constexpr std::array kSlimTiles = {Tile{128, 128, 2}, Tile{128, 64, 2}};
 constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
-// Beside O of 128 and S of 64, look-ups of pages and the generator of dropout would spill. Score programs may spill up to 160 bytes
-// there, and are still 8 to 18 % faster than with half the keys (measured: softcap, ALiBi).
+// Beside O of 128 and S of 64, look-ups of pages and the generator of dropout would spill. Score programs may spill up
+// to 160 bytes there, and are still 8 to 18 % faster than with half the keys (measured: softcap, ALiBi).
 constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};

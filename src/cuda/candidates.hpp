@@ -1,5 +1,5 @@
-// What can run on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the text of a refusal. Nothing
-// here needs a GPU: a device is a few numbers.
+// What can run on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the text of a
+// refusal. Nothing here needs a GPU: a device is a few numbers.
 #pragma once
 
 #include <cstddef>
@@ -55,11 +55,12 @@ struct Candidate {
   bool multiplies_by_wgmma;  // its unit includes their bodies
   Refuses refuses;
   ForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
-  /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between (choices.hpp).
+  /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between
+  /// (choices.hpp).
   std::vector<ForwardSpec> (*alternatives)(const ForwardProblem& problem,
                                            const DeviceTraits& device);
-  /// Whether it can read the tensors of a call: TMA's start at multiples of 16 bytes, which a problem does not know. Null: it reads
-  /// all. Of a problem that it does not refuse.
+  /// Whether it can read the tensors of a call: TMA's start at multiples of 16 bytes, which a problem does not know.
+  /// Null: it reads all. Of a problem that it does not refuse.
   bool (*reads)(const AttentionForward& args, const GrownCache* cache);
   std::size_t (*shared_bytes)(const ForwardSpec& spec);
   std::size_t (*scratch_bytes)(const ForwardSpec& spec,

@@ -1,5 +1,5 @@
-// From captured tensors and scalars to kernel parameters, by the slots of the printed programs. Read block_map.hpp for the tables
-// that masks of captured tensors need besides.
+// From captured tensors and scalars to kernel parameters, by the slots of the printed programs. Read block_map.hpp for
+// the tables that masks of captured tensors need besides.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,8 @@ class CaptureSlots {
   /// The programs that were printed, or equal ones.
   CaptureSlots(const expr::CudaProgram& program, const ScoreMod& score, const MaskMod& mask);
 
-  /// The parameters of a call whose programs equal the plan's: their captures stand in the same order. No table of ranges yet.
+  /// The parameters of a call whose programs equal the plan's: their captures stand in the same order. No table of
+  /// ranges yet.
   Captures bind(const ScoreMod& score, const MaskMod& mask) const;
 
  private:

@@ -1,5 +1,5 @@
-// Kernels and tiles that a problem can run by on a device: the table's choice, and what a GPU may measure as faster. Read
-// candidates.hpp for the table, tuning.hpp for what was measured.
+// Kernels and tiles that a problem can run by on a device: the table's choice, and what a GPU may measure as faster.
+// Read candidates.hpp for the table, tuning.hpp for what was measured.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct Choice {
 /// "cuda/sm90/decode tile_q=16 ..."
 std::string print_choice(const Choice& choice);
 
-/// All that can run the problem, each once: the table's choice, its kernel's other tiles, then what other kernels have. Empty where
-/// every kernel refuses.
+/// All that can run the problem, each once: the table's choice, its kernel's other tiles, then what other kernels have.
+/// Empty where every kernel refuses.
 std::vector<Choice> choices_of(const ForwardProblem& problem, const DeviceTraits& device);
 
 }  // namespace fovea::cuda

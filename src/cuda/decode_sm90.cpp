@@ -19,7 +19,8 @@ constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
 /// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
 constexpr std::int64_t kFewestRowsOfBox = 8;
-/// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks: docs/kernels/decode_sm90.md.
+/// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks:
+/// docs/kernels/decode_sm90.md.
 constexpr double kPaceOfShare = 0.8;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
@@ -76,7 +77,8 @@ std::uint32_t clocks_per_slice(const ForwardPlan& plan) {
 }  // namespace
 
 std::optional<Refusal> refuses_decode(const ForwardProblem& f, const DeviceTraits& device) {
-  // Consumer GPUs of 12.0 have TMA too, but half of the shared memory; there each copy's address is tested before (machine code).
+  // Consumer GPUs of 12.0 have TMA too, but half of the shared memory; there each copy's address is tested before
+  // (machine code).
   if (device.major != 9 && device.major != 10) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 9.0, or 10.0 to 10.3",
                                device.major, device.minor)};

@@ -1,5 +1,5 @@
-// What the decoding kernel of sm_90 needs on the host: when it is taken, its tile, its launches. Read candidates.hpp for the table that
-// it is a row of, device/sm90/decode.cuh for the kernel.
+// What the decoding kernel of sm_90 needs on the host: when it is taken, its tile, its launches. Read candidates.hpp
+// for the table that it is a row of, device/sm90/decode.cuh for the kernel.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// sm90/attention_forward where few rows share a kv head: heads packed into one tile of rows, keys split among CTAs. What it takes and its
-// tile; forward_sm90.hpp has the launch. The kernel reads keys at memory's rate where sm80's waits for mma.sync.
+// sm90/attention_forward where few rows share a kv head: heads packed into one tile of rows, keys split among CTAs.
+// What it takes and its tile; forward_sm90.hpp has the launch. The kernel reads keys at memory's rate where sm80's
+// waits for mma.sync.
 #pragma once
 
 #include <optional>

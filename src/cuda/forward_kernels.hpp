@@ -19,7 +19,8 @@ struct ForwardPlan::Kernels {
   jit::Loader* loader = nullptr;                           // that has loaded them
 };
 
-/// A plan of the same problem by a kernel that reads tensors wherever they start. Few calls need one, so the first that does loads it.
+/// A plan of the same problem by a kernel that reads tensors wherever they start. Few calls need one, so the first that
+/// does loads it.
 class ForwardPlan::Unaligned {
  public:
   explicit Unaligned(ForwardPlan plan) : plan_(std::move(plan)) {}
@@ -39,12 +40,13 @@ DeviceTraits traits_of(const driver::DeviceInfo& info);
 /// Loads what the plan was chosen to run.
 void load_kernels(jit::Loader& loader, const driver::DeviceContext& context, ForwardPlan& plan);
 
-/// The same; what was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken, and plan.tuning says so.
+/// The same; what was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken, and
+/// plan.tuning says so.
 void load_or_fall_back(jit::Loader& loader, const driver::DeviceContext& context,
                        const ForwardProblem& problem, ForwardPlan& plan);
 
-/// What load_or_fall_back would leave of a plan as long as kernels compile, without compiling or loading any; candidate is empty
-/// where it would throw Unsupported.
+/// What load_or_fall_back would leave of a plan as long as kernels compile, without compiling or loading any; candidate
+/// is empty where it would throw Unsupported.
 void check_kernels(jit::Loader& loader, jit::Architecture architecture,
                    const ForwardProblem& problem, ForwardPlan& plan);
 

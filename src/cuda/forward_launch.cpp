@@ -11,7 +11,8 @@
 namespace fovea::cuda {
 namespace {
 
-/// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through the rest.
+/// Keys and values of heads that run side by side may fill so much of the L2 cache; queries and outputs pass through
+/// the rest.
 constexpr double kSectionOfL2 = 0.6;
 
 /// From so many rows on they come in waves: measured on an H200 (docs/kernels/decode_sm90.md).

@@ -1,5 +1,5 @@
-// From arguments to launches: the parameters and grids of a forward call. Where they run, on a device or in the emulator, is not
-// known here. Read attention_forward.hpp first.
+// From arguments to launches: the parameters and grids of a forward call. Where they run, on a device or in the
+// emulator, is not known here. Read attention_forward.hpp first.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ struct Operands {
         v(cache != nullptr ? cache->cache.v : args.v),
         out(args.out) {}
 
-  /// TMA knows no tensor without rows. Where there are no keys it gets the queries: nothing that it loads of them is seen.
+  /// TMA knows no tensor without rows. Where there are no keys it gets the queries: nothing that it loads of them is
+  /// seen.
   const TensorView& keys_or_queries(const TensorView& keys) const {
     return keys.size(keys.rank() - 3) > 0 && keys.size(0) > 0 ? keys : q;
   }

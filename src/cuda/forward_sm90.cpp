@@ -24,7 +24,8 @@ std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
 
 bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
 
-/// Tiles that keep everything in registers and shared memory, with measured reasons: docs/kernels/attention_forward_sm90.md.
+/// Tiles that keep everything in registers and shared memory, with measured reasons:
+/// docs/kernels/attention_forward_sm90.md.
 struct Tile {
   std::int64_t widest;  // of both head dims
   std::int32_t num_groups, tile_kv, q_stages;
@@ -38,7 +39,8 @@ constexpr Tile kTiles[] = {
 /// Below, a causal mask leaves three groups too little to share.
 constexpr std::int64_t kShortCausal = 1024;
 
-/// Sections before the last one take so much of what the L2 cache has room for: measured, docs/kernels/attention_forward_sm90.md.
+/// Sections before the last one take so much of what the L2 cache has room for: measured,
+/// docs/kernels/attention_forward_sm90.md.
 constexpr std::int32_t kSectionShare = 8;
 
 /// Rows of K and V tiles in shared memory, two of each.
@@ -49,8 +51,8 @@ std::int32_t tile_registers(const ForwardSpec& spec) {
   return spec.head_dim_v / 2 + spec.tile_kv / 2 + spec.tile_kv / 4;
 }
 
-/// Does that leave room for the rest, of 160 with three groups and at least 232 with two? (Beside sums of 128 columns three groups spill
-/// whatever the tile: compiled.)
+/// Does that leave room for the rest, of 160 with three groups and at least 232 with two? (Beside sums of 128 columns
+/// three groups spill whatever the tile: compiled.)
 bool has_registers(const ForwardSpec& spec, std::int32_t num_groups) {
   if (num_groups == 2) return tile_registers(spec) <= 200;
   return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanelElements;

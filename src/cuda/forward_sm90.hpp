@@ -1,5 +1,5 @@
-// What Hopper's forward kernel needs on the host: its choice, its tensor maps, its launches. Read candidates.hpp for the table that
-// it is a row of, device/sm90/attention_forward.cuh for the kernel.
+// What Hopper's forward kernel needs on the host: its choice, its tensor maps, its launches. Read candidates.hpp for
+// the table that it is a row of, device/sm90/attention_forward.cuh for the kernel.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,8 @@ Sm90Launch sm90_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, const GrownCache* cache, void* workspace,
                        const TensorMapEncoder& encode);
 
-/// Candidate::launch: range tables and the counter of row tiles, where there are any, the kernel, then the combine kernel of splits.
-/// The kernel starts while the counter's ends, and so does the combine kernel.
+/// Candidate::launch: range tables and the counter of row tiles, where there are any, the kernel, then the combine
+/// kernel of splits. The kernel starts while the counter's ends, and so does the combine kernel.
 void launch_sm90(const ForwardProblem& problem, const ForwardPlan& plan,
                  const AttentionForward& args, void* workspace, void* stream,
                  const GrownCache* cache);

@@ -1,4 +1,5 @@
-// The specs of kernels as C++ literals, printed into generated units. Every member is named: nothing is matched by position.
+// The specs of kernels as C++ literals, printed into generated units. Every member is named: nothing is matched by
+// position.
 #pragma once
 
 #include <string>

@@ -9,7 +9,8 @@
 namespace fovea::cuda {
 namespace {
 
-/// TMA's strides are multiples of 16 bytes below 2^40, its dimensions have at most 2^32 elements (cuTensorMapEncodeTiled).
+/// TMA's strides are multiples of 16 bytes below 2^40, its dimensions have at most 2^32 elements
+/// (cuTensorMapEncodeTiled).
 constexpr std::int64_t kStrideElements = 8;
 constexpr std::int64_t kStrideEnd = (std::int64_t{1} << 40) / 2;  // in elements of 16 bits
 constexpr std::int64_t kMostElements = std::int64_t{1} << 32;

@@ -38,13 +38,13 @@ bool have_tensor_maps(std::initializer_list<const TensorView*> tensors);
 /// Rows of a box of keys: as many of a kv tile as surely lie in one page.
 std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);
 
-/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed tensors are one
-/// long sequence, pages are short ones.
+/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed
+/// tensors are one long sequence, pages are short ones.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
                           std::int64_t rows, std::int64_t heads = 1);
 
-/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the other; by panels as
-/// (head_dim, seqlen, 1, heads, batch), in boxes of one.
+/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the
+/// other; by panels as (head_dim, seqlen, 1, heads, batch), in boxes of one.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
                                   std::int64_t rows, bool by_panels);
 

@@ -1,5 +1,5 @@
-// What a GPU measured as faster than the table's choice: a small file of text, one winner a line (docs/guides/tuning.md). fovea tune
-// writes it, plans read it. Read choices.hpp first.
+// What a GPU measured as faster than the table's choice: a small file of text, one winner a line
+// (docs/guides/tuning.md). fovea tune writes it, plans read it. Read choices.hpp first.
 #pragma once
 
 #include <compare>
@@ -13,8 +13,8 @@
 
 namespace fovea::cuda {
 
-/// What a choice is measured for: problems of one class get one kernel and tile. A line of text: what shapes the kernel, the
-/// formulas, heads of a group, and lengths and rows rounded up to powers of two. Contents are none of it.
+/// What a choice is measured for: problems of one class get one kernel and tile. A line of text: what shapes the
+/// kernel, the formulas, heads of a group, and lengths and rows rounded up to powers of two. Contents are none of it.
 std::string problem_class(const ForwardProblem& problem);
 
 /// GPUs that are taken for alike.
@@ -68,13 +68,15 @@ struct TuningFile {
   std::string why_not;           // where there is one and it does not
 };
 
-/// The file of this name; without one, what rides in the pack (null: no pack). Never throws: a library must run without it.
+/// The file of this name; without one, what rides in the pack (null: no pack). Never throws: a library must run without
+/// it.
 TuningFile open_tuning(const std::optional<std::string>& path, const jit::KernelPack* pack);
 
 /// FOVEA_TUNING, else the pack's; read at the first call.
 const TuningFile& process_tuning();
 
-/// The measured choice for a problem; empty: the table's. `words` tell of it, or why a file that might have had one does not serve.
+/// The measured choice for a problem; empty: the table's. `words` tell of it, or why a file that might have had one
+/// does not serve.
 struct TunedChoice {
   std::optional<Choice> choice;
   std::string words;

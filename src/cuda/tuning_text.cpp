@@ -2,7 +2,8 @@
 //
 //   fovea tuning 1
 //   kernels 0f3c...                                    SHA-256 of the device text, 64 digits
-//   device 9.0 132                                     compute capability, SMs; its winners follow, in the order of their classes
+//   device 9.0 132                                     compute capability, SMs; its winners follow, in the order of
+//                                                      their classes
 //   winner CANDIDATE tile_q=128 ... | 10.200 us, 11.900 us | CLASS
 #include <fmt/format.h>
 

@@ -1,4 +1,5 @@
-// The lines of one printed function: a formula's nodes in order, shared parts and loads under names. For print_cuda.cpp.
+// The lines of one printed function: a formula's nodes in order, shared parts and loads under names. For
+// print_cuda.cpp.
 #pragma once
 
 #include <cstdint>

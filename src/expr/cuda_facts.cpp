@@ -9,7 +9,8 @@ bool rounds(const Node& node) {
   return node.op == Op::to_float || (is_arithmetic && node.type == ExprType::floating);
 }
 
-/// Does a small error of this operand stay small in the result? Not where the op decides, rounds, or has a pole or an edge of its domain.
+/// Does a small error of this operand stay small in the result? Not where the op decides, rounds, or has a pole or an
+/// edge of its domain.
 bool is_smooth(const Node& user, std::size_t operand) {
   switch (user.op) {
     case Op::add:

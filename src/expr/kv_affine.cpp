@@ -71,8 +71,8 @@ class Finder {
     facts_.emplace(node.digest, std::move(facts));
   }
 
-  /// Of what tensors, scalars and literals give as they are, or scaled by one another; slopes times distances are taken to be scores of
-  /// ordinary size.
+  /// Of what tensors, scalars and literals give as they are, or scaled by one another; slopes times distances are taken
+  /// to be scores of ordinary size.
   bool may_be_huge(const Node& node) const {
     const auto is_huge = [&](std::size_t i) { return operand(node, i).may_be_huge; };
     switch (node.op) {

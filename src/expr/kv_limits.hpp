@@ -1,5 +1,5 @@
-// Masks that show each row one range of keys, told by comparisons of kv_idx itself: causal, windows, their conjunctions. A kernel then
-// finds two limits a row, and compares a key with them instead of evaluating the formula.
+// Masks that show each row one range of keys, told by comparisons of kv_idx itself: causal, windows, their
+// conjunctions. A kernel then finds two limits a row, and compares a key with them instead of evaluating the formula.
 #pragma once
 
 #include <optional>

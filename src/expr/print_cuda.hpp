@@ -1,29 +1,31 @@
 // Programs as CUDA C++: the `struct Mods` that a kernel is compiled with. What the text calls is in
-// cuda/device/common: program.cuh (values), range.cuh and captured_range.cuh (what they are over a tile); NVRTC and the host
-// compiler both read it.
+// cuda/device/common: program.cuh (values), range.cuh and captured_range.cuh (what they are over a tile); NVRTC and the
+// host compiler both read it.
 //
 //   struct Mods {
 //     static constexpr bool has_score, has_score_slope, has_softcap, has_score_parts;
 //     static constexpr bool has_mask, mask_reads_tensors, has_kv_limits, has_mask_parts;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
 //     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
-//                                                                            // score + score(0, first) + slope * (kv_idx - first)
+//                                                                            // score + score(0, first) + slope *
+//                                                                            (kv_idx - first)
 //     static float softcap(const Captures&);                                 // where has_softcap: the score is
 //                                                                            // softcap * tanh(score / softcap)
 //     static bool mask(const Position&, const Captures&);                    // true: visible
 //     static Int kv_first(const Position&, const Captures&);                 // where has_kv_limits: the mask is
 //     static Int kv_last(const Position&, const Captures&);                  // kv_first <= kv_idx <= kv_last
 //     struct MaskKey, MaskRow;                                               // where has_mask_parts (likewise Score):
-//     static MaskKey mask_key(const Position&, const Captures&);             // what a key alone decides, and a row alone,
+//     static MaskKey mask_key(const Position&, const Captures&);             // what a key alone decides, and a row
+//                                                                            alone,
 //     static MaskRow mask_row(const Position&, const Captures&);             // words to be computed ahead
 //     static bool mask_by_parts(const Position&, const MaskKey&, const MaskRow&, const Captures&);
 //     static TileKind tile_kind(const TileSpan&, const Captures&);           // interval.hpp as code
 //   };
 //
-// The text follows from the formulas alone: contents, addresses, strides, lengths and scalars are parameters. Parts that are
-// shared are computed once; loads are unconditional and read-only, so that a compiler moves those of a row out of a loop over keys.
-// tile_kind claims empty and full only when IntervalProgram would, on the tile as one box. A program that may yield -inf is no mask:
-// its tiles stay full, as on CPUs, and the softmax hides the key.
+// The text follows from the formulas alone: contents, addresses, strides, lengths and scalars are parameters. Parts
+// that are shared are computed once; loads are unconditional and read-only, so that a compiler moves those of a row out
+// of a loop over keys. tile_kind claims empty and full only when IntervalProgram would, on the tile as one box. A
+// program that may yield -inf is no mask: its tiles stay full, as on CPUs, and the softmax hides the key.
 #pragma once
 
 #include <string>
@@ -64,8 +66,8 @@ struct CudaProgram {
   std::vector<CudaScalarSlot> scalars;
 };
 
-/// How comments call the slots: by number, so that programs which differ in names alone have one text and share a kernel; or as
-/// the formulas do, for people.
+/// How comments call the slots: by number, so that programs which differ in names alone have one text and share a
+/// kernel; or as the formulas do, for people.
 enum class SlotNames : std::uint8_t { numbered, written };
 
 CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask,

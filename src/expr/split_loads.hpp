@@ -1,5 +1,5 @@
-// What a program loads by its key alone, or by its row alone, taken out of the formula: a kernel then computes it once for each key and
-// each row of a tile, ahead of time, instead of at each score.
+// What a program loads by its key alone, or by its row alone, taken out of the formula: a kernel then computes it once
+// for each key and each row of a tile, ahead of time, instead of at each score.
 #pragma once
 
 #include <optional>
@@ -10,8 +10,8 @@
 
 namespace fovea::expr {
 
-/// A formula over parts that follow from kv_idx and no row, or from the row and no key; batch, heads and lengths count as neither.
-/// Parts are floats or ints.
+/// A formula over parts that follow from kv_idx and no row, or from the row and no key; batch, heads and lengths count
+/// as neither. Parts are floats or ints.
 struct SplitLoads {
   NodePtr formula;                  // reads them as scalars of the names below
   std::vector<NodePtr> keys, rows;  // what they are

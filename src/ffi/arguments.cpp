@@ -170,8 +170,8 @@ class ScoreBuilder {
     programs_.score = programs_.score | word;
   }
 
-  /// A text may name a slot as a field does, bound to the same tensor or to an equal number even: two slots all the same, since each
-  /// has a gradient of its own.
+  /// A text may name a slot as a field does, bound to the same tensor or to an equal number even: two slots all the
+  /// same, since each has a gradient of its own.
   void add_text(const ScoreMod& text) {
     std::unordered_set<std::string> taken;
     add_names(programs_.score.captures(), taken);

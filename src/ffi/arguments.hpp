@@ -1,4 +1,5 @@
-// The C argument structs as the C++ ones. Nothing is decided here: fields are converted one by one, validation is the plan's.
+// The C argument structs as the C++ ones. Nothing is decided here: fields are converted one by one, validation is the
+// plan's.
 #pragma once
 
 #include <bit>
@@ -76,12 +77,13 @@ struct ProgramSource {
 struct Programs {
   ScoreMod score{};
   MaskMod mask{};
-  /// What a C caller names ("bias", "alibi", what score_mod reads) and the slot of `score` that it became. A name that stands twice
-  /// means the first.
+  /// What a C caller names ("bias", "alibi", what score_mod reads) and the slot of `score` that it became. A name that
+  /// stands twice means the first.
   std::vector<std::pair<std::string, std::string>> slots{};
 };
 
-/// The programs of the last call: making them anew (nodes, texts, captures) costs a call several microseconds. Thread safe.
+/// The programs of the last call: making them anew (nodes, texts, captures) costs a call several microseconds. Thread
+/// safe.
 class ProgramCache {
  public:
   Programs programs_of(ProgramSource source);
@@ -99,12 +101,13 @@ struct Call {
   Threads threads;
 };
 
-/// Throws InvalidArgument, each message starting with `where`. With a cache, the programs of an equal call before serve again.
+/// Throws InvalidArgument, each message starting with `where`. With a cache, the programs of an equal call before serve
+/// again.
 Call to_call(const fovea_attention_forward_args* args, const std::string& where,
              ProgramCache* cache = nullptr);
 
-/// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of call.args.score. Views are
-/// writable where `access` says so.
+/// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of
+/// call.args.score. Views are writable where `access` says so.
 std::vector<CapturedTensor> to_captured(const Call& call, const fovea_named_tensor* named,
                                         std::size_t count, Access access, const std::string& where);
 

@@ -7,7 +7,8 @@
 
 namespace fovea::ffi {
 
-/// The page or the JSON object, freed by fovea_string_free. Throws InvalidArgument, naming `where`, for an unknown format.
+/// The page or the JSON object, freed by fovea_string_free. Throws InvalidArgument, naming `where`, for an unknown
+/// format.
 char* render(const Explanation& explanation, std::int32_t format, const char* where);
 
 }  // namespace fovea::ffi

@@ -1,9 +1,10 @@
 // Masks in closed form: unions of bands, each the (q, kv) that satisfy a few inequalities a * q + b * kv <= c with b in
-// {-1, 0, 1}. Causal, window, streaming, prefix-LM and their combinations by && || ! are such; a row of tiles then costs a
-// handful of integer operations, whatever the length.
+// {-1, 0, 1}. Causal, window, streaming, prefix-LM and their combinations by && || ! are such; a row of tiles then
+// costs a handful of integer operations, whatever the length.
 //
-// Coefficients come from uniform values (scalars, lengths, loads that no position enters), so they are found per row; where
-// they do not fit the form, or where 32-bit arithmetic might wrap, the row is refused and interval analysis takes over.
+// Coefficients come from uniform values (scalars, lengths, loads that no position enters), so they are found per row;
+// where they do not fit the form, or where 32-bit arithmetic might wrap, the row is refused and interval analysis takes
+// over.
 #pragma once
 
 #include <algorithm>

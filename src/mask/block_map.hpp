@@ -1,7 +1,7 @@
 // Which (q, kv) tiles of a mask are empty, partial or full, proven by interval analysis of the mask program.
 //
-// empty and full are claimed only when proven. One row of tiles at a time, so memory is O(tiles of a row): kernels ask for
-// the row that they are about to walk, statistics and pictures ask for all.
+// empty and full are claimed only when proven. One row of tiles at a time, so memory is O(tiles of a row): kernels ask
+// for the row that they are about to walk, statistics and pictures ask for all.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,9 @@ struct TileRow {
 /// A mask program prepared for block questions.
 ///
 /// Masks that are unions of bands (bands.hpp) cost a handful of integer operations per row. The others are bounded over
-/// (q rows x kv range) boxes, halving the kv range where a box is neither empty nor full: O(runs * log tiles) evaluations per
-/// row. A tile that stays undecided is split further, within a small budget, so that most masks come out exact.
+/// (q rows x kv range) boxes, halving the kv range where a box is neither empty nor full: O(runs * log tiles)
+/// evaluations per row. A tile that stays undecided is split further, within a small budget, so that most masks come
+/// out exact.
 class BlockMapper {
  public:
   /// The tensors that the mask captures must stay alive and unchanged: where positions index them, they are read here,
@@ -51,15 +52,17 @@ class BlockMapper {
   BlockMapper(BlockMapper&&) noexcept;
   BlockMapper& operator=(BlockMapper&&) noexcept;
 
-  /// True when no tensor is read position by position: lengths, scalars and per-sequence values (prefix lengths) decide, so
-  /// nothing is kept in memory.
+  /// True when no tensor is read position by position: lengths, scalars and per-sequence values (prefix lengths)
+  /// decide, so nothing is kept in memory.
   bool is_closed_form() const;
 
-  /// The non-empty runs of one row, sorted; none for a row that sees nothing. `runs` is cleared; its capacity is reused. Runs
-  /// lie in [0, ceil(seqlen_kv / tile_kv)); the last tile may be cut by seqlen_kv and is full when all its existing keys are
-  /// visible. Thread safe; allocates nothing but growth of `runs` (and scratch of a thread's first call).
+  /// The non-empty runs of one row, sorted; none for a row that sees nothing. `runs` is cleared; its capacity is
+  /// reused. Runs lie in [0, ceil(seqlen_kv / tile_kv)); the last tile may be cut by seqlen_kv and is full when all its
+  /// existing keys are visible. Thread safe; allocates nothing but growth of `runs` (and scratch of a thread's first
+  /// call).
   ///
-  /// Where partial tiles are cut by the edges of one band, returns these: what each q_idx sees, without running the mask.
+  /// Where partial tiles are cut by the edges of one band, returns these: what each q_idx sees, without running the
+  /// mask.
   std::optional<BandEdges> row(const TileRow& row, std::vector<TileRun>& runs) const;
 
  private:

@@ -19,8 +19,9 @@ using expr::Interval;
 using expr::Node;
 using expr::Variable;
 
-// Boxes that an undecided tile may be split into. 128 x 128 scores are 14 halvings deep, so this finds one visible and one
-// hidden score of most tiles that have both, and settles tiles in which up to about five documents meet on each side.
+// Boxes that an undecided tile may be split into. 128 x 128 scores are 14 halvings deep, so this finds one visible and
+// one hidden score of most tiles that have both, and settles tiles in which up to about five documents meet on each
+// side.
 constexpr int kSplitBudget = 64;
 
 // More changes than this along one side of a tile are not worth finding: the budget could not use them.

@@ -1,4 +1,5 @@
-// A block map as pixels: a square of pixels per tile, or a blend of the tiles under a pixel when there are more of them.
+// A block map as pixels: a square of pixels per tile, or a blend of the tiles under a pixel when there are more of
+// them.
 #include <algorithm>
 #include <array>
 #include <cstddef>

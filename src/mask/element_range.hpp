@@ -1,5 +1,5 @@
-// Least and greatest of a tensor's elements, as a program sees them: i64 saturated to 32 bits, NaN reported beside the bounds.
-// Read range_table.hpp next.
+// Least and greatest of a tensor's elements, as a program sees them: i64 saturated to 32 bits, NaN reported beside the
+// bounds. Read range_table.hpp next.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Shares of full, partial and empty tiles under each cell of a picture. Read print_block_map.cpp and draw_block_map.cpp next.
+// Shares of full, partial and empty tiles under each cell of a picture. Read print_block_map.cpp and draw_block_map.cpp
+// next.
 #pragma once
 
 #include <cstdint>

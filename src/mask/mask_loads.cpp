@@ -11,7 +11,8 @@ namespace {
 using expr::Interval;
 using expr::Node;
 
-// Above the tile, a rectangle of a dense mask is still scanned when that costs no more than one evaluation of a program.
+// Above the tile, a rectangle of a dense mask is still scanned when that costs no more than one evaluation of a
+// program.
 constexpr std::int64_t kCheapScan = 64;
 
 using Index = std::array<std::int64_t, kMaxRank>;

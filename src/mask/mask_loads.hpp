@@ -1,7 +1,8 @@
 // Bounds of what a mask program's loads yield while their indices run over intervals.
 //
-// A load with one index that depends on positions (t[batch, kv_idx]) has a range table, read from the data once. A load with
-// several (a dense mask) is scanned where asked, at the tile itself, and unknown above it: no table of seqlen_q x seqlen_kv.
+// A load with one index that depends on positions (t[batch, kv_idx]) has a range table, read from the data once. A load
+// with several (a dense mask) is scanned where asked, at the tile itself, and unknown above it: no table of seqlen_q x
+// seqlen_kv.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,8 @@ enum class Scan : std::uint8_t { forbidden, allowed };
 
 class MaskLoads {
  public:
-  /// Takes the loads among `nodes` (in topological order) and builds their tables. A tensor without data is legal: it may yield anything.
+  /// Takes the loads among `nodes` (in topological order) and builds their tables. A tensor without data is legal: it
+  /// may yield anything.
   explicit MaskLoads(const std::vector<const expr::Node*>& nodes);
 
   /// `indices` have been clamped into the tensor.

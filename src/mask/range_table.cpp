@@ -9,8 +9,8 @@ namespace {
 
 using expr::Interval;
 
-// Tiles begin at multiples of 32 in practice, so that a query reads no single elements; 8 keeps the levels above below a
-// seventh of the lowest.
+// Tiles begin at multiples of 32 in practice, so that a query reads no single elements; 8 keeps the levels above below
+// a seventh of the lowest.
 constexpr std::int64_t kElementsPerSegment = 32;
 constexpr std::int64_t kFanOut = 8;
 

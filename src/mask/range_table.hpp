@@ -1,7 +1,7 @@
 // Bounds of any run of a tensor along one dimension in O(log extent): what a load yields over a tile.
 //
-// A pyramid of [min, max]: the lowest level covers 32 elements each, every level above 8 segments of the one below. Memory is
-// less than 1 byte per element. Dimensions of stride 0 are stored once.
+// A pyramid of [min, max]: the lowest level covers 32 elements each, every level above 8 segments of the one below.
+// Memory is less than 1 byte per element. Dimensions of stride 0 are stored once.
 #pragma once
 
 #include <array>
@@ -19,8 +19,8 @@ class RangeTable {
   /// Reads every element once. The tensor must have elements and data, and must outlive the table.
   RangeTable(const TensorView& view, int dim);
 
-  /// Bounds over elements whose index along the table's dimension is in [first, last]; `others` gives the index of every other
-  /// dimension. All indices are in range.
+  /// Bounds over elements whose index along the table's dimension is in [first, last]; `others` gives the index of
+  /// every other dimension. All indices are in range.
   expr::Interval range(const std::array<std::int64_t, kMaxRank>& others, std::int64_t first,
                        std::int64_t last) const;
 

@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // of a sequence
 
-/// Plans are made for lengths up to a power of two, so that a growing cache meets a new one rarely; the bits do not know it.
+/// Plans are made for lengths up to a power of two, so that a growing cache meets a new one rarely; the bits do not
+/// know it.
 std::int64_t bound_of(std::int64_t seqlen_kv, std::int64_t capacity) {
   std::int64_t bound = kLeastPlannedKeys;
   while (bound < seqlen_kv) bound *= 2;

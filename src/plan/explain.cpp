@@ -40,7 +40,8 @@ void add(TileCount& sum, const TileCount& part, std::int64_t times) {
   sum.full += part.full * times;
 }
 
-/// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied. Nothing where that would take long.
+/// Tiles of every (sequence, q head); what a mask does not read is counted once and multiplied. Nothing where that
+/// would take long.
 std::optional<TileCount> count_tiles(const ForwardProblem& f, std::int64_t tile_q,
                                      std::int64_t tile_kv) {
   using expr::Variable;

@@ -59,7 +59,8 @@ Explanation explain_backward(const GradientProblem& problem, const cpu::Backward
                              MaskData data);
 Explanation explain_double_backward(const ForwardProblem& problem);
 
-/// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for 0 bytes.
+/// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for
+/// 0 bytes.
 std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,
                              std::size_t alignment = kWorkspaceAlignment);
 

@@ -25,8 +25,8 @@ struct Runtime::Impl {
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<cuda::AppendPlan>> caches;
 
-  /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses new
-  /// problems without end must not grow without end.
+  /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses
+  /// new problems without end must not grow without end.
   template <typename Make, typename P = std::invoke_result_t<Make>>
   P find_or_make(const expr::Digest& key, const Make& make) {
     auto& plans = std::get<Cache<P>>(caches);

@@ -1,5 +1,5 @@
-// Validation of the KV cache: what its tensors, lengths, slots and pages must satisfy before anything is written. Entries behind
-// the end of a sequence are never looked at.
+// Validation of the KV cache: what its tensors, lengths, slots and pages must satisfy before anything is written.
+// Entries behind the end of a sequence are never looked at.
 #include "problem/cache.hpp"
 
 #include <fmt/format.h>

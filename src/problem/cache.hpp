@@ -1,5 +1,6 @@
-// A validated cache: where its sequences lie and how long they are, read where the caller keeps them. Backends read this
-// and check nothing. What reads contents (cached_sequence, cache_row, index_at, ...) is for tensors of the host. decode.hpp validates attention over it.
+// A validated cache: where its sequences lie and how long they are, read where the caller keeps them. Backends read
+// this and check nothing. What reads contents (cached_sequence, cache_row, index_at, ...) is for tensors of the host.
+// decode.hpp validates attention over it.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,8 @@ CacheRow cache_row(const KvCache& cache, std::int64_t slot, std::int64_t row);
 /// Rows that one sequence can have, left padding included.
 std::int64_t cache_capacity(const KvCache& cache);
 
-/// The position of token `token` of `num_tokens` at the end of a sequence of seqlen_kv keys; negative before its first key.
+/// The position of token `token` of `num_tokens` at the end of a sequence of seqlen_kv keys; negative before its first
+/// key.
 std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,
                              std::int64_t num_tokens, std::int64_t seqlen_kv);
 
@@ -57,9 +59,9 @@ inline std::int64_t index_at(const TensorView& view, std::int64_t i, std::int64_
   return static_cast<const std::int32_t*>(view.data())[at];
 }
 
-/// The cache, the new tokens and their rotation, all on the device of cache.k. Throws InvalidArgument before anything is written.
-/// Returns the keys of the longest sequence after the append. What tensors of a GPU hold is not looked at: the longest is then
-/// whatever a sequence has room for.
+/// The cache, the new tokens and their rotation, all on the device of cache.k. Throws InvalidArgument before anything
+/// is written. Returns the keys of the longest sequence after the append. What tensors of a GPU hold is not looked at:
+/// the longest is then whatever a sequence has room for.
 std::int64_t validate_cache(const KvCache& cache, const Append& append,
                             const std::optional<Rotary>& rotary, std::int64_t batch,
                             std::string_view where);

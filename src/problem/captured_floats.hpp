@@ -16,8 +16,8 @@ struct CapturedFloat {
   const TensorSpec& spec;
 };
 
-/// Refuses a name that the program does not capture, what is no float, and a shape other than the captured tensor's (scalars:
-/// one element). Returns whether it is a scalar.
+/// Refuses a name that the program does not capture, what is no float, and a shape other than the captured tensor's
+/// (scalars: one element). Returns whether it is a scalar.
 bool check_captured_float(const TensorChecks& checks, const Captures& captures,
                           const CapturedFloat& given);
 

@@ -1,5 +1,5 @@
-// Validation of attention over a cache: the problem that a call poses, without addresses and lengths, and what its arguments must
-// satisfy. The cache itself is cache.hpp's business.
+// Validation of attention over a cache: the problem that a call poses, without addresses and lengths, and what its
+// arguments must satisfy. The cache itself is cache.hpp's business.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ inline constexpr std::int64_t kLeastPlannedKeys = 2048;
 /// The batch, before anything else is known of the call. Refuses tensors of another rank.
 std::int64_t decode_batch(const AttentionDecode& args, std::string_view where);
 
-/// The problem of attention over caches of up to max_seqlen_kv keys a sequence: shapes without addresses or lengths. Refuses
-/// what decode_batch does.
+/// The problem of attention over caches of up to max_seqlen_kv keys a sequence: shapes without addresses or lengths.
+/// Refuses what decode_batch does.
 Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
                        std::string_view where);
 

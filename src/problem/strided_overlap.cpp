@@ -1,12 +1,12 @@
-// Elements i of a and j of b share a byte where |address(a, i) - address(b, j)| is less than an element. With indices of negative
-// strides counted from the other end, and those of a turned round, the difference of addresses is
+// Elements i of a and j of b share a byte where |address(a, i) - address(b, j)| is less than an element. With indices
+// of negative strides counted from the other end, and those of a turned round, the difference of addresses is
 //
 //   start + Σ factor_n · x_n,   factor_n > 0,  0 <= x_n <= most_n
 //
-// where dimensions of equal strides are one term. So the question is whether such a sum falls into an interval, and it is
-// answered from the largest factor down: what the smaller terms can add leaves few values of x_n to try, of one buffer cut into
-// nested dimensions three at most. A branch ends early where the smaller terms leave no gap that the interval could fall into, and
-// where no multiple of their common divisor lies in it.
+// where dimensions of equal strides are one term. So the question is whether such a sum falls into an interval, and it
+// is answered from the largest factor down: what the smaller terms can add leaves few values of x_n to try, of one
+// buffer cut into nested dimensions three at most. A branch ends early where the smaller terms leave no gap that the
+// interval could fall into, and where no multiple of their common divisor lies in it.
 #include "problem/strided_overlap.hpp"
 
 #include <algorithm>
@@ -73,7 +73,8 @@ class Search {
       Term& term = terms_[i];
       term.reach = behind.reach + term.factor * term.most;
       term.divisor = std::gcd(term.factor, behind.divisor);
-      // Shifted copies of what is behind, `factor` apart: between two of them is the larger of their own gaps and their distance.
+      // Shifted copies of what is behind, `factor` apart: between two of them is the larger of their own gaps and their
+      // distance.
       term.gap = std::max(behind.gap, term.factor - behind.reach);
       behind = term;
     }

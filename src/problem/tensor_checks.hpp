@@ -40,7 +40,8 @@ class TensorChecks {
   /// As check, for any of f32, f16 and bf16.
   void check_float(const NamedTensor& tensor, std::span<const std::int64_t> shape) const;
 
-  /// On the device, aligned to its elements, all of which have an address; an output also writable, each element in its own place.
+  /// On the device, aligned to its elements, all of which have an address; an output also writable, each element in its
+  /// own place.
   void check_memory(const NamedTensor& tensor) const;
 
  private:
@@ -53,8 +54,8 @@ class TensorChecks {
   Device device_;
 };
 
-/// Outputs may overlap neither inputs nor each other: no byte of one belongs to another. Views have passed check_memory and
-/// outlive the check.
+/// Outputs may overlap neither inputs nor each other: no byte of one belongs to another. Views have passed check_memory
+/// and outlive the check.
 class OverlapCheck {
  public:
   /// What is not given, or has no elements, takes no part.

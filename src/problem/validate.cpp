@@ -18,8 +18,8 @@ constexpr int kMaxThreads = 4096;
 constexpr std::int64_t kMaxSeqlen =
     std::numeric_limits<std::int32_t>::max();   // positions are 32-bit in programs
 constexpr std::int64_t kMaxIndex = kMaxSeqlen;  // so are the numbers of sequences and heads
-/// Of q and of out, lengths at their bounds: more than addresses of 48 bits reach. Below it no product of sizes after validation
-/// overflows, a workspace neither.
+/// Of q and of out, lengths at their bounds: more than addresses of 48 bits reach. Below it no product of sizes after
+/// validation overflows, a workspace neither.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 48;
 
 std::int64_t dim(const TensorSpec& spec, int index) {
@@ -133,8 +133,8 @@ void check_output(const ProblemChecks& checks, const ForwardProblem& f) {
   }
 }
 
-/// Bounds of every variable of a program, for the check of its loads. What scalars and tensors hold proves nothing: it changes from
-/// call to call of one plan, and no call is refused for what another one held.
+/// Bounds of every variable of a program, for the check of its loads. What scalars and tensors hold proves nothing: it
+/// changes from call to call of one plan, and no call is refused for what another one held.
 expr::Box position_bounds(const ForwardProblem& f) {
   using expr::Interval;
   using expr::Variable;
@@ -234,7 +234,8 @@ void resolve_lengths(const ProblemChecks& checks, ForwardProblem& f) {
   f.total_q = f.is_varlen ? rows_q : f.num_sequences * f.seqlen_q;
 }
 
-/// After heads and lengths: every product of sizes that is taken after validation, and every workspace, then fits 63 bits.
+/// After heads and lengths: every product of sizes that is taken after validation, and every workspace, then fits 63
+/// bits.
 void check_sizes(const ProblemChecks& checks, const ForwardProblem& f) {
   const std::int64_t width = std::max(f.head_dim_qk, f.head_dim_v);
   std::int64_t elements = 0;

@@ -46,8 +46,8 @@ double dot(std::span<const double> a, std::span<const double> b);
 /// sum += factor · row
 void add(std::span<double> sum, double factor, std::span<const double> row);
 
-/// out += weight · value. A value that is not finite reaches every row that sees it, whatever it weighs: a weight may be 0 by rounding
-/// or by dropout.
+/// out += weight · value. A value that is not finite reaches every row that sees it, whatever it weighs: a weight may
+/// be 0 by rounding or by dropout.
 void add_value(std::span<double> out, double weight, std::span<const double> value);
 
 }  // namespace fovea::reference

@@ -13,7 +13,8 @@ namespace fovea::reference {
 /// What a kernel multiplies in.
 struct Products {
   ComputeDtype dtype = ComputeDtype::f32;
-  /// Instructions of bf16 products take denormal numbers for 0 (docs/design/contract.md), also where f32 products are sums of bf16 parts.
+  /// Instructions of bf16 products take denormal numbers for 0 (docs/design/contract.md), also where f32 products are
+  /// sums of bf16 parts.
   bool loses_denormals = false;
 
   Products(ComputeDtype of, bool is_by_bf16_parts = false)
@@ -23,7 +24,8 @@ struct Products {
 /// A number as an operand of such products.
 float as_operand(float value, const Products& products);
 
-/// exp(exponent) of a key beside its row's greatest score or lse: 0 where kernels may take it for 0 (docs/design/contract.md).
+/// exp(exponent) of a key beside its row's greatest score or lse: 0 where kernels may take it for 0
+/// (docs/design/contract.md).
 float key_weight(float exponent);
 
 /// Layouts of ForwardResult. Inputs of the products, and the weights between them, are of their dtype.

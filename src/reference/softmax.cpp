@@ -31,8 +31,8 @@ SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, c
   return result;
 }
 
-/// What the mask hides is not even multiplied, and a score below the range of f32 is -inf. A NaN in sight wins over every number
-/// as row_max.
+/// What the mask hides is not even multiplied, and a score below the range of f32 is -inf. A NaN in sight wins over
+/// every number as row_max.
 void Softmax::find_visible(const QueryRow& row, std::span<const double> q, const HeadRows& k,
                            SoftmaxRow& result) {
   Position at = row.at;

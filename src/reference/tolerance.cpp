@@ -23,7 +23,8 @@ double range_of(Dtype dtype) {
   return dtype == Dtype::f32 ? 0x1.ffffffp127 : dtype == Dtype::f16 ? 65520 : 0x1.ffp127;
 }
 
-/// What sums of `count` products may lose where denormal numbers count as 0: an operand and a sum of each, below 2^-126.
+/// What sums of `count` products may lose where denormal numbers count as 0: an operand and a sum of each, below
+/// 2^-126.
 double lost_denormals(const Products& products, double count) {
   return products.loses_denormals ? count * 0x1p-125 : 0;
 }
@@ -39,11 +40,12 @@ double smallest_rounding(Dtype dtype) {  // of denormals
 /// scaling, the step to base 2 and the subtraction of the maximum cost one each, a program's
 /// function a few. So scores, lse and row_max get four roundings of 1 + max |s|, out gets as much
 /// relative to Σ weight · |v|, and one rounding of each weight to the compute dtype. That last one
-/// is a matter of luck in few rows only, all of whose columns share it: in the norm it counts for 64 rows at most, so that
-/// in a large result the plain formula alone decides.
+/// is a matter of luck in few rows only, all of whose columns share it: in the norm it counts for 64 rows at most, so
+/// that in a large result the plain formula alone decides.
 ///
-/// Scores lie within ± the largest, lse at most the logarithm of their number above it, and out, an average of values that dropout
-/// may have made larger, within ± the largest of these: nothing that is right is further off than the width of that range.
+/// Scores lie within ± the largest, lse at most the logarithm of their number above it, and out, an average of values
+/// that dropout may have made larger, within ± the largest of these: nothing that is right is further off than the
+/// width of that range.
 Floor score_floor(const PlainResult& plain, std::size_t count) {
   const double absolute = 4 * kRoundF32 * (1 + plain.largest_score);
   const double width = 2 * plain.largest_score + std::log(static_cast<double>(plain.most_keys) + 1);

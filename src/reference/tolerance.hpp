@@ -28,12 +28,13 @@ struct Tolerance {
   double plain_absolute = 0,
          plain_norm = 0;  // errors of the plain formula, for tests that print or compare them
 
-  /// Elements that are finite for the oracle and not for the plain formula: scores or sums left the range of f32. They are compared all
-  /// the same, with what the others allow.
+  /// Elements that are finite for the oracle and not for the plain formula: scores or sums left the range of f32. They
+  /// are compared all the same, with what the others allow.
   std::int64_t num_beyond_f32 = 0;
 
   double allowed(double expected) const;
-  /// What is not finite must be equal, NaN with NaN; but a number beyond the range of `dtype` may be infinite of its sign.
+  /// What is not finite must be equal, NaN with NaN; but a number beyond the range of `dtype` may be infinite of its
+  /// sign.
   bool allows(double got, double expected) const;
 };
 
@@ -48,7 +49,8 @@ struct Floor {
   double most = std::numeric_limits<double>::infinity();
 };
 
-/// Twice the error of `plain` where it is finite, plus the floor, at most its `most`; plus one rounding to `dtype`. Both row-major.
+/// Twice the error of `plain` where it is finite, plus the floor, at most its `most`; plus one rounding to `dtype`.
+/// Both row-major.
 Tolerance tolerance(const std::vector<double>& plain, const std::vector<double>& expected,
                     Dtype dtype, const Floor& floor);
 

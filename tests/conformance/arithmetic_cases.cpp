@@ -1,4 +1,5 @@
-// Cases of conversions, of operations that round once, and of approximations within the errors that their wrappers state.
+// Cases of conversions, of operations that round once, and of approximations within the errors that their wrappers
+// state.
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -1,6 +1,7 @@
-// What instructions must do, case by case: a kernel of kernels.cuh or copy_kernels.cuh, its inputs, and the bits that must come out. Inputs of
-// products are small whole numbers, so that their sums are exact in any order and every bit counts. Expected bits follow from the
-// instruction's definition and the layouts of device/tile, not from the emulator: hardware and emulator are both compared with them.
+// What instructions must do, case by case: a kernel of kernels.cuh or copy_kernels.cuh, its inputs, and the bits that
+// must come out. Inputs of products are small whole numbers, so that their sums are exact in any order and every bit
+// counts. Expected bits follow from the instruction's definition and the layouts of device/tile, not from the emulator:
+// hardware and emulator are both compared with them.
 #pragma once
 
 #include <cstddef>

@@ -111,8 +111,8 @@ struct Shape {
   std::uint32_t more = 0;  // elements that the tensor has beyond them; 0: 16 bytes
 };
 
-// Each swizzle with boxes as wide as its span, in types of one, two and four bytes, and narrower; none with narrow and wide boxes. Ragged: the
-// tensor ends within 16 bytes.
+// Each swizzle with boxes as wide as its span, in types of one, two and four bytes, and narrower; none with narrow and
+// wide boxes. Ragged: the tensor ends within 16 bytes.
 constexpr Shape kShapes[] = {
     {"plain u8 x16", TensorMapElement::u8, TensorMapSwizzle::none, 16},
     {"plain bf16 x40", TensorMapElement::bf16, TensorMapSwizzle::none, 40},
@@ -133,7 +133,8 @@ constexpr Shape kShapes[] = {
      48},
 };
 
-// Inside; before the beginning in some dimensions; past the end; wholly outside. The first coordinate counts 16 bytes: TMA takes no other.
+// Inside; before the beginning in some dimensions; past the end; wholly outside. The first coordinate counts 16 bytes:
+// TMA takes no other.
 constexpr std::array<std::array<int, 5>, 4> kPlaces{
     {{1, 1, 1, 0, 1}, {-1, -2, 0, -1, 0}, {2, 9, 4, 2, 1}, {0, 40, 0, 0, 0}}};
 

@@ -25,8 +25,8 @@ FOVEA_DEVICE ptx::SharedAddress start_barrier(ptx::SharedAddress base, int bytes
   return barrier;
 }
 
-/// n: bytes of the image, bytes of the box, offset of the box in shared memory, then coordinates. in is the tensor or, where the map names out, not
-/// read; the image before comes from fill(). out: the image.
+/// n: bytes of the image, bytes of the box, offset of the box in shared memory, then coordinates. in is the tensor or,
+/// where the map names out, not read; the image before comes from fill(). out: the image.
 template <int rank>
 FOVEA_DEVICE void tma_load(const Params& p) {
   const ptx::SharedAddress base = ptx::dynamic_shared();
@@ -66,7 +66,8 @@ FOVEA_DEVICE void tma_store(const Params& p) {
   }
 }
 
-/// in: 4096 bytes. out: 4096 bytes through shared memory by bulk load and store, then 1024 floats to which the same bytes are added.
+/// in: 4096 bytes. out: 4096 bytes through shared memory by bulk load and store, then 1024 floats to which the same
+/// bytes are added.
 FOVEA_DEVICE void bulk_copies(const Params& p) {
   constexpr int kBytes = 4096;
   const ptx::SharedAddress base = ptx::dynamic_shared();
@@ -86,9 +87,9 @@ FOVEA_DEVICE void bulk_copies(const Params& p) {
   }
 }
 
-/// Two CTAs. Each sends to the other: 2048 bytes of shared memory by a bulk copy, thread t's 16 bytes at 2048 + 16 t by st.async, and a word per
-/// thread by st.shared::cluster; then reads the word back. in: 4096 bytes, 2048 for each CTA. out: the image of each CTA, 8192 bytes, and the words
-/// read back.
+/// Two CTAs. Each sends to the other: 2048 bytes of shared memory by a bulk copy, thread t's 16 bytes at 2048 + 16 t by
+/// st.async, and a word per thread by st.shared::cluster; then reads the word back. in: 4096 bytes, 2048 for each CTA.
+/// out: the image of each CTA, 8192 bytes, and the words read back.
 FOVEA_DEVICE void cluster_copies(const Params& p) {
   constexpr int kImage = 8192, kSent = 4096, kBulk = 2048;
   const ptx::SharedAddress base = ptx::dynamic_shared();
@@ -125,8 +126,8 @@ FOVEA_DEVICE void cluster_copies(const Params& p) {
   ptx::barrier_cluster_wait();
 }
 
-/// Two CTAs; each loads one half of the box to both. n and map as tma_load<2>; the second CTA's box begins n[5] elements further along the second
-/// dimension and n[1] bytes further in shared memory. out: the image of each CTA.
+/// Two CTAs; each loads one half of the box to both. n and map as tma_load<2>; the second CTA's box begins n[5]
+/// elements further along the second dimension and n[1] bytes further in shared memory. out: the image of each CTA.
 FOVEA_DEVICE void tma_multicast(const Params& p) {
   const ptx::SharedAddress base = ptx::dynamic_shared();
   const int rank = ptx::cluster_cta_rank();

@@ -1,6 +1,6 @@
-// Small kernels that show what an instruction does: each moves an image of bytes into shared memory or registers, runs the instruction, and
-// writes every register and byte that came of it. NVRTC compiles them for the GPU, the host compiler for the emulator; cases.hpp says
-// what they must give.
+// Small kernels that show what an instruction does: each moves an image of bytes into shared memory or registers, runs
+// the instruction, and writes every register and byte that came of it. NVRTC compiles them for the GPU, the host
+// compiler for the emulator; cases.hpp says what they must give.
 #pragma once
 
 #include "params.h"
@@ -111,8 +111,8 @@ FOVEA_DEVICE void wgmma_rs(const Params& p) {
 // ---- one warp ----------------------------------------------------------------------------------
 
 /// in: an image of 8192 bytes, then 32 row offsets to read, 32 to write, 32 to write transposed.
-/// out: per lane 4 + 4 + 2 + 2 words of ldmatrix x4, x4.trans, x2, x2.trans; then the image after stmatrix x4 and x4.trans of the words that
-/// ldmatrix x4 gave.
+/// out: per lane 4 + 4 + 2 + 2 words of ldmatrix x4, x4.trans, x2, x2.trans; then the image after stmatrix x4 and
+/// x4.trans of the words that ldmatrix x4 gave.
 FOVEA_DEVICE void matrices(const Params& p) {
   constexpr int kImage = 8192;
   const ptx::SharedAddress base = ptx::dynamic_shared();
@@ -207,8 +207,8 @@ FOVEA_DEVICE void arithmetic(const Params& p) {
   for (int k = 0; k < kNumExact + kNumApproximate; ++k) ptx::st_global(to + k, out[k]);
 }
 
-/// Each thread copies four times from 16 bytes of its own: 16 bytes with n[0] + thread % 17 of them read, 16 or none, 8 with up to 8, 4 with 0
-/// or 4. in: 16 bytes per thread. out: 64 bytes per thread.
+/// Each thread copies four times from 16 bytes of its own: 16 bytes with n[0] + thread % 17 of them read, 16 or none, 8
+/// with up to 8, 4 with 0 or 4. in: 16 bytes per thread. out: 64 bytes per thread.
 FOVEA_DEVICE void copies(const Params& p) {
   const int thread = ptx::thread_idx().x;
   const ptx::SharedAddress base = ptx::dynamic_shared();

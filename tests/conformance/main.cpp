@@ -2,8 +2,9 @@
 //
 //   conformance hardware|emulator [--only PART] [--skip PART]... [--every N] [--save FILE] [--against FILE]
 //
-// --only: cases whose name holds PART; --skip: all others. --every: each N-th case. --save: a line per case with its name and a digest of its output; --against: says
-// where outputs differ from such a file, the GPU's on another machine. Exits with 77 where there is no such backend.
+// --only: cases whose name holds PART; --skip: all others. --every: each N-th case. --save: a line per case with its
+// name and a digest of its output; --against: says where outputs differ from such a file, the GPU's on another machine.
+// Exits with 77 where there is no such backend.
 #include <algorithm>
 #include <charconv>
 #include <chrono>

@@ -86,8 +86,8 @@ struct Rounding {
   double error;  // of a sum, as a part of the sum of its terms' magnitudes
 };
 
-// Sixteen-bit products are added with a few bits more than f32 has; those of 8 bits with 13 bits below the greatest term (H200: at worst
-// 2^-22.1 and 2^-10.9).
+// Sixteen-bit products are added with a few bits more than f32 has; those of 8 bits with 13 bits below the greatest
+// term (H200: at worst 2^-22.1 and 2^-10.9).
 constexpr std::array<Rounding, 6> kRoundings{{{"bf16", "bf16", 0x1p-22},
                                               {"f16", "f16", 0x1p-22},
                                               {"e4m3", "e4m3", 0x1p-10},
@@ -105,7 +105,8 @@ Format format_of(const std::string& type) {
   return type == "e4m3" ? Format{1, 3, 7} : Format{1, 2, 15};
 }
 
-/// [rows][64 bytes of depth], laid out as K-major tiles without a swizzle: chunks of 16 bytes of all rows after each other.
+/// [rows][64 bytes of depth], laid out as K-major tiles without a swizzle: chunks of 16 bytes of all rows after each
+/// other.
 struct Operand {
   Format format;
   int rows;

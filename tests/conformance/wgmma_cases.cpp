@@ -108,7 +108,8 @@ struct Layout {
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-/// A tile with room for one step before the matrix, where a K-major row is long enough, and always where it is MN-major.
+/// A tile with room for one step before the matrix, where a K-major row is long enough, and always where it is
+/// MN-major.
 Layout layout_of(const Matrix& matrix, Major major, Swizzle swizzle) {
   const int span = static_cast<int>(swizzle_span(swizzle));
   if (major == Major::k) {

@@ -1,4 +1,5 @@
-// Planted mistakes in a warp-specialised kernel for sm_90a: the emulator names each, and says nothing of the right kernel.
+// Planted mistakes in a warp-specialised kernel for sm_90a: the emulator names each, and says nothing of the right
+// kernel.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
-// Any structs through the C ABI: a call answers, or refuses and writes nothing; it never reads or writes beside what it was given.
-// Structs and tensors are heap blocks of their exact sizes, so that the address sanitizer sees the first byte beside one.
+// Any structs through the C ABI: a call answers, or refuses and writes nothing; it never reads or writes beside what it
+// was given. Structs and tensors are heap blocks of their exact sizes, so that the address sanitizer sees the first
+// byte beside one.
 #include <algorithm>
 #include <array>
 #include <cstddef>

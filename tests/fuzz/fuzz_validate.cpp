@@ -1,5 +1,5 @@
-// Any numbers as a Problem: validated with every name resolved and every size positive, or one refusal. Extents come from
-// a short list of likely and evil values, so that bytes are spent on combinations.
+// Any numbers as a Problem: validated with every name resolved and every size positive, or one refusal. Extents come
+// from a short list of likely and evil values, so that bytes are spent on combinations.
 #include <cstddef>
 #include <cstdint>
 

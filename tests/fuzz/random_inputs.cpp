@@ -1,5 +1,5 @@
-// Runs a fuzzer on random bytes, where there is no libFuzzer: with every build's compiler, flags and sanitizers. Of an input that
-// ends the process, the number is printed.
+// Runs a fuzzer on random bytes, where there is no libFuzzer: with every build's compiler, flags and sanitizers. Of an
+// input that ends the process, the number is printed.
 //
 //   fuzz_c_abi [COUNT [FIRST]]      COUNT inputs (default 20,000), from number FIRST on (default 0)
 #include <csignal>

@@ -1,5 +1,5 @@
-// attention_decode on a GPU through the public function, against the oracle on each sequence's keys laid out densely. Without a driver or
-// a device everything is skipped.
+// attention_decode on a GPU through the public function, against the oracle on each sequence's keys laid out densely.
+// Without a driver or a device everything is skipped.
 #include "problem/decode.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Attention forward on a GPU against the oracle: the feature matrix, tile edges, both 16-bit dtypes and f32. Without a driver or a
-// device everything is skipped.
+// Attention forward on a GPU against the oracle: the feature matrix, tile edges, both 16-bit dtypes and f32. Without a
+// driver or a device everything is skipped.
 #include "problem/forward.hpp"
 
 #include <fmt/format.h>
@@ -64,8 +64,8 @@ std::vector<int> generations() {
   return is_hopper ? std::vector{8, 9} : std::vector{8};
 }
 
-/// On Hopper a reference stands some 80 octaves above a row's scores: exponents are rounded at 2^-18, which shows in the lse of a row
-/// that sees a key or two.
+/// On Hopper a reference stands some 80 octaves above a row's scores: exponents are rounded at 2^-18, which shows in
+/// the lse of a row that sees a key or two.
 constexpr double kHopperLseError = 0x1p-18;
 
 void expect_right(const Case& problem) {

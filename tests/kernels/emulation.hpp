@@ -49,7 +49,8 @@ void run_emulated(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
 
-/// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several sections.
+/// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several
+/// sections.
 cuda::DeviceTraits sectioned_hopper();
 /// So few SMs that CTAs take several splits each.
 cuda::DeviceTraits small_hopper();

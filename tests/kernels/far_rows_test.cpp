@@ -20,7 +20,8 @@
 namespace fovea::testing {
 namespace {
 
-/// A copy of a tensor whose entries along one dimension lie far apart, in address space that has memory at those entries alone.
+/// A copy of a tensor whose entries along one dimension lie far apart, in address space that has memory at those
+/// entries alone.
 class FarTensor {
  public:
   FarTensor(const TensorView& near, std::size_t far_dim, std::int64_t far_stride)

@@ -33,8 +33,8 @@ Case several_tiles(std::string label, std::int64_t head_dim) {
   return problem;
 }
 
-/// Sums that are not finite are computed in four passes: stored by chunks, by elements, as f32, as partial states. Infinity reaches
-/// a row at keys that are dropped too.
+/// Sums that are not finite are computed in four passes: stored by chunks, by elements, as f32, as partial states.
+/// Infinity reaches a row at keys that are dropped too.
 std::vector<Case> infinite_values() {
   std::vector<Case> cases = {several_tiles("infinite_values_d128", 128),
                              several_tiles("infinite_values_f16_padded", 72),
@@ -213,8 +213,8 @@ std::vector<Case> hopper_program_cases() {
   return cases;
 }
 
-/// Tiles of keys octaves above those before them, or below: a reference that stays, follows by whole octaves, jumps, and jumps less far
-/// than the scores do (common/optimistic_softmax.cuh).
+/// Tiles of keys octaves above those before them, or below: a reference that stays, follows by whole octaves, jumps,
+/// and jumps less far than the scores do (common/optimistic_softmax.cuh).
 Case climbing_case(std::string label, std::int64_t head_dim, bool is_descending) {
   Case problem = hopper_case(std::move(label), head_dim);
   problem.seqlen_q = 70;
@@ -227,8 +227,8 @@ Case climbing_case(std::string label, std::int64_t head_dim, bool is_descending)
   return problem;
 }
 
-/// Sequences whose keys and queries meet the edges of tiles of 64, 128 and 192 rows; trailing rows hold NaN, so the last sequence's cut
-/// tiles do too.
+/// Sequences whose keys and queries meet the edges of tiles of 64, 128 and 192 rows; trailing rows hold NaN, so the
+/// last sequence's cut tiles do too.
 Case packed_hopper_case(std::string label, std::int64_t head_dim, std::vector<Lengths> sequences) {
   Case problem = hopper_case(std::move(label), head_dim);
   problem.sequences = std::move(sequences);
@@ -294,7 +294,8 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   cases.push_back(std::move(programs));
 }
 
-/// What the passes over row tiles that are computed again must tell apart: both signs, in all orders of the loop and with all ways to store.
+/// What the passes over row tiles that are computed again must tell apart: both signs, in all orders of the loop and
+/// with all ways to store.
 void add_infinite_hopper_cases(std::vector<Case>& cases) {
   const auto add = [&cases](Case problem) {
     problem.has_infinite_values = true;

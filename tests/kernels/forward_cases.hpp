@@ -1,5 +1,5 @@
-// The problems that kernels are run on under the emulator: the feature matrix, and what only a kernel's tiles tell apart. A generator
-// compiles one kernel for each, so the list is one.
+// The problems that kernels are run on under the emulator: the feature matrix, and what only a kernel's tiles tell
+// apart. A generator compiles one kernel for each, so the list is one.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,17 @@ namespace fovea::testing {
 /// Each with a label that is a name in C++.
 std::vector<Case> kernel_cases();
 
-/// The score becomes score + table[kind, kv_idx] with a kind for each row: the lowest float, which others add to hide keys, at all but
-/// some keys, at the first ones, at the last ones, at all; two numbers of its size; the greatest float at some keys.
+/// The score becomes score + table[kind, kv_idx] with a kind for each row: the lowest float, which others add to hide
+/// keys, at all but some keys, at the first ones, at the last ones, at all; two numbers of its size; the greatest float
+/// at some keys.
 Case with_extreme_scores(Case problem);
 
-/// So many sequences, of all lengths from nothing to a tile and a row, the longest ones somewhere: warps count 32 at a time.
+/// So many sequences, of all lengths from nothing to a tile and a row, the longest ones somewhere: warps count 32 at a
+/// time.
 std::vector<Lengths> many_sequences(std::int64_t count);
 
-/// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving it to others.
+/// Of sm_90: two row tiles at least, three kv tiles, tails in both, and what the kernel does itself instead of leaving
+/// it to others.
 std::vector<Case> hopper_cases();
 
 /// Of sm90/attention_forward with few rows, whose heads share a tile and whose keys are split: dense, and over caches.

@@ -1,4 +1,5 @@
-// The kernels of sm_80 under the emulator, on the feature matrix, against the oracle: what every access may do is checked beside.
+// The kernels of sm_80 under the emulator, on the feature matrix, against the oracle: what every access may do is
+// checked beside.
 #include "problem/forward.hpp"
 
 #include <gtest/gtest.h>
@@ -57,7 +58,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases(
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
 
-/// Beside scores of 2^127 the usual tolerances allow anything: each row is a plain average of its greatest scores or of ordinary ones.
+/// Beside scores of 2^127 the usual tolerances allow anything: each row is a plain average of its greatest scores or of
+/// ordinary ones.
 void expect_exact_rows(const AttentionForward& args) {
   const reference::ForwardResult expected = reference::attention_forward(args);
   // Weights' rounding of values up to 8; a rounding of lse is added to its own.

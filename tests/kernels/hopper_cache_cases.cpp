@@ -5,8 +5,8 @@
 namespace fovea::testing {
 namespace {
 
-/// 70 queries are one row tile, of which most rows see nothing where there are fewer keys. 0 and 1 keys; a tile of 128 and a key; two
-/// tiles and a page that is cut.
+/// 70 queries are one row tile, of which most rows see nothing where there are fewer keys. 0 and 1 keys; a tile of 128
+/// and a key; two tiles and a page that is cut.
 CacheCase base_case(std::int64_t page_size, std::int64_t head_dim) {
   CacheCase problem;
   problem.seqlens = {0, 1, 129, 300};

@@ -1,4 +1,5 @@
-// Lengths, offsets, tables and positions that hold anything, and what the emulator must find then: nothing outside of a tensor, and an end.
+// Lengths, offsets, tables and positions that hold anything, and what the emulator must find then: nothing outside of a
+// tensor, and an end.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 
 namespace fovea::testing {
 
-/// Overwrites some elements of an i32 or i64 tensor with right and wrong numbers; right ones are at most `most`. Equal for equal draws.
+/// Overwrites some elements of an i32 or i64 tensor with right and wrong numbers; right ones are at most `most`. Equal
+/// for equal draws.
 void spoil_numbers(const TensorView& numbers, std::int64_t most, std::uint64_t draw);
 
 /// The same of a tensor of any type, floats with NaN, infinities and any bits.

@@ -1,5 +1,5 @@
-// Kernels whose lengths, offsets and tables hold anything: every access lies inside a tensor or the workspace, and the launch ends.
-// (Appends are in append_test.cpp.)
+// Kernels whose lengths, offsets and tables hold anything: every access lies inside a tensor or the workspace, and the
+// launch ends. (Appends are in append_test.cpp.)
 #include "kernels/wrong_numbers.hpp"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,8 @@ struct PackedKernel {
   cuda::DeviceTraits device;
 };
 
-/// Of hundreds of sequences as many as show all: lanes count 32 at a time. Wrong offsets may tell each of them to see all keys.
+/// Of hundreds of sequences as many as show all: lanes count 32 at a time. Wrong offsets may tell each of them to see
+/// all keys.
 std::vector<PackedKernel> packed_kernels() {
   std::vector<PackedKernel> kernels;
   const auto add = [&](Case each, Runner run, const cuda::DeviceTraits& device) {

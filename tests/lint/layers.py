@@ -1,4 +1,4 @@
-"""Includes go left: a room knows the rooms before it; public headers know public headers and the standard library; device text knows
+"""Includes go left: a module knows the modules before it; public headers know public headers and the standard library; device text knows
 itself, host code reads nothing of it but what is shared, and only tests read the emulator."""
 
 import re
@@ -12,43 +12,43 @@ SHARED = DEVICE + "shared/"
 EMULATOR = "src/cuda/emulator/"
 
 
-def rank(room: str) -> int:
-    return ORDER.index("backend" if room in BACKENDS else room)
+def rank(module: str) -> int:
+    return ORDER.index("backend" if module in BACKENDS else module)
 
 
-def is_known(room: str) -> bool:
-    return room in ORDER or room in BACKENDS
+def is_known(module: str) -> bool:
+    return module in ORDER or module in BACKENDS
 
 
 def room_of(source: Source) -> str | None:
-    """The room that a file stands in; None outside the rooms (tests and examples may know everything)."""
+    """The module that a file stands in; None outside the modules (tests and examples may know everything)."""
     parts = source.path.parts
     if parts[0] == "src" and len(parts) > 2:
         return parts[1]
     return "tools" if parts[0] == "tools" else None
 
 
-def may_include(reader: str, room: str) -> bool:
-    if reader == room:
+def may_include(reader: str, module: str) -> bool:
+    if reader == module:
         return True
-    return rank(room) < rank(reader)
+    return rank(module) < rank(reader)
 
 
-def rooms_know_the_rooms_before_them(files: list[Source]) -> list[Finding]:
+def modules_know_the_modules_before_them(files: list[Source]) -> list[Finding]:
     findings = []
     for source in files:
         reader = room_of(source)
         if not source.is_cxx or reader is None:
             continue
         if not is_known(reader):
-            findings.append(Finding(source.path, 1, f"room {reader} has no place in the order of tests/lint/layers.py"))
+            findings.append(Finding(source.path, 1, f"module {reader} has no place in the order of tests/lint/layers.py"))
             continue
         for line, name, is_angle in source.includes():
-            room = name.split("/")[0]
-            if is_angle or "/" not in name or not is_known(room):
+            module = name.split("/")[0]
+            if is_angle or "/" not in name or not is_known(module):
                 continue
-            if not may_include(reader, room):
-                findings.append(Finding(source.path, line, f"{reader} must not know {room}: includes go left"))
+            if not may_include(reader, module):
+                findings.append(Finding(source.path, line, f"{reader} must not know {module}: includes go left"))
     return findings
 
 
@@ -104,7 +104,7 @@ def host_reads_shared_structs_only(files: list[Source]) -> list[Finding]:
 
 if __name__ == "__main__":
     main(
-        rooms_know_the_rooms_before_them,
+        modules_know_the_modules_before_them,
         public_headers_stay_public,
         device_text_includes_itself,
         host_reads_shared_structs_only,

@@ -47,17 +47,17 @@ class Mutants(unittest.TestCase):
 
 
 class Layers(unittest.TestCase):
-    def test_a_room_must_not_know_the_rooms_after_it(self) -> None:
-        rule = layers.rooms_know_the_rooms_before_them
+    def test_a_module_must_not_know_the_rooms_after_it(self) -> None:
+        rule = layers.modules_know_the_modules_before_them
         self.assertEqual(len(rule([file("src/mask/a.cpp", '#include "plan/select.hpp"\n')])), 1)
         self.assertEqual(rule([file("src/plan/a.cpp", '#include "mask/block_map.hpp"\n')]), [])
 
     def test_backends_do_not_know_each_other(self) -> None:
-        rule = layers.rooms_know_the_rooms_before_them
+        rule = layers.modules_know_the_modules_before_them
         self.assertEqual(len(rule([file("src/cpu/a.cpp", '#include "reference/attention_forward.hpp"\n')])), 1)
 
-    def test_a_new_room_needs_a_place_in_the_order(self) -> None:
-        self.assertEqual(len(layers.rooms_know_the_rooms_before_them([file("src/attic/a.cpp", "")])), 1)
+    def test_a_new_module_needs_a_place_in_the_order(self) -> None:
+        self.assertEqual(len(layers.modules_know_the_modules_before_them([file("src/attic/a.cpp", "")])), 1)
 
     def test_public_headers_include_public_and_standard_headers(self) -> None:
         rule = layers.public_headers_stay_public
@@ -100,6 +100,13 @@ class Words(unittest.TestCase):
             self.assertEqual(len(words.library_is_silent([file("src/core/a.cpp", code + "\n")])), 1, code)
         for code in ("std::snprintf(b, 1, f);", "FOVEA_ASSERT(x);", "static_assert(x);", "// printf(x)", "map.exit(1);"):
             self.assertEqual(words.library_is_silent([file("src/core/a.cpp", code + "\n")]), [], code)
+
+    def test_comments_end_in_time(self) -> None:
+        rule = words.comments_end_in_time
+        for start in ("// ", "  /// ", "/* ", " * "):
+            self.assertEqual(len(rule([file("src/a.cpp", start + "x" * 121 + "\n")])), 1, start)
+            self.assertEqual(rule([file("src/a.cpp", start + "x" * (120 - len(start)) + "\n")]), [], start)
+        self.assertEqual(rule([file("src/a.cpp", "f(" + "x" * 121 + ");\n")]), [])
 
     def test_nothing_is_left_over(self) -> None:
         self.assertEqual(len(words.nothing_is_left_over([file("README.md", "TO" "DO: more\n")])), 1)

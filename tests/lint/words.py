@@ -59,5 +59,19 @@ def nothing_is_left_over(files: list[Source]) -> list[Finding]:
     return findings
 
 
+COMMENT_WIDTH = 120
+
+
+def comments_end_in_time(files: list[Source]) -> list[Finding]:
+    """Lines that are comments alone; clang-format sees to code and leaves them as they are."""
+    return [
+        Finding(source.path, number, f"a comment of {len(line)} columns; expected at most {COMMENT_WIDTH}")
+        for source in files
+        if source.is_cxx
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if len(line) > COMMENT_WIDTH and re.match(r"\s*(//|/?\*)", line)
+    ]
+
+
 if __name__ == "__main__":
-    main(assembly_stands_in_ptx_only, environment_is_read_in_one_place, library_is_silent, nothing_is_left_over)
+    main(assembly_stands_in_ptx_only, environment_is_read_in_one_place, library_is_silent, nothing_is_left_over, comments_end_in_time)

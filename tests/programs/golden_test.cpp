@@ -1,4 +1,5 @@
-// The text of the library's words, read and found good by people; see golden/. After a change of the printer, `print_programs golden
+// The text of the library's words, read and found good by people; see golden/. After a change of the printer,
+// `print_programs golden
 // tests/programs/golden` writes them anew, to be read again.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Library masks and scores whose printed text is kept in golden/, to be read by people: what a change of the printer does to them shows
-// in its diff.
+// Library masks and scores whose printed text is kept in golden/, to be read by people: what a change of the printer
+// does to them shows in its diff.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Writes the test programs as text that printed_test.cpp includes, or with two arguments the library's words for their golden files:
+// Writes the test programs as text that printed_test.cpp includes, or with two arguments the library's words for their
+// golden files:
 //   print_programs FILE | print_programs golden FOLDER
 #include <fmt/format.h>
 

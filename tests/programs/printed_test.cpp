@@ -1,5 +1,5 @@
-// What is printed means what the oracle means. Programs were printed when this was built, and the host compiler has compiled them
-// like any other text, with approximations that err by all that the PTX ISA allows.
+// What is printed means what the oracle means. Programs were printed when this was built, and the host compiler has
+// compiled them like any other text, with approximations that err by all that the PTX ISA allows.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// What one evaluation of a printed program is checked by, wherever it ran: random positions, the oracle, and the range of what any
-// faithful evaluation gives. For printed_test.cpp and gpu/printed_gpu_test.cpp.
+// What one evaluation of a printed program is checked by, wherever it ran: random positions, the oracle, and the range
+// of what any faithful evaluation gives. For printed_test.cpp and gpu/printed_gpu_test.cpp.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -115,7 +115,8 @@ inline bool is_inside(const Interval& range, double value) {
   return std::isnan(value) ? range.may_be_nan : range.contains(value);
 }
 
-/// What every faithful evaluation at one position can give; a printed quotient may be an ulp and a half beside the rounded one.
+/// What every faithful evaluation at one position can give; a printed quotient may be an ulp and a half beside the
+/// rounded one.
 inline Interval allowed(const IntervalProgram& formula, const Box& box, bool has_approx_div) {
   std::vector<Interval> values;
   formula.evaluate_all(box, values);

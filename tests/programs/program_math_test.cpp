@@ -1,5 +1,5 @@
-// The errors that program.cuh states, with approximations that err by all that the PTX ISA allows, and the special cases of IEEE 754 and
-// of C's pow.
+// The errors that program.cuh states, with approximations that err by all that the PTX ISA allows, and the special
+// cases of IEEE 754 and of C's pow.
 #include <gtest/gtest.h>
 
 #include <cmath>

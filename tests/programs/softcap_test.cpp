@@ -1,4 +1,5 @@
-// Hopper's cap of scores beside fp64, with approximations that err by all that the PTX ISA allows; and which formulas are caps.
+// Hopper's cap of scores beside fp64, with approximations that err by all that the PTX ISA allows; and which formulas
+// are caps.
 #include "sm90/forward/softcap.cuh"
 
 #include <gtest/gtest.h>

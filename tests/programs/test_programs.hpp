@@ -1,5 +1,6 @@
-// Score and mask programs over captured data of every dtype, by number: one for each op, then random ones. print_programs.cpp prints
-// them, printed_test.cpp runs what was printed. Both must draw the same ones, so a draw depends on the number alone.
+// Score and mask programs over captured data of every dtype, by number: one for each op, then random ones.
+// print_programs.cpp prints them, printed_test.cpp runs what was printed. Both must draw the same ones, so a draw
+// depends on the number alone.
 #pragma once
 
 #include <array>
@@ -18,7 +19,8 @@
 
 namespace fovea::testing {
 
-/// FormulaData, and what it leaves out: narrow dtypes, a stride of 0, a negative one, NaN and infinities among the elements.
+/// FormulaData, and what it leaves out: narrow dtypes, a stride of 0, a negative one, NaN and infinities among the
+/// elements.
 class ProgramData {
  public:
   static constexpr std::int64_t kExtent = 12;

@@ -1,5 +1,6 @@
-// Soundness of block maps: for random masks, sizes and tiles, no tile called empty has a visible score and no tile called full
-// has a hidden one. Every formula is built twice, as an Expr and as a plain C++ function, so no evaluator is shared.
+// Soundness of block maps: for random masks, sizes and tiles, no tile called empty has a visible score and no tile
+// called full has a hidden one. Every formula is built twice, as an Expr and as a plain C++ function, so no evaluator
+// is shared.
 #include "mask/block_map.hpp"
 
 #include <gtest/gtest.h>

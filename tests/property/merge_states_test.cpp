@@ -16,8 +16,8 @@
 namespace fovea::testing {
 namespace {
 
-/// Up to 5 parts, some of them empty; 300 keys: parts longer than a tile. The mask of some problems hides whole parts from
-/// some rows.
+/// Up to 5 parts, some of them empty; 300 keys: parts longer than a tile. The mask of some problems hides whole parts
+/// from some rows.
 Case draw() {
   Case problem;
   problem.label = "drawn";

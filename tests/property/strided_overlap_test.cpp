@@ -1,5 +1,5 @@
-// Strided tensors against every address of theirs: what validation calls disjoint shares no byte, and of slices of one buffer the
-// answer is exact.
+// Strided tensors against every address of theirs: what validation calls disjoint shares no byte, and of slices of one
+// buffer the answer is exact.
 #include "problem/strided_overlap.hpp"
 
 #include <gtest/gtest.h>

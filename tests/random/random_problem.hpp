@@ -1,4 +1,5 @@
-// Whole problems drawn from a number: every feature, layout, dtype and operation, in shapes that meet the edges of tiles.
+// Whole problems drawn from a number: every feature, layout, dtype and operation, in shapes that meet the edges of
+// tiles.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Compares random problems with the oracle: random_problems [--count N] [--first NUMBER] [--seconds S]. A failure prints the number
-// of its problem and how to repeat it. CTest runs a few hundred; the more, the better.
+// Compares random problems with the oracle: random_problems [--count N] [--first NUMBER] [--seconds S]. A failure
+// prints the number of its problem and how to repeat it. CTest runs a few hundred; the more, the better.
 #include <charconv>
 #include <chrono>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// One problem of attention over a cache (CacheCase), its memory in any layout (CacheMemory), and the same keys as dense tensors, one
-// sequence at a time: what a cache must be indistinguishable from.
+// One problem of attention over a cache (CacheCase), its memory in any layout (CacheMemory), and the same keys as dense
+// tensors, one sequence at a time: what a cache must be indistinguishable from.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ class CacheMemory {
   std::vector<std::uint64_t> out_bits(std::int64_t sequence);
   std::vector<std::uint64_t> lse_bits(std::int64_t sequence);
 
-  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, and of the cache only rows of
-  /// appended tokens changed.
+  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, and of the cache only
+  /// rows of appended tokens changed.
   std::string damage() const;
 
   GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;

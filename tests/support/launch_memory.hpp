@@ -1,5 +1,5 @@
-// The memory of a forward call, as a launch names it: which bytes its tensors span, and the same launch over a copy of them, on a
-// device or in the emulator.
+// The memory of a forward call, as a launch names it: which bytes its tensors span, and the same launch over a copy of
+// them, on a device or in the emulator.
 #pragma once
 
 #include <cstddef>

@@ -32,15 +32,16 @@ struct alignas(64) TileConfig {
 /// Once per work item: a configuration and its release take as long as 10 tile products, and tiles left configured slow
 /// context switches.
 ///
-/// Note: the compilers' tile intrinsics do not say what memory they touch: GCC 12 took the stores into a configuration on the
-/// stack for dead. Hence a constant, and CompilerFence around all tile instructions.
+/// Note: the compilers' tile intrinsics do not say what memory they touch: GCC 12 took the stores into a configuration
+/// on the stack for dead. Hence a constant, and CompilerFence around all tile instructions.
 FOVEA_AMX inline void start() {
   static constexpr TileConfig kConfig{};
   _tile_loadconfig(&kConfig);
 }
 FOVEA_AMX inline void stop() { _tile_release(); }
 
-/// What was written before is in memory for the tile instructions of this scope, and what they write for the code behind it.
+/// What was written before is in memory for the tile instructions of this scope, and what they write for the code
+/// behind it.
 class CompilerFence {
  public:
   CompilerFence() { std::atomic_signal_fence(std::memory_order_seq_cst); }

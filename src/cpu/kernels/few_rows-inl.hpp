@@ -1,12 +1,13 @@
-// Scores, softmax and values for sequences of a few rows (decode): the work is to read K and V once, at the speed of memory.
+// Scores, softmax and values for sequences of a few rows (decode): the work is to read K and V once, at the speed of
+// memory.
 //
-// A panel would leave most of its lanes empty and copy V first. Here every key is read row by row in the order of memory and
-// dotted with the few queries; values are added with their probability. Rows of scores lie along the keys, so the softmax of
-// one row fills its vectors.
+// A panel would leave most of its lanes empty and copy V first. Here every key is read row by row in the order of
+// memory and dotted with the few queries; values are added with their probability. Rows of scores lie along the keys,
+// so the softmax of one row fills its vectors.
 //
 // Bound: per key of bf16 at head_dim 128, 48 operations on two ports to convert K and V, 16 multiply-adds a row and 3
-// operations a row for the sum: 34 cycles for one row, where 512 bytes take 100 to arrive. Rows are taken kRowsAtOnce at a
-// time, so that eight cost 130.
+// operations a row for the sum: 34 cycles for one row, where 512 bytes take 100 to arrive. Rows are taken kRowsAtOnce
+// at a time, so that eight cost 130.
 
 #if defined(FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_KERNELS_FEW_ROWS_INL_HPP_

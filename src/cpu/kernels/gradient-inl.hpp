@@ -1,8 +1,8 @@
 // The gradient steps in f32, written once against Highway and compiled per target. Layouts and contracts: gradient.hpp.
 //
-// Bound: the f32 multiply-add rate, as for the panel steps. accumulate_rows keeps 6 keys x 4 vectors of d (24 accumulators of
-// 32; 6 x 2 of 16): 4 loads and 6 broadcasts per 24 multiply-adds. Its sums run in one chain over the rows of a panel, so the
-// order of additions to dK and dV is that of the rows of the sequence.
+// Bound: the f32 multiply-add rate, as for the panel steps. accumulate_rows keeps 6 keys x 4 vectors of d (24
+// accumulators of 32; 6 x 2 of 16): 4 loads and 6 broadcasts per 24 multiply-adds. Its sums run in one chain over the
+// rows of a panel, so the order of additions to dK and dV is that of the rows of the sequence.
 
 #if defined(FOVEA_CPU_KERNELS_GRADIENT_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_KERNELS_GRADIENT_INL_HPP_

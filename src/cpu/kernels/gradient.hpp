@@ -1,11 +1,12 @@
 // The steps of the backward pass that a panel (panel.hpp) lacks, as a table of functions per target.
 //
-// With Sᵀ and dPᵀ [keys][lanes] from the panel's `scores`, probabilities P and score gradients dS come in the same layout.
-// Three products follow:
+// With Sᵀ and dPᵀ [keys][lanes] from the panel's `scores`, probabilities P and score gradients dS come in the same
+// layout. Three products follow:
 //   - dQᵀ += Kᵀ dS  is the panel's `accumulate` with K in the place of V;
 //   - dV += P dO and dK += dS Q read rows of dO and Q: `accumulate_rows`.
-// In f32 P and dS stay where they lie, to be broadcast; nothing is transposed but the queries of a panel, once per panel. Kernels
-// that multiply in bf16 leave P and dS rounded, in layouts of their own. Read cpu/attention_backward.cpp for the loop.
+// In f32 P and dS stay where they lie, to be broadcast; nothing is transposed but the queries of a panel, once per
+// panel. Kernels that multiply in bf16 leave P and dS rounded, in layouts of their own. Read cpu/attention_backward.cpp
+// for the loop.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +64,8 @@ struct GradientKernels {
   void (*softmax_gradient)(const SoftmaxGradient& step);
   /// Scores and products of a step that was read between, as products want them. Null: fp32 is what they want.
   void (*pack_gradients)(const SoftmaxGradient& step) = nullptr;
-  /// out[i] = gradients[i] · derivatives[i] · factor; 0 where the gradient is 0: a hidden score's derivative may be anything.
+  /// out[i] = gradients[i] · derivatives[i] · factor; 0 where the gradient is 0: a hidden score's derivative may be
+  /// anything.
   void (*chain)(const float* gradients, const float* derivatives, std::int64_t count, float factor,
                 float* out);
   /// sums[key][d] += Σ_row weights[key][row] · rows[row][d]; keys up to a multiple of kSubTileKeys may be written.

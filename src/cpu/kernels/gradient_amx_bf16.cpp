@@ -3,18 +3,19 @@
 //   Sᵀ[32 keys][32 lanes]  = K[32 keys][d] · Qᵀ pairs of d [d / 2][lanes]            and dPᵀ likewise from V and dO
 //   dV[32 keys][32 d]     += P[32 keys][lanes] · dO pairs of lanes [lanes / 2][d]    and dK likewise from dS and Q
 //   dQᵀ[32 d][32 lanes]   += Kᵀ[32 d][keys] · dS pairs of keys [keys / 2][lanes]
-// So the first operand is a row of what is multiplied as it lies: K and V in the caller's memory, P and dS as they leave the
-// vector unit, Kᵀ transposed once per chunk. The second comes in pairs along the summed dimension: Q and dO are packed twice
-// per panel and chunk (pairs of d, pairs of lanes), dS is written twice.
+// So the first operand is a row of what is multiplied as it lies: K and V in the caller's memory, P and dS as they
+// leave the vector unit, Kᵀ transposed once per chunk. The second comes in pairs along the summed dimension: Q and dO
+// are packed twice per panel and chunk (pairs of d, pairs of lanes), dS is written twice.
 //
-// Where P and dS lie: a row of fp32 scores has room for both layouts, so they replace it. For a pair of keys and 32 lanes
+// Where P and dS lie: a row of fp32 scores has room for both layouts, so they replace it. For a pair of keys and 32
+// lanes
 //     row of key 2i     [ key 2i,     32 lanes ][ pairs, columns of the first tile  ]     64 bytes each
 //     row of key 2i + 1 [ key 2i + 1, 32 lanes ][ pairs, columns of the second tile ]
 // The columns of these two tiles are the lanes in the order in which unpacking leaves them, and so are those of dQᵀ:
 // add_queries knows.
 //
-// Bound: 2 x 2 tiles of sums, two of each operand: 4 loads (8 cycles each from the first-level cache) for 4 products of 16
-// cycles. docs/kernels/attention_backward_cpu.md counts the rest.
+// Bound: 2 x 2 tiles of sums, two of each operand: 4 loads (8 cycles each from the first-level cache) for 4 products of
+// 16 cycles. docs/kernels/attention_backward_cpu.md counts the rest.
 #include "cpu/kernels/gradient.hpp"
 
 #if defined(__x86_64__)
@@ -317,8 +318,8 @@ FOVEA_AMX void accumulate(const void* columns, std::int64_t tile_keys, KeyRange 
 
 // ---- between the products ----
 
-// As math-inl.hpp has it: 2^x for x <= 0, exactly 0 below -99.5, NaN for NaN. Degree 5 on [-1/2, 1/2], coefficients scaled by
-// 2^27 and the power by 2^-27.
+// As math-inl.hpp has it: 2^x for x <= 0, exactly 0 below -99.5, NaN for NaN. Degree 5 on [-1/2, 1/2], coefficients
+// scaled by 2^27 and the power by 2^-27.
 constexpr float kLowestPower = -100.0F;
 constexpr float kRoundingShift = 12582912.0F;
 

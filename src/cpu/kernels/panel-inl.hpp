@@ -1,9 +1,9 @@
 // The panel steps in f32, written once against Highway and compiled per target. Layouts and contracts: panel.hpp.
 //
 // Bound: the f32 multiply-add rate. A block of kKeyRows x kVectors accumulators (24 registers of 32, or 12 of 16) does
-// kKeyRows * kVectors multiply-adds for kVectors loads and kKeyRows broadcasts, so loads stay below half of the load ports.
-// Note: the products accumulate in one chain per element along head_dim and along the keys of a tile. That order is part of
-// the contract that a row's bits depend on nothing but its own sequence.
+// kKeyRows * kVectors multiply-adds for kVectors loads and kKeyRows broadcasts, so loads stay below half of the load
+// ports. Note: the products accumulate in one chain per element along head_dim and along the keys of a tile. That order
+// is part of the contract that a row's bits depend on nothing but its own sequence.
 
 #if defined(FOVEA_CPU_KERNELS_PANEL_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_KERNELS_PANEL_INL_HPP_
@@ -232,10 +232,10 @@ HWY_ATTR inline void hide(float* HWY_RESTRICT scores, std::int64_t num_keys, std
 ///
 /// Probabilities are relative to the row's origin, which follows the maximum only when that has grown by more than
 /// kMaxGrowth: sums up to 2^8 times larger cost no precision, and nearly all rescaling of Oᵀ falls away.
-/// The maximum is taken as max(score, so_far): where the score is NaN that leaves the maximum alone and the NaN reaches the
-/// row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are 2^-inf = 0.
-/// The maximum is subtracted before the scale: of 1e30 (or of the lowest float, a common bias) the product's rounding error
-/// is more than an exponent holds.
+/// The maximum is taken as max(score, so_far): where the score is NaN that leaves the maximum alone and the NaN reaches
+/// the row through its probability. A row without a visible key keeps -inf and counts from 0, so that all its terms are
+/// 2^-inf = 0. The maximum is subtracted before the scale: of 1e30 (or of the lowest float, a common bias) the
+/// product's rounding error is more than an exponent holds.
 template <int kVectors>
 HWY_ATTR inline void softmax_of(float* HWY_RESTRICT scores, std::int64_t num_keys, float scale_log2,
                                 const PanelState& state) {

@@ -1,7 +1,7 @@
 // The four steps that a tile of attention takes, as a table of functions per target.
 //
-// Everything is key-major: a panel is a group of queries that sit side by side in the lanes of a few vectors, scores are
-// Sᵀ [keys][lanes] and the output is Oᵀ [head_dim_v][lanes]. So
+// Everything is key-major: a panel is a group of queries that sit side by side in the lanes of a few vectors, scores
+// are Sᵀ [keys][lanes] and the output is Oᵀ [head_dim_v][lanes]. So
 //   - Sᵀ = K Qᵀ broadcasts the elements of K where they lie: K is never transposed or packed;
 //   - row maximum, sum and rescaling are vertical: no horizontal reduction anywhere;
 //   - Oᵀ += Vᵀ P broadcasts V, and P is already in the layout of the second operand;
@@ -21,8 +21,9 @@
 
 namespace fovea::cpu {
 
-/// A rectangle of K or V in the caller's memory; strides in elements. Its rows are row_stride apart from `data`, or, where they
-/// lie in several pages of a cache, wherever `rows` says. Only scores_few, accumulate_few and NextTile take the second kind.
+/// A rectangle of K or V in the caller's memory; strides in elements. Its rows are row_stride apart from `data`, or,
+/// where they lie in several pages of a cache, wherever `rows` says. Only scores_few, accumulate_few and NextTile take
+/// the second kind.
 struct TileSource {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::f32;
@@ -38,9 +39,9 @@ struct TileSource {
   }
 };
 
-/// Rows that will be needed soon, fetched into the second-level cache a few at a time between blocks of products: a row often
-/// ends long before the page it lies in, where the hardware's prefetchers stop, and in decode nothing else would keep the
-/// memory busy while a tile is multiplied.
+/// Rows that will be needed soon, fetched into the second-level cache a few at a time between blocks of products: a row
+/// often ends long before the page it lies in, where the hardware's prefetchers stop, and in decode nothing else would
+/// keep the memory busy while a tile is multiplied.
 class NextTile {
  public:
   NextTile() = default;
@@ -85,8 +86,8 @@ class NextTile {
   std::int64_t rows_per_call_ = 0;
 };
 
-/// Keys of a loaded tile that a panel works on: what lies outside is hidden from all its rows. begin is a multiple of the block
-/// map's granularity.
+/// Keys of a loaded tile that a panel works on: what lies outside is hidden from all its rows. begin is a multiple of
+/// the block map's granularity.
 struct KeyRange {
   std::int64_t begin = 0, count = 0;
 };
@@ -154,8 +155,8 @@ struct PanelTurn {
   float* out = nullptr;
   PanelState state{};
 
-  // Programs and masks of the keys of `part`, all within kSubTileKeys keys; called for those bits of `prepared`, counted from
-  // range.begin in steps of kSubTileKeys.
+  // Programs and masks of the keys of `part`, all within kSubTileKeys keys; called for those bits of `prepared`,
+  // counted from range.begin in steps of kSubTileKeys.
   void (*prepare)(const PanelTurn& turn, KeyRange part, float* scores) = nullptr;
   std::uint32_t prepared = 0;
   const void* walk = nullptr;   // for prepare
@@ -216,13 +217,14 @@ struct PanelKernels {
                      const void* probabilities, std::int64_t head_dim_v, int num_vectors,
                      const float* rescale, float* out, NextTile& next);
 
-  // Where a core can multiply and take exponentials at the same time: scores, softmax and accumulate of one panel after the
-  // other, to the same bits. What a turn gives is in place after the flush. Null elsewhere.
+  // Where a core can multiply and take exponentials at the same time: scores, softmax and accumulate of one panel after
+  // the other, to the same bits. What a turn gives is in place after the flush. Null elsewhere.
   std::size_t (*pipeline_bytes)(std::int64_t tile_kv) = nullptr;
   void (*push)(PanelPipeline& pipeline, const PanelTurn& turn, NextTile& next) = nullptr;
   void (*flush)(PanelPipeline& pipeline, NextTile& next) = nullptr;
 
-  /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight is.
+  /// Is every element of the vectors in use finite? Padding lanes count too: they are 0, or NaN where a key in sight
+  /// is.
   bool (*is_finite)(const float* out, std::int64_t head_dim_v, int num_vectors);
   /// rows[i][d] = out[d][lanes.begin + i]; rows lie `pitch` apart.
   void (*extract_rows)(const float* out, LaneRange lanes, std::int64_t head_dim_v, float* rows,
@@ -231,8 +233,8 @@ struct PanelKernels {
   void (*store_row)(const float* row, float factor, std::int64_t count, Dtype dtype,
                     std::int64_t col_stride, std::byte* to);
 
-  // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp): rows of
-  // scores and sums lie side by side. scores_few and accumulate_few call next.fetch once every kFewKeys keys.
+  // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp): rows
+  // of scores and sums lie side by side. scores_few and accumulate_few call next.fetch once every kFewKeys keys.
   /// scores[r][i] = Σ_d keys[i][d] · queries[r][d]
   void (*scores_few)(RowBlock queries, int num_rows, const TileSource& keys, RowBlock scores,
                      NextTile& next);
@@ -253,9 +255,9 @@ const PanelKernels& best_f32_kernels();
 const PanelKernels* panel_kernels_avx512_bf16();
 const PanelKernels* panel_kernels_amx_bf16();
 
-/// fp32 products of f16 and bf16 inputs on the tiles of CpuTarget::amx_bf16; null without them. A row that meets an infinity or a
-/// NaN becomes NaN: it has to be computed again by the kernels of CpuTarget::avx512, whose panels are as wide and whose
-/// operands take no more room.
+/// fp32 products of f16 and bf16 inputs on the tiles of CpuTarget::amx_bf16; null without them. A row that meets an
+/// infinity or a NaN becomes NaN: it has to be computed again by the kernels of CpuTarget::avx512, whose panels are as
+/// wide and whose operands take no more room.
 const PanelKernels* panel_kernels_amx_split();
 
 }  // namespace fovea::cpu

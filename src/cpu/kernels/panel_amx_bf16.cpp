@@ -2,16 +2,18 @@
 //
 //   Sᵀ[16 keys][16 lanes]  += K[16 keys][32 d] · Qᵀ pairs[16 pairs of d][16 lanes]
 //   Oᵀ[16 d][16 lanes]     += Vᵀ[16 d][32 keys] · P pairs[16 pairs of keys][16 lanes]
-// K is read where it lies (rows of bf16); V is transposed once per tile and item; Q and P are the pairs of panel_bf16.hpp,
-// which is just what the second operand of the instruction wants.
+// K is read where it lies (rows of bf16); V is transposed once per tile and item; Q and P are the pairs of
+// panel_bf16.hpp, which is just what the second operand of the instruction wants.
 //
 // An f16 number is the sum of two bf16, exactly: 11 significant bits of 8 + 8, and bf16 reaches further at both ends. A
-// probability is the sum of three. So f16 goes through the same tiles part by part, and what comes out is a sum of exact
-// products in fp32, as from fp32 kernels. (Infinities meet parts that are 0 and become NaN: such rows are computed again, in fp32.)
+// probability is the sum of three. So f16 goes through the same tiles part by part, and what comes out is a sum of
+// exact products in fp32, as from fp32 kernels. (Infinities meet parts that are 0 and become NaN: such rows are
+// computed again, in fp32.)
 //
-// Bound: 1024 flops per cycle in the tile unit against 16 scores per 8 cycles in the vector unit: at head_dim 128 products and
-// softmax take equally long. So the two overlap: Pipeline::turn. And the second-level cache: whatever of K, V, Oᵀ and scores
-// does not stay in the first one comes at 1.5 to 2 cycles a line, which is why scores live for two strips of 32 keys only.
+// Bound: 1024 flops per cycle in the tile unit against 16 scores per 8 cycles in the vector unit: at head_dim 128
+// products and softmax take equally long. So the two overlap: Pipeline::turn. And the second-level cache: whatever of
+// K, V, Oᵀ and scores does not stay in the first one comes at 1.5 to 2 cycles a line, which is why scores live for two
+// strips of 32 keys only.
 #include "cpu/kernels/panel.hpp"
 
 #if defined(__x86_64__)
@@ -386,11 +388,11 @@ FOVEA_AMX void accumulate(const void* values, std::int64_t tile_keys, KeyRange r
 
 // ---- all at once ----
 
-/// Three panels are on their way together: while the vector unit works on the strips of one, the tile unit multiplies that one's
-/// next strip, the first strip of the panel behind it, and the probabilities of the panel before it.
+/// Three panels are on their way together: while the vector unit works on the strips of one, the tile unit multiplies
+/// that one's next strip, the first strip of the panel behind it, and the probabilities of the panel before it.
 ///
-/// A strip's probabilities are taken before the scores of the next one are known, relative to the origins that the row has.
-/// Where a maximum has grown too much for that, and in a row's first tile, all scores come first.
+/// A strip's probabilities are taken before the scores of the next one are known, relative to the origins that the row
+/// has. Where a maximum has grown too much for that, and in a row's first tile, all scores come first.
 template <int kInputParts>
 class Pipeline {
  public:

@@ -1,7 +1,7 @@
 // The vector work between tile products: scores of one strip of keys become pairs of probabilities.
 //
-// The arithmetic is that of softmax_of (panel-inl.hpp) and exp2_nonpositive (math-inl.hpp), operation by operation: a tile that
-// goes step by step and one that goes through here give the same bits.
+// The arithmetic is that of softmax_of (panel-inl.hpp) and exp2_nonpositive (math-inl.hpp), operation by operation: a
+// tile that goes step by step and one that goes through here give the same bits.
 //
 // Bound: per 16 scores 1 operation for the maximum, 1 subtraction, 11 of the exponential, 1 for the sum, 2 to round and
 // interleave pairs, on two ports: 8 cycles.

@@ -2,11 +2,11 @@
 //
 //   Sᵀ[32 keys][48 lanes]  = K[32 keys][head_dim] · Qᵀ pairs[head_dim / 2][48 lanes]
 //   Oᵀ[32 d][48 lanes]    += Vᵀ[32 d][keys] · P pairs[keys / 2][48 lanes]
-// Either is a TileJob: six sums (tiles 0 to 5), one tile of each operand (6 and 7). A tile instruction takes one issue slot and
-// 16 cycles of the tile unit, so a core that is handed a tile row, then some 50 vector instructions, then the next tile row
-// does both at once; handed all of one and then all of the other it does not, its window is some 500 instructions long.
-// Operands in several parts (an f16 is the sum of two bf16) are multiplied part by part into the same sums.
-// Read panel_amx_softmax.hpp for the vector work, panel_amx_bf16.cpp for the order of it all.
+// Either is a TileJob: six sums (tiles 0 to 5), one tile of each operand (6 and 7). A tile instruction takes one issue
+// slot and 16 cycles of the tile unit, so a core that is handed a tile row, then some 50 vector instructions, then the
+// next tile row does both at once; handed all of one and then all of the other it does not, its window is some 500
+// instructions long. Operands in several parts (an f16 is the sum of two bf16) are multiplied part by part into the
+// same sums. Read panel_amx_softmax.hpp for the vector work, panel_amx_bf16.cpp for the order of it all.
 #pragma once
 
 #if defined(__x86_64__)
@@ -43,8 +43,9 @@ struct TileJob {
 
 /// Sums kFirst, kFirst + 1, kFirst + 2 += 16 rows x 48 lanes, over kTileDepth elements.
 ///
-/// Note: rows are loaded with the hint that they will not be needed soon: measured 1.2 to 1.4 times faster than plain loads with
-/// a prefetch of the next rows (which takes the load ports), because sums, queries and scores stay in the first-level cache.
+/// Note: rows are loaded with the hint that they will not be needed soon: measured 1.2 to 1.4 times faster than plain
+/// loads with a prefetch of the next rows (which takes the load ports), because sums, queries and scores stay in the
+/// first-level cache.
 #define FOVEA_MULTIPLY_ROWS(sum0, sum1, sum2, rows_at, pairs_at, row_bytes) \
   _tile_stream_loadd(6, rows_at, row_bytes);                                \
   _tile_loadd(7, pairs_at, kLaneBytes);                                     \
@@ -101,8 +102,8 @@ FOVEA_AMX_INLINE void run_whole_job(const TileJob& job, Work& work) {
 
 #undef FOVEA_MULTIPLY_ROWS
 
-/// Three sums, both parts of the rows (tiles 3 and 4) and one part of the pairs (5 to 7), so that each is loaded once. Of three
-/// parts of pairs the smallest meets only the larger one of the rows: the rest is below 2^-25 of the result.
+/// Three sums, both parts of the rows (tiles 3 and 4) and one part of the pairs (5 to 7), so that each is loaded once.
+/// Of three parts of pairs the smallest meets only the larger one of the rows: the rest is below 2^-25 of the result.
 template <class Work>
 FOVEA_AMX_INLINE void run_split_rows(const TileJob& job, const std::byte* rows, float* sums,
                                      Work& work) {

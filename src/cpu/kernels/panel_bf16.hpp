@@ -121,8 +121,8 @@ inline void zero_non_finite(std::uint16_t* row, std::int64_t count) {
 }
 
 /// Pairs of bf16, rounded to nearest, halves up: four operations where the instruction that converts two vectors and a
-/// permutation to interleave them take as long as six. Note: a NaN whose payload is all ones becomes a number; its row's sum is
-/// NaN all the same.
+/// permutation to interleave them take as long as six. Note: a NaN whose payload is all ones becomes a number; its
+/// row's sum is NaN all the same.
 FOVEA_AVX512_BF16 __attribute__((always_inline)) inline __m512i round_pairs(__m512 first,
                                                                             __m512 second) {
   const __m512i half = _mm512_set1_epi32(0x8000);
@@ -131,7 +131,8 @@ FOVEA_AVX512_BF16 __attribute__((always_inline)) inline __m512i round_pairs(__m5
   return _mm512_mask_mov_epi16(low, 0xaaaaaaaaU, high);
 }
 
-/// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest; padding keys are 0.
+/// In place: fp32 probabilities [keys][lanes] as pairs [padded_keys / 2][lanes], rounded to nearest; padding keys are
+/// 0.
 FOVEA_AVX512_BF16 inline void pack_probabilities(float* scores, std::int64_t num_keys,
                                                  std::int64_t padded_keys) {
   // Pairs of keys i, i + 1 go to row i / 2, which has been read by then.

@@ -260,8 +260,9 @@ HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
   load_rows(p, load, done);
 }
 
-/// Values at p + offsets, as registers hold them. Neighbouring lanes mostly read neighbouring elements (tables of relative
-/// positions) or one element (buckets): those are loads. Elements of 32 bits are gathered, others read one by one.
+/// Values at p + offsets, as registers hold them. Neighbouring lanes mostly read neighbouring elements (tables of
+/// relative positions) or one element (buckets): those are loads. Elements of 32 bits are gathered, others read one by
+/// one.
 template <class T>
 HWY_INLINE void load_vector(const T* p, hn::Vec<hn::RebindToSigned<ProgramTag>> offsets,
                             float* out) {

@@ -1,16 +1,17 @@
 // The cheap operations of programs, several in a row with the value in registers.
 //
-// A tape's consecutive operations mostly feed each other: score - slope * |q - k| is a difference, a magnitude, a conversion
-// and a product with nothing in between. So they are executed on a block of six vectors at a time, like an accumulator
-// machine: a step finds the value in registers, takes at most two operands from memory and leaves its result in registers.
+// A tape's consecutive operations mostly feed each other: score - slope * |q - k| is a difference, a magnitude, a
+// conversion and a product with nothing in between. So they are executed on a block of six vectors at a time, like an
+// accumulator machine: a step finds the value in registers, takes at most two operands from memory and leaves its
+// result in registers.
 //
-// Each step is a function of its own that ends by calling the next one's, with the six vectors as arguments: a tail call, so
-// that a step is its six operations, an address and a jump, which repeats for every block and is predicted. (One function
-// with a switch in a loop was tried first: GCC stores the six vectors to the stack at every step, which costs as much as a
-// pass over memory per operation.)
+// Each step is a function of its own that ends by calling the next one's, with the six vectors as arguments: a tail
+// call, so that a step is its six operations, an address and a jump, which repeats for every block and is predicted.
+// (One function with a switch in a loop was tried first: GCC stores the six vectors to the stack at every step, which
+// costs as much as a pass over memory per operation.)
 //
-// Registers of programs hold 32-bit values in float arrays; bools are int masks, 0 or -1. Read ../program.hpp for what a
-// step is.
+// Registers of programs hold 32-bit values in float arrays; bools are int masks, 0 or -1. Read ../program.hpp for what
+// a step is.
 
 #if defined(FOVEA_CPU_PROGRAM_STEPS_INL_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FOVEA_CPU_PROGRAM_STEPS_INL_
@@ -142,8 +143,8 @@ struct BlockRange {
   std::int64_t end = 1;
 };
 
-/// Executes a step and all behind it, for this block and all that follow. The value is in v0 to v5, or the first of them; all
-/// arguments are in machine registers.
+/// Executes a step and all behind it, for this block and all that follow. The value is in v0 to v5, or the first of
+/// them; all arguments are in machine registers.
 using StepFunction = void(const ProgramStep* step, const BlockRange* range, std::int64_t block,
                           ProgramVector v0, ProgramVector v1, ProgramVector v2, ProgramVector v3,
                           ProgramVector v4, ProgramVector v5);

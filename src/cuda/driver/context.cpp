@@ -40,7 +40,8 @@ ContextHandle current_context(const DeviceContext& context) {
   return current;
 }
 
-/// Is the calling thread's context one of part of the device's resources? Its streams belong to the primary context as well.
+/// Is the calling thread's context one of part of the device's resources? Its streams belong to the primary context as
+/// well.
 bool is_in_green_context(const DeviceContext& context) {
   const Api& api = context.api();
   ContextHandle primary = nullptr;

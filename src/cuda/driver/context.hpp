@@ -35,8 +35,9 @@ DeviceContext& process_context(int index);
 class ContextScope {
  public:
   explicit ContextScope(const DeviceContext& context);
-  /// For work on a stream. A green context of the device stays current: the default stream is its own then. Throws DeviceError for the
-  /// default stream of a context that cuCtxCreate made for the device, since the primary one's would be in no order with it.
+  /// For work on a stream. A green context of the device stays current: the default stream is its own then. Throws
+  /// DeviceError for the default stream of a context that cuCtxCreate made for the device, since the primary one's
+  /// would be in no order with it.
   ContextScope(const DeviceContext& context, StreamHandle stream);
   ~ContextScope();
   ContextScope(const ContextScope&) = delete;

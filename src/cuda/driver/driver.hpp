@@ -45,7 +45,8 @@ class Driver {
   /// One line: the library that cannot be opened, the function it lacks, or the driver's own words.
   const std::string& why_absent() const { return why_absent_; }
 
-  /// Throws Unsupported with why_absent(), DeviceError in a forked child: its copies of contexts and modules are nobody's.
+  /// Throws Unsupported with why_absent(), DeviceError in a forked child: its copies of contexts and modules are
+  /// nobody's.
   const Api& api() const;
   /// Present, and opened by this process: not by one that it was forked from.
   bool is_usable() const;

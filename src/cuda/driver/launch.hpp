@@ -34,12 +34,12 @@ struct LaunchConfig {
   bool is_pdl = false;  // may start before its predecessor has ended; the kernel waits by itself
 };
 
-/// What to say of a stream on which a call has failed: "" where it is of the context. A module and a pool of memory are one context's,
-/// so streams of green contexts, of contexts that somebody made and of other devices are told by name.
+/// What to say of a stream on which a call has failed: "" where it is of the context. A module and a pool of memory are
+/// one context's, so streams of green contexts, of contexts that somebody made and of other devices are told by name.
 std::string describe_foreign(const DeviceContext& context, Stream stream);
 
-/// Enqueues and returns. The stream is of the device's primary context, as those of the CUDA runtime, PyTorch and JAX are; others
-/// are refused by name. `params` is the kernel's parameters, one pointer for each. Throws DeviceError.
+/// Enqueues and returns. The stream is of the device's primary context, as those of the CUDA runtime, PyTorch and JAX
+/// are; others are refused by name. `params` is the kernel's parameters, one pointer for each. Throws DeviceError.
 void launch(const LaunchConfig& config, const Function& function, void** params);
 
 /// A kernel of one parameter, which is a plain struct.

@@ -22,8 +22,8 @@ void check_image(const Driver& driver, Result result, std::string_view call,
   }
 }
 
-/// Loading and unloading may allocate and wait, which by default no thread may do while a stream is captured anywhere; none of it
-/// belongs to the capture.
+/// Loading and unloading may allocate and wait, which by default no thread may do while a stream is captured anywhere;
+/// none of it belongs to the capture.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Api& api) : api_(api) { api_.exchange_capture_mode(&mode_); }

@@ -23,7 +23,8 @@ struct Function {
   int max_threads_per_cta = 0;
 };
 
-/// The driver took an image for no kernel of this device: another image may do, where a failure of the device would come again.
+/// The driver took an image for no kernel of this device: another image may do, where a failure of the device would
+/// come again.
 class ImageRefused : public DeviceError {
  public:
   using DeviceError::DeviceError;
@@ -31,8 +32,8 @@ class ImageRefused : public DeviceError {
 
 class Module {
  public:
-  /// Loads into the context, which must outlive the module; streams may be captured meanwhile, by any thread. `label` is for
-  /// messages. Throws ImageRefused, or DeviceError where the device fails.
+  /// Loads into the context, which must outlive the module; streams may be captured meanwhile, by any thread. `label`
+  /// is for messages. Throws ImageRefused, or DeviceError where the device fails.
   Module(const DeviceContext& context, std::span<const std::byte> image, const std::string& label);
   ~Module();
   Module(const Module&) = delete;

@@ -1,5 +1,5 @@
-// Device memory for the length of a call, taken and given back in the order of a stream: what convenience calls use where the
-// caller brought no workspace.
+// Device memory for the length of a call, taken and given back in the order of a stream: what convenience calls use
+// where the caller brought no workspace.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// A piece of memory that kernels may touch: the shared memory of a CTA, or a registered global buffer. Its bytes are a heap block
-// of their own; beside each word stands who touched it, which bytes were ever written, and which writes the async proxy cannot see
-// yet. Read machine.hpp next.
+// A piece of memory that kernels may touch: the shared memory of a CTA, or a registered global buffer. Its bytes are a
+// heap block of their own; beside each word stands who touched it, which bytes were ever written, and which writes the
+// async proxy cannot see yet. Read machine.hpp next.
 #pragma once
 
 #include <array>
@@ -49,7 +49,8 @@ class Block {
   void read_async(Machine& machine, const Actor& actor, ByteRange range, void* to);
   void write_async(Machine& machine, const Actor& actor, ByteRange range, const void* from);
 
-  /// fence.proxy.async: what `writer` wrote in `range` becomes visible to asynchronous operations that know of the fence.
+  /// fence.proxy.async: what `writer` wrote in `range` becomes visible to asynchronous operations that know of the
+  /// fence.
   void publish(AgentId writer, const Actor& fence, ByteRange range);
 
   /// Marks bytes that came from outside the kernel.

@@ -1,9 +1,11 @@
-// Runs kernel text on the CPU as a strict GPU would: one fiber per thread, asynchronous work landing when the seed says, every access
-// checked. A guest includes the kernel's .cuh with src/cuda/emulator/device before src/cuda/device on its include path:
+// Runs kernel text on the CPU as a strict GPU would: one fiber per thread, asynchronous work landing when the seed
+// says, every access checked. A guest includes the kernel's .cuh with src/cuda/emulator/device before src/cuda/device
+// on its include path:
 //
 //   emulator::Device device;
 //   auto* out = device.buffer<float>("out", 128);
-//   Report report = device.launch({.grid = {1, 1, 1}, .block = {128, 1, 1}, .shared_bytes = 4096}, {.seed = 7}, [&] { kernel(params); });
+//   Report report = device.launch({.grid = {1, 1, 1}, .block = {128, 1, 1}, .shared_bytes = 4096}, {.seed = 7}, [&] {
+//   kernel(params); });
 //
 // What is modelled and how to read a report: docs/design/emulator.md. Read machine.hpp next.
 #pragma once
@@ -29,7 +31,8 @@ struct LaunchConfig {
   std::uint32_t shared_bytes = 0;          // dynamic
   std::uint32_t registers_per_thread = 0;  // at the launch; 0: 64 K shared by the block's threads
   int clusters_at_once = 1;  // that run together; more for kernels whose CTAs wait for each other
-  /// Starts while the grid before it still runs (programmatic dependent launch): what that one did is over behind griddepcontrol.wait.
+  /// Starts while the grid before it still runs (programmatic dependent launch): what that one did is over behind
+  /// griddepcontrol.wait.
   bool is_dependent = false;
 };
 
@@ -79,8 +82,8 @@ class Device {
   std::unique_ptr<State> state_;
 };
 
-/// Runs `launch` with early, late and `seeds` seeded landings until one of them finds something; that report, or a clean one.
-/// `launch` sets up its buffers anew each time.
+/// Runs `launch` with early, late and `seeds` seeded landings until one of them finds something; that report, or a
+/// clean one. `launch` sets up its buffers anew each time.
 Report sweep(int seeds, const std::function<Report(const Options&)>& launch);
 
 }  // namespace fovea::cuda::emulator

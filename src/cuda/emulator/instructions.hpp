@@ -1,5 +1,5 @@
-// What the emulated ptx layer calls: one function per kind of instruction, acting for the thread whose fiber runs. Twins of
-// src/cuda/device/ptx/*.cuh stand in device/ptx/ and are thin. Read machine.hpp for the state behind.
+// What the emulated ptx layer calls: one function per kind of instruction, acting for the thread whose fiber runs.
+// Twins of src/cuda/device/ptx/*.cuh stand in device/ptx/ and are thin. Read machine.hpp for the state behind.
 #pragma once
 
 #include <cstddef>

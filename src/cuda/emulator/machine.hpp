@@ -1,5 +1,6 @@
-// The state of a launch: threads, warps and CTAs of the wave that runs, work in flight, findings; and the loop that gives fibers
-// their turns. Instructions (instructions.hpp) act on it from the running thread's fiber. Read block.hpp before.
+// The state of a launch: threads, warps and CTAs of the wave that runs, work in flight, findings; and the loop that
+// gives fibers their turns. Instructions (instructions.hpp) act on it from the running thread's fiber. Read block.hpp
+// before.
 #pragma once
 
 #include <array>

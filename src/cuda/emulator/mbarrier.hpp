@@ -45,8 +45,8 @@ struct Progress {
   std::int64_t expected_bytes = 0, landed_bytes = 0;
 };
 
-/// The barrier at a shared address, reported and null where there is none that `actor` may use. `needs_fence`: by the async
-/// proxy, or another CTA.
+/// The barrier at a shared address, reported and null where there is none that `actor` may use. `needs_fence`: by the
+/// async proxy, or another CTA.
 Mbarrier* find_mbarrier(Machine& machine, std::uint32_t address, const Actor& actor,
                         bool needs_fence);
 void arrive(Machine& machine, Mbarrier& barrier, const Actor& actor, Progress progress);

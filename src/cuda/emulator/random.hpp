@@ -1,4 +1,5 @@
-// The one source of chance of a launch: a seed gives the same run on every machine (Steele, Lea & Flood 2014, SplitMix).
+// The one source of chance of a launch: a seed gives the same run on every machine (Steele, Lea & Flood 2014,
+// SplitMix).
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,8 @@ struct TensorMapFields {
 };
 static_assert(sizeof(TensorMapFields) == 128, "a tensor map has 128 bytes");
 
-/// Throws InvalidArgument where the driver would refuse. `Map` is ptx::TensorMap, or the driver's: 128 bytes aligned to 64.
+/// Throws InvalidArgument where the driver would refuse. `Map` is ptx::TensorMap, or the driver's: 128 bytes aligned to
+/// 64.
 TensorMapFields encode_fields(const driver::TensorMapSpec& spec, const void* address);
 
 template <class Map>

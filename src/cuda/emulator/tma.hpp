@@ -27,8 +27,9 @@ struct Box {
     return bytes_of(static_cast<driver::TensorMapElement>(map.element));
   }
   std::uint32_t bytes() const;
-  /// Visits the box in chunks of 16 bytes: where the chunk lies from the box's start in shared memory, before the swizzle; the
-  /// global address of its first element; and how many of its elements, from which on, are inside the tensor.
+  /// Visits the box in chunks of 16 bytes: where the chunk lies from the box's start in shared memory, before the
+  /// swizzle; the global address of its first element; and how many of its elements, from which on, are inside the
+  /// tensor.
   struct Chunk {
     std::uint32_t offset;
     std::uint64_t address;  // of the first inside

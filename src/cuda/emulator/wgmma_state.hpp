@@ -1,4 +1,5 @@
-// What a warp has in flight of wgmma. Warps of a warpgroup advance alone: each computes its 16 rows, when the seed says.
+// What a warp has in flight of wgmma. Warps of a warpgroup advance alone: each computes its 16 rows, when the seed
+// says.
 #pragma once
 
 #include <array>
@@ -14,8 +15,8 @@ namespace fovea::cuda::emulator {
 
 struct WgmmaProduct;
 
-/// The accumulator registers of a warp, from the first product into them until all products are waited for. Meanwhile the registers
-/// themselves hold NaNs, and the sums are here.
+/// The accumulator registers of a warp, from the first product into them until all products are waited for. Meanwhile
+/// the registers themselves hold NaNs, and the sums are here.
 struct Accumulator {
   std::array<std::uint32_t*, 32> registers{};  // of each lane
   std::uint32_t columns = 0;
@@ -25,7 +26,8 @@ struct Accumulator {
   Site site;
 };
 
-/// Registers that products use again and again: a wgmma.fence must stand between an access of their thread and the next product.
+/// Registers that products use again and again: a wgmma.fence must stand between an access of their thread and the next
+/// product.
 struct WatchedRegisters {
   std::array<const std::uint32_t*, 32> registers{};  // of each lane
   std::uint32_t count = 0;                           // of one lane

@@ -1,5 +1,5 @@
-// Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler; what the driver refuses of one
-// is looked for at the next. A Plan
+// Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler; what the driver refuses of
+// one is looked for at the next. A Plan
 // keeps what it got; the text alone is the key here, so that nothing that shapes a kernel can be left
 // out of it. Printing and hashing it costs a new plan some 0.1 ms.
 #pragma once
@@ -47,7 +47,8 @@ struct LoaderOptions {
   std::int64_t max_unused_bytes = std::int64_t{64} << 20U;
 };
 
-/// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that ask for one text at once, one compiles and the others wait.
+/// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that
+/// ask for one text at once, one compiles and the others wait.
 class Loader {
  public:
   explicit Loader(LoaderOptions options = {});
@@ -57,8 +58,8 @@ class Loader {
   std::shared_ptr<const LoadedKernel> load(const KernelText& text,
                                            const driver::DeviceContext& context);
 
-  /// Why `load` would throw Unsupported; empty: it would not. Compiles nothing, and opens NVRTC only for what neither pack nor
-  /// disk holds.
+  /// Why `load` would throw Unsupported; empty: it would not. Compiles nothing, and opens NVRTC only for what neither
+  /// pack nor disk holds.
   std::string why_missing(const KernelText& text, Architecture architecture);
 
   /// The cubin alone; needs no GPU. Not kept in memory.
@@ -96,8 +97,8 @@ class Loader {
     bool is_loaded = false;
   };
   using Slots = std::map<std::pair<driver::ContextHandle, Sha256>, Slot>;
-  /// Takes the least recently asked out of memory while too many are held by nobody else. The lock is held, and the kernels are
-  /// unloaded when the caller lets go of them.
+  /// Takes the least recently asked out of memory while too many are held by nobody else. The lock is held, and the
+  /// kernels are unloaded when the caller lets go of them.
   std::vector<Kernel> take_unused();
 
   const std::size_t max_unused_;

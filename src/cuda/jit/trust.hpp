@@ -1,5 +1,5 @@
-// Cubins run in the user's process, so files of them are read only where no other user can have written them. Read files.hpp for
-// the reading itself.
+// Cubins run in the user's process, so files of them are read only where no other user can have written them. Read
+// files.hpp for the reading itself.
 #pragma once
 
 #include <string>
@@ -35,8 +35,8 @@ struct TrustedFile {
   bool is_missing = false;  // there is nothing of this name
 };
 
-/// The folder at `path`, for reading: it belongs to this user or to root, and nobody else may write in it. Links on the way to it
-/// are followed: what counts is the folder that was opened.
+/// The folder at `path`, for reading: it belongs to this user or to root, and nobody else may write in it. Links on the
+/// way to it are followed: what counts is the folder that was opened.
 TrustedFile open_trusted_folder(const std::string& path);
 
 /// A regular file in an open folder, for reading, under the same conditions. A link in its place is refused.

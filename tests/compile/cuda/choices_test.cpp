@@ -1,5 +1,5 @@
-// Tiles that no table has but fovea tune may: the furthest of each kernel goes through NVRTC. (Under the emulator they are compared with
-// the oracle: tests/kernels/choice_cases.cpp.)
+// Tiles that no table has but fovea tune may: the furthest of each kernel goes through NVRTC. (Under the emulator they
+// are compared with the oracle: tests/kernels/choice_cases.cpp.)
 #include "cuda/choices.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// sm90/decode with what no case of cases/ has: registers suffice, and the machine code has as many products as a slice asks for.
+// sm90/decode with what no case of cases/ has: registers suffice, and the machine code has as many products as a slice
+// asks for.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -49,7 +50,8 @@ TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   // m16n8k16: of 16 rows, each block of 16 keys with head_dim twice.
   EXPECT_EQ(count(*code, "HMMA.16816.F32.BF16"), plan.spec.tile_kv * plan.spec.head_dim_qk / 64);
-  // All panels of keys in a box, and all of values; where the last panel is cut, or pages may be of 8 keys, each has its own.
+  // All panels of keys in a box, and all of values; where the last panel is cut, or pages may be of 8 keys, each has
+  // its own.
   const bool by_panels = plan.spec.has_padded_head_dim || plan.spec.is_paged;
   const int boxes = by_panels ? plan.spec.head_dim_qk / 64 : 1;
   EXPECT_EQ(count(*code, "UTMALDG.5D"), 2 * boxes);

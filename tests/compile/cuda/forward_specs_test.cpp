@@ -1,5 +1,5 @@
-// sm90/attention_forward: registers suffice, the machine code has the products that the schedule asks for, and its loops do not let warps
-// drift apart.
+// sm90/attention_forward: registers suffice, the machine code has the products that the schedule asks for, and its
+// loops do not let warps drift apart.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -41,12 +41,13 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // Scores and sums: of a careful step, of another, and of one alone. Where row tiles cross, of that step too, and scores of a suspect one.
+  // Scores and sums: of a careful step, of another, and of one alone. Where row tiles cross, of that step too, and
+  // scores of a suspect one.
   const int scores = plan.spec.head_dim_qk / 16;
   const int products = scores + plan.spec.tile_kv / 16;
   EXPECT_EQ(count(*code, "HGMMA."), plan.spec.q_stages == 2 ? 4 * products + scores : 3 * products);
-  // Where ptxas does not know that warps stay together, descriptors go through vector registers: a twentieth of the time.
-  // The loop of optimistic steps, and the one around it and a careful step.
+  // Where ptxas does not know that warps stay together, descriptors go through vector registers: a twentieth of the
+  // time. The loop of optimistic steps, and the one around it and a careful step.
   for (const int steps : {1, 2}) {
     const auto loops = loops_with(*code, "HGMMA.", steps * products);
     ASSERT_FALSE(loops.empty());

@@ -1,5 +1,6 @@
-// A row for each function of device/ptx: a kernel body that calls it and the machine instructions that must come of it. Found by
-// looking at what ptxas 13.0 makes; a spelling that a later release changes is changed here. Read ptx_wrappers_test.cpp next.
+// A row for each function of device/ptx: a kernel body that calls it and the machine instructions that must come of it.
+// Found by looking at what ptxas 13.0 makes; a spelling that a later release changes is changed here. Read
+// ptx_wrappers_test.cpp next.
 #pragma once
 
 #include <array>

@@ -1,4 +1,5 @@
-// Every function of device/ptx, compiled alone by NVRTC: ptxas takes it without a note, and the machine code has the instruction meant.
+// Every function of device/ptx, compiled alone by NVRTC: ptxas takes it without a note, and the machine code has the
+// instruction meant.
 #include "compile/cuda/ptx_wrappers.hpp"
 
 #include <gtest/gtest.h>

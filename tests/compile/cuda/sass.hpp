@@ -1,5 +1,5 @@
-// What the machine code of a cubin says, by nvdisasm (PyPI nvidia-cuda-nvdisasm, or a toolkit's). Without it, tests that look at machine
-// code are skipped by name.
+// What the machine code of a cubin says, by nvdisasm (PyPI nvidia-cuda-nvdisasm, or a toolkit's). Without it, tests
+// that look at machine code are skipped by name.
 #pragma once
 
 #include <unistd.h>
@@ -88,8 +88,8 @@ inline int count(std::string_view text, std::string_view word) {
   return times;
 }
 
-/// From a label to a branch back to it, where the word stands so many times between them; the shortest first. (Waits that ptxas puts
-/// behind everything branch back too, over much else.)
+/// From a label to a branch back to it, where the word stands so many times between them; the shortest first. (Waits
+/// that ptxas puts behind everything branch back too, over much else.)
 inline std::vector<std::string> loops_with(const std::string& function, std::string_view word,
                                            int times) {
   std::map<std::string, std::size_t> labels;

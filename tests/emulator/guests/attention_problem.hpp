@@ -75,7 +75,8 @@ struct AttentionProblem {
   mutable std::vector<double> out_;
 };
 
-/// P is rounded to bf16 (2^-9 of itself, weights sum to 1, values below 8 in this draw): 2^-6; a mistake costs 0.1 and more.
+/// P is rounded to bf16 (2^-9 of itself, weights sum to 1, values below 8 in this draw): 2^-6; a mistake costs 0.1 and
+/// more.
 inline constexpr double kAllowedError = 0.016;
 
 }  // namespace fovea::cuda::emulator

@@ -1,5 +1,5 @@
-// A small attention kernel for sm_80, and the mistakes that people make in such a kernel. One CTA: 4 warps, 64 queries, head_dim 64,
-// tiles of 32 keys in two stages. Planted::nothing is the right one; each other value changes one line.
+// A small attention kernel for sm_80, and the mistakes that people make in such a kernel. One CTA: 4 warps, 64 queries,
+// head_dim 64, tiles of 32 keys in two stages. Planted::nothing is the right one; each other value changes one line.
 #pragma once
 
 #include "ptx/barrier.cuh"

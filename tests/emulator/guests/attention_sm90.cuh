@@ -1,5 +1,6 @@
-// A small warp-specialised attention kernel for sm_90a, and the mistakes that people make in such a kernel. Warpgroup 0: warp 0 loads Q,
-// K, V by TMA, warp 1 stores finished tiles; warpgroups 1 and 2 own 64 queries each. head_dim 128, tiles of 32 keys in two stages.
+// A small warp-specialised attention kernel for sm_90a, and the mistakes that people make in such a kernel. Warpgroup
+// 0: warp 0 loads Q, K, V by TMA, warp 1 stores finished tiles; warpgroups 1 and 2 own 64 queries each. head_dim 128,
+// tiles of 32 keys in two stages.
 //
 //   consumer, key tile n:   S(n) = Q Kᵀ | O += P(n-1) V | wait S | softmax | wait O | rescale O, P(n)
 //

@@ -1,4 +1,5 @@
-// The same programs, compiled by NVRTC and run on a GPU: what the host compiler cannot show. Skipped by name without one.
+// The same programs, compiled by NVRTC and run on a GPU: what the host compiler cannot show. Skipped by name without
+// one.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// The kernel that builds tables of ranges gives the least and greatest of each run, and look-ups bound what loads can yield.
+// The kernel that builds tables of ranges gives the least and greatest of each run, and look-ups bound what loads can
+// yield.
 #include "common/range_table.cuh"
 
 #include <gtest/gtest.h>

@@ -117,7 +117,8 @@ TileSpan rows_of(std::int32_t q_begin, std::int32_t num_rows, std::int32_t seqle
 }
 
 TEST(TileWalk, VisitsWhatIsNotEmpty) {
-  // None, one key, a tile and its neighbours, a group of 32 tiles and its neighbours, and past the 1024 tiles of one top level.
+  // None, one key, a tile and its neighbours, a group of 32 tiles and its neighbours, and past the 1024 tiles of one
+  // top level.
   for (const std::int32_t seqlen : {0, 1, 63, 64, 65, 2047, 2048, 2049, 5000, 65536 + 100}) {
     const TileRange tiles{0, (seqlen + kTileKv - 1) / kTileKv, kTileKv};
     const TileSpan rows = rows_of(seqlen / 2, 128, seqlen);

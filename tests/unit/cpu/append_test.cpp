@@ -1,4 +1,5 @@
-// New tokens of a cache: where they land, how they are turned, and that a cache grown token by token means the same as the whole.
+// New tokens of a cache: where they land, how they are turned, and that a cache grown token by token means the same as
+// the whole.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -384,8 +385,8 @@ TEST(GrowingCache, TokenByTokenEqualsPrefill) {
 }
 
 TEST(GrowingCache, ChunksOfOneClassOfRowsHaveTheSameBits) {
-  // docs/design/contract.md, "Bits". One row a query: up to 3 are read row by row on every target, 9 and more on none. No chunk
-  // leaves a remainder.
+  // docs/design/contract.md, "Bits". One row a query: up to 3 are read row by row on every target, 9 and more on none.
+  // No chunk leaves a remainder.
   for (const Dtype dtype : kFloats) {
     for (const CpuTarget target : targets_for(dtype)) {
       SCOPED_TRACE(std::string(fovea::name(target)) + " " + std::string(fovea::name(dtype)));

@@ -1,5 +1,5 @@
-// Gradients of a sequence depend on that sequence alone: not on threads, on whether chunks of keys run side by side or in
-// turn, on batch mates or packing.
+// Gradients of a sequence depend on that sequence alone: not on threads, on whether chunks of keys run side by side or
+// in turn, on batch mates or packing.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +36,8 @@ Bits bits_of_run(const AttentionBackward& args) {
   return bits;
 }
 
-/// Three chunks of keys, GQA; causal, so that work is uneven. 50 rows of two heads are three panels of AMX, more of any other.
+/// Three chunks of keys, GQA; causal, so that work is uneven. 50 rows of two heads are three panels of AMX, more of any
+/// other.
 GradientCase long_keys(Dtype dtype) {
   return {.forward = {.label = "long keys",
                       .batch = 2,
@@ -78,8 +79,8 @@ TEST(BackwardDeterminism, ThreadCountChangesNoBit) {
     expect_same_on_all_threads(long_keys(Dtype::bf16), target);
 }
 
-/// One copy of sums per task (small), one for all (large), and both at once: the slopes and a bias of 16,384 elements and
-/// more.
+/// One copy of sums per task (small), one for all (large), and both at once: the slopes and a bias of 16,384 elements
+/// and more.
 TEST(BackwardDeterminism, ThreadCountChangesNoBitOfCapturedGradients) {
   GradientCase problem = long_keys(Dtype::f32);
   Case& forward = problem.forward;
@@ -138,7 +139,8 @@ class OrderedExecutor : public Executor {
   bool is_reversed_;
 };
 
-/// Elements behind the end of a captured tensor are its last one: tasks that own heads, sequences or keys each would meet there.
+/// Elements behind the end of a captured tensor are its last one: tasks that own heads, sequences or keys each would
+/// meet there.
 TEST(BackwardDeterminism, TasksDoNotMeetAtTheLastElementOfAShortTensor) {
   GradientCase problem = long_keys(Dtype::f32);
   Case& forward = problem.forward;

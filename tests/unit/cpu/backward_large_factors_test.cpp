@@ -1,5 +1,6 @@
-// Gradients of captured tensors that are multiplied by large numbers. Rows of dS sum to 0, so what all keys of a row have in common
-// must drop out: a slope over distances of 850 +- 10 depends on the 10, and an error of delta is multiplied by the 850.
+// Gradients of captured tensors that are multiplied by large numbers. Rows of dS sum to 0, so what all keys of a row
+// have in common must drop out: a slope over distances of 850 +- 10 depends on the 10, and an error of delta is
+// multiplied by the 850.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -97,8 +98,9 @@ SlopeGradient slope_gradient(const Inputs& in, std::int64_t head) {
   return sum;
 }
 
-/// Sums in f32 of terms whose parts are f32: scores of up to 90 have an error of 2^-18, which moves P of keys 15 apart, 40 times
-/// less than 850; P, dP, delta and dS are rounded once each, ΣP of rows with a sink is known as well as their lse.
+/// Sums in f32 of terms whose parts are f32: scores of up to 90 have an error of 2^-18, which moves P of keys 15 apart,
+/// 40 times less than 850; P, dP, delta and dS are rounded once each, ΣP of rows with a sink is known as well as their
+/// lse.
 constexpr double kBound = 32 * 0x1p-24;
 
 void expect_slopes(const GradientCase& problem, CpuTarget target) {

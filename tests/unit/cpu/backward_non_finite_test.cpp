@@ -157,8 +157,8 @@ TEST(BackwardNonFinite, HiddenKeysChangeNoBitAndHaveNoGradient) {
   });
 }
 
-/// Rows 50 and 595 see nothing; what stands in their q, dout, dlse and out is of no effect. Row 595's panel works on the last keys,
-/// which fill no block of tiles.
+/// Rows 50 and 595 see nothing; what stands in their q, dout, dlse and out is of no effect. Row 595's panel works on
+/// the last keys, which fill no block of tiles.
 TEST(BackwardNonFinite, RowsThatSeeNothingChangeNoBitAndHaveNoGradient) {
   on_every_target([](Dtype dtype, CpuTarget target) {
     GradientCase problem = band(dtype);
@@ -199,7 +199,8 @@ TEST(BackwardNonFinite, RowsThatSeeNothingChangeNoBitAndHaveNoGradient) {
   });
 }
 
-/// A bias of the lowest float on all keys of a row is an ordinary number: a uniform row, whose lse in fp32 has lost log(n).
+/// A bias of the lowest float on all keys of a row is an ordinary number: a uniform row, whose lse in fp32 has lost
+/// log(n).
 TEST(BackwardNonFinite, RowsOfTheLowestBiasAreUniform) {
   GradientCase problem = band(Dtype::f32);
   problem.forward.mask = {};

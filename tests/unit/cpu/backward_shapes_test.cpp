@@ -1,4 +1,5 @@
-// Gradients at the sizes where loops end: panels, tiles, chunks of keys, blocks of accumulators. Values against the oracle.
+// Gradients at the sizes where loops end: panels, tiles, chunks of keys, blocks of accumulators. Values against the
+// oracle.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +23,8 @@ void expect_right(GradientCase problem) {
   }
 }
 
-/// 1, around a block of tiles (32) and of accumulators (64 floats of AVX-512), widths that split into uneven blocks (80: 3 and 2
-/// vectors), no multiple of 4, and the largest.
+/// 1, around a block of tiles (32) and of accumulators (64 floats of AVX-512), widths that split into uneven blocks
+/// (80: 3 and 2 vectors), no multiple of 4, and the largest.
 TEST(BackwardShapes, HeadDims) {
   for (const std::int64_t head_dim : {1, 7, 16, 31, 32, 33, 63, 64, 65, 80, 96, 200, 512}) {
     expect_right(

@@ -1,4 +1,5 @@
-// How sums of captured gradients may be shared out: by sequences, heads or keys only where no two of them read one element.
+// How sums of captured gradients may be shared out: by sequences, heads or keys only where no two of them read one
+// element.
 #include "cpu/captured_sums.hpp"
 
 #include <gtest/gtest.h>

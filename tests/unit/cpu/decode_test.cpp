@@ -1,5 +1,5 @@
-// Attention over a cache is attention over the same keys laid out densely, bit for bit: whatever the layout, the batch, the threads
-// and what lies in memory that no sequence uses. The dense kernels are held to the oracle elsewhere.
+// Attention over a cache is attention over the same keys laid out densely, bit for bit: whatever the layout, the batch,
+// the threads and what lies in memory that no sequence uses. The dense kernels are held to the oracle elsewhere.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,7 +33,8 @@ CacheCase of_dtype(CacheCase problem, Dtype dtype) {
   return problem;
 }
 
-/// A tile holds 128 keys: pages of one row, of rows that divide no tile, of a part of a tile, of a tile, and of one row more.
+/// A tile holds 128 keys: pages of one row, of rows that divide no tile, of a part of a tile, of a tile, and of one row
+/// more.
 std::vector<CacheCase> layouts_of(const CacheCase& problem) {
   std::vector<CacheCase> layouts(4, problem);
   layouts[1].has_batch_idx = layouts[1].has_left_padding = true;
@@ -89,7 +90,8 @@ TEST(CpuDecode, EveryLayoutHasTheBitsOfDenseTensors) {
 }
 
 TEST(CpuDecode, SplitsAreCutByTheSequenceAlone) {
-  // 2048 keys a split: sequences of one split, of two, and of three beside each other, of few rows and of a part of a panel.
+  // 2048 keys a split: sequences of one split, of two, and of three beside each other, of few rows and of a part of a
+  // panel.
   on_every_target([](Dtype dtype, CpuTarget target) {
     for (const std::int64_t seqlen_q : {1, 4}) {
       CacheCase problem = of_dtype({.seqlens = {5000, 2048, 2049}, .seqlen_q = seqlen_q}, dtype);
@@ -188,8 +190,8 @@ TEST(CpuDecode, KeysAndValuesHaveDtypesOfTheirOwn) {
 }
 
 TEST(CpuDecode, EverythingTogetherMeetsTheOracle) {
-  // Rotated queries and keys, appended into pages behind left padding, under a softcap with a sink. Caches are f32: a key that
-  // rounds to another bf16 than the oracle's would say nothing about attention.
+  // Rotated queries and keys, appended into pages behind left padding, under a softcap with a sink. Caches are f32: a
+  // key that rounds to another bf16 than the oracle's would say nothing about attention.
   constexpr std::int64_t kMaxPositions = 160, kHalf = 6;
   std::vector<float> cos(kMaxPositions * kHalf), sin(cos.size());
   for (std::size_t i = 0; i < cos.size(); ++i) {

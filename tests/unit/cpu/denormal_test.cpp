@@ -1,4 +1,5 @@
-// Numbers below the normal range: f32 products keep them, the processor's bf16 products count them as 0 (docs/design/contract.md).
+// Numbers below the normal range: f32 products keep them, the processor's bf16 products count them as 0
+// (docs/design/contract.md).
 #include <gtest/gtest.h>
 
 #include <algorithm>

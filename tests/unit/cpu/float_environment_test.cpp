@@ -111,7 +111,8 @@ void scale(GuardedTensor& tensor, double factor) {
   tensor.seal();
 }
 
-/// Two heads, two tiles, a score program, a mask with partial tiles, dropout and a sink; values and dout that are denormal.
+/// Two heads, two tiles, a score program, a mask with partial tiles, dropout and a sink; values and dout that are
+/// denormal.
 GradientCase denormal_case() {
   GradientCase problem{.forward = {.label = "denormal",
                                    .seqlen_q = 40,

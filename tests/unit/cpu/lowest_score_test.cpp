@@ -1,5 +1,5 @@
-// The lowest finite number as a bias, which people use to hide keys, is an ordinary score: rows whose visible keys all have it
-// are uniform averages.
+// The lowest finite number as a bias, which people use to hide keys, is an ordinary score: rows whose visible keys all
+// have it are uniform averages.
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -157,8 +157,8 @@ TEST(CpuNonFinite, NonFiniteValueReachesItsColumnOfTheRowsThatSeeIt) {
   });
 }
 
-/// Of keys before 2048 no weight is left beside those behind them: 1 and 12 queries split keys there, 60 do not. One head's sink
-/// leaves no weight to any key.
+/// Of keys before 2048 no weight is left beside those behind them: 1 and 12 queries split keys there, 60 do not. One
+/// head's sink leaves no weight to any key.
 TEST(CpuNonFinite, InfinityOutlivesAWeightThatRoundsToZero) {
   on_every_target([](Dtype dtype, CpuTarget target) {
     for (const std::int64_t seqlen_q : {1, 12, 60}) {

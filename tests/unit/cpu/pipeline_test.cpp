@@ -1,4 +1,5 @@
-// Panels that overlap their steps against the same panels step by step: the bits are the same. Needs a processor with AMX.
+// Panels that overlap their steps against the same panels step by step: the bits are the same. Needs a processor with
+// AMX.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -22,8 +22,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t kDim = 8;
 
-/// Query 0 sees no key. Head 0 has the sink in question, head 1 an ordinary one and keys of its own. 1 + 2 queries are few
-/// rows, 20 a panel.
+/// Query 0 sees no key. Head 0 has the sink in question, head 1 an ordinary one and keys of its own. 1 + 2 queries are
+/// few rows, 20 a panel.
 GradientCase two_heads(Dtype dtype, std::int64_t seqlen_q) {
   return {.forward = {.label = "sinks",
                       .seqlen_q = seqlen_q,

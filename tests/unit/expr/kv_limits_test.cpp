@@ -1,4 +1,5 @@
-// What kernels need not evaluate key by key: the keys that a mask shows, and what a program adds to the score along them.
+// What kernels need not evaluate key by key: the keys that a mask shows, and what a program adds to the score along
+// them.
 #include "expr/kv_limits.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Gradients, tangents and states through the C ABI: the same bits as the C++ functions, and refusals that name the argument.
+// Gradients, tangents and states through the C ABI: the same bits as the C++ functions, and refusals that name the
+// argument.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,8 @@ TensorView view_of(FloatTensor& tensor) {
   return {tensor.values.data(), make_spec(Dtype::f32, tensor.shape)};
 }
 
-/// A forward call that has run, with a bias, slopes and a formula that reads a tensor named like those of the ALiBi word.
+/// A forward call that has run, with a bias, slopes and a formula that reads a tensor named like those of the ALiBi
+/// word.
 struct GradientCall : SmallCall {
   GradientCall() {
     for (std::size_t i = 0; i < dout.values.size(); ++i)

@@ -62,8 +62,8 @@ TEST(SizedStruct, NewerCallersWorkUnlessTheySetWhatWeDoNotKnow) {
   EXPECT_THAT(refusal(&given.known), HasSubstr("this library does not know it"));
 }
 
-/// What lies where in the first header, whose callers a library of any later one serves. Each struct ends in a field: a field that
-/// is added lies behind what those callers pass, not in padding, which they leave as it was.
+/// What lies where in the first header, whose callers a library of any later one serves. Each struct ends in a field: a
+/// field that is added lies behind what those callers pass, not in padding, which they leave as it was.
 TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
 #define FOVEA_EXPECT_LAYOUT(Struct, first, at_first, last, size) \
   EXPECT_EQ(offsetof(Struct, first), at_first) << #Struct;       \

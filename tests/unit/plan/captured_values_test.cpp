@@ -1,4 +1,5 @@
-// What a call's captured scalars and tensors hold: it decides nothing but its own result, and 64-bit words are read whole.
+// What a call's captured scalars and tensors hold: it decides nothing but its own result, and 64-bit words are read
+// whole.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -31,7 +31,8 @@ CacheCase small_case() {
 }
 
 TEST(DecodeWorkspace, ServesEveryCacheUpToTheBound) {
-  // Exactly the named bytes, at an odd address, for lengths around the bounds of plans and with more workers than splits.
+  // Exactly the named bytes, at an odd address, for lengths around the bounds of plans and with more workers than
+  // splits.
   const auto pool = make_thread_pool(3);
   for (const std::int64_t seqlen : {1, 2048, 2049, 5000}) {
     CacheCase problem{.seqlens = {seqlen}};

@@ -120,8 +120,8 @@ TEST(MergeStates, NanInSightReachesTheRow) {
   EXPECT_TRUE(std::isnan(merge({{1, 2, kNan}, {3, 4, 0}}).out[0]));
 }
 
-/// Three states of 2 x 37 rows x 3 heads (more rows than one task takes at 200 columns, and a cut last task), lse of which
-/// every fifth is -inf.
+/// Three states of 2 x 37 rows x 3 heads (more rows than one task takes at 200 columns, and a cut last task), lse of
+/// which every fifth is -inf.
 class MergeShapes : public ::testing::TestWithParam<Dtype> {
  protected:
   static constexpr std::int64_t kBatch = 2, kRows = 37, kHeads = 3, kWidth = 200;

@@ -1,5 +1,5 @@
-// Every output of every operation, moved onto every input and onto every other output, is refused by both names. Lists of a
-// test here are written by hand, from the headers.
+// Every output of every operation, moved onto every input and onto every other output, is refused by both names. Lists
+// of a test here are written by hand, from the headers.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,4 +1,5 @@
-// Validation of the KV cache: each refusal with its whole message, and what lies behind the end of a sequence is never looked at.
+// Validation of the KV cache: each refusal with its whole message, and what lies behind the end of a sequence is never
+// looked at.
 #include "problem/decode.hpp"
 
 #include <gtest/gtest.h>

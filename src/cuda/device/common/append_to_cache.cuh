@@ -2,15 +2,15 @@
 //
 //   (x, y) -> (x cos - y sin, x sin + y cos)        Su et al. 2021 (RoFormer), in f32, rounded once
 //
-// A CTA for each token of each sequence (x) and each of k, v, q (y). It finds from lengths, slots and pages, which lie on the device,
-// where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid and addresses do not know what
-// lengths and pages hold, so a captured graph appends wherever they say at its replay.
+// A CTA for each token of each sequence (x) and each of k, v, q (y). It finds from lengths, slots and pages, which lie
+// on the device, where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid
+// and addresses do not know what lengths and pages hold, so a captured graph appends wherever they say at its replay.
 //
-// Whatever lengths, slots, pages and positions hold, nothing is written but rows of the cache: a token behind its capacity, or in a slot or
-// page that there is not, is not written.
+// Whatever lengths, slots, pages and positions hold, nothing is written but rows of the cache: a token behind its
+// capacity, or in a slot or page that there is not, is not written.
 //
-// Bound: memory; every element is read once (twice where it is turned) and written once. One kernel takes any dtypes and strides: the
-// branches are the same for a whole CTA.
+// Bound: memory; every element is read once (twice where it is turned) and written once. One kernel takes any dtypes
+// and strides: the branches are the same for a whole CTA.
 #pragma once
 
 #include "common/element.cuh"

@@ -1,5 +1,6 @@
-// What a load from a captured tensor may yield over a tile: from the elements themselves where they are few, else from the tensor's
-// table of ranges (range_table.cuh), else anything that the dtype holds. Printed tile kinds call load_range.
+// What a load from a captured tensor may yield over a tile: from the elements themselves where they are few, else from
+// the tensor's table of ranges (range_table.cuh), else anything that the dtype holds. Printed tile kinds call
+// load_range.
 #pragma once
 
 #include "common/range.cuh"

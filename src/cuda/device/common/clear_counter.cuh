@@ -1,5 +1,5 @@
-// Zeroes the counter by which a kernel claims its work, just ahead of that kernel, which may start meanwhile: behind a memset it
-// could not.
+// Zeroes the counter by which a kernel claims its work, just ahead of that kernel, which may start meanwhile: behind a
+// memset it could not.
 #pragma once
 
 #include "ptx/base.cuh"

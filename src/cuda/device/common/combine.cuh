@@ -2,13 +2,13 @@
 //
 //   out = Σ_s exp(lse_s - lse) out_s,  lse = log Σ_s exp(lse_s)
 //
-// A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order: the same bits in
-// every run, however many splits are asked for at once. No shared memory, no barrier.
+// A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order:
+// the same bits in every run, however many splits are asked for at once. No shared memory, no barrier.
 //
-// Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for lse and the first
-// sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits takes time: sixteen splits at once,
-// in 128 registers. Where rows come in waves, or have no more than eight splits, eight, in 80. Lengths and sinks are read before the grid
-// ahead has ended.
+// Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for
+// lse and the first sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits
+// takes time: sixteen splits at once, in 128 registers. Where rows come in waves, or have no more than eight splits,
+// eight, in 80. Lengths and sinks are read before the grid ahead has ended.
 #pragma once
 
 #include "common/online_softmax.cuh"
@@ -161,8 +161,9 @@ struct Combine {
   }
 
  private:
-  /// No load asks: behind the last split it is read again, with weight 0, and columns that a lane does not have are others. Addresses as
-  /// integers: of pointers the compiler sums up each one from its parts, and the loads go out one by one.
+  /// No load asks: behind the last split it is read again, with weight 0, and columns that a lane does not have are
+  /// others. Addresses as integers: of pointers the compiler sums up each one from its parts, and the loads go out one
+  /// by one.
   FOVEA_DEVICE_MEMBER Parts load(int first, int col) const {
     const auto from =
         reinterpret_cast<std::uint64_t>(row.sums(p, 0) + (col < p.partial_width ? col : 0));
@@ -195,8 +196,8 @@ struct Combine {
     if (lse_.high == top) weights_.high = ptx::ex2_approx_ftz(log_sums.high * kLog2E);
   }
 
-  /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks for some of the sums
-  /// behind the weights, one wait later.
+  /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks
+  /// for some of the sums behind the weights, one wait later.
   FOVEA_DEVICE_MEMBER ptx::F32x4 join(int col, bool has_no_weights) {
     ptx::F32x4 sums[kCombineSums] = {};
 #pragma unroll 1

@@ -1,5 +1,6 @@
-// Which probabilities are dropped: Philox4x32-10 by position (Salmon et al. 2011), bit for bit as core/philox.hpp. The counter of a
-// decision is (kv_idx / 4, q_idx, q_head, batch), its word kv_idx % 4, so one evaluation serves four neighbouring keys.
+// Which probabilities are dropped: Philox4x32-10 by position (Salmon et al. 2011), bit for bit as core/philox.hpp. The
+// counter of a decision is (kv_idx / 4, q_idx, q_head, batch), its word kv_idx % 4, so one evaluation serves four
+// neighbouring keys.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -35,9 +36,9 @@ FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
   return word < p.dropout_threshold;
 }
 
-/// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and y, of its second
-/// z and w. A lane draws four words of one row, of the second one where the lane is odd, and its neighbour those of the other: half of
-/// each is exchanged. q_head and q_idx are those of the row that this lane draws.
+/// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and
+/// y, of its second z and w. A lane draws four words of one row, of the second one where the lane is odd, and its
+/// neighbour those of the other: half of each is exchanged. q_head and q_idx are those of the row that this lane draws.
 FOVEA_DEVICE ptx::U32x4 fragment_words(const ForwardParams& p, std::int32_t batch,
                                        std::int32_t q_head, std::int32_t q_idx,
                                        std::int32_t kv_begin) {
@@ -50,7 +51,8 @@ FOVEA_DEVICE ptx::U32x4 fragment_words(const ForwardParams& p, std::int32_t batc
   return {own.x, own.y, lo, hi};
 }
 
-/// The same as bits, 4 of a fragment: x, y, z, w from the lowest on. What lanes draw is exchanged for eight fragments at once.
+/// The same as bits, 4 of a fragment: x, y, z, w from the lowest on. What lanes draw is exchanged for eight fragments
+/// at once.
 struct DroppedBits {
   std::uint32_t own = 0;
 

@@ -1,16 +1,17 @@
 // The softmax of one row, taken in pieces: the one place where its numerical choices are made.
 //
-//   m = largest score so far, l = Σ exp(score - m), O = Σ exp(score - m) v         Milakov & Gimelshein 2018, algorithm 3
+//   m = largest score so far, l = Σ exp(score - m), O = Σ exp(score - m) v         Milakov & Gimelshein 2018, algorithm
+//                                                                                  3
 //
-// - Base 2 inside: exp(score - m) = 2^(score c - m c), c = log2 e or, where scores are still unscaled, scale log2 e. One fma and one
-//   ex2 for each score. Natural units outside: lse, row_max.
-// - The origin m follows the row's maximum only when that has grown by more than 2^8 of probability: sums stay far from the limits
-//   of f32 and P of f16 (2^8 of 65504), and rows are rarely scaled again. Dao et al. 2026 (FlashAttention-4), section 3.
-//   Each row decides for itself: its bits do not depend on the rows beside it.
+// - Base 2 inside: exp(score - m) = 2^(score c - m c), c = log2 e or, where scores are still unscaled, scale log2 e.
+//   One fma and one ex2 for each score. Natural units outside: lse, row_max.
+// - The origin m follows the row's maximum only when that has grown by more than 2^8 of probability: sums stay far from
+//   the limits of f32 and P of f16 (2^8 of 65504), and rows are rarely scaled again. Dao et al. 2026
+//   (FlashAttention-4), section 3. Each row decides for itself: its bits do not depend on the rows beside it.
 // - A row that has seen no key has m = -inf, l = 0: subtracting from the origin 0 instead gives 2^-inf = 0, never NaN.
 // - NaN: maxima pass over it, sums do not. l is NaN where a visible score was.
-// - A score program may give the lowest finite number, which others add to hide keys; here it is a score. Times log2 e it is no float. A
-//   row whose origin is that far from 0 takes its scores times a power of two instead (unit_of).
+// - A score program may give the lowest finite number, which others add to hide keys; here it is a score. Times log2 e
+//   it is no float. A row whose origin is that far from 0 takes its scores times a power of two instead (unit_of).
 #pragma once
 
 #include "ptx/base.cuh"
@@ -30,8 +31,8 @@ inline constexpr float kOriginSlack = 8.0F;
 
 /// Above this, a score times log2 e may be no float.
 inline constexpr float kHugeScore = 0x1.6p127F;
-/// Scores of such a size differ by 2^103 at least, or not at all. So any power of two that keeps both tells them apart as exp does: equal
-/// ones have a difference of exactly 0, others one that no exponent has.
+/// Scores of such a size differ by 2^103 at least, or not at all. So any power of two that keeps both tells them apart
+/// as exp does: equal ones have a difference of exactly 0, others one that no exponent has.
 inline constexpr float kHugeUnit = 0x1p-20F;
 
 FOVEA_DEVICE bool is_huge(float score) {
@@ -85,8 +86,8 @@ struct RowResult {
   float lse;     // natural
 };
 
-/// `sum` is whole. unit: natural units of a score (1, or the scale where scores are unscaled). The sink joins the denominator;
-/// -inf is none, NaN makes NaN. A row that saw nothing: factor 0, lse the sink.
+/// `sum` is whole. unit: natural units of a score (1, or the scale where scores are unscaled). The sink joins the
+/// denominator; -inf is none, NaN makes NaN. A row that saw nothing: factor 0, lse the sink.
 FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   const bool is_empty = row.origin == -infinity() && !is_nan(row.sum);
   const float origin = is_empty ? -infinity() : row.origin * unit;
@@ -103,8 +104,8 @@ FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
   return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
 }
 
-/// What a split leaves beside lse: its row_max; or, where lse is so large that log l is nothing beside it and lse is the maximum
-/// itself, log l.
+/// What a split leaves beside lse: its row_max; or, where lse is so large that log l is nothing beside it and lse is
+/// the maximum itself, log l.
 FOVEA_DEVICE float beside_lse(float lse, float sum, float row_max) {
   return is_huge(lse) ? kLn2 * ptx::lg2_approx_ftz(sum) : row_max;
 }

@@ -1,31 +1,34 @@
-// The softmax of full tiles without a maximum: the numerical choices of sm90/attention_forward. common/online_softmax.cuh has the
-// plain one.
+// The softmax of full tiles without a maximum: the numerical choices of sm90/attention_forward.
+// common/online_softmax.cuh has the plain one.
 //
 //   p = 2^(s c - m),  l = Σ p,  O = Σ p v      for any m at all: lse = (m + log2 l) ln 2, and m cancels in O / l
 //
-// So m need not be a maximum, only near one. It is a reference, set `kHeadroom` octaves above the row's maximum when the row begins;
-// then a full tile computes p from the old m at once, and looks at the sums of p, which it needs anyway. They bound every p:
+// So m need not be a maximum, only near one. It is a reference, set `kHeadroom` octaves above the row's maximum when
+// the row begins; then a full tile computes p from the old m at once, and looks at the sums of p, which it needs
+// anyway. They bound every p:
 //
 //   sums ≤ 2^kSoft      nothing to do (nearly always)
 //   sums ≤ 2^kHard      nothing overflowed: m rises by whole octaves, O, l and P are scaled down exactly ("soften")
 //   else                the scores are still in their registers: maximum, new m, p again ("redo")
 //
-// That takes the maximum, its shuffles and their latency out of the loop, 465 cycles of some 1000 beside a busy tensor core. Tiles
-// with a mask, and the first of each row, take the maximum first ("careful"). Both ways apply the same two rules to each row by
-// itself: m moves when the row's maximum is above m + kJump, and when its sum exceeds 2^kSoft. So they give the same bits, and a row's
-// bits do not depend on the rows beside it.
+// That takes the maximum, its shuffles and their latency out of the loop, 465 cycles of some 1000 beside a busy tensor
+// core. Tiles with a mask, and the first of each row, take the maximum first ("careful"). Both ways apply the same two
+// rules to each row by itself: m moves when the row's maximum is above m + kJump, and when its sum exceeds 2^kSoft. So
+// they give the same bits, and a row's bits do not depend on the rows beside it.
 //
-// A step of m by more than 120 octaves would flush the factor to 0 though what it scales may be as large as 2^kSoft a step; longer steps
-// are taken only as far as the maximum asks, which may stand `kRoom` above m, and then what is flushed is below 2^-90 of the row. What
-// underflows in p is below 2^-46 of the row's maximum. P in f16 has no such range: no headroom, no room, and sums up to 2^15.
+// A step of m by more than 120 octaves would flush the factor to 0 though what it scales may be as large as 2^kSoft a
+// step; longer steps are taken only as far as the maximum asks, which may stand `kRoom` above m, and then what is
+// flushed is below 2^-90 of the row. What underflows in p is below 2^-46 of the row's maximum. P in f16 has no such
+// range: no headroom, no room, and sums up to 2^15.
 //
-// Where a program's last fma makes the logarithms, it can subtract m too (is_relative): scores come less m as it was before the step,
-// `base`. A step that leaves m where it is has the arguments of ex2 at once; one that moves it by J adds the difference, for both kinds
-// of step alike, and rounds at 2^-24 J.
+// Where a program's last fma makes the logarithms, it can subtract m too (is_relative): scores come less m as it was
+// before the step, `base`. A step that leaves m where it is has the arguments of ex2 at once; one that moves it by J
+// adds the difference, for both kinds of step alike, and rounds at 2^-24 J.
 //
-// Where a program makes natural scores (can_be_huge), a row may see nothing but scores that times log2 e are no floats. Its reference is
-// then its maximum in another unit (kHugeUnit), without headroom: p is 1 for the greatest and 0 for all else. A row that later sees an
-// ordinary score, or one that is as far above, starts anew; one that sees such scores below gives them 0, as any unit does.
+// Where a program makes natural scores (can_be_huge), a row may see nothing but scores that times log2 e are no floats.
+// Its reference is then its maximum in another unit (kHugeUnit), without headroom: p is 1 for the greatest and 0 for
+// all else. A row that later sees an ordinary score, or one that is as far above, starts anew; one that sees such
+// scores below gives them 0, as any unit does.
 //
 // Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
 #pragma once
@@ -38,8 +41,9 @@
 
 namespace fovea::cuda {
 
-/// For sums of up to 256 keys. In bf16, where they are at most kHard = 2^kJump no power is above that, so both ways move m alike; 256
-/// powers of 2^kJump are still a float; and 256 that are `kRoom` above m are small. In f16 what exceeds kSoft is looked at anew.
+/// For sums of up to 256 keys. In bf16, where they are at most kHard = 2^kJump no power is above that, so both ways
+/// move m alike; 256 powers of 2^kJump are still a float; and 256 that are `kRoom` above m are small. In f16 what
+/// exceeds kSoft is looked at anew.
 template <Element element>
 struct Headroom {
   static constexpr bool kCanSoften = element == Element::bf16;
@@ -51,8 +55,9 @@ struct Headroom {
   static constexpr float kRoom = kCanSoften ? 90.0F : 0.0F;
 };
 
-/// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2. `columns` scores of
-/// each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in logarithms to base 2 and less `base`.
+/// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2.
+/// `columns` scores of each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in
+/// logarithms to base 2 and less `base`.
 template <Element element, int columns, int width, bool keeps_greatest, bool is_relative,
           bool can_be_huge>
 struct OptimisticRows {
@@ -64,9 +69,9 @@ struct OptimisticRows {
   using Scores = float[kScores];
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 16][4];
-  /// Rows are computed again, with references that are maxima, where a thread's sums of p v (64 at most) come to less than this in all: a
-  /// row whose sums are all below 2^-110 is. Above, a sum of 2^20 products, each cut at the last place of denormals, 2^-149, is right to
-  /// 2^-19; powers of 2^-80 times values from 2^-24 on are.
+  /// Rows are computed again, with references that are maxima, where a thread's sums of p v (64 at most) come to less
+  /// than this in all: a row whose sums are all below 2^-110 is. Above, a sum of 2^20 products, each cut at the last
+  /// place of denormals, 2^-149, is right to 2^-19; powers of 2^-80 times values from 2^-24 on are.
   static constexpr float kLeastSum = H::kCanSoften ? 0x1p-104F : 0.0F;
   /// What is 0 or at least 1 in sums of indicators has this unit, or a larger one.
   static constexpr float kIndicatorFactor = H::kCanSoften ? 0x1p80F : 1.0F;
@@ -83,16 +88,17 @@ struct OptimisticRows {
     sum[0] = sum[1] = 0.0F;
   }
 
-  /// Before scores are made: the reference as it is, so that a step which leaves it there has arguments of ex2 already. Rows that have
-  /// seen no key count from 0.
+  /// Before scores are made: the reference as it is, so that a step which leaves it there has arguments of ex2 already.
+  /// Rows that have seen no key count from 0.
   FOVEA_DEVICE_MEMBER void rebase() {
     if constexpr (!is_relative) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) base[r] = reference[r] == -infinity() ? 0.0F : reference[r];
   }
 
-  /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so that O must be
-  /// scaled by `factor` before it is added to. is_low: references are maxima, so that no power exceeds 1.
+  /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so
+  /// that O must be scaled by `factor` before it is added to. is_low: references are maxima, so that no power exceeds
+  /// 1.
   template <bool is_first>
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c, bool is_low = false) {
     is_low = is_low && H::kCanSoften;
@@ -145,7 +151,8 @@ struct OptimisticRows {
     for (int i = -kAhead; i < kScores + kBehind; ++i) {
       if (i + kAhead < kScores) {
         const int x = i + kAhead;
-        // A chunk's arguments wait for a power of the chunk before, or ptxas hoists all fmas to the front, where ex2 starves.
+        // A chunk's arguments wait for a power of the chunk before, or ptxas hoists all fmas to the front, where ex2
+        // starves.
         if constexpr (chunk > 0 && !kAreArguments) {
           if (x >= chunk && x % (chunk > 0 ? chunk : 1) == 0) {
             shift[0] = ptx::ordered_fma_rn_ftz(power[x - chunk], zero, shift[0]);
@@ -221,7 +228,8 @@ struct OptimisticRows {
     return unit[r] == kHugeUnit;
   }
 
-  /// log Σ exp(score) for the whole sum l of row r; -inf where it has seen nothing. Beside a huge score, log l is nothing.
+  /// log Σ exp(score) for the whole sum l of row r; -inf where it has seen nothing. Beside a huge score, log l is
+  /// nothing.
   FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
     if (is_huge_row(r) && total > 0.0F && total < infinity())
       return reference[r] * (1.0F / kHugeUnit);
@@ -234,8 +242,8 @@ struct OptimisticRows {
     return c;
   }
 
-  /// m + log2 l for the whole sum l of row r; -inf where it has seen nothing. The exponent of l is added to m first: both are some 80
-  /// with opposite signs, so that is exact, where their sum with a fraction would be rounded at 80.
+  /// m + log2 l for the whole sum l of row r; -inf where it has seen nothing. The exponent of l is added to m first:
+  /// both are some 80 with opposite signs, so that is exact, where their sum with a fraction would be rounded at 80.
   FOVEA_DEVICE_MEMBER float log2_total(int r, float total) const {
     if (total == 0.0F) return -infinity();
     if (!(total < infinity())) return total;

@@ -1,9 +1,9 @@
 // Rows whose sums were not finite are computed again, in passes.
 //
-// In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless. In V they are
-// not (0 * NaN). So such elements are taken out of V, and then, once for each sign, indicators are multiplied: 1 where V holds one, 1
-// where a row sees the key. What is not 0 among those sums names the elements of O that infinity or NaN reaches. The common path pays
-// for looking at the sums.
+// In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless.
+// In V they are not (0 * NaN). So such elements are taken out of V, and then, once for each sign, indicators are
+// multiplied: 1 where V holds one, 1 where a row sees the key. What is not 0 among those sums names the elements of O
+// that infinity or NaN reaches. The common path pays for looking at the sums.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -11,9 +11,9 @@
 
 namespace fovea::cuda {
 
-/// Of which values a row is computed: all; then, where sums were not finite, or below the range of floats, the finite ones, and indicators
-/// of the others. `low`: the finite ones by a softmax whose largest power is 1, where sums left the range of floats although values and
-/// scores did not.
+/// Of which values a row is computed: all; then, where sums were not finite, or below the range of floats, the finite
+/// ones, and indicators of the others. `low`: the finite ones by a softmax whose largest power is 1, where sums left
+/// the range of floats although values and scores did not.
 enum class Pass : std::int32_t { low = -1, all, finite, positive, negative, end };
 
 FOVEA_DEVICE bool is_indicator(Pass pass) { return pass > Pass::finite; }

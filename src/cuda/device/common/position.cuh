@@ -1,5 +1,5 @@
-// Where a score stands, and which scores a tile holds: what programs are asked about. Read program.cuh for what printed programs
-// call, tile_walk.cuh for how a kernel finds the tiles of a row.
+// Where a score stands, and which scores a tile holds: what programs are asked about. Read program.cuh for what printed
+// programs call, tile_walk.cuh for how a kernel finds the tiles of a row.
 #pragma once
 
 #include "ptx/base.cuh"

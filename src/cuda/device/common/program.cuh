@@ -1,14 +1,16 @@
-// What printed score and mask programs call (expr/print_cuda.hpp): ints that wrap, floats as the contract wants them, loads from
-// captured tensors. Read range.cuh for the same operations on ranges.
+// What printed score and mask programs call (expr/print_cuda.hpp): ints that wrap, floats as the contract wants them,
+// loads from captured tensors. Read range.cuh for the same operations on ranges.
 //
-// Everything here means what src/expr/node.hpp says and src/reference/evaluate.cpp does in fp64. Of the floats, relative errors:
+// Everything here means what src/expr/node.hpp says and src/reference/evaluate.cpp does in fp64. Of the floats,
+// relative errors:
 //   + - * abs floor min max / % sqrt   rounded once (a product and a sum may become one fma, which rounds less)
 //   approx_div                         2^-22, printed where no comparison or rounding to whole numbers can see it
 //   exp log log2 sigmoid               2^-20, 2^-19, 2^-19, 2^-20
 //   exp2 tanh rsqrt                    2^-21, 2^-21, 2^-23; of tanh also near 0, so that softcap(s) is s for small s
 //   pow                                2^-19 |b log2 a|
-// Note: tanh.approx has a relative error of 2^-11. A softcap of 50 then moves a score of 30 by 0.015, and its probability by 1.5 %:
-// eight times what rounding a probability to bf16 does. So tanh is computed in full, in every precision.
+// Note: tanh.approx has a relative error of 2^-11. A softcap of 50 then moves a score of 30 by 0.015, and its
+// probability by 1.5 %: eight times what rounding a probability to bf16 does. So tanh is computed in full, in every
+// precision.
 #pragma once
 
 #include "common/position.cuh"
@@ -59,8 +61,8 @@ FOVEA_DEVICE Int min(Int a, Int b) { return a < b ? a : b; }
 FOVEA_DEVICE Int max(Int a, Int b) { return a < b ? b : a; }
 FOVEA_DEVICE Int abs(Int a) { return a < 0 ? -a : a; }
 
-/// A divisor that the hardware may divide by: zero, and -1 by which the least int has no quotient, are left to the callers. No branch,
-/// so that what depends on the divisor alone leaves the loop.
+/// A divisor that the hardware may divide by: zero, and -1 by which the least int has no quotient, are left to the
+/// callers. No branch, so that what depends on the divisor alone leaves the loop.
 FOVEA_DEVICE std::int32_t safe_divisor(Int b) { return b == 0 || b == -1 ? 1 : b.value; }
 
 /// Rounds to -inf; by zero gives 0, and the least int by -1 wraps.
@@ -117,7 +119,8 @@ FOVEA_DEVICE float floor(float a) {
 
 FOVEA_DEVICE float floor_div(float a, float b) { return floor(ptx::div_rn(a, b)); }
 
-/// The exact remainder, with the sign of b: |a| less multiples of |b| 2^k, k falling. A step for each bit of the quotient.
+/// The exact remainder, with the sign of b: |a| less multiples of |b| 2^k, k falling. A step for each bit of the
+/// quotient.
 FOVEA_DEVICE float mod(float a, float b) {
   const float divisor = abs(b);
   float rest = abs(a);
@@ -153,7 +156,8 @@ FOVEA_DEVICE float exp2(float a) {
   return is_tiny ? power * 0x1p-64F : power;
 }
 
-/// Whole at powers of two. Near 1 by way of the natural logarithm's series, which keeps the relative error that lg2.approx loses.
+/// Whole at powers of two. Near 1 by way of the natural logarithm's series, which keeps the relative error that
+/// lg2.approx loses.
 FOVEA_DEVICE float log2(float a) {
   if (a > 0.75F && a < 1.25F) return ptx::log_f32(a) * 0x1.715476p+0F;
   const bool is_tiny = a < 0x1p-100F;
@@ -161,8 +165,8 @@ FOVEA_DEVICE float log2(float a) {
   return is_tiny ? log2_a - 64.0F : log2_a;
 }
 
-/// x P(x^2) / Q(x^2), a minimax fit of the relative error on [0, 9], 2.1e-8; beyond 9 tanh rounds to 1. One reciprocal is all it
-/// asks of the unit that softmax waits for: by e^(2x) it would be two.
+/// x P(x^2) / Q(x^2), a minimax fit of the relative error on [0, 9], 2.1e-8; beyond 9 tanh rounds to 1. One reciprocal
+/// is all it asks of the unit that softmax waits for: by e^(2x) it would be two.
 FOVEA_DEVICE float tanh(float a) {
   const float x = min(max(a, -9.0F), 9.0F);
   const float x2 = x * x;

@@ -1,6 +1,7 @@
-// What a program loads by its key alone or its row alone (expr/split_loads.hpp), computed once for a tile and held by a warp: lane l has
-// keys l, l + 32, ... of the tile, and hands them to the others by shuffles. Evaluated score by score, a mask of documents loads 64
-// times in each thread, one load behind the other for want of registers: 22,000 clocks a tile, where its products take 2,048.
+// What a program loads by its key alone or its row alone (expr/split_loads.hpp), computed once for a tile and held by a
+// warp: lane l has keys l, l + 32, ... of the tile, and hands them to the others by shuffles. Evaluated score by score,
+// a mask of documents loads 64 times in each thread, one load behind the other for want of registers: 22,000 clocks a
+// tile, where its products take 2,048.
 //
 // For fragments as wgmma has them: a thread owns two rows, 8 apart, and of each 8 keys the two from 2 * (lane % 4) on.
 #pragma once
@@ -108,7 +109,8 @@ struct TileParts {
     }
   }
 
-  /// Of the key that is `column` further on than the thread's first: a multiple of 8, or one more. All lanes of the warp must ask.
+  /// Of the key that is `column` further on than the thread's first: a multiple of 8, or one more. All lanes of the
+  /// warp must ask.
   FOVEA_DEVICE_MEMBER Key key(std::int32_t column) const {
     return shuffled(keys[column / 32], column % 32 + 2 * (ptx::lane_idx() % 4));
   }

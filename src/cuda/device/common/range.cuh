@@ -1,9 +1,9 @@
-// Ranges of ints, floats and bools, and the operations of program.cuh on them: what printed tile kinds compute with. The rules are
-// those of src/expr/interval_rules.cpp, one by one: a range holds every value that evaluation anywhere in the tile can give.
-// Read captured_range.cuh for ranges of what a tensor holds.
+// Ranges of ints, floats and bools, and the operations of program.cuh on them: what printed tile kinds compute with.
+// The rules are those of src/expr/interval_rules.cpp, one by one: a range holds every value that evaluation anywhere in
+// the tile can give. Read captured_range.cuh for ranges of what a tensor holds.
 //
-// Ints are bounded in 64 bits before they wrap; one that may leave 32 bits can be anything. Floats are bounded in fp64, widened to
-// what fp32 may round to: few masks have any.
+// Ints are bounded in 64 bits before they wrap; one that may leave 32 bits can be anything. Floats are bounded in fp64,
+// widened to what fp32 may round to: few masks have any.
 #pragma once
 
 #include "common/position.cuh"

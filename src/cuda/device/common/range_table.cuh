@@ -1,9 +1,9 @@
-// The kernel that builds the tables of least and greatest values, before a mask is asked about tiles. Read captured_range.cuh for
-// who reads them.
+// The kernel that builds the tables of least and greatest values, before a mask is asked about tiles. Read
+// captured_range.cuh for who reads them.
 //
-// Reads every element once and is bound by that: grid (lines x groups, tables), 1024 threads, a warp for a run of 64 positions, 256
-// bytes of shared memory. A table has 1/62 as many entries of 8 bytes as the tensor has elements. It takes the contents of the
-// moment, also when a captured graph is replayed: nothing here asks the host.
+// Reads every element once and is bound by that: grid (lines x groups, tables), 1024 threads, a warp for a run of 64
+// positions, 256 bytes of shared memory. A table has 1/62 as many entries of 8 bytes as the tensor has elements. It
+// takes the contents of the moment, also when a captured graph is replayed: nothing here asks the host.
 // Source: the pyramid of src/mask/range_table.hpp, with two levels.
 #pragma once
 

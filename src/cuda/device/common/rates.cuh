@@ -1,5 +1,5 @@
-// What this device does at most when nothing else has to be done: multiply-adds in registers, products of tensor cores whose operands
-// are in place. The bounds that `fovea bench` names; tools/gpu_bound.cpp launches and counts.
+// What this device does at most when nothing else has to be done: multiply-adds in registers, products of tensor cores
+// whose operands are in place. The bounds that `fovea bench` names; tools/gpu_bound.cpp launches and counts.
 //
 // Operands are noise, since power depends on them: products of zeros run at clocks that no real product reaches.
 #pragma once

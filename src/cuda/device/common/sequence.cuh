@@ -1,5 +1,5 @@
-// Where the rows and keys of one sequence lie, and which part of the problem a CTA works on: dense, packed and cached layouts look
-// the same from here on. Read tile_walk.cuh next.
+// Where the rows and keys of one sequence lie, and which part of the problem a CTA works on: dense, packed and cached
+// layouts look the same from here on. Read tile_walk.cuh next.
 #pragma once
 
 #include "common/bits.cuh"
@@ -28,8 +28,8 @@ FOVEA_DEVICE int least(int a, int b) { return a < b ? a : b; }
 
 // ---- what index tensors hold ---------------------------------------------------------------------
 //
-// Nobody has checked it. It is limited where it is read to what there is, so that wrong numbers give wrong values, and neither an access
-// outside of the tensors nor a loop without an end.
+// Nobody has checked it. It is limited where it is read to what there is, so that wrong numbers give wrong values, and
+// neither an access outside of the tensors nor a loop without an end.
 
 /// The nearest number of [lo, hi].
 FOVEA_DEVICE std::int64_t limited(std::int64_t value, std::int64_t lo, std::int64_t hi) {
@@ -99,7 +99,8 @@ struct Sequence {
   bool is_trailing;  // rows behind the last packed sequence: they see nothing, not even a sink
 };
 
-/// What one CTA computes: rows q_begin and on of heads_per_tile heads of one kv head, against the keys [kv_begin, kv_end).
+/// What one CTA computes: rows q_begin and on of heads_per_tile heads of one kv head, against the keys [kv_begin,
+/// kv_end).
 struct Work {
   Sequence sequence;
   std::int32_t q_begin;
@@ -123,13 +124,14 @@ struct PackedCursor {
   std::int32_t first = 0, tiles = 0;
 };
 
-/// Of a sequence: 32 of them are counted in 32 bits, whatever their lengths. More would be rows of more memory than there is.
+/// Of a sequence: 32 of them are counted in 32 bits, whatever their lengths. More would be rows of more memory than
+/// there is.
 inline constexpr std::int32_t kMostTiles = 0x7ffffff;
 
-/// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor on, so that a
-/// warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys comes first, and its last rows,
-/// so that causal masks start with their longest rows: what is long and starts late keeps the others waiting. Rows behind the last
-/// sequence are tiles too. All lanes get the same answer.
+/// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor
+/// on, so that a warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys
+/// comes first, and its last rows, so that causal masks start with their longest rows: what is long and starts late
+/// keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer.
 FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile,
                               PackedCursor& cursor) {
   const int lane = ptx::lane_idx();
@@ -191,8 +193,8 @@ FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   work.kv_end = least(seqlen_kv, work.kv_begin + keys);
 }
 
-/// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section tiles descend, so
-/// that causal masks start with their longest rows, and neighbours share keys.
+/// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section
+/// tiles descend, so that causal masks start with their longest rows, and neighbours share keys.
 template <ForwardSpec spec>
 FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   constexpr int kRows = spec.tile_q / spec.heads_per_tile;

@@ -1,10 +1,10 @@
-// The kv tiles that a row of tiles must visit, found on the way: each lane of a warp classifies one tile, a vote gathers 32 answers. No
-// list in memory, nothing to build, any lengths.
+// The kv tiles that a row of tiles must visit, found on the way: each lane of a warp classifies one tile, a vote
+// gathers 32 answers. No list in memory, nothing to build, any lengths.
 //
-// Two levels, so that what is far from a window or behind a diagonal costs nothing: a lane first classifies a group of 32 tiles, and
-// only groups that are partial are looked into. Steps of one row of 64k keys in tiles of 64: window 2 to 3, causal 2, documents 1 + one
-// for each group that a document's edge cuts; a flat scan takes 32. A step is one evaluation of the printed tile kind (about 20
-// instructions for causal or window) and two votes.
+// Two levels, so that what is far from a window or behind a diagonal costs nothing: a lane first classifies a group of
+// 32 tiles, and only groups that are partial are looked into. Steps of one row of 64k keys in tiles of 64: window 2 to
+// 3, causal 2, documents 1 + one for each group that a document's edge cuts; a flat scan takes 32. A step is one
+// evaluation of the printed tile kind (about 20 instructions for causal or window) and two votes.
 //
 //   TileWalk<Mods> walk(rows, {.begin = 0, .end = tiles, .keys = 64}, p.captures);
 //   for (VisitedTile tile; walk.next(tile);) visit(tile.idx, tile.is_full);
@@ -19,7 +19,8 @@
 
 namespace fovea::cuda {
 
-/// kv tiles [begin, end) of `keys` keys each; the last may be cut by seqlen_kv. A split of the keys is a part of the range.
+/// kv tiles [begin, end) of `keys` keys each; the last may be cut by seqlen_kv. A split of the keys is a part of the
+/// range.
 struct TileRange {
   std::int32_t begin, end, keys;
 };
@@ -129,7 +130,8 @@ class TileWalk {
     return {tiles, tiles};
   }
 
-  /// Opens the next group of tiles, or where there is none the next 32 groups. One place calls the printed code, for its size.
+  /// Opens the next group of tiles, or where there is none the next 32 groups. One place calls the printed code, for
+  /// its size.
   FOVEA_DEVICE_MEMBER void descend() {
     const bool is_top = in_top_.is_done();
     bool is_known = false;

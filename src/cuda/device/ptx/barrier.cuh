@@ -8,8 +8,8 @@ namespace fovea::cuda::ptx {
 /// bar.sync 0 (Synchronization): every thread of the CTA that has not exited.
 FOVEA_DEVICE void sync_threads() { asm volatile("bar.sync 0;" ::: "memory"); }
 
-/// bar.sync id, threads (Synchronization): waits until `threads` threads, a multiple of 32, have come by sync or arrive. Warps must be
-/// converged. Keep `id` a constant: from a register, ptxas reserves all 16 barriers.
+/// bar.sync id, threads (Synchronization): waits until `threads` threads, a multiple of 32, have come by sync or
+/// arrive. Warps must be converged. Keep `id` a constant: from a register, ptxas reserves all 16 barriers.
 FOVEA_DEVICE void bar_sync(std::int32_t id, std::int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

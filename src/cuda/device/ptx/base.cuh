@@ -1,7 +1,7 @@
 // What all device text stands on: how a device function is declared, where a thread is, where shared memory begins.
-// Read memory.cuh next. One function per instruction lives in ptx/; each comment gives its section in the PTX ISA (names
-// of chapters 9.7 and 10; their numbers move between releases), the least architecture where that is above sm_80, and what must hold
-// before. Kernels write no asm.
+// Read memory.cuh next. One function per instruction lives in ptx/; each comment gives its section in the PTX ISA
+// (names of chapters 9.7 and 10; their numbers move between releases), the least architecture where that is above
+// sm_80, and what must hold before. Kernels write no asm.
 #pragma once
 
 #include "shared/types.h"
@@ -75,7 +75,8 @@ FOVEA_DEVICE std::uint32_t clock() {
   return now;
 }
 
-/// tid.x / 32, by shfl.sync so that the compiler knows it as uniform. The block must be one-dimensional and the warp converged.
+/// tid.x / 32, by shfl.sync so that the compiler knows it as uniform. The block must be one-dimensional and the warp
+/// converged.
 FOVEA_DEVICE std::int32_t warp_idx() {
   std::int32_t tid, idx;
   asm("mov.u32 %0, %%tid.x;" : "=r"(tid));

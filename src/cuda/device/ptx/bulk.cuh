@@ -1,6 +1,7 @@
-// One-dimensional asynchronous copies, and the groups in which stores and reductions are waited for (Data Movement: cp.async.bulk,
-// cp.reduce.async.bulk; sm_90). One thread issues a copy. Addresses and sizes are multiples of 16 bytes. Shared memory that ordinary
-// stores wrote needs fence_proxy_async_shared_cta and a barrier first. Tiles of tensors are in tma.cuh.
+// One-dimensional asynchronous copies, and the groups in which stores and reductions are waited for (Data Movement:
+// cp.async.bulk, cp.reduce.async.bulk; sm_90). One thread issues a copy. Addresses and sizes are multiples of 16 bytes.
+// Shared memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier first. Tiles of tensors are
+// in tma.cuh.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -24,7 +25,8 @@ FOVEA_DEVICE void cp_async_bulk_load(SharedAddress dst, const void* src, std::ui
       : "memory");
 }
 
-/// cp.async.bulk shared to the shared memory of a CTA of the cluster: `dst` and `barrier` are of that CTA, as mapa gives them.
+/// cp.async.bulk shared to the shared memory of a CTA of the cluster: `dst` and `barrier` are of that CTA, as mapa
+/// gives them.
 FOVEA_DEVICE void cp_async_bulk_shared_to_cluster(SharedAddress dst, SharedAddress src,
                                                   std::uint32_t bytes, SharedAddress barrier) {
   asm volatile(
@@ -41,7 +43,8 @@ FOVEA_DEVICE void cp_async_bulk_store(void* dst, SharedAddress src, std::uint32_
                : "memory");
 }
 
-/// cp.reduce.async.bulk add.f32: global += shared, element by element, relaxed at device scope, in the current bulk group.
+/// cp.reduce.async.bulk add.f32: global += shared, element by element, relaxed at device scope, in the current bulk
+/// group.
 FOVEA_DEVICE void cp_reduce_async_bulk_add_f32(float* dst, SharedAddress src, std::uint32_t bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
@@ -60,7 +63,8 @@ FOVEA_DEVICE void cp_async_bulk_wait_group() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/// cp.async.bulk.wait_group.read N: all but the N newest groups have read their shared memory, which may be written again.
+/// cp.async.bulk.wait_group.read N: all but the N newest groups have read their shared memory, which may be written
+/// again.
 template <int N>
 FOVEA_DEVICE void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");

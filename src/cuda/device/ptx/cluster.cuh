@@ -1,5 +1,6 @@
-// CTAs of a cluster: who they are, how they meet, and each other's shared memory (sm_90). An address of another CTA's shared memory
-// comes from mapa; the other CTA must have started (a cluster barrier) and must not have exited (another one at the end).
+// CTAs of a cluster: who they are, how they meet, and each other's shared memory (sm_90). An address of another CTA's
+// shared memory comes from mapa; the other CTA must have started (a cluster barrier) and must not have exited (another
+// one at the end).
 #pragma once
 
 #include "ptx/memory.cuh"
@@ -25,7 +26,8 @@ FOVEA_DEVICE void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-/// barrier.cluster.arrive.relaxed.aligned (Synchronization): orders nothing; for "nobody has exited yet" or after a fence.
+/// barrier.cluster.arrive.relaxed.aligned (Synchronization): orders nothing; for "nobody has exited yet" or after a
+/// fence.
 FOVEA_DEVICE void barrier_cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -35,7 +37,8 @@ FOVEA_DEVICE void barrier_cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// mapa.shared::cluster (Data Movement): where `address` of this CTA lies in CTA `rank`. For rank 1 and up, bits 24 and above are set.
+/// mapa.shared::cluster (Data Movement): where `address` of this CTA lies in CTA `rank`. For rank 1 and up, bits 24 and
+/// above are set.
 FOVEA_DEVICE SharedAddress mapa(SharedAddress address, std::int32_t rank) {
   SharedAddress mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
@@ -59,7 +62,8 @@ FOVEA_DEVICE void st_shared_cluster(SharedAddress to, const T& value) {
                : "memory");
 }
 
-/// st.async (Data Movement), 4, 8 or 16 bytes, aligned to them, to another CTA: complete_tx of as many bytes on that CTA's `barrier`.
+/// st.async (Data Movement), 4, 8 or 16 bytes, aligned to them, to another CTA: complete_tx of as many bytes on that
+/// CTA's `barrier`.
 template <class T>
 FOVEA_DEVICE void st_async(SharedAddress to, const T& value, SharedAddress barrier) {
   if constexpr (sizeof(T) == 4) {

@@ -1,5 +1,5 @@
-// Arithmetic of one thread: the approximations that softmax runs on, conversions between widths, and exact forms. Errors are those
-// that the PTX ISA states. With .ftz, denormal inputs and results are zero of the same sign.
+// Arithmetic of one thread: the approximations that softmax runs on, conversions between widths, and exact forms.
+// Errors are those that the PTX ISA states. With .ftz, denormal inputs and results are zero of the same sign.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -15,7 +15,8 @@ FOVEA_DEVICE float ex2_approx_ftz(float x) {
   return y;
 }
 
-/// lg2.approx.ftz (Floating Point): log2 x, absolute error below 2^-22 for x in (0.5, 2), relative error below 2^-22 elsewhere.
+/// lg2.approx.ftz (Floating Point): log2 x, absolute error below 2^-22 for x in (0.5, 2), relative error below 2^-22
+/// elsewhere.
 FOVEA_DEVICE float lg2_approx_ftz(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -94,8 +95,8 @@ FOVEA_DEVICE float min_ftz(float a, float b) {
   return c;
 }
 
-/// abs and abs.ftz (Floating Point). ptxas makes them modifiers of the operand that they become where its instruction treats denormals
-/// alike; else each is one of its own.
+/// abs and abs.ftz (Floating Point). ptxas makes them modifiers of the operand that they become where its instruction
+/// treats denormals alike; else each is one of its own.
 FOVEA_DEVICE float abs(float x) {
   float y;
   asm("abs.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -176,8 +177,9 @@ FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
 
 // ---- exact enough for programs -----------------------------------------------------------------
 
-/// e^x for every float, relative error below 2^-21, denormal results rounded once more. The argument is reduced by ln 2 in two
-/// parts (Cody and Waite 1980), so that the product with log2 e costs no bits; 2^n is applied in two halves, each a normal number.
+/// e^x for every float, relative error below 2^-21, denormal results rounded once more. The argument is reduced by ln 2
+/// in two parts (Cody and Waite 1980), so that the product with log2 e costs no bits; 2^n is applied in two halves,
+/// each a normal number.
 FOVEA_DEVICE float exp_f32(float x) {
   const float clamped = min_ftz(max_ftz(x, -104.0F), 89.0F);
   float n;
@@ -192,8 +194,8 @@ FOVEA_DEVICE float exp_f32(float x) {
   return x != x ? x : y;
 }
 
-/// Natural logarithm for every float, relative error below 2^-20: log1p's series near 1, where lg2.approx has an absolute error
-/// only; denormals are scaled up first. log 0 is -inf, negative numbers give NaN.
+/// Natural logarithm for every float, relative error below 2^-20: log1p's series near 1, where lg2.approx has an
+/// absolute error only; denormals are scaled up first. log 0 is -inf, negative numbers give NaN.
 FOVEA_DEVICE float log_f32(float x) {
   const float u = add_rn(x, -1.0F);
   if (u > -0.25F && u < 0.25F) {

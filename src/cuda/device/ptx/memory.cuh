@@ -1,5 +1,6 @@
-// Loads, stores, atomics and prefetches of global and shared memory. Vectors of registers, which other files take and give, are
-// named here. Read math.cuh or warp.cuh next; copies that do not pass through registers are in cp_async.cuh, bulk.cuh, tma.cuh.
+// Loads, stores, atomics and prefetches of global and shared memory. Vectors of registers, which other files take and
+// give, are named here. Read math.cuh or warp.cuh next; copies that do not pass through registers are in cp_async.cuh,
+// bulk.cuh, tma.cuh.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -19,7 +20,8 @@ struct alignas(16) F32x4 {
   float x, y, z, w;
 };
 
-/// ld.global (Data Movement), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them. Keeps its place among other memory operations.
+/// ld.global (Data Movement), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them. Keeps its place among other
+/// memory operations.
 template <class T>
 FOVEA_DEVICE T ld_global(const T* from) {
   if constexpr (sizeof(T) == 1) {
@@ -49,8 +51,8 @@ FOVEA_DEVICE T ld_global(const T* from) {
   }
 }
 
-/// ld.global.nc (Data Movement): what no thread of the grid writes. The compiler may move, merge or drop it, and has moved one ahead of
-/// the test that guarded it: what is not there in every case takes ld_global.
+/// ld.global.nc (Data Movement): what no thread of the grid writes. The compiler may move, merge or drop it, and has
+/// moved one ahead of the test that guarded it: what is not there in every case takes ld_global.
 template <class T>
 FOVEA_DEVICE T ld_global_nc(const T* from) {
   if constexpr (sizeof(T) == 1) {
@@ -167,8 +169,8 @@ FOVEA_DEVICE std::int32_t atom_add_global(std::int32_t* to, std::int32_t value) 
   return old;
 }
 
-/// atom.global.add.s32 (Synchronization), acquire and release at device scope: the last to arrive sees what the others wrote before
-/// they arrived. Other threads of the CTA come in through a barrier before and after.
+/// atom.global.add.s32 (Synchronization), acquire and release at device scope: the last to arrive sees what the others
+/// wrote before they arrived. Other threads of the CTA come in through a barrier before and after.
 FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t value) {
   std::int32_t old;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -188,7 +190,8 @@ FOVEA_DEVICE std::uint32_t atom_exch_shared(SharedAddress to, std::uint32_t valu
   return old;
 }
 
-/// red.global.add.f32 (Synchronization), relaxed at device scope; the order of additions is not fixed. Four at once: red.cuh.
+/// red.global.add.f32 (Synchronization), relaxed at device scope; the order of additions is not fixed. Four at once:
+/// red.cuh.
 FOVEA_DEVICE void red_add_global(float* to, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }

@@ -1,5 +1,5 @@
-// Products by one warp, operands in registers (Warp Level Matrix), and the loads and stores of 8x8 matrices that feed them. All lanes of
-// the warp must be converged. Which lane holds which element: tile/fragment.cuh.
+// Products by one warp, operands in registers (Warp Level Matrix), and the loads and stores of 8x8 matrices that feed
+// them. All lanes of the warp must be converged. Which lane holds which element: tile/fragment.cuh.
 #pragma once
 
 #include "ptx/memory.cuh"
@@ -7,8 +7,8 @@
 
 namespace fovea::cuda::ptx {
 
-/// ldmatrix.x4 (Warp Level Matrix): four 8x8 matrices of 16 bits; lane l gives the address, a multiple of 16, of row l % 8 of matrix
-/// l / 8. Register i holds, of matrix i, elements (lane / 4, 2 (lane % 4)) and the one right of it.
+/// ldmatrix.x4 (Warp Level Matrix): four 8x8 matrices of 16 bits; lane l gives the address, a multiple of 16, of row l
+/// % 8 of matrix l / 8. Register i holds, of matrix i, elements (lane / 4, 2 (lane % 4)) and the one right of it.
 FOVEA_DEVICE U32x4 ldmatrix_x4(SharedAddress row) {
   U32x4 r;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -80,7 +80,8 @@ FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::
   }
 }
 
-/// mma.m16n8k8 (Warp Level Matrix), tf32 inputs (f32 words whose low 13 bits are not read; round them first with cvt_rna_tf32).
+/// mma.m16n8k8 (Warp Level Matrix), tf32 inputs (f32 words whose low 13 bits are not read; round them first with
+/// cvt_rna_tf32).
 FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                    std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

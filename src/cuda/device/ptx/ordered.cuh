@@ -1,6 +1,7 @@
-// Arithmetic that stays where it is written: the functions of math.cuh as volatile asm. Between the issue of a wgmma and the wait for
-// it the compiler would sink plain exponentials behind the wait and gather conversions at its end; volatile statements keep their
-// order among themselves, so a kernel can lay out its own pipeline of exponentials, sums and conversions.
+// Arithmetic that stays where it is written: the functions of math.cuh as volatile asm. Between the issue of a wgmma
+// and the wait for it the compiler would sink plain exponentials behind the wait and gather conversions at its end;
+// volatile statements keep their order among themselves, so a kernel can lay out its own pipeline of exponentials, sums
+// and conversions.
 #pragma once
 
 #include "ptx/base.cuh"

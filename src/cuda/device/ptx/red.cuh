@@ -1,5 +1,5 @@
-// Vector additions to global memory that return nothing (Synchronization: red; sm_90), relaxed at device scope: each element is
-// atomic, the vector is not, and the order of additions is not fixed.
+// Vector additions to global memory that return nothing (Synchronization: red; sm_90), relaxed at device scope: each
+// element is atomic, the vector is not, and the order of additions is not fixed.
 #pragma once
 
 #include "ptx/memory.cuh"

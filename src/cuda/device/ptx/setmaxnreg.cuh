@@ -1,5 +1,6 @@
-// Registers move between the warpgroups of a CTA (Miscellaneous: setmaxnreg; sm_90a). All warps of a warpgroup run it together; the
-// kernel must have a register bound from __launch_bounds__, else ptxas ignores it (C7508). Counts are multiples of 8, 24 to 256.
+// Registers move between the warpgroups of a CTA (Miscellaneous: setmaxnreg; sm_90a). All warps of a warpgroup run it
+// together; the kernel must have a register bound from __launch_bounds__, else ptxas ignores it (C7508). Counts are
+// multiples of 8, 24 to 256.
 #pragma once
 
 #include "ptx/base.cuh"

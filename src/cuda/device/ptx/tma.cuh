@@ -1,11 +1,12 @@
-// Tiles of tensors of one to five dimensions between global and shared memory (TMA; Data Movement: cp.async.bulk.tensor; sm_90). A
-// tensor map, encoded by the host, names the tensor, the box and the swizzle. Coordinates count elements, the first along the
-// contiguous dimension; they may be negative or beyond the end: loads fill with zero and count those bytes too, stores drop them.
-// The first coordinate must be a whole number of 16 bytes, and of a store not negative: hardware takes others for an illegal
-// instruction (H200). A store knows the end of the contiguous dimension to 16 bytes only: it writes whole chunks.
-// Rows of a box narrower than its swizzle lie a span apart in shared memory.
-// One thread issues a copy. Shared addresses are multiples of 128 (of 1024, 512, 256 with a swizzle of 128, 64, 32 bytes). Shared
-// memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier before a store. Groups are in bulk.cuh.
+// Tiles of tensors of one to five dimensions between global and shared memory (TMA; Data Movement:
+// cp.async.bulk.tensor; sm_90). A tensor map, encoded by the host, names the tensor, the box and the swizzle.
+// Coordinates count elements, the first along the contiguous dimension; they may be negative or beyond the end: loads
+// fill with zero and count those bytes too, stores drop them. The first coordinate must be a whole number of 16 bytes,
+// and of a store not negative: hardware takes others for an illegal instruction (H200). A store knows the end of the
+// contiguous dimension to 16 bytes only: it writes whole chunks. Rows of a box narrower than its swizzle lie a span
+// apart in shared memory. One thread issues a copy. Shared addresses are multiples of 128 (of 1024, 512, 256 with a
+// swizzle of 128, 64, 32 bytes). Shared memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a
+// barrier before a store. Groups are in bulk.cuh.
 #pragma once
 
 #include "ptx/bulk.cuh"
@@ -65,8 +66,8 @@ FOVEA_DEVICE void cp_async_bulk_tensor_load(SharedAddress dst, const TensorMap* 
   }
 }
 
-/// cp.async.bulk.tensor with .multicast::cluster (fast on sm_90a): the box goes to the same offset of every CTA whose rank is set in
-/// `cta_mask`, and counts on the barrier at the same offset there.
+/// cp.async.bulk.tensor with .multicast::cluster (fast on sm_90a): the box goes to the same offset of every CTA whose
+/// rank is set in `cta_mask`, and counts on the barrier at the same offset there.
 template <int rank>
 FOVEA_DEVICE void cp_async_bulk_tensor_load_multicast(SharedAddress dst, const TensorMap* map,
                                                       const std::int32_t (&coordinates)[rank],
@@ -151,7 +152,8 @@ FOVEA_DEVICE void cp_async_bulk_tensor_store(const TensorMap* map,
   }
 }
 
-/// cp.reduce.async.bulk.tensor add: global += shared in the type that the map names, in the thread's current bulk group.
+/// cp.reduce.async.bulk.tensor add: global += shared in the type that the map names, in the thread's current bulk
+/// group.
 template <int rank>
 FOVEA_DEVICE void cp_reduce_async_bulk_tensor_add(const TensorMap* map,
                                                   const std::int32_t (&coordinates)[rank],

@@ -1,5 +1,5 @@
-// What the 32 lanes of a warp do together. All of them must be converged at each call: the member mask is always the full warp.
-// Read barrier.cuh next.
+// What the 32 lanes of a warp do together. All of them must be converged at each call: the member mask is always the
+// full warp. Read barrier.cuh next.
 #pragma once
 
 #include "ptx/base.cuh"

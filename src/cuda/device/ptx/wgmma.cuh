@@ -1,16 +1,16 @@
-// Products by a warpgroup, accumulators in registers, operands in shared memory (Warpgroup Level Matrix; sm_90a): d = a b, or
-// d += a b, of 64 rows, n columns and 32 bytes of depth. A warpgroup is four warps that start at a multiple of four; all of its lanes
-// run each function together, in the order
+// Products by a warpgroup, accumulators in registers, operands in shared memory (Warpgroup Level Matrix; sm_90a): d = a
+// b, or d += a b, of 64 rows, n columns and 32 bytes of depth. A warpgroup is four warps that start at a multiple of
+// four; all of its lanes run each function together, in the order
 //
 //   wgmma_fence            before the first product after anybody touched d or an a in registers
 //   wgmma_ss, wgmma_rs     any number; products of one shape into one d follow each other without a fence
 //   wgmma_commit_group
 //   wgmma_wait_group<n>    only then d, an a in registers, and operands in shared memory may be touched
 //
-// Shared memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier first; what TMA wrote, the mbarrier.
-// The bodies are in generated/wgmma_<type of a>.cuh, written by generated/wgmma_forms.py: a unit includes those that it uses, for
-// reading all of them takes NVRTC longer than compiling a small kernel. Descriptors are made by tile/matrix_descriptor.cuh; which
-// thread holds which element: tile/fragment.cuh.
+// Shared memory that ordinary stores wrote needs fence_proxy_async_shared_cta and a barrier first; what TMA wrote, the
+// mbarrier. The bodies are in generated/wgmma_<type of a>.cuh, written by generated/wgmma_forms.py: a unit includes
+// those that it uses, for reading all of them takes NVRTC longer than compiling a small kernel. Descriptors are made by
+// tile/matrix_descriptor.cuh; which thread holds which element: tile/fragment.cuh.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -30,8 +30,8 @@ FOVEA_DEVICE constexpr bool is_16_bit(WgmmaType type) {
   return type == WgmmaType::bf16 || type == WgmmaType::f16;
 }
 
-/// May a and b be multiplied with n columns? bf16 and f16 with themselves, e4m3 and e5m2 with each other, s8 and u8 with each other;
-/// n is a multiple of 8, for integers above 32 of 16, up to 256.
+/// May a and b be multiplied with n columns? bf16 and f16 with themselves, e4m3 and e5m2 with each other, s8 and u8
+/// with each other; n is a multiple of 8, for integers above 32 of 16, up to 256.
 FOVEA_DEVICE constexpr bool is_wgmma_form(WgmmaType a, WgmmaType b, int n) {
   const bool is_integer = a == WgmmaType::s8 || a == WgmmaType::u8;
   const bool is_b_integer = b == WgmmaType::s8 || b == WgmmaType::u8;
@@ -64,7 +64,8 @@ FOVEA_DEVICE void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/// wgmma.mma_async, a and b in shared memory. is_accumulating false: d = a b. `Sum` is float, of 8-bit integers std::int32_t.
+/// wgmma.mma_async, a and b in shared memory. is_accumulating false: d = a b. `Sum` is float, of 8-bit integers
+/// std::int32_t.
 template <WgmmaType a_type, WgmmaType b_type, int n, Major a_major = Major::k,
           Major b_major = Major::k, class Sum>
 FOVEA_DEVICE void wgmma_ss(Sum (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b,

@@ -1,4 +1,5 @@
-// What the append kernel takes at the launch. cuda/append_to_cache.hpp fills and launches, device/common/append_to_cache.cuh runs.
+// What the append kernel takes at the launch. cuda/append_to_cache.hpp fills and launches,
+// device/common/append_to_cache.cuh runs.
 #pragma once
 
 #include "shared/forward_params.h"

@@ -1,5 +1,5 @@
-// What score and mask programs read beside positions: captured tensors and run-time scalars, as kernel parameters. Which slot is
-// which, and the dtype and rank of each, is printed into the program's text (expr/print_cuda.hpp).
+// What score and mask programs read beside positions: captured tensors and run-time scalars, as kernel parameters.
+// Which slot is which, and the dtype and rank of each, is printed into the program's text (expr/print_cuda.hpp).
 #pragma once
 
 #include "shared/types.h"

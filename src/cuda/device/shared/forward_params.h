@@ -1,5 +1,5 @@
-// What a forward kernel takes at the launch. Strides are in elements, 64 bits; shapes stand beside their pointers. What index tensors
-// hold is nobody's promise: beside them stands what it is limited to (common/sequence.cuh).
+// What a forward kernel takes at the launch. Strides are in elements, 64 bits; shapes stand beside their pointers. What
+// index tensors hold is nobody's promise: beside them stands what it is limited to (common/sequence.cuh).
 #pragma once
 
 #include "shared/captures.h"

@@ -12,18 +12,20 @@ struct alignas(64) TensorMapParam {
 };
 
 struct Sm90ForwardParams {
-  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q, out; where heads
-  // share a tile, 64 / heads_per_tile rows of so many heads) or tile_kv rows (k, v), 128-byte swizzle. Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q,
+  // out; where heads share a tile, 64 / heads_per_tile rows of so many heads) or tile_kv rows (k, v), 128-byte swizzle.
+  // Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
   TensorMapParam q, k, v, out;
   ForwardParams common;
   std::int32_t
       num_tiles;  // of rows: num_q_tiles * num_heads_q * batch; packed: a bound; split: times max_splits
   std::int32_t* next_tile;  // dynamic schedule, more row tiles than CTAs: 0 at the launch
-  /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it, which has more of
-  /// them.
+  /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it,
+  /// which has more of them.
   std::int32_t heads_per_section, last_section;
-  /// [num_tiles] By the number of a row tile that has a row with a sum which is not finite, so that it may have met NaN or infinity at a
-  /// key that the row does not see: the one that its CTA found before, or -1. Others are left as they are.
+  /// [num_tiles] By the number of a row tile that has a row with a sum which is not finite, so that it may have met NaN
+  /// or infinity at a key that the row does not see: the one that its CTA found before, or -1. Others are left as they
+  /// are.
   std::int32_t* next_redo;
   float
       zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
@@ -32,8 +34,9 @@ struct Sm90ForwardParams {
 
 /// What sm90/decode takes.
 struct Sm90DecodeParams {
-  // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of rows_per_box rows
-  // of a head, 128-byte swizzle. Where head_dim is padded (head_dim, row, 1, head, batch), boxes of 64 elements.
+  // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of
+  // rows_per_box rows of a head, 128-byte swizzle. Where head_dim is padded (head_dim, row, 1, head, batch), boxes of
+  // 64 elements.
   TensorMapParam k, v;
   ForwardParams common;
   std::int32_t rows_per_box;       // rows of a slice of keys that surely lie in one page

@@ -1,5 +1,5 @@
-// What shapes the code of a forward kernel: its template argument, its key in memory and the literal in the generated unit.
-// Read forward_params.h next.
+// What shapes the code of a forward kernel: its template argument, its key in memory and the literal in the generated
+// unit. Read forward_params.h next.
 #pragma once
 
 #include "shared/split.h"
@@ -9,8 +9,8 @@ namespace fovea::cuda {
 
 enum class Element : std::uint8_t { f32, f16, bf16 };
 
-/// Lengths, contents, addresses, strides, scalars, sinks and where lse goes are parameters (forward_params.h): none of them
-/// compiles anything.
+/// Lengths, contents, addresses, strides, scalars, sinks and where lse goes are parameters (forward_params.h): none of
+/// them compiles anything.
 struct ForwardSpec {
   Element element = Element::bf16;      // of q, k, v
   Element out_element = Element::bf16;  // of out
@@ -48,7 +48,8 @@ constexpr std::int32_t sm80_vote_bytes(const ForwardSpec& spec) {
   return (spec.num_warps + 1) / 2 * 8;
 }
 
-/// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for each warp.
+/// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for
+/// each warp.
 constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
   const std::int32_t width_q =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
@@ -71,8 +72,8 @@ constexpr std::int32_t sm90_decode_readers(const ForwardSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
 }
 
-/// Does sm90/decode load each panel of 64 elements in a box of its own? All of them lie in one box, one behind the other, only where that
-/// has all rows of a slice, and the last panel is not cut.
+/// Does sm90/decode load each panel of 64 elements in a box of its own? All of them lie in one box, one behind the
+/// other, only where that has all rows of a slice, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const ForwardSpec& spec, std::int32_t rows_per_box) {
   return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
 }
@@ -82,8 +83,8 @@ constexpr std::int32_t sm90_decode_slice_bytes(const ForwardSpec& spec) {
   return 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
 }
 
-/// What a computing warp of sm90/decode leaves for the others: for each row O, then origin, sum and maximum. Rows are 8 banks apart,
-/// so that the pairs which lanes hold go to different ones.
+/// What a computing warp of sm90/decode leaves for the others: for each row O, then origin, sum and maximum. Rows are 8
+/// banks apart, so that the pairs which lanes hold go to different ones.
 constexpr std::int32_t sm90_decode_part_row_bytes(const ForwardSpec& spec) {
   return 4 * spec.head_dim_v + 32;
 }

@@ -1,5 +1,5 @@
-// The table of least and greatest values that loads in masks are bounded by, and the parameters of the kernel that builds it.
-// cuda/block_map.hpp plans and launches, device/common/range_table.cuh builds and reads.
+// The table of least and greatest values that loads in masks are bounded by, and the parameters of the kernel that
+// builds it. cuda/block_map.hpp plans and launches, device/common/range_table.cuh builds and reads.
 #pragma once
 
 #include "shared/captures.h"
@@ -17,8 +17,8 @@ struct alignas(8) RangeEntry {
   std::int32_t lo, hi;
 };
 
-/// A table is [lines][runs], then [lines][groups]. Lines are what the tensor's other dimensions index, row-major; those of
-/// stride 0 count once.
+/// A table is [lines][runs], then [lines][groups]. Lines are what the tensor's other dimensions index, row-major; those
+/// of stride 0 count once.
 struct RangeTableParam {
   CapturedTensorParam tensor;
   RangeEntry* entries;

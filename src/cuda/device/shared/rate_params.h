@@ -1,5 +1,5 @@
-// What kernels that measure rates take, and what a CTA of each does in a round: common/rates.cuh, sm90/product_rate.cuh. tools/gpu_bound.cpp
-// launches and counts.
+// What kernels that measure rates take, and what a CTA of each does in a round: common/rates.cuh,
+// sm90/product_rate.cuh. tools/gpu_bound.cpp launches and counts.
 #pragma once
 
 #include "shared/types.h"

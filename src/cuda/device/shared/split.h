@@ -10,8 +10,9 @@ inline constexpr int kMostSplits = 64;
 /// A partial row is as many bytes as a key and its value; a group of 8 shares the keys: 3 % of 256 keys.
 inline constexpr int kFewestKeysPerSplit = 256;
 
-/// Where more rows share the keys, partial rows are more bytes: a spec has fewer splits at most, and longer ones. (Of 64 rows, splits of
-/// 1,024 keys are up to 10 % faster yet in large batches, but a sequence of 1,024 keys alone is a fifth slower.)
+/// Where more rows share the keys, partial rows are more bytes: a spec has fewer splits at most, and longer ones. (Of
+/// 64 rows, splits of 1,024 keys are up to 10 % faster yet in large batches, but a sequence of 1,024 keys alone is a
+/// fifth slower.)
 constexpr int fewest_keys_per_split(int most_splits) {
   return most_splits < kMostSplits ? 2 * kFewestKeysPerSplit : kFewestKeysPerSplit;
 }

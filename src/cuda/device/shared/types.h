@@ -1,5 +1,5 @@
-// Fixed-width names for text that NVRTC reads without any system header; the host compiler takes its own. Read forward_spec.h
-// and forward_params.h next.
+// Fixed-width names for text that NVRTC reads without any system header; the host compiler takes its own. Read
+// forward_spec.h and forward_params.h next.
 #pragma once
 
 #if defined(__CUDACC_RTC__)

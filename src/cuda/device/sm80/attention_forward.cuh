@@ -1,21 +1,24 @@
-// Attention forward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the fallback
-// that runs everything.
+// Attention forward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the
+// fallback that runs everything.
 //
 //   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l         Dao 2023 (FlashAttention-2), algorithm 1
 //
-// One CTA owns tile_q rows (queries of one head, or of several heads of a GQA group) and walks the kv tiles that they can see,
-// from left to right. A warp owns 16 or 32 of the rows all along: scores, softmax and sums stay in its registers, the accumulator
-// of S is the A operand of P V as it stands, and warps meet only where a stage of shared memory changes hands:
+// One CTA owns tile_q rows (queries of one head, or of several heads of a GQA group) and walks the kv tiles that they
+// can see, from left to right. A warp owns 16 or 32 of the rows all along: scores, softmax and sums stay in its
+// registers, the accumulator of S is the A operand of P V as it stands, and warps meet only where a stage of shared
+// memory changes hands:
 //
 //   copies   | K0 V0 | K1 V1 |         | K2 V2 |         | K3 V3 |         cp.async, stages - 1 tiles ahead
 //   a warp            wait, barrier | S0  softmax  O |  wait, barrier | S1  softmax  O | ...
 //
-// One barrier for each tile: a stage is written again only after the barrier that follows its last reader. (With one stage there are
-// two: walk_in_place.) While a warp is in its softmax, the other warps of its scheduler (a second CTA too) keep the tensor cores busy.
+// One barrier for each tile: a stage is written again only after the barrier that follows its last reader. (With one
+// stage there are two: walk_in_place.) While a warp is in its softmax, the other warps of its scheduler (a second CTA
+// too) keep the tensor cores busy.
 //
-// Bound: tensor cores, at mma.sync's rate. A warp of 32 rows reads each K and V element from shared memory once: 2 (32 keys
-// rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16 rows (head_dim
-// above 128) it is half of that, and shared memory is the bound. docs/kernels/attention_forward_sm80.md counts instructions.
+// Bound: tensor cores, at mma.sync's rate. A warp of 32 rows reads each K and V element from shared memory once: 2 (32
+// keys rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16
+// rows (head_dim above 128) it is half of that, and shared memory is the bound. docs/kernels/attention_forward_sm80.md
+// counts instructions.
 //
 // Chapters, in team/ (sm90/decode has its warps compute by them too); the walk and the entry are here:
 //
@@ -126,8 +129,8 @@ struct Forward {
     }
   }
 
-  /// The same with one stage, for heads so wide that two would leave one CTA on an SM: keys are copied beside softmax and P V, values
-  /// beside Q Kᵀ; two barriers for each tile.
+  /// The same with one stage, for heads so wide that two would leave one CTA on an SM: keys are copied beside softmax
+  /// and P V, values beside Q Kᵀ; two barriers for each tile.
   FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, Pass pass) {
     const bool has_rows = team.warp_has_rows();
     const SharedAddress values = team.stage_at(0) + T::kKeyBytes;

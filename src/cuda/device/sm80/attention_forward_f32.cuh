@@ -1,15 +1,16 @@
-// Attention forward by plain f32 multiply-adds: f32 inputs in full precision, and the head dims of 16-bit inputs that the tensor-core
-// kernel has no registers for. The same recurrence and the same rules as sm80/attention_forward.cuh; right first.
+// Attention forward by plain f32 multiply-adds: f32 inputs in full precision, and the head dims of 16-bit inputs that
+// the tensor-core kernel has no registers for. The same recurrence and the same rules as sm80/attention_forward.cuh;
+// right first.
 //
-// A CTA owns 32 rows; four neighbouring threads share a row. They divide the 32 keys of a tile among them for S = Q Kᵀ, and the columns
-// of V for O = P V, and meet by shuffles. Rows in shared memory are a word longer than a multiple of 32, so that the 8 rows of a
-// warp lie in different banks.
+// A CTA owns 32 rows; four neighbouring threads share a row. They divide the 32 keys of a tile among them for S = Q Kᵀ,
+// and the columns of V for O = P V, and meet by shuffles. Rows in shared memory are a word longer than a multiple of
+// 32, so that the 8 rows of a warp lie in different banks.
 //
-// Bound: shared memory, 2 words for each multiply-add: 16 multiply-adds a clock of an SM, an eighth of its rate. Register tiles would
-// lift that; no case asks for it yet.
+// Bound: shared memory, 2 words for each multiply-add: 16 multiply-adds a clock of an SM, an eighth of its rate.
+// Register tiles would lift that; no case asks for it yet.
 //
-// NaN and infinity in V: a value is multiplied only where its probability is not 0, or where the row sees it, so that nothing needs to
-// be computed twice.
+// NaN and infinity in V: a value is multiplied only where its probability is not 0, or where the row sees it, so that
+// nothing needs to be computed twice.
 #pragma once
 
 #include "common/dropout.cuh"

@@ -1,11 +1,12 @@
 // Attention forward by wgmma and TMA: Hopper.
 //
-//   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l      Dao 2023 (FlashAttention-2), Shah et al. 2024 (-3)
+//   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l   Dao 2023 (FlashAttention-2), Shah et al. 2024 (-3)
 //
-// A CTA stays on its SM and works off tiles of rows. One warp loads Q, K, V by TMA, one stores finished tiles, and two or three
-// warpgroups of 64 rows each compute. They take turns at the tensor cores ("ping-pong"), and each runs one software pipeline over all
-// kv tiles of all its row tiles: a step issues the scores of the next kv tile and the sums of the last one, and does the softmax of
-// the next while the sums run. The first kv tile of the next row tile is just another step, so short sequences have no gaps.
+// A CTA stays on its SM and works off tiles of rows. One warp loads Q, K, V by TMA, one stores finished tiles, and two
+// or three warpgroups of 64 rows each compute. They take turns at the tensor cores ("ping-pong"), and each runs one
+// software pipeline over all kv tiles of all its row tiles: a step issues the scores of the next kv tile and the sums
+// of the last one, and does the softmax of the next while the sums run. The first kv tile of the next row tile is just
+// another step, so short sequences have no gaps.
 //
 //   load     | Q0 K0 |  K1  V0 |  K2  V1 |  Q1 K0' V2 | ...
 //   wgmma A  | S0 |      S1 O0 |           S2 O1 |           S0' O2 |
@@ -13,44 +14,50 @@
 //   wgmma B       | S0 |           S1 O0 |           S2 O1 | ...                      while A is in its softmax
 //
 // kv tiles are visited from the right, so that those with a mask come first; the softmax of the others needs no maximum
-// (common/optimistic_softmax.cuh). A third warp claims row tiles and finds the kv tiles that each visits (common/tile_walk.cuh) while
-// the tiles before are still computed; the loading warp posts beside each K tile what it is.
+// (common/optimistic_softmax.cuh). A third warp claims row tiles and finds the kv tiles that each visits
+// (common/tile_walk.cuh) while the tiles before are still computed; the loading warp posts beside each K tile what it
+// is.
 //
-// Bound: tensor cores, 4096 flops a clock and SM; at head_dim 64 the exponentials, 9.4 softmax elements a clock beside a busy tensor
-// core. Measured: 95 % of the first at head_dim 128 (docs/kernels/attention_forward_sm90.md).
+// Bound: tensor cores, 4096 flops a clock and SM; at head_dim 64 the exponentials, 9.4 softmax elements a clock beside
+// a busy tensor core. Measured: 95 % of the first at head_dim 128 (docs/kernels/attention_forward_sm90.md).
 //
-// Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full (the warps of a
-// group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row tile comes next), group_full,
-// group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of a row tile: the next may be claimed), v_landed
-// (values that are to be rewritten have arrived: the end of a paged sequence cuts them, or the row tile is computed again), round_done.
+// Who waits for whom: q_full, k_full, v_full (bytes of TMA), k_empty, v_empty (each consumer warp has read it), o_full
+// (the warps of a group have put O where its Q lay), q_empty (that O is on its way), slot_full, slot_empty (which row
+// tile comes next), group_full, group_empty (which kv tiles it visits, 32 at a time), claim (loading is near the end of
+// a row tile: the next may be claimed), v_landed (values that are to be rewritten have arrived: the end of a paged
+// sequence cuts them, or the row tile is computed again), round_done.
 //
-// Small values: powers are relative to a reference that may stand 80 octaves above the row's maximum, so sums may leave the range of
-// floats below. Such row tiles go the way of the next paragraph, by the pass `low`.
+// Small values: powers are relative to a reference that may stand 80 octaves above the row's maximum, so sums may leave
+// the range of floats below. Such row tiles go the way of the next paragraph, by the pass `low`.
 //
-// NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN). Row tiles with sums
-// that are not finite are on a list, and behind its last row tile the CTA computes those again, in passes (common/passes.cuh), by the same
-// code: the loading warp rewrites values, the storing warp adds infinities to O. A pass over a row tile is a round, as all row tiles were
-// the first one, and behind it all warps wait for each other. Nearly always there is one.
+// NaN and infinity: scores that a row does not see are replaced, so Q and K are harmless. In V they are not (0 * NaN).
+// Row tiles with sums that are not finite are on a list, and behind its last row tile the CTA computes those again, in
+// passes (common/passes.cuh), by the same code: the loading warp rewrites values, the storing warp adds infinities to
+// O. A pass over a row tile is a round, as all row tiles were the first one, and behind it all warps wait for each
+// other. Nearly always there is one.
 //
-// Packed sequences: tensors are one long sequence to TMA, and a row tile brings where its own sequence lies (SequencePlace, beside it in
-// the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the last key are. Rows that a sequence's end cuts
-// off are a neighbour's too: the storing warp writes such a tile row by row.
+// Packed sequences: tensors are one long sequence to TMA, and a row tile brings where its own sequence lies
+// (SequencePlace, beside it in the slot). Keys behind the sequence's end are a neighbour's, masked as those behind the
+// last key are. Rows that a sequence's end cuts off are a neighbour's too: the storing warp writes such a tile row by
+// row.
 //
-// Pages: to TMA a page is an entry of the tensor's last dimension, and a tile is loaded box by box, each in one page. The loading warp
-// reads the page table, a lane each box, one kv tile ahead; boxes behind the last key have page -1, which TMA fills with zeros and does
-// not read. In the page that the end cuts, K is masked, and of V the loading warp clears the rows behind the end: whatever lay there, it
-// does not reach the sums.
+// Pages: to TMA a page is an entry of the tensor's last dimension, and a tile is loaded box by box, each in one page.
+// The loading warp reads the page table, a lane each box, one kv tile ahead; boxes behind the last key have page -1,
+// which TMA fills with zeros and does not read. In the page that the end cuts, K is masked, and of V the loading warp
+// clears the rows behind the end: whatever lay there, it does not reach the sums.
 //
-// Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as shared memory
-// holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to memory for common/combine,
-// which starts beside the last CTAs and waits for them.
+// Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as
+// shared memory holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to
+// memory for common/combine, which starts beside the last CTAs and waits for them.
 //
-// row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded already.
+// row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
+// already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load, compute with scores, softcap and output, store.
-// The entry is here.
+// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load, compute with
+// scores, softcap and output, store. The entry is here.
 //
-// Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of two, strides that TMA cannot have.
+// Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of
+// two, strides that TMA cannot have.
 #pragma once
 
 #include "ptx/barrier.cuh"

@@ -1,11 +1,12 @@
 // Attention of few rows over many keys: decoding. What counts is how fast keys and values come from memory.
 //
-//   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w                 over warps, then over splits (common/combine.cuh)
+//   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w           over warps, then over splits (common/combine.cuh)
 //
-// A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side by side, and 256
-// keys or more. Two warps find splits and load slices of 16 keys by TMA, as far ahead as there are slots for slices, across the ends of
-// splits. Eight warps each take the slices that come to their own slots, and compute what sm80/attention_forward computes: a warp has
-// all rows, and sums of its own. At the end of a split the sums are joined in the order of its slices.
+// A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side
+// by side, and 256 keys or more. Two warps find splits and load slices of 16 keys by TMA, as far ahead as there are
+// slots for slices, across the ends of splits. Eight warps each take the slices that come to their own slots, and
+// compute what sm80/attention_forward computes: a warp has all rows, and sums of its own. At the end of a split the
+// sums are joined in the order of its slices.
 //
 //   load 0, 1   split s: K0 V0 | K1 V1 | ... | K15 V15   split s+1: K0 V0 | ...     TMA, at the pace of memory
 //   warp 0      S0 P0 O0 ........ S8 P8 O8 ............. \
@@ -13,13 +14,14 @@
 //   warp 7      ............ S7 P7 O7 ....... S15 P15 O15 /
 //   combine     starts beside the last CTAs and waits for them (programmatic dependent launch)
 //
-// Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26 KB must be
-// under way on each SM; sixteen slots at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about 800 of the 3,500 clocks that
-// memory takes for those of eight warps.
+// Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26
+// KB must be under way on each SM; sixteen slots at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about
+// 800 of the 3,500 clocks that memory takes for those of eight warps.
 //
-// Split boundaries follow from the sequence's own length (shared/split.h), and which part a slice belongs to from its place in the split,
-// so a row's bits do not depend on who else is in the batch. Values behind the last key are cleared where they lie in shared memory; of
-// other NaN and infinity in V, a row whose sums are not finite computes its split again, key by key.
+// Split boundaries follow from the sequence's own length (shared/split.h), and which part a slice belongs to from its
+// place in the split, so a row's bits do not depend on who else is in the batch. Values behind the last key are cleared
+// where they lie in shared memory; of other NaN and infinity in V, a row whose sums are not finite computes its split
+// again, key by key.
 //
 // Chapters, in decode/:
 //
@@ -28,8 +30,9 @@
 //   compute.cuh   slices, and what all warps' sums together are
 //   careful.cuh   a row key by key, for NaN and infinity in V
 //
-// Refused (decode_sm90.cpp has the words): f32, packed sequences, more than 16 rows, head dims above 128, no more keys than one split has,
-// and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not lie at multiples of 16 bytes.
+// Refused (decode_sm90.cpp has the words): f32, packed sequences, more than 16 rows, head dims above 128, no more keys
+// than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not
+// lie at multiples of 16 bytes.
 #pragma once
 
 #include "ptx/barrier.cuh"

@@ -1,5 +1,5 @@
-// What Hopper's tensor cores do at most: wgmma with operands that lie in shared memory, two warpgroups, nothing loaded or stored.
-// See common/rates.cuh.
+// What Hopper's tensor cores do at most: wgmma with operands that lie in shared memory, two warpgroups, nothing loaded
+// or stored. See common/rates.cuh.
 #pragma once
 
 #include "common/rates.cuh"

@@ -1,4 +1,5 @@
-// What Hopper's kernels share whose warps have roles: a warp among the barriers of its CTA, and tensor maps as TMA takes them.
+// What Hopper's kernels share whose warps have roles: a warp among the barriers of its CTA, and tensor maps as TMA
+// takes them.
 #pragma once
 
 #include "ptx/mbarrier.cuh"

@@ -1,5 +1,5 @@
-// Scores, softmax and products of one tile, in a warp's registers. Chapter 3 of sm80/attention_forward.cuh; read walk.cuh
-// next.
+// Scores, softmax and products of one tile, in a warp's registers. Chapter 3 of sm80/attention_forward.cuh; read
+// walk.cuh next.
 #pragma once
 
 #include "common/dropout.cuh"

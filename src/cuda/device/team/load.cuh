@@ -1,7 +1,9 @@
-// Queries, keys and values on their way into shared memory. Chapter 2 of sm80/attention_forward.cuh; read compute.cuh next.
+// Queries, keys and values on their way into shared memory. Chapter 2 of sm80/attention_forward.cuh; read compute.cuh
+// next.
 //
-// Keys and values of a tile are two groups of copies. A thread copies the same chunk of every so-manieth row; what does not exist
-// becomes zeros, whatever lies there. Pages are looked up for all of a thread's rows at once, so that it waits for memory once.
+// Keys and values of a tile are two groups of copies. A thread copies the same chunk of every so-manieth row; what does
+// not exist becomes zeros, whatever lies there. Pages are looked up for all of a thread's rows at once, so that it
+// waits for memory once.
 #pragma once
 
 #include "common/sequence.cuh"
@@ -176,7 +178,8 @@ FOVEA_DEVICE Places<spec, Rows> places_of(const Team<spec>& team, VisitedTile ti
   return tile.idx >= 0 ? find_places<Rows>(team, tile.idx) : Places<spec, Rows>{};
 }
 
-/// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are none of them.
+/// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are
+/// none of them.
 template <ForwardSpec spec, class Rows>
 FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                             const char* head, const Places<spec, Rows>& places, std::int32_t idx,
@@ -201,8 +204,8 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
   }
 }
 
-/// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is short where it is
-/// seldom run.
+/// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is
+/// short where it is seldom run.
 template <class Rows, ForwardSpec spec>
 FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                               const char* head, std::int32_t idx, int head_dim) {

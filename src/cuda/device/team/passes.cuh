@@ -1,5 +1,5 @@
-// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next. common/passes.cuh has the idea: a team whose sums
-// are not finite computes them again in passes.
+// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next. common/passes.cuh has the
+// idea: a team whose sums are not finite computes them again in passes.
 #pragma once
 
 #include "common/online_softmax.cuh"

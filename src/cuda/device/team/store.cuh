@@ -1,5 +1,5 @@
-// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 6 of sm80/attention_forward.cuh, which
-// is the last one.
+// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 6 of
+// sm80/attention_forward.cuh, which is the last one.
 #pragma once
 
 #include "common/online_softmax.cuh"
@@ -153,8 +153,8 @@ FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows)
   }
 }
 
-/// Every staged element that exists, one by one, into its place in O; or, where it is an indicator, infinity to what lies there: NaN
-/// where both signs come.
+/// Every staged element that exists, one by one, into its place in O; or, where it is an indicator, infinity to what
+/// lies there: NaN where both signs come.
 template <Element staged, ForwardSpec spec>
 FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& rows, Pass pass) {
   using T = Traits<spec>;
@@ -197,7 +197,8 @@ FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 template <ForwardSpec spec>
 using Factors = float[Traits<spec>::kRowBlocks][2];
 
-/// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its factor to the others.
+/// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its
+/// factor to the others.
 template <ForwardSpec spec, class Mods>
 FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass,
                               Factors<spec>& factors) {

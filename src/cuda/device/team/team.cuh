@@ -1,5 +1,5 @@
-// Who computes a tile, where its things lie in shared memory, and which row is whose. Chapter 1 of sm80/attention_forward.cuh; read
-// load.cuh next.
+// Who computes a tile, where its things lie in shared memory, and which row is whose. Chapter 1 of
+// sm80/attention_forward.cuh; read load.cuh next.
 #pragma once
 
 #include "common/position.cuh"
@@ -31,8 +31,8 @@ struct Traits {
   static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
   /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
   static constexpr bool kKeepsQueries = spec.keeps_queries;
-  /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would need: where the
-  /// sequence's queries begin.
+  /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would
+  /// need: where the sequence's queries begin.
   static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
 
   using KeyRows =
@@ -45,8 +45,8 @@ struct Traits {
   static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
   static constexpr int kOutBytes = kOutElement == Element::f32 ? 4 : 2;
 
-  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of each warp; what
-  // the CTA works on.
+  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of
+  // each warp; what the CTA works on.
   static constexpr int kQueryWarpBytes =
       2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
   static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
@@ -93,7 +93,8 @@ struct Row {
   bool exists;
 };
 
-/// Where the rows of a warp begin in a tensor. Each lane knows it of the row of its own number, and shuffles it to the others.
+/// Where the rows of a warp begin in a tensor. Each lane knows it of the row of its own number, and shuffles it to the
+/// others.
 class RowAddresses {
  public:
   /// Of row lane_idx() of the warp's, or of any, where the warp has fewer.
@@ -111,8 +112,8 @@ class RowAddresses {
   std::uint32_t exist_;
 };
 
-/// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory apart from the
-/// others'.
+/// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory
+/// apart from the others'.
 template <ForwardSpec spec>
 struct Team {
   using T = Traits<spec>;

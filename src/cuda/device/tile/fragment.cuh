@@ -1,5 +1,6 @@
-// Which thread holds which element: fragments of mma.sync (one warp, m16n8) and of wgmma (a warpgroup, m64nN, each warp 16 rows). A row
-// of an accumulator lies in a quad, four lanes in a row, so a maximum or a sum over a row is a local one and two shuffles.
+// Which thread holds which element: fragments of mma.sync (one warp, m16n8) and of wgmma (a warpgroup, m64nN, each warp
+// 16 rows). A row of an accumulator lies in a quad, four lanes in a row, so a maximum or a sum over a row is a local
+// one and two shuffles.
 //
 //   accumulator, i = register:   row lane/4 + 8 (i/2 % 2)    column 8 (i/4) + 2 (lane%4) + i%2
 //   a, 16 bits, register r:      row lane/4 + 8 (r%2)        depth 8 (r/2) + 2 (lane%4), and the next
@@ -17,7 +18,8 @@ struct Coordinate {
   int row, column;
 };
 
-/// Of accumulator `i` of mma.sync (i up to 3) or, with i counted on through tiles of 8 columns, of a row of such products.
+/// Of accumulator `i` of mma.sync (i up to 3) or, with i counted on through tiles of 8 columns, of a row of such
+/// products.
 FOVEA_DEVICE constexpr Coordinate accumulator_coordinate(int lane, int i) {
   return {lane / 4 + 8 * (i / 2 % 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2};
 }

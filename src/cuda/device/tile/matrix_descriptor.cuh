@@ -1,5 +1,5 @@
-// The 64 bits by which wgmma finds an operand in shared memory (PTX ISA, Warpgroup Level Matrix: matrix descriptor), for tiles of
-// shared_tile.cuh.
+// The 64 bits by which wgmma finds an operand in shared memory (PTX ISA, Warpgroup Level Matrix: matrix descriptor),
+// for tiles of shared_tile.cuh.
 //
 //   bits  0-13  address / 16                  bits 49-51  0: tiles begin where the pattern of the swizzle begins
 //   bits 16-29  leading offset / 16           bits 62-63  1, 2, 3: swizzle of 128, 64, 32 bytes; 0: none
@@ -11,7 +11,8 @@
 //   K-major           stride                           none: leading (chunks of one product); swizzled: next descriptor
 //   MN-major          stride; none: leading            leading; none: stride
 //
-// In a K-major tile rows run along K: row m (or n), bytes k. In an MN-major tile rows run along M (or N): row k, bytes m.
+// In a K-major tile rows run along K: row m (or n), bytes k. In an MN-major tile rows run along M (or N): row k, bytes
+// m.
 #pragma once
 
 #include "ptx/wgmma.cuh"
@@ -19,8 +20,8 @@
 
 namespace fovea::cuda {
 
-/// Offsets in bytes, multiples of 16. Shared addresses of clusters carry the CTA's rank in bits 24 and up, which the mask drops: they
-/// would end in the leading offset.
+/// Offsets in bytes, multiples of 16. Shared addresses of clusters carry the CTA's rank in bits 24 and up, which the
+/// mask drops: they would end in the leading offset.
 FOVEA_DEVICE constexpr ptx::MatrixDescriptor matrix_descriptor(ptx::SharedAddress address,
                                                                std::uint32_t leading_bytes,
                                                                std::uint32_t stride_bytes,
@@ -31,7 +32,8 @@ FOVEA_DEVICE constexpr ptx::MatrixDescriptor matrix_descriptor(ptx::SharedAddres
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
-/// The operand `bytes` further on, a multiple of 16. The address field must not overflow: tiles end below 256 KB, which all do.
+/// The operand `bytes` further on, a multiple of 16. The address field must not overflow: tiles end below 256 KB, which
+/// all do.
 FOVEA_DEVICE constexpr ptx::MatrixDescriptor advanced(ptx::MatrixDescriptor descriptor, int bytes) {
   const std::uint32_t low =
       static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes / 16);

@@ -1,15 +1,15 @@
-// A matrix in shared memory, as TMA writes it and wgmma and ldmatrix read it: panels as wide as the swizzle, one after the other,
-// each with all rows. Read matrix_descriptor.cuh (wgmma) or fragment.cuh (mma.sync) next.
+// A matrix in shared memory, as TMA writes it and wgmma and ldmatrix read it: panels as wide as the swizzle, one after
+// the other, each with all rows. Read matrix_descriptor.cuh (wgmma) or fragment.cuh (mma.sync) next.
 //
-//   kRowBytes 256, Swizzle::bytes128:   panel 0: rows 0..kRows-1, bytes 0..127     panel 1: rows 0..kRows-1, bytes 128..255
+//   kRowBytes 256, Swizzle::bytes128:  panel 0: rows 0..kRows-1, bytes 0..127  panel 1: rows 0..kRows-1, bytes 128..255
 #pragma once
 
 #include "tile/swizzle.cuh"
 
 namespace fovea::cuda {
 
-/// `base` is a multiple of kAlignment. A row's bytes are its elements in order; which dimension of the matrix a row runs along is
-/// the reader's affair.
+/// `base` is a multiple of kAlignment. A row's bytes are its elements in order; which dimension of the matrix a row
+/// runs along is the reader's affair.
 template <int num_rows, int row_bytes, Swizzle swizzle>
 struct SharedTile {
   static constexpr int kRows = num_rows;
@@ -38,8 +38,8 @@ struct SharedTile {
     return at(row, 16 * chunk);
   }
 
-  /// Chunk `first + steps` of a row, where `first_at` is where its chunk `first` lies, 0 or 1, and `steps` is even: one xor, whatever
-  /// the row.
+  /// Chunk `first + steps` of a row, where `first_at` is where its chunk `first` lies, 0 or 1, and `steps` is even: one
+  /// xor, whatever the row.
   FOVEA_DEVICE_MEMBER static constexpr ptx::SharedAddress chunk_ahead(ptx::SharedAddress first_at,
                                                                       int steps) {
     const int panel = 16 * steps / kSpan;

@@ -1,8 +1,8 @@
-// How 16-byte chunks of shared memory are permuted so that eight rows of one column lie in different banks. TMA, wgmma and our own
-// loads and stores must agree on it. Read shared_tile.cuh next.
+// How 16-byte chunks of shared memory are permuted so that eight rows of one column lie in different banks. TMA, wgmma
+// and our own loads and stores must agree on it. Read shared_tile.cuh next.
 //
-// A swizzle of S bytes works on rows of S bytes, S = 128, 64 or 32, one after the other: bits 4.. of an address, the chunk within
-// 128 bytes, are XORed with bits 7.., which 128 bytes these are.
+// A swizzle of S bytes works on rows of S bytes, S = 128, 64 or 32, one after the other: bits 4.. of an address, the
+// chunk within 128 bytes, are XORed with bits 7.., which 128 bytes these are.
 //
 //   128 B, chunks of rows 0..7      64 B, two rows to a line       32 B, four rows to a line
 //   0 1 2 3 4 5 6 7                 0 1 2 3 | 0 1 2 3              0 1 | 0 1 | 0 1 | 0 1
@@ -23,13 +23,14 @@ FOVEA_DEVICE constexpr std::uint32_t swizzle_span(Swizzle swizzle) {
   return 16U << static_cast<std::uint32_t>(swizzle);
 }
 
-/// After so many bytes the pattern repeats; what a tile's address must be a multiple of. At least 128: TMA asks for that.
+/// After so many bytes the pattern repeats; what a tile's address must be a multiple of. At least 128: TMA asks for
+/// that.
 FOVEA_DEVICE constexpr std::uint32_t swizzle_period(Swizzle swizzle) {
   return 128U << static_cast<std::uint32_t>(swizzle);
 }
 
-/// Where the byte at `address` of the plain layout lies. Hardware applies it to the whole address; for a tile at a multiple of the
-/// period, applying it to the offset gives the same.
+/// Where the byte at `address` of the plain layout lies. Hardware applies it to the whole address; for a tile at a
+/// multiple of the period, applying it to the offset gives the same.
 template <Swizzle swizzle>
 FOVEA_DEVICE constexpr std::uint32_t swizzled(std::uint32_t address) {
   constexpr std::uint32_t kMask = (1U << static_cast<std::uint32_t>(swizzle)) - 1;

@@ -1,6 +1,6 @@
-// A matrix of 16-bit elements in shared memory, row-major, its 16-byte chunks permuted so that eight neighbouring rows of one
-// column lie in eight different bank groups: ldmatrix, cp.async and 16-byte accesses are all free of conflicts. Read
-// the fragment loads of team/compute.cuh next.
+// A matrix of 16-bit elements in shared memory, row-major, its 16-byte chunks permuted so that eight neighbouring rows
+// of one column lie in eight different bank groups: ldmatrix, cp.async and 16-byte accesses are all free of conflicts.
+// Read the fragment loads of team/compute.cuh next.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -10,8 +10,8 @@ namespace fovea::cuda::tile {
 inline constexpr int kChunkBytes = 16;
 inline constexpr int kChunkElements = 8;
 
-/// Rows of kWidth elements. Rows of 64k elements begin in one bank: eight rows differ by chunk ^ row % 8. Rows of 64k + 32 begin
-/// in two alternating halves of the banks: pairs of rows differ by chunk ^ (row / 2) % 4.
+/// Rows of kWidth elements. Rows of 64k elements begin in one bank: eight rows differ by chunk ^ row % 8. Rows of 64k +
+/// 32 begin in two alternating halves of the banks: pairs of rows differ by chunk ^ (row / 2) % 4.
 template <int kWidth>
 struct SwizzledRows {
   static_assert(kWidth % 32 == 0, "rows are padded to 32 elements");

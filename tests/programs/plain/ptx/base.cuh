@@ -1,5 +1,6 @@
-// ptx/ for one thread of the host: what printed programs call, with errors as large as the PTX ISA allows. The emulator's twins in
-// src/cuda/emulator/device/ptx round as well as the host can; these here show what the approximations may do.
+// ptx/ for one thread of the host: what printed programs call, with errors as large as the PTX ISA allows. The
+// emulator's twins in src/cuda/emulator/device/ptx round as well as the host can; these here show what the
+// approximations may do.
 #pragma once
 
 #include "shared/types.h"

@@ -1,4 +1,5 @@
-// Arithmetic of one thread of the host. The approximations err by all that the PTX ISA allows, up or down as the operand's bits have it.
+// Arithmetic of one thread of the host. The approximations err by all that the PTX ISA allows, up or down as the
+// operand's bits have it.
 #pragma once
 
 #include <cmath>

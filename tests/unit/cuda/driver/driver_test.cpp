@@ -94,7 +94,8 @@ TEST(Driver, FailedCallIsADeviceErrorWithTheCallTheNameAndWhatItWasAbout) {
   }
 }
 
-// Contexts do not survive a fork: the driver's own words would be "initialization error", from whatever call comes first.
+// Contexts do not survive a fork: the driver's own words would be "initialization error", from whatever call comes
+// first.
 TEST(Driver, ForkedChildIsToldSoByEveryCallAndFreesNothing) {
   FakeState& fake = fresh_fake();
   const Driver driver(FOVEA_FAKE_LIBCUDA);

@@ -120,7 +120,8 @@ TEST(ForwardLaunch, DecodingHasNoMoreCtasThanSms) {
 
 TEST(ForwardLaunch, DecodingAsksForSlicesAtThePaceOfMemory) {
   Call call(1, 131072, 16);
-  // A slice of 4 KB for each of two warps, at four fifths of the time in which memory gives them to one SM of 100: 24 bytes a clock.
+  // A slice of 4 KB for each of two warps, at four fifths of the time in which memory gives them to one SM of 100: 24
+  // bytes a clock.
   EXPECT_EQ(call.decode_on_hopper(100).params.clocks_per_slice, 273U);
   DeviceTraits device = typical_device(9, 0);
   device.memory_bytes_per_clock = 0;

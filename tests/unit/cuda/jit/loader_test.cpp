@@ -264,7 +264,8 @@ TEST_F(LoaderTest, RefusalOfThePacksCubinIsToldWhereThereIsNoCompiler) {
   }
 }
 
-// Plans without end must not fill the device with kernels: those that no plan has any more go, the least recently asked first.
+// Plans without end must not fill the device with kernels: those that no plan has any more go, the least recently asked
+// first.
 TEST_F(LoaderTest, KernelsOfPlansThatAreGoneAreUnloadedBeyondACount) {
   LoaderOptions packed = without_compiler();
   packed.pack = make_pack(8);

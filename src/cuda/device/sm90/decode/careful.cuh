@@ -1,5 +1,6 @@
-// A row of a split once more, key by key, where its sums are not finite: NaN and infinity in V may reach only rows that see them. One
-// warp, plain arithmetic, keys and values from memory: hardly ever run, and short. Read ../decode.cuh for the picture.
+// A row of a split once more, key by key, where its sums are not finite: NaN and infinity in V may reach only rows that
+// see them. One warp, plain arithmetic, keys and values from memory: hardly ever run, and short. Read ../decode.cuh for
+// the picture.
 #pragma once
 
 #include "common/dropout.cuh"

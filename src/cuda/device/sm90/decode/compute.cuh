@@ -1,4 +1,5 @@
-// Scores, softmax and products of the slices of one warp, and what all warps' sums together are. Read ../decode.cuh for the picture.
+// Scores, softmax and products of the slices of one warp, and what all warps' sums together are. Read ../decode.cuh for
+// the picture.
 #pragma once
 
 #include "common/online_softmax.cuh"
@@ -65,8 +66,8 @@ struct Reader {
     put_rows(team, sums, part_of_warp(first));
   }
 
-  /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first one: nobody asks for
-  /// what becomes of them.
+  /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first
+  /// one: nobody asks for what becomes of them.
   FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Sums& sums) const {
     const ForwardParams& p = cta.p.common;
 #pragma unroll
@@ -119,7 +120,8 @@ struct Reader {
   static constexpr int kStateAt = 4 * spec.head_dim_v;
   static_assert(spec.head_dim_v <= 128, "a lane has four columns of a row");
 
-  /// Parts are numbered from the split's first slice on, so that the order of their sum does not depend on what came before it.
+  /// Parts are numbered from the split's first slice on, so that the order of their sum does not depend on what came
+  /// before it.
   FOVEA_DEVICE_MEMBER int part_of_warp(int first_slot) const {
     return (cta.warp + L::kReaders - first_slot % L::kReaders) % L::kReaders;
   }

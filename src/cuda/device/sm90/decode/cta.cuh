@@ -1,5 +1,5 @@
-// What all warps of the decoding kernel know: where things lie in shared memory, and what the first loading warp posts. ../decode.cuh has the
-// picture; read load.cuh next.
+// What all warps of the decoding kernel know: where things lie in shared memory, and what the first loading warp posts.
+// ../decode.cuh has the picture; read load.cuh next.
 #pragma once
 
 #include "common/ring.cuh"
@@ -38,7 +38,8 @@ struct Layout {
                 "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
   static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
-  // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities alias.
+  // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
+  // alias.
   static_assert(kSlots % kReaders == 0 && kSlots % kLoaders == 0, "a slot is one warp's");
   static_assert(kSlotBytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
 };

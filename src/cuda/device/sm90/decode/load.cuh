@@ -1,5 +1,5 @@
-// Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps its own slots. Read
-// compute.cuh next.
+// Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps its
+// own slots. Read compute.cuh next.
 #pragma once
 
 #include "common/bits.cuh"
@@ -15,8 +15,8 @@
 
 namespace fovea::cuda::sm90::decoding {
 
-/// Counts the splits of all sequences, one after the other; those of the kv heads of a sequence are neighbours. Each lane has one of 32
-/// sequences. Indices that are asked for rise.
+/// Counts the splits of all sequences, one after the other; those of the kv heads of a sequence are neighbours. Each
+/// lane has one of 32 sequences. Indices that are asked for rise.
 template <ForwardSpec spec>
 class SplitFinder {
  public:

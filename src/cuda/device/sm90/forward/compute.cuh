@@ -36,8 +36,8 @@ struct Compute {
   KvTile next = KvTile::none();  // after scores.kv_tile, of the same row tile
   ptx::MatrixDescriptor keys;    // of the stage that comes next: known before its turn
 
-  // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits, so what one
-  // row tile teaches the next shows in the time only.
+  // Full tiles are careful where many of the last row tile's would have had to be redone. Both ways give the same bits,
+  // so what one row tile teaches the next shows in the time only.
   bool is_careful = false;
   std::uint32_t num_steps = 0;      // of this row tile
   std::uint32_t num_misses = 0;     // full tiles of it that this warp redid, or would have had to
@@ -60,8 +60,9 @@ struct Compute {
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
 
-  /// Note: beginning stands here twice, so that one loop is around those over kv tiles. With a loop over rounds around it ptxas keeps
-  /// uniform values in registers of threads; with one place for it, behind a branch, row tiles of 512 keys took 1 to 3 % longer.
+  /// Note: beginning stands here twice, so that one loop is around those over kv tiles. With a loop over rounds around
+  /// it ptxas keeps uniform values in registers of threads; with one place for it, behind a branch, row tiles of 512
+  /// keys took 1 to 3 % longer.
   FOVEA_DEVICE_MEMBER void run_overlapped() {
     RowTile tile = cta.next_row_tile(slots);
     if (tile.is_end()) return;
@@ -141,7 +142,8 @@ struct Compute {
     if (cta.lane == 0) ptx::st_shared(misses_at() + 4 * warp.idx, num_misses);
   }
 
-  /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles cost less.
+  /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles
+  /// cost less.
   FOVEA_DEVICE_MEMBER void choose_kind_of_steps() {
     const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
     const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
@@ -166,7 +168,8 @@ struct Compute {
     ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
   }
 
-  /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has been read.
+  /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has
+  /// been read.
   FOVEA_DEVICE_MEMBER KvTile posted_to_leader(int i) const {
     KvTile tile{0};
     if (cta.lane == 0) tile.word = ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4 * i);
@@ -182,7 +185,8 @@ struct Compute {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
     auto a = k_major_descriptor(QTile{cta.q_at(q_stage, warp.group)});
-    // With one stage the compiler would keep the descriptors of all steps in registers, from before the loop on, and keys' with them.
+    // With one stage the compiler would keep the descriptors of all steps in registers, from before the loop on, and
+    // keys' with them.
     if constexpr (T::kQStages == 1) a = ptx::computed_here(a);
     ptx::wgmma_fence();
 #pragma unroll
@@ -220,7 +224,8 @@ struct Compute {
     v.advance();
   }
 
-  /// A row tile's first scores, with nothing to overlap them. can_be_redo: the round may be another pass than the first.
+  /// A row tile's first scores, with nothing to overlap them. can_be_redo: the round may be another pass than the
+  /// first.
   template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
@@ -237,7 +242,8 @@ struct Compute {
     first_probabilities(tile);
   }
 
-  /// Scores of the next kv tile beside the sums of the last one, which still run then. Whether the kv tile after it is full.
+  /// Scores of the next kv tile beside the sums of the last one, which still run then. Whether the kv tile after it is
+  /// full.
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
     await_keys();
     scores.look_ahead(tile, next);
@@ -303,7 +309,8 @@ struct Compute {
     pass_turn();
     next = posted(1);
     choose_kind_of_steps();
-    // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1 % at 512 keys).
+    // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1
+    // % at 512 keys).
     constexpr bool kFinishesEarly = !Mods::has_mask;
     float factor[2];
     if constexpr (kFinishesEarly) output.finish_rows(tile, rows, Pass::all, factor);

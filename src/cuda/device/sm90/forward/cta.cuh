@@ -1,5 +1,5 @@
-// What all roles of Hopper's forward kernel know: what follows from the spec, where things lie in shared memory, what the roles post for each
-// other. ../attention_forward.cuh has the picture; read schedule.cuh next.
+// What all roles of Hopper's forward kernel know: what follows from the spec, where things lie in shared memory, what
+// the roles post for each other. ../attention_forward.cuh has the picture; read schedule.cuh next.
 #pragma once
 
 #include "common/passes.cuh"
@@ -34,12 +34,15 @@ struct Traits {
   static constexpr int kBoxRows = spec.heads_per_tile == 1 ? 64 : kQueries * spec.heads_per_tile;
   static constexpr int kQStages = spec.q_stages;
   static constexpr int kStages = spec.stages;
-  /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits for O.
+  /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits
+  /// for O.
   static constexpr bool kOverlapsTiles = kQStages == 2;
-  /// Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is known by then.
+  /// Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is
+  /// known by then.
   static constexpr int kSlots = sm90_num_slots(spec);
   static constexpr bool kPostsPlace = sm90_posts_place(spec);
-  /// Where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not be.
+  /// Where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not
+  /// be.
   static constexpr bool kClearsValues = spec.is_paged || spec.is_split;
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
@@ -96,9 +99,10 @@ struct Layout {
   static_assert(kBytes <= 232448, "an SM has no more");
 };
 
-/// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the tile among those
-/// of all sequences. Split: `number` is that of the split. `slot`: where it is posted. In its place may stand the end of a round: of all
-/// row tiles of the CTA, or of a pass over one that is computed again; and behind those passes the end.
+/// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the
+/// tile among those of all sequences. Split: `number` is that of the split. `slot`: where it is posted. In its place
+/// may stand the end of a round: of all row tiles of the CTA, or of a pass over one that is computed again; and behind
+/// those passes the end.
 struct RowTile {
   std::int32_t idx, q_head, batch, number, slot;
 
@@ -108,14 +112,14 @@ struct RowTile {
   FOVEA_DEVICE_MEMBER bool is_end() const { return idx == end().idx; }
 };
 
-/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is the sequence's
-/// index in the cache, or in the page table.
+/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is
+/// the sequence's index in the cache, or in the page table.
 struct SequencePlace {
   std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
 };
 
-/// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of all values. none():
-/// there is none any more, and that is not full either.
+/// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of
+/// all values. none(): there is none any more, and that is not full either.
 struct KvTile {
   std::uint32_t word;  // is_full, 3 bits of the pass, 28 of the index
 
@@ -161,7 +165,8 @@ struct Cta : RoleWarp {
     return smem + L::kRedoList + 4 * parity;
   }
 
-  /// What Schedule calls a row tile, by its number in this CTA: at most three are posted behind one that is not finished.
+  /// What Schedule calls a row tile, by its number in this CTA: at most three are posted behind one that is not
+  /// finished.
   FOVEA_DEVICE_MEMBER SharedAddress id_at(std::uint32_t number) const {
     return smem + L::kIds + 4 * (number % 4);
   }
@@ -208,9 +213,9 @@ struct Cta : RoleWarp {
     if constexpr (T::kPostsPlace) release(barrier(L::kSlotEmpty, rows.slot));
   }
 
-  /// Behind a round, when this warp has done what it had to for it: whether another one will come. Behind the first it waits for the others
-  /// to know that. (All lanes arrive, so that each speaks for what it has read; and behind a branch of one the compiler would take those
-  /// of the next round for scattered.)
+  /// Behind a round, when this warp has done what it had to for it: whether another one will come. Behind the first it
+  /// waits for the others to know that. (All lanes arrive, so that each speaks for what it has read; and behind a
+  /// branch of one the compiler would take those of the next round for scattered.)
   FOVEA_DEVICE_MEMBER bool end_round(Pass pass) const {
     ptx::mbarrier_arrive(barrier(L::kRoundDone, 0));
     if (pass != Pass::all) return true;
@@ -233,7 +238,8 @@ struct ComputingWarp {
   FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
 
-  /// Which query this thread's row r of two is of, and of which head. Of the rows of a tile, the queries of a head are neighbours.
+  /// Which query this thread's row r of two is of, and of which head. Of the rows of a tile, the queries of a head are
+  /// neighbours.
   FOVEA_DEVICE_MEMBER std::int32_t q_idx(const RowTile& tile, int r) const {
     if constexpr (spec.heads_per_tile == 1) return tile.idx * spec.tile_q + first_row() + 8 * r;
     return tile.idx * Traits<spec>::kQueries + row(r) % Traits<spec>::kQueries;

@@ -100,7 +100,8 @@ struct Load {
     is_last_group = ptx::shfl_idx(words.w, 0) != 0;
   }
 
-  /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything else.
+  /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything
+  /// else.
   FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
                                      VisitedTile tile, KvTile next, bool is_first,
                                      Pending& pending) {
@@ -188,7 +189,8 @@ struct Load {
     }
   }
 
-  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over a row tile that is computed again.
+  /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over
+  /// a row tile that is computed again.
   FOVEA_DEVICE_MEMBER void load_to_rewrite(const Pending& tile, SharedAddress full, bool is_cut) {
     const SharedAddress landed = cta.barrier(L::kVLanded, 0);
     copy_values(tile, landed);
@@ -246,7 +248,8 @@ struct Load {
     }
   }
 
-  /// A box for each panel and each run of rows that lies in one page. Boxes are multiples of 8 rows, as the swizzle's pattern is.
+  /// A box for each panel and each run of rows that lies in one page. Boxes are multiples of 8 rows, as the swizzle's
+  /// pattern is.
   template <class Tile>
   FOVEA_DEVICE_MEMBER void copy_pages(SharedAddress to, const TensorMapParam& map,
                                       SharedAddress full, const Pending& tile) const {

@@ -1,4 +1,5 @@
-// The end of a row tile: O, lse and row_max of the rows of one warp, and whether their sums are finite. Read store.cuh next.
+// The end of a row tile: O, lse and row_max of the rows of one warp, and whether their sums are finite. Read store.cuh
+// next.
 #pragma once
 
 #include "ptx/fence.cuh"
@@ -31,8 +32,8 @@ struct Output {
       factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, rows);
   }
 
-  /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. Split: it goes to the partial states, in f32.
-  /// `number`: of the row tile in this CTA, from 1 on.
+  /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. Split: it goes to the partial
+  /// states, in f32. `number`: of the row tile in this CTA, from 1 on.
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const float (&factor)[2],
                                   const Sums& o, std::uint32_t number, Pass pass) const {
     report(o, factor, number, pass);
@@ -97,9 +98,9 @@ struct Output {
     return factor;
   }
 
-  /// A NaN or infinity in any sum of the warp's rows (finite minus itself is 0), or sums that have left the normal range of floats below.
-  /// In the first pass the first warp of the CTA to say so puts the row tile at the head of its list. If it is there still without NaN
-  /// and infinity among the values, powers were too large, or too small.
+  /// A NaN or infinity in any sum of the warp's rows (finite minus itself is 0), or sums that have left the normal
+  /// range of floats below. In the first pass the first warp of the CTA to say so puts the row tile at the head of its
+  /// list. If it is there still without NaN and infinity among the values, powers were too large, or too small.
   FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
                                   Pass pass) const {
     float all[4] = {};
@@ -123,7 +124,8 @@ struct Output {
     }
   }
 
-  /// Between two row tiles of a list all warps of the CTA meet, for a turn: so this one is the head of its list or not in it.
+  /// Between two row tiles of a list all warps of the CTA meet, for a turn: so this one is the head of its list or not
+  /// in it.
   FOVEA_DEVICE_MEMBER void add_to_redo_list(std::uint32_t number) const {
     const auto id = ptx::ld_shared<std::uint32_t>(warp.cta.id_at(number));
     const std::uint32_t before = ptx::atom_exch_shared(warp.cta.redo_list_at(number % 2), id);

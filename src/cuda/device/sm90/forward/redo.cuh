@@ -1,5 +1,5 @@
-// Rows whose sums were not finite: which row tiles have such, and what their passes (common/passes.cuh) make of values and of output.
-// They go the same way as all others, behind them, a round for each pass. Read load.cuh next.
+// Rows whose sums were not finite: which row tiles have such, and what their passes (common/passes.cuh) make of values
+// and of output. They go the same way as all others, behind them, a round for each pass. Read load.cuh next.
 #pragma once
 
 #include "common/passes.cuh"
@@ -9,8 +9,8 @@
 
 namespace fovea::cuda::sm90 {
 
-/// What the CTA computes again, by the scheduling warp. Numbers of row tiles to be computed again are in two lists: shared memory holds the
-/// one found last (Cta::redo_list_at), `next_redo` behind each the one before, or -1.
+/// What the CTA computes again, by the scheduling warp. Numbers of row tiles to be computed again are in two lists:
+/// shared memory holds the one found last (Cta::redo_list_at), `next_redo` behind each the one before, or -1.
 template <ForwardSpec spec>
 struct RedoList {
   using L = Layout<spec>;
@@ -66,7 +66,8 @@ FOVEA_DEVICE bool has_redo(const ptx::U32x4& chunk) {
   return (all & 0x80008000U) != 0;
 }
 
-/// Values as a pass wants them, wherever in the tile they lie: four chunks of 8 a lane at once, which nearly always are finite.
+/// Values as a pass wants them, wherever in the tile they lie: four chunks of 8 a lane at once, which nearly always are
+/// finite.
 template <Element element, class Tile>
 FOVEA_DEVICE void rewrite_values(const Tile& values, int lane, Pass pass) {
   constexpr int kStep = 16 * 32;

@@ -9,8 +9,9 @@
 namespace fovea::cuda::sm90 {
 
 /// Row tile number `id` of a dense launch. With a dynamic schedule heads come in sections, the row tiles of a section
-/// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many short rows. Those
-/// before are small: while CTAs are in different ones, some load keys from memory and others have them in the cache.
+/// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many
+/// short rows. Those before are small: while CTAs are in different ones, some load keys from memory and others have
+/// them in the cache.
 template <ForwardSpec spec>
 FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id) {
   const ForwardParams& c = p.common;

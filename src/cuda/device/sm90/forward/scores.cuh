@@ -27,13 +27,15 @@ struct ScoreUnit {
   }
 };
 
-/// Of a thread that computes: two rows. Where a program's last fma makes logarithms anyway, it takes the reference off as well.
+/// Of a thread that computes: two rows. Where a program's last fma makes logarithms anyway, it takes the reference off
+/// as well.
 template <ForwardSpec spec, class Mods>
 using RowsOf = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
                               ScoreUnit<spec, Mods>::kIsLog2 && !spec.wants_row_max,
                               Mods::has_score && !ScoreUnit<spec, Mods>::kIsLog2>;
 
-/// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program reads q_head.
+/// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program
+/// reads q_head.
 template <ForwardSpec spec, class Mods>
 struct Scores {
   using Rows = RowsOf<spec, Mods>;
@@ -106,7 +108,8 @@ struct Scores {
     }
   }
 
-  /// Where indicators are summed, keys that a row sees are as good as equal: scores of any size come within 2 of 0, -inf stays.
+  /// Where indicators are summed, keys that a row sees are as good as equal: scores of any size come within 2 of 0,
+  /// -inf stays.
   FOVEA_DEVICE_MEMBER void shrink() {
 #pragma unroll
     for (float& x : s) x = ptx::mul_rn(x, 0x1p-126F);

@@ -1,12 +1,15 @@
-// Scores with a cap, c tanh(scale s / c), in logarithms to base 2 and less a row's base: what ex2 takes. Called by scores.cuh.
+// Scores with a cap, c tanh(scale s / c), in logarithms to base 2 and less a row's base: what ex2 takes. Called by
+// scores.cuh.
 //
 //   u = scale s / c
-//   |u| <= 5/8    s P(s^2), odd and of degree 9; terms hold scale, c and log2 e, and the last fma subtracts the base: six instructions
+//   |u| <= 5/8    s P(s^2), odd and of degree 9; terms hold scale, c and log2 e, and the last fma subtracts the base:
+//                 six instructions
 //   beyond        c - 2 c / (1 + e^(2u)), which has no small results there
 //
-// Relative errors below 1.25 2^-21 with all roundings. Where a warp's vote finds all its scores of a tile in the first range, they take
-// the polynomial; else both are computed and each score takes its own, so that its bits do not depend on its neighbours. A seventh
-// instruction finds the largest; it is of the kind that does not hinder a busy tensor core.
+// Relative errors below 1.25 2^-21 with all roundings. Where a warp's vote finds all its scores of a tile in the first
+// range, they take the polynomial; else both are computed and each score takes its own, so that its bits do not depend
+// on its neighbours. A seventh instruction finds the largest; it is of the kind that does not hinder a busy tensor
+// core.
 #pragma once
 
 #include "common/online_softmax.cuh"

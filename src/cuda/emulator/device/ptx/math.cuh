@@ -1,5 +1,5 @@
-// The emulated twin of src/cuda/device/ptx/math.cuh. Approximations are rounded from exact ones; an operand that a wgmma in flight
-// still owns is reported.
+// The emulated twin of src/cuda/device/ptx/math.cuh. Approximations are rounded from exact ones; an operand that a
+// wgmma in flight still owns is reported.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The emulated twin of src/cuda/device/ptx/wgmma.cuh. An `a` in registers is read as late as its wait: it must be an lvalue that lives
-// until then.
+// The emulated twin of src/cuda/device/ptx/wgmma.cuh. An `a` in registers is read as late as its wait: it must be an
+// lvalue that lives until then.
 #pragma once
 
 #include "ptx/base.cuh"

@@ -1,5 +1,5 @@
-# fovea_room(name LINK ...): src/<name>/ as a static library of its own, so that its tests link what it may know and no more.
-# fovea_library(rooms...): the shipped library, made of the rooms' objects; fovea::fovea is the kind that BUILD_SHARED_LIBS names.
+# fovea_module(name LINK ...): src/<name>/ as a static library of its own, so that its tests link what it may know and no more.
+# fovea_library(modules...): the shipped library, made of the modules' objects; fovea::fovea is the kind that BUILD_SHARED_LIBS names.
 
 function(fovea_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
@@ -10,7 +10,7 @@ function(fovea_warnings target)
   endif()
 endfunction()
 
-function(fovea_room name)
+function(fovea_module name)
   cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/${name}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/src/cuda/emulator/")  # a library of the tests
@@ -27,10 +27,10 @@ endfunction()
 
 function(fovea_library)
   set(objects)
-  foreach(room IN LISTS ARGN)
-    get_target_property(type fovea_${room} TYPE)
+  foreach(module IN LISTS ARGN)
+    get_target_property(type fovea_${module} TYPE)
     if(NOT type STREQUAL "INTERFACE_LIBRARY")
-      list(APPEND objects $<TARGET_OBJECTS:fovea_${room}>)
+      list(APPEND objects $<TARGET_OBJECTS:fovea_${module}>)
     endif()
   endforeach()
 
