@@ -17,8 +17,8 @@
 #include "cpu/features.hpp"
 #include "cuda/availability.hpp"
 #include "cuda/driver/driver.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "cuda/jit/loader.hpp"
-#include "cuda/tuning.hpp"
 #include "failure.hpp"
 
 namespace fovea::tools {

@@ -18,12 +18,12 @@
 #include "command.hpp"
 #include "command_line.hpp"
 #include "core/num_threads.hpp"
-#include "cuda/append_to_cache.hpp"
-#include "cuda/attention_forward.hpp"
-#include "cuda/candidates.hpp"
+#include "cuda/append/append_to_cache.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/candidates.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
-#include "cuda/tuning.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "problem/decode.hpp"
@@ -119,10 +119,12 @@ ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wan
 /// All that calls of this problem load; into a file, for tensors that start anywhere too.
 std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
                                  bool is_written) {
-  std::vector<KernelText> texts = cuda::kernel_texts(plan);
-  if (is_written) {
-    for (KernelText& text : unaligned_kernel_texts(plan)) texts.push_back(std::move(text));
-  }
+  std::vector<KernelText> texts;
+  const auto add = [&](cuda::PlannedKernels kernels) {
+    for (cuda::PlannedKernel& kernel : kernels) texts.push_back(std::move(kernel.text));
+  };
+  add(planned_kernels(plan));
+  if (is_written) add(planned_unaligned_kernels(plan));
   if (problem.is_cached) texts.push_back(cuda::append_text());
   return texts;
 }

@@ -13,8 +13,8 @@
 #include "check.hpp"
 #include "core/num_threads.hpp"
 #include "core/shape.hpp"
-#include "cuda/attention_forward.hpp"
-#include "cuda/forward_kernels.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/kernels.hpp"
 #include "cuda/jit/loader.hpp"
 #include "paged_call.hpp"
 #include "problem/decode.hpp"
@@ -110,8 +110,8 @@ struct GpuTrack::Impl {
     const auto compile = [&] {
       for (std::size_t i = next++; i < plans.size() && !is_over(); i = next++) {
         try {
-          for (const auto& text : kernel_texts(plans[i]))
-            cuda::jit::process_loader().cubin(text, architecture);
+          for (const auto& kernel : planned_kernels(plans[i]))
+            cuda::jit::process_loader().cubin(kernel.text, architecture);
         } catch (const Error&) {  // NOLINT(bugprone-empty-catch): why_out meets it again
         }
       }
@@ -147,7 +147,7 @@ struct GpuTrack::Impl {
   std::string why_out(std::size_t contender) {
     ForwardPlan& plan = plans[contender];
     try {
-      load_kernels(cuda::jit::process_loader(), gpu.context(), plan);
+      cuda::ForwardLadder::load(cuda::jit::process_loader(), gpu.context(), plan);
       for (const Array* array : {&out, &lse}) gpu.fill(*array, kPoison);
       enqueue(plan);
       gpu.copy_back(out, host_out);

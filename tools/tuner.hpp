@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/choices.hpp"
-#include "cuda/tuning.hpp"
+#include "cuda/forward/choices.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "race.hpp"
 
 namespace fovea::tools {

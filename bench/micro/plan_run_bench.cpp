@@ -18,8 +18,8 @@
 #include "cuda/availability.hpp"
 #include "cuda/driver/resources.hpp"
 #include "cuda/driver/tensor_map.hpp"
-#include "cuda/forward_launch.hpp"
-#include "cuda/forward_sm90.hpp"
+#include "cuda/forward/launch.hpp"
+#include "cuda/forward/sm90.hpp"
 #include "cuda/jit/loader.hpp"
 #include "plan/plan.hpp"
 
@@ -184,8 +184,8 @@ void time_sm90_launch(benchmark::State& state) {
   const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
   const cuda::TensorMapEncoder encode = cuda::encoder_of(context.driver());
   for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        cuda::sm90_launch(problem, plan, call.args, nullptr, call.args.workspace.data(), encode));
+    benchmark::DoNotOptimize(cuda::Sm90Forward::prepare(problem, plan, call.args, nullptr,
+                                                        call.args.workspace.data(), encode));
   }
 }
 

@@ -1,8 +1,8 @@
 // Serving: keys and values in a cache that grows, contiguous or paged, and attention over it.
 //
 // Call path: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp or
-// src/cuda/append_to_cache.cpp (new keys, rotary) -> src/<backend>/attention_forward.cpp (the same tiles as any forward
-// call, read through the cache).
+// src/cuda/append/append_to_cache.cpp (new keys, rotary) -> attention_forward.cpp of the backend (the same tiles as any
+// forward call, read through the cache).
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
 #include "cpu/append.hpp"
-#include "cuda/append_to_cache.hpp"
+#include "cuda/append/append_to_cache.hpp"
 #include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"

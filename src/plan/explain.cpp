@@ -158,7 +158,7 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
   e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
-  const double visible = describe_tiles(f, cuda.spec.tile_q, cuda.spec.tile_kv, data, e);
+  const double visible = describe_tiles(f, cuda.spec->tile_q, cuda.spec->tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
   return e;

@@ -12,7 +12,7 @@
 
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
 

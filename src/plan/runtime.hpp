@@ -12,7 +12,7 @@
 #include "fovea/backward.hpp"
 #include "fovea/runtime.hpp"
 
-#include "cuda/append_to_cache.hpp"
+#include "cuda/append/append_to_cache.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {

@@ -11,9 +11,9 @@
 #include <memory>
 #include <vector>
 
-#include "cuda/attention_forward.hpp"
-#include "cuda/forward_kernels.hpp"
-#include "cuda/forward_launch.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/kernels.hpp"
+#include "cuda/forward/launch.hpp"
 #include "gpu/device_copy.hpp"
 #include "problem/decode.hpp"
 #include "support/cache_case.hpp"
@@ -34,7 +34,7 @@ cuda::DeviceTraits traits_as(int major) {
 }
 
 cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
-  cuda::load_kernels(cuda::jit::process_loader(), cuda::driver::process_context(0), plan);
+  cuda::ForwardLadder::load(cuda::jit::process_loader(), cuda::driver::process_context(0), plan);
   return plan;
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/append_to_cache.cuh"
-#include "cuda/append_to_cache.hpp"
+#include "cuda/append/append_to_cache.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "kernels/wrong_numbers.hpp"
 #include "support/cache_case.hpp"

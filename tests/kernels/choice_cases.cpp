@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "cuda/choices.hpp"
+#include "cuda/forward/choices.hpp"
 #include "support/features.hpp"
 
 namespace fovea::testing {

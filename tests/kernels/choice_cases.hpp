@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "support/case.hpp"
 
 namespace fovea::testing {

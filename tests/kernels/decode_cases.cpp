@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "cuda/choices.hpp"
-#include "cuda/decode_sm90.hpp"
+#include "cuda/forward/choices.hpp"
+#include "cuda/forward/sm90_decode.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "support/features.hpp"

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "cuda/device/shared/clear_counter.h"
+#include "cuda/device/shared/combine.h"
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"

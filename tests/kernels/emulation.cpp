@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
-#include "cuda/decode_sm90.hpp"
 #include "cuda/emulator/tensor_map.hpp"
-#include "cuda/forward_sm90.hpp"
+#include "cuda/forward/sm90.hpp"
+#include "cuda/forward/sm90_decode.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
@@ -80,12 +80,12 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
       bytes.emplace_back(tensor.begin, tensor.begin + tensor.size);
     return bytes;
   };
-  emulation.is_dependent = plan.spec.is_chained;
+  emulation.is_dependent = cuda::candidate_named(plan.candidate).is_chained;
   const auto join = [&](const cuda::CombineForm& form) {
     const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
     emulation.launch(
         {.x = static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(form.num_warps) * 32, 0,
-        [&] { cuda::combine_of(plan.spec, form.splits_at_once)(call.combine_params); });
+        [&] { cuda::combine_of(*plan.spec, form.splits_at_once)(call.combine_params); });
     return outputs_now();
   };
   const auto before = outputs_now();
@@ -113,17 +113,17 @@ void run_emulated(const Run& run, Emulation& emulation) {
   build_tables(plan, call, emulation);
   emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
                    [&] { cuda::forward_named(run.label)(call.params); });
-  if (!plan.spec.is_split) return;
+  if (!plan.spec->is_split) return;
   join_splits(run, plan, call, emulation);
 }
 
 void run_decode(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  ASSERT_EQ(plan.candidate, cuda::kSm90Decode);
+  ASSERT_EQ(plan.candidate, cuda::Sm90Decode::kName);
   register_tensors(run, emulation);
   void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
-  cuda::DecodeLaunch call =
-      cuda::decode_launch(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
+  cuda::DecodeLaunch call = cuda::Sm90Decode::prepare(run.problem, plan, run.args, run.cache,
+                                                      workspace, encode_for_emulator);
   build_tables(plan, call.common, emulation);
   call.params.common.captures = call.common.params.captures;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
@@ -140,13 +140,13 @@ cuda::DeviceTraits sectioned_hopper() {
 
 void run_hopper(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  ASSERT_EQ(plan.candidate, cuda::kSm90Forward);
+  ASSERT_EQ(plan.candidate, cuda::Sm90Forward::kName);
   register_tensors(run, emulation);
   constexpr unsigned char kGarbage = 0x5A;
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
-  cuda::Sm90Launch call =
-      cuda::sm90_launch(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
+  cuda::Sm90Launch call = cuda::Sm90Forward::prepare(run.problem, plan, run.args, run.cache,
+                                                     workspace, encode_for_emulator);
   build_tables(plan, call.common, emulation);
   call.params.common.captures = call.common.params.captures;
   if (call.has_counter)
@@ -162,7 +162,7 @@ void run_hopper(const Run& run, Emulation& emulation) {
                         reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
   emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
-  if (!plan.spec.is_split) return;
+  if (!plan.spec->is_split) return;
   join_splits(run, plan, call.common, emulation);
 }
 

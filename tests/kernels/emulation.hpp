@@ -5,9 +5,9 @@
 #include <functional>
 #include <string>
 
-#include "cuda/attention_forward.hpp"
 #include "cuda/emulator/emulator.hpp"
-#include "cuda/forward_launch.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/launch.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"

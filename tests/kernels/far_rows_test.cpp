@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "kernels/emulation.hpp"
 #include "kernels/forward_cases.hpp"
 #include "support/cache_case.hpp"

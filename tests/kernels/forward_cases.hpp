@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "support/cache_case.hpp"
 #include "support/case.hpp"
 

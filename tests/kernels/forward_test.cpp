@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/attention_forward.hpp"
 #include "cuda/emulator/emulator.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "kernels/emulation.hpp"
 #include "kernels/forward_cases.hpp"
 #include "reference/attention_forward.hpp"

@@ -4,9 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "cuda/attention_forward.hpp"
-#include "cuda/forward_sm90.hpp"
-#include "cuda/print_spec.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/decode.hpp"
@@ -23,32 +21,21 @@ std::string renamed(std::string text, const std::string& from, const std::string
   return text;
 }
 
+/// The kernel's unit without its entry; its row of a table of functions.
 void print(const std::string& label, const cuda::ForwardPlan& plan, std::ofstream& out,
            std::string& table) {
   const expr::CudaProgram& program = *plan.program;
   const cuda::Candidate& kernel = cuda::candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
-  out << fmt::format(
-      "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
-      "{};\n}}\n",
-      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
+  out << fmt::format("#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}}}\n", program.include,
+                     renamed(program.mods, "Mods", mods), plan.spec.print("spec_" + label));
   table += fmt::format("  {{\"{0}\", [](const {3}& p) {{ {1}<spec_{0}, {2}>(p); }}}},\n", label,
                        kernel.entry, mods, kernel.params);
 }
 
 void print_hopper(const std::string& label, const ForwardProblem& problem, std::ofstream& out,
                   std::string& table) {
-  const cuda::ForwardPlan plan = testing::plan_of(label, problem, cuda::typical_device(9, 0));
-  const expr::CudaProgram& program = *plan.program;
-  const std::string mods = "Mods_" + label;
-  out << fmt::format(
-      "#include \"{}\"\nnamespace fovea::cuda {{\n{}\ninline constexpr ForwardSpec spec_{} = "
-      "{};\n}}\n",
-      program.include, renamed(program.mods, "Mods", mods), label, cuda::print_spec(plan.spec));
-  table += fmt::format(
-      "  {{\"{0}\", [](const Sm90ForwardParams& p) {{ sm90::attention_forward<spec_{0}, {1}>(p); "
-      "}}}},\n",
-      label, mods);
+  print(label, testing::plan_of(label, problem, cuda::typical_device(9, 0)), out, table);
 }
 
 ForwardProblem problem_of_case(const testing::Case& each) {

@@ -84,7 +84,7 @@ struct CacheKernel {
   Runner run;
   cuda::DeviceTraits device;
   std::string candidate;
-  cuda::ForwardSpec spec;
+  cuda::AnyForwardSpec spec;
 
   /// What runs the case.
   CacheKernel(const NamedCacheCase& each, Runner runner, const cuda::DeviceTraits& on)

@@ -1,5 +1,5 @@
 // What a kernel is given for captured tensors and scalars, and what it cannot be given.
-#include "cuda/captures.hpp"
+#include "cuda/params/captures.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "fovea/mask.hpp"
 
-#include "cuda/block_map.hpp"
+#include "cuda/params/range_tables.hpp"
 
 namespace fovea::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "compile/cuda/compiler.hpp"
-#include "cuda/block_map.hpp"
+#include "cuda/params/range_tables.hpp"
 #include "expr/print_cuda.hpp"
 #include "programs/library_words.hpp"
 #include "programs/test_programs.hpp"

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/captures.hpp"
+#include "cuda/params/captures.hpp"
 #include "expr/interval.hpp"
 #include "expr/print_cuda.hpp"
 #include "programs/test_programs.hpp"

@@ -10,7 +10,7 @@
 #include "fovea/attention.hpp"
 #include "fovea/kv_cache.hpp"
 
-#include "cuda/forward_launch.hpp"
+#include "cuda/forward/launch.hpp"
 #include "problem/cache.hpp"
 
 namespace fovea::testing {

@@ -20,7 +20,7 @@ struct PackItem {
   CacheEntry entry;
 };
 
-/// Appears whole or not at all, with the text of a tuning (cuda/tuning.hpp; empty: none). Throws
+/// Appears whole or not at all, with the text of a tuning (cuda/forward/tuning.hpp; empty: none). Throws
 /// InvalidArgument where the file cannot be written, and where two items have one key.
 void write_pack(const std::string& path, std::span<const PackItem> items,
                 std::string_view tuning = {});

@@ -1,13 +1,13 @@
 // Tiles that no table has but fovea tune may: the furthest of each kernel goes through NVRTC. (Under the emulator they
 // are compared with the oracle: tests/kernels/choice_cases.cpp.)
-#include "cuda/choices.hpp"
+#include "cuda/forward/choices.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "compile/cuda/compiler.hpp"
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -49,7 +49,7 @@ TEST(Choices, FurthestTilesCompile) {
                                             "test");
     const Choice choice = find(furthest, problem, hopper);
     ASSERT_NE(choice.candidate, nullptr) << furthest.candidate;
-    const jit::KernelText text = kernel_texts(plan_choice(problem, hopper, choice)).front();
+    const jit::KernelText text = planned_kernels(plan_choice(problem, hopper, choice)).front().text;
     const jit::Cubin cubin = compiler().compile(text, {9, 0});
     EXPECT_FALSE(cubin.image.empty());
     EXPECT_EQ(cubin.report.spill_bytes, 0) << print_choice(choice);

@@ -8,8 +8,8 @@
 
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
-#include "cuda/attention_forward.hpp"
-#include "cuda/decode_sm90.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm90_decode.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -42,18 +42,19 @@ class DecodeSpecs : public ::testing::TestWithParam<Feature> {};
 TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
-  ASSERT_EQ(plan.candidate, kSm90Decode);
-  const jit::Cubin cubin = compiler().compile(kernel_texts(plan).front(), {.major = 9, .minor = 0});
+  ASSERT_EQ(plan.candidate, Sm90Decode::kName);
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.local_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   // m16n8k16: of 16 rows, each block of 16 keys with head_dim twice.
-  EXPECT_EQ(count(*code, "HMMA.16816.F32.BF16"), plan.spec.tile_kv * plan.spec.head_dim_qk / 64);
+  EXPECT_EQ(count(*code, "HMMA.16816.F32.BF16"), plan.spec->tile_kv * plan.spec->head_dim_qk / 64);
   // All panels of keys in a box, and all of values; where the last panel is cut, or pages may be of 8 keys, each has
   // its own.
-  const bool by_panels = plan.spec.has_padded_head_dim || plan.spec.is_paged;
-  const int boxes = by_panels ? plan.spec.head_dim_qk / 64 : 1;
+  const bool by_panels = plan.spec->has_padded_head_dim || plan.spec->is_paged;
+  const int boxes = by_panels ? plan.spec->head_dim_qk / 64 : 1;
   EXPECT_EQ(count(*code, "UTMALDG.5D"), 2 * boxes);
 }
 

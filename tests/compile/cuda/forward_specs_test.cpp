@@ -8,7 +8,7 @@
 
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -36,16 +36,18 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
-  const jit::Cubin cubin = compiler().compile(kernel_texts(plan).front(), {.major = 9, .minor = 0});
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   // Scores and sums: of a careful step, of another, and of one alone. Where row tiles cross, of that step too, and
   // scores of a suspect one.
-  const int scores = plan.spec.head_dim_qk / 16;
-  const int products = scores + plan.spec.tile_kv / 16;
-  EXPECT_EQ(count(*code, "HGMMA."), plan.spec.q_stages == 2 ? 4 * products + scores : 3 * products);
+  const int scores = plan.spec->head_dim_qk / 16;
+  const int products = scores + plan.spec->tile_kv / 16;
+  EXPECT_EQ(count(*code, "HGMMA."),
+            plan.spec.as<Sm90ForwardSpec>().q_stages == 2 ? 4 * products + scores : 3 * products);
   // Where ptxas does not know that warps stay together, descriptors go through vector registers: a twentieth of the
   // time. The loop of optimistic steps, and the one around it and a careful step.
   for (const int steps : {1, 2}) {

@@ -14,9 +14,9 @@
 
 #include "fovea/mask.hpp"
 
-#include "cuda/block_map.hpp"
-#include "cuda/captures.hpp"
 #include "cuda/emulator/emulator.hpp"
+#include "cuda/params/captures.hpp"
+#include "cuda/params/range_tables.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {

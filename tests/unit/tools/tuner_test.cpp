@@ -9,7 +9,7 @@
 #include <random>
 
 #include "core/shape.hpp"
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "kernel_difference.hpp"
 #include "progress.hpp"
 

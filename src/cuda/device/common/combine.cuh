@@ -18,8 +18,7 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "shared/forward_params.h"
-#include "shared/forward_spec.h"
+#include "shared/combine.h"
 #include "shared/split.h"
 
 namespace fovea::cuda {

@@ -4,7 +4,7 @@
 #include "ptx/base.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
-#include "shared/forward_spec.h"
+#include "shared/element.h"
 
 namespace fovea::cuda {
 

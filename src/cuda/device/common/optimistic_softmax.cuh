@@ -37,7 +37,7 @@
 #include "ptx/math.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/warp.cuh"
-#include "shared/forward_spec.h"
+#include "shared/element.h"
 
 namespace fovea::cuda {
 

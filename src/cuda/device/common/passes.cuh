@@ -7,7 +7,7 @@
 #pragma once
 
 #include "ptx/base.cuh"
-#include "shared/forward_spec.h"
+#include "shared/element.h"
 
 namespace fovea::cuda {
 

@@ -7,7 +7,6 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
-#include "shared/forward_spec.h"
 #include "shared/split.h"
 
 namespace fovea::cuda {
@@ -183,7 +182,7 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
 }
 
 /// Of the keys of the sequence, those of one split.
-template <ForwardSpec spec>
+template <auto spec>
 FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   const int seqlen_kv = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
   const int keys = keys_per_split(seqlen_kv, spec.most_splits);
@@ -195,7 +194,7 @@ FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
 
 /// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section
 /// tiles descend, so that causal masks start with their longest rows, and neighbours share keys.
-template <ForwardSpec spec>
+template <auto spec>
 FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   constexpr int kRows = spec.tile_q / spec.heads_per_tile;
   const std::int32_t id = ptx::block_idx().x;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ptx/memory.cuh"
-#include "shared/forward_spec.h"
+#include "shared/element.h"
 
 namespace fovea::cuda::ptx {
 

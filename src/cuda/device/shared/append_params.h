@@ -1,9 +1,9 @@
-// What the append kernel takes at the launch. cuda/append_to_cache.hpp fills and launches,
+// What the append kernel takes at the launch. cuda/append/append_to_cache.hpp fills and launches,
 // device/common/append_to_cache.cuh runs.
 #pragma once
 
-#include "shared/forward_params.h"
-#include "shared/forward_spec.h"
+#include "shared/element.h"
+#include "shared/tensor_params.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {

@@ -3,25 +3,10 @@
 #pragma once
 
 #include "shared/captures.h"
+#include "shared/tensor_params.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
-
-/// What kernels count in 32 bits, slots and positions of rows and keys, also rounded up to tiles of them.
-inline constexpr std::int32_t kMostCounted = 0x7fffffff - 1023;
-
-/// A tensor [batch, seqlen, heads, head_dim]; packed: batch stride 0.
-struct BshdParam {
-  const void* data;
-  std::int64_t batch_stride, row_stride, head_stride, col_stride;
-};
-
-/// A tensor of one dimension of i32 or i64, in memory of the device; data may be null where it is optional.
-struct IndexParam {
-  const void* data;
-  std::int64_t stride;
-  std::int32_t is_wide;  // i64
-};
 
 struct ForwardParams {
   BshdParam q;    // [batch, seqlen_q, num_heads_q, head_dim_qk]
@@ -71,25 +56,6 @@ struct ForwardParams {
   std::uint32_t dropout_key[2];     // seed and offset, mixed (core/philox.hpp)
 
   Captures captures;
-};
-
-/// Of the combine kernel: a warp for each row.
-struct CombineParams {
-  BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
-  float* lse;
-  float* row_max;
-  std::int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
-  std::int64_t row_max_batch_stride, row_max_head_stride, row_max_row_stride;
-  const float* sinks;
-  std::int64_t sinks_stride;
-  IndexParam seqlens_kv, left_padding;  // as ForwardParams
-  std::int32_t capacity, num_new;
-  const float* partial_out;  // [batch, num_heads_q, seqlen_q, max_splits, partial_width]
-  const float* partial_lse;
-  const float* partial_max;
-  std::int32_t max_splits, partial_width;
-  std::int32_t seqlen_q, seqlen_kv, num_heads_q, head_dim_v;
-  std::int64_t num_rows;
 };
 
 }  // namespace fovea::cuda

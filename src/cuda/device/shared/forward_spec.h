@@ -1,16 +1,15 @@
-// What shapes the code of a forward kernel: its template argument, its key in memory and the literal in the generated
-// unit. Read forward_params.h next.
+// What shapes the code of a forward kernel: its template argument, its key in memory and a constant of the generated
+// unit. Each kernel has a spec of its own, which says what ForwardSpec does and more. Read forward_params.h next.
 #pragma once
 
+#include "shared/element.h"
 #include "shared/split.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
 
-enum class Element : std::uint8_t { f32, f16, bf16 };
-
-/// Lengths, contents, addresses, strides, scalars, sinks and where lse goes are parameters (forward_params.h): none of
-/// them compiles anything.
+/// What every forward kernel is compiled for. Lengths, contents, addresses, strides, scalars, sinks and where lse goes
+/// are parameters (forward_params.h): none of them compiles anything.
 struct ForwardSpec {
   Element element = Element::bf16;      // of q, k, v
   Element out_element = Element::bf16;  // of out
@@ -30,27 +29,48 @@ struct ForwardSpec {
                                      // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
   bool wants_row_max = false;
-  std::int32_t q_stages = 1;   // sm90: buffers of Q, later O; with two, row tiles overlap
-  bool is_dynamic = false;     // sm90: row tiles are claimed from a counter, longest first
-  bool keeps_queries = false;  // sm80: Q in registers, for warps of 16 rows
-  bool has_panels = false;     // team/: K and V lie in shared memory as TMA writes them
-  bool is_chained = false;     // sm90: the combine kernel starts beside this one, and waits
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 
   bool operator==(const ForwardSpec&) const = default;
+};
+
+/// sm80/attention_forward, and what team/ is compiled for elsewhere.
+struct TeamSpec : ForwardSpec {
+  bool keeps_queries = false;  // Q in registers, for warps of 16 rows
+  bool has_panels = false;     // K and V lie in shared memory as TMA writes them
+
+  bool operator==(const TeamSpec&) const = default;
+};
+
+/// sm80/attention_forward_f32.
+struct PlainSpec : ForwardSpec {
+  bool operator==(const PlainSpec&) const = default;
+};
+
+/// sm90/decode.
+struct Sm90DecodeSpec : ForwardSpec {
+  bool operator==(const Sm90DecodeSpec&) const = default;
+};
+
+/// sm90/attention_forward.
+struct Sm90ForwardSpec : ForwardSpec {
+  std::int32_t q_stages = 1;  // buffers of Q, later O; with two, row tiles overlap
+  bool is_dynamic = false;    // row tiles are claimed from a counter, longest first
+
+  bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
 /// Room for what a CTA of sm80/attention_forward works on.
 inline constexpr std::int32_t kSm80WorkBytes = 112;
 
 /// A word of each warp; what comes behind starts at a multiple of 8.
-constexpr std::int32_t sm80_vote_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm80_vote_bytes(const TeamSpec& spec) {
   return (spec.num_warps + 1) / 2 * 8;
 }
 
 /// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for
 /// each warp.
-constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm80_forward_shared_bytes(const TeamSpec& spec) {
   const std::int32_t width_q =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
   return 2 * (spec.tile_q * width_q +
@@ -59,33 +79,35 @@ constexpr std::int32_t sm80_forward_shared_bytes(const ForwardSpec& spec) {
 }
 
 /// What one computing warp of sm90/decode has: the rows of the CTA, and slices of tile_kv keys.
-constexpr ForwardSpec spec_of_decoding_warp(ForwardSpec spec) {
+constexpr TeamSpec spec_of_decoding_warp(const Sm90DecodeSpec& decode) {
+  TeamSpec spec{decode};
   spec.num_warps = 1;
   spec.stages = 1;
+  spec.keeps_queries = true;
   spec.has_panels = true;
   return spec;
 }
 
 /// Warps of a CTA of sm90/decode that load; the others compute.
 inline constexpr std::int32_t kDecodeLoaders = 2;
-constexpr std::int32_t sm90_decode_readers(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
 }
 
 /// Does sm90/decode load each panel of 64 elements in a box of its own? All of them lie in one box, one behind the
 /// other, only where that has all rows of a slice, and the last panel is not cut.
-constexpr bool sm90_decode_loads_panels(const ForwardSpec& spec, std::int32_t rows_per_box) {
+constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
   return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
 }
 
 /// A slice of keys and values of sm90/decode.
-constexpr std::int32_t sm90_decode_slice_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_decode_slice_bytes(const Sm90DecodeSpec& spec) {
   return 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
 }
 
 /// What a computing warp of sm90/decode leaves for the others: for each row O, then origin, sum and maximum. Rows are 8
 /// banks apart, so that the pairs which lanes hold go to different ones.
-constexpr std::int32_t sm90_decode_part_row_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_decode_part_row_bytes(const Sm90DecodeSpec& spec) {
   return 4 * spec.head_dim_v + 32;
 }
 
@@ -94,30 +116,30 @@ inline constexpr std::int32_t kDecodeRecords = 3;
 inline constexpr std::int32_t kDecodeRecordBytes = 96;
 
 /// Dynamic shared memory of sm90/decode: slices, what warps leave for each other, posted splits, barriers.
-constexpr std::int32_t sm90_decode_shared_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_decode_shared_bytes(const Sm90DecodeSpec& spec) {
   return spec.stages * sm90_decode_slice_bytes(spec) +
          sm90_decode_readers(spec) * spec.tile_q * sm90_decode_part_row_bytes(spec) +
          kDecodeRecords * kDecodeRecordBytes + 16 * (spec.stages + kDecodeRecords);
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.
-constexpr std::int32_t sm80_plain_shared_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm80_plain_shared_bytes(const PlainSpec& spec) {
   return 4 * (spec.tile_q * (spec.head_dim_qk + 1) + spec.tile_kv * (spec.head_dim_qk + 1) +
               spec.tile_kv * (spec.head_dim_v + 1) + spec.tile_q * (spec.tile_kv + 1));
 }
 
 /// sm90/attention_forward: sequences have lengths of their own, posted beside each row tile.
-constexpr bool sm90_posts_place(const ForwardSpec& spec) {
+constexpr bool sm90_posts_place(const Sm90ForwardSpec& spec) {
   return spec.is_varlen || spec.is_paged || spec.is_split;
 }
 
 /// Row tiles that sm90/attention_forward posts ahead.
-constexpr std::int32_t sm90_num_slots(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_num_slots(const Sm90ForwardSpec& spec) {
   return sm90_posts_place(spec) ? 3 : 2;
 }
 
 /// Of its shared memory, Q, later O, of each group and stage, and stages of K and V.
-constexpr std::int32_t sm90_tile_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_tile_bytes(const Sm90ForwardSpec& spec) {
   const std::int32_t width_q =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
   return 2 * (spec.q_stages * spec.tile_q * width_q +
@@ -125,7 +147,7 @@ constexpr std::int32_t sm90_tile_bytes(const ForwardSpec& spec) {
 }
 
 /// All of it: tiles, barriers, what the loading warp posts, and what is computed again.
-constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
+constexpr std::int32_t sm90_forward_shared_bytes(const Sm90ForwardSpec& spec) {
   const std::int32_t slots = sm90_num_slots(spec);
   const std::int32_t barriers =
       8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 2 * slots + 7);
@@ -134,15 +156,5 @@ constexpr std::int32_t sm90_forward_shared_bytes(const ForwardSpec& spec) {
                               (spec.is_paged ? spec.tile_kv / 2 : 0);
   return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + posted + 32;
 }
-
-/// The second kernel of a split problem.
-struct CombineSpec {
-  Element out_element = Element::bf16;
-  bool wants_row_max = false;
-  bool is_chained = false;
-  std::int32_t most_splits = kMostSplits;
-
-  bool operator==(const CombineSpec&) const = default;
-};
 
 }  // namespace fovea::cuda

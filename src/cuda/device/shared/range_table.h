@@ -1,5 +1,5 @@
 // The table of least and greatest values that loads in masks are bounded by, and the parameters of the kernel that
-// builds it. cuda/block_map.hpp plans and launches, device/common/range_table.cuh builds and reads.
+// builds it. cuda/params/range_tables.hpp plans and launches, device/common/range_table.cuh builds and reads.
 #pragma once
 
 #include "shared/captures.h"

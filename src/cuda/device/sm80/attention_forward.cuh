@@ -53,7 +53,7 @@ namespace fovea::cuda::sm80 {
 using namespace team;
 
 /// What a team computes.
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 struct Forward {
   using T = Traits<spec>;
   using Tiles = typename WalkOf<Mods>::Type;
@@ -189,7 +189,7 @@ struct Forward {
   }
 };
 
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const ForwardParams& p) {
   const Work work = find_work<spec>(p);
   if (work.is_nothing) return;

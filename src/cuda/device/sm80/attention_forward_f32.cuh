@@ -29,7 +29,7 @@
 
 namespace fovea::cuda::sm80 {
 
-template <ForwardSpec spec, class Mods>
+template <PlainSpec spec, class Mods>
 struct PlainForward {
   static constexpr int kThreads = spec.num_warps * 32;
   static constexpr int kRowThreads = kThreads / spec.tile_q;
@@ -285,7 +285,7 @@ struct PlainForward {
   }
 };
 
-template <ForwardSpec spec, class Mods>
+template <PlainSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward_f32(const ForwardParams& p) {
   const Work work = find_work<spec>(p);
   if (work.is_nothing) return;

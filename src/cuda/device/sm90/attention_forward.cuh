@@ -76,7 +76,7 @@
 
 namespace fovea::cuda::sm90 {
 
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   using L = Layout<spec>;
   using T = Traits<spec>;
@@ -113,7 +113,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
 }
 
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
   const Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};

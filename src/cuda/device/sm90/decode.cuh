@@ -49,7 +49,7 @@
 
 namespace fovea::cuda::sm90 {
 
-template <ForwardSpec spec>
+template <Sm90DecodeSpec spec>
 FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   using L = decoding::Layout<spec>;
   if (cta.warp != L::kReaders || !ptx::elect_one()) return;
@@ -66,7 +66,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
 }
 
 /// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
-template <ForwardSpec spec, class Mods>
+template <Sm90DecodeSpec spec, class Mods>
 FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
   const decoding::Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   ptx::griddepcontrol_launch_dependents();

@@ -23,7 +23,7 @@ FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
 }
 
 /// What this thread has of its warp's rows: the fragments of Q, where they are kept, and what has been summed so far.
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 struct Sums {
   using T = Traits<spec>;
   using Scores = float[T::kRowBlocks][T::kKeyBlocks][4];

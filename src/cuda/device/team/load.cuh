@@ -18,7 +18,7 @@
 namespace fovea::cuda::team {
 
 /// One 16-byte chunk of a row; zeros where the row does not exist and beyond head_dim. `somewhere` can be read.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool exists,
                              int head_dim, const void* somewhere) {
   const bool is_data =
@@ -48,7 +48,7 @@ struct QueriesAt {
   std::int64_t batch, row;
 };
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE QueriesAt queries_at(const Team<spec>& team) {
   using T = Traits<spec>;
   if constexpr (T::kForgetsQueries) {
@@ -59,7 +59,7 @@ FOVEA_DEVICE QueriesAt queries_at(const Team<spec>& team) {
   return {static_cast<const char*>(team.p.q.data), sequence.q_batch, sequence.q_row};
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
   using T = Traits<spec>;
   const BshdParam& q = team.p.q;
@@ -70,7 +70,7 @@ FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
   return {queries.data + at * 2, r.exists};
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_queries(const Team<spec>& team) {
   using Rows = typename Traits<spec>::KeyRows;
   constexpr int kSteps = Traits<spec>::kWarpRows * Rows::kChunks / 32;
@@ -105,7 +105,7 @@ FOVEA_DEVICE const char* kv_row_dense(const BshdParam& t, const char* head, std:
 }
 
 /// Where row `row` of the sequence's keys (or values) begins.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const BshdParam& t,
                                 const char* head, std::int32_t row) {
   if constexpr (spec.is_paged) {
@@ -119,7 +119,7 @@ FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const 
 }
 
 /// The rows of a tile that one thread copies, and where they lie in pages; nothing where there are none.
-template <ForwardSpec spec, class Rows>
+template <TeamSpec spec, class Rows>
 struct Places {
   static constexpr int kRowsAtOnce = Traits<spec>::kThreads / Rows::kPeriod;  // how far apart
   static constexpr int kNumRows = (spec.tile_kv + kRowsAtOnce - 1) / kRowsAtOnce;
@@ -128,7 +128,7 @@ struct Places {
 };
 
 /// All look-ups at once, so that they wait for memory together. Rows behind the last key are taken for the last.
-template <class Rows, ForwardSpec spec>
+template <class Rows, TeamSpec spec>
 FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t idx) {
   using RowPlaces = Places<spec, Rows>;
   RowPlaces places{};
@@ -173,14 +173,14 @@ FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t
 }
 
 /// Nowhere, where there is no tile.
-template <class Rows, ForwardSpec spec>
+template <class Rows, TeamSpec spec>
 FOVEA_DEVICE Places<spec, Rows> places_of(const Team<spec>& team, VisitedTile tile) {
   return tile.idx >= 0 ? find_places<Rows>(team, tile.idx) : Places<spec, Rows>{};
 }
 
 /// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are
 /// none of them.
-template <ForwardSpec spec, class Rows>
+template <TeamSpec spec, class Rows>
 FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                             const char* head, const Places<spec, Rows>& places, std::int32_t idx,
                             int head_dim) {
@@ -206,7 +206,7 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
 
 /// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is
 /// short where it is seldom run.
-template <class Rows, ForwardSpec spec>
+template <class Rows, TeamSpec spec>
 FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                               const char* head, std::int32_t idx, int head_dim) {
 #pragma unroll 1
@@ -226,7 +226,7 @@ FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const Bs
 }
 
 /// A group of copies of its own; an empty group where there is no tile.
-template <ForwardSpec spec, class Rows>
+template <TeamSpec spec, class Rows>
 FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
                             int head_at, const Places<spec, Rows>& places, VisitedTile tile,
                             int head_dim) {
@@ -244,35 +244,35 @@ FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const Bshd
   ptx::cp_async_commit_group();
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 using KeyPlaces = Places<spec, typename Traits<spec>::KeyRows>;
-template <ForwardSpec spec>
+template <TeamSpec spec>
 using ValuePlaces = Places<spec, typename Traits<spec>::ValueRows>;
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, const KeyPlaces<spec>& places, VisitedTile tile,
                             int stage) {
   load_rows(team, team.stage_at(stage), team.p.k, Traits<spec>::kKeyHeadAt, places, tile,
             team.p.head_dim_qk);
 }
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, VisitedTile tile, int stage) {
   load_keys(team, places_of<typename Traits<spec>::KeyRows>(team, tile), tile, stage);
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, const ValuePlaces<spec>& places,
                               VisitedTile tile, int stage) {
   load_rows(team, team.stage_at(stage) + Traits<spec>::kKeyBytes, team.p.v,
             Traits<spec>::kValueHeadAt, places, tile, team.p.head_dim_v);
 }
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, VisitedTile tile, int stage) {
   load_values(team, places_of<typename Traits<spec>::ValueRows>(team, tile), tile, stage);
 }
 
 /// Keys, then values, found once where both are copied by the same rows.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void load_tile(const Team<spec>& team, VisitedTile tile, int stage) {
   using T = Traits<spec>;
   const KeyPlaces<spec> keys = places_of<typename T::KeyRows>(team, tile);

@@ -13,7 +13,7 @@
 
 namespace fovea::cuda::team {
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, Pass pass) {
   using T = Traits<spec>;
   constexpr Element kElement = spec.element;
@@ -27,7 +27,7 @@ FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, P
 }
 
 /// The same answer in every thread of the team.
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE bool is_finite(const Team<spec>& team, const Sums<spec, Mods>& sums) {
   using T = Traits<spec>;
   float zero = 0;

@@ -16,7 +16,7 @@
 
 namespace fovea::cuda::team {
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE std::int64_t partial_row(const AtEnd<spec>& end, const Row& r) {
   const ForwardParams& p = end.team.p;
   const std::int64_t row =
@@ -24,7 +24,7 @@ FOVEA_DEVICE std::int64_t partial_row(const AtEnd<spec>& end, const Row& r) {
   return row * p.max_splits + end.work.split;
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE char* out_row(const AtEnd<spec>& end, const Row& r) {
   const ForwardParams& p = end.team.p;
   if constexpr (spec.is_split) {
@@ -37,7 +37,7 @@ FOVEA_DEVICE char* out_row(const AtEnd<spec>& end, const Row& r) {
   return static_cast<char*>(const_cast<void*>(p.out.data)) + at * Traits<spec>::kOutBytes;
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE std::int64_t out_col_bytes(const ForwardParams& p) {
   constexpr int kOutBytes = Traits<spec>::kOutBytes;
   return spec.is_split ? kOutBytes : p.out.col_stride * kOutBytes;
@@ -63,7 +63,7 @@ FOVEA_DEVICE void store_element(char* to, float value) {
   }
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void store_row_values(const AtEnd<spec>& end, const Row& r, float lse, float sum,
                                    float greatest) {
   const ForwardParams& p = end.team.p;
@@ -88,7 +88,7 @@ FOVEA_DEVICE void store_row_values(const AtEnd<spec>& end, const Row& r, float l
 }
 
 /// Straight from registers.
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
   using T = Traits<spec>;
   const ForwardParams& p = end.team.p;
@@ -113,7 +113,7 @@ FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 }
 
 /// The warp's part of O into its part of shared memory, where Q was. The lanes find each other's elements there.
-template <Element element, ForwardSpec spec, class Mods>
+template <Element element, TeamSpec spec, class Mods>
 FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
   using T = Traits<spec>;
   using Rows = typename T::OutRows;
@@ -131,14 +131,14 @@ FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
   ptx::sync_warp();
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE RowAddresses out_rows(const AtEnd<spec>& end) {
   constexpr int kRows = Traits<spec>::kWarpRows;
   const Row r = end.row_at(end.team.warp * kRows + end.team.lane % kRows);
   return {out_row(end, r), r.exists};
 }
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows) {
   using Rows = typename Traits<spec>::OutRows;
 #pragma unroll 4
@@ -155,7 +155,7 @@ FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows)
 
 /// Every staged element that exists, one by one, into its place in O; or, where it is an indicator, infinity to what
 /// lies there: NaN where both signs come.
-template <Element staged, ForwardSpec spec>
+template <Element staged, TeamSpec spec>
 FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& rows, Pass pass) {
   using T = Traits<spec>;
   using Rows = typename T::OutRows;
@@ -180,7 +180,7 @@ FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& row
   }
 }
 
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass) {
   constexpr Element kOutElement = Traits<spec>::kOutElement;
   constexpr Element kStaged = kOutElement == Element::f32 ? Element::bf16 : kOutElement;
@@ -194,12 +194,12 @@ FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 }
 
 /// Factors of a thread's rows.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 using Factors = float[Traits<spec>::kRowBlocks][2];
 
 /// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its
 /// factor to the others.
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass,
                               Factors<spec>& factors) {
   constexpr int kRows = 2 * Traits<spec>::kRowBlocks;
@@ -233,7 +233,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
     factors[i / 2][i % 2] = ptx::shfl_idx(result.factor, end.team.lane / 4 * 4 + i);
 }
 
-template <ForwardSpec spec, class Mods>
+template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void finish(const AtEnd<spec>& end, Sums<spec, Mods>& sums, Pass pass) {
   using T = Traits<spec>;
   Factors<spec> factors;

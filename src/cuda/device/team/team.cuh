@@ -16,7 +16,7 @@ namespace fovea::cuda::team {
 using ptx::SharedAddress;
 using ptx::U32x4;
 
-template <ForwardSpec spec>
+template <TeamSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
   static constexpr int kThreads = spec.num_warps * 32;
@@ -79,7 +79,7 @@ FOVEA_DEVICE const char* queries_begin(const Work& work, const BshdParam& q) {
 }
 
 /// Where row 0 of the kv head lies; paged: where it would lie in page 0.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 FOVEA_DEVICE const char* head_of(const Work& work, const BshdParam& t) {
   std::int64_t at = work.kv_head * t.head_stride;
   if constexpr (!spec.is_paged)
@@ -114,7 +114,7 @@ class RowAddresses {
 
 /// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory
 /// apart from the others'.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 struct Team {
   using T = Traits<spec>;
 
@@ -207,7 +207,7 @@ struct Team {
 };
 
 /// A team at the end of its walk, with the work that was kept.
-template <ForwardSpec spec>
+template <TeamSpec spec>
 struct AtEnd {
   const Team<spec>& team;
   const Work& work;

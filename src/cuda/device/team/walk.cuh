@@ -32,7 +32,7 @@ struct WalkOf<Mods, false> {
 };
 
 /// Of the team's keys; `rows` outlives the walk.
-template <class Tiles, ForwardSpec spec>
+template <class Tiles, TeamSpec spec>
 FOVEA_DEVICE Tiles start_tiles(const Team<spec>& team, const TileSpan& rows) {
   const std::int32_t begin = team.work.kv_begin / spec.tile_kv;
   const std::int32_t end = ceil_div(team.work.kv_end, spec.tile_kv);

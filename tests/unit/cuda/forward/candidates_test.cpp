@@ -1,5 +1,5 @@
 // The choice of a forward kernel: what is refused and why, what a tile is, what a plan needs.
-#include "cuda/candidates.hpp"
+#include "cuda/forward/candidates.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 
 #include "fovea/mask.hpp"
 
-#include "cuda/attention_forward.hpp"
 #include "cuda/device/shared/split.h"
+#include "cuda/forward/attention_forward.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -85,7 +85,7 @@ TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
               chosen({.seqlen_q = rows, .head_dim_qk = qk, .head_dim_v = v}, major, minor);
           EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta))
               << major << minor << " " << qk << "/" << v << " rows " << rows;
-          EXPECT_GE(plan.spec.ctas_per_sm, 1);
+          EXPECT_GE(plan.spec->ctas_per_sm, 1);
         }
       }
     }
@@ -93,25 +93,25 @@ TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
 }
 
 TEST(ForwardCandidates, HeadDimsArePaddedToTheSwizzle) {
-  const ForwardSpec spec = chosen({.head_dim_qk = 80, .head_dim_v = 64}).spec;
+  const ForwardSpec spec = *chosen({.head_dim_qk = 80, .head_dim_v = 64}).spec;
   EXPECT_EQ(spec.head_dim_qk, 96);
   EXPECT_EQ(spec.head_dim_v, 64);
   EXPECT_TRUE(spec.has_padded_head_dim);
-  EXPECT_FALSE(chosen(Shape{}).spec.has_padded_head_dim);
+  EXPECT_FALSE(chosen(Shape{}).spec->has_padded_head_dim);
 }
 
 TEST(ForwardCandidates, DecodePacksTheHeadsOfAGroupAndSplitsKeys) {
   const ForwardPlan plan =
       chosen({.seqlen_q = 1, .seqlen_kv = 32768, .num_heads_q = 64, .num_heads_kv = 8});
-  EXPECT_EQ(plan.spec.heads_per_tile, 8);
-  EXPECT_TRUE(plan.spec.is_split);
+  EXPECT_EQ(plan.spec->heads_per_tile, 8);
+  EXPECT_TRUE(plan.spec->is_split);
   // 64 splits of 512 keys; a row of each is 128 sums, lse and row_max.
   EXPECT_EQ(plan.workspace_bytes, 2U * 64 * 64 * 130 * sizeof(float));
 }
 
 TEST(ForwardCandidates, PackedHeadsDivideTheGroup) {
   // 65 rows would not fit a tile of 64: of 13 heads with 5 queries each, no divisor but 1 does.
-  const ForwardSpec spec = chosen({.seqlen_q = 5, .num_heads_q = 13, .num_heads_kv = 1}).spec;
+  const ForwardSpec spec = *chosen({.seqlen_q = 5, .num_heads_q = 13, .num_heads_kv = 1}).spec;
   EXPECT_EQ(13 % spec.heads_per_tile, 0);
   EXPECT_LE(spec.heads_per_tile * 5, spec.tile_q);
 }
@@ -120,9 +120,9 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
   const Shape few{.seqlen_q = 2, .seqlen_kv = 32768, .num_heads_q = 64, .num_heads_kv = 8};
   const ForwardPlan plan = chosen(few, 9, 0);
   EXPECT_EQ(plan.candidate, kDecode);
-  EXPECT_EQ(plan.spec.tile_q, 16);
-  EXPECT_EQ(plan.spec.heads_per_tile, 8);
-  EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
+  EXPECT_EQ(plan.spec->tile_q, 16);
+  EXPECT_EQ(plan.spec->heads_per_tile, 8);
+  EXPECT_TRUE(plan.spec->is_split && candidate_named(plan.candidate).is_chained);
   EXPECT_EQ(reason_of(chosen(few, 8, 9), kDecode),
             "compute capability is 8.9; expected 9.0, or 10.0 to 10.3");
 }
@@ -131,9 +131,9 @@ TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
   const Shape shape{.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
   const ForwardPlan plan = chosen(shape, 9, 0);
   EXPECT_EQ(plan.candidate, kHopper);
-  EXPECT_EQ(plan.spec.tile_q, 64);
-  EXPECT_EQ(plan.spec.heads_per_tile, 7);
-  EXPECT_TRUE(plan.spec.is_split && plan.spec.is_chained);
+  EXPECT_EQ(plan.spec->tile_q, 64);
+  EXPECT_EQ(plan.spec->heads_per_tile, 7);
+  EXPECT_TRUE(plan.spec->is_split && candidate_named(plan.candidate).is_chained);
   EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_cta));
 }
 
@@ -201,10 +201,11 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
       const Shape shape{.seqlen_q = 1, .head_dim_qk = head_dim, .head_dim_v = head_dim};
       const ForwardPlan plan = chosen(shape, major, 0);
       ASSERT_EQ(plan.candidate, kDecode);
-      EXPECT_GT(plan.spec.stages, 0);
-      EXPECT_EQ(plan.spec.stages % sm90_decode_readers(plan.spec), 0);
+      EXPECT_GT(plan.spec->stages, 0);
+      const auto& spec = plan.spec.as<Sm90DecodeSpec>();
+      EXPECT_EQ(spec.stages % sm90_decode_readers(spec), 0);
       EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta));
-      const int more = sm90_decode_readers(plan.spec) * sm90_decode_slice_bytes(plan.spec);
+      const int more = sm90_decode_readers(spec) * sm90_decode_slice_bytes(spec);
       EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
     }
@@ -213,14 +214,14 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
 
 TEST(ForwardCandidates, ScalesThatCannotBeFoldedAreAppliedOneByOne) {
   Problem problem = problem_of({});
-  EXPECT_FALSE(chosen(problem).spec.is_prescaled);
+  EXPECT_FALSE(chosen(problem).spec->is_prescaled);
   problem.softmax_scale = -1.0F;
-  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+  EXPECT_TRUE(chosen(problem).spec->is_prescaled);
   problem.softmax_scale = 0.0F;
-  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+  EXPECT_TRUE(chosen(problem).spec->is_prescaled);
   problem.softmax_scale.reset();
   problem.score = softcap(20);
-  EXPECT_TRUE(chosen(problem).spec.is_prescaled);
+  EXPECT_TRUE(chosen(problem).spec->is_prescaled);
 }
 
 TEST(ForwardCandidates, ComputeDtypeIsKeptOrRefused) {
@@ -261,7 +262,7 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
     const ForwardPlan plan = choose_forward(
         paged_problem({.page_size = page_size, .has_aligned_rows = true}), typical_device(9, 0));
     EXPECT_EQ(plan.candidate, kHopper) << page_size;
-    EXPECT_TRUE(plan.spec.is_paged && plan.spec.is_dynamic);
+    EXPECT_TRUE(plan.spec->is_paged && plan.spec.as<Sm90ForwardSpec>().is_dynamic);
   }
   const auto reason = [](const ForwardProblem& problem) {
     const ForwardPlan plan = choose_forward(problem, typical_device(9, 0));
@@ -363,8 +364,8 @@ Problem packed_problem(std::int64_t rows) {
 TEST(ForwardCandidates, PackedSequencesRunOnHoppersOwnKernel) {
   const ForwardPlan plan = chosen(packed_problem(1000), 9, 0);
   EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
-  EXPECT_TRUE(plan.spec.is_varlen);
-  EXPECT_TRUE(plan.spec.is_dynamic);  // row tiles of unequal length
+  EXPECT_TRUE(plan.spec->is_varlen);
+  EXPECT_TRUE(plan.spec.as<Sm90ForwardSpec>().is_dynamic);  // row tiles of unequal length
   // 1000 / 128 tiles, one more for each of 5 sequences and the rows behind them, a word each for 8 heads; a counter.
   EXPECT_EQ(plan.workspace_bytes, 256 * ((256 + 13U * 8 * 4 + 255) / 256));
 }

@@ -1,5 +1,5 @@
 // What a GPU may choose between: always the table's choice first, and nothing that the device or a kernel cannot have.
-#include "cuda/choices.hpp"
+#include "cuda/forward/choices.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "fovea/mask.hpp"
 
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "unit/cuda/forward/posed.hpp"
 
 namespace fovea::cuda {
@@ -72,8 +72,8 @@ TEST(ForwardChoices, EachFitsTheDevice) {
         EXPECT_LE(choice.candidate->shared_bytes(choice.spec),
                   static_cast<std::size_t>(device.shared_bytes_per_cta))
             << print_choice(choice);
-        EXPECT_LE(choice.spec.num_warps, 16) << print_choice(choice);
-        EXPECT_GE(choice.spec.ctas_per_sm, 1) << print_choice(choice);
+        EXPECT_LE(choice.spec->num_warps, 16) << print_choice(choice);
+        EXPECT_GE(choice.spec->ctas_per_sm, 1) << print_choice(choice);
       }
     }
   }
@@ -85,18 +85,21 @@ TEST(ForwardChoices, TilesAreAllThatDiffers) {
     const std::vector<Choice> choices = choices_of(pose(posed), typical_device(9, 0));
     for (const Choice& choice : choices) {
       const auto first = std::ranges::find(choices, choice.candidate, &Choice::candidate);
-      ForwardSpec spec = first->spec;
+      AnyForwardSpec spec = first->spec;
       const TileChoice tile = tile_of(choice.spec);
-      spec.tile_q = tile.tile_q;
-      spec.tile_kv = tile.tile_kv;
-      spec.num_warps = tile.num_warps;
-      spec.stages = tile.stages;
-      spec.q_stages = tile.q_stages;
-      spec.ctas_per_sm = tile.ctas_per_sm;
-      spec.heads_per_tile = tile.heads_per_tile;
-      spec.is_split = tile.is_split != 0;
-      spec.is_dynamic = tile.is_dynamic != 0;
-      spec.keeps_queries = choice.spec.keeps_queries;  // follows from the tile
+      spec->tile_q = tile.tile_q;
+      spec->tile_kv = tile.tile_kv;
+      spec->num_warps = tile.num_warps;
+      spec->stages = tile.stages;
+      spec->ctas_per_sm = tile.ctas_per_sm;
+      spec->heads_per_tile = tile.heads_per_tile;
+      spec->is_split = tile.is_split != 0;
+      if (auto* sm90 = spec.get_if<Sm90ForwardSpec>()) {
+        sm90->q_stages = tile.q_stages;
+        sm90->is_dynamic = tile.is_dynamic != 0;
+      }
+      if (auto* team = spec.get_if<TeamSpec>())  // follows from the tile
+        team->keeps_queries = choice.spec.as<TeamSpec>().keeps_queries;
       EXPECT_EQ(choice.spec, spec) << print_choice(choice);
     }
   }
@@ -115,10 +118,10 @@ TEST(ForwardChoices, HopperVariesGroupsTilesAndStages) {
   std::set<std::int32_t> tile_q, tile_kv, stages, q_stages;
   for (const Choice& choice : choices_of(problem, typical_device(9, 0))) {
     if (choice.candidate->name != "cuda/sm90/attention_forward") continue;
-    tile_q.insert(choice.spec.tile_q);
-    tile_kv.insert(choice.spec.tile_kv);
-    stages.insert(choice.spec.stages);
-    q_stages.insert(choice.spec.q_stages);
+    tile_q.insert(choice.spec->tile_q);
+    tile_kv.insert(choice.spec->tile_kv);
+    stages.insert(choice.spec->stages);
+    q_stages.insert(choice.spec.as<Sm90ForwardSpec>().q_stages);
   }
   EXPECT_EQ(tile_q, (std::set<std::int32_t>{128, 192}));
   EXPECT_GE(tile_kv.size(), 3U);
@@ -129,7 +132,7 @@ TEST(ForwardChoices, HopperVariesGroupsTilesAndStages) {
 TEST(ForwardChoices, FewRowsMayStayWhole) {
   bool has_split = false, has_whole = false;
   for (const Choice& choice : choices_of(pose(decoding()), typical_device(8, 0)))
-    (choice.spec.is_split ? has_split : has_whole) = true;
+    (choice.spec->is_split ? has_split : has_whole) = true;
   EXPECT_TRUE(has_split && has_whole);
 }
 

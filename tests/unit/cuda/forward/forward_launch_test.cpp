@@ -1,13 +1,12 @@
 // Parameters and grids of a forward call: what kernels are told.
-#include "cuda/forward_launch.hpp"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "core/philox.hpp"
-#include "cuda/decode_sm90.hpp"
-#include "cuda/forward_sm90.hpp"
+#include "cuda/forward/launch.hpp"
+#include "cuda/forward/sm90.hpp"
+#include "cuda/forward/sm90_decode.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -41,10 +40,17 @@ struct Call {
     plan = choose_forward(problem, device);
   }
   ForwardLaunch launch() { return forward_launch(problem, plan, args, memory, nullptr); }
+  /// The last of its launches; its parameters are gone.
+  KernelLaunch combine() {
+    const ForwardLaunch call = launch();
+    KernelLaunch last;
+    for (const KernelLaunch& each : call.launches(plan)) last = each;
+    return last;
+  }
   DecodeLaunch decode_on(const DeviceTraits& device) {
     prepare(device);
-    return decode_launch(problem, plan, args, nullptr, memory,
-                         [](const auto&, const void*) { return TensorMapParam{}; });
+    return Sm90Decode::prepare(problem, plan, args, nullptr, memory,
+                               [](const auto&, const void*) { return TensorMapParam{}; });
   }
   DecodeLaunch decode_on_hopper(int num_sms) {
     DeviceTraits device = typical_device(9, 0);
@@ -55,8 +61,8 @@ struct Call {
     DeviceTraits device = typical_device(9, 0);
     device.num_sms = num_sms;
     prepare(device);
-    return sm90_launch(problem, plan, args, nullptr, memory,
-                       [](const auto&, const void*) { return TensorMapParam{}; });
+    return Sm90Forward::prepare(problem, plan, args, nullptr, memory,
+                                [](const auto&, const void*) { return TensorMapParam{}; });
   }
 };
 
@@ -77,21 +83,21 @@ TEST(ForwardLaunch, NothingIsLaunchedForNoRows) {
 TEST(ForwardLaunch, SplitsHaveACombineForEachRow) {
   Call call(1, 1000, 16);
   const ForwardLaunch launch = call.launch();
-  ASSERT_TRUE(call.plan.spec.is_split);
+  ASSERT_TRUE(call.plan.spec->is_split);
   EXPECT_EQ(launch.params.max_splits, 4);
   EXPECT_EQ(launch.grid.x, 2U * 2);  // a tile has the 8 heads of a group
   EXPECT_EQ(launch.grid.y, 4U);
-  EXPECT_FALSE(launch.is_combined_deep);
-  EXPECT_EQ(launch.combine_grid.x, 2U * 16 / 4);  // four of a CTA
+  EXPECT_EQ(call.combine().role, KernelRole::wide_combine);
+  EXPECT_EQ(call.combine().grid.x, 2U * 16 / 4);  // four of a CTA
   EXPECT_EQ(launch.params.partial_lse - launch.params.partial_out, 2 * 16 * 4 * 64);
 }
 
 TEST(ForwardLaunch, ManySplitsOfFewRowsAreCombinedDeep) {
   Call eight(1, 8 * 256, 16);
-  EXPECT_FALSE(eight.launch().is_combined_deep);
+  EXPECT_EQ(eight.combine().role, KernelRole::wide_combine);
   Call nine(1, 9 * 256, 16);
-  EXPECT_TRUE(nine.launch().is_combined_deep);
-  EXPECT_EQ(nine.launch().combine_grid.x, 2U * 16);
+  EXPECT_EQ(nine.combine().role, KernelRole::deep_combine);
+  EXPECT_EQ(nine.combine().grid.x, 2U * 16);
 }
 
 TEST(ForwardLaunch, ManyRowsAreCombinedWide) {
@@ -107,8 +113,8 @@ TEST(ForwardLaunch, ManyRowsAreCombinedWide) {
   const std::array<std::int64_t, 4> shape{128, 1, 16, 64};
   call.args.out = TensorView(call.memory, make_spec(Dtype::bf16, shape));
   call.prepare();
-  EXPECT_FALSE(call.launch().is_combined_deep);
-  EXPECT_EQ(call.launch().combine_grid.x, 2048U / 4);
+  EXPECT_EQ(call.combine().role, KernelRole::wide_combine);
+  EXPECT_EQ(call.combine().grid.x, 2048U / 4);
 }
 
 TEST(ForwardLaunch, DecodingHasNoMoreCtasThanSms) {
@@ -132,7 +138,7 @@ TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
   Call call(512, 512, 6);
   call.args.mask = causal();  // 4 tiles of 128 rows for 6 heads of 2 sequences
   const Sm90Launch one_wave = call.launch_on_hopper(48);
-  ASSERT_TRUE(call.plan.spec.is_dynamic);
+  ASSERT_TRUE(call.plan.spec.as<Sm90ForwardSpec>().is_dynamic);
   EXPECT_EQ(one_wave.num_ctas, 48U);
   EXPECT_FALSE(one_wave.has_counter);
   const Sm90Launch two_waves = call.launch_on_hopper(47);
@@ -144,7 +150,7 @@ TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
   Call call(0, 500, 6);
-  EXPECT_EQ(call.launch_on_hopper(132).num_ctas, 0U);
+  EXPECT_EQ(call.decode_on_hopper(132).num_ctas, 0U);
 }
 
 TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {

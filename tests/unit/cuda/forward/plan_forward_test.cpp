@@ -11,9 +11,10 @@
 
 #include "fovea/error.hpp"
 
-#include "cuda/attention_forward.hpp"
-#include "cuda/forward_kernels.hpp"
-#include "cuda/tuning.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/kernels.hpp"
+#include "cuda/forward/sm80.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 #include "unit/cuda/forward/posed.hpp"
 #include "unit/cuda/jit/support.hpp"
@@ -76,9 +77,9 @@ TEST_F(PlanForward, TunedTileThatDoesNotCompileGivesWayToTheTables) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   ForwardPlan plan = choose_forward(problem, device(), tuning());
   ASSERT_TRUE(plan.is_tuned);
-  ASSERT_EQ(plan.spec.tile_kv, 64);
+  ASSERT_EQ(plan.spec->tile_kv, 64);
   jit::Loader loader(options());
-  load_or_fall_back(loader, context, problem, plan);
+  ForwardLadder::load_or_fall_back(loader, context, problem, plan);
   EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
   EXPECT_NE(plan.kernels, nullptr);
   EXPECT_THAT(plan.tuning, AllOf(HasSubstr("by made.tuning"), HasSubstr("not taken: kernel"),
@@ -93,17 +94,17 @@ TEST_F(PlanForward, TunedTileThatTheDriverRefusesGivesWayToo) {
   jit::Loader loader(whole);
   constexpr driver::Result kInvalidImage = 200;
   fake.fail("cuModuleLoadDataEx", kInvalidImage, 1);
-  load_or_fall_back(loader, context, problem, plan);
-  EXPECT_EQ(plan.spec.tile_kv, 32);
+  ForwardLadder::load_or_fall_back(loader, context, problem, plan);
+  EXPECT_EQ(plan.spec->tile_kv, 32);
   EXPECT_THAT(plan.tuning, HasSubstr("cuModuleLoadDataEx"));
 }
 
 TEST_F(PlanForward, TablesTileThatDoesNotCompileIsAnError) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   ForwardPlan plan = choose_forward(problem, device());
-  plan.spec.tile_kv = 64;
+  plan.spec->tile_kv = 64;
   jit::Loader loader(options());
-  EXPECT_THROW(load_or_fall_back(loader, context, problem, plan), CompileError);
+  EXPECT_THROW(ForwardLadder::load_or_fall_back(loader, context, problem, plan), CompileError);
 }
 
 TEST_F(PlanForward, CheckingWhatCanBeHadCompilesAndLoadsNothing) {
@@ -111,7 +112,7 @@ TEST_F(PlanForward, CheckingWhatCanBeHadCompilesAndLoadsNothing) {
   ForwardPlan plan = choose_forward(problem, device());
   jit::Loader loader(options());
   fake.calls.clear();
-  check_kernels(loader, {9, 0}, problem, plan);
+  ForwardLadder::check(loader, {9, 0}, problem, plan);
   EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
   EXPECT_EQ(plan.candidate, "cuda/sm80/attention_forward_f32");
   EXPECT_EQ(loader.counts().compiled, 0);
@@ -122,7 +123,7 @@ TEST_F(PlanForward, CompilerThatIsTooOldForTheDeviceIsARefusal) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   ForwardPlan plan = choose_forward(problem, device());
   jit::Loader loader(options());
-  check_kernels(loader, {99, 0}, problem, plan);
+  ForwardLadder::check(loader, {99, 0}, problem, plan);
   EXPECT_EQ(plan.candidate, "");
   EXPECT_EQ(plan.refused.back().candidate, "cuda/sm80/attention_forward_f32");
   EXPECT_THAT(plan.refused.back().reason, HasSubstr("does not know sm_990a"));
@@ -130,9 +131,9 @@ TEST_F(PlanForward, CompilerThatIsTooOldForTheDeviceIsARefusal) {
 
 TEST_F(PlanForward, TunedTileThatIsNowhereIsCheckedToo) {
   std::vector<jit::PackItem> items;
-  for (const jit::KernelText& text : kernel_texts(choose_forward(problem, device()))) {
+  for (const PlannedKernel& kernel : planned_kernels(choose_forward(problem, device()))) {
     items.push_back(
-        {jit::text_key(text, jit::embedded_device_text(), {9, 0}), jit::entry_number(0)});
+        {jit::text_key(kernel.text, jit::embedded_device_text(), {9, 0}), jit::entry_number(0)});
   }
   jit::write_pack(folder / "kernels.pack", items);
   jit::LoaderOptions packed = options();
@@ -141,42 +142,21 @@ TEST_F(PlanForward, TunedTileThatIsNowhereIsCheckedToo) {
   packed.pack = folder / "kernels.pack";
   jit::Loader loader(packed);
   ForwardPlan plan = choose_forward(problem, device(), tuning());
-  check_kernels(loader, {9, 0}, problem, plan);
+  ForwardLadder::check(loader, {9, 0}, problem, plan);
   EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
   EXPECT_THAT(plan.tuning, HasSubstr("not taken: kernel"));
 }
 
-// The decoding kernel does not wait for grids ahead, which build range tables and append keys; the combine kernel does.
-TEST_F(PlanForward, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
-  const ForwardProblem decode = pose(decoding());
-  ForwardPlan plan = choose_forward(decode, device());
-  ASSERT_EQ(plan.candidate, "cuda/sm90/decode");
-  auto kernels = std::make_shared<ForwardPlan::Kernels>();
-  kernels->forward = kernels->deep_combine = kernels->wide_combine =
-      std::make_shared<const jit::LoadedKernel>(
-          context, jit::Cubin{.image = {4, std::byte{}}, .report = {}}, "a kernel");
-  plan.kernels = kernels;
-  alignas(16) std::uint16_t memory[8] = {};
-  const Problem& p = decode.problem;
-  AttentionForward args;
-  args.q = TensorView(memory, p.q);
-  args.k = TensorView(memory, p.k);
-  args.v = TensorView(memory, p.v);
-  args.out = TensorView(memory, p.out);
-  attention_forward(decode, plan, args, memory, nullptr);
-  EXPECT_EQ(fake.are_dependent, (std::vector{false, true}));
-}
-
 /// Calls on Hopper, whose kernels read by TMA: tensors of one address, which is told and never read.
-class UnalignedCalls : public PlanForward {
+class HopperCalls : public PlanForward {
  protected:
   /// Of a pack that has all kernels: cubins that are none, which the fake driver takes.
   ForwardPlan loaded_plan(const ForwardProblem& f) {
     ForwardPlan plan = choose_forward(f, device());
     std::vector<jit::PackItem> items;
     for (const ForwardPlan& each : {plan, plan.unaligned->plan()}) {
-      for (const jit::KernelText& text : kernel_texts(each)) {
-        const jit::Sha256 key = jit::text_key(text, jit::embedded_device_text(), {9, 0});
+      for (const PlannedKernel& kernel : planned_kernels(each)) {
+        const jit::Sha256 key = jit::text_key(kernel.text, jit::embedded_device_text(), {9, 0});
         if (std::ranges::find(items, key, &jit::PackItem::key) == items.end())
           items.push_back({key, jit::entry_number(0)});
       }
@@ -187,7 +167,7 @@ class UnalignedCalls : public PlanForward {
     packed.nvrtc = jit::search_nowhere();
     packed.pack = folder / "kernels.pack";
     loader.emplace(packed);
-    load_kernels(*loader, context, plan);
+    ForwardLadder::load(*loader, context, plan);
     return plan;
   }
   /// With each tensor `offset` bytes behind an aligned address, where its bit of `moved` is set.
@@ -206,19 +186,30 @@ class UnalignedCalls : public PlanForward {
   }
   /// Threads of the first kernel that a call launches.
   unsigned threads_of(const ForwardPlan& plan) const {
-    return static_cast<unsigned>(plan.spec.num_warps) * 32;
+    return static_cast<unsigned>(plan.spec->num_warps) * 32;
   }
 
   alignas(16) std::uint16_t memory[64] = {};
   std::optional<jit::Loader> loader;
 };
 
+using UnalignedCalls = HopperCalls;
+
+// The decoding kernel does not wait for grids ahead, which build range tables and append keys; the combine kernel does.
+TEST_F(HopperCalls, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
+  const ForwardProblem decode = pose(decoding());
+  const ForwardPlan plan = loaded_plan(decode);
+  ASSERT_EQ(plan.candidate, "cuda/sm90/decode");
+  call(decode, plan, 0);
+  EXPECT_EQ(fake.are_dependent, (std::vector{false, true}));
+}
+
 TEST_F(UnalignedCalls, TakeAKernelThatReadsThemLoadedByTheFirst) {
   const ForwardProblem f = pose({});
   const ForwardPlan plan = loaded_plan(f);
   ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
   const ForwardPlan& other = plan.unaligned->plan();
-  EXPECT_EQ(other.candidate, kSm80Forward);
+  EXPECT_EQ(other.candidate, Sm80Forward::kName);
   EXPECT_GE(plan.workspace_bytes, other.workspace_bytes);
   ASSERT_NE(threads_of(plan), threads_of(other));
   const int loads = fake.count("cuModuleLoadDataEx");
@@ -239,10 +230,10 @@ TEST_F(UnalignedCalls, OfFewRowsHaveRoomInTheWorkspaceOfTheOthers) {
   for (const Posed& posed : {decoding(), few}) {
     const ForwardProblem f = pose(posed);
     const ForwardPlan plan = loaded_plan(f);
-    ASSERT_TRUE(plan.spec.is_split);
+    ASSERT_TRUE(plan.spec->is_split);
     const ForwardPlan& other = plan.unaligned->plan();
-    EXPECT_EQ(other.candidate, kSm80Forward);
-    EXPECT_EQ(other.spec.most_splits, plan.spec.most_splits);
+    EXPECT_EQ(other.candidate, Sm80Forward::kName);
+    EXPECT_EQ(other.spec->most_splits, plan.spec->most_splits);
     EXPECT_GE(plan.workspace_bytes, other.workspace_bytes);
     EXPECT_EQ(plan.workspace_bytes, candidate_named(plan.candidate).scratch_bytes(plan.spec, f))
         << "no more than without them";

@@ -1,5 +1,5 @@
 // Measured choices: what they are keyed by, their file, and what becomes of files that do not serve.
-#include "cuda/tuning.hpp"
+#include "cuda/forward/tuning.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include "fovea/error.hpp"
 #include "fovea/mask.hpp"
 
-#include "cuda/attention_forward.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "unit/cuda/forward/posed.hpp"
 #include "unit/cuda/jit/support.hpp"
 
@@ -174,7 +174,7 @@ TEST(Tuning, EveryChoiceSurvivesItsFile) {
           posed.mask = mask;
           const ForwardProblem problem = pose(posed);
           for (const Choice& choice : choices_of(problem, device)) {
-            const double us = 1 + 0.125 * static_cast<double>(rows + choice.spec.tile_kv);
+            const double us = 1 + 0.125 * static_cast<double>(rows + choice.spec->tile_kv);
             tuning.set(device, problem_class(problem) + " " + print_choice(choice),
                        winner_of(choice, us, 3 * us));
           }

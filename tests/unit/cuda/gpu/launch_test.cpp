@@ -17,10 +17,10 @@
 #include "fovea/error.hpp"
 #include "fovea/mask.hpp"
 
-#include "cuda/attention_forward.hpp"
 #include "cuda/availability.hpp"
 #include "cuda/driver/resources.hpp"
 #include "cuda/driver/tensor_map.hpp"
+#include "cuda/forward/attention_forward.hpp"
 #include "cuda/jit/loader.hpp"
 #include "unit/cuda/jit/support.hpp"
 
@@ -322,31 +322,31 @@ TEST_F(Gpu, EventsMeasureWhatLiesBetweenThem) {
 }
 
 /// The kernels of a causal problem in bf16, as a plan has them.
-std::vector<jit::KernelText> attention_kernels(const driver::DeviceInfo& device) {
+PlannedKernels attention_kernels(const driver::DeviceInfo& device) {
   const TensorSpec spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{1, 512, 8, 128});
   const ForwardProblem problem =
       validate({.q = spec, .k = spec, .v = spec, .mask = causal()}, "launch_test");
-  return kernel_texts(choose_forward(
+  return planned_kernels(choose_forward(
       problem, typical_device(device.compute_capability_major, device.compute_capability_minor)));
 }
 
 // The bar of the cache: 5 ms for a process's first call where the disk has the kernel, with a context
 // that the caller has anyway.
 TEST_F(Gpu, FirstCallFromDiskTakesMilliseconds) {
-  const std::vector<jit::KernelText> texts = attention_kernels(context->info());
+  const PlannedKernels kernels = attention_kernels(context->info());
   const auto compile_start = std::chrono::steady_clock::now();
-  jit::Loader(options).load(texts[0], *context);
+  jit::Loader(options).load(kernels[0].text, *context);
   const double compile_ms = milliseconds_since(compile_start);
   double worst_ms = 0;
   for (int i = 0; i < 5; ++i) {
     const auto start = std::chrono::steady_clock::now();
     jit::Loader loader(options);
-    loader.load(texts[0], *context);
+    loader.load(kernels[0].text, *context);
     worst_ms = std::max(worst_ms, milliseconds_since(start));
     ASSERT_EQ(loader.counts().compiled, 0);
   }
-  std::cout << texts[0].label << ": compiled and loaded in " << compile_ms << " ms, from disk in "
-            << worst_ms << " ms at worst\n";
+  std::cout << kernels[0].text.label << ": compiled and loaded in " << compile_ms
+            << " ms, from disk in " << worst_ms << " ms at worst\n";
   EXPECT_LT(worst_ms, 5);
 }
 

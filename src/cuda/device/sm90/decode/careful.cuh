@@ -17,7 +17,7 @@
 namespace fovea::cuda::sm90::decoding {
 
 /// Columns 4 lane .. 4 lane + 3 of each row are this lane's.
-template <ForwardSpec spec, class Mods>
+template <Sm90DecodeSpec spec, class Mods>
 class CarefulRow {
  public:
   using L = Layout<spec>;

@@ -21,7 +21,7 @@ using team::AtEnd;
 using team::Row;
 
 /// A warp that computes: of the slices of a split every so-manieth.
-template <ForwardSpec spec, class Mods>
+template <Sm90DecodeSpec spec, class Mods>
 struct Reader {
   using L = Layout<spec>;
   using T = typename L::T;

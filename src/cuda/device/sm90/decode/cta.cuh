@@ -15,9 +15,9 @@
 namespace fovea::cuda::sm90::decoding {
 
 /// Shared memory: bytes of each member, from the start of the CTA's.
-template <ForwardSpec spec>
+template <Sm90DecodeSpec spec>
 struct Layout {
-  static constexpr ForwardSpec kWarpSpec = spec_of_decoding_warp(spec);
+  static constexpr TeamSpec kWarpSpec = spec_of_decoding_warp(spec);
   using T = team::Traits<kWarpSpec>;
   static constexpr int kReaders = sm90_decode_readers(spec);
   static constexpr int kLoaders = kDecodeLoaders;
@@ -44,7 +44,7 @@ struct Layout {
   static_assert(kSlotBytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
 };
 
-template <ForwardSpec spec>
+template <Sm90DecodeSpec spec>
 struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90DecodeParams& p;

@@ -17,7 +17,7 @@ namespace fovea::cuda::sm90::decoding {
 
 /// Counts the splits of all sequences, one after the other; those of the kv heads of a sequence are neighbours. Each
 /// lane has one of 32 sequences. Indices that are asked for rise.
-template <ForwardSpec spec>
+template <Sm90DecodeSpec spec>
 class SplitFinder {
  public:
   FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
@@ -81,7 +81,7 @@ class SplitFinder {
 };
 
 /// Where boxes of keys lie in pages: 32 at a time are looked up, and 32 ahead of them.
-template <ForwardSpec spec>
+template <Sm90DecodeSpec spec>
 class PageWindow {
  public:
   struct Place {
@@ -126,7 +126,7 @@ class PageWindow {
   Place now_, next_;
 };
 
-template <ForwardSpec spec, class Mods>
+template <Sm90DecodeSpec spec, class Mods>
 struct Load {
   using L = Layout<spec>;
   using T = typename L::T;

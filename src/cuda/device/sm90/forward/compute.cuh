@@ -15,7 +15,7 @@
 namespace fovea::cuda::sm90 {
 
 /// One thread of a group: it holds parts of two rows, from their first scores to their sums.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 struct Compute {
   using L = Layout<spec>;
   using T = Traits<spec>;

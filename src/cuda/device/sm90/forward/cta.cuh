@@ -17,7 +17,7 @@
 namespace fovea::cuda::sm90 {
 
 /// All that follows from the spec.
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
   static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
@@ -60,7 +60,7 @@ struct Traits {
 };
 
 /// Shared memory: bytes of each member, from the start of the CTA's. O of a group takes the place of its Q.
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct Layout {
   using T = Traits<spec>;
   static constexpr int kQBytes =
@@ -139,7 +139,7 @@ struct KvTile {
 };
 
 /// What all roles know.
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct Cta : RoleWarp {
   using L = Layout<spec>;
   using T = Traits<spec>;
@@ -230,7 +230,7 @@ struct Cta : RoleWarp {
 };
 
 /// A warp that computes, and which rows are its.
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct ComputingWarp {
   const Cta<spec>& cta;
   const int group, idx;  // of its group's four

@@ -11,7 +11,7 @@
 
 namespace fovea::cuda::sm90 {
 
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct Load {
   using L = Layout<spec>;
   using T = Traits<spec>;

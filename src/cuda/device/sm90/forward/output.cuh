@@ -13,7 +13,7 @@
 namespace fovea::cuda::sm90 {
 
 /// What one thread of a group writes of its two rows.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 struct Output {
   using L = Layout<spec>;
   using T = Traits<spec>;

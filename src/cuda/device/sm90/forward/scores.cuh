@@ -11,7 +11,7 @@
 namespace fovea::cuda::sm90 {
 
 /// In what the softmax gets scores.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 struct ScoreUnit {
   static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
 
@@ -29,14 +29,14 @@ struct ScoreUnit {
 
 /// Of a thread that computes: two rows. Where a program's last fma makes logarithms anyway, it takes the reference off
 /// as well.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 using RowsOf = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
                               ScoreUnit<spec, Mods>::kIsLog2 && !spec.wants_row_max,
                               Mods::has_score && !ScoreUnit<spec, Mods>::kIsLog2>;
 
 /// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program
 /// reads q_head.
-template <ForwardSpec spec, class Mods>
+template <Sm90ForwardSpec spec, class Mods>
 struct Scores {
   using Rows = RowsOf<spec, Mods>;
   using Score = ScoreInParts<Mods>;

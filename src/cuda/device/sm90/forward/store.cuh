@@ -10,7 +10,7 @@
 namespace fovea::cuda::sm90 {
 
 /// Sends finished tiles from where their Q lay, then gives the buffer back.
-template <ForwardSpec spec>
+template <Sm90ForwardSpec spec>
 struct Store {
   using L = Layout<spec>;
   using T = Traits<spec>;

@@ -1,0 +1,50 @@
+#include "cuda/combine/combine.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/spec_text.hpp"
+
+namespace fovea::cuda {
+
+template <>
+struct SpecText<CombineSpec> {
+  static constexpr std::string_view kName = "CombineSpec";
+  using Base = void;
+  static constexpr std::tuple kMembers{
+      FOVEA_SPEC_MEMBER(CombineSpec, out_element), FOVEA_SPEC_MEMBER(CombineSpec, wants_row_max),
+      FOVEA_SPEC_MEMBER(CombineSpec, is_chained), FOVEA_SPEC_MEMBER(CombineSpec, most_splits)};
+};
+
+namespace {
+
+/// From so many rows on they come in waves: measured on an H200 (docs/kernels/decode_sm90.md).
+constexpr std::int64_t kRowsOfWaves = 2048;
+
+}  // namespace
+
+const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits) {
+  const bool is_deep = num_rows < kRowsOfWaves && max_splits > kWideCombine.splits_at_once;
+  return is_deep ? kDeepCombine : kWideCombine;
+}
+
+jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form) {
+  return {fmt::format("#include \"common/combine.cuh\"\n"
+                      "namespace fovea::cuda {{\n{}}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
+                      "  fovea::cuda::combine<fovea::cuda::spec, {}>(p);\n}}\n",
+                      print_spec(spec), form.num_warps * 32, form.ctas_per_sm, jit::kEntryName,
+                      form.splits_at_once),
+          fmt::format("common/combine {} at once{}", form.splits_at_once,
+                      spec.is_chained ? " chained" : "")};
+}
+
+KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained) {
+  KernelLaunch launch = kernel_launch(form.role, params);
+  launch.grid.x = static_cast<unsigned>((params.num_rows + form.num_warps - 1) / form.num_warps);
+  launch.num_threads = static_cast<unsigned>(form.num_warps) * 32;
+  launch.is_pdl = is_chained;
+  return launch;
+}
+
+}  // namespace fovea::cuda

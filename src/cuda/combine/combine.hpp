@@ -1,0 +1,28 @@
+// What joins the partial states of a split problem: its text and its two forms. Read device/common/combine.cuh for the
+// kernel.
+#pragma once
+
+#include "cuda/device/shared/combine.h"
+#include "cuda/jit/cubin.hpp"
+#include "cuda/kernel_set.hpp"
+
+namespace fovea::cuda {
+
+/// How the kernel is compiled and launched; the bits are the same.
+struct CombineForm {
+  KernelRole role;
+  int splits_at_once, num_warps;  // of a CTA: a row each
+  int ctas_per_sm;                // that registers are left for; nothing spills
+};
+/// Many splits of few rows, and many rows.
+inline constexpr CombineForm kDeepCombine{KernelRole::deep_combine, 16, 1, 16};
+inline constexpr CombineForm kWideCombine{KernelRole::wide_combine, 8, 4, 6};
+
+/// Which form is faster; a plan has both.
+const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits);
+
+jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form);
+
+KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained);
+
+}  // namespace fovea::cuda

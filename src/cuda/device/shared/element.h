@@ -1,0 +1,10 @@
+// What inputs and outputs of kernels are made of.
+#pragma once
+
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+enum class Element : std::uint8_t { f32, f16, bf16 };
+
+}  // namespace fovea::cuda

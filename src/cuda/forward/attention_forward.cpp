@@ -1,0 +1,39 @@
+// Fill params, launch. No branch on features: what differs from kernel to kernel stands in the table of candidates.
+#include "cuda/forward/attention_forward.hpp"
+
+#include <fmt/format.h>
+
+#include "fovea/error.hpp"
+
+#include "core/check.hpp"
+#include "cuda/forward/kernels.hpp"
+
+namespace fovea::cuda {
+
+namespace {
+
+/// The plan, or the one beside it for tensors that its kernel does not read.
+const ForwardPlan& plan_that_reads(const ForwardPlan& plan, const AttentionForward& args,
+                                   const GrownCache* cache) {
+  const Candidate& candidate = candidate_named(plan.candidate);
+  if (candidate.reads == nullptr || candidate.reads(args, cache)) return plan;
+  FOVEA_ASSERT(plan.kernels != nullptr);
+  if (plan.unaligned == nullptr) {
+    throw Unsupported(fmt::format(
+        "attention_forward: q, k, v or out does not start at a multiple of 16 bytes, as {} reads "
+        "them, and no other kernel takes this problem",
+        plan.candidate));
+  }
+  return plan.unaligned->loaded(*plan.kernels);
+}
+
+}  // namespace
+
+void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, void* workspace, void* stream,
+                       const GrownCache* cache) {
+  const ForwardPlan& taken = plan_that_reads(plan, args, cache);
+  candidate_named(taken.candidate).launch(problem, taken, args, workspace, stream, cache);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,71 @@
+// Attention forward on an NVIDIA GPU: what is chosen once, and a call. Read candidates.hpp for the choice and
+// device/sm80/attention_forward.cuh for the kernel.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+
+#include "cuda/forward/candidates.hpp"
+#include "cuda/params/captures.hpp"
+#include "cuda/params/range_tables.hpp"
+#include "cuda/plan_ladder.hpp"
+#include "expr/print_cuda.hpp"
+#include "problem/cache.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+
+struct Choice;      // choices.hpp
+struct TuningFile;  // tuning.hpp
+
+/// What a call needs beyond its arguments, found once.
+struct ForwardPlan : KernelPlan {
+  AnyForwardSpec spec;
+  std::size_t tables_at = 0;  // of the workspace: partial states lie before, range tables behind
+  std::shared_ptr<const expr::CudaProgram> program;
+  CaptureSlots capture_slots;
+  RangeTables range_tables;
+
+  class Unaligned;  // for calls whose tensors the candidate does not read; null where it reads all
+  std::shared_ptr<Unaligned> unaligned;
+};
+
+/// All that is compiled for a plan: its kernel first, then those around it.
+PlannedKernels planned_kernels(const ForwardPlan& plan);
+
+/// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for
+/// kernels that read all.
+PlannedKernels planned_unaligned_kernels(const ForwardPlan& plan);
+
+/// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
+ForwardPlan plan_forward(const ForwardProblem& problem, Device device);
+
+/// What plan_forward would choose, without compiling or loading it. Where nothing can run (no driver, no such device,
+/// no compiler that knows it, refusals) candidate is empty and refused holds every reason.
+ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
+
+/// The choice alone, for a device that need not be here: nothing is compiled or loaded. The table's, or what was
+/// measured as faster.
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device);
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
+                           const TuningFile& tuning);
+
+/// A choice of choices_of for this problem and device, as it is.
+ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                        const Choice& choice);
+
+/// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no
+/// compilation, but for the first call of a plan for Hopper with a tensor that does not start at a multiple of 16
+/// bytes, which loads the kernel for such. Arguments have been validated and lie in the memory of the plan's device,
+/// workspace too (plan.workspace_bytes, aligned to 256). With a cache, its k and v are read in the place of the
+/// arguments' and its seqlens, page_table, batch_idx and left_padding are read by the kernel; problem.seqlen_kv bounds
+/// them, cache->num_new keys stand behind them.
+void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                       const AttentionForward& args, void* workspace, void* stream,
+                       const GrownCache* cache = nullptr);
+
+}  // namespace fovea::cuda

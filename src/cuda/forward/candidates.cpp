@@ -1,0 +1,179 @@
+#include "cuda/forward/candidates.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/check.hpp"
+#include "cuda/device/shared/split.h"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/kernels.hpp"
+#include "cuda/forward/sm80.hpp"
+#include "cuda/forward/sm80_f32.hpp"
+#include "cuda/forward/sm90.hpp"
+#include "cuda/forward/sm90_decode.hpp"
+#include "cuda/params/tensor_params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
+/// Below, 1 / scale and score * scale leave f32.
+constexpr float kSmallestFoldedScale = 1e-30F;
+
+/// Rows of shared memory are swizzled in units of 32 elements.
+std::int32_t padded(std::int64_t head_dim) {
+  return static_cast<std::int32_t>((head_dim + 31) / 32 * 32);
+}
+
+/// Few rows over keys of more than one split.
+bool is_split_among_ctas(const ForwardProblem& f) {
+  return !f.is_varlen && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
+}
+
+/// Enqueues what a kernel prepares for a call.
+template <typename Kernel>
+void launch_call(const ForwardProblem& problem, const ForwardPlan& plan,
+                 const AttentionForward& args, void* workspace, void* stream_handle,
+                 const GrownCache* cache) {
+  FOVEA_ASSERT(plan.kernels != nullptr);
+  const KernelSet& kernels = *plan.kernels;
+  const driver::Stream stream(stream_handle);
+  const driver::ContextScope scope(kernels.context(), stream.handle());
+  const auto call = Kernel::prepare(problem, plan, args, cache, workspace,
+                                    encoder_of(kernels.context().driver()));
+  enqueue(kernels, call.launches(plan), stream);
+}
+
+/// The row of a kernel: its files name it Sm80Forward, Sm90Decode, ... and give it what a row asks for, with specs of
+/// its own type.
+template <typename Kernel>
+constexpr Candidate candidate_of() {
+  using Spec = typename Kernel::Spec;
+  return {
+      .name = Kernel::kName,
+      .header = Kernel::kHeader,
+      .entry = Kernel::kEntry,
+      .params = Kernel::kParams,
+      .multiplies_by_wgmma = Kernel::kMultipliesByWgmma,
+      .is_chained = Kernel::kIsChained,
+      .refuses = Kernel::refuses,
+      .choose = [](const ForwardProblem& problem, const DeviceTraits& device) -> AnyForwardSpec {
+        return Kernel::choose(problem, device);
+      },
+      .alternatives =
+          [](const ForwardProblem& problem, const DeviceTraits& device) {
+            const std::vector<Spec> specs = Kernel::alternatives(problem, device);
+            return std::vector<AnyForwardSpec>(specs.begin(), specs.end());
+          },
+      .reads = Kernel::kReads,
+      .shared_bytes =
+          [](const AnyForwardSpec& spec) { return Kernel::shared_bytes(spec.as<Spec>()); },
+      .scratch_bytes =
+          [](const AnyForwardSpec& spec, const ForwardProblem& problem) {
+            return Kernel::scratch_bytes(spec.as<Spec>(), problem);
+          },
+      .launch = launch_call<Kernel>};
+}
+
+constexpr std::array kCandidates = {candidate_of<Sm90Decode>(), candidate_of<Sm90Forward>(),
+                                    candidate_of<Sm80Forward>(), candidate_of<Sm80ForwardF32>()};
+
+}  // namespace
+
+std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
+  if (device.compute_capability() < 80) {
+    return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
+                               device.minor)};
+  }
+  const Problem& p = f.problem;
+  for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
+    if (spec->dtype != p.q.dtype) {
+      return Refusal{fmt::format("{} is {} and q is {}; expected one dtype", label,
+                                 name(spec->dtype), name(p.q.dtype))};
+    }
+  }
+  for (const auto& [label, length] :
+       {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
+    if (length > kMostOfSequence)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, length, kMostOfSequence)};
+  }
+  const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
+  if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 tiles of rows"};
+  // Of each split of a row there is a partial state; who joins them, and Hopper's kernel, number them in 32 bits.
+  if (is_split_among_ctas(f) && f.num_heads_q * rows > std::int64_t{0x7fffffff} / kMostSplits) {
+    return Refusal{
+        fmt::format("{} rows of all heads over more than {} keys; expected at most 2^31 / {}",
+                    f.num_heads_q * rows, kFewestKeysPerSplit, kMostSplits)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_any(f, device)) return refusal;
+  const Problem& p = f.problem;
+  if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
+  if (p.compute_dtype == ComputeDtype::f32)
+    return Refusal{"compute_dtype is f32; this kernel multiplies inputs of 16 bits"};
+  if (p.compute_dtype == ComputeDtype::bf16 && p.q.dtype != Dtype::bf16)
+    return Refusal{"compute_dtype is bf16 and inputs are f16; expected one of both"};
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxTensorCoreHeadDim) {
+      return Refusal{
+          fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxTensorCoreHeadDim)};
+    }
+  }
+  return std::nullopt;
+}
+
+bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
+
+std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
+  const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
+  for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
+    if (f.group % heads == 0) return static_cast<std::int32_t>(heads);
+  }
+  return 1;
+}
+
+ForwardSpec common_spec(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  ForwardSpec spec;
+  spec.element = element_of(p.q.dtype);
+  spec.out_element = element_of(p.out.dtype);
+  spec.head_dim_qk = padded(f.head_dim_qk);
+  spec.head_dim_v = padded(f.head_dim_v);
+  spec.is_varlen = f.is_varlen;
+  spec.is_paged = f.is_paged;
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
+  spec.has_dropout = p.dropout.p > 0;
+  spec.wants_row_max = p.wants_row_max;
+  return spec;
+}
+
+std::span<const Candidate> forward_candidates() { return kCandidates; }
+
+const Candidate& candidate_named(std::string_view name) {
+  const auto* candidate = std::ranges::find(kCandidates, name, &Candidate::name);
+  FOVEA_ASSERT(candidate != kCandidates.end());
+  return *candidate;
+}
+
+int max_splits(const ForwardSpec& spec, const ForwardProblem& f) {
+  if (!spec.is_split) return 1;
+  const std::int64_t fewest = fewest_keys_per_split(spec.most_splits);
+  const std::int64_t most = (f.seqlen_kv + fewest - 1) / fewest;
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, spec.most_splits));
+}
+
+std::size_t partial_bytes(const ForwardSpec& spec, const ForwardProblem& f) {
+  if (!spec.is_split) return 0;
+  const std::int64_t rows = f.num_sequences * f.seqlen_q * f.num_heads_q * max_splits(spec, f);
+  return static_cast<std::size_t>(rows * (spec.head_dim_v + 2)) * sizeof(float);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,206 @@
+// The choice of a kernel and what it needs: asked once per problem.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "fovea/error.hpp"
+
+#include "core/check.hpp"
+#include "cuda/combine/combine.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/choices.hpp"
+#include "cuda/forward/kernels.hpp"
+#include "cuda/forward/tuning.hpp"
+#include "expr/print_cuda.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::size_t kTablesAlignment = 256;
+
+/// Captures, their tables of ranges, and with them the workspace: what the kernel needs, then tables.
+void bind_programs(const ForwardProblem& f, std::size_t scratch_bytes, ForwardPlan& plan) {
+  const ScoreMod& score = f.problem.score;
+  const MaskMod& mask = f.problem.mask;
+  plan.capture_slots = CaptureSlots(*plan.program, score, mask);
+  plan.range_tables = RangeTables(*plan.program);
+  plan.tables_at = (scratch_bytes + kTablesAlignment - 1) / kTablesAlignment * kTablesAlignment;
+  plan.workspace_bytes =
+      plan.tables_at + plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
+}
+
+ForwardPlan refused_by_all(const std::string& reason) {
+  ForwardPlan plan;
+  for (const Candidate& candidate : forward_candidates())
+    plan.refused.push_back({std::string(candidate.name), reason});
+  return plan;
+}
+
+/// All of a plan that no kernel decides; program is null where its captures are refused.
+ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& device) {
+  const Problem& p = problem.problem;
+  auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
+  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
+  ForwardPlan plan;
+  plan.device = device;
+  plan.program = std::move(program);
+  return plan;
+}
+
+void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
+  const Candidate& candidate = *choice.candidate;
+  plan.candidate = candidate.name;
+  plan.spec = choice.spec;
+  plan.shared_bytes = candidate.shared_bytes(plan.spec);
+  bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
+}
+
+/// The best of the table for tensors that start anywhere, beside what `plan` has taken; empty where each refuses.
+std::optional<Choice> choose_unaligned(const ForwardProblem& problem, const ForwardPlan& plan) {
+  for (const Candidate& candidate : forward_candidates()) {
+    if (candidate.reads != nullptr || candidate.refuses(problem, plan.device)) continue;
+    Choice choice{&candidate, candidate.choose(problem, plan.device)};
+    choice.spec->most_splits = plan.spec->most_splits;  // no more workspace than the plan has
+    return choice;
+  }
+  return std::nullopt;
+}
+
+void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan) {
+  take_kernel(choice, problem, plan);
+  if (choice.candidate->reads == nullptr) return;
+  const std::optional<Choice> other = choose_unaligned(problem, plan);
+  if (!other) return;
+  ForwardPlan unaligned = plan;
+  take_kernel(*other, problem, unaligned);
+  plan.workspace_bytes = std::max(plan.workspace_bytes, unaligned.workspace_bytes);
+  plan.unaligned = std::make_shared<ForwardPlan::Unaligned>(std::move(unaligned));
+}
+
+/// The bodies of wgmma for one element: a unit reads those that it uses.
+std::string include_of_products(const Candidate& candidate, const ForwardSpec& spec) {
+  if (!candidate.multiplies_by_wgmma) return "";
+  return fmt::format("#include \"ptx/generated/wgmma_{}.cuh\"\n",
+                     spec.element == Element::f16 ? "f16" : "bf16");
+}
+
+jit::KernelText forward_text(const ForwardPlan& plan) {
+  const Candidate& candidate = candidate_named(plan.candidate);
+  const ForwardSpec& spec = *plan.spec;
+  return {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
+                      "namespace fovea::cuda {{\n{}\n{}}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "const __grid_constant__ fovea::cuda::{} p) {{\n"
+                      "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
+                      include_of_products(candidate, spec), candidate.header, plan.program->include,
+                      plan.program->mods, plan.spec.print(), spec.num_warps * 32,
+                      std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.params,
+                      candidate.entry),
+          fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
+                      plan.spec.describe())};
+}
+
+CombineSpec combine_spec(const ForwardPlan& plan) {
+  return {.out_element = plan.spec->out_element,
+          .wants_row_max = plan.spec->wants_row_max,
+          .is_chained = candidate_named(plan.candidate).is_chained,
+          .most_splits = plan.spec->most_splits};
+}
+
+jit::KernelText clear_counter_text() {
+  return {fmt::format("#include \"common/clear_counter.cuh\"\n"
+                      "extern \"C\" __global__ void __launch_bounds__(1) {}("
+                      "const __grid_constant__ fovea::cuda::ClearCounterParams p) {{\n"
+                      "  fovea::cuda::clear_counter(p);\n}}\n",
+                      jit::kEntryName),
+          "common/clear_counter"};
+}
+
+}  // namespace
+
+PlannedKernels planned_kernels(const ForwardPlan& plan) {
+  PlannedKernels kernels = {{KernelRole::main, forward_text(plan)}};
+  if (plan.spec->is_split) {
+    for (const CombineForm& form : {kDeepCombine, kWideCombine})
+      kernels.push_back({form.role, combine_text(combine_spec(plan), form)});
+  }
+  const auto* sm90 = plan.spec.get_if<Sm90ForwardSpec>();
+  if (sm90 != nullptr && sm90->is_dynamic)
+    kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
+  if (!plan.range_tables.is_empty())
+    kernels.push_back({KernelRole::range_tables, range_tables_text()});
+  return kernels;
+}
+
+PlannedKernels planned_unaligned_kernels(const ForwardPlan& plan) {
+  if (plan.unaligned == nullptr) return {};
+  return planned_kernels(plan.unaligned->plan());
+}
+
+const ForwardPlan& ForwardPlan::Unaligned::loaded(const KernelSet& kernels) {
+  std::call_once(once_, [&] { ForwardLadder::load(kernels.loader(), kernels.context(), plan_); });
+  return plan_;
+}
+
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device) {
+  return choose_forward(problem, device, TuningFile{});
+}
+
+ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
+                           const TuningFile& tuning) {
+  ForwardPlan plan = plan_programs(problem, device);
+  if (plan.program == nullptr) return plan;
+  TunedChoice tuned = tuned_choice(problem, device, tuning);
+  plan.is_tuned = tuned.choice.has_value();
+  plan.tuning = std::move(tuned.words);
+  for (const Candidate& candidate : forward_candidates()) {
+    if (const auto refusal = candidate.refuses(problem, device)) {
+      plan.refused.push_back({std::string(candidate.name), refusal->reason});
+    } else if (!tuned.choice || tuned.choice->candidate == &candidate) {
+      take({&candidate, tuned.choice ? tuned.choice->spec : candidate.choose(problem, device)},
+           problem, plan);
+      break;
+    } else {
+      plan.refused.push_back({std::string(candidate.name), "another was measured as faster"});
+    }
+  }
+  return plan;
+}
+
+ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                        const Choice& choice) {
+  ForwardPlan plan = plan_programs(problem, device);
+  FOVEA_ASSERT(plan.program != nullptr);
+  take(choice, problem, plan);
+  return plan;
+}
+
+ForwardPlan ForwardOperation::choose(const ForwardProblem& problem, const DeviceTraits& device) {
+  return choose_forward(problem, device);
+}
+
+ForwardPlan ForwardOperation::choose_measured(const ForwardProblem& problem,
+                                              const DeviceTraits& device) {
+  return choose_forward(problem, device, process_tuning());
+}
+
+PlannedKernels ForwardOperation::planned_kernels(const ForwardPlan& plan) {
+  return cuda::planned_kernels(plan);
+}
+
+ForwardPlan ForwardOperation::refused_by_all(const std::string& reason) {
+  return cuda::refused_by_all(reason);
+}
+
+ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
+  return ForwardLadder::try_plan_on(problem, device);
+}
+
+ForwardPlan plan_forward(const ForwardProblem& problem, Device device) {
+  return ForwardLadder::plan_on(problem, device);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,139 @@
+#include "cuda/forward/sm80.hpp"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "cuda/device/shared/split.h"
+
+namespace fovea::cuda {
+namespace {
+
+int ctas_that_fit(const TeamSpec& spec, const DeviceTraits& device) {
+  const int bytes = sm80_forward_shared_bytes(spec);
+  if (bytes > device.shared_bytes_per_cta) return 0;
+  return device.shared_bytes_per_sm / (bytes + kReservedSharedBytes);
+}
+
+/// Enumerated in order of preference; the first that leaves room for two CTAs, else for one, is taken. Two CTAs keep
+/// the tensor cores busy while one is in its softmax or waits at a barrier.
+struct Tile {
+  std::int32_t tile_q, tile_kv, stages;
+};
+
+TeamSpec with_tile(TeamSpec spec, const Tile& tile, const DeviceTraits& device) {
+  spec.tile_q = tile.tile_q;
+  spec.tile_kv = tile.tile_kv;
+  spec.stages = tile.stages;
+  spec.num_warps = 4;
+  // O and S of wide heads leave no registers for Q.
+  spec.keeps_queries = tile.tile_q == 16 * spec.num_warps && spec.head_dim_v <= 128;
+  spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
+  return spec;
+}
+
+TeamSpec best_tile(const TeamSpec& spec, std::span<const Tile> tiles, const DeviceTraits& device) {
+  for (const int wanted : {2, 1}) {
+    for (const Tile& tile : tiles) {
+      const TeamSpec result = with_tile(spec, tile, device);
+      if (result.ctas_per_sm >= wanted) return result;
+    }
+  }
+  return with_tile(spec, tiles.back(), device);
+}
+
+constexpr std::array kStreamingTiles = {Tile{64, 64, 3}, Tile{64, 64, 2}, Tile{64, 32, 2}};
+// 32 rows a warp: O takes head_dim_v registers of each thread, S tile_kv. Beside O of 64 there is room for S of 128
+// keys, but not for a program as well.
+constexpr int kLeastMajorOfSlimTiles = 9;  // for sm_80, ptxas spills
+constexpr std::array kSlimTiles = {Tile{128, 128, 2}, Tile{128, 64, 2}};
+constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
+// Beside O of 128 and S of 64, look-ups of pages and the generator of dropout would spill. Score programs may spill up
+// to 160 bytes there, and are still 8 to 18 % faster than with half the keys (measured: softcap, ALiBi).
+constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
+// 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
+constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
+
+/// What holds more than a few registers beside the sums: programs, the generator of dropout, look-ups of pages.
+bool needs_registers(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  return !p.score.is_identity() || !p.mask.captures().tensors.empty() || p.dropout.p > 0 ||
+         f.is_paged;
+}
+
+bool has_lookups(const ForwardProblem& f) { return f.is_paged || f.problem.dropout.p > 0; }
+
+/// Registers of a thread that sums and scores of a tile take.
+std::int32_t tile_registers(const TeamSpec& spec) {
+  const std::int32_t rows = spec.tile_q / spec.num_warps;
+  return rows * (spec.head_dim_v + spec.tile_kv) / 32;
+}
+constexpr std::int32_t kMostTileRegisters = 192;
+
+}  // namespace
+
+std::optional<Refusal> Sm80Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  return refuses_tensor_cores(f, device);
+}
+
+TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  TeamSpec spec{common_spec(f)};
+  if (has_few_rows(f)) {
+    spec.heads_per_tile = packed_heads(f, kFewRows);
+    spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
+    return best_tile(spec, kStreamingTiles, device);
+  }
+  const bool is_slim = std::max(spec.head_dim_qk, spec.head_dim_v) <= 64;
+  if (is_slim && !needs_registers(f) && device.major >= kLeastMajorOfSlimTiles) {
+    spec = best_tile(spec, kSlimTiles, device);
+  } else if (spec.head_dim_v <= 64 || (spec.head_dim_v <= 128 && !has_lookups(f))) {
+    spec = best_tile(spec, kNarrowTiles, device);
+  } else if (spec.head_dim_v <= 128) {
+    spec = best_tile(spec, kLeanTiles, device);
+  }
+  // Wide queries may leave no room for 128 of them.
+  if (spec.head_dim_v > 128 || spec.ctas_per_sm == 0) spec = best_tile(spec, kWideTiles, device);
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  return spec;
+}
+
+std::vector<TeamSpec> Sm80Forward::alternatives(const ForwardProblem& f,
+                                                const DeviceTraits& device) {
+  const TeamSpec chosen = choose(f, device);
+  std::vector<TeamSpec> specs;
+  const auto add_tiles = [&](std::span<const Tile> tiles, bool is_split) {
+    for (const Tile& tile : tiles) {
+      TeamSpec spec = with_tile(chosen, tile, device);
+      spec.is_split = is_split;
+      spec.heads_per_tile = packed_heads(f, spec.tile_q);
+      if (spec.ctas_per_sm > 0 && tile_registers(spec) <= kMostTileRegisters) specs.push_back(spec);
+    }
+  };
+  add_tiles(kStreamingTiles, chosen.is_split);
+  if (chosen.is_split) {
+    add_tiles(kStreamingTiles, false);
+  } else {
+    add_tiles(kSlimTiles, false);
+    add_tiles(kLeanTiles, false);
+    add_tiles(kWideTiles, false);
+  }
+  return specs;
+}
+
+std::size_t Sm80Forward::shared_bytes(const TeamSpec& spec) {
+  return static_cast<std::size_t>(sm80_forward_shared_bytes(spec));
+}
+
+std::size_t Sm80Forward::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {
+  return partial_bytes(spec, f);
+}
+
+ForwardLaunch Sm80Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                   const AttentionForward& args, const GrownCache* cache,
+                                   void* workspace, const TensorMapEncoder&) {
+  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch);
+  return launch;
+}
+
+}  // namespace fovea::cuda

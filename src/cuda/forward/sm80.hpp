@@ -1,0 +1,39 @@
+// sm80/attention_forward on the host: what it takes, its tile, its parameters. Read candidates.hpp for the table that
+// it is a row of, device/sm80/attention_forward.cuh for the kernel.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cuda/forward/candidates.hpp"
+#include "cuda/forward/launch.hpp"
+#include "cuda/params/tensor_maps.hpp"
+
+namespace fovea::cuda {
+
+/// A row of the table of candidates.
+struct Sm80Forward {
+  using Spec = TeamSpec;
+
+  static constexpr std::string_view kName = "cuda/sm80/attention_forward";
+  static constexpr std::string_view kHeader = "sm80/attention_forward.cuh";
+  static constexpr std::string_view kEntry = "sm80::attention_forward";
+  static constexpr std::string_view kParams = "ForwardParams";
+  static constexpr bool kMultipliesByWgmma = false;
+  static constexpr bool kIsChained = false;
+
+  static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
+  static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
+  static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
+  static constexpr decltype(Candidate::reads) kReads = nullptr;
+  static std::size_t shared_bytes(const Spec& spec);
+  static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
+  /// A call's parameters and grids. `workspace` holds plan.workspace_bytes.
+  static ForwardLaunch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                               const AttentionForward& args, const GrownCache* cache,
+                               void* workspace, const TensorMapEncoder& encode);
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,238 @@
+#include "cuda/forward/sm90.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "cuda/forward/sm90_few_rows.hpp"
+#include "cuda/params/tensor_maps.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kRowsOfGroup = 64;
+constexpr std::size_t kCounterBytes = 256;
+
+/// Partial states come first in the workspace, then the counter of row tiles.
+std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
+  return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
+}
+
+bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
+
+/// Tiles that keep everything in registers and shared memory, with measured reasons:
+/// docs/kernels/attention_forward_sm90.md.
+struct Tile {
+  std::int64_t widest;  // of both head dims
+  std::int32_t num_groups, tile_kv, q_stages;
+};
+constexpr Tile kTiles[] = {
+    {64, 3, 128, 2},   // three groups hide each other's exponentials: the bound here
+    {128, 2, 128, 2},  // two fill the tensor cores
+    {192, 2, 96, 1},   // shared memory has no room for a second Q
+    {256, 2, 64, 1},
+};
+/// Below, a causal mask leaves three groups too little to share.
+constexpr std::int64_t kShortCausal = 1024;
+
+/// Sections before the last one take so much of what the L2 cache has room for: measured,
+/// docs/kernels/attention_forward_sm90.md.
+constexpr std::int32_t kSectionShare = 8;
+
+/// Rows of K and V tiles in shared memory, two of each.
+constexpr std::int32_t kStages = 2;
+
+/// Registers of a computing thread that sums, scores and, in half of their place, probabilities take.
+std::int32_t tile_registers(const Sm90ForwardSpec& spec) {
+  return spec.head_dim_v / 2 + spec.tile_kv / 2 + spec.tile_kv / 4;
+}
+
+/// Does that leave room for the rest, of 160 with three groups and at least 232 with two? (Beside sums of 128 columns
+/// three groups spill whatever the tile: compiled.)
+bool has_registers(const Sm90ForwardSpec& spec, std::int32_t num_groups) {
+  if (num_groups == 2) return tile_registers(spec) <= 200;
+  return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanelElements;
+}
+
+/// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
+constexpr std::int64_t kFewestRowsOfBox = 8;
+
+std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
+  if (!f.is_cached) return std::nullopt;
+  const CacheLayout& cache = f.cache;
+  if (f.is_paged && (cache.page_size < kFewestRowsOfBox ||
+                     !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size)))) {
+    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
+                               cache.page_size, kFewestRowsOfBox)};
+  }
+  if (cache.has_left_padding) {
+    return Refusal{
+        f.is_paged
+            ? "left_padding is given; then keys of a tile begin inside a page"
+            : "left_padding is given; this kernel reads a contiguous cache from its first row on"};
+  }
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  if (has_few_rows(f)) return std::nullopt;
+  if (!f.is_paged)
+    return Refusal{
+        "keys of many rows lie in a contiguous cache; expected pages, or tensors of keys"};
+  if (f.seqlen_q < kRowsOfGroup) {
+    return Refusal{
+        fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
+                    "most of a tile of one head empty",
+                    f.seqlen_q, kRowsOfGroup)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  if (device.compute_capability() != 90) {
+    return Refusal{
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+  }
+  const Problem& p = f.problem;
+  if (auto refusal = refuses_cache(f)) return refusal;
+  if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
+  if (has_few_rows(f)) {
+    if (auto refusal = refuses_few_rows(f)) return refusal;
+  }
+  const std::string why =
+      why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}});
+  if (!why.empty()) return Refusal{why};
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  if (f.is_varlen && std::max(f.total_q, p.k.shape[0]) > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 packed rows"};
+  return std::nullopt;
+}
+
+Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  Sm90ForwardSpec spec{common_spec(f)};
+  spec.has_padded_head_dim = false;  // TMA pads
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  if (has_few_rows(f)) return with_few_rows(spec, f, device);
+  const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
+  Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
+  const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
+  // The generator of dropout needs registers, and is the bound then.
+  if (widest == 64 && (is_short_causal || spec.has_dropout)) tile.num_groups = 2;
+  if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
+  spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
+  spec.tile_kv = tile.tile_kv;
+  spec.num_warps = 4 * (tile.num_groups + 1);
+  spec.stages = kStages;
+  spec.ctas_per_sm = 1;
+  spec.q_stages = tile.q_stages;
+  spec.is_dynamic = has_mask(f) || f.is_varlen || f.is_paged;  // row tiles of unequal length
+  return spec;
+}
+
+std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
+                                                       const DeviceTraits& device) {
+  const Sm90ForwardSpec chosen = choose(f, device);
+  if (has_few_rows(f)) return few_rows_alternatives(chosen, device);
+  const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
+  std::vector<Sm90ForwardSpec> specs;
+  for (const std::int32_t groups : {2, 3}) {
+    for (const std::int32_t tile_kv : {64, 96, 128, 160, 192}) {  // a lane of a warp has as many
+      for (const auto& [stages, q_stages] : {std::pair{2, 1}, {2, 2}, {3, 1}, {3, 2}}) {
+        Sm90ForwardSpec spec = chosen;
+        spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * groups;
+        spec.tile_kv = tile_kv;
+        spec.num_warps = 4 * (groups + 1);
+        spec.stages = stages;
+        spec.q_stages = q_stages;
+        if (has_registers(spec, groups) && shared_bytes(spec) <= room) specs.push_back(spec);
+      }
+    }
+  }
+  return specs;
+}
+
+bool Sm90Forward::reads(const AttentionForward& args, const GrownCache* cache) {
+  const Operands tensors(args, cache);
+  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v, &tensors.out});
+}
+
+std::size_t Sm90Forward::shared_bytes(const Sm90ForwardSpec& spec) {
+  return static_cast<std::size_t>(sm90_forward_shared_bytes(spec));
+}
+
+std::size_t Sm90Forward::scratch_bytes(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  const std::int64_t tiles = num_row_tiles(spec, f, f.seqlen_q, f.total_q) * max_splits(spec, f);
+  return counter_at(spec, f) + kCounterBytes +
+         static_cast<std::size_t>(tiles) * sizeof(std::int32_t);
+}
+
+namespace {
+
+/// What a dynamic schedule reads of sections.
+struct Sections {
+  std::int32_t heads, last;
+};
+Sections sections_of(const ForwardParams& p) {
+  const std::int32_t cached = p.heads_per_section;  // heads that fit the L2 cache together
+  const std::int32_t heads = std::max(1, cached / kSectionShare);
+  const std::int32_t before = std::max(0, p.num_sequences * p.num_heads_q - cached);
+  return {heads, before / heads * heads};
+}
+
+}  // namespace
+
+Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                const AttentionForward& args, const GrownCache* cache,
+                                void* workspace, const TensorMapEncoder& encode) {
+  const Operands tensors(args, cache);
+  const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+  std::byte* const scratch = static_cast<std::byte*>(workspace) + counter_at(spec, problem);
+  Sm90Launch launch;
+  launch.common = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch.common);
+  if (launch.common.grid.x == 0) return launch;
+  const std::uint32_t num_tiles =
+      launch.common.grid.x * static_cast<std::uint32_t>(max_splits(spec, problem));
+  launch.num_ctas = std::min(num_tiles, static_cast<std::uint32_t>(plan.device.num_sms));
+  launch.has_counter = spec.is_dynamic && num_tiles > launch.num_ctas;
+  const std::int64_t heads = spec.heads_per_tile;
+  const std::int64_t rows = heads > 1 ? spec.tile_q / heads : kRowsOfGroup;
+  const Sections sections = sections_of(launch.common.params);
+  const std::int32_t rows_per_box = rows_of_box(spec, launch.common.params.page_size);
+  launch.params = {.q = tensor_map(encode, tensors.q, rows, heads),
+                   .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box),
+                   .v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box),
+                   .out = tensor_map(encode, tensors.out, rows, heads),
+                   .common = launch.common.params,
+                   .num_tiles = static_cast<std::int32_t>(num_tiles),
+                   .next_tile = reinterpret_cast<std::int32_t*>(scratch),
+                   .heads_per_section = sections.heads,
+                   .last_section = sections.last,
+                   .next_redo = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
+                   .zero = 0,
+                   .rows_per_box = rows_per_box};
+  launch.counter.counter = launch.params.next_tile;
+  return launch;
+}
+
+KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
+  KernelLaunches all;
+  if (num_ctas == 0) return all;
+  common.add_tables(all);
+  if (has_counter) {
+    KernelLaunch clear = kernel_launch(KernelRole::clear_counter, counter);
+    clear.num_threads = 1;
+    all.add(clear);
+  }
+  KernelLaunch main = common.main_launch(plan, params);
+  main.grid = {.x = num_ctas};
+  main.is_pdl = has_counter;
+  all.add(main);
+  common.add_combine(plan, all);
+  return all;
+}
+
+}  // namespace fovea::cuda

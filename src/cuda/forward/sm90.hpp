@@ -1,0 +1,57 @@
+// What Hopper's forward kernel needs on the host: its choice, its tensor maps, its launches. Read candidates.hpp for
+// the table that it is a row of, device/sm90/attention_forward.cuh for the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cuda/device/shared/clear_counter.h"
+#include "cuda/device/shared/forward_params_sm90.h"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/candidates.hpp"
+#include "cuda/forward/launch.hpp"
+#include "cuda/params/tensor_maps.hpp"
+
+namespace fovea::cuda {
+
+/// A call's parameters and grids; where they run is not known here.
+struct Sm90Launch {
+  Sm90ForwardParams params{};
+  ForwardLaunch common{};  // range tables, and the combine kernel's where the spec is split
+  ClearCounterParams counter{};
+  std::uint32_t num_ctas = 0;  // 0: there are no rows
+  bool has_counter = false;    // params.next_tile is read, and must be cleared
+
+  /// Range tables and the counter of row tiles, where there are any, the kernel, then the combine kernel of splits. The
+  /// kernel starts while the counter's ends, and so does the combine kernel.
+  KernelLaunches launches(const ForwardPlan& plan) const;
+};
+
+/// A row of the table of candidates.
+struct Sm90Forward {
+  using Spec = Sm90ForwardSpec;
+  static constexpr std::string_view kName = "cuda/sm90/attention_forward";
+  static constexpr std::string_view kHeader = "sm90/attention_forward.cuh";
+  static constexpr std::string_view kEntry = "sm90::attention_forward";
+  static constexpr std::string_view kParams = "Sm90ForwardParams";
+  static constexpr bool kMultipliesByWgmma = true;
+  static constexpr bool kIsChained = true;
+
+  static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
+  static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
+  static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
+  static bool reads(const AttentionForward& args, const GrownCache* cache);
+  static constexpr decltype(Candidate::reads) kReads = reads;
+  static std::size_t shared_bytes(const Spec& spec);
+  /// Partial states, the counter of row tiles and a word for each 64 rows of a head.
+  static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
+  /// Of tensors that it reads. `workspace` holds plan.workspace_bytes.
+  static Sm90Launch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                            const AttentionForward& args, const GrownCache* cache, void* workspace,
+                            const TensorMapEncoder& encode);
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,174 @@
+#include "cuda/forward/sm90_decode.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cuda/device/shared/split.h"
+
+namespace fovea::cuda {
+namespace {
+
+/// Of a CTA, an m of mma.sync. More are sm90/attention_forward's.
+constexpr std::int64_t kMostRows = 16;
+/// Beyond, sums, queries and scores of a warp have no registers.
+constexpr std::int64_t kWidestHead = 128;
+constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
+constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
+/// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
+constexpr std::int64_t kFewestRowsOfBox = 8;
+/// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks:
+/// docs/kernels/decode_sm90.md.
+constexpr double kPaceOfShare = 0.8;
+/// Splits are counted in 32 bits.
+constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
+/// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
+constexpr std::int32_t kLeftForCombine = 2 * kReservedSharedBytes;
+
+std::optional<Refusal> refuses_cache(const CacheLayout& cache, bool is_paged) {
+  if (is_paged && cache.page_size % kFewestRowsOfBox != 0) {
+    return Refusal{fmt::format("page_size is {}; expected a multiple of {}", cache.page_size,
+                               kFewestRowsOfBox)};
+  }
+  if (is_paged && cache.has_left_padding)
+    return Refusal{"left_padding is given; then keys of a slice begin inside a page"};
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  return std::nullopt;
+}
+
+/// As many slices as shared memory has room for, the same number for each computing warp; none where there is no room.
+Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const DeviceTraits& device) {
+  const int room = std::min(device.shared_bytes_per_cta,
+                            device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
+  spec.num_warps = readers + kDecodeLoaders;
+  spec.stages = readers;
+  while (sm90_decode_shared_bytes(spec) <= room) spec.stages += readers;
+  spec.stages -= readers;
+  return spec;
+}
+
+Sm90DecodeSpec without_readers(const ForwardProblem& f) {
+  Sm90DecodeSpec spec{common_spec(f)};
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.tile_q = kMostRows;
+  spec.tile_kv = kKeysOfSlice;
+  spec.ctas_per_sm = 1;
+  spec.heads_per_tile = packed_heads(f, kMostRows);
+  spec.is_split = true;
+  return spec;
+}
+
+/// Of each loading warp. Looking up pages takes time enough.
+std::uint32_t clocks_per_slice(const ForwardPlan& plan) {
+  const DeviceTraits& device = plan.device;
+  if (plan.spec->is_paged || device.memory_bytes_per_clock == 0) return 0;
+  const double share = device.memory_bytes_per_clock / device.num_sms;
+  return static_cast<std::uint32_t>(kPaceOfShare * kDecodeLoaders *
+                                    sm90_decode_slice_bytes(plan.spec.as<Sm90DecodeSpec>()) /
+                                    share);
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  // Consumer GPUs of 12.0 have TMA too, but half of the shared memory; there each copy's address is tested before
+  // (machine code).
+  if (device.major != 9 && device.major != 10) {
+    return Refusal{fmt::format("compute capability is {}.{}; expected 9.0, or 10.0 to 10.3",
+                               device.major, device.minor)};
+  }
+  if (f.is_varlen)
+    return Refusal{"sequences are packed; this kernel splits dense tensors and caches"};
+  if (f.group * f.seqlen_q > kMostRows) {
+    return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
+                               kMostRows)};
+  }
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kWidestHead)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kWidestHead)};
+  }
+  if (f.seqlen_kv <= kFewestKeysPerSplit) {
+    return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
+                               kFewestKeysPerSplit)};
+  }
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  if (f.num_sequences * f.num_heads_q * kMostSplits >= kMostSplitsOfAll)
+    return Refusal{"2^30 splits of all sequences and heads, or more"};
+  if (f.is_cached) {
+    if (auto refusal = refuses_cache(f.cache, f.is_paged)) return refusal;
+  }
+  const Problem& p = f.problem;
+  const std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
+  if (!why.empty()) return Refusal{why};
+  if (choose(f, device).stages == 0) {
+    return Refusal{fmt::format("a CTA takes more than the {} bytes of shared memory there are",
+                               device.shared_bytes_per_cta)};
+  }
+  return std::nullopt;
+}
+
+Sm90DecodeSpec Sm90Decode::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  return with_readers(without_readers(f), kReaders, device);
+}
+
+std::vector<Sm90DecodeSpec> Sm90Decode::alternatives(const ForwardProblem& f,
+                                                     const DeviceTraits& device) {
+  std::vector<Sm90DecodeSpec> specs;
+  for (const std::int32_t readers : {kReaders / 2, kReaders})
+    specs.push_back(with_readers(without_readers(f), readers, device));
+  return specs;
+}
+
+bool Sm90Decode::reads(const AttentionForward& args, const GrownCache* cache) {
+  const Operands tensors(args, cache);
+  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v});
+}
+
+std::size_t Sm90Decode::shared_bytes(const Sm90DecodeSpec& spec) {
+  return static_cast<std::size_t>(sm90_decode_shared_bytes(spec));
+}
+
+std::size_t Sm90Decode::scratch_bytes(const Sm90DecodeSpec& spec, const ForwardProblem& f) {
+  return partial_bytes(spec, f);
+}
+
+DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                 const AttentionForward& args, const GrownCache* cache,
+                                 void* workspace, const TensorMapEncoder& encode) {
+  const Operands tensors(args, cache);
+  const auto& spec = plan.spec.as<Sm90DecodeSpec>();
+  DecodeLaunch launch;
+  launch.common = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch.common);
+  launch.params.rows_per_box = rows_of_box(spec, launch.common.params.page_size);
+  const bool by_panels = sm90_decode_loads_panels(spec, launch.params.rows_per_box);
+  const auto map_of = [&](const TensorView& keys) {
+    return tensor_map_of_rows(encode, tensors.keys_or_queries(keys), launch.params.rows_per_box,
+                              by_panels);
+  };
+  launch.params.k = map_of(tensors.k);
+  launch.params.v = map_of(tensors.v);
+  launch.params.common = launch.common.params;
+  launch.params.clocks_per_slice = clocks_per_slice(plan);
+  const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
+  launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, plan.device.num_sms));
+  return launch;
+}
+
+KernelLaunches DecodeLaunch::launches(const ForwardPlan& plan) const {
+  KernelLaunches all;
+  common.add_tables(all);
+  // The kernel waits for no grid ahead: not for those of range tables, nor for the one that appends keys.
+  KernelLaunch main = common.main_launch(plan, params);
+  main.grid = {.x = num_ctas};
+  all.add(main);
+  common.add_combine(plan, all);
+  return all;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,87 @@
+// What a GPU measured as faster than the table's choice: a small file of text, one winner a line
+// (docs/guides/tuning.md). fovea tune writes it, plans read it. Read choices.hpp first.
+#pragma once
+
+#include <compare>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cuda/forward/choices.hpp"
+#include "cuda/jit/kernel_pack.hpp"
+
+namespace fovea::cuda {
+
+/// What a choice is measured for: problems of one class get one kernel and tile. A line of text: what shapes the
+/// kernel, the formulas, heads of a group, and lengths and rows rounded up to powers of two. Contents are none of it.
+std::string problem_class(const ForwardProblem& problem);
+
+/// GPUs that are taken for alike.
+struct TunedDevice {
+  int major = 0, minor = 0;  // compute capability
+  int num_sms = 0;
+
+  auto operator<=>(const TunedDevice&) const = default;
+};
+TunedDevice tuned_device(const DeviceTraits& device);
+
+struct Winner {
+  std::string candidate;  // its name in the table
+  TileChoice tile;
+  double us = 0, table_us = 0;  // medians of one run: its own, the table's choice's
+
+  bool operator==(const Winner&) const = default;
+};
+
+class Tuning {
+ public:
+  using Winners = std::map<TunedDevice, std::map<std::string, Winner>>;  // by device and class
+
+  /// For the kernels of this library, without winners.
+  Tuning();
+  /// Throws InvalidArgument: "<where>: line 3 is '...'; expected ...".
+  static Tuning parse(std::string_view text, std::string_view where);
+  /// Equal winners give equal texts.
+  std::string print() const;
+
+  /// Measured with other kernels than those of this library: worth nothing.
+  bool is_stale() const;
+
+  const Winner* find(const DeviceTraits& device, const std::string& problem_class) const;
+  void set(const DeviceTraits& device, const std::string& problem_class, Winner winner);
+  /// The table's choice stands.
+  void forget(const DeviceTraits& device, const std::string& problem_class);
+  const Winners& winners() const { return winners_; }
+
+  bool operator==(const Tuning&) const = default;
+
+ private:
+  std::string kernels_;  // digest of the device text
+  Winners winners_;
+};
+
+/// A tuning as plans find it.
+struct TuningFile {
+  std::string where;             // empty: there is none
+  std::optional<Tuning> tuning;  // that serves
+  std::string why_not;           // where there is one and it does not
+};
+
+/// The file of this name; without one, what rides in the pack (null: no pack). Never throws: a library must run without
+/// it.
+TuningFile open_tuning(const std::optional<std::string>& path, const jit::KernelPack* pack);
+
+/// FOVEA_TUNING, else the pack's; read at the first call.
+const TuningFile& process_tuning();
+
+/// The measured choice for a problem; empty: the table's. `words` tell of it, or why a file that might have had one
+/// does not serve.
+struct TunedChoice {
+  std::optional<Choice> choice;
+  std::string words;
+};
+TunedChoice tuned_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                         const TuningFile& file);
+
+}  // namespace fovea::cuda

@@ -1,0 +1,50 @@
+#include "cuda/kernel_set.hpp"
+
+#include "core/check.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+std::size_t index_of(KernelRole role) { return static_cast<std::size_t>(role); }
+
+}  // namespace
+
+KernelSet::KernelSet(jit::Loader& loader, const driver::DeviceContext& context,
+                     const PlannedKernels& kernels)
+    : loader_(&loader), context_(&context) {
+  for (const PlannedKernel& kernel : kernels)
+    kernels_[index_of(kernel.role)] = loader.load(kernel.text, context);
+}
+
+const driver::Function& KernelSet::operator[](KernelRole role) const {
+  const auto& kernel = kernels_[index_of(role)];
+  FOVEA_ASSERT(kernel != nullptr);
+  return kernel->function;
+}
+
+std::string why_missing(jit::Loader& loader, jit::Architecture architecture,
+                        const PlannedKernels& kernels) {
+  for (const PlannedKernel& kernel : kernels) {
+    if (std::string why = loader.why_missing(kernel.text, architecture); !why.empty()) return why;
+  }
+  return "";
+}
+
+void KernelLaunches::add(const KernelLaunch& launch) {
+  FOVEA_ASSERT(size_ < launches_.size());
+  launches_[size_++] = launch;
+}
+
+void enqueue(const KernelSet& kernels, const KernelLaunches& launches, driver::Stream stream) {
+  for (const KernelLaunch& launch : launches) {
+    void* params[] = {const_cast<void*>(launch.params)};
+    driver::launch({.grid = launch.grid,
+                    .block = {.x = launch.num_threads},
+                    .shared_bytes = launch.shared_bytes,
+                    .stream = stream,
+                    .is_pdl = launch.is_pdl},
+                   kernels[launch.role], params);
+  }
+}
+
+}  // namespace fovea::cuda

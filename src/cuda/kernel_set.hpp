@@ -1,0 +1,90 @@
+// The kernels of a plan, whatever its operation: texts by role, what the loader made of them, and the launches of a
+// call. An operation says which roles its plans have and what each is launched with (forward/launch.hpp); loading, and
+// saying why something cannot be loaded, is done here for all.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/driver/launch.hpp"
+#include "cuda/jit/cubin.hpp"
+#include "cuda/jit/loader.hpp"
+
+namespace fovea::cuda {
+
+/// What a kernel does in a call.
+enum class KernelRole : std::uint8_t {
+  range_tables,   // bounds of what a mask loads
+  clear_counter,  // of row tiles, before they are claimed from it
+  main,           // the operation itself
+  deep_combine,   // joins splits: many of few rows
+  wide_combine,   // or those of many rows
+};
+inline constexpr std::size_t kNumKernelRoles = 5;
+
+struct PlannedKernel {
+  KernelRole role;
+  jit::KernelText text;
+};
+using PlannedKernels = std::vector<PlannedKernel>;
+
+/// Loaded into a device.
+class KernelSet {
+ public:
+  /// Throws as Loader::load does.
+  KernelSet(jit::Loader& loader, const driver::DeviceContext& context,
+            const PlannedKernels& kernels);
+
+  /// Of a role that the plan has.
+  const driver::Function& operator[](KernelRole role) const;
+  const driver::DeviceContext& context() const { return *context_; }
+  jit::Loader& loader() const { return *loader_; }
+
+ private:
+  std::array<std::shared_ptr<const jit::LoadedKernel>, kNumKernelRoles> kernels_;
+  jit::Loader* loader_;
+  const driver::DeviceContext* context_;
+};
+
+/// Why one of them cannot be loaded; empty: all can. Compiles nothing.
+std::string why_missing(jit::Loader& loader, jit::Architecture architecture,
+                        const PlannedKernels& kernels);
+
+/// One launch of a call. `params` is read when it is enqueued.
+struct KernelLaunch {
+  KernelRole role = KernelRole::main;
+  driver::Extent grid{};  // CTAs; none where any is 0
+  unsigned num_threads = 0;
+  unsigned shared_bytes = 0;  // dynamic
+  bool is_pdl = false;        // starts while the launch before it ends, and waits by itself
+  const void* params = nullptr;
+};
+
+template <typename Params>
+KernelLaunch kernel_launch(KernelRole role, const Params& params) {
+  static_assert(std::is_trivially_copyable_v<Params>);
+  return {.role = role, .params = &params};
+}
+
+/// The launches of a call in their order; no memory is taken.
+class KernelLaunches {
+ public:
+  void add(const KernelLaunch& launch);
+  const KernelLaunch* begin() const { return launches_.data(); }
+  const KernelLaunch* end() const { return launches_.data() + size_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::array<KernelLaunch, kNumKernelRoles> launches_{};
+  std::size_t size_ = 0;
+};
+
+/// Enqueues them and returns.
+void enqueue(const KernelSet& kernels, const KernelLaunches& launches, driver::Stream stream);
+
+}  // namespace fovea::cuda

@@ -1,0 +1,126 @@
+#include "cuda/params/tensor_maps.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace fovea::cuda {
+namespace {
+
+/// TMA's strides are multiples of 16 bytes below 2^40, its dimensions have at most 2^32 elements
+/// (cuTensorMapEncodeTiled).
+constexpr std::int64_t kStrideElements = 8;
+constexpr std::int64_t kStrideEnd = (std::int64_t{1} << 40) / 2;  // in elements of 16 bits
+constexpr std::int64_t kMostElements = std::int64_t{1} << 32;
+
+/// Why TMA cannot have a tensor of these strides; empty: it can.
+std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
+  const auto last = static_cast<std::size_t>(spec.rank) - 1;
+  if (spec.shape[last] % kStrideElements != 0) {
+    return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[last],
+                       kStrideElements);
+  }
+  if (spec.strides[last] != 1) {
+    return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[last]);
+  }
+  for (std::size_t dim = 0; dim < last; ++dim) {
+    if (spec.shape[dim] > 1 &&
+        (spec.strides[dim] <= 0 || spec.strides[dim] % kStrideElements != 0)) {
+      return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
+                         label, spec.strides[dim], dim, kStrideElements);
+    }
+    if (spec.shape[dim] > 1 && spec.strides[dim] >= kStrideEnd) {
+      return fmt::format("{} has stride {} in dimension {}; expected less than 2^40 bytes", label,
+                         spec.strides[dim], dim);
+    }
+    if (spec.shape[dim] > kMostElements)
+      return fmt::format("{} has size {} in dimension {}; expected at most 2^32", label,
+                         spec.shape[dim], dim);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::int64_t panels_of(std::int64_t head_dim) {
+  return (head_dim + kPanelElements - 1) / kPanelElements * kPanelElements;
+}
+
+TensorMapEncoder encoder_of(const driver::Driver& driver) {
+  return [&driver](const driver::TensorMapSpec& spec, const void* address) {
+    const driver::TensorMap map = driver::encode_tiled(driver, spec, address);
+    TensorMapParam param;
+    static_assert(sizeof(param) == sizeof(map));
+    std::memcpy(&param, &map, sizeof(param));
+    return param;
+  };
+}
+
+std::string why_no_tensor_maps(
+    std::initializer_list<std::pair<std::string_view, const TensorSpec*>> tensors) {
+  for (const auto& [label, spec] : tensors) {
+    if (std::string why = why_no_tensor_map(label, *spec); !why.empty()) return why;
+  }
+  return "";
+}
+
+bool have_tensor_maps(std::initializer_list<const TensorView*> tensors) {
+  constexpr std::uintptr_t kAlignedBytes = 16;
+  return std::ranges::all_of(tensors, [](const TensorView* tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor->data()) % kAlignedBytes == 0 &&
+           why_no_tensor_map("", tensor->spec()).empty();
+  });
+}
+
+std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
+  return spec.is_paged ? std::gcd(spec.tile_kv, page_size) : spec.tile_kv;
+}
+
+namespace {
+
+/// (head_dim, seqlen, heads, batch).
+driver::TensorMapSpec four_dimensions(const TensorView& t) {
+  driver::TensorMapSpec spec{.element = t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16
+                                                                : driver::TensorMapElement::bf16,
+                             .rank = 4};
+  const int last = t.rank() - 1;
+  const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
+  for (std::size_t i = 0; i < 4; ++i) {
+    const int dim = order[i];
+    const std::int64_t size = dim >= 0 ? t.size(dim) : 1;
+    // The stride of a dimension of one element is never walked, but must be one that TMA has.
+    const std::int64_t stride = size > 1 ? t.stride(dim) : kStrideElements;
+    spec.shape[i] = static_cast<std::uint64_t>(size);
+    spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
+  }
+  return spec;
+}
+
+}  // namespace
+
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
+                          std::int64_t heads) {
+  driver::TensorMapSpec spec = four_dimensions(t);
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
+              static_cast<std::uint32_t>(heads), 1};
+  return encode(spec, t.data());
+}
+
+TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& t,
+                                  std::int64_t rows, bool by_panels) {
+  driver::TensorMapSpec spec = four_dimensions(t);
+  spec.rank = 5;
+  const std::uint64_t width = spec.shape[0];
+  const std::uint64_t panels = by_panels ? 1 : width / kPanelElements;
+  spec.shape = {width / panels, spec.shape[1], panels, spec.shape[2], spec.shape[3]};
+  spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1],
+                       kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],
+                       spec.stride_bytes[3]};
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
+              static_cast<std::uint32_t>(panels), 1, 1};
+  return encode(spec, t.data());
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,53 @@
+#include "cuda/params/tensor_params.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "problem/cache.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kAlignedBytes = 16;
+
+}  // namespace
+
+Element element_of(Dtype dtype) {
+  if (dtype == Dtype::f32) return Element::f32;
+  return dtype == Dtype::f16 ? Element::f16 : Element::bf16;
+}
+
+BshdParam bshd(const TensorView& t) {
+  const int last = t.rank() - 1;
+  return {.data = t.data(),
+          .batch_stride = t.rank() == 4 ? t.stride(0) : 0,
+          .row_stride = t.stride(last - 2),
+          .head_stride = t.stride(last - 1),
+          .col_stride = t.stride(last)};
+}
+
+IndexParam index_param(const TensorView& t) {
+  if (!t) return {};
+  return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
+}
+
+std::int32_t count_param(std::int64_t count) {
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 0, kMostCounted));
+}
+
+std::int32_t capacity_param(const KvCache& cache) {
+  return cache.k.size(0) == 0 ? 0 : count_param(cache_capacity(cache));
+}
+
+bool is_aligned(const TensorView& t) {
+  const int last = t.rank() - 1;
+  const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));
+  if (std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes != 0) return false;
+  if (t.size(last) * bytes % kAlignedBytes != 0 || t.stride(last) != 1) return false;
+  for (int dim = 0; dim < last; ++dim) {
+    if (t.size(dim) > 1 && t.stride(dim) * bytes % kAlignedBytes != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace fovea::cuda

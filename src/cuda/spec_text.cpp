@@ -1,0 +1,24 @@
+#include "cuda/spec_text.hpp"
+
+namespace fovea::cuda {
+
+std::string_view name(Element element) {
+  switch (element) {
+    case Element::f32:
+      return "f32";
+    case Element::f16:
+      return "f16";
+    case Element::bf16:
+      return "bf16";
+  }
+  return "";
+}
+
+namespace spec_text {
+
+std::string print_value(Element value) { return "Element::" + std::string(name(value)); }
+std::string print_value(std::int32_t value) { return std::to_string(value); }
+std::string print_value(bool value) { return value ? "true" : "false"; }
+
+}  // namespace spec_text
+}  // namespace fovea::cuda
