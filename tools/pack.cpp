@@ -24,6 +24,7 @@
 #include "cuda/forward/tuning.hpp"
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
+#include "cuda/merge/merge_states.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "problem/decode.hpp"
@@ -126,6 +127,8 @@ std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::Forw
   add(planned_kernels(plan));
   if (is_written) add(planned_unaligned_kernels(plan));
   if (problem.is_cached) texts.push_back(cuda::append_text());
+  if (problem.problem.wants_lse)
+    texts.push_back(cuda::merge_text());  // its out and lse are a state
   return texts;
 }
 

@@ -343,10 +343,16 @@ typedef struct fovea_merge_states_args {
   const DLTensor* lse; /* written, optional; may be lses[0] */
   fovea_runtime* runtime;
   const fovea_executor* executor;
+  void* stream; /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
+  void* workspace; /* optional, but for fovea_plan_run_merge_states on the cpu */
+  size_t workspace_bytes;
 } fovea_merge_states_args;
 
 /* See merge_states in state.hpp. */
 FOVEA_API int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error);
+/* What would run; tensors need no data. */
+FOVEA_API int fovea_explain_merge_states(const fovea_merge_states_args* args, int32_t format,
+                                         char** text, fovea_error** error);
 
 /* ---- The KV cache ---- */
 
@@ -385,6 +391,32 @@ FOVEA_API int fovea_append_to_cache(const fovea_attention_decode_args* args, fov
 FOVEA_API int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args,
                                            int64_t max_seqlen_kv, size_t* bytes,
                                            fovea_error** error);
+
+/* ---- Plans of the other operations ---- */
+
+/* A fovea_plan of any operation is destroyed, explained and asked for its workspace by the functions above; each is run
+ * by its own function, which refuses a plan of another operation by name. Tensors need no data where a plan is made; a
+ * run takes tensors like those of the plan, in the places of now, and the workspace of its own args (decode, forward:
+ * those of args->forward). */
+FOVEA_API int fovea_plan_create_backward(const fovea_attention_backward_args* args,
+                                         fovea_plan** plan, fovea_error** error);
+FOVEA_API int fovea_plan_run_backward(const fovea_plan* plan,
+                                      const fovea_attention_backward_args* args,
+                                      fovea_error** error);
+/* For sequences of up to max_seqlen_kv keys, those of append_k among them. */
+FOVEA_API int fovea_plan_create_decode(const fovea_attention_decode_args* args,
+                                       int64_t max_seqlen_kv, fovea_plan** plan,
+                                       fovea_error** error);
+FOVEA_API int fovea_plan_run_decode(const fovea_plan* plan, const fovea_attention_decode_args* args,
+                                    fovea_error** error);
+FOVEA_API int fovea_plan_create_append(const fovea_attention_decode_args* args, fovea_plan** plan,
+                                       fovea_error** error);
+FOVEA_API int fovea_plan_run_append(const fovea_plan* plan, const fovea_attention_decode_args* args,
+                                    fovea_error** error);
+FOVEA_API int fovea_plan_create_merge_states(const fovea_merge_states_args* args, fovea_plan** plan,
+                                             fovea_error** error);
+FOVEA_API int fovea_plan_run_merge_states(const fovea_plan* plan,
+                                          const fovea_merge_states_args* args, fovea_error** error);
 
 #ifdef __cplusplus
 }

@@ -7,8 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "fovea/attention.hpp"
 
@@ -95,6 +97,30 @@ struct AttentionDecode {
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
 
+/// A validated decode problem, its kernels and its exact workspace, for tensors of these shapes, dtypes and layouts.
+/// Immutable, cheap to copy, thread safe.
+class FOVEA_EXPORT DecodePlan {
+ public:
+  std::size_t workspace_bytes() const;
+  Explanation explain() const;
+  /// As attention_decode with args.workspace, for sequences of no more keys than were planned for; nothing is looked
+  /// up, allocated or compiled, but for range tables as in Plan::run. Throws InvalidArgument before it writes.
+  void run(const AttentionDecode& args) const;
+
+  struct Impl;
+  explicit DecodePlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// For sequences of up to max_seqlen_kv keys, new ones among them. What tensors hold is not looked at: they need no
+/// data. The executor, where one is given, says how many workers the workspace is for. Throws as attention_decode does.
+FOVEA_EXPORT DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv);
+
+/// As plan_decode(...).explain(), but a problem that nothing can run is explained instead of refused.
+FOVEA_EXPORT Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv);
+
 /// Everything that append_to_cache takes.
 struct AppendToCache {
   KvCache cache{};
@@ -108,6 +134,24 @@ struct AppendToCache {
 /// On cuda it is enqueued on args.stream.
 FOVEA_EXPORT void append_to_cache(const AppendToCache& args);
 FOVEA_EXPORT void append_to_cache(const AppendToCache& args, Runtime& runtime);
+
+/// Such a call's kernel, for tensors of these shapes, dtypes and layouts: it wants no workspace. Immutable, cheap to
+/// copy, thread safe.
+class FOVEA_EXPORT AppendPlan {
+ public:
+  std::size_t workspace_bytes() const { return 0; }
+  Explanation explain() const;
+  void run(const AppendToCache& args) const;
+
+  struct Impl;
+  explicit AppendPlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Throws Unsupported where nothing can run on the cache's device.
+FOVEA_EXPORT AppendPlan plan_append(const AppendToCache& args);
 
 /// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of
 /// these shapes whose rows are as aligned wants one workspace, whatever its lengths.

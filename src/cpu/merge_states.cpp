@@ -11,6 +11,7 @@
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
+#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -38,9 +39,23 @@ struct RowPlace {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
+/// What one worker writes.
+struct MergeScratch {
+  float* weights = nullptr;  // [states]
+  float* sum = nullptr;      // [width]
+  float* row = nullptr;      // [width], converted
+
+  static MergeScratch carve(Carver& carver, const MergeStates& args) {
+    const auto width = static_cast<std::size_t>(args.out.size(args.out.rank() - 1));
+    return {.weights = carver.take<float>(args.outs.size()),
+            .sum = carver.take<float>(width),
+            .row = carver.take<float>(width)};
+  }
+};
+
 class MergeRun {
  public:
-  MergeRun(const MergeStates& args, Executor& executor)
+  MergeRun(const MergeStates& args, std::byte* workspace, Executor& executor)
       : args_(args),
         kernels_(best_f32_kernels()),
         executor_(executor),
@@ -50,9 +65,9 @@ class MergeRun {
         width_(args.out.size(args.out.rank() - 1)),
         outs_(args.outs.begin(), args.outs.end()),
         lses_(args.lses.begin(), args.lses.end()) {
-    const auto workers = static_cast<std::size_t>(executor.concurrency());
-    weights_.resize(workers * outs_.size());
-    rows_.resize(workers * 2 * static_cast<std::size_t>(width_));
+    Carver carver(workspace);
+    for (int worker = 0; worker < executor.concurrency(); ++worker)
+      scratch_.push_back(MergeScratch::carve(carver, args));
   }
 
   void run() {
@@ -74,14 +89,14 @@ class MergeRun {
   }
 
   void merge_row(const RowPlace& at, std::size_t worker) {
-    float* const weights = weights_.data() + worker * outs_.size();
-    const double lse = weigh(at, weights);
-    float* const sum = rows_.data() + worker * 2 * static_cast<std::size_t>(width_);
+    const MergeScratch& scratch = scratch_[worker];
+    float* const sum = scratch.sum;
+    const double lse = weigh(at, scratch.weights);
     std::fill_n(sum, width_, 0.0F);
     bool is_first = true;
     for (std::size_t i = 0; i < outs_.size(); ++i) {
       if (is_empty(i, at)) continue;
-      add(outs_[i], at, weights[i], is_first, sum);
+      add(outs_[i], at, scratch.weights[i], is_first, scratch);
       is_first = false;
     }
     // Only now: out and lse may be the first state.
@@ -115,14 +130,16 @@ class MergeRun {
   }
 
   /// The first state is not added to 0: alone, it is copied bit for bit.
-  void add(const Rows& state, const RowPlace& at, float weight, bool is_first, float* sum) const {
+  void add(const Rows& state, const RowPlace& at, float weight, bool is_first,
+           const MergeScratch& scratch) const {
+    float* const sum = scratch.sum;
     const TileSource source{.data = state.at(at.batch, at.row, at.head),
                             .dtype = state.dtype,
                             .row_stride = 0,
                             .col_stride = state.col_stride,
                             .num_rows = 1,
                             .num_cols = width_};
-    const auto* row = static_cast<const float*>(kernels_.load_keys(source, sum + width_).data);
+    const auto* row = static_cast<const float*>(kernels_.load_keys(source, scratch.row).data);
     if (weight == 0) {
       for (std::int64_t d = 0; d < width_; ++d) sum[d] += weighed(weight, row[d]);
     } else if (is_first) {
@@ -140,12 +157,19 @@ class MergeRun {
   const std::vector<Rows> outs_;
   const std::vector<RowValues> lses_;
   std::int64_t count_ = 0, rows_per_task_ = 1;
-  std::vector<float> weights_;  // [workers][states]
-  std::vector<float> rows_;     // [workers][2][width]: a sum, and a converted row
+  std::vector<MergeScratch> scratch_;  // of each worker
 };
 
 }  // namespace
 
-void merge_states(const MergeStates& args, Executor& executor) { MergeRun(args, executor).run(); }
+std::size_t merge_workspace_bytes(const MergeStates& args, int num_workers) {
+  Carver carver(nullptr);
+  for (int worker = 0; worker < num_workers; ++worker) MergeScratch::carve(carver, args);
+  return carver.used();
+}
+
+void merge_states(const MergeStates& args, std::byte* workspace, Executor& executor) {
+  MergeRun(args, workspace, executor).run();
+}
 
 }  // namespace fovea::cpu

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "ffi/arguments.hpp"
 #include "ffi/error.hpp"
+#include "ffi/plan.hpp"
 #include "ffi/sized_struct.hpp"
 #include "ffi/tensor.hpp"
 
@@ -65,10 +66,11 @@ std::optional<fovea::Rotary> to_rotary(const fovea_attention_decode_args& c,
       .positions = to_view(c.rotary_positions, Access::read, where + ": rotary_positions")};
 }
 
-DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where) {
+DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where,
+                     fovea::ffi::ProgramCache* cache = nullptr) {
   const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   DecodeCall call;
-  call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward", cache);
   const fovea::AttentionForward& forward = call.forward.args;
   refuse_other_features(forward, where + ": forward");
   const bool sees_all_keys = to_bool(c.sees_all_keys, where + ": sees_all_keys");
@@ -92,21 +94,26 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
   return call;
 }
 
+struct AppendCall {
+  fovea::ffi::Threads threads;
+  fovea::AppendToCache args;
+};
+
 /// Of forward, only the cache and where the call runs are looked at.
-void append(const fovea_attention_decode_args* source, const std::string& where) {
+AppendCall to_append(const fovea_attention_decode_args* source, const std::string& where) {
   auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   const auto forward = fovea::ffi::read_struct(
       c.forward, offsetof(fovea_attention_forward_args, out), where + ": forward");
   c.forward = &forward;
-  const auto threads =
-      fovea::ffi::to_threads(forward.runtime, forward.executor, where + ": forward");
-  fovea::append_to_cache({.cache = to_cache(c, where),
-                          .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
-                                     .v = to_view(c.append_v, Access::read, where + ": append_v")},
-                          .rotary = to_rotary(c, where),
-                          .executor = threads.executor,
-                          .stream = forward.stream},
-                         fovea::ffi::runtime_of(threads));
+  AppendCall call;
+  call.threads = fovea::ffi::to_threads(forward.runtime, forward.executor, where + ": forward");
+  call.args = {.cache = to_cache(c, where),
+               .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
+                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
+               .rotary = to_rotary(c, where),
+               .executor = call.threads.executor,
+               .stream = forward.stream};
+  return call;
 }
 
 }  // namespace
@@ -121,7 +128,46 @@ int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error*
 }
 
 int fovea_append_to_cache(const fovea_attention_decode_args* args, fovea_error** error) {
-  return guarded(error, [&] { append(args, "fovea_append_to_cache"); });
+  return guarded(error, [&] {
+    const AppendCall call = to_append(args, "fovea_append_to_cache");
+    fovea::append_to_cache(call.args, fovea::ffi::runtime_of(call.threads));
+  });
+}
+
+int fovea_plan_create_decode(const fovea_attention_decode_args* args, int64_t max_seqlen_kv,
+                             fovea_plan** plan, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_create_decode";
+    fovea::ffi::create_plan(plan, kWhere, [&] {
+      return fovea::plan_decode(to_decode(args, kWhere).args, max_seqlen_kv);
+    });
+  });
+}
+
+int fovea_plan_run_decode(const fovea_plan* plan, const fovea_attention_decode_args* args,
+                          fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_run_decode";
+    const auto& of_decode = fovea::ffi::plan_of<fovea::DecodePlan>(plan, kWhere);
+    of_decode.run(to_decode(args, kWhere, &plan->programs).args);
+  });
+}
+
+int fovea_plan_create_append(const fovea_attention_decode_args* args, fovea_plan** plan,
+                             fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_create_append";
+    fovea::ffi::create_plan(plan, kWhere,
+                            [&] { return fovea::plan_append(to_append(args, kWhere).args); });
+  });
+}
+
+int fovea_plan_run_append(const fovea_plan* plan, const fovea_attention_decode_args* args,
+                          fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_run_append";
+    fovea::ffi::plan_of<fovea::AppendPlan>(plan, kWhere).run(to_append(args, kWhere).args);
+  });
 }
 
 int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args, int64_t max_seqlen_kv,

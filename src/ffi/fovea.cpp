@@ -14,11 +14,7 @@
 #include "ffi/arguments.hpp"
 #include "ffi/error.hpp"
 #include "ffi/explanation.hpp"
-
-struct fovea_plan {
-  fovea::Plan plan;
-  mutable fovea::ffi::ProgramCache programs{};  // of its runs
-};
+#include "ffi/plan.hpp"
 
 namespace {
 
@@ -75,27 +71,27 @@ int fovea_plan_create(const fovea_attention_forward_args* args, const fovea_plan
                       fovea_plan** plan, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_plan_create";
-    require(plan, kWhere, "plan");
-    *plan = nullptr;
-    const auto call = fovea::ffi::to_call(args, kWhere);
-    const auto problem = fovea::ffi::to_problem(call, options, kWhere);
-    *plan = new fovea_plan{fovea::plan(problem)};
+    fovea::ffi::create_plan(plan, kWhere, [&] {
+      const auto call = fovea::ffi::to_call(args, kWhere);
+      return fovea::plan(fovea::ffi::to_problem(call, options, kWhere));
+    });
   });
 }
 
 void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
 
 size_t fovea_plan_workspace_bytes(const fovea_plan* plan) {
-  return plan == nullptr ? 0 : plan->plan.workspace_bytes();
+  if (plan == nullptr) return 0;
+  return std::visit([](const auto& of) { return of.workspace_bytes(); }, plan->plan);
 }
 
 int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* args,
                    fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_plan_run";
-    require(plan, kWhere, "plan");
+    const auto& of_forward = fovea::ffi::plan_of<fovea::Plan>(plan, kWhere);
     const auto call = fovea::ffi::to_call(args, kWhere, &plan->programs);
-    plan->plan.run(call.args);
+    of_forward.run(call.args);
   });
 }
 
@@ -105,7 +101,8 @@ int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text, fove
     require(text, kWhere, "text");
     *text = nullptr;
     require(plan, kWhere, "plan");
-    *text = render(plan->plan.explain(), format, kWhere);
+    const auto explain = [](const auto& of) { return of.explain(); };
+    *text = render(std::visit(explain, plan->plan), format, kWhere);
   });
 }
 

@@ -12,6 +12,7 @@
 #include "ffi/arguments.hpp"
 #include "ffi/error.hpp"
 #include "ffi/explanation.hpp"
+#include "ffi/plan.hpp"
 #include "ffi/sized_struct.hpp"
 #include "ffi/tensor.hpp"
 
@@ -45,12 +46,13 @@ struct BackwardCall {
   fovea::AttentionBackward args;
 };
 
-BackwardCall to_backward(const fovea_attention_backward_args* source, const std::string& where) {
+BackwardCall to_backward(const fovea_attention_backward_args* source, const std::string& where,
+                         fovea::ffi::ProgramCache* cache = nullptr) {
   constexpr std::size_t kLeastSize = offsetof(fovea_attention_backward_args, dlse);
   const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   const Tensors read(where);
   BackwardCall call;
-  call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward", cache);
   fovea::AttentionBackward& args = call.args;
   args.forward = call.forward.args;
   args.dout = read.required(read.input(c.dout, "dout"), "dout");
@@ -96,6 +98,25 @@ std::vector<TensorView> to_views(const DLTensor* const* tensors, std::size_t cou
   return views;
 }
 
+constexpr std::size_t kLeastMergeSize = offsetof(fovea_merge_states_args, lse);
+
+fovea::MergeStates to_merge(const fovea_merge_states_args& c, const fovea::ffi::Threads& threads,
+                            const std::string& where) {
+  const Tensors read(where);
+  return {.outs = to_views(c.outs, c.num_states, where + ": outs"),
+          .lses = to_views(c.lses, c.num_states, where + ": lses"),
+          .out = read.required(read.output(c.out, "out"), "out"),
+          .lse = read.output(c.lse, "lse"),
+          .workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes},
+          .executor = threads.executor,
+          .stream = c.stream};
+}
+
+void require_text(char** text, const std::string& where) {
+  if (text == nullptr) fovea::invalid(where, "text is NULL; expected an address");
+  *text = nullptr;
+}
+
 }  // namespace
 
 extern "C" {
@@ -121,6 +142,29 @@ int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t fo
   });
 }
 
+int fovea_plan_create_backward(const fovea_attention_backward_args* args, fovea_plan** plan,
+                               fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_create_backward";
+    fovea::ffi::create_plan(plan, kWhere, [&] {
+      const BackwardCall call = to_backward(args, kWhere);
+      fovea::BackwardProblem problem = fovea::problem_of(call.args);
+      if (call.args.executor != nullptr)
+        problem.forward.num_threads = call.args.executor->concurrency();
+      return fovea::plan_backward(problem);
+    });
+  });
+}
+
+int fovea_plan_run_backward(const fovea_plan* plan, const fovea_attention_backward_args* args,
+                            fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_run_backward";
+    const auto& of_backward = fovea::ffi::plan_of<fovea::BackwardPlan>(plan, kWhere);
+    of_backward.run(to_backward(args, kWhere, &plan->programs).args);
+  });
+}
+
 int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** error) {
   return guarded(error, [&] {
     constexpr std::size_t kLeastSize = offsetof(fovea_attention_jvp_args, q_tangent);
@@ -133,16 +177,46 @@ int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** erro
 
 int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error) {
   return guarded(error, [&] {
-    constexpr std::size_t kLeastSize = offsetof(fovea_merge_states_args, lse);
     const std::string where = "fovea_merge_states";
-    const auto c = fovea::ffi::read_struct(args, kLeastSize, where);
-    const Tensors read(where);
+    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
     const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
-    fovea::merge_states({.outs = to_views(c.outs, c.num_states, where + ": outs"),
-                         .lses = to_views(c.lses, c.num_states, where + ": lses"),
-                         .out = read.required(read.output(c.out, "out"), "out"),
-                         .lse = read.output(c.lse, "lse"),
-                         .executor = threads.executor});
+    const fovea::MergeStates call = to_merge(c, threads, where);
+    fovea::merge_states(call, fovea::ffi::runtime_of(threads));
+  });
+}
+
+int fovea_explain_merge_states(const fovea_merge_states_args* args, int32_t format, char** text,
+                               fovea_error** error) {
+  return guarded(error, [&] {
+    const std::string where = "fovea_explain_merge_states";
+    require_text(text, where);
+    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
+    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
+    const fovea::MergeStates call = to_merge(c, threads, where);
+    *text = fovea::ffi::render(fovea::plan_merge_states(call).explain(), format, where.c_str());
+  });
+}
+
+int fovea_plan_create_merge_states(const fovea_merge_states_args* args, fovea_plan** plan,
+                                   fovea_error** error) {
+  return guarded(error, [&] {
+    const std::string where = "fovea_plan_create_merge_states";
+    fovea::ffi::create_plan(plan, where, [&] {
+      const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
+      const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
+      return fovea::plan_merge_states(to_merge(c, threads, where));
+    });
+  });
+}
+
+int fovea_plan_run_merge_states(const fovea_plan* plan, const fovea_merge_states_args* args,
+                                fovea_error** error) {
+  return guarded(error, [&] {
+    const std::string where = "fovea_plan_run_merge_states";
+    const auto& of_merge = fovea::ffi::plan_of<fovea::MergeStatesPlan>(plan, where);
+    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
+    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
+    of_merge.run(to_merge(c, threads, where));
   });
 }
 

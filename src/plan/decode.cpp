@@ -23,6 +23,8 @@
 namespace fovea {
 namespace {
 
+constexpr std::string_view kDecode = "attention_decode";
+constexpr std::string_view kAppend = "append_to_cache";
 constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // of a sequence
 
 /// Plans are made for lengths up to a power of two, so that a growing cache meets a new one rarely; the bits do not
@@ -143,28 +145,136 @@ void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& s
   std::visit([&](const auto& backend) { run_on(backend, call); }, plan.impl().backend);
 }
 
+void require_out(const AttentionDecode& call, std::string_view where) {
+  if (call.out) return;
+  invalid(std::string(where),
+          "out is missing; expected a view of writable memory shaped like q with head_dim_v");
+}
+
+void require_workspace(const AttentionDecode& call, std::size_t bytes, std::string_view see) {
+  if (call.workspace.size() >= bytes) return;
+  invalid(std::string(kDecode), fmt::format("workspace has {} bytes; expected {}, see {}",
+                                            call.workspace.size(), bytes, see));
+}
+
+void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
+  if (max_seqlen_kv >= 0 && max_seqlen_kv <= kMostKeys) return;
+  invalid(std::string(where),
+          fmt::format("max_seqlen_kv is {}; expected 0 to {}", max_seqlen_kv, kMostKeys));
+}
+
+/// What a plan's kernel was chosen by: dtypes, heads, the layout of the cache and the programs. The executor may be
+/// smaller than the plan's.
+void require_same_problem(const Plan& plan, const AttentionDecode& call) {
+  const ForwardProblem& f = plan.impl().problem;
+  const int workers = f.problem.num_threads;
+  if (is_cpu(f.device()) && call.executor->concurrency() > workers) {
+    invalid(std::string(kDecode),
+            fmt::format("executor runs {} workers; expected at most {}, those of the plan",
+                        call.executor->concurrency(), workers));
+  }
+  const Problem problem = decode_problem(call, f.problem.seqlen_kv->value, workers, kDecode);
+  if (decode_key(problem, cache_layout(call)) == decode_key(f.problem, f.cache)) return;
+  invalid(
+      std::string(kDecode),
+      "the call poses another problem than the plan's; expected equal dtypes, heads, head dims, "
+      "layout of the cache, programs and wanted outputs");
+}
+
+NewTokens validated_tokens(const AppendToCache& args) {
+  const auto& [cache, append, rotary, executor, stream] = args;
+  const bool is_k_right = append.k.rank() == 4;
+  if (!is_k_right || !append.v) {
+    const TensorView& wrong = is_k_right ? append.v : append.k;
+    invalid(std::string(kAppend),
+            fmt::format("append.{} is {}; expected [batch, seqlen_new, num_heads_kv, head_dim]",
+                        is_k_right ? "v" : "k", wrong ? to_string(wrong.spec()) : "missing"));
+  }
+  validate_cache(cache, append, rotary, append.k.size(0), kAppend);
+  validate_append(cache, append, rotary, kAppend);
+  return {.cache = cache, .append = append, .rotary = rotary ? &*rotary : nullptr};
+}
+
 }  // namespace
+
+struct DecodePlan::Impl {
+  Plan plan;
+  std::int64_t max_seqlen_kv = 0;
+  std::size_t workspace_bytes = 0;
+};
 
 void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   const FloatEnvironment environment;
-  constexpr std::string_view kWhere = "attention_decode";
   AttentionDecode call = completed(args, runtime);
-  if (!call.out)
-    invalid(std::string(kWhere),
-            "out is missing; expected a view of writable memory shaped like q with head_dim_v");
+  require_out(call, kDecode);
   const std::int64_t longest =
-      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kWhere), kWhere);
-  const Plan plan = find_plan(call, bound_of(call, longest), runtime, kWhere);
-  validate_decode(plan.impl().problem, call, kWhere);
+      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kDecode), kDecode);
+  const Plan plan = find_plan(call, bound_of(call, longest), runtime, kDecode);
+  validate_decode(plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(plan, call);
   const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream});
   call.workspace = workspace.bytes();
-  if (call.workspace.size() < sizes.bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see decode_workspace_bytes",
-                        call.workspace.size(), sizes.bytes()));
-  }
+  require_workspace(call, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);
+}
+
+DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
+  const FloatEnvironment environment;
+  constexpr std::string_view kWhere = "plan_decode";
+  require_length(max_seqlen_kv, kWhere);
+  Runtime& runtime = Runtime::process_default();
+  const AttentionDecode call = completed(args, runtime);
+  decode_batch(call, kWhere);
+  auto impl = std::make_shared<DecodePlan::Impl>(
+      DecodePlan::Impl{.plan = find_plan(call, max_seqlen_kv, runtime, kWhere),
+                       .max_seqlen_kv = max_seqlen_kv,
+                       .workspace_bytes = 0});
+  impl->workspace_bytes = DecodeWorkspace(impl->plan, call).bytes();
+  if (!is_cpu(call.q.spec().device) && (call.append.k || call.rotary))
+    find_append(call.q.spec().device, runtime);  // so that no run loads it
+  return DecodePlan(std::move(impl));
+}
+
+std::size_t DecodePlan::workspace_bytes() const { return impl_->workspace_bytes; }
+
+Explanation DecodePlan::explain() const {
+  Explanation explanation = impl_->plan.explain();
+  explanation.workspace_bytes = impl_->workspace_bytes;
+  return explanation;
+}
+
+void DecodePlan::run(const AttentionDecode& args) const {
+  const FloatEnvironment environment;
+  Runtime& runtime = Runtime::process_default();
+  const AttentionDecode call = completed(args, runtime);
+  require_out(call, kDecode);
+  const std::int64_t longest =
+      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kDecode), kDecode);
+  if (is_cpu(call.q.spec().device) && longest > impl_->max_seqlen_kv) {
+    invalid(
+        std::string(kDecode),
+        fmt::format("a sequence has {} keys; expected at most {}, the max_seqlen_kv of the plan",
+                    longest, impl_->max_seqlen_kv));
+  }
+  require_same_problem(impl_->plan, call);
+  validate_decode(impl_->plan.impl().problem, call, kDecode);
+  const DecodeWorkspace sizes(impl_->plan, call);
+  require_workspace(call, sizes.bytes(), "DecodePlan::workspace_bytes");
+  fovea::run(impl_->plan, call, sizes, runtime);
+}
+
+Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
+  const FloatEnvironment environment;
+  constexpr std::string_view kWhere = "explain";
+  require_length(max_seqlen_kv, kWhere);
+  const AttentionDecode call = completed(args, Runtime::process_default());
+  const int num_threads = call.executor != nullptr ? call.executor->concurrency() : 0;
+  const CacheLayout cache = cache_layout(call);
+  const ForwardProblem f = validate_decode_problem(
+      decode_problem(call, max_seqlen_kv, num_threads, kWhere), cache, kWhere);
+  if (!is_cpu(f.device()))
+    return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::gone);
+  return explain_forward(f, cpu::try_plan_forward(f, num_threads), MaskData::gone);
 }
 
 void attention_decode(const AttentionDecode& args) {
@@ -173,22 +283,54 @@ void attention_decode(const AttentionDecode& args) {
 
 void append_to_cache(const AppendToCache& args, Runtime& runtime) {
   const FloatEnvironment environment;
-  constexpr std::string_view kWhere = "append_to_cache";
-  const auto& [cache, append, rotary, executor, stream] = args;
-  const bool is_k_right = append.k.rank() == 4;
-  if (!is_k_right || !append.v) {
-    const TensorView& wrong = is_k_right ? append.v : append.k;
-    invalid(std::string(kWhere),
-            fmt::format("append.{} is {}; expected [batch, seqlen_new, num_heads_kv, head_dim]",
-                        is_k_right ? "v" : "k", wrong ? to_string(wrong.spec()) : "missing"));
+  const NewTokens tokens = validated_tokens(args);
+  const Device device = args.cache.k.spec().device;
+  if (is_cpu(device)) {
+    return cpu::append_tokens(tokens,
+                              args.executor != nullptr ? *args.executor : runtime.executor());
   }
-  validate_cache(cache, append, rotary, append.k.size(0), kWhere);
-  validate_append(cache, append, rotary, kWhere);
-  const NewTokens tokens{.cache = cache, .append = append, .rotary = rotary ? &*rotary : nullptr};
-  const Device device = cache.k.spec().device;
-  if (is_cpu(device))
-    return cpu::append_tokens(tokens, executor != nullptr ? *executor : runtime.executor());
-  cuda::append_tokens(find_append(device, runtime), tokens, stream);
+  cuda::append_tokens(find_append(device, runtime), tokens, args.stream);
+}
+
+struct AppendPlan::Impl {
+  TensorSpec k{}, v{};  // of the cache
+  bool is_paged = false;
+  cuda::AppendPlan cuda{};
+};
+
+AppendPlan plan_append(const AppendToCache& args) {
+  const KvCache& cache = args.cache;
+  if (!cache.k || !cache.v)
+    invalid("plan_append", "cache.k or cache.v is missing; expected views of the cache");
+  auto impl = std::make_shared<AppendPlan::Impl>(AppendPlan::Impl{
+      .k = cache.k.spec(), .v = cache.v.spec(), .is_paged = static_cast<bool>(cache.page_table)});
+  if (!is_cpu(impl->k.device)) impl->cuda = find_append(impl->k.device, Runtime::process_default());
+  return AppendPlan(std::move(impl));
+}
+
+Explanation AppendPlan::explain() const {
+  const bool is_host = is_cpu(impl_->k.device);
+  Explanation e;
+  e.problem =
+      fmt::format("append to a {} cache of k {} and v {}", impl_->is_paged ? "paged" : "contiguous",
+                  to_string(impl_->k), to_string(impl_->v));
+  e.kernel = is_host ? "cpu/append_to_cache" : "cuda/common/append_to_cache";
+  e.target = is_host ? "scalar" : to_string(impl_->k.device);
+  e.compute_dtype = "f32";
+  e.bound = "memory";
+  return e;
+}
+
+void AppendPlan::run(const AppendToCache& args) const {
+  const FloatEnvironment environment;
+  if (args.cache.k.spec() != impl_->k || args.cache.v.spec() != impl_->v) {
+    invalid(std::string(kAppend),
+            "cache.k or cache.v has another shape, dtype, stride or device than the plan's");
+  }
+  const NewTokens tokens = validated_tokens(args);
+  if (!is_cpu(impl_->k.device)) return cuda::append_tokens(impl_->cuda, tokens, args.stream);
+  cpu::append_tokens(
+      tokens, args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
 }
 
 void append_to_cache(const AppendToCache& args) {
@@ -198,10 +340,7 @@ void append_to_cache(const AppendToCache& args) {
 std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
   const FloatEnvironment environment;
   constexpr std::string_view kWhere = "decode_workspace_bytes";
-  if (max_seqlen_kv < 0 || max_seqlen_kv > kMostKeys) {
-    invalid(std::string(kWhere),
-            fmt::format("max_seqlen_kv is {}; expected 0 to {}", max_seqlen_kv, kMostKeys));
-  }
+  require_length(max_seqlen_kv, kWhere);
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   decode_batch(call, kWhere);

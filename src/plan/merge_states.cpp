@@ -9,12 +9,21 @@
 
 #include "fovea/state.hpp"
 
+#include "core/check.hpp"
 #include "core/float_environment.hpp"
+#include "core/num_threads.hpp"
 #include "core/shape.hpp"
+#include "cpu/features.hpp"
+#include "cuda/merge/merge_states.hpp"
+#include "plan/call_workspace.hpp"
+#include "plan/plan.hpp"
+#include "plan/runtime.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
+
+constexpr std::string_view kWhere = "merge_states";
 
 void check_shapes(const MergeStates& args, const TensorChecks& checks) {
   if (args.out.rank() != 3 && args.out.rank() != 4) {
@@ -50,15 +59,120 @@ void check_overlap(const MergeStates& args, const TensorChecks& checks) {
   overlap.refuse_overlap(checks);
 }
 
-}  // namespace
+Device device_of(const MergeStates& args) {
+  return args.out ? args.out.spec().device : Device::cpu();
+}
 
-void merge_states(const MergeStates& args) {
-  const FloatEnvironment environment;
-  const TensorChecks checks("merge_states");
+void check(const MergeStates& args) {
+  const TensorChecks checks(kWhere, device_of(args));
   check_shapes(args, checks);
   check_overlap(args, checks);
-  cpu::merge_states(
-      args, args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
 }
+
+int num_workers_of(const MergeStates& args) {
+  return args.executor != nullptr ? args.executor->concurrency() : default_num_threads();
+}
+
+/// Loading is planned once for each device.
+cuda::MergePlan find_kernel(Device device, Runtime& runtime) {
+  const expr::Digest key{static_cast<std::uint64_t>(device.index), 0};
+  return runtime.impl().find_or_make(key, [&] { return cuda::plan_merge(device); });
+}
+
+/// What a plan serves: the same tensors but for their addresses.
+std::vector<TensorSpec> specs_of(const MergeStates& args) {
+  std::vector<TensorSpec> specs = {args.out.spec(), args.lse.spec()};
+  for (const auto* views : {&args.outs, &args.lses}) {
+    for (const TensorView& view : *views) specs.push_back(view.spec());
+  }
+  return specs;
+}
+
+}  // namespace
+
+struct MergeStatesPlan::Impl {
+  std::vector<TensorSpec> specs;
+  Device device{};
+  std::size_t num_states = 0;
+  int num_workers = 1;              // cpu
+  std::size_t workspace_bytes = 0;  // aligned
+  cuda::MergePlan cuda{};
+};
+
+MergeStatesPlan plan_merge_states(const MergeStates& args) {
+  check_shapes(args, TensorChecks::of_plan("plan_merge_states", device_of(args)));
+  auto impl = std::make_shared<MergeStatesPlan::Impl>();
+  impl->specs = specs_of(args);
+  impl->device = device_of(args);
+  impl->num_states = args.outs.size();
+  if (is_cpu(impl->device)) {
+    impl->num_workers = num_workers_of(args);
+    impl->workspace_bytes = cpu::merge_workspace_bytes(args, impl->num_workers);
+  } else {
+    cuda::refuse_merge(args);
+    impl->cuda = find_kernel(impl->device, Runtime::process_default());
+  }
+  return MergeStatesPlan(std::move(impl));
+}
+
+std::size_t MergeStatesPlan::workspace_bytes() const {
+  return unaligned_workspace_bytes(impl_->workspace_bytes);
+}
+
+void MergeStatesPlan::run(const MergeStates& args) const {
+  const FloatEnvironment environment;
+  if (specs_of(args) != impl_->specs) {
+    invalid(std::string(kWhere),
+            "a tensor has another shape, dtype, stride or device than the plan; expected those of "
+            "plan_merge_states");
+  }
+  check(args);
+  if (!is_cpu(impl_->device)) return cuda::merge_states(impl_->cuda, args);
+  if (args.workspace.size() < workspace_bytes()) {
+    invalid(std::string(kWhere),
+            fmt::format("workspace has {} bytes; expected {}, see MergeStatesPlan::workspace_bytes",
+                        args.workspace.size(), workspace_bytes()));
+  }
+  Executor& executor =
+      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
+  if (executor.concurrency() > impl_->num_workers) {
+    invalid(std::string(kWhere),
+            fmt::format("executor runs {} workers; expected at most {}, those of the plan",
+                        executor.concurrency(), impl_->num_workers));
+  }
+  cpu::merge_states(args, aligned_workspace(args.workspace, impl_->workspace_bytes), executor);
+}
+
+Explanation MergeStatesPlan::explain() const {
+  Explanation e;
+  e.problem = fmt::format("merge {} states into {}", impl_->num_states, to_string(impl_->specs[0]));
+  e.kernel = is_cpu(impl_->device) ? "cpu/merge_states" : "cuda/common/merge_states";
+  e.target = is_cpu(impl_->device) ? name(cpu::best_f32_target()) : to_string(impl_->device);
+  e.compute_dtype = "f32";
+  for (const TensorSpec& spec : impl_->specs) {
+    if (spec.rank == 0) continue;
+    e.bytes +=
+        static_cast<double>(spec.num_elements()) * static_cast<double>(size_bytes(spec.dtype));
+  }
+  // A product and a sum for each element of each state.
+  e.flops = 2.0 * static_cast<double>(impl_->num_states) *
+            static_cast<double>(impl_->specs[0].num_elements());
+  e.bound = "memory";
+  e.workspace_bytes = workspace_bytes();
+  return e;
+}
+
+void merge_states(const MergeStates& args, Runtime& runtime) {
+  const FloatEnvironment environment;
+  check(args);
+  const Device device = device_of(args);
+  if (!is_cpu(device)) return cuda::merge_states(find_kernel(device, runtime), args);
+  Executor& executor = args.executor != nullptr ? *args.executor : runtime.executor();
+  const std::size_t bytes = cpu::merge_workspace_bytes(args, executor.concurrency());
+  const CallWorkspace workspace({}, unaligned_workspace_bytes(bytes), {device, nullptr});
+  cpu::merge_states(args, aligned_workspace(workspace.bytes(), bytes), executor);
+}
+
+void merge_states(const MergeStates& args) { merge_states(args, Runtime::process_default()); }
 
 }  // namespace fovea

@@ -13,6 +13,7 @@
 #include "fovea/runtime.hpp"
 
 #include "cuda/append/append_to_cache.hpp"
+#include "cuda/merge/merge_states.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
@@ -23,7 +24,8 @@ struct Runtime::Impl {
   std::unique_ptr<Executor> executor;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
-  std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<cuda::AppendPlan>> caches;
+  std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<cuda::AppendPlan>, Cache<cuda::MergePlan>>
+      caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses
   /// new problems without end must not grow without end.

@@ -54,14 +54,14 @@ void TensorChecks::check_memory(const NamedTensor& tensor) const {
   }
   check_reach(tensor);
   if (std::ranges::count(shape_of(spec), 0) > 0) return;
-  if (tensor.view.data() == nullptr)
+  if (tensor.view.data() == nullptr && needs_data_)
     refuse(fmt::format("{} has no data; expected a pointer", tensor.name));
   if (reinterpret_cast<std::uintptr_t>(tensor.view.data()) % size_bytes(spec.dtype) != 0) {
     refuse(fmt::format("{} is not aligned to its elements of {} bytes", tensor.name,
                        size_bytes(spec.dtype)));
   }
   if (!tensor.is_output) return;
-  if (!tensor.view.is_mutable())
+  if (!tensor.view.is_mutable() && needs_data_)
     refuse(fmt::format("{} is read-only; expected a view of writable memory", tensor.name));
   check_distinct_elements(tensor);
 }

@@ -29,6 +29,12 @@ class TensorChecks {
  public:
   explicit TensorChecks(std::string_view where, Device device = Device::cpu())
       : where_(where), device_(device) {}
+  /// For planning: tensors may have no data yet.
+  static TensorChecks of_plan(std::string_view where, Device device) {
+    TensorChecks checks(where, device);
+    checks.needs_data_ = false;
+    return checks;
+  }
 
   /// Whether the host can read what tensors hold.
   bool is_host() const { return device_.kind == Device::Kind::cpu; }
@@ -52,6 +58,7 @@ class TensorChecks {
 
   std::string where_;
   Device device_;
+  bool needs_data_ = true;
 };
 
 /// Outputs may overlap neither inputs nor each other: no byte of one belongs to another. Views have passed check_memory

@@ -399,7 +399,23 @@ int run_jvp(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_attention_jvp, loan.lend(args));
 }
 
-int run_merge(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+/// Of another operation than forward: made, explained, run with what it was made with, and with a plan's workspace.
+template <typename Args, typename Create, typename Run>
+int run_other_plan(Loan& loan, Bytes& bytes, Args& args, const Create& create, const Run& run) {
+  fovea_plan* plan = nullptr;
+  int kind = create(loan.lend(args), &plan);
+  require((plan != nullptr) == (kind == FOVEA_OK));
+  if (plan == nullptr) return kind;
+  char* text = nullptr;
+  call(fovea_plan_explain, static_cast<const fovea_plan*>(plan), bytes.next() % 3, &text);
+  fovea_string_free(text);
+  const std::size_t size = fovea_plan_workspace_bytes(plan);
+  kind = size <= kMostWorkspace ? run(plan, size) : FOVEA_OK;
+  fovea_plan_destroy(plan);
+  return kind;
+}
+
+fovea_merge_states_args merge_args(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   const Extents out{sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_v};
   const Extents lse{sizes.batch, sizes.heads_q, sizes.seqlen_q};
   fovea_merge_states_args args{};
@@ -411,7 +427,52 @@ int run_merge(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   args.out = loan.floats(out, true);
   if (bytes.flag()) args.lse = loan.f32(lse, true);
   args.executor = loan.lend(own_thread());
-  return call(fovea_merge_states, loan.lend(args));
+  return args;
+}
+
+int run_merge(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_merge_states_args args = merge_args(loan, bytes, sizes);
+  if (!bytes.flag()) return call(fovea_merge_states, loan.lend(args));
+  std::vector<std::byte> workspace;
+  return run_other_plan(
+      loan, bytes, args,
+      [](const auto* lent, fovea_plan** plan) {
+        return call(fovea_plan_create_merge_states, lent, plan);
+      },
+      [&](const fovea_plan* plan, std::size_t size) {
+        workspace.resize(size);
+        args.workspace = workspace.data();
+        args.workspace_bytes = size;
+        return call(fovea_plan_run_merge_states, plan, loan.lend(args));
+      });
+}
+
+int run_decode(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_attention_decode_args args = decode_args(loan, bytes, sizes);
+  if (!bytes.flag()) return call(fovea_attention_decode, loan.lend(args));
+  const std::int64_t max_seqlen_kv = bytes.extent();
+  return run_other_plan(
+      loan, bytes, args,
+      [&](const auto* lent, fovea_plan** plan) {
+        return call(fovea_plan_create_decode, lent, max_seqlen_kv, plan);
+      },
+      [&](const fovea_plan* plan, std::size_t) {
+        // The workspace of forward is the caller's: none, or too little, is refused.
+        return call(fovea_plan_run_decode, plan, loan.lend(args));
+      });
+}
+
+int run_append(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_attention_decode_args args = decode_args(loan, bytes, sizes);
+  if (!bytes.flag()) return call(fovea_append_to_cache, loan.lend(args));
+  return run_other_plan(
+      loan, bytes, args,
+      [](const auto* lent, fovea_plan** plan) {
+        return call(fovea_plan_create_append, lent, plan);
+      },
+      [&](const fovea_plan* plan, std::size_t) {
+        return call(fovea_plan_run_append, plan, loan.lend(args));
+      });
 }
 
 int run_explain(Loan& loan, Bytes& bytes, const Sizes& sizes) {
@@ -439,9 +500,9 @@ int run(Loan& loan, Bytes& bytes) {
     case 4:
       return run_merge(loan, bytes, sizes);
     case 5:
-      return call(fovea_attention_decode, loan.lend(decode_args(loan, bytes, sizes)));
+      return run_decode(loan, bytes, sizes);
     case 6:
-      return call(fovea_append_to_cache, loan.lend(decode_args(loan, bytes, sizes)));
+      return run_append(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

@@ -74,6 +74,23 @@ std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens) {
   return tensors;
 }
 
+std::vector<TensorBytes> tensors_of_merge(const MergeStates& args) {
+  std::vector<TensorBytes> tensors;
+  const auto add = [&](const std::string& name, const TensorView& view, bool is_output) {
+    const TensorBytes bytes = bytes_of(name, view, is_output);
+    const bool is_there =
+        std::ranges::any_of(tensors, [&](const auto& each) { return each.begin == bytes.begin; });
+    if (bytes.size > 0 && !is_there) tensors.push_back(bytes);
+  };
+  add("out", args.out, true);
+  add("lse", args.lse, true);
+  for (std::size_t i = 0; i < args.outs.size(); ++i) {
+    add("outs[" + std::to_string(i) + "]", args.outs[i], false);
+    add("lses[" + std::to_string(i) + "]", args.lses[i], false);
+  }
+  return tensors;
+}
+
 void move_tensors(cuda::ForwardLaunch& launch,
                   const std::function<const void*(const void*)>& moved) {
   const auto move = [&](auto*& pointer) {

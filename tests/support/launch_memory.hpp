@@ -9,6 +9,7 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/kv_cache.hpp"
+#include "fovea/state.hpp"
 
 #include "cuda/forward/launch.hpp"
 #include "problem/cache.hpp"
@@ -31,6 +32,9 @@ std::vector<TensorBytes> tensors_of_cache(const KvCache& cache);
 
 /// The same of an append, with the cache that it writes.
 std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens);
+
+/// The same of states that are merged. What is merged in place stands here once.
+std::vector<TensorBytes> tensors_of_merge(const MergeStates& args);
 
 /// Replaces the address of every tensor in the launch. `moved` is given each one that is not null.
 void move_tensors(cuda::ForwardLaunch& launch,

@@ -100,6 +100,47 @@ TEST(CDecode, HasTheBitsOfTheCxxCall) {
   EXPECT_EQ(c.v.values, cxx.v.values);
 }
 
+TEST(CDecodePlan, RunsWithTheBitsOfACallAndRefusesOtherOperations) {
+  CacheCall direct, run;
+  ASSERT_EQ(outcome_of(fovea_attention_decode, &direct.args).message, "");
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_decode, &run.args, std::int64_t{12}, &plan).message, "");
+  std::vector<char> workspace(fovea_plan_workspace_bytes(plan));
+  run.forward.workspace = workspace.data();
+  run.forward.workspace_bytes = workspace.size();
+  ASSERT_EQ(outcome_of(fovea_plan_run_decode, plan, &run.args).message, "");
+  EXPECT_EQ(run.out.values, direct.out.values);
+  EXPECT_EQ(run.k.values, direct.k.values);
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_explain, plan, FOVEA_TEXT, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("kernel     cpu/attention_forward"));
+  fovea_string_free(text);
+  EXPECT_EQ(
+      outcome_of(fovea_plan_run, plan, &run.forward).message,
+      "fovea_plan_run: the plan is one of attention_decode; expected one that this function's "
+      "fovea_plan_create made");
+  EXPECT_THAT(outcome_of(fovea_plan_run_append, plan, &run.args).message,
+              HasSubstr("the plan is one of attention_decode"));
+  fovea_plan_destroy(plan);
+  EXPECT_THAT(outcome_of(fovea_plan_run_decode, nullptr, &run.args).message,
+              HasSubstr("plan is NULL"));
+  EXPECT_THAT(outcome_of(fovea_plan_create_decode, &run.args, std::int64_t{-1}, &plan).message,
+              HasSubstr("max_seqlen_kv is -1"));
+  EXPECT_EQ(plan, nullptr) << "a caller whose plan was refused frees nothing";
+}
+
+TEST(CAppendPlan, WritesWhatACallWrites) {
+  CacheCall direct, run;
+  ASSERT_EQ(outcome_of(fovea_append_to_cache, &direct.args).message, "");
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_append, &run.args, &plan).message, "");
+  EXPECT_EQ(fovea_plan_workspace_bytes(plan), 0U);
+  ASSERT_EQ(outcome_of(fovea_plan_run_append, plan, &run.args).message, "");
+  EXPECT_EQ(run.k.values, direct.k.values);
+  EXPECT_EQ(run.v.values, direct.v.values);
+  fovea_plan_destroy(plan);
+}
+
 TEST(CDecode, AppendsAloneWithoutQueries) {
   CacheCall c, cxx;
   c.forward.q = c.forward.out = nullptr;

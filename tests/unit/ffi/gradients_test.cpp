@@ -306,5 +306,66 @@ TEST(CMergeStates, JoinsStatesAndRefusesHalfOfOne) {
   EXPECT_THAT(outcome_of(fovea_merge_states, &args).message, HasSubstr("lses: is NULL"));
 }
 
+TEST(CMergeStates, PlansRunAndExplain) {
+  FloatTensor first({1, 1, 1, 2}, 1.0F), second({1, 1, 1, 2}, 4.0F), out({1, 1, 1, 2}, kPoison);
+  FloatTensor first_lse({1, 1, 1}, 0.0F), second_lse({1, 1, 1}, std::log(2.0F));
+  const DLTensor* outs[] = {&first.tensor, &second.tensor};
+  const DLTensor* lses[] = {&first_lse.tensor, &second_lse.tensor};
+  fovea_merge_states_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.outs = outs;
+  args.lses = lses;
+  args.num_states = 2;
+  args.out = &out.tensor;
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_merge_states, &args, &plan).message, "");
+  EXPECT_THAT(outcome_of(fovea_plan_run_merge_states, plan, &args).message,
+              HasSubstr("workspace has 0 bytes"));
+  std::vector<char> workspace(fovea_plan_workspace_bytes(plan));
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
+  ASSERT_EQ(outcome_of(fovea_plan_run_merge_states, plan, &args).message, "");
+  EXPECT_NEAR(out.values[0], 3.0F, 1e-6F);
+  EXPECT_THAT(outcome_of(fovea_plan_run_append, plan, nullptr).message,
+              HasSubstr("the plan is one of merge_states"));
+  fovea_plan_destroy(plan);
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_explain_merge_states, &args, FOVEA_TEXT, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("kernel     cpu/merge_states"));
+  fovea_string_free(text);
+}
+
+TEST(CBackwardPlan, RunsWithTheBitsOfACall) {
+  GradientCall call;
+  Gradients direct, run;
+  const auto args_of = [&](Gradients& gradients) {
+    fovea_attention_backward_args args{};
+    args.struct_size = sizeof(args);
+    args.version = FOVEA_ABI_VERSION;
+    args.forward = &call.args;
+    args.dout = &call.dout.tensor;
+    args.dq = &gradients.dq.tensor;
+    args.dk = &gradients.dk.tensor;
+    args.dv = &gradients.dv.tensor;
+    return args;
+  };
+  const fovea_attention_backward_args direct_args = args_of(direct);
+  ASSERT_EQ(outcome_of(fovea_attention_backward, &direct_args).message, "");
+  fovea_attention_backward_args args = args_of(run);
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_backward, &args, &plan).message, "");
+  std::vector<char> workspace(fovea_plan_workspace_bytes(plan));
+  args.workspace = workspace.data();
+  args.workspace_bytes = workspace.size();
+  ASSERT_EQ(outcome_of(fovea_plan_run_backward, plan, &args).message, "");
+  EXPECT_EQ(run.dq.values, direct.dq.values);
+  EXPECT_EQ(run.dk.values, direct.dk.values);
+  EXPECT_EQ(run.dv.values, direct.dv.values);
+  EXPECT_THAT(outcome_of(fovea_plan_run, plan, &call.args).message,
+              HasSubstr("the plan is one of attention_backward"));
+  fovea_plan_destroy(plan);
+}
+
 }  // namespace
 }  // namespace fovea::testing

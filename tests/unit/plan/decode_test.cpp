@@ -190,5 +190,94 @@ TEST(DecodePlans, EmptyBatchesAndQueriesAreLegal) {
   EXPECT_EQ(refusal([&] { attention_decode(args); }), "(not refused)");
 }
 
+// ---- plans ----
+
+TEST(DecodePlan, RunsEveryLengthUpToItsOwnWithTheBitsOfACall) {
+  CacheMemory planned(small_case());
+  const DecodePlan plan = plan_decode(planned.args(), 40);
+  for (const std::vector<std::int64_t>& seqlens :
+       {std::vector<std::int64_t>{38, 7}, {2, 3}, {40, 40}}) {
+    CacheCase problem = small_case();
+    problem.seqlens = seqlens;
+    CacheMemory direct(problem), run(problem);
+    attention_decode(direct.args());
+    AttentionDecode args = run.args();
+    std::vector<std::byte> workspace(plan.workspace_bytes());
+    args.workspace = workspace;
+    plan.run(args);
+    EXPECT_EQ(bits_of(run.out.view()), bits_of(direct.out.view()));
+    EXPECT_EQ(bits_of(run.k.view()), bits_of(direct.k.view()));
+  }
+}
+
+TEST(DecodePlan, ExplainsItselfWithItsExactWorkspace) {
+  CacheMemory memory(small_case());
+  const DecodePlan plan = plan_decode(memory.args(), 40);
+  const Explanation explanation = plan.explain();
+  EXPECT_EQ(explanation.kernel, "cpu/attention_forward");
+  EXPECT_EQ(explanation.workspace_bytes, plan.workspace_bytes());
+  EXPECT_EQ(explain(memory.args(), 40).kernel, explanation.kernel);
+  AttentionDecode args = memory.args();
+  std::vector<std::byte> workspace(plan.workspace_bytes() - 1);
+  args.workspace = workspace;
+  EXPECT_EQ(refusal([&] { plan.run(args); }),
+            "attention_decode: workspace has " + std::to_string(workspace.size()) +
+                " bytes; expected " + std::to_string(plan.workspace_bytes()) +
+                ", see DecodePlan::workspace_bytes");
+}
+
+TEST(DecodePlan, RefusesLongerSequencesAndOtherProblems) {
+  CacheMemory memory(small_case());
+  const DecodePlan plan = plan_decode(memory.args(), 20);
+  const std::vector<std::uint64_t> before = bits_of(memory.k.view());
+  EXPECT_EQ(
+      refusal([&] { plan.run(memory.args()); }),
+      "attention_decode: a sequence has 40 keys; expected at most 20, the max_seqlen_kv of the "
+      "plan");
+  const DecodePlan longer = plan_decode(memory.args(), 40);
+  AttentionDecode other = memory.args();
+  other.mask = {};
+  EXPECT_NE(refusal([&] { longer.run(other); }).find("another problem than the plan's"),
+            std::string::npos);
+  AttentionDecode shorter = memory.args();
+  const auto pool = make_thread_pool(64);
+  shorter.executor = pool.get();
+  EXPECT_NE(refusal([&] { longer.run(shorter); }).find("executor runs 64 workers"),
+            std::string::npos);
+  EXPECT_EQ(bits_of(memory.k.view()), before);
+  EXPECT_TRUE(memory.out.is_unchanged());
+}
+
+TEST(DecodePlan, NeedsNoData) {
+  CacheMemory memory(small_case());
+  AttentionDecode shapes = memory.args();
+  for (TensorView* view :
+       {&shapes.q, &shapes.cache.k, &shapes.cache.v, &shapes.cache.seqlens,
+        &shapes.cache.page_table, &shapes.append.k, &shapes.append.v, &shapes.out})
+    *view = TensorView(static_cast<void*>(nullptr), view->spec());
+  EXPECT_GT(plan_decode(shapes, 40).workspace_bytes(), 0U);
+}
+
+TEST(AppendPlan, WritesWhatACallWritesAndNothingForOtherCaches) {
+  CacheMemory direct(small_case()), run(small_case());
+  const auto tokens = [](CacheMemory& memory) {
+    const AttentionDecode args = memory.args();
+    return AppendToCache{.cache = args.cache, .append = args.append};
+  };
+  const AppendPlan plan = plan_append(tokens(direct));
+  append_to_cache(tokens(direct));
+  plan.run(tokens(run));
+  EXPECT_EQ(bits_of(run.k.view()), bits_of(direct.k.view()));
+  EXPECT_EQ(bits_of(run.v.view()), bits_of(direct.v.view()));
+  EXPECT_EQ(plan.workspace_bytes(), 0U);
+  EXPECT_EQ(plan.explain().kernel, "cpu/append_to_cache");
+  AppendToCache other = tokens(run);
+  std::swap(other.cache.k, other.cache.v);
+  EXPECT_EQ(
+      refusal([&] { plan.run(other); }),
+      "append_to_cache: cache.k or cache.v has another shape, dtype, stride or device than the "
+      "plan's");
+}
+
 }  // namespace
 }  // namespace fovea::testing

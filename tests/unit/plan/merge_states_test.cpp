@@ -253,6 +253,58 @@ TEST(MergeStates, LengthsOfZeroAreLegal) {
                                 .lse = lse.mutable_view()}));
 }
 
+TEST(MergeStatesPlan, RunsWithinItsWorkspaceWithTheBitsOfACall) {
+  const auto pool = make_thread_pool(3);
+  std::vector<GuardedTensor> tensors;
+  MergeStates args{.executor = pool.get()};
+  for (int state = 0; state < 3; ++state) {
+    tensors.emplace_back(make_spec(Dtype::bf16, std::vector<std::int64_t>{2, 37, 3, 200}));
+    tensors.back().fill([=](std::int64_t i) { return Random(1, 2 * state).normal(i); });
+    args.outs.push_back(tensors.back().view());
+    tensors.emplace_back(make_spec(Dtype::f32, std::vector<std::int64_t>{2, 3, 37}));
+    tensors.back().fill([=](std::int64_t i) { return Random(1, 2 * state + 1).normal(i); });
+    args.lses.push_back(tensors.back().view());
+  }
+  GuardedTensor direct(args.outs[0].spec()), run(args.outs[0].spec());
+  args.out = TensorView(static_cast<void*>(nullptr), args.outs[0].spec());
+  const MergeStatesPlan plan = plan_merge_states(args);  // out needs no data
+  args.out = direct.mutable_view();
+  merge_states(args);
+  args.out = run.mutable_view();
+  PoisonedWorkspace workspace(plan.workspace_bytes());
+  args.workspace = workspace.span();
+  plan.run(args);
+  EXPECT_EQ(bits_of(run.view()), bits_of(direct.view()));
+  EXPECT_TRUE(workspace.has_intact_guards());
+  const Explanation explanation = plan.explain();
+  EXPECT_EQ(explanation.kernel, "cpu/merge_states");
+  EXPECT_EQ(explanation.workspace_bytes, plan.workspace_bytes());
+  EXPECT_EQ(explanation.bytes, 2.0 * 4 * 2 * 37 * 3 * 200 + 4.0 * 3 * 2 * 3 * 37);
+}
+
+TEST(MergeStatesPlan, RefusesOtherTensorsAndShortWorkspace) {
+  GuardedTensor state = tensor_of(Dtype::f32, {1, 2, 1, 2}, {1, 2, 3, 4});
+  GuardedTensor lse = tensor_of(Dtype::f32, {1, 1, 2}, {0, 0});
+  GuardedTensor out = tensor_of(Dtype::f32, {1, 2, 1, 2}, {0, 0, 0, 0});
+  MergeStates args{.outs = {state.view()}, .lses = {lse.view()}, .out = out.mutable_view()};
+  const MergeStatesPlan plan = plan_merge_states(args);
+  out.seal();
+  const auto message = [&] {
+    try {
+      plan.run(args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("(not refused)");
+  };
+  EXPECT_NE(message().find("workspace has 0 bytes; expected"), std::string::npos);
+  args.outs.push_back(state.view());
+  args.lses.push_back(lse.view());
+  EXPECT_NE(message().find("another shape, dtype, stride or device than the plan"),
+            std::string::npos);
+  EXPECT_TRUE(out.is_unchanged());
+}
+
 struct Refused {
   GuardedTensor a = tensor_of(Dtype::f32, {1, 2, 1, 2}, {1, 2, 3, 4});
   GuardedTensor b = tensor_of(Dtype::f32, {1, 2, 1, 2}, {1, 2, 3, 4});

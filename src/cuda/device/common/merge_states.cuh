@@ -1,0 +1,161 @@
+// Joins states of the same rows over different keys:
+//
+//   out = Σ_i exp(lse_i - lse) out_i,  lse = log Σ_i exp(lse_i)
+//
+// A warp for each row: a lane weighs each state, then every lane sums four columns in the order of the states. What a
+// lane writes it has read before, so the first state may be the result's place. (combine.cuh joins the partial states
+// of one problem, which lie side by side in f32.)
+//
+// Bound: memory, every state once.
+#pragma once
+
+#include "common/element.cuh"
+#include "common/online_softmax.cuh"
+#include "common/sequence.cuh"
+#include "common/warp_reduce.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/merge_params.h"
+
+namespace fovea::cuda {
+
+/// Four columns of a row of one state, which threads of this grid may write: later, and those who read them.
+FOVEA_DEVICE ptx::F32x4 load_columns(const StateParam& state, std::int64_t at, int col, int count) {
+  const std::int64_t first = at + col * state.out.col_stride;
+  if (state.is_aligned != 0 && count == 4) {
+    if (state.element == Element::f32) {
+      return ptx::ld_global(
+          reinterpret_cast<const ptx::F32x4*>(static_cast<const float*>(state.out.data) + first));
+    }
+    const auto pairs = ptx::ld_global(reinterpret_cast<const ptx::U32x2*>(
+        static_cast<const std::uint16_t*>(state.out.data) + first));
+    if (state.element == Element::bf16) {
+      return {ptx::f32_of_bf16_lo(pairs.x), ptx::f32_of_bf16_hi(pairs.x),
+              ptx::f32_of_bf16_lo(pairs.y), ptx::f32_of_bf16_hi(pairs.y)};
+    }
+    return {ptx::f32_of_f16_lo(pairs.x), ptx::f32_of_f16_hi(pairs.x), ptx::f32_of_f16_lo(pairs.y),
+            ptx::f32_of_f16_hi(pairs.y)};
+  }
+  float values[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count)
+      values[i] =
+          load_written_element(state.out.data, state.element, first + i * state.out.col_stride);
+  }
+  return {values[0], values[1], values[2], values[3]};
+}
+
+FOVEA_DEVICE void store_columns(const StateParam& state, std::int64_t at, int col, int count,
+                                const ptx::F32x4& sum) {
+  void* const to = const_cast<void*>(state.out.data);
+  const std::int64_t first = at + col * state.out.col_stride;
+  if (state.is_aligned != 0 && count == 4 && state.element == Element::f32) {
+    ptx::st_global(reinterpret_cast<ptx::F32x4*>(static_cast<float*>(to) + first), sum);
+    return;
+  }
+  if (state.is_aligned != 0 && count == 4) {
+    const bool is_bf16 = state.element == Element::bf16;
+    const ptx::U32x2 pairs{is_bf16 ? ptx::cvt_bf16x2(sum.x, sum.y) : ptx::cvt_f16x2(sum.x, sum.y),
+                           is_bf16 ? ptx::cvt_bf16x2(sum.z, sum.w) : ptx::cvt_f16x2(sum.z, sum.w)};
+    ptx::st_global(reinterpret_cast<ptx::U32x2*>(static_cast<std::uint16_t*>(to) + first), pairs);
+    return;
+  }
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) store_element(to, state.element, first + i * state.out.col_stride, values[i]);
+  }
+}
+
+/// What a state without weight adds beside others: nothing, but for infinity and NaN.
+FOVEA_DEVICE float weighed(float weight, float value) {
+  return weight == 0.0F && value - value != 0.0F ? value : weight * value;
+}
+
+/// One row, as all lanes of its warp see it.
+struct MergedRow {
+  const MergeParams& p;
+  std::int32_t batch, head, q_idx;
+
+  FOVEA_DEVICE_MEMBER explicit MergedRow(const MergeParams& params, std::int64_t number)
+      : p(params),
+        batch(static_cast<std::int32_t>(number / p.num_heads / p.seqlen_q)),
+        head(static_cast<std::int32_t>(number % p.num_heads)),
+        q_idx(static_cast<std::int32_t>(number / p.num_heads % p.seqlen_q)) {}
+
+  FOVEA_DEVICE_MEMBER std::int64_t place(const StateParam& state) const {
+    return batch * state.out.batch_stride + q_idx * state.out.row_stride +
+           head * state.out.head_stride;
+  }
+  FOVEA_DEVICE_MEMBER float* lse_of(const StateParam& state) const {
+    return state.lse + batch * state.lse_batch_stride + head * state.lse_head_stride +
+           q_idx * state.lse_row_stride;
+  }
+
+  FOVEA_DEVICE_MEMBER void merge() {
+    const float lse = weigh();
+    for (int first = 0; first < p.head_dim; first += kColumns) {
+      const int col = first + 4 * ptx::lane_idx();
+      const int count = least(4, p.head_dim - col);
+      const ptx::F32x4 sum = sum_of(col, count);
+      if (count > 0) store_columns(p.merged, place(p.merged), col, count, sum);
+    }
+    if (p.merged.lse != nullptr && ptx::lane_idx() == 0) ptx::st_global(lse_of(p.merged), lse);
+  }
+
+ private:
+  static constexpr int kColumns = 128;  // of a warp at once
+
+  /// The weight of this lane's state; returns lse of the whole.
+  FOVEA_DEVICE_MEMBER float weigh() {
+    const int state = ptx::lane_idx();
+    lse_ = state < p.num_states ? ptx::ld_global(lse_of(p.states[state])) : -infinity();
+    const float top = ptx::vote_any(is_nan(lse_)) ? quiet_nan() : warp_max(lse_);
+    if (top == -infinity()) return top;
+    weight_ = lse_ == top ? 1.0F : is_empty(lse_) ? 0.0F : ptx::exp_f32(lse_ - top);
+    const float total = warp_sum(weight_);
+    weight_ = ptx::div_rn(weight_, total);
+    return top + ptx::log_f32(total);
+  }
+
+  /// A state that saw no key counts for nothing, whatever its out holds.
+  FOVEA_DEVICE bool is_empty(float lse) { return lse == -infinity(); }
+
+  /// Every lane takes part, with columns or without: each knows the weight of a state.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 sum_of(int col, int count) const {
+    ptx::F32x4 sum{0, 0, 0, 0};
+    bool is_first = true;
+#pragma unroll 2
+    for (int i = 0; i < p.num_states; ++i) {
+      const float weight = ptx::shfl_idx(weight_, i);
+      if (is_empty(ptx::shfl_idx(lse_, i))) continue;
+      const StateParam& state = p.states[i];
+      if (count > 0) {
+        const ptx::F32x4 part = load_columns(state, place(state), col, count);
+        sum = {added(sum.x, weight, part.x, is_first), added(sum.y, weight, part.y, is_first),
+               added(sum.z, weight, part.z, is_first), added(sum.w, weight, part.w, is_first)};
+      }
+      is_first = false;
+    }
+    return sum;
+  }
+
+  /// The first state is not added to 0: alone, it is copied bit for bit.
+  FOVEA_DEVICE float added(float sum, float weight, float part, bool is_first) {
+    if (is_first) return weighed(weight, part);
+    return weight == 0.0F ? sum + weighed(weight, part) : ptx::fma_rn(weight, part, sum);
+  }
+
+  float lse_ = 0, weight_ = 0;
+};
+
+/// block_dim.x / 32 rows of a CTA.
+FOVEA_DEVICE void merge_states(const MergeParams& p) {
+  const std::int64_t row =
+      std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / 32) + ptx::warp_idx();
+  if (row < p.num_rows) MergedRow(p, row).merge();
+}
+
+}  // namespace fovea::cuda

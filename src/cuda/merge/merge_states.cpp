@@ -1,0 +1,103 @@
+// Fill params, launch.
+#include "cuda/merge/merge_states.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "fovea/error.hpp"
+
+#include "cuda/availability.hpp"
+#include "cuda/params/tensor_params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// Rows of a CTA, a warp each: enough of them on an SM that loads of one wait beside those of others.
+constexpr unsigned kRows = 4;
+
+StateParam state_param(const TensorView& out, const TensorView& lse) {
+  StateParam state{.out = bshd(out),
+                   .lse = nullptr,
+                   .lse_batch_stride = 0,
+                   .lse_head_stride = 0,
+                   .lse_row_stride = 0,
+                   .element = element_of(out.dtype()),
+                   .is_aligned = is_aligned(out)};
+  if (!lse) return state;
+  const int last = lse.rank() - 1;
+  state.lse = const_cast<float*>(static_cast<const float*>(lse.data()));
+  state.lse_batch_stride = lse.rank() == 3 ? lse.stride(0) : 0;
+  state.lse_head_stride = lse.stride(last - 1);
+  state.lse_row_stride = lse.stride(last);
+  return state;
+}
+
+std::int64_t num_rows_of(const MergeStates& args) {
+  const int last = args.out.rank() - 1;
+  return (last == 3 ? args.out.size(0) : 1) * args.out.size(last - 2) * args.out.size(last - 1);
+}
+
+}  // namespace
+
+void refuse_merge(const MergeStates& args) {
+  if (args.outs.size() > kMostMergedStates) {
+    throw Unsupported(fmt::format(
+        "merge_states: {} states; expected at most {} on a GPU: merge some of them first",
+        args.outs.size(), kMostMergedStates));
+  }
+  if (num_rows_of(args) / kRows >= std::numeric_limits<std::int32_t>::max())
+    throw Unsupported(fmt::format("merge_states: 2^31 groups of {} rows, or more", kRows));
+}
+
+jit::KernelText merge_text() {
+  return {.unit = fmt::format("#include \"common/merge_states.cuh\"\n"
+                              "extern \"C\" __global__ void __launch_bounds__({})\n"
+                              "{}(const __grid_constant__ fovea::cuda::MergeParams p) {{\n"
+                              "  fovea::cuda::merge_states(p);\n"
+                              "}}\n",
+                              kRows * 32, jit::kEntryName),
+          .label = "common/merge_states"};
+}
+
+MergePlan plan_merge(Device device) {
+  if (const std::string reason = why_unavailable(device.index); !reason.empty())
+    throw Unsupported(fmt::format("merge_states: {}: {}", to_string(device), reason));
+  return {std::make_shared<const KernelSet>(jit::process_loader(),
+                                            driver::process_context(device.index),
+                                            PlannedKernels{{KernelRole::main, merge_text()}})};
+}
+
+MergeLaunch merge_launch(const MergeStates& args) {
+  const int last = args.out.rank() - 1;
+  MergeLaunch launch{};
+  MergeParams& p = launch.params;
+  refuse_merge(args);
+  p.num_rows = num_rows_of(args);
+  for (std::size_t i = 0; i < args.outs.size(); ++i)
+    p.states[i] = state_param(args.outs[i], args.lses[i]);
+  p.merged = state_param(args.out, args.lse);
+  p.num_states = static_cast<std::int32_t>(args.outs.size());
+  p.seqlen_q = static_cast<std::int32_t>(args.out.size(last - 2));
+  p.num_heads = static_cast<std::int32_t>(args.out.size(last - 1));
+  p.head_dim = static_cast<std::int32_t>(args.out.size(last));
+  launch.grid.x = static_cast<unsigned>((p.num_rows + kRows - 1) / kRows);
+  launch.num_threads = kRows * 32;
+  return launch;
+}
+
+KernelLaunches MergeLaunch::launches() const {
+  KernelLaunch launch = kernel_launch(KernelRole::main, params);
+  launch.grid = grid;
+  launch.num_threads = num_threads;
+  KernelLaunches all;
+  all.add(launch);
+  return all;
+}
+
+void merge_states(const MergePlan& plan, const MergeStates& args) {
+  const MergeLaunch launch = merge_launch(args);
+  enqueue(*plan.kernels, launch.launches(), driver::Stream(args.stream));
+}
+
+}  // namespace fovea::cuda
