@@ -15,8 +15,8 @@
 #include "fovea/problem.hpp"
 
 #include "cpu/features.hpp"
+#include "cpu/forward/workspace.hpp"
 #include "cpu/kernels/panel.hpp"
-#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {

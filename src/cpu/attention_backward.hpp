@@ -10,8 +10,8 @@
 
 #include "fovea/backward.hpp"
 
+#include "cpu/backward/captured_sums.hpp"
 #include "cpu/bound_tape.hpp"
-#include "cpu/captured_sums.hpp"
 #include "mask/block_map.hpp"
 #include "problem/backward.hpp"
 

@@ -24,11 +24,11 @@
 #include "core/philox.hpp"
 #include "core/scalar_io.hpp"
 #include "cpu/bound_tape.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
-#include "cpu/workspace.hpp"
 #include "expr/differentiate.hpp"
 
 namespace fovea::cpu {

@@ -28,11 +28,11 @@
 #include "core/scalar_io.hpp"
 #include "cpu/attention_forward.hpp"
 #include "cpu/bound_tape.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/visible_keys.hpp"
-#include "cpu/workspace.hpp"
 #include "expr/differentiate.hpp"
 #include "expr/passes.hpp"
 

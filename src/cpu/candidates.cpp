@@ -8,7 +8,7 @@
 
 #include "core/env.hpp"
 #include "cpu/features.hpp"
-#include "cpu/workspace.hpp"
+#include "cpu/forward/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -124,14 +124,7 @@ ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_
 std::size_t workspace_bytes(const ForwardSpec& spec, const ForwardProblem& f,
                             std::size_t program_bytes, int num_threads) {
   Carver carver(nullptr);
-  carver.take<std::int64_t>(static_cast<std::size_t>(f.num_sequences) + 1);
-  for (int worker = 0; worker < num_threads; ++worker) {
-    WorkerScratch::carve(carver, spec, forward_kernels(spec), f.head_dim_qk, f.head_dim_v,
-                         program_bytes);
-    FewRowsScratch::carve(carver, spec, f);
-    PageScratch::carve(carver, spec, f);
-  }
-  carver.take<float>(num_partial_floats(spec, f, num_threads));
+  ForwardMemory::carve(carver, spec, f, program_bytes, num_threads);
   return carver.used();
 }
 

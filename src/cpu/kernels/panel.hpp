@@ -6,7 +6,7 @@
 //   - row maximum, sum and rescaling are vertical: no horizontal reduction anywhere;
 //   - Oᵀ += Vᵀ P broadcasts V, and P is already in the layout of the second operand;
 //   - a row's arithmetic never depends on its neighbours in the panel, so tiling queries never changes a bit.
-// Read cpu/attention_forward.cpp for the loop around these steps.
+// Read cpu/attention_forward.cpp for the loop around these steps, which cpu/forward/tile_walk.cpp walks.
 #pragma once
 
 #include <cstddef>
@@ -197,7 +197,7 @@ struct PanelKernels {
   void (*pack_queries)(const std::byte* const* rows, Dtype dtype, std::int64_t col_stride,
                        std::int64_t head_dim_qk, void* queries);
   KeyTile (*load_keys)(const TileSource& source, void* buffer);
-  /// Where is_careful, elements that are not finite become 0: they are added apart (see attention_forward.cpp).
+  /// Where is_careful, elements that are not finite become 0: they are added apart (see forward/non_finite.hpp).
   void (*load_values)(const TileSource& source, bool is_careful, void* buffer);
   /// scores[i][lane] = Σ_d keys[range.begin + i][d] · queries[d][lane]; calls next.fetch once every key_block keys
   void (*scores)(const void* queries, const KeyTile& keys, KeyRange range, std::int64_t head_dim_qk,

@@ -1,4 +1,4 @@
-#include "cpu/backward_workspace.hpp"
+#include "cpu/backward/workspace.hpp"
 
 #include <algorithm>
 

@@ -1,32 +1,16 @@
-// How the caller's workspace is cut up. Sizes are computed by the same code that hands out the pieces.
+// How the caller's workspace is cut up for attention forward. Read carver.hpp first.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "cpu/candidates.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/row_state.hpp"
 
 namespace fovea::cpu {
-
-/// Walks a buffer in pieces aligned to 64 bytes; with a null base it only counts.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  template <typename T>
-  T* take(std::size_t count) {
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
 
 inline constexpr std::int64_t kRowsAtOnce = 16;  // that leave a panel: a cache line of each column
 
@@ -90,6 +74,22 @@ struct PageScratch {
 
   /// Nothing where the problem's keys do not lie in pages.
   static PageScratch carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& problem);
+};
+
+struct ForwardScratch : WorkerScratch {
+  FewRowsScratch few{};
+  PageScratch pages{};
+};
+
+/// All of a call's workspace.
+struct ForwardMemory {
+  std::int64_t* first_item = nullptr;  // [num_sequences + 1]: work items before each sequence
+  std::vector<ForwardScratch> workers;
+  // [num_sequences][num_heads_kv][splits][rows][state_floats]; null where splits run in turn
+  float* partials = nullptr;
+
+  static ForwardMemory carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& problem,
+                             std::size_t program_bytes, int num_threads);
 };
 
 }  // namespace fovea::cpu

@@ -3,7 +3,7 @@
 //   - a small tensor has one copy of its sums per task (a fixed list of work items, run one after the other), merged in
 //     order;
 //   - a large one has a single copy, and items that may touch the same elements are put into one task.
-// Read attention_backward.cpp next.
+// Read chunk_walk.hpp next.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 #include "fovea/backward.hpp"
 
 #include "cpu/bound_tape.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/kernels/gradient.hpp"
-#include "cpu/workspace.hpp"
 #include "problem/backward.hpp"
 
 namespace fovea::cpu {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cpu/attention_backward.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/kernels/gradient.hpp"
-#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 

@@ -1,6 +1,6 @@
 // How sums of captured gradients may be shared out: by sequences, heads or keys only where no two of them read one
 // element.
-#include "cpu/captured_sums.hpp"
+#include "cpu/backward/captured_sums.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include "fovea/error.hpp"
 
 #include "cpu/attention_backward.hpp"
-#include "cpu/backward_workspace.hpp"
+#include "cpu/backward/workspace.hpp"
 #include "cpu/candidates.hpp"
 #include "cpu/kernels/gradient.hpp"
 #include "expr/differentiate.hpp"

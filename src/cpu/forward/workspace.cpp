@@ -1,4 +1,4 @@
-#include "cpu/workspace.hpp"
+#include "cpu/forward/workspace.hpp"
 
 #include <algorithm>
 
@@ -69,6 +69,22 @@ PageScratch PageScratch::carve(Carver& carver, const ForwardSpec& spec,
   s.keys = carver.take<std::byte>(tile_bytes(problem.problem.k, problem.head_dim_qk));
   s.values = carver.take<std::byte>(tile_bytes(problem.problem.v, problem.head_dim_v));
   return s;
+}
+
+ForwardMemory ForwardMemory::carve(Carver& carver, const ForwardSpec& spec,
+                                   const ForwardProblem& problem, std::size_t program_bytes,
+                                   int num_threads) {
+  ForwardMemory m;
+  m.first_item = carver.take<std::int64_t>(static_cast<std::size_t>(problem.num_sequences) + 1);
+  for (int worker = 0; worker < num_threads; ++worker) {
+    m.workers.push_back(
+        {WorkerScratch::carve(carver, spec, forward_kernels(spec), problem.head_dim_qk,
+                              problem.head_dim_v, program_bytes),
+         FewRowsScratch::carve(carver, spec, problem), PageScratch::carve(carver, spec, problem)});
+  }
+  const std::size_t partial_floats = num_partial_floats(spec, problem, num_threads);
+  if (partial_floats > 0) m.partials = carver.take<float>(partial_floats);
+  return m;
 }
 
 }  // namespace fovea::cpu

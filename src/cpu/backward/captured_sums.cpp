@@ -1,4 +1,4 @@
-#include "cpu/captured_sums.hpp"
+#include "cpu/backward/captured_sums.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "cpu/few_rows.hpp"
+#include "cpu/forward/few_rows.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -24,22 +24,21 @@ using RowSet = std::uint32_t;  // a bit for each row
 
 class FewRowsWalk {
  public:
-  FewRowsWalk(const FewRowsCall& call, const FewRowsItem& item, const WorkerScratch& scratch,
-              const FewRowsScratch& few, const PageScratch& pages)
+  FewRowsWalk(const ForwardCall& call, const ForwardItem& item, const ForwardScratch& scratch)
       : call_(call),
-        kernels_(call.kernels),
+        kernels_(call.plain_kernels),
         problem_(call.problem),
         item_(item),
         scratch_(scratch),
-        few_(few),
-        pages_(pages),
-        tile_kv_(call.plan.spec.tile_kv),
-        lanes_(call.plan.spec.lanes),
+        few_(scratch.few),
+        pages_(scratch.pages),
+        tile_kv_(call.spec.tile_kv),
+        lanes_(call.spec.lanes),
         num_rows_(static_cast<int>(problem_.group * item.sequence.seqlen_q)),
         block_keys_(keys_of_a_block()) {}
 
-  void run(const EmitRow& emit) {
-    start_heads(item_.head_begin, item_.head_end);
+  void run(const EmitState& emit) {
+    start_heads(item_.kv_head, item_.kv_head + item_.num_heads);
     walk_tiles();
     std::vector<std::pair<std::int64_t, RowSet>> redo;
     for (const Head& head : heads_) {
@@ -70,11 +69,10 @@ class FewRowsWalk {
 
   /// As much memory whatever the number of heads; pages are read whole.
   std::int64_t keys_of_a_block() const {
-    const std::int64_t num_heads = item_.head_end - item_.head_begin;
-    if (num_heads == 1) return tile_kv_;
+    if (item_.num_heads == 1) return tile_kv_;
     const std::int64_t page = call_.k.page_size();
     if (page >= kLeastBlock) return std::min(page, tile_kv_);
-    return std::max(kLeastBlock, tile_kv_ / num_heads);
+    return std::max(kLeastBlock, tile_kv_ / item_.num_heads);
   }
 
   // ---- heads ----
@@ -106,8 +104,8 @@ class FewRowsWalk {
     std::fill_n(head.sums.data, num_rows_ * head.sums.pitch, 0.0F);
     if (is_careful_) std::fill_n(head.extra.data, num_rows_ * head.extra.pitch, 0.0F);
     start_rows(head, few_.q_idx + lane, few_.q_head + lane);
-    head.visible.unit = call_.plan.spec.map_keys;
-    const auto edges = call_.mapper.row(
+    head.visible.unit = call_.spec.map_keys;
+    const auto edges = call_.mapper().row(
         tile_row(item_.sequence, index, head.q_idx, head.q_head, num_rows_), head.visible.runs);
     if (!edges) return;
     for (int row = 0; row < num_rows_; ++row)
@@ -319,7 +317,7 @@ class FewRowsWalk {
     }
   }
 
-  // ---- values that are not finite: see attention_forward.cpp ----
+  // ---- values that are not finite: see non_finite.hpp ----
 
   RowSet non_finite_rows(const Head& head) const {
     RowSet found = 0;
@@ -354,24 +352,26 @@ class FewRowsWalk {
 
   // ---- results ----
 
-  void emit_rows(const Head& head, RowSet wanted, const EmitRow& emit) const {
+  void emit_rows(const Head& head, RowSet wanted, const EmitState& emit) const {
+    ForwardItem rows = item_;
+    rows.kv_head = head.index;
     for (int row = 0; row < num_rows_; ++row) {
       if ((wanted >> row & 1U) == 0) continue;
       const PanelState& s = head.state;
       std::copy_n(head.sums.row(row), problem_.head_dim_v, scratch_.states);
       settle({s.row_max[row], s.origin[row], s.row_sum[row]}, call_.unit, problem_.head_dim_v,
              scratch_.states);
-      emit(head.index, row, scratch_.states);
+      emit(rows, row, scratch_.states);
     }
   }
 
   static std::int64_t padded(std::int64_t width) { return FewRowsScratch::padded(width); }
 
-  const FewRowsCall& call_;
+  const ForwardCall& call_;
   const PanelKernels& kernels_;
   const ForwardProblem& problem_;
-  const FewRowsItem& item_;
-  const WorkerScratch& scratch_;
+  const ForwardItem& item_;
+  const ForwardScratch& scratch_;
   const FewRowsScratch& few_;
   const PageScratch& pages_;
   const std::int64_t tile_kv_, lanes_;
@@ -388,9 +388,9 @@ std::int64_t heads_at_once(const KeySource& k, std::int64_t num_heads_kv) {
   return lie_together ? std::min(num_heads_kv, kMaxHeadsAtOnce) : 1;
 }
 
-void walk_few_rows(const FewRowsCall& call, const FewRowsItem& item, const WorkerScratch& scratch,
-                   const FewRowsScratch& few, const PageScratch& pages, const EmitRow& emit) {
-  FewRowsWalk(call, item, scratch, few, pages).run(emit);
+void walk_few_rows(const ForwardCall& call, const ForwardItem& item, const ForwardScratch& scratch,
+                   const EmitState& emit) {
+  FewRowsWalk(call, item, scratch).run(emit);
 }
 
 }  // namespace fovea::cpu

@@ -1,0 +1,54 @@
+#include "cpu/forward/call.hpp"
+
+#include <algorithm>
+
+namespace fovea::cpu {
+namespace {
+
+constexpr float kSmallestUnit = 1e-30F;  // the reciprocal of a smaller one leaves fp32
+
+}  // namespace
+
+ForwardCall::ForwardCall(const ForwardProblem& problem_of, const ForwardPlan& plan_of,
+                         const AttentionForward& args_of, const GrownCache* cache_of)
+    : problem(problem_of),
+      plan(plan_of),
+      spec(plan_of.spec),
+      args(args_of),
+      cache(cache_of),
+      kernels(forward_kernels(plan_of.spec)),
+      plain_kernels(cpu::plain_kernels(plan_of.spec)),
+      q(args.q),
+      k(cache != nullptr ? cache->cache.k : args.k,
+        cache != nullptr ? cache->cache.page_table : TensorView()),
+      v(cache != nullptr ? cache->cache.v : args.v,
+        cache != nullptr ? cache->cache.page_table : TensorView()),
+      out(args.out),
+      score_bindings(plan.score.bindings(args.score)),
+      mask_bindings(plan.mask.bindings(args.mask)),
+      dropout(panel_dropout(args.dropout)),
+      is_prescaled(!plan.score.empty() || problem.softmax_scale < kSmallestUnit),
+      unit(is_prescaled ? 1.0F : problem.softmax_scale) {
+  if (!plan.mapper) own_mapper_.emplace(args.mask, spec.map_keys);
+}
+
+Sequence ForwardCall::sequence(std::int64_t index) const {
+  if (cache == nullptr) return sequence_at(problem, args, index);
+  const CachedSequence cached = cached_sequence(cache->cache, index);
+  return {.index = index,
+          .batch_offset = index,
+          .kv_begin = cached.begin,
+          .seqlen_q = args.q.size(1),
+          .seqlen_kv = cached.end - cached.begin + cache->num_new,
+          .slot = cached.slot};
+}
+
+TileSource ForwardCall::tile_of(const KeySource& source, const Sequence& of, std::int64_t kv_head,
+                                std::int64_t tile, std::int64_t head_dim,
+                                const std::byte** row_list) const {
+  const std::int64_t begin = tile * spec.tile_kv;
+  const std::int64_t count = std::min(spec.tile_kv, of.seqlen_kv - begin);
+  return source.tile(of, kv_head, begin, count, head_dim, row_list);
+}
+
+}  // namespace fovea::cpu
