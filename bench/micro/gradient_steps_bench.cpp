@@ -266,7 +266,7 @@ int main() {
   using namespace fovea;
   using namespace fovea::cpu;
   for (const CpuTarget target : {CpuTarget::scalar, CpuTarget::neon, CpuTarget::avx2,
-                                 CpuTarget::avx512, CpuTarget::amx_bf16}) {
+                                 CpuTarget::avx512, CpuTarget::avx512_bf16, CpuTarget::amx_bf16}) {
     if (gradient_kernels(target) == nullptr || !missing_for(target).empty()) continue;
     for (const std::int64_t head_dim : {64, 128}) bench(target, head_dim);
   }

@@ -25,13 +25,13 @@ constexpr std::int64_t kManyPairs = 32;      // the same where threads must not 
 constexpr std::int64_t kMaxSideBySideFloats = 1 << 28;  // dq sums beyond this run in turn
 
 std::optional<Refusal> refuses(const GradientProblem& g, const Candidate& candidate) {
-  if (gradient_kernels(candidate.target) == nullptr && panel_kernels(candidate.target) != nullptr)
-    return Refusal{"it multiplies in bf16; its gradients are computed in f32"};
   // Rounded to bf16, wider inputs with outliers lose more in dv than the tolerance of bf16 products allows (seen on AMX
   // hardware).
-  if (candidate.target == CpuTarget::amx_bf16 && g.forward.problem.q.dtype != Dtype::bf16) {
-    return Refusal{fmt::format("inputs are {}; gradients on its tiles take bf16",
-                               name(g.forward.problem.q.dtype))};
+  const PanelKernels* kernels = gradient_panel_kernels(candidate.target);
+  const Dtype dtype = g.forward.problem.q.dtype;
+  if (kernels != nullptr && kernels->product == Dtype::bf16 && dtype != Dtype::bf16) {
+    return Refusal{
+        fmt::format("inputs are {}; gradients in products of bf16 take bf16", name(dtype))};
   }
   if (candidate.is_split) return Refusal{"gradients of f16 are computed in f32"};
   return candidate.refuses(g.forward, candidate);

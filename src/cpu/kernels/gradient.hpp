@@ -85,6 +85,9 @@ const GradientKernels* gradient_kernels(CpuTarget target);
 /// The panel that these steps work on: that of the forward pass, or one of their own.
 const PanelKernels* gradient_panel_kernels(CpuTarget target);
 
+const GradientKernels* gradient_kernels_avx512_bf16();
+const PanelKernels* gradient_panel_kernels_avx512_bf16();
+
 const GradientKernels* gradient_kernels_amx_bf16();
 const PanelKernels* gradient_panel_kernels_amx_bf16();
 

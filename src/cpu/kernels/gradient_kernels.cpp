@@ -15,6 +15,8 @@ const GradientKernels* gradient_kernels(CpuTarget target) {
 #if HWY_TARGETS & HWY_AVX3
     case CpuTarget::avx512:
       return &N_AVX3::f32_gradient_kernels();
+    case CpuTarget::avx512_bf16:
+      return gradient_kernels_avx512_bf16();
     case CpuTarget::amx_bf16:
       return gradient_kernels_amx_bf16();
 #endif
@@ -36,6 +38,7 @@ const GradientKernels* gradient_kernels(CpuTarget target) {
 
 const PanelKernels* gradient_panel_kernels(CpuTarget target) {
 #if HWY_TARGETS & HWY_AVX3
+  if (target == CpuTarget::avx512_bf16) return gradient_panel_kernels_avx512_bf16();
   if (target == CpuTarget::amx_bf16) return gradient_panel_kernels_amx_bf16();
 #endif
   return panel_kernels(target);

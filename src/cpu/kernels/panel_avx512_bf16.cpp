@@ -144,6 +144,8 @@ void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_
   bf16::pack_probabilities(scores, num_keys, round_up(num_keys, 2));
 }
 
+/// kPairPitch: from one pair of keys to the next, in pairs of one lane.
+template <std::int64_t kPairPitch>
 FOVEA_AVX512_BF16 void accumulate(const void* values, std::int64_t tile_keys, KeyRange range,
                                   const void* probabilities, std::int64_t head_dim,
                                   int /*num_vectors*/, const float* rescale, float* out,
@@ -165,7 +167,8 @@ FOVEA_AVX512_BF16 void accumulate(const void* values, std::int64_t tile_keys, Ke
     for (std::int64_t i = 0; i < num_pairs; ++i) {
       __m512bh p[kVectors];
 #pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) p[v] = load_pairs(p_pairs + i * kLanes + v * kVectorLanes);
+      for (int v = 0; v < kVectors; ++v)
+        p[v] = load_pairs(p_pairs + i * kPairPitch + v * kVectorLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < kBlockRows; ++r) {
         const __m512bh value = broadcast_pair(v_pairs + i * kBlockRows + r);
@@ -197,11 +200,18 @@ PanelKernels make_kernels() {
   kernels.load_values = load_values;
   kernels.scores = scores;
   kernels.softmax = softmax;
-  kernels.accumulate = accumulate;
+  kernels.accumulate = accumulate<kLanes>;
   return kernels;
 }
 
 }  // namespace
+
+void bf16::accumulate_gradients(const void* values, std::int64_t tile_keys, KeyRange range,
+                                const void* gradients, std::int64_t head_dim, int num_vectors,
+                                const float* rescale, float* out, NextTile& next) {
+  accumulate<2 * kLanes>(values, tile_keys, range, gradients, head_dim, num_vectors, rescale, out,
+                         next);
+}
 
 const PanelKernels* panel_kernels_avx512_bf16() {
   static const PanelKernels kernels = make_kernels();

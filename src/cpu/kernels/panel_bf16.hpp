@@ -114,10 +114,15 @@ inline void pack_queries(const std::byte* const* rows, Dtype dtype, std::int64_t
   }
 }
 
-inline void zero_non_finite(std::uint16_t* row, std::int64_t count) {
+/// Infinity and NaN become 0. Were all finite?
+inline bool zero_non_finite(std::uint16_t* row, std::int64_t count) {
+  bool is_finite = true;
   for (std::int64_t i = 0; i < count; ++i) {
-    if ((row[i] & 0x7f80U) == 0x7f80U) row[i] = 0;
+    if ((row[i] & 0x7f80U) != 0x7f80U) continue;
+    row[i] = 0;
+    is_finite = false;
   }
+  return is_finite;
 }
 
 /// Pairs of bf16, rounded to nearest, halves up: four operations where the instruction that converts two vectors and a
@@ -146,6 +151,11 @@ FOVEA_AVX512_BF16 inline void pack_probabilities(float* scores, std::int64_t num
     }
   }
 }
+
+/// The second product of panel_avx512_bf16.cpp, of pairs that stand two rows apart (gradient_avx512_bf16.cpp).
+void accumulate_gradients(const void* values, std::int64_t tile_keys, KeyRange range,
+                          const void* gradients, std::int64_t head_dim, int num_vectors,
+                          const float* rescale, float* out, NextTile& next);
 
 }  // namespace fovea::cpu::bf16
 

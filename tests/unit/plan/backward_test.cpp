@@ -113,7 +113,7 @@ TEST(BackwardPlan, MoreWorkersThanPlannedAreRefused) {
             "the plan's problem");
 }
 
-TEST(BackwardPlan, ProductsInBf16AreTakenByTilesAndRefusedByNameElsewhere) {
+TEST(BackwardPlan, ProductsInBf16OfOtherInputsAreRefusedByName) {
   GradientMemory memory(small_case());
   BackwardProblem problem = problem_for(memory.args(), 1);
   problem.forward.compute_dtype = ComputeDtype::bf16;
@@ -122,22 +122,35 @@ TEST(BackwardPlan, ProductsInBf16AreTakenByTilesAndRefusedByNameElsewhere) {
               HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
   problem.forward.cpu_target = CpuTarget::automatic;
   const std::string message = refusal([&] { plan_backward(problem); });
-  if (cpu::missing_for(CpuTarget::amx_bf16).empty()) {
-    EXPECT_THAT(message, HasSubstr("inputs are f32; gradients on its tiles take bf16"));
-    GradientCase in_bf16 = small_case();
-    in_bf16.forward.dtype = Dtype::bf16;
-    GradientMemory memory_in_bf16(in_bf16);
-    problem = problem_for(memory_in_bf16.args(), 1);
-    problem.forward.compute_dtype = ComputeDtype::bf16;
-    const Explanation e = explain(problem);
-    EXPECT_EQ(e.target, "amx_bf16");
-    EXPECT_EQ(e.compute_dtype, "bf16");
-    return;
-  }
   EXPECT_THAT(message, HasSubstr("plan_backward: no kernel for this problem on cpu:"));
-  EXPECT_THAT(message, HasSubstr("cpu/attention_backward avx512_bf16  it multiplies in bf16; its "
-                                 "gradients are computed in f32"));
+#if defined(__x86_64__)
+  for (const char* target : {"amx_bf16", "avx512_bf16"}) {
+    EXPECT_THAT(message, HasSubstr(std::string(target) +
+                                   "  inputs are f32; gradients in products of bf16 take bf16"));
+  }
+#endif
   EXPECT_EQ(explain(problem).kernel, "");
+}
+
+TEST(BackwardPlan, ProductsInBf16RunWhereTheProcessorHasThem) {
+  GradientCase in_bf16 = small_case();
+  in_bf16.forward.dtype = Dtype::bf16;
+  GradientMemory memory(in_bf16);
+  BackwardProblem problem = problem_for(memory.args(), 1);
+  for (const CpuTarget target : {CpuTarget::avx512_bf16, CpuTarget::amx_bf16}) {
+    problem.forward.cpu_target = target;
+    const Explanation e = explain(problem);
+    if (const std::string_view missing = cpu::missing_for(target); !missing.empty()) {
+      EXPECT_EQ(e.kernel, "");
+      EXPECT_THAT(e.print(), HasSubstr(std::string(missing)));
+      continue;
+    }
+    EXPECT_EQ(e.target, name(target));
+    EXPECT_EQ(e.compute_dtype, "bf16");
+  }
+  problem.forward.cpu_target = CpuTarget::automatic;
+  const CpuTarget best = cpu::best_bf16_target();
+  EXPECT_EQ(explain(problem).compute_dtype, best == CpuTarget::automatic ? "f32" : "bf16");
 }
 
 TEST(BackwardPlan, ABoundServesAllLengthsBelow) {
