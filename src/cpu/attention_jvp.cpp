@@ -29,6 +29,7 @@
 #include "cpu/attention_forward.hpp"
 #include "cpu/bound_tape.hpp"
 #include "cpu/carver.hpp"
+#include "cpu/kernels/gradient.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
@@ -107,6 +108,16 @@ expr::NodePtr by_score(const ScoreMod& score) {
   return score.is_identity() ? nullptr : expr::derivative_by_score(score.expr().shared());
 }
 
+/// The dot products that round P once it has been read in fp32. Tiles of AMX have no such steps for panels that are
+/// rescaled; every processor with tiles has the dot products too.
+constexpr CpuTarget kBf16Target = CpuTarget::avx512_bf16;
+
+const PanelKernels& step_kernels(const ForwardSpec& spec) {
+  if (spec.is_split) return plain_kernels(spec);
+  const PanelKernels& kernels = forward_kernels(spec);
+  return kernels.product == Dtype::bf16 ? *gradient_panel_kernels(kBf16Target) : kernels;
+}
+
 /// Rows [row_begin, row_end) of one kv head, at most a panel. Row r is query r % seqlen_q of head
 /// kv_head * group + r / seqlen_q.
 struct Item {
@@ -123,7 +134,9 @@ class JvpRun {
       : problem_(problem),
         args_(args),
         plan_(plan_forward(problem, executor.concurrency())),
-        kernels_(plan_.spec.is_split ? plain_kernels(plan_.spec) : forward_kernels(plan_.spec)),
+        kernels_(step_kernels(plan_.spec)),
+        pack_(kernels_.product == Dtype::bf16 ? gradient_kernels(kBf16Target)->pack_gradients
+                                              : nullptr),
         lanes_(plan_.spec.lanes),
         executor_(executor),
         mapper_(args.forward.mask, kSubTileKeys),
@@ -389,6 +402,8 @@ class JvpRun {
     const KeyRange range = tile.seen.range;
     const int vectors = num_vectors(tile.item);
     NextTile nothing;
+    if (pack_ != nullptr)
+      pack_({.scores = s.scores, .products = s.work, .num_keys = range.count, .lanes = lanes_});
     kernels_.load_values(source_of(args_.forward.v, tile, head_dim), tile.is_careful, s.values);
     kernels_.accumulate(s.values, tile.num_keys, range, s.scores, head_dim, vectors, s.rescale,
                         s.out, nothing);
@@ -428,7 +443,7 @@ class JvpRun {
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
         const std::int64_t at = (range.begin + i) * values.row_stride + d * values.col_stride;
-        const float value = load_scalar(values.data, values.dtype, at);
+        const float value = as_multiplied(load_scalar(values.data, values.dtype, at));
         if (std::isfinite(value)) continue;
         for (std::int64_t lane = 0; lane < lanes_; ++lane) {
           const std::int64_t score = i * lanes_ + lane;
@@ -439,6 +454,11 @@ class JvpRun {
         }
       }
     }
+  }
+
+  /// A value as the products see it: bf16 rounds the largest fp32 numbers to infinity.
+  float as_multiplied(float value) const {
+    return kernels_.product == Dtype::bf16 ? static_cast<float>(bfloat16(value)) : value;
   }
 
   // ---- results ----
@@ -552,6 +572,8 @@ class JvpRun {
   const AttentionJvp& args_;
   const ForwardPlan plan_;
   const PanelKernels& kernels_;
+  void (*const pack_)(
+      const SoftmaxGradient&);  // as products want P and P (S' - r); null: as they are
   const std::int64_t lanes_;
   Executor& executor_;
   const mask::BlockMapper mapper_;

@@ -7,7 +7,7 @@
 
 namespace fovea::cpu {
 
-/// Arguments have been validated; products are f32. Plans, allocates O(threads · tile) and runs.
+/// Arguments have been validated. Plans, allocates O(threads · tile) and runs.
 void attention_jvp(const ForwardProblem& problem, const AttentionJvp& args, Executor& executor);
 
 }  // namespace fovea::cpu

@@ -17,6 +17,10 @@ namespace {
 
 constexpr std::string_view kWhere = "attention_jvp";
 
+bool asks_for_bf16(CpuTarget target) {
+  return target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16;
+}
+
 ForwardProblem validated_problem(const AttentionForward& forward) {
   const TensorChecks checks(kWhere);
   if (!forward.out)
@@ -24,11 +28,11 @@ ForwardProblem validated_problem(const AttentionForward& forward) {
         "out is missing; expected a view of writable memory shaped like q with head_dim_v");
   if (forward.row_max) checks.refuse("row_max is given; expected none, it has no tangent");
   Problem problem = problem_of(forward);
-  std::string obstacle = why_not_cpu(problem);
-  if (problem.compute_dtype == ComputeDtype::bf16)
-    obstacle = "compute_dtype is bf16; products are taken in f32 here";
-  if (!obstacle.empty()) throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));
-  problem.compute_dtype = ComputeDtype::f32;
+  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
+    throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));
+  // Rounding P (S' - r) costs out' more than rounding P costs out: only where somebody asks.
+  if (problem.compute_dtype == ComputeDtype::automatic && !asks_for_bf16(problem.cpu_target))
+    problem.compute_dtype = ComputeDtype::f32;
   return validate(problem, kWhere);
 }
 

@@ -264,17 +264,18 @@ class Backward {
 
 class Jvp {
  public:
-  explicit Jvp(const AttentionJvp& args)
+  Jvp(const AttentionJvp& args, const Products& products)
       : args_(args),
         forward_(args.forward),
-        plain_(plain_formula(forward_, ComputeDtype::f32)),
+        products_(products),
+        plain_(plain_formula(forward_, products)),
         scores_(forward_),
-        q_(forward_.q, forward_.q.spec()),
-        k_(forward_.k, forward_.k.spec()),
-        v_(forward_.v, forward_.v.spec()),
-        dq_(args.q_tangent, forward_.q.spec()),
-        dk_(args.k_tangent, forward_.k.spec()),
-        dv_(args.v_tangent, forward_.v.spec()),
+        q_(operands(forward_.q, forward_.q.spec())),
+        k_(operands(forward_.k, forward_.k.spec())),
+        v_(operands(forward_.v, forward_.v.spec())),
+        dq_(operands(args.q_tangent, forward_.q.spec())),
+        dk_(operands(args.k_tangent, forward_.k.spec())),
+        dv_(operands(args.v_tangent, forward_.v.spec())),
         captured_(scores_.program().zeros()),
         out_(out_spec(forward_)),
         out_by_scores_(out_) {
@@ -323,11 +324,15 @@ class Jvp {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const RowIndex kv = at.key(keys[i].at.kv_idx);
       const float weight = keys[i].kept * probabilities[i];
-      add(out_[at.query], weight * (moves[i] - lse_tangent), v_[kv]);
-      add(out_[at.query], weight, dv_[kv]);
+      add(out_[at.query], as_operand(weight * (moves[i] - lse_tangent), products_), v_[kv]);
+      add(out_[at.query], as_operand(weight, products_), dv_[kv]);
       add_absolute(out_by_scores_[at.query], weight * (magnitudes[i] + lse_magnitude), v_[kv]);
       add_absolute(out_by_scores_[at.query], weight, dv_[kv]);
     }
+  }
+
+  Rows operands(const TensorView& view, const TensorSpec& spec) const {
+    return Rows(view, spec).as_operands(products_);
   }
 
   float sink_tangent(const QueryRow& at, float lse) const {
@@ -340,6 +345,7 @@ class Jvp {
 
   const AttentionJvp& args_;
   const AttentionForward& forward_;
+  const Products products_;
   PlainResult plain_;
   Scores scores_;
   Rows q_, k_, v_, dq_, dk_, dv_;
@@ -354,6 +360,8 @@ PlainBackward plain_backward(const AttentionBackward& args, const Products& prod
   return Backward(args, products).run();
 }
 
-PlainJvp plain_jvp(const AttentionJvp& args) { return Jvp(args).run(); }
+PlainJvp plain_jvp(const AttentionJvp& args, const Products& products) {
+  return Jvp(args, products).run();
+}
 
 }  // namespace fovea::reference

@@ -22,12 +22,12 @@ struct PlainBackward {
 };
 PlainBackward plain_backward(const AttentionBackward& args, const Products& products);
 
-/// All in fp32.
+/// Inputs and tangents of the products, and the weights between them, are of their dtype.
 struct PlainJvp {
   std::vector<double> out_tangent, lse_tangent;
   std::vector<double> out_by_scores, lse_by_scores;  // as above
   double largest_score = 0;
 };
-PlainJvp plain_jvp(const AttentionJvp& args);
+PlainJvp plain_jvp(const AttentionJvp& args, const Products& products);
 
 }  // namespace fovea::reference

@@ -189,15 +189,23 @@ GradientTolerances tolerances(const AttentionBackward& args, const BackwardResul
   return result;
 }
 
-JvpTolerances tolerances(const AttentionJvp& args, const JvpResult& expected) {
-  const PlainJvp plain = plain_jvp(args);
+JvpTolerances tolerances(const AttentionJvp& args, const JvpResult& expected,
+                         const Products& products) {
+  const PlainJvp plain = plain_jvp(args, products);
   const double scores = error_of_scores(plain.largest_score);
-  return {
-      .forward = tolerances(args.forward, expected.forward, ComputeDtype::f32),
-      .out_tangent = tolerance(plain.out_tangent, expected.out_tangent, dtype_of(args.out_tangent),
-                               floor_of({{scores, plain.out_by_scores}})),
-      .lse_tangent = tolerance(plain.lse_tangent, expected.lse_tangent, Dtype::f32,
-                               floor_of({{scores, plain.lse_by_scores}}))};
+  const double inputs = rounding(dtype_of(products), 1);
+  const double lost = lost_denormals(products, num_terms(args.forward));
+  const auto floor = [&](const std::vector<double>& by_scores) {
+    Floor result = floor_of({{scores, by_scores}, {inputs, by_scores, true}});
+    result.absolute += lost;
+    result.norm += lost * std::sqrt(static_cast<double>(by_scores.size()));
+    return result;
+  };
+  return {.forward = tolerances(args.forward, expected.forward, products),
+          .out_tangent = tolerance(plain.out_tangent, expected.out_tangent,
+                                   dtype_of(args.out_tangent), floor(plain.out_by_scores)),
+          .lse_tangent = tolerance(plain.lse_tangent, expected.lse_tangent, Dtype::f32,
+                                   floor(plain.lse_by_scores))};
 }
 
 Comparison compare(const std::vector<double>& got, const std::vector<double>& expected,

@@ -71,12 +71,13 @@ struct GradientTolerances {
 GradientTolerances tolerances(const AttentionBackward& args, const BackwardResult& expected,
                               const Products& products);
 
-/// The same of forward mode, whose products are f32.
+/// The same of forward mode.
 struct JvpTolerances {
   Tolerances forward;
   Tolerance out_tangent, lse_tangent;
 };
-JvpTolerances tolerances(const AttentionJvp& args, const JvpResult& expected);
+JvpTolerances tolerances(const AttentionJvp& args, const JvpResult& expected,
+                         const Products& products);
 
 /// A result beside the oracle's, over all elements.
 struct Comparison {

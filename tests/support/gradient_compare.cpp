@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -156,15 +157,21 @@ std::string backward_difference(const GradientCase& problem,
 
 std::string jvp_difference(const GradientCase& problem,
                            const std::function<void(const AttentionJvp&)>& run) {
-  if (problem.forward.compute_dtype == ComputeDtype::bf16) return "";  // refused: products are f32
   GradientMemory memory(problem);
   const AttentionJvp of_case = memory.jvp_args();
   const reference::JvpResult expected = reference::attention_jvp(of_case);
-  const reference::JvpTolerances allowed = tolerances(of_case, expected);
+  std::array<std::optional<reference::JvpTolerances>, 2> of_products;  // f32, bf16
   std::string differences;
-  std::vector<CpuTarget> targets = targets_for(problem.forward.dtype, ComputeDtype::f32);
+  std::vector<CpuTarget> targets =
+      targets_for(problem.forward.dtype, problem.forward.compute_dtype);
   if (run) targets = {CpuTarget::scalar};
   for (const CpuTarget target : targets) {
+    const ComputeDtype products =
+        run ? ComputeDtype::f32
+            : compute_dtype_on(target, problem.forward.dtype, problem.forward.compute_dtype);
+    auto& allowed_here = of_products[products == ComputeDtype::bf16 ? 1 : 0];
+    if (!allowed_here) allowed_here = tolerances(of_case, expected, products);
+    const reference::JvpTolerances& allowed = *allowed_here;
     memory.forward.poison_outputs();
     memory.poison_outputs();
     const AttentionJvp args = memory.jvp_args(target);

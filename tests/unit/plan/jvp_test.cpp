@@ -13,12 +13,15 @@
 
 #include "fovea/mask.hpp"
 
+#include "cpu/features.hpp"
 #include "reference/attention_forward.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 /// Two tiles of keys, several panels on every target, heads that share a panel.
 Case small_case() {
@@ -287,14 +290,36 @@ TEST(Jvp, RefusesOutputsThatOverlapTangents) {
   EXPECT_EQ(call.message(), "attention_jvp: out_tangent overlaps out; expected memory of its own");
 }
 
-TEST(Jvp, RefusesProductsInBf16) {
-  Case problem = small_case();
-  Call call(problem);
-  call.args.forward.compute_dtype = ComputeDtype::bf16;
-  EXPECT_EQ(call.message(), "attention_jvp: compute_dtype is bf16; products are taken in f32 here");
-  call.args.forward.compute_dtype = ComputeDtype::automatic;
+TEST(Jvp, RefusesRowMaxima) {
+  Call call(small_case());
   call.args.forward.row_max = call.memory.row_max.mutable_view();
   EXPECT_EQ(call.message(), "attention_jvp: row_max is given; expected none, it has no tangent");
+}
+
+/// Bits tell whether products were rounded; how far they may be from the oracle, GradientPairs say.
+TEST(Jvp, TakesProductsInBf16WhereTheyAreAskedFor) {
+  Case problem = small_case();
+  problem.dtype = Dtype::bf16;
+  Call call(problem);
+  const auto bits_of_run = [&](ComputeDtype compute_dtype, CpuTarget target) {
+    call.args.forward.compute_dtype = compute_dtype;
+    call.args.forward.cpu_target = target;
+    attention_jvp(call.args);
+    return all_bits(call.args);
+  };
+  const auto in_f32 = bits_of_run(ComputeDtype::f32, CpuTarget::automatic);
+  EXPECT_EQ(bits_of_run(ComputeDtype::automatic, CpuTarget::automatic), in_f32);
+  if (const std::string missing(cpu::missing_for(CpuTarget::avx512_bf16)); !missing.empty()) {
+    call.args.forward.compute_dtype = ComputeDtype::bf16;
+    EXPECT_THAT(call.message(), HasSubstr("avx512_bf16  " + missing));
+    return;
+  }
+  const auto in_bf16 = bits_of_run(ComputeDtype::bf16, CpuTarget::automatic);
+  EXPECT_NE(in_bf16, in_f32);
+  EXPECT_EQ(bits_of_run(ComputeDtype::automatic, CpuTarget::avx512_bf16), in_bf16);
+  call.args.forward.compute_dtype = ComputeDtype::bf16;
+  call.args.forward.cpu_target = CpuTarget::avx2;
+  EXPECT_THAT(call.message(), HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
 }
 
 }  // namespace
