@@ -32,9 +32,9 @@ struct AttentionJvp {
 /// Shapes, dtypes, kinks, bits and errors as in attention_forward and attention_backward; tangents f32, f16 or bf16,
 /// any strides. A row that sees no key has tangents of exactly 0; with a sink, its lse is the sink and moves with it.
 ///
-/// Work     about 2.5 times attention_forward: five products where that has two. They are taken in f32, and in bf16 where
-///          forward.compute_dtype is bf16, or forward.cpu_target a target of bf16 products and q, k and v are bf16: by the
-///          dot products of AVX512-BF16, P and P · (s' - its mean) rounded between.
+/// Work     about 2.5 times attention_forward: five products where that has two. They are taken in f32; in bf16 where
+///          forward.compute_dtype is bf16, or where forward.cpu_target is a target of bf16 products and q, k and v are
+///          bf16: by the dot products of AVX512-BF16, with P and P · (s' - its mean) rounded between.
 /// Memory   O(threads · tile), allocated by the call; forward.workspace is not used.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
