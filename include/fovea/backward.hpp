@@ -95,14 +95,19 @@ class FOVEA_EXPORT BackwardPlan {
 FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem);
 FOVEA_EXPORT Explanation explain(const BackwardProblem& problem);
 
-/// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv>, where dq, dk, dv are what attention_backward computes.
+/// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddsinks, dsinks> + Σ <ddcaptured[i], dcaptured[i]>, where dq,
+/// dk, dv, dsinks and dcaptured are what attention_backward computes.
 struct AttentionDoubleBackward {
   AttentionBackward backward{};    // dout, dlse and forward are read, dq and the others are not
   TensorView ddq{}, ddk{}, ddv{};  // as q, k, v; optional: what is not given is 0
+  TensorView ddsinks{};            // [num_heads_q] f32
+  std::vector<CapturedTensor> ddcaptured{};  // by name and shape as AttentionBackward::dcaptured
 
   TensorView grad_dout{};  // as dout, optional; so are the others
   TensorView grad_dlse{};  // as lse
   TensorView grad_q{}, grad_k{}, grad_v{};
+  TensorView grad_sinks{};                      // [num_heads_q] f32
+  std::vector<CapturedTensor> grad_captured{};  // as ddcaptured, written
   Executor* executor = nullptr;
 };
 
@@ -111,11 +116,13 @@ struct AttentionDoubleBackward {
 /// it silently.
 ///
 /// Shapes and dtypes as in attention_backward; outputs are f32, f16 or bf16 and must not overlap an input or each
-/// other. Gradients flow to q, k, v, dout and dlse; captured tensors and sinks are constants here. A row that sees no
-/// key, padding and hidden keys have gradients of exactly 0. forward.lse is optional; out and lse are not read but
+/// other. Gradients flow to everything that attention_backward reads: q, k, v, dout, dlse, sinks and the floats that
+/// the score program captures. A row that sees no key, padding and hidden keys have gradients of exactly 0; with a
+/// sink, dlse of a row that sees no key gets ddsinks of its head. forward.lse is optional; out and lse are not read but
 /// computed again.
-/// Memory   O(threads · seqlen_kv · head_dim) in fp64.
-/// Bits     as in attention_backward.
+/// Memory   O(threads · seqlen_kv · head_dim) in fp64; where grad_sinks or grad_captured are wanted, up to 64 copies of
+///          their sums, of 32 MB together or one alone.
+/// Bits     as in attention_backward; grad_sinks and grad_captured are sums over the batch in a fixed order.
 /// Throws   InvalidArgument before anything is written.
 FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
 FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);

@@ -312,6 +312,39 @@ FOVEA_API int fovea_attention_backward(const fovea_attention_backward_args* args
 FOVEA_API int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t format,
                                      char** text, fovea_error** error);
 
+/* Gradients of <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddsinks, dsinks> + the same of what is captured, where dq and the
+ * others are what fovea_attention_backward computes. What is NULL among dd... is 0, among grad_... not computed. */
+typedef struct fovea_attention_double_backward_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  const fovea_attention_forward_args* forward; /* out and lse are not read, lse is optional */
+  const DLTensor* dout;                        /* as out; f32, f16 or bf16 */
+  const DLTensor* dlse;                        /* as lse, f32; optional */
+  const DLTensor* ddq;                         /* as q; f32, f16 or bf16 */
+  const DLTensor* ddk;                         /* as k */
+  const DLTensor* ddv;                         /* as v */
+  const DLTensor* ddsinks;                     /* [num_heads_q] f32 */
+  const fovea_named_tensor* ddcaptured;        /* names as in fovea_attention_backward_args */
+  size_t num_ddcaptured;
+  const DLTensor* grad_dout; /* as dout, written; f32, f16 or bf16 */
+  const DLTensor* grad_dlse; /* as lse, f32 */
+  const DLTensor* grad_q;
+  const DLTensor* grad_k;
+  const DLTensor* grad_v;
+  const DLTensor* grad_sinks;              /* [num_heads_q] f32 */
+  const fovea_named_tensor* grad_captured; /* written; names as in ddcaptured */
+  size_t num_grad_captured;
+} fovea_attention_double_backward_args;
+
+/* See attention_double_backward in backward.hpp: the plain formula in fp64, on the cpu. Nothing is written unless the
+ * arguments are valid. */
+FOVEA_API int fovea_attention_double_backward(const fovea_attention_double_backward_args* args,
+                                              fovea_error** error);
+/* What would run and why; as fovea_explain. */
+FOVEA_API int fovea_explain_double_backward(const fovea_attention_double_backward_args* args,
+                                            int32_t format, char** text, fovea_error** error);
+
 /* A forward call and its derivative along one direction. A tangent that is NULL is 0. */
 typedef struct fovea_attention_jvp_args {
   size_t struct_size;

@@ -1,18 +1,20 @@
 // The plain formula, a row at a time in fp64; score and mask programs run on a panel of rows, in fp32 as everywhere.
 //
-// With a = ddq, b = ddk, c = ddv, and for one row, over the keys j that it sees:
-//   z_j = scale q·k_j   f_j = F(z_j)   p = softmax(f), the sink in its denominator     m_j: dropout, 0 or 1 / (1 - p)
-//   t_j = scale (a·k_j + q·b_j)               u_j = F'(z_j) t_j                                the tangents of z and f
-//   w_j = m_j dout·v_j      n_j = m_j dout·c_j
-// <ddq, dq> + <ddk, dk> + <ddv, dv> is the derivative of <dout, out> + <dlse, lse> along (a, b, c):
+// With a = ddq, b = ddk, c = ddv, e = ddsinks, and for one row, over the keys j that it sees and its sink:
+//   z_j = scale q·k_j   f_j = F(z_j)   p = softmax(f), the sink among them   m_j: dropout, 0 or 1 / (1 - p)
+//   t_j = scale (a·k_j + q·b_j)     u_j = F_z(z_j) t_j + G(z_j), the sink's e             the tangents of z and f
+//   w_j = m_j dout·v_j              n_j = m_j dout·c_j               both 0 for the sink
+// <ddq, dq> + ... is the derivative of <dout, out> + <dlse, lse> along the direction that the dd... give:
 //   L = Σ p_j (u_j - ū) w_j + Σ p_j n_j + dlse ū,      ū = Σ p_j u_j
 // and so, with w̄ = Σ p_j w_j:
 //   dL/du_j = p_j (w_j - w̄ + dlse)                 dL/dw_j = p_j (u_j - ū)           dL/dn_j = p_j
 //   dL/dp_j = (u_j - ū) w_j - u_j w̄ + n_j + dlse u_j
-//   dL/df_j = p_j (dL/dp_j - Σ p_i dL/dp_i)
-//   dL/dz_j = dL/df_j F'(z_j) + dL/du_j F''(z_j) t_j      dL/dt_j = dL/du_j F'(z_j)
+//   dL/df_j = p_j (dL/dp_j - Σ p_i dL/dp_i)                          that of the sink is grad_sinks
+//   dL/dz_j = dL/df_j F_z(z_j) + dL/du_j (F_zz(z_j) t_j + G_z(z_j))  dL/dt_j = dL/du_j F_z(z_j)
+// G and gradients of what the program captures: double_backward/score_derivatives.hpp.
 //
-// An item is a kv head of a sequence: its sums of grad_k and grad_v stay with one worker, and rows come in order.
+// An item is a kv head of a sequence: its sums of grad_k and grad_v stay with one worker, and rows come in order. Sums
+// over items: double_backward/parameter_sums.hpp.
 #include "cpu/attention_double_backward.hpp"
 
 #include <algorithm>
@@ -23,19 +25,17 @@
 
 #include "core/philox.hpp"
 #include "core/scalar_io.hpp"
-#include "cpu/bound_tape.hpp"
-#include "cpu/carver.hpp"
+#include "cpu/double_backward/parameter_sums.hpp"
+#include "cpu/double_backward/score_derivatives.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
-#include "expr/differentiate.hpp"
 
 namespace fovea::cpu {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kProgramKeys = 128;  // run through a program at once
 
 double dot(std::span<const double> a, std::span<const double> b) {
   double sum = 0;
@@ -95,11 +95,14 @@ void store(const TensorView& view, const RowPlace& at, std::span<const double> r
 struct HeadItem {
   Sequence sequence;
   std::int64_t kv_head = 0;
+  std::int64_t task = 0;  // whose ParameterSums it adds to
   Matrix k, v, ddk, ddv, grad_k, grad_v;
 
-  HeadItem(const Sequence& of, std::int64_t head, const ForwardProblem& problem)
+  HeadItem(const Sequence& of, std::int64_t head, std::int64_t of_task,
+           const ForwardProblem& problem)
       : sequence(of),
         kv_head(head),
+        task(of_task),
         k(of.seqlen_kv, problem.head_dim_qk),
         v(of.seqlen_kv, problem.head_dim_v),
         ddk(k),
@@ -112,24 +115,6 @@ struct HeadItem {
   }
 };
 
-/// Scores of a panel of rows, [keys][lanes], and what the programs made of them.
-struct PanelScores {
-  std::vector<std::int32_t> q_idx, q_head;                       // [lanes]
-  float *scores = nullptr, *first = nullptr, *second = nullptr;  // f, F', F''
-  std::byte* program = nullptr;                                  // scratch
-  AlignedBytes memory;
-
-  void allocate(std::size_t count, std::size_t program_bytes) {
-    const auto carve = [&](Carver carver) {
-      for (float** piece : {&scores, &first, &second}) *piece = carver.take<float>(count);
-      program = carver.take<std::byte>(program_bytes);
-      return carver.used();
-    };
-    memory = AlignedBytes(carve(Carver(nullptr)));
-    carve(Carver(memory.data()));
-  }
-};
-
 /// A row of q and dout, and what is summed over its keys.
 struct QueryRow {
   std::vector<double> q, ddq, dout, grad_q, grad_dout;
@@ -138,9 +123,15 @@ struct QueryRow {
 
 struct VisibleKey {
   std::int64_t kv_idx = 0;
-  double f = 0, first = 1, second = 0;  // final score, F', F''
+  double f = 0, first = 1, second = 0;      // final score, F_z, F_zz
+  double captured = 0, captured_first = 0;  // G, G_z
   double p = 0, kept = 1;
   double t = 0, u = 0, w = 0, n = 0, by_p = 0;
+};
+
+/// The sink of a row, a key without a value: its share, tangent and gradient.
+struct RowSink {
+  double p = 0, u = 0, by_p = 0;
 };
 
 class DoubleBackwardRun {
@@ -151,32 +142,24 @@ class DoubleBackwardRun {
         args_(args),
         forward_(args.backward.forward),
         kernels_(best_f32_kernels()),
-        executor_(executor) {
-    const ScoreMod& score = forward_.score;
-    if (!score.is_identity()) {
-      const expr::NodePtr first = expr::derivative_by_score(score.expr().shared());
-      score_ = BoundTape(score.expr().shared(), score.captures());
-      first_ = BoundTape(first, score.captures());
-      second_ = BoundTape(expr::derivative_by_score(first), score.captures());
-    }
-    if (!forward_.mask.is_all_visible())
-      mask_ = BoundTape(forward_.mask.expr().shared(), forward_.mask.captures());
-    for (const BoundTape* tape : {&score_, &first_, &second_, &mask_}) {
-      program_bytes_ =
-          std::max(program_bytes_, program_scratch_bytes(tape->tape, kProgramKeys, kernels_.lanes));
-    }
-  }
+        executor_(executor),
+        derivatives_(args, kernels_),
+        sums_(args, problem.num_sequences * problem.num_heads_kv) {}
 
   void run() {
     clear_padding_rows();
-    run_tasks(executor_, problem_.num_sequences * problem_.num_heads_kv,
-              [this](int /*worker*/, std::int64_t index) { compute_item(index); });
+    const std::int64_t num_items = problem_.num_sequences * problem_.num_heads_kv;
+    run_tasks(executor_, sums_.num_tasks(), [&](int /*worker*/, std::int64_t task) {
+      for (std::int64_t item = task; item < num_items; item += sums_.num_tasks())
+        compute_item(item, task);
+    });
+    sums_.write();
   }
 
  private:
-  void compute_item(std::int64_t index) const {
+  void compute_item(std::int64_t index, std::int64_t task) {
     const Sequence s = sequence_at(problem_, forward_, index / problem_.num_heads_kv);
-    HeadItem item(s, index % problem_.num_heads_kv, problem_);
+    HeadItem item(s, index % problem_.num_heads_kv, task, problem_);
     for (std::int64_t key = 0; key < s.seqlen_kv; ++key) {
       load(forward_.k, item.key(key), item.k[key]);
       load(forward_.v, item.key(key), item.v[key]);
@@ -192,9 +175,31 @@ class DoubleBackwardRun {
     }
   }
 
-  void compute_panel(HeadItem& item, std::int64_t row_begin, std::int64_t count) const {
+  void compute_panel(HeadItem& item, std::int64_t row_begin, std::int64_t count) {
     const Sequence& s = item.sequence;
-    PanelScores panel;
+    ScorePanel panel = panel_of(item, row_begin, count);
+    std::vector<QueryRow> rows;
+    for (std::int64_t lane = 0; lane < count; ++lane)
+      rows.push_back(load_row(s, q_place(s, panel, lane)));
+    multiply_queries(item, rows, panel);
+    derivatives_.evaluate(panel);
+    ScoreSlopes slopes;
+    if (derivatives_.wants_captured()) {
+      const auto size = static_cast<std::size_t>(s.seqlen_kv * kernels_.lanes);
+      for (auto* each : {&slopes.by_score, &slopes.by_tangent, &slopes.by_tangent_motion})
+        each->resize(size);
+    }
+    for (std::int64_t lane = 0; lane < count; ++lane) {
+      QueryRow& row = rows[static_cast<std::size_t>(lane)];
+      compute_row(item, panel, lane, row, slopes);
+      store_row(s, q_place(s, panel, lane), row);
+    }
+    if (derivatives_.wants_captured()) derivatives_.add_captured(panel, slopes, item.task, sums_);
+  }
+
+  ScorePanel panel_of(const HeadItem& item, std::int64_t row_begin, std::int64_t count) const {
+    const Sequence& s = item.sequence;
+    ScorePanel panel{.sequence = s, .kv_head = item.kv_head, .num_rows = count};
     for (std::int64_t lane = 0; lane < kernels_.lanes; ++lane) {
       // Padding lanes repeat the last row, so that programs read what exists.
       const std::int64_t row = row_begin + std::min(lane, count - 1);
@@ -202,18 +207,11 @@ class DoubleBackwardRun {
       panel.q_head.push_back(
           static_cast<std::int32_t>(item.kv_head * problem_.group + row / s.seqlen_q));
     }
-    std::vector<QueryRow> rows;
-    for (std::int64_t lane = 0; lane < count; ++lane)
-      rows.push_back(load_row(s, q_place(s, panel, lane)));
-    compute_scores(item, rows, panel);
-    for (std::int64_t lane = 0; lane < count; ++lane) {
-      QueryRow& row = rows[static_cast<std::size_t>(lane)];
-      compute_row(item, panel, lane, row);
-      store_row(s, q_place(s, panel, lane), row);
-    }
+    derivatives_.allocate(panel);
+    return panel;
   }
 
-  static RowPlace q_place(const Sequence& s, const PanelScores& panel, std::int64_t lane) {
+  static RowPlace q_place(const Sequence& s, const ScorePanel& panel, std::int64_t lane) {
     const auto at = static_cast<std::size_t>(lane);
     return {s.batch_offset, s.q_begin + panel.q_idx[at], panel.q_head[at]};
   }
@@ -245,83 +243,60 @@ class DoubleBackwardRun {
     return data + row_value_offset(view, s, at.row - s.q_begin, at.head);
   }
 
-  // ---- programs ----
-
-  void compute_scores(const HeadItem& item, const std::vector<QueryRow>& rows,
-                      PanelScores& panel) const {
-    const std::int64_t lanes = kernels_.lanes;
-    const auto count = static_cast<std::size_t>(item.sequence.seqlen_kv * lanes);
-    panel.allocate(count, program_bytes_);
+  void multiply_queries(const HeadItem& item, const std::vector<QueryRow>& rows,
+                        const ScorePanel& panel) const {
     for (std::int64_t key = 0; key < item.sequence.seqlen_kv; ++key) {
       for (std::size_t lane = 0; lane < rows.size(); ++lane) {
         const double score = problem_.softmax_scale * dot(rows[lane].q, item.k[key]);
-        panel.scores[static_cast<std::size_t>(key * lanes) + lane] = static_cast<float>(score);
+        panel.raw[static_cast<std::size_t>(key * kernels_.lanes) + lane] =
+            static_cast<float>(score);
       }
-    }
-    if (!score_.empty()) {
-      std::copy_n(panel.scores, count, panel.first);
-      std::copy_n(panel.scores, count, panel.second);
-      run_program(first_, forward_.score, item, panel, panel.first);
-      run_program(second_, forward_.score, item, panel, panel.second);
-      run_program(score_, forward_.score, item, panel, panel.scores);
-    }
-    if (!mask_.empty()) run_program(mask_, forward_.mask, item, panel, panel.scores);
-  }
-
-  void run_program(const BoundTape& tape, const Program& program, const HeadItem& item,
-                   const PanelScores& panel, float* scores) const {
-    const Bindings bindings = tape.bindings(program);
-    const Sequence& s = item.sequence;
-    for (std::int64_t key = 0; key < s.seqlen_kv; key += kProgramKeys) {
-      const ProgramTile tile{.scores = scores + key * kernels_.lanes,
-                             .num_keys = std::min(kProgramKeys, s.seqlen_kv - key),
-                             .lanes = kernels_.lanes,
-                             .kv_begin = key,
-                             .q_idx = panel.q_idx.data(),
-                             .q_head = panel.q_head.data(),
-                             .batch = static_cast<std::int32_t>(s.index),
-                             .kv_head = static_cast<std::int32_t>(item.kv_head),
-                             .seqlen_q = static_cast<std::int32_t>(s.seqlen_q),
-                             .seqlen_kv = static_cast<std::int32_t>(s.seqlen_kv),
-                             .tensors = bindings.tensors.data(),
-                             .scalars = bindings.scalars.data(),
-                             .scratch = panel.program};
-      (&tape == &mask_ ? kernels_.run_mask : kernels_.run_score)(tape.tape, tile);
     }
   }
 
   // ---- one row ----
 
-  void compute_row(HeadItem& item, const PanelScores& panel, std::int64_t lane,
-                   QueryRow& row) const {
+  void compute_row(HeadItem& item, const ScorePanel& panel, std::int64_t lane, QueryRow& row,
+                   ScoreSlopes& slopes) {
     std::vector<VisibleKey> keys = visible_keys(item, panel, lane, row);
-    if (keys.empty()) return;
-    normalise(panel.q_head[static_cast<std::size_t>(lane)], keys);
+    const std::int64_t q_head = panel.q_head[static_cast<std::size_t>(lane)];
+    const double sink_logit = head_value(forward_.sinks, q_head, -kInfinity);
+    if (keys.empty() && sink_logit == -kInfinity) return;
+    RowSink sink = normalise(sink_logit, keys);
+    sink.u = head_value(args_.ddsinks, q_head, 0);
     drop(item, panel, lane, keys);
-    double mean_u = 0;
+    double mean_u = chained(sink.p, sink.u);
     double mean_w = 0;
     for (VisibleKey& key : keys) {
       const double scale = problem_.softmax_scale;
       key.t = scale * (dot(row.ddq, item.k[key.kv_idx]) + dot(row.q, item.ddk[key.kv_idx]));
-      key.u = key.first * key.t;
+      key.u = chained(key.first, key.t) + key.captured;
       key.w = key.kept * dot(row.dout, item.v[key.kv_idx]);
       key.n = key.kept * dot(row.dout, item.ddv[key.kv_idx]);
       mean_u += key.p * key.u;
       mean_w += key.p * key.w;
     }
-    double mean_by_p = 0;
+    sink.by_p = chained(row.dlse - mean_w, sink.u);
+    double mean_by_p = sink.p * sink.by_p;
     for (VisibleKey& key : keys) {
       key.by_p = (key.u - mean_u) * key.w - key.u * mean_w + key.n + row.dlse * key.u;
       mean_by_p += key.p * key.by_p;
     }
     row.grad_dlse = mean_u;
+    if (const std::span<double> sinks = sums_.sinks(item.task); !sinks.empty())
+      sinks[static_cast<std::size_t>(q_head)] += sink.p * (sink.by_p - mean_by_p);
     for (const VisibleKey& key : keys) {
       const double by_u = key.p * (key.w - mean_w + row.dlse);
       const double by_w = key.p * (key.u - mean_u);
       const double by_f = key.p * (key.by_p - mean_by_p);
-      const double by_z = by_f * key.first + by_u * key.second * key.t;
-      const double by_t = by_u * key.first;
-      add_key(item, key, {by_z, by_t, by_w}, row);
+      const double by_z = chained(key.first, by_f) + chained(key.second, by_u * key.t) +
+                          chained(key.captured_first, by_u);
+      add_key(item, key, {by_z, chained(key.first, by_u), by_w}, row);
+      if (slopes.by_score.empty()) continue;
+      const auto at = static_cast<std::size_t>(key.kv_idx * kernels_.lanes + lane);
+      slopes.by_score[at] = by_f;
+      slopes.by_tangent[at] = by_u;
+      slopes.by_tangent_motion[at] = by_u * key.t;
     }
   }
 
@@ -341,41 +316,47 @@ class DoubleBackwardRun {
     add(item.grad_v[at], key.kept * g.by_w, row.dout);
   }
 
-  /// With f, F' and F''. Without a program f is exact: the panel's scores tell only what is hidden.
-  std::vector<VisibleKey> visible_keys(const HeadItem& item, const PanelScores& panel,
+  /// With f and the derivatives of the program. Without one f is exact: the panel's scores tell only what is hidden.
+  std::vector<VisibleKey> visible_keys(const HeadItem& item, const ScorePanel& panel,
                                        std::int64_t lane, const QueryRow& row) const {
     std::vector<VisibleKey> keys;
     for (std::int64_t kv_idx = 0; kv_idx < item.sequence.seqlen_kv; ++kv_idx) {
       const std::int64_t at = kv_idx * kernels_.lanes + lane;
       if (panel.scores[at] == -std::numeric_limits<float>::infinity()) continue;
       VisibleKey key{.kv_idx = kv_idx};
-      if (score_.empty()) {
+      if (derivatives_.is_identity()) {
         key.f = problem_.softmax_scale * dot(row.q, item.k[kv_idx]);
       } else {
         key.f = panel.scores[at];
         key.first = panel.first[at];
         key.second = panel.second[at];
+        key.captured = panel.captured[at];
+        key.captured_first = panel.captured_first[at];
       }
       keys.push_back(key);
     }
     return keys;
   }
 
-  void normalise(std::int64_t q_head, std::vector<VisibleKey>& keys) const {
-    const TensorView& sinks = forward_.sinks;
-    const double sink =
-        sinks ? static_cast<const float*>(sinks.data())[q_head * sinks.stride(0)] : -kInfinity;
+  static double head_value(const TensorView& view, std::int64_t q_head, double otherwise) {
+    return view ? static_cast<const float*>(view.data())[q_head * view.stride(0)] : otherwise;
+  }
+
+  /// Probabilities of the keys; returns the sink's.
+  static RowSink normalise(double sink, std::vector<VisibleKey>& keys) {
     double largest = sink;
     for (const VisibleKey& key : keys) largest = largest_of(key.f, largest);
-    double sum = sink_share(sink, largest);
+    const double share = sink_share(sink, largest);
+    double sum = share;
     for (VisibleKey& key : keys) {
       key.p = std::exp(key.f - largest);
       sum += key.p;
     }
     for (VisibleKey& key : keys) key.p /= sum;
+    return {.p = share / sum};
   }
 
-  void drop(const HeadItem& item, const PanelScores& panel, std::int64_t lane,
+  void drop(const HeadItem& item, const ScorePanel& panel, std::int64_t lane,
             std::vector<VisibleKey>& keys) const {
     const Dropout& dropout = forward_.dropout;
     if (dropout.p == 0) return;
@@ -418,8 +399,8 @@ class DoubleBackwardRun {
   const AttentionForward& forward_;
   const PanelKernels& kernels_;
   Executor& executor_;
-  BoundTape score_, first_, second_, mask_;
-  std::size_t program_bytes_ = 0;
+  const ScoreDerivatives derivatives_;
+  ParameterSums sums_;
 };
 
 }  // namespace

@@ -27,7 +27,7 @@
 
 #include "core/scalar_io.hpp"
 #include "cpu/attention_forward.hpp"
-#include "cpu/bound_tape.hpp"
+#include "cpu/bound_program.hpp"
 #include "cpu/carver.hpp"
 #include "cpu/kernels/gradient.hpp"
 #include "cpu/operands.hpp"
@@ -86,21 +86,6 @@ struct JvpScratch {
     s.program = carver.take<std::byte>(program_bytes);
     return s;
   }
-};
-
-/// A derivative of the score program, ready to run; nothing to run where the tape is empty.
-struct DerivativeProgram {
-  BoundTape tape;
-  Bindings bindings;
-
-  /// `root` may be null.
-  explicit DerivativeProgram(const expr::NodePtr& root)
-      : DerivativeProgram(root, root != nullptr ? expr::collect_captures(*root) : Captures()) {}
-
- private:
-  DerivativeProgram(const expr::NodePtr& root, const Captures& captures)
-      : tape(root != nullptr ? BoundTape(root, captures) : BoundTape()),
-        bindings(tape.bindings(captures)) {}
 };
 
 /// d score / d raw score; null where it is 1.
@@ -341,8 +326,7 @@ class JvpRun {
   }
 
   /// work = the derivative at S.
-  void run_derivative(const DerivativeProgram& derivative, const Tile& tile,
-                      const JvpScratch& s) const {
+  void run_derivative(const BoundProgram& derivative, const Tile& tile, const JvpScratch& s) const {
     std::copy_n(s.scores, tile.seen.range.count * lanes_, s.work);
     kernels_.run_score(derivative.tape.tape, program_tile(tile, s, s.work, derivative.bindings));
   }
@@ -578,7 +562,7 @@ class JvpRun {
   Executor& executor_;
   const mask::BlockMapper mapper_;
   const Bindings score_bindings_, mask_bindings_;
-  const DerivativeProgram by_score_, by_captured_;
+  const BoundProgram by_score_, by_captured_;
   const PanelDropout dropout_;
   std::vector<std::int64_t> first_item_;  // [num_sequences + 1]
   AlignedBytes memory_;

@@ -70,6 +70,40 @@ BackwardCall to_backward(const fovea_attention_backward_args* source, const std:
   return call;
 }
 
+struct DoubleBackwardCall {
+  fovea::ffi::Call forward;
+  fovea::AttentionDoubleBackward args;
+};
+
+DoubleBackwardCall to_double_backward(const fovea_attention_double_backward_args* source,
+                                      const std::string& where) {
+  constexpr std::size_t kLeastSize = offsetof(fovea_attention_double_backward_args, dlse);
+  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
+  const Tensors read(where);
+  DoubleBackwardCall call;
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward");
+  fovea::AttentionDoubleBackward& args = call.args;
+  args.backward.forward = call.forward.args;
+  args.backward.dout = read.required(read.input(c.dout, "dout"), "dout");
+  args.backward.dlse = read.input(c.dlse, "dlse");
+  args.ddq = read.input(c.ddq, "ddq");
+  args.ddk = read.input(c.ddk, "ddk");
+  args.ddv = read.input(c.ddv, "ddv");
+  args.ddsinks = read.input(c.ddsinks, "ddsinks");
+  args.ddcaptured = fovea::ffi::to_captured(call.forward, c.ddcaptured, c.num_ddcaptured,
+                                            Access::read, where + ": ddcaptured");
+  args.grad_dout = read.output(c.grad_dout, "grad_dout");
+  args.grad_dlse = read.output(c.grad_dlse, "grad_dlse");
+  args.grad_q = read.output(c.grad_q, "grad_q");
+  args.grad_k = read.output(c.grad_k, "grad_k");
+  args.grad_v = read.output(c.grad_v, "grad_v");
+  args.grad_sinks = read.output(c.grad_sinks, "grad_sinks");
+  args.grad_captured = fovea::ffi::to_captured(call.forward, c.grad_captured, c.num_grad_captured,
+                                               Access::write, where + ": grad_captured");
+  args.executor = call.forward.threads.executor;
+  return call;
+}
+
 fovea::AttentionJvp to_jvp(const fovea_attention_jvp_args& c, const fovea::ffi::Call& forward,
                            const std::string& where) {
   const Tensors read(where);
@@ -162,6 +196,25 @@ int fovea_plan_run_backward(const fovea_plan* plan, const fovea_attention_backwa
     constexpr auto kWhere = "fovea_plan_run_backward";
     const auto& of_backward = fovea::ffi::plan_of<fovea::BackwardPlan>(plan, kWhere);
     of_backward.run(to_backward(args, kWhere, &plan->programs).args);
+  });
+}
+
+int fovea_attention_double_backward(const fovea_attention_double_backward_args* args,
+                                    fovea_error** error) {
+  return guarded(error, [&] {
+    fovea::attention_double_backward(
+        to_double_backward(args, "fovea_attention_double_backward").args);
+  });
+}
+
+int fovea_explain_double_backward(const fovea_attention_double_backward_args* args, int32_t format,
+                                  char** text, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_explain_double_backward";
+    if (text == nullptr) fovea::invalid(kWhere, "text is NULL; expected an address");
+    *text = nullptr;
+    const DoubleBackwardCall call = to_double_backward(args, kWhere);
+    *text = fovea::ffi::render(fovea::explain_double_backward(call.args), format, kWhere);
   });
 }
 

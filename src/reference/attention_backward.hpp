@@ -25,14 +25,17 @@ struct BackwardResult {
 /// dlse flows to dsinks there as everywhere.
 BackwardResult attention_backward(const AttentionBackward& args);
 
-/// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv>, row-major in the shapes of dout, lse, q, k, v.
+/// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddsinks, dsinks> + Σ <ddcaptured, dcaptured>, row-major in the
+/// shapes of dout, lse, q, k, v, sinks and what forward.score captures.
 struct DoubleBackwardResult {
   std::vector<double> grad_dout, grad_dlse;
   std::vector<double> grad_q, grad_k, grad_v;
+  std::vector<double> grad_sinks;  // empty without sinks
+  std::map<std::string, std::vector<double>> grad_captured;
 };
 
 /// L is also <dout, out'> + <dlse, lse'>, with out' and lse' the tangents of out and lse along (ddq,
-/// ddk, ddv): that is what is differentiated here.
+/// ddk, ddv, ddsinks, ddcaptured): that is what is differentiated here.
 DoubleBackwardResult attention_double_backward(const AttentionDoubleBackward& args);
 
 }  // namespace fovea::reference

@@ -365,6 +365,50 @@ double Evaluator::push_forward(double score_tangent, const SlotValues& tangents)
   return motion.back();
 }
 
+namespace {
+
+/// What a derivative of 0 flows through adds exactly 0.
+double flow(double adjoint, double slope) {
+  return adjoint == 0 || slope == 0 ? 0 : adjoint * slope;
+}
+
+}  // namespace
+
+// y' = f_a a' + f_b b', so what y' passes on goes to a' by f_a, and to a by f_aa a' + f_ab b'.
+TangentSeeds Evaluator::pull_back_tangent(const TangentSeeds& seeds, double score_tangent,
+                                          const SlotValues& tangents, SlotValues& gradients) {
+  push_forward(score_tangent, tangents);
+  const std::vector<double> motion = adjoints_;
+  std::vector<double>& by_value = adjoints_;
+  std::vector<double>& by_tangent = second_;
+  by_value.assign(steps_.size(), 0);
+  by_tangent.assign(steps_.size(), 0);
+  by_value.back() = seeds.value;
+  by_tangent.back() = seeds.tangent;
+  TangentSeeds by_score;
+  for (std::size_t i = steps_.size(); i-- > 0;) {
+    const Step& step = steps_[i];
+    if (step.slot && step.element) gradients[*step.slot][*step.element] += by_value[i];
+    if (step.node->op == Op::variable && step.node->variable == expr::Variable::score) {
+      by_score.value += by_value[i];
+      by_score.tangent += by_tangent[i];
+    }
+    const Sources from = sources(i);
+    for (int j = 0; j < from.count; ++j) {
+      by_value[from.steps[j]] += flow(by_value[i], from.slopes[j]);
+      by_tangent[from.steps[j]] += flow(by_tangent[i], from.slopes[j]);
+    }
+    const Op op = step.node->op;
+    if (from.count == 0 || op == Op::select || op == Op::to_float || by_tangent[i] == 0) continue;
+    const SecondPartials f = second_partials(application(i));
+    const double a = motion[from.steps[0]];
+    const double b = from.count > 1 ? motion[from.steps[1]] : 0;
+    by_value[from.steps[0]] += by_tangent[i] * (flow(a, f.aa) + flow(b, f.ab));
+    if (from.count > 1) by_value[from.steps[1]] += by_tangent[i] * (flow(a, f.ab) + flow(b, f.bb));
+  }
+  return by_score;
+}
+
 /// Faà di Bruno's formula to second order: f(a, b)'' = f_a a'' + f_b b'' + f_aa a'² + 2 f_ab a' b' +
 /// f_bb b'².
 Motion Evaluator::derivatives_by_score() {

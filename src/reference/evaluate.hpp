@@ -43,6 +43,11 @@ struct Motion {
   double first = 0, second = 0;
 };
 
+/// What a sum of a value and its tangent is differentiated with.
+struct TangentSeeds {
+  double value = 0, tangent = 0;
+};
+
 /// One program, prepared for many positions. Not thread safe: it keeps the values of its nodes
 /// between calls, and the derivatives below are those where it was last evaluated.
 ///
@@ -62,6 +67,11 @@ class Evaluator {
   double pull_back(double seed, SlotValues& gradients);
   /// Forward mode: how the value moves when score and captured floats do.
   double push_forward(double score_tangent, const SlotValues& tangents);
+  /// Reverse mode over forward mode, of seeds.value · value + seeds.tangent · value', value' as push_forward has it:
+  /// adds the derivatives by captured floats to `gradients`; returns those by the score (value) and by score_tangent
+  /// (tangent).
+  TangentSeeds pull_back_tangent(const TangentSeeds& seeds, double score_tangent,
+                                 const SlotValues& tangents, SlotValues& gradients);
   /// d value / d score and d² value / d score².
   Motion derivatives_by_score();
 

@@ -388,6 +388,38 @@ int run_backward(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_attention_backward, loan.lend(args));
 }
 
+int run_double_backward(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes, false);
+  const ShapeOf shape{sizes.batch, forward.cu_seqlens_q != nullptr};
+  const Extents q = shape(sizes.seqlen_q, sizes.heads_q, sizes.dim_qk);
+  const Extents k = shape(sizes.seqlen_kv, sizes.heads_kv, sizes.dim_qk);
+  fovea_attention_double_backward_args args{};
+  args.forward = loan.lend(forward);
+  args.dout = loan.floats(shape(sizes.seqlen_q, sizes.heads_q, sizes.dim_v));
+  args.ddq = loan.floats(q);
+  args.ddk = loan.floats(k);
+  args.grad_q = loan.floats(q, true);
+  args.grad_k = loan.floats(k, true);
+  args.grad_dout = loan.floats(shape(sizes.seqlen_q, sizes.heads_q, sizes.dim_v), true);
+  if (bytes.flag()) args.ddsinks = loan.f32({sizes.heads_q});
+  if (bytes.flag()) args.grad_sinks = loan.f32({sizes.heads_q}, true);
+  if (bytes.flag()) {
+    args.ddcaptured = loan.lend_array(std::vector<fovea_named_tensor>{
+        {"slopes", loan.f32({sizes.heads_q})}, {"n", loan.f32({})}});
+    args.num_ddcaptured = bytes.next() % 3;
+  }
+  if (bytes.flag()) {
+    args.grad_captured = loan.lend_array(std::vector<fovea_named_tensor>{
+        {"slopes", loan.f32({sizes.heads_q}, true)}, {"n", loan.f32({}, true)}});
+    args.num_grad_captured = bytes.next() % 3;
+  }
+  const fovea_attention_double_backward_args* lent = loan.lend(args);
+  char* text = nullptr;
+  call(fovea_explain_double_backward, lent, bytes.next() % 3, &text);
+  fovea_string_free(text);
+  return call(fovea_attention_double_backward, lent);
+}
+
 int run_jvp(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   const Extents q{sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_qk};
   fovea_attention_jvp_args args{};
@@ -488,7 +520,7 @@ int run_explain(Loan& loan, Bytes& bytes, const Sizes& sizes) {
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 8) {
+  switch (operation % 9) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -502,6 +534,8 @@ int run(Loan& loan, Bytes& bytes) {
     case 5:
       return run_decode(loan, bytes, sizes);
     case 6:
+      return run_double_backward(loan, bytes, sizes);
+    case 7:
       return run_append(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);

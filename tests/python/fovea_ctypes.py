@@ -82,6 +82,16 @@ class BackwardArgs(ctypes.Structure):
     ]
 
 
+class DoubleBackwardArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("dout", _TENSOR), ("dlse", _TENSOR), ("ddq", _TENSOR), ("ddk", _TENSOR), ("ddv", _TENSOR), ("ddsinks", _TENSOR),
+        ("ddcaptured", POINTER(NamedTensor)), ("num_ddcaptured", c_size_t),
+        ("grad_dout", _TENSOR), ("grad_dlse", _TENSOR), ("grad_q", _TENSOR), ("grad_k", _TENSOR), ("grad_v", _TENSOR),
+        ("grad_sinks", _TENSOR), ("grad_captured", POINTER(NamedTensor)), ("num_grad_captured", c_size_t),
+    ]
+
+
 class JvpArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
@@ -111,6 +121,7 @@ class DecodeArgs(ctypes.Structure):
 STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar, "fovea_executor": Executor,
            "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions,
            "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
+           "fovea_attention_double_backward_args": DoubleBackwardArgs,
            "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs}
 
 
@@ -194,6 +205,8 @@ class Library:
         c.fovea_attention_forward.argtypes = [args, error]
         c.fovea_attention_backward.argtypes = [POINTER(BackwardArgs), error]
         c.fovea_explain_backward.argtypes = [POINTER(BackwardArgs), c_int32, text, error]
+        c.fovea_attention_double_backward.argtypes = [POINTER(DoubleBackwardArgs), error]
+        c.fovea_explain_double_backward.argtypes = [POINTER(DoubleBackwardArgs), c_int32, text, error]
         c.fovea_attention_jvp.argtypes = [POINTER(JvpArgs), error]
         c.fovea_merge_states.argtypes = [POINTER(MergeStatesArgs), error]
         c.fovea_attention_decode.argtypes = c.fovea_append_to_cache.argtypes = [POINTER(DecodeArgs), error]

@@ -255,6 +255,81 @@ TEST(CExplainBackward, NamesTheKernel) {
   fovea_string_free(text);
 }
 
+struct SecondGradients {
+  FloatTensor q{{1, 5, 2, 8}, kPoison}, k{{1, 5, 2, 8}, kPoison}, v{{1, 5, 2, 8}, kPoison};
+  FloatTensor dout{{1, 5, 2, 8}, kPoison}, dlse{{1, 2, 5}, kPoison}, sinks{{2}, kPoison};
+  FloatTensor bias{{2, 5, 5}, kPoison}, slopes{{2}, kPoison};
+};
+
+TEST(CAttentionDoubleBackward, EqualsTheCxxDoor) {
+  GradientCall call;
+  FloatTensor sinks({2}, 0.5F), dlse({1, 2, 5}, 0.25F), ddsinks({2}, 2.0F);
+  SecondGradients c, cxx;
+  call.args.sinks = &sinks.tensor;
+  // The directions differ: the inputs of the call, in turn.
+  const fovea_named_tensor directions[] = {{"slopes", &call.own.tensor},
+                                           {"bias", &call.bias.tensor}};
+  const fovea_named_tensor wanted[] = {{"bias", &c.bias.tensor}, {"slopes", &c.slopes.tensor}};
+  fovea_attention_double_backward_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.forward = &call.args;
+  args.dout = &call.dout.tensor;
+  args.dlse = &dlse.tensor;
+  args.ddq = &call.k.tensor;
+  args.ddk = &call.v.tensor;
+  args.ddv = &call.q.tensor;
+  args.ddsinks = &ddsinks.tensor;
+  args.ddcaptured = directions;
+  args.num_ddcaptured = 2;
+  args.grad_dout = &c.dout.tensor;
+  args.grad_dlse = &c.dlse.tensor;
+  args.grad_q = &c.q.tensor;
+  args.grad_k = &c.k.tensor;
+  args.grad_v = &c.v.tensor;
+  args.grad_sinks = &c.sinks.tensor;
+  args.grad_captured = wanted;
+  args.num_grad_captured = 2;
+  ASSERT_EQ(outcome_of(fovea_attention_double_backward, &args).message, "");
+
+  AttentionForward forward = call.cxx();
+  forward.sinks = view_of(sinks);
+  attention_double_backward(
+      {.backward = {.dout = view_of(call.dout), .dlse = view_of(dlse), .forward = forward},
+       .ddq = view_of(call.k),
+       .ddk = view_of(call.v),
+       .ddv = view_of(call.q),
+       .ddsinks = view_of(ddsinks),
+       .ddcaptured = {{"slopes_2", view_of(call.own)}, {"bias", view_of(call.bias)}},
+       .grad_dout = view_of(cxx.dout),
+       .grad_dlse = view_of(cxx.dlse),
+       .grad_q = view_of(cxx.q),
+       .grad_k = view_of(cxx.k),
+       .grad_v = view_of(cxx.v),
+       .grad_sinks = view_of(cxx.sinks),
+       .grad_captured = {{"bias", view_of(cxx.bias)}, {"slopes_2", view_of(cxx.slopes)}}});
+  for (FloatTensor SecondGradients::*each :
+       {&SecondGradients::q, &SecondGradients::k, &SecondGradients::v, &SecondGradients::dout,
+        &SecondGradients::dlse, &SecondGradients::sinks, &SecondGradients::bias,
+        &SecondGradients::slopes})
+    EXPECT_EQ((c.*each).values, (cxx.*each).values);
+
+  char* text = nullptr;
+  ASSERT_EQ(
+      outcome_of(fovea_explain_double_backward, &args, static_cast<std::int32_t>(FOVEA_TEXT), &text)
+          .message,
+      "");
+  EXPECT_THAT(std::string(text), HasSubstr("cpu/attention_double_backward, the plain path"));
+  fovea_string_free(text);
+
+  args.grad_sinks = &c.bias.tensor;
+  EXPECT_THAT(outcome_of(fovea_attention_double_backward, &args).message,
+              HasSubstr("grad_sinks is f32 [2, 5, 5]; expected f32 [2]"));
+  args.dout = nullptr;
+  EXPECT_EQ(outcome_of(fovea_attention_double_backward, &args).message,
+            "fovea_attention_double_backward: dout: is NULL; expected a tensor");
+}
+
 TEST(CAttentionJvp, EqualsTheCxxDoor) {
   GradientCall call;
   FloatTensor out_tangent({1, 5, 2, 8}, kPoison), lse_tangent({1, 2, 5}, kPoison);

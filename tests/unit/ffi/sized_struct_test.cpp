@@ -72,6 +72,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, q, 16U, stream, 304U);
   FOVEA_EXPECT_LAYOUT(fovea_plan_options, max_seqlen_q, 16U, reserved_1, 40U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_backward_args, forward, 16U, workspace_bytes, 104U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_double_backward_args, forward, 16U, num_grad_captured, 152U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, forward, 16U, lse_tangent, 88U);
   FOVEA_EXPECT_LAYOUT(fovea_merge_states_args, outs, 16U, executor, 72U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, forward, 16U, sees_all_keys, 104U);

@@ -295,30 +295,66 @@ double inner(const std::vector<double>& a, const TensorView& b) {
 }
 
 AttentionDoubleBackward double_args(GradientMemory& memory) {
+  const AttentionJvp direction = memory.jvp_args();
   return {.backward = memory.args(),
-          .ddq = memory.q_tangent.view(),
-          .ddk = memory.k_tangent.view(),
-          .ddv = memory.v_tangent.view()};
+          .ddq = direction.q_tangent,
+          .ddk = direction.k_tangent,
+          .ddv = direction.v_tangent,
+          .ddsinks = direction.sinks_tangent,
+          .ddcaptured = direction.captured_tangents};
+}
+
+/// <ddq, dq> and so on, of the oracle's backward.
+double inner(const BackwardResult& gradients, const AttentionDoubleBackward& args) {
+  double sum =
+      inner(gradients.dq, args.ddq) + inner(gradients.dk, args.ddk) + inner(gradients.dv, args.ddv);
+  if (args.ddsinks) sum += inner(gradients.dsinks, args.ddsinks);
+  for (const CapturedTensor& each : args.ddcaptured)
+    sum += inner(gradients.dcaptured.at(each.name), each.view);
+  return sum;
 }
 
 void expect_double_meets_differences(const Case& problem) {
   SCOPED_TRACE(problem.describe());
   GradientMemory memory({.forward = problem});
-  for (GuardedTensor* each :
-       {&memory.forward.q, &memory.forward.k, &memory.forward.v, &memory.dout, &memory.dlse})
+  for (GuardedTensor* each : {&memory.forward.q, &memory.forward.k, &memory.forward.v,
+                              &memory.forward.sinks, &memory.dout, &memory.dlse})
     testing::round_to_grid(*each);
+  for (const auto& each : problem.captured) testing::round_to_grid(*each);
   const DoubleBackwardResult got = reference::attention_double_backward(double_args(memory));
   const auto l = [&] {
-    const BackwardResult gradients = reference::attention_backward(memory.args());
-    return inner(gradients.dq, memory.q_tangent.view()) +
-           inner(gradients.dk, memory.k_tangent.view()) +
-           inner(gradients.dv, memory.v_tangent.view());
+    return inner(reference::attention_backward(memory.args()), double_args(memory));
   };
   testing::expect_is_gradient(got.grad_q, memory.forward.q, l, "grad_q");
   testing::expect_is_gradient(got.grad_k, memory.forward.k, l, "grad_k");
   testing::expect_is_gradient(got.grad_v, memory.forward.v, l, "grad_v");
   testing::expect_is_gradient(got.grad_dout, memory.dout, l, "grad_dout");
   testing::expect_is_gradient(got.grad_dlse, memory.dlse, l, "grad_dlse");
+  if (problem.has_sinks)
+    testing::expect_is_gradient(got.grad_sinks, memory.forward.sinks, l, "grad_sinks");
+  for (const CapturedTensor& each : problem.score.captures().tensors) {
+    for (const auto& owner : problem.captured) {
+      if (owner->view().data() == each.view.data())
+        testing::expect_is_gradient(got.grad_captured.at(each.name), *owner, l, each.name);
+    }
+  }
+}
+
+/// Captured floats that meet the score and each other in every way: sums, products, inside a function, twice.
+Case captured_case() {
+  Case problem = small();
+  problem.num_heads_q = 4;
+  const auto wave = [](double step) {
+    return [step](std::int64_t i) { return std::sin(step * static_cast<double>(i + 1)); };
+  };
+  const TensorView slopes = problem.capture(Dtype::f32, {4}, wave(1.3));
+  const TensorView table = problem.capture(Dtype::f32, {4, 7}, wave(0.7));
+  problem.score = parse_score_mod(
+      "gain * score * slopes[q_head] + table[q_idx, kv_idx] * tanh(score + slopes[kv_head]) + "
+      "exp(0.3 * table[kv_idx, q_idx] * slopes[q_head])",
+      {.tensors = {{"slopes", slopes}, {"table", table}},
+       .scalars = {CapturedScalar::of("gain", 0.75)}});
+  return problem;
 }
 
 TEST(ReferenceDoubleBackward, MeetsFiniteDifferencesOfBackward) {
@@ -342,6 +378,34 @@ TEST(ReferenceDoubleBackward, CurvedProgramsMeetFiniteDifferences) {
   problem.trailing_rows = 1;
   problem.mask = causal();
   expect_double_meets_differences(problem);
+}
+
+TEST(ReferenceDoubleBackward, CapturedFloatsAndSinksMeetFiniteDifferences) {
+  Case problem = captured_case();
+  expect_double_meets_differences(problem);
+  problem.has_sinks = true;
+  problem.mask = mask_mod([](auto x) { return x.kv_idx < x.q_idx; });  // row 0: its sink alone
+  problem.dropout = {.p = 0.3F, .seed = 1, .offset = 2};
+  expect_double_meets_differences(problem);
+}
+
+/// A scalar's value lies in the program, not in memory: two programs tell the slope.
+TEST(ReferenceDoubleBackward, CapturedScalarsMeetFiniteDifferences) {
+  const auto with_gain = [](double gain) {
+    Case problem = small();
+    problem.score = parse_score_mod("score * gain + gain * gain * tanh(score)",
+                                    {.tensors = {}, .scalars = {CapturedScalar::of("gain", gain)}});
+    return problem;
+  };
+  const auto l = [&](double gain) {
+    GradientMemory memory({.forward = with_gain(gain)});
+    return inner(reference::attention_backward(memory.args()), double_args(memory));
+  };
+  GradientMemory memory({.forward = with_gain(0.75)});
+  const DoubleBackwardResult got = reference::attention_double_backward(double_args(memory));
+  const double step = 0x1p-12;
+  const double slope = (l(0.75 + step) - l(0.75 - step)) / (2 * step);
+  EXPECT_NEAR(got.grad_captured.at("gain")[0], slope, 1e-6 * (1 + std::fabs(slope)));
 }
 
 TEST(ReferenceDoubleBackward, WhatIsNotGivenIsZero) {
