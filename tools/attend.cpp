@@ -352,7 +352,8 @@ int attend(const AttendOptions& options) {
   const TensorSpec out_shape = out_spec(inputs, options.out_dtype.value_or(inputs.q.spec.dtype));
   const TensorSpec lse_shape = lse_spec(options.attention, inputs);
   args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
-  explain(problem_of(args));  // refuses wrong shapes before memory is taken for them
+  static_cast<void>(
+      explain(problem_of(args)));  // refuses wrong shapes before memory is taken for them
   if (options.gradients.is_wanted && options.attention.is_on_gpu())
     throw Failure(kUnsupported, "--backward: runs on the cpu only; expected no --device cuda");
   const Array out = make_array(out_shape.dtype, shape_of(out_shape));

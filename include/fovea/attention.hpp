@@ -74,7 +74,7 @@ FOVEA_EXPORT void attention_forward(const AttentionForward& args);
 FOVEA_EXPORT void attention_forward(const AttentionForward& args, Runtime& runtime);
 
 /// The Problem that these arguments pose: shapes without addresses.
-FOVEA_EXPORT Problem problem_of(const AttentionForward& args);
+[[nodiscard]] FOVEA_EXPORT Problem problem_of(const AttentionForward& args);
 
 /// How much of the score matrix a mask leaves: tiles by kind, as the kernels will see them.
 struct TileCount {
@@ -103,15 +103,16 @@ struct FOVEA_EXPORT Explanation {
   std::size_t workspace_bytes = 0;
   std::vector<Refused> refused;  // candidates before the chosen one, best first, one reason each
 
-  std::string print() const;
-  std::string json() const;
+  [[nodiscard]] std::string print() const;
+  [[nodiscard]] std::string json() const;
 };
 
 /// A validated problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
 class FOVEA_EXPORT Plan {
  public:
-  std::size_t workspace_bytes() const;
-  Explanation explain() const;  // looks at no tensor: the problem's were lent for `plan` alone
+  [[nodiscard]] std::size_t workspace_bytes() const;
+  [[nodiscard]] Explanation explain()
+      const;  // looks at no tensor: the problem's were lent for `plan` alone
 
   /// Runs on args.executor (default: the process's pool). Nothing is compiled; memory is the workspace, a few small
   /// lists and, for masks that read tensors by position, range tables of about a byte per element. The arguments must
@@ -131,14 +132,14 @@ class FOVEA_EXPORT Plan {
 
 /// Validates, chooses, prepares, for the device that q lives on. Throws InvalidArgument, or Unsupported with every
 /// candidate's reason.
-FOVEA_EXPORT Plan plan(const Problem& problem);
+[[nodiscard]] FOVEA_EXPORT Plan plan(const Problem& problem);
 
 /// The same problem with all tensors on `device`: specs made from shapes alone know none.
-FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
+[[nodiscard]] FOVEA_EXPORT Plan plan(const Problem& problem, Device device);
 
 /// As plan(problem).explain(), but looks at tensors that a mask reads, explains what is unsupported instead of
 /// throwing, and compiles no kernel: one that does not compile is an error of the plan's.
-FOVEA_EXPORT Explanation explain(const Problem& problem);
-FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
+[[nodiscard]] FOVEA_EXPORT Explanation explain(const Problem& problem);
+[[nodiscard]] FOVEA_EXPORT Explanation explain(const Problem& problem, Device device);
 
 }  // namespace fovea

@@ -73,13 +73,13 @@ struct BackwardProblem {
   };
   std::vector<Captured> dcaptured{};
 };
-FOVEA_EXPORT BackwardProblem problem_of(const AttentionBackward& args);
+[[nodiscard]] FOVEA_EXPORT BackwardProblem problem_of(const AttentionBackward& args);
 
 /// A validated gradient problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
 class FOVEA_EXPORT BackwardPlan {
  public:
-  std::size_t workspace_bytes() const;
-  Explanation explain() const;
+  [[nodiscard]] std::size_t workspace_bytes() const;
+  [[nodiscard]] Explanation explain() const;
   /// As Plan::run: the arguments must fit the plan's problem; throws InvalidArgument before anything is written.
   void run(const AttentionBackward& args) const;
 
@@ -92,8 +92,8 @@ class FOVEA_EXPORT BackwardPlan {
 };
 
 /// Validates, chooses, prepares. Throws InvalidArgument, or Unsupported with every candidate's reason.
-FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem);
-FOVEA_EXPORT Explanation explain(const BackwardProblem& problem);
+[[nodiscard]] FOVEA_EXPORT BackwardPlan plan_backward(const BackwardProblem& problem);
+[[nodiscard]] FOVEA_EXPORT Explanation explain(const BackwardProblem& problem);
 
 /// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddsinks, dsinks> + Σ <ddcaptured[i], dcaptured[i]>, where dq,
 /// dk, dv, dsinks and dcaptured are what attention_backward computes.
@@ -125,6 +125,6 @@ struct AttentionDoubleBackward {
 /// Bits     as in attention_backward; grad_sinks and grad_captured are sums over the batch in a fixed order.
 /// Throws   InvalidArgument before anything is written.
 FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
-FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);
+[[nodiscard]] FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);
 
 }  // namespace fovea

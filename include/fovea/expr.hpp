@@ -190,25 +190,27 @@ class FOVEA_EXPORT MaskMod : public Program {
 };
 
 template <std::invocable<Arguments> F>
-ScoreMod score_mod(F&& formula) {
+[[nodiscard]] ScoreMod score_mod(F&& formula) {
   return ScoreMod(Expr(formula(arguments())));
 }
 template <std::invocable<Arguments> F>
-MaskMod mask_mod(F&& formula) {
+[[nodiscard]] MaskMod mask_mod(F&& formula) {
   return MaskMod(Expr(formula(arguments())));
 }
 
 /// Text to program; names are resolved in `captures`. Throws InvalidArgument with the 1-based column of the offending
 /// token.
-FOVEA_EXPORT ScoreMod parse_score_mod(std::string_view text, const Captures& captures = {});
-FOVEA_EXPORT MaskMod parse_mask_mod(std::string_view text, const Captures& captures = {});
+[[nodiscard]] FOVEA_EXPORT ScoreMod parse_score_mod(std::string_view text,
+                                                    const Captures& captures = {});
+[[nodiscard]] FOVEA_EXPORT MaskMod parse_mask_mod(std::string_view text,
+                                                  const Captures& captures = {});
 
 /// Left to right, as in a pipe: the second program sees the first one's score. Captured names that clash but are bound
 /// to different data are renamed (`bias`, `bias_2`).
-FOVEA_EXPORT ScoreMod operator|(const ScoreMod& first, const ScoreMod& second);
-FOVEA_EXPORT MaskMod operator&&(const MaskMod& a, const MaskMod& b);
-FOVEA_EXPORT MaskMod operator||(const MaskMod& a, const MaskMod& b);
-FOVEA_EXPORT MaskMod operator!(const MaskMod& a);
+[[nodiscard]] FOVEA_EXPORT ScoreMod operator|(const ScoreMod& first, const ScoreMod& second);
+[[nodiscard]] FOVEA_EXPORT MaskMod operator&&(const MaskMod& a, const MaskMod& b);
+[[nodiscard]] FOVEA_EXPORT MaskMod operator||(const MaskMod& a, const MaskMod& b);
+[[nodiscard]] FOVEA_EXPORT MaskMod operator!(const MaskMod& a);
 
 /// Same formula over slots of the same names (contents do not matter).
 FOVEA_EXPORT bool operator==(const ScoreMod& a, const ScoreMod& b);

@@ -155,7 +155,7 @@ FOVEA_EXPORT AppendPlan plan_append(const AppendToCache& args);
 
 /// The workspace that attention_decode wants for caches up to max_seqlen_kv keys a sequence. On cuda every cache of
 /// these shapes whose rows are as aligned wants one workspace, whatever its lengths.
-FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
-                                                std::int64_t max_seqlen_kv);
+[[nodiscard]] FOVEA_EXPORT std::size_t decode_workspace_bytes(const AttentionDecode& args,
+                                                              std::int64_t max_seqlen_kv);
 
 }  // namespace fovea

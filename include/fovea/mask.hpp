@@ -14,55 +14,60 @@ namespace fovea {
 enum class Align : std::uint8_t { bottom_right, top_left };
 
 /// The query's position among the keys: q_idx + (seqlen_kv - seqlen_q), or q_idx for top_left.
-FOVEA_EXPORT Expr aligned_q_idx(Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT Expr aligned_q_idx(Align align = Align::bottom_right);
 
 /// kv_idx <= q_idx + (seqlen_kv - seqlen_q); top_left: kv_idx <= q_idx
-FOVEA_EXPORT MaskMod causal(Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod causal(Align align = Align::bottom_right);
 
 /// kv_idx >= pos - window_left && kv_idx <= pos + window_right, pos the aligned query position, both ends inclusive;
 /// nullopt leaves a side open. Throws InvalidArgument for a negative side.
-FOVEA_EXPORT MaskMod window(std::optional<std::int64_t> left, std::optional<std::int64_t> right,
-                            Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod window(std::optional<std::int64_t> left,
+                                          std::optional<std::int64_t> right,
+                                          Align align = Align::bottom_right);
 
 /// segments_q[batch, q_idx] == segments_kv[batch, kv_idx] && segments_q[batch, q_idx] != -1
 /// Ids [batch, seqlen] i32 or i64; id -1 is padding: it sees nothing and is seen by nobody.
-FOVEA_EXPORT MaskMod documents(const TensorView& segments_q, const TensorView& segments_kv);
+[[nodiscard]] FOVEA_EXPORT MaskMod documents(const TensorView& segments_q,
+                                             const TensorView& segments_kv);
 /// One tensor for both sides (self-attention).
-FOVEA_EXPORT MaskMod documents(const TensorView& segments);
+[[nodiscard]] FOVEA_EXPORT MaskMod documents(const TensorView& segments);
 
 /// kv_idx < prefix_lengths[batch] || causal. prefix_lengths [batch] i32 or i64
-FOVEA_EXPORT MaskMod prefix_lm(const TensorView& prefix_lengths, Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod prefix_lm(const TensorView& prefix_lengths,
+                                             Align align = Align::bottom_right);
 
 /// pos // chunk_size == kv_idx // chunk_size (local attention in chunks). Throws InvalidArgument unless chunk_size > 0.
-FOVEA_EXPORT MaskMod chunked(std::int64_t chunk_size, Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod chunked(std::int64_t chunk_size,
+                                           Align align = Align::bottom_right);
 
 /// (pos - kv_idx) % step == 0. Throws InvalidArgument unless step > 0.
-FOVEA_EXPORT MaskMod dilated(std::int64_t step, Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod dilated(std::int64_t step, Align align = Align::bottom_right);
 
 /// The last seqlen_q keys form a tree of draft tokens, all before them are visible:
 /// kv_idx < t0 || (tree_bits[q_idx, (kv_idx - t0) // 32] >> (kv_idx - t0) % 32 & 1) == 1, t0 = seqlen_kv - seqlen_q.
 /// tree_bits [seqlen_q, ceil(seqlen_q / 32)] i32, or [batch, seqlen_q, words].
-FOVEA_EXPORT MaskMod tree(const TensorView& tree_bits);
+[[nodiscard]] FOVEA_EXPORT MaskMod tree(const TensorView& tree_bits);
 
 /// The first num_sinks keys and a sliding window to the left ("streaming"): kv_idx < num_sinks || window(left, 0),
 /// causal.
-FOVEA_EXPORT MaskMod streaming(std::int64_t num_sinks, std::int64_t window_left,
-                               Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT MaskMod streaming(std::int64_t num_sinks, std::int64_t window_left,
+                                             Align align = Align::bottom_right);
 
 /// mask[batch, q_head, q_idx, kv_idx], bool or u8; rank 2 [q, kv], 3 [heads, q, kv] or 4; extents of 1 broadcast.
-FOVEA_EXPORT MaskMod dense_mask(const TensorView& mask);
+[[nodiscard]] FOVEA_EXPORT MaskMod dense_mask(const TensorView& mask);
 
 /// softcap * tanh(score / softcap). Throws InvalidArgument unless cap > 0 and finite.
-FOVEA_EXPORT ScoreMod softcap(float cap);
+[[nodiscard]] FOVEA_EXPORT ScoreMod softcap(float cap);
 
 /// score - slopes[q_head] * abs(pos - kv_idx). slopes [num_heads_q] or [batch, num_heads_q], a float dtype
-FOVEA_EXPORT ScoreMod alibi(const TensorView& slopes, Align align = Align::bottom_right);
+[[nodiscard]] FOVEA_EXPORT ScoreMod alibi(const TensorView& slopes,
+                                          Align align = Align::bottom_right);
 
 /// score + bias[batch, q_head, q_idx, kv_idx]; rank 2 [q, kv], 3 [heads, q, kv] or 4; extents of 1 broadcast.
-FOVEA_EXPORT ScoreMod bias(const TensorView& bias);
+[[nodiscard]] FOVEA_EXPORT ScoreMod bias(const TensorView& bias);
 
 /// score + table[q_head, bucket], bucket a formula of positions, clamped into the table. table [num_heads_q,
 /// num_buckets]
-FOVEA_EXPORT ScoreMod relative_bias(const TensorView& table, const Expr& bucket);
+[[nodiscard]] FOVEA_EXPORT ScoreMod relative_bias(const TensorView& table, const Expr& bucket);
 
 }  // namespace fovea

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "fovea/export.hpp"
+#include "fovea/version.h"
 
 namespace fovea {
 
@@ -29,7 +30,7 @@ class FOVEA_EXPORT Executor {
 /// and FOVEA_NUM_THREADS allow. Threads start as runs have use for them, not here, and a run makes do with those that
 /// could be started. Nested runs, and runs while another caller has the threads, execute in the caller's thread; safe
 /// after fork.
-FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
+[[nodiscard]] FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
 
 /// Owns the default executor and the cache of plans. Thread safe.
 class FOVEA_EXPORT Runtime {
@@ -50,6 +51,7 @@ class FOVEA_EXPORT Runtime {
   std::unique_ptr<Impl> impl_;
 };
 
-FOVEA_EXPORT std::string_view version();
+/// Of the library that runs, "0.1.0"; FOVEA_VERSION is that of the headers.
+[[nodiscard]] FOVEA_EXPORT std::string_view version();
 
 }  // namespace fovea

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <array>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
@@ -46,8 +48,12 @@ struct TensorSpec {
 
 /// Shape and row-major strides (or the given ones). Throws InvalidArgument on a rank above kMaxRank, a negative extent,
 /// or strides of another rank.
-FOVEA_EXPORT TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
-                                  std::span<const std::int64_t> strides = {});
+[[nodiscard]] FOVEA_EXPORT TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
+                                                std::span<const std::int64_t> strides = {});
+
+/// Row-major, over memory of num_elements: throws InvalidArgument where the shape has more of them, too.
+[[nodiscard]] FOVEA_EXPORT TensorSpec make_spec_within(std::size_t num_elements, Dtype dtype,
+                                                       std::span<const std::int64_t> shape);
 
 /// "bf16 [2, 128, 8, 64]", with strides where they are not row-major.
 FOVEA_EXPORT std::string to_string(const TensorSpec& spec);
@@ -75,7 +81,7 @@ class FOVEA_EXPORT TensorView {
   std::int64_t stride(int dim) const { return spec_.strides[static_cast<std::size_t>(dim)]; }
 
   /// The same elements with dimensions reordered: bhsd data seen as bshd is view.permuted({0, 2, 1, 3}).
-  TensorView permuted(std::initializer_list<int> order) const;
+  [[nodiscard]] TensorView permuted(std::initializer_list<int> order) const;
 
   bool operator==(const TensorView&) const = default;
 
@@ -91,14 +97,68 @@ class FOVEA_EXPORT TensorView {
   bool is_mutable_ = false;
 };
 
-/// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T.
+namespace detail {
+
+/// The dtype of T, or a sentence for the caller of `view` who has another.
 template <typename T>
-requires Element<std::remove_const_t<T>> TensorView
-view(T* data, std::initializer_list<std::int64_t> shape,
-     std::initializer_list<std::int64_t> strides = {}) {
-  const TensorSpec spec = make_spec(dtype_of<std::remove_const_t<T>>, {shape.begin(), shape.size()},
+constexpr Dtype element_dtype() {
+  static_assert(Element<std::remove_const_t<T>>,
+                "fovea::view: no tensor holds elements of this type; expected float, "
+                "fovea::float16, fovea::bfloat16, "
+                "bool, std::uint8_t, std::int8_t, std::int32_t or std::int64_t (convert double to "
+                "float first)");
+  if constexpr (Element<std::remove_const_t<T>>) return dtype_of<std::remove_const_t<T>>;
+  return Dtype::f32;
+}
+
+}  // namespace detail
+
+/// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T. A type that no
+/// tensor holds (double, wide unsigned integers, structs) does not compile, with a message that says so.
+template <typename T>
+[[nodiscard]] TensorView view(T* data, std::initializer_list<std::int64_t> shape,
+                              std::initializer_list<std::int64_t> strides = {}) {
+  const TensorSpec spec = make_spec(detail::element_dtype<T>(), {shape.begin(), shape.size()},
                                     {strides.begin(), strides.size()});
   return TensorView(data, spec);
+}
+
+/// A span as a tensor of one dimension; or of this row-major shape, which throws InvalidArgument where it has more
+/// elements than the span.
+template <typename T, std::size_t Extent>
+[[nodiscard]] TensorView view(std::span<T, Extent> data) {
+  return view(data.data(), {static_cast<std::int64_t>(data.size())});
+}
+template <typename T, std::size_t Extent>
+[[nodiscard]] TensorView view(std::span<T, Extent> data,
+                              std::initializer_list<std::int64_t> shape) {
+  return TensorView(data.data(), make_spec_within(data.size(), detail::element_dtype<T>(),
+                                                  {shape.begin(), shape.size()}));
+}
+
+/// Shaped like std::mdspan of C++23, as Kokkos's is: plain memory, extents, strides in elements.
+template <typename T>
+concept MdspanLike = requires(const T& m) {
+  { *m.data_handle() } -> std::same_as<std::remove_pointer_t<decltype(m.data_handle())>&>;
+  { std::remove_cvref_t<decltype(m.extents())>::rank() } -> std::convertible_to<std::size_t>;
+  { m.extents().extent(0) } -> std::convertible_to<std::int64_t>;
+  { m.stride(0) } -> std::convertible_to<std::int64_t>;
+};
+
+/// Its shape and strides as they are, on the cpu.
+template <MdspanLike T>
+[[nodiscard]] TensorView view(const T& tensor) {
+  TensorSpec spec{
+      .dtype = detail::element_dtype<std::remove_pointer_t<decltype(tensor.data_handle())>>()};
+  constexpr std::size_t kRank = std::remove_cvref_t<decltype(tensor.extents())>::rank();
+  static_assert(kRank >= 1 && kRank <= std::size_t{kMaxRank},
+                "fovea::view: a tensor has 1 to 8 dimensions");
+  spec.rank = static_cast<int>(kRank);
+  for (std::size_t dim = 0; dim < kRank; ++dim) {
+    spec.shape[dim] = static_cast<std::int64_t>(tensor.extents().extent(dim));
+    spec.strides[dim] = static_cast<std::int64_t>(tensor.stride(dim));
+  }
+  return TensorView(tensor.data_handle(), spec);
 }
 
 /// The 32-bit words of an i64 tensor, the low one first: i64 [..., n] as i32 [..., n, 2] over the same memory. Integers
@@ -108,6 +168,6 @@ view(T* data, std::initializer_list<std::int64_t> shape,
 ///   (bits[q_idx, kv_idx // 64, kv_idx // 32 % 2] >> kv_idx % 32 & 1) != 0
 ///
 /// Throws InvalidArgument for another dtype, or for rank 0 or kMaxRank.
-FOVEA_EXPORT TensorView as_words32(const TensorView& words);
+[[nodiscard]] FOVEA_EXPORT TensorView as_words32(const TensorView& words);
 
 }  // namespace fovea

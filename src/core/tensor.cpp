@@ -47,6 +47,17 @@ TensorSpec make_spec(Dtype dtype, std::span<const std::int64_t> shape,
   return spec;
 }
 
+TensorSpec make_spec_within(std::size_t num_elements, Dtype dtype,
+                            std::span<const std::int64_t> shape) {
+  const TensorSpec spec = make_spec(dtype, shape);
+  if (static_cast<std::uint64_t>(spec.num_elements()) > num_elements) {
+    invalid("",
+            fmt::format("tensor shape [{}] has {} elements; expected at most {}, those of the span",
+                        fmt::join(shape, ", "), spec.num_elements(), num_elements));
+  }
+  return spec;
+}
+
 std::string to_string(Device device) {
   return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
 }

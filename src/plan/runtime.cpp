@@ -21,6 +21,12 @@ Runtime& Runtime::process_default() {
   return runtime;
 }
 
-std::string_view version() { return "0.1.0"; }
+#define FOVEA_TEXT_OF(number) #number
+#define FOVEA_VERSION_TEXT(major, minor, patch) \
+  FOVEA_TEXT_OF(major) "." FOVEA_TEXT_OF(minor) "." FOVEA_TEXT_OF(patch)
+
+std::string_view version() {
+  return FOVEA_VERSION_TEXT(FOVEA_VERSION_MAJOR, FOVEA_VERSION_MINOR, FOVEA_VERSION_PATCH);
+}
 
 }  // namespace fovea

@@ -126,7 +126,7 @@ void on_every_target(Dtype dtype, const Test& test) {
   int num_targets = 0;
   for (const CpuTarget target : targets_for(dtype)) {
     try {
-      plan_backward(problem_of(probe.args(target)));
+      static_cast<void>(plan_backward(problem_of(probe.args(target))));
     } catch (const Unsupported&) {
       continue;
     }

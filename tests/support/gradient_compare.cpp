@@ -72,7 +72,7 @@ Ran run_public(GradientMemory& memory, AttentionBackward args) {
 
 bool can_run(const AttentionBackward& args) {
   try {
-    plan_backward(problem_of(args));
+    static_cast<void>(plan_backward(problem_of(args)));
     return true;
   } catch (const Unsupported&) {
     return false;

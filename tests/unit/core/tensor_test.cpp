@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -124,13 +126,14 @@ TEST(TensorView, Words32AreTheHalvesOfLongWords) {
 TEST(TensorView, Words32AreOfLongWordsOnly) {
   std::int32_t word = 0;
   std::int64_t longer = 0;
-  EXPECT_EQ(refusal([&] { as_words32(view(&word, {1})); }),
+  EXPECT_EQ(refusal([&] { static_cast<void>(as_words32(view(&word, {1}))); }),
             "as_words32 of i32 [1]; expected i64 of rank 1 to 7");
   EXPECT_EQ(refusal([&] {
-              as_words32(view(&longer, {1, 1, 1, 1, 1, 1, 1, 1}));
+              static_cast<void>(as_words32(view(&longer, {1, 1, 1, 1, 1, 1, 1, 1})));
             }),
             "as_words32 of i64 [1, 1, 1, 1, 1, 1, 1, 1]; expected i64 of rank 1 to 7");
-  EXPECT_EQ(refusal([] { as_words32({}); }), "as_words32 of nothing; expected i64 of rank 1 to 7");
+  EXPECT_EQ(refusal([] { static_cast<void>(as_words32({})); }),
+            "as_words32 of nothing; expected i64 of rank 1 to 7");
 }
 
 TEST(TensorView, PermutedReordersShapeAndStrides) {
@@ -147,18 +150,69 @@ TEST(TensorView, PermutedRefusesWhatIsNoOrder) {
   float data[6] = {};
   const TensorView matrix = view(data, {2, 3});
   EXPECT_EQ(refusal([&] {
-              matrix.permuted({0, 0});
+              static_cast<void>(matrix.permuted({0, 0}));
             }),
             "permuted order is (0, 0); expected each of 0..1 once");
   EXPECT_EQ(refusal([&] {
-              matrix.permuted({0, 2});
+              static_cast<void>(matrix.permuted({0, 2}));
             }),
             "permuted order is (0, 2); expected each of 0..1 once");
   EXPECT_EQ(refusal([&] {
-              matrix.permuted({-1, 0});
+              static_cast<void>(matrix.permuted({-1, 0}));
             }),
             "permuted order is (-1, 0); expected each of 0..1 once");
-  EXPECT_EQ(refusal([&] { matrix.permuted({1}); }), "permuted order has 1 dimensions; expected 2");
+  EXPECT_EQ(refusal([&] { static_cast<void>(matrix.permuted({1})); }),
+            "permuted order has 1 dimensions; expected 2");
+}
+
+// ---- views of spans and of what is shaped like std::mdspan ----
+
+TEST(View, OfASpanIsAListOrARowMajorTensor) {
+  std::array<float, 6> data{};
+  const TensorView list = view(std::span(data));
+  EXPECT_EQ(to_string(list.spec()), "f32 [6]");
+  EXPECT_EQ(list.data(), data.data());
+  EXPECT_TRUE(list.is_mutable());
+  const TensorView matrix = view(std::span<const float>(data), {2, 3});
+  EXPECT_EQ(to_string(matrix.spec()), "f32 [2, 3]");
+  EXPECT_FALSE(matrix.is_mutable());
+  EXPECT_EQ(to_string(view(std::span(data), {5}).spec()), "f32 [5]");
+}
+
+TEST(View, OfASpanRefusesAShapeThatReachesBeyondIt) {
+  std::array<float, 6> data{};
+  EXPECT_EQ(refusal([&] { static_cast<void>(view(std::span(data), {7})); }),
+            "tensor shape [7] has 7 elements; expected at most 6, those of the span");
+  EXPECT_EQ(refusal([&] { static_cast<void>(view(std::span(data), {-1})); }),
+            "tensor dimension 0 is -1; expected >= 0");
+}
+
+/// What view asks of an mdspan: C++23's has it, Kokkos's too.
+template <typename T, std::size_t kRank>
+struct Mdspan {
+  struct Extents {
+    std::array<int, kRank> values{};
+    static constexpr std::size_t rank() { return kRank; }
+    int extent(std::size_t dim) const { return values[dim]; }
+  };
+  const Extents& extents() const { return shape; }
+  int stride(std::size_t dim) const { return strides[dim]; }
+  T* data_handle() const { return data; }
+
+  T* data = nullptr;
+  Extents shape{};
+  std::array<int, kRank> strides{};
+};
+
+TEST(View, OfAnMdspanHasItsShapeAndStrides) {
+  std::array<std::int32_t, 12> data{};
+  const Mdspan<std::int32_t, 3> transposed{data.data(), {{2, 3, 2}}, {1, 4, 2}};
+  const TensorView tensor = view(transposed);
+  EXPECT_EQ(to_string(tensor.spec()), "i32 [2, 3, 2] strides [1, 4, 2]");
+  EXPECT_EQ(tensor.data(), data.data());
+  EXPECT_TRUE(tensor.is_mutable());
+  const Mdspan<const std::int32_t, 1> list{data.data(), {{12}}, {1}};
+  EXPECT_FALSE(view(list).is_mutable());
 }
 
 }  // namespace

@@ -144,13 +144,13 @@ TEST(Parse, CapturedNamesMustBeUsableAndDistinct) {
 TEST(Parse, ProgramsCheckTheTypeOfTheWhole) {
   EXPECT_EQ(parse_score_mod("q_idx").expr().type(), ExprType::floating);
   EXPECT_TRUE(refusal_of([] {
-                parse_score_mod(" q_idx < 3");
+                static_cast<void>(parse_score_mod(" q_idx < 3"));
               }).starts_with("score_mod: column 2: the formula is bool"));
   EXPECT_TRUE(refusal_of([] {
-                parse_mask_mod("q_idx");
+                static_cast<void>(parse_mask_mod("q_idx"));
               }).starts_with("mask_mod: column 1: the formula is int"));
   EXPECT_TRUE(refusal_of([] {
-                parse_mask_mod("q_idx < score");
+                static_cast<void>(parse_mask_mod("q_idx < score"));
               }).starts_with("mask_mod: column 9: a mask cannot read 'score'"));
 }
 

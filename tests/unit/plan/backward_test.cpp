@@ -118,10 +118,10 @@ TEST(BackwardPlan, ProductsInBf16OfOtherInputsAreRefusedByName) {
   BackwardProblem problem = problem_for(memory.args(), 1);
   problem.forward.compute_dtype = ComputeDtype::bf16;
   problem.forward.cpu_target = cpu::best_f32_target();
-  EXPECT_THAT(refusal([&] { plan_backward(problem); }),
+  EXPECT_THAT(refusal([&] { static_cast<void>(plan_backward(problem)); }),
               HasSubstr("compute_dtype is bf16 and this target multiplies in f32"));
   problem.forward.cpu_target = CpuTarget::automatic;
-  const std::string message = refusal([&] { plan_backward(problem); });
+  const std::string message = refusal([&] { static_cast<void>(plan_backward(problem)); });
   EXPECT_THAT(message, HasSubstr("plan_backward: no kernel for this problem on cpu:"));
 #if defined(__x86_64__)
   for (const char* target : {"amx_bf16", "avx512_bf16"}) {

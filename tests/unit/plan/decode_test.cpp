@@ -68,7 +68,7 @@ TEST(DecodeWorkspace, IsNamedForLengthsThatExist) {
   constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
   EXPECT_GT(decode_workspace_bytes(args, kMost), 0U);
   for (const std::int64_t length : {std::int64_t{-1}, kMost + 1, (std::int64_t{1} << 62) + 1}) {
-    EXPECT_EQ(refusal([&] { decode_workspace_bytes(args, length); }),
+    EXPECT_EQ(refusal([&] { static_cast<void>(decode_workspace_bytes(args, length)); }),
               "decode_workspace_bytes: max_seqlen_kv is " + std::to_string(length) +
                   "; expected 0 to 2147483647");
   }

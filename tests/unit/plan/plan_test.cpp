@@ -235,7 +235,7 @@ TEST(Unsupported, NamesEveryCandidateWithItsReason) {
   const Problem wide{.q = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 513}),
                      .k = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 513}),
                      .v = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 8})};
-  const std::string message = refusal([&] { plan(wide); });
+  const std::string message = refusal([&] { static_cast<void>(plan(wide)); });
   EXPECT_THAT(message, HasSubstr("head_dim_qk 513 is above 512"));
   const Explanation explanation = explain(wide);
   EXPECT_EQ(explanation.kernel, "");
@@ -249,7 +249,7 @@ TEST(Devices, TensorsOfOneProblemShareOne) {
   CaseMemory memory(small_case());
   Problem problem = problem_for(memory.args(), 1);
   problem.out.device = Device::cuda(1);
-  EXPECT_EQ(refusal([&] { plan(problem); }),
+  EXPECT_EQ(refusal([&] { static_cast<void>(plan(problem)); }),
             "plan: out lives on cuda:1 but q on cpu; expected one device");
 }
 
@@ -268,7 +268,8 @@ TEST(CpuTargetVariable, ChoosesOrIsRefused) {
     EXPECT_EQ(explain(problem).target, name(target));
   }
   const WithCpuTarget set("pentium");
-  EXPECT_THAT(refusal([&] { plan(problem); }), HasSubstr("FOVEA_CPU_TARGET is 'pentium'"));
+  EXPECT_THAT(refusal([&] { static_cast<void>(plan(problem)); }),
+              HasSubstr("FOVEA_CPU_TARGET is 'pentium'"));
   problem.cpu_target = targets_for(Dtype::f32).front();  // the problem's word comes first
   EXPECT_EQ(explain(problem).target, name(problem.cpu_target));
 }
