@@ -203,15 +203,10 @@ Captures captures_of(const AttentionOptions& options, const Inputs& inputs) {
 
 /// Packed ids are found through the offsets: q_idx counts within a sequence.
 MaskMod packed_documents(const Inputs& inputs) {
-  const Captures captures{.tensors = {{"segments_q", inputs.segments_q.view()},
-                                      {"segments_kv", inputs.segments_kv.view()},
-                                      {"cu_seqlens_q", inputs.cu_seqlens_q.view()},
-                                      {"cu_seqlens_kv", inputs.cu_seqlens_kv.view()}},
-                          .scalars = {}};
-  return parse_mask_mod(
-      "segments_q[cu_seqlens_q[batch] + q_idx] == segments_kv[cu_seqlens_kv[batch] + kv_idx] && "
-      "segments_q[cu_seqlens_q[batch] + q_idx] != -1",
-      captures);
+  return documents({.segments_q = inputs.segments_q.view(),
+                    .segments_kv = inputs.segments_kv.view(),
+                    .cu_seqlens_q = inputs.cu_seqlens_q.view(),
+                    .cu_seqlens_kv = inputs.cu_seqlens_kv.view()});
 }
 
 void refuse_unread(const AttentionOptions& options, const ScoreMod& score, const MaskMod& mask) {

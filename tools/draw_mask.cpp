@@ -3,12 +3,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "fovea/block_map.hpp"
+
 #include "attention_options.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
-#include "mask/block_map.hpp"
 #include "png.hpp"
 
 namespace fovea::tools {
@@ -56,7 +57,7 @@ void add_picture_options(CommandLine& line, DrawMaskOptions& options) {
                 options.wants_json);
 }
 
-mask::BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const MaskMod& mask) {
+BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const MaskMod& mask) {
   const AttentionOptions& o = options.attention;
   const std::int64_t batch = o.batch.value_or(1), num_heads_q = o.num_heads_q.value_or(1);
   const std::int64_t num_heads_kv = o.num_heads_kv.value_or(num_heads_q);
@@ -80,9 +81,16 @@ mask::BlockMap build(const DrawMaskOptions& options, const Inputs& inputs, const
         "--tile-q: {} x {} makes {:.0f} tiles; expected at most {:.0f}, take larger ones",
         options.tile_q, options.tile_kv, tiles, kMaxTiles));
   }
-  return mask::build_block_map(mask, q.size(1), k.size(1), options.tile_q, options.tile_kv,
-                               options.sequence, options.q_head,
-                               options.q_head / (num_heads_q / num_heads_kv));
+  return block_map({.mask = mask,
+                    .batch = std::max<std::int64_t>(batch, 1),
+                    .num_heads_q = num_heads_q,
+                    .num_heads_kv = num_heads_kv,
+                    .seqlen_q = q.size(1),
+                    .seqlen_kv = k.size(1),
+                    .tile_q = options.tile_q,
+                    .tile_kv = options.tile_kv,
+                    .sequence = options.sequence,
+                    .q_head = options.q_head});
 }
 
 std::string statistics(const TileCount& count, const DrawMaskOptions& options,
@@ -96,8 +104,8 @@ std::string statistics(const TileCount& count, const DrawMaskOptions& options,
       share(count.empty), count.partial, share(count.partial), count.full, share(count.full));
 }
 
-void write_png(const std::string& path, const mask::BlockMap& map) {
-  const mask::Image image = mask::draw_block_map(map);
+void write_png(const std::string& path, const BlockMap& map) {
+  const MaskPicture image = map.draw();
   if (image.width <= 0 || image.height <= 0)
     bad_input("--png: the mask has no elements; expected lengths above 0");
   OutputFiles::write({{path, encode_png(image.width, image.height, image.rgb), {}}});
@@ -109,22 +117,22 @@ int draw(const DrawMaskOptions& options) {
   const Inputs inputs = inputs_of_shapes(options.attention, files);
   files.refuse_clashes();
   const MaskMod mask = make_mask(options.attention, inputs);
-  const mask::BlockMap map = build(options, inputs, mask);
+  const BlockMap map = build(options, inputs, mask);
   const TileCount count = map.count();
   if (options.png) write_png(*options.png, map);
   if (options.wants_json) {
     const nlohmann::ordered_json json = {
         {"command", "draw-mask"},
         {"mask", mask.to_string()},
-        {"seqlen_q", map.seqlen_q},
-        {"seqlen_kv", map.seqlen_kv},
-        {"tile_q", map.tile_q},
-        {"tile_kv", map.tile_kv},
+        {"seqlen_q", map.seqlen_q()},
+        {"seqlen_kv", map.seqlen_kv()},
+        {"tile_q", options.tile_q},
+        {"tile_kv", options.tile_kv},
         {"tiles", {{"empty", count.empty}, {"partial", count.partial}, {"full", count.full}}}};
     print_out(json.dump() + "\n");
     return kSuccess;
   }
-  std::string text = mask::print_block_map(map);
+  std::string text = map.print();
   if (!text.ends_with('\n')) text += '\n';
   text += statistics(count, options, mask);
   if (options.png) text += fmt::format("wrote  {}\n", *options.png);

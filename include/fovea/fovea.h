@@ -20,6 +20,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "fovea/version.h"
+
 #if defined(_WIN32)
 #define FOVEA_API __declspec(dllexport)
 #else
@@ -105,7 +107,8 @@ FOVEA_API void fovea_error_free(fovea_error* error); /* NULL is fine */
 /* Frees a text that Fovea returned; NULL is fine. */
 FOVEA_API void fovea_string_free(char* text);
 
-/* "0.1.0", and the FOVEA_ABI_VERSION that the library was built with. */
+/* Of the library that runs: "0.1.0", and the FOVEA_ABI_VERSION that it was built with. FOVEA_VERSION is that of this
+ * header. */
 FOVEA_API const char* fovea_version(void);
 FOVEA_API uint32_t fovea_abi_version(void);
 
@@ -209,7 +212,8 @@ typedef struct fovea_attention_forward_args {
   int64_t window_left; /* inclusive, >= 0 */
   int64_t window_right;
   const DLTensor* mask;       /* bool or u8, true: visible; shapes as bias */
-  const DLTensor* segments_q; /* [batch, seqlen] i32 or i64, -1: padding; one serves both */
+  const DLTensor* segments_q; /* [batch, seqlen] i32 or i64, -1: padding; one serves both. Packed:
+                                 [total_q] and [total_kv], an id for each row */
   const DLTensor* segments_kv;
   const char* mask_mod; /* "q_idx >= kv_idx && kv_idx % 2 == 0"; NULL: none */
 
@@ -450,6 +454,59 @@ FOVEA_API int fovea_plan_create_merge_states(const fovea_merge_states_args* args
                                              fovea_error** error);
 FOVEA_API int fovea_plan_run_merge_states(const fovea_plan* plan,
                                           const fovea_merge_states_args* args, fovea_error** error);
+
+/* ---- What a mask leaves ---- */
+
+/* Whose mask, and how its scores are cut into tiles. */
+typedef struct fovea_block_map_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  /* q and k (shapes alone), cu_seqlens, and all that masks: mask, window, causal, segments, mask_mod with its tensors
+   * and scalars, on the host. Nothing else is read; v and out may be NULL. */
+  const fovea_attention_forward_args* forward;
+  int64_t tile_q; /* queries of a tile; 0: 64 */
+  int64_t tile_kv;
+  int32_t has_sequence; /* boolean; 1: of this sequence alone, 0: of all */
+  int32_t has_q_head;   /* boolean; 1: of this query head alone, 0: of all */
+  int64_t sequence;
+  int64_t q_head;
+} fovea_block_map_args;
+
+typedef enum fovea_tile_kind {
+  FOVEA_TILE_EMPTY = 0, /* no key is visible: proven */
+  FOVEA_TILE_PARTIAL = 1,
+  FOVEA_TILE_FULL = 2, /* every key is: proven */
+} fovea_tile_kind;
+
+/* A fovea_tile_kind for each tile: kinds [sequences, heads, q_tiles, kv_tiles], row-major. shape[4] receives these
+ * extents (of packed sequences the longest's; what lies behind the end of another is empty). kinds NULL: the shape
+ * alone, nothing is mapped. num_kinds is what kinds has room for: refused where it is not the shape's product. */
+FOVEA_API int fovea_mask_tiles(const fovea_block_map_args* args, uint8_t* kinds, size_t num_kinds,
+                               int64_t* shape, fovea_error** error);
+
+/* The same as runs of tiles that are not empty, O(runs) memory: runs [num_runs, 3] holds begin, end (of keys' tiles,
+ * half-open) and kind, those of a row (sequence, head, q_tile) from row_begin[row] to row_begin[row + 1]. counts[2]
+ * receives the number of rows and of runs. row_begin and runs may both be NULL: counts alone. Refused where
+ * num_row_begin is not rows + 1, or num_runs not the number of runs. */
+FOVEA_API int fovea_mask_runs(const fovea_block_map_args* args, int64_t* row_begin,
+                              size_t num_row_begin, int32_t* runs, size_t num_runs, int64_t* counts,
+                              fovea_error** error);
+
+/* The mask element by element, from query q_begin and key kv_begin on: visible [sequences, heads, rows, columns] bool
+ * or u8, written; behind a sequence's end 0. See materialize_mask in block_map.hpp. */
+FOVEA_API int fovea_mask_elements(const fovea_block_map_args* args, int64_t q_begin,
+                                  int64_t kv_begin, const DLTensor* visible, fovea_error** error);
+
+/* A picture in text of the first of its sequences and heads, of at most so many characters (0: 96 x 48); freed by
+ * fovea_string_free. */
+FOVEA_API int fovea_mask_print(const fovea_block_map_args* args, int32_t max_width,
+                               int32_t max_height, char** text, fovea_error** error);
+
+/* The same in pixels, 8-bit RGB, row-major: size[2] receives height and width, each at most max_size (0: 1024). rgb
+ * NULL: the size alone. Refused where num_bytes is not 3 * height * width. */
+FOVEA_API int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t* rgb,
+                              size_t num_bytes, int32_t* size, fovea_error** error);
 
 #ifdef __cplusplus
 }

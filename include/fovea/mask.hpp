@@ -32,6 +32,17 @@ enum class Align : std::uint8_t { bottom_right, top_left };
 /// One tensor for both sides (self-attention).
 [[nodiscard]] FOVEA_EXPORT MaskMod documents(const TensorView& segments);
 
+/// Ids of packed sequences, one for each row: row cu_seqlens_q[batch] + q_idx of segments_q is that of a query.
+struct PackedSegments {
+  TensorView segments_q{};     // [total_q] i32 or i64
+  TensorView segments_kv{};    // [total_kv]; not given: those of queries serve keys too
+  TensorView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64, those of the call
+  TensorView cu_seqlens_kv{};  // not given: cu_seqlens_q, where segments_kv is not given either
+};
+/// segments_q[cu_seqlens_q[batch] + q_idx] == segments_kv[cu_seqlens_kv[batch] + kv_idx] && segments_q[...] != -1:
+/// documents within the sequences of a packed call. Id -1 is padding, as above.
+[[nodiscard]] FOVEA_EXPORT MaskMod documents(const PackedSegments& packed);
+
 /// kv_idx < prefix_lengths[batch] || causal. prefix_lengths [batch] i32 or i64
 [[nodiscard]] FOVEA_EXPORT MaskMod prefix_lm(const TensorView& prefix_lengths,
                                              Align align = Align::bottom_right);

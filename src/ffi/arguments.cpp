@@ -75,6 +75,8 @@ class Reader {
   ProgramSource::Scalar scalar(std::size_t i) const;
   void read_captures(ProgramSource& source) const;
   void refuse_one_sided_segments(const ProgramSource& source) const;
+  void read_segments(ProgramSource& source) const;
+  void check_packed_ids(const TensorView& ids, const DLTensor* rows, std::string_view name) const;
 
   const fovea_attention_forward_args& args_;
   std::string where_;
@@ -121,6 +123,30 @@ void Reader::refuse_one_sided_segments(const ProgramSource& source) const {
           "is NULL and seqlen_q differs from seqlen_kv; expected ids of both sides");
 }
 
+/// Rows of q or k.
+void Reader::check_packed_ids(const TensorView& ids, const DLTensor* rows,
+                              std::string_view name) const {
+  if (!ids || rows->ndim != 3) return;
+  if (ids.rank() == 1 && ids.size(0) == rows->shape[0]) return;
+  invalid(label(name), "is " + to_string(ids.spec()) + "; expected i32 or i64 [" +
+                           std::to_string(rows->shape[0]) + "], an id for each packed row");
+}
+
+/// Ids of rank 1 are of packed rows, an id for each; then both sides have offsets, which find a sequence's.
+void Reader::read_segments(ProgramSource& source) const {
+  source.segments_q = input(args_.segments_q, "segments_q");
+  source.segments_kv = input(args_.segments_kv, "segments_kv");
+  refuse_one_sided_segments(source);
+  const TensorView& any = source.segments_q ? source.segments_q : source.segments_kv;
+  if (args_.cu_seqlens_q == nullptr || any.rank() != 1) return;
+  check_packed_ids(source.segments_q, args_.q, "segments_q");
+  check_packed_ids(source.segments_kv, args_.k, "segments_kv");
+  if (!source.segments_kv) check_packed_ids(source.segments_q, args_.k, "segments_q");
+  if (!source.segments_q) check_packed_ids(source.segments_kv, args_.q, "segments_kv");
+  source.cu_seqlens_q = input(args_.cu_seqlens_q, "cu_seqlens_q");
+  source.cu_seqlens_kv = required(input(args_.cu_seqlens_kv, "cu_seqlens_kv"), "cu_seqlens_kv");
+}
+
 ProgramSource Reader::program_source() const {
   ProgramSource source;
   read_captures(source);
@@ -134,9 +160,7 @@ ProgramSource Reader::program_source() const {
   if (has_left) source.window_left = args_.window_left;
   if (has_right) source.window_right = args_.window_right;
   source.is_causal = boolean(args_.causal, "causal");
-  source.segments_q = input(args_.segments_q, "segments_q");
-  source.segments_kv = input(args_.segments_kv, "segments_kv");
-  refuse_one_sided_segments(source);
+  read_segments(source);
   if (args_.mask_mod != nullptr) source.mask_mod = args_.mask_mod;
   const bool needs_align = source.is_causal || has_left || has_right || source.alibi;
   if (needs_align) source.align = enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align");
@@ -199,6 +223,17 @@ class ScoreBuilder {
   Programs programs_;
 };
 
+/// Ids of one side alone serve both.
+MaskMod documents_of(const ProgramSource& source) {
+  const TensorView& q_ids = source.segments_q ? source.segments_q : source.segments_kv;
+  const TensorView& kv_ids = source.segments_kv ? source.segments_kv : source.segments_q;
+  if (!source.cu_seqlens_q) return documents(q_ids, kv_ids);
+  return documents({.segments_q = q_ids,
+                    .segments_kv = kv_ids,
+                    .cu_seqlens_q = source.cu_seqlens_q,
+                    .cu_seqlens_kv = source.cu_seqlens_kv});
+}
+
 MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
   MaskMod mask;
   const auto also = [&mask](const MaskMod& next) {
@@ -208,11 +243,7 @@ MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
   if (source.window_left || source.window_right)
     also(window(source.window_left, source.window_right, source.align));
   if (source.is_causal) also(causal(source.align));
-  const TensorView& q_ids = source.segments_q;
-  const TensorView& kv_ids = source.segments_kv;
-  if (q_ids && kv_ids) also(documents(q_ids, kv_ids));
-  if (static_cast<bool>(q_ids) != static_cast<bool>(kv_ids))
-    also(documents(q_ids ? q_ids : kv_ids));
+  if (source.segments_q || source.segments_kv) also(documents_of(source));
   if (source.mask_mod) also(parse_mask_mod(*source.mask_mod, captures));
   return mask;
 }
@@ -307,6 +338,30 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   call.threads = to_threads(c.runtime, c.executor, where);
   args.executor = call.threads.executor;
   args.stream = c.stream;
+  return call;
+}
+
+MaskCall to_mask_call(const fovea_attention_forward_args* from, const std::string& where) {
+  const auto c = read_struct(from, offsetof(fovea_attention_forward_args, v), where);
+  const Reader read(c, where);
+  MaskCall call{.q = read.required(read.input(c.q, "q"), "q"),
+                .k = read.required(read.input(c.k, "k"), "k"),
+                .cu_seqlens_q = read.input(c.cu_seqlens_q, "cu_seqlens_q"),
+                .cu_seqlens_kv = read.input(c.cu_seqlens_kv, "cu_seqlens_kv"),
+                .mask = {}};
+  const bool is_packed = call.cu_seqlens_q || call.cu_seqlens_kv;
+  const int rank = is_packed ? 3 : 4;
+  for (const auto& [name, view] : {std::pair{"q", &call.q}, std::pair{"k", &call.k}}) {
+    if (view->rank() == rank) continue;
+    invalid(where, std::string(name) + " is " + to_string(view->spec()) + "; expected rank " +
+                       std::to_string(rank) + (is_packed ? ", cu_seqlens are given" : ""));
+  }
+  if (!is_packed && call.q.size(0) != call.k.size(0)) {
+    invalid(where, "k has batch " + std::to_string(call.k.size(0)) + " but q has " +
+                       std::to_string(call.q.size(0)) + "; expected equal");
+  }
+  const ProgramSource source = read.program_source();
+  call.mask = mask_of(source, captures_of(source));
   return call;
 }
 

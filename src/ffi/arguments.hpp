@@ -64,6 +64,7 @@ struct ProgramSource {
 
   float softcap = 0;  // 0: none
   TensorView bias{}, alibi{}, mask{}, segments_q{}, segments_kv{};
+  TensorView cu_seqlens_q{}, cu_seqlens_kv{};  // where segments are of packed rows
   std::optional<std::string> score_mod{}, mask_mod{};
   bool is_causal = false;
   Align align = Align::bottom_right;
@@ -105,6 +106,15 @@ struct Call {
 /// again.
 Call to_call(const fovea_attention_forward_args* args, const std::string& where,
              ProgramCache* cache = nullptr);
+
+/// What a forward call says of visibility: of q and k shapes alone are read.
+struct MaskCall {
+  TensorView q, k;
+  TensorView cu_seqlens_q, cu_seqlens_kv;
+  MaskMod mask;
+};
+/// Refuses what to_call does among these fields, and q and k whose ranks are not those of a call.
+MaskCall to_mask_call(const fovea_attention_forward_args* args, const std::string& where);
 
 /// Tensors by the names of a C caller ("bias", "alibi", what score_mod reads) as tensors by the slots of
 /// call.args.score. Views are writable where `access` says so.

@@ -10,8 +10,6 @@
 #include "core/check.hpp"
 
 namespace fovea::ffi {
-namespace {
-
 // From malloc, so that any language's binding can tell how it is freed.
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
@@ -19,8 +17,6 @@ char* copy_text(const std::string& text) {
   std::memcpy(copy, text.c_str(), text.size() + 1);
   return copy;
 }
-
-}  // namespace
 
 char* render(const Explanation& explanation, std::int32_t format, const char* where) {
   switch (format) {

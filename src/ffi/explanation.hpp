@@ -2,10 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "fovea/attention.hpp"
 
 namespace fovea::ffi {
+
+/// A text that the caller frees with fovea_string_free.
+char* copy_text(const std::string& text);
 
 /// The page or the JSON object, freed by fovea_string_free. Throws InvalidArgument, naming `where`, for an unknown
 /// format.

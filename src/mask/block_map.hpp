@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "fovea/attention.hpp"
+#include "fovea/block_map.hpp"
 #include "fovea/expr.hpp"
 
 #include "expr/interval.hpp"
@@ -18,14 +18,8 @@
 
 namespace fovea::mask {
 
-enum class TileKind : std::uint8_t { empty, partial, full };
-
-/// Half-open run of kv tiles of one kind; a row is a sorted list of its non-empty runs.
-struct TileRun {
-  std::int32_t begin = 0, end = 0;
-  TileKind kind = TileKind::full;
-  bool operator==(const TileRun&) const = default;
-};
+using fovea::TileKind;
+using fovea::TileRun;  // a row is a sorted list of its non-empty runs
 
 /// The sequence and rows that a question is about. Ranges are half-open.
 struct TileRow {
@@ -87,11 +81,7 @@ BlockMap build_block_map(const MaskMod& mask, std::int64_t seqlen_q, std::int64_
 /// A picture in text: one character per tile (several tiles when larger than max_width x max_height), with a legend.
 std::string print_block_map(const BlockMap& map, int max_width = 96, int max_height = 48);
 
-/// The same as pixels, 8-bit RGB, row-major: empty white, partial orange, full blue (or blends when scaled down).
-struct Image {
-  int width = 0, height = 0;
-  std::vector<std::uint8_t> rgb;
-};
-Image draw_block_map(const BlockMap& map, int max_size = 1024);
+/// The same as pixels: empty white, partial orange, full blue (or blends when scaled down).
+MaskPicture draw_block_map(const BlockMap& map, int max_size = 1024);
 
 }  // namespace fovea::mask

@@ -31,16 +31,16 @@ Rgb colour_of(const CoverageGrid::Cell& cell) {
 
 }  // namespace
 
-Image draw_block_map(const BlockMap& map, int max_size) {
+MaskPicture draw_block_map(const BlockMap& map, int max_size) {
   const std::int64_t limit = std::max(1, max_size);
   const CoverageGrid grid = coverage_of(map, limit, limit);
   const std::int64_t longest = std::max({std::int64_t{1}, grid.num_rows, grid.num_columns});
   const std::int64_t scale =
       grid.tiles_per_cell > 1 ? 1 : std::clamp<std::int64_t>(limit / longest, 1, kMaxPixelsPerTile);
 
-  Image image{.width = static_cast<int>(grid.num_columns * scale),
-              .height = static_cast<int>(grid.num_rows * scale),
-              .rgb = {}};
+  MaskPicture image{.width = static_cast<int>(grid.num_columns * scale),
+                    .height = static_cast<int>(grid.num_rows * scale),
+                    .rgb = {}};
   image.rgb.reserve(std::size_t{3} * static_cast<std::size_t>(image.width) *
                     static_cast<std::size_t>(image.height));
   for (std::int64_t y = 0; y < image.height; ++y) {

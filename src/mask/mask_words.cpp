@@ -27,10 +27,31 @@ void check_segments(const TensorView& segments, std::string_view argument) {
                           .shape = "[batch, seqlen]"});
 }
 
+MaskMod same_document(const Expr& document_q, const Expr& document_kv) {
+  return MaskMod(document_q == document_kv && document_q != -1);
+}
+
 MaskMod same_document(const Captured& segments_q, const Captured& segments_kv) {
   const Arguments x = arguments();
-  const Expr document_q = segments_q(x.batch, x.q_idx);
-  return MaskMod(document_q == segments_kv(x.batch, x.kv_idx) && document_q != -1);
+  return same_document(segments_q(x.batch, x.q_idx), segments_kv(x.batch, x.kv_idx));
+}
+
+void check_list(const TensorView& list, std::string_view argument, std::string_view shape) {
+  check_tensor(list, {.word = "documents",
+                      .argument = argument,
+                      .ranks = {1},
+                      .dtypes = {Dtype::i32, Dtype::i64},
+                      .shape = shape});
+}
+
+/// A list for each side, captured once where one serves both.
+struct Sides {
+  Captured q, kv;
+};
+Sides sides(const std::string& name, const TensorView& of_queries, const TensorView& of_keys) {
+  const Captured q = capture(name + "_q", of_queries);
+  if (!of_keys || of_keys == of_queries) return {q, q};
+  return {q, capture(name + "_kv", of_keys)};
 }
 
 }  // namespace
@@ -71,6 +92,22 @@ MaskMod documents(const TensorView& segments) {
   check_segments(segments, "segments");
   const Captured both = capture("segments", segments);
   return same_document(both, both);
+}
+
+MaskMod documents(const PackedSegments& packed) {
+  check_list(packed.segments_q, "segments_q", "[total_q]");
+  check_list(packed.cu_seqlens_q, "cu_seqlens_q", "[num_sequences + 1]");
+  if (packed.segments_kv) check_list(packed.segments_kv, "segments_kv", "[total_kv]");
+  if (packed.cu_seqlens_kv) {
+    check_list(packed.cu_seqlens_kv, "cu_seqlens_kv", "[num_sequences + 1]");
+  } else if (packed.segments_kv) {
+    check_list({}, "cu_seqlens_kv", "[num_sequences + 1]");
+  }
+  const Arguments x = arguments();
+  const Sides segments = sides("segments", packed.segments_q, packed.segments_kv);
+  const Sides begins = sides("cu_seqlens", packed.cu_seqlens_q, packed.cu_seqlens_kv);
+  return same_document(segments.q[begins.q[x.batch] + x.q_idx],
+                       segments.kv[begins.kv[x.batch] + x.kv_idx]);
 }
 
 MaskMod prefix_lm(const TensorView& prefix_lengths, Align align) {

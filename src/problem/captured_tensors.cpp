@@ -85,19 +85,23 @@ void check_ints(const CapturedTensor& tensor, const TensorChecks& checks) {
 
 }  // namespace
 
+void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& tensor,
+                           const TensorChecks& checks) {
+  checks.check_memory({tensor.name, tensor.view});
+  const bool is_empty = std::ranges::count(shape_of(tensor.view), 0) > 0;
+  if (is_empty && problem.has_positions()) {
+    checks.refuse(fmt::format("captured '{}' is {}; expected elements to read", tensor.name,
+                              to_string(tensor.view.spec())));
+  }
+  if (checks.is_host() && tensor.view.dtype() == Dtype::i64 && !is_empty)
+    check_ints(tensor, checks);
+}
+
 void check_captured_tensors(const ForwardProblem& problem, const ScoreMod& score,
                             const MaskMod& mask, const TensorChecks& checks) {
   for (const Captures* captures : {&score.captures(), &mask.captures()}) {
-    for (const CapturedTensor& tensor : captures->tensors) {
-      checks.check_memory({tensor.name, tensor.view});
-      const bool is_empty = std::ranges::count(shape_of(tensor.view), 0) > 0;
-      if (is_empty && problem.has_positions()) {
-        checks.refuse(fmt::format("captured '{}' is {}; expected elements to read", tensor.name,
-                                  to_string(tensor.view.spec())));
-      }
-      if (checks.is_host() && tensor.view.dtype() == Dtype::i64 && !is_empty)
-        check_ints(tensor, checks);
-    }
+    for (const CapturedTensor& tensor : captures->tensors)
+      check_captured_tensor(problem, tensor, checks);
   }
 }
 

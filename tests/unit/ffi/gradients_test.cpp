@@ -442,5 +442,82 @@ TEST(CBackwardPlan, RunsWithTheBitsOfACall) {
   fovea_plan_destroy(plan);
 }
 
+/// An id for each packed row: the same bits as documents(PackedSegments), forward and backward.
+struct PackedCall : SmallCall {
+  PackedCall() {
+    for (FloatTensor* tensor : {&q, &k, &v, &out, &dq, &dk, &dv}) {
+      tensor->shape = {5, 2, 8};
+      tensor->tensor.ndim = 3;
+    }
+    args.lse = &lse.tensor;
+    args.cu_seqlens_q = args.cu_seqlens_kv = &cu_tensor;
+    args.segments_q = &ids_tensor;
+    for (std::size_t i = 0; i < q.values.size(); ++i) dout.values[i] = static_cast<float>(i % 3);
+    dout.shape = {5, 2, 8};
+    dout.tensor.ndim = 3;
+  }
+  AttentionForward cxx() {
+    const TensorView ids_view = view(ids, {5}), cu_view = view(cu, {3});
+    return {.q = view_of(q),
+            .k = view_of(k),
+            .v = view_of(v),
+            .out = view_of(out),
+            .lse = view_of(lse),
+            .mask = documents({.segments_q = ids_view, .cu_seqlens_q = cu_view}),
+            .cu_seqlens_q = cu_view,
+            .cu_seqlens_kv = cu_view};
+  }
+
+  std::int32_t ids[5] = {0, 0, 1, 1, -1}, cu[3] = {0, 3, 5};
+  std::int64_t five[1] = {5}, three[1] = {3};
+  DLTensor ids_tensor{ids, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, five, nullptr, 0};
+  DLTensor cu_tensor{cu, {kDLCPU, 0}, 1, {kDLInt, 32, 1}, three, nullptr, 0};
+  FloatTensor lse{{2, 5}}, dout{{1, 5, 2, 8}};
+  FloatTensor dq{{1, 5, 2, 8}, kPoison}, dk{{1, 5, 2, 8}, kPoison}, dv{{1, 5, 2, 8}, kPoison};
+};
+
+TEST(CPackedSegments, AreThoseOfCpp) {
+  PackedCall call;
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  const std::vector<float> out = call.out.values, lse = call.lse.values;
+  EXPECT_EQ(out[4 * 16], 0) << "padding sees nothing";
+  EXPECT_EQ(out[2 * 16], call.v.values[2 * 16]) << "alone in its document and sequence";
+  attention_forward(call.cxx());
+  EXPECT_EQ(call.out.values, out);
+  EXPECT_EQ(call.lse.values, lse);
+
+  fovea_attention_backward_args backward{};
+  backward.struct_size = sizeof(backward);
+  backward.version = FOVEA_ABI_VERSION;
+  backward.forward = &call.args;
+  backward.dout = &call.dout.tensor;
+  backward.dq = &call.dq.tensor;
+  backward.dk = &call.dk.tensor;
+  backward.dv = &call.dv.tensor;
+  ASSERT_EQ(outcome_of(fovea_attention_backward, &backward).message, "");
+  const std::vector<float> dq = call.dq.values, dk = call.dk.values, dv = call.dv.values;
+  attention_backward({.dout = view_of(call.dout),
+                      .forward = call.cxx(),
+                      .dq = view_of(call.dq),
+                      .dk = view_of(call.dk),
+                      .dv = view_of(call.dv)});
+  EXPECT_EQ(call.dq.values, dq);
+  EXPECT_EQ(call.dk.values, dk);
+  EXPECT_EQ(call.dv.values, dv);
+}
+
+TEST(CPackedSegments, HaveAnIdForEachRow) {
+  PackedCall call;
+  call.five[0] = 4;
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message,
+            "fovea_attention_forward: segments_q: is i32 [4]; expected i32 or i64 [5], an id for "
+            "each packed row");
+  EXPECT_EQ(call.out.values, std::vector<float>(80, -7.0F));
+  call.five[0] = 5;
+  call.args.cu_seqlens_kv = nullptr;
+  EXPECT_THAT(outcome_of(fovea_attention_forward, &call.args).message,
+              HasSubstr("cu_seqlens_kv: is NULL"));
+}
+
 }  // namespace
 }  // namespace fovea::testing

@@ -32,14 +32,14 @@ TEST(PrintBlockMap, EmptyMapsArePrintable) {
             std::string::npos);
 }
 
-std::vector<int> pixel(const Image& image, int x, int y) {
+std::vector<int> pixel(const MaskPicture& image, int x, int y) {
   const std::size_t at = 3 * (static_cast<std::size_t>(y) * static_cast<std::size_t>(image.width) +
                               static_cast<std::size_t>(x));
   return {image.rgb[at], image.rgb[at + 1], image.rgb[at + 2]};
 }
 
 TEST(DrawBlockMap, DrawsASquareOfPixelsPerTile) {
-  const Image image = draw_block_map(build_block_map(causal(), 32, 40, 8, 8), 10);
+  const MaskPicture image = draw_block_map(build_block_map(causal(), 32, 40, 8, 8), 10);
   EXPECT_EQ(image.width, 10);
   EXPECT_EQ(image.height, 8);
   EXPECT_EQ(image.rgb.size(), 240U);
@@ -50,7 +50,7 @@ TEST(DrawBlockMap, DrawsASquareOfPixelsPerTile) {
 }
 
 TEST(DrawBlockMap, BlendsTilesUnderOnePixel) {
-  const Image image = draw_block_map(build_block_map(causal(), 1024, 1024, 8, 8), 2);
+  const MaskPicture image = draw_block_map(build_block_map(causal(), 1024, 1024, 8, 8), 2);
   EXPECT_EQ(image.width, 2);
   EXPECT_EQ(image.height, 2);
   EXPECT_EQ(pixel(image, 1, 0), (std::vector<int>{255, 255, 255}));
