@@ -82,6 +82,35 @@ class Package(unittest.TestCase):
         self.assertTrue(self.links_shared(build / "from_cpp"))
         run(build / "from_c")
 
+    def run_first_caller(self, header: str) -> subprocess.CompletedProcess[str]:
+        """first_caller.c, compiled against this header and linked with the installed library."""
+        folder = self.scratch / "first"
+        folder.mkdir(exist_ok=True)
+        (folder / "first_fovea.h").write_text(header)
+        (folder / "first_caller.c").write_text((HERE / "first_caller.c").read_text())
+        library = self.library("libfovea.so")
+        run(OPTIONS.cc, "-std=c11", "-Wall", "-Wextra", "-Werror", folder / "first_caller.c", "-o", folder / "first_caller", library,
+            f"-Wl,-rpath,{library.parent}", "-lm")
+        return subprocess.run([str(folder / "first_caller")], capture_output=True, text=True)
+
+    def test_a_caller_of_the_first_header_still_works(self) -> None:
+        done = self.run_first_caller((HERE / "first_fovea.h").read_text())
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+
+    def test_a_member_in_the_middle_of_a_struct_would_be_seen(self) -> None:
+        """Header and library then differ in where fields lie, whichever of the two has the member."""
+        first = (HERE / "first_fovea.h").read_text()
+        for struct, before in (("fovea_attention_forward_args", "const DLTensor* k;"),
+                               ("fovea_attention_forward_args", "fovea_runtime* runtime;"),
+                               ("fovea_plan_options", "int64_t max_seqlen_kv;"), ("fovea_attention_backward_args", "const DLTensor* dq;"),
+                               ("fovea_attention_decode_args", "const DLTensor* append_k;"),
+                               ("fovea_merge_states_args", "const DLTensor* out;"), ("fovea_executor", "void (*run)")):
+            begin = first.index(f"typedef struct {struct} {{")
+            at = first.index(before, begin)
+            self.assertLess(at, first.index(f"}} {struct};"), before)
+            done = self.run_first_caller(first[:at] + "int64_t inserted; " + first[at:])
+            self.assertNotEqual(done.returncode, 0, f"{struct}: a member before {before} is not seen")
+
     def test_unknown_component_is_refused(self) -> None:
         with self.assertRaisesRegex(AssertionError, "Fovea"):
             self.build_stranger("unknown", "-DFOVEA_KIND=quantum")
