@@ -1,6 +1,7 @@
 // Error kinds. Stable: the C ABI and other languages map them to their own exceptions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -30,6 +31,18 @@ class FOVEA_EXPORT InvalidArgument : public Error {
  public:
   explicit InvalidArgument(const std::string& message)
       : Error(ErrorKind::invalid_argument, message) {}
+};
+
+/// A formula's text that is none, or means nothing: the message begins with the column, too.
+class FOVEA_EXPORT ParseError : public InvalidArgument {
+ public:
+  ParseError(const std::string& message, std::size_t column)
+      : InvalidArgument(message), column_(column) {}
+  /// Of the offending token: 1-based, in bytes.
+  std::size_t column() const noexcept { return column_; }
+
+ private:
+  std::size_t column_;
 };
 
 class FOVEA_EXPORT Unsupported : public Error {

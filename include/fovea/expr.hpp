@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "fovea/dtype.hpp"
 #include "fovea/export.hpp"
 #include "fovea/tensor.hpp"
 
@@ -105,7 +106,8 @@ FOVEA_EXPORT Expr operator~(const Expr& a);
 FOVEA_EXPORT Expr operator<<(const Expr& a, const Expr& b);
 FOVEA_EXPORT Expr operator>>(const Expr& a, const Expr& b);
 
-/// A tensor that a program reads, by name. Contents and address are a slot: changing them recompiles nothing.
+/// A tensor that a program reads, by name. Contents and address are a slot: changing them recompiles nothing. The view
+/// may have rank 0: view(&n, {}).
 struct CapturedTensor {
   std::string name;
   TensorView view;
@@ -125,12 +127,17 @@ struct CapturedScalar {
   }
 };
 
+/// A captured tensor before there is one: what a program is parsed with that with_captures gives tensors later.
+/// It has no data and no extents of its own. Throws InvalidArgument for a rank beyond kMaxRank.
+FOVEA_EXPORT CapturedTensor tensor_slot(std::string name, Dtype dtype, int rank);
+
 struct Captures {
   std::vector<CapturedTensor> tensors{};
   std::vector<CapturedScalar> scalars{};
 };
 
-/// A captured tensor inside a lambda: table[i] for rank 1, table(i, j, ...) for any rank.
+/// A captured tensor inside a lambda: table[i] for rank 1, table(i, j, ...) for any rank. n() for rank 0, whose text is
+/// `n`: one number, read where and when the call runs, so that a captured graph sees what it is at the replay.
 class FOVEA_EXPORT Captured {
  public:
   Captured(std::string name, const TensorView& view);
@@ -158,17 +165,28 @@ struct Arguments {
 };
 FOVEA_EXPORT Arguments arguments();
 
-/// A formula with everything that it captures. ScoreMod yields a float, MaskMod a bool (true: visible).
+/// A formula with everything that it captures. ScoreMod yields a float, MaskMod a bool (true: visible). Immutable.
 class FOVEA_EXPORT Program {
  public:
-  const Expr& expr() const { return expr_; }
+  /// The formula, its slots bound to captures().
+  const Expr& expr() const;
+  /// The same formula, whose slots may still be bound to what they were before with_captures. Costs nothing: for its
+  /// structure, type and text.
+  const Expr& formula() const { return formula_; }
   const Captures& captures() const { return captures_; }
-  std::string to_string() const { return fovea::to_string(expr_); }
+  std::string to_string() const { return fovea::to_string(formula_); }
 
  protected:
-  Program(Expr expr, Captures captures) : expr_(std::move(expr)), captures_(std::move(captures)) {}
-  Expr expr_;
+  Program(Expr formula, Captures captures)
+      : formula_(std::move(formula)), captures_(std::move(captures)) {}
+  void capture(Captures captures, std::string_view where);
+
+ private:
+  struct Rebound;
+  Expr formula_;
   Captures captures_;
+  std::shared_ptr<Rebound>
+      rebound_;  // made when expr() is asked for; null: formula_ is bound to captures_
 };
 
 /// The identity (score unchanged) when default-constructed.
@@ -178,6 +196,10 @@ class FOVEA_EXPORT ScoreMod : public Program {
   /// Collects what the formula captures; an int formula is converted. Throws InvalidArgument for a bool.
   explicit ScoreMod(const Expr& expr);
   bool is_identity() const;
+  /// The same program over other tensors and numbers, found by name: as if its text were parsed again, without the
+  /// cost. What the formula does not read is passed over. Throws InvalidArgument where a capture is missing, or has
+  /// another dtype, rank or type.
+  ScoreMod with_captures(Captures captures) const;
 };
 
 /// Everything visible when default-constructed.
@@ -187,6 +209,7 @@ class FOVEA_EXPORT MaskMod : public Program {
   /// Throws InvalidArgument unless the formula is a bool that does not read `score`.
   explicit MaskMod(const Expr& expr);
   bool is_all_visible() const;
+  MaskMod with_captures(Captures captures) const;  // as ScoreMod's
 };
 
 template <std::invocable<Arguments> F>
@@ -198,8 +221,12 @@ template <std::invocable<Arguments> F>
   return MaskMod(Expr(formula(arguments())));
 }
 
-/// Text to program; names are resolved in `captures`. Throws InvalidArgument with the 1-based column of the offending
-/// token.
+/// Text to program; names are resolved in `captures`. Throws ParseError, an InvalidArgument that knows the 1-based
+/// column of the offending token. A text that many calls use is parsed once, with slots for what it captures:
+///
+///   const ScoreMod alibi = parse_score_mod("score - slopes[q_head] * abs(q_idx - kv_idx)",
+///                                          {.tensors = {tensor_slot("slopes", Dtype::f32, 1)}});
+///   args.score = alibi.with_captures({.tensors = {{"slopes", slopes}}});  // at each call
 [[nodiscard]] FOVEA_EXPORT ScoreMod parse_score_mod(std::string_view text,
                                                     const Captures& captures = {});
 [[nodiscard]] FOVEA_EXPORT MaskMod parse_mask_mod(std::string_view text,

@@ -102,6 +102,9 @@ typedef struct fovea_error fovea_error;
 FOVEA_API int fovea_error_kind(const fovea_error* error);
 /* "" for NULL; lives as long as the error. */
 FOVEA_API const char* fovea_error_message(const fovea_error* error);
+/* Where the text of a formula was refused: the 1-based column, in bytes, of the offending token; 0 for every other
+ * error. */
+FOVEA_API size_t fovea_error_column(const fovea_error* error);
 FOVEA_API void fovea_error_free(fovea_error* error); /* NULL is fine */
 
 /* Frees a text that Fovea returned; NULL is fine. */
@@ -117,7 +120,8 @@ FOVEA_API uint32_t fovea_abi_version(void);
 /* What a program text may read by name. These two structs never grow, and their padding never gets a meaning. */
 typedef struct fovea_named_tensor {
   const char* name;
-  const DLTensor* tensor; /* f32, f16, bf16, bool, u8, i8, i32 or i64 */
+  const DLTensor*
+      tensor; /* f32, f16, bf16, bool, u8, i8, i32 or i64; of rank 0: `name` alone reads it */
 } fovea_named_tensor;
 
 typedef enum fovea_scalar_type { FOVEA_SCALAR_INT = 0, FOVEA_SCALAR_FLOAT = 1 } fovea_scalar_type;
@@ -127,6 +131,53 @@ typedef struct fovea_named_scalar {
   int32_t type; /* fovea_scalar_type */
   double value; /* a whole number that fits 32 bits where type is FOVEA_SCALAR_INT */
 } fovea_named_scalar;
+
+typedef enum fovea_mod { FOVEA_SCORE_MOD = 0, FOVEA_MASK_MOD = 1 } fovea_mod;
+
+/* What a program reads by name, before there is any: these two never grow either, and their padding never gets a
+ * meaning. */
+typedef struct fovea_tensor_slot {
+  const char* name;
+  DLDataType dtype; /* f32, f16, bf16, bool, u8, i8, i32 or i64; lanes 1 */
+  int32_t rank;     /* 0: one element, read where the call runs; to 6 on GPUs, to 8 on CPUs */
+} fovea_tensor_slot;
+
+typedef struct fovea_scalar_slot {
+  const char* name;
+  int32_t type; /* fovea_scalar_type */
+} fovea_scalar_slot;
+
+typedef struct fovea_program_args {
+  size_t struct_size;
+  uint32_t version;
+  int32_t kind;                     /* fovea_mod */
+  const char* text;                 /* "score + slopes[q_head] * (kv_idx - q_idx)" */
+  const fovea_tensor_slot* tensors; /* what it may read, in the order in which calls give it */
+  size_t num_tensors;
+  const fovea_scalar_slot* scalars;
+  size_t num_scalars;
+} fovea_program_args;
+
+/* A score or mask program, parsed and verified once, for calls that give it their tensors and numbers by position.
+ * Immutable: any number of calls and threads may use one. It is alive until the calls that were given it have
+ * returned; plans keep what they need of it. */
+typedef struct fovea_program fovea_program;
+
+/* A text that is refused gives an error with a column. */
+FOVEA_API int fovea_program_create(const fovea_program_args* args, fovea_program** program,
+                                   fovea_error** error);
+FOVEA_API void fovea_program_destroy(fovea_program* program); /* NULL is fine */
+
+/* The formula as Fovea writes it; equal formulas have equal texts. *text is freed by fovea_string_free. */
+FOVEA_API int fovea_program_text(const fovea_program* program, char** text, fovea_error** error);
+/* A fovea_mod; -1 for NULL. */
+FOVEA_API int fovea_program_kind(const fovea_program* program);
+/* What it was made with, in that order; a name is NULL beyond the last one, and lives as long as the program. What the
+ * formula does not read counts too: its tensor may be NULL in calls. */
+FOVEA_API size_t fovea_program_num_tensors(const fovea_program* program);
+FOVEA_API const char* fovea_program_tensor_name(const fovea_program* program, size_t index);
+FOVEA_API size_t fovea_program_num_scalars(const fovea_program* program);
+FOVEA_API const char* fovea_program_scalar_name(const fovea_program* program, size_t index);
 
 /* ---- Threads ---- */
 
@@ -238,6 +289,20 @@ typedef struct fovea_attention_forward_args {
   const fovea_executor* executor; /* NULL: the runtime's threads; wins over runtime */
   void* stream; /* tensors on a kDLCUDA device: the CUstream that the call is enqueued on; NULL: the
                    default stream */
+
+  /* Programs made once, in place of score_mod and mask_mod; a text beside a handle of its kind is refused. Each has
+   * names of its own, and is given all that it was made with, by position. */
+  const fovea_program* score_program;
+  const DLTensor* const* score_tensors; /* [num_score_tensors] */
+  size_t num_score_tensors;
+  const double*
+      score_scalars; /* whole numbers that fit 32 bits where the type is FOVEA_SCALAR_INT */
+  size_t num_score_scalars;
+  const fovea_program* mask_program;
+  const DLTensor* const* mask_tensors;
+  size_t num_mask_tensors;
+  const double* mask_scalars;
+  size_t num_mask_scalars;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See
@@ -302,8 +367,9 @@ typedef struct fovea_attention_backward_args {
   const DLTensor* dk;                          /* as k */
   const DLTensor* dv;                          /* as v */
   const DLTensor* dsinks;                      /* [num_heads_q] f32 */
-  const fovea_named_tensor* dcaptured; /* written: "bias", "alibi", or a name in forward's tensors
-                                          (as that tensor) or scalars (one element) */
+  const fovea_named_tensor* dcaptured; /* written: "bias", "alibi", or a name that score_mod or
+                                          score_program reads: a tensor's (as that tensor) or a
+                                          scalar's (one element) */
   size_t num_dcaptured;
   void* workspace; /* optional */
   size_t workspace_bytes;

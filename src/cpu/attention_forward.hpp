@@ -26,7 +26,7 @@ struct ForwardPlan {
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
   BoundTape score, mask;                      // empty where there is nothing to run
   std::optional<mask::BlockMapper>
-      mapper;  // where positions and constants alone decide; else made by each run
+      mapper;  // of the formula; a run puts its tensors and numbers into it
   int num_workers = 1;
   std::size_t program_bytes = 0;  // scratch of the two programs
   std::size_t workspace_bytes = 0;

@@ -90,6 +90,11 @@ inline PanelDropout panel_dropout(const Dropout& dropout) {
           .key = {key[0], key[1]}};
 }
 
+/// Does a run have something to put into a plan's BlockMapper?
+inline bool reads_captures(const MaskMod& mask) {
+  return !mask.captures().tensors.empty() || !mask.captures().scalars.empty();
+}
+
 /// Captured data of a program in the order of its tape's slots.
 struct Bindings {
   std::vector<TensorView> tensors;

@@ -1,7 +1,10 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <memory>
+#include <type_traits>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -85,6 +88,20 @@ NodePtr rename_slots(const NodePtr& root,
     const std::string name = renamed(node->name);
     if (name == node->name) return nullptr;
     return with_name(*node, name);
+  });
+}
+
+NodePtr bind(const NodePtr& root, const Captures& captures) {
+  const auto found = [](const auto& captured, const std::string& name) {
+    using Captured = typename std::decay_t<decltype(captured)>::value_type;
+    const auto it = std::ranges::find(captured, name, &Captured::name);
+    FOVEA_ASSERT(it != captured.end());
+    return std::make_shared<const Captured>(*it);
+  };
+  return rewrite(root, [&](const NodePtr& node) -> NodePtr {
+    if (node->op == Op::load) return with_binding(*node, found(captures.tensors, node->name));
+    if (node->op == Op::scalar) return with_binding(*node, found(captures.scalars, node->name));
+    return nullptr;
   });
 }
 

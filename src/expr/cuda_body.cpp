@@ -181,14 +181,15 @@ class Printer {
 
   void write(std::size_t i) {
     Part part = part_of(i);
-    const bool is_leaf = node(i).operands.empty();
+    const bool is_load = node(i).op == Op::load;
+    const bool is_leaf = node(i).operands.empty() && !is_load;
     const bool is_root = i + 1 == reads_.size();
-    const bool is_shared = uses_[i] > 1 || node(i).op == Op::load;
+    const bool is_shared = uses_[i] > 1 || is_load;
     const bool is_named = !is_leaf && !is_root && (is_shared || part.text.size() > kMaxPart);
     if (is_named) {
       const std::string name = fmt::format("t{}", num_names_++);
       line(fmt::format("const {} {} = {};", type_name(node(i).type, part.domain), name, part.text),
-           node(i).op == Op::load ? node(i).name : "");
+           is_load ? node(i).name : "");
       part.text = name;
       part.level = kPrimary;
     }

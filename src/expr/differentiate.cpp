@@ -256,7 +256,7 @@ NodePtr captured_tangent(const NodePtr& root, const std::vector<CapturedTensor>&
     const auto found = tangent_slots.find(node->name);
     if (!is_captured_float(*node) || found == tangent_slots.end()) return nullptr;
     const Slot& slot = found->second;
-    if (node->op == Op::load) return make_load(slot, node->operands);
+    if (!node->operands.empty()) return make_load(slot, node->operands);
     const auto rank = static_cast<std::size_t>(slot->view.rank());
     return make_load(slot, std::vector<NodePtr>(rank, make_constant(std::int64_t{0})));
   });

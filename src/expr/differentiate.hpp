@@ -47,8 +47,8 @@ std::vector<CapturedDerivative> captured_derivatives(const NodePtr& root);
 /// Null where it is identically 0.
 ///
 /// `tangents` has slots of root by name: for a float tensor its tangent, of the same shape; for a
-/// float scalar any tensor of one element. Slots of ints and bools, and names that root does not
-/// read, are passed over. The result reads the tangents from slots of their own, named
+/// float scalar, or a tensor of rank 0, any tensor of one element. Slots of ints and bools, and names
+/// that root does not read, are passed over. The result reads the tangents from slots of their own, named
 /// `<slot>_tangent` (with a number behind where root has that name): collect_captures finds them.
 NodePtr captured_tangent(const NodePtr& root, const std::vector<CapturedTensor>& tangents);
 

@@ -284,9 +284,10 @@ Interval IntervalProgram::difference(const Step& step, const Interval* values) c
 
 Interval IntervalProgram::load(const Step& step, const Box& box, const Interval* values) const {
   const Node& node = *step.node;
+  const TensorView& view = box.tensor ? box.tensor(node) : node.tensor->view;
   std::array<Interval, kMaxRank> indices;
   for (std::size_t dim = 0; dim < step.operands.size(); ++dim) {
-    const std::int64_t extent = node.tensor->view.size(static_cast<int>(dim));
+    const std::int64_t extent = view.size(static_cast<int>(dim));
     if (extent == 0) return step.leaf;
     const Interval& index = values[step.operands[dim]];
     const auto last = static_cast<double>(extent - 1);

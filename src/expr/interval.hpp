@@ -31,8 +31,7 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
-/// Bounds of a load's value given the intervals of its indices, already clamped into the tensor
-/// that the node is bound to.
+/// Bounds of a load's value given the intervals of its indices, already clamped into the tensor.
 using LoadBounds = std::function<Interval(const Node& load, const Interval* indices)>;
 
 struct Box {
@@ -43,6 +42,8 @@ struct Box {
   std::function<double(const Node& scalar)> scalar_value;
   /// When empty, a load may yield anything its dtype can hold.
   LoadBounds load_bounds;
+  /// The tensor of a load's slot; when empty the binding in the node is used.
+  std::function<const TensorView&(const Node& load)> tensor;
 };
 
 /// A formula prepared for many evaluations: order, operands and affine forms are found once. Keep

@@ -264,9 +264,6 @@ std::optional<std::string> name_refusal(std::string_view name) {
 std::optional<std::string> load_refusal(const CapturedTensor& tensor,
                                         std::span<const NodePtr> indices) {
   const int rank = tensor.view.rank();
-  if (rank == 0)
-    return fmt::format("tensor '{}' has rank 0; expected 1 to {}, or a scalar", tensor.name,
-                       kMaxRank);
   if (static_cast<int>(indices.size()) != rank) {
     return fmt::format("'{}' got {} {}; expected {}, its rank", tensor.name, indices.size(),
                        indices.size() == 1 ? "index" : "indices", rank);
@@ -396,15 +393,18 @@ NodePtr make_variable(Variable variable) {
   return finish(std::move(node));
 }
 
+std::optional<std::string> scalar_refusal(const CapturedScalar& scalar) {
+  const double value = scalar.value;
+  const bool is_exact = scalar.type == ExprType::floating ||
+                        (value == std::floor(value) && kMinInt <= value && value <= kMaxInt);
+  if (is_exact) return std::nullopt;
+  return fmt::format("'{}' is {}; expected a whole number of 32 bits for an int", scalar.name,
+                     value);
+}
+
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding) {
   if (const auto reason = name_refusal(binding->name)) invalid("scalar", *reason);
-  const double value = binding->value;
-  const bool is_exact = binding->type == ExprType::floating ||
-                        (value == std::floor(value) && kMinInt <= value && value <= kMaxInt);
-  if (!is_exact) {
-    invalid("scalar", fmt::format("'{}' is {}; expected a whole number of 32 bits for an int",
-                                  binding->name, value));
-  }
+  if (const auto reason = scalar_refusal(*binding)) invalid("scalar", *reason);
   Node node;
   node.op = Op::scalar;
   node.type = binding->type;
@@ -446,6 +446,18 @@ NodePtr with_name(const Node& node, const std::string& slot) {
         std::make_shared<const CapturedScalar>(CapturedScalar{slot, bound.type, bound.value});
   }
   return finish(std::move(copy));
+}
+
+NodePtr with_binding(const Node& load, std::shared_ptr<const CapturedTensor> tensor) {
+  Node copy = load;
+  copy.tensor = std::move(tensor);
+  return std::make_shared<const Node>(std::move(copy));
+}
+
+NodePtr with_binding(const Node& scalar, std::shared_ptr<const CapturedScalar> binding) {
+  Node copy = scalar;
+  copy.scalar_binding = std::move(binding);
+  return std::make_shared<const Node>(std::move(copy));
 }
 
 std::vector<const Node*> topological(const Node& root) {

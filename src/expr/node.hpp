@@ -132,6 +132,9 @@ std::optional<std::string> load_refusal(const CapturedTensor& tensor,
 /// Why this cannot be the name of a captured tensor or scalar; empty: it can.
 std::optional<std::string> name_refusal(std::string_view name);
 
+/// Why a scalar cannot have this value: an int is whole and has 32 bits; empty: it can.
+std::optional<std::string> scalar_refusal(const CapturedScalar& scalar);
+
 /// Type rules, conversions, literal folding of casts and negation, digest. Throws InvalidArgument
 /// naming the op and types. `operands` as written; the result holds the converted ones.
 NodePtr make(Op op, std::vector<NodePtr> operands);
@@ -148,6 +151,10 @@ NodePtr with_operands(const Node& node, std::vector<NodePtr> operands);
 
 /// A copy of a load or scalar whose slot has another name.
 NodePtr with_name(const Node& node, const std::string& slot);
+
+/// A copy of a load or scalar whose slot is bound to something else of its dtype and rank, or type. Refuses nothing.
+NodePtr with_binding(const Node& load, std::shared_ptr<const CapturedTensor> tensor);
+NodePtr with_binding(const Node& scalar, std::shared_ptr<const CapturedScalar> binding);
 
 /// "bool", "int", "float".
 std::string_view name(ExprType type);

@@ -394,6 +394,7 @@ class Parser {
     }
     if (const auto* scalar = names_.scalar(word.text)) return {make_scalar(*scalar), word.column};
     if (const auto* tensor = names_.tensor(word.text)) {
+      if ((*tensor)->view.rank() == 0) return {make_load(*tensor, {}), word.column};
       fail_at(word.column,
               fmt::format("'{0}' is a captured tensor of rank {1}; expected {0}[...] with {1} {2}",
                           shown(word.text), (*tensor)->view.rank(),
@@ -454,6 +455,10 @@ class Parser {
     }
     const std::vector<Part> indices = list("]");
     count_node(word.column);
+    if ((*tensor)->view.rank() == 0) {
+      fail_at(word.column, fmt::format("'{0}' is a captured tensor of rank 0; expected {0} alone",
+                                       shown(word.text)));
+    }
     refuse_indices(word, **tensor, indices);
     return {make_load(*tensor, nodes_of(indices)), word.column};
   }

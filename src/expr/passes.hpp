@@ -34,6 +34,9 @@ bool same_binding(const CapturedScalar& a, const CapturedScalar& b);
 NodePtr rename_slots(const NodePtr& root,
                      const std::function<std::string(const std::string&)>& renamed);
 
+/// The same formula with every slot bound to what `captures` has under its name.
+NodePtr bind(const NodePtr& root, const Captures& captures);
+
 /// Slots in order of first use; throws InvalidArgument when one name is bound to two different
 /// things.
 Captures collect_captures(const Node& root);

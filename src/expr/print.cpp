@@ -119,7 +119,8 @@ class Printer {
   std::vector<Piece> pieces_of(const Node& node) {
     if (node.op == Op::constant) return {{.text = constant_text(node)}};
     if (node.op == Op::variable) return {{.text = std::string(name(node.variable))}};
-    if (node.op == Op::scalar) return {{.text = node.name}};
+    const bool is_name = node.op == Op::scalar || (node.op == Op::load && node.operands.empty());
+    if (is_name) return {{.text = node.name}};
     const std::vector<NodePtr>& operands = written(node);
     if (node.op == Op::load) return list(node.name + "[", operands, "]");
     const OpInfo& row = info(node.op);

@@ -2,8 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "fovea/expr.hpp"
 
@@ -77,7 +82,94 @@ Expr beside(const Program& first, const Program& second) {
   return Expr(expr::rename_slots(second.expr().shared(), renamed));
 }
 
+/// The given capture of this name; mostly it stands at the same place.
+template <typename Captured>
+Captured* find(std::vector<Captured>& given, std::size_t place, const std::string& name) {
+  if (place < given.size() && given[place].name == name) return &given[place];
+  const auto found = std::ranges::find(given, name, &Captured::name);
+  return found == given.end() ? nullptr : &*found;
+}
+
+std::string described(Dtype dtype, int rank) {
+  return fmt::format("{} of rank {}", name(dtype), rank);
+}
+
+void check_tensor(std::string_view where, const CapturedTensor& slot, const CapturedTensor* given) {
+  const TensorSpec& wanted = slot.view.spec();
+  if (given == nullptr) {
+    invalid(std::string(where), fmt::format("captured '{}' is missing; expected {}", slot.name,
+                                            described(wanted.dtype, wanted.rank)));
+  }
+  const TensorSpec& got = given->view.spec();
+  if (got.dtype == wanted.dtype && got.rank == wanted.rank) return;
+  invalid(std::string(where),
+          fmt::format("captured '{}' is {}; expected {}", slot.name, described(got.dtype, got.rank),
+                      described(wanted.dtype, wanted.rank)));
+}
+
+void check_scalar(std::string_view where, const CapturedScalar& slot, const CapturedScalar* given) {
+  if (given == nullptr) {
+    invalid(std::string(where),
+            fmt::format("captured '{}' is missing; expected {}", slot.name, expr::name(slot.type)));
+  }
+  if (given->type != slot.type) {
+    invalid(std::string(where), fmt::format("captured '{}' is {}; expected {}", slot.name,
+                                            expr::name(given->type), expr::name(slot.type)));
+  }
+  if (const auto reason = expr::scalar_refusal(*given)) invalid(std::string(where), *reason);
+}
+
 }  // namespace
+
+/// Nodes are immutable and know what they are bound to: others are made where somebody asks for them, once for all
+/// copies of a program.
+struct Program::Rebound {
+  std::once_flag once;
+  std::optional<Expr> expr;
+};
+
+const Expr& Program::expr() const {
+  if (rebound_ == nullptr) return formula_;
+  std::call_once(rebound_->once,
+                 [this] { rebound_->expr = Expr(expr::bind(formula_.shared(), captures_)); });
+  return *rebound_->expr;
+}
+
+void Program::capture(Captures captures, std::string_view where) {
+  for (std::size_t i = 0; i < captures_.tensors.size(); ++i) {
+    CapturedTensor& slot = captures_.tensors[i];
+    const CapturedTensor* given = find(captures.tensors, i, slot.name);
+    check_tensor(where, slot, given);
+    slot.view = given->view;
+  }
+  for (std::size_t i = 0; i < captures_.scalars.size(); ++i) {
+    CapturedScalar& slot = captures_.scalars[i];
+    const CapturedScalar* given = find(captures.scalars, i, slot.name);
+    check_scalar(where, slot, given);
+    slot.value = given->value;
+  }
+  rebound_ = std::make_shared<Rebound>();
+}
+
+ScoreMod ScoreMod::with_captures(Captures captures) const {
+  ScoreMod result = *this;
+  result.capture(std::move(captures), "score");
+  return result;
+}
+
+MaskMod MaskMod::with_captures(Captures captures) const {
+  MaskMod result = *this;
+  result.capture(std::move(captures), "mask");
+  return result;
+}
+
+CapturedTensor tensor_slot(std::string name, Dtype dtype, int rank) {
+  TensorSpec spec{.dtype = dtype, .rank = rank};
+  // No index is known to be out of range.
+  std::fill_n(spec.shape.begin(), std::clamp(rank, 0, kMaxRank),
+              std::numeric_limits<std::int32_t>::max());
+  return {std::move(name), TensorView(static_cast<const void*>(nullptr), spec)};
+}
 
 ScoreMod::ScoreMod() : Program(arguments().score, {}) {}
 
@@ -85,7 +177,7 @@ ScoreMod::ScoreMod(const Expr& expr)
     : Program(score_formula(expr), expr::collect_captures(expr.node())) {}
 
 bool ScoreMod::is_identity() const {
-  return expr_.node().op == Op::variable && expr_.node().variable == expr::Variable::score;
+  return formula().node().op == Op::variable && formula().node().variable == expr::Variable::score;
 }
 
 MaskMod::MaskMod() : Program(Expr(true), {}) {}
@@ -94,7 +186,7 @@ MaskMod::MaskMod(const Expr& expr)
     : Program(mask_formula(expr), expr::collect_captures(expr.node())) {}
 
 bool MaskMod::is_all_visible() const {
-  return expr_.node().op == Op::constant && expr_.node().int_value == 1;
+  return formula().node().op == Op::constant && formula().node().int_value == 1;
 }
 
 ScoreMod operator|(const ScoreMod& first, const ScoreMod& second) {
@@ -115,7 +207,9 @@ MaskMod operator||(const MaskMod& a, const MaskMod& b) {
 
 MaskMod operator!(const MaskMod& a) { return MaskMod(!a.expr()); }
 
-bool operator==(const ScoreMod& a, const ScoreMod& b) { return identical(a.expr(), b.expr()); }
-bool operator==(const MaskMod& a, const MaskMod& b) { return identical(a.expr(), b.expr()); }
+bool operator==(const ScoreMod& a, const ScoreMod& b) {
+  return identical(a.formula(), b.formula());
+}
+bool operator==(const MaskMod& a, const MaskMod& b) { return identical(a.formula(), b.formula()); }
 
 }  // namespace fovea

@@ -12,7 +12,7 @@ NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)
     operands.reserve(node->operands.size());
     for (const NodePtr& operand : node->operands) {
       operands.push_back(rewritten.at(operand->digest));
-      is_changed |= operands.back()->digest != operand->digest;
+      is_changed |= operands.back() != operand;  // or bound to something else, under one digest
     }
     return is_changed ? with_operands(*node, std::move(operands)) : node;
   };

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/check.hpp"
+#include "fovea/error.hpp"
 
 namespace fovea::expr {
 
@@ -45,7 +45,7 @@ std::uint64_t int_of(std::string_view digits, int base) {
 }  // namespace
 
 void fail_at(std::size_t column, std::string_view argument, const std::string& message) {
-  invalid(std::string(argument), fmt::format("column {}: {}", column, message));
+  throw ParseError(fmt::format("{}: column {}: {}", argument, column, message), column);
 }
 
 std::string shown(std::string_view text) {

@@ -19,7 +19,7 @@ struct Token {
   double float_value = 0;
 };
 
-/// "score_mod: column 9: message"
+/// Throws ParseError: "score_mod: column 9: message".
 [[noreturn]] void fail_at(std::size_t column, std::string_view argument,
                           const std::string& message);
 

@@ -6,14 +6,9 @@
 #include <optional>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
-#include "fovea/mask.hpp"
-
 #include "core/check.hpp"
-#include "expr/passes.hpp"
 #include "ffi/sized_struct.hpp"
 #include "ffi/tensor.hpp"
 
@@ -39,6 +34,17 @@ static_assert(static_cast<int>(CpuTarget::neon) == FOVEA_CPU_NEON);
 constexpr std::size_t kLeastArgsSize = offsetof(fovea_attention_forward_args, lse);
 constexpr std::size_t kLeastOptionsSize = offsetof(fovea_plan_options, max_seqlen_kv);
 
+/// A handle and what it is given to read.
+struct ProgramArgument {
+  const fovea_program* program;
+  fovea_mod kind;
+  const DLTensor* const* tensors;
+  std::size_t num_tensors;
+  const double* scalars;
+  std::size_t num_scalars;
+  std::string name, text_name;  // the fields
+};
+
 // Reads the fields of one struct and says whose they are when one is wrong.
 class Reader {
  public:
@@ -48,6 +54,9 @@ class Reader {
   // Most tensors of most calls are NULL: what they would be called in an error is not spelt out.
   TensorView input(const DLTensor* tensor, std::string_view name) const {
     return tensor == nullptr ? TensorView() : to_view(tensor, Access::read, label(name));
+  }
+  TensorView captured(const DLTensor* tensor, std::string_view name) const {
+    return to_view(tensor, Access::read, label(name), Rank::from_zero);
   }
   TensorView output(const DLTensor* tensor, std::string_view name) const {
     return tensor == nullptr ? TensorView() : to_view(tensor, Access::write, label(name));
@@ -72,8 +81,11 @@ class Reader {
 
  private:
   std::string label(std::string_view name) const { return where_ + ": " + std::string(name); }
-  ProgramSource::Scalar scalar(std::size_t i) const;
+  CapturedScalar scalar(std::string name, std::int32_t type, double value) const;
+  CapturedScalar scalar(std::size_t i) const;
   void read_captures(ProgramSource& source) const;
+  void read_handle(const ProgramArgument& given, ProgramInput& input) const;
+  CapturedTensor handle_tensor(const ProgramArgument& given, std::size_t i) const;
   void refuse_one_sided_segments(const ProgramSource& source) const;
   void read_segments(ProgramSource& source) const;
   void check_packed_ids(const TensorView& ids, const DLTensor* rows, std::string_view name) const;
@@ -82,18 +94,21 @@ class Reader {
   std::string where_;
 };
 
-ProgramSource::Scalar Reader::scalar(std::size_t i) const {
+CapturedScalar Reader::scalar(std::string name, std::int32_t type, double value) const {
+  if (type == FOVEA_SCALAR_FLOAT) return {std::move(name), ExprType::floating, value};
+  if (!(value >= -2147483648.0 && value <= 2147483647.0) || value != std::trunc(value)) {
+    invalid(label(name), "is " + std::to_string(value) +
+                             "; expected a whole number of 32 bits, or FOVEA_SCALAR_FLOAT");
+  }
+  return {std::move(name), ExprType::integer, value};
+}
+
+CapturedScalar Reader::scalar(std::size_t i) const {
   const fovea_named_scalar& given = args_.scalars[i];
   const std::string name = "scalars[" + std::to_string(i) + "]";
   if (given.name == nullptr) invalid(label(name), "name is NULL; expected a name");
-  const auto type = enumerator<int>(given.type, FOVEA_SCALAR_FLOAT, name + ".type");
-  if (type == FOVEA_SCALAR_FLOAT) return {given.name, ExprType::floating, given.value};
-  if (!(given.value >= -2147483648.0 && given.value <= 2147483647.0) ||
-      given.value != std::trunc(given.value)) {
-    invalid(label(given.name), "is " + std::to_string(given.value) +
-                                   "; expected a whole number of 32 bits, or FOVEA_SCALAR_FLOAT");
-  }
-  return {given.name, ExprType::integer, given.value};
+  enumerator<int>(given.type, FOVEA_SCALAR_FLOAT, name + ".type");
+  return scalar(given.name, given.type, given.value);
 }
 
 void Reader::read_captures(ProgramSource& source) const {
@@ -108,9 +123,65 @@ void Reader::read_captures(ProgramSource& source) const {
     if (given.name == nullptr) {
       invalid(label("tensors[" + std::to_string(i) + "]"), "name is NULL; expected a name");
     }
-    source.tensors.emplace_back(given.name, required(input(given.tensor, given.name), given.name));
+    if (given.tensor == nullptr) invalid(label(given.name), "is NULL; expected a tensor");
+    source.captures.tensors.push_back({given.name, captured(given.tensor, given.name)});
   }
-  for (std::size_t i = 0; i < args_.num_scalars; ++i) source.scalars.push_back(scalar(i));
+  for (std::size_t i = 0; i < args_.num_scalars; ++i) source.captures.scalars.push_back(scalar(i));
+}
+
+/// NULL where the formula reads none of it.
+CapturedTensor Reader::handle_tensor(const ProgramArgument& given, std::size_t i) const {
+  const CapturedTensor& declared = given.program->parsed->signature.tensors[i];
+  const DLTensor* tensor = given.tensors[i];
+  if (tensor == nullptr) {
+    const auto& read = given.program->parsed->program().captures().tensors;
+    if (std::ranges::find(read, declared.name, &CapturedTensor::name) != read.end())
+      invalid(label(declared.name), "is NULL; expected a tensor");
+    return declared;
+  }
+  const TensorView view = captured(tensor, declared.name);
+  if (view.dtype() != declared.view.dtype() || view.rank() != declared.view.rank()) {
+    invalid(label(declared.name), "is " + to_string(view.spec()) + "; expected " +
+                                      std::string(name(declared.view.dtype())) + " of rank " +
+                                      std::to_string(declared.view.rank()) + ", as " + given.name +
+                                      " was made with");
+  }
+  return {declared.name, view};
+}
+
+void Reader::read_handle(const ProgramArgument& given, ProgramInput& input) const {
+  if (given.program == nullptr) {
+    if (given.num_tensors > 0 || given.num_scalars > 0)
+      invalid(label(given.name), "is NULL and tensors or scalars for it are given; expected both");
+    return;
+  }
+  if (input.text) {
+    invalid(label(given.name), "is given beside " + given.text_name + "; expected one of the two");
+  }
+  input.parsed = given.program->parsed;
+  if (input.parsed->kind != given.kind) {
+    invalid(label(given.name), given.kind == FOVEA_SCORE_MOD
+                                   ? "is a mask program; expected FOVEA_SCORE_MOD"
+                                   : "is a score program; expected FOVEA_MASK_MOD");
+  }
+  const Captures& signature = input.parsed->signature;
+  const auto check_count = [&](std::string_view kind, std::size_t got, std::size_t expected,
+                               const void* array) {
+    if (got == expected && (got == 0 || array != nullptr)) return;
+    invalid(label(given.name), "is given " + std::to_string(array == nullptr ? 0 : got) + " " +
+                                   std::string(kind) + "; expected " + std::to_string(expected) +
+                                   ", as it was made with");
+  };
+  check_count("tensors", given.num_tensors, signature.tensors.size(), given.tensors);
+  check_count("scalars", given.num_scalars, signature.scalars.size(), given.scalars);
+  for (std::size_t i = 0; i < given.num_tensors; ++i)
+    input.captures.tensors.push_back(handle_tensor(given, i));
+  for (std::size_t i = 0; i < given.num_scalars; ++i) {
+    const CapturedScalar& declared = signature.scalars[i];
+    const bool is_float = declared.type == ExprType::floating;
+    input.captures.scalars.push_back(
+        scalar(declared.name, is_float ? FOVEA_SCALAR_FLOAT : FOVEA_SCALAR_INT, given.scalars[i]));
+  }
 }
 
 /// Ids of one side serve both where the lengths are equal.
@@ -153,7 +224,16 @@ ProgramSource Reader::program_source() const {
   source.softcap = args_.softcap;
   source.bias = input(args_.bias, "bias");
   source.alibi = input(args_.alibi, "alibi");
-  if (args_.score_mod != nullptr) source.score_mod = args_.score_mod;
+  if (args_.score_mod != nullptr) source.score_mod.text = args_.score_mod;
+  read_handle({.program = args_.score_program,
+               .kind = FOVEA_SCORE_MOD,
+               .tensors = args_.score_tensors,
+               .num_tensors = args_.num_score_tensors,
+               .scalars = args_.score_scalars,
+               .num_scalars = args_.num_score_scalars,
+               .name = "score_program",
+               .text_name = "score_mod"},
+              source.score_mod);
   source.mask = input(args_.mask, "mask");
   const bool has_left = boolean(args_.has_window_left, "has_window_left");
   const bool has_right = boolean(args_.has_window_right, "has_window_right");
@@ -161,98 +241,19 @@ ProgramSource Reader::program_source() const {
   if (has_right) source.window_right = args_.window_right;
   source.is_causal = boolean(args_.causal, "causal");
   read_segments(source);
-  if (args_.mask_mod != nullptr) source.mask_mod = args_.mask_mod;
+  if (args_.mask_mod != nullptr) source.mask_mod.text = args_.mask_mod;
+  read_handle({.program = args_.mask_program,
+               .kind = FOVEA_MASK_MOD,
+               .tensors = args_.mask_tensors,
+               .num_tensors = args_.num_mask_tensors,
+               .scalars = args_.mask_scalars,
+               .num_scalars = args_.num_mask_scalars,
+               .name = "mask_program",
+               .text_name = "mask_mod"},
+              source.mask_mod);
   const bool needs_align = source.is_causal || has_left || has_right || source.alibi;
   if (needs_align) source.align = enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align");
   return source;
-}
-
-Captures captures_of(const ProgramSource& source) {
-  Captures captures;
-  for (const auto& [name, view] : source.tensors) captures.tensors.push_back({name, view});
-  for (const auto& [name, type, value] : source.scalars)
-    captures.scalars.push_back({name, type, value});
-  return captures;
-}
-
-/// The score of the fields, and of the text behind it, and where each name went.
-class ScoreBuilder {
- public:
-  Programs build(const ProgramSource& source, const Captures& captures) {
-    if (source.softcap != 0) add_word("softcap", softcap(source.softcap));
-    if (source.bias) add_word("bias", bias(source.bias));
-    if (source.alibi) add_word("alibi", alibi(source.alibi, source.align));
-    if (source.score_mod) add_text(parse_score_mod(*source.score_mod, captures));
-    return std::move(programs_);
-  }
-
- private:
-  /// A word captures at most one tensor; what else it captures, C callers cannot name.
-  void add_word(const std::string& name, const ScoreMod& word) {
-    for (const CapturedTensor& tensor : word.captures().tensors)
-      programs_.slots.emplace_back(name, tensor.name);
-    programs_.score = programs_.score | word;
-  }
-
-  /// A text may name a slot as a field does, bound to the same tensor or to an equal number even: two slots all the
-  /// same, since each has a gradient of its own.
-  void add_text(const ScoreMod& text) {
-    std::unordered_set<std::string> taken;
-    add_names(programs_.score.captures(), taken);
-    const std::unordered_set<std::string> of_words = taken;
-    add_names(text.captures(), taken);
-    std::unordered_map<std::string, std::string> slots;
-    const auto slot_of = [&](const std::string& name) {
-      const auto [entry, is_new] = slots.emplace(name, name);
-      for (int suffix = 2; is_new && of_words.contains(entry->second); ++suffix) {
-        std::string candidate = name + "_" + std::to_string(suffix);
-        if (taken.insert(candidate).second) entry->second = std::move(candidate);
-      }
-      return entry->second;
-    };
-    const ScoreMod apart(Expr(expr::rename_slots(text.expr().shared(), slot_of)));
-    programs_.slots.insert(programs_.slots.end(), slots.begin(), slots.end());
-    programs_.score = programs_.score | apart;
-  }
-
-  static void add_names(const Captures& captures, std::unordered_set<std::string>& names) {
-    for (const CapturedTensor& tensor : captures.tensors) names.insert(tensor.name);
-    for (const CapturedScalar& scalar : captures.scalars) names.insert(scalar.name);
-  }
-
-  Programs programs_;
-};
-
-/// Ids of one side alone serve both.
-MaskMod documents_of(const ProgramSource& source) {
-  const TensorView& q_ids = source.segments_q ? source.segments_q : source.segments_kv;
-  const TensorView& kv_ids = source.segments_kv ? source.segments_kv : source.segments_q;
-  if (!source.cu_seqlens_q) return documents(q_ids, kv_ids);
-  return documents({.segments_q = q_ids,
-                    .segments_kv = kv_ids,
-                    .cu_seqlens_q = source.cu_seqlens_q,
-                    .cu_seqlens_kv = source.cu_seqlens_kv});
-}
-
-MaskMod mask_of(const ProgramSource& source, const Captures& captures) {
-  MaskMod mask;
-  const auto also = [&mask](const MaskMod& next) {
-    mask = mask.is_all_visible() ? next : mask && next;
-  };
-  if (source.mask) also(dense_mask(source.mask));
-  if (source.window_left || source.window_right)
-    also(window(source.window_left, source.window_right, source.align));
-  if (source.is_causal) also(causal(source.align));
-  if (source.segments_q || source.segments_kv) also(documents_of(source));
-  if (source.mask_mod) also(parse_mask_mod(*source.mask_mod, captures));
-  return mask;
-}
-
-Programs programs_from(const ProgramSource& source) {
-  const Captures captures = captures_of(source);
-  Programs programs = ScoreBuilder().build(source, captures);
-  programs.mask = mask_of(source, captures);
-  return programs;
 }
 
 std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
@@ -270,10 +271,21 @@ std::unique_ptr<CallbackExecutor> to_executor(const fovea_executor* executor,
 }
 
 std::string slot_of(const Call& call, std::string_view name, const std::string& label) {
-  const auto found =
-      std::ranges::find(call.slots, name, &std::pair<std::string, std::string>::first);
-  if (found != call.slots.end()) return found->second;
-  invalid(label, "is not read by the score; expected bias, alibi or a name that score_mod reads");
+  const auto found = std::ranges::find(*call.slots, name, &Programs::Slots::value_type::first);
+  if (found != call.slots->end()) return found->second;
+  invalid(
+      label,
+      "is not read by the score; expected bias, alibi or a name that score_mod or score_program "
+      "reads");
+}
+
+Programs programs_of(const fovea_attention_forward_args& args, const ProgramSource& source,
+                     ProgramCache* cache) {
+  if (cache != nullptr) return cache->programs_of(source);
+  const fovea_program* handle =
+      args.score_program != nullptr ? args.score_program : args.mask_program;
+  return handle != nullptr ? handle->programs.programs_of(source)
+                           : ProgramCache().programs_of(source);
 }
 
 }  // namespace
@@ -292,15 +304,6 @@ Threads to_threads(fovea_runtime* runtime, const fovea_executor* executor,
   return threads;
 }
 
-Programs ProgramCache::programs_of(ProgramSource source) {
-  const std::lock_guard lock(mutex_);
-  if (source_ != source) {
-    programs_ = programs_from(source);
-    source_ = std::move(source);
-  }
-  return programs_;
-}
-
 Call to_call(const fovea_attention_forward_args* from, const std::string& where,
              ProgramCache* cache) {
   const auto c = read_struct(from, kLeastArgsSize, where);
@@ -314,9 +317,7 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   args.lse = read.output(c.lse, "lse");
   args.row_max = read.output(c.row_max, "row_max");
 
-  ProgramSource source = read.program_source();
-  Programs programs =
-      cache != nullptr ? cache->programs_of(std::move(source)) : programs_from(source);
+  Programs programs = programs_of(c, read.program_source(), cache);
   args.score = std::move(programs.score);
   args.mask = std::move(programs.mask);
   call.slots = std::move(programs.slots);
@@ -375,7 +376,7 @@ std::vector<CapturedTensor> to_captured(const Call& call, const fovea_named_tens
     const std::string at = where + "[" + std::to_string(i) + "]";
     if (named[i].name == nullptr) invalid(at, "name is NULL; expected a name");
     const std::string label = where + ": " + named[i].name;
-    const TensorView view = to_view(named[i].tensor, access, label);
+    const TensorView view = to_elements_view(named[i].tensor, access, label);
     if (!view) invalid(label, "is NULL; expected a tensor");
     result.push_back({slot_of(call, named[i].name, label), view});
   }

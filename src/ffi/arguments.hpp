@@ -2,18 +2,15 @@
 // plan's.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "fovea/attention.hpp"
 #include "fovea/fovea.h"
 
+#include "ffi/programs.hpp"
 #include "ffi/tensor.hpp"
 
 struct fovea_runtime {
@@ -49,61 +46,15 @@ inline Runtime& runtime_of(const Threads& threads) {
   return threads.runtime != nullptr ? *threads.runtime : Runtime::process_default();
 }
 
-/// All that the programs of a call are made from: equal sources, equal programs.
-struct ProgramSource {
-  struct Scalar {
-    std::string name;
-    ExprType type = ExprType::floating;
-    double value = 0;
-    /// By the bits of the value, as slots tell scalars apart.
-    bool operator==(const Scalar& other) const {
-      return name == other.name && type == other.type &&
-             std::bit_cast<std::uint64_t>(value) == std::bit_cast<std::uint64_t>(other.value);
-    }
-  };
-
-  float softcap = 0;  // 0: none
-  TensorView bias{}, alibi{}, mask{}, segments_q{}, segments_kv{};
-  TensorView cu_seqlens_q{}, cu_seqlens_kv{};  // where segments are of packed rows
-  std::optional<std::string> score_mod{}, mask_mod{};
-  bool is_causal = false;
-  Align align = Align::bottom_right;
-  std::optional<std::int64_t> window_left{}, window_right{};
-  std::vector<std::pair<std::string, TensorView>> tensors{};
-  std::vector<Scalar> scalars{};
-
-  bool operator==(const ProgramSource&) const = default;
-};
-
-struct Programs {
-  ScoreMod score{};
-  MaskMod mask{};
-  /// What a C caller names ("bias", "alibi", what score_mod reads) and the slot of `score` that it became. A name that
-  /// stands twice means the first.
-  std::vector<std::pair<std::string, std::string>> slots{};
-};
-
-/// The programs of the last call: making them anew (nodes, texts, captures) costs a call several microseconds. Thread
-/// safe.
-class ProgramCache {
- public:
-  Programs programs_of(ProgramSource source);
-
- private:
-  std::mutex mutex_;
-  std::optional<ProgramSource> source_;
-  Programs programs_;
-};
-
 /// A C++ call with what it borrows.
 struct Call {
   AttentionForward args;
-  std::vector<std::pair<std::string, std::string>> slots;  // of args.score, as in Programs
+  std::shared_ptr<const Programs::Slots> slots;  // of args.score
   Threads threads;
 };
 
-/// Throws InvalidArgument, each message starting with `where`. With a cache, the programs of an equal call before serve
-/// again.
+/// Throws InvalidArgument, each message starting with `where`. The formulas of a call of the same structure before come
+/// from `cache`, else from that of its program handles, if it has any.
 Call to_call(const fovea_attention_forward_args* args, const std::string& where,
              ProgramCache* cache = nullptr);
 

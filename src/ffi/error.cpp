@@ -16,10 +16,10 @@ fovea_error out_of_memory{FOVEA_INTERNAL, "out of memory"};
 
 }  // namespace
 
-int report(int kind, const char* message, fovea_error** error) noexcept {
+int report(int kind, const char* message, fovea_error** error, std::size_t column) noexcept {
   if (error == nullptr) return kind;
   try {
-    *error = new fovea_error{kind, message};
+    *error = new fovea_error{kind, message, column};
   } catch (...) {
     *error = &out_of_memory;
   }

@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 
 namespace fovea::ffi {
+
 // From malloc, so that any language's binding can tell how it is freed.
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));

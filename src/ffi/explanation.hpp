@@ -15,4 +15,7 @@ char* copy_text(const std::string& text);
 /// format.
 char* render(const Explanation& explanation, std::int32_t format, const char* where);
 
+/// From malloc, so that any language's binding can tell how it is freed.
+char* copy_text(const std::string& text);
+
 }  // namespace fovea::ffi

@@ -15,6 +15,7 @@
 #include "ffi/error.hpp"
 #include "ffi/explanation.hpp"
 #include "ffi/plan.hpp"
+#include "ffi/programs.hpp"
 
 namespace {
 
@@ -36,6 +37,8 @@ int fovea_error_kind(const fovea_error* error) { return error == nullptr ? FOVEA
 const char* fovea_error_message(const fovea_error* error) {
   return error == nullptr ? "" : error->message.c_str();
 }
+
+size_t fovea_error_column(const fovea_error* error) { return error == nullptr ? 0 : error->column; }
 
 void fovea_error_free(fovea_error* error) { fovea::ffi::release(error); }
 

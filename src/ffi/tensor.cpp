@@ -27,18 +27,6 @@ constexpr std::array<DtypeCode, 8> kDtypes = {{
     {kDLInt, 64, Dtype::i64},
 }};
 
-Dtype to_dtype(const DLDataType& dtype, const std::string& name) {
-  if (dtype.lanes != 1) {
-    invalid(name, "dtype has " + std::to_string(dtype.lanes) + " lanes; expected 1");
-  }
-  for (const DtypeCode& known : kDtypes) {
-    if (known.code == dtype.code && known.bits == dtype.bits) return known.dtype;
-  }
-  invalid(name, "dtype has code " + std::to_string(dtype.code) + " and " +
-                    std::to_string(dtype.bits) +
-                    " bits; expected f32, f16, bf16, bool, u8, i8, i32 or i64");
-}
-
 Device to_device(const DLDevice& device, const std::string& name) {
   switch (static_cast<int>(device.device_type)) {
     case kDLCPU:
@@ -54,13 +42,27 @@ Device to_device(const DLDevice& device, const std::string& name) {
 
 }  // namespace
 
-TensorView to_view(const DLTensor* tensor, Access access, const std::string& name) {
-  if (tensor == nullptr) return {};
-  if (tensor->ndim < 1 || tensor->ndim > kMaxRank) {
-    invalid(name, "rank is " + std::to_string(tensor->ndim) + "; expected 1 to " +
-                      std::to_string(kMaxRank));
+Dtype to_dtype(const DLDataType& dtype, const std::string& name) {
+  if (dtype.lanes != 1) {
+    invalid(name, "dtype has " + std::to_string(dtype.lanes) + " lanes; expected 1");
   }
-  if (tensor->shape == nullptr) invalid(name, "shape is NULL; expected ndim extents");
+  for (const DtypeCode& known : kDtypes) {
+    if (known.code == dtype.code && known.bits == dtype.bits) return known.dtype;
+  }
+  invalid(name, "dtype has code " + std::to_string(dtype.code) + " and " +
+                    std::to_string(dtype.bits) +
+                    " bits; expected f32, f16, bf16, bool, u8, i8, i32 or i64");
+}
+
+TensorView to_view(const DLTensor* tensor, Access access, const std::string& name, Rank least) {
+  if (tensor == nullptr) return {};
+  const int least_rank = least == Rank::from_zero ? 0 : 1;
+  if (tensor->ndim < least_rank || tensor->ndim > kMaxRank) {
+    invalid(name, "rank is " + std::to_string(tensor->ndim) + "; expected " +
+                      std::to_string(least_rank) + " to " + std::to_string(kMaxRank));
+  }
+  if (tensor->ndim > 0 && tensor->shape == nullptr)
+    invalid(name, "shape is NULL; expected ndim extents");
   const Dtype dtype = to_dtype(tensor->dtype, name);
   const Device device = to_device(tensor->device, name);
   if (tensor->byte_offset % size_bytes(dtype) != 0) {
@@ -84,6 +86,16 @@ TensorView to_view(const DLTensor* tensor, Access access, const std::string& nam
   if (data != nullptr) data = static_cast<std::byte*>(data) + tensor->byte_offset;
   if (access == Access::write) return {data, spec};
   return {static_cast<const void*>(data), spec};
+}
+
+TensorView to_elements_view(const DLTensor* tensor, Access access, const std::string& name) {
+  if (tensor == nullptr || tensor->ndim != 0) return to_view(tensor, access, name);
+  std::int64_t one = 1;
+  DLTensor element = *tensor;
+  element.ndim = 1;
+  element.shape = &one;
+  element.strides = nullptr;
+  return to_view(&element, access, name);
 }
 
 }  // namespace fovea::ffi

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +43,10 @@ class BlockMapper {
   /// The tensors that the mask captures must stay alive and unchanged: where positions index them, they are read here,
   /// once, into range tables (range_table.hpp). A tensor without data is taken to hold anything. tile_kv >= 1.
   BlockMapper(const MaskMod& mask, std::int64_t tile_kv);
+  /// Of the formula alone: for over(), and for questions where the mask captures nothing. Reads no tensor.
+  static BlockMapper of_formula(const MaskMod& mask, std::int64_t tile_kv);
+  /// The same formula over the tensors and numbers of `mask`, at the cost of their range tables.
+  BlockMapper over(const MaskMod& mask) const;
   ~BlockMapper();
   BlockMapper(BlockMapper&&) noexcept;
   BlockMapper& operator=(BlockMapper&&) noexcept;
@@ -61,6 +66,7 @@ class BlockMapper {
 
  private:
   struct Impl;
+  explicit BlockMapper(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 

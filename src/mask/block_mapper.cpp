@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -102,27 +103,39 @@ std::vector<Interval>& scratch() {
   return values;
 }
 
-struct PreparedMask {
-  PreparedMask(const MaskMod& mask, std::int64_t tile)
+/// What follows from the formula.
+struct MaskFormula {
+  MaskFormula(const MaskMod& mask, std::int64_t tile)
       : tile_kv(tile),
-        program(expr::simplify(mask.expr().shared())),
-        loads(program.nodes()),
+        program(expr::simplify(mask.formula().shared())),
         bands(Bands::compile(program.nodes())),
         q_loads(loads_along(program.nodes(), Variable::q_idx, Variable::kv_idx)),
         kv_loads(loads_along(program.nodes(), Variable::kv_idx, Variable::q_idx)) {}
 
   std::int64_t tile_kv = 1;
   expr::IntervalProgram program;
-  MaskLoads loads;
   std::optional<Bands> bands;
   std::vector<std::size_t> q_loads, kv_loads;
+};
+
+struct BoundMask {
+  std::shared_ptr<const MaskFormula> formula;
+  MaskLoads loads{};
+  std::vector<CapturedScalar> scalars{};
+
+  double scalar(const Node& node) const {
+    const auto found = std::ranges::find(scalars, node.name, &CapturedScalar::name);
+    FOVEA_ASSERT(found != scalars.end());
+    return found->value;
+  }
 };
 
 /// The work of one call of BlockMapper::row.
 class RowMapper {
  public:
-  RowMapper(const PreparedMask& mask, const TileRow& row, std::vector<TileRun>& runs)
-      : mask_(mask),
+  RowMapper(const BoundMask& mask, const TileRow& row, std::vector<TileRun>& runs)
+      : bound_(mask),
+        mask_(*mask.formula),
         whole_{.q = {row.q_begin, row.q_end},
                .kv = {0, row.seqlen_kv},
                .head = {row.q_head_begin, row.q_head_end}},
@@ -131,8 +144,10 @@ class RowMapper {
     variable(Variable::kv_head) = point(row.kv_head);
     variable(Variable::seqlen_q) = point(row.seqlen_q);
     variable(Variable::seqlen_kv) = point(row.seqlen_kv);
+    box_.scalar_value = [this](const Node& node) { return bound_.scalar(node); };
+    box_.tensor = [this](const Node& load) -> const TensorView& { return bound_.loads.view(load); };
     box_.load_bounds = [this](const Node& load, const Interval* indices) {
-      return mask_.loads.range(load, indices, scan_);
+      return bound_.loads.range(load, indices, scan_);
     };
   }
 
@@ -363,7 +378,8 @@ class RowMapper {
     halve(tiles.begin, tiles.end);  // two bands together may fill a tile
   }
 
-  const PreparedMask& mask_;
+  const BoundMask& bound_;
+  const MaskFormula& mask_;
   const Box whole_;
   std::vector<TileRun>& runs_;
   expr::Box box_;
@@ -375,14 +391,26 @@ class RowMapper {
 
 }  // namespace
 
-struct BlockMapper::Impl : PreparedMask {
-  using PreparedMask::PreparedMask;
-};
+struct BlockMapper::Impl : BoundMask {};
 
-BlockMapper::BlockMapper(const MaskMod& mask, std::int64_t tile_kv) {
+BlockMapper::BlockMapper(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+BlockMapper::BlockMapper(const MaskMod& mask, std::int64_t tile_kv)
+    : BlockMapper(of_formula(mask, tile_kv).over(mask)) {}
+
+BlockMapper BlockMapper::of_formula(const MaskMod& mask, std::int64_t tile_kv) {
   FOVEA_ASSERT(tile_kv >= 1);
-  impl_ = std::make_unique<Impl>(mask, tile_kv);
+  return BlockMapper(std::make_unique<Impl>(
+      Impl{{.formula = std::make_shared<const MaskFormula>(mask, tile_kv)}}));
 }
+
+BlockMapper BlockMapper::over(const MaskMod& mask) const {
+  const auto& formula = impl_->formula;
+  const Captures& captures = mask.captures();
+  return BlockMapper(std::make_unique<Impl>(
+      Impl{{formula, MaskLoads(formula->program.nodes(), captures), captures.scalars}}));
+}
+
 BlockMapper::~BlockMapper() = default;
 BlockMapper::BlockMapper(BlockMapper&&) noexcept = default;
 BlockMapper& BlockMapper::operator=(BlockMapper&&) noexcept = default;

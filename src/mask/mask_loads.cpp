@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "core/check.hpp"
 #include "mask/element_range.hpp"
 
 namespace fovea::mask {
@@ -66,6 +67,7 @@ Interval hull_of_lines(const TensorView& view, const Region& region, int line_di
 }
 
 Interval scan_region(const TensorView& view, const Region& region) {
+  if (view.rank() == 0) return range_of_elements(view, {.offset = 0, .count = 1, .stride = 1});
   const int line_dim = view.rank() - 1;
   const auto along = static_cast<std::size_t>(line_dim);
   return hull_of_lines(view, region, line_dim, [&](const Index& idx) {
@@ -93,7 +95,8 @@ PositionReads::PositionReads(const std::vector<const Node*>& nodes) {
   }
 }
 
-MaskLoads::MaskLoads(const std::vector<const Node*>& nodes) {
+MaskLoads::MaskLoads(const std::vector<const Node*>& nodes, const Captures& captures) {
+  if (captures.tensors.empty()) return;
   const PositionReads reads_positions(nodes);
   for (const Node* node : nodes) {
     if (node->op != expr::Op::load) continue;
@@ -104,7 +107,9 @@ MaskLoads::MaskLoads(const std::vector<const Node*>& nodes) {
       ++load.num_position_dims;
       load.last_position_dim = static_cast<int>(d);
     }
-    const TensorView& view = node->tensor->view;
+    const auto captured = std::ranges::find(captures.tensors, node->name, &CapturedTensor::name);
+    FOVEA_ASSERT(captured != captures.tensors.end());
+    const TensorView& view = load.view = captured->view;
     const bool has_data = view.data() != nullptr && view.spec().num_elements() > 0;
     if (load.num_position_dims == 1 && has_data) load.table.emplace(view, load.last_position_dim);
   }
@@ -114,22 +119,28 @@ bool MaskLoads::depend_on_positions() const {
   return std::ranges::any_of(loads_, [](const Load& load) { return load.num_position_dims > 0; });
 }
 
+const MaskLoads::Load& MaskLoads::find(const Node& load) const {
+  const auto found =
+      std::ranges::find_if(loads_, [&](const Load& l) { return l.node->digest == load.digest; });
+  FOVEA_ASSERT(found != loads_.end());
+  return *found;
+}
+
 Interval MaskLoads::range(const Node& node, const Interval* indices, Scan scan) const {
-  const TensorView& view = node.tensor->view;
+  const Load& load = find(node);
+  const TensorView& view = load.view;
   if (view.data() == nullptr || view.spec().num_elements() == 0) {
     return range_of_dtype(view.dtype());
   }
-  const auto load =
-      std::ranges::find_if(loads_, [&](const Load& l) { return l.node->digest == node.digest; });
   const Region region = region_of(view, indices);
-  if (load != loads_.end() && load->table) {
-    const int dim = load->last_position_dim;
+  if (load.table) {
+    const int dim = load.last_position_dim;
     const auto i = static_cast<std::size_t>(dim);
     return hull_of_lines(view, region, dim, [&](const Index& idx) {
-      return load->table->range(idx, region.first[i], region.last[i]);
+      return load.table->range(idx, region.first[i], region.last[i]);
     });
   }
-  const bool is_uniform = load != loads_.end() && load->num_position_dims == 0;
+  const bool is_uniform = load.num_position_dims == 0;
   if (is_uniform || scan == Scan::allowed || num_elements(region, view.rank()) <= kCheapScan) {
     return scan_region(view, region);
   }

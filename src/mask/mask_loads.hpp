@@ -31,10 +31,12 @@ enum class Scan : std::uint8_t { forbidden, allowed };
 
 class MaskLoads {
  public:
-  /// Takes the loads among `nodes` (in topological order) and builds their tables. A tensor without data is legal: it
-  /// may yield anything.
-  explicit MaskLoads(const std::vector<const expr::Node*>& nodes);
+  MaskLoads() = default;
+  /// Takes the loads among `nodes` (in topological order) and builds their tables from what `captures` has under their
+  /// slots' names. A tensor without data is legal: it may yield anything.
+  MaskLoads(const std::vector<const expr::Node*>& nodes, const Captures& captures);
 
+  const TensorView& view(const expr::Node& load) const { return find(load).view; }
   /// `indices` have been clamped into the tensor.
   expr::Interval range(const expr::Node& load, const expr::Interval* indices, Scan scan) const;
 
@@ -44,10 +46,13 @@ class MaskLoads {
  private:
   struct Load {
     const expr::Node* node = nullptr;
+    TensorView view{};
     int num_position_dims = 0;  // dimensions whose index depends on positions
     int last_position_dim = 0;
     std::optional<RangeTable> table;  // where num_position_dims is 1 and there is data
   };
+
+  const Load& find(const expr::Node& load) const;
 
   std::vector<Load> loads_;
 };

@@ -84,8 +84,8 @@ class Checker {
     if (given == planned) return;
     constexpr std::size_t kMostShown = 256;  // bytes of a formula in a message
     refuse(fmt::format("{} is '{}'; expected the plan's '{}'", name,
-                       expr::print_up_to(given.expr().node(), kMostShown),
-                       expr::print_up_to(planned.expr().node(), kMostShown)));
+                       expr::print_up_to(given.formula().node(), kMostShown),
+                       expr::print_up_to(planned.formula().node(), kMostShown)));
   }
 
   void check_programs() const {

@@ -89,7 +89,7 @@ class Checker {
   /// A plan takes the shape of its gradient for the captured tensor's.
   void check_still_captured(const std::string& name, const TensorSpec& spec) const {
     for (const CapturedTensor& tensor : args_.forward.score.captures().tensors) {
-      if (tensor.name != name) continue;
+      if (tensor.name != name || tensor.view.rank() == 0) continue;
       const TensorSpec& got = tensor.view.spec();
       if (std::ranges::equal(shape_of(got), shape_of(spec))) return;
       door_.refuse(fmt::format("captured '{}' is {}; expected the shape of its gradient, {}", name,

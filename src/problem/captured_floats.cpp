@@ -35,6 +35,7 @@ bool check_captured_float(const TensorChecks& checks, const Captures& captures,
   const auto tensor = std::ranges::find(captures.tensors, name, &CapturedTensor::name);
   const auto scalar = std::ranges::find(captures.scalars, name, &CapturedScalar::name);
   const bool is_tensor = tensor != captures.tensors.end();
+  const bool is_one_element = !is_tensor || tensor->view.rank() == 0;
   if (!is_tensor && scalar == captures.scalars.end()) {
     checks.refuse(
         fmt::format("{} names '{}'; expected {}", argument, name, names_of_floats(captures)));
@@ -47,15 +48,15 @@ bool check_captured_float(const TensorChecks& checks, const Captures& captures,
     checks.refuse(fmt::format("{} '{}' is {}; expected f32, f16 or bf16", argument, name,
                               fovea::name(spec.dtype)));
   }
-  if (is_tensor && !std::ranges::equal(shape_of(spec), shape_of(tensor->view.spec()))) {
+  if (!is_one_element && !std::ranges::equal(shape_of(spec), shape_of(tensor->view.spec()))) {
     checks.refuse(fmt::format("{} '{}' is {}; expected {}", argument, name, got(spec),
                               to_string(make_spec(spec.dtype, shape_of(tensor->view.spec())))));
   }
-  if (!is_tensor && (spec.rank < 1 || spec.rank > kMaxRank || spec.num_elements() != 1)) {
+  if (is_one_element && (spec.rank < 1 || spec.rank > kMaxRank || spec.num_elements() != 1)) {
     checks.refuse(fmt::format("{} '{}' is {}; expected one element of f32, f16 or bf16", argument,
                               name, got(spec)));
   }
-  return !is_tensor;
+  return is_one_element;
 }
 
 }  // namespace fovea

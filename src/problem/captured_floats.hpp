@@ -17,7 +17,7 @@ struct CapturedFloat {
 };
 
 /// Refuses a name that the program does not capture, what is no float, and a shape other than the captured tensor's
-/// (scalars: one element). Returns whether it is a scalar.
+/// (scalars and tensors of rank 0: one element). Returns whether it is such a single number.
 bool check_captured_float(const TensorChecks& checks, const Captures& captures,
                           const CapturedFloat& given);
 

@@ -42,12 +42,17 @@ class Scan {
       : view_(view), data_(static_cast<const std::int64_t*>(view.data())) {}
 
   std::optional<Element> run() {
-    if (view_.rank() == 0) return std::nullopt;
+    if (view_.rank() == 0) return look_at_one();
     if (!look(0, 0)) return std::nullopt;
     return found_;
   }
 
  private:
+  std::optional<Element> look_at_one() const {
+    if (fits_32_bits(*data_)) return std::nullopt;
+    return Element{.value = *data_};
+  }
+
   std::int64_t count(int dim) const {
     return view_.stride(dim) == 0 ? std::min<std::int64_t>(1, view_.size(dim)) : view_.size(dim);
   }

@@ -28,8 +28,8 @@ class Mixer {
     }
   }
   void add(const Program& program) {
-    add(program.expr().node().digest.lo);
-    add(program.expr().node().digest.hi);
+    add(program.formula().node().digest.lo);
+    add(program.formula().node().digest.hi);
     for (const CapturedTensor& tensor : program.captures().tensors) add(tensor.view.spec());
   }
   /// Absent differs from every value, refused ones included: a lookup comes before validation.

@@ -107,11 +107,11 @@ void TensorChecks::check_distinct_elements(const NamedTensor& tensor) const {
 }
 
 void OverlapCheck::add_input(std::string_view name, const TensorView& view) {
-  add(inputs_, name, view);
+  if (view) add(inputs_, name, view);
 }
 
 void OverlapCheck::add_output(std::string_view name, const TensorView& view) {
-  add(outputs_, name, view);
+  if (view) add(outputs_, name, view);
 }
 
 void OverlapCheck::add_output(std::string_view name, std::span<const std::byte> bytes) {
@@ -121,7 +121,6 @@ void OverlapCheck::add_output(std::string_view name, std::span<const std::byte> 
 }
 
 void OverlapCheck::add(std::vector<Range>& ranges, std::string_view name, const TensorView& view) {
-  if (!view) return;
   const std::optional<ByteReach> reach = byte_reach(view.spec());
   FOVEA_ASSERT(reach.has_value());
   if (reach->low == reach->high) return;
@@ -142,7 +141,8 @@ void OverlapCheck::add_inputs(const AttentionForward& call) {
 
 void OverlapCheck::add_captured(const ScoreMod& score, const MaskMod& mask) {
   for (const Captures* captures : {&score.captures(), &mask.captures()}) {
-    for (const CapturedTensor& tensor : captures->tensors) add_input(tensor.name, tensor.view);
+    // Of rank 0, too, which is no sign of a missing tensor here.
+    for (const CapturedTensor& tensor : captures->tensors) add(inputs_, tensor.name, tensor.view);
   }
 }
 

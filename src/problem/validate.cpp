@@ -158,14 +158,8 @@ expr::Box position_bounds(const ForwardProblem& f) {
   return box;
 }
 
-void check_captures(const ProblemChecks& checks, const Program& program, const TensorSpec& q,
-                    std::string_view argument) {
+void check_captures(const ProblemChecks& checks, const Program& program, const TensorSpec& q) {
   for (const CapturedTensor& tensor : program.captures().tensors) {
-    if (!tensor.view) {
-      checks.refuse(
-          fmt::format("{} captures '{}' without a tensor; expected a view with shape and dtype",
-                      argument, tensor.name));
-    }
     checks.check_device(tensor.name, tensor.view.spec(), q);
     checks.check_extents(tensor.name, tensor.view.spec());
   }
@@ -173,8 +167,8 @@ void check_captures(const ProblemChecks& checks, const Program& program, const T
 
 void check_programs(const ProblemChecks& checks, const ForwardProblem& f) {
   const expr::Box box = position_bounds(f);
-  check_captures(checks, f.problem.score, f.problem.q, "score");
-  check_captures(checks, f.problem.mask, f.problem.q, "mask");
+  check_captures(checks, f.problem.score, f.problem.q);
+  check_captures(checks, f.problem.mask, f.problem.q);
   expr::verify(f.problem.score.expr().node(), "score program as it was given");
   expr::verify(f.problem.mask.expr().node(), "mask program as it was given");
   // A problem without positions evaluates nothing, so nothing can be out of range.

@@ -128,6 +128,10 @@ class Loan {
     return reinterpret_cast<const T*>(block.get());
   }
 
+  const fovea_program* keep(std::shared_ptr<const fovea_program> program) {
+    return programs_.emplace_back(std::move(program)).get();
+  }
+
   void expect_unwritten() const {
     for (const Tensor& t : tensors_) require(!t.is_output || t.is_unwritten());
   }
@@ -170,6 +174,7 @@ class Loan {
   DLDataType float_type_;
   std::deque<Tensor> tensors_;
   std::deque<std::unique_ptr<std::uint8_t[]>> structs_;
+  std::deque<std::shared_ptr<const fovea_program>> programs_;
 };
 
 /// Runs in the fuzzer's thread.
@@ -224,6 +229,64 @@ void give_programs(Loan& loan, Bytes& bytes, const Sizes& s, fovea_attention_for
   args.num_scalars = 1;
 }
 
+/// Mostly programs that calls can use; sometimes none.
+std::shared_ptr<const fovea_program> some_program(Bytes& bytes, std::int32_t kind) {
+  constexpr std::array<const char*, 5> kScores{"score + slopes[q_head] * one", "score * n",
+                                               "score + table[q_idx, kv_idx]", "score +",
+                                               "score * tanh(slopes[int(one)]) + n"};
+  constexpr std::array<const char*, 4> kMasks{"kv_idx <= q_idx", "table[q_idx, kv_idx] > n",
+                                              "kv_idx - q_idx < one", "slopes[q_head]"};
+  const std::array<fovea_tensor_slot, 3> tensors{
+      {{"slopes", kF32, 1}, {"table", kF32, 2}, {"one", kF32, bytes.next() % 64 == 1 ? 1 : 0}}};
+  const fovea_scalar_slot scalar{"n", bytes.next() % 3};
+  fovea_program_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.kind = kind;
+  args.text = kind == FOVEA_SCORE_MOD ? kScores[bytes.next() % kScores.size()]
+                                      : kMasks[bytes.next() % kMasks.size()];
+  args.tensors = tensors.data();
+  args.num_tensors = tensors.size();
+  args.scalars = &scalar;
+  args.num_scalars = 1;
+  fovea_program* program = nullptr;
+  fovea_error* error = nullptr;
+  const int result = fovea_program_create(&args, &program, &error);
+  require((program != nullptr) == (result == FOVEA_OK));
+  require((error != nullptr) == (result != FOVEA_OK));
+  fovea_error_free(error);
+  char* text = nullptr;
+  require((fovea_program_text(program, &text, nullptr) == FOVEA_OK) == (program != nullptr));
+  fovea_string_free(text);
+  return {program,
+          [](const fovea_program* p) { fovea_program_destroy(const_cast<fovea_program*>(p)); }};
+}
+
+void give_handles(Loan& loan, Bytes& bytes, const Sizes& s, fovea_attention_forward_args& args) {
+  const auto tensors = [&] {
+    return loan.lend_array(std::vector<const DLTensor*>{
+        loan.f32({s.heads_q}), loan.f32({s.seqlen_q, s.seqlen_kv}), loan.f32({})});
+  };
+  const auto scalars = [&] { return loan.lend_array(std::vector<double>{bytes.number()}); };
+  const std::uint8_t which = bytes.next();
+  if (which % 3 != 1) {
+    args.score_program =
+        loan.keep(some_program(bytes, which == 3 ? FOVEA_MASK_MOD : FOVEA_SCORE_MOD));
+    args.score_tensors = tensors();
+    args.num_score_tensors = which == 6 ? bytes.next() % 4 : 3;
+    args.score_scalars = scalars();
+    args.num_score_scalars = which == 9 ? bytes.next() % 2 : 1;
+  }
+  if (which % 3 != 2) {
+    args.mask_program =
+        loan.keep(some_program(bytes, which == 3 ? FOVEA_SCORE_MOD : FOVEA_MASK_MOD));
+    args.mask_tensors = tensors();
+    args.num_mask_tensors = which == 6 ? bytes.next() % 4 : 3;
+    args.mask_scalars = scalars();
+    args.num_mask_scalars = which == 9 ? bytes.next() % 2 : 1;
+  }
+}
+
 /// Of q, k, v, out and their gradients.
 struct ShapeOf {
   std::int64_t batch;
@@ -252,6 +315,7 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
   }
   const std::uint8_t features = bytes.next();
   if ((features & 1U) != 0) give_programs(loan, bytes, s, args);
+  if (bytes.next() % 4 == 1) give_handles(loan, bytes, s, args);
   if ((features & 2U) != 0) args.causal = bytes.next() % 3;
   if ((features & 4U) != 0) args.sinks = loan.f32({s.heads_q});
   if ((features & 8U) != 0) args.bias = loan.floats({s.heads_q, s.seqlen_q, s.seqlen_kv});

@@ -138,6 +138,11 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
   programs.push_back(program("float(ids[kv_idx, q_idx])", "ids[kv_idx, q_idx] + 17"));
   programs.push_back(program("float(words[q_idx, kv_idx % 2])",
                              "(words[q_idx % 12, kv_idx // 32 % 2] >> kv_idx % 32 & 1) * 50 - 20"));
+  // One element, in a mask a number that ranges know.
+  programs.push_back(program("score * gain + gain", "q_idx - kv_idx + reach"));
+  programs.push_back(program("kv_idx < reach ? score : gain", "(q_idx - kv_idx) * reach + kv_idx"));
+  programs.push_back(
+      program("gain * tanh(score / gain)", "int(gain * (q_idx - kv_idx)) + ids[reach, kv_idx]"));
   // Ranges that end in NaN, and those of a dtype alone.
   programs.push_back(
       program("sqrt(score) < 2.0 ? 1.0 : 2.0", "sqrt(float(q_idx) - 25.0) < 100.0 ? -30 : 30"));
@@ -157,8 +162,9 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
   for (const char* mask :
        {"kv_idx <= q_idx", "kv_idx < q_idx && q_idx - kv_idx <= n",
         "q_idx - kv_idx < 9 && kv_idx - q_idx <= 3", "kv_idx == q_idx // 2",
-        "kv_idx > q_idx - 7 && kv_idx < n * 4", "10 > kv_idx && kv_idx >= ids[batch, q_idx]",
-        "kv_idx <= q_idx || kv_idx == 20", "q_idx + kv_idx <= 30 && kv_idx != 4"}) {
+        "kv_idx <= q_idx && q_idx - kv_idx < reach * 4", "kv_idx > q_idx - 7 && kv_idx < n * 4",
+        "10 > kv_idx && kv_idx >= ids[batch, q_idx]", "kv_idx <= q_idx || kv_idx == 20",
+        "q_idx + kv_idx <= 30 && kv_idx != 4"}) {
     programs.push_back({parse_score_mod("score * 0.5"), parse_mask_mod(mask, captures)});
   }
   // A line along the keys, or nearly.
@@ -167,7 +173,8 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
         "score - (q_idx + (seqlen_kv - seqlen_q) - kv_idx) / 4", "score + halves[q_head]",
         "(kv_idx - n) * t - (-score)", "t * (float(-kv_idx) * 2.0) + (score + halves[q_idx])",
         "score - t * abs(q_idx - kv_idx)", "score + float(kv_idx + 2147483640)",
-        "score * t + kv_idx", "score + float(kv_idx) * kv_idx"}) {
+        "score * t + kv_idx", "score + float(kv_idx) * kv_idx",
+        "score + gain * (kv_idx - q_idx)"}) {
     programs.push_back({parse_score_mod(score, captures), parse_mask_mod("kv_idx < 30")});
   }
   // Loaded by keys and rows alone, or nearly.

@@ -23,7 +23,7 @@ namespace fovea::testing {
 using expr::NodePtr;
 using expr::Op;
 
-/// Tensors of every kind that a formula reads differently, small so that indices often leave them.
+/// Tensors of every kind that a formula reads differently, small so that indices often leave them; of rank 0, too.
 class FormulaData {
  public:
   static constexpr std::int64_t kLong = 16;
@@ -47,7 +47,9 @@ class FormulaData {
     return {.tensors = {{"slopes", matrix(slopes_.data(), Dtype::f32, {kLong})},
                         {"ids", matrix(ids_.data(), Dtype::i32, {kShort, kLong})},
                         {"flags", matrix(flags_.data(), Dtype::boolean, {kLong})},
-                        {"wide", matrix(wide_.data(), Dtype::i64, {kShort})}},
+                        {"wide", matrix(wide_.data(), Dtype::i64, {kShort})},
+                        {"gain", matrix(slopes_.data() + 11, Dtype::f32, {})},
+                        {"reach", matrix(ids_.data() + 4, Dtype::i32, {})}},
             .scalars = {CapturedScalar::of("n", 3), CapturedScalar::of("t", 0.75)}};
   }
 

@@ -33,7 +33,7 @@ BackwardCall::BackwardCall(const GradientProblem& problem_of, const BackwardPlan
       dropout(panel_dropout(forward.dropout)),
       is_prescaled(!plan.score.empty() || f.softmax_scale < kSmallestScale),
       wants_score_gradients(problem.wants_dq() || problem.wants_dk() || !problem.captured.empty()) {
-  if (!plan.mapper) own_mapper_.emplace(forward.mask, kSubTileKeys);
+  if (reads_captures(forward.mask)) own_mapper_.emplace(plan.mapper->over(forward.mask));
 }
 
 std::int64_t BackwardCall::row_id(const Sequence& s, const RowOfHead& row) const {

@@ -49,7 +49,7 @@ struct BackwardCall {
   const bool is_prescaled;  // else the scale is left to the softmax
   const bool wants_score_gradients;
 
-  const mask::BlockMapper& mapper() const { return plan.mapper ? *plan.mapper : *own_mapper_; }
+  const mask::BlockMapper& mapper() const { return own_mapper_ ? *own_mapper_ : *plan.mapper; }
 
   Sequence sequence(std::int64_t index) const { return sequence_at(f, forward, index); }
   /// Of one kv head.
@@ -81,7 +81,8 @@ struct BackwardCall {
   KeyTile load_rows(const TileSource& source, std::byte* buffer) const;
 
  private:
-  std::optional<mask::BlockMapper> own_mapper_;  // where the plan has none
+  std::optional<mask::BlockMapper>
+      own_mapper_;  // of this call's captures, where the mask reads some
 };
 
 }  // namespace fovea::cpu

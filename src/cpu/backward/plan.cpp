@@ -113,8 +113,7 @@ void prepare_programs(const GradientProblem& g, BackwardPlan& plan) {
         plan.program_bytes,
         program_scratch_bytes(tape->tape, plan.spec.tile_kv, static_cast<int>(plan.spec.lanes)));
   }
-  const Captures& captures = mask.captures();
-  if (captures.tensors.empty() && captures.scalars.empty()) plan.mapper.emplace(mask, kSubTileKeys);
+  plan.mapper.emplace(mask::BlockMapper::of_formula(mask, kSubTileKeys));
 }
 
 std::size_t workspace_bytes(const GradientProblem& g, const BackwardPlan& plan) {

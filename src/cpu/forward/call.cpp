@@ -29,7 +29,7 @@ ForwardCall::ForwardCall(const ForwardProblem& problem_of, const ForwardPlan& pl
       dropout(panel_dropout(args.dropout)),
       is_prescaled(!plan.score.empty() || problem.softmax_scale < kSmallestUnit),
       unit(is_prescaled ? 1.0F : problem.softmax_scale) {
-  if (!plan.mapper) own_mapper_.emplace(args.mask, spec.map_keys);
+  if (reads_captures(args.mask)) own_mapper_.emplace(plan.mapper->over(args.mask));
 }
 
 Sequence ForwardCall::sequence(std::int64_t index) const {

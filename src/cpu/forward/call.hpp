@@ -35,7 +35,7 @@ struct ForwardCall {
   const bool is_prescaled;
   const float unit;  // what scores are multiplied by in the softmax
 
-  const mask::BlockMapper& mapper() const { return plan.mapper ? *plan.mapper : *own_mapper_; }
+  const mask::BlockMapper& mapper() const { return own_mapper_ ? *own_mapper_ : *plan.mapper; }
   Sequence sequence(std::int64_t index) const;
 
   /// Keys or values of one tile. row_list [tile_kv] is written where rows lie in several pages.
@@ -52,7 +52,8 @@ struct ForwardCall {
   TileSource tile_of(const KeySource& source, const Sequence& sequence, std::int64_t kv_head,
                      std::int64_t tile, std::int64_t head_dim, const std::byte** row_list) const;
 
-  std::optional<mask::BlockMapper> own_mapper_;  // where the plan has none
+  std::optional<mask::BlockMapper>
+      own_mapper_;  // of this call's captures, where the mask reads some
 };
 
 }  // namespace fovea::cpu

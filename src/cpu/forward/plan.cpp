@@ -24,9 +24,7 @@ void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
     plan.program_bytes =
         std::max(plan.program_bytes, program_scratch_bytes(tape->tape, plan.spec.tile_kv, lanes));
   }
-  const Captures& captures = mask.captures();
-  if (captures.tensors.empty() && captures.scalars.empty())
-    plan.mapper.emplace(mask, plan.spec.map_keys);
+  plan.mapper.emplace(mask::BlockMapper::of_formula(mask, plan.spec.map_keys));
 }
 
 }  // namespace

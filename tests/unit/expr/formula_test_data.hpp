@@ -26,7 +26,8 @@ inline TensorView shape_only(Dtype dtype, const std::vector<std::int64_t>& shape
 inline Captures some_captures() {
   return {.tensors = {{"slopes", shape_only(Dtype::f32, {8})},
                       {"doc", shape_only(Dtype::i32, {2, 64})},
-                      {"flags", shape_only(Dtype::boolean, {64})}},
+                      {"flags", shape_only(Dtype::boolean, {64})},
+                      {"one", shape_only(Dtype::f32, {})}},
           .scalars = {CapturedScalar::of("n", 3), CapturedScalar::of("t", 0.5)}};
 }
 

@@ -94,10 +94,37 @@ TEST(Parse, ErrorsPointAtTheOffendingToken) {
       {"score + 2147483648", "score_mod: column 9: the number 2147483648 is beyond 32 bits"},
       {"score + 1e39", "score_mod: column 9: the number 1e39 is beyond fp32"},
       {"score + 99999999999999999999", "score_mod: column 9: the number"},
+      {"score + one[0]", "score_mod: column 9: 'one' is a captured tensor of rank 0; expected one"},
+      {"score + one[]", "score_mod: column 9: 'one' is a captured tensor of rank 0; expected one"},
   };
   for (const auto& [text, start] : kCases) {
     EXPECT_TRUE(refusal(text).starts_with(start)) << text << ": " << refusal(text);
   }
+}
+
+TEST(Parse, ErrorsKnowTheirColumn) {
+  const auto column = [](const auto& parse) {
+    try {
+      parse();
+    } catch (const ParseError& error) {
+      EXPECT_NE(std::string(error.what()).find("column " + std::to_string(error.column()) + ":"),
+                std::string::npos);
+      return error.column();
+    }
+    return std::size_t{0};
+  };
+  EXPECT_EQ(column([] { parsed("score + slpoes[q_head]"); }), 9U);
+  EXPECT_EQ(column([] { parsed("score +"); }), 8U);
+  EXPECT_EQ(column([] { parsed("score + 1e39"); }), 9U);
+  EXPECT_EQ(column([] { parse_mask_mod("  q_idx"); }), 3U);
+  EXPECT_EQ(column([] { parse_mask_mod("q_idx < score"); }), 9U);
+}
+
+TEST(Parse, ATensorOfRankZeroIsAName) {
+  const expr::NodePtr node = parsed("score * one + one");
+  EXPECT_EQ(node->operands[1]->op, expr::Op::load);
+  EXPECT_TRUE(node->operands[1]->operands.empty());
+  EXPECT_EQ(expr::print(*node), "score * one + one");
 }
 
 TEST(Parse, UnknownNamesSuggestTheNearestOne) {

@@ -53,6 +53,70 @@ TEST(Program, ClashingNamesOfDifferentDataAreRenamed) {
   EXPECT_EQ((a | b).captures().tensors[1].view.data(), data[1]);
 }
 
+TEST(Program, WithCapturesIsTheFormulaOverOtherData) {
+  float data[2][8] = {};
+  const auto slopes = [&](int i) { return view(data[i], {8}); };
+  const Captures first{.tensors = {{"slopes", slopes(0)}},
+                       .scalars = {CapturedScalar::of("reach", 3)}};
+  const ScoreMod program =
+      parse_score_mod("score + slopes[q_head] * min(q_idx - kv_idx, reach)", first);
+  // In another order, and with what the formula does not read.
+  const ScoreMod other = program.with_captures(
+      {.tensors = {{"unread", slopes(0)}, {"slopes", slopes(1)}},
+       .scalars = {CapturedScalar::of("unread_too", 1), CapturedScalar::of("reach", 7)}});
+  EXPECT_TRUE(other == program);
+  EXPECT_EQ(other.to_string(), program.to_string());
+  EXPECT_EQ(other.captures().tensors.at(0).view.data(), data[1]);
+  EXPECT_EQ(other.captures().scalars.at(0).value, 7);
+  EXPECT_EQ(program.captures().tensors.at(0).view.data(), data[0]);
+  // Whoever takes the formula gets what it is bound to now.
+  const ScoreMod taken(other.expr());
+  EXPECT_EQ(taken.captures().tensors.at(0).view.data(), data[1]);
+  EXPECT_EQ(taken.captures().scalars.at(0).value, 7);
+  const ScoreMod both = program | other;
+  EXPECT_EQ(both.captures().tensors.at(1).view.data(), data[1]);
+  EXPECT_EQ(both.captures().tensors.at(1).name, "slopes_2");
+  const MaskMod mask = parse_mask_mod("kv_idx < reach", first)
+                           .with_captures({.scalars = {CapturedScalar::of("reach", 9)}});
+  EXPECT_EQ((!mask).captures().scalars.at(0).value, 9);
+  EXPECT_EQ((mask && parse_mask_mod("q_idx > 2")).captures().scalars.at(0).value, 9);
+}
+
+TEST(Program, IsParsedWithSlotsAndGivenTensorsLater) {
+  const Captures slots{.tensors = {tensor_slot("table", Dtype::f16, 2)}};
+  // Which indices there will be is not known yet.
+  const ScoreMod program = parse_score_mod("score + table[3, kv_idx]", slots);
+  const TensorView table = shape_only(Dtype::f16, {4, 8});
+  const ScoreMod bound = program.with_captures({.tensors = {{"table", table}}});
+  EXPECT_TRUE(bound ==
+              parse_score_mod("score + table[3, kv_idx]", {.tensors = {{"table", table}}}));
+  EXPECT_EQ(bound.captures().tensors.at(0).view, table);
+}
+
+TEST(Program, WithCapturesRefusesWhatTheFormulaWasNotMadeFor) {
+  const ScoreMod program = parse_score_mod(
+      "score + slopes[q_head] * n",
+      {.tensors = {tensor_slot("slopes", Dtype::f32, 1)}, .scalars = {CapturedScalar::of("n", 1)}});
+  const auto refusal = [&](CapturedTensor tensor, CapturedScalar scalar) {
+    return refusal_of([&] { program.with_captures({{tensor}, {scalar}}); });
+  };
+  const CapturedTensor slopes{"slopes", shape_only(Dtype::f32, {8})};
+  const CapturedScalar n = CapturedScalar::of("n", 2);
+  EXPECT_EQ(refusal(slopes, n), "");
+  EXPECT_EQ(refusal({"slope", slopes.view}, n),
+            "score: captured 'slopes' is missing; expected f32 of rank 1");
+  EXPECT_EQ(refusal({"slopes", shape_only(Dtype::f16, {8})}, n),
+            "score: captured 'slopes' is f16 of rank 1; expected f32 of rank 1");
+  EXPECT_EQ(refusal({"slopes", shape_only(Dtype::f32, {8, 1})}, n),
+            "score: captured 'slopes' is f32 of rank 2; expected f32 of rank 1");
+  EXPECT_EQ(refusal(slopes, CapturedScalar::of("n", 2.0)),
+            "score: captured 'n' is float; expected int");
+  EXPECT_EQ(refusal(slopes, {"n", ExprType::integer, 1.5}),
+            "score: 'n' is 1.5; expected a whole number of 32 bits for an int");
+  EXPECT_EQ(refusal(slopes, {"m", ExprType::integer, 1}),
+            "score: captured 'n' is missing; expected int");
+}
+
 TEST(Program, OneNameForTwoThingsInOneFormulaIsRefused) {
   const Captured a = capture("t", shape_only(Dtype::f32, {4}));
   const Captured b = capture("t", shape_only(Dtype::f32, {5}));

@@ -34,6 +34,28 @@ struct FloatTensor {
   DLTensor tensor{};
 };
 
+/// Values of an i32 tensor and the DLTensor that describes them.
+struct IndexTensor {
+  IndexTensor(std::vector<std::int64_t> extents, std::vector<std::int32_t> indices)
+      : shape(std::move(extents)), values(std::move(indices)) {
+    tensor.data = values.data();
+    tensor.device = {kDLCPU, 0};
+    tensor.ndim = static_cast<std::int32_t>(shape.size());
+    tensor.dtype = {kDLInt, 32, 1};
+    tensor.shape = shape.data();
+  }
+  IndexTensor(const IndexTensor&) = delete;
+  IndexTensor& operator=(const IndexTensor&) = delete;
+  ~IndexTensor() = default;
+
+  TensorView view() const {
+    return {static_cast<const void*>(values.data()), make_spec(Dtype::i32, shape)};
+  }
+  std::vector<std::int64_t> shape;
+  std::vector<std::int32_t> values;
+  DLTensor tensor{};
+};
+
 /// A small right problem: [1, 5, 2, 8], every value of v its own, so that rows differ.
 struct SmallCall {
   SmallCall() {

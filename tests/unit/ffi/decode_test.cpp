@@ -18,28 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Values of an i32 tensor and the DLTensor that describes them.
-struct IndexTensor {
-  IndexTensor(std::vector<std::int64_t> extents, std::vector<std::int32_t> indices)
-      : shape(std::move(extents)), values(std::move(indices)) {
-    tensor.data = values.data();
-    tensor.device = {kDLCPU, 0};
-    tensor.ndim = static_cast<std::int32_t>(shape.size());
-    tensor.dtype = {kDLInt, 32, 1};
-    tensor.shape = shape.data();
-  }
-  IndexTensor(const IndexTensor&) = delete;
-  IndexTensor& operator=(const IndexTensor&) = delete;
-  ~IndexTensor() = default;
-
-  TensorView view() const {
-    return {static_cast<const void*>(values.data()), make_spec(Dtype::i32, shape)};
-  }
-  std::vector<std::int64_t> shape;
-  std::vector<std::int32_t> values;
-  DLTensor tensor{};
-};
-
 TensorView view_of(FloatTensor& tensor) {
   return {tensor.values.data(), make_spec(Dtype::f32, tensor.shape)};
 }

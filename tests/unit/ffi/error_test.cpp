@@ -35,6 +35,18 @@ TEST(Error, KindsOfTheLibraryKeepTheirNumbers) {
   EXPECT_EQ(run([] { throw InvalidArgument("q is bad"); }).message, "q is bad");
 }
 
+TEST(Error, KnowsTheColumnOfAText) {
+  fovea_error* error = nullptr;
+  guarded(&error, [] { throw ParseError("score_mod: column 9: no", 9); });
+  EXPECT_EQ(fovea_error_kind(error), FOVEA_INVALID_ARGUMENT);
+  EXPECT_EQ(fovea_error_column(error), 9U);
+  fovea_error_free(error);
+  guarded(&error, [] { throw InvalidArgument("q is bad"); });
+  EXPECT_EQ(fovea_error_column(error), 0U);
+  fovea_error_free(error);
+  EXPECT_EQ(fovea_error_column(nullptr), 0U);
+}
+
 TEST(Error, NothingIsThrownAcrossWhateverTheBodyThrows) {
   EXPECT_EQ(run([] { throw std::bad_alloc(); }).message, "out of memory");
   EXPECT_EQ(run([] { throw std::out_of_range("index"); }).kind, FOVEA_INTERNAL);

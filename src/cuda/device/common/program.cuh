@@ -232,11 +232,12 @@ FOVEA_DEVICE auto element_at(const CapturedTensorParam& tensor, std::int64_t off
   return value_of(ptx::ld_global_nc(static_cast<const Element*>(tensor.data) + offset));
 }
 
-/// tensor[indices...]; slot, element and rank are printed, all else is a parameter.
+/// tensor[indices...]; slot, element and rank are printed, all else is a parameter. No index, no dimension: the one
+/// element of a tensor of rank 0.
 template <std::int32_t slot, class Element, class... Index>
 FOVEA_DEVICE auto load(const Captures& captures, Index... indices) {
   const CapturedTensorParam& tensor = captures.tensors[slot];
-  std::int32_t dim = 0;
+  [[maybe_unused]] std::int32_t dim = 0;
   std::int64_t offset = 0;
   ((offset += clamped(indices, tensor.shape[dim]) * tensor.strides[dim], ++dim), ...);
   return element_at<Element>(tensor, offset);
