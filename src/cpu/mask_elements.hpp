@@ -7,8 +7,8 @@
 #include "fovea/expr.hpp"
 
 #include "cpu/bound_tape.hpp"
+#include "cpu/carver.hpp"
 #include "cpu/kernels/panel.hpp"
-#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 

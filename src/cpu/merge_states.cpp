@@ -7,11 +7,11 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/carver.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/operands.hpp"
 #include "cpu/row_state.hpp"
 #include "cpu/tasks.hpp"
-#include "cpu/workspace.hpp"
 
 namespace fovea::cpu {
 namespace {

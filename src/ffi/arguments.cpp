@@ -361,8 +361,7 @@ MaskCall to_mask_call(const fovea_attention_forward_args* from, const std::strin
     invalid(where, "k has batch " + std::to_string(call.k.size(0)) + " but q has " +
                        std::to_string(call.q.size(0)) + "; expected equal");
   }
-  const ProgramSource source = read.program_source();
-  call.mask = mask_of(source, captures_of(source));
+  call.mask = programs_of(c, read.program_source(), nullptr).mask;
   return call;
 }
 

@@ -81,8 +81,8 @@ struct BackwardCall {
   KeyTile load_rows(const TileSource& source, std::byte* buffer) const;
 
  private:
-  std::optional<mask::BlockMapper>
-      own_mapper_;  // of this call's captures, where the mask reads some
+  // Of this call's captures, where the mask reads some.
+  std::optional<mask::BlockMapper> own_mapper_;
 };
 
 }  // namespace fovea::cpu

@@ -52,8 +52,8 @@ struct ForwardCall {
   TileSource tile_of(const KeySource& source, const Sequence& sequence, std::int64_t kv_head,
                      std::int64_t tile, std::int64_t head_dim, const std::byte** row_list) const;
 
-  std::optional<mask::BlockMapper>
-      own_mapper_;  // of this call's captures, where the mask reads some
+  // Of this call's captures, where the mask reads some.
+  std::optional<mask::BlockMapper> own_mapper_;
 };
 
 }  // namespace fovea::cpu
