@@ -1,8 +1,13 @@
 // Forward mode: how out and lse move when q, k, v and captured tensors move. Read backward.hpp for reverse mode.
 //
-// Call path: this header -> src/plan/jvp.cpp (validate) -> src/cpu/attention_jvp.cpp (walk tiles).
+// Call path: this header -> src/plan/jvp.cpp (find or make the plan) -> src/cpu/attention_jvp.cpp (walk tiles).
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fovea/attention.hpp"
@@ -23,6 +28,9 @@ struct AttentionJvp {
 
   TensorView out_tangent{};  // as out, written
   TensorView lse_tangent{};  // as lse, written; optional
+
+  std::span<std::byte>
+      workspace{};  // optional here, required by JvpPlan::run; forward.workspace is not used
 };
 
 /// Attention and its derivative along one direction (Jacobian-vector product), in one pass over the tiles.
@@ -35,8 +43,45 @@ struct AttentionJvp {
 /// Work     about 2.5 times attention_forward: five products where that has two. They are taken in f32; in bf16 where
 ///          forward.compute_dtype is bf16, or where forward.cpu_target is a target of bf16 products and q, k and v are
 ///          bf16: by the dot products of AVX512-BF16, with P and P · (s' - its mean) rounded between.
-/// Memory   O(threads · tile), allocated by the call; forward.workspace is not used.
+/// Memory   workspace of O(threads · tile); allocated by the call where it is not given.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
+
+/// A forward-mode problem as data: shapes without addresses.
+struct JvpProblem {
+  Problem forward{};                                 // wants_row_max must be false
+  TensorSpec q_tangent{}, k_tangent{}, v_tangent{};  // rank 0: not given
+  TensorSpec out_tangent{};
+  bool has_sinks_tangent = false;
+  bool wants_lse_tangent = false;
+  /// Captured floats that move.
+  struct Captured {
+    std::string name;
+    TensorSpec spec;
+  };
+  std::vector<Captured> captured_tangents{};
+};
+FOVEA_EXPORT JvpProblem problem_of(const AttentionJvp& args);
+
+/// A validated forward-mode problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
+class FOVEA_EXPORT JvpPlan {
+ public:
+  std::size_t workspace_bytes() const;
+  Explanation explain() const;
+  /// As Plan::run: the arguments must fit the plan's problem; throws InvalidArgument before anything is written.
+  void run(const AttentionJvp& args) const;
+
+  struct Impl;
+  explicit JvpPlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  std::shared_ptr<const Impl> impl_;
+};
+
+/// Validates, chooses, prepares: derivatives of the score program are lowered here. Throws InvalidArgument, or
+/// Unsupported with every candidate's reason.
+FOVEA_EXPORT JvpPlan plan_jvp(const JvpProblem& problem);
+FOVEA_EXPORT Explanation explain(const JvpProblem& problem);
 
 }  // namespace fovea

@@ -27,7 +27,6 @@
 
 #include "core/scalar_io.hpp"
 #include "cpu/attention_forward.hpp"
-#include "cpu/bound_program.hpp"
 #include "cpu/carver.hpp"
 #include "cpu/kernels/gradient.hpp"
 #include "cpu/operands.hpp"
@@ -88,11 +87,6 @@ struct JvpScratch {
   }
 };
 
-/// d score / d raw score; null where it is 1.
-expr::NodePtr by_score(const ScoreMod& score) {
-  return score.is_identity() ? nullptr : expr::derivative_by_score(score.expr().shared());
-}
-
 /// The dot products that round P once it has been read in fp32. Tiles of AMX have no such steps for panels that are
 /// rescaled; every processor with tiles has the dot products too.
 constexpr CpuTarget kBf16Target = CpuTarget::avx512_bf16;
@@ -113,38 +107,69 @@ struct Item {
   std::int64_t num_rows() const { return row_end - row_begin; }
 };
 
+/// Captures of the score program, and behind them the tangents under the names that by_captured reads them by.
+Captures with_tangents(const ScoreMod& score, const std::vector<std::string>& slots,
+                       const std::vector<CapturedTensor>& tangents) {
+  Captures captures = score.captures();
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    captures.tensors.push_back({slots[i], tangents[i].view});
+  return captures;
+}
+
+/// All of a call's workspace.
+struct JvpMemory {
+  std::int64_t* first_item = nullptr;  // [num_sequences + 1]
+  std::vector<JvpScratch> workers;
+
+  static JvpMemory carve(Carver& carver, const ForwardProblem& problem, const JvpPlan& plan) {
+    JvpMemory m;
+    m.first_item = carver.take<std::int64_t>(static_cast<std::size_t>(problem.num_sequences) + 1);
+    for (int worker = 0; worker < plan.forward.num_workers; ++worker) {
+      m.workers.push_back(JvpScratch::carve(carver, plan.forward.spec, problem,
+                                            step_kernels(plan.forward.spec), plan.program_bytes));
+    }
+    return m;
+  }
+};
+
 class JvpRun {
  public:
-  JvpRun(const ForwardProblem& problem, const AttentionJvp& args, Executor& executor)
-      : problem_(problem),
+  JvpRun(const TangentProblem& problem, const JvpPlan& plan, const AttentionJvp& args,
+         std::byte* workspace, Executor& executor)
+      : problem_(problem.forward),
         args_(args),
-        plan_(plan_forward(problem, executor.concurrency())),
-        kernels_(step_kernels(plan_.spec)),
+        plan_(plan),
+        spec_(plan.forward.spec),
+        kernels_(step_kernels(spec_)),
         pack_(kernels_.product == Dtype::bf16 ? gradient_kernels(kBf16Target)->pack_gradients
                                               : nullptr),
-        lanes_(plan_.spec.lanes),
+        lanes_(spec_.lanes),
         executor_(executor),
-        mapper_(args.forward.mask, kSubTileKeys),
-        score_bindings_(plan_.score.bindings(args.forward.score)),
-        mask_bindings_(plan_.mask.bindings(args.forward.mask)),
-        by_score_(by_score(args.forward.score)),
-        by_captured_(
-            expr::captured_tangent(args.forward.score.expr().shared(), args.captured_tangents)),
-        dropout_(panel_dropout(args.forward.dropout)) {
-    allocate();
-    first_item_.push_back(0);
-    for (std::int64_t i = 0; i < problem.num_sequences; ++i)
-      first_item_.push_back(first_item_.back() + num_items(sequence(i)));
+        score_bindings_(plan.forward.score.bindings(args.forward.score)),
+        mask_bindings_(plan.forward.mask.bindings(args.forward.mask)),
+        by_score_bindings_(plan.by_score.bindings(args.forward.score)),
+        by_captured_bindings_(plan.by_captured.bindings(
+            with_tangents(args.forward.score, plan.tangent_slots, args.captured_tangents))),
+        dropout_(panel_dropout(args.forward.dropout)),
+        carver_(workspace),
+        memory_(JvpMemory::carve(carver_, problem_, plan)) {
+    if (!plan.mapper) own_mapper_.emplace(args.forward.mask, kSubTileKeys);
+    for (const JvpScratch& s : memory_.workers) std::fill_n(s.ones, lanes_, 1.0F);
+    memory_.first_item[0] = 0;
+    for (std::int64_t i = 0; i < problem_.num_sequences; ++i)
+      memory_.first_item[i + 1] = memory_.first_item[i] + num_items(sequence(i));
   }
 
   void run() {
     clear_padding_rows();
-    run_tasks(executor_, first_item_.back(),
+    run_tasks(executor_, memory_.first_item[problem_.num_sequences],
               [this](int worker, std::int64_t index) { compute_item(worker, index); });
   }
 
  private:
   // ---- work items ----
+
+  const mask::BlockMapper& mapper() const { return plan_.mapper ? *plan_.mapper : *own_mapper_; }
 
   Sequence sequence(std::int64_t index) const {
     return sequence_at(problem_, args_.forward, index);
@@ -159,8 +184,10 @@ class JvpRun {
   }
 
   Item item_at(std::int64_t index) const {
-    const auto found = std::ranges::upper_bound(first_item_, index) - 1;
-    const Sequence s = sequence(found - first_item_.begin());
+    const std::int64_t* const first = memory_.first_item;
+    const std::int64_t* const found =
+        std::upper_bound(first, first + problem_.num_sequences + 1, index) - 1;
+    const Sequence s = sequence(found - first);
     const std::int64_t panels = num_panels(s);
     const std::int64_t rest = index - *found;
     const std::int64_t panel = panels - 1 - rest % panels;  // causal masks: the longest rows first
@@ -173,7 +200,7 @@ class JvpRun {
   // ---- one item ----
 
   void compute_item(int worker, std::int64_t index) const {
-    const JvpScratch& s = scratch_[static_cast<std::size_t>(worker)];
+    const JvpScratch& s = memory_.workers[static_cast<std::size_t>(worker)];
     const Item item = item_at(index);
     start_panel(item, s);
     walk_tiles(item, s, /*is_careful=*/false);
@@ -215,9 +242,9 @@ class JvpRun {
     for (float* sums : {s.out, s.out_tangent, s.extra, s.extra_tangent})
       std::fill_n(sums, out_floats(), 0.0F);
     VisibleKeys visible;
-    mapper_.row(tile_row(item.sequence, item.kv_head, s.q_idx, s.q_head, item.num_rows()),
-                visible.runs);
-    const std::int64_t tile_kv = plan_.spec.tile_kv;
+    mapper().row(tile_row(item.sequence, item.kv_head, s.q_idx, s.q_head, item.num_rows()),
+                 visible.runs);
+    const std::int64_t tile_kv = spec_.tile_kv;
     for (std::int64_t begin = 0; begin < item.sequence.seqlen_kv; begin += tile_kv) {
       const std::int64_t end = std::min(begin + tile_kv, item.sequence.seqlen_kv);
       const VisiblePart seen = visible.next(begin, end);
@@ -305,30 +332,32 @@ class JvpRun {
 
   void run_programs(const Tile& tile, const JvpScratch& s) const {
     const std::int64_t count = tile.seen.range.count * lanes_;
-    if (!by_score_.tape.empty() && (args_.q_tangent || args_.k_tangent)) {
-      run_derivative(by_score_, tile, s);
+    if (!plan_.by_score.empty() && (args_.q_tangent || args_.k_tangent)) {
+      run_derivative(plan_.by_score, by_score_bindings_, tile, s);
       for (std::int64_t i = 0; i < count; ++i) s.scores_tangent[i] *= s.work[i];
     }
-    if (!by_captured_.tape.empty()) {
-      run_derivative(by_captured_, tile, s);
+    if (!plan_.by_captured.empty()) {
+      run_derivative(plan_.by_captured, by_captured_bindings_, tile, s);
       add(static_cast<std::size_t>(count), s.work, s.scores_tangent);
     }
-    if (!plan_.score.empty())
-      kernels_.run_score(plan_.score.tape, program_tile(tile, s, s.scores, score_bindings_));
+    if (!plan_.forward.score.empty())
+      kernels_.run_score(plan_.forward.score.tape,
+                         program_tile(tile, s, s.scores, score_bindings_));
     for (int i = 0; i < tile.seen.num_partial; ++i) {
       const KeyRange part = tile.seen.partial[static_cast<std::size_t>(i)];
       ProgramTile masked = program_tile(
           tile, s, s.scores + (part.begin - tile.seen.range.begin) * lanes_, mask_bindings_);
       masked.num_keys = part.count;
       masked.kv_begin = tile.kv_begin + part.begin;
-      kernels_.run_mask(plan_.mask.tape, masked);
+      kernels_.run_mask(plan_.forward.mask.tape, masked);
     }
   }
 
   /// work = the derivative at S.
-  void run_derivative(const BoundProgram& derivative, const Tile& tile, const JvpScratch& s) const {
+  void run_derivative(const BoundTape& derivative, const Bindings& bindings, const Tile& tile,
+                      const JvpScratch& s) const {
     std::copy_n(s.scores, tile.seen.range.count * lanes_, s.work);
-    kernels_.run_score(derivative.tape.tape, program_tile(tile, s, s.work, derivative.bindings));
+    kernels_.run_score(derivative.tape, program_tile(tile, s, s.work, bindings));
   }
 
   /// S becomes P, work becomes P (S' - r); both without what dropout takes.
@@ -521,7 +550,7 @@ class JvpRun {
   /// Packed rows behind the last sequence belong to nobody: out 0, lse -inf, tangents 0.
   void clear_padding_rows() const {
     if (!problem_.is_varlen) return;
-    const JvpScratch& s = scratch_.front();
+    const JvpScratch& s = memory_.workers.front();
     for (float* row : {s.row, s.row_tangent}) std::fill_n(row, problem_.head_dim_v, 0.0F);
     for (std::int64_t row = cu_seqlen(args_.forward.cu_seqlens_q, problem_.num_sequences);
          row < problem_.total_q; ++row) {
@@ -531,48 +560,80 @@ class JvpRun {
     }
   }
 
-  // ---- set-up ----
-
-  void allocate() {
-    std::size_t program_bytes = plan_.program_bytes;
-    for (const BoundTape* tape : {&by_score_.tape, &by_captured_.tape}) {
-      if (tape->empty()) continue;
-      program_bytes = std::max(program_bytes, program_scratch_bytes(tape->tape, plan_.spec.tile_kv,
-                                                                    static_cast<int>(lanes_)));
-    }
-    const auto carve = [&](Carver carver) {
-      scratch_.clear();
-      for (int worker = 0; worker < executor_.concurrency(); ++worker)
-        scratch_.push_back(
-            JvpScratch::carve(carver, plan_.spec, problem_, kernels_, program_bytes));
-      return carver.used();
-    };
-    memory_ = AlignedBytes(carve(Carver(nullptr)));
-    carve(Carver(memory_.data()));
-    for (const JvpScratch& s : scratch_) std::fill_n(s.ones, lanes_, 1.0F);
-  }
-
   const ForwardProblem& problem_;
   const AttentionJvp& args_;
-  const ForwardPlan plan_;
+  const JvpPlan& plan_;
+  const ForwardSpec& spec_;
   const PanelKernels& kernels_;
-  void (*const pack_)(
-      const SoftmaxGradient&);  // as products want P and P (S' - r); null: as they are
+  // As products want P and P (S' - r); null: as they are.
+  void (*const pack_)(const SoftmaxGradient&);
   const std::int64_t lanes_;
   Executor& executor_;
-  const mask::BlockMapper mapper_;
-  const Bindings score_bindings_, mask_bindings_;
-  const BoundProgram by_score_, by_captured_;
+  std::optional<mask::BlockMapper> own_mapper_;  // where the plan has none
+  const Bindings score_bindings_, mask_bindings_, by_score_bindings_, by_captured_bindings_;
   const PanelDropout dropout_;
-  std::vector<std::int64_t> first_item_;  // [num_sequences + 1]
-  AlignedBytes memory_;
-  std::vector<JvpScratch> scratch_;  // [workers]
+  Carver carver_;
+  const JvpMemory memory_;
 };
+
+/// The tangents of a problem, as tensors without memory.
+std::vector<CapturedTensor> tangents_of(const JvpProblem& problem) {
+  std::vector<CapturedTensor> tangents;
+  for (const JvpProblem::Captured& each : problem.captured_tangents)
+    tangents.push_back({each.name, TensorView(static_cast<const void*>(nullptr), each.spec)});
+  return tangents;
+}
+
+void prepare_programs(const TangentProblem& problem, JvpPlan& plan) {
+  const ScoreMod& score = problem.forward.problem.score;
+  const MaskMod& mask = problem.forward.problem.mask;
+  if (!score.is_identity()) {
+    const expr::NodePtr formula = score.expr().shared();
+    const std::vector<CapturedTensor> tangents = tangents_of(problem.posed);
+    const expr::NodePtr derivative = expr::derivative_by_score(formula);
+    if (derivative->op != expr::Op::constant || derivative->float_value != 1)
+      plan.by_score = {derivative, score.captures()};
+    plan.tangent_slots = expr::tangent_slots(formula, tangents);
+    if (const expr::NodePtr tangent = expr::captured_tangent(formula, tangents))
+      plan.by_captured = {tangent, with_tangents(score, plan.tangent_slots, tangents)};
+  }
+  plan.program_bytes = plan.forward.program_bytes;
+  for (const BoundTape* tape : {&plan.by_score, &plan.by_captured}) {
+    if (tape->empty()) continue;
+    plan.program_bytes = std::max(plan.program_bytes,
+                                  program_scratch_bytes(tape->tape, plan.forward.spec.tile_kv,
+                                                        static_cast<int>(plan.forward.spec.lanes)));
+  }
+  if (mask.captures().tensors.empty() && mask.captures().scalars.empty())
+    plan.mapper.emplace(mask, kSubTileKeys);
+}
+
+void prepare(const TangentProblem& problem, JvpPlan& plan) {
+  prepare_programs(problem, plan);
+  Carver carver(nullptr);
+  JvpMemory::carve(carver, problem.forward, plan);
+  plan.workspace_bytes = carver.used();
+}
 
 }  // namespace
 
-void attention_jvp(const ForwardProblem& problem, const AttentionJvp& args, Executor& executor) {
-  JvpRun(problem, args, executor).run();
+JvpPlan plan_jvp(const TangentProblem& problem, int num_threads) {
+  JvpPlan plan{.forward = plan_forward(problem.forward, num_threads)};
+  prepare(problem, plan);
+  return plan;
+}
+
+JvpPlan try_plan_jvp(const TangentProblem& problem, int num_threads) {
+  JvpPlan plan{.forward = try_plan_forward(problem.forward, num_threads)};
+  if (!plan.forward.candidate.empty()) prepare(problem, plan);
+  return plan;
+}
+
+Dtype jvp_product(const JvpPlan& plan) { return step_kernels(plan.forward.spec).product; }
+
+void attention_jvp(const TangentProblem& problem, const JvpPlan& plan, const AttentionJvp& args,
+                   std::byte* workspace, Executor& executor) {
+  JvpRun(problem, plan, args, workspace, executor).run();
 }
 
 }  // namespace fovea::cpu

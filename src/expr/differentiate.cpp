@@ -244,17 +244,25 @@ std::vector<CapturedDerivative> captured_derivatives(const NodePtr& root) {
   return result;
 }
 
+std::vector<std::string> tangent_slots(const NodePtr& root,
+                                       const std::vector<CapturedTensor>& tangents) {
+  std::unordered_set<std::string> taken = slot_names(root);
+  std::vector<std::string> slots;
+  for (const CapturedTensor& each : tangents) slots.push_back(tangent_name(each.name, taken));
+  return slots;
+}
+
 NodePtr captured_tangent(const NodePtr& root, const std::vector<CapturedTensor>& tangents) {
   using Slot = std::shared_ptr<const CapturedTensor>;
-  std::unordered_set<std::string> taken = slot_names(root);
-  std::unordered_map<std::string, Slot> tangent_slots;
-  for (const CapturedTensor& each : tangents) {
-    tangent_slots.emplace(each.name, std::make_shared<const CapturedTensor>(CapturedTensor{
-                                         tangent_name(each.name, taken), each.view}));
+  const std::vector<std::string> names = tangent_slots(root, tangents);
+  std::unordered_map<std::string, Slot> slots;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    slots.emplace(tangents[i].name, std::make_shared<const CapturedTensor>(
+                                        CapturedTensor{names[i], tangents[i].view}));
   }
   return tangent_of(root, [&](const NodePtr& node) -> NodePtr {
-    const auto found = tangent_slots.find(node->name);
-    if (!is_captured_float(*node) || found == tangent_slots.end()) return nullptr;
+    const auto found = slots.find(node->name);
+    if (!is_captured_float(*node) || found == slots.end()) return nullptr;
     const Slot& slot = found->second;
     if (!node->operands.empty()) return make_load(slot, node->operands);
     const auto rank = static_cast<std::size_t>(slot->view.rank());

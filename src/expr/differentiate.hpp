@@ -52,4 +52,8 @@ std::vector<CapturedDerivative> captured_derivatives(const NodePtr& root);
 /// `<slot>_tangent` (with a number behind where root has that name): collect_captures finds them.
 NodePtr captured_tangent(const NodePtr& root, const std::vector<CapturedTensor>& tangents);
 
+/// The names of those slots, one for each of `tangents`.
+std::vector<std::string> tangent_slots(const NodePtr& root,
+                                       const std::vector<CapturedTensor>& tangents);
+
 }  // namespace fovea::expr

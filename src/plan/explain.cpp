@@ -188,6 +188,34 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   return e;
 }
 
+Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data) {
+  const ForwardProblem& f = problem.forward;
+  const JvpProblem& posed = problem.posed;
+  Explanation e;
+  e.problem = describe(problem);
+  describe_programs(f, e);
+  e.refused = cpu.forward.refused;
+  if (cpu.forward.candidate.empty()) return e;
+  e.kernel = "cpu/attention_jvp";
+  e.target = name(cpu.forward.spec.target);
+  e.compute_dtype = name(cpu::jvp_product(cpu));
+  e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
+  const double visible =
+      describe_tiles(f, cpu.forward.spec.lanes, cpu.forward.spec.tile_kv, data, e);
+  const auto given = [](const TensorSpec& spec) { return spec.rank != 0 ? 1 : 0; };
+  // S and what q and k move it by; O, P S' against V and P against V'.
+  describe_work(f,
+                (1 + given(posed.q_tangent) + given(posed.k_tangent)) * f.head_dim_qk +
+                    (2 + given(posed.v_tangent)) * f.head_dim_v,
+                visible, e);
+  for (const TensorSpec* spec :
+       {&posed.q_tangent, &posed.k_tangent, &posed.v_tangent, &posed.out_tangent}) {
+    if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
+  }
+  describe_bound(e);
+  return e;
+}
+
 Explanation explain_double_backward(const ForwardProblem& f) {
   Explanation e;
   e.problem = describe(f) + ", gradients of gradients";

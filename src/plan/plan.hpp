@@ -9,12 +9,15 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
 
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
+#include "cpu/attention_jvp.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
+#include "problem/jvp.hpp"
 
 namespace fovea {
 
@@ -41,6 +44,11 @@ struct BackwardPlan::Impl {
   cpu::BackwardPlan cpu;
 };
 
+struct JvpPlan::Impl {
+  TangentProblem problem;
+  cpu::JvpPlan cpu;
+};
+
 /// Why an operation of the cpu alone cannot take this problem: the device of a tensor. Empty: it can.
 std::string why_not_cpu(const Problem& problem);
 
@@ -57,6 +65,7 @@ Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPl
                             MaskData data);
 Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu,
                              MaskData data);
+Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
 Explanation explain_double_backward(const ForwardProblem& problem);
 
 /// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for

@@ -10,6 +10,7 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
 #include "fovea/runtime.hpp"
 
 #include "cuda/append/append_to_cache.hpp"
@@ -24,7 +25,8 @@ struct Runtime::Impl {
   std::unique_ptr<Executor> executor;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
-  std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<cuda::AppendPlan>, Cache<cuda::MergePlan>>
+  std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
+             Cache<cuda::MergePlan>>
       caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses

@@ -14,18 +14,6 @@
 namespace fovea {
 namespace {
 
-/// Specs are checked as tensors without memory are.
-void check_spec(const TensorChecks& checks, std::string_view name, const TensorSpec& spec,
-                const TensorSpec& like) {
-  if (!is_float(spec.dtype))
-    checks.refuse(
-        fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
-  if (std::ranges::equal(shape_of(spec), shape_of(like))) return;
-  checks.refuse(fmt::format("{} is {}; expected {}", name,
-                            spec.rank == 0 ? "missing" : to_string(spec),
-                            to_string(make_spec(spec.dtype, shape_of(like)))));
-}
-
 void resolve_all_captured(const TensorChecks& checks, const BackwardProblem& problem,
                           GradientProblem& g) {
   for (const BackwardProblem::Captured& wanted : problem.dcaptured) {
@@ -140,10 +128,10 @@ GradientProblem validate(const BackwardProblem& problem, std::string_view where)
                     .has_dlse = problem.has_dlse,
                     .wants_dsinks = problem.wants_dsinks};
   const Problem& f = g.forward.problem;
-  check_spec(checks, "dout", problem.dout, f.out);
-  if (g.wants_dq()) check_spec(checks, "dq", problem.dq, f.q);
-  if (g.wants_dk()) check_spec(checks, "dk", problem.dk, f.k);
-  if (g.wants_dv()) check_spec(checks, "dv", problem.dv, f.v);
+  checks.check_float_spec("dout", problem.dout, f.out);
+  if (g.wants_dq()) checks.check_float_spec("dq", problem.dq, f.q);
+  if (g.wants_dk()) checks.check_float_spec("dk", problem.dk, f.k);
+  if (g.wants_dv()) checks.check_float_spec("dv", problem.dv, f.v);
   if (g.wants_dsinks && !f.has_sinks)
     checks.refuse("dsinks is given and forward.sinks is not; expected both or neither");
   resolve_all_captured(checks, problem, g);

@@ -1,6 +1,7 @@
-// Validation of forward mode: tangents beside a forward problem that has been validated.
+// A forward-mode problem, validated. Backends read this and check nothing.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "fovea/jvp.hpp"
@@ -9,8 +10,22 @@
 
 namespace fovea {
 
-/// Throws InvalidArgument before anything is written.
-void validate_arguments(const ForwardProblem& problem, const AttentionJvp& args,
+struct TangentProblem {
+  ForwardProblem forward;
+  JvpProblem posed;  // which tangents there are, and their dtypes
+};
+
+/// Throws InvalidArgument: "<where>: k_tangent is f32 [2, 3]; expected ...".
+TangentProblem validate(const JvpProblem& problem, std::string_view where);
+
+/// Arguments against the problem that a plan was made for. Throws InvalidArgument before anything is written.
+void validate_arguments(const TangentProblem& problem, const AttentionJvp& args,
                         std::string_view where);
+
+/// Everything that a plan depends on, as one number: the key of the plan cache.
+expr::Digest problem_key(const JvpProblem& problem);
+
+/// One line: that of the forward problem, and what moves.
+std::string describe(const TangentProblem& problem);
 
 }  // namespace fovea

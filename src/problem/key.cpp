@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "problem/backward.hpp"
+#include "problem/jvp.hpp"
 
 namespace fovea {
 namespace {
@@ -75,6 +76,22 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.compute_dtype) << 8U |
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);
+  return mixer.digest();
+}
+
+expr::Digest problem_key(const JvpProblem& p) {
+  Mixer mixer;
+  const expr::Digest forward = problem_key(p.forward);
+  mixer.add(forward.lo);
+  mixer.add(forward.hi);
+  for (const TensorSpec* spec : {&p.q_tangent, &p.k_tangent, &p.v_tangent, &p.out_tangent})
+    mixer.add(*spec);
+  mixer.add(static_cast<std::uint64_t>(p.has_sinks_tangent) |
+            static_cast<std::uint64_t>(p.wants_lse_tangent) << 1U);
+  for (const JvpProblem::Captured& captured : p.captured_tangents) {
+    mixer.add(std::string_view(captured.name));
+    mixer.add(captured.spec);
+  }
   return mixer.digest();
 }
 

@@ -46,6 +46,15 @@ void TensorChecks::check_shape(const NamedTensor& tensor, Dtype dtype,
                      to_string(make_spec(dtype, shape))));
 }
 
+void TensorChecks::check_float_spec(std::string_view name, const TensorSpec& spec,
+                                    const TensorSpec& like) const {
+  if (!is_float(spec.dtype))
+    refuse(fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
+  if (std::ranges::equal(shape_of(spec), shape_of(like))) return;
+  refuse(fmt::format("{} is {}; expected {}", name, spec.rank == 0 ? "missing" : to_string(spec),
+                     to_string(make_spec(spec.dtype, shape_of(like)))));
+}
+
 void TensorChecks::check_memory(const NamedTensor& tensor) const {
   const TensorSpec& spec = tensor.view.spec();
   if (spec.device != device_) {

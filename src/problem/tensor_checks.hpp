@@ -46,6 +46,10 @@ class TensorChecks {
   /// As check, for any of f32, f16 and bf16.
   void check_float(const NamedTensor& tensor, std::span<const std::int64_t> shape) const;
 
+  /// A tensor without memory: dtype and shape.
+  void check_float_spec(std::string_view name, const TensorSpec& spec,
+                        const TensorSpec& like) const;
+
   /// On the device, aligned to its elements, all of which have an address; an output also writable, each element in its
   /// own place.
   void check_memory(const NamedTensor& tensor) const;

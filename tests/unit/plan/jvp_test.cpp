@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -288,6 +290,135 @@ TEST(Jvp, RefusesOutputsThatOverlapTangents) {
   Call call(small_case());
   call.args.out_tangent = call.args.forward.out;
   EXPECT_EQ(call.message(), "attention_jvp: out_tangent overlaps out; expected memory of its own");
+}
+
+// ---- plans ----
+
+/// A score program that captures a table and slopes, sinks, a mask: everything that a plan prepares.
+struct PlannedCall : Call {
+  explicit PlannedCall(Case problem) : Call(programmed(problem)), slopes(problem.captured.at(0)) {
+    slopes_tangent = tangent_of(slopes->view(), 6);
+    sinks_tangent = tangent_of(memory.sinks.view(), 7);
+    args.sinks_tangent = sinks_tangent.view();
+    args.captured_tangents = {{"slopes", slopes_tangent.view()}};
+  }
+
+  static Case& programmed(Case& problem) {
+    const TensorView view = problem.capture(
+        Dtype::f32, {4}, [](auto i) { return 0.1 + 0.01 * static_cast<double>(i); });
+    problem.score = parse_score_mod("score * slopes[q_head] + 0.1 * score * score",
+                                    {.tensors = {{"slopes", view}}, .scalars = {}});
+    problem.has_sinks = true;
+    return problem;
+  }
+
+  std::shared_ptr<GuardedTensor> slopes;
+  GuardedTensor slopes_tangent, sinks_tangent;
+};
+
+JvpProblem problem_for(const AttentionJvp& args, int num_threads) {
+  JvpProblem problem = problem_of(args);
+  problem.forward.num_threads = num_threads;
+  return problem;
+}
+
+TEST(JvpPlan, GivesTheBitsOfTheCallAgainAndAgain) {
+  PlannedCall call(small_case());
+  attention_jvp(call.args);
+  const auto expected = all_bits(call.args);
+  for (const int num_threads : {1, 3}) {
+    const auto pool = make_thread_pool(num_threads);
+    const JvpPlan plan = plan_jvp(problem_for(call.args, num_threads));
+    std::vector<std::byte> workspace(plan.workspace_bytes(), std::byte{0xff});
+    call.args.workspace = workspace;
+    call.args.forward.executor = pool.get();
+    for (int run = 0; run < 2; ++run) {
+      call.out.poison();
+      plan.run(call.args);
+      EXPECT_EQ(all_bits(call.args), expected);
+    }
+  }
+}
+
+/// A plan knows formulas, not what they read.
+TEST(JvpPlan, ReadsWhatIsGivenToTheRun) {
+  PlannedCall first(small_case());
+  const JvpPlan plan = plan_jvp(problem_for(first.args, 1));
+  Case problem = small_case();
+  problem.seed = 5;
+  PlannedCall second(problem);
+  attention_jvp(second.args);
+  const auto expected = all_bits(second.args);
+  const auto pool = make_thread_pool(1);
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  second.args.workspace = workspace;
+  second.args.forward.executor = pool.get();
+  second.out.poison();
+  plan.run(second.args);
+  EXPECT_EQ(all_bits(second.args), expected);
+}
+
+TEST(JvpPlan, ServesLengthsUpToItsBounds) {
+  PlannedCall call(small_case());
+  attention_jvp(call.args);
+  const auto expected = all_bits(call.args);
+  JvpProblem problem = problem_for(call.args, 1);
+  problem.forward.seqlen_q = up_to(90);
+  problem.forward.seqlen_kv = up_to(4000);
+  const JvpPlan plan = plan_jvp(problem);
+  const auto pool = make_thread_pool(1);
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  call.args.workspace = workspace;
+  call.args.forward.executor = pool.get();
+  call.out.poison();
+  plan.run(call.args);
+  EXPECT_EQ(all_bits(call.args), expected);
+}
+
+TEST(JvpPlan, RefusesWhatItWasNotMadeFor) {
+  PlannedCall call(small_case());
+  const JvpPlan plan = plan_jvp(problem_for(call.args, 1));
+  const auto pool = make_thread_pool(1), two = make_thread_pool(2);
+  std::vector<std::byte> workspace(plan.workspace_bytes());
+  call.args.forward.executor = pool.get();
+  call.args.workspace = workspace;
+  const AttentionJvp right = call.args;
+  const auto refusal = [&](const std::function<void(AttentionJvp&)>& change) {
+    AttentionJvp args = right;
+    change(args);
+    try {
+      plan.run(args);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("(not refused)");
+  };
+  EXPECT_EQ(refusal([](AttentionJvp&) {}), "(not refused)");
+  EXPECT_EQ(refusal([](AttentionJvp& args) { args.k_tangent = {}; }),
+            "attention_jvp: k_tangent is missing; the plan was made with it");
+  EXPECT_EQ(refusal([](AttentionJvp& args) { args.captured_tangents.clear(); }),
+            "attention_jvp: captured_tangents has other names than the plan; expected the same in "
+            "the same order");
+  EXPECT_EQ(refusal([&](AttentionJvp& args) { args.workspace = args.workspace.first(64); }),
+            "attention_jvp: workspace has 64 bytes; expected " +
+                std::to_string(plan.workspace_bytes()) + ", see JvpPlan::workspace_bytes");
+  EXPECT_EQ(refusal([&](AttentionJvp& args) { args.forward.executor = two.get(); }),
+            "attention_jvp: executor runs 2 workers; expected at most 1, the num_threads of the "
+            "plan's problem");
+}
+
+TEST(JvpPlan, ExplainsItself) {
+  PlannedCall call(small_case());
+  const Explanation e = plan_jvp(problem_for(call.args, 1)).explain();
+  EXPECT_EQ(e.kernel, "cpu/attention_jvp");
+  EXPECT_EQ(e.compute_dtype, "f32");
+  EXPECT_THAT(e.problem, HasSubstr("along q k v sinks slopes"));
+  EXPECT_GT(e.workspace_bytes, 0U);
+  JvpProblem problem = problem_for(call.args, 1);
+  problem.forward.compute_dtype = ComputeDtype::bf16;
+  problem.forward.cpu_target = CpuTarget::avx2;
+  EXPECT_EQ(explain(problem).kernel, "");
+  EXPECT_THAT(explain(problem).print(), HasSubstr("this target multiplies in f32"));
 }
 
 TEST(Jvp, RefusesRowMaxima) {

@@ -222,8 +222,7 @@ TEST(Overlap, OfEverythingInAJvpCall) {
                         tensor<Args>("lse_tangent", Dtype::f32, {4, 7},
                                      [](Args& a) -> TensorView& { return a.lse_tangent; })});
   call.refusal_of = [](const Args& args) {
-    return refusal(
-        [&] { validate_arguments(validate(problem_of(args.forward), "plan"), args, "run"); });
+    return refusal([&] { validate_arguments(validate(problem_of(args), "plan"), args, "run"); });
   };
   expect_every_overlap_refused(call);
 }
