@@ -89,7 +89,8 @@ class FOVEA_EXPORT BlockMap {
 /// Time     a few operations a row of tiles for masks that are bands (causal, window, chunked ...), O(runs · log tiles)
 ///          evaluations of the mask on intervals for others.
 /// Throws   InvalidArgument: negative lengths, tiles below 1, heads that do not divide, cu_seqlens as in
-///          attention_forward, an index of sequence or q_head out of range, captured tensors that live on a GPU.
+///          attention_forward, an index of sequence or q_head out of range, captured tensors that live on a GPU, more
+///          than 2^26 rows of tiles to map.
 [[nodiscard]] FOVEA_EXPORT BlockMap block_map(const BlockMapSpec& spec);
 
 /// The mask of a spec, element by element, from query q_begin and key kv_begin on: visible[b, h, i, j] says whether

@@ -482,6 +482,10 @@ typedef struct fovea_attention_decode_args {
   const DLTensor* rotary_positions; /* [batch, seqlen_q]; optional: the place in the sequence */
   int32_t is_interleaved;           /* boolean; 1: pairs (2j, 2j + 1), 0: (j, j + rotary_dim / 2) */
   int32_t sees_all_keys;            /* boolean; 0: causal where forward poses no mask at all */
+  const DLTensor* page_indptr; /* [batch + 1] i32 or i64, with page_indices, in place of page_table:
+                                   page n of sequence b is page_indices[page_indptr[b] + n]; kDLCPU
+                                   alone */
+  const DLTensor* page_indices; /* [num_indices] i32 or i64 */
 } fovea_attention_decode_args;
 
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on

@@ -21,7 +21,8 @@ namespace fovea {
 /// Contiguous  k [num_slots, capacity, num_heads_kv, head_dim_qk], sequence b in slot batch_idx[b] (or b).
 /// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i /
 ///             page_size], row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before
-///             rows too.
+///             rows too. Instead of the padded table, page_indptr and page_indices: page_indices[page_indptr[b] + n] is
+///             page n of sequence b, which has room for page_indptr[b + 1] - page_indptr[b] pages (cpu alone).
 ///
 /// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that
 /// name only such rows. They may hold anything.
@@ -36,6 +37,8 @@ struct KvCache {
       batch_idx{};  // [batch] i32 or i64, optional: slot of each sequence (contiguous caches alone)
   TensorView
       left_padding{};  // [batch] i32 or i64, optional: rows at the start of a slot that do not belong to the sequence
+  TensorView page_indptr{};   // [batch + 1] i32 or i64: starts at 0, never decreases
+  TensorView page_indices{};  // [num_indices] i32 or i64: pages of every sequence in turn
 };
 
 /// Rotary position embedding of queries and appended keys. Pair j of a head turns by the angle of row `position`:

@@ -16,9 +16,10 @@ namespace fovea::cpu {
 
 class KeySource {
  public:
-  /// page_table is read at every call of tile, where it lies; not given for tensors and slots.
-  KeySource(const TensorView& view, const TensorView& page_table)
-      : rows_(view), page_table_(page_table), page_size_(page_table ? view.size(1) : 0) {}
+  /// A tensor, or one of the two of a cache.
+  explicit KeySource(const TensorView& view) : rows_(view), page_size_(0) {}
+  KeySource(const TensorView& view, const KvCache& cache)
+      : rows_(view), pages_(cache), page_size_(is_paged(cache) ? view.size(1) : 0) {}
 
   /// Keys [begin, begin + count) of a sequence, count > 0. row_list [count] is written where they lie in several pages.
   TileSource tile(const Sequence& sequence, std::int64_t kv_head, std::int64_t begin,
@@ -29,15 +30,13 @@ class KeySource {
                     .num_rows = count,
                     .num_cols = head_dim};
     const std::int64_t first = sequence.kv_begin + begin;
-    if (!page_table_) {
+    if (page_size_ == 0) {
       tile.data = rows_.at(sequence.slot, first, kv_head);
       return tile;
     }
     std::int64_t page = first / page_size_;
     std::int64_t row = first - page * page_size_;
-    const auto row_of_page = [&] {
-      return rows_.at(index_at(page_table_, sequence.slot, page), row, kv_head);
-    };
+    const auto row_of_page = [&] { return rows_.at(pages_.at(sequence.slot, page), row, kv_head); };
     if (row + count <= page_size_) {
       tile.data = row_of_page();
       return tile;
@@ -59,7 +58,7 @@ class KeySource {
 
  private:
   const Rows rows_;
-  const TensorView page_table_;
+  const PageIndex pages_;
   const std::int64_t page_size_;
 };
 

@@ -45,7 +45,9 @@ fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string&
           .page_table = to_view(c.page_table, Access::read, where + ": page_table"),
           .seqlens = to_view(c.seqlens, Access::read, where + ": seqlens"),
           .batch_idx = to_view(c.batch_idx, Access::read, where + ": batch_idx"),
-          .left_padding = to_view(c.left_padding, Access::read, where + ": left_padding")};
+          .left_padding = to_view(c.left_padding, Access::read, where + ": left_padding"),
+          .page_indptr = to_view(c.page_indptr, Access::read, where + ": page_indptr"),
+          .page_indices = to_view(c.page_indices, Access::read, where + ": page_indices")};
 }
 
 bool to_bool(std::int32_t value, const std::string& label) {

@@ -25,6 +25,10 @@ using expr::Variable;
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();  // programs count so far
 
+/// Rows of tiles that are mapped, some gigabytes at most; and of all sequences and heads, those that share a map too.
+constexpr std::int64_t kMostMappedRows = std::int64_t{1} << 26;
+constexpr std::int64_t kMostRows = std::int64_t{1} << 31;
+
 struct Lengths {
   std::int64_t q = 0, kv = 0;
 };
@@ -34,7 +38,11 @@ struct Scope {
   std::int64_t first_sequence = 0, num_sequences = 0;
   std::int64_t first_head = 0, num_heads = 0;
   std::int64_t group = 1;
-  std::vector<Lengths> lengths;  // of each sequence of the scope
+  std::vector<Lengths> lengths;  // of each packed sequence of the scope, or one of all
+
+  const Lengths& lengths_of(std::int64_t sequence) const {
+    return lengths[lengths.size() == 1 ? 0 : static_cast<std::size_t>(sequence)];
+  }
 };
 
 /// What a spec must satisfy, in the name of the function that the caller called.
@@ -61,7 +69,8 @@ class SpecChecks {
       scope.first_head = *spec_.q_head;
       scope.num_heads = 1;
     }
-    for (std::int64_t i = 0; i < scope.num_sequences; ++i)
+    const std::int64_t num_lengths = is_packed() ? scope.num_sequences : 1;
+    for (std::int64_t i = 0; i < num_lengths; ++i)
       scope.lengths.push_back(lengths_of(scope.first_sequence + i));
     return scope;
   }
@@ -173,14 +182,49 @@ void check_index(std::string_view name, std::int64_t index, std::int64_t count) 
 }  // namespace
 
 struct BlockMap::Impl {
+  Impl(const BlockMapSpec& spec, Scope checked)
+      : scope(std::move(checked)), tile_q(spec.tile_q), tile_kv(spec.tile_kv) {
+    const expr::Node& mask = spec.mask.expr().node();
+    const bool heads_differ =
+        expr::reads(mask, Variable::q_head) || expr::reads(mask, Variable::kv_head);
+    const bool sequences_differ = expr::reads(mask, Variable::batch) || spec.cu_seqlens_q;
+    num_mapped_heads = heads_differ ? scope.num_heads : std::min<std::int64_t>(1, scope.num_heads);
+    num_mapped_sequences =
+        sequences_differ ? scope.num_sequences : std::min<std::int64_t>(1, scope.num_sequences);
+    head_stride = heads_differ ? 1 : 0;
+    sequence_stride = sequences_differ ? num_mapped_heads : 0;
+    refuse_too_many_rows();
+  }
+
+  /// Before memory is taken for them.
+  void refuse_too_many_rows() const {
+    std::int64_t longest = 1;
+    for (const Lengths& lengths : scope.lengths)
+      longest = std::max(longest, tiles_of(lengths.q, tile_q));
+    const auto refuse_beyond = [&](std::int64_t sequences, std::int64_t heads, std::int64_t most) {
+      std::int64_t rows = 0;
+      const bool is_huge = __builtin_mul_overflow(sequences, heads, &rows) ||
+                           __builtin_mul_overflow(rows, longest, &rows);
+      if (!is_huge && rows <= most) return;
+      TensorChecks("block_map")
+          .refuse(fmt::format("{} rows of tiles in {} sequences and {} heads are to be mapped; "
+                              "expected at most {} in "
+                              "all, take larger tiles, or one sequence or head",
+                              longest, sequences, heads, most));
+    };
+    refuse_beyond(num_mapped_sequences, num_mapped_heads, kMostMappedRows);
+    refuse_beyond(scope.num_sequences, scope.num_heads, kMostRows);
+  }
+
   Scope scope;
   std::int64_t tile_q = 1, tile_kv = 1;
-  std::int64_t sequence_stride = 0, head_stride = 0;  // 0 where all are alike
+  std::int64_t num_mapped_sequences = 0, num_mapped_heads = 0;  // that differ
+  std::int64_t sequence_stride = 0, head_stride = 0;            // 0 where all are alike
   std::vector<mask::BlockMap> maps;
 
   const Lengths& lengths(std::int64_t sequence) const {
     check_index("sequence", sequence, scope.num_sequences);
-    return scope.lengths[static_cast<std::size_t>(sequence)];
+    return scope.lengths_of(sequence);
   }
   const mask::BlockMap& map(std::int64_t sequence, std::int64_t q_head) const {
     check_index("sequence", sequence, scope.num_sequences);
@@ -191,24 +235,11 @@ struct BlockMap::Impl {
 
 BlockMap block_map(const BlockMapSpec& spec) {
   const FloatEnvironment environment;
-  auto impl = std::make_shared<BlockMap::Impl>();
-  impl->scope = SpecChecks(spec, "block_map").scope();
+  auto impl = std::make_shared<BlockMap::Impl>(spec, SpecChecks(spec, "block_map").scope());
   const Scope& scope = impl->scope;
-  impl->tile_q = spec.tile_q;
-  impl->tile_kv = spec.tile_kv;
-  const expr::Node& mask = spec.mask.expr().node();
-  const bool heads_differ =
-      expr::reads(mask, Variable::q_head) || expr::reads(mask, Variable::kv_head);
-  const bool sequences_differ = expr::reads(mask, Variable::batch) || spec.cu_seqlens_q;
-  impl->head_stride = heads_differ ? 1 : 0;
-  const std::int64_t heads =
-      heads_differ ? scope.num_heads : std::min<std::int64_t>(1, scope.num_heads);
-  impl->sequence_stride = sequences_differ ? heads : 0;
-  const std::int64_t sequences =
-      sequences_differ ? scope.num_sequences : std::min<std::int64_t>(1, scope.num_sequences);
-  for (std::int64_t i = 0; i < sequences; ++i) {
-    for (std::int64_t h = 0; h < heads; ++h) {
-      const Lengths& lengths = scope.lengths[static_cast<std::size_t>(i)];
+  for (std::int64_t i = 0; i < impl->num_mapped_sequences; ++i) {
+    for (std::int64_t h = 0; h < impl->num_mapped_heads; ++h) {
+      const Lengths& lengths = scope.lengths_of(i);
       const std::int64_t q_head = scope.first_head + h;
       impl->maps.push_back(mask::build_block_map(spec.mask, lengths.q, lengths.kv, spec.tile_q,
                                                  spec.tile_kv, scope.first_sequence + i, q_head,
@@ -324,7 +355,7 @@ class Materializer {
 
  private:
   void fill_head(std::int64_t sequence, std::int64_t head, cpu::MaskElements& elements) const {
-    const Lengths& lengths = scope_.lengths[static_cast<std::size_t>(sequence)];
+    const Lengths& lengths = scope_.lengths_of(sequence);
     const std::int64_t q_head = scope_.first_head + head;
     cpu::MaskBlock block{.batch = scope_.first_sequence + sequence,
                          .q_head = q_head,

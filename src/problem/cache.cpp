@@ -33,7 +33,9 @@ class CacheDoor {
         append_(append),
         rotary_(rotary),
         batch_(batch),
-        is_paged_(static_cast<bool>(cache.page_table)),
+        is_paged_(is_paged(cache)),
+        pages_(cache),
+        where_(where),
         checks_(where, cache.k.spec().device) {}
 
   std::int64_t check() {
@@ -58,7 +60,7 @@ class CacheDoor {
     const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
     if (num_new_ > capacity) {
       checks_.refuse(fmt::format("append.k has {} new tokens; expected at most {}, {}", num_new_,
-                                 capacity, room()));
+                                 capacity, room(0)));
     }
     return capacity;
   }
@@ -78,7 +80,7 @@ class CacheDoor {
         {"cache.v", cache_.v, has_append()},
         std::array{cache_.k.size(0), cache_.k.size(1), cache_.k.size(2), cache_.v.size(3)});
     if (is_paged_) {
-      check_page_table();
+      check_pages();
     } else if (cache_.batch_idx) {
       check_indices({"cache.batch_idx", cache_.batch_idx});
     } else if (batch_ > cache_.k.size(0)) {
@@ -96,21 +98,77 @@ class CacheDoor {
 
   bool has_append() const { return append_.k || append_.v; }
 
+  void check_pages() const {
+    const std::string_view by = cache_.page_table ? "cache.page_table" : "cache.page_indptr";
+    if (cache_.batch_idx) {
+      checks_.refuse(fmt::format(
+          "cache.batch_idx is given beside {}; expected one of them, {} each sequence's "
+          "pages",
+          by, cache_.page_table ? "the rows of the table already name" : "it already names"));
+    }
+    if (cache_.page_table) {
+      check_page_table();
+    } else {
+      check_page_list();
+    }
+    if (cache_.k.size(1) < 1) {
+      checks_.refuse(fmt::format("cache.k is {}; expected pages of at least one row: {}",
+                                 shown(cache_.k), kPagesShape));
+    }
+  }
+
   void check_page_table() const {
     const TensorView& table = cache_.page_table;
-    if (cache_.batch_idx) {
+    if (cache_.page_indptr || cache_.page_indices) {
       checks_.refuse(
-          "cache.batch_idx is given beside cache.page_table; expected one of them, the rows of the "
-          "table already name each sequence's pages");
+          "cache.page_table is given beside cache.page_indptr or cache.page_indices; expected the "
+          "table, or both of them");
     }
     if (!is_index(table.dtype()) || table.rank() != 2 || table.size(0) != batch_) {
       checks_.refuse(fmt::format("cache.page_table is {}; expected i32 or i64 [{}, max_pages]",
                                  shown(table), batch_));
     }
     checks_.check_memory({"cache.page_table", table});
-    if (cache_.k.size(1) < 1) {
-      checks_.refuse(fmt::format("cache.k is {}; expected pages of at least one row: {}",
-                                 shown(cache_.k), kPagesShape));
+  }
+
+  void check_page_list() const {
+    const TensorView& indptr = cache_.page_indptr;
+    const TensorView& indices = cache_.page_indices;
+    if (!is_index(indptr.dtype()) || indptr.rank() != 1 || indptr.size(0) != batch_ + 1) {
+      checks_.refuse(fmt::format("cache.page_indptr is {}; expected i32 or i64 [{}]", shown(indptr),
+                                 batch_ + 1));
+    }
+    if (!is_index(indices.dtype()) || indices.rank() != 1) {
+      checks_.refuse(fmt::format("cache.page_indices is {}; expected i32 or i64 [num_indices]",
+                                 shown(indices)));
+    }
+    if (!checks_.is_host()) {
+      throw Unsupported(fmt::format(
+          "{}: cache.page_indptr is given and cache.k lives on {}, where kernels read pages from a "
+          "table; expected cache.page_table",
+          where_, to_string(cache_.k.spec().device)));
+    }
+    checks_.check_memory({"cache.page_indptr", indptr});
+    checks_.check_memory({"cache.page_indices", indices});
+    check_offsets();
+  }
+
+  void check_offsets() const {
+    std::int64_t before = 0;
+    for (std::int64_t i = 0; i <= batch_; ++i) {
+      const std::int64_t offset = index_at(cache_.page_indptr, i);
+      if (i == 0 ? offset != 0 : offset < before) {
+        checks_.refuse(fmt::format(
+            "cache.page_indptr[{}] is {} after {}; expected offsets from 0 that never decrease", i,
+            offset, before));
+      }
+      before = offset;
+    }
+    if (before > cache_.page_indices.size(0)) {
+      checks_.refuse(
+          fmt::format("cache.page_indptr ends at {}; expected at most {}, the entries of "
+                      "cache.page_indices",
+                      before, cache_.page_indices.size(0)));
     }
   }
 
@@ -158,7 +216,7 @@ class CacheDoor {
     }
     check_capacity(s, i);
     if (is_paged_) {
-      check_pages(s, i);
+      check_pages_of(s, i);
     } else if (s.slot < 0 || s.slot >= cache_.k.size(0)) {
       checks_.refuse(
           fmt::format("cache.batch_idx[{}] is {}; expected 0 to {}, the slots of cache.k", i,
@@ -168,33 +226,36 @@ class CacheDoor {
   }
 
   void check_capacity(const CachedSequence& s, std::int64_t i) const {
-    const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
+    const std::int64_t capacity = std::min(cache_capacity(cache_, i), kMaxSeqlen);
     if (s.end <= capacity - num_new_) return;
     const std::string appended =
         num_new_ > 0 ? fmt::format(" and {} more are appended", num_new_) : std::string();
     checks_.refuse(fmt::format("cache.seqlens[{}] is {}{}; expected at most {} rows in all, {}", i,
-                               s.end, appended, capacity, room()));
+                               s.end, appended, capacity, room(i)));
   }
 
-  std::string room() const {
-    return is_paged_
-               ? fmt::format("{} pages of {} rows", cache_.page_table.size(1), cache_.k.size(1))
-               : std::string("the capacity of a slot");
+  std::string room(std::int64_t i) const {
+    return is_paged_ ? fmt::format("{} pages of {} rows", pages_.num_entries(i), cache_.k.size(1))
+                     : std::string("the capacity of a slot");
+  }
+
+  /// "cache.page_table[1, 3]", where page 3 of sequence 1 is named.
+  std::string entry_name(std::int64_t i, std::int64_t page) const {
+    if (cache_.page_table) return fmt::format("cache.page_table[{}, {}]", i, page);
+    return fmt::format("cache.page_indices[{}]", index_at(cache_.page_indptr, i) + page);
   }
 
   /// Only the pages that hold its keys: entries of left padding and behind the end may be anything.
-  void check_pages(const CachedSequence& s, std::int64_t i) const {
+  void check_pages_of(const CachedSequence& s, std::int64_t i) const {
     const std::int64_t page_size = cache_.k.size(1);
     const std::int64_t end = s.end + num_new_;
     if (end == s.begin) return;
     for (std::int64_t page = s.begin / page_size; page <= (end - 1) / page_size; ++page) {
-      const std::int64_t entry = index_at(cache_.page_table, i, page);
+      const std::int64_t entry = pages_.at(i, page);
       if (entry >= 0 && entry < cache_.k.size(0)) continue;
-      checks_.refuse(
-          fmt::format("cache.page_table[{}, {}] is {}; expected 0 to {}, a page of cache.k, since "
-                      "sequence {} has "
-                      "{} rows",
-                      i, page, entry, cache_.k.size(0) - 1, i, end));
+      checks_.refuse(fmt::format(
+          "{} is {}; expected 0 to {}, a page of cache.k, since sequence {} has {} rows",
+          entry_name(i, page), entry, cache_.k.size(0) - 1, i, end));
     }
   }
 
@@ -216,7 +277,7 @@ class CacheDoor {
         continue;
       }
       for (std::int64_t page = s.end / rows; page <= (s.end + num_new_ - 1) / rows; ++page)
-        destinations.push_back({index_at(cache_.page_table, i, page), i, page});
+        destinations.push_back({pages_.at(i, page), i, page});
     }
     std::ranges::stable_sort(destinations, {}, &Destination::page);
     const auto twice = std::ranges::adjacent_find(destinations, {}, &Destination::page);
@@ -225,9 +286,8 @@ class CacheDoor {
     const Destination& b = *(twice + 1);
     if (is_paged_) {
       checks_.refuse(fmt::format(
-          "cache.page_table[{}, {}] is {}, as cache.page_table[{}, {}]; expected a page "
-          "of its own for every place that tokens are appended to",
-          b.sequence, b.index, b.page, a.sequence, a.index));
+          "{} is {}, as {}; expected a page of its own for every place that tokens are appended to",
+          entry_name(b.sequence, b.index), b.page, entry_name(a.sequence, a.index)));
     }
     checks_.refuse(
         fmt::format("cache.batch_idx[{}] is {}, as cache.batch_idx[{}]; expected a slot of its own "
@@ -289,6 +349,8 @@ class CacheDoor {
   const std::optional<Rotary>& rotary_;
   const std::int64_t batch_;
   const bool is_paged_;
+  const PageIndex pages_;
+  const std::string_view where_;
   const TensorChecks checks_;
   std::int64_t num_new_ = 0;
 };
@@ -300,7 +362,7 @@ void check_cache_ranks(const KvCache& cache, const TensorChecks& checks) {
        {std::pair{"cache.k", &cache.k}, std::pair{"cache.v", &cache.v}}) {
     if (view->rank() == 4) continue;
     checks.refuse(fmt::format("{} is {}; expected rank 4: {}", label, shown(*view),
-                              cache.page_table ? kPagesShape : kCacheShape));
+                              is_paged(cache) ? kPagesShape : kCacheShape));
   }
 }
 
@@ -311,16 +373,30 @@ CachedSequence cached_sequence(const KvCache& cache, std::int64_t index) {
 }
 
 CacheRow cache_row(const KvCache& cache, std::int64_t slot, std::int64_t row) {
-  if (!cache.page_table) return {slot, row};
+  if (!is_paged(cache)) return {slot, row};
   const std::int64_t page_size = cache.k.size(1);
-  return {index_at(cache.page_table, slot, row / page_size), row % page_size};
+  return {PageIndex(cache).at(slot, row / page_size), row % page_size};
+}
+
+namespace {
+
+std::int64_t rows_of_pages(const KvCache& cache, std::int64_t num_pages) {
+  std::int64_t rows = 0;
+  const bool is_huge = __builtin_mul_overflow(num_pages, cache.k.size(1), &rows);
+  return is_huge ? kMaxSeqlen : rows;
+}
+
+}  // namespace
+
+std::int64_t cache_capacity(const KvCache& cache, std::int64_t index) {
+  if (!is_paged(cache)) return cache.k.size(1);
+  return rows_of_pages(cache, PageIndex(cache).num_entries(index));
 }
 
 std::int64_t cache_capacity(const KvCache& cache) {
-  if (!cache.page_table) return cache.k.size(1);
-  std::int64_t rows = 0;
-  const bool is_huge = __builtin_mul_overflow(cache.page_table.size(1), cache.k.size(1), &rows);
-  return is_huge ? kMaxSeqlen : rows;
+  if (!is_paged(cache)) return cache.k.size(1);
+  const bool has_table = static_cast<bool>(cache.page_table);
+  return rows_of_pages(cache, has_table ? cache.page_table.size(1) : cache.page_indices.size(0));
 }
 
 std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,

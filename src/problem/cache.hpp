@@ -42,12 +42,19 @@ struct CacheRow {
 CacheRow cache_row(const KvCache& cache, std::int64_t slot, std::int64_t row);
 
 /// Rows that one sequence can have, left padding included.
+std::int64_t cache_capacity(const KvCache& cache, std::int64_t index);
+/// Rows that any sequence has at most: from shapes alone, before anything is checked.
 std::int64_t cache_capacity(const KvCache& cache);
 
 /// The position of token `token` of `num_tokens` at the end of a sequence of seqlen_kv keys; negative before its first
 /// key.
 std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,
                              std::int64_t num_tokens, std::int64_t seqlen_kv);
+
+/// Whether keys lie in pages, named by a table or by offsets and a list.
+inline bool is_paged(const KvCache& cache) {
+  return cache.page_table || cache.page_indptr || cache.page_indices;
+}
 
 /// Tokens that every sequence gains.
 inline std::int64_t num_new(const Append& append) { return append.k ? append.k.size(1) : 0; }
@@ -58,6 +65,27 @@ inline std::int64_t index_at(const TensorView& view, std::int64_t i, std::int64_
   if (view.dtype() == Dtype::i64) return static_cast<const std::int64_t*>(view.data())[at];
   return static_cast<const std::int32_t*>(view.data())[at];
 }
+
+/// Which page holds which keys. Read where it lies, at each question.
+class PageIndex {
+ public:
+  PageIndex() = default;
+  explicit PageIndex(const KvCache& cache)
+      : table_(cache.page_table), indptr_(cache.page_indptr), indices_(cache.page_indices) {}
+
+  std::int64_t at(std::int64_t sequence, std::int64_t page) const {
+    if (table_) return index_at(table_, sequence, page);
+    return index_at(indices_, index_at(indptr_, sequence) + page);
+  }
+  /// Pages that a sequence has entries for.
+  std::int64_t num_entries(std::int64_t sequence) const {
+    if (table_) return table_.size(1);
+    return index_at(indptr_, sequence + 1) - index_at(indptr_, sequence);
+  }
+
+ private:
+  TensorView table_, indptr_, indices_;
+};
 
 /// The cache, the new tokens and their rotation, all on the device of cache.k. Throws InvalidArgument before anything
 /// is written. Returns the keys of the longest sequence after the append. What tensors of a GPU hold is not looked at:

@@ -32,6 +32,8 @@ bool has_aligned_rows(const TensorView& t) {
 
 void add_cache_indices(OverlapCheck& check, const KvCache& cache) {
   check.add_input("cache.page_table", cache.page_table);
+  check.add_input("cache.page_indptr", cache.page_indptr);
+  check.add_input("cache.page_indices", cache.page_indices);
   check.add_input("cache.seqlens", cache.seqlens);
   check.add_input("cache.batch_idx", cache.batch_idx);
   check.add_input("cache.left_padding", cache.left_padding);
@@ -124,7 +126,7 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
 
 CacheLayout cache_layout(const AttentionDecode& args) {
   const KvCache& cache = args.cache;
-  return {.page_size = cache.page_table ? cache.k.size(1) : 0,
+  return {.page_size = is_paged(cache) ? cache.k.size(1) : 0,
           .has_left_padding = static_cast<bool>(cache.left_padding),
           .has_aligned_rows = has_aligned_rows(args.q) && has_aligned_rows(args.out) &&
                               has_aligned_rows(cache.k) && has_aligned_rows(cache.v)};

@@ -42,12 +42,16 @@ struct CachedSequence {
   std::vector<double> row(const TensorView& rows, std::int64_t kv_idx, std::int64_t head) const {
     const std::int64_t slot_row = left_padding + kv_idx;
     std::int64_t offset = head * rows.stride(2);
+    const std::int64_t page_size = rows.size(1);
     if (const TensorView& table = cache.page_table) {
-      const std::int64_t page_size = rows.size(1);
       const double page =
           element(table, batch * table.stride(0) + slot_row / page_size * table.stride(1));
       offset +=
           static_cast<std::int64_t>(page) * rows.stride(0) + slot_row % page_size * rows.stride(1);
+    } else if (cache.page_indptr) {
+      const std::int64_t first = entry(cache.page_indptr, batch, 0);
+      const std::int64_t page = entry(cache.page_indices, first + slot_row / page_size, 0);
+      offset += page * rows.stride(0) + slot_row % page_size * rows.stride(1);
     } else {
       offset += entry(cache.batch_idx, batch, batch) * rows.stride(0) + slot_row * rows.stride(1);
     }

@@ -362,7 +362,12 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
   fovea_attention_decode_args args{};
   args.forward = loan.lend(forward);
   args.seqlens = loan.indices({s.batch});
-  if (is_paged) args.page_table = loan.indices({s.batch, 3});
+  const bool is_listed = is_paged && bytes.next() % 4 == 1;
+  if (is_paged && !is_listed) args.page_table = loan.indices({s.batch, 3});
+  if (is_listed) {
+    args.page_indptr = loan.indices({s.batch + 1});
+    args.page_indices = loan.indices({s.batch * 3});
+  }
   if (bytes.next() % 4 == 1) args.batch_idx = loan.indices({s.batch});
   if (bytes.next() % 4 == 1) args.left_padding = loan.indices({s.batch});
   if (bytes.flag()) {
@@ -581,10 +586,69 @@ int run_explain(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return kind;
 }
 
+bool is_huge(const DLTensor* tensor) {
+  constexpr std::int64_t kMostRows = 64;
+  return tensor != nullptr && tensor->ndim > 0 && tensor->ndim < kMostDims &&
+         std::any_of(tensor->shape, tensor->shape + tensor->ndim,
+                     [](std::int64_t extent) { return extent > kMostRows; });
+}
+
+/// Tiles, runs, elements and pictures into memory of the sizes that a first call tells, or of others.
+int run_block_map(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_block_map_args args{};
+  const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes);
+  args.forward = loan.lend(forward);
+  args.tile_q = bytes.next() % 4 == 1 ? bytes.extent() : 1 + bytes.next() % 8;
+  args.tile_kv = bytes.next() % 4 == 1 ? bytes.extent() : 1 + bytes.next() % 8;
+  args.has_sequence = bytes.next() % 3;
+  args.has_q_head = bytes.next() % 3;
+  args.sequence = bytes.next() % 4;
+  args.q_head = bytes.next() % 4;
+  if (is_huge(forward.q) || is_huge(forward.k)) {  // one map of few tiles
+    args.has_sequence = args.has_q_head = 1;
+    args.tile_q = args.tile_kv = std::int64_t{1} << 24;
+  }
+  const fovea_block_map_args* const lent = loan.lend(args);
+  const std::uint8_t what = bytes.next() % 4;
+  if (what == 0) {
+    const DLTensor* visible = loan.tensor(
+        {kDLBool, 8, 1}, {sizes.batch, sizes.heads_q, sizes.seqlen_q, sizes.seqlen_kv}, true);
+    return call(fovea_mask_elements, lent, std::int64_t{bytes.next()}, std::int64_t{bytes.next()},
+                visible);
+  }
+  if (what == 1) {
+    char* text = nullptr;
+    const int kind =
+        call(fovea_mask_print, lent, std::int32_t{bytes.next()}, std::int32_t{bytes.next()}, &text);
+    require((text != nullptr) == (kind == FOVEA_OK));
+    fovea_string_free(text);
+    return kind;
+  }
+  if (what == 2) {
+    std::int64_t counts[2] = {};
+    std::int64_t* no_rows = nullptr;
+    std::int32_t* no_runs = nullptr;
+    const int kind =
+        call(fovea_mask_runs, lent, no_rows, std::size_t{0}, no_runs, std::size_t{0}, counts);
+    if (kind != FOVEA_OK) return kind;
+    std::vector<std::int64_t> row_begin(static_cast<std::size_t>(counts[0]) + 1);
+    std::vector<std::int32_t> runs(static_cast<std::size_t>(counts[1]) * 3);
+    return call(fovea_mask_runs, lent, row_begin.data(), row_begin.size(), runs.data(),
+                static_cast<std::size_t>(counts[1]), counts);
+  }
+  std::int64_t shape[4] = {};
+  std::uint8_t* no_kinds = nullptr;
+  const int kind = call(fovea_mask_tiles, lent, no_kinds, std::size_t{0}, shape);
+  if (kind != FOVEA_OK) return kind;
+  std::vector<std::uint8_t> kinds(
+      static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
+  return call(fovea_mask_tiles, lent, kinds.data(), kinds.size(), shape);
+}
+
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 9) {
+  switch (operation % 10) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -601,6 +665,8 @@ int run(Loan& loan, Bytes& bytes) {
       return run_double_backward(loan, bytes, sizes);
     case 7:
       return run_append(loan, bytes, sizes);
+    case 8:
+      return run_block_map(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

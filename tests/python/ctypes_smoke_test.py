@@ -103,6 +103,14 @@ class CtypesSmoke(unittest.TestCase):
         self.assertIn("cpu/attention_forward", plan.explain())
         self.assertEqual(json.loads(self.library.explain(args, is_json=True))["mask"], explained["mask"])
 
+    def test_tiles_of_a_mask_into_an_array(self):
+        args = self.args(causal=1)
+        block_map = fovea.sized(fovea.BlockMapArgs, forward=ctypes.pointer(args), tile_q=2, tile_kv=2)
+        shape, kinds = (ctypes.c_int64 * 4)(), (ctypes.c_uint8 * (HEADS * 9))()
+        self.library.call(self.library.c.fovea_mask_tiles, ctypes.byref(block_map), kinds, len(kinds), shape)
+        self.assertEqual(list(shape), [BATCH, HEADS, 3, 3])
+        self.assertEqual(list(kinds), [1, 0, 0, 2, 1, 0, 2, 2, 1] * HEADS)
+
     def test_errors_have_kind_and_message(self):
         with self.assertRaisesRegex(fovea.InvalidArgument, "nonsense") as caught:
             self.library.attention_forward(self.args(score_mod="score + nonsense"))

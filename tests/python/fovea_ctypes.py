@@ -114,6 +114,15 @@ class DecodeArgs(ctypes.Structure):
         ("append_k", _TENSOR), ("append_v", _TENSOR),
         ("rotary_cos", _TENSOR), ("rotary_sin", _TENSOR), ("rotary_positions", _TENSOR),
         ("is_interleaved", c_int32), ("sees_all_keys", c_int32),
+        ("page_indptr", _TENSOR), ("page_indices", _TENSOR),
+    ]
+
+
+class BlockMapArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("tile_q", c_int64), ("tile_kv", c_int64), ("has_sequence", c_int32), ("has_q_head", c_int32),
+        ("sequence", c_int64), ("q_head", c_int64),
     ]
 
 
@@ -122,7 +131,8 @@ STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar,
            "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions,
            "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
            "fovea_attention_double_backward_args": DoubleBackwardArgs,
-           "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs}
+           "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs,
+           "fovea_block_map_args": BlockMapArgs}
 
 
 class FoveaError(RuntimeError):
@@ -190,6 +200,12 @@ def backward_args(forward, dcaptured=None, **fields):
     return args
 
 
+def decode_args(forward, **fields):
+    """DecodeArgs from plain values: Tensor for tensors."""
+    values = {name: ctypes.pointer(value) if isinstance(value, Tensor) else value for name, value in fields.items()}
+    return sized(DecodeArgs, forward=ctypes.pointer(forward), **values)
+
+
 class Library:
     """The loaded libfovea; every method raises what the C function reports."""
 
@@ -216,6 +232,7 @@ class Library:
         c.fovea_plan_run.argtypes = [c_void_p, args, error]
         c.fovea_plan_explain.argtypes = [c_void_p, c_int32, text, error]
         c.fovea_explain.argtypes = [args, options, c_int32, text, error]
+        c.fovea_mask_tiles.argtypes = [POINTER(BlockMapArgs), POINTER(c_uint8), c_size_t, POINTER(c_int64), error]
 
     def call(self, function, *args):
         error = c_void_p()

@@ -188,6 +188,7 @@ CacheCase draw_cache(Draws& draw) {
   c.index_dtype = draw.element({Dtype::i32, Dtype::i64});
   if (draw.is_true(0.6)) c.page_size = draw.element<std::int64_t>({1, 3, 16, 64, 127, 128, 256});
   c.has_heads_first = draw.is_true(0.3);
+  c.has_page_list = c.page_size > 0 && draw.is_true(0.3);
   c.has_batch_idx = c.page_size == 0 && draw.is_true(0.5);
   c.has_left_padding = draw.is_true(0.3);
   c.has_sinks = draw.is_true(0.3);
@@ -243,15 +244,16 @@ std::string decode_difference(const RandomProblem& problem, Executor& executor) 
 
 std::string describe(const CacheCase& c) {
   return fmt::format(
-      "decode: seqlens {} q {} new {} heads {}/{} dims {}/{} {}/{}/{} page_size {}{}{}{}{}{} "
+      "decode: seqlens {} q {} new {} heads {}/{} dims {}/{} {}/{}/{} page_size {}{}{}{}{}{}{} "
       "layouts "
       "{} nan_key {} score {} mask {}",
       fmt::join(c.seqlens, " "), c.seqlen_q, c.num_new, c.num_heads_q, c.num_heads_kv,
       c.head_dim_qk, c.head_dim_v, fovea::name(c.q_dtype), fovea::name(c.k_dtype),
-      fovea::name(c.v_dtype), c.page_size, c.has_heads_first ? " heads first" : "",
-      c.has_batch_idx ? " batch_idx" : "", c.has_left_padding ? " left padding" : "",
-      c.has_sinks ? " sinks" : "", c.has_drawn_tokens ? " drawn tokens" : "", c.layout_seed,
-      c.nan_key, c.score.to_string(), c.mask.to_string());
+      fovea::name(c.v_dtype), c.page_size, c.has_page_list ? " listed" : "",
+      c.has_heads_first ? " heads first" : "", c.has_batch_idx ? " batch_idx" : "",
+      c.has_left_padding ? " left padding" : "", c.has_sinks ? " sinks" : "",
+      c.has_drawn_tokens ? " drawn tokens" : "", c.layout_seed, c.nan_key, c.score.to_string(),
+      c.mask.to_string());
 }
 
 std::string difference_of(const RandomProblem& problem, Executor& executor) {

@@ -49,6 +49,8 @@ enum CacheLayout : std::uint64_t {
   kCacheSeqlens,
   kCacheSlots,
   kCachePadding,
+  kCachePageBegins,
+  kCachePages,
 };
 
 GuardedTensor drawn(const CacheCase& p, CacheLayout stream, Dtype dtype,
@@ -111,8 +113,8 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
                Strides::of_output);
   lse = drawn(p, kCacheLse, Dtype::f32, {p.batch(), p.num_heads_q, p.seqlen_q}, Strides::of_output);
   dense_.resize(p.seqlens.size());
-  for (GuardedTensor* tensor : {&q, &k, &v, &page_table, &seqlens, &batch_idx, &left_padding,
-                                &new_k, &new_v, &sinks, &out, &lse}) {
+  for (GuardedTensor* tensor : {&q, &k, &v, &page_table, &page_indptr, &page_indices, &seqlens,
+                                &batch_idx, &left_padding, &new_k, &new_v, &sinks, &out, &lse}) {
     tensor->seal();
   }
 }
@@ -172,6 +174,22 @@ void CacheMemory::place_sequences() {
                      is_padding ? kHuge : static_cast<double>(place));
     }
   }
+  if (p.has_page_list) list_pages();
+}
+
+/// Every second sequence has room for a page more, which is nowhere.
+void CacheMemory::list_pages() {
+  std::vector<std::int64_t> begins{0}, entries;
+  for (const std::vector<std::int64_t>& pages : places_) {
+    for (const std::int64_t page : pages)
+      entries.push_back(page < 0 ? static_cast<std::int64_t>(kHuge) : page);
+    if (begins.size() % 2 == 0) entries.push_back(-1);
+    begins.push_back(static_cast<std::int64_t>(entries.size()));
+  }
+  entries.push_back(-1);  // of nobody
+  page_table = GuardedTensor();
+  page_indptr = indices(problem_, kCachePageBegins, begins);
+  page_indices = indices(problem_, kCachePages, entries);
 }
 
 std::int64_t CacheMemory::offset(const TensorView& cache, std::int64_t sequence, std::int64_t row,
@@ -216,7 +234,9 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
                 .page_table = page_table.view(),
                 .seqlens = seqlens.view(),
                 .batch_idx = batch_idx.view(),
-                .left_padding = left_padding.view()};
+                .left_padding = left_padding.view(),
+                .page_indptr = page_indptr.view(),
+                .page_indices = page_indices.view()};
   args.append = {.k = new_k.view(), .v = new_v.view()};
   args.score = problem_.score;
   args.mask = problem_.mask;
@@ -265,6 +285,8 @@ std::string CacheMemory::damage() const {
   const std::pair<const char*, const GuardedTensor*> inputs[] = {
       {"q", &q},
       {"cache.page_table", &page_table},
+      {"cache.page_indptr", &page_indptr},
+      {"cache.page_indices", &page_indices},
       {"cache.seqlens", &seqlens},
       {"cache.batch_idx", &batch_idx},
       {"cache.left_padding", &left_padding},

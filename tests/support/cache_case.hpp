@@ -23,6 +23,7 @@ struct CacheCase {
   Dtype index_dtype = Dtype::i32;
   std::int64_t page_size = 0;     // 0: contiguous
   bool has_heads_first = false;   // [slots, heads, rows, head_dim] in memory
+  bool has_page_list = false;     // pages: page_indptr and page_indices instead of page_table
   bool has_batch_idx = false;     // contiguous: slots in another order
   bool has_left_padding = false;  // of 3, 8, 13 ... rows
   std::uint64_t seed = 1;         // of values
@@ -59,6 +60,7 @@ class CacheMemory {
   std::string damage() const;
 
   GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
+  GuardedTensor page_indptr, page_indices;
   GuardedTensor out, lse;
 
  private:
@@ -71,6 +73,7 @@ class CacheMemory {
                std::int64_t dim) const;
   std::int64_t rows_before(std::int64_t sequence) const;
   void place_sequences();
+  void list_pages();
   void fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,
                   std::int64_t head_dim) const;
   std::int64_t offset(const TensorView& cache, std::int64_t sequence, std::int64_t row,

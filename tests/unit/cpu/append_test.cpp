@@ -35,6 +35,7 @@ TEST(Append, WritesNewRowsBehindEachSequenceAndNothingElse) {
       problem.k_dtype = dtype;
       problem.has_left_padding = true;
       problem.has_heads_first = page_size == 16;
+      problem.has_page_list = page_size == 3;
       CacheMemory memory(problem), expected(grown(problem));
       const AttentionDecode args = memory.args();
       append_to_cache({.cache = args.cache, .append = args.append});
@@ -51,6 +52,7 @@ TEST(Append, DecodeAppendsBeforeItAttends) {
       CacheCase problem{.seqlens = {40, 4, 130}, .seqlen_q = 4, .num_new = num_new};
       problem.page_size = page_size;
       problem.has_batch_idx = page_size == 0;
+      problem.has_page_list = page_size == 16;
       CacheMemory memory(problem);
       attention_decode(memory.args());
       EXPECT_EQ(memory.damage(), "");

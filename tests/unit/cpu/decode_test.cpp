@@ -48,6 +48,10 @@ std::vector<CacheCase> layouts_of(const CacheCase& problem) {
   layouts.push_back(layouts[6]);
   layouts.back().has_heads_first = layouts.back().has_left_padding = true;
   layouts.back().index_dtype = Dtype::i64;
+  for (const std::size_t like : {5, 6, 9}) {  // pages of 3, of 16, and those with padding
+    layouts.push_back(layouts[like]);
+    layouts.back().has_page_list = true;
+  }
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     layouts[i].layout_seed = i + 1;
     layouts[i].has_drawn_tokens = i % 2 == 1;
@@ -57,8 +61,9 @@ std::vector<CacheCase> layouts_of(const CacheCase& problem) {
 
 std::string describe(const CacheCase& p) {
   return "page_size " + std::to_string(p.page_size) + (p.has_heads_first ? ", heads first" : "") +
-         (p.has_left_padding ? ", left padding" : "") + (p.has_batch_idx ? ", batch_idx" : "") +
-         ", layouts " + std::to_string(p.layout_seed) + ", seqlen_q " + std::to_string(p.seqlen_q);
+         (p.has_page_list ? ", page_indices" : "") + (p.has_left_padding ? ", left padding" : "") +
+         (p.has_batch_idx ? ", batch_idx" : "") + ", layouts " + std::to_string(p.layout_seed) +
+         ", seqlen_q " + std::to_string(p.seqlen_q);
 }
 
 void expect_bits_of_dense(const CacheCase& problem, CpuTarget target) {
@@ -204,6 +209,7 @@ TEST(CpuDecode, EverythingTogetherMeetsTheOracle) {
     for (const bool is_interleaved : {false, true}) {
       CacheCase problem{.seqlens = {150, 30, 33}, .seqlen_q = seqlen_q, .num_new = seqlen_q};
       problem.page_size = 3;
+      problem.has_page_list = seqlen_q == 3;
       problem.has_left_padding = problem.has_sinks = true;
       problem.score = softcap(4.0F);
       CacheMemory memory(problem);

@@ -119,6 +119,21 @@ TEST(CAppendPlan, WritesWhatACallWrites) {
   fovea_plan_destroy(plan);
 }
 
+TEST(CDecode, TakesPagesBehindOffsets) {
+  CacheCall c, table;
+  IndexTensor indptr{{3}, {0, 2, 4}}, indices{{4}, {2, 0, 3, -1}};
+  c.args.page_table = nullptr;
+  c.args.page_indptr = &indptr.tensor;
+  c.args.page_indices = &indices.tensor;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &table.args).message, "");
+  EXPECT_EQ(c.out.values, table.out.values);
+  EXPECT_EQ(c.k.values, table.k.values);
+  c.args.page_indices = nullptr;
+  EXPECT_THAT(outcome_of(fovea_attention_decode, &c.args).message,
+              HasSubstr("page_indices is missing"));
+}
+
 TEST(CDecode, AppendsAloneWithoutQueries) {
   CacheCall c, cxx;
   c.forward.q = c.forward.out = nullptr;

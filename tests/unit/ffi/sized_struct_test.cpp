@@ -76,6 +76,9 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, forward, 16U, lse_tangent, 88U);
   FOVEA_EXPECT_LAYOUT(fovea_merge_states_args, outs, 16U, executor, 72U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, forward, 16U, sees_all_keys, 104U);
+  // Later headers: what they add lies behind, and ends in a field too.
+  FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, page_indptr, 104U, page_indices, 120U);
+  FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);
 #undef FOVEA_EXPECT_LAYOUT
   EXPECT_EQ(offsetof(fovea_attention_forward_args, bias), 80U);
   EXPECT_EQ(offsetof(fovea_attention_forward_args, workspace), 264U);

@@ -135,6 +135,17 @@ TEST(PublicBlockMap, RefusesWhatItCannotMap) {
             "block_map: cu_seqlens_kv is missing; expected i32 or i64 [num_sequences + 1]");
 }
 
+TEST(PublicBlockMap, RefusesMoreRowsThanMemoryHolds) {
+  constexpr std::int64_t kLong = (std::int64_t{1} << 31) - 1;
+  EXPECT_EQ(
+      refusal_of({.seqlen_q = kLong, .seqlen_kv = 1, .tile_q = 1}),
+      "block_map: 2147483647 rows of tiles in 1 sequences and 1 heads are to be mapped; expected "
+      "at most 67108864 in all, take larger tiles, or one sequence or head");
+  EXPECT_NE(refusal_of({.num_heads_q = kLong, .seqlen_q = 128, .seqlen_kv = 1}).find("2147483648"),
+            std::string::npos);
+  EXPECT_EQ(refusal_of({.seqlen_q = kLong, .seqlen_kv = kLong, .tile_q = kLong}), "(not refused)");
+}
+
 TEST(PublicBlockMap, RefusesCapturesAsACallDoes) {
   const std::vector<std::int64_t> wide{0, std::int64_t{1} << 40};
   EXPECT_NE(

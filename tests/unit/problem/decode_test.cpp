@@ -34,6 +34,16 @@ struct CacheCall {
             .page_table = view(table.data(), {3, 4}),
             .seqlens = view(seqlens.data(), {3})};
   }
+  /// The same pages by offsets and a list: two entries of sequence 0, two of sequence 1, four of sequence 2.
+  std::vector<std::int64_t> indptr = {0, 2, 4, 8};
+  std::vector<std::int32_t> indices = {7, 0, 2, -7, 4, 5, 6, -1, 1 << 30};
+  KvCache listed() {
+    KvCache cache = paged();
+    cache.page_table = {};
+    cache.page_indptr = view(indptr.data(), {4});
+    cache.page_indices = view(indices.data(), {9});
+    return cache;
+  }
   Append append() {
     return {.k = view(new_k.data(), {3, 2, 2, 8}), .v = view(new_v.data(), {3, 2, 2, 6})};
   }
@@ -95,6 +105,88 @@ TEST(KvCacheDoor, SequencesThatOutgrowTheirRoomAreRefused) {
   call.seqlens[2] = 17;
   EXPECT_EQ(refusal_of(call.contiguous()),
             "run: cache.seqlens[2] is 17; expected at most 16 rows in all, the capacity of a slot");
+}
+
+TEST(KvCacheDoor, PagesMayBeListedBehindOffsets) {
+  CacheCall call;
+  EXPECT_EQ(refusal_of(call.listed(), call.append()), "(not refused)");
+  EXPECT_EQ(validate_cache(call.listed(), call.append(), {}, 3, "run"), 11);
+  EXPECT_EQ(cache_capacity(call.listed(), 1), 8);
+  EXPECT_EQ(cache_capacity(call.listed(), 2), 16);
+  EXPECT_EQ(cache_row(call.listed(), 2, 9).slot, 6);
+}
+
+TEST(KvCacheDoor, ListedPagesAreRefusedByTheirPlace) {
+  CacheCall call;
+  call.indices[5] = 16;
+  EXPECT_EQ(
+      refusal_of(call.listed()),
+      "run: cache.page_indices[5] is 16; expected 0 to 15, a page of cache.k, since sequence 2 "
+      "has 9 rows");
+  call.indices[5] = 5;
+  call.indices[2] = 6;
+  EXPECT_EQ(refusal_of(call.listed(), call.append()),
+            "run: cache.page_indices[6] is 6, as cache.page_indices[2]; expected a page of its own "
+            "for every place that tokens are appended to");
+  call.indices[2] = 2;
+  call.seqlens[0] = 7;
+  EXPECT_EQ(refusal_of(call.listed(), call.append()),
+            "run: cache.seqlens[0] is 7 and 2 more are appended; expected at most 8 rows in all, 2 "
+            "pages of 4 rows");
+}
+
+TEST(KvCacheDoor, OffsetsOfPagesAreRefusedBeforeTheyAreFollowed) {
+  CacheCall call;
+  const auto with = [&](std::vector<std::int64_t> indptr) {
+    call.indptr = std::move(indptr);
+    return refusal_of(call.listed());
+  };
+  EXPECT_EQ(with({1, 2, 4, 8}),
+            "run: cache.page_indptr[0] is 1 after 0; expected offsets from 0 that never decrease");
+  EXPECT_EQ(with({0, 5, 4, 8}),
+            "run: cache.page_indptr[2] is 4 after 5; expected offsets from 0 that never decrease");
+  EXPECT_EQ(with({0, 2, 4, 10}),
+            "run: cache.page_indptr ends at 10; expected at most 9, the entries of "
+            "cache.page_indices");
+  call.indptr = {0, 2, 4, 8};
+  KvCache cache = call.listed();
+  cache.page_indices = {};
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.page_indices is missing; expected i32 or i64 [num_indices]");
+  cache = call.listed();
+  cache.page_indptr = view(call.seqlens.data(), {3});
+  EXPECT_EQ(refusal_of(cache), "run: cache.page_indptr is i32 [3]; expected i32 or i64 [4]");
+  cache = call.listed();
+  cache.page_table = call.paged().page_table;
+  EXPECT_EQ(
+      refusal_of(cache),
+      "run: cache.page_table is given beside cache.page_indptr or cache.page_indices; expected "
+      "the table, or both of them");
+  cache = call.listed();
+  cache.batch_idx = view(call.batch_idx.data(), {3});
+  EXPECT_EQ(
+      refusal_of(cache),
+      "run: cache.batch_idx is given beside cache.page_indptr; expected one of them, it already "
+      "names each sequence's pages");
+}
+
+TEST(KvCacheDoor, ListedPagesAreOfTheCpu) {
+  CacheCall call;
+  KvCache cache = call.listed();
+  for (TensorView* tensor :
+       {&cache.k, &cache.v, &cache.page_indptr, &cache.page_indices, &cache.seqlens}) {
+    TensorSpec spec = tensor->spec();
+    spec.device = Device::cuda(0);
+    *tensor = TensorView(tensor->data(), spec);
+  }
+  try {
+    validate_cache(cache, {}, {}, 3, "run");
+    FAIL() << "not refused";
+  } catch (const Unsupported& error) {
+    EXPECT_STREQ(error.what(),
+                 "run: cache.page_indptr is given and cache.k lives on cuda:0, where kernels read "
+                 "pages from a table; expected cache.page_table");
+  }
 }
 
 TEST(KvCacheDoor, LengthsBelowTheirPaddingAreRefused) {

@@ -119,6 +119,20 @@ TEST(ReferenceDecode, PagedKeysAreDenseKeys) {
   expect_is_dense(reference::attention_decode(args).out, problem.q);
 }
 
+/// The same pages behind offsets, with a page between them that is nobody's.
+TEST(ReferenceDecode, ListedPagesAreDenseKeys) {
+  const Decoded problem;
+  const Pages pages;
+  const std::vector<std::int64_t> indptr{0, 3, 7};
+  const std::vector<std::int32_t> indices{5, 0, -1, 3, 6, 1, 2};
+  AttentionDecode args = problem.args();
+  args.cache = pages.cache();
+  args.cache.page_table = {};
+  args.cache.page_indptr = view(indptr.data(), {3});
+  args.cache.page_indices = view(indices.data(), {7});
+  expect_is_dense(reference::attention_decode(args).out, problem.q);
+}
+
 TEST(ReferenceDecode, AppendedKeysComeLast) {
   const Decoded problem;
   const Pages pages(2);
