@@ -9,7 +9,8 @@
  * against a newer header is refused only if it sets a field that this library does not know. Fields
  * named reserved_ fill what would be padding: nobody reads them, and no later header gives them a meaning.
  *   Errors     functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an
- * object that the caller frees with fovea_error_free. Nothing is thrown, printed or aborted.
+ * object that the caller frees with fovea_error_free. Nothing is thrown or aborted, nor printed unless the
+ * environment has FOVEA_VERBOSE=1.
  *   Tensors    are DLTensor: borrowed for the call, last dimension contiguous is fast, strides NULL
  * means row-major, lanes 1. Booleans are 0 or 1. Threads    every function may be called from many
  * threads at once; a plan and a runtime may be shared.
@@ -577,6 +578,12 @@ FOVEA_API int fovea_mask_print(const fovea_block_map_args* args, int32_t max_wid
  * NULL: the size alone. Refused where num_bytes is not 3 * height * width. */
 FOVEA_API int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t* rgb,
                               size_t num_bytes, int32_t* size, fovea_error** error);
+
+/* ---- What there is ---- */
+
+/* This machine and this library as one JSON object: targets, GPUs, where kernels come from, what each operation takes,
+ * limits. See describe.hpp; *text is freed by fovea_string_free. */
+FOVEA_API int fovea_describe(char** text, fovea_error** error);
 
 #ifdef __cplusplus
 }

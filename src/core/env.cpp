@@ -45,6 +45,8 @@ std::optional<int> unless_automatic(std::optional<int> count) {
 
 Environment read_environment() { return read_environment(process_environment); }
 
+bool read_verbose() { return find(process_environment, "FOVEA_VERBOSE") == "1"; }
+
 Environment read_environment(EnvironmentLookup lookup) {
   Environment environment;
   if (const auto text = find(lookup, "FOVEA_NUM_THREADS")) {
@@ -63,6 +65,13 @@ Environment read_environment(EnvironmentLookup lookup) {
   }
   if (const auto text = find(lookup, "FOVEA_CPU_TARGET"))
     environment.cpu_target = std::string(*text);
+  if (const auto text = find(lookup, "FOVEA_VERBOSE")) {
+    environment.verbose = parse_count(*text, 1);
+    if (!environment.verbose) {
+      invalid("environment", "FOVEA_VERBOSE is '" + std::string(*text) +
+                                 "'; expected 0, or 1 for a line on stderr for each call.");
+    }
+  }
   environment.nvrtc = text_of(find(lookup, "FOVEA_NVRTC"));
   environment.pack = text_of(find(lookup, "FOVEA_PACK"));
   environment.tuning = text_of(find(lookup, "FOVEA_TUNING"));

@@ -14,6 +14,7 @@ struct Environment {
       omp_num_threads;  // OMP_NUM_THREADS, first level: a hint that FOVEA_NUM_THREADS overrides
   std::optional<std::string>
       cpu_target;  // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
+  std::optional<int> verbose;                 // FOVEA_VERBOSE; 1: a line for each call
   std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
   std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file
   std::optional<std::string> tuning;          // FOVEA_TUNING: the file that fovea tune wrote
@@ -31,12 +32,15 @@ struct Environment {
 using EnvironmentLookup = const char* (*)(const char* name);
 
 /// Reads the process's environment. An empty value counts as unset. Throws InvalidArgument where
-/// FOVEA_NUM_THREADS is not an integer from 0 to 4096, or FOVEA_CACHE_MAX_MIB is none from 0 to
-/// 1048576; an OMP_NUM_THREADS that we cannot read is
+/// FOVEA_NUM_THREADS is not an integer from 0 to 4096, FOVEA_VERBOSE neither 0 nor 1, or
+/// FOVEA_CACHE_MAX_MIB none from 0 to 1048576; an OMP_NUM_THREADS that we cannot read is
 /// somebody else's dialect and is ignored.
 Environment read_environment();
 
 /// The same over another source of variables.
 Environment read_environment(EnvironmentLookup lookup);
+
+/// Whether FOVEA_VERBOSE is 1, whatever else is set; throws nothing.
+bool read_verbose();
 
 }  // namespace fovea

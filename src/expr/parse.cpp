@@ -16,11 +16,6 @@ namespace fovea::expr {
 
 namespace {
 
-// Deep enough for any formula written by hand or printed, shallow enough for the stack of any
-// thread.
-constexpr int kMaxNesting = 200;
-constexpr int kMaxNodes = 10000;
-
 constexpr int kNotLevel = 4;
 constexpr int kLoosestBinaryLevel = 2;
 
@@ -226,9 +221,9 @@ class Parser {
   };
 
   void count_node(std::size_t column) {
-    if (++num_nodes_ > kMaxNodes) {
+    if (++num_nodes_ > kMaxParts) {
       fail_at(column,
-              fmt::format("the formula has more than {} parts; expected a shorter one", kMaxNodes));
+              fmt::format("the formula has more than {} parts; expected a shorter one", kMaxParts));
     }
   }
 

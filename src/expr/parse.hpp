@@ -7,13 +7,17 @@
 
 namespace fovea::expr {
 
+/// Deep enough for any formula written by hand or printed, shallow enough for the stack of any thread.
+inline constexpr int kMaxNesting = 200;
+inline constexpr int kMaxParts = 10000;
+
 struct ParseOptions {
   std::string_view argument = "formula";  // what errors name: score_mod, mask_mod
   bool may_read_score = true;
 };
 
 /// Throws InvalidArgument: "score_mod: column 9: unknown name 'slpoes'; expected a variable (...),
-/// or a captured tensor ...". Formulas nest at most 200 deep and have at most 10000 nodes.
+/// or a captured tensor ...". Formulas nest at most kMaxNesting deep and have at most kMaxParts nodes.
 NodePtr parse(std::string_view text, const Captures& captures, const ParseOptions& options);
 
 inline NodePtr parse(std::string_view text, const Captures& captures, std::string_view argument) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fovea/attention.hpp"
+#include "fovea/describe.hpp"
 #include "fovea/runtime.hpp"
 
 #include "core/check.hpp"
@@ -118,6 +119,14 @@ int fovea_explain(const fovea_attention_forward_args* args, const fovea_plan_opt
     const auto call = fovea::ffi::to_call(args, kWhere);
     const auto problem = fovea::ffi::to_problem(call, options, kWhere);
     *text = render(fovea::explain(problem), format, kWhere);
+  });
+}
+
+int fovea_describe(char** text, fovea_error** error) {
+  return guarded(error, [&] {
+    require(text, "fovea_describe", "text");
+    *text = nullptr;
+    *text = fovea::ffi::copy_text(fovea::describe().json());
   });
 }
 

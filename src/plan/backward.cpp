@@ -47,6 +47,33 @@ BackwardPlan make_plan(const BackwardProblem& problem, std::string_view where) {
   return BackwardPlan(std::move(impl));
 }
 
+void run_checked(const BackwardPlan& plan, const AttentionBackward& args) {
+  const BackwardPlan::Impl& impl = plan.impl();
+  validate_arguments(impl.problem, args, kWhere);
+  if (args.workspace.size() < plan.workspace_bytes()) {
+    invalid(std::string(kWhere),
+            fmt::format("workspace has {} bytes; expected {}, see BackwardPlan::workspace_bytes",
+                        args.workspace.size(), plan.workspace_bytes()));
+  }
+  Executor& executor =
+      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
+  if (executor.concurrency() > impl.cpu.num_workers) {
+    invalid(
+        std::string(kWhere),
+        fmt::format(
+            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
+            executor.concurrency(), impl.cpu.num_workers));
+  }
+  cpu::attention_backward(impl.problem, impl.cpu, args,
+                          aligned_workspace(args.workspace, impl.cpu.workspace_bytes), executor);
+}
+
+void log_call(const CallLog& log, const BackwardPlan::Impl& plan) {
+  if (!log.is_on()) [[likely]]
+    return;
+  log.write(describe(plan.problem), "cpu/attention_backward", name(plan.cpu.spec.target));
+}
+
 }  // namespace
 
 BackwardPlan plan_backward(const BackwardProblem& problem) {
@@ -75,23 +102,9 @@ Explanation explain(const BackwardProblem& problem) {
 
 void BackwardPlan::run(const AttentionBackward& args) const {
   const FloatEnvironment environment;
-  validate_arguments(impl_->problem, args, kWhere);
-  if (args.workspace.size() < workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see BackwardPlan::workspace_bytes",
-                        args.workspace.size(), workspace_bytes()));
-  }
-  Executor& executor =
-      args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  if (executor.concurrency() > impl_->cpu.num_workers) {
-    invalid(
-        std::string(kWhere),
-        fmt::format(
-            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
-            executor.concurrency(), impl_->cpu.num_workers));
-  }
-  cpu::attention_backward(impl_->problem, impl_->cpu, args,
-                          aligned_workspace(args.workspace, impl_->cpu.workspace_bytes), executor);
+  const CallLog log("BackwardPlan::run");
+  run_checked(*this, args);
+  log_call(log, *impl_);
 }
 
 BackwardProblem problem_of(const AttentionBackward& args) {
@@ -111,20 +124,23 @@ BackwardProblem problem_of(const AttentionBackward& args) {
 
 void attention_backward(const AttentionBackward& args, Runtime& runtime) {
   const FloatEnvironment environment;
+  CallLog log(kWhere);
   AttentionBackward call = args;
   if (call.executor == nullptr) call.executor = &runtime.executor();
   if (!call.forward.out)
     invalid(std::string(kWhere), "forward.out is missing; expected what attention_forward wrote");
   BackwardProblem problem = problem_of(call);
   problem.forward.num_threads = call.executor->concurrency();
-  const BackwardPlan plan =
-      runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
+  const BackwardPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
+    return log.timed_plan([&] { return make_plan(problem, kWhere); });
+  });
   std::unique_ptr<std::byte[]> own_workspace;
   if (call.workspace.empty()) {
     own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
     call.workspace = {own_workspace.get(), plan.workspace_bytes()};
   }
-  plan.run(call);
+  run_checked(plan, call);
+  log_call(log, plan.impl());
 }
 
 void attention_backward(const AttentionBackward& args) {

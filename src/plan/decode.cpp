@@ -52,13 +52,14 @@ Plan make_plan(const Problem& problem, const CacheLayout& cache, std::string_vie
   return Plan(std::move(impl));
 }
 
-Plan find_plan(const AttentionDecode& args, std::int64_t bound, Runtime& runtime,
+Plan find_plan(const AttentionDecode& args, std::int64_t bound, Runtime& runtime, CallLog& log,
                std::string_view where) {
   const int num_threads = args.executor != nullptr ? args.executor->concurrency() : 0;
   const Problem problem = decode_problem(args, bound, num_threads, where);
   const CacheLayout cache = cache_layout(args);
-  return runtime.impl().find_or_make(decode_key(problem, cache),
-                                     [&] { return make_plan(problem, cache, where); });
+  return runtime.impl().find_or_make(decode_key(problem, cache), [&] {
+    return log.timed_plan([&] { return make_plan(problem, cache, where); });
+  });
 }
 
 /// With an executor where there must be one.
@@ -181,8 +182,20 @@ void require_same_problem(const Plan& plan, const AttentionDecode& call) {
       "layout of the cache, programs and wanted outputs");
 }
 
+std::string_view append_kernel(Device device) {
+  return is_cpu(device) ? "cpu/append_to_cache" : "cuda/common/append_to_cache";
+}
+
+void log_append(const CallLog& log, const AppendToCache& args) {
+  if (!log.is_on()) [[likely]]
+    return;
+  const Device device = args.cache.k.spec().device;
+  log.write(to_string(args.append.k.spec()), append_kernel(device), to_string(device));
+}
+
 NewTokens validated_tokens(const AppendToCache& args) {
-  const auto& [cache, append, rotary, executor, stream] = args;
+  const KvCache& cache = args.cache;
+  const Append& append = args.append;
   const bool is_k_right = append.k.rank() == 4;
   if (!is_k_right || !append.v) {
     const TensorView& wrong = is_k_right ? append.v : append.k;
@@ -190,9 +203,9 @@ NewTokens validated_tokens(const AppendToCache& args) {
             fmt::format("append.{} is {}; expected [batch, seqlen_new, num_heads_kv, head_dim]",
                         is_k_right ? "v" : "k", wrong ? to_string(wrong.spec()) : "missing"));
   }
-  validate_cache(cache, append, rotary, append.k.size(0), kAppend);
-  validate_append(cache, append, rotary, kAppend);
-  return {.cache = cache, .append = append, .rotary = rotary ? &*rotary : nullptr};
+  validate_cache(cache, append, args.rotary, append.k.size(0), kAppend);
+  validate_append(cache, append, args.rotary, kAppend);
+  return {.cache = cache, .append = append, .rotary = args.rotary ? &*args.rotary : nullptr};
 }
 
 }  // namespace
@@ -205,28 +218,31 @@ struct DecodePlan::Impl {
 
 void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   const FloatEnvironment environment;
+  CallLog log(kDecode);
   AttentionDecode call = completed(args, runtime);
   require_out(call, kDecode);
   const std::int64_t longest =
       validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kDecode), kDecode);
-  const Plan plan = find_plan(call, bound_of(call, longest), runtime, kDecode);
+  const Plan plan = find_plan(call, bound_of(call, longest), runtime, log, kDecode);
   validate_decode(plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(plan, call);
   const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream});
   call.workspace = workspace.bytes();
   require_workspace(call, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);
+  log_call(log, plan.impl());
 }
 
 DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
   const FloatEnvironment environment;
   constexpr std::string_view kWhere = "plan_decode";
   require_length(max_seqlen_kv, kWhere);
+  CallLog log(kWhere);
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   decode_batch(call, kWhere);
   auto impl = std::make_shared<DecodePlan::Impl>(
-      DecodePlan::Impl{.plan = find_plan(call, max_seqlen_kv, runtime, kWhere),
+      DecodePlan::Impl{.plan = find_plan(call, max_seqlen_kv, runtime, log, kWhere),
                        .max_seqlen_kv = max_seqlen_kv,
                        .workspace_bytes = 0});
   impl->workspace_bytes = DecodeWorkspace(impl->plan, call).bytes();
@@ -245,6 +261,7 @@ Explanation DecodePlan::explain() const {
 
 void DecodePlan::run(const AttentionDecode& args) const {
   const FloatEnvironment environment;
+  const CallLog log(kDecode);
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   require_out(call, kDecode);
@@ -261,6 +278,7 @@ void DecodePlan::run(const AttentionDecode& args) const {
   const DecodeWorkspace sizes(impl_->plan, call);
   require_workspace(call, sizes.bytes(), "DecodePlan::workspace_bytes");
   fovea::run(impl_->plan, call, sizes, runtime);
+  log_call(log, impl_->plan.impl());
 }
 
 Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
@@ -283,13 +301,15 @@ void attention_decode(const AttentionDecode& args) {
 
 void append_to_cache(const AppendToCache& args, Runtime& runtime) {
   const FloatEnvironment environment;
+  const CallLog log(kAppend);
   const NewTokens tokens = validated_tokens(args);
   const Device device = args.cache.k.spec().device;
   if (is_cpu(device)) {
-    return cpu::append_tokens(tokens,
-                              args.executor != nullptr ? *args.executor : runtime.executor());
+    cpu::append_tokens(tokens, args.executor != nullptr ? *args.executor : runtime.executor());
+  } else {
+    cuda::append_tokens(find_append(device, runtime), tokens, args.stream);
   }
-  cuda::append_tokens(find_append(device, runtime), tokens, args.stream);
+  log_append(log, args);
 }
 
 struct AppendPlan::Impl {
@@ -314,7 +334,7 @@ Explanation AppendPlan::explain() const {
   e.problem =
       fmt::format("append to a {} cache of k {} and v {}", impl_->is_paged ? "paged" : "contiguous",
                   to_string(impl_->k), to_string(impl_->v));
-  e.kernel = is_host ? "cpu/append_to_cache" : "cuda/common/append_to_cache";
+  e.kernel = append_kernel(impl_->k.device);
   e.target = is_host ? "scalar" : to_string(impl_->k.device);
   e.compute_dtype = "f32";
   e.bound = "memory";
@@ -323,14 +343,19 @@ Explanation AppendPlan::explain() const {
 
 void AppendPlan::run(const AppendToCache& args) const {
   const FloatEnvironment environment;
+  const CallLog log(kAppend);
   if (args.cache.k.spec() != impl_->k || args.cache.v.spec() != impl_->v) {
     invalid(std::string(kAppend),
             "cache.k or cache.v has another shape, dtype, stride or device than the plan's");
   }
   const NewTokens tokens = validated_tokens(args);
-  if (!is_cpu(impl_->k.device)) return cuda::append_tokens(impl_->cuda, tokens, args.stream);
-  cpu::append_tokens(
-      tokens, args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
+  if (is_cpu(impl_->k.device)) {
+    cpu::append_tokens(
+        tokens, args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
+  } else {
+    cuda::append_tokens(impl_->cuda, tokens, args.stream);
+  }
+  log_append(log, args);
 }
 
 void append_to_cache(const AppendToCache& args) {
@@ -343,9 +368,11 @@ std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max
   require_length(max_seqlen_kv, kWhere);
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
+  CallLog log(kWhere);
   decode_batch(call, kWhere);
   const auto bytes_for = [&](std::int64_t length) {
-    return DecodeWorkspace(find_plan(call, bound_of(call, length), runtime, kWhere), call).bytes();
+    return DecodeWorkspace(find_plan(call, bound_of(call, length), runtime, log, kWhere), call)
+        .bytes();
   };
   if (!is_cpu(call.q.spec().device)) return bytes_for(cache_capacity(call.cache));
   // Shorter caches may want more: splits run side by side only while their states fit.

@@ -10,6 +10,7 @@
 
 #include "core/float_environment.hpp"
 #include "cpu/attention_double_backward.hpp"
+#include "cpu/features.hpp"
 #include "plan/plan.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -29,6 +30,7 @@ ForwardProblem validated_problem(const AttentionForward& forward, std::string_vi
 void attention_double_backward(const AttentionDoubleBackward& args) {
   const FloatEnvironment environment;
   constexpr std::string_view kWhere = "attention_double_backward";
+  const CallLog log(kWhere);
   const AttentionForward& forward = args.backward.forward;
   if (!forward.out)
     TensorChecks(kWhere).refuse("forward.out is missing; expected what attention_forward wrote");
@@ -37,6 +39,10 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
   cpu::attention_double_backward(
       problem, args,
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor());
+  if (log.is_on()) [[unlikely]] {
+    log.write(describe(problem), "cpu/attention_double_backward, the plain path",
+              name(cpu::best_f32_target()));
+  }
 }
 
 Explanation explain_double_backward(const AttentionDoubleBackward& args) {

@@ -11,6 +11,7 @@
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
 #include "mask/block_map.hpp"
+#include "plan/json.hpp"
 #include "plan/plan.hpp"
 
 namespace fovea {
@@ -81,19 +82,6 @@ std::string formula(const Program& program) {
     values += fmt::format("{}{} = {:.6g}", values.empty() ? "" : ", ", scalar.name, scalar.value);
   }
   return values.empty() ? text : text + "  where " + values;
-}
-
-std::string quoted(const std::string& text) {
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') result += '\\';
-    if (static_cast<unsigned char>(c) < 0x20) {
-      result += fmt::format("\\u{:04x}", static_cast<int>(c));
-    } else {
-      result += c;
-    }
-  }
-  return result + '"';
 }
 
 /// Programs, and how much of the score matrix the mask leaves.
@@ -282,19 +270,19 @@ std::string Explanation::print() const {
 std::string Explanation::json() const {
   std::string text = fmt::format(
       R"({{"problem": {}, "kernel": {}, "target": {}, "compute_dtype": {}, "score": {}, "mask": {}, "tile_q": {}, "tile_kv": {}, )",
-      quoted(problem), quoted(kernel), quoted(target), quoted(compute_dtype), quoted(score),
-      quoted(mask), tile_q, tile_kv);
-  if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted(tuning));
+      quoted_json(problem), quoted_json(kernel), quoted_json(target), quoted_json(compute_dtype),
+      quoted_json(score), quoted_json(mask), tile_q, tile_kv);
+  if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted_json(tuning));
   if (tiles) {
     text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,
                         tiles->partial, tiles->full);
   }
   text +=
       fmt::format(R"("flops": {}, "bytes": {}, "bound": {}, "workspace_bytes": {}, "refused": [)",
-                  flops, bytes, quoted(bound), workspace_bytes);
+                  flops, bytes, quoted_json(bound), workspace_bytes);
   for (std::size_t i = 0; i < refused.size(); ++i) {
     text += fmt::format(R"({}{{"candidate": {}, "reason": {}}})", i == 0 ? "" : ", ",
-                        quoted(refused[i].candidate), quoted(refused[i].reason));
+                        quoted_json(refused[i].candidate), quoted_json(refused[i].reason));
   }
   return text + "]}";
 }

@@ -63,7 +63,41 @@ void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
   cuda::attention_forward(problem, plan, args, workspace, args.stream);
 }
 
+void run_checked(const Plan& plan, const AttentionForward& args) {
+  const ForwardProblem& problem = plan.impl().problem;
+  validate_arguments(problem, args, kWhere);
+  // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
+  if (args.workspace.size() < plan.workspace_bytes()) {
+    invalid(std::string(kWhere),
+            fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
+                        args.workspace.size(), plan.workspace_bytes()));
+  }
+  std::visit([&](const auto& backend) { run_on(backend, problem, args); }, plan.impl().backend);
+}
+
+std::string target_of(const cpu::ForwardPlan& plan, const ForwardProblem& /*problem*/) {
+  return std::string(name(plan.spec.target));
+}
+
+std::string target_of(const cuda::ForwardPlan& /*plan*/, const ForwardProblem& problem) {
+  return to_string(problem.device());
+}
+
+std::string kernel_of(const cpu::ForwardPlan& /*plan*/) { return "cpu/attention_forward"; }
+
+std::string kernel_of(const cuda::ForwardPlan& plan) { return std::string(plan.candidate); }
+
 }  // namespace
+
+void log_call(const CallLog& log, const Plan::Impl& plan) {
+  if (!log.is_on()) [[likely]]
+    return;
+  std::visit(
+      [&](const auto& backend) {
+        log.write(describe(plan.problem), kernel_of(backend), target_of(backend, plan.problem));
+      },
+      plan.backend);
+}
 
 std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,
                              std::size_t alignment) {
@@ -101,14 +135,9 @@ std::size_t Plan::workspace_bytes() const {
 
 void Plan::run(const AttentionForward& args) const {
   const FloatEnvironment environment;
-  validate_arguments(impl_->problem, args, kWhere);
-  // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
-  if (args.workspace.size() < workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
-                        args.workspace.size(), workspace_bytes()));
-  }
-  std::visit([&](const auto& plan) { run_on(plan, impl_->problem, args); }, impl_->backend);
+  const CallLog log("Plan::run");
+  run_checked(*this, args);
+  log_call(log, *impl_);
 }
 
 Problem problem_of(const AttentionForward& args) {
@@ -133,6 +162,7 @@ Problem problem_of(const AttentionForward& args) {
 
 void attention_forward(const AttentionForward& args, Runtime& runtime) {
   const FloatEnvironment environment;
+  CallLog log(kWhere);
   AttentionForward call = args;
   if (!call.out) {
     invalid(std::string(kWhere),
@@ -143,12 +173,14 @@ void attention_forward(const AttentionForward& args, Runtime& runtime) {
     if (call.executor == nullptr) call.executor = &runtime.executor();
     problem.num_threads = call.executor->concurrency();
   }
-  const Plan plan =
-      runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
+  const Plan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
+    return log.timed_plan([&] { return make_plan(problem, kWhere); });
+  });
   const CallWorkspace workspace(call.workspace, plan.workspace_bytes(),
                                 {problem.q.device, call.stream});
   call.workspace = workspace.bytes();
-  plan.run(call);
+  run_checked(plan, call);
+  log_call(log, plan.impl());
 }
 
 void attention_forward(const AttentionForward& args) {

@@ -123,6 +123,7 @@ JvpProblem problem_of(const AttentionJvp& args) {
 
 void attention_jvp(const AttentionJvp& args) {
   const FloatEnvironment environment;
+  CallLog log(kWhere);
   Runtime& runtime = Runtime::process_default();
   AttentionJvp call = args;
   if (call.forward.executor == nullptr) call.forward.executor = &runtime.executor();
@@ -132,14 +133,19 @@ void attention_jvp(const AttentionJvp& args) {
   }
   JvpProblem problem = problem_of(call);
   problem.forward.num_threads = call.forward.executor->concurrency();
-  const JvpPlan plan =
-      runtime.impl().find_or_make(problem_key(problem), [&] { return make_plan(problem, kWhere); });
+  const JvpPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
+    return log.timed_plan([&] { return make_plan(problem, kWhere); });
+  });
   std::unique_ptr<std::byte[]> own_workspace;
   if (call.workspace.empty()) {
     own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
     call.workspace = {own_workspace.get(), plan.workspace_bytes()};
   }
   plan.run(call);
+  if (log.is_on()) [[unlikely]] {
+    log.write(describe(plan.impl().problem.forward), "cpu/attention_jvp",
+              name(plan.impl().cpu.forward.spec.target));
+  }
 }
 
 }  // namespace fovea

@@ -13,6 +13,7 @@
 #include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "core/shape.hpp"
+#include "core/verbose.hpp"
 #include "cpu/features.hpp"
 #include "cuda/merge/merge_states.hpp"
 #include "plan/call_workspace.hpp"
@@ -79,6 +80,22 @@ cuda::MergePlan find_kernel(Device device, Runtime& runtime) {
   return runtime.impl().find_or_make(key, [&] { return cuda::plan_merge(device); });
 }
 
+std::string_view kernel_of(Device device) {
+  return is_cpu(device) ? "cpu/merge_states" : "cuda/common/merge_states";
+}
+
+std::string target_of(Device device) {
+  return is_cpu(device) ? std::string(name(cpu::best_f32_target())) : to_string(device);
+}
+
+void log_merge(const CallLog& log, const MergeStates& args) {
+  if (!log.is_on()) [[likely]]
+    return;
+  const Device device = device_of(args);
+  log.write(fmt::format("{} states of {}", args.outs.size(), to_string(args.out.spec())),
+            kernel_of(device), target_of(device));
+}
+
 /// What a plan serves: the same tensors but for their addresses.
 std::vector<TensorSpec> specs_of(const MergeStates& args) {
   std::vector<TensorSpec> specs = {args.out.spec(), args.lse.spec()};
@@ -121,13 +138,17 @@ std::size_t MergeStatesPlan::workspace_bytes() const {
 
 void MergeStatesPlan::run(const MergeStates& args) const {
   const FloatEnvironment environment;
+  const CallLog log(kWhere);
   if (specs_of(args) != impl_->specs) {
     invalid(std::string(kWhere),
             "a tensor has another shape, dtype, stride or device than the plan; expected those of "
             "plan_merge_states");
   }
   check(args);
-  if (!is_cpu(impl_->device)) return cuda::merge_states(impl_->cuda, args);
+  if (!is_cpu(impl_->device)) {
+    cuda::merge_states(impl_->cuda, args);
+    return log_merge(log, args);
+  }
   if (args.workspace.size() < workspace_bytes()) {
     invalid(std::string(kWhere),
             fmt::format("workspace has {} bytes; expected {}, see MergeStatesPlan::workspace_bytes",
@@ -141,13 +162,14 @@ void MergeStatesPlan::run(const MergeStates& args) const {
                         executor.concurrency(), impl_->num_workers));
   }
   cpu::merge_states(args, aligned_workspace(args.workspace, impl_->workspace_bytes), executor);
+  log_merge(log, args);
 }
 
 Explanation MergeStatesPlan::explain() const {
   Explanation e;
   e.problem = fmt::format("merge {} states into {}", impl_->num_states, to_string(impl_->specs[0]));
-  e.kernel = is_cpu(impl_->device) ? "cpu/merge_states" : "cuda/common/merge_states";
-  e.target = is_cpu(impl_->device) ? name(cpu::best_f32_target()) : to_string(impl_->device);
+  e.kernel = kernel_of(impl_->device);
+  e.target = target_of(impl_->device);
   e.compute_dtype = "f32";
   for (const TensorSpec& spec : impl_->specs) {
     if (spec.rank == 0) continue;
@@ -162,15 +184,28 @@ Explanation MergeStatesPlan::explain() const {
   return e;
 }
 
-void merge_states(const MergeStates& args, Runtime& runtime) {
-  const FloatEnvironment environment;
-  check(args);
-  const Device device = device_of(args);
-  if (!is_cpu(device)) return cuda::merge_states(find_kernel(device, runtime), args);
+namespace {
+
+void merge_on_cpu(const MergeStates& args, Runtime& runtime) {
   Executor& executor = args.executor != nullptr ? *args.executor : runtime.executor();
   const std::size_t bytes = cpu::merge_workspace_bytes(args, executor.concurrency());
-  const CallWorkspace workspace({}, unaligned_workspace_bytes(bytes), {device, nullptr});
+  const CallWorkspace workspace({}, unaligned_workspace_bytes(bytes), {});
   cpu::merge_states(args, aligned_workspace(workspace.bytes(), bytes), executor);
+}
+
+}  // namespace
+
+void merge_states(const MergeStates& args, Runtime& runtime) {
+  const FloatEnvironment environment;
+  const CallLog log(kWhere);
+  check(args);
+  const Device device = device_of(args);
+  if (is_cpu(device)) {
+    merge_on_cpu(args, runtime);
+  } else {
+    cuda::merge_states(find_kernel(device, runtime), args);
+  }
+  log_merge(log, args);
 }
 
 void merge_states(const MergeStates& args) { merge_states(args, Runtime::process_default()); }

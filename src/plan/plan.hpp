@@ -11,6 +11,7 @@
 #include "fovea/backward.hpp"
 #include "fovea/jvp.hpp"
 
+#include "core/verbose.hpp"
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
 #include "cpu/attention_jvp.hpp"
@@ -48,6 +49,9 @@ struct JvpPlan::Impl {
   TangentProblem problem;
   cpu::JvpPlan cpu;
 };
+
+/// A line of FOVEA_VERBOSE, where it is wanted.
+void log_call(const CallLog& log, const Plan::Impl& plan);
 
 /// Why an operation of the cpu alone cannot take this problem: the device of a tensor. Empty: it can.
 std::string why_not_cpu(const Problem& problem);

@@ -103,6 +103,12 @@ class CtypesSmoke(unittest.TestCase):
         self.assertIn("cpu/attention_forward", plan.explain())
         self.assertEqual(json.loads(self.library.explain(args, is_json=True))["mask"], explained["mask"])
 
+    def test_describe_is_one_json_object(self):
+        here = json.loads(self.library.describe())
+        self.assertEqual(here["fovea"], self.library.version())
+        self.assertIn("attention_forward", [operation["name"] for operation in here["operations"]])
+        self.assertTrue(any(target["runs_here"] for target in here["targets"]))
+
     def test_tiles_of_a_mask_into_an_array(self):
         args = self.args(causal=1)
         block_map = fovea.sized(fovea.BlockMapArgs, forward=ctypes.pointer(args), tile_q=2, tile_kv=2)

@@ -232,6 +232,7 @@ class Library:
         c.fovea_plan_run.argtypes = [c_void_p, args, error]
         c.fovea_plan_explain.argtypes = [c_void_p, c_int32, text, error]
         c.fovea_explain.argtypes = [args, options, c_int32, text, error]
+        c.fovea_describe.argtypes = [text, error]
         c.fovea_mask_tiles.argtypes = [POINTER(BlockMapArgs), POINTER(c_uint8), c_size_t, POINTER(c_int64), error]
 
     def call(self, function, *args):
@@ -264,6 +265,11 @@ class Library:
         text = c_void_p()
         self.call(self.c.fovea_explain, ctypes.byref(args), options and ctypes.byref(options), int(is_json),
                   ctypes.byref(text))
+        return self._take(text)
+
+    def describe(self):
+        text = c_void_p()
+        self.call(self.c.fovea_describe, ctypes.byref(text))
         return self._take(text)
 
     def runtime(self, num_threads):

@@ -86,6 +86,14 @@ TEST(Environment, ReadsWhereKernelsAreFoundAndKept) {
   EXPECT_EQ(read_with({{"CUDA_PATH", "/d"}, {"CUDA_HOME", "/e"}}).cuda_home, "/e");
 }
 
+TEST(Environment, VerboseIsOneOrZero) {
+  EXPECT_EQ(read_with({}).verbose, std::nullopt);
+  EXPECT_EQ(read_with({{"FOVEA_VERBOSE", "0"}}).verbose, 0);
+  EXPECT_EQ(read_with({{"FOVEA_VERBOSE", "1"}}).verbose, 1);
+  for (const char* text : {"2", "yes", "-1", "1 "})
+    EXPECT_THROW(read_with({{"FOVEA_VERBOSE", text}}), InvalidArgument) << text;
+}
+
 // A word, a sign, a unit, and one above the limit.
 TEST(Environment, UnreadableCacheSizeIsRefusedByName) {
   for (const char* text : {"many", "-1", "5GiB", "1048577"}) {

@@ -566,8 +566,19 @@ TEST(CPlan, KeepsNothingThatWasLentToMakeIt) {
   EXPECT_EQ(outcome_of(fovea_plan_run, owned.plan, &call.args).message, "");
 }
 
+TEST(CDescribe, IsTheJsonOfCpp) {
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_describe, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("\"operations\": [{\"name\": \"attention_forward\""));
+  fovea_string_free(text);
+  EXPECT_THAT(outcome_of(fovea_describe, static_cast<char**>(nullptr)).message,
+              HasSubstr("text is NULL"));
+}
+
 TEST(CVersion, IsToldWithoutACall) {
-  EXPECT_THAT(fovea_version(), HasSubstr("."));
+  EXPECT_EQ(fovea_version(), std::to_string(FOVEA_VERSION_MAJOR) + "." +
+                                 std::to_string(FOVEA_VERSION_MINOR) + "." +
+                                 std::to_string(FOVEA_VERSION_PATCH));
   EXPECT_EQ(fovea_abi_version(), FOVEA_ABI_VERSION);
 }
 
