@@ -190,6 +190,23 @@ FOVEA_API int fovea_runtime_create(int32_t num_threads, fovea_runtime** runtime,
                                    fovea_error** error);
 FOVEA_API void fovea_runtime_destroy(fovea_runtime* runtime); /* NULL is fine */
 
+/* Where calls of a runtime take the workspace that they were not given: see Allocator in runtime.hpp. Both are called
+ * once for a call, from any thread; on a kDLCUDA device the work is enqueued on stream and not done when deallocate
+ * comes. */
+typedef struct fovea_allocator {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  void* context;
+  /* bytes > 0, alignment a power of two; NULL: there is no memory, and the call is refused. */
+  void* (*allocate)(void* context, size_t bytes, size_t alignment, DLDevice device, void* stream);
+  void (*deallocate)(void* context, void* data, size_t bytes, DLDevice device, void* stream);
+} fovea_allocator;
+
+/* For calls that begin after it; NULL restores the default: the heap, on a GPU the driver's pool. */
+FOVEA_API int fovea_runtime_set_allocator(fovea_runtime* runtime, const fovea_allocator* allocator,
+                                          fovea_error** error);
+
 /* Calls itself once per index: task(task_context, worker, index), worker unique among concurrent
  * calls, < concurrency. */
 typedef void (*fovea_task)(void* task_context, int32_t worker, int64_t index);

@@ -1,11 +1,13 @@
 // Threads and plans: what lives longer than a call. Most programs never name it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
 
 #include "fovea/export.hpp"
+#include "fovea/tensor.hpp"
 #include "fovea/version.h"
 
 namespace fovea {
@@ -32,7 +34,21 @@ class FOVEA_EXPORT Executor {
 /// after fork.
 [[nodiscard]] FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
 
-/// Owns the default executor and the cache of plans. Thread safe.
+/// Where attention_forward, attention_backward and attention_decode take the workspace that they were not given, if not
+/// from the heap and, on cuda, from the driver's pool.
+/// Called from any thread, once for a call, and once to give it back when the call returns: on cuda the work is then
+/// enqueued on `stream` and not done, so memory may only be reused in the order of that stream.
+struct Allocator {
+  void* context = nullptr;
+  /// bytes > 0, alignment a power of two. Null, or an exception: there is no memory, and the call is refused.
+  void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment, Device device,
+                    void* stream) = nullptr;
+  /// What allocate returned, with the same bytes, device and stream. Does not throw.
+  void (*deallocate)(void* context, void* data, std::size_t bytes, Device device,
+                     void* stream) = nullptr;
+};
+
+/// Owns the default executor, the allocator and the cache of plans. Thread safe.
 class FOVEA_EXPORT Runtime {
  public:
   explicit Runtime(int num_threads = 0);
@@ -41,6 +57,11 @@ class FOVEA_EXPORT Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   Executor& executor();
+
+  /// For calls that begin after it; a default-constructed one restores the default. Throws InvalidArgument where one of
+  /// its functions is missing.
+  void set_allocator(const Allocator& allocator);
+
   struct Impl;
   Impl& impl() { return *impl_; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@
 
 struct fovea_runtime {
   fovea::Runtime runtime;
+  std::mutex mutex{};
+  std::deque<fovea_allocator>
+      allocators{};  // all that were ever set: calls under way give back to theirs
 };
 
 namespace fovea::ffi {

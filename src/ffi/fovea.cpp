@@ -17,6 +17,7 @@
 #include "ffi/explanation.hpp"
 #include "ffi/plan.hpp"
 #include "ffi/programs.hpp"
+#include "ffi/sized_struct.hpp"
 
 namespace {
 
@@ -27,6 +28,23 @@ template <typename T>
 void require(T* pointer, const char* where, const char* name) {
   if (pointer == nullptr)
     fovea::invalid(where, std::string(name) + " is NULL; expected an address");
+}
+
+DLDevice to_dlpack(fovea::Device device) {
+  const bool is_cuda = device.kind == fovea::Device::Kind::cuda;
+  return {is_cuda ? kDLCUDA : kDLCPU, device.index};
+}
+
+/// The context of both is the caller's struct.
+void* allocate(void* context, std::size_t bytes, std::size_t alignment, fovea::Device device,
+               void* stream) {
+  const auto* callbacks = static_cast<const fovea_allocator*>(context);
+  return callbacks->allocate(callbacks->context, bytes, alignment, to_dlpack(device), stream);
+}
+
+void deallocate(void* context, void* data, std::size_t bytes, fovea::Device device, void* stream) {
+  const auto* callbacks = static_cast<const fovea_allocator*>(context);
+  callbacks->deallocate(callbacks->context, data, bytes, to_dlpack(device), stream);
 }
 
 }  // namespace
@@ -63,6 +81,22 @@ int fovea_runtime_create(int32_t num_threads, fovea_runtime** runtime, fovea_err
 }
 
 void fovea_runtime_destroy(fovea_runtime* runtime) { delete runtime; }
+
+int fovea_runtime_set_allocator(fovea_runtime* runtime, const fovea_allocator* allocator,
+                                fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_runtime_set_allocator";
+    require(runtime, kWhere, "runtime");
+    if (allocator == nullptr) return runtime->runtime.set_allocator({});
+    const auto callbacks = fovea::ffi::read_struct(allocator, sizeof(fovea_allocator), kWhere);
+    if (callbacks.allocate == nullptr || callbacks.deallocate == nullptr)
+      fovea::invalid(kWhere, "allocate or deallocate is NULL; expected both functions");
+    const std::lock_guard lock(runtime->mutex);
+    runtime->allocators.push_back(callbacks);
+    runtime->runtime.set_allocator(
+        {.context = &runtime->allocators.back(), .allocate = allocate, .deallocate = deallocate});
+  });
+}
 
 int fovea_attention_forward(const fovea_attention_forward_args* args, fovea_error** error) {
   return guarded(error, [&] {

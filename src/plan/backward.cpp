@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
+#include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 
@@ -134,11 +135,9 @@ void attention_backward(const AttentionBackward& args, Runtime& runtime) {
   const BackwardPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
-  std::unique_ptr<std::byte[]> own_workspace;
-  if (call.workspace.empty()) {
-    own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
-    call.workspace = {own_workspace.get(), plan.workspace_bytes()};
-  }
+  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {},
+                                runtime.impl().current_allocator());
+  call.workspace = workspace.bytes();
   run_checked(plan, call);
   log_call(log, plan.impl());
 }

@@ -226,7 +226,8 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   const Plan plan = find_plan(call, bound_of(call, longest), runtime, log, kDecode);
   validate_decode(plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(plan, call);
-  const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream});
+  const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream},
+                                runtime.impl().current_allocator());
   call.workspace = workspace.bytes();
   require_workspace(call, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);

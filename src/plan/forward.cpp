@@ -177,7 +177,8 @@ void attention_forward(const AttentionForward& args, Runtime& runtime) {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
   const CallWorkspace workspace(call.workspace, plan.workspace_bytes(),
-                                {problem.q.device, call.stream});
+                                {problem.q.device, call.stream},
+                                runtime.impl().current_allocator());
   call.workspace = workspace.bytes();
   run_checked(plan, call);
   log_call(log, plan.impl());

@@ -2,6 +2,8 @@
 
 #include <string_view>
 
+#include "core/check.hpp"
+
 namespace fovea {
 
 Runtime::Runtime(int num_threads) : impl_(std::make_unique<Impl>()) {
@@ -14,6 +16,16 @@ Executor& Runtime::executor() {
   const std::lock_guard lock(impl_->mutex);
   if (impl_->executor == nullptr) impl_->executor = make_thread_pool(impl_->num_threads);
   return *impl_->executor;
+}
+
+void Runtime::set_allocator(const Allocator& allocator) {
+  const bool has_one = allocator.allocate != nullptr || allocator.deallocate != nullptr;
+  if (has_one && (allocator.allocate == nullptr || allocator.deallocate == nullptr)) {
+    invalid("Runtime::set_allocator",
+            "allocate or deallocate is missing; expected both functions, or neither");
+  }
+  const std::lock_guard lock(impl_->mutex);
+  impl_->allocator = allocator;
 }
 
 Runtime& Runtime::process_default() {

@@ -23,6 +23,7 @@ struct Runtime::Impl {
   int num_threads = 0;
   std::mutex mutex;
   std::unique_ptr<Executor> executor;
+  Allocator allocator;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
@@ -43,6 +44,12 @@ struct Runtime::Impl {
     if (plans.size() >= kMaxPlans) plans.clear();
     plans.emplace(key, plan);
     return plan;
+  }
+
+  /// Of calls that begin now.
+  Allocator current_allocator() {
+    const std::lock_guard lock(mutex);
+    return allocator;
   }
 
   static constexpr std::size_t kMaxPlans = 4096;

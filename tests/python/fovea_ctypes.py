@@ -18,6 +18,10 @@ class Device(ctypes.Structure):
     _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
 
 
+ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t, Device, c_void_p)
+DEALLOCATE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, Device, c_void_p)
+
+
 class DataType(ctypes.Structure):
     _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
 
@@ -126,13 +130,18 @@ class BlockMapArgs(ctypes.Structure):
     ]
 
 
+class Allocator(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("context", c_void_p),
+                ("allocate", ALLOCATE), ("deallocate", DEALLOCATE)]
+
+
 # C name: our struct. The smoke test compares every one with the header.
 STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar, "fovea_executor": Executor,
            "fovea_dropout": Dropout, "fovea_attention_forward_args": ForwardArgs, "fovea_plan_options": PlanOptions,
            "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
            "fovea_attention_double_backward_args": DoubleBackwardArgs,
            "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs,
-           "fovea_block_map_args": BlockMapArgs}
+           "fovea_block_map_args": BlockMapArgs, "fovea_allocator": Allocator}
 
 
 class FoveaError(RuntimeError):

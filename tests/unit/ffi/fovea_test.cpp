@@ -351,6 +351,55 @@ TEST(CRuntime, GivesTheSameBitsForEveryThreadCount) {
   }
 }
 
+struct CountedMemory {
+  int num_lent = 0, num_allocations = 0;
+
+  fovea_allocator allocator() {
+    fovea_allocator result{};
+    result.struct_size = sizeof(result);
+    result.version = FOVEA_ABI_VERSION;
+    result.context = this;
+    result.allocate = [](void* context, std::size_t bytes, std::size_t alignment, DLDevice device,
+                         void* stream) -> void* {
+      auto& memory = *static_cast<CountedMemory*>(context);
+      if (device.device_type != kDLCPU || stream != nullptr) return nullptr;
+      ++memory.num_lent;
+      ++memory.num_allocations;
+      return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    };
+    result.deallocate = [](void* context, void* data, std::size_t, DLDevice, void*) {
+      --static_cast<CountedMemory*>(context)->num_lent;
+      std::free(data);
+    };
+    return result;
+  }
+};
+
+TEST(CRuntime, AsksItsAllocatorForWorkspace) {
+  SmallCall call;
+  CountedMemory first, second;
+  fovea_allocator allocator = first.allocator();
+  fovea_runtime* runtime = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_create, 1, &runtime).message, "");
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message, "");
+  call.args.runtime = runtime;
+  EXPECT_EQ(forward(call.args).message, "");
+  EXPECT_EQ(first.num_allocations, 1);
+  allocator = second.allocator();
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message, "");
+  EXPECT_EQ(forward(call.args).message, "");
+  EXPECT_EQ(second.num_allocations, 1);
+  const fovea_allocator* const none = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, runtime, none).message, "");
+  EXPECT_EQ(forward(call.args).message, "");
+  EXPECT_EQ(first.num_allocations, 1);
+  EXPECT_EQ(first.num_lent + second.num_lent, 0);
+  allocator.deallocate = nullptr;
+  EXPECT_THAT(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message,
+              HasSubstr("allocate or deallocate is NULL"));
+  fovea_runtime_destroy(runtime);
+}
+
 TEST(CRuntime, RefusesNegativeThreads) {
   auto* runtime = reinterpret_cast<fovea_runtime*>(1);
   EXPECT_EQ(outcome_of(fovea_runtime_create, -1, &runtime).kind, FOVEA_INVALID_ARGUMENT);

@@ -79,6 +79,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   // Later headers: what they add lies behind, and ends in a field too.
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, page_indptr, 104U, page_indices, 120U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);
+  FOVEA_EXPECT_LAYOUT(fovea_allocator, context, 16U, deallocate, 40U);
 #undef FOVEA_EXPECT_LAYOUT
   EXPECT_EQ(offsetof(fovea_attention_forward_args, bias), 80U);
   EXPECT_EQ(offsetof(fovea_attention_forward_args, workspace), 264U);
