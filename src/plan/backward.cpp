@@ -135,8 +135,7 @@ void attention_backward(const AttentionBackward& args, Runtime& runtime) {
   const BackwardPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
-  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {},
-                                runtime.impl().current_allocator());
+  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {}, runtime.impl());
   call.workspace = workspace.bytes();
   run_checked(plan, call);
   log_call(log, plan.impl());

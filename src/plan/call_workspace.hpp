@@ -12,6 +12,7 @@
 
 #include "cuda/driver/stream_memory.hpp"
 #include "plan/plan.hpp"
+#include "plan/runtime.hpp"
 
 namespace fovea {
 
@@ -26,9 +27,10 @@ class CallWorkspace {
 
   /// Nothing is taken where `given` is not empty.
   CallWorkspace(std::span<std::byte> given, std::size_t bytes, const Place& place,
-                const Allocator& allocator)
-      : bytes_(given), place_(place), allocator_(allocator) {
+                Runtime::Impl& runtime)
+      : bytes_(given), place_(place) {
     if (!given.empty() || bytes == 0) return;
+    allocator_ = runtime.current_allocator();
     if (allocator_.allocate != nullptr) {
       lent_ = allocate(bytes);
       bytes_ = {static_cast<std::byte*>(lent_), bytes};

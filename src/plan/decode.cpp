@@ -227,7 +227,7 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   validate_decode(plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(plan, call);
   const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream},
-                                runtime.impl().current_allocator());
+                                runtime.impl());
   call.workspace = workspace.bytes();
   require_workspace(call, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);

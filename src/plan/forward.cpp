@@ -83,9 +83,9 @@ std::string target_of(const cuda::ForwardPlan& /*plan*/, const ForwardProblem& p
   return to_string(problem.device());
 }
 
-std::string kernel_of(const cpu::ForwardPlan& /*plan*/) { return "cpu/attention_forward"; }
+std::string_view kernel_of(const cpu::ForwardPlan& /*plan*/) { return "cpu/attention_forward"; }
 
-std::string kernel_of(const cuda::ForwardPlan& plan) { return std::string(plan.candidate); }
+std::string_view kernel_of(const cuda::ForwardPlan& plan) { return plan.candidate; }
 
 }  // namespace
 
@@ -177,8 +177,7 @@ void attention_forward(const AttentionForward& args, Runtime& runtime) {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
   const CallWorkspace workspace(call.workspace, plan.workspace_bytes(),
-                                {problem.q.device, call.stream},
-                                runtime.impl().current_allocator());
+                                {problem.q.device, call.stream}, runtime.impl());
   call.workspace = workspace.bytes();
   run_checked(plan, call);
   log_call(log, plan.impl());
