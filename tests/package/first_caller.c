@@ -1,11 +1,11 @@
 /* A program of the first header: forward, plan, gradients, cache, states, threads of its own, errors. It knows nothing
  * that later headers added, and links with the library of today. Prints what is wrong. */
-#include "first_fovea.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "first_fovea.h"
 
 enum { kRows = 6, kHeads = 2, kDim = 4, kRow = kHeads * kDim, kCount = kRows * kRow };
 
@@ -35,7 +35,8 @@ static void expect_refused(int kind, fovea_error** error, const char* message, c
   *error = NULL;
 }
 
-static float q[kCount], k[kCount], v[kCount], out[kCount], dout[kCount], dq[kCount], dk[kCount], dv[kCount];
+static float q[kCount], k[kCount], v[kCount], out[kCount], dout[kCount], dq[kCount], dk[kCount],
+    dv[kCount];
 static float lse[kHeads * kRows];
 static int64_t shape[4] = {1, kRows, kHeads, kDim}, lse_shape[3] = {1, kHeads, kRows};
 
@@ -105,8 +106,8 @@ static void check_forward(void) {
                       tensor_of(out, packed, 3)};
   DLTensor cu_seqlens = ints_of(begins, three, 1);
   int num_calls = 0;
-  fovea_executor executor = {FOVEA_STRUCT(fovea_executor), .context = &num_calls, .concurrency = one_thread,
-                             .run = run_tasks};
+  fovea_executor executor = {FOVEA_STRUCT(fovea_executor), .context = &num_calls,
+                             .concurrency = one_thread, .run = run_tasks};
   args = forward_args();
   args.q = &rows[0], args.k = &rows[1], args.v = &rows[2], args.out = &rows[3];
   args.cu_seqlens_q = args.cu_seqlens_kv = &cu_seqlens;
@@ -139,7 +140,8 @@ static void check_plan(void) {
   if (ran(fovea_plan_run(plan, &args, &error), &error, "plan_run"))
     expect(is_value(0, 0), "the first row of a planned run");
   args.workspace_bytes -= 1;
-  expect_refused(fovea_plan_run(plan, &args, &error), &error, "workspace has", "a workspace too small");
+  expect_refused(fovea_plan_run(plan, &args, &error), &error, "workspace has",
+                 "a workspace too small");
   free(args.workspace);
   fovea_plan_destroy(plan);
   fovea_runtime_destroy(runtime);
@@ -152,8 +154,8 @@ static void check_backward(void) {
   args.causal = 1;
   if (!ran(fovea_attention_forward(&args, &error), &error, "forward of backward")) return;
   for (int i = 0; i < kCount; ++i) dout[i] = 1;
-  DLTensor tdout = tensor_of(dout, shape, 4), tdq = tensor_of(dq, shape, 4), tdk = tensor_of(dk, shape, 4),
-           tdv = tensor_of(dv, shape, 4);
+  DLTensor tdout = tensor_of(dout, shape, 4), tdq = tensor_of(dq, shape, 4),
+           tdk = tensor_of(dk, shape, 4), tdv = tensor_of(dv, shape, 4);
   fovea_attention_backward_args backward = {FOVEA_STRUCT(fovea_attention_backward_args)};
   backward.forward = &args;
   backward.dout = &tdout, backward.dq = &tdq, backward.dk = &tdk, backward.dv = &tdv;
@@ -168,7 +170,8 @@ static void check_backward(void) {
 static void check_decode(void) {
   fovea_error* error = NULL;
   /* One sequence in pages of two rows: three keys in pages 2 and 0, one appended. */
-  int64_t pages[4] = {3, 2, kHeads, kDim}, query[4] = {1, 1, kHeads, kDim}, one[1] = {1}, row[2] = {1, 2};
+  int64_t pages[4] = {3, 2, kHeads, kDim}, query[4] = {1, 1, kHeads, kDim}, one[1] = {1},
+          row[2] = {1, 2};
   int32_t length[1] = {3}, table[2] = {2, 0};
   float cache_k[kCount] = {0}, cache_v[kCount] = {0}, new_k[kRow] = {0}, new_v[kRow];
   for (int i = 0; i < kRow; ++i) new_v[i] = 9;
@@ -189,7 +192,8 @@ static void check_decode(void) {
   size_t bytes = 0;
   ran(fovea_decode_workspace_bytes(&decode, 4, &bytes, &error), &error, "decode_workspace_bytes");
   table[1] = 3;
-  expect_refused(fovea_attention_decode(&decode, &error), &error, "page_table[0, 1] is 3", "a page out of range");
+  expect_refused(fovea_attention_decode(&decode, &error), &error, "page_table[0, 1] is 3",
+                 "a page out of range");
 }
 
 static void check_states(void) {
@@ -214,7 +218,8 @@ static void check_refusals(void) {
   expect_refused(fovea_attention_forward(&args, &error), &error, "-3", "a negative window");
   args = forward_args();
   args.struct_size = 1;
-  expect_refused(fovea_attention_forward(&args, &error), &error, "struct_size is 1", "a size that no header had");
+  expect_refused(fovea_attention_forward(&args, &error), &error, "struct_size is 1",
+                 "a size that no header had");
   expect(fovea_abi_version() == FOVEA_ABI_VERSION, "the version of the first header");
 }
 
