@@ -84,6 +84,16 @@ FOVEA_EXPORT Expr tanh(const Expr& a);
 FOVEA_EXPORT Expr sqrt(const Expr& a);
 FOVEA_EXPORT Expr rsqrt(const Expr& a);
 FOVEA_EXPORT Expr sigmoid(const Expr& a);
+FOVEA_EXPORT Expr sin(const Expr& a);
+FOVEA_EXPORT Expr cos(const Expr& a);
+FOVEA_EXPORT Expr tan(const Expr& a);
+FOVEA_EXPORT Expr erf(const Expr& a);
+FOVEA_EXPORT Expr ceil(const Expr& a);
+FOVEA_EXPORT Expr trunc(const Expr& a);
+FOVEA_EXPORT Expr log1p(const Expr& a);
+FOVEA_EXPORT Expr expm1(const Expr& a);
+FOVEA_EXPORT Expr round(const Expr& a);                // halves to even
+FOVEA_EXPORT Expr fmod(const Expr& a, const Expr& b);  // the remainder with the sign of a, as in C
 FOVEA_EXPORT Expr pow(const Expr& a, const Expr& b);
 FOVEA_EXPORT Expr to_int(const Expr& a);    // text: int(a); truncates, saturates, NaN gives 0
 FOVEA_EXPORT Expr to_float(const Expr& a);  // text: float(a)
@@ -222,8 +232,9 @@ template <std::invocable<Arguments> F>
 }
 
 /// Text to program; names are resolved in `captures`. Throws ParseError, an InvalidArgument that knows the 1-based
-/// column of the offending token. A text that many calls use is parsed once, with slots for what it captures:
-///
+/// column of the offending token. Texts nest at most 200 deep and have at most 10,000 parts: names, numbers, operators;
+/// to_string writes at most 1 MiB (docs/guides/programs.md). A text that many calls use is parsed once, with slots for
+/// what it captures:
 ///   const ScoreMod alibi = parse_score_mod("score - slopes[q_head] * abs(q_idx - kv_idx)",
 ///                                          {.tensors = {tensor_slot("slopes", Dtype::f32, 1)}});
 ///   args.score = alibi.with_captures({.tensors = {{"slopes", slopes}}});  // at each call

@@ -151,8 +151,10 @@ typedef struct fovea_scalar_slot {
 typedef struct fovea_program_args {
   size_t struct_size;
   uint32_t version;
-  int32_t kind;                     /* fovea_mod */
-  const char* text;                 /* "score + slopes[q_head] * (kv_idx - q_idx)" */
+  int32_t kind; /* fovea_mod */
+  const char*
+      text; /* "score + slopes[q_head] * (kv_idx - q_idx)"; nests at most 200 deep and has at
+                                       most 10,000 parts: names, numbers, operators */
   const fovea_tensor_slot* tensors; /* what it may read, in the order in which calls give it */
   size_t num_tensors;
   const fovea_scalar_slot* scalars;
@@ -169,7 +171,7 @@ FOVEA_API int fovea_program_create(const fovea_program_args* args, fovea_program
                                    fovea_error** error);
 FOVEA_API void fovea_program_destroy(fovea_program* program); /* NULL is fine */
 
-/* The formula as Fovea writes it; equal formulas have equal texts. *text is freed by fovea_string_free. */
+/* The formula as Fovea writes it, at most 1 MiB; equal formulas have equal texts. fovea_string_free frees *text. */
 FOVEA_API int fovea_program_text(const fovea_program* program, char** text, fovea_error** error);
 /* A fovea_mod; -1 for NULL. */
 FOVEA_API int fovea_program_kind(const fovea_program* program);

@@ -46,6 +46,16 @@ Expr tanh(const Expr& a) { return unary(Op::tanh, a); }
 Expr sqrt(const Expr& a) { return unary(Op::sqrt, a); }
 Expr rsqrt(const Expr& a) { return unary(Op::rsqrt, a); }
 Expr sigmoid(const Expr& a) { return unary(Op::sigmoid, a); }
+Expr sin(const Expr& a) { return unary(Op::sin, a); }
+Expr cos(const Expr& a) { return unary(Op::cos, a); }
+Expr tan(const Expr& a) { return unary(Op::tan, a); }
+Expr erf(const Expr& a) { return unary(Op::erf, a); }
+Expr round(const Expr& a) { return unary(Op::round, a); }
+Expr ceil(const Expr& a) { return unary(Op::ceil, a); }
+Expr trunc(const Expr& a) { return unary(Op::trunc, a); }
+Expr log1p(const Expr& a) { return unary(Op::log1p, a); }
+Expr expm1(const Expr& a) { return unary(Op::expm1, a); }
+Expr fmod(const Expr& a, const Expr& b) { return binary(Op::fmod, a, b); }
 Expr pow(const Expr& a, const Expr& b) { return binary(Op::pow, a, b); }
 Expr to_int(const Expr& a) { return unary(Op::to_int, a); }
 Expr to_float(const Expr& a) { return unary(Op::to_float, a); }

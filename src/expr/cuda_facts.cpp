@@ -24,6 +24,10 @@ bool is_smooth(const Node& user, std::size_t operand) {
     case Op::exp2:
     case Op::tanh:
     case Op::sigmoid:
+    case Op::sin:
+    case Op::cos:
+    case Op::erf:
+    case Op::expm1:
     case Op::select:
       return true;
     case Op::div:

@@ -136,7 +136,12 @@ Expr partial_derivative(const NodePtr& node, std::size_t i) {
       return is_by_a ? 1.0 / b : -(y / b);
     case Op::floor_div:
     case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round:
       return 0.0;
+    case Op::fmod:
+      return is_by_a ? Expr(1.0) : -trunc(a / b);
     case Op::mod:
       return is_by_a ? Expr(1.0) : -floor_div(a, b);
     case Op::neg:
@@ -163,6 +168,18 @@ Expr partial_derivative(const NodePtr& node, std::size_t i) {
       return -0.5 * (y * y * y);
     case Op::sigmoid:
       return y * (1.0 - y);
+    case Op::sin:
+      return cos(a);
+    case Op::cos:
+      return -sin(a);
+    case Op::tan:
+      return 1.0 + y * y;
+    case Op::erf:
+      return 2.0 * std::numbers::inv_sqrtpi * exp(-(a * a));
+    case Op::log1p:
+      return 1.0 / (1.0 + a);
+    case Op::expm1:
+      return y + 1.0;
     case Op::pow:
       return is_by_a ? power_by_base(a, b) : power_by_exponent(y, a, b);
     case Op::select:
@@ -175,35 +192,65 @@ Expr partial_derivative(const NodePtr& node, std::size_t i) {
 
 // ---- the walk ----
 
-NodePtr tangent_of(const NodePtr& root, const LeafTangent& leaf_tangent) {
-  FOVEA_ASSERT(root->type == ExprType::floating);
-  std::unordered_map<Digest, NodePtr, DigestHash> tangents;
-  const auto tangent = [&](const NodePtr& node) -> NodePtr {
+/// A formula's nodes, operands before users: found once, walked once for each derivative.
+class Formula {
+ public:
+  explicit Formula(const NodePtr& root) {
+    FOVEA_ASSERT(root->type == ExprType::floating);
+    // Only a walk: nothing is rewritten.
+    rewrite(root, [this](const NodePtr& node) -> NodePtr {
+      add(node);
+      return nullptr;
+    });
+  }
+
+  const std::vector<NodePtr>& nodes() const { return nodes_; }
+
+  /// Of the root, simplified; null where it is identically 0. Nodes before `first` stand still.
+  NodePtr tangent(const LeafTangent& leaf_tangent, std::size_t first = 0) const {
+    std::vector<NodePtr> tangents(nodes_.size());
+    for (std::size_t i = first; i < nodes_.size(); ++i)
+      tangents[i] = tangent(i, tangents, leaf_tangent);
+    if (!tangents.back()) return nullptr;
+    NodePtr result = simplify(tangents.back());
+    return is_constant(result, 0) ? nullptr : result;
+  }
+
+  NodePtr derivative_by(std::size_t leaf) const {
+    const auto speed = [&](const NodePtr& node) -> NodePtr {
+      return node == nodes_[leaf] ? make_constant(1.0) : nullptr;
+    };
+    return tangent(speed, leaf);
+  }
+
+ private:
+  void add(const NodePtr& node) {
+    std::vector<std::size_t> operands;
+    for (const NodePtr& operand : node->operands) operands.push_back(index_.at(operand->digest));
+    index_.emplace(node->digest, nodes_.size());
+    operands_.push_back(std::move(operands));
+    nodes_.push_back(node);
+  }
+
+  NodePtr tangent(std::size_t i, const std::vector<NodePtr>& tangents,
+                  const LeafTangent& leaf_tangent) const {
+    const NodePtr& node = nodes_[i];
     if (node->type != ExprType::floating) return nullptr;
     if (node->op == Op::load || node->operands.empty()) return leaf_tangent(node);
     NodePtr total;
-    for (std::size_t i = 0; i < node->operands.size(); ++i) {
-      const NodePtr& moved = tangents.at(node->operands[i]->digest);
-      if (moved) total = sum(total, product(moved, partial_derivative(node, i).shared()));
+    for (std::size_t k = 0; k < operands_[i].size(); ++k) {
+      const NodePtr& moved = tangents[operands_[i][k]];
+      if (!moved) continue;
+      const bool is_term = node->op == Op::add;  // long sums make no node for each term
+      total = sum(total, is_term ? moved : product(moved, partial_derivative(node, k).shared()));
     }
     return total;
-  };
-  // Only a walk, operands before users: nothing is rewritten.
-  rewrite(root, [&](const NodePtr& node) -> NodePtr {
-    tangents.emplace(node->digest, tangent(node));
-    return nullptr;
-  });
-  const NodePtr total = tangents.at(root->digest);
-  if (!total) return nullptr;
-  NodePtr result = simplify(total);
-  return is_constant(result, 0) ? nullptr : result;
-}
+  }
 
-NodePtr derivative_by(const NodePtr& root, const Node& leaf) {
-  return tangent_of(root, [&](const NodePtr& node) -> NodePtr {
-    return node->digest == leaf.digest ? make_constant(1.0) : nullptr;
-  });
-}
+  std::vector<NodePtr> nodes_;
+  std::vector<std::vector<std::size_t>> operands_;  // as indices into nodes_
+  std::unordered_map<Digest, std::size_t, DigestHash> index_;
+};
 
 bool is_captured_float(const Node& node) {
   return (node.op == Op::load || node.op == Op::scalar) && node.type == ExprType::floating;
@@ -229,18 +276,22 @@ std::unordered_set<std::string> slot_names(const NodePtr& root) {
 }  // namespace
 
 NodePtr derivative_by_score(const NodePtr& root) {
-  return or_zero(derivative_by(root, *make_variable(Variable::score)));
+  return or_zero(Formula(root).tangent([](const NodePtr& node) -> NodePtr {
+    const bool is_score = node->op == Op::variable && node->variable == Variable::score;
+    return is_score ? make_constant(1.0) : nullptr;
+  }));
 }
 
 std::vector<CapturedDerivative> captured_derivatives(const NodePtr& root) {
+  const Formula formula(root);
   std::vector<CapturedDerivative> result;
-  rewrite(root, [&](const NodePtr& node) -> NodePtr {
-    if (!is_captured_float(*node)) return nullptr;
-    if (NodePtr derivative = derivative_by(root, *node)) {
+  for (std::size_t i = 0; i < formula.nodes().size(); ++i) {
+    const NodePtr& node = formula.nodes()[i];
+    if (!is_captured_float(*node)) continue;
+    if (NodePtr derivative = formula.derivative_by(i)) {
       result.push_back({.slot = node->name, .leaf = node, .derivative = std::move(derivative)});
     }
-    return nullptr;
-  });
+  }
   return result;
 }
 
@@ -260,7 +311,7 @@ NodePtr captured_tangent(const NodePtr& root, const std::vector<CapturedTensor>&
     slots.emplace(tangents[i].name, std::make_shared<const CapturedTensor>(
                                         CapturedTensor{names[i], tangents[i].view}));
   }
-  return tangent_of(root, [&](const NodePtr& node) -> NodePtr {
+  return Formula(root).tangent([&](const NodePtr& node) -> NodePtr {
     const auto found = slots.find(node->name);
     if (!is_captured_float(*node) || found == slots.end()) return nullptr;
     const Slot& slot = found->second;

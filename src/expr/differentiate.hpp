@@ -8,8 +8,9 @@
 //   abs                         0 at 0
 //   min, max                    of equal operands, the first gets the gradient
 //   select                      the chosen side alone; the condition gets none
-//   floor, //, comparisons,     0
-//   int(x)
+//   floor, ceil, trunc, round,  0
+//   //, comparisons, int(x)
+//   fmod(a, b)                  1 by a, -trunc(a / b) by b
 //   a % b                       1 by a, -(a // b) by b
 //   pow(a, b)                   b pow(a, b - 1) by a, 0 where b is 0;
 //                               pow(a, b) log(a) by b, 0 where a is 0 and b >= 0

@@ -266,6 +266,22 @@ Interval float_pow(const Interval& a, const Interval& b) {
   return widened(lo, hi, false);
 }
 
+/// Between -1 and 1, wherever the operand is.
+Interval float_wave(const Interval& a) { return widened(-1, 1, a.may_be_nan || is_unbounded(a)); }
+
+Interval float_log1p(const Interval& a) {
+  const double lo = a.lo <= -1 ? -kInfinity : std::log1p(a.lo);
+  const double hi = a.hi <= -1 ? -kInfinity : std::log1p(a.hi);
+  return widened(lo, hi, a.may_be_nan || a.lo < -1);
+}
+
+// No greater than the dividend, whose sign it has, and less than the divisor.
+Interval float_fmod(const Interval& a, const Interval& b) {
+  const double most = std::max(-b.lo, b.hi);
+  return {std::max(std::min(a.lo, 0.0), -most), std::min(std::max(a.hi, 0.0), most),
+          a.may_be_nan || b.may_be_nan || is_unbounded(a) || has_zero(b)};
+}
+
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 Interval float_rule(Op op, const Interval& a, const Interval& b) {
@@ -303,6 +319,25 @@ Interval float_rule(Op op, const Interval& a, const Interval& b) {
       return increasing(std::tanh);
     case Op::sigmoid:
       return increasing(sigmoid);
+    case Op::ceil:
+      return {std::ceil(a.lo), std::ceil(a.hi), a.may_be_nan};
+    case Op::trunc:
+      return {std::trunc(a.lo), std::trunc(a.hi), a.may_be_nan};
+    case Op::round:
+      return {std::nearbyint(a.lo), std::nearbyint(a.hi), a.may_be_nan};
+    case Op::sin:
+    case Op::cos:
+      return float_wave(a);
+    case Op::tan:
+      return Interval::whole();
+    case Op::erf:
+      return increasing(std::erf);
+    case Op::expm1:
+      return increasing(std::expm1);
+    case Op::log1p:
+      return float_log1p(a);
+    case Op::fmod:
+      return float_fmod(a, b);
     case Op::log:
       return float_log(a, std::log);
     case Op::log2:

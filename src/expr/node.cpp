@@ -24,7 +24,9 @@ constexpr std::array<OpInfo, kNumOps> kOps = {{
     {"-", 2, 10},       {"*", 2, 11},       {"/", 2, 11},      {"//", 2, 11},   {"%", 2, 11},
     {"-", 1, 12},       {"min", 2, 0},      {"max", 2, 0},     {"abs", 1, 0},   {"floor", 1, 0},
     {"exp", 1, 0},      {"exp2", 1, 0},     {"log", 1, 0},     {"log2", 1, 0},  {"tanh", 1, 0},
-    {"sqrt", 1, 0},     {"rsqrt", 1, 0},    {"sigmoid", 1, 0}, {"pow", 2, 0},   {"<", 2, 5},
+    {"sqrt", 1, 0},     {"rsqrt", 1, 0},    {"sigmoid", 1, 0}, {"sin", 1, 0},   {"cos", 1, 0},
+    {"tan", 1, 0},      {"erf", 1, 0},      {"round", 1, 0},   {"ceil", 1, 0},  {"trunc", 1, 0},
+    {"log1p", 1, 0},    {"expm1", 1, 0},    {"fmod", 2, 0},    {"pow", 2, 0},   {"<", 2, 5},
     {"<=", 2, 5},       {">", 2, 5},        {">=", 2, 5},      {"==", 2, 5},    {"!=", 2, 5},
     {"&&", 2, 3},       {"||", 2, 2},       {"!", 1, 4},       {"&", 2, 8},     {"|", 2, 6},
     {"^", 2, 7},        {"~", 1, 12},       {"<<", 2, 9},      {">>", 2, 9},    {"select", 3, 1},
@@ -34,8 +36,8 @@ constexpr std::array<OpInfo, kNumOps> kOps = {{
 constexpr double kMinInt = std::numeric_limits<std::int32_t>::min();
 constexpr double kMaxInt = std::numeric_limits<std::int32_t>::max();
 
-constexpr std::array<std::string_view, 7> kKeywords = {"and",   "or",  "not", "true",
-                                                       "false", "inf", "nan"};
+constexpr std::array<std::string_view, 8> kKeywords = {"and",   "or",  "not", "true",
+                                                       "false", "inf", "nan", "let"};
 
 // Two independent mixers (the finalisers of SplitMix64 and of MurmurHash3) make 128 bits that are
 // equal on every machine.
@@ -312,6 +314,16 @@ NodePtr make(Op op, std::vector<NodePtr> operands) {
     case Op::sqrt:
     case Op::rsqrt:
     case Op::sigmoid:
+    case Op::sin:
+    case Op::cos:
+    case Op::tan:
+    case Op::erf:
+    case Op::round:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::log1p:
+    case Op::expm1:
+    case Op::fmod:
     case Op::pow:
       return apply(op, ExprType::floating, converted(operands, ExprType::floating));
     case Op::eq:

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <unordered_map>
 
 #include "core/check.hpp"
@@ -15,6 +16,8 @@
 namespace fovea::expr {
 
 namespace {
+
+constexpr std::string_view kLet = "let";
 
 constexpr int kNotLevel = 4;
 constexpr int kLoosestBinaryLevel = 2;
@@ -109,6 +112,14 @@ class Names {
     return find(scalars_, word);
   }
 
+  /// Why this cannot be the name of a local part; empty: it can.
+  std::optional<std::string> local_refusal(std::string_view word) const {
+    if (tensor(word) != nullptr || scalar(word) != nullptr)
+      return fmt::format("'{}' is captured; expected another name", shown(word));
+    if (!name_refusal(word)) return std::nullopt;
+    return fmt::format("'{}' is a word of the language; expected another name", shown(word));
+  }
+
   std::string unknown_name(std::string_view word) const {
     std::vector<std::string> known = variable_names_;
     known.insert(known.end(), captured_names_.begin(), captured_names_.end());
@@ -148,6 +159,12 @@ struct Part {
   bool is_literal = false;
 };
 
+/// What `let` has named, and how deep it nests.
+struct Local {
+  Part part;
+  int nesting = 0;
+};
+
 /// Recursive descent, one function per rule of the grammar; binary operators by precedence
 /// climbing.
 class Parser {
@@ -164,7 +181,11 @@ class Parser {
 
   NodePtr formula() {
     if (token_.kind == TokenKind::end) fail("the formula is empty; expected e.g. score * 2");
+    while (token_.kind == TokenKind::name && token_.text == kLet) definition();
     Part result = ternary();
+    if (is_symbol("=")) {
+      fail("unexpected '='; expected '==' to compare, or 'let name = ...;' before the formula");
+    }
     if (token_.kind != TokenKind::end) {
       fail(fmt::format("unexpected '{}'; expected an operator or the end of the formula",
                        shown(token_.text)));
@@ -206,12 +227,7 @@ class Parser {
 
   class Nesting {
    public:
-    explicit Nesting(Parser& parser) : parser_(parser) {
-      if (++parser_.nesting_ > kMaxNesting) {
-        parser_.fail(fmt::format("the formula nests more than {} deep; expected a simpler one",
-                                 kMaxNesting));
-      }
-    }
+    explicit Nesting(Parser& parser) : parser_(parser) { parser_.note_nesting(++parser_.nesting_); }
     ~Nesting() { --parser_.nesting_; }
     Nesting(const Nesting&) = delete;
     Nesting& operator=(const Nesting&) = delete;
@@ -220,10 +236,18 @@ class Parser {
     Parser& parser_;
   };
 
-  void count_node(std::size_t column) {
-    if (++num_nodes_ > kMaxParts) {
-      fail_at(column,
-              fmt::format("the formula has more than {} parts; expected a shorter one", kMaxParts));
+  void note_nesting(int nesting) {
+    if (nesting > kMaxNesting) {
+      fail(fmt::format("the formula nests more than {} deep; expected a simpler one", kMaxNesting));
+    }
+    deepest_ = std::max(deepest_, nesting);
+  }
+
+  void count_part(std::size_t column) {
+    if (++num_parts_ > kMaxParts) {
+      fail_at(column, fmt::format("the formula has more than {} parts (names, numbers, operators); "
+                                  "expected a shorter one",
+                                  kMaxParts));
     }
   }
 
@@ -237,7 +261,7 @@ class Parser {
   }
 
   Part literal(NodePtr node) {
-    count_node(token_.column);
+    count_part(token_.column);
     Part result{std::move(node), token_.column, true};
     advance();
     return result;
@@ -245,7 +269,7 @@ class Parser {
 
   // `column` is that of the operator or function, for refusals.
   Part apply(Op op, const std::vector<Part>& operands, std::size_t column) {
-    count_node(column);
+    count_part(column);
     refuse_zero_divisor(op, operands);
     const std::vector<NodePtr> nodes = nodes_of(operands);
     if (const auto reason = refusal(op, nodes)) {
@@ -268,6 +292,38 @@ class Parser {
   }
 
   // ---- grammar ----
+
+  /// let name = formula;
+  void definition() {
+    advance();
+    if (token_.kind != TokenKind::name) fail(fmt::format("{}; expected a name after 'let'", got()));
+    const std::string name(token_.text);
+    if (const auto reason = names_.local_refusal(name)) fail(*reason);
+    if (locals_.contains(name))
+      fail(fmt::format("'{}' has been defined; expected another name", shown(name)));
+    advance();
+    expect("=", "and what the name stands for");
+    deepest_ = 0;
+    Part part = ternary();
+    expect(";", "and the formula that reads it");
+    locals_.emplace(name, Local{std::move(part), deepest_});
+  }
+
+  /// Where it is read, it nests as if it were written there.
+  Part read(const Local& local, std::size_t column) {
+    note_nesting(nesting_ + local.nesting);
+    return {local.part.node, column, local.part.is_literal};
+  }
+
+  const Local* local(std::string_view word) const {
+    const auto found = locals_.find(std::string(word));
+    return found == locals_.end() ? nullptr : &found->second;
+  }
+
+  bool is_number(std::string_view word) const {
+    return names_.variable(word) != nullptr || names_.scalar(word) != nullptr ||
+           local(word) != nullptr;
+  }
 
   Part ternary() {
     const Nesting nesting(*this);
@@ -380,7 +436,7 @@ class Parser {
     advance();
     if (is_symbol("(")) return call(word);
     if (is_symbol("[")) return load(word);
-    count_node(word.column);
+    count_part(word.column);
     if (const Variable* variable = names_.variable(word.text)) {
       if (*variable == Variable::score && !options_.may_read_score) {
         fail_at(word.column, "a mask cannot read 'score'; expected positions and captured names");
@@ -388,6 +444,11 @@ class Parser {
       return {make_variable(*variable), word.column};
     }
     if (const auto* scalar = names_.scalar(word.text)) return {make_scalar(*scalar), word.column};
+    if (const Local* found = local(word.text)) return read(*found, word.column);
+    if (word.text == kLet) {
+      fail_at(word.column,
+              "'let' stands in a formula; expected it before: let x = q_idx - kv_idx; x * x");
+    }
     if (const auto* tensor = names_.tensor(word.text)) {
       if ((*tensor)->view.rank() == 0) return {make_load(*tensor, {}), word.column};
       fail_at(word.column,
@@ -421,7 +482,7 @@ class Parser {
                 fmt::format("'{0}' is a captured tensor; expected {0}[...], with brackets",
                             shown(word.text)));
       }
-      if (names_.variable(word.text) != nullptr || names_.scalar(word.text) != nullptr) {
+      if (is_number(word.text)) {
         fail_at(word.column,
                 fmt::format("'{}' is a number; expected a function before '('", shown(word.text)));
       }
@@ -441,15 +502,14 @@ class Parser {
   Part load(const Token& word) {
     const auto* tensor = names_.tensor(word.text);
     if (tensor == nullptr) {
-      const bool is_number =
-          names_.variable(word.text) != nullptr || names_.scalar(word.text) != nullptr;
       fail_at(word.column,
-              is_number ? fmt::format("'{}' is a number; expected a captured tensor before '['",
-                                      shown(word.text))
-                        : names_.unknown_name(word.text));
+              is_number(word.text)
+                  ? fmt::format("'{}' is a number; expected a captured tensor before '['",
+                                shown(word.text))
+                  : names_.unknown_name(word.text));
     }
     const std::vector<Part> indices = list("]");
-    count_node(word.column);
+    count_part(word.column);
     if ((*tensor)->view.rank() == 0) {
       fail_at(word.column, fmt::format("'{0}' is a captured tensor of rank 0; expected {0} alone",
                                        shown(word.text)));
@@ -478,8 +538,10 @@ class Parser {
   Lexer lexer_;
   Token token_;
   std::unordered_map<std::string_view, Op> binary_operators_;
+  std::unordered_map<std::string, Local> locals_;
   int nesting_ = 0;
-  int num_nodes_ = 0;
+  int deepest_ = 0;  // nesting so far
+  int num_parts_ = 0;
 };
 
 // A type that the whole formula must have is a matter of its first column.

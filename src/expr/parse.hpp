@@ -9,6 +9,7 @@ namespace fovea::expr {
 
 /// Deep enough for any formula written by hand or printed, shallow enough for the stack of any thread.
 inline constexpr int kMaxNesting = 200;
+/// Names, numbers and operators: what other passes make of so many ends soon.
 inline constexpr int kMaxParts = 10000;
 
 struct ParseOptions {
@@ -17,7 +18,7 @@ struct ParseOptions {
 };
 
 /// Throws InvalidArgument: "score_mod: column 9: unknown name 'slpoes'; expected a variable (...),
-/// or a captured tensor ...". Formulas nest at most kMaxNesting deep and have at most kMaxParts nodes.
+/// or a captured tensor ...". Formulas nest at most kMaxNesting deep and have at most kMaxParts parts.
 NodePtr parse(std::string_view text, const Captures& captures, const ParseOptions& options);
 
 inline NodePtr parse(std::string_view text, const Captures& captures, std::string_view argument) {

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "core/check.hpp"
 
@@ -16,8 +18,12 @@ constexpr int kComparisonLevel = 5;
 constexpr int kPrefixLevel = 12;
 constexpr int kPrimaryLevel = 13;
 
-// Shared parts are written out each time, so the text of a small DAG can be large.
+// Parts of one formula that are worth no name are written out each time.
 constexpr std::size_t kMaxText = std::size_t{1} << 20U;
+
+// Bytes of a name, number or operator, about; and how many a name has to save.
+constexpr double kTokenLength = 5;
+constexpr double kWorthAName = 64;
 
 std::string float_text(double value) {
   std::string text = fmt::format("{}", static_cast<float>(value));
@@ -88,6 +94,51 @@ class Printer {
   explicit Printer(std::size_t most) : most_(most) {}
 
   std::string print(const Node& root) {
+    for (const Node* part : parts_worth_a_name(root)) {
+      std::string name = free_name();
+      text_ += fmt::format("let {} = ", name);
+      write_all(*part);
+      text_ += "; ";
+      names_.emplace(part->digest, std::move(name));
+    }
+    write_all(root);
+    return std::move(text_);
+  }
+
+ private:
+  /// Operands before users. What is written several times gets a name where that saves a line or so.
+  std::vector<const Node*> parts_worth_a_name(const Node& root) {
+    const std::vector<const Node*> nodes = topological(root);
+    std::unordered_map<Digest, double, DigestHash> length, times;
+    for (const Node* node : nodes) {
+      if (node->op == Op::load || node->op == Op::scalar) taken_.insert(node->name);
+      double& sum = length[node->digest] = kTokenLength + static_cast<double>(node->name.size());
+      for (const NodePtr& operand : written(*node)) sum += length.at(operand->digest);
+    }
+    std::vector<const Node*> parts;
+    times[root.digest] = 1;
+    for (std::size_t i = nodes.size(); i-- > 0;) {
+      const Node& node = *nodes[i];
+      double& count = times[node.digest];  // 0: a conversion that is left out
+      const bool has_name = (count - 1) * length.at(node.digest) >= kWorthAName;
+      if (has_name && !node.operands.empty()) {
+        parts.push_back(&node);
+        count = 1;
+      }
+      for (const NodePtr& operand : written(node)) times[operand->digest] += count;
+    }
+    std::reverse(parts.begin(), parts.end());
+    return parts;
+  }
+
+  std::string free_name() {
+    for (;;) {
+      std::string name = fmt::format("t{}", num_names_++);
+      if (!taken_.contains(name)) return name;
+    }
+  }
+
+  void write_all(const Node& root) {
     stack_.push_back({.node = &root});
     while (!stack_.empty() && text_.size() <= most_) {
       const Piece piece = std::move(stack_.back());
@@ -98,10 +149,8 @@ class Printer {
         write(*piece.node, piece.level);
       }
     }
-    return std::move(text_);
   }
 
- private:
   struct Piece {
     const Node* node = nullptr;
     int level = 0;  // what the context needs
@@ -109,6 +158,10 @@ class Printer {
   };
 
   void write(const Node& node, int level) {
+    if (const auto name = names_.find(node.digest); name != names_.end()) {
+      text_ += name->second;
+      return;
+    }
     std::vector<Piece> pieces = pieces_of(node);
     const bool needs_parentheses = level_of(node) < level;
     if (needs_parentheses) text_ += '(';
@@ -164,6 +217,9 @@ class Printer {
   std::string text_;
   std::vector<Piece> stack_;
   std::unordered_map<Digest, std::vector<NodePtr>, DigestHash> written_;
+  std::unordered_map<Digest, std::string, DigestHash> names_;  // of parts written so far
+  std::unordered_set<std::string> taken_;                      // by what the formula captures
+  int num_names_ = 0;
 };
 
 }  // namespace

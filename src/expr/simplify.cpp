@@ -118,6 +118,12 @@ NodePtr fold_floats(Op op, float a, float b) {
       return made(std::fabs(a));
     case Op::floor:
       return made(std::floor(a));
+    case Op::ceil:
+      return made(std::ceil(a));
+    case Op::trunc:
+      return made(std::trunc(a));
+    case Op::round:
+      return made(std::nearbyint(a));
     case Op::min:
       return is_ordered ? made(std::min(a, b)) : nullptr;
     case Op::max:
@@ -208,6 +214,10 @@ NodePtr int_arithmetic(const Node& node) {
   }
 }
 
+bool rounds_to_whole(Op op) {
+  return op == Op::floor || op == Op::ceil || op == Op::trunc || op == Op::round;
+}
+
 NodePtr float_arithmetic(const Node& node) {
   const NodePtr& a = node.operands.front();
   const NodePtr& b = node.operands.back();
@@ -222,10 +232,11 @@ NodePtr float_arithmetic(const Node& node) {
       return is_float(*b, 1.0F) ? a : nullptr;
     case Op::div:
       return is_float(*b, 1.0F) ? a : nullptr;
-    case Op::floor: {
-      const bool is_whole = a->op == Op::floor || a->op == Op::to_float;
-      return is_whole ? a : nullptr;
-    }
+    case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round:
+      return rounds_to_whole(a->op) || a->op == Op::to_float ? a : nullptr;
     default:
       return nullptr;
   }

@@ -16,7 +16,7 @@ constexpr std::uint64_t kTooLarge = std::uint64_t{1} << 32U;  // any literal bey
 // Longer ones first.
 constexpr std::string_view kSymbols[] = {"<=", ">=", "==", "!=", "&&", "||", "//", "<<", ">>", "+",
                                          "-",  "*",  "/",  "%",  "<",  ">",  "!",  "&",  "|",  "^",
-                                         "~",  "?",  ":",  "(",  ")",  "[",  "]",  ","};
+                                         "~",  "?",  ":",  "(",  ")",  "[",  "]",  ",",  "=",  ";"};
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -84,10 +84,9 @@ Token Lexer::next() {
   for (const std::string_view symbol : kSymbols) {
     if (rest.starts_with(symbol)) return taken(token, TokenKind::symbol, symbol.size());
   }
-  const std::string_view hint = rest[0] == '=' ? ", did you mean '=='?" : "";
   fail_at(token.column, argument_,
-          fmt::format("unexpected character '{}'; expected a name, number or operator{}",
-                      shown(rest.substr(0, 1)), hint));
+          fmt::format("unexpected character '{}'; expected a name, number or operator",
+                      shown(rest.substr(0, 1))));
 }
 
 Token Lexer::number() {

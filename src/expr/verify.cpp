@@ -101,6 +101,16 @@ const char* fault(const Node& node) {
     case Op::sqrt:
     case Op::rsqrt:
     case Op::sigmoid:
+    case Op::sin:
+    case Op::cos:
+    case Op::tan:
+    case Op::erf:
+    case Op::round:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::log1p:
+    case Op::expm1:
+    case Op::fmod:
     case Op::pow:
       return number_fault(node, false);
     case Op::lt:

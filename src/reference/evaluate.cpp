@@ -112,6 +112,26 @@ double float_op(Op op, double a, double b) {
       return 1 / std::sqrt(a);
     case Op::sigmoid:
       return 1 / (1 + std::exp(-a));
+    case Op::sin:
+      return std::sin(a);
+    case Op::cos:
+      return std::cos(a);
+    case Op::tan:
+      return std::tan(a);
+    case Op::erf:
+      return std::erf(a);
+    case Op::round:
+      return std::nearbyint(a);
+    case Op::ceil:
+      return std::ceil(a);
+    case Op::trunc:
+      return std::trunc(a);
+    case Op::log1p:
+      return std::log1p(a);
+    case Op::expm1:
+      return std::expm1(a);
+    case Op::fmod:
+      return std::fmod(a, b);
     case Op::pow:
       return std::pow(a, b);
     default:

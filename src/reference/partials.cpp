@@ -10,6 +10,7 @@ namespace fovea::reference {
 namespace {
 
 using expr::Op;
+using std::numbers::inv_sqrtpi;
 using std::numbers::ln2;
 
 /// b · a^(b - 1), and 0 rather than 0 · infinity for a constant.
@@ -42,7 +43,24 @@ Partials partials(const Application& f) {
       return {.a = a > 0 ? 1.0 : a < 0 ? -1.0 : 0.0};
     case Op::floor:
     case Op::floor_div:
+    case Op::round:
+    case Op::ceil:
+    case Op::trunc:
       return {};
+    case Op::fmod:
+      return {1, -std::trunc(a / b)};
+    case Op::sin:
+      return {.a = std::cos(a)};
+    case Op::cos:
+      return {.a = -std::sin(a)};
+    case Op::tan:
+      return {.a = 1 / (std::cos(a) * std::cos(a))};
+    case Op::erf:
+      return {.a = 2 * std::exp(-a * a) * inv_sqrtpi};
+    case Op::log1p:
+      return {.a = 1 / (1 + a)};
+    case Op::expm1:
+      return {.a = std::exp(a)};
     case Op::exp:
       return {.a = value};
     case Op::exp2:
@@ -91,6 +109,17 @@ SecondPartials second_partials(const Application& f) {
       return {.aa = 0.75 * value / (a * a)};
     case Op::sigmoid:
       return {.aa = value * (1 - value) * (1 - 2 * value)};
+    case Op::sin:
+    case Op::cos:
+      return {.aa = -value};
+    case Op::tan:
+      return {.aa = 2 * value * (1 + value * value)};
+    case Op::erf:
+      return {.aa = -4 * a * std::exp(-a * a) * inv_sqrtpi};
+    case Op::log1p:
+      return {.aa = -1 / ((1 + a) * (1 + a))};
+    case Op::expm1:
+      return {.aa = std::exp(a)};
     case Op::pow: {
       if (a == 0) return {.aa = b * pow_by_base(a, b - 1)};
       const double log = std::log(a);

@@ -54,6 +54,17 @@ TEST(ProgramMath, ErrsByWhatItStates) {
   EXPECT_LT(worst({-20, 20}, tanh, std::tanh), 0x1p-21);
   EXPECT_LT(worst({-80, 80}, sigmoid, [](double x) { return 1 / (1 + std::exp(-x)); }), 0x1p-20);
   EXPECT_LT(worst({1e-44F, 3e38F}, rsqrt, [](double x) { return 1 / std::sqrt(x); }), 0x1p-23);
+  EXPECT_LT(worst({-3e38F, 3e38F}, sin, std::sin), 0x1p-21);
+  EXPECT_LT(worst({-3e38F, 3e38F}, cos, std::cos), 0x1p-21);
+  EXPECT_LT(worst({-3e38F, 3e38F}, tan, std::tan), 0x1p-20);
+  EXPECT_LT(worst({-40000, 40000}, sin, std::sin), 0x1p-21);
+  EXPECT_LT(worst({-40000, 40000}, cos, std::cos), 0x1p-21);
+  EXPECT_LT(worst({-7, 7}, tan, std::tan), 0x1p-20);
+  EXPECT_LT(worst({-5, 5}, erf, std::erf), 0x1p-21);
+  EXPECT_LT(worst({-1, 3e38F}, log1p, std::log1p), 0x1p-19);
+  EXPECT_LT(worst({-1, 1}, log1p, std::log1p), 0x1p-19);
+  EXPECT_LT(worst({-80, 80}, expm1, std::expm1), 0x1p-19);
+  EXPECT_LT(worst({-1, 1}, expm1, std::expm1), 0x1p-19);
   EXPECT_LT(worst(
                 {-3e38F, 3e38F}, [](float x) { return approx_div(x, 3.0F); },
                 [](double x) { return x / 3; }),
@@ -99,6 +110,42 @@ TEST(ProgramMath, FloorIsTheLibrarys) {
   EXPECT_TRUE(std::isnan(floor(kNan)));
 }
 
+TEST(ProgramMath, RoundingIsTheLibrarys) {
+  for (const float x : {0.0F, -0.0F, 0.5F, -0.5F, 1.5F, 2.5F, -2.5F, 2.999F, -3.001F, 8388607.5F,
+                        -8388607.5F, 4194304.5F, 1e10F, -1e30F, 1e-45F, -1e-45F, kInf, -kInf}) {
+    const auto expect_same = [x](float got, float expected) {
+      EXPECT_EQ(got, expected) << x;
+      EXPECT_EQ(std::signbit(got), std::signbit(expected)) << x;
+    };
+    expect_same(round(x), std::nearbyint(x));
+    expect_same(ceil(x), std::ceil(x));
+    expect_same(trunc(x), std::trunc(x));
+  }
+  EXPECT_TRUE(std::isnan(round(kNan)) && std::isnan(ceil(kNan)) && std::isnan(trunc(kNan)));
+}
+
+TEST(ProgramMath, AnglesAndTheirEnds) {
+  for (const float x : {kInf, -kInf, kNan})
+    EXPECT_TRUE(std::isnan(sin(x)) && std::isnan(cos(x)) && std::isnan(tan(x))) << x;
+  EXPECT_TRUE(std::signbit(sin(-0.0F)));
+  EXPECT_EQ(cos(0.0F), 1.0F);
+  for (const float x : {1e-45F, 1e-20F, 32767.0F, 32768.0F, 32769.0F, 105615.0F, 0x1.fffffep+127F,
+                        1.5707964F, 3.1415927F, 6.2831855F, 710.0F, 1e22F}) {
+    for (const float a : {x, -x}) {
+      EXPECT_LT(error(sin(a), std::sin(double{a})), 0x1p-21) << a;
+      EXPECT_LT(error(cos(a), std::cos(double{a})), 0x1p-21) << a;
+    }
+  }
+  EXPECT_TRUE(std::signbit(erf(-0.0F)) && std::signbit(expm1(-0.0F)) && std::signbit(log1p(-0.0F)));
+  EXPECT_EQ(erf(kInf), 1.0F);
+  EXPECT_EQ(erf(-kInf), -1.0F);
+  EXPECT_EQ(expm1(-kInf), -1.0F);
+  EXPECT_EQ(expm1(kInf), kInf);
+  EXPECT_EQ(log1p(kInf), kInf);
+  EXPECT_EQ(log1p(-1.0F), -kInf);
+  EXPECT_TRUE(std::isnan(log1p(-1.5F)) && std::isnan(erf(kNan)) && std::isnan(expm1(kNan)));
+}
+
 TEST(ProgramMath, RemaindersAreExact) {
   const auto expected = [](float a, float b) {
     const double rest = std::fmod(double{a}, double{b});
@@ -107,6 +154,7 @@ TEST(ProgramMath, RemaindersAreExact) {
   for (const float a : {0.0F, 1.0F, -1.0F, 7.25F, -7.25F, 1e10F, -3e38F, 1e-45F}) {
     for (const float b : {3.0F, -3.0F, 0.1F, -1e-40F, 2e38F, kInf}) {
       EXPECT_EQ(mod(a, b), static_cast<float>(expected(a, b))) << a << " % " << b;
+      EXPECT_EQ(fmod(a, b), std::fmod(a, b)) << a << ", " << b;
     }
   }
   EXPECT_TRUE(std::isnan(mod(1.0F, 0.0F)));

@@ -109,7 +109,8 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
         program(std::string("float(") + op + "(q_idx))", std::string(op) + "(q_idx - kv_idx)"));
   }
   for (const char* op :
-       {"-", "abs", "floor", "exp", "exp2", "log", "log2", "tanh", "sqrt", "rsqrt", "sigmoid"}) {
+       {"-",       "abs", "floor", "exp", "exp2", "log",   "log2", "tanh",  "sqrt",  "rsqrt",
+        "sigmoid", "sin", "cos",   "tan", "erf",  "round", "ceil", "trunc", "log1p", "expm1"}) {
     const std::string call = std::string(op) + "(";
     programs.push_back(program(call + "score)", "int(" + call + "float(q_idx - 20) * 0.3) * 4.0)"));
     programs.push_back(
@@ -122,6 +123,8 @@ inline std::vector<TestProgram> op_programs(const Captures& captures) {
     programs.push_back(program("floor(score" + infix + "odd[q_idx])",
                                "int(float(q_idx - 20)" + infix + "odd[kv_idx])"));
   }
+  programs.push_back(program("fmod(score, float(q_idx) * 0.75 - 3.0)",
+                             "int(fmod(float(q_idx - 20) * 0.7, float(kv_idx) - 20.25) * 4.0)"));
   programs.push_back(program("pow(score, float(q_idx % 9 - 4))",
                              "int(pow(float(q_idx) * 0.3, float(kv_idx % 5) - 2.0))"));
   programs.push_back(

@@ -156,10 +156,12 @@ class FormulaGenerator {
 
   // Of floats, and what chooses between them. Sums and products twice: they keep values modest.
   Op differentiable_op() {
-    constexpr std::array<Op, 24> kOps = {
-        Op::add,   Op::sub,  Op::mul,  Op::add, Op::sub, Op::mul,   Op::div,    Op::mod,
-        Op::neg,   Op::min,  Op::max,  Op::abs, Op::exp, Op::exp2,  Op::log,    Op::log2,
-        Op::floor, Op::tanh, Op::sqrt, Op::pow, Op::lt,  Op::rsqrt, Op::select, Op::sigmoid};
+    constexpr std::array<Op, 34> kOps = {
+        Op::sin,  Op::cos,   Op::tan,  Op::erf,   Op::log1p,  Op::expm1,  Op::round,
+        Op::ceil, Op::trunc, Op::fmod, Op::add,   Op::sub,    Op::mul,    Op::add,
+        Op::sub,  Op::mul,   Op::div,  Op::mod,   Op::neg,    Op::min,    Op::max,
+        Op::abs,  Op::exp,   Op::exp2, Op::log,   Op::log2,   Op::floor,  Op::tanh,
+        Op::sqrt, Op::pow,   Op::lt,   Op::rsqrt, Op::select, Op::sigmoid};
     return kOps[static_cast<std::size_t>(below(static_cast<int>(kOps.size())))];
   }
 
@@ -420,6 +422,26 @@ class Evaluation {
         return 1 / std::sqrt(a);
       case Op::sigmoid:
         return 1 / (1 + std::exp(-a));
+      case Op::sin:
+        return std::sin(a);
+      case Op::cos:
+        return std::cos(a);
+      case Op::tan:
+        return std::tan(a);
+      case Op::erf:
+        return std::erf(a);
+      case Op::round:
+        return std::nearbyint(a);
+      case Op::ceil:
+        return std::ceil(a);
+      case Op::trunc:
+        return std::trunc(a);
+      case Op::log1p:
+        return std::log1p(a);
+      case Op::expm1:
+        return std::expm1(a);
+      case Op::fmod:
+        return std::fmod(a, b);
       case Op::pow:
         return std::pow(a, b);
       default:

@@ -55,20 +55,24 @@ TEST(ExprText, AnyBytesAreParsedOrRefusedWithAColumn) {
     for_random_formulas(captures, seed, [&](FormulaGenerator& random) {
       // Words and symbols in any order reach deeper into the grammar than bytes do.
       static const std::vector<std::string> kWords = {
-          "score",  "q_idx", "slopes", "ids", "n",   "t", "3",    "0",  "2.5",  "-",  "+",
-          "*",      "/",     "//",     "%",   "(",   ")", "[",    "]",  ",",    "?",  ":",
-          "<",      "==",    "&&",     "||",  "!",   "&", "|",    "^",  "~",    "<<", "min",
-          "select", "int",   "float",  "not", "and", "@", "1e99", "0x", "true", "nan"};
+          "score", "q_idx", "slopes", "ids",    "n",   "t",     "3",   "0",    "2.5",  "-",
+          "+",     "*",     "/",      "//",     "%",   "(",     ")",   "[",    "]",    ",",
+          "?",     ":",     "<",      "==",     "&&",  "||",    "!",   "&",    "|",    "^",
+          "~",     "<<",    "min",    "select", "int", "float", "not", "and",  "@",    "1e99",
+          "0x",    "true",  "nan",    "let",    "x",   "=",     ";",   "gain", "round"};
       std::string text;
       for (int i = random.below(12); i >= 0; --i) {
         text +=
             kWords[static_cast<std::size_t>(random.below(static_cast<int>(kWords.size())))] + " ";
       }
+      if (random.below(2) == 0) text = "let x = q_idx * 2; " + text;
       RC_LOG() << text << '\n';
       try {
         expr::parse(text, captures, "formula");
-      } catch (const InvalidArgument& error) {
-        RC_ASSERT(std::string(error.what()).starts_with("formula: column "));
+      } catch (const ParseError& error) {
+        RC_ASSERT(std::string(error.what())
+                      .starts_with("formula: column " + std::to_string(error.column()) + ": "));
+        RC_ASSERT(error.column() <= text.size() + 1);
       }
     });
   });

@@ -13,8 +13,11 @@
 #define FOVEA_CPU_MATH_INL_
 #endif
 
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
+#include <math.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -24,6 +27,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits of the sum.
 inline constexpr float kRoundingShift = 12582912.0F;
+
+/// Of sines and cosines that Highway computes.
+inline constexpr float kLargestAngle = 39000.0F;
 
 /// 2^n as a float, for ints -126 <= n <= 127.
 template <class D, class DI = hn::RebindToSigned<D>>
@@ -236,6 +242,81 @@ HWY_INLINE hn::Vec<D> log2(D d, hn::Vec<D> x) {
   const auto log_m = hn::Add(split.f, split.tail);
   const auto result = hn::MulAdd(log_m, hn::Set(d, 0x1.715476p+0F), split.exponent);  // log2(e)
   return with_special_logs(d, x, result);
+}
+
+/// e^x - 1: 3 ulp, all x, relative to the result also near 0. The powers are halved, so that 2^128 is none of them.
+template <class D>
+HWY_INLINE hn::Vec<D> expm1(D d, hn::Vec<D> x) {
+  const auto split =
+      split_exp(d, clamp_keeping_nan(d, x, -30.0F, 89.0F));  // -1 and infinity once rounded
+  const hn::RebindToSigned<D> di;
+  const auto half_power = power_of_two(d, hn::Sub(split.n, hn::Set(di, 1)));
+  const auto half = hn::MulAdd(half_power, split.expm1_r, hn::Sub(half_power, hn::Set(d, 0.5F)));
+  return hn::CopySign(hn::Add(half, half), x);
+}
+
+/// log(1 + x): 4 ulp, all x, relative to the result also near 0. The rounding of 1 + x is made up for by a factor that
+/// has it too (Kahan, as in Higham 2002, problem 1.5).
+template <class D>
+HWY_INLINE hn::Vec<D> log1p(D d, hn::Vec<D> x) {
+  const auto sum = hn::Add(x, hn::Set(d, 1.0F));
+  const auto rounded = hn::Sub(sum, hn::Set(d, 1.0F));
+  const auto result = hn::Mul(log(d, sum), hn::Div(x, rounded));
+  const auto is_itself = hn::Or(hn::Eq(rounded, hn::Zero(d)), hn::Eq(x, hn::Inf(d)));
+  return hn::IfThenElse(is_itself, x, result);
+}
+
+/// erf x: 3 ulp, all x, relative to the result also near 0. Below 0.9275 x + x P(x^2), above 1 - e^(t Q(t)); minimax
+/// fits of the relative error, 1.7e-8 and 7e-10.
+template <class D>
+HWY_INLINE hn::Vec<D> erf(D d, hn::Vec<D> x) {
+  const auto t = clamp_keeping_nan(d, hn::Abs(x), 0.0F, 4.0F);  // 1 once rounded, from 3.92 on
+  auto q = hn::MulAdd(t, hn::Set(d, -0x1.82805ep-17F), hn::Set(d, 0x1.55809cp-12F));
+  q = hn::MulAdd(q, t, hn::Set(d, -0x1.def5a8p-9F));
+  q = hn::MulAdd(q, t, hn::Set(d, 0x1.85b950p-6F));
+  q = hn::MulAdd(q, t, hn::Set(d, -0x1.b343a8p-4F));
+  q = hn::MulAdd(q, t, hn::Set(d, -0x1.45304p-1F));
+  q = hn::MulAdd(q, t, hn::Set(d, -0x1.20ef64p+0F));
+  const auto large = hn::Sub(hn::Set(d, 1.0F), exp(d, hn::Mul(q, t)));
+  const auto s = hn::Mul(t, t);
+  auto p = hn::MulAdd(s, hn::Set(d, -0x1.38bf1p-11F), hn::Set(d, 0x1.46e7dp-8F));
+  p = hn::MulAdd(p, s, hn::Set(d, -0x1.b67d3p-6F));
+  p = hn::MulAdd(p, s, hn::Set(d, 0x1.ce1974p-4F));
+  p = hn::MulAdd(p, s, hn::Set(d, -0x1.8126ep-2F));
+  p = hn::MulAdd(p, s, hn::Set(d, 0x1.06eba6p-3F));
+  const auto small = hn::MulAdd(t, p, t);
+  return hn::CopySign(hn::IfThenElse(hn::Gt(t, hn::Set(d, 0.9275F)), large, small), x);
+}
+
+/// Lanes where |x| is beyond the range that Highway reduces exactly take the C library's value, one by one: which ones
+/// does not depend on their neighbours, and neither do their bits.
+template <class D, class Function>
+HWY_INLINE hn::Vec<D> with_large_angles(D d, hn::Vec<D> x, hn::Vec<D> result, Function function) {
+  const auto is_near = hn::Le(hn::Abs(x), hn::Set(d, kLargestAngle));
+  if (HWY_LIKELY(hn::AllTrue(d, is_near))) return result;
+  HWY_ALIGN float each[hn::MaxLanes(d)];
+  hn::Store(x, d, each);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) each[i] = function(each[i]);
+  return hn::IfThenElse(is_near, result, hn::Load(d, each));
+}
+
+/// sin x: 3 ulp, all x.
+template <class D>
+HWY_INLINE hn::Vec<D> sin(D d, hn::Vec<D> x) {
+  return with_large_angles(d, x, hn::Sin(d, x), [](float a) { return sinf(a); });
+}
+
+/// cos x: 3 ulp, all x.
+template <class D>
+HWY_INLINE hn::Vec<D> cos(D d, hn::Vec<D> x) {
+  return with_large_angles(d, x, hn::Cos(d, x), [](float a) { return cosf(a); });
+}
+
+/// tan x: 6 ulp, all x.
+template <class D>
+HWY_INLINE hn::Vec<D> tan(D d, hn::Vec<D> x) {
+  return with_large_angles(d, x, hn::Div(hn::Sin(d, x), hn::Cos(d, x)),
+                           [](float a) { return tanf(a); });
 }
 
 /// 1 / sqrt(x): 2 ulp; +inf at +0, -inf at -0, NaN below.

@@ -704,6 +704,26 @@ class ProgramRun {
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return rsqrt(d, x); });
       case Op::sigmoid:
         return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return sigmoid(d, x); });
+      case Op::sin:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return sin(d, x); });
+      case Op::cos:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return cos(d, x); });
+      case Op::tan:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return tan(d, x); });
+      case Op::erf:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return erf(d, x); });
+      case Op::log1p:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return log1p(d, x); });
+      case Op::expm1:
+        return map_one(instruction, out, [](auto d, auto x) HWY_ATTR { return expm1(d, x); });
+      case Op::round:
+        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Round(x); });
+      case Op::ceil:
+        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Ceil(x); });
+      case Op::trunc:
+        return map_one(instruction, out, [](auto, auto x) HWY_ATTR { return hn::Trunc(x); });
+      case Op::fmod:
+        return map_elements(instruction, out, [](float a, float b) { return fmodf(a, b); });
       case Op::pow:
         return map_elements(instruction, out, [](float a, float b) { return powf(a, b); });
       default:  // mod
@@ -714,7 +734,7 @@ class ProgramRun {
     }
   }
 
-  /// pow and float mod are rare and hard to do well: the C library's, element by element.
+  /// pow, fmod and float mod are rare and hard to do well: the C library's, element by element.
   template <class F>
   void map_elements(const Instruction& instruction, float* out, F f) const {
     const ProgramOperand a = operand(instruction.operands[0], instruction.rate);

@@ -10,7 +10,22 @@
 #ifndef FOVEA_TESTS_MATH_FUNCTIONS_
 #define FOVEA_TESTS_MATH_FUNCTIONS_
 namespace fovea::cpu {
-enum class MathFunction { exp2_nonpositive, exp2, exp, tanh, sigmoid, log, log2, rsqrt };
+enum class MathFunction {
+  exp2_nonpositive,
+  exp2,
+  exp,
+  tanh,
+  sigmoid,
+  log,
+  log2,
+  rsqrt,
+  sin,
+  cos,
+  tan,
+  erf,
+  log1p,
+  expm1
+};
 }
 #endif
 
@@ -36,6 +51,18 @@ hn::Vec<D> apply_math(D d, MathFunction function, hn::Vec<D> x) {
       return log2(d, x);
     case MathFunction::rsqrt:
       return rsqrt(d, x);
+    case MathFunction::sin:
+      return sin(d, x);
+    case MathFunction::cos:
+      return cos(d, x);
+    case MathFunction::tan:
+      return tan(d, x);
+    case MathFunction::erf:
+      return erf(d, x);
+    case MathFunction::log1p:
+      return log1p(d, x);
+    case MathFunction::expm1:
+      return expm1(d, x);
   }
   return x;
 }
@@ -92,6 +119,18 @@ double exact(MathFunction function, double x) {
       return std::log2(x);
     case MathFunction::rsqrt:
       return 1 / std::sqrt(x);
+    case MathFunction::sin:
+      return std::sin(x);
+    case MathFunction::cos:
+      return std::cos(x);
+    case MathFunction::tan:
+      return std::tan(x);
+    case MathFunction::erf:
+      return std::erf(x);
+    case MathFunction::log1p:
+      return std::log1p(x);
+    case MathFunction::expm1:
+      return std::expm1(x);
   }
   return kNan;
 }
@@ -151,6 +190,12 @@ constexpr Bound kBounds[] = {
     {MathFunction::log, 2},
     {MathFunction::log2, 3},
     {MathFunction::rsqrt, 2},
+    {MathFunction::sin, 3},
+    {MathFunction::cos, 3},
+    {MathFunction::tan, 6},
+    {MathFunction::erf, 3},
+    {MathFunction::log1p, 4},
+    {MathFunction::expm1, 3},
 };
 
 TEST(Math, ErrorsStayWithinTheStatedUlps) {

@@ -88,6 +88,15 @@ TEST(DerivativeByScore, IsOneRowPerOp) {
   EXPECT_EQ(by_score("sqrt(score)"), "0.5 / sqrt(score)");
   EXPECT_EQ(by_score("rsqrt(score)"), "-0.5 * (rsqrt(score) * rsqrt(score) * rsqrt(score))");
   EXPECT_EQ(by_score("sigmoid(score)"), "sigmoid(score) * (1.0 - sigmoid(score))");
+  EXPECT_EQ(by_score("sin(score)"), "cos(score)");
+  EXPECT_EQ(by_score("cos(score)"), "-sin(score)");
+  EXPECT_EQ(by_score("tan(score)"), "1.0 + tan(score) * tan(score)");
+  EXPECT_EQ(by_score("erf(score)"), "1.1283792 * exp(-(score * score))");
+  EXPECT_EQ(by_score("log1p(score)"), "1.0 / (1.0 + score)");
+  EXPECT_EQ(by_score("expm1(score)"), "expm1(score) + 1.0");
+  EXPECT_EQ(by_score("round(score) + ceil(score) + trunc(score)"), "0.0");
+  EXPECT_EQ(by_score("fmod(score, t)"), "1.0");
+  EXPECT_EQ(by_score("fmod(t, score)"), "-trunc(t / score)");
   EXPECT_EQ(by_score("pow(score, 3.0)"), "3.0 * pow(score, 2.0)");
   EXPECT_EQ(by_score("pow(score, t)"), "t == 0.0 ? 0.0 : t * pow(score, t - 1.0)");
   EXPECT_EQ(by_score("pow(t, score)"), "t == 0.0 && score >= 0.0 ? 0.0 : pow(t, score) * log(t)");

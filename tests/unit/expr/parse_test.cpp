@@ -89,7 +89,19 @@ TEST(Parse, ErrorsPointAtTheOffendingToken) {
       {"(score", "score_mod: column 7: the formula ends here; expected ')'"},
       {"score)", "score_mod: column 6: unexpected ')'"},
       {"  ", "score_mod: column 3: the formula is empty"},
-      {"score = 3", "score_mod: column 7: unexpected character '='"},
+      {"score = 3", "score_mod: column 7: unexpected '='; expected '==' to compare"},
+      {"score $ 3", "score_mod: column 7: unexpected character '$'"},
+      {"let = 3; score", "score_mod: column 5: unexpected '='; expected a name after 'let'"},
+      {"let x 3; score", "score_mod: column 7: unexpected '3'; expected '='"},
+      {"let x = 3 score", "score_mod: column 11: unexpected 'score'; expected ';'"},
+      {"let x = 3;", "score_mod: column 11: the formula ends here"},
+      {"let score = 3; score", "score_mod: column 5: 'score' is a word of the language"},
+      {"let n = 3; score", "score_mod: column 5: 'n' is captured; expected another name"},
+      {"let x = 3; let x = 4; x", "score_mod: column 16: 'x' has been defined"},
+      {"let x = y; let y = 4; x", "score_mod: column 9: unknown name 'y'"},
+      {"score + (let x = 3; x)", "score_mod: column 10: 'let' stands in a formula"},
+      {"let x = 3; x[0]", "score_mod: column 12: 'x' is a number"},
+      {"let x = 3; score / (x - 3)", "score_mod: column 20: '/' divides by the constant zero"},
       {"score + 3x", "score_mod: column 9: malformed number '3x'"},
       {"score + 2147483648", "score_mod: column 9: the number 2147483648 is beyond 32 bits"},
       {"score + 1e39", "score_mod: column 9: the number 1e39 is beyond fp32"},
@@ -120,6 +132,30 @@ TEST(Parse, ErrorsKnowTheirColumn) {
   EXPECT_EQ(column([] { parse_mask_mod("q_idx < score"); }), 9U);
 }
 
+TEST(Parse, LetNamesAPart) {
+  expect_same("let d = q_idx - kv_idx; d * d", "(q_idx - kv_idx) * (q_idx - kv_idx)");
+  expect_same("let d = q_idx - kv_idx; let e = 2 * d; score + (e < 3 ? d : e)",
+              "score + (2 * (q_idx - kv_idx) < 3 ? q_idx - kv_idx : 2 * (q_idx - kv_idx))");
+  expect_same("let near = q_idx - kv_idx < n; near && !near ? 1 : 2",
+              "q_idx - kv_idx < n && !(q_idx - kv_idx < n) ? 1 : 2");
+  expect_same("let unread = slopes[q_head]; score", "score");
+  // A name stands for its part, not for its text.
+  expect_same("let s = 1 + 2; s * 3", "(1 + 2) * 3");
+}
+
+TEST(Parse, NamedPartsNestAsIfWrittenOut) {
+  const auto nested = [](int count) {
+    std::string text = "let p0 = score;";
+    for (int i = 1; i <= count; ++i) {
+      const std::string before = std::to_string(i - 1);
+      text += " let p" + std::to_string(i) + " = abs(abs(p" + before + "));";
+    }
+    return refusal(text + " p" + std::to_string(count));
+  };
+  EXPECT_EQ(nested(20), "");
+  EXPECT_NE(nested(100).find("nests more than 200 deep"), std::string::npos);
+}
+
 TEST(Parse, ATensorOfRankZeroIsAName) {
   const expr::NodePtr node = parsed("score * one + one");
   EXPECT_EQ(node->operands[1]->op, expr::Op::load);
@@ -144,7 +180,7 @@ TEST(Parse, DeepFormulasAreRefusedNotOverflowed) {
   for (const char* part : {"(", "-", "~", "!", "abs(", "slopes[", "true ? 1 : ", "- ( "}) {
     EXPECT_NE(refusal(repeated(part, kTooDeep)).find("nests more than"), std::string::npos) << part;
   }
-  EXPECT_NE(refusal("1" + repeated(" + 1", kTooDeep)).find("more than 10000 parts"),
+  EXPECT_NE(refusal("1" + repeated(" + 1", kTooDeep)).find("more than 10000 parts (names,"),
             std::string::npos);
 }
 
@@ -153,6 +189,12 @@ TEST(Parse, LongFlatFormulasGoThroughEveryPass) {
       3000;  // deep to the left, far beyond what recursion over nodes would stand comfortably
   std::string text = "score";
   for (int i = 0; i < kTerms; ++i) text += " + slopes[q_head]";
+  EXPECT_TRUE(parsed(expr::print(*parsed(text)))->digest == parsed(text)->digest);
+}
+
+TEST(Parse, ASumOfDistinctTermsIsPrintedAsItIs) {
+  std::string text = "score";
+  for (int i = 0; i < 256; ++i) text += " + slopes[q_head * " + std::to_string(i + 2) + "]";
   EXPECT_EQ(expr::print(*parsed(text)), text);
 }
 

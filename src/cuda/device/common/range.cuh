@@ -331,6 +331,16 @@ FOVEA_DEVICE FloatRange div(FloatRange a, FloatRange b) {
 }
 
 FOVEA_DEVICE FloatRange floor(FloatRange a) { return {floor(a.lo), floor(a.hi), a.may_be_nan}; }
+FOVEA_DEVICE FloatRange ceil(FloatRange a) { return {-floor(-a.lo), -floor(-a.hi), a.may_be_nan}; }
+FOVEA_DEVICE double trunc(double a) { return a < 0 ? -floor(-a) : floor(a); }
+FOVEA_DEVICE FloatRange trunc(FloatRange a) { return {trunc(a.lo), trunc(a.hi), a.may_be_nan}; }
+/// Halves to even.
+FOVEA_DEVICE double round(double a) {
+  const double above = floor(a + 0.5);
+  const bool is_odd_half = above - a == 0.5 && above != 2 * floor(0.5 * above);
+  return is_odd_half ? above - 1 : above;
+}
+FOVEA_DEVICE FloatRange round(FloatRange a) { return {round(a.lo), round(a.hi), a.may_be_nan}; }
 FOVEA_DEVICE FloatRange floor_div(FloatRange a, FloatRange b) { return floor(div(a, b)); }
 
 /// By the product, or the exact remainder.
@@ -339,6 +349,14 @@ FOVEA_DEVICE FloatRange mod(FloatRange a, FloatRange b) {
   const FloatRange remainder(least(b.lo, zero), greatest(b.hi, zero),
                              is_unbounded(a) || is_unbounded(b));
   return hull(a - b * floor_div(a, b), remainder);
+}
+
+/// No greater than the dividend, whose sign it has, and less than the divisor.
+FOVEA_DEVICE FloatRange fmod(FloatRange a, FloatRange b) {
+  const double zero = 0;
+  const double most = greatest(-b.lo, b.hi);
+  return {greatest(least(a.lo, zero), -most), least(greatest(a.hi, zero), most),
+          a.may_be_nan || b.may_be_nan || is_unbounded(a) || has_zero(b)};
 }
 
 FOVEA_DEVICE FloatRange abs(FloatRange a) {
@@ -375,6 +393,24 @@ FOVEA_DEVICE FloatRange tanh(FloatRange a) {
 FOVEA_DEVICE FloatRange sigmoid(FloatRange a) {
   return increasing(a, [](float x) { return sigmoid(x); });
 }
+
+FOVEA_DEVICE FloatRange erf(FloatRange a) {
+  return increasing(a, [](float x) { return erf(x); });
+}
+FOVEA_DEVICE FloatRange expm1(FloatRange a) {
+  return increasing(a, [](float x) { return expm1(x); });
+}
+FOVEA_DEVICE FloatRange log1p(FloatRange a) {
+  const double lo = a.lo <= -1 ? -infinity() : log1p(static_cast<float>(a.lo));
+  const double hi = a.hi <= -1 ? -infinity() : log1p(static_cast<float>(a.hi));
+  return widened(lo, hi, a.may_be_nan || a.lo < -1);
+}
+
+FOVEA_DEVICE FloatRange sin(FloatRange a) {
+  return widened(-1, 1, a.may_be_nan || is_unbounded(a));
+}
+FOVEA_DEVICE FloatRange cos(FloatRange a) { return sin(a); }
+FOVEA_DEVICE FloatRange tan(FloatRange) { return any_float(); }
 
 template <class Function>
 FOVEA_DEVICE FloatRange logarithm(FloatRange a, Function f) {
