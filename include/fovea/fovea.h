@@ -466,7 +466,8 @@ typedef struct fovea_merge_states_args {
   const DLTensor* lse; /* written, optional; may be lses[0] */
   fovea_runtime* runtime;
   const fovea_executor* executor;
-  void* stream; /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
+  void*
+      stream; /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
   void* workspace; /* optional, but for fovea_plan_run_merge_states on the cpu */
   size_t workspace_bytes;
 } fovea_merge_states_args;

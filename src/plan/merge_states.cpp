@@ -57,6 +57,7 @@ void check_overlap(const MergeStates& args, const TensorChecks& checks) {
   }
   overlap.add_output("out", args.out);
   overlap.add_output("lse", args.lse);
+  overlap.add_output("workspace", args.workspace);
   overlap.refuse_overlap(checks);
 }
 
@@ -68,6 +69,13 @@ void check(const MergeStates& args) {
   const TensorChecks checks(kWhere, device_of(args));
   check_shapes(args, checks);
   check_overlap(args, checks);
+}
+
+void require_workspace(const MergeStates& args, std::size_t bytes) {
+  if (args.workspace.size() >= bytes) return;
+  invalid(std::string(kWhere),
+          fmt::format("workspace has {} bytes; expected {}, see MergeStatesPlan::workspace_bytes",
+                      args.workspace.size(), bytes));
 }
 
 int num_workers_of(const MergeStates& args) {
@@ -149,11 +157,7 @@ void MergeStatesPlan::run(const MergeStates& args) const {
     cuda::merge_states(impl_->cuda, args);
     return log_merge(log, args);
   }
-  if (args.workspace.size() < workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see MergeStatesPlan::workspace_bytes",
-                        args.workspace.size(), workspace_bytes()));
-  }
+  require_workspace(args, workspace_bytes());
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
   if (executor.concurrency() > impl_->num_workers) {
@@ -189,7 +193,9 @@ namespace {
 void merge_on_cpu(const MergeStates& args, Runtime& runtime) {
   Executor& executor = args.executor != nullptr ? *args.executor : runtime.executor();
   const std::size_t bytes = cpu::merge_workspace_bytes(args, executor.concurrency());
-  const CallWorkspace workspace({}, unaligned_workspace_bytes(bytes), {});
+  const std::size_t needed = unaligned_workspace_bytes(bytes);
+  if (!args.workspace.empty()) require_workspace(args, needed);
+  const CallWorkspace workspace(args.workspace, needed, {}, runtime.impl());
   cpu::merge_states(args, aligned_workspace(workspace.bytes(), bytes), executor);
 }
 
