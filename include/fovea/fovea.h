@@ -315,8 +315,7 @@ typedef struct fovea_attention_forward_args {
   const fovea_program* score_program;
   const DLTensor* const* score_tensors; /* [num_score_tensors] */
   size_t num_score_tensors;
-  const double*
-      score_scalars; /* whole numbers that fit 32 bits where the type is FOVEA_SCALAR_INT */
+  const double* score_scalars; /* whole, of 32 bits, where the type is FOVEA_SCALAR_INT */
   size_t num_score_scalars;
   const fovea_program* mask_program;
   const DLTensor* const* mask_tensors;

@@ -197,9 +197,33 @@ Interval widened(double lo, double hi, bool may_be_nan, double absolute_error = 
   return rounded(lo - error(lo), hi + error(hi), may_be_nan);
 }
 
+// Kernels may keep a product or a sum unrounded (fused multiply-add), so ends are of real numbers: where fp64 rounds one
+// of them, the double beyond it is taken. Else a tie of f32 that fp64 does not see would round the other way.
+
+double beyond(double value, double error, double limit) {
+  const bool is_rounded = limit > 0 ? error > 0 : error < 0;
+  return std::isfinite(value) && is_rounded ? std::nextafter(value, limit) : value;
+}
+
+/// The real sum is x + y + this.
+double error_of_sum(double x, double y, double sum) {
+  const double y_part = sum - x;
+  return (x - (sum - y_part)) + (y - y_part);
+}
+
+double sum_towards(double x, double y, double limit) {
+  const double sum = x + y;
+  return beyond(sum, error_of_sum(x, y, sum), limit);
+}
+
+double product_towards(double x, double y, double limit) {
+  const double product = x * y;
+  return beyond(nan_to_zero(product), std::fma(x, y, -product), limit);
+}
+
 Interval float_add(const Interval& a, const Interval& b) {
-  const double lo = a.lo + b.lo;
-  const double hi = a.hi + b.hi;
+  const double lo = sum_towards(a.lo, b.lo, -kInfinity);
+  const double hi = sum_towards(a.hi, b.hi, kInfinity);
   const bool opposite_infinities =
       (a.hi == kInfinity && b.lo == -kInfinity) || (a.lo == -kInfinity && b.hi == kInfinity);
   return rounded(std::isnan(lo) ? -kInfinity : lo, std::isnan(hi) ? kInfinity : hi,
@@ -207,10 +231,13 @@ Interval float_add(const Interval& a, const Interval& b) {
 }
 
 Interval float_mul(const Interval& a, const Interval& b) {
-  const auto [lo, hi] = corners(a, b, [](double x, double y) { return nan_to_zero(x * y); });
+  const auto towards = [&](double limit) {
+    return corners(a, b, [&](double x, double y) { return product_towards(x, y, limit); });
+  };
   const bool zero_by_infinity =
       (has_zero(a) && is_unbounded(b)) || (has_zero(b) && is_unbounded(a));
-  return rounded(lo, hi, a.may_be_nan || b.may_be_nan || zero_by_infinity);
+  return rounded(towards(-kInfinity).first, towards(kInfinity).second,
+                 a.may_be_nan || b.may_be_nan || zero_by_infinity);
 }
 
 Interval float_div(const Interval& a, const Interval& b) {

@@ -68,8 +68,10 @@ class ForwardArgs(ctypes.Structure):
         ("compute_dtype", c_int32), ("cpu_target", c_int32), ("allows_nondeterminism", c_int32),
         ("reserved_2", c_uint32),
         ("workspace", c_void_p), ("workspace_bytes", c_size_t), ("runtime", c_void_p), ("executor", POINTER(Executor)),
-        ("stream", c_void_p),
-    ]
+        ("stream", c_void_p), ("score_program", c_void_p),
+        ("score_tensors", POINTER(_TENSOR)), ("num_score_tensors", c_size_t), ("score_scalars", POINTER(ctypes.c_double)),
+        ("num_score_scalars", c_size_t), ("mask_program", c_void_p), ("mask_tensors", POINTER(_TENSOR)), ("num_mask_tensors", c_size_t),
+        ("mask_scalars", POINTER(ctypes.c_double)), ("num_mask_scalars", c_size_t)]
 
 
 class PlanOptions(ctypes.Structure):
@@ -108,7 +110,7 @@ class JvpArgs(ctypes.Structure):
 class MergeStatesArgs(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("outs", POINTER(_TENSOR)), ("lses", POINTER(_TENSOR)),
                 ("num_states", c_size_t), ("out", _TENSOR), ("lse", _TENSOR), ("runtime", c_void_p),
-                ("executor", POINTER(Executor))]
+                ("executor", POINTER(Executor)), ("stream", c_void_p), ("workspace", c_void_p), ("workspace_bytes", c_size_t)]
 
 
 class DecodeArgs(ctypes.Structure):

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "expr/parse.hpp"
 #include "expr/passes.hpp"
 #include "formula_test_data.hpp"
@@ -87,6 +89,17 @@ TEST(Interval, BitsAndShifts) {
   expect_range("kv_idx << 2", 0, 124);
   expect_range("~kv_idx", -32, -1);
   expect_range("q_idx >> 38", 1, 1);
+}
+
+/// A fused multiply-add rounds once: up, where the product alone lies between two floats and rounds down.
+TEST(Interval, SumsOfUnroundedProductsAreInside) {
+  Box box = tile();
+  box.variables[static_cast<std::size_t>(Variable::score)] = Interval::point(0x1.c363ccp+127);
+  box.variables[static_cast<std::size_t>(Variable::kv_idx)] = Interval::point(2147483647);
+  const Interval got = expr::IntervalProgram(parsed("score * 0.75 + kv_idx")).evaluate(box);
+  const float product = 0x1.c363ccp+127F * 0.75F;
+  EXPECT_TRUE(got.contains(product));
+  EXPECT_TRUE(got.contains(std::fma(0x1.c363ccp+127F, 0.75F, 2147483647.0F)));
 }
 
 TEST(Interval, FloatsKnowWhetherTheyMayBeNaN) {
