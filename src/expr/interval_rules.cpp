@@ -197,8 +197,8 @@ Interval widened(double lo, double hi, bool may_be_nan, double absolute_error = 
   return rounded(lo - error(lo), hi + error(hi), may_be_nan);
 }
 
-// Kernels may keep a product or a sum unrounded (fused multiply-add), so ends are of real numbers: where fp64 rounds one
-// of them, the double beyond it is taken. Else a tie of f32 that fp64 does not see would round the other way.
+// Kernels may keep a product or a sum unrounded (fused multiply-add), so ends are of real numbers: where fp64 rounds
+// one of them, the double beyond it is taken. Else a tie of f32 that fp64 does not see would round the other way.
 
 double beyond(double value, double error, double limit) {
   const bool is_rounded = limit > 0 ? error > 0 : error < 0;
