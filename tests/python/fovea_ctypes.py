@@ -229,22 +229,28 @@ class Library:
         c.fovea_plan_workspace_bytes.argtypes, c.fovea_plan_workspace_bytes.restype = [c_void_p], c_size_t
         error = POINTER(c_void_p)
         args, options, text = POINTER(ForwardArgs), POINTER(PlanOptions), POINTER(c_void_p)
-        c.fovea_attention_forward.argtypes = [args, error]
-        c.fovea_attention_backward.argtypes = [POINTER(BackwardArgs), error]
-        c.fovea_explain_backward.argtypes = [POINTER(BackwardArgs), c_int32, text, error]
-        c.fovea_attention_double_backward.argtypes = [POINTER(DoubleBackwardArgs), error]
-        c.fovea_explain_double_backward.argtypes = [POINTER(DoubleBackwardArgs), c_int32, text, error]
-        c.fovea_attention_jvp.argtypes = [POINTER(JvpArgs), error]
-        c.fovea_merge_states.argtypes = [POINTER(MergeStatesArgs), error]
-        c.fovea_attention_decode.argtypes = c.fovea_append_to_cache.argtypes = [POINTER(DecodeArgs), error]
-        c.fovea_decode_workspace_bytes.argtypes = [POINTER(DecodeArgs), c_int64, POINTER(c_size_t), error]
-        c.fovea_runtime_create.argtypes = [c_int32, POINTER(c_void_p), error]
-        c.fovea_plan_create.argtypes = [args, options, POINTER(c_void_p), error]
-        c.fovea_plan_run.argtypes = [c_void_p, args, error]
-        c.fovea_plan_explain.argtypes = [c_void_p, c_int32, text, error]
-        c.fovea_explain.argtypes = [args, options, c_int32, text, error]
-        c.fovea_describe.argtypes = [text, error]
-        c.fovea_mask_tiles.argtypes = [POINTER(BlockMapArgs), POINTER(c_uint8), c_size_t, POINTER(c_int64), error]
+        declared = {
+            "attention_forward": [args, error],
+            "attention_backward": [POINTER(BackwardArgs), error],
+            "explain_backward": [POINTER(BackwardArgs), c_int32, text, error],
+            "attention_double_backward": [POINTER(DoubleBackwardArgs), error],
+            "explain_double_backward": [POINTER(DoubleBackwardArgs), c_int32, text, error],
+            "attention_jvp": [POINTER(JvpArgs), error],
+            "merge_states": [POINTER(MergeStatesArgs), error],
+            "attention_decode": [POINTER(DecodeArgs), error],
+            "append_to_cache": [POINTER(DecodeArgs), error],
+            "decode_workspace_bytes": [POINTER(DecodeArgs), c_int64, POINTER(c_size_t), error],
+            "runtime_create": [c_int32, POINTER(c_void_p), error],
+            "plan_create": [args, options, POINTER(c_void_p), error],
+            "plan_run": [c_void_p, args, error],
+            "plan_explain": [c_void_p, c_int32, text, error],
+            "explain": [args, options, c_int32, text, error],
+            "describe": [text, error],
+            "mask_tiles": [POINTER(BlockMapArgs), POINTER(c_uint8), c_size_t, POINTER(c_int64), error],
+        }
+        for name, types in declared.items():
+            if hasattr(c, "fovea_" + name):  # an older library, which benchmarks compare with, has fewer
+                getattr(c, "fovea_" + name).argtypes = types
 
     def call(self, function, *args):
         error = c_void_p()

@@ -15,13 +15,6 @@ FOVEA_DEVICE float load_element(const void* data, Element element, std::int64_t 
   return element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
 }
 
-/// Of memory that the grid writes too.
-FOVEA_DEVICE float load_written_element(const void* data, Element element, std::int64_t at) {
-  if (element == Element::f32) return ptx::ld_global(static_cast<const float*>(data) + at);
-  const std::uint32_t bits = ptx::ld_global(static_cast<const std::uint16_t*>(data) + at);
-  return element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
-}
-
 /// Rounded to nearest even.
 FOVEA_DEVICE void store_element(void* data, Element element, std::int64_t at, float value) {
   if (element == Element::f32) {

@@ -20,31 +20,44 @@
 
 namespace fovea::cuda {
 
-/// Four columns of a row of one state, which threads of this grid may write: later, and those who read them.
-FOVEA_DEVICE ptx::F32x4 load_columns(const StateParam& state, std::int64_t at, int col, int count) {
+/// Four columns of a row of one state as they lie in memory: of f32 a word each, of 16 bits two in each of the first
+/// two words. They are not looked at where they are loaded, so that those of several states are on their way together.
+/// The grid writes this memory too: later, and the threads that read it.
+FOVEA_DEVICE ptx::U32x4 load_columns(const StateParam& state, std::int64_t at, int col, int count) {
   const std::int64_t first = at + col * state.out.col_stride;
+  const auto* const words = static_cast<const std::uint32_t*>(state.out.data);
+  const auto* const halves = static_cast<const std::uint16_t*>(state.out.data);
+  const bool is_f32 = state.element == Element::f32;
   if (state.is_aligned != 0 && count == 4) {
-    if (state.element == Element::f32) {
-      return ptx::ld_global(
-          reinterpret_cast<const ptx::F32x4*>(static_cast<const float*>(state.out.data) + first));
-    }
-    const auto pairs = ptx::ld_global(reinterpret_cast<const ptx::U32x2*>(
-        static_cast<const std::uint16_t*>(state.out.data) + first));
-    if (state.element == Element::bf16) {
-      return {ptx::f32_of_bf16_lo(pairs.x), ptx::f32_of_bf16_hi(pairs.x),
-              ptx::f32_of_bf16_lo(pairs.y), ptx::f32_of_bf16_hi(pairs.y)};
-    }
-    return {ptx::f32_of_f16_lo(pairs.x), ptx::f32_of_f16_hi(pairs.x), ptx::f32_of_f16_lo(pairs.y),
-            ptx::f32_of_f16_hi(pairs.y)};
+    if (is_f32) return ptx::ld_global(reinterpret_cast<const ptx::U32x4*>(words + first));
+    const auto pairs = ptx::ld_global(reinterpret_cast<const ptx::U32x2*>(halves + first));
+    return {pairs.x, pairs.y, 0, 0};
   }
-  float values[4] = {0, 0, 0, 0};
+  std::uint32_t bits[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < count)
-      values[i] =
-          load_written_element(state.out.data, state.element, first + i * state.out.col_stride);
+    if (i >= count) break;
+    const std::int64_t from = first + i * state.out.col_stride;
+    if (is_f32) {
+      bits[i] = ptx::ld_global(words + from);
+    } else {
+      bits[i / 2] |= std::uint32_t{ptx::ld_global(halves + from)} << (i % 2 * 16);
+    }
   }
-  return {values[0], values[1], values[2], values[3]};
+  return {bits[0], bits[1], bits[2], bits[3]};
+}
+
+FOVEA_DEVICE ptx::F32x4 floats_of(const ptx::U32x4& bits, Element element) {
+  if (element == Element::f32) {
+    return {ptx::bit_cast<float>(bits.x), ptx::bit_cast<float>(bits.y),
+            ptx::bit_cast<float>(bits.z), ptx::bit_cast<float>(bits.w)};
+  }
+  if (element == Element::bf16) {
+    return {ptx::f32_of_bf16_lo(bits.x), ptx::f32_of_bf16_hi(bits.x), ptx::f32_of_bf16_lo(bits.y),
+            ptx::f32_of_bf16_hi(bits.y)};
+  }
+  return {ptx::f32_of_f16_lo(bits.x), ptx::f32_of_f16_hi(bits.x), ptx::f32_of_f16_lo(bits.y),
+          ptx::f32_of_f16_hi(bits.y)};
 }
 
 FOVEA_DEVICE void store_columns(const StateParam& state, std::int64_t at, int col, int count,
@@ -107,6 +120,7 @@ struct MergedRow {
 
  private:
   static constexpr int kColumns = 128;  // of a warp at once
+  static constexpr int kAtOnce = 4;     // states whose columns are on their way
 
   /// The weight of this lane's state; returns lse of the whole.
   FOVEA_DEVICE_MEMBER float weigh() {
@@ -123,21 +137,29 @@ struct MergedRow {
   /// A state that saw no key counts for nothing, whatever its out holds.
   FOVEA_DEVICE bool is_empty(float lse) { return lse == -infinity(); }
 
-  /// Every lane takes part, with columns or without: each knows the weight of a state.
+  /// Every lane takes part, with columns or without: each knows the weight of a state. The parts of some states are on
+  /// their way together; behind the last one it is read again, and not counted.
   FOVEA_DEVICE_MEMBER ptx::F32x4 sum_of(int col, int count) const {
     ptx::F32x4 sum{0, 0, 0, 0};
     bool is_first = true;
-#pragma unroll 2
-    for (int i = 0; i < p.num_states; ++i) {
-      const float weight = ptx::shfl_idx(weight_, i);
-      if (is_empty(ptx::shfl_idx(lse_, i))) continue;
-      const StateParam& state = p.states[i];
-      if (count > 0) {
-        const ptx::F32x4 part = load_columns(state, place(state), col, count);
+#pragma unroll 1
+    for (int first = 0; first < p.num_states; first += kAtOnce) {
+      ptx::U32x4 parts[kAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const StateParam& state = p.states[least(first + i, p.num_states - 1)];
+        if (count > 0) parts[i] = load_columns(state, place(state), col, count);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float weight = ptx::shfl_idx(weight_, first + i);
+        const float lse = ptx::shfl_idx(lse_, first + i);
+        if (first + i >= p.num_states || is_empty(lse)) continue;
+        const ptx::F32x4 part = floats_of(parts[i], p.states[first + i].element);
         sum = {added(sum.x, weight, part.x, is_first), added(sum.y, weight, part.y, is_first),
                added(sum.z, weight, part.z, is_first), added(sum.w, weight, part.w, is_first)};
+        is_first = false;
       }
-      is_first = false;
     }
     return sum;
   }
