@@ -27,8 +27,8 @@ struct AttentionForward {
   TensorView v{};
   TensorView out{};
   TensorView lse{};  // optional output
-  TensorView
-      row_max{};  // optional output: the row's largest final score, -inf where it sees no key
+  // optional output: the row's largest final score, -inf where it sees no key
+  TensorView row_max{};
 
   ScoreMod score{};
   MaskMod mask{};
@@ -42,8 +42,8 @@ struct AttentionForward {
   CpuTarget cpu_target = CpuTarget::automatic;
   bool is_deterministic = true;
 
-  std::span<std::byte>
-      workspace{};  // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
+  // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
+  std::span<std::byte> workspace{};
   Executor* executor = nullptr;  // cpu; default: the runtime's pool
   void* stream =
       nullptr;  // cuda: the CUstream that the call is enqueued on; null: the default stream

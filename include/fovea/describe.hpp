@@ -60,8 +60,8 @@ struct FOVEA_EXPORT Description {
     std::string reason{};
   };
   struct Cuda {
-    std::string
-        problem{};   // a variable of the environment that could not be read: nothing below is known
+    // A variable of the environment that could not be read: nothing below is known.
+    std::string problem{};
     Piece driver{};  // version: of CUDA
     std::vector<Gpu> gpus{};
     Piece compiler{};                          // NVRTC

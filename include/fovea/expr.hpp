@@ -195,8 +195,8 @@ class FOVEA_EXPORT Program {
   struct Rebound;
   Expr formula_;
   Captures captures_;
-  std::shared_ptr<Rebound>
-      rebound_;  // made when expr() is asked for; null: formula_ is bound to captures_
+  // made when expr() is asked for; null: formula_ is bound to captures_
+  std::shared_ptr<Rebound> rebound_;
 };
 
 /// The identity (score unchanged) when default-constructed.

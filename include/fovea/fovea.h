@@ -2,18 +2,18 @@
  * attention.hpp; read docs/guides/c_abi.md for a tour and examples/attention.c for a program.
  *
  * Rules
- *   Structs    start with struct_size and version, which FOVEA_STRUCT(type) fills. Fields are only
- * ever added at the end, and all-zero means default, so
- * `{FOVEA_STRUCT(fovea_attention_forward_args), .q = &q, ...}` stays right. A caller built against
- * an older header passes a smaller size: what it does not know takes the default. A caller built
- * against a newer header is refused only if it sets a field that this library does not know. Fields
- * named reserved_ fill what would be padding: nobody reads them, and no later header gives them a meaning.
- *   Errors     functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an
- * object that the caller frees with fovea_error_free. Nothing is thrown or aborted, nor printed unless the
- * environment has FOVEA_VERBOSE=1.
- *   Tensors    are DLTensor: borrowed for the call, last dimension contiguous is fast, strides NULL
- * means row-major, lanes 1. Booleans are 0 or 1. Threads    every function may be called from many
- * threads at once; a plan and a runtime may be shared.
+ *
+ * - Structs start with struct_size and version, which FOVEA_STRUCT(type) fills. Fields are only ever added at the end,
+ *   and all-zero means default, so `{FOVEA_STRUCT(fovea_attention_forward_args), .q = &q, ...}` stays right. A caller
+ *   built against an older header passes a smaller size: what it does not know takes the default. A caller built
+ *   against a newer header is refused only if it sets a field that this library does not know. Fields named reserved_
+ *   fill what would be padding: nobody reads them, and no later header gives them a meaning.
+ * - Errors: functions return 0 or a fovea_kind. Where `error` is not NULL, *error becomes NULL or an object that the
+ *   caller frees with fovea_error_free. Nothing is thrown or aborted, nor printed unless the environment has
+ *   FOVEA_VERBOSE=1.
+ * - Tensors are DLTensor: borrowed for the call, last dimension contiguous is fast, strides NULL means row-major,
+ *   lanes 1. Booleans are 0 or 1.
+ * - Threads: every function may be called from many threads at once; a plan and a runtime may be shared.
  */
 #ifndef FOVEA_FOVEA_H_
 #define FOVEA_FOVEA_H_
@@ -121,8 +121,8 @@ FOVEA_API uint32_t fovea_abi_version(void);
 /* What a program text may read by name. These two structs never grow, and their padding never gets a meaning. */
 typedef struct fovea_named_tensor {
   const char* name;
-  const DLTensor*
-      tensor; /* f32, f16, bf16, bool, u8, i8, i32 or i64; of rank 0: `name` alone reads it */
+  /* f32, f16, bf16, bool, u8, i8, i32 or i64; of rank 0: `name` alone reads it */
+  const DLTensor* tensor;
 } fovea_named_tensor;
 
 typedef enum fovea_scalar_type { FOVEA_SCALAR_INT = 0, FOVEA_SCALAR_FLOAT = 1 } fovea_scalar_type;
@@ -152,9 +152,9 @@ typedef struct fovea_program_args {
   size_t struct_size;
   uint32_t version;
   int32_t kind; /* fovea_mod */
-  const char*
-      text; /* "score + slopes[q_head] * (kv_idx - q_idx)"; nests at most 200 deep and has at
-                                       most 10,000 parts: names, numbers, operators */
+  /* "score + slopes[q_head] * (kv_idx - q_idx)"; nests at most 200 deep and has at most 10,000 parts: names, numbers,
+   * operators */
+  const char* text;
   const fovea_tensor_slot* tensors; /* what it may read, in the order in which calls give it */
   size_t num_tensors;
   const fovea_scalar_slot* scalars;
@@ -465,8 +465,8 @@ typedef struct fovea_merge_states_args {
   const DLTensor* lse; /* written, optional; may be lses[0] */
   fovea_runtime* runtime;
   const fovea_executor* executor;
-  void*
-      stream; /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
+  /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
+  void* stream;
   void* workspace; /* optional, but for fovea_plan_run_merge_states on the cpu */
   size_t workspace_bytes;
 } fovea_merge_states_args;

@@ -16,21 +16,21 @@ namespace fovea {
 
 /// Everything that attention_jvp takes. A tangent that is not given is 0.
 struct AttentionJvp {
-  AttentionForward
-      forward{};  // out and lse are written too, lse where it is given; row_max must not be
+  // out and lse are written too, lse where it is given; row_max must not be
+  AttentionForward forward{};
 
   TensorView q_tangent{};      // as q
   TensorView k_tangent{};      // as k
   TensorView v_tangent{};      // as v
   TensorView sinks_tangent{};  // [num_heads_q] f32
-  std::vector<CapturedTensor>
-      captured_tangents{};  // by name, as the captured tensor; scalars: one element
+  // by name, as the captured tensor; scalars: one element
+  std::vector<CapturedTensor> captured_tangents{};
 
   TensorView out_tangent{};  // as out, written
   TensorView lse_tangent{};  // as lse, written; optional
 
-  std::span<std::byte>
-      workspace{};  // optional here, required by JvpPlan::run; forward.workspace is not used
+  // optional here, required by JvpPlan::run; forward.workspace is not used
+  std::span<std::byte> workspace{};
 };
 
 /// Attention and its derivative along one direction (Jacobian-vector product), in one pass over the tiles.

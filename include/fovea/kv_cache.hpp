@@ -28,15 +28,15 @@ namespace fovea {
 /// name only such rows. They may hold anything.
 struct KvCache {
   TensorView k{};
-  TensorView
-      v{};  // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16
+  // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16
+  TensorView v{};
   TensorView page_table{};  // [batch, max_pages] i32 or i64, optional: makes the cache paged
-  TensorView
-      seqlens{};  // [batch] i32 or i64: rows in use before this call, left padding included; read where it lies
-  TensorView
-      batch_idx{};  // [batch] i32 or i64, optional: slot of each sequence (contiguous caches alone)
-  TensorView
-      left_padding{};  // [batch] i32 or i64, optional: rows at the start of a slot that do not belong to the sequence
+  // [batch] i32 or i64: rows in use before this call, left padding included; read where it lies
+  TensorView seqlens{};
+  // [batch] i32 or i64, optional: slot of each sequence (contiguous caches alone)
+  TensorView batch_idx{};
+  // [batch] i32 or i64, optional: rows at the start of a slot that do not belong to the sequence
+  TensorView left_padding{};
   TensorView page_indptr{};   // [batch + 1] i32 or i64: starts at 0, never decreases
   TensorView page_indices{};  // [num_indices] i32 or i64: pages of every sequence in turn
 };
@@ -44,8 +44,8 @@ struct KvCache {
 /// Rotary position embedding of queries and appended keys. Pair j of a head turns by the angle of row `position`:
 /// (x, y) -> (x cos - y sin, x sin + y cos).
 struct Rotary {
-  TensorView
-      cos{};  // [max_positions, rotary_dim / 2] f32, f16, bf16; rotary_dim <= head_dim_qk, the rest is copied
+  // [max_positions, rotary_dim / 2] f32, f16, bf16; rotary_dim <= head_dim_qk, the rest is copied
+  TensorView cos{};
   TensorView sin{};             // as cos
   bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
   /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx

@@ -46,12 +46,12 @@ struct UpTo {
 constexpr UpTo up_to(std::int64_t value) { return {value}; }
 
 struct Problem {
-  TensorSpec
-      q{};  // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
-  TensorSpec
-      k{};  // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
-  TensorSpec
-      v{};  // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
+  // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
+  TensorSpec q{};
+  // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
+  TensorSpec k{};
+  // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
+  TensorSpec v{};
   TensorSpec out{};  // as q with head_dim_v; rank 0: row-major of q's dtype. f32, f16, bf16
 
   ScoreMod score{};  // after scale; see the order of operations in docs/design/contract.md
@@ -59,14 +59,14 @@ struct Problem {
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim_qk)
   bool has_sinks = false;                // learnable sinks, one logit per q head
   Dropout dropout{};
-  std::optional<std::int64_t>
-      num_sequences{};  // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
+  // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
+  std::optional<std::int64_t> num_sequences{};
 
   bool wants_lse = false;
   bool wants_row_max = false;
 
-  std::optional<UpTo>
-      seqlen_q{};  // dense: this plan serves every seqlen_q up to the bound. Packed: of one sequence
+  // dense: this plan serves every seqlen_q up to the bound. Packed: of one sequence
+  std::optional<UpTo> seqlen_q{};
   std::optional<UpTo> seqlen_kv{};
 
   ComputeDtype compute_dtype = ComputeDtype::automatic;

@@ -23,8 +23,8 @@ struct MergeStates {
   TensorView out{};  // written; may be outs[0]
   TensorView lse{};  // written, optional; may be lses[0]
 
-  std::span<std::byte>
-      workspace{};  // optional here, required by MergeStatesPlan::run; cpu alone wants some
+  // optional here, required by MergeStatesPlan::run; cpu alone wants some
+  std::span<std::byte> workspace{};
   Executor* executor = nullptr;  // cpu; default: the runtime's pool
   void* stream = nullptr;        // cuda: the CUstream of the call; null: the default stream
 };

@@ -10,10 +10,10 @@ namespace fovea {
 
 struct Environment {
   std::optional<int> num_threads;  // FOVEA_NUM_THREADS; empty where unset or 0 (automatic)
-  std::optional<int>
-      omp_num_threads;  // OMP_NUM_THREADS, first level: a hint that FOVEA_NUM_THREADS overrides
-  std::optional<std::string>
-      cpu_target;  // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
+  // OMP_NUM_THREADS, first level: a hint that FOVEA_NUM_THREADS overrides
+  std::optional<int> omp_num_threads;
+  // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
+  std::optional<std::string> cpu_target;
   std::optional<int> verbose;                 // FOVEA_VERBOSE; 1: a line for each call
   std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
   std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file

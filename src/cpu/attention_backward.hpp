@@ -50,8 +50,8 @@ struct BackwardPlan {
   // delta comes from P and dP, one more walk over S and dP: rounded to 16 bits, out would leave rows of dS sums that
   // the factors of captured tensors multiply.
   bool sums_delta = false;
-  std::optional<mask::BlockMapper>
-      mapper;  // of the formula; a run puts its tensors and numbers into it
+  // of the formula; a run puts its tensors and numbers into it
+  std::optional<mask::BlockMapper> mapper;
   int num_workers = 1;
   std::size_t program_bytes = 0;  // scratch of the programs
   std::size_t workspace_bytes = 0;

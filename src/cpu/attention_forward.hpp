@@ -25,8 +25,8 @@ struct ForwardPlan {
   std::string candidate;
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
   BoundTape score, mask;                      // empty where there is nothing to run
-  std::optional<mask::BlockMapper>
-      mapper;  // of the formula; a run puts its tensors and numbers into it
+  // of the formula; a run puts its tensors and numbers into it
+  std::optional<mask::BlockMapper> mapper;
   int num_workers = 1;
   std::size_t program_bytes = 0;  // scratch of the two programs
   std::size_t workspace_bytes = 0;

@@ -98,8 +98,8 @@ class IntervalProgram {
   std::vector<const Node*> nodes_;
   std::vector<Step> steps_;
   std::vector<Affine> affines_;
-  std::array<std::vector<int>, kNumVariables>
-      dependents_;  // steps to run again when a variable changes
+  // steps to run again when a variable changes
+  std::array<std::vector<int>, kNumVariables> dependents_;
 };
 
 }  // namespace fovea::expr

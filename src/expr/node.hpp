@@ -111,8 +111,8 @@ struct Node {
   Variable variable = Variable::score;  // variable
   std::string name;                     // scalar, load: the slot
   Dtype dtype = Dtype::f32;             // load: element type of the tensor (part of the digest)
-  std::shared_ptr<const CapturedTensor>
-      tensor;  // load: what the slot is bound to (not part of the digest)
+  // load: what the slot is bound to (not part of the digest)
+  std::shared_ptr<const CapturedTensor> tensor;
   std::shared_ptr<const CapturedScalar> scalar_binding;  // scalar: likewise
   Digest digest;                                         // of structure, names and constants
 

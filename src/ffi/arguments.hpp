@@ -17,8 +17,8 @@
 struct fovea_runtime {
   fovea::Runtime runtime;
   std::mutex mutex{};
-  std::deque<fovea_allocator>
-      allocators{};  // all that were ever set: calls under way give back to theirs
+  // all that were ever set: calls under way give back to theirs
+  std::deque<fovea_allocator> allocators{};
 };
 
 namespace fovea::ffi {

@@ -43,8 +43,8 @@ class RangeTable {
   int dim_ = 0;
   std::int64_t extent_ = 1;  // along dim_; 1 where its stride is 0
   std::int64_t num_lines_ = 1;
-  std::array<std::int64_t, kMaxRank>
-      line_strides_{};  // of the line index, 0 for dim_ and for strides of 0
+  // of the line index, 0 for dim_ and for strides of 0
+  std::array<std::int64_t, kMaxRank> line_strides_{};
   std::vector<Level> levels_;
 };
 

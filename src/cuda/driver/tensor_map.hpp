@@ -21,8 +21,8 @@ struct TensorMapSpec {
   TensorMapElement element = TensorMapElement::bf16;
   int rank = 0;
   std::array<std::uint64_t, kMaxRank> shape{};
-  std::array<std::uint64_t, kMaxRank>
-      stride_bytes{};  // [0] is the element's size and not read; others multiples of 16
+  // [0] is the element's size and not read; others multiples of 16
+  std::array<std::uint64_t, kMaxRank> stride_bytes{};
   std::array<std::uint32_t, kMaxRank> box{};  // elements of one copy, each at most 256
   TensorMapSwizzle swizzle = TensorMapSwizzle::bytes_128;
   TensorMapL2Promotion l2_promotion = TensorMapL2Promotion::bytes_256;

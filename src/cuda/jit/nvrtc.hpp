@@ -40,8 +40,8 @@ struct NvrtcApi {
 
 /// Where NVRTC may be, best first.
 struct NvrtcSearch {
-  std::optional<std::string>
-      named;  // FOVEA_NVRTC: a library, or a folder that holds one; no other is tried
+  // FOVEA_NVRTC: a library, or a folder that holds one; no other is tried
+  std::optional<std::string> named;
   bool wants_loader = true;          // what the dynamic loader finds, or the process already has
   std::vector<std::string> folders;  // toolkits, PyPI wheels
   // Of CUDA: a driver loads cubins of its own major version and older ones.

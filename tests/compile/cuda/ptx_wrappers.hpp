@@ -12,8 +12,8 @@ namespace fovea::cuda {
 struct Wrapper {
   const char* function;
   int architecture;  // the least: 80, 90 (which stands for 90a)
-  const char*
-      body;  // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int)
+  // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int)
+  const char* body;
   std::vector<const char*> sass;  // all of these stand in the kernel
 };
 

@@ -12,8 +12,8 @@ inline constexpr int kMaxCapturedRank = 6;
 
 struct CapturedTensorParam {
   const void* data;
-  const void*
-      ranges;  // least and greatest value of each run of positions (range_table), null where nothing asks for it
+  // least and greatest value of each run of positions (range_table), null where nothing asks for it
+  const void* ranges;
   std::int64_t strides[kMaxCapturedRank];  // in elements
   std::int32_t shape[kMaxCapturedRank];
 };

@@ -17,8 +17,8 @@ struct Sm90ForwardParams {
   // Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
   TensorMapParam q, k, v, out;
   ForwardParams common;
-  std::int32_t
-      num_tiles;  // of rows: num_q_tiles * num_heads_q * batch; packed: a bound; split: times max_splits
+  // of rows: num_q_tiles * num_heads_q * batch; packed: a bound; split: times max_splits
+  std::int32_t num_tiles;
   std::int32_t* next_tile;  // dynamic schedule, more row tiles than CTAs: 0 at the launch
   /// Dynamic and dense: pairs (batch, head) of a section, and the first pair of the last section, a multiple of it,
   /// which has more of them.
@@ -27,8 +27,8 @@ struct Sm90ForwardParams {
   /// or infinity at a key that the row does not see: the one that its CTA found before, or -1. Others are left as they
   /// are.
   std::int32_t* next_redo;
-  float
-      zero;  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
+  // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
+  float zero;
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
 };
 
