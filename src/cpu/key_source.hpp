@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <cstdint>
 #include <cstring>
 
 #include "cpu/kernels/panel.hpp"
@@ -53,10 +53,15 @@ class KeySource {
 
   /// Rows of a page; 0 where keys do not lie in pages.
   std::int64_t page_size() const { return page_size_; }
-  /// Does a row hold all its heads before the next row begins?
-  bool has_rows_first() const { return std::abs(rows_.head_stride) < std::abs(rows_.row_stride); }
+  /// Does a row hold all its heads before the next row begins? Strides of dimensions of one element may be any number.
+  bool has_rows_first() const { return magnitude(rows_.head_stride) < magnitude(rows_.row_stride); }
 
  private:
+  static std::uint64_t magnitude(std::int64_t stride) {
+    const auto bits = static_cast<std::uint64_t>(stride);
+    return stride < 0 ? 0 - bits : bits;
+  }
+
   const Rows rows_;
   const PageIndex pages_;
   const std::int64_t page_size_;
