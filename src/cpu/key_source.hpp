@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdint>
 #include <cstring>
 
 #include "cpu/kernels/panel.hpp"
