@@ -1,6 +1,11 @@
 #include "cuda/kernel_set.hpp"
 
+#include <fmt/format.h>
+
+#include "fovea/error.hpp"
+
 #include "core/check.hpp"
+#include "cuda/availability.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -14,6 +19,15 @@ KernelSet::KernelSet(jit::Loader& loader, const driver::DeviceContext& context,
     : loader_(&loader), context_(&context) {
   for (const PlannedKernel& kernel : kernels)
     kernels_[index_of(kernel.role)] = loader.load(kernel.text, context);
+}
+
+std::shared_ptr<const KernelSet> load_alone(const jit::KernelText& text, Device device,
+                                            std::string_view where) {
+  if (const std::string reason = why_unavailable(device.index); !reason.empty())
+    throw Unsupported(fmt::format("{}: {}: {}", where, to_string(device), reason));
+  return std::make_shared<const KernelSet>(jit::process_loader(),
+                                           driver::process_context(device.index),
+                                           PlannedKernels{{KernelRole::main, text}});
 }
 
 const driver::Function& KernelSet::operator[](KernelRole role) const {

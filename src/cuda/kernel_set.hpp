@@ -8,8 +8,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
+
+#include "fovea/tensor.hpp"
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/jit/cubin.hpp"
@@ -50,6 +53,11 @@ class KernelSet {
   jit::Loader* loader_;
   const driver::DeviceContext* context_;
 };
+
+/// For an operation of one kernel that takes every problem. Throws Unsupported in the name of `where` where nothing can
+/// run on this device.
+std::shared_ptr<const KernelSet> load_alone(const jit::KernelText& text, Device device,
+                                            std::string_view where);
 
 /// Why one of them cannot be loaded; empty: all can. Compiles nothing.
 std::string why_missing(jit::Loader& loader, jit::Architecture architecture,

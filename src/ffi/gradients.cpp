@@ -134,16 +134,24 @@ std::vector<TensorView> to_views(const DLTensor* const* tensors, std::size_t cou
 
 constexpr std::size_t kLeastMergeSize = offsetof(fovea_merge_states_args, lse);
 
-fovea::MergeStates to_merge(const fovea_merge_states_args& c, const fovea::ffi::Threads& threads,
-                            const std::string& where) {
+struct MergeCall {
+  fovea::ffi::Threads threads;
+  fovea::MergeStates args;
+};
+
+MergeCall to_merge(const fovea_merge_states_args* source, const std::string& where) {
+  const auto c = fovea::ffi::read_struct(source, kLeastMergeSize, where);
   const Tensors read(where);
-  return {.outs = to_views(c.outs, c.num_states, where + ": outs"),
-          .lses = to_views(c.lses, c.num_states, where + ": lses"),
-          .out = read.required(read.output(c.out, "out"), "out"),
-          .lse = read.output(c.lse, "lse"),
-          .workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes},
-          .executor = threads.executor,
-          .stream = c.stream};
+  MergeCall call;
+  call.threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
+  call.args = {.outs = to_views(c.outs, c.num_states, where + ": outs"),
+               .lses = to_views(c.lses, c.num_states, where + ": lses"),
+               .out = read.required(read.output(c.out, "out"), "out"),
+               .lse = read.output(c.lse, "lse"),
+               .workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes},
+               .executor = call.threads.executor,
+               .stream = c.stream};
+  return call;
 }
 
 void require_text(char** text, const std::string& where) {
@@ -166,8 +174,7 @@ int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t fo
                            fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_explain_backward";
-    if (text == nullptr) fovea::invalid(kWhere, "text is NULL; expected an address");
-    *text = nullptr;
+    require_text(text, kWhere);
     const BackwardCall call = to_backward(args, kWhere);
     fovea::BackwardProblem problem = fovea::problem_of(call.args);
     if (call.args.executor != nullptr)
@@ -211,8 +218,7 @@ int fovea_explain_double_backward(const fovea_attention_double_backward_args* ar
                                   char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_explain_double_backward";
-    if (text == nullptr) fovea::invalid(kWhere, "text is NULL; expected an address");
-    *text = nullptr;
+    require_text(text, kWhere);
     const DoubleBackwardCall call = to_double_backward(args, kWhere);
     *text = fovea::ffi::render(fovea::explain_double_backward(call.args), format, kWhere);
   });
@@ -231,10 +237,8 @@ int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** erro
 int fovea_merge_states(const fovea_merge_states_args* args, fovea_error** error) {
   return guarded(error, [&] {
     const std::string where = "fovea_merge_states";
-    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
-    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
-    const fovea::MergeStates call = to_merge(c, threads, where);
-    fovea::merge_states(call, fovea::ffi::runtime_of(threads));
+    const MergeCall call = to_merge(args, where);
+    fovea::merge_states(call.args, fovea::ffi::runtime_of(call.threads));
   });
 }
 
@@ -243,10 +247,9 @@ int fovea_explain_merge_states(const fovea_merge_states_args* args, int32_t form
   return guarded(error, [&] {
     const std::string where = "fovea_explain_merge_states";
     require_text(text, where);
-    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
-    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
-    const fovea::MergeStates call = to_merge(c, threads, where);
-    *text = fovea::ffi::render(fovea::plan_merge_states(call).explain(), format, where.c_str());
+    const MergeCall call = to_merge(args, where);
+    *text =
+        fovea::ffi::render(fovea::plan_merge_states(call.args).explain(), format, where.c_str());
   });
 }
 
@@ -254,11 +257,8 @@ int fovea_plan_create_merge_states(const fovea_merge_states_args* args, fovea_pl
                                    fovea_error** error) {
   return guarded(error, [&] {
     const std::string where = "fovea_plan_create_merge_states";
-    fovea::ffi::create_plan(plan, where, [&] {
-      const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
-      const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
-      return fovea::plan_merge_states(to_merge(c, threads, where));
-    });
+    fovea::ffi::create_plan(plan, where,
+                            [&] { return fovea::plan_merge_states(to_merge(args, where).args); });
   });
 }
 
@@ -267,9 +267,7 @@ int fovea_plan_run_merge_states(const fovea_plan* plan, const fovea_merge_states
   return guarded(error, [&] {
     const std::string where = "fovea_plan_run_merge_states";
     const auto& of_merge = fovea::ffi::plan_of<fovea::MergeStatesPlan>(plan, where);
-    const auto c = fovea::ffi::read_struct(args, kLeastMergeSize, where);
-    const auto threads = fovea::ffi::to_threads(c.runtime, c.executor, where);
-    of_merge.run(to_merge(c, threads, where));
+    of_merge.run(to_merge(args, where).args);
   });
 }
 

@@ -8,7 +8,6 @@
 
 #include "fovea/error.hpp"
 
-#include "cuda/availability.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -79,11 +78,7 @@ jit::KernelText append_text() {
 }
 
 AppendPlan plan_append(Device device) {
-  if (const std::string reason = why_unavailable(device.index); !reason.empty())
-    throw Unsupported(fmt::format("append_to_cache: {}: {}", to_string(device), reason));
-  return {std::make_shared<const KernelSet>(jit::process_loader(),
-                                            driver::process_context(device.index),
-                                            PlannedKernels{{KernelRole::main, append_text()}})};
+  return {load_alone(append_text(), device, "append_to_cache")};
 }
 
 AppendLaunch append_launch(const NewTokens& tokens) {

@@ -15,16 +15,6 @@ namespace {
 /// the rest.
 constexpr double kSectionOfL2 = 0.6;
 
-/// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows].
-struct RowStrides {
-  std::int64_t batch = 0, head = 0, row = 0;
-};
-RowStrides row_strides(const TensorView& t) {
-  if (!t) return {};
-  const int last = t.rank() - 1;
-  return {t.rank() == 3 ? t.stride(0) : 0, t.stride(last - 1), t.stride(last)};
-}
-
 class Filler {
  public:
   Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,

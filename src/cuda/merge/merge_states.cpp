@@ -7,7 +7,6 @@
 
 #include "fovea/error.hpp"
 
-#include "cuda/availability.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -17,20 +16,14 @@ namespace {
 constexpr unsigned kRows = 4;
 
 StateParam state_param(const TensorView& out, const TensorView& lse) {
-  StateParam state{.out = bshd(out),
-                   .lse = nullptr,
-                   .lse_batch_stride = 0,
-                   .lse_head_stride = 0,
-                   .lse_row_stride = 0,
-                   .element = element_of(out.dtype()),
-                   .is_aligned = is_aligned(out)};
-  if (!lse) return state;
-  const int last = lse.rank() - 1;
-  state.lse = const_cast<float*>(static_cast<const float*>(lse.data()));
-  state.lse_batch_stride = lse.rank() == 3 ? lse.stride(0) : 0;
-  state.lse_head_stride = lse.stride(last - 1);
-  state.lse_row_stride = lse.stride(last);
-  return state;
+  const RowStrides strides = row_strides(lse);
+  return {.out = bshd(out),
+          .lse = const_cast<float*>(static_cast<const float*>(lse.data())),
+          .lse_batch_stride = strides.batch,
+          .lse_head_stride = strides.head,
+          .lse_row_stride = strides.row,
+          .element = element_of(out.dtype()),
+          .is_aligned = is_aligned(out)};
 }
 
 std::int64_t num_rows_of(const MergeStates& args) {
@@ -60,13 +53,7 @@ jit::KernelText merge_text() {
           .label = "common/merge_states"};
 }
 
-MergePlan plan_merge(Device device) {
-  if (const std::string reason = why_unavailable(device.index); !reason.empty())
-    throw Unsupported(fmt::format("merge_states: {}: {}", to_string(device), reason));
-  return {std::make_shared<const KernelSet>(jit::process_loader(),
-                                            driver::process_context(device.index),
-                                            PlannedKernels{{KernelRole::main, merge_text()}})};
-}
+MergePlan plan_merge(Device device) { return {load_alone(merge_text(), device, "merge_states")}; }
 
 MergeLaunch merge_launch(const MergeStates& args) {
   const int last = args.out.rank() - 1;

@@ -31,6 +31,12 @@ IndexParam index_param(const TensorView& t) {
   return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};
 }
 
+RowStrides row_strides(const TensorView& t) {
+  if (!t) return {};
+  const int last = t.rank() - 1;
+  return {t.rank() == 3 ? t.stride(0) : 0, t.stride(last - 1), t.stride(last)};
+}
+
 std::int32_t count_param(std::int64_t count) {
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(count, 0, kMostCounted));
 }

@@ -18,6 +18,12 @@ BshdParam bshd(const TensorView& tensor);
 /// i32 or i64; of two dimensions the last, whose rows are stride(0) apart. Absent tensors have no data.
 IndexParam index_param(const TensorView& tensor);
 
+/// Strides of lse or row_max: [batch, heads, rows], packed [heads, rows]; of absent tensors 0.
+struct RowStrides {
+  std::int64_t batch = 0, head = 0, row = 0;
+};
+RowStrides row_strides(const TensorView& tensor);
+
 /// At most what 32 bits count, rounded up to tiles too.
 std::int32_t count_param(std::int64_t count);
 
