@@ -200,8 +200,7 @@ int fovea_mask_print(const fovea_block_map_args* args, int32_t max_width, int32_
                      char** text, fovea_error** error) {
   return guarded(error, [&] {
     const std::string where = "fovea_mask_print";
-    require(text, where, "text");
-    *text = nullptr;
+    fovea::ffi::require_text(text, where);
     const int width = size_or(max_width, 96, where + ": max_width");
     const int height = size_or(max_height, 48, where + ": max_height");
     const BlockMap map = fovea::block_map(of_one(to_spec(args, where)));

@@ -11,6 +11,11 @@
 
 namespace fovea::ffi {
 
+void require_text(char** text, const std::string& where) {
+  if (text == nullptr) invalid(where, "text is NULL; expected an address");
+  *text = nullptr;
+}
+
 // From malloc, so that any language's binding can tell how it is freed.
 char* copy_text(const std::string& text) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));

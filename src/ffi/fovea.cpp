@@ -136,8 +136,7 @@ int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* a
 int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_plan_explain";
-    require(text, kWhere, "text");
-    *text = nullptr;
+    fovea::ffi::require_text(text, kWhere);
     require(plan, kWhere, "plan");
     const auto explain = [](const auto& of) { return of.explain(); };
     *text = render(std::visit(explain, plan->plan), format, kWhere);
@@ -148,8 +147,7 @@ int fovea_explain(const fovea_attention_forward_args* args, const fovea_plan_opt
                   int32_t format, char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_explain";
-    require(text, kWhere, "text");
-    *text = nullptr;
+    fovea::ffi::require_text(text, kWhere);
     const auto call = fovea::ffi::to_call(args, kWhere);
     const auto problem = fovea::ffi::to_problem(call, options, kWhere);
     *text = render(fovea::explain(problem), format, kWhere);
@@ -158,8 +156,7 @@ int fovea_explain(const fovea_attention_forward_args* args, const fovea_plan_opt
 
 int fovea_describe(char** text, fovea_error** error) {
   return guarded(error, [&] {
-    require(text, "fovea_describe", "text");
-    *text = nullptr;
+    fovea::ffi::require_text(text, "fovea_describe");
     *text = fovea::ffi::copy_text(fovea::describe().json());
   });
 }

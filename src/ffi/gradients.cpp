@@ -154,11 +154,6 @@ MergeCall to_merge(const fovea_merge_states_args* source, const std::string& whe
   return call;
 }
 
-void require_text(char** text, const std::string& where) {
-  if (text == nullptr) fovea::invalid(where, "text is NULL; expected an address");
-  *text = nullptr;
-}
-
 }  // namespace
 
 extern "C" {
@@ -174,7 +169,7 @@ int fovea_explain_backward(const fovea_attention_backward_args* args, int32_t fo
                            fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_explain_backward";
-    require_text(text, kWhere);
+    fovea::ffi::require_text(text, kWhere);
     const BackwardCall call = to_backward(args, kWhere);
     fovea::BackwardProblem problem = fovea::problem_of(call.args);
     if (call.args.executor != nullptr)
@@ -218,7 +213,7 @@ int fovea_explain_double_backward(const fovea_attention_double_backward_args* ar
                                   char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_explain_double_backward";
-    require_text(text, kWhere);
+    fovea::ffi::require_text(text, kWhere);
     const DoubleBackwardCall call = to_double_backward(args, kWhere);
     *text = fovea::ffi::render(fovea::explain_double_backward(call.args), format, kWhere);
   });
@@ -246,7 +241,7 @@ int fovea_explain_merge_states(const fovea_merge_states_args* args, int32_t form
                                fovea_error** error) {
   return guarded(error, [&] {
     const std::string where = "fovea_explain_merge_states";
-    require_text(text, where);
+    fovea::ffi::require_text(text, where);
     const MergeCall call = to_merge(args, where);
     *text =
         fovea::ffi::render(fovea::plan_merge_states(call.args).explain(), format, where.c_str());

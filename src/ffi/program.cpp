@@ -102,8 +102,7 @@ void fovea_program_destroy(fovea_program* program) { delete program; }
 int fovea_program_text(const fovea_program* program, char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_program_text";
-    if (text == nullptr) fovea::invalid(kWhere, "text is NULL; expected an address");
-    *text = nullptr;
+    fovea::ffi::require_text(text, kWhere);
     if (program == nullptr) fovea::invalid(kWhere, "program is NULL; expected a program");
     *text = fovea::ffi::copy_text(program->parsed->program().to_string());
   });

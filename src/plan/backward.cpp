@@ -51,20 +51,11 @@ BackwardPlan make_plan(const BackwardProblem& problem, std::string_view where) {
 void run_checked(const BackwardPlan& plan, const AttentionBackward& args) {
   const BackwardPlan::Impl& impl = plan.impl();
   validate_arguments(impl.problem, args, kWhere);
-  if (args.workspace.size() < plan.workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see BackwardPlan::workspace_bytes",
-                        args.workspace.size(), plan.workspace_bytes()));
-  }
+  require_workspace(kWhere, args.workspace, plan.workspace_bytes(),
+                    "BackwardPlan::workspace_bytes");
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  if (executor.concurrency() > impl.cpu.num_workers) {
-    invalid(
-        std::string(kWhere),
-        fmt::format(
-            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
-            executor.concurrency(), impl.cpu.num_workers));
-  }
+  require_workers(kWhere, executor, impl.cpu.num_workers);
   cpu::attention_backward(impl.problem, impl.cpu, args,
                           aligned_workspace(args.workspace, impl.cpu.workspace_bytes), executor);
 }

@@ -152,12 +152,6 @@ void require_out(const AttentionDecode& call, std::string_view where) {
           "out is missing; expected a view of writable memory shaped like q with head_dim_v");
 }
 
-void require_workspace(const AttentionDecode& call, std::size_t bytes, std::string_view see) {
-  if (call.workspace.size() >= bytes) return;
-  invalid(std::string(kDecode), fmt::format("workspace has {} bytes; expected {}, see {}",
-                                            call.workspace.size(), bytes, see));
-}
-
 void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
   if (max_seqlen_kv >= 0 && max_seqlen_kv <= kMostKeys) return;
   invalid(std::string(where),
@@ -169,11 +163,7 @@ void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
 void require_same_problem(const Plan& plan, const AttentionDecode& call) {
   const ForwardProblem& f = plan.impl().problem;
   const int workers = f.problem.num_threads;
-  if (is_cpu(f.device()) && call.executor->concurrency() > workers) {
-    invalid(std::string(kDecode),
-            fmt::format("executor runs {} workers; expected at most {}, those of the plan",
-                        call.executor->concurrency(), workers));
-  }
+  if (is_cpu(f.device())) require_workers(kDecode, *call.executor, workers, "those of the plan");
   const Problem problem = decode_problem(call, f.problem.seqlen_kv->value, workers, kDecode);
   if (decode_key(problem, cache_layout(call)) == decode_key(f.problem, f.cache)) return;
   invalid(
@@ -229,7 +219,7 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream},
                                 runtime.impl());
   call.workspace = workspace.bytes();
-  require_workspace(call, sizes.bytes(), "decode_workspace_bytes");
+  require_workspace(kDecode, call.workspace, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);
   log_call(log, plan.impl());
 }
@@ -277,7 +267,7 @@ void DecodePlan::run(const AttentionDecode& args) const {
   require_same_problem(impl_->plan, call);
   validate_decode(impl_->plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(impl_->plan, call);
-  require_workspace(call, sizes.bytes(), "DecodePlan::workspace_bytes");
+  require_workspace(kDecode, call.workspace, sizes.bytes(), "DecodePlan::workspace_bytes");
   fovea::run(impl_->plan, call, sizes, runtime);
   log_call(log, impl_->plan.impl());
 }

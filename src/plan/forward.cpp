@@ -45,13 +45,7 @@ void run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
             const AttentionForward& args) {
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  if (executor.concurrency() > plan.num_workers) {
-    invalid(
-        std::string(kWhere),
-        fmt::format(
-            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
-            executor.concurrency(), plan.num_workers));
-  }
+  require_workers(kWhere, executor, plan.num_workers);
   cpu::attention_forward(problem, plan, args,
                          aligned_workspace(args.workspace, plan.workspace_bytes), executor);
 }
@@ -66,12 +60,7 @@ void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
 void run_checked(const Plan& plan, const AttentionForward& args) {
   const ForwardProblem& problem = plan.impl().problem;
   validate_arguments(problem, args, kWhere);
-  // Whether fewer bytes would do depends on where they start: refused alike, not by luck.
-  if (args.workspace.size() < plan.workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see Plan::workspace_bytes",
-                        args.workspace.size(), plan.workspace_bytes()));
-  }
+  require_workspace(kWhere, args.workspace, plan.workspace_bytes(), "Plan::workspace_bytes");
   std::visit([&](const auto& backend) { run_on(backend, problem, args); }, plan.impl().backend);
 }
 
@@ -97,6 +86,21 @@ void log_call(const CallLog& log, const Plan::Impl& plan) {
         log.write(describe(plan.problem), kernel_of(backend), target_of(backend, plan.problem));
       },
       plan.backend);
+}
+
+// Whether fewer bytes would do depends on where they start: refused alike, not by luck.
+void require_workspace(std::string_view where, std::span<const std::byte> workspace,
+                       std::size_t bytes, std::string_view see) {
+  if (workspace.size() >= bytes) return;
+  invalid(std::string(where),
+          fmt::format("workspace has {} bytes; expected {}, see {}", workspace.size(), bytes, see));
+}
+
+void require_workers(std::string_view where, const Executor& executor, int num_workers,
+                     std::string_view whose) {
+  if (executor.concurrency() <= num_workers) return;
+  invalid(std::string(where), fmt::format("executor runs {} workers; expected at most {}, {}",
+                                          executor.concurrency(), num_workers, whose));
 }
 
 std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,

@@ -89,21 +89,11 @@ Explanation explain(const JvpProblem& problem) {
 void JvpPlan::run(const AttentionJvp& args) const {
   const FloatEnvironment environment;
   validate_arguments(impl_->problem, args, kWhere);
-  if (args.workspace.size() < workspace_bytes()) {
-    invalid(std::string(kWhere),
-            fmt::format("workspace has {} bytes; expected {}, see JvpPlan::workspace_bytes",
-                        args.workspace.size(), workspace_bytes()));
-  }
+  require_workspace(kWhere, args.workspace, workspace_bytes(), "JvpPlan::workspace_bytes");
   Executor& executor = args.forward.executor != nullptr ? *args.forward.executor
                                                         : Runtime::process_default().executor();
   const int num_workers = impl_->cpu.forward.num_workers;
-  if (executor.concurrency() > num_workers) {
-    invalid(
-        std::string(kWhere),
-        fmt::format(
-            "executor runs {} workers; expected at most {}, the num_threads of the plan's problem",
-            executor.concurrency(), num_workers));
-  }
+  require_workers(kWhere, executor, num_workers);
   cpu::attention_jvp(impl_->problem, impl_->cpu, args,
                      aligned_workspace(args.workspace, impl_->cpu.workspace_bytes), executor);
 }

@@ -25,6 +25,7 @@ namespace fovea {
 namespace {
 
 constexpr std::string_view kWhere = "merge_states";
+constexpr std::string_view kSeeWorkspace = "MergeStatesPlan::workspace_bytes";
 
 void check_shapes(const MergeStates& args, const TensorChecks& checks) {
   if (args.out.rank() != 3 && args.out.rank() != 4) {
@@ -69,13 +70,6 @@ void check(const MergeStates& args) {
   const TensorChecks checks(kWhere, device_of(args));
   check_shapes(args, checks);
   check_overlap(args, checks);
-}
-
-void require_workspace(const MergeStates& args, std::size_t bytes) {
-  if (args.workspace.size() >= bytes) return;
-  invalid(std::string(kWhere),
-          fmt::format("workspace has {} bytes; expected {}, see MergeStatesPlan::workspace_bytes",
-                      args.workspace.size(), bytes));
 }
 
 int num_workers_of(const MergeStates& args) {
@@ -157,14 +151,10 @@ void MergeStatesPlan::run(const MergeStates& args) const {
     cuda::merge_states(impl_->cuda, args);
     return log_merge(log, args);
   }
-  require_workspace(args, workspace_bytes());
+  require_workspace(kWhere, args.workspace, workspace_bytes(), kSeeWorkspace);
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  if (executor.concurrency() > impl_->num_workers) {
-    invalid(std::string(kWhere),
-            fmt::format("executor runs {} workers; expected at most {}, those of the plan",
-                        executor.concurrency(), impl_->num_workers));
-  }
+  require_workers(kWhere, executor, impl_->num_workers, "those of the plan");
   cpu::merge_states(args, aligned_workspace(args.workspace, impl_->workspace_bytes), executor);
   log_merge(log, args);
 }
@@ -194,7 +184,7 @@ void merge_on_cpu(const MergeStates& args, Runtime& runtime) {
   Executor& executor = args.executor != nullptr ? *args.executor : runtime.executor();
   const std::size_t bytes = cpu::merge_workspace_bytes(args, executor.concurrency());
   const std::size_t needed = unaligned_workspace_bytes(bytes);
-  if (!args.workspace.empty()) require_workspace(args, needed);
+  if (!args.workspace.empty()) require_workspace(kWhere, args.workspace, needed, kSeeWorkspace);
   const CallWorkspace workspace(args.workspace, needed, {}, runtime.impl());
   cpu::merge_states(args, aligned_workspace(workspace.bytes(), bytes), executor);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "fovea/attention.hpp"
@@ -71,6 +72,13 @@ Explanation explain_backward(const GradientProblem& problem, const cpu::Backward
                              MaskData data);
 Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
 Explanation explain_double_backward(const ForwardProblem& problem);
+
+/// What a run asks of the memory and the executor that it is given. `see` names where the number of bytes is had,
+/// `whose` the workers that the workspace is sized for. Throws InvalidArgument.
+void require_workspace(std::string_view where, std::span<const std::byte> workspace,
+                       std::size_t bytes, std::string_view see);
+void require_workers(std::string_view where, const Executor& executor, int num_workers,
+                     std::string_view whose = "the num_threads of the plan's problem");
 
 /// The part of a caller's workspace that starts aligned; it holds unaligned_workspace_bytes(bytes, alignment). Null for
 /// 0 bytes.
