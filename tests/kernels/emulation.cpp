@@ -140,7 +140,8 @@ cuda::DeviceTraits sectioned_hopper() {
 
 void run_hopper(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  ASSERT_EQ(plan.candidate, cuda::Sm90Forward::kName);
+  const bool is_copied = run.label.find("copied") != std::string::npos;
+  ASSERT_EQ(plan.candidate, is_copied ? cuda::Sm90ForwardCpAsync::kName : cuda::Sm90Forward::kName);
   register_tensors(run, emulation);
   constexpr unsigned char kGarbage = 0x5A;
   const auto workspace = emulation.device.buffer(

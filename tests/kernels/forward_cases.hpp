@@ -28,6 +28,10 @@ std::vector<Lengths> many_sequences(std::int64_t count);
 /// it to others.
 std::vector<Case> hopper_cases();
 
+/// Of sm90/attention_forward, where TMA cannot read the tensors; and f32 outputs. Two row tiles, three kv tiles.
+std::vector<Case> hopper_cp_async_cases();
+std::vector<Case> hopper_f32_out_cases();
+
 /// Of sm90/attention_forward with few rows, whose heads share a tile and whose keys are split: dense, and over caches.
 std::vector<Case> hopper_few_rows_cases();
 
@@ -40,8 +44,10 @@ struct NamedCacheCase {
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
 
-/// Of sm90/attention_forward: chunks of queries against pages of all sizes that it takes.
+/// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads; what it
+/// read of caches.
 std::vector<NamedCacheCase> hopper_cache_cases();
+std::vector<NamedCacheCase> hopper_copied_cache_cases();
 
 std::vector<NamedCacheCase> hopper_few_rows_cache_cases();
 

@@ -55,6 +55,10 @@ TEST_P(EmulatedHoppers, EqualTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHoppers, ::testing::ValuesIn(hopper_cases()),
                          [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Copied, EmulatedHoppers, ::testing::ValuesIn(hopper_cp_async_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(F32Out, EmulatedHoppers, ::testing::ValuesIn(hopper_f32_out_cases()),
+                         [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
 
@@ -198,6 +202,9 @@ TEST_P(EmulatedHopperCaches, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperCaches, ::testing::ValuesIn(hopper_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Copied, EmulatedHopperCaches,
+                         ::testing::ValuesIn(hopper_copied_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHopperCaches,
                          ::testing::ValuesIn(hopper_few_rows_cache_cases()),

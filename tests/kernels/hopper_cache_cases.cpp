@@ -51,10 +51,19 @@ std::vector<NamedCacheCase> hopper_cache_cases() {
   poisoned.seqlen_q = 140;
   poisoned.mask = window(90, 0);
   poisoned.nan_key = 110;
-  return {{"hopper_pages_of_8", small},     {"hopper_pages_of_16", common},
-          {"hopper_pages_of_32", narrow},   {"hopper_pages_of_64", wide},
-          {"hopper_pages_of_128", unequal}, {"hopper_pages_of_256", widest},
-          {"hopper_pages_nan", poisoned}};
+  // Slots in another order; keys begin at any row of one, and end where the next sequence's padding begins.
+  CacheCase slots = base_case(0, 128);
+  slots.has_batch_idx = true;
+  slots.has_left_padding = true;
+  slots.has_sinks = true;
+  CacheCase slots_poisoned = poisoned;
+  slots_poisoned.page_size = 0;
+  slots_poisoned.has_heads_first = true;
+  return {{"hopper_pages_of_8", small},        {"hopper_pages_of_16", common},
+          {"hopper_pages_of_32", narrow},      {"hopper_pages_of_64", wide},
+          {"hopper_pages_of_128", unequal},    {"hopper_pages_of_256", widest},
+          {"hopper_pages_nan", poisoned},      {"hopper_slots_left_padding", slots},
+          {"hopper_slots_nan", slots_poisoned}};
 }
 
 }  // namespace fovea::testing

@@ -93,6 +93,7 @@ std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {
   CacheCase slots = base_cache(7, 6, 2, 0);
   slots.seqlens = {0, 1, 511, 600, 64};
   slots.has_batch_idx = true;
+  slots.has_left_padding = true;
   slots.has_heads_first = true;
   slots.mask = window(270, 0);
   slots.has_sinks = true;

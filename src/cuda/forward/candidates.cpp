@@ -78,7 +78,8 @@ constexpr Candidate candidate_of() {
 }
 
 constexpr std::array kCandidates = {candidate_of<Sm90Decode>(), candidate_of<Sm90Forward>(),
-                                    candidate_of<Sm80Forward>(), candidate_of<Sm80ForwardF32>()};
+                                    candidate_of<Sm90ForwardCpAsync>(), candidate_of<Sm80Forward>(),
+                                    candidate_of<Sm80ForwardF32>()};
 
 }  // namespace
 

@@ -58,27 +58,17 @@ bool has_registers(const Sm90ForwardSpec& spec, std::int32_t num_groups) {
 /// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
 constexpr std::int64_t kFewestRowsOfBox = 8;
 
-std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
-  if (!f.is_cached) return std::nullopt;
-  const CacheLayout& cache = f.cache;
-  if (f.is_paged && (cache.page_size < kFewestRowsOfBox ||
-                     !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size)))) {
-    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
-                               cache.page_size, kFewestRowsOfBox)};
-  }
-  if (cache.has_left_padding) {
+/// What the kernel takes from neither loader.
+std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  if (device.compute_capability() != 90) {
     return Refusal{
-        f.is_paged
-            ? "left_padding is given; then keys of a tile begin inside a page"
-            : "left_padding is given; this kernel reads a contiguous cache from its first row on"};
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
-  if (!cache.has_aligned_rows)
-    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
-  if (has_few_rows(f)) return std::nullopt;
-  if (!f.is_paged)
-    return Refusal{
-        "keys of many rows lie in a contiguous cache; expected pages, or tensors of keys"};
-  if (f.seqlen_q < kRowsOfGroup) {
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  if (f.is_varlen && std::max(f.total_q, f.problem.k.shape[0]) > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 packed rows"};
+  if (f.is_cached && !has_few_rows(f) && f.seqlen_q < kRowsOfGroup) {
     return Refusal{
         fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
                     "most of a tile of one head empty",
@@ -87,40 +77,31 @@ std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
   return std::nullopt;
 }
 
-}  // namespace
-
-std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  if (device.compute_capability() != 90) {
-    return Refusal{
-        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+/// What TMA cannot read of a cache.
+std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
+  if (!f.is_cached) return std::nullopt;
+  const CacheLayout& cache = f.cache;
+  if (f.is_paged && (cache.page_size < kFewestRowsOfBox ||
+                     !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size)))) {
+    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
+                               cache.page_size, kFewestRowsOfBox)};
   }
-  const Problem& p = f.problem;
-  if (auto refusal = refuses_cache(f)) return refusal;
-  if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
-  if (has_few_rows(f)) {
-    if (auto refusal = refuses_few_rows(f)) return refusal;
-  }
-  const std::string why =
-      why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}});
-  if (!why.empty()) return Refusal{why};
-  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
-  if (f.is_varlen && std::max(f.total_q, p.k.shape[0]) > std::int64_t{0x7fffffff})
-    return Refusal{"more than 2^31 packed rows"};
+  if (f.is_paged && cache.has_left_padding)
+    return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
   return std::nullopt;
 }
 
-Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
-  Sm90ForwardSpec spec{common_spec(f)};
-  spec.has_padded_head_dim = false;  // TMA pads
-  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
-  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
-  if (has_few_rows(f)) return with_few_rows(spec, f, device);
+/// Sums in f32 go from registers to memory.
+bool stores_by_tma(const ForwardProblem& f) { return f.problem.out.dtype != Dtype::f32; }
+
+Sm90ForwardSpec choose_for_many_rows(Sm90ForwardSpec spec, const ForwardProblem& f) {
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
   Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
   const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
-  // The generator of dropout needs registers, and is the bound then.
-  if (widest == 64 && (is_short_causal || spec.has_dropout)) tile.num_groups = 2;
+  // The generator of dropout needs registers, and is the bound then; threads that copy need registers.
+  if (is_short_causal || spec.has_dropout || spec.loads_by_cp_async) tile.num_groups = 2;
   if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
   spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
   spec.tile_kv = tile.tile_kv;
@@ -128,17 +109,24 @@ Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits&
   spec.stages = kStages;
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
-  spec.is_dynamic = has_mask(f) || f.is_varlen || f.is_paged;  // row tiles of unequal length
+  spec.is_dynamic = has_mask(f) || f.is_varlen || f.is_cached;  // row tiles of unequal length
   return spec;
 }
 
-std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
-                                                       const DeviceTraits& device) {
-  const Sm90ForwardSpec chosen = choose(f, device);
-  if (has_few_rows(f)) return few_rows_alternatives(chosen, device);
-  const auto room = static_cast<std::size_t>(device.shared_bytes_per_cta);
+Sm90ForwardSpec hopper_spec(const ForwardProblem& f) {
+  Sm90ForwardSpec spec{common_spec(f)};
+  spec.has_padded_head_dim = false;  // whoever loads pads
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  spec.is_cached = f.is_cached;
+  return spec;
+}
+
+std::vector<Sm90ForwardSpec> alternatives_for_many_rows(const Sm90ForwardSpec& chosen,
+                                                        const DeviceTraits& device) {
   std::vector<Sm90ForwardSpec> specs;
   for (const std::int32_t groups : {2, 3}) {
+    if (groups == 3 && chosen.loads_by_cp_async) continue;
     for (const std::int32_t tile_kv : {64, 96, 128, 160, 192}) {  // a lane of a warp has as many
       for (const auto& [stages, q_stages] : {std::pair{2, 1}, {2, 2}, {3, 1}, {3, 2}}) {
         Sm90ForwardSpec spec = chosen;
@@ -147,20 +135,74 @@ std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
         spec.num_warps = 4 * (groups + 1);
         spec.stages = stages;
         spec.q_stages = q_stages;
-        if (has_registers(spec, groups) && shared_bytes(spec) <= room) specs.push_back(spec);
+        const std::int32_t bytes = sm90_forward_layout(spec).bytes;
+        if (has_registers(spec, groups) && bytes <= device.shared_bytes_per_cta)
+          specs.push_back(spec);
       }
     }
   }
   return specs;
 }
 
+}  // namespace
+
+std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_hopper(f, device)) return refusal;
+  if (auto refusal = refuses_cache(f)) return refusal;
+  if (has_few_rows(f)) {
+    if (auto refusal = refuses_few_rows(f)) return refusal;
+  }
+  const Problem& p = f.problem;
+  std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
+  if (why.empty() && stores_by_tma(f)) why = why_no_tensor_maps({{"out", &p.out}});
+  if (!why.empty()) return Refusal{why};
+  return std::nullopt;
+}
+
+Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  const Sm90ForwardSpec spec = hopper_spec(f);
+  return has_few_rows(f) ? with_few_rows(spec, f, device) : choose_for_many_rows(spec, f);
+}
+
+std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
+                                                       const DeviceTraits& device) {
+  const Sm90ForwardSpec chosen = choose(f, device);
+  return has_few_rows(f) ? few_rows_alternatives(chosen, device)
+                         : alternatives_for_many_rows(chosen, device);
+}
+
 bool Sm90Forward::reads(const AttentionForward& args, const GrownCache* cache) {
   const Operands tensors(args, cache);
-  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v, &tensors.out});
+  const bool stores = args.out.dtype() != Dtype::f32;
+  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v}) &&
+         (!stores || have_tensor_maps({&tensors.out}));
+}
+
+std::optional<Refusal> Sm90ForwardCpAsync::refuses(const ForwardProblem& f,
+                                                   const DeviceTraits& device) {
+  if (auto refusal = refuses_hopper(f, device)) return refusal;
+  if (has_few_rows(f)) {
+    return Refusal{
+        fmt::format("{} rows share a kv head; expected more than {}, fewer leave most "
+                    "of a tile of one head empty",
+                    f.group * f.seqlen_q, kFewRows)};
+  }
+  return std::nullopt;
+}
+
+Sm90ForwardSpec Sm90ForwardCpAsync::choose(const ForwardProblem& f, const DeviceTraits&) {
+  Sm90ForwardSpec spec = hopper_spec(f);
+  spec.loads_by_cp_async = true;
+  return choose_for_many_rows(spec, f);
+}
+
+std::vector<Sm90ForwardSpec> Sm90ForwardCpAsync::alternatives(const ForwardProblem& f,
+                                                              const DeviceTraits& device) {
+  return alternatives_for_many_rows(choose(f, device), device);
 }
 
 std::size_t Sm90Forward::shared_bytes(const Sm90ForwardSpec& spec) {
-  return static_cast<std::size_t>(sm90_forward_shared_bytes(spec));
+  return static_cast<std::size_t>(sm90_forward_layout(spec).bytes);
 }
 
 std::size_t Sm90Forward::scratch_bytes(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
@@ -202,10 +244,10 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   const std::int64_t rows = heads > 1 ? spec.tile_q / heads : kRowsOfGroup;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(spec, launch.common.params.page_size);
-  launch.params = {.q = tensor_map(encode, tensors.q, rows, heads),
-                   .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box),
-                   .v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box),
-                   .out = tensor_map(encode, tensors.out, rows, heads),
+  launch.params = {.q{},
+                   .k{},
+                   .v{},
+                   .out{},
                    .common = launch.common.params,
                    .num_tiles = static_cast<std::int32_t>(num_tiles),
                    .next_tile = reinterpret_cast<std::int32_t*>(scratch),
@@ -214,6 +256,12 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
                    .next_redo = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
                    .zero = 0,
                    .rows_per_box = rows_per_box};
+  if (!spec.loads_by_cp_async) {
+    launch.params.q = tensor_map(encode, tensors.q, rows, heads);
+    launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box);
+    launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box);
+    if (stores_by_tma(problem)) launch.params.out = tensor_map(encode, tensors.out, rows, heads);
+  }
   launch.counter.counter = launch.params.next_tile;
   return launch;
 }

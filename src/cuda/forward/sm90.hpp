@@ -30,7 +30,7 @@ struct Sm90Launch {
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
-/// A row of the table of candidates.
+/// A row of the table of candidates: TMA loads.
 struct Sm90Forward {
   using Spec = Sm90ForwardSpec;
   static constexpr std::string_view kName = "cuda/sm90/attention_forward";
@@ -52,6 +52,16 @@ struct Sm90Forward {
   static Sm90Launch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
                             const AttentionForward& args, const GrownCache* cache, void* workspace,
                             const TensorMapEncoder& encode);
+};
+
+/// The same kernel with tensors of any alignment and stride, and pages of any size: threads load.
+struct Sm90ForwardCpAsync : Sm90Forward {
+  static constexpr std::string_view kName = "cuda/sm90/attention_forward_cp_async";
+
+  static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
+  static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
+  static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
+  static constexpr decltype(Candidate::reads) kReads = nullptr;
 };
 
 }  // namespace fovea::cuda

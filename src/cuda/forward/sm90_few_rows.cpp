@@ -34,7 +34,7 @@ std::optional<Refusal> refuses_program(const Program& program, std::string_view 
 /// As many buffers of K and V as shared memory has room for.
 std::int32_t stages_that_fit(Sm90ForwardSpec spec, const DeviceTraits& device) {
   spec.stages = 1;
-  while (sm90_forward_shared_bytes(spec) <= device.shared_bytes_per_cta) ++spec.stages;
+  while (sm90_forward_layout(spec).bytes <= device.shared_bytes_per_cta) ++spec.stages;
   return spec.stages - 1;
 }
 

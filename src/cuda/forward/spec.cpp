@@ -57,7 +57,9 @@ struct SpecText<Sm90ForwardSpec> {
   static constexpr std::string_view kName = "Sm90ForwardSpec";
   using Base = ForwardSpec;
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90ForwardSpec, q_stages),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_dynamic)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_dynamic),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_cached),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async)};
 };
 
 std::string AnyForwardSpec::print(std::string_view name) const {

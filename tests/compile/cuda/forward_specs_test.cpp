@@ -64,5 +64,62 @@ INSTANTIATE_TEST_SUITE_P(All, ForwardSpecs,
                                            Shape{"full_256", 256, false}),
                          [](const auto& each) { return std::string(each.param.name); });
 
+/// What else the kernel is compiled for: who loads, where keys lie, what it writes.
+struct Form {
+  const char* name;
+  std::int64_t head_dim;
+  std::int64_t page_size;  // -1: no cache; 0: slots
+  std::int64_t row_stride_pad = 0;
+  Dtype out = Dtype::bf16;
+  int spill_bytes = 0;
+};
+
+void PrintTo(const Form& form, std::ostream* out) { *out << form.name; }
+
+ForwardPlan plan_of(const Form& form) {
+  const auto spec = [&](Dtype dtype, std::int64_t heads) {
+    TensorSpec made = make_spec(dtype, std::array<std::int64_t, 4>{4, 4096, heads, form.head_dim});
+    made.strides[1] += form.row_stride_pad;
+    made.strides[0] = made.strides[1] * 4096;
+    return made;
+  };
+  Problem problem;
+  problem.q = spec(Dtype::bf16, 16);
+  problem.k = problem.v = spec(Dtype::bf16, 4);
+  problem.out = spec(form.out, 16);
+  problem.mask = causal();
+  ForwardProblem f = validate(problem, "test");
+  f.is_cached = form.page_size >= 0;
+  f.is_paged = form.page_size > 0;
+  f.cache = {.page_size = form.page_size, .has_left_padding = false, .has_aligned_rows = true};
+  return choose_forward(f, typical_device(9, 0));
+}
+
+class ForwardForms : public ::testing::TestWithParam<Form> {};
+
+TEST_P(ForwardForms, SpillNothingInLoops) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of(GetParam());
+  const bool is_copied = GetParam().page_size % 8 > 0 || GetParam().row_stride_pad > 0;
+  ASSERT_EQ(plan.candidate,
+            is_copied ? "cuda/sm90/attention_forward_cp_async" : "cuda/sm90/attention_forward");
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  EXPECT_LE(cubin.report.spill_bytes, GetParam().spill_bytes);
+  EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ForwardForms,
+    ::testing::Values(Form{"copied_64", 64, -1, 1}, Form{"copied_128", 128, -1, 1},
+                      Form{"copied_192", 192, -1, 1}, Form{"copied_256", 256, -1, 1},
+                      Form{"copied_pages_64", 64, 5}, Form{"copied_pages_128", 128, 1},
+                      Form{"copied_pages_256", 256, 1, 0, Dtype::bf16, 48},
+                      Form{"slots_128", 128, 0}, Form{"f32_out_64", 64, -1, 0, Dtype::f32},
+                      Form{"f32_out_128", 128, -1, 0, Dtype::f32},
+                      // 32 bytes at the end of a row tile; above, of the warps that load.
+                      Form{"f32_out_256", 256, -1, 0, Dtype::f32, 32}),
+    [](const auto& each) { return std::string(each.param.name); });
+
 }  // namespace
 }  // namespace fovea::cuda

@@ -56,6 +56,9 @@ struct Sm90DecodeSpec : ForwardSpec {
 struct Sm90ForwardSpec : ForwardSpec {
   std::int32_t q_stages = 1;  // buffers of Q, later O; with two, row tiles overlap
   bool is_dynamic = false;    // row tiles are claimed from a counter, longest first
+  bool is_cached = false;     // keys lie in slots of a cache, or in its pages
+  // Q, K and V are copied by threads, whatever their alignment, strides and pages; else by TMA
+  bool loads_by_cp_async = false;
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
@@ -130,31 +133,87 @@ constexpr std::int32_t sm80_plain_shared_bytes(const PlainSpec& spec) {
 
 /// sm90/attention_forward: sequences have lengths of their own, posted beside each row tile.
 constexpr bool sm90_posts_place(const Sm90ForwardSpec& spec) {
-  return spec.is_varlen || spec.is_paged || spec.is_split;
+  return spec.is_varlen || spec.is_cached || spec.is_split;
 }
 
-/// Row tiles that sm90/attention_forward posts ahead.
-constexpr std::int32_t sm90_num_slots(const Sm90ForwardSpec& spec) {
-  return sm90_posts_place(spec) ? 3 : 2;
+/// Warps that load.
+constexpr std::int32_t sm90_num_loaders(const Sm90ForwardSpec& spec) {
+  return spec.loads_by_cp_async ? 2 : 1;
 }
 
-/// Of its shared memory, Q, later O, of each group and stage, and stages of K and V.
-constexpr std::int32_t sm90_tile_bytes(const Sm90ForwardSpec& spec) {
-  const std::int32_t width_q =
+/// Words for pages of keys: by TMA one of each box, by threads one of each row, for the kv tiles that values, keys and
+/// look-ups are at.
+constexpr std::int32_t sm90_page_words(const Sm90ForwardSpec& spec) {
+  if (!spec.is_paged) return 0;
+  return spec.loads_by_cp_async ? 3 * spec.tile_kv : spec.tile_kv / 8;
+}
+
+/// Shared memory of sm90/attention_forward: where each member begins, in bytes from the start of the CTA's.
+struct Sm90ForwardLayout {
+  // Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is
+  // known by then.
+  std::int32_t num_slots, slot_bytes;
+  std::int32_t q_bytes;  // of a group: Q, later O
+
+  std::int32_t q;     // [q stage][group]
+  std::int32_t k, v;  // [stage]
+  std::int32_t q_full, q_empty,
+      o_full;  // [q stage][group] barriers of 8 bytes, as all up to round_done
+  std::int32_t k_full, k_empty, v_full, v_empty;  // [stage]
+  std::int32_t slot_full, slot_empty;             // [slot]
+  std::int32_t group_full, group_empty;           // [2]
+  std::int32_t claim, v_landed, round_done;
+  std::int32_t slots;            // [slot] RowTile, SequencePlace
+  std::int32_t groups_of_tiles;  // [2] VisitedGroup
+  std::int32_t misses;           // [group][2] a word for each warp
+  std::int32_t kv_tiles;         // [stage] KvTile and the one after it
+  std::int32_t pages;            // sm90_page_words
+  std::int32_t redo_list;        // [2] heads of lists
+  std::int32_t pass, needs_low;
+  std::int32_t ids;  // [4] of row tiles
+  std::int32_t bytes;
+};
+
+constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
+  const std::int32_t groups = spec.tile_q / 64;
+  const std::int32_t queries = spec.q_stages * groups;
+  const std::int32_t widest =
       spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
-  return 2 * (spec.q_stages * spec.tile_q * width_q +
-              spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v));
-}
-
-/// All of it: tiles, barriers, what the loading warp posts, and what is computed again.
-constexpr std::int32_t sm90_forward_shared_bytes(const Sm90ForwardSpec& spec) {
-  const std::int32_t slots = sm90_num_slots(spec);
-  const std::int32_t barriers =
-      8 * (3 * spec.q_stages * spec.tile_q / 64 + 4 * spec.stages + 2 * slots + 7);
-  const std::int32_t posted = slots * (sm90_posts_place(spec) ? 32 : 16) + 32 +
-                              spec.tile_q / 64 * 32 + 8 * spec.stages +
-                              (spec.is_paged ? spec.tile_kv / 2 : 0);
-  return (sm90_tile_bytes(spec) + barriers + 15) / 16 * 16 + posted + 32;
+  std::int32_t end = 0;
+  const auto take = [&end](std::int32_t bytes) { return (end += bytes) - bytes; };
+  Sm90ForwardLayout at{};
+  at.num_slots = sm90_posts_place(spec) ? 3 : 2;
+  at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
+  at.q_bytes = 64 * 2 * widest;
+  at.q = take(queries * at.q_bytes);
+  at.k = take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
+  at.v = take(spec.stages * spec.tile_kv * 2 * spec.head_dim_v);
+  at.q_full = take(8 * queries);
+  at.q_empty = take(8 * queries);
+  at.o_full = take(8 * queries);
+  at.k_full = take(8 * spec.stages);
+  at.k_empty = take(8 * spec.stages);
+  at.v_full = take(8 * spec.stages);
+  at.v_empty = take(8 * spec.stages);
+  at.slot_full = take(8 * at.num_slots);
+  at.slot_empty = take(8 * at.num_slots);
+  at.group_full = take(8 * 2);
+  at.group_empty = take(8 * 2);
+  at.claim = take(8);
+  at.v_landed = take(8);
+  at.round_done = take(8);
+  end = (end + 15) / 16 * 16;
+  at.slots = take(at.slot_bytes * at.num_slots);
+  at.groups_of_tiles = take(16 * 2);
+  at.misses = take(16 * 2 * groups);
+  at.kv_tiles = take(8 * spec.stages);
+  at.pages = take(4 * sm90_page_words(spec));
+  at.redo_list = take(4 * 2);
+  at.pass = take(4);
+  at.needs_low = take(4);
+  at.ids = take(4 * 4);
+  at.bytes = end;
+  return at;
 }
 
 }  // namespace fovea::cuda

@@ -46,6 +46,9 @@
 // which TMA fills with zeros and does not read. In the page that the end cuts, K is masked, and of V the loading warp
 // clears the rows behind the end: whatever lay there, it does not reach the sums.
 //
+// Contiguous caches: to TMA a slot is an entry of the last dimension, and a sequence begins at any row of it. Values
+// behind its end are cleared.
+//
 // Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as
 // shared memory holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to
 // memory for common/combine, which starts beside the last CTAs and waits for them.
@@ -53,11 +56,13 @@
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load, compute with
-// scores, softcap and output, store. The entry is here.
+// What TMA cannot read, two warps copy (copy_cp_async.cuh): rows at any address and of any strides, pages of any size,
+// pages that keys begin inside of. Their output is written row by row.
 //
-// Refused (forward_sm90.cpp has the words): f32, contiguous caches of many rows, pages of sizes that are no powers of
-// two, strides that TMA cannot have.
+// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma or
+// copy_cp_async, compute with scores, softcap and output, store. The entry is here.
+//
+// Refused (forward/sm90.cpp has the words): f32 inputs, few rows that TMA cannot read.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -78,37 +83,40 @@ namespace fovea::cuda::sm90 {
 
 template <Sm90ForwardSpec spec>
 FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
-  using L = Layout<spec>;
   using T = Traits<spec>;
   constexpr int kReaders = 4 * T::kGroups;  // warps that compute
+  constexpr int kLoaders = T::kLoaders;
   if (cta.warp != 0 || !ptx::elect_one()) return;
-  for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v, &cta.p.out})
-    ptx::prefetch_tensormap(tensor_map(*map));
+  if constexpr (!spec.loads_by_cp_async) {
+    for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
+      ptx::prefetch_tensormap(tensor_map(*map));
+    if constexpr (!T::kWritesSums) ptx::prefetch_tensormap(tensor_map(cta.p.out));
+  }
   for (int i = 0; i < T::kQStages * T::kGroups; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kQFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kQEmpty, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kOFull, i), 4);
+    ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), kLoaders);
+    ptx::mbarrier_init(cta.barrier(T::kAt.q_empty, i), 1);
+    ptx::mbarrier_init(cta.barrier(T::kAt.o_full, i), 4);
   }
   for (int i = 0; i < T::kStages; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kKFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kKEmpty, i), kReaders);
-    ptx::mbarrier_init(cta.barrier(L::kVFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kVEmpty, i), kReaders);
+    ptx::mbarrier_init(cta.barrier(T::kAt.k_full, i), kLoaders);
+    ptx::mbarrier_init(cta.barrier(T::kAt.k_empty, i), kReaders);
+    ptx::mbarrier_init(cta.barrier(T::kAt.v_full, i), kLoaders);
+    ptx::mbarrier_init(cta.barrier(T::kAt.v_empty, i), kReaders);
   }
   for (int i = 0; i < T::kSlots; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kSlotFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kSlotEmpty, i),
-                       kReaders + 2);  // and loading and storing warps
+    ptx::mbarrier_init(cta.barrier(T::kAt.slot_full, i), 1);
+    ptx::mbarrier_init(cta.barrier(T::kAt.slot_empty, i),
+                       kReaders + kLoaders + 1);  // and loading and storing warps
   }
   for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kGroupFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kGroupEmpty, i), 1);
+    ptx::mbarrier_init(cta.barrier(T::kAt.group_full, i), 1);
+    ptx::mbarrier_init(cta.barrier(T::kAt.group_empty, i), kLoaders);
   }
-  ptx::mbarrier_init(cta.barrier(L::kClaim, 0), 1);
-  ptx::mbarrier_init(cta.barrier(L::kVLanded, 0), 1);
-  ptx::mbarrier_init(cta.barrier(L::kRoundDone, 0), 32 * (kReaders + 2));
+  ptx::mbarrier_init(cta.barrier(T::kAt.claim, 0), 1);
+  ptx::mbarrier_init(cta.barrier(T::kAt.v_landed, 0), 1);
+  ptx::mbarrier_init(cta.barrier(T::kAt.round_done, 0), 32 * (kReaders + kLoaders + 1));
   for (int i = 0; i < 2; ++i) ptx::st_shared(cta.redo_list_at(i), std::int32_t{-1});
-  ptx::st_shared(cta.smem + L::kPass, static_cast<std::int32_t>(Pass::all));
+  ptx::st_shared(cta.smem + T::kAt.pass, static_cast<std::int32_t>(Pass::all));
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -123,7 +131,7 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   ptx::sync_threads();
   if (cta.warp < 4) {
     if constexpr (T::kGroups > 1) ptx::setmaxnreg_dec<T::kLoadRegisters>();
-    if (cta.warp == 0) Load<spec>(cta).run();
+    if (cta.warp == 0 || (T::kLoaders == 2 && cta.warp == 3)) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
   } else {

@@ -17,6 +17,7 @@ namespace {
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
+constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -245,7 +246,10 @@ TEST(ForwardCandidates, KeysInACacheGoToKernelsThatReadIt) {
   ForwardProblem problem = validate(problem_of({}), "test");
   EXPECT_TRUE(choose_forward(problem, typical_device(9, 0)).candidate.starts_with("cuda/sm90/"));
   problem.is_cached = true;
-  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kTensorCores);
+  problem.cache = {.has_aligned_rows = true};
+  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kHopper);
+  problem.cache = {};
+  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kHopperCpAsync);
 }
 
 ForwardProblem paged_problem(const CacheLayout& cache, std::int64_t seqlen_q = 65,
@@ -266,7 +270,7 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
   }
   const auto reason = [](const ForwardProblem& problem) {
     const ForwardPlan plan = choose_forward(problem, typical_device(9, 0));
-    EXPECT_EQ(plan.candidate, kTensorCores);
+    EXPECT_EQ(plan.candidate, kHopperCpAsync);
     return reason_of(plan, kHopper);
   };
   EXPECT_EQ(reason(paged_problem({.page_size = 48, .has_aligned_rows = true})),
@@ -278,19 +282,25 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
       "left_padding is given; then keys of a tile begin inside a page");
   EXPECT_EQ(reason(paged_problem({.page_size = 16})),
             "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
-  EXPECT_EQ(
-      reason(paged_problem({.page_size = 16, .has_aligned_rows = true}, 63, 16)),
-      "seqlen_q is 63; expected at least 64 beside a cache, fewer leave most of a tile of one "
-      "head empty");
 }
 
-TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsRefusedInItsOwnWords) {
+TEST(ForwardCandidates, ChunksOfFewQueriesOverACacheGoToSmallerTiles) {
+  const ForwardPlan plan = choose_forward(
+      paged_problem({.page_size = 16, .has_aligned_rows = true}, 63, 16), typical_device(9, 0));
+  EXPECT_EQ(plan.candidate, kTensorCores);
+  for (const char* const candidate : {kHopper, kHopperCpAsync}) {
+    EXPECT_EQ(reason_of(plan, candidate),
+              "seqlen_q is 63; expected at least 64 beside a cache, fewer leave most of a tile of "
+              "one head empty");
+  }
+}
+
+TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsReadByTma) {
   ForwardProblem f = validate(
       problem_of({.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6}), "test");
   f.is_cached = true;
   f.cache = {.has_left_padding = true, .has_aligned_rows = true};
-  EXPECT_EQ(reason_of(choose_forward(f, typical_device(9, 0)), kHopper),
-            "left_padding is given; this kernel reads a contiguous cache from its first row on");
+  EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kHopper);
 }
 
 TEST(ForwardCandidates, LengthsThatKernelsCannotCountAreRefusedByAll) {
@@ -340,7 +350,7 @@ TEST(ForwardCandidates, StridesThatTmaDoesNotHaveGoToTheKernelWithoutIt) {
   EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopper);
   problem.k.strides[0] = std::int64_t{1} << 39;
   const ForwardPlan plan = chosen(problem, 9, 0);
-  EXPECT_EQ(plan.candidate, kTensorCores);
+  EXPECT_EQ(plan.candidate, kHopperCpAsync);
   EXPECT_EQ(reason_of(plan, kHopper),
             "k has stride 549755813888 in dimension 0; expected less than 2^40 bytes");
 }

@@ -17,7 +17,6 @@ namespace fovea::cuda::sm90 {
 /// One thread of a group: it holds parts of two rows, from their first scores to their sums.
 template <Sm90ForwardSpec spec, class Mods>
 struct Compute {
-  using L = Layout<spec>;
   using T = Traits<spec>;
   using Rows = RowsOf<spec, Mods>;
 
@@ -134,7 +133,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress misses_at() const {
-    return cta.smem + L::kMisses + 16 * (2 * warp.group + static_cast<int>(num_row_tiles % 2));
+    return cta.smem + T::kAt.misses + 16 * (2 * warp.group + static_cast<int>(num_row_tiles % 2));
   }
 
   /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
@@ -157,7 +156,8 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER void await_queries() {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kQFull, q.stage * T::kGroups + warp.group), q.parity);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.q_full, q.stage * T::kGroups + warp.group),
+                              q.parity);
   }
 
   FOVEA_DEVICE_MEMBER ptx::MatrixDescriptor keys_at(int stage) const {
@@ -165,7 +165,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER void await_keys() {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kKFull, k.stage), k.parity);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, k.stage), k.parity);
   }
 
   /// Beside the keys that have come: their kv tile (0), and the one after it (1). By the lane that will say that it has
@@ -201,7 +201,7 @@ struct Compute {
   /// O += P V.
   FOVEA_DEVICE_MEMBER void issue_sums() {
     using VTile = typename T::VTile;
-    ptx::mbarrier_wait_parity(cta.barrier(L::kVFull, v.stage), v.parity);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, v.stage), v.parity);
     const auto b = mn_major_descriptor(VTile{cta.v_at(v.stage)});
     ptx::wgmma_fence();
 #pragma unroll
@@ -214,13 +214,13 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER void release_keys() {
-    cta.release(cta.barrier(L::kKEmpty, k.stage));
+    cta.release(cta.barrier(T::kAt.k_empty, k.stage));
     k.advance();
     keys = keys_at(k.stage);
   }
 
   FOVEA_DEVICE_MEMBER void release_values() {
-    cta.release(cta.barrier(L::kVEmpty, v.stage));
+    cta.release(cta.barrier(T::kAt.v_empty, v.stage));
     v.advance();
   }
 

@@ -37,13 +37,17 @@ struct Traits {
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits
   /// for O.
   static constexpr bool kOverlapsTiles = kQStages == 2;
-  /// Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is
-  /// known by then.
-  static constexpr int kSlots = sm90_num_slots(spec);
+  static constexpr Sm90ForwardLayout kAt = sm90_forward_layout(spec);
+  static_assert(kAt.bytes <= 232448, "an SM has no more");
+  static constexpr int kSlots = kAt.num_slots;
   static constexpr bool kPostsPlace = sm90_posts_place(spec);
-  /// Where values end inside a tile of keys, what lies behind them is cleared. Packed, it is a neighbour's, and may not
-  /// be.
-  static constexpr bool kClearsValues = spec.is_paged || spec.is_split;
+  static constexpr int kLoaders = sm90_num_loaders(spec);
+  /// Where values end inside a tile of keys that TMA has loaded, what lies behind them is cleared. Packed, it is a
+  /// neighbour's, and may not be. Threads do not copy it.
+  static constexpr bool kClearsValues =
+      !spec.loads_by_cp_async && (spec.is_cached || spec.is_split);
+  /// O goes from registers to memory, in f32; else through shared memory.
+  static constexpr bool kWritesSums = spec.is_split || spec.out_element == Element::f32;
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
@@ -53,50 +57,16 @@ struct Traits {
   using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it.
-  static constexpr int kLoadRegisters = kGroups == 3 ? 32 : 40;
-  static constexpr int kComputeRegisters = kGroups == 3 ? 160 : 232;
+  static constexpr bool kIsWide = spec.head_dim_qk > 128 || spec.head_dim_v > 128;
+  static constexpr int kLoadRegisters = spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
+                                        : kGroups == 3         ? 32
+                                                               : 40;
+  static constexpr int kComputeRegisters = spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
+                                           : kGroups == 3         ? 160
+                                                                  : 232;
+  static_assert(kGroups < 3 || !spec.loads_by_cp_async, "threads that copy want more registers");
   /// Powers between two links of the chain in OptimisticRows::exponentiate.
   static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
-};
-
-/// Shared memory: bytes of each member, from the start of the CTA's. O of a group takes the place of its Q.
-template <Sm90ForwardSpec spec>
-struct Layout {
-  using T = Traits<spec>;
-  static constexpr int kQBytes =
-      T::QTile::kBytes > T::OTile::kBytes ? T::QTile::kBytes : T::OTile::kBytes;
-  static constexpr int kQ = 0;                                        // [q stage][group]
-  static constexpr int kK = kQ + T::kQStages * T::kGroups * kQBytes;  // [stage]
-  static constexpr int kV = kK + T::kStages * T::KTile::kBytes;
-  static constexpr int kBarriers = kV + T::kStages * T::VTile::kBytes;
-  static constexpr int kQFull = kBarriers;  // [q stage][group], 8 bytes each, as all barriers
-  static constexpr int kQEmpty = kQFull + 8 * T::kQStages * T::kGroups;
-  static constexpr int kOFull = kQEmpty + 8 * T::kQStages * T::kGroups;
-  static constexpr int kKFull = kOFull + 8 * T::kQStages * T::kGroups;  // [stage]
-  static constexpr int kKEmpty = kKFull + 8 * T::kStages;
-  static constexpr int kVFull = kKEmpty + 8 * T::kStages;
-  static constexpr int kVEmpty = kVFull + 8 * T::kStages;
-  static constexpr int kSlotFull = kVEmpty + 8 * T::kStages;  // [slot]
-  static constexpr int kSlotEmpty = kSlotFull + 8 * T::kSlots;
-  static constexpr int kGroupFull = kSlotEmpty + 8 * T::kSlots;  // [2]
-  static constexpr int kGroupEmpty = kGroupFull + 16;
-  static constexpr int kClaim = kGroupEmpty + 16;
-  static constexpr int kVLanded = kClaim + 8;
-  static constexpr int kRoundDone = kVLanded + 8;
-  static constexpr int kSlotBytes = T::kPostsPlace ? 32 : 16;  // RowTile, SequencePlace
-  static constexpr int kSlots = (kRoundDone + 8 + 15) / 16 * 16;
-  static constexpr int kGroupsOfTiles = kSlots + kSlotBytes * T::kSlots;  // [2] VisitedGroup
-  static constexpr int kMisses = kGroupsOfTiles + 32;         // [group][2] a word for each warp
-  static constexpr int kKvTiles = kMisses + 32 * T::kGroups;  // [stage] KvTile and the one after it
-  static constexpr int kPages = kKvTiles + 8 * T::kStages;    // paged: a word for each box
-  static constexpr int kMostBoxes = spec.is_paged ? spec.tile_kv / 8 : 0;
-  static constexpr int kRedoList = kPages + 4 * kMostBoxes;  // [2] heads of lists
-  static constexpr int kPass = kRedoList + 8;
-  static constexpr int kNeedsLow = kPass + 4;
-  static constexpr int kIds = kNeedsLow + 4;  // [4] of row tiles
-  static constexpr int kBytes = kIds + 16;
-  static_assert(kBytes == sm90_forward_shared_bytes(spec), "host and device count the same bytes");
-  static_assert(kBytes <= 232448, "an SM has no more");
 };
 
 /// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the
@@ -112,10 +82,17 @@ struct RowTile {
   FOVEA_DEVICE_MEMBER bool is_end() const { return idx == end().idx; }
 };
 
-/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are. Cached: kv_row is
-/// the sequence's index in the cache, or in the page table.
+/// Rows of Q and of K that the positions of a row tile's sequence count from, and how many there are.
 struct SequencePlace {
   std::int32_t q_row, kv_row, seqlen_q, seqlen_kv;
+};
+
+/// A kv tile as K and V have it: rows first_row + idx * tile_kv and on, of which num_keys exist. `batch`: the index in
+/// the last dimension of K and V; paged: what look_up has found of this tile's pages.
+struct KvRows {
+  std::int32_t idx, kv_head, batch, first_row, num_keys;
+
+  FOVEA_DEVICE KvRows none() { return {-1, 0, 0, 0, 0}; }
 };
 
 /// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of
@@ -141,50 +118,49 @@ struct KvTile {
 /// What all roles know.
 template <Sm90ForwardSpec spec>
 struct Cta : RoleWarp {
-  using L = Layout<spec>;
   using T = Traits<spec>;
   const Sm90ForwardParams& p;
 
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
-    return smem + L::kQ + (stage * T::kGroups + group) * L::kQBytes;
+    return smem + T::kAt.q + (stage * T::kGroups + group) * T::kAt.q_bytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress k_at(int stage) const {
-    return smem + L::kK + stage * T::KTile::kBytes;
+    return smem + T::kAt.k + stage * T::KTile::kBytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress v_at(int stage) const {
-    return smem + L::kV + stage * T::VTile::kBytes;
+    return smem + T::kAt.v + stage * T::VTile::kBytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress kv_tile_at(int stage) const {
-    return smem + L::kKvTiles + 8 * stage;
+    return smem + T::kAt.kv_tiles + 8 * stage;
   }
 
   static constexpr std::uint32_t kNoRedo = 0xffffffffU;
 
   /// The list of the row tiles whose number in this CTA is even, or odd. Groups are never more than one row tile apart.
   FOVEA_DEVICE_MEMBER SharedAddress redo_list_at(std::uint32_t parity) const {
-    return smem + L::kRedoList + 4 * parity;
+    return smem + T::kAt.redo_list + 4 * parity;
   }
 
   /// What Schedule calls a row tile, by its number in this CTA: at most three are posted behind one that is not
   /// finished.
   FOVEA_DEVICE_MEMBER SharedAddress id_at(std::uint32_t number) const {
-    return smem + L::kIds + 4 * (number % 4);
+    return smem + T::kAt.ids + 4 * (number % 4);
   }
 
   /// Of the round of a row tile that has been posted, or of its end.
   FOVEA_DEVICE_MEMBER Pass pass() const {
-    return static_cast<Pass>(static_cast<std::int32_t>(word_at(smem + L::kPass)));
+    return static_cast<Pass>(static_cast<std::int32_t>(word_at(smem + T::kAt.pass)));
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress slot_at(int i) const {
-    return smem + L::kSlots + L::kSlotBytes * i;
+    return smem + T::kAt.slots + T::kAt.slot_bytes * i;
   }
 
   /// The next row tile, or an end, by whoever reads slots.
   FOVEA_DEVICE_MEMBER RowTile next_row_tile(Ring<T::kSlots>& slots) const {
-    ptx::mbarrier_wait_parity(barrier(L::kSlotFull, slots.stage), slots.parity);
+    ptx::mbarrier_wait_parity(barrier(T::kAt.slot_full, slots.stage), slots.parity);
     const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(slots.stage));
-    if constexpr (!T::kPostsPlace) release(barrier(L::kSlotEmpty, slots.stage));
+    if constexpr (!T::kPostsPlace) release(barrier(T::kAt.slot_empty, slots.stage));
     // By shuffle, so that the compiler knows them as uniform.
     const RowTile tile{static_cast<std::int32_t>(ptx::shfl_idx(words.x, 0)),
                        static_cast<std::int32_t>(ptx::shfl_idx(words.y, 0)),
@@ -210,16 +186,16 @@ struct Cta : RoleWarp {
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
-    if constexpr (T::kPostsPlace) release(barrier(L::kSlotEmpty, rows.slot));
+    if constexpr (T::kPostsPlace) release(barrier(T::kAt.slot_empty, rows.slot));
   }
 
   /// Behind a round, when this warp has done what it had to for it: whether another one will come. Behind the first it
   /// waits for the others to know that. (All lanes arrive, so that each speaks for what it has read; and behind a
   /// branch of one the compiler would take those of the next round for scattered.)
   FOVEA_DEVICE_MEMBER bool end_round(Pass pass) const {
-    ptx::mbarrier_arrive(barrier(L::kRoundDone, 0));
+    ptx::mbarrier_arrive(barrier(T::kAt.round_done, 0));
     if (pass != Pass::all) return true;
-    ptx::mbarrier_wait_parity(barrier(L::kRoundDone, 0), 0);
+    ptx::mbarrier_wait_parity(barrier(T::kAt.round_done, 0), 0);
     return has_redo();
   }
 

@@ -15,7 +15,6 @@ namespace fovea::cuda::sm90 {
 /// What one thread of a group writes of its two rows.
 template <Sm90ForwardSpec spec, class Mods>
 struct Output {
-  using L = Layout<spec>;
   using T = Traits<spec>;
   using Rows = RowsOf<spec, Mods>;
   using Sums = typename Rows::Sums;
@@ -32,18 +31,18 @@ struct Output {
       factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, rows);
   }
 
-  /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. Split: it goes to the partial
-  /// states, in f32. `number`: of the row tile in this CTA, from 1 on.
+  /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. In f32 it goes to O, or
+  /// the partial states of a split. `number`: of the row tile in this CTA, from 1 on.
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const float (&factor)[2],
                                   const Sums& o, std::uint32_t number, Pass pass) const {
     report(o, factor, number, pass);
-    if constexpr (spec.is_split) {
-      write_partial(tile, o, factor, pass);
+    if constexpr (T::kWritesSums) {
+      write_sums(tile, o, factor, pass);
     } else {
       write_out(typename T::OTile{warp.cta.q_at(q_stage, warp.group)}, o, factor);
       ptx::fence_proxy_async_shared_cta();
     }
-    warp.cta.release(warp.cta.barrier(L::kOFull, q_stage * T::kGroups + warp.group));
+    warp.cta.release(warp.cta.barrier(T::kAt.o_full, q_stage * T::kGroups + warp.group));
     warp.cta.done_with(tile);
   }
 
@@ -120,7 +119,7 @@ struct Output {
                             (!(row[1] - row[1] == 0.0F) && factor[1] == factor[1]);
       // Warps of a group may say so at once.
       if (ptx::vote_any(is_large || is_small) && warp.cta.lane == 0)
-        ptx::atom_exch_shared(warp.cta.smem + L::kNeedsLow, 1U);
+        ptx::atom_exch_shared(warp.cta.smem + T::kAt.needs_low, 1U);
     }
   }
 
@@ -132,11 +131,11 @@ struct Output {
     if (before != id) ptx::st_global(warp.cta.p.next_redo + id, static_cast<std::int32_t>(before));
   }
 
-  // ---- partial states of a split, for the combine kernel ----
-
   FOVEA_DEVICE_MEMBER bool exists(const RowTile& tile, int r) const {
-    return warp.has_row(r) && warp.q_idx(tile, r) < warp.cta.p.common.seqlen_q;
+    return warp.has_row(r) && warp.q_idx(tile, r) < warp.cta.place_of(tile).seqlen_q;
   }
+
+  // ---- partial states of a split, for the combine kernel ----
 
   FOVEA_DEVICE_MEMBER std::int64_t partial_row(const RowTile& tile, int r) const {
     const ForwardParams& common = warp.cta.p.common;
@@ -154,25 +153,64 @@ struct Output {
       ptx::st_global(warp.cta.p.common.partial_max + at, beside_lse(lse, sum, greatest));
   }
 
+  // ---- sums in f32 ----
+
+  /// Where they go; rows of partial states are as wide as the tile.
+  struct F32Row {
+    float* data;
+    std::int64_t col_stride;
+    std::int32_t width;
+    bool has_pairs;  // two columns lie in 8 bytes at a multiple of 8
+
+    FOVEA_DEVICE_MEMBER ptx::F32x2 load(int col) const {
+      if (has_pairs) return ptx::ld_global(reinterpret_cast<const ptx::F32x2*>(data + col));
+      ptx::F32x2 pair{};
+      if (col < width) pair.x = ptx::ld_global(data + col * col_stride);
+      if (col + 1 < width) pair.y = ptx::ld_global(data + (col + 1) * col_stride);
+      return pair;
+    }
+    FOVEA_DEVICE_MEMBER void store(int col, ptx::F32x2 pair) const {
+      if (has_pairs) return ptx::st_global(reinterpret_cast<ptx::F32x2*>(data + col), pair);
+      if (col < width) ptx::st_global(data + col * col_stride, pair.x);
+      if (col + 1 < width) ptx::st_global(data + (col + 1) * col_stride, pair.y);
+    }
+  };
+
+  FOVEA_DEVICE_MEMBER F32Row f32_row(const RowTile& tile, int r) const {
+    const ForwardParams& common = warp.cta.p.common;
+    if constexpr (spec.is_split) {
+      return {common.partial_out + partial_row(tile, r) * spec.head_dim_v, 1, spec.head_dim_v,
+              true};
+    } else {
+      const BshdParam& out = common.out;
+      const std::int64_t at =
+          warp.cta.map_batch(tile) * out.batch_stride +
+          (warp.cta.place_of(tile).q_row + warp.q_idx(tile, r)) * out.row_stride +
+          tile.q_head * out.head_stride;
+      return {static_cast<float*>(const_cast<void*>(out.data)) + at, out.col_stride,
+              common.head_dim_v, common.is_out_aligned != 0};
+    }
+  }
+
   /// Four lanes write 32 bytes of a row together. Of indicators, infinity to what is there.
-  FOVEA_DEVICE_MEMBER void write_partial(const RowTile& tile, const Sums& o,
-                                         const float (&factor)[2], Pass pass) const {
+  FOVEA_DEVICE_MEMBER void write_sums(const RowTile& tile, const Sums& o, const float (&factor)[2],
+                                      Pass pass) const {
     const float reached = pass == Pass::positive ? infinity() : -infinity();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!exists(tile, r)) continue;
-      float* const to = warp.cta.p.common.partial_out + partial_row(tile, r) * spec.head_dim_v +
-                        2 * (warp.cta.lane % 4);
+      const F32Row row = f32_row(tile, r);
 #pragma unroll
       for (int j = 0; j < spec.head_dim_v / 8; ++j) {
-        const float pair[2] = {o[4 * j + 2 * r] * factor[r], o[4 * j + 2 * r + 1] * factor[r]};
-        auto* const at = reinterpret_cast<ptx::F32x2*>(to + 8 * j);
+        const int col = 8 * j + 2 * (warp.cta.lane % 4);
+        if (!spec.is_split && col >= row.width) continue;
+        const ptx::F32x2 pair{o[4 * j + 2 * r] * factor[r], o[4 * j + 2 * r + 1] * factor[r]};
         if (!is_indicator(pass)) {
-          ptx::st_global(at, {pair[0], pair[1]});
-        } else if (pair[0] != 0.0F || pair[1] != 0.0F) {
-          const auto sums = ptx::ld_global(at);
-          ptx::st_global(at, {pair[0] != 0.0F ? sums.x + reached : sums.x,
-                              pair[1] != 0.0F ? sums.y + reached : sums.y});
+          row.store(col, pair);
+        } else if (pair.x != 0.0F || pair.y != 0.0F) {
+          const ptx::F32x2 sums = row.load(col);
+          row.store(col, {pair.x != 0.0F ? sums.x + reached : sums.x,
+                          pair.y != 0.0F ? sums.y + reached : sums.y});
         }
       }
     }

@@ -13,7 +13,7 @@ namespace fovea::cuda::sm90 {
 /// shared memory holds the one found last (Cta::redo_list_at), `next_redo` behind each the one before, or -1.
 template <Sm90ForwardSpec spec>
 struct RedoList {
-  using L = Layout<spec>;
+  using T = Traits<spec>;
   const Cta<spec>& cta;
   Pass pass = Pass::all;  // of the round that is over
   std::int32_t id = -1;
@@ -32,7 +32,7 @@ struct RedoList {
     } else {
       pass = pass == Pass::finite && needs_low() ? Pass::low : Pass::positive;
     }
-    if (cta.lane == 0) ptx::st_shared(cta.smem + L::kPass, static_cast<std::uint32_t>(pass));
+    if (cta.lane == 0) ptx::st_shared(cta.smem + T::kAt.pass, static_cast<std::uint32_t>(pass));
     ptx::sync_warp();
     return id;
   }
@@ -42,7 +42,9 @@ struct RedoList {
     return static_cast<std::int32_t>(cta.word_at(cta.redo_list_at(of_parity)));
   }
 
-  FOVEA_DEVICE_MEMBER bool needs_low() const { return cta.word_at(cta.smem + L::kNeedsLow) != 0; }
+  FOVEA_DEVICE_MEMBER bool needs_low() const {
+    return cta.word_at(cta.smem + T::kAt.needs_low) != 0;
+  }
 
   FOVEA_DEVICE_MEMBER void take(std::int32_t found) {
     if (found < 0 && parity == 0) {
@@ -51,7 +53,7 @@ struct RedoList {
     }
     id = found < 0 ? cta.p.num_tiles : found;
     pass = Pass::finite;
-    if (cta.lane == 0) ptx::st_shared(cta.smem + L::kNeedsLow, 0U);
+    if (cta.lane == 0) ptx::st_shared(cta.smem + T::kAt.needs_low, 0U);
   }
 };
 
@@ -66,16 +68,15 @@ FOVEA_DEVICE bool has_redo(const ptx::U32x4& chunk) {
   return (all & 0x80008000U) != 0;
 }
 
-/// Values as a pass wants them, wherever in the tile they lie: four chunks of 8 a lane at once, which nearly always are
-/// finite.
-template <Element element, class Tile>
-FOVEA_DEVICE void rewrite_values(const Tile& values, int lane, Pass pass) {
+/// Values as a pass wants them, wherever in `bytes` of a tile they lie: four chunks of 8 a lane at once, which nearly
+/// always are finite.
+template <Element element, int bytes>
+FOVEA_DEVICE void rewrite_values(SharedAddress begin, int lane, Pass pass) {
   constexpr int kStep = 16 * 32;
-  static_assert(Tile::kBytes % (4 * kStep) == 0);
+  static_assert(bytes % (4 * kStep) == 0);
   if (pass == Pass::low) pass = Pass::finite;
 #pragma unroll 1
-  for (SharedAddress at = values.base + 16 * lane; at < values.base + Tile::kBytes;
-       at += 4 * kStep) {
+  for (SharedAddress at = begin + 16 * lane; at < begin + bytes; at += 4 * kStep) {
     bool is_redo = false;
 #pragma unroll
     for (int i = 0; i < 4; ++i)

@@ -46,9 +46,9 @@ FOVEA_DEVICE RowTile split_row_tile(const ForwardParams& c, std::int32_t id) {
 /// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
 template <Sm90ForwardSpec spec, class Mods>
 struct Schedule {
-  using L = Layout<spec>;
+  using T = Traits<spec>;
   const Cta<spec>& cta;
-  Ring<Traits<spec>::kSlots> slots{1};
+  Ring<T::kSlots> slots{1};
   Ring<2> groups{1};
   Ring<1> claims{0}, rounds{0};
   PackedCursor cursor{};
@@ -70,7 +70,7 @@ struct Schedule {
       publish(rows, place, id);
       if (rows.is_end()) return;
       if (rows.is_any_end()) {
-        cta.await(cta.barrier(L::kRoundDone, 0), rounds.parity);
+        cta.await(cta.barrier(T::kAt.round_done, 0), rounds.parity);
         rounds.advance();
         if (!cta.has_redo()) return;
         id = redo.next();
@@ -82,7 +82,7 @@ struct Schedule {
       ++number;
       find_kv_tiles(rows, place);
       // As late as can be: the order of claims is what balances the load.
-      cta.await(cta.barrier(L::kClaim, 0), claims.parity);
+      cta.await(cta.barrier(T::kAt.claim, 0), claims.parity);
       claims.advance();
       id = redo.pass == Pass::all ? claim(id) : cta.p.num_tiles;
     }
@@ -95,7 +95,7 @@ struct Schedule {
     if (id >= cta.p.num_tiles) return RowTile::round_end();
     if constexpr (!spec.is_varlen) {
       const RowTile rows = dense_row_tile<spec>(cta.p, id);
-      if constexpr (spec.is_paged) place.seqlen_kv = seqlen_of_pages(rows.batch);
+      if constexpr (spec.is_cached) take_cached_keys(rows.batch, place);
       return rows;
     }
     // Heads side by side: they share keys, or at least the sequence.
@@ -113,18 +113,17 @@ struct Schedule {
     const ForwardParams& c = cta.p.common;
     for (; id < cta.p.num_tiles; id = claim(id)) {
       const RowTile rows = split_row_tile<spec>(c, id);
-      const Sequence s = dense_sequence(c, rows.batch);
-      place.kv_row = static_cast<std::int32_t>(s.kv_batch);
-      place.seqlen_kv = s.seqlen_kv > 0 ? s.seqlen_kv : 0;
+      take_cached_keys(rows.batch, place);
       if (rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
     }
     return RowTile::round_end();
   }
 
   /// Keys that a sequence has by now: whoever appends does not ask the host.
-  FOVEA_DEVICE_MEMBER std::int32_t seqlen_of_pages(std::int32_t batch) const {
-    const std::int32_t seqlen_kv = dense_sequence(cta.p.common, batch).seqlen_kv;
-    return seqlen_kv > 0 ? seqlen_kv : 0;
+  FOVEA_DEVICE_MEMBER void take_cached_keys(std::int32_t batch, SequencePlace& place) const {
+    const CachedRows rows = cached_rows(cta.p.common, batch);
+    place.kv_row = rows.begin;
+    place.seqlen_kv = rows.count;
   }
 
   FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows, const SequencePlace& place) const {
@@ -134,8 +133,8 @@ struct Schedule {
     span.q_head_begin = rows.q_head;
     span.q_head_end = rows.q_head + spec.heads_per_tile;
     span.kv_head = rows.q_head / c.group;
-    span.q_begin = rows.idx * Traits<spec>::kQueries;
-    span.q_end = least(span.q_begin + Traits<spec>::kQueries, place.seqlen_q);
+    span.q_begin = rows.idx * T::kQueries;
+    span.q_end = least(span.q_begin + T::kQueries, place.seqlen_q);
     span.seqlen_q = place.seqlen_q;
     span.seqlen_kv = place.seqlen_kv;
     return span;
@@ -168,12 +167,12 @@ struct Schedule {
   FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last, std::int32_t seqlen_kv) {
     const std::int32_t cut = seqlen_kv / spec.tile_kv - group.begin;
     if (cut >= 0 && cut < 32) group.full &= ~(kFirstTile >> cut);
-    cta.await(cta.barrier(L::kGroupEmpty, groups.stage), groups.parity);
+    cta.await(cta.barrier(T::kAt.group_empty, groups.stage), groups.parity);
     if (cta.lane == 0) {
-      ptx::st_shared(cta.smem + L::kGroupsOfTiles + 16 * groups.stage,
+      ptx::st_shared(cta.smem + T::kAt.groups_of_tiles + 16 * groups.stage,
                      ptx::U32x4{static_cast<std::uint32_t>(group.begin), group.visible, group.full,
                                 is_last ? 1U : 0U});
-      ptx::mbarrier_arrive(cta.barrier(L::kGroupFull, groups.stage));
+      ptx::mbarrier_arrive(cta.barrier(T::kAt.group_full, groups.stage));
     }
     groups.advance();
   }
@@ -189,17 +188,16 @@ struct Schedule {
   /// `id` is of no use with an end, and does no harm: the next row tile comes behind a round.
   FOVEA_DEVICE_MEMBER void publish(const RowTile& rows, const SequencePlace& place,
                                    std::int32_t id) {
-    cta.await(cta.barrier(L::kSlotEmpty, slots.stage), slots.parity);
+    cta.await(cta.barrier(T::kAt.slot_empty, slots.stage), slots.parity);
     if (cta.lane == 0) {
       const SharedAddress slot = cta.slot_at(slots.stage);
       ptx::st_shared(slot, ptx::U32x4{static_cast<std::uint32_t>(rows.idx),
                                       static_cast<std::uint32_t>(rows.q_head),
                                       static_cast<std::uint32_t>(rows.batch),
                                       static_cast<std::uint32_t>(rows.number)});
-      if constexpr (Traits<spec>::kPostsPlace)
-        ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
+      if constexpr (T::kPostsPlace) ptx::st_shared(slot + 16, ptx::bit_cast<ptx::U32x4>(place));
       ptx::st_shared(cta.id_at(number), static_cast<std::uint32_t>(id));
-      ptx::mbarrier_arrive(cta.barrier(L::kSlotFull, slots.stage));
+      ptx::mbarrier_arrive(cta.barrier(T::kAt.slot_full, slots.stage));
     }
     slots.advance();
   }

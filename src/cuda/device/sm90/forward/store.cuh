@@ -1,4 +1,4 @@
-// Finished tiles to memory: one warp, by TMA where all rows of a group are the sequence's.
+// Finished tiles to memory: one warp, by TMA where that can write them and all rows of a group are the sequence's.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -12,7 +12,6 @@ namespace fovea::cuda::sm90 {
 /// Sends finished tiles from where their Q lay, then gives the buffer back.
 template <Sm90ForwardSpec spec>
 struct Store {
-  using L = Layout<spec>;
   using T = Traits<spec>;
   const Cta<spec>& cta;
   Ring<T::kQStages> q{0};
@@ -35,19 +34,19 @@ struct Store {
       cta.done_with(rows);
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
-        cta.await(cta.barrier(L::kOFull, i), q.parity);
-        if constexpr (!spec.is_split) {  // partial states are written by those who compute them
+        cta.await(cta.barrier(T::kAt.o_full, i), q.parity);
+        if constexpr (!T::kWritesSums) {  // else by those who compute them
           const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
           if (is_indicator(pass)) {
             add_infinities(rows, place, group, left < 64 ? left : 64, pass);
-          } else if (spec.is_varlen && left < 64) {
-            store_rows(rows, place, group, left);
+          } else if (spec.loads_by_cp_async || (spec.is_varlen && left < 64)) {
+            store_rows(rows, place, group, left < 64 ? left : 64);
           } else {
             if (ptx::elect_one()) store(rows, place, group, i);
             continue;
           }
         }
-        cta.release(cta.barrier(L::kQEmpty, i));
+        cta.release(cta.barrier(T::kAt.q_empty, i));
       }
       q.advance();
     }
@@ -65,26 +64,62 @@ struct Store {
     }
     ptx::cp_async_bulk_commit_group();
     ptx::cp_async_bulk_wait_group_read<0>();
-    ptx::mbarrier_arrive(cta.barrier(L::kQEmpty, i));
+    ptx::mbarrier_arrive(cta.barrier(T::kAt.q_empty, i));
   }
 
-  /// Only the first `left` rows of a group: those behind them are another sequence's.
+  /// Only the first `left` rows of a group: those behind them are another sequence's, or nobody's.
   FOVEA_DEVICE_MEMBER void store_rows(const RowTile& rows, const SequencePlace& place, int group,
                                       std::int32_t left) const {
-    for_each_chunk(rows, place, group, left,
-                   [](ptx::U32x4* to, const ptx::U32x4& sums) { ptx::st_global(to, sums); });
+    for_each_chunk(
+        rows, place, group, left,
+        [&](std::uint16_t* to, int col, const ptx::U32x4& sums) { write_chunk(to, col, sums); });
   }
 
   /// Of a pass of indicators: what is not 0 names the elements of O that infinity reaches. NaN where both signs do.
   FOVEA_DEVICE_MEMBER void add_infinities(const RowTile& rows, const SequencePlace& place,
                                           int group, std::int32_t left, Pass pass) const {
-    for_each_chunk(rows, place, group, left, [&](ptx::U32x4* to, const ptx::U32x4& reached) {
-      if ((reached.x | reached.y | reached.z | reached.w) == 0) return;
-      ptx::st_global(to, with_infinities<spec.out_element>(ptx::ld_global(to), reached, pass));
-    });
+    for_each_chunk(rows, place, group, left,
+                   [&](std::uint16_t* to, int col, const ptx::U32x4& reached) {
+                     if ((reached.x | reached.y | reached.z | reached.w) == 0) return;
+                     const ptx::U32x4 sums = read_chunk(to, col);
+                     write_chunk(to, col, with_infinities<spec.out_element>(sums, reached, pass));
+                   });
   }
 
-  /// visit(place in memory, what was left for it) for 8 elements of a row at a time.
+  // ---- 8 elements of a row of O, from column `col` on ----
+
+  FOVEA_DEVICE_MEMBER bool has_aligned_rows() const {
+    return !spec.loads_by_cp_async || cta.p.common.is_out_aligned != 0;
+  }
+
+  FOVEA_DEVICE_MEMBER void write_chunk(std::uint16_t* to, int col, ptx::U32x4 chunk) const {
+    if (has_aligned_rows()) return ptx::st_global(reinterpret_cast<ptx::U32x4*>(to), chunk);
+    const ForwardParams& c = cta.p.common;
+#pragma unroll 1
+    for (int i = 0; i < 8 && col + i < c.head_dim_v; ++i) {
+      ptx::st_global(to + i * c.out.col_stride, static_cast<std::uint16_t>(chunk.x));
+      // The next element comes to the front.
+      chunk.x >>= 16U;
+      if (i % 2 != 0) chunk = {chunk.y, chunk.z, chunk.w, 0};
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER ptx::U32x4 read_chunk(const std::uint16_t* from, int col) const {
+    if (has_aligned_rows()) return ptx::ld_global(reinterpret_cast<const ptx::U32x4*>(from));
+    const ForwardParams& c = cta.p.common;
+    ptx::U32x4 chunk{};
+#pragma unroll 1
+    for (int i = 0; i < 8; i += 2) {
+      std::uint32_t pair = 0;
+      if (col + i < c.head_dim_v) pair = ptx::ld_global(from + i * c.out.col_stride);
+      if (col + i + 1 < c.head_dim_v)
+        pair |= std::uint32_t{ptx::ld_global(from + (i + 1) * c.out.col_stride)} << 16U;
+      chunk = {chunk.y, chunk.z, chunk.w, pair};
+    }
+    return chunk;
+  }
+
+  /// visit(place in memory, its column, what was left for it) for 8 elements of a row at a time.
   template <class Visit>
   FOVEA_DEVICE_MEMBER void for_each_chunk(const RowTile& rows, const SequencePlace& place,
                                           int group, std::int32_t left, Visit&& visit) const {
@@ -95,12 +130,13 @@ struct Store {
     auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(c.out.data)) +
                      cta.map_batch(rows) * c.out.batch_stride + first * c.out.row_stride +
                      rows.q_head * c.out.head_stride;
+    const std::int64_t col_stride = spec.loads_by_cp_async ? c.out.col_stride : 1;
 #pragma unroll 1
     for (int at = cta.lane; at < left * kChunks; at += 32) {
       const int row = at / kChunks;
       const int chunk = at % kChunks;
       if (8 * chunk >= c.head_dim_v) continue;
-      visit(reinterpret_cast<ptx::U32x4*>(to + row * c.out.row_stride + 8 * chunk),
+      visit(to + row * c.out.row_stride + 8 * chunk * col_stride, 8 * chunk,
             ptx::ld_shared<ptx::U32x4>(out.chunk(row, chunk)));
     }
   }

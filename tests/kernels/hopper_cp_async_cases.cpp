@@ -1,0 +1,133 @@
+// Problems of sm90/attention_forward whose tensors threads copy, since TMA cannot read them; and of f32 outputs, which
+// go from registers to memory. See forward_cases.hpp.
+#include "kernels/forward_cases.hpp"
+#include "support/features.hpp"
+
+namespace fovea::testing {
+namespace {
+
+/// Two row tiles, three kv tiles of 128 keys, the last of each cut.
+Case base_case(const char* label, std::int64_t head_dim) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.seqlen_q = 205;
+  problem.seqlen_kv = 270;
+  problem.num_heads_q = 2;
+  problem.num_heads_kv = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  return problem;
+}
+
+/// As hopper_cache_cases has them.
+CacheCase base_cache(std::int64_t page_size, std::int64_t head_dim) {
+  CacheCase problem;
+  problem.seqlens = {0, 1, 129, 300};
+  problem.seqlen_q = 70;
+  problem.q_dtype = problem.k_dtype = problem.v_dtype = Dtype::bf16;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.page_size = page_size;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<Case> hopper_cp_async_cases() {
+  Case strided = base_case("hopper_copied_strided", 64);
+  strided.layout = Layout::strided_dim;
+  strided.out_layout = Layout::strided_dim;
+  strided.mask = causal();
+  strided.has_sinks = true;
+  // Rows begin anywhere, the last chunk of each is cut; NaN and infinity are found in them, and added to.
+  Case odd = base_case("hopper_copied_odd_head_dim", 67);
+  odd.head_dim_v = 131;  // tiles of 96 keys
+  odd.dtype = Dtype::f16;
+  odd.mask = window(90, 20);
+  odd.has_infinite_values = true;
+  // Rows by 16 bytes; strides that are no multiples of them keep TMA out.
+  Case shared = base_case("hopper_copied_shared_head", 128);
+  shared.layout = Layout::shared_head;
+  shared.out_layout = Layout::padded;
+  shared.num_heads_q = shared.num_heads_kv = 2;
+  shared.batch = 2;
+  shared.wants_row_max = true;
+  Case reversed = base_case("hopper_copied_reversed", 256);
+  reversed.layout = Layout::reversed;
+  reversed.mask = causal();
+  reversed.has_infinite_values = true;
+  reversed.dropout = kSomeDropped;
+  Case packed = base_case("hopper_copied_packed", 36);
+  packed.sequences = {{0, 0}, {1, 1}, {63, 65}, {193, 129}, {5, 0}, {192, 300}};
+  packed.trailing_rows = 3;
+  packed.mask = causal();
+  packed.has_sinks = true;
+  Case packed_odd = base_case("hopper_copied_packed_odd", 128);
+  packed_odd.sequences = {{70, 101}, {20, 300}, {130, 140}};
+  packed_odd.layout = packed_odd.out_layout = Layout::odd_offset;
+  packed_odd.out_dtype = Dtype::f32;
+  packed_odd.mask = window(50, 20);
+  return {strided, odd, shared, reversed, packed, packed_odd};
+}
+
+std::vector<Case> hopper_f32_out_cases() {
+  Case masked = base_case("hopper_f32_out_d128", 128);
+  masked.mask = causal();
+  masked.has_infinite_values = true;
+  masked.has_sinks = true;
+  masked.out_layout = Layout::bhsd;
+  Case padded = base_case("hopper_f32_out_padded", 72);
+  padded.head_dim_v = 200;
+  padded.out_layout = Layout::strided_dim;
+  padded.wants_row_max = true;
+  Case packed = base_case("hopper_f32_out_packed", 64);
+  packed.sequences = {{191, 129}, {0, 70}, {193, 1}, {192, 128}};
+  packed.trailing_rows = 5;
+  packed.dropout = kSomeDropped;
+  Case few = base_case("hopper_f32_out_rows_40", 64);
+  few.seqlen_q = 20;
+  few.seqlen_kv = 531;
+  std::vector<Case> cases = {masked, padded, packed, few};
+  for (Case& each : cases) each.out_dtype = Dtype::f32;
+  return cases;
+}
+
+std::vector<NamedCacheCase> hopper_copied_cache_cases() {
+  CacheCase single = base_cache(1, 128);
+  single.has_left_padding = true;
+  single.score = softcap(3);
+  single.has_sinks = true;
+  // Two row tiles; keys begin inside a page, and pages end inside of a block of 8 rows.
+  CacheCase odd = base_cache(11, 64);
+  odd.seqlen_q = 200;
+  odd.seqlens = {256, 200, 391};
+  odd.num_heads_q = 4;
+  odd.num_heads_kv = 2;
+  odd.has_left_padding = true;
+  odd.has_heads_first = true;
+  odd.q_dtype = odd.k_dtype = odd.v_dtype = Dtype::f16;
+  odd.index_dtype = Dtype::i64;
+  CacheCase padded = base_cache(16, 192);
+  padded.head_dim_v = 72;
+  padded.has_left_padding = true;
+  padded.mask = window(60, 20);
+  padded.seqlens = {0, 33, 129, 300};
+  // Rows of 100 elements begin at multiples of 8 bytes.
+  CacheCase unaligned = base_cache(16, 100);
+  unaligned.mask = MaskMod();
+  unaligned.seqlens = {0, 33, 129, 300};
+  CacheCase poisoned = base_cache(7, 64);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 140;
+  poisoned.mask = window(90, 0);
+  poisoned.nan_key = 110;
+  CacheCase slots = base_cache(0, 100);
+  slots.has_batch_idx = true;
+  slots.has_left_padding = true;
+  slots.seqlens = {97, 0, 300};
+  return {{"hopper_copied_pages_of_1", single},   {"hopper_copied_pages_of_11", odd},
+          {"hopper_copied_left_padding", padded}, {"hopper_copied_pages_unaligned", unaligned},
+          {"hopper_copied_pages_nan", poisoned},  {"hopper_copied_slots", slots}};
+}
+
+}  // namespace fovea::testing
