@@ -44,8 +44,8 @@ struct NamedCacheCase {
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
 
-/// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads; what it
-/// read of caches.
+/// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads, and what
+/// TMA cannot read of caches.
 std::vector<NamedCacheCase> hopper_cache_cases();
 std::vector<NamedCacheCase> hopper_copied_cache_cases();
 
