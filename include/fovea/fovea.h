@@ -448,10 +448,15 @@ typedef struct fovea_attention_jvp_args {
   size_t num_captured_tangents;
   const DLTensor* out_tangent; /* as out, written */
   const DLTensor* lse_tangent; /* as lse, written; optional */
+  void* workspace;             /* optional, but for fovea_plan_run_jvp; forward's is not used */
+  size_t workspace_bytes;
 } fovea_attention_jvp_args;
 
-/* See attention_jvp in jvp.hpp. */
+/* See attention_jvp in jvp.hpp. Nothing is written unless the arguments are valid. */
 FOVEA_API int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** error);
+/* What would run and why; as fovea_explain. */
+FOVEA_API int fovea_explain_jvp(const fovea_attention_jvp_args* args, int32_t format, char** text,
+                                fovea_error** error);
 
 /* Partial results of attention over parts of the keys, joined in the order given. */
 typedef struct fovea_merge_states_args {
@@ -530,6 +535,10 @@ FOVEA_API int fovea_plan_create_backward(const fovea_attention_backward_args* ar
 FOVEA_API int fovea_plan_run_backward(const fovea_plan* plan,
                                       const fovea_attention_backward_args* args,
                                       fovea_error** error);
+FOVEA_API int fovea_plan_create_jvp(const fovea_attention_jvp_args* args, fovea_plan** plan,
+                                    fovea_error** error);
+FOVEA_API int fovea_plan_run_jvp(const fovea_plan* plan, const fovea_attention_jvp_args* args,
+                                 fovea_error** error);
 /* For sequences of up to max_seqlen_kv keys, those of append_k among them. */
 FOVEA_API int fovea_plan_create_decode(const fovea_attention_decode_args* args,
                                        int64_t max_seqlen_kv, fovea_plan** plan,

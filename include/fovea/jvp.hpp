@@ -46,6 +46,7 @@ struct AttentionJvp {
 /// Memory   workspace of O(threads · tile); allocated by the call where it is not given.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
+FOVEA_EXPORT void attention_jvp(const AttentionJvp& args, Runtime& runtime);
 
 /// A forward-mode problem as data: shapes without addresses.
 struct JvpProblem {

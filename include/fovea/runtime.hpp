@@ -34,8 +34,8 @@ class FOVEA_EXPORT Executor {
 /// after fork.
 [[nodiscard]] FOVEA_EXPORT std::unique_ptr<Executor> make_thread_pool(int num_threads = 0);
 
-/// Where attention_forward, attention_backward and attention_decode take the workspace that they were not given, if not
-/// from the heap and, on cuda, from the driver's pool.
+/// Where attention_forward, attention_backward, attention_jvp and attention_decode take the workspace that they were
+/// not given, if not from the heap and, on cuda, from the driver's pool.
 /// Called from any thread, once for a call, and once to give it back when the call returns: on cuda the work is then
 /// enqueued on `stream` and not done, so memory may only be reused in the order of that stream.
 struct Allocator {

@@ -1,5 +1,6 @@
 // The functions of fovea.h around a forward call: gradients, tangents, partial states.
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,12 @@ class Tensors {
   std::string where_;
 };
 
+std::span<std::byte> to_workspace(void* data, std::size_t bytes, const std::string& where) {
+  if (data == nullptr && bytes > 0)
+    fovea::invalid(where, "workspace is NULL; expected workspace_bytes bytes");
+  return {static_cast<std::byte*>(data), bytes};
+}
+
 struct BackwardCall {
   fovea::ffi::Call forward;
   fovea::AttentionBackward args;
@@ -63,9 +70,7 @@ BackwardCall to_backward(const fovea_attention_backward_args* source, const std:
   args.dsinks = read.output(c.dsinks, "dsinks");
   args.dcaptured = fovea::ffi::to_captured(call.forward, c.dcaptured, c.num_dcaptured,
                                            Access::write, where + ": dcaptured");
-  if (c.workspace == nullptr && c.workspace_bytes > 0)
-    fovea::invalid(where, "workspace is NULL; expected workspace_bytes bytes");
-  args.workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes};
+  args.workspace = to_workspace(c.workspace, c.workspace_bytes, where);
   args.executor = call.forward.threads.executor;
   return call;
 }
@@ -104,19 +109,38 @@ DoubleBackwardCall to_double_backward(const fovea_attention_double_backward_args
   return call;
 }
 
-fovea::AttentionJvp to_jvp(const fovea_attention_jvp_args& c, const fovea::ffi::Call& forward,
-                           const std::string& where) {
+struct JvpCall {
+  fovea::ffi::Call forward;
+  fovea::AttentionJvp args;
+};
+
+JvpCall to_jvp(const fovea_attention_jvp_args* source, const std::string& where,
+               fovea::ffi::ProgramCache* cache = nullptr) {
+  constexpr std::size_t kLeastSize = offsetof(fovea_attention_jvp_args, q_tangent);
+  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
   const Tensors read(where);
-  return {.forward = forward.args,
-          .q_tangent = read.input(c.q_tangent, "q_tangent"),
-          .k_tangent = read.input(c.k_tangent, "k_tangent"),
-          .v_tangent = read.input(c.v_tangent, "v_tangent"),
-          .sinks_tangent = read.input(c.sinks_tangent, "sinks_tangent"),
-          .captured_tangents =
-              fovea::ffi::to_captured(forward, c.captured_tangents, c.num_captured_tangents,
-                                      Access::read, where + ": captured_tangents"),
-          .out_tangent = read.required(read.output(c.out_tangent, "out_tangent"), "out_tangent"),
-          .lse_tangent = read.output(c.lse_tangent, "lse_tangent")};
+  JvpCall call;
+  call.forward = fovea::ffi::to_call(c.forward, where + ": forward", cache);
+  call.args = {
+      .forward = call.forward.args,
+      .q_tangent = read.input(c.q_tangent, "q_tangent"),
+      .k_tangent = read.input(c.k_tangent, "k_tangent"),
+      .v_tangent = read.input(c.v_tangent, "v_tangent"),
+      .sinks_tangent = read.input(c.sinks_tangent, "sinks_tangent"),
+      .captured_tangents =
+          fovea::ffi::to_captured(call.forward, c.captured_tangents, c.num_captured_tangents,
+                                  Access::read, where + ": captured_tangents"),
+      .out_tangent = read.required(read.output(c.out_tangent, "out_tangent"), "out_tangent"),
+      .lse_tangent = read.output(c.lse_tangent, "lse_tangent"),
+      .workspace = to_workspace(c.workspace, c.workspace_bytes, where)};
+  return call;
+}
+
+fovea::JvpProblem problem_of(const JvpCall& call) {
+  fovea::JvpProblem problem = fovea::problem_of(call.args);
+  if (const fovea::Executor* executor = call.args.forward.executor; executor != nullptr)
+    problem.forward.num_threads = executor->concurrency();
+  return problem;
 }
 
 std::vector<TensorView> to_views(const DLTensor* const* tensors, std::size_t count,
@@ -148,7 +172,7 @@ MergeCall to_merge(const fovea_merge_states_args* source, const std::string& whe
                .lses = to_views(c.lses, c.num_states, where + ": lses"),
                .out = read.required(read.output(c.out, "out"), "out"),
                .lse = read.output(c.lse, "lse"),
-               .workspace = {static_cast<std::byte*>(c.workspace), c.workspace_bytes},
+               .workspace = to_workspace(c.workspace, c.workspace_bytes, where),
                .executor = call.threads.executor,
                .stream = c.stream};
   return call;
@@ -221,11 +245,36 @@ int fovea_explain_double_backward(const fovea_attention_double_backward_args* ar
 
 int fovea_attention_jvp(const fovea_attention_jvp_args* args, fovea_error** error) {
   return guarded(error, [&] {
-    constexpr std::size_t kLeastSize = offsetof(fovea_attention_jvp_args, q_tangent);
-    const std::string where = "fovea_attention_jvp";
-    const auto c = fovea::ffi::read_struct(args, kLeastSize, where);
-    const auto forward = fovea::ffi::to_call(c.forward, where + ": forward");
-    fovea::attention_jvp(to_jvp(c, forward, where));
+    const JvpCall call = to_jvp(args, "fovea_attention_jvp");
+    fovea::attention_jvp(call.args, fovea::ffi::runtime_of(call.forward.threads));
+  });
+}
+
+int fovea_explain_jvp(const fovea_attention_jvp_args* args, int32_t format, char** text,
+                      fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_explain_jvp";
+    fovea::ffi::require_text(text, kWhere);
+    const JvpCall call = to_jvp(args, kWhere);
+    *text = fovea::ffi::render(fovea::explain(problem_of(call)), format, kWhere);
+  });
+}
+
+int fovea_plan_create_jvp(const fovea_attention_jvp_args* args, fovea_plan** plan,
+                          fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_create_jvp";
+    fovea::ffi::create_plan(plan, kWhere,
+                            [&] { return fovea::plan_jvp(problem_of(to_jvp(args, kWhere))); });
+  });
+}
+
+int fovea_plan_run_jvp(const fovea_plan* plan, const fovea_attention_jvp_args* args,
+                       fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_run_jvp";
+    const auto& of_jvp = fovea::ffi::plan_of<fovea::JvpPlan>(plan, kWhere);
+    of_jvp.run(to_jvp(args, kWhere, &plan->programs).args);
   });
 }
 

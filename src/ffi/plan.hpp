@@ -8,6 +8,7 @@
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
 #include "fovea/fovea.h"
+#include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
 #include "fovea/state.hpp"
 
@@ -15,8 +16,8 @@
 #include "ffi/arguments.hpp"
 
 struct fovea_plan {
-  std::variant<fovea::Plan, fovea::BackwardPlan, fovea::DecodePlan, fovea::AppendPlan,
-               fovea::MergeStatesPlan>
+  std::variant<fovea::Plan, fovea::BackwardPlan, fovea::JvpPlan, fovea::DecodePlan,
+               fovea::AppendPlan, fovea::MergeStatesPlan>
       plan;
   mutable fovea::ffi::ProgramCache programs{};  // of its runs
 };
@@ -25,7 +26,8 @@ namespace fovea::ffi {
 
 inline const char* operation_of(const fovea_plan& plan) {
   static constexpr const char* kNames[] = {"attention_forward", "attention_backward",
-                                           "attention_decode", "append_to_cache", "merge_states"};
+                                           "attention_jvp",     "attention_decode",
+                                           "append_to_cache",   "merge_states"};
   return kNames[plan.plan.index()];
 }
 

@@ -13,6 +13,7 @@
 #include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "cpu/attention_jvp.hpp"
+#include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 #include "problem/jvp.hpp"
@@ -111,10 +112,9 @@ JvpProblem problem_of(const AttentionJvp& args) {
   return problem;
 }
 
-void attention_jvp(const AttentionJvp& args) {
+void attention_jvp(const AttentionJvp& args, Runtime& runtime) {
   const FloatEnvironment environment;
   CallLog log(kWhere);
-  Runtime& runtime = Runtime::process_default();
   AttentionJvp call = args;
   if (call.forward.executor == nullptr) call.forward.executor = &runtime.executor();
   if (!call.forward.out) {
@@ -126,16 +126,15 @@ void attention_jvp(const AttentionJvp& args) {
   const JvpPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
-  std::unique_ptr<std::byte[]> own_workspace;
-  if (call.workspace.empty()) {
-    own_workspace = std::make_unique_for_overwrite<std::byte[]>(plan.workspace_bytes());
-    call.workspace = {own_workspace.get(), plan.workspace_bytes()};
-  }
+  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {}, runtime.impl());
+  call.workspace = workspace.bytes();
   plan.run(call);
   if (log.is_on()) [[unlikely]] {
     log.write(describe(plan.impl().problem.forward), "cpu/attention_jvp",
               name(plan.impl().cpu.forward.spec.target));
   }
 }
+
+void attention_jvp(const AttentionJvp& args) { attention_jvp(args, Runtime::process_default()); }
 
 }  // namespace fovea

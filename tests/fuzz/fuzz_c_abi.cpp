@@ -489,17 +489,6 @@ int run_double_backward(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_attention_double_backward, lent);
 }
 
-int run_jvp(Loan& loan, Bytes& bytes, const Sizes& sizes) {
-  const Extents q{sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_qk};
-  fovea_attention_jvp_args args{};
-  args.forward = loan.lend(forward_args(loan, bytes, sizes));
-  args.q_tangent = loan.floats(q);
-  args.v_tangent = loan.floats({sizes.batch, sizes.seqlen_kv, sizes.heads_kv, sizes.dim_v});
-  args.out_tangent = loan.floats({sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_v}, true);
-  args.lse_tangent = loan.f32({sizes.batch, sizes.heads_q, sizes.seqlen_q}, true);
-  return call(fovea_attention_jvp, loan.lend(args));
-}
-
 /// Of another operation than forward: made, explained, run with what it was made with, and with a plan's workspace.
 template <typename Args, typename Create, typename Run>
 int run_other_plan(Loan& loan, Bytes& bytes, Args& args, const Create& create, const Run& run) {
@@ -514,6 +503,27 @@ int run_other_plan(Loan& loan, Bytes& bytes, Args& args, const Create& create, c
   kind = size <= kMostWorkspace ? run(plan, size) : FOVEA_OK;
   fovea_plan_destroy(plan);
   return kind;
+}
+
+int run_jvp(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  const Extents q{sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_qk};
+  fovea_attention_jvp_args args{};
+  args.forward = loan.lend(forward_args(loan, bytes, sizes));
+  args.q_tangent = loan.floats(q);
+  args.v_tangent = loan.floats({sizes.batch, sizes.seqlen_kv, sizes.heads_kv, sizes.dim_v});
+  args.out_tangent = loan.floats({sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_v}, true);
+  args.lse_tangent = loan.f32({sizes.batch, sizes.heads_q, sizes.seqlen_q}, true);
+  if (!bytes.flag()) return call(fovea_attention_jvp, loan.lend(args));
+  std::vector<std::byte> workspace;
+  return run_other_plan(
+      loan, bytes, args,
+      [](const auto* lent, fovea_plan** plan) { return call(fovea_plan_create_jvp, lent, plan); },
+      [&](const fovea_plan* plan, std::size_t size) {
+        workspace.resize(size);
+        args.workspace = workspace.data();
+        args.workspace_bytes = size;
+        return call(fovea_plan_run_jvp, plan, loan.lend(args));
+      });
 }
 
 fovea_merge_states_args merge_args(Loan& loan, Bytes& bytes, const Sizes& sizes) {

@@ -103,7 +103,7 @@ class JvpArgs(ctypes.Structure):
         ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
         ("q_tangent", _TENSOR), ("k_tangent", _TENSOR), ("v_tangent", _TENSOR), ("sinks_tangent", _TENSOR),
         ("captured_tangents", POINTER(NamedTensor)), ("num_captured_tangents", c_size_t),
-        ("out_tangent", _TENSOR), ("lse_tangent", _TENSOR),
+        ("out_tangent", _TENSOR), ("lse_tangent", _TENSOR), ("workspace", c_void_p), ("workspace_bytes", c_size_t),
     ]
 
 
@@ -236,6 +236,7 @@ class Library:
             "attention_double_backward": [POINTER(DoubleBackwardArgs), error],
             "explain_double_backward": [POINTER(DoubleBackwardArgs), c_int32, text, error],
             "attention_jvp": [POINTER(JvpArgs), error],
+            "explain_jvp": [POINTER(JvpArgs), c_int32, text, error],
             "merge_states": [POINTER(MergeStatesArgs), error],
             "attention_decode": [POINTER(DecodeArgs), error],
             "append_to_cache": [POINTER(DecodeArgs), error],

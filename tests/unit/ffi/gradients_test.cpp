@@ -358,6 +358,101 @@ TEST(CAttentionJvp, EqualsTheCxxDoor) {
   EXPECT_THAT(outcome_of(fovea_attention_jvp, &args).message, HasSubstr("out_tangent: is NULL"));
 }
 
+/// What a call along q and the slopes of ALiBi writes.
+struct Tangents {
+  explicit Tangents(GradientCall& call) : along{"alibi", &call.own.tensor} {
+    args.struct_size = sizeof(args);
+    args.version = FOVEA_ABI_VERSION;
+    args.forward = &call.args;
+    args.q_tangent = &call.dout.tensor;
+    args.captured_tangents = &along;
+    args.num_captured_tangents = 1;
+    args.out_tangent = &out.tensor;
+    args.lse_tangent = &lse.tensor;
+  }
+
+  fovea_named_tensor along;
+  FloatTensor out{{1, 5, 2, 8}, kPoison}, lse{{1, 2, 5}, kPoison};
+  fovea_attention_jvp_args args{};
+};
+
+TEST(CJvpPlan, RunsWithTheBitsOfACall) {
+  GradientCall call;
+  Tangents direct(call), run(call);
+  ASSERT_EQ(outcome_of(fovea_attention_jvp, &direct.args).message, "");
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_jvp, &run.args, &plan).message, "");
+  EXPECT_THAT(outcome_of(fovea_plan_run_jvp, plan, &run.args).message,
+              HasSubstr("workspace has 0 bytes; expected"));
+  EXPECT_TRUE(std::isnan(run.out.values[0]));
+  std::vector<char> workspace(fovea_plan_workspace_bytes(plan));
+  run.args.workspace = workspace.data();
+  run.args.workspace_bytes = workspace.size();
+  ASSERT_EQ(outcome_of(fovea_plan_run_jvp, plan, &run.args).message, "");
+  EXPECT_EQ(run.out.values, direct.out.values);
+  EXPECT_EQ(run.lse.values, direct.lse.values);
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_explain, plan, FOVEA_TEXT, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("kernel     cpu/attention_jvp"));
+  fovea_string_free(text);
+  EXPECT_THAT(outcome_of(fovea_plan_run, plan, &call.args).message,
+              HasSubstr("the plan is one of attention_jvp"));
+  fovea_plan_destroy(plan);
+}
+
+TEST(CJvpPlan, RefusesOtherArgumentsThanItsOwnAndWritesNothing) {
+  GradientCall call;
+  Tangents given(call);
+  fovea_plan* plan = nullptr;
+  ASSERT_EQ(outcome_of(fovea_plan_create_jvp, &given.args, &plan).message, "");
+  std::vector<char> workspace(fovea_plan_workspace_bytes(plan));
+  given.args.workspace = workspace.data();
+  given.args.workspace_bytes = workspace.size();
+  given.args.q_tangent = nullptr;
+  EXPECT_THAT(outcome_of(fovea_plan_run_jvp, plan, &given.args).message,
+              HasSubstr("q_tangent is missing; the plan was made with it"));
+  EXPECT_TRUE(std::isnan(given.out.values[0]));
+  given.args.workspace = nullptr;
+  EXPECT_EQ(outcome_of(fovea_plan_run_jvp, plan, &given.args).message,
+            "fovea_plan_run_jvp: workspace is NULL; expected workspace_bytes bytes");
+  fovea_plan_destroy(plan);
+  plan = reinterpret_cast<fovea_plan*>(&call);
+  EXPECT_THAT(outcome_of(fovea_plan_create_jvp, &given.args, &plan).message,
+              HasSubstr("workspace is NULL"));
+  EXPECT_EQ(plan, nullptr);
+}
+
+TEST(CExplainJvp, NamesTheKernelAndWhatMoves) {
+  GradientCall call;
+  Tangents given(call);
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_explain_jvp, &given.args, FOVEA_TEXT, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("kernel     cpu/attention_jvp"));
+  EXPECT_THAT(text, HasSubstr("along q slopes"));
+  fovea_string_free(text);
+  EXPECT_EQ(outcome_of(fovea_explain_jvp, &given.args, FOVEA_TEXT, nullptr).kind,
+            FOVEA_INVALID_ARGUMENT);
+}
+
+TEST(CAttentionJvp, TakesItsWorkspaceFromTheRuntimeOfItsForwardCall) {
+  GradientCall call;
+  Tangents given(call);
+  fovea_runtime* runtime = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_create, 1, &runtime).message, "");
+  fovea_allocator nothing{};
+  nothing.struct_size = sizeof(nothing);
+  nothing.version = FOVEA_ABI_VERSION;
+  nothing.allocate = [](void*, std::size_t, std::size_t, DLDevice, void*) -> void* {
+    return nullptr;
+  };
+  nothing.deallocate = [](void*, void*, std::size_t, DLDevice, void*) {};
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, runtime, &nothing).message, "");
+  call.args.runtime = runtime;
+  EXPECT_EQ(outcome_of(fovea_attention_jvp, &given.args).kind, FOVEA_INTERNAL);
+  EXPECT_TRUE(std::isnan(given.out.values[0]));
+  fovea_runtime_destroy(runtime);
+}
+
 TEST(CMergeStates, JoinsStatesAndRefusesHalfOfOne) {
   FloatTensor first({1, 1, 1, 2}, 1.0F), second({1, 1, 1, 2}, 4.0F), out({1, 1, 1, 2}, kPoison);
   FloatTensor first_lse({1, 1, 1}, 0.0F), second_lse({1, 1, 1}, std::log(2.0F)), lse({1, 1, 1});

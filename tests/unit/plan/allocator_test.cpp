@@ -11,6 +11,7 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
 #include "fovea/runtime.hpp"
 
@@ -65,6 +66,9 @@ struct Call {
   AttentionBackward backward() {
     return {.dout = tensor(q), .forward = forward(), .dq = tensor(dq)};
   }
+  AttentionJvp jvp() {
+    return {.forward = forward(), .q_tangent = tensor(q), .out_tangent = tensor(dq)};
+  }
   AttentionDecode decode() {
     return {.q = view(q.data(), {2, 1, 2, 8}),
             .cache = {.k = tensor(q), .v = tensor(q), .seqlens = view(lengths.data(), {2})},
@@ -83,6 +87,8 @@ TEST(Allocator, GivesEachCallItsWorkspaceAndTakesItBack) {
   EXPECT_EQ(ledger.num_allocations, 2);
   attention_decode(call.decode(), runtime);
   EXPECT_EQ(ledger.num_allocations, 3);
+  attention_jvp(call.jvp(), runtime);
+  EXPECT_EQ(ledger.num_allocations, 4);
   EXPECT_TRUE(ledger.lent.empty());
   EXPECT_TRUE(ledger.is_right);
 }
