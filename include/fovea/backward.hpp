@@ -30,7 +30,9 @@ struct AttentionBackward {
   std::vector<CapturedTensor> dcaptured{};
 
   std::span<std::byte> workspace{};  // optional here, required by BackwardPlan::run
-  Executor* executor = nullptr;      // default: the runtime's pool
+  Executor* executor = nullptr;      // cpu; default: the runtime's pool
+  // cuda: the CUstream of the call, not forward's; null: the default stream
+  void* stream = nullptr;
 };
 
 /// Gradients of what attention_forward computes, by recomputing probabilities tile by tile from q, k and lse.
@@ -54,6 +56,7 @@ struct AttentionBackward {
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
 /// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run.
 ///          dsinks and dcaptured are sums over the batch in a fixed order.
+/// Device   the cpu. Tensors on cuda are refused by name before anything is read or written: no kernel takes them yet.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Dao et al. 2022, appendix B (recomputation; delta = rowsum(dO ∘ O)).
 FOVEA_EXPORT void attention_backward(const AttentionBackward& args);
@@ -108,7 +111,8 @@ struct AttentionDoubleBackward {
   TensorView grad_q{}, grad_k{}, grad_v{};
   TensorView grad_sinks{};                      // [num_heads_q] f32
   std::vector<CapturedTensor> grad_captured{};  // as ddcaptured, written
-  Executor* executor = nullptr;
+  Executor* executor = nullptr;                 // as in AttentionBackward, and of this call
+  void* stream = nullptr;
 };
 
 /// Backward of backward by the plain formula, a row at a time with fp64 products and sums (programs in fp32): right for
@@ -123,7 +127,8 @@ struct AttentionDoubleBackward {
 /// Memory   O(threads · seqlen_kv · head_dim) in fp64; where grad_sinks or grad_captured are wanted, up to 64 copies of
 ///          their sums, of 32 MB together or one alone.
 /// Bits     as in attention_backward; grad_sinks and grad_captured are sums over the batch in a fixed order.
-/// Throws   InvalidArgument before anything is written.
+/// Device   as in attention_backward.
+/// Throws   InvalidArgument before anything is written; Unsupported for tensors that do not live on the cpu.
 FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
 [[nodiscard]] FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);
 

@@ -373,13 +373,16 @@ FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
 
 /* ---- Gradients, tangents, states ---- */
 
+/* Gradients and tangents are computed on kDLCPU: tensors on a kDLCUDA device are refused with FOVEA_UNSUPPORTED, before
+ * anything is read or written. */
+
 /* Gradients of a forward call. What is NULL among dq, dk, dv, dsinks and dcaptured is not computed. */
 typedef struct fovea_attention_backward_args {
   size_t struct_size;
   uint32_t version;
   uint32_t reserved_0;
   const fovea_attention_forward_args* forward; /* out and lse as it wrote them: inputs here; its
-                                                  runtime and executor run this call */
+                                                  runtime, executor and stream are this call's */
   const DLTensor* dout;                        /* as out; f32, f16 or bf16 */
   const DLTensor* dlse;                        /* as lse, f32; optional */
   const DLTensor* dq;                          /* as q, written; f32, f16 or bf16 */

@@ -16,7 +16,7 @@ namespace fovea {
 
 /// Everything that attention_jvp takes. A tangent that is not given is 0.
 struct AttentionJvp {
-  // out and lse are written too, lse where it is given; row_max must not be
+  // out and lse are written too, lse where it is given; row_max must not be. Its executor and stream are the call's
   AttentionForward forward{};
 
   TensorView q_tangent{};      // as q
@@ -44,6 +44,7 @@ struct AttentionJvp {
 ///          forward.compute_dtype is bf16, or where forward.cpu_target is a target of bf16 products and q, k and v are
 ///          bf16: by the dot products of AVX512-BF16, with P and P · (s' - its mean) rounded between.
 /// Memory   workspace of O(threads · tile); allocated by the call where it is not given.
+/// Device   the cpu. Tensors on cuda are refused by name before anything is read or written: no kernel takes them yet.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args, Runtime& runtime);

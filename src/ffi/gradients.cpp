@@ -72,6 +72,7 @@ BackwardCall to_backward(const fovea_attention_backward_args* source, const std:
                                            Access::write, where + ": dcaptured");
   args.workspace = to_workspace(c.workspace, c.workspace_bytes, where);
   args.executor = call.forward.threads.executor;
+  args.stream = call.forward.args.stream;
   return call;
 }
 
@@ -106,6 +107,7 @@ DoubleBackwardCall to_double_backward(const fovea_attention_double_backward_args
   args.grad_captured = fovea::ffi::to_captured(call.forward, c.grad_captured, c.num_grad_captured,
                                                Access::write, where + ": grad_captured");
   args.executor = call.forward.threads.executor;
+  args.stream = call.forward.args.stream;
   return call;
 }
 

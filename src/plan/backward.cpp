@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
@@ -21,17 +21,10 @@ namespace {
 constexpr std::string_view kWhere = "attention_backward";
 
 std::string obstacle_of(const BackwardProblem& problem) {
-  if (std::string obstacle = why_not_cpu(problem.forward); !obstacle.empty()) return obstacle;
-  for (const auto& [label, spec] : {std::pair{"dout", &problem.dout},
-                                    {"dq", &problem.dq},
-                                    {"dk", &problem.dk},
-                                    {"dv", &problem.dv}}) {
-    if (spec->device != Device::cpu()) {
-      return fmt::format("{} lives on {}; this operation runs on the cpu only", label,
-                         to_string(spec->device));
-    }
-  }
-  return "";
+  std::vector<NamedSpec> tensors{
+      {"dout", problem.dout}, {"dq", problem.dq}, {"dk", problem.dk}, {"dv", problem.dv}};
+  for (const auto& [name, spec] : problem.dcaptured) tensors.push_back({name, spec});
+  return why_not_cpu(problem.forward, tensors);
 }
 
 int num_threads_of(const BackwardProblem& problem) {

@@ -5,6 +5,8 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "fovea/backward.hpp"
 
@@ -17,12 +19,29 @@
 namespace fovea {
 namespace {
 
-ForwardProblem validated_problem(const AttentionForward& forward, std::string_view where) {
-  Problem problem = problem_of(forward);
+Problem posed_problem(const AttentionDoubleBackward& args) {
+  Problem problem = problem_of(args.backward.forward);
   problem.wants_row_max = false;
-  if (const std::string obstacle = why_not_cpu(problem); !obstacle.empty())
-    throw Unsupported(fmt::format("{}: {}", where, obstacle));
-  return validate(problem, where);
+  return problem;
+}
+
+std::string obstacle_of(const Problem& problem, const AttentionDoubleBackward& args) {
+  std::vector<NamedSpec> tensors;
+  for (const auto& [name, view] : {std::pair{"dout", &args.backward.dout},
+                                   {"ddq", &args.ddq},
+                                   {"ddk", &args.ddk},
+                                   {"ddv", &args.ddv},
+                                   {"grad_dout", &args.grad_dout},
+                                   {"grad_q", &args.grad_q},
+                                   {"grad_k", &args.grad_k},
+                                   {"grad_v", &args.grad_v}}) {
+    tensors.push_back({name, view->spec()});
+  }
+  for (const auto* captured : {&args.ddcaptured, &args.grad_captured}) {
+    for (const CapturedTensor& tensor : *captured)
+      tensors.push_back({tensor.name, tensor.view.spec()});
+  }
+  return why_not_cpu(problem, tensors);
 }
 
 }  // namespace
@@ -34,7 +53,10 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
   const AttentionForward& forward = args.backward.forward;
   if (!forward.out)
     TensorChecks(kWhere).refuse("forward.out is missing; expected what attention_forward wrote");
-  const ForwardProblem problem = validated_problem(forward, kWhere);
+  const Problem posed = posed_problem(args);
+  if (const std::string obstacle = obstacle_of(posed, args); !obstacle.empty())
+    throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));
+  const ForwardProblem problem = validate(posed, kWhere);
   validate_arguments(problem, args, kWhere);
   cpu::attention_double_backward(
       problem, args,
@@ -47,7 +69,8 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
 
 Explanation explain_double_backward(const AttentionDoubleBackward& args) {
   const FloatEnvironment environment;
-  return explain_double_backward(validated_problem(args.backward.forward, "explain"));
+  const Problem posed = posed_problem(args);
+  return explain_double_backward(validate(posed, "explain"), obstacle_of(posed, args));
 }
 
 }  // namespace fovea

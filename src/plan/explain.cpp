@@ -204,10 +204,14 @@ Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, 
   return e;
 }
 
-Explanation explain_double_backward(const ForwardProblem& f) {
+Explanation explain_double_backward(const ForwardProblem& f, const std::string& obstacle) {
   Explanation e;
   e.problem = describe(f) + ", gradients of gradients";
   describe_programs(f, e);
+  if (!obstacle.empty()) {
+    e.refused.push_back({"cpu/attention_double_backward", obstacle});
+    return e;
+  }
   e.kernel = "cpu/attention_double_backward, the plain path";
   e.target = name(cpu::best_f32_target());
   e.compute_dtype = "f64";

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -111,15 +112,20 @@ std::byte* aligned_workspace(std::span<std::byte> workspace, std::size_t bytes,
   return static_cast<std::byte*>(std::align(alignment, bytes, start, space));
 }
 
-std::string why_not_cpu(const Problem& problem) {
-  for (const auto& [label, spec] :
-       {std::pair{"q", &problem.q}, {"k", &problem.k}, {"v", &problem.v}, {"out", &problem.out}}) {
-    if (spec->device != Device::cpu()) {
-      return fmt::format("{} lives on {}; this operation runs on the cpu only", label,
-                         to_string(spec->device));
+std::string why_not_cpu(const Problem& problem, std::span<const NamedSpec> others) {
+  const auto obstacle_of = [](std::span<const NamedSpec> tensors) -> std::string {
+    for (const auto& [name, spec] : tensors) {
+      if (is_cpu(spec.device)) continue;
+      return fmt::format(
+          "{} lives on {}; expected the cpu, the only device that has kernels of this operation",
+          name, to_string(spec.device));
     }
-  }
-  return "";
+    return "";
+  };
+  const NamedSpec main[] = {
+      {"q", problem.q}, {"k", problem.k}, {"v", problem.v}, {"out", problem.out}};
+  std::string obstacle = obstacle_of(main);
+  return obstacle.empty() ? obstacle_of(others) : obstacle;
 }
 
 Problem on_device(Problem problem, Device device) {

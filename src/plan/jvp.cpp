@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
@@ -24,17 +24,12 @@ namespace {
 constexpr std::string_view kWhere = "attention_jvp";
 
 std::string obstacle_of(const JvpProblem& problem) {
-  if (std::string obstacle = why_not_cpu(problem.forward); !obstacle.empty()) return obstacle;
-  for (const auto& [label, spec] : {std::pair{"q_tangent", &problem.q_tangent},
-                                    {"k_tangent", &problem.k_tangent},
-                                    {"v_tangent", &problem.v_tangent},
-                                    {"out_tangent", &problem.out_tangent}}) {
-    if (spec->device != Device::cpu()) {
-      return fmt::format("{} lives on {}; this operation runs on the cpu only", label,
-                         to_string(spec->device));
-    }
-  }
-  return "";
+  std::vector<NamedSpec> tensors{{"q_tangent", problem.q_tangent},
+                                 {"k_tangent", problem.k_tangent},
+                                 {"v_tangent", problem.v_tangent},
+                                 {"out_tangent", problem.out_tangent}};
+  for (const auto& [name, spec] : problem.captured_tangents) tensors.push_back({name, spec});
+  return why_not_cpu(problem.forward, tensors);
 }
 
 /// Rounding P (S' - r) costs out' more than rounding P costs out: bf16 only where somebody asks.

@@ -54,8 +54,14 @@ struct JvpPlan::Impl {
 /// A line of FOVEA_VERBOSE, where it is wanted.
 void log_call(const CallLog& log, const Plan::Impl& plan);
 
-/// Why an operation of the cpu alone cannot take this problem: the device of a tensor. Empty: it can.
-std::string why_not_cpu(const Problem& problem);
+struct NamedSpec {
+  std::string_view name;
+  const TensorSpec& spec;
+};
+
+/// Why an operation of the cpu alone cannot take this problem and the tensors beside it: the device of the first that
+/// lives elsewhere. Empty: it can.
+std::string why_not_cpu(const Problem& problem, std::span<const NamedSpec> others);
 
 /// With q, k, v and out on this device; captured tensors know their own.
 Problem on_device(Problem problem, Device device);
@@ -71,7 +77,8 @@ Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPl
 Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu,
                              MaskData data);
 Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
-Explanation explain_double_backward(const ForwardProblem& problem);
+/// `obstacle`: why it cannot run; empty: it can.
+Explanation explain_double_backward(const ForwardProblem& problem, const std::string& obstacle);
 
 /// What a run asks of the memory and the executor that it is given. `see` names where the number of bytes is had,
 /// `whose` the workers that the workspace is sized for. Throws InvalidArgument.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <string>
@@ -451,6 +452,50 @@ TEST(CAttentionJvp, TakesItsWorkspaceFromTheRuntimeOfItsForwardCall) {
   EXPECT_EQ(outcome_of(fovea_attention_jvp, &given.args).kind, FOVEA_INTERNAL);
   EXPECT_TRUE(std::isnan(given.out.values[0]));
   fovea_runtime_destroy(runtime);
+}
+
+/// Addresses of a GPU that no host may follow.
+void move_to_gpu(GradientCall& call) {
+  std::uintptr_t place = 0;
+  for (FloatTensor* tensor : {&call.q, &call.k, &call.v, &call.out, &call.lse, &call.bias,
+                              &call.slopes, &call.own, &call.dout}) {
+    tensor->tensor.device = {kDLCUDA, 0};
+    tensor->tensor.data = reinterpret_cast<void*>(place += 64);
+  }
+}
+
+TEST(CGradients, OfTensorsOnAGpuAreUnsupportedAndFollowNoAddress) {
+  GradientCall call;
+  move_to_gpu(call);
+  call.args.stream = reinterpret_cast<void*>(std::uintptr_t{64});
+  fovea_attention_backward_args backward{};
+  backward.struct_size = sizeof(backward);
+  backward.version = FOVEA_ABI_VERSION;
+  backward.forward = &call.args;
+  backward.dout = &call.dout.tensor;
+  backward.dq = &call.dout.tensor;
+  fovea_attention_double_backward_args second{};
+  second.struct_size = sizeof(second);
+  second.version = FOVEA_ABI_VERSION;
+  second.forward = &call.args;
+  second.dout = &call.dout.tensor;
+  second.grad_q = &call.dout.tensor;
+  Tangents tangents(call);
+  tangents.args.out_tangent = &call.dout.tensor;
+  tangents.args.lse_tangent = nullptr;
+  fovea_plan* plan = nullptr;
+  for (const Outcome& outcome : {outcome_of(fovea_attention_backward, &backward),
+                                 outcome_of(fovea_attention_double_backward, &second),
+                                 outcome_of(fovea_attention_jvp, &tangents.args),
+                                 outcome_of(fovea_plan_create_backward, &backward, &plan),
+                                 outcome_of(fovea_plan_create_jvp, &tangents.args, &plan)}) {
+    EXPECT_EQ(outcome.kind, FOVEA_UNSUPPORTED) << outcome.message;
+    EXPECT_THAT(outcome.message, HasSubstr("q lives on cuda:0; expected the cpu"));
+  }
+  char* text = nullptr;
+  ASSERT_EQ(outcome_of(fovea_explain_jvp, &tangents.args, FOVEA_TEXT, &text).message, "");
+  EXPECT_THAT(text, HasSubstr("refused    cpu/attention_jvp: q lives on cuda:0"));
+  fovea_string_free(text);
 }
 
 TEST(CMergeStates, JoinsStatesAndRefusesHalfOfOne) {
