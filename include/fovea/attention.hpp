@@ -22,21 +22,21 @@ namespace fovea {
 
 /// Everything that attention_forward takes; what is not named has the default. See attention_forward for shapes.
 struct AttentionForward {
-  TensorView q{};
-  TensorView k{};
-  TensorView v{};
-  TensorView out{};
-  TensorView lse{};  // optional output
+  FloatView q{};
+  FloatView k{};
+  FloatView v{};
+  FloatView out{};
+  Float32View lse{};  // optional output
   // optional output: the row's largest final score, -inf where it sees no key
-  TensorView row_max{};
+  Float32View row_max{};
 
   ScoreMod score{};
   MaskMod mask{};
   std::optional<float> softmax_scale{};
-  TensorView sinks{};  // [num_heads_q] f32, optional
+  Float32View sinks{};  // [num_heads_q] f32, optional
   Dropout dropout{};
-  TensorView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64: makes q, out, lse packed
-  TensorView cu_seqlens_kv{};  // [num_sequences + 1] i32 or i64: makes k, v packed
+  IndexView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64: makes q, out, lse packed
+  IndexView cu_seqlens_kv{};  // [num_sequences + 1] i32 or i64: makes k, v packed
 
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget cpu_target = CpuTarget::automatic;

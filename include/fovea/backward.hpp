@@ -17,15 +17,15 @@ namespace fovea {
 
 /// Everything that attention_backward takes. What is not given among dq, dk, dv, dsinks and dcaptured is not computed.
 struct AttentionBackward {
-  TensorView dout{};  // gradient of out; any strides, 0 too
-  TensorView dlse{};  // gradient of lse, optional: lse is an output like any other
+  FloatView dout{};    // gradient of out; any strides, 0 too
+  Float32View dlse{};  // gradient of lse, optional: lse is an output like any other
   /// The call whose gradient is wanted, out and lse as it wrote them: both are inputs here. row_max is not read.
   AttentionForward forward{};
 
-  TensorView dq{};
-  TensorView dk{};
-  TensorView dv{};
-  TensorView dsinks{};
+  FloatView dq{};
+  FloatView dk{};
+  FloatView dv{};
+  Float32View dsinks{};
   /// By name: captured float tensors of forward.score, and captured float scalars (a tensor of one element).
   std::vector<CapturedTensor> dcaptured{};
 
@@ -101,15 +101,15 @@ class FOVEA_EXPORT BackwardPlan {
 /// Gradients of L = <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddsinks, dsinks> + Σ <ddcaptured[i], dcaptured[i]>, where dq,
 /// dk, dv, dsinks and dcaptured are what attention_backward computes.
 struct AttentionDoubleBackward {
-  AttentionBackward backward{};    // dout, dlse and forward are read, dq and the others are not
-  TensorView ddq{}, ddk{}, ddv{};  // as q, k, v; optional: what is not given is 0
-  TensorView ddsinks{};            // [num_heads_q] f32
+  AttentionBackward backward{};   // dout, dlse and forward are read, dq and the others are not
+  FloatView ddq{}, ddk{}, ddv{};  // as q, k, v; optional: what is not given is 0
+  Float32View ddsinks{};          // [num_heads_q] f32
   std::vector<CapturedTensor> ddcaptured{};  // by name and shape as AttentionBackward::dcaptured
 
-  TensorView grad_dout{};  // as dout, optional; so are the others
-  TensorView grad_dlse{};  // as lse
-  TensorView grad_q{}, grad_k{}, grad_v{};
-  TensorView grad_sinks{};                      // [num_heads_q] f32
+  FloatView grad_dout{};    // as dout, optional; so are the others
+  Float32View grad_dlse{};  // as lse
+  FloatView grad_q{}, grad_k{}, grad_v{};
+  Float32View grad_sinks{};                     // [num_heads_q] f32
   std::vector<CapturedTensor> grad_captured{};  // as ddcaptured, written
   Executor* executor = nullptr;                 // as in AttentionBackward, and of this call
   void* stream = nullptr;

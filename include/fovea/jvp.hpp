@@ -19,15 +19,15 @@ struct AttentionJvp {
   // out and lse are written too, lse where it is given; row_max must not be. Its executor and stream are the call's
   AttentionForward forward{};
 
-  TensorView q_tangent{};      // as q
-  TensorView k_tangent{};      // as k
-  TensorView v_tangent{};      // as v
-  TensorView sinks_tangent{};  // [num_heads_q] f32
+  FloatView q_tangent{};        // as q
+  FloatView k_tangent{};        // as k
+  FloatView v_tangent{};        // as v
+  Float32View sinks_tangent{};  // [num_heads_q] f32
   // by name, as the captured tensor; scalars: one element
   std::vector<CapturedTensor> captured_tangents{};
 
-  TensorView out_tangent{};  // as out, written
-  TensorView lse_tangent{};  // as lse, written; optional
+  FloatView out_tangent{};    // as out, written
+  Float32View lse_tangent{};  // as lse, written; optional
 
   // optional here, required by JvpPlan::run; forward.workspace is not used
   std::span<std::byte> workspace{};

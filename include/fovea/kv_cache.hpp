@@ -27,52 +27,52 @@ namespace fovea {
 /// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that
 /// name only such rows. They may hold anything.
 struct KvCache {
-  TensorView k{};
+  FloatView k{};
   // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16
-  TensorView v{};
-  TensorView page_table{};  // [batch, max_pages] i32 or i64, optional: makes the cache paged
+  FloatView v{};
+  IndexView page_table{};  // [batch, max_pages] i32 or i64, optional: makes the cache paged
   // [batch] i32 or i64: rows in use before this call, left padding included; read where it lies
-  TensorView seqlens{};
+  IndexView seqlens{};
   // [batch] i32 or i64, optional: slot of each sequence (contiguous caches alone)
-  TensorView batch_idx{};
+  IndexView batch_idx{};
   // [batch] i32 or i64, optional: rows at the start of a slot that do not belong to the sequence
-  TensorView left_padding{};
-  TensorView page_indptr{};   // [batch + 1] i32 or i64: starts at 0, never decreases
-  TensorView page_indices{};  // [num_indices] i32 or i64: pages of every sequence in turn
+  IndexView left_padding{};
+  IndexView page_indptr{};   // [batch + 1] i32 or i64: starts at 0, never decreases
+  IndexView page_indices{};  // [num_indices] i32 or i64: pages of every sequence in turn
 };
 
 /// Rotary position embedding of queries and appended keys. Pair j of a head turns by the angle of row `position`:
 /// (x, y) -> (x cos - y sin, x sin + y cos).
 struct Rotary {
   // [max_positions, rotary_dim / 2] f32, f16, bf16; rotary_dim <= head_dim_qk, the rest is copied
-  TensorView cos{};
-  TensorView sin{};             // as cos
+  FloatView cos{};
+  FloatView sin{};              // as cos
   bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
   /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx
   /// of the appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is not turned. Turned in
   /// f32, rounded to the dtype of the cache, and of q.
-  TensorView positions{};
+  IndexView positions{};
 };
 
 /// New tokens, written into the cache behind what is there before attention is computed.
 struct Append {
-  TensorView k{};  // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16
-  TensorView v{};  // as k with head_dim_v
+  FloatView k{};  // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16
+  FloatView v{};  // as k with head_dim_v
 };
 
 /// Everything that attention_decode takes.
 struct AttentionDecode {
-  TensorView q{};  // [batch, seqlen_q, num_heads_q, head_dim_qk], seqlen_q >= 1
+  FloatView q{};  // [batch, seqlen_q, num_heads_q, head_dim_qk], seqlen_q >= 1
   KvCache cache{};
   Append append{};                 // optional
   std::optional<Rotary> rotary{};  // of q, and of append.k
-  TensorView out{};                // [batch, seqlen_q, num_heads_q, head_dim_v]
-  TensorView lse{};                // [batch, num_heads_q, seqlen_q], optional
+  FloatView out{};                 // [batch, seqlen_q, num_heads_q, head_dim_v]
+  Float32View lse{};               // [batch, num_heads_q, seqlen_q], optional
 
   ScoreMod score{};
   MaskMod mask = causal();  // bottom-right: the last query meets the last key
   std::optional<float> softmax_scale{};
-  TensorView sinks{};  // [num_heads_q] f32, optional
+  Float32View sinks{};  // [num_heads_q] f32, optional
 
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;

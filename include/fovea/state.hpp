@@ -20,8 +20,8 @@ namespace fovea {
 struct MergeStates {
   std::vector<TensorView> outs{};  // one of each state, in the order of the sum
   std::vector<TensorView> lses{};
-  TensorView out{};  // written; may be outs[0]
-  TensorView lse{};  // written, optional; may be lses[0]
+  FloatView out{};    // written; may be outs[0]
+  Float32View lse{};  // written, optional; may be lses[0]
 
   // optional here, required by MergeStatesPlan::run; cpu alone wants some
   std::span<std::byte> workspace{};

@@ -113,27 +113,60 @@ constexpr Dtype element_dtype() {
 
 }  // namespace detail
 
+/// A TensorView whose elements the compiler knows: what `view` makes of pointers, spans and mdspans. It is a TensorView
+/// wherever one is asked for.
+template <typename T>
+class ElementView : public TensorView {
+ public:
+  ElementView(T* data, const TensorSpec& spec) : TensorView(data, spec) {}
+  [[nodiscard]] ElementView permuted(std::initializer_list<int> order) const {
+    return ElementView(TensorView::permuted(order));
+  }
+
+ private:
+  explicit ElementView(const TensorView& view) : TensorView(view) {}
+};
+
+/// The tensor of an argument that holds these dtypes. An ElementView of another does not compile, with a message that
+/// says so; any other TensorView is taken, and checked when the call is made.
+template <Dtype... allowed>
+class TensorOf : public TensorView {
+ public:
+  using TensorView::TensorView;
+  TensorOf() = default;
+  TensorOf(const TensorView& view) : TensorView(view) {}
+  template <typename T>
+  TensorOf(const ElementView<T>& view) : TensorView(view) {
+    static_assert(((detail::element_dtype<T>() == allowed) || ...),
+                  "fovea: this argument does not hold elements of the view's type; its declaration "
+                  "names those that it does");
+  }
+};
+using FloatView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16>;
+using Float32View = TensorOf<Dtype::f32>;
+using IndexView = TensorOf<Dtype::i32, Dtype::i64>;
+
 /// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T. A type that no
 /// tensor holds (double, wide unsigned integers, structs) does not compile, with a message that says so.
 template <typename T>
-[[nodiscard]] TensorView view(T* data, std::initializer_list<std::int64_t> shape,
-                              std::initializer_list<std::int64_t> strides = {}) {
+[[nodiscard]] ElementView<T> view(T* data, std::initializer_list<std::int64_t> shape,
+                                  std::initializer_list<std::int64_t> strides = {}) {
   const TensorSpec spec = make_spec(detail::element_dtype<T>(), {shape.begin(), shape.size()},
                                     {strides.begin(), strides.size()});
-  return TensorView(data, spec);
+  return {data, spec};
 }
 
 /// A span as a tensor of one dimension; or of this row-major shape, which throws InvalidArgument where it has more
 /// elements than the span.
 template <typename T, std::size_t Extent>
-[[nodiscard]] TensorView view(std::span<T, Extent> data) {
+[[nodiscard]] ElementView<T> view(std::span<T, Extent> data) {
   return view(data.data(), {static_cast<std::int64_t>(data.size())});
 }
 template <typename T, std::size_t Extent>
-[[nodiscard]] TensorView view(std::span<T, Extent> data,
-                              std::initializer_list<std::int64_t> shape) {
-  return TensorView(data.data(), make_spec_within(data.size(), detail::element_dtype<T>(),
-                                                  {shape.begin(), shape.size()}));
+[[nodiscard]] ElementView<T> view(std::span<T, Extent> data,
+                                  std::initializer_list<std::int64_t> shape) {
+  return {data.data(),
+          make_spec_within(data.size(), detail::element_dtype<T>(), {shape.begin(), shape.size()})};
 }
 
 /// Shaped like std::mdspan of C++23, as Kokkos's is: plain memory, extents, strides in elements.
@@ -147,9 +180,9 @@ concept MdspanLike = requires(const T& m) {
 
 /// Its shape and strides as they are, on the cpu.
 template <MdspanLike T>
-[[nodiscard]] TensorView view(const T& tensor) {
-  TensorSpec spec{
-      .dtype = detail::element_dtype<std::remove_pointer_t<decltype(tensor.data_handle())>>()};
+[[nodiscard]] auto view(const T& tensor) {
+  using Element = std::remove_pointer_t<decltype(tensor.data_handle())>;
+  TensorSpec spec{.dtype = detail::element_dtype<Element>()};
   constexpr std::size_t kRank = std::remove_cvref_t<decltype(tensor.extents())>::rank();
   static_assert(kRank >= 1 && kRank <= std::size_t{kMaxRank},
                 "fovea::view: a tensor has 1 to 8 dimensions");
@@ -158,7 +191,7 @@ template <MdspanLike T>
     spec.shape[dim] = static_cast<std::int64_t>(tensor.extents().extent(dim));
     spec.strides[dim] = static_cast<std::int64_t>(tensor.stride(dim));
   }
-  return TensorView(tensor.data_handle(), spec);
+  return ElementView<Element>(tensor.data_handle(), spec);
 }
 
 /// The 32-bit words of an i64 tensor, the low one first: i64 [..., n] as i32 [..., n, 2] over the same memory. Integers

@@ -160,7 +160,7 @@ class Checker {
     OverlapCheck overlap;
     overlap.add_inputs(args_);
     for (const auto& [name, view] :
-         {std::pair{"out", &args_.out}, {"lse", &args_.lse}, {"row_max", &args_.row_max}}) {
+         {NamedView{"out", &args_.out}, {"lse", &args_.lse}, {"row_max", &args_.row_max}}) {
       overlap.add_output(name, *view);
     }
     overlap.add_output("workspace", args_.workspace);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <span>
-#include <utility>
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
@@ -89,13 +88,13 @@ class Checker {
     OverlapCheck overlap;
     const AttentionForward& f = args_.forward;
     overlap.add_inputs(f);
-    for (const auto& [name, view] : {std::pair{"out", &f.out},
+    for (const auto& [name, view] : {NamedView{"out", &f.out},
                                      {"lse", &f.lse},
                                      {"dout", &args_.dout},
                                      {"dlse", &args_.dlse}}) {
       overlap.add_input(name, *view);
     }
-    for (const auto& [name, view] : {std::pair{"dq", &args_.dq},
+    for (const auto& [name, view] : {NamedView{"dq", &args_.dq},
                                      {"dk", &args_.dk},
                                      {"dv", &args_.dv},
                                      {"dsinks", &args_.dsinks}}) {

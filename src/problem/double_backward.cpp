@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "core/shape.hpp"
@@ -79,7 +78,7 @@ class Checker {
   void check_overlap() const {
     OverlapCheck overlap;
     overlap.add_inputs(args_.backward.forward);
-    for (const auto& [name, view] : {std::pair{"dout", &args_.backward.dout},
+    for (const auto& [name, view] : {NamedView{"dout", &args_.backward.dout},
                                      {"dlse", &args_.backward.dlse},
                                      {"ddq", &args_.ddq},
                                      {"ddk", &args_.ddk},
@@ -89,7 +88,7 @@ class Checker {
     }
     for (const CapturedTensor& tensor : args_.ddcaptured)
       overlap.add_input(tensor.name, tensor.view);
-    for (const auto& [name, view] : {std::pair{"grad_dout", &args_.grad_dout},
+    for (const auto& [name, view] : {NamedView{"grad_dout", &args_.grad_dout},
                                      {"grad_dlse", &args_.grad_dlse},
                                      {"grad_q", &args_.grad_q},
                                      {"grad_k", &args_.grad_k},

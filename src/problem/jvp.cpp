@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "core/shape.hpp"
@@ -84,7 +83,7 @@ class Checker {
     OverlapCheck overlap;
     const AttentionForward& f = args_.forward;
     overlap.add_inputs(f);
-    for (const auto& [name, view] : {std::pair{"q_tangent", &args_.q_tangent},
+    for (const auto& [name, view] : {NamedView{"q_tangent", &args_.q_tangent},
                                      {"k_tangent", &args_.k_tangent},
                                      {"v_tangent", &args_.v_tangent},
                                      {"sinks_tangent", &args_.sinks_tangent}}) {
@@ -92,7 +91,7 @@ class Checker {
     }
     for (const CapturedTensor& tangent : args_.captured_tangents)
       overlap.add_input(tangent.name, tangent.view);
-    for (const auto& [name, view] : {std::pair{"out", &f.out},
+    for (const auto& [name, view] : {NamedView{"out", &f.out},
                                      {"lse", &f.lse},
                                      {"out_tangent", &args_.out_tangent},
                                      {"lse_tangent", &args_.lse_tangent}}) {

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "fovea/attention.hpp"
@@ -23,6 +24,9 @@ struct NamedTensor {
   const TensorView& view;
   bool is_output = false;
 };
+
+/// For lists of arguments of several types, each a TensorView.
+using NamedView = std::pair<std::string_view, const TensorView*>;
 
 /// Refuses in the name of `where`, the function that the user called, what does not live on `device`.
 class TensorChecks {

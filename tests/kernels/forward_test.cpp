@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -253,8 +254,9 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   run(together.args(), small_hopper());
   for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
     AttentionDecode decode = alone.args();
-    for (TensorView* view : {&decode.q, &decode.out, &decode.lse, &decode.cache.page_table,
-                             &decode.cache.seqlens, &decode.cache.left_padding})
+    for (TensorView* view : std::initializer_list<TensorView*>{
+             &decode.q, &decode.out, &decode.lse, &decode.cache.page_table, &decode.cache.seqlens,
+             &decode.cache.left_padding})
       *view = entry_of(*view, i);
     if (decode.cache.batch_idx) {
       decode.cache.batch_idx = entry_of(decode.cache.batch_idx, i);

@@ -28,6 +28,7 @@ struct Matrix {
 """
 
 TYPES = "no tensor holds elements of this type"
+ARGUMENT = "this argument does not hold elements of the view's type"
 
 
 def view_of(element: str, how: str) -> str:
@@ -56,6 +57,23 @@ class Refusals(unittest.TestCase):
                     "fovea::view(Matrix<ELEMENT>{data})"):
             self.expect(view_of("double", how.replace("ELEMENT", "double")), view_of("float", how.replace("ELEMENT", "float")),
                         TYPES)
+
+    def test_elements_that_an_argument_does_not_hold(self) -> None:
+        def given(element: str, where: str) -> str:
+            return (f"#include <fovea/backward.hpp>\n#include <fovea/jvp.hpp>\n#include <fovea/kv_cache.hpp>\n"
+                    f"void use({element}* data) {{ auto t = fovea::view(data, {{1, 1, 1, 4}}); {where}; }}\n")
+        for where, wrong, right in (
+                ("fovea::attention_forward({.q = t, .k = t, .v = t, .out = t})", "std::int32_t", "fovea::float16"),
+                ("fovea::AttentionForward args{.k = t}; args.q = t", "const std::int64_t", "const float"),
+                ("static_cast<void>(fovea::AttentionForward{.lse = t})", "fovea::bfloat16", "float"),
+                ("static_cast<void>(fovea::AttentionForward{.cu_seqlens_q = t})", "float", "std::int32_t"),
+                ("static_cast<void>(fovea::AttentionBackward{.dq = t})", "bool", "fovea::bfloat16"),
+                ("static_cast<void>(fovea::AttentionJvp{.out_tangent = t})", "std::uint8_t", "float"),
+                ("static_cast<void>(fovea::KvCache{.page_table = t})", "float", "std::int64_t"),
+                ("static_cast<void>(fovea::Rotary{.cos = t})", "std::int32_t", "float")):
+            self.expect(given(wrong, where), given(right, where), ARGUMENT)
+            erased = where.replace(" = t", " = fovea::TensorView(t)")
+            self.assertEqual(self.compile(given(wrong, erased)).returncode, 0, erased)  # refused when it is called
 
     def test_results_that_are_dropped(self) -> None:
         for call in ("fovea::causal()", "fovea::causal() && fovea::window(3, 0)", "fovea::plan({})", "fovea::version()",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 
 #include "core/philox.hpp"
@@ -63,7 +64,9 @@ class Planted {
             1 / std::sqrt(static_cast<float>(forward_.q.size(3))))) {}
 
   void run() {
-    for (const TensorView& output : {args_.dq, args_.dk, args_.dv, args_.dsinks}) clear(output);
+    for (const TensorView& output :
+         std::initializer_list<TensorView>{args_.dq, args_.dk, args_.dv, args_.dsinks})
+      clear(output);
     for (const CapturedTensor& each : args_.dcaptured) clear(each.view);
     const std::int64_t heads_q = forward_.q.size(2);
     const std::int64_t heads_kv = forward_.k.size(2);

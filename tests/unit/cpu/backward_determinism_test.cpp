@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -31,7 +32,9 @@ void append(Bits& bits, const TensorView& view) {
 Bits bits_of_run(const AttentionBackward& args) {
   attention_backward(args);
   Bits bits;
-  for (const TensorView* view : {&args.dq, &args.dk, &args.dv, &args.dsinks}) append(bits, *view);
+  for (const TensorView* view :
+       std::initializer_list<const TensorView*>{&args.dq, &args.dk, &args.dv, &args.dsinks})
+    append(bits, *view);
   for (const CapturedTensor& tensor : args.dcaptured) append(bits, tensor.view);
   return bits;
 }
@@ -211,8 +214,9 @@ TEST(BackwardDeterminism, BatchMatesChangeNoBit) {
     memory.poison_outputs();
     AttentionBackward alone = args;
     AttentionForward& forward = alone.forward;
-    for (TensorView* view : {&alone.dout, &alone.dlse, &alone.dq, &alone.dk, &alone.dv, &forward.q,
-                             &forward.k, &forward.v, &forward.out, &forward.lse})
+    for (TensorView* view : std::initializer_list<TensorView*>{
+             &alone.dout, &alone.dlse, &alone.dq, &alone.dk, &alone.dv, &forward.q, &forward.k,
+             &forward.v, &forward.out, &forward.lse})
       *view = entry(*view, 1);
     attention_backward(alone);
     EXPECT_TRUE(bits_of_entry(args, 1) == expected) << name(dtype);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -261,8 +262,8 @@ TEST(CpuDecode, BatchMatesChangeNoBit) {
       CacheMemory apart(problem);
       for (std::int64_t i = 0; i < problem.batch(); ++i) {
         AttentionDecode args = apart.args(target);
-        for (TensorView* view :
-             {&args.q, &args.out, &args.lse, &args.cache.page_table, &args.cache.seqlens})
+        for (TensorView* view : std::initializer_list<TensorView*>{
+                 &args.q, &args.out, &args.lse, &args.cache.page_table, &args.cache.seqlens})
           *view = entry_of(*view, i);
         attention_decode(args);
         EXPECT_TRUE(apart.out_bits(i) == together.out_bits(i));

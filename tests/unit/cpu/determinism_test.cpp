@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -98,7 +99,8 @@ AttentionForward alone(AttentionForward args, std::int64_t batch) {
     return TensorView(static_cast<const void*>(static_cast<const std::byte*>(view.data()) + bytes),
                       spec);
   };
-  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out, &args.lse, &args.row_max})
+  for (TensorView* view : std::initializer_list<TensorView*>{&args.q, &args.k, &args.v, &args.out,
+                                                             &args.lse, &args.row_max})
     *view = entry(*view);
   return args;
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cfenv>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <thread>
@@ -144,7 +145,9 @@ struct Calls {
     args.executor = executor;
     attention_forward(args);
     Bits bits;
-    for (const TensorView* view : {&args.out, &args.lse, &args.row_max}) append(bits, *view);
+    for (const TensorView* view :
+         std::initializer_list<const TensorView*>{&args.out, &args.lse, &args.row_max})
+      append(bits, *view);
     return bits;
   }
 
@@ -154,7 +157,8 @@ struct Calls {
     args.rotary = Rotary{.cos = cos.view(), .sin = cos.view()};
     attention_decode(args);
     Bits bits;
-    for (const TensorView* view : {&args.out, &args.lse, &args.cache.k, &args.cache.v})
+    for (const TensorView* view : std::initializer_list<const TensorView*>{
+             &args.out, &args.lse, &args.cache.k, &args.cache.v})
       append(bits, *view);
     return bits;
   }
@@ -164,7 +168,9 @@ struct Calls {
     args.executor = executor;
     attention_backward(args);
     Bits bits;
-    for (const TensorView* view : {&args.dq, &args.dk, &args.dv, &args.dsinks}) append(bits, *view);
+    for (const TensorView* view :
+         std::initializer_list<const TensorView*>{&args.dq, &args.dk, &args.dv, &args.dsinks})
+      append(bits, *view);
     return bits;
   }
 
@@ -173,7 +179,9 @@ struct Calls {
     args.forward.executor = executor;
     attention_jvp(args);
     Bits bits;
-    for (const TensorView* view : {&args.out_tangent, &args.lse_tangent}) append(bits, *view);
+    for (const TensorView* view :
+         std::initializer_list<const TensorView*>{&args.out_tangent, &args.lse_tangent})
+      append(bits, *view);
     return bits;
   }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -54,7 +55,8 @@ BackwardProblem problem_for(const AttentionBackward& args, int num_threads) {
 std::vector<std::uint64_t> bits_of_run(const BackwardPlan& plan, const AttentionBackward& args) {
   plan.run(args);
   std::vector<std::uint64_t> bits;
-  for (const TensorView* view : {&args.dq, &args.dk, &args.dv, &args.dcaptured[0].view}) {
+  for (const TensorView* view : std::initializer_list<const TensorView*>{
+           &args.dq, &args.dk, &args.dv, &args.dcaptured[0].view}) {
     const auto more = bits_of(*view);
     bits.insert(bits.end(), more.begin(), more.end());
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -162,9 +163,9 @@ TEST(DecodeDoor, CachesOfAGpuAreRefusedByNameWhereThereIsNone) {
   if (driver.is_present()) GTEST_SKIP() << "there is a driver";
   CacheMemory memory(small_case());
   AttentionDecode args = memory.args();
-  for (TensorView* view :
-       {&args.q, &args.out, &args.lse, &args.append.k, &args.append.v, &args.cache.k, &args.cache.v,
-        &args.cache.page_table, &args.cache.seqlens}) {
+  for (TensorView* view : std::initializer_list<TensorView*>{
+           &args.q, &args.out, &args.lse, &args.append.k, &args.append.v, &args.cache.k,
+           &args.cache.v, &args.cache.page_table, &args.cache.seqlens}) {
     TensorSpec spec = view->spec();
     spec.device = Device::cuda(0);
     *view = view->is_mutable() ? TensorView(view->mutable_data(), spec)
@@ -180,8 +181,9 @@ TEST(DecodeDoor, CachesOfAGpuAreRefusedByNameWhereThereIsNone) {
 TEST(DecodePlans, EmptyBatchesAndQueriesAreLegal) {
   CacheMemory memory(small_case());
   AttentionDecode args = memory.args();
-  for (TensorView* view : {&args.q, &args.out, &args.lse, &args.append.k, &args.append.v,
-                           &args.cache.page_table, &args.cache.seqlens}) {
+  for (TensorView* view : std::initializer_list<TensorView*>{
+           &args.q, &args.out, &args.lse, &args.append.k, &args.append.v, &args.cache.page_table,
+           &args.cache.seqlens}) {
     TensorSpec spec = view->spec();
     spec.shape[0] = 0;
     *view = view->is_mutable() ? TensorView(view->mutable_data(), spec)
@@ -251,9 +253,9 @@ TEST(DecodePlan, RefusesLongerSequencesAndOtherProblems) {
 TEST(DecodePlan, NeedsNoData) {
   CacheMemory memory(small_case());
   AttentionDecode shapes = memory.args();
-  for (TensorView* view :
-       {&shapes.q, &shapes.cache.k, &shapes.cache.v, &shapes.cache.seqlens,
-        &shapes.cache.page_table, &shapes.append.k, &shapes.append.v, &shapes.out})
+  for (TensorView* view : std::initializer_list<TensorView*>{
+           &shapes.q, &shapes.cache.k, &shapes.cache.v, &shapes.cache.seqlens,
+           &shapes.cache.page_table, &shapes.append.k, &shapes.append.v, &shapes.out})
     *view = TensorView(static_cast<void*>(nullptr), view->spec());
   EXPECT_GT(plan_decode(shapes, 40).workspace_bytes(), 0U);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -198,7 +199,8 @@ TEST(DoubleBackward, BitsDoNotDependOnThreads) {
     attention_double_backward(args);
     std::vector<std::uint64_t> all;
     for (const TensorView& view :
-         {args.grad_dout, args.grad_dlse, args.grad_q, args.grad_k, args.grad_v, args.grad_sinks}) {
+         std::initializer_list<TensorView>{args.grad_dout, args.grad_dlse, args.grad_q, args.grad_k,
+                                           args.grad_v, args.grad_sinks}) {
       const std::vector<std::uint64_t> some = bits_of(view);
       all.insert(all.end(), some.begin(), some.end());
     }
@@ -219,8 +221,8 @@ TEST(DoubleBackward, WhatIsNotGivenIsZeroAndWhatIsNotWantedIsNotWritten) {
   args.ddcaptured.clear();
   args.grad_k = {};
   attention_double_backward(args);
-  for (const TensorView& view :
-       {args.grad_dout, args.grad_dlse, args.grad_q, args.grad_v, args.grad_sinks}) {
+  for (const TensorView& view : std::initializer_list<TensorView>{
+           args.grad_dout, args.grad_dlse, args.grad_q, args.grad_v, args.grad_sinks}) {
     for (const double value : values_of(view)) ASSERT_EQ(value, 0);
   }
 }

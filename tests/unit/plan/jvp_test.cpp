@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <string>
@@ -83,8 +84,8 @@ struct Call {
 
 std::vector<std::uint64_t> all_bits(const AttentionJvp& args) {
   std::vector<std::uint64_t> all;
-  for (const TensorView& view :
-       {args.forward.out, args.forward.lse, args.out_tangent, args.lse_tangent}) {
+  for (const TensorView& view : std::initializer_list<TensorView>{
+           args.forward.out, args.forward.lse, args.out_tangent, args.lse_tangent}) {
     const std::vector<std::uint64_t> bits = bits_of(view);
     all.insert(all.end(), bits.begin(), bits.end());
   }
@@ -177,9 +178,10 @@ TEST(Jvp, BitsDependNeitherOnThreadsNorOnBatchMates) {
     return TensorView(static_cast<std::byte*>(const_cast<void*>(view.data())) + offset, spec);
   };
   AttentionJvp alone = call.args;
-  for (TensorView* view : {&alone.forward.q, &alone.forward.k, &alone.forward.v, &alone.forward.out,
-                           &alone.forward.lse, &alone.q_tangent, &alone.k_tangent, &alone.v_tangent,
-                           &alone.out_tangent, &alone.lse_tangent}) {
+  for (TensorView* view : std::initializer_list<TensorView*>{
+           &alone.forward.q, &alone.forward.k, &alone.forward.v, &alone.forward.out,
+           &alone.forward.lse, &alone.q_tangent, &alone.k_tangent, &alone.v_tangent,
+           &alone.out_tangent, &alone.lse_tangent}) {
     *view = second(*view);
   }
   const std::vector<std::uint64_t> in_batch = all_bits(alone);

@@ -60,7 +60,7 @@ TEST(Arguments, CuSeqlensOfAnotherShapeOrDtypeAreRefused) {
   EXPECT_EQ(refusal_of(args), "run: cu_seqlens_kv is missing; expected i32 or i64 [4]");
   args.cu_seqlens_kv = view(call.cu_kv.data(), {3});
   EXPECT_EQ(refusal_of(args), "run: cu_seqlens_kv is i64 [3]; expected i32 or i64 [4]");
-  args.cu_seqlens_kv = view(call.q.data(), {4});
+  args.cu_seqlens_kv = TensorView(view(call.q.data(), {4}));
   EXPECT_EQ(refusal_of(args), "run: cu_seqlens_kv is f32 [4]; expected i32 or i64 [4]");
 }
 

@@ -173,8 +173,8 @@ TEST(KvCacheDoor, OffsetsOfPagesAreRefusedBeforeTheyAreFollowed) {
 TEST(KvCacheDoor, ListedPagesAreOfTheCpu) {
   CacheCall call;
   KvCache cache = call.listed();
-  for (TensorView* tensor :
-       {&cache.k, &cache.v, &cache.page_indptr, &cache.page_indices, &cache.seqlens}) {
+  for (TensorView* tensor : std::initializer_list<TensorView*>{
+           &cache.k, &cache.v, &cache.page_indptr, &cache.page_indices, &cache.seqlens}) {
     TensorSpec spec = tensor->spec();
     spec.device = Device::cuda(0);
     *tensor = TensorView(tensor->data(), spec);
@@ -261,7 +261,7 @@ TEST(KvCacheDoor, TensorsOfAnotherShapeAreRefused) {
   cache = call.contiguous();
   cache.seqlens = {};
   EXPECT_EQ(refusal_of(cache), "run: cache.seqlens is missing; expected i32 or i64 [3]");
-  cache.seqlens = view(call.cos.data(), {3});
+  cache.seqlens = TensorView(view(call.cos.data(), {3}));
   EXPECT_EQ(refusal_of(cache), "run: cache.seqlens is f32 [3]; expected i32 or i64 [3]");
 }
 
