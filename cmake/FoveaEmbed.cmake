@@ -1,24 +1,26 @@
-# fovea_embed_device_text(target): the files of src/cuda/device as strings in a generated source of the target, written anew
-# when one of them changes. Included by CMakeLists it defines the function; run as a script it writes the source.
+# fovea_embed_device_text(target root folder name): the .h and .cuh files of a folder as strings in a generated source of the
+# target, written anew when one of them changes. fovea::cuda::jit::embedded_<name>() returns them; a header of the target
+# declares it. Kernels include them by their paths below root. Included by CMakeLists it defines the function; run as a script it
+# writes the source.
 
 if(CMAKE_SCRIPT_MODE_FILE)
-  file(GLOB_RECURSE files LIST_DIRECTORIES false RELATIVE ${FOLDER} ${FOLDER}/*.h ${FOLDER}/*.cuh)
+  file(GLOB_RECURSE files LIST_DIRECTORIES false RELATIVE ${ROOT} ${FOLDER}/*.h ${FOLDER}/*.cuh)
   list(SORT files)
   # Raw strings keep the text as it is; clang counts the characters that C++ promises, which every compiler here exceeds.
   set(source "#include \"cuda/jit/device_text.hpp\"\n\n#pragma GCC diagnostic ignored \"-Woverlength-strings\"\n\n")
   string(APPEND source "namespace fovea::cuda::jit {\nnamespace {\n\nconstexpr SourceFile kFiles[] = {\n")
   set(digests)
   foreach(file IN LISTS files)
-    file(SHA256 ${FOLDER}/${file} digest)
+    file(SHA256 ${ROOT}/${file} digest)
     string(APPEND digests "${file} ${digest}\n")
-    file(READ ${FOLDER}/${file} text)
+    file(READ ${ROOT}/${file} text)
     string(FIND "${text}" ")embedded\"" end)
     if(NOT end EQUAL -1)
       message(FATAL_ERROR "${file} holds the delimiter of the string that it is embedded in")
     endif()
     string(APPEND source "    {\"${file}\", R\"embedded(${text})embedded\"},\n")
   endforeach()
-  string(APPEND source "};\n\n}  // namespace\n\nconst DeviceText& embedded_device_text() {\n")
+  string(APPEND source "};\n\n}  // namespace\n\nconst DeviceText& embedded_${NAME}() {\n")
   # Here and not at run time, where a kernel from the disk cache would wait for it.
   string(SHA256 digest "${digests}")
   string(REGEX REPLACE "(..)" "0x\\1, " digest "${digest}")
@@ -30,13 +32,12 @@ endif()
 
 set(FOVEA_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 
-function(fovea_embed_device_text target)
-  set(folder ${PROJECT_SOURCE_DIR}/src/cuda/device)
+function(fovea_embed_device_text target root folder name)
   file(GLOB_RECURSE files CONFIGURE_DEPENDS ${folder}/*.h ${folder}/*.cuh)
-  set(out ${PROJECT_BINARY_DIR}/embedded/device_text.cpp)
+  set(out ${PROJECT_BINARY_DIR}/embedded/${name}.cpp)
   add_custom_command(
     OUTPUT ${out}
-    COMMAND ${CMAKE_COMMAND} -DFOLDER=${folder} -DOUT=${out} -P ${FOVEA_EMBED_SCRIPT}
+    COMMAND ${CMAKE_COMMAND} -DROOT=${root} -DFOLDER=${folder} -DNAME=${name} -DOUT=${out} -P ${FOVEA_EMBED_SCRIPT}
     DEPENDS ${files} ${FOVEA_EMBED_SCRIPT}
     COMMENT "Embedding device text"
     VERBATIM)

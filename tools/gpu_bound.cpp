@@ -4,19 +4,22 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "cuda/device/shared/rate_params.h"
 #include "cuda/driver/launch.hpp"
 #include "cuda/driver/resources.hpp"
-#include "cuda/jit/loader.hpp"
+#include "rates/rate_params.h"
 
 namespace fovea::tools {
 namespace {
 
+namespace rates = cuda::rates;
+
 constexpr int kRepeats = 4;
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30U;
 
-/// A kernel of device/common/rates.cuh or device/sm90/product_rate.cuh, and what a CTA of it does in a round.
+/// A kernel of rates/, and what a CTA of it does in a round.
 struct Rate {
   std::string includes, entry;
   unsigned ctas_per_sm;
@@ -24,21 +27,21 @@ struct Rate {
   double flops_per_round;
 };
 
-constexpr const char* kIncludeRates = "#include \"common/rates.cuh\"\n";
+constexpr const char* kIncludeRates = "#include \"rates/rates.cuh\"\n";
 
 Rate fma_rate() {
   return {.includes = kIncludeRates,
           .entry = "fma_rate",
           .ctas_per_sm = 4,
           .shared_bytes = 0,
-          .flops_per_round = 2.0 * cuda::kRateChains * cuda::kRateThreads};
+          .flops_per_round = 2.0 * rates::kRateChains * rates::kRateThreads};
 }
 
 /// wgmma on Hopper, else mma.sync.
-Rate product_rate(const cuda::driver::DeviceInfo& device) {
-  if (device.compute_capability_major != 9) {
+Rate product_rate(cuda::jit::Architecture architecture) {
+  if (architecture.major != 9) {
     constexpr int kProducts =
-        cuda::kRateRowBlocks * cuda::kRateColBlocks * (cuda::kRateThreads / 32);
+        rates::kRateRowBlocks * rates::kRateColBlocks * (rates::kRateThreads / 32);
     return {.includes = kIncludeRates,
             .entry = "mma_rate",
             .ctas_per_sm = 2,
@@ -46,32 +49,44 @@ Rate product_rate(const cuda::driver::DeviceInfo& device) {
             .flops_per_round = 2.0 * 16 * 8 * 16 * kProducts};
   }
   return {
-      .includes = "#include \"ptx/generated/wgmma_bf16.cuh\"\n#include \"sm90/product_rate.cuh\"\n",
-      .entry = "sm90::wgmma_rate",
+      .includes = "#include \"ptx/generated/wgmma_bf16.cuh\"\n#include \"rates/wgmma_rate.cuh\"\n",
+      .entry = "wgmma_rate",
       .ctas_per_sm = 1,
-      .shared_bytes = cuda::kRateSharedBytes,
-      .flops_per_round = 2.0 * 64 * cuda::kRateGroups * cuda::kRateCols * cuda::kRateDepth};
+      .shared_bytes = rates::kRateSharedBytes,
+      .flops_per_round = 2.0 * 64 * rates::kRateGroups * rates::kRateCols * rates::kRateDepth};
 }
 
 cuda::jit::KernelText text_of(const Rate& rate) {
-  return {.unit = fmt::format("{}extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::RateParams p) {{\n"
-                              "  fovea::cuda::{}(p);\n}}\n",
-                              rate.includes, cuda::kRateThreads, cuda::jit::kEntryName, rate.entry),
-          .label = rate.entry};
+  return {
+      .unit = fmt::format("{}extern \"C\" __global__ void __launch_bounds__({})\n"
+                          "{}(const __grid_constant__ fovea::cuda::rates::RateParams p) {{\n"
+                          "  fovea::cuda::rates::{}(p);\n}}\n",
+                          rate.includes, rates::kRateThreads, cuda::jit::kEntryName, rate.entry),
+      .label = rate.entry};
+}
+
+cuda::jit::Loader& rate_loader() {
+  // Never destroyed, as the process's loader is not.
+  static cuda::jit::Loader* const loader = [] {
+    auto options = cuda::jit::process_loader_options();
+    options.device_text = rate_text();
+    options.pack.reset();  // which holds kernels of the library's text
+    return new cuda::jit::Loader(std::move(options));
+  }();
+  return *loader;
 }
 
 /// The best of several, each long enough for the power limit to show.
 double measure(const Gpu& gpu, const Rate& rate) {
   constexpr double kMilliseconds = 40;
-  const auto kernel = cuda::jit::process_loader().load(text_of(rate), gpu.context());
+  const auto kernel = rate_loader().load(text_of(rate), gpu.context());
   const cuda::driver::DeviceMemory sink(gpu.context(), sizeof(float));
-  cuda::RateParams params{static_cast<float*>(sink.data()), 1000};
+  rates::RateParams params{static_cast<float*>(sink.data()), 1000};
   const unsigned num_ctas = rate.ctas_per_sm * static_cast<unsigned>(gpu.context().info().num_sms);
   const auto milliseconds = [&] {
     return gpu.milliseconds([&] {
       cuda::driver::launch({.grid = {.x = num_ctas},
-                            .block = {.x = cuda::kRateThreads},
+                            .block = {.x = rates::kRateThreads},
                             .shared_bytes = rate.shared_bytes,
                             .stream = gpu.stream()},
                            kernel->function, params);
@@ -107,6 +122,20 @@ double measure_copy_gigabytes(const Gpu& gpu) {
 
 }  // namespace
 
+cuda::jit::DeviceText rate_text() {
+  static const std::vector<cuda::jit::SourceFile> files = [] {
+    std::vector<cuda::jit::SourceFile> all;
+    for (const auto& text : {cuda::jit::embedded_device_text(), cuda::jit::embedded_rate_text()})
+      all.insert(all.end(), text.files.begin(), text.files.end());
+    return all;
+  }();
+  return cuda::jit::make_device_text(files);
+}
+
+std::vector<cuda::jit::KernelText> rate_kernels(cuda::jit::Architecture architecture) {
+  return {text_of(product_rate(architecture)), text_of(fma_rate())};
+}
+
 Bounds GpuBounds::of(Dtype inputs) const {
   const bool is_plain = inputs == Dtype::f32;
   return {.compute = is_plain ? "fma" : "product",
@@ -116,7 +145,8 @@ Bounds GpuBounds::of(Dtype inputs) const {
 }
 
 GpuBounds measure_bounds(const Gpu& gpu) {
-  return {.product_gflops = measure(gpu, product_rate(gpu.context().info())),
+  return {.product_gflops =
+              measure(gpu, product_rate(cuda::jit::architecture_of(gpu.context().info()))),
           .fma_gflops = measure(gpu, fma_rate()),
           .copy_gigabytes = measure_copy_gigabytes(gpu)};
 }

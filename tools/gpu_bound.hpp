@@ -2,12 +2,27 @@
 // processors.
 #pragma once
 
+#include <vector>
+
 #include "fovea/dtype.hpp"
 
 #include "bound.hpp"
+#include "cuda/jit/loader.hpp"
 #include "gpu.hpp"
 
+namespace fovea::cuda::jit {
+
+/// tools/rates/, embedded in the command by its CMakeLists.txt.
+const DeviceText& embedded_rate_text();
+
+}  // namespace fovea::cuda::jit
+
 namespace fovea::tools {
+
+/// All that the kernels below include: the library's text, and that of rates/.
+cuda::jit::DeviceText rate_text();
+/// Those that measure a GPU of this architecture: products, multiply-adds.
+std::vector<cuda::jit::KernelText> rate_kernels(cuda::jit::Architecture architecture);
 
 struct GpuBounds {
   double product_gflops =

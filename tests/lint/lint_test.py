@@ -74,6 +74,18 @@ class Layers(unittest.TestCase):
             self.assertEqual(len(rule([mma, file("src/cuda/device/sm80/a.cuh", f"#include {name}\n")])), 1, name)
         self.assertEqual(len(rule([mma, file("src/cuda/device/shared/a.h", '#include "ptx/mma.cuh"\n')])), 1)
 
+    def test_kernels_of_the_tools_include_the_librarys_text_and_no_library_includes_theirs(self) -> None:
+        rule = layers.device_text_includes_itself
+        there = [file("src/cuda/device/ptx/mma.cuh", ""), file("src/cuda/device/shared/types.h", ""), file("tools/rates/p.h", "")]
+        both = '#include "ptx/mma.cuh"\n#include "rates/p.h"\n'
+        self.assertEqual(rule([*there, file("tools/rates/a.cuh", both), file("tools/rates/b.h", '#include "shared/types.h"\n')]), [])
+        for path, name in (("tools/rates/a.cuh", "rates/missing.cuh"), ("tools/rates/a.cuh", "files.hpp"), ("tools/rates/b.h", "ptx/mma.cuh"),
+                           ("src/cuda/device/sm80/a.cuh", "rates/p.h")):
+            self.assertEqual(len(rule([*there, file(path, f'#include "{name}"\n')])), 1, name)
+        rule = layers.host_reads_shared_structs_only
+        self.assertEqual(rule([file("tools/a.cpp", '#include "rates/p.h"\n')]), [])
+        self.assertEqual(len(rule([file("tools/a.cpp", '#include "rates/a.cuh"\n')])), 1)
+
     def test_host_code_reads_shared_structs_and_no_emulator(self) -> None:
         rule = layers.host_reads_shared_structs_only
         self.assertEqual(rule([file("src/cuda/a.cpp", '#include "cuda/device/shared/spec.h"\n')]), [])

@@ -228,13 +228,15 @@ Architecture architecture_of(const driver::DeviceInfo& info) {
 
 Loader& process_loader() {
   // Never destroyed, as the process's driver is not.
-  static Loader* const loader = [] {
-    LoaderOptions options;
-    const driver::Driver& driver = driver::process_driver();
-    if (driver.is_present()) options.nvrtc.max_major = driver.version() / 1000;
-    return new Loader(std::move(options));
-  }();
+  static Loader* const loader = new Loader(process_loader_options());
   return *loader;
+}
+
+LoaderOptions process_loader_options() {
+  LoaderOptions options;
+  const driver::Driver& driver = driver::process_driver();
+  if (driver.is_present()) options.nvrtc.max_major = driver.version() / 1000;
+  return options;
 }
 
 }  // namespace fovea::cuda::jit

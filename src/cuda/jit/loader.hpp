@@ -120,5 +120,7 @@ Architecture architecture_of(const driver::DeviceInfo& info);
 
 /// The loader of calls that name no other; made at the first call.
 Loader& process_loader();
+/// What it is made with on this machine.
+LoaderOptions process_loader_options();
 
 }  // namespace fovea::cuda::jit

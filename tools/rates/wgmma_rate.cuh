@@ -1,15 +1,15 @@
 // What Hopper's tensor cores do at most: wgmma with operands that lie in shared memory, two warpgroups, nothing loaded
-// or stored. See common/rates.cuh.
+// or stored. See rates.cuh.
 #pragma once
 
-#include "common/rates.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
+#include "rates/rates.cuh"
 #include "tile/matrix_descriptor.cuh"
 
-namespace fovea::cuda::sm90 {
+namespace fovea::cuda::rates {
 
 inline constexpr int kRateRowBytes = kRateDepth * 2;  // swizzled as whole rows of 128 bytes
 
@@ -47,4 +47,4 @@ FOVEA_DEVICE void wgmma_rate(const RateParams& p) {
   keep(p, sum);
 }
 
-}  // namespace fovea::cuda::sm90
+}  // namespace fovea::cuda::rates

@@ -8,9 +8,9 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
-#include "shared/rate_params.h"
+#include "rates/rate_params.h"
 
-namespace fovea::cuda {
+namespace fovea::cuda::rates {
 
 /// Bits of two bf16, between 1 and 2 in size, of either sign.
 FOVEA_DEVICE std::uint32_t noise(std::uint32_t index) {
@@ -67,4 +67,4 @@ FOVEA_DEVICE void mma_rate(const RateParams& p) {
   keep(p, sum);
 }
 
-}  // namespace fovea::cuda
+}  // namespace fovea::cuda::rates

@@ -1,10 +1,10 @@
-// What kernels that measure rates take, and what a CTA of each does in a round: common/rates.cuh,
-// sm90/product_rate.cuh. tools/gpu_bound.cpp launches and counts.
+// What kernels that measure rates take, and what a CTA of each does in a round: rates.cuh, wgmma_rate.cuh. Read by
+// NVRTC and by tools/gpu_bound.cpp, which launches and counts.
 #pragma once
 
 #include "shared/types.h"
 
-namespace fovea::cuda {
+namespace fovea::cuda::rates {
 
 struct RateParams {
   float* sink;  // written where a sum is a number that it never is
@@ -24,4 +24,4 @@ inline constexpr int kRateGroups = kRateThreads / 128, kRateCols = 256, kRateDep
 /// A of each warpgroup, then B, which they share: rows of 128 bytes.
 inline constexpr int kRateSharedBytes = (64 * kRateGroups + kRateCols) * kRateDepth * 2;
 
-}  // namespace fovea::cuda
+}  // namespace fovea::cuda::rates
