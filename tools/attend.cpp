@@ -340,7 +340,7 @@ reference::Products products_of(const Explanation& explanation) {
 }
 
 int attend(const AttendOptions& options) {
-  refuse_cpu_options(options.attention);
+  refuse_options_of_other_devices(options.attention);
   OutputFiles files;
   add_outputs(options, files);
   const Inputs inputs = load_inputs(options.attention, files);
@@ -401,6 +401,7 @@ int run_attend(const std::vector<std::string>& words) {
   add_gradient_options(line, options.gradients);
   add_run_options(line, options.attention);
   add_device_option(line, options.attention.device);
+  add_sm_margin_option(line, options.attention.sm_margin);
   add_output_options(line, options);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return attend(options);

@@ -292,6 +292,7 @@ AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs
       .cu_seqlens_kv = inputs.cu_seqlens_kv.view(),
       .compute_dtype = options.compute_dtype,
       .cpu_target = options.target,
+      .sm_margin = options.sm_margin,
   };
   refuse_unread(options, args.score, args.mask);
   return args;

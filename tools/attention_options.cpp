@@ -201,12 +201,24 @@ void add_device_option(CommandLine& line, Device& device) {
            });
 }
 
-void refuse_cpu_options(const AttentionOptions& options) {
-  if (!options.is_on_gpu()) return;
+void add_sm_margin_option(CommandLine& line, int& sm_margin) {
+  line.add({"--sm-margin", "N", kRunGroup,
+            "SMs of a GPU to leave free for what runs beside it; 0 (default): none"},
+           [&sm_margin](const std::string& option, const std::string& text) {
+             sm_margin =
+                 static_cast<int>(parse_integer(option, text, {.least = 0, .most = 65'535}));
+           });
+}
+
+void refuse_options_of_other_devices(const AttentionOptions& options) {
   const auto refuse = [&](std::string_view option) {
-    bad_input(fmt::format("{}: is for the cpu; expected none with --device {}", option,
-                          to_string(options.device)));
+    bad_input(fmt::format("{}: is for {}; expected none with --device {}", option,
+                          options.is_on_gpu() ? "the cpu" : "GPUs", to_string(options.device)));
   };
+  if (!options.is_on_gpu()) {
+    if (options.sm_margin != 0) refuse("--sm-margin");
+    return;
+  }
   if (options.target != CpuTarget::automatic) refuse("--target");
   if (options.threads != 0) refuse("--threads");
 }

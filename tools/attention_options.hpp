@@ -56,6 +56,7 @@ struct AttentionOptions {
   CpuTarget target = CpuTarget::automatic;
   Device device{};
   int threads = 0;
+  int sm_margin = 0;
 
   bool is_on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool names_files() const { return input || q || k || v; }
@@ -70,6 +71,7 @@ void add_score_options(CommandLine& line, AttentionOptions& options);
 void add_mask_options(CommandLine& line, AttentionOptions& options);
 void add_run_options(CommandLine& line, AttentionOptions& options);
 void add_device_option(CommandLine& line, Device& device);
+void add_sm_margin_option(CommandLine& line, int& sm_margin);
 void add_threads_option(CommandLine& line, int& threads);
 
 /// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape
@@ -88,7 +90,7 @@ Inputs inputs_of_shapes(const AttentionOptions& options, OutputFiles& outputs);
 Inputs inputs_of(const AttentionOptions& options, OutputFiles& outputs);
 
 /// What means nothing on a GPU, --device cuda beside it.
-void refuse_cpu_options(const AttentionOptions& options);
+void refuse_options_of_other_devices(const AttentionOptions& options);
 
 ScoreMod make_score(const AttentionOptions& options, const Inputs& inputs);
 MaskMod make_mask(const AttentionOptions& options, const Inputs& inputs);

@@ -374,7 +374,7 @@ int list_cases(const std::vector<Case>& cases) {
 }
 
 void refuse_on_gpu(const BenchOptions& options) {
-  refuse_cpu_options(options.jobs.attention);
+  refuse_options_of_other_devices(options.jobs.attention);
   if (!options.jobs.attention.is_on_gpu()) return;
   if (options.threads != std::vector{0})
     bad_input("--threads: is for the cpu; expected none with --device cuda");
@@ -442,6 +442,7 @@ int run_bench(const std::vector<std::string>& words) {
   add_bench_options(line, options);
   add_problem_options(line, options.jobs.attention);
   add_device_option(line, options.jobs.attention.device);
+  add_sm_margin_option(line, options.jobs.attention.sm_margin);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return bench(options);
 }

@@ -42,11 +42,12 @@ int run_explain(const std::vector<std::string>& words) {
   add_mask_options(line, options);
   add_run_options(line, options);
   add_device_option(line, options.device);
+  add_sm_margin_option(line, options.sm_margin);
   add_threads_option(line, options.threads);
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
-  refuse_cpu_options(options);
+  refuse_options_of_other_devices(options);
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
   AttentionForward args = make_call(options, inputs);

@@ -75,6 +75,7 @@ std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>&
     Job job = job_of_case(problem);
     job.options.target = options.attention.target;
     job.options.compute_dtype = options.attention.compute_dtype;
+    job.options.sm_margin = options.attention.sm_margin;
     jobs.push_back(std::move(job));
   };
   for (const std::string& name : options.case_names) {

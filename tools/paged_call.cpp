@@ -53,6 +53,7 @@ PagedCall::PagedCall(const AttentionForward& forward, std::int64_t page_size, co
           .sinks = forward.sinks,
           .cpu_target = forward.cpu_target,
           .compute_dtype = forward.compute_dtype,
+          .sm_margin = forward.sm_margin,
           .executor = forward.executor,
           .stream = forward.stream};
 }

@@ -242,7 +242,7 @@ int run_tune(const std::vector<std::string>& words) {
     bad_input("--device: got 'cpu'; expected cuda or cuda:N, kernels of a GPU are what is tuned");
   if (!(options.seconds > 0))
     bad_input(fmt::format("--seconds: got {}; expected a positive number", options.seconds));
-  refuse_cpu_options(options.jobs.attention);
+  refuse_options_of_other_devices(options.jobs.attention);
   return tune_all(options);
 }
 

@@ -41,6 +41,7 @@ struct AttentionForward {
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget cpu_target = CpuTarget::automatic;
   bool is_deterministic = true;
+  int sm_margin = 0;  // cuda: SMs left free for what runs beside the call; see Problem
 
   // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
   std::span<std::byte> workspace{};

@@ -322,6 +322,10 @@ typedef struct fovea_attention_forward_args {
   size_t num_mask_tensors;
   const double* mask_scalars;
   size_t num_mask_scalars;
+
+  int32_t
+      sm_margin; /* kDLCUDA: SMs left free for what runs beside the call; see Problem in problem.hpp */
+  uint32_t reserved_3;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See

@@ -76,6 +76,7 @@ struct AttentionDecode {
 
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
+  int sm_margin = 0;  // as in AttentionForward
   std::span<std::byte> workspace{};
   Executor* executor = nullptr;  // cpu
   void* stream = nullptr;        // cuda: the CUstream of the call; null: the default stream

@@ -72,6 +72,10 @@ struct Problem {
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   CpuTarget cpu_target = CpuTarget::automatic;
   bool is_deterministic = true;
+  /// cuda: SMs that the kernel leaves free, for communication that runs beside it; less than the device has. Those that
+  /// run one CTA an SM do (Hopper's, and sm90/decode); others refuse it by name. No bits depend on it. The cpu has no
+  /// SMs: there it changes nothing.
+  int sm_margin = 0;
   int num_threads = 0;  // workers that the workspace is sized for; 0: the executor's concurrency
 };
 

@@ -331,6 +331,7 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
       read.enumerator<ComputeDtype>(c.compute_dtype, FOVEA_COMPUTE_BF16, "compute_dtype");
   args.cpu_target = read.enumerator<CpuTarget>(c.cpu_target, FOVEA_CPU_NEON, "cpu_target");
   args.is_deterministic = !read.boolean(c.allows_nondeterminism, "allows_nondeterminism");
+  args.sm_margin = c.sm_margin;
   if (c.workspace == nullptr && c.workspace_bytes > 0) {
     invalid(where, "workspace is NULL; expected workspace_bytes bytes");
   }

@@ -90,6 +90,7 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
                .sinks = forward.sinks,
                .cpu_target = forward.cpu_target,
                .compute_dtype = forward.compute_dtype,
+               .sm_margin = forward.sm_margin,
                .workspace = forward.workspace,
                .executor = forward.executor,
                .stream = forward.stream};

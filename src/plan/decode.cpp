@@ -169,7 +169,7 @@ void require_same_problem(const Plan& plan, const AttentionDecode& call) {
   invalid(
       std::string(kDecode),
       "the call poses another problem than the plan's; expected equal dtypes, heads, head dims, "
-      "layout of the cache, programs and wanted outputs");
+      "layout of the cache, programs, sm_margin and wanted outputs");
 }
 
 std::string_view append_kernel(Device device) {

@@ -164,7 +164,8 @@ Problem problem_of(const AttentionForward& args) {
                   .wants_row_max = static_cast<bool>(args.row_max),
                   .compute_dtype = args.compute_dtype,
                   .cpu_target = args.cpu_target,
-                  .is_deterministic = args.is_deterministic};
+                  .is_deterministic = args.is_deterministic,
+                  .sm_margin = args.sm_margin};
   const TensorView& cu = args.cu_seqlens_q ? args.cu_seqlens_q : args.cu_seqlens_kv;
   if (cu) problem.num_sequences = cu.rank() == 1 ? cu.size(0) - 1 : -1;
   return problem;

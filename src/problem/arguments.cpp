@@ -108,6 +108,10 @@ class Checker {
     if (args_.compute_dtype != ComputeDtype::automatic && args_.compute_dtype != p.compute_dtype) {
       refuse("compute_dtype differs from the plan's; expected the same, or make another plan");
     }
+    if (args_.sm_margin != 0 && args_.sm_margin != p.sm_margin) {
+      refuse(fmt::format("sm_margin is {}; the plan was made with {}, expected that or 0",
+                         args_.sm_margin, p.sm_margin));
+    }
     if (args_.softmax_scale != p.softmax_scale) {
       refuse("softmax_scale differs from the plan's; expected the same, or make another plan");
     }

@@ -121,6 +121,7 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
           .seqlen_kv = up_to(max_seqlen_kv),
           .compute_dtype = args.compute_dtype,
           .cpu_target = args.cpu_target,
+          .sm_margin = args.sm_margin,
           .num_threads = num_threads};
 }
 

@@ -76,6 +76,7 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.compute_dtype) << 8U |
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);
+  mixer.add(static_cast<std::uint64_t>(p.sm_margin));
   return mixer.digest();
 }
 

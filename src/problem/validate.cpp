@@ -106,6 +106,8 @@ struct ProblemChecks {
       refuse(fmt::format("num_threads is {}; expected 0 to {}, 0 for automatic", p.num_threads,
                          kMaxThreads));
     }
+    if (p.sm_margin < 0)
+      refuse(fmt::format("sm_margin is {}; expected >= 0, the SMs to leave free", p.sm_margin));
     for (const auto& [label, bound] :
          {std::pair{"seqlen_q", &p.seqlen_q}, std::pair{"seqlen_kv", &p.seqlen_kv}}) {
       if (*bound && ((*bound)->value < 0 || (*bound)->value > kMaxSeqlen)) {
@@ -290,6 +292,7 @@ std::string describe(const ForwardProblem& f) {
   if (p.dropout.p > 0) text += fmt::format(", dropout {}", p.dropout.p);
   if (p.wants_lse) text += ", lse";
   if (p.wants_row_max) text += ", row_max";
+  if (p.sm_margin > 0) text += fmt::format(", sm_margin {}", p.sm_margin);
   return text;
 }
 

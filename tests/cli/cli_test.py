@@ -585,6 +585,8 @@ class Devices(CommandTest):
         self.expect(self.attend_there("--threads", "2"), 2, "--threads: is for the cpu")
         self.expect(self.attend_there("--target", "avx2"), 2, "--target: is for the cpu")
         self.expect(self.run_fovea("bench", "--device", "cuda", "--threads", "1,0"), 2, "--threads: is for the cpu")
+        self.expect(self.run_fovea("bench", "--sm-margin", "8"), 2, "--sm-margin: is for GPUs; expected none with --device cpu")
+        self.expect(self.attend_there("--sm-margin", "-1"), 2, "--sm-margin", "-1")
         self.expect(self.run_fovea("bench", "--device", "cuda", "--case", "nonsense"), 2, "--case", "nonsense")
 
     def test_gradients_are_refused(self):

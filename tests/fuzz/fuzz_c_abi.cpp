@@ -338,6 +338,7 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
     args.compute_dtype = bytes.next() % 4;
     args.cpu_target = bytes.next() % 9;
     args.allows_nondeterminism = bytes.next() % 4;
+    args.sm_margin = bytes.next() % 4 - 1;
   }
   args.executor = loan.lend(own_thread());
   return args;

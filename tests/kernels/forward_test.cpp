@@ -151,6 +151,26 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
   expect_equals_oracle(GetParam(), run_emulated, cuda::typical_device(8, 0));
 }
 
+/// One SM of two is left free: CTAs take other tiles and splits, and more of them.
+TEST(SmMargin, ChangesNoBit) {
+  const auto expect_bits = [](const Case& problem, Runner run) {
+    const auto bits_with = [&](int sm_margin) {
+      CaseMemory memory(problem);
+      memory.poison_outputs();
+      AttentionForward args = memory.args();
+      args.sm_margin = sm_margin;
+      Emulation emulation;
+      run_args(run, problem.label, args, sectioned_hopper(), emulation);
+      EXPECT_EQ(emulation.findings, "");
+      return bits_of(args.out);
+    };
+    EXPECT_EQ(bits_with(1), bits_with(0)) << problem.label;
+  };
+  expect_bits(hopper_cases().front(), run_hopper);
+  expect_bits(hopper_few_rows_cases().front(), run_hopper);
+  expect_bits(decode_cases().front(), run_decode);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
                          [](const auto& each) { return each.param.label; });
 

@@ -89,6 +89,10 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                device.minor)};
   }
   const Problem& p = f.problem;
+  if (p.sm_margin > 0 && p.sm_margin >= device.num_sms) {
+    return Refusal{fmt::format("sm_margin is {}; expected less than the {} SMs of the device",
+                               p.sm_margin, device.num_sms)};
+  }
   for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
     if (spec->dtype != p.q.dtype) {
       return Refusal{fmt::format("{} is {} and q is {}; expected one dtype", label,
@@ -128,6 +132,17 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const Devic
     }
   }
   return std::nullopt;
+}
+
+std::optional<Refusal> refuses_margin(const ForwardProblem& f) {
+  if (f.problem.sm_margin == 0) return std::nullopt;
+  return Refusal{
+      fmt::format("sm_margin is {}; this kernel has a CTA for each tile and leaves no SM free",
+                  f.problem.sm_margin)};
+}
+
+int usable_sms(const ForwardProblem& f, const DeviceTraits& device) {
+  return device.num_sms - f.problem.sm_margin;
 }
 
 bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }

@@ -68,6 +68,11 @@ std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTr
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);
 
+/// Of kernels whose CTAs are as many as their tiles: SMs to be left free.
+std::optional<Refusal> refuses_margin(const ForwardProblem& problem);
+/// Of kernels with a CTA for each SM: those that are not left free. Of a problem that refuses_any does not refuse.
+int usable_sms(const ForwardProblem& problem, const DeviceTraits& device);
+
 /// Rows of a tile that streams keys.
 inline constexpr std::int64_t kFewRows = 64;
 /// All rows that share a kv head fit it: memory is the bound, not the tensor cores.

@@ -73,7 +73,8 @@ constexpr std::int32_t kMostTileRegisters = 192;
 }  // namespace
 
 std::optional<Refusal> Sm80Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
-  return refuses_tensor_cores(f, device);
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  return refuses_margin(f);
 }
 
 TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {

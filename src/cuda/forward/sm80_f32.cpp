@@ -16,6 +16,7 @@ constexpr std::int64_t kMaxHeadDim = 512;
 std::optional<Refusal> Sm80ForwardF32::refuses(const ForwardProblem& f,
                                                const DeviceTraits& device) {
   if (auto refusal = refuses_any(f, device)) return refusal;
+  if (auto refusal = refuses_margin(f)) return refusal;
   if (f.problem.compute_dtype == ComputeDtype::bf16)
     return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
   for (const auto& [label, head_dim] :

@@ -238,7 +238,8 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   if (launch.common.grid.x == 0) return launch;
   const std::uint32_t num_tiles =
       launch.common.grid.x * static_cast<std::uint32_t>(max_splits(spec, problem));
-  launch.num_ctas = std::min(num_tiles, static_cast<std::uint32_t>(plan.device.num_sms));
+  launch.num_ctas =
+      std::min(num_tiles, static_cast<std::uint32_t>(usable_sms(problem, plan.device)));
   launch.has_counter = spec.is_dynamic && num_tiles > launch.num_ctas;
   const std::int64_t heads = spec.heads_per_tile;
   const std::int64_t rows = heads > 1 ? spec.tile_q / heads : kRowsOfGroup;

@@ -61,11 +61,11 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   return spec;
 }
 
-/// Of each loading warp. Looking up pages takes time enough.
-std::uint32_t clocks_per_slice(const ForwardPlan& plan) {
+/// Of each loading warp, where so many SMs share the memory. Looking up pages takes time enough.
+std::uint32_t clocks_per_slice(const ForwardPlan& plan, int num_sms) {
   const DeviceTraits& device = plan.device;
   if (plan.spec->is_paged || device.memory_bytes_per_clock == 0) return 0;
-  const double share = device.memory_bytes_per_clock / device.num_sms;
+  const double share = device.memory_bytes_per_clock / num_sms;
   return static_cast<std::uint32_t>(kPaceOfShare * kDecodeLoaders *
                                     sm90_decode_slice_bytes(plan.spec.as<Sm90DecodeSpec>()) /
                                     share);
@@ -154,9 +154,10 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   launch.params.k = map_of(tensors.k);
   launch.params.v = map_of(tensors.v);
   launch.params.common = launch.common.params;
-  launch.params.clocks_per_slice = clocks_per_slice(plan);
+  const int num_sms = usable_sms(problem, plan.device);
+  launch.params.clocks_per_slice = clocks_per_slice(plan, num_sms);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
-  launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, plan.device.num_sms));
+  launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
   return launch;
 }
 

@@ -114,6 +114,7 @@ class CCall {
     args.compute_dtype = static_cast<int>(source.compute_dtype);
     args.cpu_target = static_cast<int>(source.cpu_target);
     args.allows_nondeterminism = source.is_deterministic ? 0 : 1;
+    args.sm_margin = source.sm_margin;
     args.workspace = source.workspace.data();
     args.workspace_bytes = source.workspace.size();
     if (!source.score.is_identity()) args.score_mod = text(source.score.to_string());

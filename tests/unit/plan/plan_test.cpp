@@ -205,6 +205,8 @@ TEST(PlanRun, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
        "mask is 'true'; expected the plan's 'kv_idx <= q_idx + (seqlen_kv - seqlen_q)'"},
       {[](auto& a) { a.score = softcap(1); }, "expected the plan's 'score'"},
       {[](auto& a) { a.dropout.p = 0.5F; }, "dropout.p is 0.5; the plan was made with 0"},
+      {[](auto& a) { a.sm_margin = 8; },
+       "sm_margin is 8; the plan was made with 0, expected that or 0"},
       {[](auto& a) { a.softmax_scale = 2.0F; },
        "softmax_scale differs from the plan's; expected the same, or make another plan"},
       {[](auto& a) {
@@ -243,6 +245,18 @@ TEST(Unsupported, NamesEveryCandidateWithItsReason) {
   for (const auto& candidate : cpu::forward_candidates())
     EXPECT_THAT(message, HasSubstr(std::string(candidate.name)));
   EXPECT_TRUE(nlohmann::json::accept(explanation.json()));
+}
+
+TEST(SmMargin, ChangesNothingOnTheCpu) {
+  CaseMemory memory(small_case());
+  AttentionForward args = memory.args();
+  attention_forward(args);
+  const auto out = bits_of(args.out);
+  memory.poison_outputs();
+  args.sm_margin = 16;
+  attention_forward(args);
+  EXPECT_EQ(bits_of(args.out), out);
+  EXPECT_THAT(explain(problem_of(args)).problem, HasSubstr(", sm_margin 16"));
 }
 
 TEST(Devices, TensorsOfOneProblemShareOne) {

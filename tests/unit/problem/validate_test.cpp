@@ -171,6 +171,8 @@ TEST(Validate, NumbersOutOfTheirRangeAreRefused) {
             "plan: dropout.p is nan; expected a probability in [0, 1]");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.num_threads = -2; }),
             "plan: num_threads is -2; expected 0 to 4096, 0 for automatic");
+  EXPECT_EQ(dense_refusal([](Problem& p) { p.sm_margin = -1; }),
+            "plan: sm_margin is -1; expected >= 0, the SMs to leave free");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.seqlen_q = up_to(-1); }),
             "plan: seqlen_q is up_to(-1); expected 0 to 2147483647");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.seqlen_kv = up_to(std::int64_t{1} << 31); }),

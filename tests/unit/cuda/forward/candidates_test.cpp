@@ -76,6 +76,27 @@ TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
   EXPECT_EQ(reason_of(plan, kTensorCores), "compute capability is 7.5; expected 8.0 or above");
 }
 
+TEST(ForwardCandidates, SmsAreLeftFreeByKernelsThatRunACtaOnEach) {
+  Problem problem = problem_of({.seqlen_q = 1, .seqlen_kv = 4096, .num_heads_q = 16});
+  problem.sm_margin = 131;
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, kDecode);
+  problem = problem_of(Shape{});
+  problem.sm_margin = 131;
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopper);
+  EXPECT_EQ(chosen(problem, 9, 0).unaligned, nullptr) << "no other kernel leaves them free";
+  problem.sm_margin = 132;
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, "");
+  EXPECT_EQ(reason_of(chosen(problem, 9, 0), kHopper),
+            "sm_margin is 132; expected less than the 132 SMs of the device");
+  problem.sm_margin = 1;
+  const ForwardPlan ampere = chosen(problem, 8, 0);
+  EXPECT_EQ(ampere.candidate, "");
+  for (const char* kernel : {kTensorCores, kPlain}) {
+    EXPECT_EQ(reason_of(ampere, kernel),
+              "sm_margin is 1; this kernel has a CTA for each tile and leaves no SM free");
+  }
+}
+
 TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
   for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {12, 0}}) {
     const DeviceTraits device = typical_device(major, minor);

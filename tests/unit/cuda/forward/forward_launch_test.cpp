@@ -36,6 +36,7 @@ struct Call {
     posed.k = posed.v = args.k.spec();
     posed.out = args.out.spec();
     posed.mask = args.mask;
+    posed.sm_margin = args.sm_margin;
     problem = validate(posed, "test");
     plan = choose_forward(problem, device);
   }
@@ -146,6 +147,22 @@ TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
   EXPECT_TRUE(two_waves.has_counter);
   call.args.mask = {};
   EXPECT_FALSE(call.launch_on_hopper(1).has_counter) << "row tiles of equal length take turns";
+}
+
+TEST(ForwardLaunch, SmsOfTheMarginAreLeftFree) {
+  Call decode(1, 131072, 16);
+  Call causal_call(512, 512, 6);
+  causal_call.args.mask = causal();  // 48 tiles
+  for (Call* call : {&decode, &causal_call}) call->args.sm_margin = 32;
+  EXPECT_EQ(decode.decode_on_hopper(132).num_ctas, 100U);
+  EXPECT_EQ(decode.decode_on_hopper(132).params.clocks_per_slice, 273U)
+      << "100 SMs share what memory gives";
+  EXPECT_EQ(decode.decode_on_hopper(33).num_ctas, 1U);
+  EXPECT_EQ(decode.decode_on_hopper(500).num_ctas, 256U) << "splits are fewer than SMs";
+  EXPECT_EQ(causal_call.launch_on_hopper(132).num_ctas, 48U);
+  const Sm90Launch two_waves = causal_call.launch_on_hopper(79);
+  EXPECT_EQ(two_waves.num_ctas, 47U);
+  EXPECT_TRUE(two_waves.has_counter);
 }
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
