@@ -9,11 +9,11 @@
 #include "core/env.hpp"
 #include "cpu/features.hpp"
 #include "cpu/forward/workspace.hpp"
+#include "problem/head_dim.hpp"
 
 namespace fovea::cpu {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
 constexpr std::int64_t kTileKv = 128;  // a panel of scores stays in 24 KB of L1
 constexpr std::int64_t kTilesPerSplit =
     16;  // 2048 keys: 1 MB of K and V at head_dim 64 in fp32, long against a merge

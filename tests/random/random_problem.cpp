@@ -63,7 +63,7 @@ std::int64_t draw_head_dim(Draws& draw) {
   if (draw.is_true(0.6)) return draw.between(1, 40);
   if (draw.is_true(0.7))
     return draw.element<std::int64_t>({48, 64, 72, 80, 96, 128, 160, 192, 256});
-  return draw.between(41, 512);
+  return draw.between(41, 576);
 }
 
 Dtype draw_dtype(Draws& draw) { return draw.element({Dtype::f32, Dtype::f16, Dtype::bf16}); }

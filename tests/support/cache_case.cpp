@@ -38,6 +38,13 @@ GuardedTensor cache_tensor(const CacheCase& p, Dtype dtype, std::int64_t slots, 
   return GuardedTensor(make_spec(dtype, shape, strides));
 }
 
+/// The view of the first columns of all rows.
+TensorView first_columns(const TensorView& view, std::int64_t count) {
+  TensorSpec spec = view.spec();
+  spec.shape[static_cast<std::size_t>(spec.rank - 1)] = count;
+  return {view.data(), spec};
+}
+
 enum CacheLayout : std::uint64_t {
   kCacheQ,
   kCacheNewK,
@@ -122,6 +129,7 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
 double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int64_t row,
                           std::int64_t head, std::int64_t dim) const {
   if (stream == kV && row == problem_.nan_key) return std::nan("");
+  if (stream == kV && problem_.has_latent_values) stream = kK;
   const Random random(problem_.seed * 1000 + static_cast<std::uint64_t>(sequence), stream);
   return random.normal((row * 64 + head) * 512 + dim);
 }
@@ -230,7 +238,9 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
   const bool appends = problem_.num_new > 0;
   AttentionDecode args{.q = q.view(), .out = out.mutable_view(), .lse = lse.mutable_view()};
   args.cache = {.k = appends ? k.mutable_view() : k.view(),
-                .v = appends ? v.mutable_view() : v.view(),
+                .v = problem_.has_latent_values ? first_columns(k.view(), problem_.head_dim_v)
+                     : appends                  ? v.mutable_view()
+                                                : v.view(),
                 .page_table = page_table.view(),
                 .seqlens = seqlens.view(),
                 .batch_idx = batch_idx.view(),

@@ -21,15 +21,16 @@ struct CacheCase {
 
   Dtype q_dtype = Dtype::f32, k_dtype = Dtype::f32, v_dtype = Dtype::f32;
   Dtype index_dtype = Dtype::i32;
-  std::int64_t page_size = 0;     // 0: contiguous
-  bool has_heads_first = false;   // [slots, heads, rows, head_dim] in memory
-  bool has_page_list = false;     // pages: page_indptr and page_indices instead of page_table
-  bool has_batch_idx = false;     // contiguous: slots in another order
-  bool has_left_padding = false;  // of 3, 8, 13 ... rows
-  std::uint64_t seed = 1;         // of values
-  std::uint64_t page_seed = 1;    // of the order of pages
-  std::uint64_t layout_seed = 1;  // of the layouts of indices, tables, sinks and lse; 0: row-major
-  bool has_drawn_tokens = false;  // of q, out and new tokens too
+  std::int64_t page_size = 0;      // 0: contiguous
+  bool has_heads_first = false;    // [slots, heads, rows, head_dim] in memory
+  bool has_page_list = false;      // pages: page_indptr and page_indices instead of page_table
+  bool has_batch_idx = false;      // contiguous: slots in another order
+  bool has_left_padding = false;   // of 3, 8, 13 ... rows
+  bool has_latent_values = false;  // v is the view of k's first columns
+  std::uint64_t seed = 1;          // of values
+  std::uint64_t page_seed = 1;     // of the order of pages
+  std::uint64_t layout_seed = 1;   // of the layouts of indices, tables, sinks and lse; 0: row-major
+  bool has_drawn_tokens = false;   // of q, out and new tokens too
 
   ScoreMod score{};
   MaskMod mask = causal();

@@ -24,6 +24,7 @@
 #include "core/scalar_io.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "hwy/highway.h"
+#include "problem/head_dim.hpp"
 // after highway.h: per-target headers
 #include "cpu/kernels/math-inl.hpp"
 #include "cpu/kernels/panel_rows-inl.hpp"
@@ -32,7 +33,6 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-inline constexpr std::int64_t kMaxHeadDim = 512;
 inline constexpr std::int64_t kKeysAtOnce = kFewKeys;
 inline constexpr int kRowsAtOnce = 4;
 inline constexpr std::int64_t kRowsAhead = 8;  // of prefetch: 4 KB at head_dim 128 in fp32

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "cpu/kernels/panel_bf16.hpp"
+#include "problem/head_dim.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -55,7 +56,7 @@ KeyTile load_keys(const TileSource& source, void* buffer) {
 bool pack_rows(const std::byte* const* rows, std::int64_t num_rows, Dtype dtype,
                std::int64_t col_stride, std::int64_t head_dim, void* out) {
   const std::int64_t width = padded(head_dim);
-  std::uint16_t pair[2][512 + kVectorLanes];
+  std::uint16_t pair[2][kMaxHeadDim + kVectorLanes];
   bool is_finite = true;
   for (std::int64_t row = 0; row < num_rows; row += 2) {
     for (std::int64_t i = 0; i < 2; ++i) {

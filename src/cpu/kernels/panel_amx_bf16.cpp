@@ -25,6 +25,7 @@
 #include "cpu/kernels/panel_amx_softmax.hpp"
 #include "cpu/kernels/panel_amx_tiles.hpp"
 #include "cpu/kernels/panel_bf16.hpp"
+#include "problem/head_dim.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -180,7 +181,7 @@ FOVEA_AMX void pack_queries(const std::byte* const* rows, Dtype dtype, std::int6
       pack_near_halves(rows, head_dim, out, part_stride);
       return;
     }
-    constexpr std::int64_t kMaxPadded = 512 + kTileDepth;
+    constexpr std::int64_t kMaxPadded = kMaxHeadDim + kTileDepth;
     std::uint16_t row[kInputParts * kMaxPadded];
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
       if (rows[lane] == nullptr) {
@@ -553,7 +554,7 @@ class Pipeline {
     return true;
   }
 
-  static constexpr std::size_t kMaxJobs = 2 + 512 / kJobRows;
+  static constexpr std::size_t kMaxJobs = 2 + kMaxHeadDim / kJobRows;
 };
 
 template <int kInputParts>

@@ -17,6 +17,7 @@
 
 #include "core/scalar_io.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "problem/head_dim.hpp"
 
 // Intrinsics rather than Highway: the Highway of Debian 12 has no bf16 dot product.
 #define FOVEA_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
@@ -101,7 +102,7 @@ inline void pack_queries(const std::byte* const* rows, Dtype dtype, std::int64_t
     pack_near_queries(rows, head_dim, out);
     return;
   }
-  std::uint16_t row[512 + 32];
+  std::uint16_t row[kMaxHeadDim + 32];
   for (std::int64_t lane = 0; lane < kLanes; ++lane) {
     if (rows[lane] == nullptr) {
       std::fill_n(row, padded, std::uint16_t{0});

@@ -26,7 +26,7 @@ void expect_right(GradientCase problem) {
 /// 1, around a block of tiles (32) and of accumulators (64 floats of AVX-512), widths that split into uneven blocks
 /// (80: 3 and 2 vectors), no multiple of 4, and the largest.
 TEST(BackwardShapes, HeadDims) {
-  for (const std::int64_t head_dim : {1, 7, 16, 31, 32, 33, 63, 64, 65, 80, 96, 200, 512}) {
+  for (const std::int64_t head_dim : {1, 7, 16, 31, 32, 33, 63, 64, 65, 80, 96, 200, 512, 576}) {
     expect_right(
         {.forward = {.label = fmt::format("head_dim {}", head_dim),
                      .seqlen_q = 5,

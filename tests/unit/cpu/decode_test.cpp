@@ -95,6 +95,24 @@ TEST(CpuDecode, EveryLayoutHasTheBitsOfDenseTensors) {
   });
 }
 
+/// Multi-head latent attention: one kv head of 576, whose first 512 columns are the values. Few rows, and several
+/// panels; a tile of 128 keys and a part, over two pages of 64 and more.
+TEST(CpuDecode, ValuesMayBeAViewOfKeys) {
+  on_every_target([](Dtype dtype, CpuTarget target) {
+    for (const std::int64_t seqlen_q : {1, 3}) {
+      CacheCase problem = of_dtype({.seqlens = {200, 0, 1}, .seqlen_q = seqlen_q}, dtype);
+      problem.num_heads_q = seqlen_q == 1 ? 2 : 16;
+      problem.head_dim_qk = 576;
+      problem.head_dim_v = 512;
+      problem.has_latent_values = true;
+      for (const std::int64_t page_size : {0, 16, 64}) {
+        problem.page_size = page_size;
+        expect_bits_of_dense(problem, target);
+      }
+    }
+  });
+}
+
 TEST(CpuDecode, SplitsAreCutByTheSequenceAlone) {
   // 2048 keys a split: sequences of one split, of two, and of three beside each other, of few rows and of a part of a
   // panel.

@@ -78,10 +78,10 @@ TEST_P(CpuHeadDims, EqualsOracle) {
 }
 
 // 1, 2, 3; around 8 and 16 lanes; around 2, 4, 8, 16 and 32 vectors of 16; the field's 80, 96,
-// 160, 192.
+// 160, 192; latent keys (576), the widest.
 INSTANTIATE_TEST_SUITE_P(Spot, CpuHeadDims,
                          ::testing::Values(1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 80, 96,
-                                           127, 128, 129, 160, 192, 256, 257, 511, 512));
+                                           127, 128, 129, 160, 192, 256, 257, 511, 512, 513, 576));
 
 TEST(CpuDecode, LongKeysEqualOracle) {
   // Around two splits of 2048 keys, and a prime several splits away.

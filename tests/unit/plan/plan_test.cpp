@@ -234,11 +234,11 @@ TEST(PlanRun, WhatDoesNotFitIsRefusedAndNothingIsWritten) {
 }
 
 TEST(Unsupported, NamesEveryCandidateWithItsReason) {
-  const Problem wide{.q = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 513}),
-                     .k = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 513}),
+  const Problem wide{.q = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 577}),
+                     .k = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 577}),
                      .v = make_spec(Dtype::f32, std::vector<std::int64_t>{1, 1, 1, 8})};
   const std::string message = refusal([&] { static_cast<void>(plan(wide)); });
-  EXPECT_THAT(message, HasSubstr("head_dim_qk 513 is above 512"));
+  EXPECT_THAT(message, HasSubstr("head_dim_qk 577 is above 576"));
   const Explanation explanation = explain(wide);
   EXPECT_EQ(explanation.kernel, "");
   EXPECT_EQ(explanation.refused.size(), cpu::forward_candidates().size());
