@@ -24,6 +24,8 @@ const std::vector<NamedChoice>& named_choices() {
       {"choice_sm80_three_stages", {{&Tile::tile_q, 64}, {&Tile::tile_kv, 64}, {&Tile::stages, 3}}},
       {"choice_sm80_wide_rows", {{&Tile::tile_q, 128}, {&Tile::tile_kv, 32}}},
       {"choice_sm80_not_split", {{&Tile::is_split, 0}, {&Tile::stages, 3}}},
+      // What fits GPUs of 8.6.
+      {"choice_plain_latent", {{&Tile::tile_q, 16}, {&Tile::tile_kv, 8}}},
       // Keys of three times two panels: more than the rows of a tile.
       {"choice_hopper_long_tile", {{&Tile::tile_q, 128}, {&Tile::tile_kv, 192}}},
       {"choice_hopper_three_stages",
@@ -66,7 +68,12 @@ Case few_rows(std::string_view label, std::int64_t head_dim) {
 }  // namespace
 
 std::vector<Case> sm80_choice_cases() {
-  return {several_tiles("choice_sm80_three_stages", 64, 280),
+  Case latent = started("choice_plain_latent", 576);
+  latent.head_dim_v = 512;
+  latent.seqlen_q = 5;
+  latent.seqlen_kv = 19;
+  latent.num_heads_q = 4;
+  return {latent, several_tiles("choice_sm80_three_stages", 64, 280),
           several_tiles("choice_sm80_wide_rows", 64, 150), few_rows("choice_sm80_not_split", 64)};
 }
 

@@ -52,6 +52,13 @@ void register_tensors(const Run& run, Emulation& emulation) {
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
   }
+  // Values that are a view of keys are no memory of their own.
+  const std::vector<TensorBytes> all = tensors;
+  std::erase_if(tensors, [&](const TensorBytes& part) {
+    return std::ranges::any_of(all, [&](const TensorBytes& whole) {
+      return part.begin == whole.begin && part.size < whole.size;
+    });
+  });
   for (const TensorBytes& tensor : tensors)
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
 }

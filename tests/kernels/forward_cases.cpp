@@ -479,11 +479,14 @@ std::vector<NamedCacheCase> kernel_cache_cases() {
   prefill.seqlens = {200, 70};
   CacheCase plain = decode;
   plain.q_dtype = plain.k_dtype = plain.v_dtype = Dtype::f32;
-  return {{"paged_decode", decode},
-          {"odd_pages", odd_pages},
-          {"slots", slots},
-          {"paged_prefill", prefill},
-          {"paged_decode_f32", plain}};
+  // Multi-head latent attention; 270: two splits.
+  CacheCase latent = decode;
+  latent.seqlens = {270, 17};
+  latent.head_dim_qk = 576;
+  latent.head_dim_v = 512;
+  latent.has_latent_values = true;
+  return {{"paged_decode", decode},   {"odd_pages", odd_pages},    {"slots", slots},
+          {"paged_prefill", prefill}, {"paged_decode_f32", plain}, {"paged_latent", latent}};
 }
 
 }  // namespace fovea::testing

@@ -5,11 +5,39 @@
 #include <array>
 
 #include "cuda/device/shared/split.h"
+#include "problem/head_dim.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
+struct Tile {
+  std::int32_t tile_q, tile_kv;
+};
+/// The first that fits is taken: keys of 576 and values of 512 take 218 KB, 146 KB and 72 KB, as GPUs of 9.0, 8.0 and
+/// 8.6 have them.
+constexpr std::array kTiles = {Tile{32, 32}, Tile{32, 16}, Tile{16, 8}};
+
+/// Rows of a kv head whose keys are split among CTAs: a tile's. Of wide heads, where a tile takes its CTA longest, as
+/// many as multi-head latent attention has heads.
+constexpr std::int64_t kMostSplitRows = 32, kMostSplitRowsOfWideHeads = 128;
+constexpr std::int64_t kWideHead = 512;
+
+PlainSpec with_tile(PlainSpec spec, const ForwardProblem& f, const Tile& tile) {
+  spec.tile_q = tile.tile_q;
+  spec.tile_kv = tile.tile_kv;
+  spec.num_warps = tile.tile_q / 8;  // four threads to a row
+  spec.heads_per_tile = packed_heads(f, tile.tile_q);
+  return spec;
+}
+
+bool fits(const PlainSpec& spec, const DeviceTraits& device) {
+  return sm80_plain_shared_bytes(spec) <= device.shared_bytes_per_cta;
+}
+
+bool is_split(const ForwardProblem& f) {
+  const std::int64_t rows = f.head_dim_qk > kWideHead ? kMostSplitRowsOfWideHeads : kMostSplitRows;
+  return !f.is_varlen && f.group * f.seqlen_q <= rows && f.seqlen_kv > kFewestKeysPerSplit;
+}
 
 }  // namespace
 
@@ -33,16 +61,15 @@ std::optional<Refusal> Sm80ForwardF32::refuses(const ForwardProblem& f,
   return std::nullopt;
 }
 
-PlainSpec Sm80ForwardF32::choose(const ForwardProblem& f, const DeviceTraits&) {
+PlainSpec Sm80ForwardF32::choose(const ForwardProblem& f, const DeviceTraits& device) {
   PlainSpec spec{common_spec(f)};
-  spec.tile_q = 32;
-  spec.tile_kv = 32;
-  spec.num_warps = 4;
   spec.stages = 1;
   spec.ctas_per_sm = 1;
-  spec.heads_per_tile = packed_heads(f, spec.tile_q);
-  spec.is_split =
-      !f.is_varlen && f.group * f.seqlen_q <= spec.tile_q && f.seqlen_kv > kFewestKeysPerSplit;
+  spec.is_split = is_split(f);
+  for (const Tile& tile : kTiles) {
+    spec = with_tile(spec, f, tile);
+    if (fits(spec, device)) break;
+  }
   return spec;
 }
 
@@ -51,14 +78,9 @@ std::vector<PlainSpec> Sm80ForwardF32::alternatives(const ForwardProblem& f,
                                                     const DeviceTraits& device) {
   const PlainSpec chosen = choose(f, device);
   std::vector<PlainSpec> specs;
-  for (const auto& [tile_q, tile_kv] : {std::pair{32, 64}, {64, 32}, {64, 64}}) {
-    PlainSpec spec = chosen;
-    spec.tile_q = tile_q;
-    spec.tile_kv = tile_kv;
-    spec.num_warps = tile_q / 8;  // four threads to a row
-    spec.heads_per_tile = packed_heads(f, tile_q);
-    if (shared_bytes(spec) <= static_cast<std::size_t>(device.shared_bytes_per_cta))
-      specs.push_back(spec);
+  for (const Tile& tile : {Tile{32, 64}, Tile{64, 32}, Tile{64, 64}, kTiles.back()}) {
+    const PlainSpec spec = with_tile(chosen, f, tile);
+    if (fits(spec, device)) specs.push_back(spec);
   }
   return specs;
 }

@@ -3,8 +3,9 @@
 // right first.
 //
 // A CTA owns 32 rows; four neighbouring threads share a row. They divide the 32 keys of a tile among them for S = Q Kᵀ,
-// and the columns of V for O = P V, and meet by shuffles. Rows in shared memory are a word longer than a multiple of
-// 32, so that the 8 rows of a warp lie in different banks.
+// and the columns of V for O = P V, and meet by shuffles. Wide heads have smaller tiles, as shared memory has room:
+// keys of 576 and values of 512 half as many keys on sm_80, 16 rows and 8 keys on sm_86. Rows in shared memory are a
+// word longer than a multiple of 32, so that the 8 rows of a warp lie in different banks.
 //
 // Bound: shared memory, 2 words for each multiply-add: 16 multiply-adds a clock of an SM, an eighth of its rate.
 // Register tiles would lift that; no case asks for it yet.

@@ -70,6 +70,23 @@ TEST(ForwardCandidates, WideHeadsAreMultipliedPlainly) {
   EXPECT_EQ(reason_of(plan, kTensorCores), "head_dim_v is 264; expected at most 256");
 }
 
+TEST(ForwardCandidates, LatentHeadsFitEveryDeviceAndWiderOnesAreRefused) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    Shape latent{.dtype = dtype, .seqlen_q = 1, .num_heads_q = 128, .num_heads_kv = 1};
+    latent.head_dim_qk = 576;
+    latent.head_dim_v = 512;
+    for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {9, 0}, {12, 0}}) {
+      const ForwardPlan plan = chosen(latent, major, minor);
+      EXPECT_EQ(plan.candidate, kPlain);
+      EXPECT_TRUE(plan.spec->is_split);
+      EXPECT_LE(plan.shared_bytes,
+                static_cast<std::size_t>(typical_device(major, minor).shared_bytes_per_cta));
+    }
+    latent.head_dim_v = 577;
+    EXPECT_EQ(reason_of(chosen(latent), kPlain), "head_dim_v is 577; expected at most 576");
+  }
+}
+
 TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
   const ForwardPlan plan = chosen(Shape{}, 7, 5);
   EXPECT_EQ(plan.candidate, "");
