@@ -130,7 +130,8 @@ CacheLayout cache_layout(const AttentionDecode& args) {
   return {.page_size = is_paged(cache) ? cache.k.size(1) : 0,
           .has_left_padding = static_cast<bool>(cache.left_padding),
           .has_aligned_rows = has_aligned_rows(args.q) && has_aligned_rows(args.out) &&
-                              has_aligned_rows(cache.k) && has_aligned_rows(cache.v)};
+                              has_aligned_rows(cache.k) && has_aligned_rows(cache.v),
+          .has_latent_values = are_first_columns(cache.v, cache.k)};
 }
 
 AttentionForward forward_of(const AttentionDecode& args) {
@@ -145,7 +146,8 @@ AttentionForward forward_of(const AttentionDecode& args) {
 expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
   constexpr std::uint64_t kCached = 0x6b76636163686564U;  // apart from any forward call's
   const expr::Digest key = problem_key(problem);
-  const std::uint64_t layout = static_cast<std::uint64_t>(cache.page_size) << 2U |
+  const std::uint64_t layout = static_cast<std::uint64_t>(cache.page_size) << 3U |
+                               std::uint64_t{cache.has_latent_values} << 2U |
                                std::uint64_t{cache.has_left_padding} << 1U |
                                std::uint64_t{cache.has_aligned_rows};
   return {key.lo ^ kCached, key.hi + layout};

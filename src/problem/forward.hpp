@@ -15,7 +15,8 @@ namespace fovea {
 struct CacheLayout {
   std::int64_t page_size = 0;  // 0: contiguous
   bool has_left_padding = false;
-  bool has_aligned_rows = false;  // q, out, k and v: contiguous rows, at multiples of 16 bytes
+  bool has_aligned_rows = false;   // q, out, k and v: contiguous rows, at multiples of 16 bytes
+  bool has_latent_values = false;  // v is the view of k's first columns
 };
 
 struct ForwardProblem {
@@ -51,6 +52,10 @@ ForwardProblem validate(const Problem& problem, std::string_view where,
 /// inputs. Throws InvalidArgument before anything is written.
 void validate_arguments(const ForwardProblem& problem, const AttentionForward& args,
                         std::string_view where);
+
+/// Whether the rows of `part` are the first columns of those of `whole`, in one memory: keys and values of multi-head
+/// latent attention.
+bool are_first_columns(const TensorView& part, const TensorView& whole);
 
 /// Everything that a plan depends on, as one number: the key of the plan cache.
 expr::Digest problem_key(const Problem& problem);

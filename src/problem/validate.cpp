@@ -276,6 +276,18 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
   return f;
 }
 
+bool are_first_columns(const TensorView& part, const TensorView& whole) {
+  const int last = whole.rank() - 1;
+  if (part.data() != whole.data() || part.rank() != whole.rank() || part.dtype() != whole.dtype() ||
+      part.size(last) > whole.size(last))
+    return false;
+  for (int dim = 0; dim <= last; ++dim) {
+    if (dim < last && part.size(dim) != whole.size(dim)) return false;
+    if (part.size(dim) > 1 && part.stride(dim) != whole.stride(dim)) return false;
+  }
+  return true;
+}
+
 std::string describe(const ForwardProblem& f) {
   const Problem& p = f.problem;
   const auto bounded = [](const std::optional<UpTo>& bound, std::int64_t length) {

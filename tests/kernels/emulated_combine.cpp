@@ -20,6 +20,7 @@ inline constexpr CombineSpec kCombineSpec{.out_element = element,
 
 template <Element element, bool wants_row_max, int kAtOnce>
 CombineFunction combine_of_splits(int most_splits) {
+  if (most_splits == 8) return run_combine<kCombineSpec<element, wants_row_max, 8>, kAtOnce>;
   if (most_splits == 16) return run_combine<kCombineSpec<element, wants_row_max, 16>, kAtOnce>;
   if (most_splits == 32) return run_combine<kCombineSpec<element, wants_row_max, 32>, kAtOnce>;
   return run_combine<kCombineSpec<element, wants_row_max, kMostSplits>, kAtOnce>;

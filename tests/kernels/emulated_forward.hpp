@@ -27,6 +27,13 @@ struct EmulatedDecode {
   DecodeFunction run;
 };
 
+using LatentFunction = void (*)(const Sm90LatentParams& params);
+
+struct EmulatedLatent {
+  std::string_view name;
+  LatentFunction run;
+};
+
 /// A kernel of sm_90.
 struct EmulatedHopper {
   std::string_view name;
@@ -36,6 +43,7 @@ struct EmulatedHopper {
 const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
+LatentFunction latent_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
 void run_range_tables(const RangeTableParams& params);

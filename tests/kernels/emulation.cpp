@@ -9,6 +9,7 @@
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
+#include "cuda/forward/sm90_decode_latent.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
@@ -135,6 +136,20 @@ void run_decode(const Run& run, Emulation& emulation) {
   call.params.common.captures = call.common.params.captures;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { cuda::decode_named(run.label)(call.params); });
+  join_splits(run, plan, call.common, emulation);
+}
+
+void run_latent(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::Sm90DecodeLatent::kName);
+  register_tensors(run, emulation);
+  void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
+  cuda::LatentLaunch call = cuda::Sm90DecodeLatent::prepare(run.problem, plan, run.args, run.cache,
+                                                            workspace, encode_for_emulator);
+  build_tables(plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
+  emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
+                   [&] { cuda::latent_named(run.label)(call.params); });
   join_splits(run, plan, call.common, emulation);
 }
 

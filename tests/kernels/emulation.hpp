@@ -44,9 +44,10 @@ using Runner = void (*)(const Run&, Emulation&);
 void run_args(Runner run, const std::string& label, const AttentionForward& args,
               const cuda::DeviceTraits& device, Emulation& emulation);
 
-/// The kernels of sm_80, sm90/decode, sm90/attention_forward; then what joins splits, in either form.
+/// The kernels of sm_80, sm90/decode, sm90/decode_latent, sm90/attention_forward; then what joins splits, either form.
 void run_emulated(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
+void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
 
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several

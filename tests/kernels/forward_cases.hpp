@@ -54,6 +54,11 @@ std::vector<NamedCacheCase> hopper_few_rows_cache_cases();
 /// Of sm90/decode: lengths around slices, tiles and splits, in pages of all kinds and in slots.
 std::vector<NamedCacheCase> decode_cache_cases();
 
+/// Of sm90/decode_latent: over caches whose values are the first columns of keys; dense, to be run with such values.
+std::vector<NamedCacheCase> latent_cache_cases();
+std::vector<Case> latent_cases();
+AttentionForward with_latent_values(AttentionForward args);
+
 /// Keys of the longest sequence, which a plan is made for.
 std::int64_t longest(const CacheCase& problem);
 

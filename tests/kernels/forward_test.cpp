@@ -240,11 +240,16 @@ TEST_P(EmulatedDecodes, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases()),
                          [](const auto& each) { return each.param.label; });
 
+/// Kernels that stream a cache, by the name of the case.
+void run_streaming(const Run& run, Emulation& emulation) {
+  (run.label.starts_with("latent") ? run_latent : run_decode)(run, emulation);
+}
+
 class EmulatedDecodeCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 
 TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
   for_each_landing([](Emulation& emulation) {
-    expect_cache_equals_oracle(GetParam(), run_decode, small_hopper(), emulation);
+    expect_cache_equals_oracle(GetParam(), run_streaming, small_hopper(), emulation);
   });
 }
 
@@ -269,7 +274,7 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   const auto run = [&each](const AttentionDecode& decode, const cuda::DeviceTraits& device) {
     const CacheCall call(each.problem, decode);
     Emulation emulation;
-    run_decode(call.on(each.label, device), emulation);
+    run_streaming(call.on(each.label, device), emulation);
   };
   run(together.args(), small_hopper());
   for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
@@ -291,6 +296,49 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodeCaches, ::testing::ValuesIn(decode_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Latent, EmulatedDecodeCaches, ::testing::ValuesIn(latent_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+/// Rows that sums which are not finite send another way would get other bits.
+TEST(LatentCaches, WhatLiesBehindTheLastKeyChangesNoBit) {
+  const NamedCacheCase each = latent_cache_cases().front();
+  const auto run = [&each](CacheMemory& memory) {
+    const AttentionDecode decode = memory.args();
+    const CacheCall call(each.problem, decode);
+    Emulation emulation;
+    run_latent(call.on(each.label, small_hopper()), emulation);
+    return std::pair(bits_of(decode.out), bits_of(decode.lse));
+  };
+  CacheMemory poisoned(each.problem), clean(each.problem);
+  const TensorView k = clean.k.mutable_view();
+  for (std::int64_t i = 0; i < k.size(0) * k.stride(0); ++i) {
+    std::uint16_t& bits = static_cast<std::uint16_t*>(k.mutable_data())[i];
+    if ((bits & 0x7f80U) == 0x7f80U) bits = 0;
+  }
+  EXPECT_EQ(run(clean), run(poisoned));
+}
+
+class EmulatedLatents : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedLatents, EqualTheOracle) {
+  const Case& problem = GetParam();
+  for_each_landing([&](Emulation& emulation) {
+    CaseMemory memory(problem);
+    memory.poison_outputs();
+    const AttentionForward args = with_latent_values(memory.args());
+    run_args(run_latent, problem.label, args, small_hopper(), emulation);
+    const reference::ForwardResult expected = reference::attention_forward(args);
+    const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+    EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+    if (problem.wants_row_max)
+      EXPECT_EQ(difference({"row_max", args.row_max, expected.row_max, allowed.row_max}), "");
+    EXPECT_EQ(memory.damage(), "");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedLatents, ::testing::ValuesIn(latent_cases()),
                          [](const auto& each) { return each.param.label; });
 
 }  // namespace

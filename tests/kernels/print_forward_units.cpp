@@ -1,4 +1,5 @@
 // Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
+// LATENT_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -87,12 +88,29 @@ void print_hoppers(std::ofstream& out) {
       table);
 }
 
+void print_latents(std::ofstream& out) {
+  std::string table;
+  for (const auto& each : testing::latent_cases()) {
+    testing::CaseMemory memory(each);
+    print_hopper(
+        each.label,
+        validate(problem_of(testing::with_latent_values(memory.args())), "print_forward_units"),
+        out, table);
+  }
+  for (const auto& each : testing::latent_cache_cases())
+    print_hopper(each.label, problem_of_cache(each.problem), out, table);
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedLatent kLatents[] = {{\n{}}};\n}}\n",
+      table);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
-  std::ofstream forwards(argv[1]), hoppers(argv[2]);
+  if (argc != 4) return 2;
+  std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]);
   print_forwards(forwards);
   print_hoppers(hoppers);
-  return forwards && hoppers ? 0 : 1;
+  print_latents(latents);
+  return forwards && hoppers && latents ? 0 : 1;
 }

@@ -39,6 +39,7 @@ class Case:
     has_slots: bool = False
     has_left_padding: bool = False
     has_heads_first: bool = False
+    is_latent: bool = False  # v is the view of k's first columns
     rotary: str = ""  # halves, pairs, positions
     fields: dict = field(default_factory=dict)
     mask: object = None  # of positions: (q_idx, kv_idx, seqlen_q, seqlen_kv); default causal
@@ -59,7 +60,8 @@ class Memory:
         rows = [length + pad for length, pad in zip(case.lengths, padding)]
         capacity = case.capacity or max(rows) + case.num_new + 7
         self.keys = [normal(length, case.heads_kv, case.head_dim).to(case.torch_dtype()) for length in case.lengths]
-        self.values = [normal(length, case.heads_kv, case.head_dim_v).to(case.torch_dtype()) for length in case.lengths]
+        self.values = [keys[..., :case.head_dim_v] if case.is_latent else normal(*keys.shape[:2], case.head_dim_v).to(case.torch_dtype())
+                       for keys in self.keys]
         self.t = {"q": normal(batch, case.seqlen_q, case.heads_q, case.head_dim).to(case.torch_dtype())}
         if case.page_size:
             self.place_in_pages(rows, capacity, random)
@@ -71,6 +73,7 @@ class Memory:
             if case.has_slots:
                 self.t["batch_idx"] = slots.int()
         self.t["k"], self.t["v"] = self.cache(self.keys, case.head_dim, padding), self.cache(self.values, case.head_dim_v, padding)
+        self.share_memory()
         self.t["seqlens"] = torch.tensor(rows, dtype=torch.int32)
         if case.has_left_padding:
             self.t["left_padding"] = torch.tensor(padding, dtype=torch.int64)
@@ -110,12 +113,17 @@ class Memory:
             tensor[slots[pad:], rows[pad:]] = sequence
         return tensor
 
+    def share_memory(self):
+        if self.case.is_latent:
+            self.t["v"] = self.t["k"][..., :self.case.head_dim_v]
+
     def to(self, device):
         """Strides are kept."""
         def copied(t):
             result = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
             return result.copy_(t)
         self.t = {name: copied(t) for name, t in self.t.items()}
+        self.share_memory()
         return self
 
     def turned(self, x, positions):
@@ -263,6 +271,21 @@ def check_all(checker):
         checker.check(f"paged, {seqlen_q * heads_q // 2} rows, head_dim 256", replace(rows, page_size=24, head_dim=256, head_dim_v=256))
     # More splits than half a warp has lanes, and columns for half of them in the last 64.
     checker.check("slots, head_dim 192, 31 splits", replace(contiguous, has_slots=True, lengths=[7700, 300], head_dim=192, head_dim_v=192))
+    # One key head whose values are its first columns: on Hopper sm90/decode_latent, once splits of 512 keys and of 2,048.
+    latent = Case(lengths=[5000, 17, 512, 0, 64], heads_q=16, heads_kv=1, head_dim=576, head_dim_v=512, page_size=64, is_latent=True)
+    for heads_q, seqlen_q in ((16, 1), (16, 5), (1, 1), (5, 3), (33, 2), (64, 1), (80, 2), (128, 1), (128, 4)):
+        rows = replace(latent, heads_q=heads_q, seqlen_q=seqlen_q)
+        checker.check(f"latent, {heads_q} heads, {seqlen_q} queries", rows)
+        checker.check(f"latent slots, {heads_q} heads, {seqlen_q} queries, f16", replace(
+            rows, page_size=0, has_slots=True, has_left_padding=True, dtype="float16"))
+    for page_size in (8, 16, 24, 128, 5):  # of 5: another kernel
+        checker.check(f"latent, pages of {page_size}", replace(latent, page_size=page_size, seqlen_q=2))
+    checker.check("latent, 40 sequences, 128 heads", replace(latent, lengths=[300 * i % 4100 for i in range(40)], heads_q=128))
+    checker.check("latent, window", replace(latent, seqlen_q=7, fields={"causal": 1, "has_window_left": 1, "window_left": 100},
+                                            mask=lambda q, k, nq, nk: (k <= q + nk - nq) & (k >= q + nk - nq - 100)))
+    checker.check("latent, softcap, sees all", replace(latent, fields={"softcap": 5.0, "causal": 1}, seqlen_q=3,
+                                                       score=lambda s, q, k, nq, nk: 5 * torch.tanh(s / 5)))
+    checker.check("latent, chunk of 200", replace(latent, lengths=[900, 200, 7], heads_q=8, seqlen_q=200))
     checker.check("paged, NaN behind, 12 rows of 3 heads", replace(decode, lengths=[700, 2100], seqlen_q=12, heads_q=6, heads_kv=2))
     checker.check("paged, f16, positions", replace(decode, dtype="float16", num_new=4, seqlen_q=4, rotary="positions"))
     checker.check("paged, f32", replace(decode, dtype="float32", num_new=2, seqlen_q=2, rotary="halves"))

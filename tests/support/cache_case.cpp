@@ -128,8 +128,9 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
 
 double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int64_t row,
                           std::int64_t head, std::int64_t dim) const {
-  if (stream == kV && row == problem_.nan_key) return std::nan("");
   if (stream == kV && problem_.has_latent_values) stream = kK;
+  if (stream == (problem_.has_latent_values ? kK : kV) && row == problem_.nan_key)
+    return std::nan("");
   const Random random(problem_.seed * 1000 + static_cast<std::uint64_t>(sequence), stream);
   return random.normal((row * 64 + head) * 512 + dim);
 }

@@ -13,6 +13,7 @@
 #include "cuda/forward/sm80_f32.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
+#include "cuda/forward/sm90_decode_latent.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -77,9 +78,9 @@ constexpr Candidate candidate_of() {
       .launch = launch_call<Kernel>};
 }
 
-constexpr std::array kCandidates = {candidate_of<Sm90Decode>(), candidate_of<Sm90Forward>(),
-                                    candidate_of<Sm90ForwardCpAsync>(), candidate_of<Sm80Forward>(),
-                                    candidate_of<Sm80ForwardF32>()};
+constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),  candidate_of<Sm90DecodeLatent>(),
+                                    candidate_of<Sm90Forward>(), candidate_of<Sm90ForwardCpAsync>(),
+                                    candidate_of<Sm80Forward>(), candidate_of<Sm80ForwardF32>()};
 
 }  // namespace
 
@@ -116,7 +117,7 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
   return std::nullopt;
 }
 
-std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_any(f, device)) return refusal;
   const Problem& p = f.problem;
   if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
@@ -124,6 +125,11 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const Devic
     return Refusal{"compute_dtype is f32; this kernel multiplies inputs of 16 bits"};
   if (p.compute_dtype == ComputeDtype::bf16 && p.q.dtype != Dtype::bf16)
     return Refusal{"compute_dtype is bf16 and inputs are f16; expected one of both"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_16_bit(f, device)) return refusal;
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
     if (head_dim > kMaxTensorCoreHeadDim) {

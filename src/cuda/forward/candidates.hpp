@@ -63,8 +63,9 @@ const Candidate& candidate_named(std::string_view name);
 
 // ---- what several kernels ask of a problem ----
 
-/// What none of them takes; and those on tensor cores.
+/// What none of them takes; those on tensor cores; and those of them whose registers hold a row of O.
 std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device);
+std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const DeviceTraits& device);
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);
 

@@ -53,6 +53,13 @@ struct SpecText<Sm90DecodeSpec> {
 };
 
 template <>
+struct SpecText<Sm90LatentSpec> {
+  static constexpr std::string_view kName = "Sm90LatentSpec";
+  using Base = ForwardSpec;
+  static constexpr std::tuple<> kMembers{};
+};
+
+template <>
 struct SpecText<Sm90ForwardSpec> {
   static constexpr std::string_view kName = "Sm90ForwardSpec";
   using Base = ForwardSpec;

@@ -46,7 +46,7 @@ class AnyForwardSpec {
   std::string describe() const;
 
  private:
-  std::variant<TeamSpec, PlainSpec, Sm90DecodeSpec, Sm90ForwardSpec> spec_;
+  std::variant<TeamSpec, PlainSpec, Sm90DecodeSpec, Sm90LatentSpec, Sm90ForwardSpec> spec_;
 };
 
 }  // namespace fovea::cuda

@@ -391,6 +391,9 @@ TEST(KvCacheDoor, LengthsOfCachesDoNotAskForAnotherPlan) {
   KvCache padded = call.paged();
   padded.left_padding = view(call.left_padding.data(), {3});
   EXPECT_NE(key(padded), of_pages);
+  KvCache latent = call.contiguous();
+  latent.v = view(call.k.data(), {4, 16, 2, 6}, {256, 16, 8, 1});
+  EXPECT_NE(key(latent), before);
 }
 
 TEST(KvCacheDoor, KeysAndValuesMayLieSideBySideInOneBuffer) {

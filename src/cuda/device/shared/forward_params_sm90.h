@@ -32,6 +32,19 @@ struct Sm90ForwardParams {
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
 };
 
+/// What sm90/decode_latent takes.
+struct Sm90LatentParams {
+  // Dimensions (head_dim, head, row, batch); boxes of 64 elements of heads_per_tile heads of 64 / heads_per_tile rows,
+  // 128-byte swizzle.
+  TensorMapParam q;
+  // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of
+  // whole rows, 128-byte swizzle. Where a box has not all rows of a tile (head_dim, row, 1, head, page), boxes of 64
+  // elements.
+  TensorMapParam k;
+  ForwardParams common;
+  std::int32_t rows_per_box;  // rows of a tile of keys that surely lie in one page
+};
+
 /// What sm90/decode takes.
 struct Sm90DecodeParams {
   // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of

@@ -52,6 +52,11 @@ struct Sm90DecodeSpec : ForwardSpec {
   bool operator==(const Sm90DecodeSpec&) const = default;
 };
 
+/// sm90/decode_latent.
+struct Sm90LatentSpec : ForwardSpec {
+  bool operator==(const Sm90LatentSpec&) const = default;
+};
+
 /// sm90/attention_forward.
 struct Sm90ForwardSpec : ForwardSpec {
   std::int32_t q_stages = 1;  // buffers of Q, later O; with two, row tiles overlap
@@ -123,6 +128,20 @@ constexpr std::int32_t sm90_decode_shared_bytes(const Sm90DecodeSpec& spec) {
   return spec.stages * sm90_decode_slice_bytes(spec) +
          sm90_decode_readers(spec) * spec.tile_q * sm90_decode_part_row_bytes(spec) +
          kDecodeRecords * kDecodeRecordBytes + 16 * (spec.stages + kDecodeRecords);
+}
+
+/// Units that the loading warp of sm90/decode_latent posts ahead; bytes of each, and of what a group leaves of a row.
+inline constexpr std::int32_t kLatentRecords = 2;
+inline constexpr std::int32_t kLatentRecordBytes = 96;
+inline constexpr std::int32_t kLatentPartBytes = 16;
+
+/// Dynamic shared memory of sm90/decode_latent: queries and tiles of keys, which are the values too; of rows, 8 bytes
+/// for each tile and a part for each of two groups; posted units and tiles; barriers.
+constexpr std::int32_t sm90_latent_shared_bytes(const Sm90LatentSpec& spec) {
+  return 2 * spec.head_dim_qk * (spec.tile_q + spec.stages * spec.tile_kv) +
+         spec.tile_q * (8 * spec.stages + 2 * kLatentPartBytes) +
+         kLatentRecords * kLatentRecordBytes + 8 * spec.stages +
+         8 * (3 * spec.stages + 2 * kLatentRecords + 2);
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.

@@ -14,7 +14,9 @@ inline constexpr int kFewestKeysPerSplit = 256;
 /// 64 rows, splits of 1,024 keys are up to 10 % faster yet in large batches, but a sequence of 1,024 keys alone is a
 /// fifth slower.)
 constexpr int fewest_keys_per_split(int most_splits) {
-  return most_splits < kMostSplits ? 2 * kFewestKeysPerSplit : kFewestKeysPerSplit;
+  if (most_splits == kMostSplits) return kFewestKeysPerSplit;
+  // Below 16: rows so wide, or so many, that a partial state is as many bytes as a hundred keys.
+  return most_splits < 16 ? 8 * kFewestKeysPerSplit : 2 * kFewestKeysPerSplit;
 }
 
 /// most_splits: a spec's, a power of two up to kMostSplits.

@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
+constexpr const char* kLatent = "cuda/sm90/decode_latent";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
@@ -85,6 +86,77 @@ TEST(ForwardCandidates, LatentHeadsFitEveryDeviceAndWiderOnesAreRefused) {
     latent.head_dim_v = 577;
     EXPECT_EQ(reason_of(chosen(latent), kPlain), "head_dim_v is 577; expected at most 576");
   }
+}
+
+/// Keys and values of a latent cache, decoded by so many heads.
+ForwardProblem latent_problem(const CacheLayout& cache, std::int64_t num_heads = 128) {
+  Shape latent{.seqlen_q = 1, .seqlen_kv = 8192, .num_heads_q = num_heads, .num_heads_kv = 1};
+  latent.head_dim_qk = 576;
+  latent.head_dim_v = 512;
+  ForwardProblem f = validate(problem_of(latent), "test");
+  f.is_cached = true;
+  f.is_paged = cache.page_size > 0;
+  f.cache = cache;
+  return f;
+}
+
+constexpr CacheLayout kLatentPages{
+    .page_size = 64, .has_aligned_rows = true, .has_latent_values = true};
+
+TEST(ForwardCandidates, LatentCachesRunOnHoppersOwnKernel) {
+  // By rows of a kv head: splits are longer where their states are more.
+  for (const auto& [num_heads, heads_per_tile, most_splits] :
+       {std::array{1, 1, 32}, {16, 16, 32}, {24, 24, 16}, {64, 64, 8}, {128, 64, 8}, {80, 40, 8}}) {
+    const ForwardPlan plan =
+        choose_forward(latent_problem(kLatentPages, num_heads), typical_device(9, 0));
+    EXPECT_EQ(plan.candidate, kLatent);
+    EXPECT_EQ(plan.spec->heads_per_tile, heads_per_tile);
+    EXPECT_EQ(plan.spec->most_splits, most_splits);
+    EXPECT_EQ(plan.spec->tile_q, 64);
+  }
+  CacheLayout contiguous = kLatentPages;
+  contiguous.page_size = 0;
+  EXPECT_EQ(choose_forward(latent_problem(contiguous), typical_device(9, 0)).candidate, kLatent);
+}
+
+TEST(ForwardCandidates, LatentCachesThatTmaCannotReadOnceAreMultipliedPlainly) {
+  const auto reason = [](const ForwardProblem& f, int major = 9) {
+    const ForwardPlan plan = choose_forward(f, typical_device(major, 0));
+    EXPECT_EQ(plan.candidate, kPlain);
+    return reason_of(plan, kLatent);
+  };
+  const auto changed = [](auto&& change) {
+    CacheLayout cache = kLatentPages;
+    change(cache);
+    return latent_problem(cache);
+  };
+  EXPECT_EQ(reason(changed([](CacheLayout& c) { c.has_latent_values = false; })),
+            "v has a memory of its own; expected the view of k's first 512 columns");
+  EXPECT_EQ(reason(changed([](CacheLayout& c) { c.page_size = 12; })),
+            "page_size is 12; expected a multiple of 8");
+  EXPECT_EQ(reason(changed([](CacheLayout& c) { c.has_left_padding = true; })),
+            "left_padding is given; then keys of a tile begin inside a page");
+  EXPECT_EQ(reason(changed([](CacheLayout& c) { c.has_aligned_rows = false; })),
+            "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
+  EXPECT_EQ(reason(latent_problem(kLatentPages), 8), "compute capability is 8.0; expected 9.0");
+  ForwardProblem dropped = latent_problem(kLatentPages);
+  dropped.problem.dropout.p = 0.5F;
+  EXPECT_EQ(reason(dropped), "dropout is given; this kernel has none");
+  ForwardProblem narrow = latent_problem(kLatentPages);
+  narrow.head_dim_qk = 512;
+  EXPECT_EQ(reason_of(choose_forward(narrow, typical_device(9, 0)), kLatent),
+            "head dims are 512 and 512; expected 576 and 512");
+}
+
+/// Without addresses: strides alone say whether v may be k's memory.
+TEST(ForwardCandidates, DenseLatentValuesAreKnownByTheirStrides) {
+  Shape latent{.seqlen_q = 1, .num_heads_q = 16, .num_heads_kv = 1};
+  latent.head_dim_qk = 576;
+  latent.head_dim_v = 512;
+  Problem problem = problem_of(latent);
+  EXPECT_EQ(chosen(problem, 9).candidate, kPlain);
+  problem.v.strides = problem.k.strides;
+  EXPECT_EQ(chosen(problem, 9).candidate, kLatent);
 }
 
 TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
