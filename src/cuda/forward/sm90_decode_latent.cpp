@@ -157,7 +157,7 @@ LatentLaunch Sm90DecodeLatent::prepare(const ForwardProblem& problem, const Forw
   launch.params.q = map_of_queries(encode, tensors.q, spec.heads_per_tile);
   launch.params.k =
       tensor_map_of_rows(encode, tensors.keys_or_queries(tensors.k), launch.params.rows_per_box,
-                         launch.params.rows_per_box < spec.tile_kv);
+                         launch.params.rows_per_box < spec.tile_kv, kLatentPanelsOfBox);
   launch.params.common = launch.common.params;
   const std::int64_t units = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(units, plan.device.num_sms));

@@ -109,7 +109,7 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
 }
 
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& t,
-                                  std::int64_t rows, bool by_panels) {
+                                  std::int64_t rows, bool by_panels, std::int64_t most_panels) {
   driver::TensorMapSpec spec = four_dimensions(t);
   spec.rank = 5;
   const std::uint64_t width = spec.shape[0];
@@ -119,7 +119,7 @@ TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorVi
                        kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],
                        spec.stride_bytes[3]};
   spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
-              static_cast<std::uint32_t>(panels), 1, 1};
+              static_cast<std::uint32_t>(std::min<std::uint64_t>(panels, most_panels)), 1, 1};
   return encode(spec, t.data());
 }
 

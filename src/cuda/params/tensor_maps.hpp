@@ -18,6 +18,8 @@ namespace fovea::cuda {
 
 /// Elements of a box's row: the 128 bytes of the swizzle.
 inline constexpr std::int64_t kPanelElements = 64;
+/// Of a box.
+inline constexpr std::int64_t kMostPanels = 256;
 /// head_dim in whole panels.
 std::int64_t panels_of(std::int64_t head_dim);
 
@@ -44,8 +46,9 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tens
                           std::int64_t rows, std::int64_t heads = 1);
 
 /// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the
-/// other; by panels as (head_dim, seqlen, 1, heads, batch), in boxes of one.
+/// other, or `most_panels` of them; by panels as (head_dim, seqlen, 1, heads, batch), in boxes of one.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
-                                  std::int64_t rows, bool by_panels);
+                                  std::int64_t rows, bool by_panels,
+                                  std::int64_t most_panels = kMostPanels);
 
 }  // namespace fovea::cuda

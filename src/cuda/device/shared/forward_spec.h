@@ -134,6 +134,8 @@ constexpr std::int32_t sm90_decode_shared_bytes(const Sm90DecodeSpec& spec) {
 inline constexpr std::int32_t kLatentRecords = 2;
 inline constexpr std::int32_t kLatentRecordBytes = 96;
 inline constexpr std::int32_t kLatentPartBytes = 16;
+/// Panels of 64 columns of a tile of keys that arrive together.
+inline constexpr std::int32_t kLatentPanelsOfBox = 3;
 
 /// Dynamic shared memory of sm90/decode_latent: queries and tiles of keys, which are the values too; of rows, 8 bytes
 /// for each tile and a part for each of two groups; posted units and tiles; barriers.
@@ -141,7 +143,8 @@ constexpr std::int32_t sm90_latent_shared_bytes(const Sm90LatentSpec& spec) {
   return 2 * spec.head_dim_qk * (spec.tile_q + spec.stages * spec.tile_kv) +
          spec.tile_q * (8 * spec.stages + 2 * kLatentPartBytes) +
          kLatentRecords * kLatentRecordBytes + 8 * spec.stages +
-         8 * (3 * spec.stages + 2 * kLatentRecords + 2);
+         8 * ((spec.head_dim_qk / 64 / kLatentPanelsOfBox + 2) * spec.stages + 2 * kLatentRecords +
+              2);
 }
 
 /// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.

@@ -57,7 +57,7 @@ FOVEA_DEVICE void start_barriers(const latent::Cta<spec>& cta) {
   if (cta.warp != L::kComputingWarps || !ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.q, &cta.p.k}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kBuffers; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kFull, i), 1);
+    for (int part = 0; part < L::kParts; ++part) ptx::mbarrier_init(cta.full(i, part), 1);
     ptx::mbarrier_init(cta.barrier(L::kPFull, i), 4);
     ptx::mbarrier_init(cta.barrier(L::kEmpty, i), L::kComputingWarps);
   }

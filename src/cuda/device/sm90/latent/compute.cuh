@@ -67,9 +67,8 @@ struct Compute {
 
   /// Of the tile in the group's own buffer: P and what goes with it, for both groups.
   FOVEA_DEVICE_MEMBER void score_tile(const Work& work) {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kFull, group), buffers.parity);
+    scores.multiply_keys(buffers.parity);
     const PostedTile tile{cta.word_at(cta.word_of(group))};
-    scores.multiply_keys();
     scores.apply_mods(work, tile);
     const int num_keys = work.kv_end - tile.idx() * spec.tile_kv;
     if (num_keys < spec.tile_kv) scores.clear_behind_keys(num_keys);

@@ -47,6 +47,10 @@ struct Layout {
   using VTile = SharedTile<64, 2 * kGroupCols, Swizzle::bytes128>;  // the columns of one group
   using PTile = SharedTile<64, 128, Swizzle::bytes128>;
   static constexpr int kPanels = QTile::kPanels;
+  /// Parts of a tile that arrive on their own, so that scores begin with the first.
+  static constexpr int kParts = 3;
+  static constexpr int kPanelsOfPart = kLatentPanelsOfBox;
+  static_assert(kParts * kPanelsOfPart == kPanels, "parts are whole boxes");
   static constexpr int kValuePanels = spec.head_dim_v / 64;
 
   static constexpr int kQueriesAt = 0;
@@ -56,8 +60,8 @@ struct Layout {
   static constexpr int kRecordsAt = kPartsAt + kGroups * 64 * kLatentPartBytes;
   static constexpr int kWordsAt = kRecordsAt + kRecords * kLatentRecordBytes;  // [buffer]
   static constexpr int kBarriersAt = kWordsAt + 8 * kBuffers;
-  static constexpr int kFull = kBarriersAt;  // [buffer], 8 bytes each, as all barriers
-  static constexpr int kPFull = kFull + 8 * kBuffers;
+  static constexpr int kFull = kBarriersAt;  // [buffer][part], 8 bytes each, as all barriers
+  static constexpr int kPFull = kFull + 8 * kBuffers * kParts;
   static constexpr int kEmpty = kPFull + 8 * kBuffers;
   static constexpr int kPosted = kEmpty + 8 * kBuffers;  // [record]
   static constexpr int kRead = kPosted + 8 * kRecords;
@@ -107,6 +111,9 @@ struct Cta : RoleWarp {
   /// In the columns of the tile that are no values.
   FOVEA_DEVICE_MEMBER typename L::PTile probabilities(int buffer) const {
     return {keys(buffer).panel(L::kValuePanels)};
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress full(int buffer, int part) const {
+    return barrier(L::kFull, buffer * L::kParts + part);
   }
   FOVEA_DEVICE_MEMBER SharedAddress stats_at(int buffer, int row) const {
     return smem + L::kStatsAt + (buffer * 64 + row) * 8;

@@ -167,12 +167,13 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_tile(const Work& work, VisitedTile tile, const Place& place,
                                      bool is_last) const {
-    const SharedAddress full = cta.barrier(L::kFull, buffers.stage);
     tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_kv <= work.kv_end;
     cta.await(cta.barrier(L::kEmpty, buffers.stage), buffers.parity);
     if (ptx::elect_one()) {
       ptx::st_shared(cta.word_of(buffers.stage), PostedTile::of(tile, is_last).word);
-      ptx::mbarrier_arrive_expect_tx(full, L::KTile::kBytes);
+#pragma unroll
+      for (int part = 0; part < L::kParts; ++part)
+        ptx::mbarrier_arrive_expect_tx(cta.full(buffers.stage, part), L::KTile::kBytes / L::kParts);
     }
     ptx::sync_warp();
     if constexpr (spec.is_paged) {
@@ -191,19 +192,19 @@ struct Load {
     }
   }
 
-  /// Into the tile's rows from `to_row` on: all panels of 64 elements in one box, or where a box has not all rows of
-  /// the tile, a box for each. What lies outside the tensor arrives as zeros.
+  /// Into the tile's rows from `to_row` on: the panels of 64 elements of a part in one box, or where a box has not all
+  /// rows of the tile, a box for each. What lies outside the tensor arrives as zeros.
   FOVEA_DEVICE_MEMBER void load_box(const Work& work, int to_row, std::int32_t row,
                                     std::int32_t batch) const {
     const bool by_panels = spec.is_paged && cta.p.rows_per_box < spec.tile_kv;
     if (!ptx::elect_one()) return;
-    const int boxes = by_panels ? L::kPanels : 1;
 #pragma unroll 1
-    for (int panel = 0; panel < boxes; ++panel) {
-      const std::int32_t at[5] = {64 * panel, row, 0, work.kv_head, batch};
+    for (int panel = 0; panel < L::kPanels; panel += by_panels ? 1 : L::kPanelsOfPart) {
+      const std::int32_t at[5] = {by_panels ? 64 * panel : 0, row, by_panels ? 0 : panel,
+                                  work.kv_head, batch};
       ptx::cp_async_bulk_tensor_load<5>(cta.keys(buffers.stage).panel(panel) + 128 * to_row,
                                         tensor_map(cta.p.k), at,
-                                        cta.barrier(L::kFull, buffers.stage), policy);
+                                        cta.full(buffers.stage, panel / L::kPanelsOfPart), policy);
     }
   }
 };

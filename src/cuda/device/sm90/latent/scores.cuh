@@ -6,6 +6,7 @@
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
@@ -45,15 +46,19 @@ struct Scores {
     return cta.warp % 4 * 16 + half * 8 + cta.lane / 4;
   }
 
-  /// S = Q Kᵀ. Behind it all warps of the group have read the tile.
-  FOVEA_DEVICE_MEMBER void multiply_keys() {
+  /// S = Q Kᵀ, of each part of the tile as it comes. Behind it all warps of the group have read the tile.
+  FOVEA_DEVICE_MEMBER void multiply_keys(std::uint32_t parity) {
     using QTile = typename L::QTile;
     using KTile = typename L::KTile;
     const auto a = ptx::computed_here(k_major_descriptor(cta.queries()));
     const auto b = ptx::computed_here(k_major_descriptor(cta.keys(group)));
-    ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+      constexpr int kStepsOfPart = 4 * L::kPanelsOfPart;
+      if (i % kStepsOfPart == 0) {
+        ptx::mbarrier_wait_parity(cta.full(group, i / kStepsOfPart), parity);
+        ptx::wgmma_fence();
+      }
       ptx::wgmma_ss<L::kType, L::kType, spec.tile_kv>(s, advanced(a, k_major_offset<QTile>(i)),
                                                       advanced(b, k_major_offset<KTile>(i)), i > 0);
     }
