@@ -278,6 +278,16 @@ TensorSpec lse_spec(const AttentionOptions& options, const Inputs& inputs) {
   return make_spec(Dtype::f32, std::array{shape[0], num_heads_q, seqlen_q});
 }
 
+namespace {
+
+TensorView first_columns(const TensorView& view, std::int64_t count) {
+  TensorSpec spec = view.spec();
+  spec.shape[static_cast<std::size_t>(spec.rank - 1)] = count;
+  return {view.data(), spec};
+}
+
+}  // namespace
+
 AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs) {
   AttentionForward args{
       .q = as_bshd(inputs.q.view(), options.layout),
@@ -294,6 +304,7 @@ AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs
       .cpu_target = options.target,
       .sm_margin = options.sm_margin,
   };
+  if (options.has_latent_values) args.v = first_columns(args.k, args.v.size(args.v.rank() - 1));
   refuse_unread(options, args.score, args.mask);
   return args;
 }

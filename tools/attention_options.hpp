@@ -36,6 +36,7 @@ struct AttentionOptions {
       head_dim_v;
   std::optional<Dtype> dtype;
   Layout layout = Layout::bshd;
+  bool has_latent_values = false;  // v is the view of k's first head_dim_v columns
 
   // Scores, in the order in which they are applied.
   std::optional<float> softmax_scale, softcap;

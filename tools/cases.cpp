@@ -35,11 +35,20 @@ class CaseReader {
     if (result_.seqlens_q.size() != result_.seqlens_kv.size())
       fail("and seqlen_kv pack different numbers of sequences");
     if (result_.seqlens_q.empty() && !result_.options.seqlen_q) fail("is missing");
+    check_latent_values();
     check_pages();
     return std::move(result_);
   }
 
  private:
+  void check_latent_values() {
+    const AttentionOptions& o = result_.options;
+    if (!o.has_latent_values) return;
+    key_ = "latent_values";
+    if (o.head_dim && o.head_dim_v.value_or(*o.head_dim) > *o.head_dim)
+      fail("stands beside values that are wider than keys");
+  }
+
   void check_pages() {
     const AttentionOptions& o = result_.options;
     if (result_.page_size == 0) return;
@@ -138,6 +147,8 @@ class CaseReader {
         {"head_dim", [](CaseReader& r, const Json& v) { r.result_.options.head_dim = r.count(v); }},
         {"head_dim_v",
          [](CaseReader& r, const Json& v) { r.result_.options.head_dim_v = r.count(v); }},
+        {"latent_values",
+         [](CaseReader& r, const Json& v) { r.result_.options.has_latent_values = r.boolean(v); }},
         {"dtype",
          [](CaseReader& r, const Json& v) {
            r.result_.options.dtype = parse_float_dtype("dtype", r.string(v));

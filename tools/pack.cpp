@@ -111,8 +111,11 @@ ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wan
   Problem problem = fovea::problem_of(call);
   problem.wants_lse = wants_lse;
   if (named.page_size > 0) {
-    return validate_decode_problem(
-        problem, {.page_size = named.page_size, .has_aligned_rows = true}, "pack");
+    return validate_decode_problem(problem,
+                                   {.page_size = named.page_size,
+                                    .has_aligned_rows = true,
+                                    .has_latent_values = named.options.has_latent_values},
+                                   "pack");
   }
   return validate(problem, "pack");
 }

@@ -7,10 +7,12 @@
 namespace fovea::tools {
 namespace {
 
-/// The rows of a tensor that lies row-major, a page after the other.
+/// The rows of a tensor that lies row-major, or of the first columns of one, a page after the other.
 TensorView pages_of(const TensorView& view, std::int64_t page_size) {
-  TensorSpec spec = make_spec(view.dtype(), std::array{view.size(0) * view.size(1) / page_size,
-                                                       page_size, view.size(2), view.size(3)});
+  TensorSpec spec = make_spec(
+      view.dtype(),
+      std::array{view.size(0) * view.size(1) / page_size, page_size, view.size(2), view.size(3)},
+      std::array{page_size * view.stride(1), view.stride(1), view.stride(2), view.stride(3)});
   spec.device = view.spec().device;
   return {view.data(), spec};
 }

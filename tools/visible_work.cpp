@@ -93,8 +93,10 @@ VisibleWork visible_work(const AttentionForward& args, std::int64_t tile_q, std:
   work.share = area > 0 ? visible / area : 1;
   work.flops = 2 * visible * copies *
                static_cast<double>(args.q.size(heads_axis + 1) + args.v.size(heads_axis + 1));
-  work.bytes = tensor_bytes(args.q) + tensor_bytes(args.k) + tensor_bytes(args.v) +
-               tensor_bytes(args.out) + tensor_bytes(args.lse);
+  // Values in the memory of keys are read with them.
+  const double of_values = args.v.data() == args.k.data() ? 0 : tensor_bytes(args.v);
+  work.bytes = tensor_bytes(args.q) + tensor_bytes(args.k) + of_values + tensor_bytes(args.out) +
+               tensor_bytes(args.lse);
   const auto times = static_cast<std::int64_t>(copies);
   work.tiles = {work.tiles.empty * times, work.tiles.partial * times, work.tiles.full * times};
   return work;

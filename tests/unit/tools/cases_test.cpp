@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
 
 #include "tools/failure.hpp"
+#include "tools/paged_call.hpp"
+#include "tools/visible_work.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -29,6 +32,27 @@ TEST(Cases, PackedSequencesShareOneAxis) {
   EXPECT_EQ(reinterpret_cast<const std::int32_t*>(inputs.cu_seqlens_kv.data)[2], 4);
 }
 
+TEST(Cases, LatentValuesAreTheFirstColumnsOfKeysAndCountOnce) {
+  const std::vector<Case> cases = parse_cases(
+      R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 2, "seqlen_kv": 8, "num_heads_q": 2, "num_heads_kv": 1,
+                     "head_dim": 6, "head_dim_v": 4, "latent_values": true, "page_size": 4}]})",
+      "here");
+  const Inputs inputs = make_inputs(cases.front());
+  AttentionForward args = make_call(cases.front().options, inputs);
+  EXPECT_EQ(args.v.data(), args.k.data());
+  EXPECT_EQ(args.v.stride(1), 6);
+  std::vector<float> out(2 * 2 * 4);
+  args.out = view(out.data(), {1, 2, 2, 4});
+  EXPECT_EQ(visible_work(args, 4, 4).bytes, 4 * (2 * 2 * 6 + 8 * 6 + 2 * 2 * 4));
+  const PagedCall call(args, 4, nullptr);
+  EXPECT_EQ(call.args.cache.v.data(), call.args.cache.k.data());
+  for (const TensorView& view : {call.args.cache.k, call.args.cache.v}) {
+    EXPECT_EQ(view.size(0), 2);
+    EXPECT_EQ(view.stride(0), 4 * 6);
+    EXPECT_EQ(view.stride(1), 6);
+  }
+}
+
 TEST(Cases, AFaultNamesTheCaseAndTheKey) {
   const auto refusal = [](const std::string& text) -> std::string {
     try {
@@ -42,6 +66,10 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
             "here: case 'x': sofcap is an unknown key");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "seqlen_q": 3}]})"),
             "here: case 'x': why is not a string");
+  EXPECT_EQ(
+      refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "head_dim": 4, "head_dim_v": 5,
+                                   "latent_values": true}]})"),
+      "here: case 'x': latent_values stands beside values that are wider than keys");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": -3}]})"),
             "here: case 'x': seqlen_q is not a count");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),

@@ -38,8 +38,8 @@ struct Sm90LatentParams {
   // 128-byte swizzle.
   TensorMapParam q;
   // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of
-  // three panels of 64 elements of rows, 128-byte swizzle. Where a box has not all rows of a tile (head_dim, row, 1, head, page), boxes of 64
-  // elements.
+  // three panels of rows, 128-byte swizzle. Where a box has not all rows of a tile (head_dim, row, 1, head, page),
+  // boxes of 64 elements.
   TensorMapParam k;
   ForwardParams common;
   std::int32_t rows_per_box;  // rows of a tile of keys that surely lie in one page
