@@ -125,7 +125,7 @@ struct GpuTrack::Impl {
       attention_forward(tuned.problem, plan, args, workspace->data(), gpu.stream_handle());
       return;
     }
-    const GrownCache cache{paged->args.cache, 0};
+    const GrownCache cache{paged->args.cache};
     attention_forward(tuned.problem, plan, forward_of(paged->args), workspace->data(),
                       gpu.stream_handle(), &cache);
   }

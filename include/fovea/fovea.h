@@ -500,31 +500,38 @@ typedef struct fovea_attention_decode_args {
                                                   num_heads_kv, head_dim], or with a page_table
                                                   [num_pages, page_size, num_heads_kv, head_dim];
                                                   f32, f16 or bf16 each. No row_max, dropout,
-                                                  cu_seqlens */
+                                                  cu_seqlens_kv. cu_seqlens_q makes q, out and lse
+                                                  packed: each sequence has queries of its own */
   const DLTensor* seqlens;      /* [batch] i32 or i64: rows in use before this call */
   const DLTensor* page_table;   /* [batch, max_pages] i32 or i64; NULL: contiguous */
   const DLTensor* batch_idx;    /* [batch]: the slot of each sequence; contiguous alone, optional */
   const DLTensor* left_padding; /* [batch]: rows at the start that are no keys; optional */
-  const DLTensor* append_k;     /* [batch, seqlen_new, num_heads_kv, head_dim_qk]; optional: written
-                                   into the cache behind seqlens */
+  const DLTensor* append_k;     /* [batch, seqlen_new, num_heads_kv, head_dim_qk], or packed
+                                   [total_new, num_heads_kv, head_dim_qk]; optional: written into
+                                   the cache behind seqlens */
   const DLTensor* append_v;     /* as append_k with head_dim_v */
   const DLTensor* rotary_cos;   /* [max_positions, rotary_dim / 2] f32, f16 or bf16; optional: turns
                                    q and append_k */
   const DLTensor* rotary_sin;
-  const DLTensor* rotary_positions; /* [batch, seqlen_q]; optional: the place in the sequence */
+  const DLTensor* rotary_positions; /* [batch, seqlen_q], packed [total_q]; optional: the place in
+                                       the sequence */
   int32_t is_interleaved;           /* boolean; 1: pairs (2j, 2j + 1), 0: (j, j + rotary_dim / 2) */
   int32_t sees_all_keys;            /* boolean; 0: causal where forward poses no mask at all */
   const DLTensor* page_indptr; /* [batch + 1] i32 or i64, with page_indices, in place of page_table:
                                    page n of sequence b is page_indices[page_indptr[b] + n]; kDLCPU
                                    alone */
-  const DLTensor* page_indices; /* [num_indices] i32 or i64 */
+  const DLTensor* page_indices;      /* [num_indices] i32 or i64 */
+  const DLTensor* append_cu_seqlens; /* [batch + 1] i32 or i64, of packed append_k and append_v;
+                                        NULL: forward->cu_seqlens_q */
+  /* with cu_seqlens_q: queries of the longest sequence, or more; 0: total_q */
+  int64_t max_seqlen_q;
 } fovea_attention_decode_args;
 
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on
  * forward->stream. Nothing is written unless the arguments are valid. */
 FOVEA_API int fovea_attention_decode(const fovea_attention_decode_args* args, fovea_error** error);
 /* What it does with append_k and append_v alone: of forward, k, v (the cache), runtime, executor and stream are
- * read. */
+ * read; packed tokens want append_cu_seqlens. */
 FOVEA_API int fovea_append_to_cache(const fovea_attention_decode_args* args, fovea_error** error);
 /* The workspace of such calls with up to max_seqlen_kv keys a sequence. */
 FOVEA_API int fovea_decode_workspace_bytes(const fovea_attention_decode_args* args,

@@ -48,31 +48,38 @@ struct Rotary {
   FloatView cos{};
   FloatView sin{};              // as cos
   bool is_interleaved = false;  // pairs (2j, 2j + 1); false: pairs (j, j + rotary_dim / 2)
-  /// [batch, seqlen_q] i32 or i64, optional: the position of each new token; default: its place in the sequence, kv_idx
-  /// of the appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is not turned. Turned in
-  /// f32, rounded to the dtype of the cache, and of q.
+  /// [batch, seqlen_q] i32 or i64, packed [total_q], optional: the position of each new token; default: its place in
+  /// the sequence, kv_idx of the appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is
+  /// not turned. Turned in f32, rounded to the dtype of the cache, and of q.
   IndexView positions{};
 };
 
 /// New tokens, written into the cache behind what is there before attention is computed.
 struct Append {
-  FloatView k{};  // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16
+  // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16; packed: [total_new, num_heads_kv, head_dim_qk]
+  FloatView k{};
   FloatView v{};  // as k with head_dim_v
+  // [batch + 1] i32 or i64, of packed k and v; default: cu_seqlens_q, so that a sequence gains its queries' tokens
+  IndexView cu_seqlens{};
 };
 
 /// Everything that attention_decode takes.
 struct AttentionDecode {
-  FloatView q{};  // [batch, seqlen_q, num_heads_q, head_dim_qk], seqlen_q >= 1
+  FloatView
+      q{};  // [batch, seqlen_q, num_heads_q, head_dim_qk]; packed: [total_q, num_heads_q, head_dim_qk]
   KvCache cache{};
   Append append{};                 // optional
   std::optional<Rotary> rotary{};  // of q, and of append.k
-  FloatView out{};                 // [batch, seqlen_q, num_heads_q, head_dim_v]
-  Float32View lse{};               // [batch, num_heads_q, seqlen_q], optional
+  FloatView out{};                 // as q with head_dim_v
+  Float32View lse{};  // [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q], optional
 
   ScoreMod score{};
   MaskMod mask = causal();  // bottom-right: the last query meets the last key
   std::optional<float> softmax_scale{};
-  Float32View sinks{};  // [num_heads_q] f32, optional
+  Float32View sinks{};       // [num_heads_q] f32, optional
+  IndexView cu_seqlens_q{};  // [batch + 1] i32 or i64: makes q, out and lse packed
+  // Of packed queries: those of the longest sequence, or more; default: total_q. Kernels are chosen by it.
+  std::optional<std::int64_t> max_seqlen_q{};
 
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
@@ -87,6 +94,12 @@ struct AttentionDecode {
 /// Sequence b has seqlen_kv = seqlens[b] - left_padding[b] + seqlen_new keys; kv_idx counts them from 0 in every
 /// layout, so masks and programs mean the same paged and contiguous. seqlens is not written: the caller adds
 /// seqlen_new.
+///
+/// Packed queries: a batch as serving engines form it, chunks of prompts and single tokens in one call. Sequence b has
+/// the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] of q (offsets start at 0, never decrease, the last is at most
+/// total_q), none where the two are equal; q_idx counts them from 0 and seqlen_q is their number, so a causal mask
+/// aligns each sequence by itself. Rows after the last sequence get out 0, lse -inf. New tokens are packed likewise, by
+/// offsets of their own or those of the queries.
 ///
 /// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any
 ///          number of threads. Splits of the keys are cut by the sequence's own length.

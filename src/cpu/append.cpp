@@ -29,6 +29,20 @@ HeadRow head_row(const Rows& rows, std::int64_t batch, std::int64_t row, std::in
   return {rows.at(batch, row, head), rows.dtype, rows.col_stride};
 }
 
+/// Heads of one token of queries or new tokens.
+class TokenHeads {
+ public:
+  TokenHeads(const TensorView& view, const SequenceRows& layout, const SequenceRows::Token& token)
+      : rows_(view),
+        batch_(layout.is_packed() ? 0 : token.sequence),
+        row_(layout.begin(token.sequence) + token.index) {}
+  HeadRow at(std::int64_t head) const { return head_row(rows_, batch_, row_, head); }
+
+ private:
+  const Rows rows_;
+  const std::int64_t batch_, row_;
+};
+
 void copy(const HeadRow& from, const HeadRow& to, std::int64_t begin, std::int64_t end) {
   if (from.dtype == to.dtype && from.stride == 1 && to.stride == 1) {
     const auto element = static_cast<std::int64_t>(size_bytes(from.dtype));
@@ -81,66 +95,66 @@ class AppendRun {
  public:
   explicit AppendRun(const NewTokens& tokens)
       : tokens_(tokens),
-        num_new_(num_new(tokens.append)),
-        num_queries_(tokens.rotary != nullptr && tokens.q ? tokens.q.size(1) : 0) {}
+        new_tokens_(new_tokens(tokens.append)),
+        queries_(turns_queries() ? sequence_rows(tokens.q, tokens.cu_seqlens_q) : SequenceRows{}),
+        num_new_(new_tokens_.total(tokens.batch)),
+        num_queries_(queries_.total(tokens.batch)) {}
 
   void run(Executor& executor) {
-    const TensorView& any = num_new_ > 0 ? tokens_.append.k : tokens_.q;
-    if (num_new_ + num_queries_ == 0) return;
-    run_tasks(executor, any.size(0) * (num_new_ + num_queries_),
+    run_tasks(executor, num_new_ + num_queries_,
               [this](int /*worker*/, std::int64_t index) { compute(index); });
   }
 
  private:
-  /// Tokens of one sequence: its new keys, then its queries.
+  bool turns_queries() const { return tokens_.rotary != nullptr && tokens_.q; }
+
   void compute(std::int64_t index) const {
-    const std::int64_t sequence = index / (num_new_ + num_queries_);
-    const std::int64_t token = index % (num_new_ + num_queries_);
-    if (token < num_new_) {
-      append_token(sequence, token);
+    if (index < num_new_) {
+      append_token(new_tokens_.token(index, tokens_.batch));
     } else {
-      turn_query(sequence, token - num_new_);
+      turn_query(queries_.token(index - num_new_, tokens_.batch));
     }
   }
 
-  std::int64_t position(std::int64_t sequence, std::int64_t token, std::int64_t num_tokens) const {
-    const CachedSequence s = cached_sequence(tokens_.cache, sequence);
-    return rotary_position(*tokens_.rotary, sequence, token, num_tokens,
-                           s.end - s.begin + num_new_);
+  std::int64_t position(const SequenceRows& layout, const SequenceRows::Token& token) const {
+    const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
+    return rotary_position(*tokens_.rotary, layout, token,
+                           s.end - s.begin + new_tokens_.count(token.sequence));
   }
 
-  void append_token(std::int64_t sequence, std::int64_t token) const {
-    const CachedSequence s = cached_sequence(tokens_.cache, sequence);
-    const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token);
-    const Rows k(tokens_.append.k), v(tokens_.append.v);
+  void append_token(const SequenceRows::Token& token) const {
+    const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
+    const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token.index);
+    const TokenHeads k(tokens_.append.k, new_tokens_, token);
+    const TokenHeads v(tokens_.append.v, new_tokens_, token);
     const Rows k_cache(tokens_.cache.k), v_cache(tokens_.cache.v);
-    const std::int64_t num_heads = tokens_.append.k.size(2);
-    for (std::int64_t head = 0; head < num_heads; ++head) {
-      copy(head_row(v, sequence, token, head), head_row(v_cache, at.slot, at.row, head), 0,
-           tokens_.append.v.size(3));
-    }
-    const std::int64_t head_dim = tokens_.append.k.size(3);
+    const std::int64_t num_heads = tokens_.cache.k.size(2);
+    for (std::int64_t head = 0; head < num_heads; ++head)
+      copy(v.at(head), head_row(v_cache, at.slot, at.row, head), 0, tokens_.cache.v.size(3));
+    const std::int64_t head_dim = tokens_.cache.k.size(3);
     const auto write_keys = [&](const auto& write) {
       for (std::int64_t head = 0; head < num_heads; ++head)
-        write(head_row(k, sequence, token, head), head_row(k_cache, at.slot, at.row, head));
+        write(k.at(head), head_row(k_cache, at.slot, at.row, head));
     };
     if (tokens_.rotary == nullptr) {
       write_keys([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
     } else {
-      const Turn turn(*tokens_.rotary, position(sequence, token, num_new_));
+      const Turn turn(*tokens_.rotary, position(new_tokens_, token));
       write_keys(
           [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
     }
   }
 
   /// A query that stands before the first key has no position and is copied.
-  void turn_query(std::int64_t sequence, std::int64_t token) const {
-    const Rows q(tokens_.q), rotated_q(tokens_.rotated_q);
-    const std::int64_t head_dim = tokens_.q.size(3);
-    const std::int64_t at = position(sequence, token, num_queries_);
+  void turn_query(const SequenceRows::Token& token) const {
+    const TokenHeads q(tokens_.q, queries_, token);
+    const TokenHeads rotated_q(tokens_.rotated_q, queries_, token);
+    const int rank = tokens_.q.rank();
+    const std::int64_t head_dim = tokens_.q.size(rank - 1);
+    const std::int64_t at = position(queries_, token);
     const auto each_head = [&](const auto& write) {
-      for (std::int64_t head = 0; head < tokens_.q.size(2); ++head)
-        write(head_row(q, sequence, token, head), head_row(rotated_q, sequence, token, head));
+      for (std::int64_t head = 0; head < tokens_.q.size(rank - 2); ++head)
+        write(q.at(head), rotated_q.at(head));
     };
     if (at < 0) {
       each_head([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
@@ -152,6 +166,7 @@ class AppendRun {
   }
 
   const NewTokens& tokens_;
+  const SequenceRows new_tokens_, queries_;
   const std::int64_t num_new_, num_queries_;
 };
 

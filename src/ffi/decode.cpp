@@ -34,7 +34,6 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   };
   if (args.row_max) refuse("row_max");
   if (args.dropout.p != 0) refuse("dropout");
-  if (args.cu_seqlens_q) refuse("cu_seqlens_q");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
 }
 
@@ -48,6 +47,12 @@ fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string&
           .left_padding = to_view(c.left_padding, Access::read, where + ": left_padding"),
           .page_indptr = to_view(c.page_indptr, Access::read, where + ": page_indptr"),
           .page_indices = to_view(c.page_indices, Access::read, where + ": page_indices")};
+}
+
+fovea::Append to_append_tokens(const fovea_attention_decode_args& c, const std::string& where) {
+  return {.k = to_view(c.append_k, Access::read, where + ": append_k"),
+          .v = to_view(c.append_v, Access::read, where + ": append_v"),
+          .cu_seqlens = to_view(c.append_cu_seqlens, Access::read, where + ": append_cu_seqlens")};
 }
 
 bool to_bool(std::int32_t value, const std::string& label) {
@@ -79,8 +84,7 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
   const bool is_causal = forward.mask.is_all_visible() && !sees_all_keys;
   call.args = {.q = forward.q,
                .cache = to_cache(c, where),
-               .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
-                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
+               .append = to_append_tokens(c, where),
                .rotary = to_rotary(c, where),
                .out = forward.out,
                .lse = forward.lse,
@@ -88,6 +92,8 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
                .mask = is_causal ? fovea::causal() : forward.mask,
                .softmax_scale = forward.softmax_scale,
                .sinks = forward.sinks,
+               .cu_seqlens_q = forward.cu_seqlens_q,
+               .max_seqlen_q = c.max_seqlen_q == 0 ? std::nullopt : std::optional(c.max_seqlen_q),
                .cpu_target = forward.cpu_target,
                .compute_dtype = forward.compute_dtype,
                .sm_margin = forward.sm_margin,
@@ -111,8 +117,7 @@ AppendCall to_append(const fovea_attention_decode_args* source, const std::strin
   AppendCall call;
   call.threads = fovea::ffi::to_threads(forward.runtime, forward.executor, where + ": forward");
   call.args = {.cache = to_cache(c, where),
-               .append = {.k = to_view(c.append_k, Access::read, where + ": append_k"),
-                          .v = to_view(c.append_v, Access::read, where + ": append_v")},
+               .append = to_append_tokens(c, where),
                .rotary = to_rotary(c, where),
                .executor = call.threads.executor,
                .stream = forward.stream};

@@ -62,8 +62,10 @@ Plan find_plan(const AttentionDecode& args, std::int64_t bound, Runtime& runtime
   });
 }
 
-/// With an executor where there must be one.
+/// With an executor where there must be one, and offsets of packed new tokens.
 AttentionDecode completed(AttentionDecode call, Runtime& runtime) {
+  if (call.append.k.rank() == 3 && !call.append.cu_seqlens)
+    call.append.cu_seqlens = call.cu_seqlens_q;
   if (call.executor == nullptr && is_cpu(call.q.spec().device)) call.executor = &runtime.executor();
   return call;
 }
@@ -105,7 +107,7 @@ struct DecodeSteps {
 
 void run_on(const cpu::ForwardPlan& plan, const DecodeSteps& call) {
   cpu::append_tokens(call.tokens, *call.args.executor);
-  const GrownCache grown{call.args.cache, num_new(call.args.append)};
+  const GrownCache grown{call.args.cache, new_tokens(call.args.append)};
   cpu::attention_forward(call.problem, plan, call.forward, call.workspace, *call.args.executor,
                          &grown);
 }
@@ -117,8 +119,8 @@ cuda::AppendPlan find_append(Device device, Runtime& runtime) {
 }
 
 void run_on(const cuda::ForwardPlan& plan, const DecodeSteps& call) {
-  const GrownCache grown{call.args.cache, num_new(call.args.append)};
-  if (grown.num_new > 0 || call.tokens.rotary != nullptr) {
+  const GrownCache grown{call.args.cache, new_tokens(call.args.append)};
+  if (call.args.append.k || call.tokens.rotary != nullptr) {
     cuda::append_tokens(find_append(call.problem.device(), call.runtime), call.tokens,
                         call.args.stream);
   }
@@ -139,8 +141,10 @@ void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& s
   }
   const NewTokens tokens{.cache = args.cache,
                          .append = args.append,
+                         .batch = plan.impl().problem.num_sequences,
                          .rotary = args.rotary ? &*args.rotary : nullptr,
                          .q = args.q,
+                         .cu_seqlens_q = args.cu_seqlens_q,
                          .rotated_q = forward.q};
   const DecodeSteps call{args, tokens, plan.impl().problem, forward, workspace, runtime};
   std::visit([&](const auto& backend) { run_on(backend, call); }, plan.impl().backend);
@@ -156,6 +160,13 @@ void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
   if (max_seqlen_kv >= 0 && max_seqlen_kv <= kMostKeys) return;
   invalid(std::string(where),
           fmt::format("max_seqlen_kv is {}; expected 0 to {}", max_seqlen_kv, kMostKeys));
+}
+
+/// All that is told by the cache and by which tokens belong to whom. Returns the keys of the longest sequence.
+std::int64_t validate_tokens(const AttentionDecode& call) {
+  const std::int64_t batch = decode_batch(call, kDecode);
+  validate_query_offsets(call, kDecode);
+  return validate_cache(call.cache, call.append, call.rotary, batch, kDecode);
 }
 
 /// What a plan's kernel was chosen by: dtypes, heads, the layout of the cache and the programs. The executor may be
@@ -183,19 +194,36 @@ void log_append(const CallLog& log, const AppendToCache& args) {
   log.write(to_string(args.append.k.spec()), append_kernel(device), to_string(device));
 }
 
+std::int64_t append_batch(const Append& append, std::string_view where) {
+  if (!append.cu_seqlens) return append.k.size(0);
+  if (append.cu_seqlens.rank() == 1 && append.cu_seqlens.size(0) > 0)
+    return append.cu_seqlens.size(0) - 1;
+  invalid(std::string(where),
+          fmt::format("append.cu_seqlens is {}; expected i32 or i64 [batch + 1]",
+                      to_string(append.cu_seqlens.spec())));
+}
+
 NewTokens validated_tokens(const AppendToCache& args) {
   const KvCache& cache = args.cache;
   const Append& append = args.append;
-  const bool is_k_right = append.k.rank() == 4;
+  const bool is_packed = static_cast<bool>(append.cu_seqlens);
+  const bool is_k_right = append.k.rank() == (is_packed ? 3 : 4);
   if (!is_k_right || !append.v) {
     const TensorView& wrong = is_k_right ? append.v : append.k;
     invalid(std::string(kAppend),
-            fmt::format("append.{} is {}; expected [batch, seqlen_new, num_heads_kv, head_dim]",
-                        is_k_right ? "v" : "k", wrong ? to_string(wrong.spec()) : "missing"));
+            fmt::format("append.{} is {}; expected {}", is_k_right ? "v" : "k",
+                        wrong ? to_string(wrong.spec()) : "missing",
+                        is_packed ? "[total_new, num_heads_kv, head_dim]"
+                                  : "[batch, seqlen_new, num_heads_kv, head_dim], or packed with "
+                                    "append.cu_seqlens"));
   }
-  validate_cache(cache, append, args.rotary, append.k.size(0), kAppend);
+  const std::int64_t batch = append_batch(append, kAppend);
+  validate_cache(cache, append, args.rotary, batch, kAppend);
   validate_append(cache, append, args.rotary, kAppend);
-  return {.cache = cache, .append = append, .rotary = args.rotary ? &*args.rotary : nullptr};
+  return {.cache = cache,
+          .append = append,
+          .batch = batch,
+          .rotary = args.rotary ? &*args.rotary : nullptr};
 }
 
 }  // namespace
@@ -211,8 +239,7 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   CallLog log(kDecode);
   AttentionDecode call = completed(args, runtime);
   require_out(call, kDecode);
-  const std::int64_t longest =
-      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kDecode), kDecode);
+  const std::int64_t longest = validate_tokens(call);
   const Plan plan = find_plan(call, bound_of(call, longest), runtime, log, kDecode);
   validate_decode(plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(plan, call);
@@ -256,8 +283,7 @@ void DecodePlan::run(const AttentionDecode& args) const {
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   require_out(call, kDecode);
-  const std::int64_t longest =
-      validate_cache(call.cache, call.append, call.rotary, decode_batch(call, kDecode), kDecode);
+  const std::int64_t longest = validate_tokens(call);
   if (is_cpu(call.q.spec().device) && longest > impl_->max_seqlen_kv) {
     invalid(
         std::string(kDecode),
@@ -313,8 +339,8 @@ AppendPlan plan_append(const AppendToCache& args) {
   const KvCache& cache = args.cache;
   if (!cache.k || !cache.v)
     invalid("plan_append", "cache.k or cache.v is missing; expected views of the cache");
-  auto impl = std::make_shared<AppendPlan::Impl>(AppendPlan::Impl{
-      .k = cache.k.spec(), .v = cache.v.spec(), .is_paged = static_cast<bool>(cache.page_table)});
+  auto impl = std::make_shared<AppendPlan::Impl>(
+      AppendPlan::Impl{.k = cache.k.spec(), .v = cache.v.spec(), .is_paged = is_paged(cache)});
   if (!is_cpu(impl->k.device)) impl->cuda = find_append(impl->k.device, Runtime::process_default());
   return AppendPlan(std::move(impl));
 }

@@ -109,8 +109,10 @@ double describe_tiles(const ForwardProblem& f, std::int64_t tile_q, std::int64_t
 void describe_work(const ForwardProblem& f, std::int64_t depth, double visible, Explanation& e) {
   e.flops = 2.0 * static_cast<double>(f.total_q) * static_cast<double>(f.num_heads_q) *
             static_cast<double>(f.seqlen_kv) * static_cast<double>(depth) * visible;
-  e.bytes = tensor_bytes(f.problem.q) + tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v) +
-            tensor_bytes(f.problem.out);
+  // Beside packed queries a problem has the keys of one sequence of a cache.
+  const double sequences = f.is_cached && f.is_varlen ? static_cast<double>(f.num_sequences) : 1;
+  e.bytes = tensor_bytes(f.problem.q) + tensor_bytes(f.problem.out) +
+            sequences * (tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v));
 }
 
 void describe_bound(Explanation& e) {

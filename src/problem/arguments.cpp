@@ -117,36 +117,6 @@ class Checker {
     }
   }
 
-  void check_cu_seqlens(std::string_view name, const TensorView& cu, std::int64_t total,
-                        std::int64_t bound, std::string_view bound_name) const {
-    const Dtype dtype = cu.dtype();
-    if (!cu || (dtype != Dtype::i32 && dtype != Dtype::i64) || cu.rank() != 1 ||
-        cu.size(0) != f_.num_sequences + 1) {
-      refuse(fmt::format("{} is {}; expected i32 or i64 [{}]", name,
-                         cu ? to_string(cu.spec()) : "missing", f_.num_sequences + 1));
-    }
-    door_.check_memory({name, cu});
-    if (!door_.is_host()) return;
-    std::int64_t before = cu_seqlen(cu, 0);
-    if (before != 0) refuse(fmt::format("{} starts at {}; expected 0", name, before));
-    for (std::int64_t i = 1; i <= f_.num_sequences; ++i) {
-      const std::int64_t end = cu_seqlen(cu, i);
-      if (end < before) {
-        refuse(fmt::format("{}[{}] is {} after {}; expected offsets that never decrease", name, i,
-                           end, before));
-      }
-      if (end - before > bound) {
-        refuse(
-            fmt::format("{} gives sequence {} a length of {}; expected at most {}, the plan's {}",
-                        name, i - 1, end - before, bound, bound_name));
-      }
-      before = end;
-    }
-    if (before > total)
-      refuse(
-          fmt::format("{} ends at {}; expected at most {}, the packed rows", name, before, total));
-  }
-
   void check_sequences() const {
     if (!f_.is_varlen) {
       if (args_.cu_seqlens_q || args_.cu_seqlens_kv) {
@@ -155,9 +125,20 @@ class Checker {
       }
       return;
     }
-    check_cu_seqlens("cu_seqlens_q", args_.cu_seqlens_q, f_.total_q, f_.seqlen_q, "seqlen_q");
-    check_cu_seqlens("cu_seqlens_kv", args_.cu_seqlens_kv, f_.problem.k.shape[0], f_.seqlen_kv,
-                     "seqlen_kv");
+    check_packed_offsets({.name = "cu_seqlens_q",
+                          .cu_seqlens = args_.cu_seqlens_q,
+                          .batch = f_.num_sequences,
+                          .total = f_.total_q,
+                          .longest = f_.seqlen_q,
+                          .longest_name = "the plan's seqlen_q"},
+                         door_);
+    check_packed_offsets({.name = "cu_seqlens_kv",
+                          .cu_seqlens = args_.cu_seqlens_kv,
+                          .batch = f_.num_sequences,
+                          .total = f_.problem.k.shape[0],
+                          .longest = f_.seqlen_kv,
+                          .longest_name = "the plan's seqlen_kv"},
+                         door_);
   }
 
   void check_overlap() const {

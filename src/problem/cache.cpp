@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <limits>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,7 @@ class CacheDoor {
         append_(append),
         rotary_(rotary),
         batch_(batch),
+        new_tokens_(new_tokens(append)),
         is_paged_(is_paged(cache)),
         pages_(cache),
         where_(where),
@@ -51,16 +54,16 @@ class CacheDoor {
   std::int64_t check_sequences() const {
     std::int64_t longest = 0;
     for (std::int64_t i = 0; i < batch_; ++i) longest = std::max(longest, check_sequence(i));
-    if (num_new_ > 0) check_destinations();
+    if (append_.k) check_destinations();
     return longest;
   }
 
   /// All that shapes tell.
   std::int64_t check_room() const {
     const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
-    if (num_new_ > capacity) {
-      checks_.refuse(fmt::format("append.k has {} new tokens; expected at most {}, {}", num_new_,
-                                 capacity, room(0)));
+    if (new_tokens_.each > capacity) {
+      checks_.refuse(fmt::format("append.k has {} new tokens; expected at most {}, {}",
+                                 new_tokens_.each, capacity, room(0)));
     }
     return capacity;
   }
@@ -172,8 +175,6 @@ class CacheDoor {
     }
   }
 
-  static bool is_index(Dtype dtype) { return dtype == Dtype::i32 || dtype == Dtype::i64; }
-
   void check_indices(const NamedTensor& e) const {
     if (!is_index(e.view.dtype()) || e.view.rank() != 1 || e.view.size(0) != batch_) {
       checks_.refuse(
@@ -183,22 +184,54 @@ class CacheDoor {
   }
 
   void check_append() {
-    if (!has_append()) return;
+    if (!has_append()) {
+      if (append_.cu_seqlens)
+        checks_.refuse("append.cu_seqlens is given without append.k; expected new tokens");
+      return;
+    }
     if (!append_.k || !append_.v) {
       checks_.refuse(fmt::format("append.{} is given without append.{}; expected both or neither",
                                  append_.k ? "k" : "v", append_.k ? "v" : "k"));
     }
+    if (append_.cu_seqlens) return check_packed_append();
     if (append_.k.rank() != 4) {
       checks_.refuse(
           fmt::format("append.k is {}; expected rank 4: [batch, seqlen_new, num_heads_kv, "
-                      "head_dim_qk]",
+                      "head_dim_qk], or packed, with cu_seqlens",
                       shown(append_.k)));
     }
-    num_new_ = num_new(append_);
+    const std::int64_t each = new_tokens_.each;
     checks_.check_float({"append.k", append_.k},
-                        std::array{batch_, num_new_, cache_.k.size(2), cache_.k.size(3)});
+                        std::array{batch_, each, cache_.k.size(2), cache_.k.size(3)});
     checks_.check_float({"append.v", append_.v},
-                        std::array{batch_, num_new_, cache_.v.size(2), cache_.v.size(3)});
+                        std::array{batch_, each, cache_.v.size(2), cache_.v.size(3)});
+  }
+
+  void check_packed_append() const {
+    if (append_.k.rank() != 3) {
+      checks_.refuse(
+          fmt::format("append.k is {}; expected rank 3: [total_new, num_heads_kv, head_dim_qk] "
+                      "(packed: append.cu_seqlens is given)",
+                      shown(append_.k)));
+    }
+    const std::int64_t total = append_.k.size(0);
+    checks_.check_float({"append.k", append_.k},
+                        std::array{total, cache_.k.size(2), cache_.k.size(3)});
+    checks_.check_float({"append.v", append_.v},
+                        std::array{total, cache_.v.size(2), cache_.v.size(3)});
+    check_packed_offsets({.name = "append.cu_seqlens",
+                          .cu_seqlens = append_.cu_seqlens,
+                          .batch = batch_,
+                          .total = total,
+                          .longest = kMaxSeqlen,
+                          .longest_name = "what 32 bits count"},
+                         checks_);
+    if (!checks_.is_host()) {
+      throw Unsupported(fmt::format(
+          "{}: append.cu_seqlens is given and cache.k lives on {}, where kernels write as many "
+          "new tokens for every sequence; expected append.k of rank 4",
+          where_, to_string(cache_.k.spec().device)));
+    }
   }
 
   // ---- one sequence ----
@@ -222,14 +255,15 @@ class CacheDoor {
           fmt::format("cache.batch_idx[{}] is {}; expected 0 to {}, the slots of cache.k", i,
                       s.slot, cache_.k.size(0) - 1));
     }
-    return s.end - s.begin + num_new_;
+    return s.end - s.begin + new_tokens_.count(i);
   }
 
   void check_capacity(const CachedSequence& s, std::int64_t i) const {
     const std::int64_t capacity = std::min(cache_capacity(cache_, i), kMaxSeqlen);
-    if (s.end <= capacity - num_new_) return;
+    const std::int64_t num_new = new_tokens_.count(i);
+    if (s.end <= capacity - num_new) return;
     const std::string appended =
-        num_new_ > 0 ? fmt::format(" and {} more are appended", num_new_) : std::string();
+        num_new > 0 ? fmt::format(" and {} more are appended", num_new) : std::string();
     checks_.refuse(fmt::format("cache.seqlens[{}] is {}{}; expected at most {} rows in all, {}", i,
                                s.end, appended, capacity, room(i)));
   }
@@ -248,7 +282,7 @@ class CacheDoor {
   /// Only the pages that hold its keys: entries of left padding and behind the end may be anything.
   void check_pages_of(const CachedSequence& s, std::int64_t i) const {
     const std::int64_t page_size = cache_.k.size(1);
-    const std::int64_t end = s.end + num_new_;
+    const std::int64_t end = s.end + new_tokens_.count(i);
     if (end == s.begin) return;
     for (std::int64_t page = s.begin / page_size; page <= (end - 1) / page_size; ++page) {
       const std::int64_t entry = pages_.at(i, page);
@@ -272,11 +306,13 @@ class CacheDoor {
     const std::int64_t rows = cache_.k.size(1);
     for (std::int64_t i = 0; i < batch_; ++i) {
       const CachedSequence s = cached_sequence(cache_, i);
+      const std::int64_t num_new = new_tokens_.count(i);
+      if (num_new == 0) continue;
       if (!is_paged_) {
         destinations.push_back({s.slot, i, 0});
         continue;
       }
-      for (std::int64_t page = s.end / rows; page <= (s.end + num_new_ - 1) / rows; ++page)
+      for (std::int64_t page = s.end / rows; page <= (s.end + num_new - 1) / rows; ++page)
         destinations.push_back({pages_.at(i, page), i, page});
     }
     std::ranges::stable_sort(destinations, {}, &Destination::page);
@@ -314,33 +350,38 @@ class CacheDoor {
                       widest < kMaxRotaryDim ? "the head_dim_qk of cache.k" : "the widest head"));
     }
     if (r.positions) check_positions(r);
-    if (num_new_ > 0 && !r.positions && checks_.is_host()) check_reach(r);
+    if (append_.k && !r.positions && checks_.is_host()) check_reach(r);
   }
 
+  /// One for every new token, and for every query: each the other's.
   void check_positions(const Rotary& r) const {
-    if (!is_index(r.positions.dtype()) || r.positions.rank() != 2 ||
-        r.positions.size(0) != batch_ || (num_new_ > 0 && r.positions.size(1) != num_new_)) {
-      checks_.refuse(fmt::format("rotary.positions is {}; expected i32 or i64 [{}, {}]",
-                                 shown(r.positions), batch_,
-                                 num_new_ > 0 ? fmt::to_string(num_new_) : "seqlen_q"));
+    const bool is_packed = r.positions.rank() == 1;
+    const bool has_shape = is_packed || (r.positions.rank() == 2 && r.positions.size(0) == batch_);
+    if (!is_index(r.positions.dtype()) || !has_shape || (append_.k && !fits_new_tokens(r))) {
+      checks_.refuse(fmt::format("rotary.positions is {}; expected i32 or i64 {}",
+                                 shown(r.positions), positions_shape()));
     }
     checks_.check_memory({"rotary.positions", r.positions});
-    if (!checks_.is_host()) return;
-    for (std::int64_t i = 0; i < batch_; ++i) {
-      for (std::int64_t token = 0; token < r.positions.size(1); ++token) {
-        const std::int64_t position = index_at(r.positions, i, token);
-        if (position >= 0 && position < r.cos.size(0)) continue;
-        checks_.refuse(
-            fmt::format("rotary.positions[{}, {}] is {}; expected 0 to {}, the rows of rotary.cos",
-                        i, token, position, r.cos.size(0) - 1));
-      }
-    }
+    if (append_.k) refuse_far_positions(r, new_tokens_, batch_, checks_);
+  }
+
+  bool fits_new_tokens(const Rotary& r) const {
+    if (new_tokens_.is_packed())
+      return r.positions.rank() == 1 && r.positions.size(0) == append_.k.size(0);
+    return r.positions.rank() == 2 && r.positions.size(1) == new_tokens_.each;
+  }
+
+  std::string positions_shape() const {
+    if (!append_.k) return fmt::format("[{}, seqlen_q], or [total_q]", batch_);
+    if (new_tokens_.is_packed()) return fmt::format("[{}]", append_.k.size(0));
+    return fmt::format("[{}, {}]", batch_, new_tokens_.each);
   }
 
   void check_reach(const Rotary& r) const {
     for (std::int64_t i = 0; i < batch_; ++i) {
       const CachedSequence s = cached_sequence(cache_, i);
-      refuse_short_rotary(r, i, s.end - s.begin + num_new_, checks_);
+      const std::int64_t num_new = new_tokens_.count(i);
+      if (num_new > 0) refuse_short_rotary(r, i, s.end - s.begin + num_new, checks_);
     }
   }
 
@@ -348,11 +389,11 @@ class CacheDoor {
   const Append& append_;
   const std::optional<Rotary>& rotary_;
   const std::int64_t batch_;
+  const SequenceRows new_tokens_;
   const bool is_paged_;
   const PageIndex pages_;
   const std::string_view where_;
   const TensorChecks checks_;
-  std::int64_t num_new_ = 0;
 };
 
 }  // namespace
@@ -399,10 +440,43 @@ std::int64_t cache_capacity(const KvCache& cache) {
   return rows_of_pages(cache, has_table ? cache.page_table.size(1) : cache.page_indices.size(0));
 }
 
-std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,
-                             std::int64_t num_tokens, std::int64_t seqlen_kv) {
-  if (rotary.positions) return index_at(rotary.positions, sequence, token);
-  return seqlen_kv - num_tokens + token;
+std::int64_t SequenceRows::count(std::int64_t sequence) const {
+  if (!is_packed()) return each;
+  return index_at(cu_seqlens, sequence + 1) - index_at(cu_seqlens, sequence);
+}
+
+std::int64_t SequenceRows::begin(std::int64_t sequence) const {
+  return is_packed() ? index_at(cu_seqlens, sequence) : 0;
+}
+
+std::int64_t SequenceRows::total(std::int64_t batch) const {
+  return is_packed() ? index_at(cu_seqlens, batch) : batch * each;
+}
+
+SequenceRows::Token SequenceRows::token(std::int64_t row, std::int64_t batch) const {
+  if (!is_packed()) return {row / each, row % each};
+  const auto sequences = std::views::iota(std::int64_t{0}, batch);
+  const auto behind = std::ranges::upper_bound(
+      sequences, row, {}, [this](std::int64_t sequence) { return begin(sequence); });
+  const std::int64_t sequence = *std::ranges::prev(behind);
+  return {sequence, row - begin(sequence)};
+}
+
+SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlens) {
+  if (tokens.rank() == 4) return {.each = tokens.size(1)};
+  return {.cu_seqlens = cu_seqlens};
+}
+
+SequenceRows new_tokens(const Append& append) {
+  return append.k ? sequence_rows(append.k, append.cu_seqlens) : SequenceRows{};
+}
+
+std::int64_t rotary_position(const Rotary& rotary, const SequenceRows& tokens,
+                             const SequenceRows::Token& token, std::int64_t seqlen_kv) {
+  const auto& [sequence, index] = token;
+  if (!rotary.positions) return seqlen_kv - tokens.count(sequence) + index;
+  if (tokens.is_packed()) return index_at(rotary.positions, tokens.begin(sequence) + index);
+  return index_at(rotary.positions, sequence, index);
 }
 
 void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64_t seqlen_kv,
@@ -412,6 +486,22 @@ void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64
       fmt::format("rotary.cos has {} rows; expected at least {}, since sequence {} has a new token "
                   "at position {}",
                   rotary.cos.size(0), seqlen_kv, sequence, seqlen_kv - 1));
+}
+
+void refuse_far_positions(const Rotary& rotary, const SequenceRows& tokens, std::int64_t batch,
+                          const TensorChecks& checks) {
+  if (!checks.is_host()) return;
+  for (std::int64_t i = 0; i < batch; ++i) {
+    for (std::int64_t token = 0; token < tokens.count(i); ++token) {
+      const std::int64_t position = rotary_position(rotary, tokens, {i, token}, 0);
+      if (position >= 0 && position < rotary.cos.size(0)) continue;
+      checks.refuse(
+          fmt::format("rotary.positions[{}] is {}; expected 0 to {}, the rows of rotary.cos",
+                      tokens.is_packed() ? fmt::to_string(tokens.begin(i) + token)
+                                         : fmt::format("{}, {}", i, token),
+                      position, rotary.cos.size(0) - 1));
+    }
+  }
 }
 
 std::int64_t validate_cache(const KvCache& cache, const Append& append,

@@ -13,19 +13,45 @@
 
 namespace fovea {
 
-/// A cache and the tokens that the call appends to every sequence of it.
+/// The tokens of each sequence in a tensor of queries or new tokens: [batch, each, ...], or packed [total, ...].
+struct SequenceRows {
+  std::int64_t each = 0;    // of every sequence; of packed tokens 0
+  TensorView cu_seqlens{};  // given: packed
+
+  bool is_packed() const { return static_cast<bool>(cu_seqlens); }
+  std::int64_t count(std::int64_t sequence) const;
+  /// The row where a sequence begins, in a packed tensor; else 0: tensors have a dimension for sequences.
+  std::int64_t begin(std::int64_t sequence) const;
+  /// Tokens of the whole batch.
+  std::int64_t total(std::int64_t batch) const;
+
+  struct Token {
+    std::int64_t sequence = 0, index = 0;
+  };
+  /// Token `row` of total(batch), sequence by sequence.
+  Token token(std::int64_t row, std::int64_t batch) const;
+};
+
+/// Of tensors that are given. cu_seqlens has no say where tokens have a dimension for sequences.
+SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlens);
+/// Where nothing is appended: none.
+SequenceRows new_tokens(const Append& append);
+
+/// A cache and the tokens that the call appends to it.
 struct GrownCache {
   const KvCache& cache;
-  std::int64_t num_new = 0;
+  SequenceRows new_tokens{};
 };
 
 /// What a call does before it attends: writes new keys and values, turns keys and queries.
 struct NewTokens {
   const KvCache& cache;
   const Append& append;
+  std::int64_t batch = 0;
   const Rotary* rotary = nullptr;
-  TensorView q{};          // turned where there is a rotary; not given: keys alone
-  TensorView rotated_q{};  // as q, dense
+  TensorView q{};             // turned where there is a rotary; not given: keys alone
+  TensorView cu_seqlens_q{};  // of packed queries
+  TensorView rotated_q{};     // as q, dense
 };
 
 /// One sequence of a cache before the append. Rows are counted from the start of its slot, or of its first page.
@@ -46,18 +72,14 @@ std::int64_t cache_capacity(const KvCache& cache, std::int64_t index);
 /// Rows that any sequence has at most: from shapes alone, before anything is checked.
 std::int64_t cache_capacity(const KvCache& cache);
 
-/// The position of token `token` of `num_tokens` at the end of a sequence of seqlen_kv keys; negative before its first
-/// key.
-std::int64_t rotary_position(const Rotary& rotary, std::int64_t sequence, std::int64_t token,
-                             std::int64_t num_tokens, std::int64_t seqlen_kv);
+/// The position of a token at the end of a sequence of seqlen_kv keys; negative before its first key.
+std::int64_t rotary_position(const Rotary& rotary, const SequenceRows& tokens,
+                             const SequenceRows::Token& token, std::int64_t seqlen_kv);
 
 /// Whether keys lie in pages, named by a table or by offsets and a list.
 inline bool is_paged(const KvCache& cache) {
   return cache.page_table || cache.page_indptr || cache.page_indices;
 }
-
-/// Tokens that every sequence gains.
-inline std::int64_t num_new(const Append& append) { return append.k ? append.k.size(1) : 0; }
 
 /// An element of an i32 or i64 tensor of one or two dimensions.
 inline std::int64_t index_at(const TensorView& view, std::int64_t i, std::int64_t j = 0) {
@@ -87,15 +109,19 @@ class PageIndex {
   TensorView table_, indptr_, indices_;
 };
 
-/// The cache, the new tokens and their rotation, all on the device of cache.k. Throws InvalidArgument before anything
-/// is written. Returns the keys of the longest sequence after the append. What tensors of a GPU hold is not looked at:
-/// the longest is then whatever a sequence has room for.
+/// The cache, the new tokens (packed ones with their cu_seqlens) and their rotation, all on the device of cache.k.
+/// Throws InvalidArgument before anything is written. Returns the keys of the longest sequence after the append. What
+/// tensors of a GPU hold is not looked at: the longest is then whatever a sequence has room for.
 std::int64_t validate_cache(const KvCache& cache, const Append& append,
                             const std::optional<Rotary>& rotary, std::int64_t batch,
                             std::string_view where);
 
 /// Before anything else is asked of a cache.
 void check_cache_ranks(const KvCache& cache, const TensorChecks& checks);
+
+/// rotary.positions of these tokens must find their angles. What a GPU holds is not looked at.
+void refuse_far_positions(const Rotary& rotary, const SequenceRows& tokens, std::int64_t batch,
+                          const TensorChecks& checks);
 
 /// A token at the end of the sequence must find its angles.
 void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64_t seqlen_kv,

@@ -1,19 +1,26 @@
 #include "problem/decode.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
+#include "core/shape.hpp"
 #include "problem/captured_tensors.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
 
-TensorSpec row_major(const TensorSpec& spec, std::int64_t batch, std::int64_t seqlen) {
+/// Keys or values of a batch. Beside packed queries those of one sequence: that there are more is in num_sequences.
+TensorSpec row_major(const TensorSpec& spec, std::int64_t batch, std::int64_t seqlen,
+                     bool is_packed) {
   TensorSpec result =
-      make_spec(spec.dtype, std::array{batch, seqlen, spec.shape[2], spec.shape[3]});
+      is_packed ? make_spec(spec.dtype, std::array{seqlen, spec.shape[2], spec.shape[3]})
+                : make_spec(spec.dtype, std::array{batch, seqlen, spec.shape[2], spec.shape[3]});
   result.device = spec.device;
   return result;
 }
@@ -43,6 +50,7 @@ void add_new_tokens(OverlapCheck& check, const Append& append,
                     const std::optional<Rotary>& rotary) {
   check.add_input("append.k", append.k);
   check.add_input("append.v", append.v);
+  check.add_input("append.cu_seqlens", append.cu_seqlens);
   if (!rotary) return;
   check.add_input("rotary.cos", rotary->cos);
   check.add_input("rotary.sin", rotary->sin);
@@ -51,24 +59,54 @@ void add_new_tokens(OverlapCheck& check, const Append& append,
 
 void add_operands(OverlapCheck& check, const AttentionDecode& args) {
   check.add_input("q", args.q);
+  check.add_input("cu_seqlens_q", args.cu_seqlens_q);
   check.add_input("sinks", args.sinks);
   check.add_captured(args.score, args.mask);
+}
+
+std::vector<std::int64_t> positions_shape(const AttentionDecode& args) {
+  if (args.cu_seqlens_q) return {args.q.size(0)};
+  return {args.q.size(0), args.q.size(1)};
+}
+
+/// One position serves a query and the new token in its place: they must be packed alike.
+void refuse_other_packing(const ForwardProblem& f, const AttentionDecode& args,
+                          const TensorChecks& checks) {
+  if (!args.append.cu_seqlens || !args.cu_seqlens_q) return;
+  for (std::int64_t i = 0; i <= f.num_sequences; ++i) {
+    const std::int64_t of_new = index_at(args.append.cu_seqlens, i);
+    const std::int64_t of_q = index_at(args.cu_seqlens_q, i);
+    if (of_new == of_q) continue;
+    checks.refuse(
+        fmt::format("rotary.positions is given, and append.cu_seqlens[{}] is {} where cu_seqlens_q "
+                    "has {}; expected equal offsets: a position serves a query and a new token",
+                    i, of_new, of_q));
+  }
 }
 
 /// Positions of queries. Those of appended keys are checked with the cache.
 void check_query_positions(const ForwardProblem& f, const AttentionDecode& args,
                            const TensorChecks& checks) {
   const Rotary& r = *args.rotary;
-  if (r.positions && r.positions.size(1) != f.seqlen_q) {
-    checks.refuse(
-        fmt::format("rotary.positions is {}; expected i32 or i64 [{}, {}], one for every "
-                    "query",
-                    to_string(r.positions.spec()), f.num_sequences, f.seqlen_q));
+  if (r.positions) {
+    const std::vector<std::int64_t> shape = positions_shape(args);
+    if (!std::ranges::equal(shape_of(r.positions.spec()), shape)) {
+      checks.refuse(
+          fmt::format("rotary.positions is {}; expected i32 or i64 [{}], one for every query",
+                      to_string(r.positions.spec()), fmt::join(shape, ", ")));
+    }
   }
-  if (r.positions || f.seqlen_q == 0 || !checks.is_host()) return;
+  if (!checks.is_host()) return;
+  const SequenceRows queries = sequence_rows(args.q, args.cu_seqlens_q);
+  if (r.positions) {
+    refuse_other_packing(f, args, checks);
+    return refuse_far_positions(r, queries, f.num_sequences, checks);
+  }
+  const SequenceRows added = new_tokens(args.append);
   for (std::int64_t i = 0; i < f.num_sequences; ++i) {
+    if (queries.count(i) == 0) continue;
     const CachedSequence s = cached_sequence(args.cache, i);
-    refuse_short_rotary(r, i, s.end - s.begin + num_new(args.append), checks);
+    refuse_short_rotary(r, i, s.end - s.begin + added.count(i), checks);
   }
 }
 
@@ -93,31 +131,74 @@ void refuse_overlap(const AttentionDecode& args, const TensorChecks& checks) {
   outputs.refuse_overlap(checks);
 }
 
+void check_max_seqlen_q(const AttentionDecode& args, const TensorChecks& checks) {
+  if (!args.max_seqlen_q) return;
+  if (!args.cu_seqlens_q)
+    checks.refuse("max_seqlen_q is given without cu_seqlens_q; expected packed queries");
+  if (*args.max_seqlen_q < 0)
+    checks.refuse(fmt::format("max_seqlen_q is {}; expected 0 or more", *args.max_seqlen_q));
+}
+
+std::vector<std::int64_t> out_shape(const ForwardProblem& f) {
+  if (f.is_varlen) return {f.total_q, f.num_heads_q, f.head_dim_v};
+  return {f.num_sequences, f.seqlen_q, f.num_heads_q, f.head_dim_v};
+}
+
 }  // namespace
 
 std::int64_t decode_batch(const AttentionDecode& args, std::string_view where) {
   const TensorChecks checks(where);
-  if (args.q.rank() != 4) {
-    checks.refuse(
-        fmt::format("q is {}; expected rank 4: [batch, seqlen_q, num_heads_q, head_dim_qk]",
-                    args.q ? to_string(args.q.spec()) : "missing"));
+  const bool is_packed = static_cast<bool>(args.cu_seqlens_q);
+  const int rank = is_packed ? 3 : 4;
+  if (args.q.rank() != rank) {
+    checks.refuse(fmt::format("q is {}; expected rank {}: {}",
+                              args.q ? to_string(args.q.spec()) : "missing", rank,
+                              is_packed ? "[total_q, num_heads_q, head_dim_qk] (packed: "
+                                          "cu_seqlens_q is given)"
+                                        : "[batch, seqlen_q, num_heads_q, head_dim_qk]"));
   }
+  check_max_seqlen_q(args, checks);
   check_cache_ranks(args.cache, checks);
-  return args.q.size(0);
+  if (!is_packed) return args.q.size(0);
+  const TensorSpec& offsets = args.cu_seqlens_q.spec();
+  if (!is_index(offsets.dtype) || offsets.rank != 1 || offsets.shape[0] < 1) {
+    checks.refuse(
+        fmt::format("cu_seqlens_q is {}; expected i32 or i64 [batch + 1]", to_string(offsets)));
+  }
+  return offsets.shape[0] - 1;
+}
+
+void validate_query_offsets(const AttentionDecode& args, std::string_view where) {
+  if (!args.cu_seqlens_q) return;
+  const bool is_bounded = args.max_seqlen_q.has_value();
+  check_packed_offsets({.name = "cu_seqlens_q",
+                        .cu_seqlens = args.cu_seqlens_q,
+                        .batch = decode_batch(args, where),
+                        .total = args.q.size(0),
+                        .longest = is_bounded ? *args.max_seqlen_q : args.q.size(0),
+                        .longest_name = is_bounded ? "max_seqlen_q" : "total_q"},
+                       TensorChecks(where, args.q.spec().device));
 }
 
 Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, int num_threads,
                        std::string_view where) {
   const std::int64_t batch = decode_batch(args, where);
+  const bool is_packed = static_cast<bool>(args.cu_seqlens_q);
+  const auto seqlen_q = [&]() -> std::optional<UpTo> {
+    if (!args.max_seqlen_q) return std::nullopt;
+    return up_to(std::min(*args.max_seqlen_q, args.q.size(0)));
+  };
   return {.q = args.q.spec(),
-          .k = row_major(args.cache.k.spec(), batch, max_seqlen_kv),
-          .v = row_major(args.cache.v.spec(), batch, max_seqlen_kv),
+          .k = row_major(args.cache.k.spec(), batch, max_seqlen_kv, is_packed),
+          .v = row_major(args.cache.v.spec(), batch, max_seqlen_kv, is_packed),
           .out = args.out.spec(),
           .score = args.score,
           .mask = args.mask,
           .softmax_scale = args.softmax_scale,
           .has_sinks = static_cast<bool>(args.sinks),
+          .num_sequences = is_packed ? std::optional(batch) : std::nullopt,
           .wants_lse = static_cast<bool>(args.lse),
+          .seqlen_q = seqlen_q(),
           .seqlen_kv = up_to(max_seqlen_kv),
           .compute_dtype = args.compute_dtype,
           .cpu_target = args.cpu_target,
@@ -140,7 +221,8 @@ AttentionForward forward_of(const AttentionDecode& args) {
           .lse = args.lse,
           .score = args.score,
           .mask = args.mask,
-          .sinks = args.sinks};
+          .sinks = args.sinks,
+          .cu_seqlens_q = args.cu_seqlens_q};
 }
 
 expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
@@ -165,12 +247,8 @@ ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout
 void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::string_view where) {
   const TensorChecks checks(where, f.device());
   checks.check_memory({"q", args.q});
-  checks.check({"out", args.out, true}, f.problem.out.dtype,
-               std::array{f.num_sequences, f.seqlen_q, f.num_heads_q, f.head_dim_v});
-  if (args.lse) {
-    checks.check({"lse", args.lse, true}, Dtype::f32,
-                 std::array{f.num_sequences, f.num_heads_q, f.seqlen_q});
-  }
+  checks.check({"out", args.out, true}, f.problem.out.dtype, out_shape(f));
+  if (args.lse) checks.check({"lse", args.lse, true}, Dtype::f32, lse_shape(args.out));
   if (args.sinks) checks.check({"sinks", args.sinks}, Dtype::f32, std::array{f.num_heads_q});
   check_captured_tensors(f, args.score, args.mask, checks);
   if (args.rotary) check_query_positions(f, args, checks);

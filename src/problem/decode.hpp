@@ -17,8 +17,12 @@ namespace fovea {
 /// Plans over caches are made for at least so many keys: a short cache grows.
 inline constexpr std::int64_t kLeastPlannedKeys = 2048;
 
-/// The batch, before anything else is known of the call. Refuses tensors of another rank.
+/// The batch, before anything else is known of the call. Refuses tensors of another rank. What tensors hold is not
+/// looked at.
 std::int64_t decode_batch(const AttentionDecode& args, std::string_view where);
+
+/// Packed queries: their offsets, before anything reads them.
+void validate_query_offsets(const AttentionDecode& args, std::string_view where);
 
 /// The problem of attention over caches of up to max_seqlen_kv keys a sequence: shapes without addresses or lengths.
 /// Refuses what decode_batch does.

@@ -11,6 +11,7 @@
 
 #include "core/check.hpp"
 #include "core/shape.hpp"
+#include "problem/forward.hpp"
 #include "problem/strided_overlap.hpp"
 
 namespace fovea {
@@ -112,6 +113,34 @@ void TensorChecks::check_distinct_elements(const NamedTensor& tensor) const {
                          tensor.name, to_string(view.spec())));
     }
     reach += stride * (extent - 1);
+  }
+}
+
+void check_packed_offsets(const PackedOffsets& offsets, const TensorChecks& checks) {
+  const auto& [name, cu, batch, total, longest, longest_name] = offsets;
+  if (!is_index(cu.dtype()) || cu.rank() != 1 || cu.size(0) != batch + 1) {
+    checks.refuse(fmt::format("{} is {}; expected i32 or i64 [{}]", name,
+                              cu ? to_string(cu.spec()) : "missing", batch + 1));
+  }
+  checks.check_memory({name, cu});
+  if (!checks.is_host()) return;
+  std::int64_t before = cu_seqlen(cu, 0);
+  if (before != 0) checks.refuse(fmt::format("{} starts at {}; expected 0", name, before));
+  for (std::int64_t i = 1; i <= batch; ++i) {
+    const std::int64_t end = cu_seqlen(cu, i);
+    if (end < before) {
+      checks.refuse(fmt::format("{}[{}] is {} after {}; expected offsets that never decrease", name,
+                                i, end, before));
+    }
+    if (end - before > longest) {
+      checks.refuse(fmt::format("{} gives sequence {} a length of {}; expected at most {}, {}",
+                                name, i - 1, end - before, longest, longest_name));
+    }
+    before = end;
+  }
+  if (before > total) {
+    checks.refuse(
+        fmt::format("{} ends at {}; expected at most {}, the packed rows", name, before, total));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+#include "fovea/dtype.hpp"
 #include "fovea/tensor.hpp"
 
 namespace fovea {
@@ -68,6 +69,21 @@ class TensorChecks {
   Device device_;
   bool needs_data_ = true;
 };
+
+/// i32 or i64.
+inline bool is_index(Dtype dtype) { return dtype == Dtype::i32 || dtype == Dtype::i64; }
+
+/// Offsets of packed sequences: [batch + 1], from 0, never decreasing, the last at most total.
+struct PackedOffsets {
+  std::string_view name;
+  const TensorView& cu_seqlens;
+  std::int64_t batch = 0;
+  std::int64_t total = 0;    // rows of the packed tensor
+  std::int64_t longest = 0;  // of any sequence
+  std::string_view longest_name;
+};
+/// What they hold is looked at on the host alone.
+void check_packed_offsets(const PackedOffsets& offsets, const TensorChecks& checks);
 
 /// Outputs may overlap neither inputs nor each other: no byte of one belongs to another. Views have passed check_memory
 /// and outlive the check.

@@ -62,6 +62,28 @@ struct CachedSequence {
   }
 };
 
+/// Which rows of q, or of new tokens, belong to which sequence.
+class Tokens {
+ public:
+  Tokens(const TensorView& rows, const TensorView& cu_seqlens)
+      : cu_seqlens_(rows.rank() == 3 ? cu_seqlens : TensorView()),
+        seqlen_(rows.rank() == 4 ? rows.size(1) : 0) {}
+
+  std::int64_t seqlen(std::int64_t sequence) const {
+    return cu_seqlens_ ? offset(sequence + 1) - offset(sequence) : seqlen_;
+  }
+  RowIndex at(std::int64_t sequence, std::int64_t token, std::int64_t head) const {
+    if (cu_seqlens_) return {.batch = 0, .row = offset(sequence) + token, .head = head};
+    return {.batch = sequence, .row = token, .head = head};
+  }
+
+ private:
+  std::int64_t offset(std::int64_t sequence) const { return entry(cu_seqlens_, sequence, 0); }
+
+  const TensorView cu_seqlens_;
+  const std::int64_t seqlen_;
+};
+
 HeadRows zeros(const std::array<std::int64_t, 4>& shape) {
   return HeadRows::zeros_like(make_spec(Dtype::f32, shape));
 }
@@ -71,7 +93,9 @@ class Decode {
   explicit Decode(const AttentionDecode& args)
       : args_(args),
         forward_(as_forward(args)),
-        seqlen_new_(args.append.k ? args.append.k.size(1) : 0),
+        queries_(args.q, args.cu_seqlens_q),
+        new_tokens_(args.append.k,
+                    args.append.cu_seqlens ? args.append.cu_seqlens : args.cu_seqlens_q),
         softmax_(forward_),
         q_(args.q),
         out_(HeadRows::zeros_like(out_spec(forward_))),
@@ -80,7 +104,9 @@ class Decode {
 
   DecodeResult run() {
     result_.lse.assign(num_statistics(forward_), -std::numeric_limits<double>::infinity());
-    for (std::int64_t b = 0; b < args_.q.size(0); ++b) {
+    const std::int64_t batch =
+        args_.cu_seqlens_q ? args_.cu_seqlens_q.size(0) - 1 : args_.q.size(0);
+    for (std::int64_t b = 0; b < batch; ++b) {
       run_sequence({.cache = args_.cache,
                     .batch = b,
                     .left_padding = entry(args_.cache.left_padding, b, 0),
@@ -107,28 +133,37 @@ class Decode {
   }
 
   void run_sequence(const CachedSequence& s) {
-    rotate(q_, s, {args_.q.size(1), args_.q.size(2)});
     const std::int64_t num_heads_kv = args_.cache.k.size(2);
-    rotate(appended_k_, s, {seqlen_new_, num_heads_kv});
+    const std::int64_t num_heads_q =
+        static_cast<std::int64_t>(fovea::reference::num_heads_q(forward_));
+    rotate(q_, s, queries_, num_heads_q);
+    rotate(appended_k_, s, new_tokens_, num_heads_kv);
     const HeadRows k = keys(s, args_.cache.k, appended_k_);
     const HeadRows v = keys(s, args_.cache.v, appended_v_);
-    const std::int64_t num_heads_q = args_.q.size(2);
     for (std::int64_t q_head = 0; q_head < num_heads_q; ++q_head) {
-      for (std::int64_t q_idx = 0; q_idx < args_.q.size(1); ++q_idx) {
+      for (std::int64_t q_idx = 0; q_idx < queries_.seqlen(s.batch); ++q_idx) {
         const std::int64_t kv_head = q_head / (num_heads_q / num_heads_kv);
+        const RowIndex query = queries_.at(s.batch, q_idx, q_head);
         run_row({.at = {.batch = s.batch,
                         .q_head = q_head,
                         .kv_head = kv_head,
                         .q_idx = q_idx,
-                        .seqlen_q = args_.q.size(1),
-                        .seqlen_kv = s.num_keys() + seqlen_new_},
-                 .query = {.batch = s.batch, .row = q_idx, .head = q_head},
+                        .seqlen_q = queries_.seqlen(s.batch),
+                        .seqlen_kv = s.num_keys() + new_tokens_.seqlen(s.batch)},
+                 .query = query,
                  .first_key = {.batch = 0, .row = 0, .head = kv_head},
-                 .statistic = static_cast<std::size_t>(
-                     (s.batch * num_heads_q + q_head) * args_.q.size(1) + q_idx)},
+                 .statistic = statistic(query)},
                 k, v);
       }
     }
+  }
+
+  /// Of lse, row-major: [batch, heads, queries], packed [heads, total].
+  std::size_t statistic(const RowIndex& query) const {
+    const int rank = args_.q.rank();
+    const std::int64_t rows = args_.q.size(rank - 3);
+    return static_cast<std::size_t>((query.batch * args_.q.size(rank - 2) + query.head) * rows +
+                                    query.row);
   }
 
   void run_row(const QueryRow& row, const HeadRows& k, const HeadRows& v) {
@@ -139,35 +174,40 @@ class Decode {
   }
 
   /// Turns the sequence's rows of q or of new keys. The last of them stands at the sequence's end.
-  struct Extent {
-    std::int64_t seqlen = 0, num_heads = 0;
-  };
-  void rotate(HeadRows& rows, const CachedSequence& s, const Extent& extent) const {
+  void rotate(HeadRows& rows, const CachedSequence& s, const Tokens& tokens,
+              std::int64_t num_heads) const {
     if (!args_.rotary) return;
-    const TensorView& positions = args_.rotary->positions;
-    for (std::int64_t i = 0; i < extent.seqlen; ++i) {
-      std::int64_t position = s.num_keys() + seqlen_new_ - extent.seqlen + i;
-      if (positions) {
-        position = static_cast<std::int64_t>(
-            element(positions, s.batch * positions.stride(0) + i * positions.stride(1)));
-      }
-      for (std::int64_t head = 0; head < extent.num_heads; ++head) {
-        const std::span<double> row = rows[{s.batch, i, head}];
+    const std::int64_t seqlen = tokens.seqlen(s.batch);
+    for (std::int64_t i = 0; i < seqlen; ++i) {
+      const std::int64_t last = s.num_keys() + new_tokens_.seqlen(s.batch);
+      const std::int64_t position =
+          args_.rotary->positions ? given_position(tokens.at(s.batch, i, 0)) : last - seqlen + i;
+      for (std::int64_t head = 0; head < num_heads; ++head) {
+        const std::span<double> row = rows[tokens.at(s.batch, i, head)];
         const std::vector<double> turned = rotated(row, *args_.rotary, position);
         std::copy(turned.begin(), turned.end(), row.begin());
       }
     }
   }
 
+  std::int64_t given_position(const RowIndex& token) const {
+    const TensorView& positions = args_.rotary->positions;
+    const std::int64_t at =
+        positions.rank() == 1 ? token.row * positions.stride(0)
+                              : token.batch * positions.stride(0) + token.row * positions.stride(1);
+    return static_cast<std::int64_t>(element(positions, at));
+  }
+
   /// All keys (or values) of the sequence, those of the cache first: [1, seqlen_kv, heads, dim].
   HeadRows keys(const CachedSequence& s, const TensorView& cached, const HeadRows& added) const {
-    HeadRows rows = zeros({1, s.num_keys() + seqlen_new_, cached.size(2), cached.size(3)});
+    const std::int64_t num_new = new_tokens_.seqlen(s.batch);
+    HeadRows rows = zeros({1, s.num_keys() + num_new, cached.size(2), cached.size(3)});
     for (std::int64_t head = 0; head < cached.size(2); ++head) {
       for (std::int64_t i = 0; i < s.num_keys(); ++i)
         add(rows[{0, i, head}], 1, s.row(cached, i, head));
-      for (std::int64_t i = 0; i < seqlen_new_; ++i) {
+      for (std::int64_t i = 0; i < num_new; ++i) {
         const std::span<double> row = rows[{0, s.num_keys() + i, head}];
-        add(row, 1, added[{s.batch, i, head}]);
+        add(row, 1, added[new_tokens_.at(s.batch, i, head)]);
         for (double& value : row) value = rounded_to(cached.dtype(), value);
       }
     }
@@ -176,7 +216,7 @@ class Decode {
 
   const AttentionDecode& args_;
   AttentionForward forward_;
-  std::int64_t seqlen_new_;
+  const Tokens queries_, new_tokens_;
   Softmax softmax_;
   HeadRows q_, out_;
   HeadRows appended_k_, appended_v_;

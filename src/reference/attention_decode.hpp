@@ -12,9 +12,9 @@ namespace fovea::reference {
 
 /// Row-major fp64, whatever the strides.
 struct DecodeResult {
-  std::vector<double> out;  // [batch, seqlen_q, num_heads_q, head_dim_v]
-  std::vector<double> lse;  // [batch, num_heads_q, seqlen_q]
-  /// What is appended, [batch, seqlen_new, num_heads_kv, head_dim]: k rotated, neither rounded yet.
+  std::vector<double> out;  // [batch, seqlen_q, num_heads_q, head_dim_v], packed [total_q, ...]
+  std::vector<double> lse;  // [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]
+  /// What is appended, in the shapes of append: k rotated, neither rounded yet.
   std::vector<double> appended_k, appended_v;
 };
 

@@ -352,11 +352,18 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
                     : Extents{s.batch + 1, s.seqlen_kv, s.heads_kv, dim};
   };
   fovea_attention_forward_args forward{};
-  forward.q = loan.floats({s.batch, s.seqlen_q, s.heads_q, s.dim_qk});
+  const bool is_packed = bytes.next() % 4 == 1;
+  const auto tokens = [&](std::int64_t each, std::int64_t heads, std::int64_t dim) {
+    return is_packed ? Extents{s.batch * each, heads, dim} : Extents{s.batch, each, heads, dim};
+  };
+  forward.q = loan.floats(tokens(s.seqlen_q, s.heads_q, s.dim_qk));
   forward.k = loan.floats(cache(s.dim_qk));
   forward.v = loan.floats(cache(s.dim_v));
-  forward.out = loan.floats({s.batch, s.seqlen_q, s.heads_q, s.dim_v}, true);
-  if (bytes.flag()) forward.lse = loan.f32({s.batch, s.heads_q, s.seqlen_q}, true);
+  forward.out = loan.floats(tokens(s.seqlen_q, s.heads_q, s.dim_v), true);
+  const Extents statistics = is_packed ? Extents{s.heads_q, s.batch * s.seqlen_q}
+                                       : Extents{s.batch, s.heads_q, s.seqlen_q};
+  if (bytes.flag()) forward.lse = loan.f32(statistics, true);
+  if (is_packed) forward.cu_seqlens_q = loan.indices({s.batch + 1});
   if (bytes.next() % 4 == 1) give_programs(loan, bytes, s, forward);
   if (bytes.next() % 4 == 1) forward.sinks = loan.f32({s.heads_q});
   forward.executor = loan.lend(own_thread());
@@ -372,15 +379,19 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
   if (bytes.next() % 4 == 1) args.batch_idx = loan.indices({s.batch});
   if (bytes.next() % 4 == 1) args.left_padding = loan.indices({s.batch});
   if (bytes.flag()) {
-    args.append_k = loan.floats({s.batch, 2, s.heads_kv, s.dim_qk});
-    args.append_v = loan.floats({s.batch, 2, s.heads_kv, s.dim_v});
+    args.append_k = loan.floats(tokens(2, s.heads_kv, s.dim_qk));
+    args.append_v = loan.floats(tokens(2, s.heads_kv, s.dim_v));
+    if (is_packed && bytes.flag()) args.append_cu_seqlens = loan.indices({s.batch + 1});
   }
   if (bytes.next() % 4 == 1) {
     args.rotary_cos = loan.f32({32, s.dim_qk / 2});
     args.rotary_sin = loan.f32({32, s.dim_qk / 2});
-    if (bytes.flag()) args.rotary_positions = loan.indices({s.batch, s.seqlen_q});
+    const Extents positions =
+        is_packed ? Extents{s.batch * s.seqlen_q} : Extents{s.batch, s.seqlen_q};
+    if (bytes.flag()) args.rotary_positions = loan.indices(positions);
     args.is_interleaved = bytes.next() % 3;
   }
+  if (is_packed && bytes.next() % 4 == 1) args.max_seqlen_q = bytes.next() % 8 - 1;
   args.sees_all_keys = bytes.next() % 3;
   return args;
 }

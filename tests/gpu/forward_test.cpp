@@ -260,7 +260,7 @@ void decode_on_gpu(const CacheCase& each, const AttentionDecode& host) {
   const std::int64_t longest = *std::ranges::max_element(each.seqlens);
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
                                                          cache_layout(decode), "test");
-  const GrownCache cache{decode.cache, 0};
+  const GrownCache cache{decode.cache};
   run_plan(problem, plan_as(problem, 9), forward_of(decode), &cache);
   copies.copy_back();
 }

@@ -72,7 +72,7 @@ struct AppendMemory {
   }
 
   NewTokens new_tokens() {
-    NewTokens result{.cache = cache, .append = append};
+    NewTokens result{.cache = cache, .append = append, .batch = call.args().q.size(0)};
     if (turning.num_pairs == 0) return result;
     result.rotary = &rotary;
     result.q = q.view();

@@ -199,6 +199,6 @@ CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
     : args(forward_of(decode)),
       problem(validate_decode_problem(decode_problem(decode, most_keys, 1, "test"),
                                       cache_layout(decode), "test")),
-      cache{decode.cache, 0} {}
+      cache{decode.cache} {}
 
 }  // namespace fovea::testing

@@ -141,7 +141,7 @@ TEST_P(WrongLengths, LeadNowhereElse) {
     CacheMemory memory(kernel.named.problem);
     const AttentionDecode decode = memory.args();
     CacheCall call = drawn_call(kernel, decode, draw);
-    call.cache.num_new = draw % 3 == 0 ? 0 : 3;
+    call.cache.new_tokens.each = draw % 3 == 0 ? 0 : 3;
     const KvCache& cache = decode.cache;
     spoil_numbers(cache.seqlens, cache_capacity(cache), 4 * draw);
     spoil_numbers(cache.left_padding, cache_capacity(cache), 4 * draw + 1);

@@ -121,6 +121,7 @@ class DecodeArgs(ctypes.Structure):
         ("rotary_cos", _TENSOR), ("rotary_sin", _TENSOR), ("rotary_positions", _TENSOR),
         ("is_interleaved", c_int32), ("sees_all_keys", c_int32),
         ("page_indptr", _TENSOR), ("page_indices", _TENSOR),
+        ("append_cu_seqlens", _TENSOR), ("max_seqlen_q", c_int64),
     ]
 
 

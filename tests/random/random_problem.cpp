@@ -171,6 +171,23 @@ void draw_non_finite(Draws& draw, Case& problem) {
   if (is_fit && draw.is_true(0.06)) problem.has_infinite_values = true;
 }
 
+/// Packed queries, and new tokens: as many, packed by offsets of their own, or as many of each sequence.
+void draw_packed(Draws& draw, CacheCase& c) {
+  for (std::int64_t i = 0; i < c.batch(); ++i)
+    c.packed_q.push_back(draw.element<std::int64_t>({0, 1, 1, 1, 3, 17}));
+  c.has_max_seqlen_q = draw.is_true(0.5);
+  if (c.num_new == 0) return;
+  const std::int64_t how = draw.below(3);
+  if (how == 0) return;
+  for (std::int64_t i = 0; i < c.batch(); ++i) {
+    std::int64_t& seqlen = c.seqlens[static_cast<std::size_t>(i)];
+    seqlen -= c.num_new;
+    c.packed_new.push_back(how == 1 ? c.queries(i) : draw.below(4));
+    seqlen += c.packed_new.back();
+  }
+  c.num_new = 0;
+}
+
 CacheCase draw_cache(Draws& draw) {
   CacheCase c;
   const std::int64_t batch = draw.between(1, 4);
@@ -178,6 +195,7 @@ CacheCase draw_cache(Draws& draw) {
   for (std::int64_t i = 0; i < batch; ++i) c.seqlens.push_back(c.num_new + draw_length(draw));
   if (draw.is_true(0.05)) c.seqlens.back() = draw.between(2000, 4200);
   c.seqlen_q = draw.element<std::int64_t>({1, 1, 1, 2, 5, 17});
+  if (draw.is_true(0.4)) draw_packed(draw, c);
   c.num_heads_kv = draw.between(1, 3);
   c.num_heads_q = c.num_heads_kv * draw.element<std::int64_t>({1, 2, 4, 7});
   c.head_dim_qk = draw_head_dim(draw);
@@ -199,12 +217,14 @@ CacheCase draw_cache(Draws& draw) {
   if (draw.is_true(0.1)) c.nan_key = draw.below(40);
   const auto cost = [&] {
     std::int64_t keys = 0;
-    for (const std::int64_t each : c.seqlens) keys += each;
-    return keys * c.seqlen_q * c.num_heads_q * (c.head_dim_qk + c.head_dim_v);
+    for (std::int64_t i = 0; i < c.batch(); ++i)
+      keys += c.seqlens[static_cast<std::size_t>(i)] * c.queries(i);
+    return keys * c.num_heads_q * (c.head_dim_qk + c.head_dim_v);
   };
   while (cost() > kMaxProducts) {
-    if (c.seqlen_q > 1) {
+    if (c.packed_q.empty() ? c.seqlen_q > 1 : std::ranges::max(c.packed_q) > 1) {
       c.seqlen_q = 1;
+      for (std::int64_t& length : c.packed_q) length = std::min<std::int64_t>(length, 1);
     } else if (c.num_heads_kv > 1) {
       c.num_heads_q /= c.num_heads_kv;
       c.num_heads_kv = 1;
@@ -236,20 +256,24 @@ std::string decode_difference(const RandomProblem& problem, Executor& executor) 
     const reference::ForwardResult expected = reference::attention_forward(dense);
     const Tolerances allowed = tolerances(dense, expected, compute_dtype_of(problem.cache, dense));
     const std::string sequence = fmt::format(" of sequence {}", i);
-    found += difference({"out" + sequence, entry_of(args.out, i), expected.out, allowed.out});
-    found += difference({"lse" + sequence, entry_of(args.lse, i), expected.lse, allowed.lse});
+    found += difference({"out" + sequence, memory.rows_of(args.out, i), expected.out, allowed.out});
+    found += difference({"lse" + sequence, memory.lse_of(args.lse, i), expected.lse, allowed.lse});
   }
   return found;
 }
 
+std::string listed(const std::vector<std::int64_t>& lengths) {
+  return lengths.empty() ? "" : fmt::format(" packed {}", fmt::join(lengths, " "));
+}
+
 std::string describe(const CacheCase& c) {
   return fmt::format(
-      "decode: seqlens {} q {} new {} heads {}/{} dims {}/{} {}/{}/{} page_size {}{}{}{}{}{}{} "
+      "decode: seqlens {} q {}{} new {}{} heads {}/{} dims {}/{} {}/{}/{} page_size {}{}{}{}{}{}{} "
       "layouts "
       "{} nan_key {} score {} mask {}",
-      fmt::join(c.seqlens, " "), c.seqlen_q, c.num_new, c.num_heads_q, c.num_heads_kv,
-      c.head_dim_qk, c.head_dim_v, fovea::name(c.q_dtype), fovea::name(c.k_dtype),
-      fovea::name(c.v_dtype), c.page_size, c.has_page_list ? " listed" : "",
+      fmt::join(c.seqlens, " "), c.seqlen_q, listed(c.packed_q), c.num_new, listed(c.packed_new),
+      c.num_heads_q, c.num_heads_kv, c.head_dim_qk, c.head_dim_v, fovea::name(c.q_dtype),
+      fovea::name(c.k_dtype), fovea::name(c.v_dtype), c.page_size, c.has_page_list ? " listed" : "",
       c.has_heads_first ? " heads first" : "", c.has_batch_idx ? " batch_idx" : "",
       c.has_left_padding ? " left padding" : "", c.has_sinks ? " sinks" : "",
       c.has_drawn_tokens ? " drawn tokens" : "", c.layout_seed, c.nan_key, c.score.to_string(),

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "reference/element.hpp"
 #include "support/compare.hpp"
 #include "support/drawn_spec.hpp"
 #include "support/random.hpp"
@@ -58,6 +59,8 @@ enum CacheLayout : std::uint64_t {
   kCachePadding,
   kCachePageBegins,
   kCachePages,
+  kCacheOffsetsQ,
+  kCacheOffsetsNew,
 };
 
 GuardedTensor drawn(const CacheCase& p, CacheLayout stream, Dtype dtype,
@@ -82,6 +85,57 @@ GuardedTensor indices(const CacheCase& p, CacheLayout stream,
   return tensor;
 }
 
+constexpr std::int64_t kRowsOfNobody = 3;  // behind the last sequence of packed tokens
+
+/// Where sequences begin, and where the last one ends.
+std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> offsets{0};
+  for (const std::int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+
+/// A token by its number in a tensor of tokens.
+struct Token {
+  std::int64_t sequence = 0, index = 0;
+  bool is_of_nobody = false;
+};
+
+Token token_at(const std::vector<std::int64_t>& lengths, std::int64_t each, std::int64_t row) {
+  if (lengths.empty()) return {row / each, row % each};
+  for (std::int64_t sequence = 0; const std::int64_t length : lengths) {
+    if (row < length) return {sequence, row};
+    row -= length;
+    ++sequence;
+  }
+  return {.is_of_nobody = true};
+}
+
+/// [batch, each, heads, head_dim], or packed [total, heads, head_dim].
+std::vector<std::int64_t> token_shape(const CacheCase& p, const std::vector<std::int64_t>& lengths,
+                                      std::int64_t each, std::int64_t heads,
+                                      std::int64_t head_dim) {
+  if (lengths.empty()) return {p.batch(), each, heads, head_dim};
+  return {offsets_of(lengths).back() + kRowsOfNobody, heads, head_dim};
+}
+
+/// Rows [begin, begin + count) of dimension `dim`, with a dimension of one element before all.
+TensorView slice(const TensorView& view, int dim, std::int64_t begin, std::int64_t count) {
+  TensorSpec spec = view.spec();
+  for (int i = spec.rank; i > 0; --i) {
+    spec.shape[static_cast<std::size_t>(i)] = spec.shape[static_cast<std::size_t>(i - 1)];
+    spec.strides[static_cast<std::size_t>(i)] = spec.strides[static_cast<std::size_t>(i - 1)];
+  }
+  ++spec.rank;
+  spec.shape[0] = 1;
+  spec.strides[0] = 0;
+  spec.shape[static_cast<std::size_t>(dim + 1)] = count;
+  const std::int64_t bytes =
+      begin * view.stride(dim) * static_cast<std::int64_t>(size_bytes(view.dtype()));
+  if (view.is_mutable())
+    return {static_cast<void*>(static_cast<std::byte*>(view.mutable_data()) + bytes), spec};
+  return {static_cast<const void*>(static_cast<const std::byte*>(view.data()) + bytes), spec};
+}
+
 }  // namespace
 
 TensorView entry_of(const TensorView& view, std::int64_t index) {
@@ -100,30 +154,64 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
   place_sequences();
   k = cache_tensor(p, p.k_dtype, num_slots_, rows_per_slot_, p.head_dim_qk);
   v = cache_tensor(p, p.v_dtype, num_slots_, rows_per_slot_, p.head_dim_v);
-  if (p.num_new > 0) {
-    new_k = tokens(p, kCacheNewK, p.k_dtype, {p.batch(), p.num_new, p.num_heads_kv, p.head_dim_qk});
-    new_v = tokens(p, kCacheNewV, p.v_dtype, {p.batch(), p.num_new, p.num_heads_kv, p.head_dim_v});
-  }
+  make_tokens();
+  pack_tokens();
   fill_cache(k, new_k, kK, p.head_dim_qk);
   fill_cache(v, new_v, kV, p.head_dim_v);
-  q = tokens(p, kCacheQ, p.q_dtype, {p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_qk});
-  q.fill([&](std::int64_t i) {
-    const std::int64_t row = i / (p.head_dim_qk * p.num_heads_q);
-    return value(kQ, row / p.seqlen_q, row % p.seqlen_q, i / p.head_dim_qk % p.num_heads_q,
-                 i % p.head_dim_qk);
-  });
   if (p.has_sinks) {
     sinks = drawn(p, kCacheSinks, Dtype::f32, {p.num_heads_q});
     sinks.fill([&](std::int64_t i) { return value(kSinks, 0, 0, i, 0); });
   }
-  out = tokens(p, kCacheOut, p.q_dtype, {p.batch(), p.seqlen_q, p.num_heads_q, p.head_dim_v},
-               Strides::of_output);
-  lse = drawn(p, kCacheLse, Dtype::f32, {p.batch(), p.num_heads_q, p.seqlen_q}, Strides::of_output);
   dense_.resize(p.seqlens.size());
-  for (GuardedTensor* tensor : {&q, &k, &v, &page_table, &page_indptr, &page_indices, &seqlens,
-                                &batch_idx, &left_padding, &new_k, &new_v, &sinks, &out, &lse}) {
+  for (GuardedTensor* tensor :
+       {&q, &k, &v, &page_table, &page_indptr, &page_indices, &seqlens, &batch_idx, &left_padding,
+        &new_k, &new_v, &sinks, &cu_seqlens_q, &cu_seqlens_new, &out, &lse}) {
     tensor->seal();
   }
+}
+
+void CacheMemory::make_tokens() {
+  const CacheCase& p = problem_;
+  const auto of_new = [&](std::int64_t head_dim) {
+    return token_shape(p, p.packed_new, p.num_new, p.num_heads_kv, head_dim);
+  };
+  const auto of_q = [&](std::int64_t head_dim) {
+    return token_shape(p, p.packed_q, p.seqlen_q, p.num_heads_q, head_dim);
+  };
+  if (p.appends()) {
+    new_k = tokens(p, kCacheNewK, p.k_dtype, of_new(p.head_dim_qk));
+    new_v = tokens(p, kCacheNewV, p.v_dtype, of_new(p.head_dim_v));
+  }
+  q = tokens(p, kCacheQ, p.q_dtype, of_q(p.head_dim_qk));
+  q.fill([&](std::int64_t i) {
+    const Token token = token_at(p.packed_q, p.seqlen_q, i / (p.head_dim_qk * p.num_heads_q));
+    if (token.is_of_nobody) return std::nan("");
+    return value(kQ, token.sequence, token.index, i / p.head_dim_qk % p.num_heads_q,
+                 i % p.head_dim_qk);
+  });
+  out = tokens(p, kCacheOut, p.q_dtype, of_q(p.head_dim_v), Strides::of_output);
+  std::vector<std::int64_t> rows{p.batch(), p.num_heads_q, p.seqlen_q};
+  if (!p.packed_q.empty()) rows = {p.num_heads_q, q.view().size(0)};
+  lse = drawn(p, kCacheLse, Dtype::f32, rows, Strides::of_output);
+}
+
+void CacheMemory::pack_tokens() {
+  const CacheCase& p = problem_;
+  if (!p.packed_q.empty()) cu_seqlens_q = indices(p, kCacheOffsetsQ, offsets_of(p.packed_q));
+  if (!p.packed_new.empty() && p.packed_new != p.packed_q)
+    cu_seqlens_new = indices(p, kCacheOffsetsNew, offsets_of(p.packed_new));
+}
+
+TensorView CacheMemory::rows_of(const TensorView& tokens, std::int64_t sequence) const {
+  if (problem_.packed_q.empty()) return entry_of(tokens, sequence);
+  const auto i = static_cast<std::size_t>(sequence);
+  return slice(tokens, 0, offsets_of(problem_.packed_q)[i], problem_.packed_q[i]);
+}
+
+TensorView CacheMemory::lse_of(const TensorView& statistics, std::int64_t sequence) const {
+  if (problem_.packed_q.empty()) return entry_of(statistics, sequence);
+  const auto i = static_cast<std::size_t>(sequence);
+  return slice(statistics, 1, offsets_of(problem_.packed_q)[i], problem_.packed_q[i]);
 }
 
 double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int64_t row,
@@ -137,7 +225,7 @@ double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int6
 
 std::int64_t CacheMemory::rows_before(std::int64_t sequence) const {
   return problem_.left_padding(sequence) + problem_.seqlens[static_cast<std::size_t>(sequence)] -
-         problem_.num_new;
+         problem_.new_tokens(sequence);
 }
 
 void CacheMemory::place_sequences() {
@@ -148,8 +236,9 @@ void CacheMemory::place_sequences() {
   for (std::int64_t i = 0; i < p.batch(); ++i) {
     before.push_back(rows_before(i));
     padding.push_back(p.left_padding(i));
-    longest = std::max(longest, before.back() + p.num_new);
-    if (p.page_size > 0) num_pages += (before.back() + p.num_new + p.page_size - 1) / p.page_size;
+    const std::int64_t rows = before.back() + p.new_tokens(i);
+    longest = std::max(longest, rows);
+    if (p.page_size > 0) num_pages += (rows + p.page_size - 1) / p.page_size;
   }
   seqlens = indices(p, kCacheSeqlens, before);
   if (p.has_left_padding) left_padding = indices(p, kCachePadding, padding);
@@ -173,7 +262,7 @@ void CacheMemory::place_sequences() {
   std::size_t next = 0;
   for (std::int64_t i = 0; i < p.batch(); ++i) {
     places_.emplace_back();
-    const std::int64_t rows = rows_before(i) + p.num_new;
+    const std::int64_t rows = rows_before(i) + p.new_tokens(i);
     for (std::int64_t page = 0; page * p.page_size < rows; ++page) {
       // Pages that hold nothing but left padding are nowhere.
       const bool is_padding = (page + 1) * p.page_size <= p.left_padding(i);
@@ -226,17 +315,18 @@ void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& appended, std:
       }
     }
   }
-  if (p.num_new == 0) return;
+  if (!p.appends()) return;
   appended.fill([&](std::int64_t index) {
-    const std::int64_t row = index / (head_dim * p.num_heads_kv);
-    const std::int64_t i = row / p.num_new;
-    return value(stream, i, rows_before(i) - p.left_padding(i) + row % p.num_new,
+    const Token token = token_at(p.packed_new, p.num_new, index / (head_dim * p.num_heads_kv));
+    if (token.is_of_nobody) return std::nan("");
+    const std::int64_t i = token.sequence;
+    return value(stream, i, rows_before(i) - p.left_padding(i) + token.index,
                  index / head_dim % p.num_heads_kv, index % head_dim);
   });
 }
 
 AttentionDecode CacheMemory::args(CpuTarget target) {
-  const bool appends = problem_.num_new > 0;
+  const bool appends = problem_.appends();
   AttentionDecode args{.q = q.view(), .out = out.mutable_view(), .lse = lse.mutable_view()};
   args.cache = {.k = appends ? k.mutable_view() : k.view(),
                 .v = problem_.has_latent_values ? first_columns(k.view(), problem_.head_dim_v)
@@ -248,7 +338,9 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
                 .left_padding = left_padding.view(),
                 .page_indptr = page_indptr.view(),
                 .page_indices = page_indices.view()};
-  args.append = {.k = new_k.view(), .v = new_v.view()};
+  args.append = {.k = new_k.view(), .v = new_v.view(), .cu_seqlens = cu_seqlens_new.view()};
+  args.cu_seqlens_q = cu_seqlens_q.view();
+  if (problem_.has_max_seqlen_q) args.max_seqlen_q = std::ranges::max(problem_.packed_q);
   args.score = problem_.score;
   args.mask = problem_.mask;
   args.sinks = sinks.view();
@@ -271,9 +363,9 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
   };
   d.k = keys(p.k_dtype, kK, p.head_dim_qk);
   d.v = keys(p.v_dtype, kV, p.head_dim_v);
-  d.out = GuardedTensor(entry_of(out.view(), sequence).spec());
-  d.lse = GuardedTensor(entry_of(lse.view(), sequence).spec());
-  return {.q = entry_of(q.view(), sequence),
+  d.out = GuardedTensor(rows_of(out.view(), sequence).spec());
+  d.lse = GuardedTensor(lse_of(lse.view(), sequence).spec());
+  return {.q = rows_of(q.view(), sequence),
           .k = d.k.view(),
           .v = d.v.view(),
           .out = d.out.mutable_view(),
@@ -285,11 +377,11 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
 }
 
 std::vector<std::uint64_t> CacheMemory::out_bits(std::int64_t sequence) {
-  return bits_of(entry_of(out.view(), sequence));
+  return bits_of(rows_of(out.view(), sequence));
 }
 
 std::vector<std::uint64_t> CacheMemory::lse_bits(std::int64_t sequence) {
-  return bits_of(entry_of(lse.view(), sequence));
+  return bits_of(lse_of(lse.view(), sequence));
 }
 
 std::string CacheMemory::damage() const {
@@ -303,6 +395,8 @@ std::string CacheMemory::damage() const {
       {"cache.left_padding", &left_padding},
       {"append.k", &new_k},
       {"append.v", &new_v},
+      {"append.cu_seqlens", &cu_seqlens_new},
+      {"cu_seqlens_q", &cu_seqlens_q},
       {"sinks", &sinks}};
   for (const auto& [name, tensor] : inputs) {
     if (tensor->view() && !tensor->is_unchanged()) return std::string(name) + " was written";
@@ -312,8 +406,21 @@ std::string CacheMemory::damage() const {
   for (const auto& [name, tensor] : outputs) {
     if (!tensor->has_intact_guards()) return std::string("wrote outside of ") + name;
   }
-  if (problem_.num_new == 0 && !(k.is_unchanged() && v.is_unchanged()))
+  if (!problem_.appends() && !(k.is_unchanged() && v.is_unchanged()))
     return "the cache was written";
+  return damage_behind();
+}
+
+/// Of packed rows behind the last sequence.
+std::string CacheMemory::damage_behind() const {
+  if (problem_.packed_q.empty()) return "";
+  const std::int64_t end = offsets_of(problem_.packed_q).back();
+  for (const double value : reference::elements(slice(out.view(), 0, end, kRowsOfNobody)))
+    if (value != 0) return "a row of out behind the last sequence is not 0";
+  for (const double value : reference::elements(slice(lse.view(), 1, end, kRowsOfNobody))) {
+    if (value != -std::numeric_limits<double>::infinity())
+      return "a row of lse behind the last sequence is not -inf";
+  }
   return "";
 }
 

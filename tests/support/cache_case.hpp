@@ -16,6 +16,9 @@ struct CacheCase {
   std::vector<std::int64_t> seqlens{};  // keys of each sequence, appended ones included
   std::int64_t seqlen_q = 1;
   std::int64_t num_new = 0;  // of the keys, at the end: given as append, not in the cache
+  std::vector<std::int64_t> packed_q{};    // queries of each sequence, instead of seqlen_q
+  std::vector<std::int64_t> packed_new{};  // new tokens of each, instead of num_new
+  bool has_max_seqlen_q = false;           // with packed_q
   std::int64_t num_heads_q = 2, num_heads_kv = 1;
   std::int64_t head_dim_qk = 16, head_dim_v = 24;
 
@@ -41,6 +44,13 @@ struct CacheCase {
   std::int64_t left_padding(std::int64_t sequence) const {
     return has_left_padding ? 3 + 5 * sequence : 0;
   }
+  std::int64_t queries(std::int64_t sequence) const {
+    return packed_q.empty() ? seqlen_q : packed_q[static_cast<std::size_t>(sequence)];
+  }
+  std::int64_t new_tokens(std::int64_t sequence) const {
+    return packed_new.empty() ? num_new : packed_new[static_cast<std::size_t>(sequence)];
+  }
+  bool appends() const { return num_new > 0 || !packed_new.empty(); }
 };
 
 /// Cache rows, pages and entries that no sequence uses hold NaN, Inf, -1 and huge numbers.
@@ -52,16 +62,21 @@ class CacheMemory {
   /// The keys of one sequence, appended ones included, as dense tensors; out and lse are memory of their own.
   AttentionForward dense(std::int64_t sequence, CpuTarget target = CpuTarget::automatic);
 
+  /// The rows of one sequence: of q, out or such a tensor [1, queries, heads, head_dim], of lse [1, heads, queries].
+  TensorView rows_of(const TensorView& tokens, std::int64_t sequence) const;
+  TensorView lse_of(const TensorView& statistics, std::int64_t sequence) const;
+
   /// Bits of one sequence in out and lse of args().
   std::vector<std::uint64_t> out_bits(std::int64_t sequence);
   std::vector<std::uint64_t> lse_bits(std::int64_t sequence);
 
-  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, and of the cache only
-  /// rows of appended tokens changed.
+  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, of the cache only rows
+  /// of appended tokens changed, and rows of nobody are 0 and -inf.
   std::string damage() const;
 
   GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
   GuardedTensor page_indptr, page_indices;
+  GuardedTensor cu_seqlens_q, cu_seqlens_new;
   GuardedTensor out, lse;
 
  private:
@@ -73,6 +88,9 @@ class CacheMemory {
   double value(std::uint64_t stream, std::int64_t sequence, std::int64_t row, std::int64_t head,
                std::int64_t dim) const;
   std::int64_t rows_before(std::int64_t sequence) const;
+  void pack_tokens();
+  void make_tokens();
+  std::string damage_behind() const;
   void place_sequences();
   void list_pages();
   void fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,

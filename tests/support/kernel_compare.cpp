@@ -54,8 +54,10 @@ void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory
     const AttentionForward dense = memory.dense(i);
     const reference::ForwardResult expected = reference::attention_forward(dense);
     const Tolerances allowed = allowed_by(dense, expected, lse_error);
-    EXPECT_EQ(difference({"out", entry_of(decode.out, i), expected.out, allowed.out}), "") << i;
-    EXPECT_EQ(difference({"lse", entry_of(decode.lse, i), expected.lse, allowed.lse}), "") << i;
+    EXPECT_EQ(difference({"out", memory.rows_of(decode.out, i), expected.out, allowed.out}), "")
+        << i;
+    EXPECT_EQ(difference({"lse", memory.lse_of(decode.lse, i), expected.lse, allowed.lse}), "")
+        << i;
   }
 }
 

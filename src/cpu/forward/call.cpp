@@ -33,11 +33,13 @@ ForwardCall::ForwardCall(const ForwardProblem& problem_of, const ForwardPlan& pl
 Sequence ForwardCall::sequence(std::int64_t index) const {
   if (cache == nullptr) return sequence_at(problem, args, index);
   const CachedSequence cached = cached_sequence(cache->cache, index);
+  const SequenceRows queries = sequence_rows(args.q, args.cu_seqlens_q);
   return {.index = index,
-          .batch_offset = index,
+          .batch_offset = queries.is_packed() ? 0 : index,
+          .q_begin = queries.begin(index),
           .kv_begin = cached.begin,
-          .seqlen_q = args.q.size(1),
-          .seqlen_kv = cached.end - cached.begin + cache->num_new,
+          .seqlen_q = queries.count(index),
+          .seqlen_kv = cached.end - cached.begin + cache->new_tokens.count(index),
           .slot = cached.slot};
 }
 

@@ -84,7 +84,7 @@ AppendPlan plan_append(Device device) {
 AppendLaunch append_launch(const NewTokens& tokens) {
   AppendLaunch launch{};
   AppendParams& p = launch.params;
-  p.num_new = static_cast<std::int32_t>(num_new(tokens.append));
+  p.num_new = static_cast<std::int32_t>(new_tokens(tokens.append).each);
   fill_places(tokens.cache, p);
   const bool is_turned = tokens.rotary != nullptr;
   if (is_turned) fill_rotary(*tokens.rotary, p);

@@ -100,6 +100,8 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
+  if (f.is_cached && f.is_varlen)
+    return Refusal{"packed queries over a cache, which kernels do not read"};
   for (const auto& [label, length] :
        {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
     if (length > kMostOfSequence)

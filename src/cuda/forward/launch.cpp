@@ -91,7 +91,7 @@ class Filler {
     p.seqlens_kv = index_param(cache.seqlens);
     p.left_padding = index_param(cache.left_padding);
     p.slots = index_param(cache.batch_idx);
-    p.num_new = static_cast<std::int32_t>(cache_->num_new);
+    p.num_new = static_cast<std::int32_t>(cache_->new_tokens.each);
     p.capacity = capacity_param(cache);
     p.num_slots = count_param(cache.k.size(0));
     if (!cache.page_table) return;

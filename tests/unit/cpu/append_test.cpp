@@ -24,6 +24,7 @@ constexpr Dtype kFloats[] = {Dtype::f32, Dtype::f16, Dtype::bf16};
 /// The same cache with its new tokens in it.
 CacheCase grown(CacheCase problem) {
   problem.num_new = 0;
+  problem.packed_new.clear();
   return problem;
 }
 
@@ -43,6 +44,22 @@ TEST(Append, WritesNewRowsBehindEachSequenceAndNothingElse) {
       EXPECT_TRUE(bits_of(memory.k.view()) == bits_of(expected.k.view())) << page_size;
       EXPECT_TRUE(bits_of(memory.v.view()) == bits_of(expected.v.view())) << page_size;
     }
+  }
+}
+
+TEST(Append, PackedTokensLandBehindTheirSequences) {
+  for (const std::int64_t page_size : {0, 3, 16}) {
+    CacheCase problem{.seqlens = {40, 7, 18, 5}};
+    problem.packed_new = {5, 0, 18, 1};
+    problem.page_size = page_size;
+    problem.has_page_list = page_size == 3;
+    problem.has_left_padding = page_size != 16;
+    CacheMemory memory(problem), expected(grown(problem));
+    const AttentionDecode args = memory.args();
+    append_to_cache({.cache = args.cache, .append = args.append});
+    EXPECT_EQ(memory.damage(), "");
+    EXPECT_TRUE(bits_of(memory.k.view()) == bits_of(expected.k.view())) << page_size;
+    EXPECT_TRUE(bits_of(memory.v.view()) == bits_of(expected.v.view())) << page_size;
   }
 }
 
@@ -294,6 +311,39 @@ TEST(Rotary, QueriesAreTurnedAsTheKeysBesideThem) {
       attention_decode({.q = q.view(), .cache = plain.cache(), .out = expected.mutable_view()});
       EXPECT_TRUE(bits_of(out.view()) == bits_of(expected.view())) << fovea::name(dtype);
     }
+  }
+}
+
+/// [2, kTokens, ...] as one packed tensor.
+TensorView as_packed(const TensorView& tokens) {
+  return {tokens.data(),
+          make_spec(tokens.dtype(), std::array{2 * kTokens, tokens.size(2), kHeadDim})};
+}
+
+TEST(Rotary, PackedTokensAreTurnedByTheSamePositions) {
+  const RotaryTables tables(Dtype::f32, 16);
+  const std::int64_t offsets[] = {0, kTokens, 2 * kTokens};
+  const std::int32_t positions[2][kTokens] = {{7, 0, 49}, {1, 1, 2}};
+  for (const bool has_positions : {false, true}) {
+    RotaryMemory dense(Dtype::bf16), packed(Dtype::bf16);
+    const RotaryMemory queries(Dtype::bf16, 2 * kHeads);
+    GuardedTensor expected(queries.tokens.view().spec()), out(queries.tokens.view().spec());
+    AttentionDecode args{.q = queries.tokens.view(),
+                         .cache = dense.cache(),
+                         .append = {.k = dense.tokens.view(), .v = dense.tokens.view()},
+                         .rotary = tables.rotary(true),
+                         .out = expected.mutable_view()};
+    if (has_positions) args.rotary->positions = view(&positions[0][0], {2, kTokens});
+    attention_decode(args);
+    args.q = as_packed(queries.tokens.view());
+    args.cache = packed.cache();
+    args.append = {.k = as_packed(packed.tokens.view()), .v = as_packed(packed.tokens.view())};
+    if (has_positions) args.rotary->positions = view(&positions[0][0], {2 * kTokens});
+    args.out = TensorView(out.mutable_view().mutable_data(), args.q.spec());
+    args.cu_seqlens_q = view(offsets, {3});
+    attention_decode(args);
+    EXPECT_TRUE(bits_of(packed.k.view()) == bits_of(dense.k.view())) << has_positions;
+    EXPECT_TRUE(bits_of(out.view()) == bits_of(expected.view())) << has_positions;
   }
 }
 

@@ -134,6 +134,62 @@ TEST(CDecode, TakesPagesBehindOffsets) {
               HasSubstr("page_indices is missing"));
 }
 
+/// Sequences of 3 queries and 1, as many new tokens.
+struct PackedCall : CacheCall {
+  PackedCall() {
+    forward.q = &packed_q.tensor;
+    forward.out = &packed_out.tensor;
+    forward.cu_seqlens_q = &offsets.tensor;
+    args.append_k = &packed_k.tensor;
+    args.append_v = &packed_v.tensor;
+    packed_q.values = q.values;
+    packed_k.values = new_k.values;
+    packed_v.values = new_v.values;
+  }
+  AttentionDecode cxx() {
+    AttentionDecode call = CacheCall::cxx();
+    call.q = view_of(packed_q);
+    call.append = {.k = view_of(packed_k), .v = view_of(packed_v)};
+    call.out = view_of(packed_out);
+    call.cu_seqlens_q = offsets.view();
+    return call;
+  }
+
+  FloatTensor packed_q{{4, 4, 8}}, packed_out{{4, 4, 8}, -7.0F};
+  FloatTensor packed_k{{4, 2, 8}}, packed_v{{4, 2, 8}};
+  IndexTensor offsets{{3}, {0, 3, 4}}, new_offsets{{3}, {0, 2, 3}};
+};
+
+TEST(CDecode, PacksQueriesAndNewTokens) {
+  PackedCall c, cxx;
+  c.args.max_seqlen_q = 3;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  attention_decode(cxx.cxx());
+  EXPECT_EQ(c.packed_out.values, cxx.packed_out.values);
+  EXPECT_EQ(c.k.values, cxx.k.values);
+  c.args.max_seqlen_q = 2;
+  EXPECT_THAT(outcome_of(fovea_attention_decode, &c.args).message,
+              HasSubstr("a length of 3; expected at most 2, max_seqlen_q"));
+  c.args.max_seqlen_q = 0;
+  c.forward.cu_seqlens_kv = &c.offsets.tensor;
+  EXPECT_THAT(outcome_of(fovea_attention_decode, &c.args).message,
+              HasSubstr("cu_seqlens_kv is given; expected none over a cache"));
+}
+
+TEST(CDecode, NewTokensMayHaveOffsetsOfTheirOwn) {
+  PackedCall c, cxx, alone;
+  c.args.append_cu_seqlens = &c.new_offsets.tensor;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  AttentionDecode args = cxx.cxx();
+  args.append.cu_seqlens = cxx.new_offsets.view();
+  attention_decode(args);
+  EXPECT_EQ(c.packed_out.values, cxx.packed_out.values);
+  EXPECT_EQ(c.k.values, cxx.k.values);
+  alone.args.append_cu_seqlens = &alone.new_offsets.tensor;
+  EXPECT_EQ(outcome_of(fovea_append_to_cache, &alone.args).message, "");
+  EXPECT_EQ(alone.k.values, cxx.k.values);
+}
+
 TEST(CDecode, AppendsAloneWithoutQueries) {
   CacheCall c, cxx;
   c.forward.q = c.forward.out = nullptr;
@@ -146,7 +202,8 @@ TEST(CDecode, AppendsAloneWithoutQueries) {
   c.args.append_v = nullptr;
   EXPECT_EQ(
       outcome_of(fovea_append_to_cache, &c.args).message,
-      "append_to_cache: append.v is missing; expected [batch, seqlen_new, num_heads_kv, head_dim]");
+      "append_to_cache: append.v is missing; expected [batch, seqlen_new, num_heads_kv, head_dim], "
+      "or packed with append.cu_seqlens");
 }
 
 TEST(CDecode, AppendsOnTheExecutorOfForward) {

@@ -212,6 +212,47 @@ TEST(DecodePlan, RunsEveryLengthUpToItsOwnWithTheBitsOfACall) {
   }
 }
 
+/// Plans of packed queries serve any lengths of as many rows, up to max_seqlen_q each.
+TEST(DecodePlan, OfPackedQueriesRunsAnyLengthsOfAsManyRows) {
+  const auto problem_of = [](const std::vector<std::int64_t>& lengths) {
+    CacheCase problem{.seqlens = {40, 2500, 33}, .packed_q = lengths, .layout_seed = 0};
+    problem.packed_new = lengths;
+    problem.page_size = 16;
+    return problem;
+  };
+  CacheMemory planned(problem_of({8, 1, 1}));
+  AttentionDecode shapes = planned.args();
+  shapes.max_seqlen_q = 8;
+  const DecodePlan plan = plan_decode(shapes, 2500);
+  EXPECT_NE(plan.explain().problem.find("packed sequences 3, seqlen_q <=8, seqlen_kv <=2500"),
+            std::string::npos)
+      << plan.explain().problem;
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{8, 1, 1}, {0, 2, 8}, {4, 3, 3}, {1, 8, 1}}) {
+    CacheMemory direct(problem_of(lengths)), run(problem_of(lengths));
+    attention_decode(direct.args());
+    AttentionDecode args = run.args();
+    args.max_seqlen_q = 8;
+    std::vector<std::byte> workspace(plan.workspace_bytes());
+    args.workspace = workspace;
+    plan.run(args);
+    EXPECT_EQ(run.damage(), "");
+    EXPECT_EQ(bits_of(run.out.view()), bits_of(direct.out.view()));
+    EXPECT_EQ(bits_of(run.lse.view()), bits_of(direct.lse.view()));
+    EXPECT_EQ(bits_of(run.k.view()), bits_of(direct.k.view()));
+  }
+  CacheMemory longer(problem_of({9, 1, 0}));
+  AttentionDecode args = longer.args();
+  args.max_seqlen_q = 8;
+  EXPECT_EQ(refusal([&] { plan.run(args); }),
+            "attention_decode: cu_seqlens_q gives sequence 0 a length of 9; expected at most 8, "
+            "max_seqlen_q");
+  args.max_seqlen_q = 9;
+  EXPECT_NE(refusal([&] { plan.run(args); }).find("another problem than the plan's"),
+            std::string::npos);
+  EXPECT_TRUE(longer.out.is_unchanged());
+}
+
 TEST(DecodePlan, ExplainsItselfWithItsExactWorkspace) {
   CacheMemory memory(small_case());
   const DecodePlan plan = plan_decode(memory.args(), 40);

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "unit/problem/problems.hpp"
@@ -305,6 +307,173 @@ TEST(KvCacheDoor, RotationsOutOfRangeAreRefused) {
   EXPECT_EQ(refusal_of(call.contiguous(), {}, rotary),
             "run: rotary.cos is f32 [10, 5], for a rotary_dim of 2 x 5; expected at most 8, the "
             "head_dim_qk of cache.k");
+}
+
+// ---- packed queries and new tokens ----
+
+/// Queries of 2, 0 and 3 tokens in a tensor of 6 rows, new tokens alike.
+struct PackedCall : CacheCall {
+  std::vector<float> q = std::vector<float>(6 * 4 * 8), out = std::vector<float>(6 * 4 * 6);
+  std::vector<std::int32_t> offsets = {0, 2, 2, 5};
+  std::vector<std::int64_t> new_offsets = {0, 2, 2, 5};
+
+  Append packed_append() {
+    return {.k = view(new_k.data(), {6, 2, 8}),
+            .v = view(new_v.data(), {6, 2, 6}),
+            .cu_seqlens = view(new_offsets.data(), {4})};
+  }
+  AttentionDecode args() {
+    return {.q = view(q.data(), {6, 4, 8}),
+            .cache = contiguous(),
+            .append = packed_append(),
+            .out = view(out.data(), {6, 4, 6}),
+            .mask = MaskMod(),
+            .cu_seqlens_q = view(offsets.data(), {4})};
+  }
+};
+
+std::string refusal_of(const AttentionDecode& args) {
+  return refusal([&] {
+    const std::int64_t batch = decode_batch(args, "run");
+    validate_query_offsets(args, "run");
+    validate_cache(args.cache, args.append, args.rotary, batch, "run");
+    const Problem problem = decode_problem(args, 2048, 1, "run");
+    validate_decode(validate_decode_problem(problem, cache_layout(args), "run"), args, "run");
+  });
+}
+
+TEST(PackedDecode, OffsetsSayWhoGainsWhat) {
+  PackedCall call;
+  EXPECT_EQ(refusal_of(call.args()), "(not refused)");
+  EXPECT_EQ(validate_cache(call.contiguous(), call.packed_append(), {}, 3, "run"), 12);
+  const SequenceRows rows = new_tokens(call.packed_append());
+  EXPECT_EQ(rows.total(3), 5);
+  EXPECT_EQ(rows.count(1), 0);
+  for (std::int64_t row = 0; row < 5; ++row) {
+    const SequenceRows::Token token = rows.token(row, 3);
+    EXPECT_EQ(token.sequence, row < 2 ? 0 : 2);
+    EXPECT_EQ(token.index, row < 2 ? row : row - 2);
+  }
+}
+
+TEST(PackedDecode, SequencesThatGainNothingMaySharePlaces) {
+  PackedCall call;
+  AttentionDecode args = call.args();
+  call.batch_idx = {3, 3, 1};
+  args.cache.batch_idx = view(call.batch_idx.data(), {3});
+  EXPECT_EQ(refusal_of(args), "(not refused)");
+  call.new_offsets = {0, 2, 3, 5};
+  EXPECT_EQ(refusal_of(args),
+            "run: cache.batch_idx[1] is 3, as cache.batch_idx[0]; expected a slot of its own for "
+            "every sequence that tokens are appended to");
+}
+
+TEST(PackedDecode, OffsetsThatLieAreRefused) {
+  const std::pair<std::function<void(PackedCall&, AttentionDecode&)>, std::string> faults[] = {
+      {[](PackedCall& c, AttentionDecode&) { c.offsets[0] = 1; },
+       "run: cu_seqlens_q starts at 1; expected 0"},
+      {[](PackedCall& c, AttentionDecode&) { c.offsets[2] = 1; },
+       "run: cu_seqlens_q[2] is 1 after 2; expected offsets that never decrease"},
+      {[](PackedCall& c, AttentionDecode&) { c.offsets[3] = 7; },
+       "run: cu_seqlens_q ends at 7; expected at most 6, the packed rows"},
+      {[](PackedCall&, AttentionDecode& a) { a.max_seqlen_q = 2; },
+       "run: cu_seqlens_q gives sequence 2 a length of 3; expected at most 2, max_seqlen_q"},
+      {[](PackedCall&, AttentionDecode& a) { a.max_seqlen_q = -1; },
+       "run: max_seqlen_q is -1; expected 0 or more"},
+      {[](PackedCall& c, AttentionDecode& a) { a.cu_seqlens_q = view(c.cos.data(), {4}); },
+       "run: cu_seqlens_q is f32 [4]; expected i32 or i64 [batch + 1]"},
+      {[](PackedCall& c, AttentionDecode& a) { a.cu_seqlens_q = view(c.offsets.data(), {0}); },
+       "run: cu_seqlens_q is i32 [0]; expected i32 or i64 [batch + 1]"},
+      {[](PackedCall& c, AttentionDecode& a) {
+         a.q = view(c.q.data(), {1, 6, 4, 8});
+       },
+       "run: q is f32 [1, 6, 4, 8]; expected rank 3: [total_q, num_heads_q, head_dim_qk] (packed: "
+       "cu_seqlens_q is given)"},
+      {[](PackedCall&, AttentionDecode& a) { a.cu_seqlens_q = {}; },
+       "run: q is f32 [6, 4, 8]; expected rank 4: [batch, seqlen_q, num_heads_q, head_dim_qk]"},
+      {[](PackedCall& c, AttentionDecode& a) {
+         a.lse = view(c.cos.data(), {6, 4});
+       },
+       "run: lse is f32 [6, 4]; expected f32 [4, 6]"},
+      {[](PackedCall& c, AttentionDecode&) { c.new_offsets[1] = 3; },
+       "run: append.cu_seqlens[2] is 2 after 3; expected offsets that never decrease"},
+      {[](PackedCall&, AttentionDecode& a) { a.append.cu_seqlens = {}; },
+       "run: append.k is f32 [6, 2, 8]; expected rank 4: [batch, seqlen_new, num_heads_kv, "
+       "head_dim_qk], or packed, with cu_seqlens"},
+      {[](PackedCall& c, AttentionDecode& a) { a.append.k = c.append().k; },
+       "run: append.k is f32 [3, 2, 2, 8]; expected rank 3: [total_new, num_heads_kv, "
+       "head_dim_qk] (packed: append.cu_seqlens is given)"},
+      {[](PackedCall&, AttentionDecode& a) { a.append.k = a.append.v = {}; },
+       "run: append.cu_seqlens is given without append.k; expected new tokens"},
+      {[](PackedCall& c, AttentionDecode&) { c.seqlens[2] = 14; },
+       "run: cache.seqlens[2] is 14 and 3 more are appended; expected at most 16 rows in all, the "
+       "capacity of a slot"},
+      {[](PackedCall& c, AttentionDecode& a) {
+         a.out = view(c.out.data(), {6, 4, 6});
+         a.cu_seqlens_q = view(reinterpret_cast<const std::int32_t*>(c.out.data()), {4});
+       },
+       "run: out overlaps cu_seqlens_q; expected memory of its own"},
+  };
+  for (const auto& [spoil, expected] : faults) {
+    PackedCall call;
+    AttentionDecode args = call.args();
+    spoil(call, args);
+    EXPECT_EQ(refusal_of(args), expected);
+  }
+  PackedCall dense;
+  AttentionDecode args = dense.args();
+  args.q = view(dense.q.data(), {3, 2, 4, 8});
+  args.cu_seqlens_q = {};
+  args.max_seqlen_q = 2;
+  EXPECT_EQ(refusal_of(args),
+            "run: max_seqlen_q is given without cu_seqlens_q; expected packed queries");
+}
+
+TEST(PackedDecode, PositionsServeAQueryAndTheNewTokenInItsPlace) {
+  PackedCall call;
+  AttentionDecode args = call.args();
+  args.rotary = call.rotary();
+  EXPECT_EQ(refusal_of(args), "(not refused)");
+  call.positions = {0, 1, 13, 14, 15, 99};  // the last one of nobody
+  args.rotary->positions = view(call.positions.data(), {6});
+  EXPECT_EQ(refusal_of(args), "(not refused)");
+  call.positions[3] = 16;
+  EXPECT_EQ(refusal_of(args),
+            "run: rotary.positions[3] is 16; expected 0 to 15, the rows of rotary.cos");
+  args.append = {};
+  EXPECT_EQ(refusal_of(args),
+            "run: rotary.positions[3] is 16; expected 0 to 15, the rows of rotary.cos");
+  args.rotary->positions = view(call.positions.data(), {3, 2});
+  EXPECT_EQ(refusal_of(args),
+            "run: rotary.positions is i32 [3, 2]; expected i32 or i64 [6], one for every query");
+  args = call.args();
+  args.rotary = call.rotary();
+  args.rotary->positions = view(call.positions.data(), {6});
+  call.positions[3] = 15;
+  call.new_offsets = {0, 1, 2, 5};
+  EXPECT_EQ(refusal_of(args),
+            "run: rotary.positions is given, and append.cu_seqlens[1] is 1 where cu_seqlens_q has "
+            "2; expected equal offsets: a position serves a query and a new token");
+  args.rotary->positions = {};
+  EXPECT_EQ(refusal_of(args), "(not refused)");
+}
+
+TEST(PackedDecode, OffsetsDoNotAskForAnotherPlanButTheirBoundDoes) {
+  PackedCall call;
+  const auto key = [&](const AttentionDecode& args) {
+    return decode_key(decode_problem(args, 2048, 1, "run"), cache_layout(args));
+  };
+  const AttentionDecode args = call.args();
+  const expr::Digest before = key(args);
+  call.offsets = {0, 0, 1, 1};
+  EXPECT_EQ(key(args), before);
+  AttentionDecode bounded = args;
+  bounded.max_seqlen_q = 3;
+  EXPECT_NE(key(bounded), before);
+  bounded.max_seqlen_q = 6;
+  const expr::Digest whole = key(bounded);
+  bounded.max_seqlen_q = 100;  // more than there are
+  EXPECT_EQ(key(bounded), whole);
 }
 
 TEST(KvCacheDoor, RotationsWiderThanAnyHeadAreRefused) {

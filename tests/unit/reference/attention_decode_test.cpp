@@ -235,6 +235,57 @@ TEST(ReferenceDecode, DefaultPositionsAreThoseInTheSequence) {
             expected);
 }
 
+/// Two sequences of 1 and 3 queries, packed, beside a row of nobody: each is what it is alone.
+TEST(ReferenceDecode, PackedSequencesAreWhatEachIsAlone) {
+  constexpr std::int64_t kBefore[] = {3, 6}, kOffsets[] = {0, 1, 4}, kNewOffsets[] = {0, 2, 2};
+  const Pages pages(2);
+  const Angles angles(2);
+  const std::vector<float> q = normals(5 * kHeadsQ * kDim, 2);
+  const std::vector<float> new_k = normals(3 * kHeadsKv * kDim, 7);
+  const std::vector<float> new_v = normals(3 * kHeadsKv * kDimV, 8);
+  const auto args_of = [&](bool has_own_offsets) {
+    AttentionDecode args{.q = view(q.data(), {5, kHeadsQ, kDim}), .cache = pages.cache()};
+    args.cache.seqlens = view(kBefore, {2});
+    args.cu_seqlens_q = view(kOffsets, {3});
+    args.rotary = angles.rotary(false);
+    if (has_own_offsets) {
+      args.append.k = view(new_k.data(), {3, kHeadsKv, kDim});
+      args.append.v = view(new_v.data(), {3, kHeadsKv, kDimV});
+      args.append.cu_seqlens = view(kNewOffsets, {3});
+    }
+    return args;
+  };
+  for (const bool has_own_offsets : {false, true}) {
+    const DecodeResult together = reference::attention_decode(args_of(has_own_offsets));
+    ASSERT_EQ(together.lse.size(), 5U * kHeadsQ);
+    for (std::int64_t b = 0; b < 2; ++b) {
+      const std::int64_t count = kOffsets[b + 1] - kOffsets[b];
+      AttentionDecode alone = args_of(false);
+      alone.cu_seqlens_q = {};
+      alone.q = view(q.data() + kOffsets[b] * kHeadsQ * kDim, {1, count, kHeadsQ, kDim});
+      alone.cache.seqlens = view(kBefore + b, {1});
+      alone.cache.page_table = view(pages.table.data() + b * 4, {1, 4});
+      if (has_own_offsets && b == 0) {
+        alone.append.k = view(new_k.data(), {1, 2, kHeadsKv, kDim});
+        alone.append.v = view(new_v.data(), {1, 2, kHeadsKv, kDimV});
+      }
+      const DecodeResult expected = reference::attention_decode(alone);
+      for (std::size_t i = 0; i < expected.out.size(); ++i) {
+        const auto first = static_cast<std::size_t>(kOffsets[b] * kHeadsQ * kDimV);
+        EXPECT_EQ(together.out[first + i], expected.out[i]) << b;
+      }
+      for (std::int64_t head = 0; head < kHeadsQ; ++head) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          EXPECT_EQ(together.lse[static_cast<std::size_t>(head * 5 + kOffsets[b] + i)],
+                    expected.lse[static_cast<std::size_t>(head * count + i)]);
+        }
+      }
+    }
+    for (std::int64_t head = 0; head < kHeadsQ; ++head)
+      EXPECT_TRUE(std::isinf(together.lse[static_cast<std::size_t>(head * 5 + 4)]));
+  }
+}
+
 TEST(ReferenceDecode, NewKeysAreSeenAsTheCacheHoldsThem) {
   const bfloat16 cache[2]{};  // one row in use of 0, and room for one more
   const std::int64_t seqlens[] = {0};
