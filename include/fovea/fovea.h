@@ -518,8 +518,7 @@ typedef struct fovea_attention_decode_args {
   int32_t is_interleaved;           /* boolean; 1: pairs (2j, 2j + 1), 0: (j, j + rotary_dim / 2) */
   int32_t sees_all_keys;            /* boolean; 0: causal where forward poses no mask at all */
   const DLTensor* page_indptr; /* [batch + 1] i32 or i64, with page_indices, in place of page_table:
-                                   page n of sequence b is page_indices[page_indptr[b] + n]; kDLCPU
-                                   alone */
+                                   page n of sequence b is page_indices[page_indptr[b] + n] */
   const DLTensor* page_indices;      /* [num_indices] i32 or i64 */
   const DLTensor* append_cu_seqlens; /* [batch + 1] i32 or i64, of packed append_k and append_v;
                                         NULL: forward->cu_seqlens_q */

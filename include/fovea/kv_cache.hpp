@@ -22,7 +22,7 @@ namespace fovea {
 /// Paged       k [num_pages, page_size, num_heads_kv, head_dim_qk], key i of sequence b in page page_table[b, i /
 ///             page_size], row i % page_size. Any page_size from 1 up. Any order of dimensions by strides: heads before
 ///             rows too. Instead of the padded table, page_indptr and page_indices: page_indices[page_indptr[b] + n] is
-///             page n of sequence b, which has room for page_indptr[b + 1] - page_indptr[b] pages (cpu alone).
+///             page n of sequence b, which has room for page_indptr[b + 1] - page_indptr[b] pages.
 ///
 /// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that
 /// name only such rows. They may hold anything.
@@ -107,7 +107,8 @@ struct AttentionDecode {
 /// Device   that of the tensors, all of them. On cuda the call is enqueued on args.stream and returns; q, k and v have
 ///          one dtype; lengths, slots, pages and positions are read by the kernels and not checked, so a captured graph
 ///          serves whatever they hold at its replay, up to the capacity that shapes give. Time follows the lengths,
-///          grid and workspace the capacity.
+///          grid and workspace the capacity and, of packed queries, max_seqlen_q: give it, a decode step's kernels
+///          want few queries of each sequence. More of them than it says are not looked at, and their rows unspecified.
 /// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or
 ///          slot in use that is out of range, two sequences that append to one slot or page. That a page which one
 ///          sequence appends to is read by another is not looked for: pages of a shared prefix must be full.

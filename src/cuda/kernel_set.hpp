@@ -27,8 +27,9 @@ enum class KernelRole : std::uint8_t {
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows
+  clear_rows,     // of nobody
 };
-inline constexpr std::size_t kNumKernelRoles = 5;
+inline constexpr std::size_t kNumKernelRoles = 6;
 
 struct PlannedKernel {
   KernelRole role;

@@ -107,7 +107,7 @@ struct DecodeSteps {
 
 void run_on(const cpu::ForwardPlan& plan, const DecodeSteps& call) {
   cpu::append_tokens(call.tokens, *call.args.executor);
-  const GrownCache grown{call.args.cache, new_tokens(call.args.append)};
+  const GrownCache grown = grown_cache(call.args.cache, call.args.append);
   cpu::attention_forward(call.problem, plan, call.forward, call.workspace, *call.args.executor,
                          &grown);
 }
@@ -119,7 +119,7 @@ cuda::AppendPlan find_append(Device device, Runtime& runtime) {
 }
 
 void run_on(const cuda::ForwardPlan& plan, const DecodeSteps& call) {
-  const GrownCache grown{call.args.cache, new_tokens(call.args.append)};
+  const GrownCache grown = grown_cache(call.args.cache, call.args.append);
   if (call.args.append.k || call.tokens.rotary != nullptr) {
     cuda::append_tokens(find_append(call.problem.device(), call.runtime), call.tokens,
                         call.args.stream);

@@ -38,7 +38,6 @@ class CacheDoor {
         new_tokens_(new_tokens(append)),
         is_paged_(is_paged(cache)),
         pages_(cache),
-        where_(where),
         checks_(where, cache.k.spec().device) {}
 
   std::int64_t check() {
@@ -145,15 +144,9 @@ class CacheDoor {
       checks_.refuse(fmt::format("cache.page_indices is {}; expected i32 or i64 [num_indices]",
                                  shown(indices)));
     }
-    if (!checks_.is_host()) {
-      throw Unsupported(fmt::format(
-          "{}: cache.page_indptr is given and cache.k lives on {}, where kernels read pages from a "
-          "table; expected cache.page_table",
-          where_, to_string(cache_.k.spec().device)));
-    }
     checks_.check_memory({"cache.page_indptr", indptr});
     checks_.check_memory({"cache.page_indices", indices});
-    check_offsets();
+    if (checks_.is_host()) check_offsets();
   }
 
   void check_offsets() const {
@@ -226,12 +219,6 @@ class CacheDoor {
                           .longest = kMaxSeqlen,
                           .longest_name = "what 32 bits count"},
                          checks_);
-    if (!checks_.is_host()) {
-      throw Unsupported(fmt::format(
-          "{}: append.cu_seqlens is given and cache.k lives on {}, where kernels write as many "
-          "new tokens for every sequence; expected append.k of rank 4",
-          where_, to_string(cache_.k.spec().device)));
-    }
   }
 
   // ---- one sequence ----
@@ -269,8 +256,10 @@ class CacheDoor {
   }
 
   std::string room(std::int64_t i) const {
-    return is_paged_ ? fmt::format("{} pages of {} rows", pages_.num_entries(i), cache_.k.size(1))
-                     : std::string("the capacity of a slot");
+    if (!is_paged_) return "the capacity of a slot";
+    const std::int64_t pages =
+        checks_.is_host() ? pages_.num_entries(i) : cache_capacity(cache_) / cache_.k.size(1);
+    return fmt::format("{} pages of {} rows", pages, cache_.k.size(1));
   }
 
   /// "cache.page_table[1, 3]", where page 3 of sequence 1 is named.
@@ -392,7 +381,6 @@ class CacheDoor {
   const SequenceRows new_tokens_;
   const bool is_paged_;
   const PageIndex pages_;
-  const std::string_view where_;
   const TensorChecks checks_;
 };
 
@@ -469,6 +457,12 @@ SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlen
 
 SequenceRows new_tokens(const Append& append) {
   return append.k ? sequence_rows(append.k, append.cu_seqlens) : SequenceRows{};
+}
+
+GrownCache grown_cache(const KvCache& cache, const Append& append) {
+  return {.cache = cache,
+          .new_tokens = new_tokens(append),
+          .total_new = append.cu_seqlens ? append.k.size(0) : 0};
 }
 
 std::int64_t rotary_position(const Rotary& rotary, const SequenceRows& tokens,

@@ -41,7 +41,9 @@ SequenceRows new_tokens(const Append& append);
 struct GrownCache {
   const KvCache& cache;
   SequenceRows new_tokens{};
+  std::int64_t total_new = 0;  // rows of packed new tokens
 };
+GrownCache grown_cache(const KvCache& cache, const Append& append);
 
 /// What a call does before it attends: writes new keys and values, turns keys and queries.
 struct NewTokens {

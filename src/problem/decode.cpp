@@ -246,6 +246,13 @@ ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout
 
 void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::string_view where) {
   const TensorChecks checks(where, f.device());
+  if (!checks.is_host() && args.append.cu_seqlens && !args.cu_seqlens_q) {
+    throw Unsupported(fmt::format(
+        "{}: append.cu_seqlens is given without cu_seqlens_q and tensors live on {}, whose kernels "
+        "take packed new tokens beside packed queries; expected cu_seqlens_q too, or "
+        "append_to_cache and then queries",
+        where, to_string(f.device())));
+  }
   checks.check_memory({"q", args.q});
   checks.check({"out", args.out, true}, f.problem.out.dtype, out_shape(f));
   if (args.lse) checks.check({"lse", args.lse, true}, Dtype::f32, lse_shape(args.out));

@@ -33,6 +33,9 @@ struct ForwardProblem {
   bool is_cached = false;  // keys and values lie in a cache, which knows their lengths (cache.hpp)
   bool is_paged = false;   // in pages of it
   CacheLayout cache{};     // where there is one
+  // Packed over a cache: sequences of more queries, and rows of nobody, are another plan's.
+  bool is_beside_longer = false;
+  std::int64_t fewest_queries = 0;  // packed over a cache: sequences of fewer are another plan's
 
   /// Whether there is a score to compute, and something for programs to read.
   bool has_positions() const {

@@ -3,13 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/append_to_cache.cuh"
+#include "core/shape.hpp"
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "kernels/wrong_numbers.hpp"
@@ -46,9 +49,12 @@ struct AppendMemory {
   explicit AppendMemory(const AppendCase& problem)
       : call(problem.cache), cache(call.args().cache), turning(problem.turning) {
     const CacheCase& c = problem.cache;
-    k = tokens(problem, c.num_new, c.num_heads_kv, c.head_dim_qk, 1);
-    v = tokens(problem, c.num_new, c.num_heads_kv, c.head_dim_v, 2);
+    k = tokens(problem, c.packed_new, c.num_new, c.num_heads_kv, c.head_dim_qk, 1);
+    v = tokens(problem, c.packed_new, c.num_new, c.num_heads_kv, c.head_dim_v, 2);
     append = {.k = k.view(), .v = v.view()};
+    const bool has_own = static_cast<bool>(call.cu_seqlens_new.view());
+    if (!c.packed_new.empty())
+      append.cu_seqlens = has_own ? call.cu_seqlens_new.view() : call.cu_seqlens_q.view();
     if (turning.num_pairs == 0) return;
     const auto drawn = [&](std::uint64_t stream, Dtype dtype, std::int64_t rows,
                            std::int64_t cols) {
@@ -61,30 +67,41 @@ struct AppendMemory {
     sin.fill([](std::int64_t i) { return std::sin(0.37 * static_cast<double>(i)); });
     rotary = {.cos = cos.view(), .sin = sin.view(), .is_interleaved = turning.is_interleaved};
     if (turning.has_positions) {
-      positions = drawn(3, Dtype::i64, c.batch(), c.num_new);
+      const bool is_packed = !c.packed_new.empty();
+      positions = is_packed ? drawn(3, Dtype::i64, 1, k.view().size(0))
+                            : drawn(3, Dtype::i64, c.batch(), c.num_new);
       positions.fill([](std::int64_t i) { return static_cast<double>(i * 7 % kMaxPositions); });
       rotary.positions = positions.view();
+      if (is_packed) {
+        rotary.positions = TensorView(positions.view().data(),
+                                      make_spec(Dtype::i64, std::array{positions.view().size(1)},
+                                                std::array{positions.view().stride(1)}));
+      }
     }
-    q = tokens(problem, c.seqlen_q, c.num_heads_q, c.head_dim_qk, 3);
-    rotated_q = GuardedTensor(make_spec(
-        q.view().dtype(), std::array{c.batch(), c.seqlen_q, c.num_heads_q, c.head_dim_qk}));
+    q = tokens(problem, c.packed_q, c.seqlen_q, c.num_heads_q, c.head_dim_qk, 3);
+    const TensorSpec spec = q.view().spec();
+    rotated_q = GuardedTensor(make_spec(spec.dtype, shape_of(spec)));
     rotated_q.poison();
   }
 
   NewTokens new_tokens() {
-    NewTokens result{.cache = cache, .append = append, .batch = call.args().q.size(0)};
+    NewTokens result{.cache = cache, .append = append, .batch = call.seqlens.view().size(0)};
     if (turning.num_pairs == 0) return result;
     result.rotary = &rotary;
     result.q = q.view();
+    result.cu_seqlens_q = call.cu_seqlens_q.view();
     result.rotated_q = rotated_q.mutable_view();
     return result;
   }
 
-  static GuardedTensor tokens(const AppendCase& problem, std::int64_t count, std::int64_t heads,
-                              std::int64_t head_dim, std::uint64_t stream) {
-    GuardedTensor tensor(
-        make_spec(problem.new_dtype, std::array{problem.cache.batch(), count, heads, head_dim}),
-        problem.offset);
+  /// [batch, each, heads, head_dim], or packed with two rows of nobody.
+  static GuardedTensor tokens(const AppendCase& problem, const std::vector<std::int64_t>& lengths,
+                              std::int64_t each, std::int64_t heads, std::int64_t head_dim,
+                              std::uint64_t stream) {
+    std::vector<std::int64_t> shape{problem.cache.batch(), each, heads, head_dim};
+    if (!lengths.empty())
+      shape = {std::reduce(lengths.begin(), lengths.end()) + 2, heads, head_dim};
+    GuardedTensor tensor(make_spec(problem.new_dtype, shape), problem.offset);
     const Random random(problem.cache.seed, stream);
     tensor.fill([&](std::int64_t i) { return random.normal(i); });
     return tensor;
@@ -136,7 +153,30 @@ std::vector<AppendCase> append_cases() {
   mixed.v_dtype = Dtype::f32;
   CacheCase more_queries = paged;  // the first ones stand before the first key
   more_queries.seqlen_q = 7;
+  CacheCase packed = odd_pages;
+  packed.seqlens = {3, 19, 17, 40, 9};
+  packed.num_new = 0;
+  packed.packed_new = packed.packed_q = {3, 0, 1, 7, 2};
+  packed.has_page_list = true;
+  CacheCase own_offsets = slots;
+  own_offsets.num_new = 0;
+  own_offsets.packed_q = {1, 2, 0, 5};
+  own_offsets.packed_new = {0, 4, 1, 0};
+  // More sequences than lanes.
+  CacheCase many = packed;
+  many.seqlens.clear();
+  many.packed_q.clear();
+  for (std::int64_t i = 0; i < 70; ++i) {
+    many.packed_q.push_back(i % 7 == 0 ? 3 : i % 3);
+    many.seqlens.push_back(many.packed_q.back() + i % 5);
+  }
+  many.packed_new = many.packed_q;
   return {
+      {"packed", packed},
+      {"packed_and_turned", packed, Dtype::bf16, {.num_pairs = 5}},
+      {"packed_by_positions", packed, Dtype::f32, {.num_pairs = 3, .has_positions = true}},
+      {"packed_by_offsets_of_their_own", own_offsets, Dtype::bf16, {.num_pairs = 8}},
+      {"packed_of_many_sequences", many, Dtype::bf16, {.num_pairs = 4}},
       {"copied_into_pages", paged},
       {"copied_into_slots", slots},
       {"rows_of_odd_bytes", odd_pages},
@@ -197,9 +237,15 @@ TEST_P(EmulatedAppends, WriteNowhereElse) {
     spoil_numbers(cache.left_padding, cache_capacity(cache), 5 * draw + 1);
     spoil_numbers(cache.batch_idx, cache.k.size(0), 5 * draw + 2);
     spoil_numbers(cache.page_table, cache.k.size(0), 5 * draw + 3);
+    spoil_numbers(cache.page_indices, cache.k.size(0), 5 * draw + 3);
+    if (cache.page_indptr)
+      spoil_numbers(cache.page_indptr, cache.page_indices.size(0), 5 * draw + 5);
+    spoil_numbers(memory.append.cu_seqlens, memory.k.view().size(0), 5 * draw + 6);
     spoil_numbers(memory.rotary.positions, kMaxPositions, 5 * draw + 4);
-    for (GuardedTensor* numbers : {&memory.call.seqlens, &memory.call.left_padding,
-                                   &memory.call.batch_idx, &memory.call.page_table})
+    for (GuardedTensor* numbers :
+         {&memory.call.seqlens, &memory.call.left_padding, &memory.call.batch_idx,
+          &memory.call.page_table, &memory.call.page_indptr, &memory.call.page_indices,
+          &memory.call.cu_seqlens_q, &memory.call.cu_seqlens_new})
       numbers->seal();
     const cuda::emulator::Report report =
         report_of(memory, {.seed = draw, .max_switches = kMostSwitches});
@@ -223,8 +269,13 @@ TEST_P(EmulatedAppends, WriteNothingBehindTheCapacity) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedAppends, ::testing::ValuesIn(append_cases()),
                          [](const auto& each) { return each.param.name; });
 
+AppendCase append_case(const std::string& name) {
+  const std::vector<AppendCase> cases = append_cases();
+  return *std::ranges::find(cases, name, &AppendCase::name);
+}
+
 TEST(AppendLaunch, HasACtaForEachTokenOfEachTensor) {
-  AppendCase problem = append_cases().front();
+  AppendCase problem = append_case("copied_into_pages");
   AppendMemory plain(problem);
   const cuda::AppendLaunch copied = cuda::append_launch(plain.new_tokens());
   EXPECT_EQ(copied.grid.x, 4U * 3);
@@ -241,7 +292,7 @@ TEST(AppendLaunch, HasACtaForEachTokenOfEachTensor) {
 }
 
 TEST(AppendLaunch, NothingIsLaunchedForNoTokens) {
-  AppendCase problem = append_cases().front();
+  AppendCase problem = append_case("copied_into_pages");
   problem.cache.seqlens.clear();
   AppendMemory memory(problem);
   EXPECT_EQ(cuda::append_launch(memory.new_tokens()).grid.x, 0U);

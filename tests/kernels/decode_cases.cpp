@@ -118,12 +118,29 @@ std::vector<NamedCacheCase> decode_cache_cases() {
   padded.num_heads_q = 6;
   padded.head_dim_qk = padded.head_dim_v = 40;
   padded.has_sinks = true;
-  std::vector<NamedCacheCase> cases = {{"decode_pages_of_16", base},
-                                       {"decode_pages_of_24", odd_pages},
-                                       {"decode_pages_of_8", small_pages},
-                                       {"decode_pages_of_64", many_rows},
-                                       {"decode_slots", slots},
-                                       {"decode_padded", padded}};
+  // Of packed queries those of each sequence, at most 16 rows; some have none.
+  CacheCase packed = many_rows;
+  packed.seqlens = {523, 8, 71, 0, 300, 17};
+  packed.packed_q = {1, 0, 4, 2, 1, 3};
+  packed.packed_new = packed.packed_q;
+  packed.packed_new[3] = 0;
+  packed.has_max_seqlen_q = packed.has_sinks = packed.has_page_list = true;
+  packed.page_size = 16;
+  CacheCase packed_slots = packed;
+  packed_slots.has_page_list = false;
+  packed_slots.page_size = 0;
+  packed_slots.has_batch_idx = packed_slots.has_left_padding = true;
+  packed_slots.nan_key = 260;
+  packed_slots.mask = window(270, 0);
+  packed_slots.index_dtype = Dtype::i64;
+  CacheCase listed = small_pages;
+  listed.has_page_list = true;
+  std::vector<NamedCacheCase> cases = {
+      {"decode_packed", packed},         {"decode_packed_slots", packed_slots},
+      {"decode_listed_pages", listed},   {"decode_pages_of_16", base},
+      {"decode_pages_of_24", odd_pages}, {"decode_pages_of_8", small_pages},
+      {"decode_pages_of_64", many_rows}, {"decode_slots", slots},
+      {"decode_padded", padded}};
   return cases;
 }
 

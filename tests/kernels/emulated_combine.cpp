@@ -26,8 +26,14 @@ CombineFunction combine_of_splits(int most_splits) {
   return run_combine<kCombineSpec<element, wants_row_max, kMostSplits>, kAtOnce>;
 }
 
+/// Of packed queries nobody asks for row maxima.
+template <Element element>
+inline constexpr CombineSpec kPackedSpec{
+    .out_element = element, .is_chained = true, .has_packed_q = true};
+
 template <Element element, int kAtOnce>
 CombineFunction combine_to(const ForwardSpec& spec) {
+  if (spec.has_packed_q) return run_combine<kPackedSpec<element>, kAtOnce>;
   return spec.wants_row_max ? combine_of_splits<element, true, kAtOnce>(spec.most_splits)
                             : combine_of_splits<element, false, kAtOnce>(spec.most_splits);
 }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "common/clear_counter.cuh"
+#include "common/clear_rows.cuh"
 #include "common/range_table.cuh"
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
@@ -27,6 +28,7 @@ DecodeFunction decode_named(std::string_view name) {
 }
 
 void run_clear_counter(const ClearCounterParams& params) { clear_counter(params); }
+void run_clear_rows(const ClearRowsParams& params) { clear_rows(params); }
 void run_range_tables(const RangeTableParams& params) { build_range_tables(params); }
 
 }  // namespace fovea::cuda

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "cuda/device/shared/clear_counter.h"
+#include "cuda/device/shared/clear_rows.h"
 #include "cuda/device/shared/combine.h"
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_sm90.h"
@@ -46,6 +47,7 @@ DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
+void run_clear_rows(const ClearRowsParams& params);
 void run_range_tables(const RangeTableParams& params);
 
 }  // namespace fovea::cuda

@@ -52,6 +52,9 @@ void register_tensors(const Run& run, Emulation& emulation) {
   std::vector<TensorBytes> tensors = tensors_of_call(run.args);
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
+    const TensorView& offsets = run.cache->new_tokens.cu_seqlens;
+    if (offsets && offsets.data() != run.args.cu_seqlens_q.data())
+      tensors.push_back(tensor_bytes("append.cu_seqlens", offsets));
   }
   // Values that are a view of keys are no memory of their own.
   const std::vector<TensorBytes> all = tensors;
@@ -75,6 +78,12 @@ void build_tables(const cuda::ForwardPlan& plan, cuda::ForwardLaunch& call, Emul
   emulation.launch({.x = launch.num_groups, .y = launch.num_tables}, 32 * cuda::kRunsPerGroup,
                    cuda::kRunsPerGroup * sizeof(cuda::RangeEntry),
                    [&] { cuda::run_range_tables(launch.params); });
+}
+
+void clear_rows(const cuda::ForwardLaunch& call, Emulation& emulation) {
+  if (!call.clears_rows) return;
+  emulation.launch({.x = static_cast<std::uint32_t>(call.clear_params.total_q)},
+                   cuda::kClearingThreads, 0, [&] { cuda::run_clear_rows(call.clear_params); });
 }
 
 /// In either form: the bits are the same.
@@ -121,6 +130,7 @@ void run_emulated(const Run& run, Emulation& emulation) {
   build_tables(plan, call, emulation);
   emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
                    [&] { cuda::forward_named(run.label)(call.params); });
+  clear_rows(call, emulation);
   if (!plan.spec->is_split) return;
   join_splits(run, plan, call, emulation);
 }
@@ -136,6 +146,7 @@ void run_decode(const Run& run, Emulation& emulation) {
   call.params.common.captures = call.common.params.captures;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { cuda::decode_named(run.label)(call.params); });
+  clear_rows(call.common, emulation);
   join_splits(run, plan, call.common, emulation);
 }
 
@@ -195,10 +206,22 @@ cuda::DeviceTraits small_hopper() {
   return device;
 }
 
+namespace {
+
+/// With offsets of packed tokens, which are those of the queries where none are given.
+Append appended_by(const AttentionDecode& decode) {
+  Append append = decode.append;
+  if (append.k.rank() == 3 && !append.cu_seqlens) append.cu_seqlens = decode.cu_seqlens_q;
+  return append;
+}
+
+}  // namespace
+
 CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
     : args(forward_of(decode)),
       problem(validate_decode_problem(decode_problem(decode, most_keys, 1, "test"),
                                       cache_layout(decode), "test")),
-      cache{decode.cache} {}
+      append(appended_by(decode)),
+      cache(grown_cache(decode.cache, append)) {}
 
 }  // namespace fovea::testing

@@ -60,6 +60,7 @@ cuda::DeviceTraits small_hopper();
 struct CacheCall {
   AttentionForward args;
   ForwardProblem problem;
+  Append append;  // with its offsets
   GrownCache cache;
 
   CacheCall(const CacheCase& each, const AttentionDecode& decode)

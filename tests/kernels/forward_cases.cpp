@@ -485,8 +485,46 @@ std::vector<NamedCacheCase> kernel_cache_cases() {
   latent.head_dim_qk = 576;
   latent.head_dim_v = 512;
   latent.has_latent_values = true;
-  return {{"paged_decode", decode},   {"odd_pages", odd_pages},    {"slots", slots},
-          {"paged_prefill", prefill}, {"paged_decode_f32", plain}, {"paged_latent", latent}};
+  // Sequences of a few queries and of none: splits, new tokens, pages behind offsets.
+  CacheCase packed = decode;
+  packed.seqlens = {600, 17, 256, 0, 31, 300};
+  packed.packed_q = {1, 3, 0, 2, 1, 5};
+  packed.packed_new = packed.packed_q;
+  packed.packed_new[3] = 0;
+  packed.has_max_seqlen_q = packed.has_page_list = packed.has_left_padding = true;
+  packed.has_sinks = true;
+  packed.mask = causal() && parse_mask_mod("(kv_idx + q_idx) % 5 != 1");
+  CacheCase packed_slots = slots;
+  packed_slots.packed_q = {4, 1, 0, 1};
+  packed_slots.packed_new = packed_slots.packed_q;
+  packed_slots.packed_new[3] = 0;
+  packed_slots.has_max_seqlen_q = true;
+  // Chunks beside single tokens: tiles of rows are counted over all sequences.
+  CacheCase chunks = packed;
+  chunks.packed_q = {1, 17, 100, 0, 1, 70};
+  chunks.packed_new = {1, 17, 100, 0, 1, 70};
+  chunks.index_dtype = Dtype::i64;
+  CacheCase chunks_of_slots = chunks;
+  chunks_of_slots.has_page_list = false;
+  chunks_of_slots.page_size = 0;
+  chunks_of_slots.has_batch_idx = true;
+  CacheCase packed_f32 = packed;
+  packed_f32.q_dtype = packed_f32.k_dtype = packed_f32.v_dtype = Dtype::f32;
+  CacheCase chunks_f32 = chunks;
+  chunks_f32.q_dtype = chunks_f32.k_dtype = chunks_f32.v_dtype = Dtype::f32;
+  chunks_f32.has_page_list = false;
+  return {{"packed_decode", packed},
+          {"packed_decode_slots", packed_slots},
+          {"packed_chunks", chunks},
+          {"packed_chunks_of_slots", chunks_of_slots},
+          {"packed_decode_f32", packed_f32},
+          {"packed_chunks_f32", chunks_f32},
+          {"paged_decode", decode},
+          {"odd_pages", odd_pages},
+          {"slots", slots},
+          {"paged_prefill", prefill},
+          {"paged_decode_f32", plain},
+          {"paged_latent", latent}};
 }
 
 }  // namespace fovea::testing

@@ -180,6 +180,7 @@ void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
   CacheMemory memory(problem);
   const AttentionDecode decode = memory.args();
   const CacheCall call(problem, decode);
+  if (problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
   run(call.on(each.label, device), emulation);
   EXPECT_EQ(emulation.findings, "");
   expect_sequences_equal_oracle(problem, memory, decode);
@@ -217,6 +218,7 @@ class EmulatedHopperCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 TEST_P(EmulatedHopperCaches, EqualTheOracle) {
   for_each_landing([](Emulation& emulation) {
     expect_cache_equals_oracle(GetParam(), run_hopper, sectioned_hopper(), emulation);
+    if (!GetParam().problem.packed_q.empty()) return;  // queries of nobody are NaN
     EXPECT_EQ(emulation.num_redone > 0, GetParam().problem.nan_key >= 0)
         << "what lies behind the last key is no reason to compute again";
   });
@@ -255,8 +257,8 @@ TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
 
 /// Splits are counted 32 sequences at a time; two sequences have several.
 TEST(DecodedBatches, FindTheSplitsOfManySequences) {
-  NamedCacheCase each = decode_cache_cases()[3];
-  ASSERT_EQ(each.label, "decode_pages_of_64");
+  const std::vector<NamedCacheCase> cases = decode_cache_cases();
+  NamedCacheCase each = *std::ranges::find(cases, "decode_pages_of_64", &NamedCacheCase::label);
   for (const std::int64_t count : {33, 65, 257}) {
     SCOPED_TRACE("sequences: " + std::to_string(count));
     each.problem.seqlens.clear();
@@ -271,6 +273,11 @@ TEST(DecodedBatches, FindTheSplitsOfManySequences) {
 TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   const NamedCacheCase& each = GetParam();
   CacheMemory together(each.problem), alone(each.problem);
+  for (CacheMemory* memory : {&together, &alone}) {
+    const AttentionDecode decode = memory->args();
+    const CacheCall call(each.problem, decode);
+    if (each.problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
+  }
   const auto run = [&each](const AttentionDecode& decode, const cuda::DeviceTraits& device) {
     const CacheCall call(each.problem, decode);
     Emulation emulation;
@@ -278,18 +285,7 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
   };
   run(together.args(), small_hopper());
   for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
-    AttentionDecode decode = alone.args();
-    for (TensorView* view : std::initializer_list<TensorView*>{
-             &decode.q, &decode.out, &decode.lse, &decode.cache.page_table, &decode.cache.seqlens,
-             &decode.cache.left_padding})
-      *view = entry_of(*view, i);
-    if (decode.cache.batch_idx) {
-      decode.cache.batch_idx = entry_of(decode.cache.batch_idx, i);
-    } else if (!decode.cache.page_table) {
-      decode.cache.k = entry_of(decode.cache.k, i);
-      decode.cache.v = entry_of(decode.cache.v, i);
-    }
-    run(decode, cuda::typical_device(9, 0));
+    run(testing::alone(alone.args(), i), cuda::typical_device(9, 0));
     EXPECT_EQ(together.out_bits(i), alone.out_bits(i)) << i;
     EXPECT_EQ(together.lse_bits(i), alone.lse_bits(i)) << i;
   }

@@ -59,11 +59,28 @@ std::vector<NamedCacheCase> hopper_cache_cases() {
   CacheCase slots_poisoned = poisoned;
   slots_poisoned.page_size = 0;
   slots_poisoned.has_heads_first = true;
-  return {{"hopper_pages_of_8", small},        {"hopper_pages_of_16", common},
-          {"hopper_pages_of_32", narrow},      {"hopper_pages_of_64", wide},
-          {"hopper_pages_of_128", unequal},    {"hopper_pages_of_256", widest},
-          {"hopper_pages_nan", poisoned},      {"hopper_slots_left_padding", slots},
-          {"hopper_slots_nan", slots_poisoned}};
+  // Chunks of prompts beside single tokens, in listed pages.
+  CacheCase packed = base_case(16, 128);
+  packed.seqlens = {300, 65, 129, 150, 0, 200};
+  packed.packed_q = {150, 1, 1, 0, 3, 70};
+  packed.packed_new = packed.packed_q;
+  packed.packed_new[4] = 0;
+  packed.has_page_list = packed.has_max_seqlen_q = packed.has_sinks = true;
+  packed.index_dtype = Dtype::i64;
+  CacheCase listed = base_case(16, 64);
+  listed.has_page_list = true;
+  listed.seqlens = {0, 65, 129, 300};
+  // The same in slots, which keys begin inside of.
+  CacheCase packed_slots = packed;
+  packed_slots.has_page_list = false;
+  packed_slots.page_size = 0;
+  packed_slots.has_batch_idx = packed_slots.has_left_padding = true;
+  return {{"hopper_packed_pages", packed},      {"hopper_listed_pages", listed},
+          {"hopper_pages_of_8", small},         {"hopper_pages_of_16", common},
+          {"hopper_pages_of_32", narrow},       {"hopper_pages_of_64", wide},
+          {"hopper_pages_of_128", unequal},     {"hopper_pages_of_256", widest},
+          {"hopper_pages_nan", poisoned},       {"hopper_slots_left_padding", slots},
+          {"hopper_slots_nan", slots_poisoned}, {"hopper_packed_slots", packed_slots}};
 }
 
 }  // namespace fovea::testing

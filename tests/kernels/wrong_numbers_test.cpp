@@ -106,8 +106,13 @@ std::vector<CacheKernel> cache_kernels() {
   // Room for far more splits than the workspace that fewer keys were planned for.
   const auto add_long = [&](const std::vector<NamedCacheCase>& cases, Runner run,
                             const cuda::DeviceTraits& device) {
-    for (const NamedCacheCase& each : cases)
-      kernels.emplace_back(each, run, device).named.problem.seqlens = {17, 300, 2600};
+    for (const NamedCacheCase& each : cases) {
+      CacheCase& problem = kernels.emplace_back(each, run, device).named.problem;
+      problem.seqlens = {17, 300, 2600};
+      for (std::vector<std::int64_t>* lengths : {&problem.packed_q, &problem.packed_new}) {
+        if (!lengths->empty()) lengths->resize(3);
+      }
+    }
   };
   add(kernel_cache_cases(), run_emulated, cuda::typical_device(8, 0));
   add(hopper_cache_cases(), run_hopper, sectioned_hopper());
@@ -141,14 +146,20 @@ TEST_P(WrongLengths, LeadNowhereElse) {
     CacheMemory memory(kernel.named.problem);
     const AttentionDecode decode = memory.args();
     CacheCall call = drawn_call(kernel, decode, draw);
-    call.cache.new_tokens.each = draw % 3 == 0 ? 0 : 3;
+    if (!call.cache.new_tokens.is_packed()) call.cache.new_tokens.each = draw % 3 == 0 ? 0 : 3;
     const KvCache& cache = decode.cache;
     spoil_numbers(cache.seqlens, cache_capacity(cache), 4 * draw);
     spoil_numbers(cache.left_padding, cache_capacity(cache), 4 * draw + 1);
     spoil_numbers(cache.batch_idx, cache.k.size(0), 4 * draw + 2);
     spoil_numbers(cache.page_table, cache.k.size(0), 4 * draw + 3);
+    spoil_numbers(cache.page_indices, cache.k.size(0), 4 * draw + 3);
+    if (cache.page_indptr)
+      spoil_numbers(cache.page_indptr, cache.page_indices.size(0), 4 * draw + 4);
+    spoil_numbers(decode.cu_seqlens_q, decode.q.size(0), 4 * draw + 5);
+    spoil_numbers(decode.append.cu_seqlens, decode.q.size(0), 4 * draw + 6);
     for (GuardedTensor* numbers :
-         {&memory.seqlens, &memory.left_padding, &memory.batch_idx, &memory.page_table})
+         {&memory.seqlens, &memory.left_padding, &memory.batch_idx, &memory.page_table,
+          &memory.page_indptr, &memory.page_indices, &memory.cu_seqlens_q, &memory.cu_seqlens_new})
       numbers->seal();
     kernel.run(call.on(kernel.named.label, kernel.device), emulation);
     EXPECT_EQ(memory.damage(), "");

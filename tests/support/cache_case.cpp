@@ -138,10 +138,30 @@ TensorView slice(const TensorView& view, int dim, std::int64_t begin, std::int64
 
 }  // namespace
 
-TensorView entry_of(const TensorView& view, std::int64_t index) {
+AttentionDecode alone(const AttentionDecode& together, std::int64_t sequence) {
+  AttentionDecode args = together;
+  KvCache& cache = args.cache;
+  args.append.cu_seqlens = entry_of(args.append.cu_seqlens, sequence, 2);
+  if (args.cu_seqlens_q) {
+    args.cu_seqlens_q = entry_of(args.cu_seqlens_q, sequence, 2);
+  } else {
+    for (TensorView* view : {&args.q, &args.out, &args.lse}) *view = entry_of(*view, sequence);
+  }
+  for (TensorView* view :
+       {&cache.page_table, &cache.seqlens, &cache.left_padding, &cache.batch_idx})
+    *view = entry_of(*view, sequence);
+  if (cache.page_indptr) cache.page_indptr = entry_of(cache.page_indptr, sequence, 2);
+  if (!cache.batch_idx && !cache.page_table && !cache.page_indptr) {
+    cache.k = entry_of(cache.k, sequence);
+    cache.v = entry_of(cache.v, sequence);
+  }
+  return args;
+}
+
+TensorView entry_of(const TensorView& view, std::int64_t index, std::int64_t count) {
   if (!view) return view;
   TensorSpec spec = view.spec();
-  spec.shape[0] = 1;
+  spec.shape[0] = count;
   const std::int64_t bytes =
       index * view.stride(0) * static_cast<std::int64_t>(size_bytes(view.dtype()));
   if (view.is_mutable())
@@ -408,11 +428,10 @@ std::string CacheMemory::damage() const {
   }
   if (!problem_.appends() && !(k.is_unchanged() && v.is_unchanged()))
     return "the cache was written";
-  return damage_behind();
+  return "";
 }
 
-/// Of packed rows behind the last sequence.
-std::string CacheMemory::damage_behind() const {
+std::string CacheMemory::damage_of_nobody() const {
   if (problem_.packed_q.empty()) return "";
   const std::int64_t end = offsets_of(problem_.packed_q).back();
   for (const double value : reference::elements(slice(out.view(), 0, end, kRowsOfNobody)))

@@ -70,9 +70,11 @@ class CacheMemory {
   std::vector<std::uint64_t> out_bits(std::int64_t sequence);
   std::vector<std::uint64_t> lse_bits(std::int64_t sequence);
 
-  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, of the cache only rows
-  /// of appended tokens changed, and rows of nobody are 0 and -inf.
+  /// "q was written", "wrote outside of cache.k": empty when inputs and guards are as they were, and of the cache only
+  /// rows of appended tokens changed.
   std::string damage() const;
+  /// Empty when packed rows behind the last sequence are 0 in out, -inf in lse.
+  std::string damage_of_nobody() const;
 
   GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
   GuardedTensor page_indptr, page_indices;
@@ -90,7 +92,6 @@ class CacheMemory {
   std::int64_t rows_before(std::int64_t sequence) const;
   void pack_tokens();
   void make_tokens();
-  std::string damage_behind() const;
   void place_sequences();
   void list_pages();
   void fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,
@@ -104,7 +105,11 @@ class CacheMemory {
   std::vector<Dense> dense_;
 };
 
-/// The view of one entry of the first dimension.
-TensorView entry_of(const TensorView& view, std::int64_t index);
+/// The view of one entry of the first dimension, or of some.
+TensorView entry_of(const TensorView& view, std::int64_t index, std::int64_t count = 1);
+
+/// The call for one sequence of the batch alone, in the same memory. Packed queries stay where they are: rows before
+/// and behind are nobody's.
+AttentionDecode alone(const AttentionDecode& together, std::int64_t sequence);
 
 }  // namespace fovea::testing

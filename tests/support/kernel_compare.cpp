@@ -49,7 +49,7 @@ void expect_kernel_equals_oracle(const Case& problem,
 
 void expect_sequences_equal_oracle(const CacheCase& problem, CacheMemory& memory,
                                    const AttentionDecode& decode, double lse_error) {
-  EXPECT_EQ(memory.damage(), "");
+  EXPECT_EQ(memory.damage() + memory.damage_of_nobody(), "");
   for (std::int64_t i = 0; i < problem.batch(); ++i) {
     const AttentionForward dense = memory.dense(i);
     const reference::ForwardResult expected = reference::attention_forward(dense);

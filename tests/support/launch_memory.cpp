@@ -4,10 +4,7 @@
 
 namespace fovea::testing {
 
-namespace {
-
-/// Empty size where there is nothing.
-TensorBytes bytes_of(const std::string& name, const TensorView& view, bool is_output) {
+TensorBytes tensor_bytes(const std::string& name, const TensorView& view, bool is_output) {
   TensorBytes bytes{.name = name, .is_output = is_output};
   if (!view || view.data() == nullptr || view.spec().num_elements() == 0) return bytes;
   std::int64_t first = 0;
@@ -24,34 +21,34 @@ TensorBytes bytes_of(const std::string& name, const TensorView& view, bool is_ou
   return bytes;
 }
 
-}  // namespace
-
 std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
-  std::vector<TensorBytes> tensors = {bytes_of("q", args.q, false),
-                                      bytes_of("k", args.k, false),
-                                      bytes_of("v", args.v, false),
-                                      bytes_of("sinks", args.sinks, false),
-                                      bytes_of("cu_seqlens_q", args.cu_seqlens_q, false),
-                                      bytes_of("cu_seqlens_kv", args.cu_seqlens_kv, false),
-                                      bytes_of("out", args.out, true),
-                                      bytes_of("lse", args.lse, true),
-                                      bytes_of("row_max", args.row_max, true)};
+  std::vector<TensorBytes> tensors = {tensor_bytes("q", args.q, false),
+                                      tensor_bytes("k", args.k, false),
+                                      tensor_bytes("v", args.v, false),
+                                      tensor_bytes("sinks", args.sinks, false),
+                                      tensor_bytes("cu_seqlens_q", args.cu_seqlens_q, false),
+                                      tensor_bytes("cu_seqlens_kv", args.cu_seqlens_kv, false),
+                                      tensor_bytes("out", args.out, true),
+                                      tensor_bytes("lse", args.lse, true),
+                                      tensor_bytes("row_max", args.row_max, true)};
   for (const Program* program :
        {static_cast<const Program*>(&args.score), static_cast<const Program*>(&args.mask)}) {
     for (const CapturedTensor& captured : program->captures().tensors)
-      tensors.push_back(bytes_of(captured.name, captured.view, false));
+      tensors.push_back(tensor_bytes(captured.name, captured.view, false));
   }
   std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
   return tensors;
 }
 
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
-  std::vector<TensorBytes> tensors = {bytes_of("cache.k", cache.k, false),
-                                      bytes_of("cache.v", cache.v, false),
-                                      bytes_of("page_table", cache.page_table, false),
-                                      bytes_of("seqlens", cache.seqlens, false),
-                                      bytes_of("batch_idx", cache.batch_idx, false),
-                                      bytes_of("left_padding", cache.left_padding, false)};
+  std::vector<TensorBytes> tensors = {tensor_bytes("cache.k", cache.k, false),
+                                      tensor_bytes("cache.v", cache.v, false),
+                                      tensor_bytes("page_table", cache.page_table, false),
+                                      tensor_bytes("page_indptr", cache.page_indptr, false),
+                                      tensor_bytes("page_indices", cache.page_indices, false),
+                                      tensor_bytes("seqlens", cache.seqlens, false),
+                                      tensor_bytes("batch_idx", cache.batch_idx, false),
+                                      tensor_bytes("left_padding", cache.left_padding, false)};
   std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
   return tensors;
 }
@@ -59,10 +56,13 @@ std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
 std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens) {
   std::vector<TensorBytes> tensors = tensors_of_cache(tokens.cache);
   const auto add = [&](const std::string& name, const TensorView& view) {
-    tensors.push_back(bytes_of(name, view, false));
+    tensors.push_back(tensor_bytes(name, view, false));
   };
   add("append.k", tokens.append.k);
   add("append.v", tokens.append.v);
+  add("append.cu_seqlens", tokens.append.cu_seqlens);
+  if (tokens.cu_seqlens_q.data() != tokens.append.cu_seqlens.data())
+    add("cu_seqlens_q", tokens.cu_seqlens_q);
   add("q", tokens.q);
   add("rotated_q", tokens.rotated_q);
   if (tokens.rotary != nullptr) {
@@ -77,7 +77,7 @@ std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens) {
 std::vector<TensorBytes> tensors_of_merge(const MergeStates& args) {
   std::vector<TensorBytes> tensors;
   const auto add = [&](const std::string& name, const TensorView& view, bool is_output) {
-    const TensorBytes bytes = bytes_of(name, view, is_output);
+    const TensorBytes bytes = tensor_bytes(name, view, is_output);
     const bool is_there =
         std::ranges::any_of(tensors, [&](const auto& each) { return each.begin == bytes.begin; });
     if (bytes.size > 0 && !is_there) tensors.push_back(bytes);

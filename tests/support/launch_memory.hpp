@@ -24,6 +24,9 @@ struct TensorBytes {
   bool is_output = false;
 };
 
+/// Of size 0 where there is nothing.
+TensorBytes tensor_bytes(const std::string& name, const TensorView& view, bool is_output = false);
+
 /// Every tensor that a call reads or writes, captured ones too. Tensors without elements are left out.
 std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
 

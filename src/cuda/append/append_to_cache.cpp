@@ -18,15 +18,25 @@ constexpr unsigned kThreads = 128;
 
 enum class Target : std::uint8_t { cache, tensor };
 
-TokenRows token_rows(const TensorView& from, const TensorView& to, Target target, bool is_turned) {
+/// `batch` sequences, packed where cu_seqlens are given.
+TokenRows token_rows(const TensorView& from, const TensorView& to, const SequenceRows& layout,
+                     std::int64_t batch, Target target, bool is_turned) {
+  const int last = from.rank() - 1;
+  const std::int64_t rows = layout.is_packed() ? from.size(0) : batch * layout.each;
+  if (rows > std::numeric_limits<std::int32_t>::max()) {
+    throw Unsupported(
+        fmt::format("append_to_cache: {} new tokens in one call; expected fewer than 2^31", rows));
+  }
   return {
       .from = bshd(from),
       .to = bshd(to),
       .from_element = element_of(from.dtype()),
       .to_element = element_of(to.dtype()),
-      .num_tokens = static_cast<std::int32_t>(from.size(1)),
-      .num_heads = static_cast<std::int32_t>(from.size(2)),
-      .head_dim = static_cast<std::int32_t>(from.size(3)),
+      .cu_seqlens = index_param(layout.cu_seqlens),
+      .num_rows = static_cast<std::int32_t>(rows),
+      .num_tokens = static_cast<std::int32_t>(layout.each),
+      .num_heads = static_cast<std::int32_t>(from.size(last - 1)),
+      .head_dim = static_cast<std::int32_t>(from.size(last)),
       .is_cached = target == Target::cache,
       .is_turned = is_turned,
       .is_copied = !is_turned && from.dtype() == to.dtype() && is_aligned(from) && is_aligned(to)};
@@ -38,9 +48,12 @@ void fill_places(const KvCache& cache, AppendParams& p) {
   p.seqlens = index_param(cache.seqlens);
   p.left_padding = index_param(cache.left_padding);
   p.slots = index_param(cache.batch_idx);
-  if (!cache.page_table) return;
-  p.page_table = index_param(cache.page_table);
-  p.page_table_row_stride = cache.page_table.stride(0);
+  if (!is_paged(cache)) return;
+  const PagesParam pages = pages_param(cache);
+  p.page_table = pages.entries;
+  p.page_table_row_stride = pages.row_stride;
+  p.page_indptr = pages.indptr;
+  p.num_listed = pages.num_listed;
   p.page_size = static_cast<std::int32_t>(cache.k.size(1));
 }
 
@@ -62,7 +75,7 @@ void fill_rotary(const Rotary& rotary, AppendParams& p) {
   p.is_interleaved = rotary.is_interleaved;
   if (!rotary.positions) return;
   p.positions = index_param(rotary.positions);
-  p.positions_row_stride = rotary.positions.stride(0);
+  p.positions_row_stride = rotary.positions.rank() > 1 ? rotary.positions.stride(0) : 0;
 }
 
 }  // namespace
@@ -84,29 +97,29 @@ AppendPlan plan_append(Device device) {
 AppendLaunch append_launch(const NewTokens& tokens) {
   AppendLaunch launch{};
   AppendParams& p = launch.params;
-  p.num_new = static_cast<std::int32_t>(new_tokens(tokens.append).each);
+  const GrownCache grown = grown_cache(tokens.cache, tokens.append);
+  p.batch = static_cast<std::int32_t>(tokens.batch);
+  p.num_new = static_cast<std::int32_t>(grown.new_tokens.each);
+  p.cu_seqlens_new = index_param(grown.new_tokens.cu_seqlens);
+  p.total_new = grown.total_new;
   fill_places(tokens.cache, p);
   const bool is_turned = tokens.rotary != nullptr;
   if (is_turned) fill_rotary(*tokens.rotary, p);
-  std::int64_t batch = 0;
-  const auto add = [&](const TensorView& from, const TensorView& to, Target target, bool turns) {
-    p.rows[launch.grid.y] = token_rows(from, to, target, turns);
-    p.most_tokens = std::max(p.most_tokens, p.rows[launch.grid.y].num_tokens);
-    ++launch.grid.y;
-    batch = from.size(0);
+  launch.grid = {.x = 0, .y = 0};
+  const auto add = [&](const TensorView& from, const TensorView& to, const SequenceRows& layout,
+                       Target target, bool turns) {
+    TokenRows& rows = p.rows[launch.grid.y++];
+    rows = token_rows(from, to, layout, tokens.batch, target, turns);
+    launch.grid.x = std::max(launch.grid.x, static_cast<unsigned>(rows.num_rows));
   };
-  launch.grid.y = 0;
-  if (p.num_new > 0) {
-    add(tokens.append.k, tokens.cache.k, Target::cache, is_turned);
-    add(tokens.append.v, tokens.cache.v, Target::cache, false);
+  if (tokens.append.k) {
+    add(tokens.append.k, tokens.cache.k, grown.new_tokens, Target::cache, is_turned);
+    add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
   }
-  if (is_turned && tokens.q) add(tokens.q, tokens.rotated_q, Target::tensor, true);
-  const std::int64_t num_ctas = batch * p.most_tokens;
-  if (num_ctas > std::numeric_limits<std::int32_t>::max()) {
-    throw Unsupported(fmt::format(
-        "append_to_cache: {} new tokens in one call; expected fewer than 2^31", num_ctas));
+  if (is_turned && tokens.q) {
+    add(tokens.q, tokens.rotated_q, sequence_rows(tokens.q, tokens.cu_seqlens_q), Target::tensor,
+        true);
   }
-  launch.grid.x = static_cast<unsigned>(num_ctas);
   launch.block.x = kThreads;
   return launch;
 }

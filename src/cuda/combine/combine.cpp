@@ -12,7 +12,8 @@ struct SpecText<CombineSpec> {
   using Base = void;
   static constexpr std::tuple kMembers{
       FOVEA_SPEC_MEMBER(CombineSpec, out_element), FOVEA_SPEC_MEMBER(CombineSpec, wants_row_max),
-      FOVEA_SPEC_MEMBER(CombineSpec, is_chained), FOVEA_SPEC_MEMBER(CombineSpec, most_splits)};
+      FOVEA_SPEC_MEMBER(CombineSpec, is_chained), FOVEA_SPEC_MEMBER(CombineSpec, has_packed_q),
+      FOVEA_SPEC_MEMBER(CombineSpec, most_splits)};
 };
 
 namespace {

@@ -29,6 +29,7 @@ struct ForwardPlan : KernelPlan {
   std::shared_ptr<const expr::CudaProgram> program;
   CaptureSlots capture_slots;
   RangeTables range_tables;
+  bool clears_rows = false;  // packed rows behind the last sequence, by a kernel of its own
 
   class Unaligned;  // for calls whose tensors the candidate does not read; null where it reads all
   std::shared_ptr<Unaligned> unaligned;

@@ -30,7 +30,7 @@ std::int32_t padded(std::int64_t head_dim) {
 
 /// Few rows over keys of more than one split.
 bool is_split_among_ctas(const ForwardProblem& f) {
-  return !f.is_varlen && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
+  return !has_packed_tiles(f) && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
 }
 
 /// Enqueues what a kernel prepares for a call.
@@ -100,14 +100,12 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
-  if (f.is_cached && f.is_varlen)
-    return Refusal{"packed queries over a cache, which kernels do not read"};
   for (const auto& [label, length] :
        {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
     if (length > kMostOfSequence)
       return Refusal{fmt::format("{} is {}; expected at most {}", label, length, kMostOfSequence)};
   }
-  const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
+  const std::int64_t rows = has_packed_tiles(f) ? f.total_q : f.num_sequences * f.seqlen_q;
   if ((rows / 16 + f.num_sequences + 1) * f.num_heads_q > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 tiles of rows"};
   // Of each split of a row there is a partial state; who joins them, and Hopper's kernel, number them in 32 bits.
@@ -155,6 +153,10 @@ int usable_sms(const ForwardProblem& f, const DeviceTraits& device) {
 
 bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
 
+bool has_packed_tiles(const ForwardProblem& f) {
+  return f.is_varlen && !(f.is_cached && has_few_rows(f));
+}
+
 std::int32_t packed_heads(const ForwardProblem& f, std::int64_t rows) {
   const std::int64_t seqlen_q = std::max<std::int64_t>(1, f.seqlen_q);
   for (std::int64_t heads = std::min(f.group, rows / seqlen_q); heads > 1; --heads) {
@@ -170,7 +172,8 @@ ForwardSpec common_spec(const ForwardProblem& f) {
   spec.out_element = element_of(p.out.dtype);
   spec.head_dim_qk = padded(f.head_dim_qk);
   spec.head_dim_v = padded(f.head_dim_v);
-  spec.is_varlen = f.is_varlen;
+  spec.is_varlen = has_packed_tiles(f);
+  spec.has_packed_q = f.is_varlen && f.is_cached;
   spec.is_paged = f.is_paged;
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;

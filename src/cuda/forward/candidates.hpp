@@ -79,6 +79,10 @@ inline constexpr std::int64_t kFewRows = 64;
 /// All rows that share a kv head fit it: memory is the bound, not the tensor cores.
 bool has_few_rows(const ForwardProblem& problem);
 
+/// Are tiles of rows counted over all packed sequences? Few queries of a cache have a tile of each sequence, so that
+/// their keys can be split.
+bool has_packed_tiles(const ForwardProblem& problem);
+
 /// The largest number of q heads of a group whose rows fit `rows` together.
 std::int32_t packed_heads(const ForwardProblem& problem, std::int64_t rows);
 

@@ -37,6 +37,8 @@ class Filler {
     launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
     fill_grid(launch);
     if (spec_.is_split) fill_split(launch, workspace);
+    launch.clears_rows = clears_rows(spec_, f_);
+    if (launch.clears_rows) fill_clear(launch, f_);
     return launch;
   }
 
@@ -75,11 +77,13 @@ class Filler {
     p.head_dim_v = static_cast<std::int32_t>(f_.head_dim_v);
     if (f_.is_varlen) {
       p.cu_seqlens_q = index_param(args_.cu_seqlens_q);
-      p.cu_seqlens_kv = index_param(args_.cu_seqlens_kv);
       p.total_q = args_.q.size(0);
-      p.total_kv = args_.k.size(0);
       p.seqlen_q = static_cast<std::int32_t>(f_.seqlen_q);
       p.seqlen_kv = static_cast<std::int32_t>(f_.seqlen_kv);
+      p.fewest_queries = static_cast<std::int32_t>(f_.fewest_queries);
+      if (cache_ != nullptr) return;
+      p.cu_seqlens_kv = index_param(args_.cu_seqlens_kv);
+      p.total_kv = args_.k.size(0);
       return;
     }
     p.seqlen_q = static_cast<std::int32_t>(args_.q.size(1));
@@ -92,11 +96,16 @@ class Filler {
     p.left_padding = index_param(cache.left_padding);
     p.slots = index_param(cache.batch_idx);
     p.num_new = static_cast<std::int32_t>(cache_->new_tokens.each);
+    p.cu_seqlens_new = index_param(cache_->new_tokens.cu_seqlens);
+    p.total_new = cache_->total_new;
     p.capacity = capacity_param(cache);
     p.num_slots = count_param(cache.k.size(0));
-    if (!cache.page_table) return;
-    p.page_table = index_param(cache.page_table);
-    p.page_table_row_stride = cache.page_table.stride(0);
+    if (!is_paged(cache)) return;
+    const PagesParam pages = pages_param(cache);
+    p.page_table = pages.entries;
+    p.page_table_row_stride = pages.row_stride;
+    p.page_indptr = pages.indptr;
+    p.num_listed = pages.num_listed;
     const auto page_size = static_cast<std::uint32_t>(cache.k.size(1));
     p.page_size = static_cast<std::int32_t>(page_size);
     p.page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1;
@@ -132,7 +141,7 @@ class Filler {
   void fill_grid(ForwardLaunch& launch) const {
     ForwardParams& p = launch.params;
     launch.grid.x = static_cast<std::uint32_t>(num_row_tiles(spec_, f_, p.seqlen_q, p.total_q));
-    if (f_.is_varlen) return;
+    if (spec_.is_varlen) return;
     const std::int64_t rows = spec_.tile_q / spec_.heads_per_tile;
     const std::int64_t pairs = f_.num_sequences * f_.num_heads_q / spec_.heads_per_tile;
     p.num_q_tiles = static_cast<std::int32_t>((p.seqlen_q + rows - 1) / rows);
@@ -161,6 +170,13 @@ class Filler {
          .sinks_stride = p.sinks_stride,
          .seqlens_kv = p.seqlens_kv,
          .left_padding = p.left_padding,
+         .page_indptr = p.page_indptr,
+         .cu_seqlens_q = p.cu_seqlens_q,
+         .cu_seqlens_new = p.cu_seqlens_new,
+         .total_q = p.total_q,
+         .total_new = p.total_new,
+         .num_listed = p.num_listed,
+         .page_size = p.page_size,
          .capacity = p.capacity,
          .num_new = p.num_new,
          .partial_out = p.partial_out,
@@ -175,6 +191,20 @@ class Filler {
          .num_rows = rows};
   }
 
+  static void fill_clear(ForwardLaunch& launch, const ForwardProblem& f) {
+    const ForwardParams& p = launch.params;
+    launch.clear_params = {.out = p.out,
+                           .out_element = element_of(f.problem.out.dtype),
+                           .lse = p.lse,
+                           .lse_head_stride = p.lse_head_stride,
+                           .lse_row_stride = p.lse_row_stride,
+                           .cu_seqlens_q = p.cu_seqlens_q,
+                           .num_sequences = p.num_sequences,
+                           .num_heads_q = p.num_heads_q,
+                           .head_dim_v = p.head_dim_v,
+                           .total_q = p.total_q};
+  }
+
   const ForwardProblem& f_;
   const ForwardPlan& plan_;
   const ForwardSpec& spec_;
@@ -185,12 +215,15 @@ class Filler {
 
 }  // namespace
 
+bool clears_rows(const ForwardSpec& spec, const ForwardProblem& problem) {
+  return spec.has_packed_q && !spec.is_varlen && !problem.is_beside_longer;
+}
+
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
                            std::int64_t seqlen_q, std::int64_t total_q) {
   const std::int64_t rows = spec.tile_q / spec.heads_per_tile;
   const std::int64_t head_units = problem.num_heads_q / spec.heads_per_tile;
-  if (!problem.is_varlen)
-    return problem.num_sequences * head_units * ((seqlen_q + rows - 1) / rows);
+  if (!spec.is_varlen) return problem.num_sequences * head_units * ((seqlen_q + rows - 1) / rows);
   // Every sequence may waste a tile, and so may the rows behind the last one.
   return total_q == 0 ? 0 : (total_q / rows + problem.num_sequences + 1) * head_units;
 }
@@ -206,9 +239,15 @@ void ForwardLaunch::add_tables(KernelLaunches& all) const {
 }
 
 void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) const {
-  if (!plan.spec->is_split) return;
-  const CombineForm& form = combine_form(combine_params.num_rows, combine_params.max_splits);
-  all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained));
+  if (plan.spec->is_split) {
+    const CombineForm& form = combine_form(combine_params.num_rows, combine_params.max_splits);
+    all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained));
+  }
+  if (!clears_rows) return;
+  KernelLaunch clear = kernel_launch(KernelRole::clear_rows, clear_params);
+  clear.grid.x = static_cast<unsigned>(clear_params.total_q);
+  clear.num_threads = kClearingThreads;
+  all.add(clear);
 }
 
 KernelLaunches ForwardLaunch::launches(const ForwardPlan& plan) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cuda/combine/combine.hpp"
+#include "cuda/device/shared/clear_rows.h"
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/kernel_set.hpp"
@@ -32,20 +33,25 @@ struct Grid {
   std::uint32_t x = 0, y = 1;  // CTAs
 };
 
+inline constexpr std::uint32_t kClearingThreads = 128;
+
 struct ForwardLaunch {
   ForwardParams params;
   Grid grid;
   std::uint32_t num_threads = 0;
 
   CombineParams combine_params;  // where the spec is split
+  ClearRowsParams clear_params;  // where grids count sequences of packed rows
+  bool clears_rows = false;
 
   RangeTableLaunch range_tables;  // empty where the mask needs none
 
-  /// Of the kernels of device/sm80: range tables, the kernel, what joins splits.
+  /// Of the kernels of device/sm80: range tables, the kernel, what joins splits, rows of nobody.
   KernelLaunches launches(const ForwardPlan& plan) const;
 
   // The pieces of it, which others put together with their own.
   void add_tables(KernelLaunches& all) const;
+  /// And rows of nobody.
   void add_combine(const ForwardPlan& plan, KernelLaunches& all) const;
   /// Its grid is one CTA.
   template <typename Params>
@@ -56,6 +62,9 @@ struct ForwardLaunch {
     return launch;
   }
 };
+
+/// Does a call of this plan clear rows of nobody by a kernel of its own?
+bool clears_rows(const ForwardSpec& spec, const ForwardProblem& problem);
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,

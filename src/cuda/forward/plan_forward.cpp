@@ -13,6 +13,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
+#include "cuda/forward/launch.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -55,6 +56,7 @@ void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPla
   plan.candidate = candidate.name;
   plan.spec = choice.spec;
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
+  plan.clears_rows = clears_rows(*plan.spec, problem);
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
 }
 
@@ -107,6 +109,7 @@ CombineSpec combine_spec(const ForwardPlan& plan) {
   return {.out_element = plan.spec->out_element,
           .wants_row_max = plan.spec->wants_row_max,
           .is_chained = candidate_named(plan.candidate).is_chained,
+          .has_packed_q = plan.spec->has_packed_q,
           .most_splits = plan.spec->most_splits};
 }
 
@@ -117,6 +120,15 @@ jit::KernelText clear_counter_text() {
                       "  fovea::cuda::clear_counter(p);\n}}\n",
                       jit::kEntryName),
           "common/clear_counter"};
+}
+
+jit::KernelText clear_rows_text() {
+  return {fmt::format("#include \"common/clear_rows.cuh\"\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+                      "const __grid_constant__ fovea::cuda::ClearRowsParams p) {{\n"
+                      "  fovea::cuda::clear_rows(p);\n}}\n",
+                      kClearingThreads, jit::kEntryName),
+          "common/clear_rows"};
 }
 
 }  // namespace
@@ -130,6 +142,7 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   const auto* sm90 = plan.spec.get_if<Sm90ForwardSpec>();
   if (sm90 != nullptr && sm90->is_dynamic)
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
+  if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});
   return kernels;

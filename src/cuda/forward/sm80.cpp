@@ -81,7 +81,7 @@ TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device
   TeamSpec spec{common_spec(f)};
   if (has_few_rows(f)) {
     spec.heads_per_tile = packed_heads(f, kFewRows);
-    spec.is_split = !f.is_varlen && f.seqlen_kv > kFewestKeysPerSplit;
+    spec.is_split = !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
     return best_tile(spec, kStreamingTiles, device);
   }
   const bool is_slim = std::max(spec.head_dim_qk, spec.head_dim_v) <= 64;

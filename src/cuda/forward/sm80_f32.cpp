@@ -36,7 +36,7 @@ bool fits(const PlainSpec& spec, const DeviceTraits& device) {
 
 bool is_split(const ForwardProblem& f) {
   const std::int64_t rows = f.head_dim_qk > kWideHead ? kMostSplitRowsOfWideHeads : kMostSplitRows;
-  return !f.is_varlen && f.group * f.seqlen_q <= rows && f.seqlen_kv > kFewestKeysPerSplit;
+  return !has_packed_tiles(f) && f.group * f.seqlen_q <= rows && f.seqlen_kv > kFewestKeysPerSplit;
 }
 
 }  // namespace

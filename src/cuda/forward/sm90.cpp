@@ -66,7 +66,8 @@ std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTrait
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
   if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
-  if (f.is_varlen && std::max(f.total_q, f.problem.k.shape[0]) > std::int64_t{0x7fffffff})
+  const std::int64_t packed_keys = f.is_cached ? 0 : f.problem.k.shape[0];
+  if (f.is_varlen && std::max(f.total_q, packed_keys) > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 packed rows"};
   if (f.is_cached && !has_few_rows(f) && f.seqlen_q < kRowsOfGroup) {
     return Refusal{

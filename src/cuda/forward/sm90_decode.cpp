@@ -81,8 +81,9 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
     return Refusal{fmt::format("compute capability is {}.{}; expected 9.0, or 10.0 to 10.3",
                                device.major, device.minor)};
   }
-  if (f.is_varlen)
+  if (f.is_varlen && !f.is_cached)
     return Refusal{"sequences are packed; this kernel splits dense tensors and caches"};
+  if (f.total_q > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 packed rows"};
   if (f.group * f.seqlen_q > kMostRows) {
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
                                kMostRows)};

@@ -21,6 +21,7 @@ struct SpecText<ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(ForwardSpec, ctas_per_sm),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, heads_per_tile),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, is_varlen),
+                                       FOVEA_SPEC_MEMBER(ForwardSpec, has_packed_q),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, is_paged),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, is_split),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, has_padded_head_dim),
@@ -79,7 +80,8 @@ std::string AnyForwardSpec::describe() const {
   if (spec.head_dim_v != spec.head_dim_qk) text += fmt::format("/{}", spec.head_dim_v);
   text += fmt::format(" tile {}x{}", spec.tile_q, spec.tile_kv);
   if (spec.heads_per_tile > 1) text += fmt::format(" heads {}", spec.heads_per_tile);
-  if (spec.is_varlen) text += " packed";
+  if (spec.is_varlen || spec.has_packed_q) text += " packed";
+  if (spec.has_packed_q) text += spec.is_varlen ? " cached" : " cached few";
   if (spec.is_paged) text += " paged";
   if (spec.is_split) text += " split";
   if (spec.has_dropout) text += " dropout";

@@ -45,6 +45,15 @@ std::int32_t capacity_param(const KvCache& cache) {
   return cache.k.size(0) == 0 ? 0 : count_param(cache_capacity(cache));
 }
 
+PagesParam pages_param(const KvCache& cache) {
+  if (cache.page_table)
+    return {.entries = index_param(cache.page_table), .row_stride = cache.page_table.stride(0)};
+  return {.entries = index_param(cache.page_indices),
+          .row_stride = cache.page_indices.stride(0),
+          .indptr = index_param(cache.page_indptr),
+          .num_listed = count_param(cache.page_indices.size(0))};
+}
+
 bool is_aligned(const TensorView& t) {
   const int last = t.rank() - 1;
   const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));

@@ -30,6 +30,15 @@ std::int32_t count_param(std::int64_t count);
 /// Rows that a sequence of the cache has room for; none in a cache without slots or pages.
 std::int32_t capacity_param(const KvCache& cache);
 
+/// Pages of a paged cache: a table, or a list and where each sequence's begin in it.
+struct PagesParam {
+  IndexParam entries{};
+  std::int64_t row_stride = 0;  // of the table; of a list, its entries'
+  IndexParam indptr{};
+  std::int32_t num_listed = 0;
+};
+PagesParam pages_param(const KvCache& cache);
+
 /// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
 bool is_aligned(const TensorView& tensor);
 

@@ -172,25 +172,6 @@ TEST(KvCacheDoor, OffsetsOfPagesAreRefusedBeforeTheyAreFollowed) {
       "names each sequence's pages");
 }
 
-TEST(KvCacheDoor, ListedPagesAreOfTheCpu) {
-  CacheCall call;
-  KvCache cache = call.listed();
-  for (TensorView* tensor : std::initializer_list<TensorView*>{
-           &cache.k, &cache.v, &cache.page_indptr, &cache.page_indices, &cache.seqlens}) {
-    TensorSpec spec = tensor->spec();
-    spec.device = Device::cuda(0);
-    *tensor = TensorView(tensor->data(), spec);
-  }
-  try {
-    validate_cache(cache, {}, {}, 3, "run");
-    FAIL() << "not refused";
-  } catch (const Unsupported& error) {
-    EXPECT_STREQ(error.what(),
-                 "run: cache.page_indptr is given and cache.k lives on cuda:0, where kernels read "
-                 "pages from a table; expected cache.page_table");
-  }
-}
-
 TEST(KvCacheDoor, LengthsBelowTheirPaddingAreRefused) {
   CacheCall call;
   call.seqlens[1] = -1;
@@ -504,7 +485,9 @@ KvCache there(const KvCache& host) {
           .page_table = there(host.page_table),
           .seqlens = there(host.seqlens),
           .batch_idx = there(host.batch_idx),
-          .left_padding = there(host.left_padding)};
+          .left_padding = there(host.left_padding),
+          .page_indptr = there(host.page_indptr),
+          .page_indices = there(host.page_indices)};
 }
 
 TEST(KvCacheDoor, WhatTensorsOfAGpuHoldIsNotRead) {
@@ -517,6 +500,13 @@ TEST(KvCacheDoor, WhatTensorsOfAGpuHoldIsNotRead) {
   slots.batch_idx = view(call.batch_idx.data(), {3});
   slots.left_padding = view(call.left_padding.data(), {3});
   EXPECT_EQ(validate_cache(there(slots), append, rotary, 3, "run"), 16);
+  // As many as all pages of the list hold.
+  EXPECT_EQ(validate_cache(there(call.listed()), append, rotary, 3, "run"), 9 * 4);
+  PackedCall packed;
+  Append tokens = packed.packed_append();
+  tokens = {.k = there(tokens.k), .v = there(tokens.v), .cu_seqlens = there(tokens.cu_seqlens)};
+  rotary.positions = there(view(call.positions.data(), {6}));
+  EXPECT_EQ(validate_cache(there(packed.contiguous()), tokens, rotary, 3, "run"), 16);
 }
 
 TEST(KvCacheDoor, ShapesOnAGpuAreHeldToTheSameRules) {

@@ -2,7 +2,8 @@
 //
 //   (x, y) -> (x cos - y sin, x sin + y cos)        Su et al. 2021 (RoFormer), in f32, rounded once
 //
-// A CTA for each token of each sequence (x) and each of k, v, q (y). It finds from lengths, slots and pages, which lie
+// A CTA for each token of each sequence (x) and each of k, v, q (y). Of packed tokens it looks for the sequence, a warp
+// 32 of them at once. It finds from lengths, slots and pages, which lie
 // on the device, where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid
 // and addresses do not know what lengths and pages hold, so a captured graph appends wherever they say at its replay.
 //
@@ -13,15 +14,64 @@
 // and strides: the branches are the same for a whole CTA.
 #pragma once
 
+#include "common/bits.cuh"
 #include "common/element.cuh"
 #include "common/sequence.cuh"
+#include "ptx/warp.cuh"
 #include "shared/append_params.h"
 
 namespace fovea::cuda {
 
+/// A cache of any kind: what it is, is asked of parameters.
+inline constexpr CacheKind kAnyCache{true, true};
+
 struct NewToken {
-  std::int32_t sequence, idx;
+  std::int32_t sequence, idx;  // idx: of `count` that the sequence has
+  std::int32_t count;
+  std::int64_t from;  // offset of its head 0
+  std::int32_t row;   // of packed tokens
+  bool exists;
 };
+
+/// The last of sequences [first, first + 32 step), `step` apart, that begins at `row` or before. Lanes ask one each.
+FOVEA_DEVICE std::int32_t last_before(const IndexParam& cu_seqlens, std::int32_t batch,
+                                      std::int32_t first, std::int32_t step, std::int32_t row) {
+  const std::int64_t mine = first + std::int64_t{step} * ptx::lane_idx();
+  const bool begins = mine < batch && index_at(cu_seqlens, mine) <= row;
+  const std::uint32_t found = ptx::ballot(begins);
+  return found == 0 ? first : first + step * lowest_bit(found ^ found >> 1U);  // of a run of ones
+}
+
+/// The sequence that a packed row belongs to, if there is one. Offsets that decrease give some sequence.
+FOVEA_DEVICE std::int32_t sequence_of(const IndexParam& cu_seqlens, std::int32_t batch,
+                                      std::int32_t row) {
+  std::int32_t step = 1;
+  while (step <= batch / 32) step *= 32;
+  std::int32_t first = 0;
+  for (; step >= 1; step /= 32) first = last_before(cu_seqlens, batch, first, step, row);
+  return first;
+}
+
+FOVEA_DEVICE NewToken token_at(const AppendParams& p, const TokenRows& rows, std::int32_t row) {
+  NewToken token{};
+  if (row >= rows.num_rows) return token;
+  token.row = row;
+  token.count = rows.num_tokens;
+  token.exists = true;
+  if (rows.cu_seqlens.data == nullptr) {
+    token.sequence = row / rows.num_tokens;
+    token.idx = row - token.sequence * rows.num_tokens;
+    token.from = token.sequence * rows.from.batch_stride + token.idx * rows.from.row_stride;
+    return token;
+  }
+  token.sequence = sequence_of(rows.cu_seqlens, p.batch, row);
+  const PackedRows mine = packed_rows(rows.cu_seqlens, token.sequence, rows.num_rows);
+  token.idx = static_cast<std::int32_t>(row - mine.begin);
+  token.count = mine.count;
+  token.from = row * rows.from.row_stride;
+  token.exists = token.idx >= 0 && token.idx < mine.count;
+  return token;
+}
 
 /// Offset of head 0 of the row that a token is written to.
 struct Destination {
@@ -30,15 +80,21 @@ struct Destination {
 };
 FOVEA_DEVICE Destination destination(const AppendParams& p, const TokenRows& rows,
                                      const NewToken& token) {
+  if (rows.is_cached == 0 && rows.cu_seqlens.data != nullptr)
+    return {token.row * rows.to.row_stride, true};
   std::int64_t slot = token.sequence;
   std::int64_t row = token.idx;
   if (rows.is_cached != 0) {
     const std::int64_t in_use = index_at(p.seqlens, token.sequence);
-    if (in_use < 0 || in_use >= p.capacity - token.idx) return {0, false};
+    if (in_use < 0 || in_use >= capacity_of<kAnyCache>(p, token.sequence) - token.idx)
+      return {0, false};
     row += in_use;
     if (p.page_table.data != nullptr) {
       const std::int64_t entry = static_cast<std::int32_t>(row) / p.page_size;
-      slot = index_at(p.page_table, token.sequence * p.page_table_row_stride, entry);
+      std::int64_t table = token.sequence;
+      if (p.page_indptr.data != nullptr)
+        table = limited(index_at(p.page_indptr, token.sequence), 0, p.num_listed);
+      slot = index_at(p.page_table, table * p.page_table_row_stride, entry);
       row -= entry * p.page_size;
     } else if (p.slots.data != nullptr) {
       slot = index_at(p.slots, token.sequence);
@@ -53,10 +109,12 @@ FOVEA_DEVICE std::int64_t position_of(const AppendParams& p, const TokenRows& ro
                                       const NewToken& token) {
   std::int64_t position = 0;
   if (p.positions.data != nullptr) {
-    position = index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
+    position = rows.cu_seqlens.data != nullptr
+                   ? index_at(p.positions, token.row)
+                   : index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
   } else {
-    position = limited(index_at(p.seqlens, token.sequence), 0, p.capacity) + p.num_new -
-               rows.num_tokens + token.idx;
+    position = limited(index_at(p.seqlens, token.sequence), 0, p.capacity) +
+               num_new_of<kAnyCache>(p, token.sequence) - token.count + token.idx;
     if (p.left_padding.data != nullptr)
       position -= limited(index_at(p.left_padding, token.sequence), 0, p.capacity);
   }
@@ -120,10 +178,8 @@ FOVEA_DEVICE void copy_columns(const HeadRow& row, std::int32_t begin) {
 
 FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   const TokenRows& rows = p.rows[ptx::block_idx().y];
-  const NewToken token{ptx::block_idx().x / p.most_tokens, ptx::block_idx().x % p.most_tokens};
-  if (token.idx >= rows.num_tokens) return;
-  const std::int64_t from =
-      token.sequence * rows.from.batch_stride + token.idx * rows.from.row_stride;
+  const NewToken token = token_at(p, rows, ptx::block_idx().x);
+  if (!token.exists) return;
   const Destination to = destination(p, rows, token);
   if (!to.exists) return;
   const std::int64_t position = rows.is_turned != 0 ? position_of(p, rows, token) : -1;
@@ -133,7 +189,7 @@ FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   for (std::int32_t i = ptx::thread_idx().x; i < rows.num_heads * chunks; i += ptx::block_dim().x) {
     const std::int32_t head = i / chunks;
     const std::int32_t begin = (i - head * chunks) * per_chunk;
-    const HeadRow row{rows, from + head * rows.from.head_stride,
+    const HeadRow row{rows, token.from + head * rows.from.head_stride,
                       to.at + head * rows.to.head_stride};
     if (rows.is_copied != 0) {
       copy_columns(row, begin);

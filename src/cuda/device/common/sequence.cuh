@@ -72,28 +72,67 @@ FOVEA_DEVICE PackedRows trailing_rows(const IndexParam& cu_seqlens, std::int32_t
   return {begin, static_cast<std::int32_t>(limited(total - begin, 0, kMostCounted))};
 }
 
+/// What a cache may be, as far as a kernel is compiled for it.
+struct CacheKind {
+  bool is_paged, has_packed_q;
+};
+template <auto spec>
+inline constexpr CacheKind kCacheKind{spec.is_paged, spec.has_packed_q};
+
+/// Rows that a sequence has room for. Params: ForwardParams, CombineParams or AppendParams.
+template <CacheKind kind, class Params>
+FOVEA_DEVICE std::int32_t capacity_of(const Params& p, std::int32_t idx) {
+  if constexpr (kind.is_paged) {
+    if (p.page_indptr.data != nullptr) {
+      const std::int64_t pages = packed_rows(p.page_indptr, idx, p.num_listed).count;
+      return static_cast<std::int32_t>(limited(pages * p.page_size, 0, p.capacity));
+    }
+  }
+  return p.capacity;
+}
+
+/// Keys that the call appended to a sequence.
+template <CacheKind kind, class Params>
+FOVEA_DEVICE std::int32_t num_new_of(const Params& p, std::int32_t idx) {
+  if constexpr (kind.has_packed_q) {
+    if (p.cu_seqlens_new.data != nullptr)
+      return packed_rows(p.cu_seqlens_new, idx, p.total_new).count;
+  }
+  return p.num_new;
+}
+
 /// Rows of a slot, or of a sequence's pages, that are its keys: as many as the plan was made for at most.
 struct CachedRows {
   std::int32_t begin, count;
 };
 /// Params: ForwardParams or CombineParams.
-template <class Params>
+template <CacheKind kind, class Params>
 FOVEA_DEVICE CachedRows cached_rows(const Params& p, std::int32_t idx) {
+  const std::int32_t capacity = capacity_of<kind>(p, idx);
   std::int32_t begin = 0;
   if (p.left_padding.data != nullptr)
-    begin = static_cast<std::int32_t>(limited(index_at(p.left_padding, idx), 0, p.capacity));
+    begin = static_cast<std::int32_t>(limited(index_at(p.left_padding, idx), 0, capacity));
   if (p.seqlens_kv.data == nullptr) return {begin, p.seqlen_kv};
-  const std::int64_t in_use = limited(index_at(p.seqlens_kv, idx), 0, p.capacity);
-  const std::int64_t end = limited(in_use + p.num_new, begin, p.capacity);
+  const std::int64_t in_use = limited(index_at(p.seqlens_kv, idx), 0, capacity);
+  const std::int64_t end = limited(in_use + num_new_of<kind>(p, idx), begin, capacity);
   return {begin, static_cast<std::int32_t>(limited(end - begin, 0, p.seqlen_kv))};
 }
 
+/// Queries of a sequence whose tiles of rows are as many as every other's: those with more are another kernel's.
+template <class Params>
+FOVEA_DEVICE PackedRows few_queries(const Params& p, std::int32_t idx) {
+  PackedRows rows = packed_rows(p.cu_seqlens_q, idx, p.total_q);
+  if (rows.count > p.seqlen_q) rows.count = 0;
+  return rows;
+}
+
 struct Sequence {
-  std::int32_t idx;       // `batch` of programs
-  std::int64_t q_batch;   // index of the batch dimension of q, out, lse
-  std::int64_t q_row;     // first row of q
-  std::int64_t kv_batch;  // index of the batch dimension of k and v; paged: of the page table
-  std::int64_t kv_row;    // row of key 0
+  std::int32_t idx;      // `batch` of programs
+  std::int64_t q_batch;  // index of the batch dimension of q, out, lse
+  std::int64_t q_row;    // first row of q
+  // Index of the batch dimension of k and v; paged: of the row of the page table, or where the list of pages begins.
+  std::int64_t kv_batch;
+  std::int64_t kv_row;  // row of key 0
   std::int32_t seqlen_q, seqlen_kv;
   bool is_trailing;  // rows behind the last packed sequence: they see nothing, not even a sink
 };
@@ -109,12 +148,34 @@ struct Work {
   bool is_nothing;
 };
 
-FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
-  Sequence s{idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
-  if (p.slots.data != nullptr) s.kv_batch = one_of(index_at(p.slots, idx), p.num_slots);
-  const CachedRows rows = cached_rows(p, idx);
+/// In which slot of a cache the keys of sequence s.idx lie, or where its pages are named.
+template <auto spec>
+FOVEA_DEVICE void find_slot(const ForwardParams& p, Sequence& s) {
+  if (p.slots.data != nullptr) s.kv_batch = one_of(index_at(p.slots, s.idx), p.num_slots);
+  if constexpr (spec.is_paged) {
+    if (p.page_indptr.data != nullptr)
+      s.kv_batch = limited(index_at(p.page_indptr, s.idx), 0, p.num_listed);
+  }
+}
+
+/// Where they lie there, and how many there are.
+template <auto spec>
+FOVEA_DEVICE void find_keys(const ForwardParams& p, Sequence& s) {
+  find_slot<spec>(p, s);
+  const CachedRows rows = cached_rows<kCacheKind<spec>>(p, s.idx);
   s.kv_row = rows.begin;
   s.seqlen_kv = rows.count;
+}
+
+template <auto spec>
+FOVEA_DEVICE Sequence dense_sequence(const ForwardParams& p, std::int32_t idx) {
+  Sequence s{idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
+  find_keys<spec>(p, s);
+  if constexpr (spec.has_packed_q) {
+    const PackedRows rows = few_queries(p, idx);
+    s.q_row = rows.begin;
+    s.seqlen_q = rows.count;
+  }
   return s;
 }
 
@@ -131,6 +192,7 @@ inline constexpr std::int32_t kMostTiles = 0x7ffffff;
 /// on, so that a warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys
 /// comes first, and its last rows, so that causal masks start with their longest rows: what is long and starts late
 /// keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer.
+template <auto spec>
 FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile,
                               PackedCursor& cursor) {
   const int lane = ptx::lane_idx();
@@ -143,7 +205,12 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
     std::int32_t keys = 0;
     if (mine < p.num_sequences) {
       rows = packed_rows(p.cu_seqlens_q, mine, p.total_q);
-      keys = packed_rows(p.cu_seqlens_kv, mine, p.total_kv).count;
+      if constexpr (spec.has_packed_q) {
+        keys = cached_rows<kCacheKind<spec>>(p, mine).count;
+        if (rows.count < p.fewest_queries) rows.count = 0;
+      } else {
+        keys = packed_rows(p.cu_seqlens_kv, mine, p.total_kv).count;
+      }
     } else if (mine == p.num_sequences) {
       rows = trailing_rows(p.cu_seqlens_q, mine, p.total_q);
     }
@@ -173,7 +240,12 @@ FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int row
     s.q_row = limited(index_at(p.cu_seqlens_q, s.idx), 0, p.total_q);
     s.seqlen_q = ptx::shfl_idx(rows.count, owner);
     s.seqlen_kv = ptx::shfl_idx(keys, owner);
-    if (!s.is_trailing) s.kv_row = limited(index_at(p.cu_seqlens_kv, s.idx), 0, p.total_kv);
+    if constexpr (spec.has_packed_q) {
+      s.kv_batch = s.idx;
+      if (!s.is_trailing) find_keys<spec>(p, s);
+    } else if (!s.is_trailing) {
+      s.kv_row = limited(index_at(p.cu_seqlens_kv, s.idx), 0, p.total_kv);
+    }
     work.q_begin = (ptx::shfl_idx(tiles, owner) - 1 - inside) * rows_per_tile;
     work.is_nothing = false;
     return work;
@@ -204,7 +276,7 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   if constexpr (spec.is_varlen) {
     unit = id % head_units;
     PackedCursor cursor;
-    work = packed_work(p, id / head_units, kRows, cursor);
+    work = packed_work<spec>(p, id / head_units, kRows, cursor);
     if (work.is_nothing) return work;
   } else {
     const std::int32_t units = p.num_sequences * head_units;
@@ -215,13 +287,15 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
     const std::int32_t tile = p.num_q_tiles - 1 - rest / size;
     const std::int32_t pair = first + rest % size;
     unit = pair % head_units;
-    work.sequence = dense_sequence(p, pair / head_units);
+    work.sequence = dense_sequence<spec>(p, pair / head_units);
     work.q_begin = tile * kRows;
   }
   work.q_head = unit * spec.heads_per_tile;
   work.kv_head = work.q_head / p.group;
   work.kv_end = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
   if constexpr (spec.is_split) take_split<spec>(work, ptx::block_idx().y);
+  if constexpr (spec.has_packed_q && !spec.is_varlen)
+    work.is_nothing = work.is_nothing || work.q_begin >= work.sequence.seqlen_q;
   return work;
 }
 

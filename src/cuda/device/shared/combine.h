@@ -11,7 +11,8 @@ namespace fovea::cuda {
 struct CombineSpec {
   Element out_element = Element::bf16;
   bool wants_row_max = false;
-  bool is_chained = false;  // it starts beside the kernel before it, and waits
+  bool is_chained = false;    // it starts beside the kernel before it, and waits
+  bool has_packed_q = false;  // as the kernel's before it
   std::int32_t most_splits = kMostSplits;
 
   bool operator==(const CombineSpec&) const = default;
@@ -19,15 +20,17 @@ struct CombineSpec {
 
 /// A warp for each row.
 struct CombineParams {
-  BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], written
+  BshdParam out;  // [batch, seqlen_q, num_heads_q, head_dim_v], or packed; written
   float* lse;
   float* row_max;
   std::int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
   std::int64_t row_max_batch_stride, row_max_head_stride, row_max_row_stride;
   const float* sinks;
   std::int64_t sinks_stride;
-  IndexParam seqlens_kv, left_padding;  // as ForwardParams
-  std::int32_t capacity, num_new;
+  IndexParam seqlens_kv, left_padding, page_indptr;  // as ForwardParams
+  IndexParam cu_seqlens_q, cu_seqlens_new;
+  std::int64_t total_q, total_new;
+  std::int32_t num_listed, page_size, capacity, num_new;
   const float* partial_out;  // [batch, num_heads_q, seqlen_q, max_splits, partial_width]
   const float* partial_lse;
   const float* partial_max;

@@ -28,13 +28,18 @@ struct ForwardParams {
   IndexParam seqlens_kv;     // [batch] rows in use of each sequence; null: seqlen_kv for all
   IndexParam left_padding;   // [batch] rows at the start that are no keys; null: none
   IndexParam slots;          // [batch] row of the cache of each sequence; null: its own
-  IndexParam page_table;     // [batch, pages], rows page_table_row_stride apart
+  IndexParam page_table;     // [batch, pages], rows page_table_row_stride apart; or a list of pages
   std::int64_t page_table_row_stride;
-  std::int32_t capacity;   // rows that a sequence of the cache has room for, left padding included
-  std::int32_t num_slots;  // of the cache; paged: pages. At least 1 where capacity is
+  IndexParam
+      page_indptr;  // [batch + 1] where the pages of a sequence begin in the list; null: a table
+  std::int32_t num_listed;  // pages of the list
+  std::int32_t capacity;    // rows that a sequence of the cache has room for, left padding included
+  std::int32_t num_slots;   // of the cache; paged: pages. At least 1 where capacity is
   std::int32_t page_size;
-  std::int32_t page_shift;  // log2 page_size, or -1
-  std::int32_t num_new;     // keys that the call appended behind seqlens_kv
+  std::int32_t page_shift;    // log2 page_size, or -1
+  std::int32_t num_new;       // keys that the call appended behind seqlens_kv
+  IndexParam cu_seqlens_new;  // [num_sequences + 1] of them, packed; null: num_new of each sequence
+  std::int64_t total_new;
 
   float* partial_out;  // split: [batch, num_heads_q, seqlen_q, max_splits, head_dim_v of the tile]
   float* partial_lse;  // split: [batch, num_heads_q, seqlen_q, max_splits], natural
@@ -43,6 +48,7 @@ struct ForwardParams {
 
   std::int32_t num_sequences;        // dense: batch
   std::int32_t seqlen_q, seqlen_kv;  // of one sequence; packed: bounds
+  std::int32_t fewest_queries;       // packed over a cache: sequences of fewer are another kernel's
   std::int64_t total_q;              // packed: rows of q, those after the last sequence too
   std::int64_t total_kv;             // packed: rows of k and v
   std::int32_t num_heads_q, num_heads_kv, group;

@@ -22,6 +22,9 @@ struct ForwardSpec {
   std::int32_t ctas_per_sm = 2;     // that registers are left for
   std::int32_t heads_per_tile = 1;  // q heads of one kv head that share a tile (GQA packing)
   bool is_varlen = false;
+  // Queries are packed and keys lie in a cache. Beside is_varlen tiles of rows are counted over all sequences; else
+  // each sequence has as many tiles as the one with most queries.
+  bool has_packed_q = false;
   bool is_paged = false;
   bool is_split = false;             // writes f32 partial states for the combine kernel
   bool has_padded_head_dim = false;  // the problem's head dims are below the tile's

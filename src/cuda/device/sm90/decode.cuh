@@ -30,7 +30,7 @@
 //   compute.cuh   slices, and what all warps' sums together are
 //   careful.cuh   a row key by key, for NaN and infinity in V
 //
-// Refused (decode_sm90.cpp has the words): f32, packed sequences, more than 16 rows, head dims above 128, no more keys
+// Refused (decode_sm90.cpp has the words): f32, packed keys, more than 16 rows, head dims above 128, no more keys
 // than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not
 // lie at multiples of 16 bytes.
 #pragma once

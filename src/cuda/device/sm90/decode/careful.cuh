@@ -16,6 +16,15 @@
 
 namespace fovea::cuda::sm90::decoding {
 
+/// Offset of a row's query.
+template <Sm90DecodeSpec spec>
+FOVEA_DEVICE std::int64_t query_at(const ForwardParams& p, const Work& work, const team::Row& row) {
+  std::int64_t at = work.sequence.q_batch * p.q.batch_stride + row.q_idx * p.q.row_stride +
+                    row.q_head * p.q.head_stride;
+  if constexpr (spec.has_packed_q) at += work.sequence.q_row * p.q.row_stride;
+  return at;
+}
+
 /// Columns 4 lane .. 4 lane + 3 of each row are this lane's.
 template <Sm90DecodeSpec spec, class Mods>
 class CarefulRow {
@@ -25,8 +34,7 @@ class CarefulRow {
 
   FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const team::Row& row)
       : p_(team.p), work_(team.work), row_(row) {
-    const std::int64_t at = work_.sequence.q_batch * p_.q.batch_stride +
-                            row.q_idx * p_.q.row_stride + row.q_head * p_.q.head_stride;
+    const std::int64_t at = query_at<spec>(p_, work_, row);
     query_ = load_four(static_cast<const char*>(p_.q.data) + at * 2, p_.head_dim_qk);
   }
 

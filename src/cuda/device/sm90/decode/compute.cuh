@@ -74,8 +74,7 @@ struct Reader {
     for (int half = 0; half < 2; ++half) {
       Row row = team.row_at(team.my_row(0, half));
       if (!row.exists) row = team.row_at(0);
-      const std::int64_t at = team.work.sequence.q_batch * p.q.batch_stride +
-                              row.q_idx * p.q.row_stride + row.q_head * p.q.head_stride;
+      const std::int64_t at = query_at<spec>(p, team.work, row);
       const char* from = static_cast<const char*>(p.q.data) + at * 2 + team.lane % 4 * 4;
 #pragma unroll
       for (int chunk = 0; chunk < 2 * T::kQkSteps; ++chunk) {

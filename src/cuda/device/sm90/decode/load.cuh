@@ -37,7 +37,12 @@ class SplitFinder {
     s.q_batch = s.idx;
     s.kv_batch = ptx::shfl_idx(kv_batch_, owner);
     s.kv_row = ptx::shfl_idx(kv_row_, owner);
-    s.seqlen_q = p_.seqlen_q;
+    if constexpr (spec.has_packed_q) {
+      s.q_row = ptx::shfl_idx(q_row_, owner);
+      s.seqlen_q = ptx::shfl_idx(seqlen_q_, owner);
+    } else {
+      s.seqlen_q = p_.seqlen_q;
+    }
     s.seqlen_kv = ptx::shfl_idx(seqlen_kv_, owner);
     work.q_head = inside % head_units_ * spec.heads_per_tile;
     work.kv_head = work.q_head / p_.group;
@@ -57,11 +62,16 @@ class SplitFinder {
     const int lane = ptx::lane_idx();
     std::int32_t splits = 0;
     if (first_ + lane < p_.num_sequences) {
-      const Sequence s = dense_sequence(p_, first_ + lane);
+      const Sequence s = dense_sequence<spec>(p_, first_ + lane);
       kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
       kv_row_ = static_cast<std::int32_t>(s.kv_row);
       seqlen_kv_ = s.seqlen_kv;
       splits = num_splits(seqlen_kv_, spec.most_splits) * head_units_;
+      if constexpr (spec.has_packed_q) {
+        q_row_ = static_cast<std::int32_t>(s.q_row);
+        seqlen_q_ = s.seqlen_q;
+        if (seqlen_q_ == 0) splits = 0;
+      }
     }
     end_ = splits;
 #pragma unroll
@@ -77,7 +87,8 @@ class SplitFinder {
   const std::int32_t head_units_;
   std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
   std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;
-  std::int32_t begin_ = 0, end_ = 0;  // splits of this lane's sequence
+  std::int32_t q_row_ = 0, seqlen_q_ = 0;  // of packed queries
+  std::int32_t begin_ = 0, end_ = 0;       // splits of this lane's sequence
 };
 
 /// Where boxes of keys lie in pages: 32 at a time are looked up, and 32 ahead of them.

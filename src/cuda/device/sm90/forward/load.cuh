@@ -77,15 +77,15 @@ struct Load {
   }
 
  private:
-  /// Index of the row tile's keys in the last dimension of K and V; paged: in the page table.
+  /// Index of the row tile's keys in the last dimension of K and V; paged: the row of the page table, or where the list
+  /// of pages begins.
   FOVEA_DEVICE_MEMBER std::int32_t kv_batch(const RowTile& rows) const {
-    if constexpr (spec.is_varlen) return 0;
-    const ForwardParams& c = cta.p.common;
-    if constexpr (spec.is_cached && !spec.is_paged) {
-      if (c.slots.data != nullptr)
-        return static_cast<std::int32_t>(one_of(index_at(c.slots, rows.batch), c.num_slots));
-    }
-    return rows.batch;
+    if constexpr (!spec.is_cached) return Cta<spec>::map_batch(rows);
+    Sequence sequence{};
+    sequence.kv_batch = sequence.idx = rows.batch;
+    if (!spec.is_varlen || rows.batch < cta.p.common.num_sequences)
+      find_slot<spec>(cta.p.common, sequence);
+    return static_cast<std::int32_t>(sequence.kv_batch);
   }
 
   /// The next kv tile, from the right; false behind the last. There is at least one.

@@ -100,7 +100,7 @@ struct Schedule {
     }
     // Heads side by side: they share keys, or at least the sequence.
     const std::int32_t number = id / cta.p.common.num_heads_q;
-    const Work work = packed_work(cta.p.common, number, spec.tile_q, cursor);
+    const Work work = packed_work<spec>(cta.p.common, number, spec.tile_q, cursor);
     if (work.is_nothing) return RowTile::round_end();
     const Sequence& s = work.sequence;
     place = {static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row), s.seqlen_q,
@@ -121,7 +121,7 @@ struct Schedule {
 
   /// Keys that a sequence has by now: whoever appends does not ask the host.
   FOVEA_DEVICE_MEMBER void take_cached_keys(std::int32_t batch, SequencePlace& place) const {
-    const CachedRows rows = cached_rows(cta.p.common, batch);
+    const CachedRows rows = cached_rows<kCacheKind<spec>>(cta.p.common, batch);
     place.kv_row = rows.begin;
     place.seqlen_kv = rows.count;
   }

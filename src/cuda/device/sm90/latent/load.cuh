@@ -60,7 +60,7 @@ class UnitFinder {
     const int lane = ptx::lane_idx();
     std::int32_t units = 0;
     if (first_ + lane < p_.num_sequences) {
-      const Sequence s = dense_sequence(p_, first_ + lane);
+      const Sequence s = dense_sequence<spec>(p_, first_ + lane);
       kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
       kv_row_ = static_cast<std::int32_t>(s.kv_row);
       seqlen_kv_ = s.seqlen_kv;
