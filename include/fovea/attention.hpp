@@ -35,6 +35,11 @@ struct AttentionForward {
   std::optional<float> softmax_scale{};
   Float32View sinks{};  // [num_heads_q] f32, optional
   Dropout dropout{};
+  /// [1] i64, optional, both or neither: numbers that are added to dropout.seed and dropout.offset when the call runs,
+  /// on its device, as 64 bits that wrap. A captured graph draws anew at each replay when they have changed, and calls
+  /// of one graph draw apart by offsets of their own. Backward takes the same.
+  Int64View dropout_seed{};
+  Int64View dropout_offset{};
   IndexView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64: makes q, out, lse packed
   IndexView cu_seqlens_kv{};  // [num_sequences + 1] i32 or i64: makes k, v packed
 

@@ -326,6 +326,11 @@ typedef struct fovea_attention_forward_args {
   int32_t
       sm_margin; /* kDLCUDA: SMs left free for what runs beside the call; see Problem in problem.hpp */
   uint32_t reserved_3;
+
+  /* One i64 each, of rank 0 or [1], optional, both or neither: added to dropout.seed and dropout.offset when the call
+   * runs, where it runs. A captured graph draws anew when they have changed. */
+  const DLTensor* dropout_seed;
+  const DLTensor* dropout_offset;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See

@@ -59,6 +59,7 @@ struct Problem {
   std::optional<float> softmax_scale{};  // default 1 / sqrt(head_dim_qk)
   bool has_sinks = false;                // learnable sinks, one logit per q head
   Dropout dropout{};
+  bool reads_dropout_seed = false;  // from tensors of the call: see AttentionForward
   // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
   std::optional<std::int64_t> num_sequences{};
 

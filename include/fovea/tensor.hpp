@@ -145,6 +145,7 @@ class TensorOf : public TensorView {
 using FloatView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16>;
 using Float32View = TensorOf<Dtype::f32>;
 using IndexView = TensorOf<Dtype::i32, Dtype::i64>;
+using Int64View = TensorOf<Dtype::i64>;
 
 /// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T. A type that no
 /// tensor holds (double, wide unsigned integers, structs) does not compile, with a message that says so.

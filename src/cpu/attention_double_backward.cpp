@@ -358,7 +358,7 @@ class DoubleBackwardRun {
 
   void drop(const HeadItem& item, const ScorePanel& panel, std::int64_t lane,
             std::vector<VisibleKey>& keys) const {
-    const Dropout& dropout = forward_.dropout;
+    const Dropout dropout = dropout_of(forward_);
     if (dropout.p == 0) return;
     const philox::Key philox_key = philox::dropout_key(dropout.seed, dropout.offset);
     const auto at = static_cast<std::size_t>(lane);

@@ -55,6 +55,10 @@ class Reader {
   TensorView input(const DLTensor* tensor, std::string_view name) const {
     return tensor == nullptr ? TensorView() : to_view(tensor, Access::read, label(name));
   }
+  /// Of rank 0 as of shape [1].
+  TensorView number(const DLTensor* tensor, std::string_view name) const {
+    return tensor == nullptr ? TensorView() : to_elements_view(tensor, Access::read, label(name));
+  }
   TensorView captured(const DLTensor* tensor, std::string_view name) const {
     return to_view(tensor, Access::read, label(name), Rank::from_zero);
   }
@@ -324,6 +328,8 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   if (read.boolean(c.has_softmax_scale, "has_softmax_scale")) args.softmax_scale = c.softmax_scale;
   args.sinks = read.input(c.sinks, "sinks");
   args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};
+  args.dropout_seed = read.number(c.dropout_seed, "dropout_seed");
+  args.dropout_offset = read.number(c.dropout_offset, "dropout_offset");
   args.cu_seqlens_q = read.input(c.cu_seqlens_q, "cu_seqlens_q");
   args.cu_seqlens_kv = read.input(c.cu_seqlens_kv, "cu_seqlens_kv");
 

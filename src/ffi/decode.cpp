@@ -34,6 +34,7 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   };
   if (args.row_max) refuse("row_max");
   if (args.dropout.p != 0) refuse("dropout");
+  if (args.dropout_seed || args.dropout_offset) refuse("dropout_seed");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
 }
 

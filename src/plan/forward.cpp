@@ -160,6 +160,7 @@ Problem problem_of(const AttentionForward& args) {
                   .softmax_scale = args.softmax_scale,
                   .has_sinks = static_cast<bool>(args.sinks),
                   .dropout = {.p = args.dropout.p},
+                  .reads_dropout_seed = args.dropout_seed || args.dropout_offset,
                   .wants_lse = static_cast<bool>(args.lse),
                   .wants_row_max = static_cast<bool>(args.row_max),
                   .compute_dtype = args.compute_dtype,

@@ -68,6 +68,10 @@ class Checker {
     if (is_written_)
       check_optional({"row_max", args_.row_max, true}, p.wants_row_max, Dtype::f32, row_shape);
     check_optional({"sinks", args_.sinks}, p.has_sinks, Dtype::f32, {f_.num_heads_q});
+    for (const auto& [name, view] : {NamedView{"dropout_seed", &args_.dropout_seed},
+                                     {"dropout_offset", &args_.dropout_offset}}) {
+      check_optional({name, *view}, p.reads_dropout_seed, Dtype::i64, {1});
+    }
   }
 
   void check_optional(const NamedTensor& e, bool is_planned, Dtype dtype,
@@ -160,6 +164,15 @@ class Checker {
 };
 
 }  // namespace
+
+Dropout dropout_of(const AttentionForward& args) {
+  const auto number = [](const TensorView& tensor) {
+    return tensor ? *static_cast<const std::uint64_t*>(tensor.data()) : 0;
+  };
+  return {.p = args.dropout.p,
+          .seed = args.dropout.seed + number(args.dropout_seed),
+          .offset = args.dropout.offset + number(args.dropout_offset)};
+}
 
 std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index) {
   const std::int64_t at = index * cu_seqlens.stride(0);

@@ -63,6 +63,9 @@ bool are_first_columns(const TensorView& part, const TensorView& whole);
 /// Everything that a plan depends on, as one number: the key of the plan cache.
 expr::Digest problem_key(const Problem& problem);
 
+/// With what the call's tensors add to seed and offset, which lie on the host.
+Dropout dropout_of(const AttentionForward& args);
+
 /// cu_seqlens entry as int64 (the tensor is i32 or i64).
 std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index);
 

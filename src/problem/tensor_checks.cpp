@@ -174,6 +174,8 @@ void OverlapCheck::add_inputs(const AttentionForward& call) {
   add_input("sinks", call.sinks);
   add_input("cu_seqlens_q", call.cu_seqlens_q);
   add_input("cu_seqlens_kv", call.cu_seqlens_kv);
+  add_input("dropout_seed", call.dropout_seed);
+  add_input("dropout_offset", call.dropout_offset);
   add_captured(call.score, call.mask);
 }
 

@@ -94,7 +94,7 @@ class OverlapCheck {
   void add_output(std::string_view name, const TensorView& view);
   void add_output(std::string_view name, std::span<const std::byte> bytes);
 
-  /// All that a forward call reads: q, k, v, sinks, cu_seqlens and what its programs capture.
+  /// All that a forward call reads: q, k, v, sinks, cu_seqlens, dropout's tensors and what its programs capture.
   void add_inputs(const AttentionForward& call);
   /// The tensors that these programs capture.
   void add_captured(const ScoreMod& score, const MaskMod& mask);

@@ -301,7 +301,10 @@ std::string describe(const ForwardProblem& f) {
   text += fmt::format(", scale {:.6g}", f.softmax_scale);
   if (p.out.dtype != p.q.dtype) text += fmt::format(", out {}", name(p.out.dtype));
   if (p.has_sinks) text += ", sinks";
-  if (p.dropout.p > 0) text += fmt::format(", dropout {}", p.dropout.p);
+  if (p.dropout.p > 0) {
+    text += fmt::format(", dropout {}", p.dropout.p);
+    if (p.reads_dropout_seed) text += " by a seed in memory";
+  }
   if (p.wants_lse) text += ", lse";
   if (p.wants_row_max) text += ", row_max";
   if (p.sm_margin > 0) text += fmt::format(", sm_margin {}", p.sm_margin);

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/philox.hpp"
+#include "problem/forward.hpp"
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
 
@@ -176,7 +177,8 @@ class Plain {
   }
 
   void sum_values(const Position& at, float largest, float row_sum, double* out) {
-    const philox::Key key = philox::dropout_key(args_.dropout.seed, args_.dropout.offset);
+    const Dropout dropout = dropout_of(args_);
+    const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
     const std::uint64_t threshold = philox::drop_threshold(args_.dropout.p);
     const float kept_scale = args_.dropout.p < 1 ? 1 / (1 - args_.dropout.p) : 0;
     sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/philox.hpp"
+#include "problem/forward.hpp"
 #include "reference/element.hpp"
 #include "reference/evaluate.hpp"
 #include "reference/query_rows.hpp"
@@ -97,7 +98,7 @@ class Scores {
   explicit Scores(const AttentionForward& args)
       : score_(args.score, Precision::f32),
         mask_(args.mask, Precision::f32),
-        dropout_(args.dropout),
+        dropout_(dropout_of(args)),
         scale_(args.softmax_scale.value_or(
             1 / std::sqrt(static_cast<float>(args.q.size(args.q.rank() - 1))))) {}
 

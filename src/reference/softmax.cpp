@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/philox.hpp"
+#include "problem/forward.hpp"
 #include "reference/element.hpp"
 
 namespace fovea::reference {
@@ -21,7 +22,7 @@ Softmax::Softmax(const AttentionForward& args)
                  ? *args.softmax_scale
                  : 1 / std::sqrt(static_cast<double>(args.q.size(args.q.rank() - 1)))),
       sinks_(args.sinks),
-      dropout_(args.dropout) {}
+      dropout_(dropout_of(args)) {}
 
 SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, const HeadRows& k) {
   SoftmaxRow result;

@@ -339,6 +339,9 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
     args.cpu_target = bytes.next() % 9;
     args.allows_nondeterminism = bytes.next() % 4;
     args.sm_margin = bytes.next() % 4 - 1;
+    if (bytes.next() % 4 == 1) args.dropout_seed = loan.indices({1});
+    if (args.dropout_seed != nullptr && bytes.next() % 4 != 1)
+      args.dropout_offset = loan.indices(bytes.flag() ? Extents{} : Extents{1});
   }
   args.executor = loan.lend(own_thread());
   return args;

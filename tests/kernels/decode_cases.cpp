@@ -34,7 +34,8 @@ std::vector<Case> decode_cases() {
                              with("programs"),
                              with("nothing_visible"),
                              with("infinite_values"),
-                             with("infinite_values_capped")};
+                             with("infinite_values_capped"),
+                             with("infinite_values_dropout_seed")};
   cases[1].distribution = Distribution::heavy_tailed;
   cases[1].dtype = Dtype::f16;
   cases[1].head_dim_qk = 72;
@@ -54,7 +55,7 @@ std::vector<Case> decode_cases() {
   programs.mask = parse_mask_mod("doc[batch, q_idx + 529] == doc[batch, kv_idx]", captures);
   cases[6].mask = mask_mod([](auto x) { return x.kv_idx < 0; });
   // Rows see some of them: which sums are infinite, and which are both. Small: each row goes key by key.
-  for (Case* infinite : {&cases[7], &cases[8]}) {
+  for (Case* infinite : {&cases[7], &cases[8], &cases[9]}) {
     infinite->has_infinite_values = true;
     infinite->batch = 1;
     infinite->num_heads_q = 2;
@@ -64,6 +65,9 @@ std::vector<Case> decode_cases() {
   cases[7].mask = window(200, 0);
   cases[7].dropout = kSomeDropped;
   cases[8].score = softcap(3);
+  cases[9].mask = window(200, 0);
+  cases[9].dropout = kSomeDropped;
+  cases[9].reads_dropout_seed = true;
   cases[8].dtype = Dtype::f16;
   cases[8].head_dim_qk = cases[8].head_dim_v = 72;
   Case extreme = with("extreme");

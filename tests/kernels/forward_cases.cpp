@@ -275,6 +275,9 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   dropped.mask = causal();
   dropped.score = softcap(2);
   dropped.dtype = Dtype::f16;
+  cases.push_back(dropped);
+  dropped.label = "hopper_packed_dropout_seed";
+  dropped.reads_dropout_seed = true;
   cases.push_back(std::move(dropped));
   Case many = packed_hopper_case("hopper_packed_many", 128, many_sequences(257));
   many.dtype = Dtype::f16;

@@ -150,6 +150,7 @@ std::string Case::describe() const {
   if (softmax_scale) text += fmt::format(" scale {}", *softmax_scale);
   if (has_sinks) text += " sinks";
   if (dropout.p > 0) text += fmt::format(" dropout {} seed {}", dropout.p, dropout.seed);
+  if (reads_dropout_seed) text += " in memory";
   if (!score.is_identity()) text += "; score: " + score.to_string();
   if (!mask.is_all_visible()) text += "; mask: " + mask.to_string();
   return text;
@@ -173,6 +174,13 @@ void set_row(GuardedTensor& tensor, const RowOfHead& which, double value) {
                value);
   }
 }
+
+namespace {
+
+/// Beyond 32 bits, and below zero: what is added wraps.
+constexpr std::int64_t kSeedInMemory = (std::int64_t{1} << 40) + 5, kOffsetInMemory = -3;
+
+}  // namespace
 
 CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
   const bool is_packed = problem.is_packed();
@@ -211,6 +219,15 @@ void CaseMemory::fill_inputs() {
     sinks = GuardedTensor(problem_.drawn(Dtype::f32, shape, kSinksLayout, Strides::of_input));
     const Random random(problem_.seed, 3);
     sinks.fill([&](std::int64_t i) { return random.normal(i); });
+  }
+  if (problem_.reads_dropout_seed) {
+    const std::array<std::int64_t, 1> shape{1};
+    dropout_seed =
+        GuardedTensor(problem_.drawn(Dtype::i64, shape, kDropoutSeedLayout, Strides::of_input));
+    dropout_offset =
+        GuardedTensor(problem_.drawn(Dtype::i64, shape, kDropoutOffsetLayout, Strides::of_input));
+    dropout_seed.fill([](std::int64_t) { return kSeedInMemory; });
+    dropout_offset.fill([](std::int64_t) { return kOffsetInMemory; });
   }
   poison_trailing_rows();
   if (problem_.poisons_hidden_keys) poison_hidden_keys();
@@ -295,6 +312,12 @@ AttentionForward CaseMemory::args(CpuTarget target) {
   args.softmax_scale = problem_.softmax_scale;
   args.sinks = sinks.view();
   args.dropout = problem_.dropout;
+  if (problem_.reads_dropout_seed) {
+    args.dropout.seed -= static_cast<std::uint64_t>(kSeedInMemory);
+    args.dropout.offset -= static_cast<std::uint64_t>(kOffsetInMemory);
+    args.dropout_seed = dropout_seed.view();
+    args.dropout_offset = dropout_offset.view();
+  }
   args.cu_seqlens_q = cu_seqlens_q.view();
   args.cu_seqlens_kv = cu_seqlens_kv.view();
   args.compute_dtype = problem_.compute_dtype;
@@ -317,7 +340,9 @@ std::string CaseMemory::damage() const {
                              {&v, "v"},
                              {&sinks, "sinks"},
                              {&cu_seqlens_q, "cu_seqlens_q"},
-                             {&cu_seqlens_kv, "cu_seqlens_kv"}}) {
+                             {&cu_seqlens_kv, "cu_seqlens_kv"},
+                             {&dropout_seed, "dropout_seed"},
+                             {&dropout_offset, "dropout_offset"}}) {
     if (!input.tensor->is_unchanged()) found += fmt::format("input {} was written\n", input.name);
   }
   for (const auto& each : problem_.captured) {

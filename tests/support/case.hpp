@@ -72,6 +72,7 @@ struct Case {
   std::optional<float> softmax_scale{};
   bool has_sinks = false;
   Dropout dropout{};
+  bool reads_dropout_seed = false;  // most of its seed and offset is in tensors
   bool wants_lse = true, wants_row_max = true;
 
   /// Keys that the mask hides from every row hold NaN and Inf.
@@ -114,6 +115,8 @@ enum LayoutStream : std::uint64_t {
   kCuSeqlensKvLayout,
   kLseLayout,
   kRowMaxLayout,
+  kDropoutSeedLayout,
+  kDropoutOffsetLayout,
   kGradientLayout = 1100,
   kCapturedGradientLayout = 1150,
   kCapturedLayout = 1200,
@@ -139,7 +142,7 @@ class CaseMemory {
   /// "k was written", "wrote outside of out": empty when inputs and guards are as they were.
   std::string damage() const;
 
-  GuardedTensor q, k, v, sinks, cu_seqlens_q, cu_seqlens_kv;
+  GuardedTensor q, k, v, sinks, cu_seqlens_q, cu_seqlens_kv, dropout_seed, dropout_offset;
   GuardedTensor out, lse, row_max;
 
  private:

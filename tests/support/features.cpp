@@ -169,6 +169,11 @@ constexpr Feature kFeatures[] = {
     {"no_statistics", "", [](Case& c) { c.wants_lse = c.wants_row_max = false; }},
     {"sinks", "", [](Case& c) { c.has_sinks = true; }},
     {"dropout", "dropout", [](Case& c) { c.dropout = kSomeDropped; }},
+    {"dropout_seed", "dropout",
+     [](Case& c) {
+       c.dropout = kSomeDropped;
+       c.reads_dropout_seed = true;
+     }},
     {"dropout_all", "dropout", [](Case& c) { c.dropout = {.p = 1, .seed = 7, .offset = 0}; }},
 
     {"softcap", "", [](Case& c) { then(c, softcap(2)); }},

@@ -178,6 +178,7 @@ ForwardSpec common_spec(const ForwardProblem& f) {
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
   spec.has_dropout = p.dropout.p > 0;
+  spec.reads_dropout_seed = spec.has_dropout && p.reads_dropout_seed;
   spec.wants_row_max = p.wants_row_max;
   return spec;
 }

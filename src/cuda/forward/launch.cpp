@@ -123,6 +123,10 @@ class Filler {
     const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
     p.dropout_key[0] = key[0];
     p.dropout_key[1] = key[1];
+    p.dropout_seed_at = static_cast<const std::uint64_t*>(args_.dropout_seed.data());
+    p.dropout_offset_at = static_cast<const std::uint64_t*>(args_.dropout_offset.data());
+    p.dropout_seed = dropout.seed;
+    p.dropout_offset = dropout.offset;
   }
 
   /// Pairs (batch, head unit) whose keys and values share the L2 cache.

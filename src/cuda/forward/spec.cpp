@@ -27,6 +27,7 @@ struct SpecText<ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(ForwardSpec, has_padded_head_dim),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, is_prescaled),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, has_dropout),
+                                       FOVEA_SPEC_MEMBER(ForwardSpec, reads_dropout_seed),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, wants_row_max),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, most_splits)};
 };
@@ -85,6 +86,7 @@ std::string AnyForwardSpec::describe() const {
   if (spec.is_paged) text += " paged";
   if (spec.is_split) text += " split";
   if (spec.has_dropout) text += " dropout";
+  if (spec.reads_dropout_seed) text += " by a seed in memory";
   return text;
 }
 

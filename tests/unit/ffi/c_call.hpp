@@ -115,6 +115,8 @@ class CCall {
     args.cpu_target = static_cast<int>(source.cpu_target);
     args.allows_nondeterminism = source.is_deterministic ? 0 : 1;
     args.sm_margin = source.sm_margin;
+    args.dropout_seed = tensor(source.dropout_seed);
+    args.dropout_offset = tensor(source.dropout_offset);
     args.workspace = source.workspace.data();
     args.workspace_bytes = source.workspace.size();
     if (!source.score.is_identity()) args.score_mod = text(source.score.to_string());

@@ -631,5 +631,23 @@ TEST(CVersion, IsToldWithoutACall) {
   EXPECT_EQ(fovea_abi_version(), FOVEA_ABI_VERSION);
 }
 
+TEST(CAttentionForward, DropoutTakesASeedOfRankZeroFromMemory) {
+  SmallCall call;
+  call.args.dropout = {0.5F, 7, 1};
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  const std::vector<float> expected = call.out.values;
+  std::int64_t numbers[2] = {5, -1}, one = 1;
+  const DLTensor seed{&numbers[0], {kDLCPU, 0}, 0, {kDLInt, 64, 1}, nullptr, nullptr, 0};
+  const DLTensor offset{&numbers[1], {kDLCPU, 0}, 1, {kDLInt, 64, 1}, &one, nullptr, 0};
+  call.args.dropout = {0.5F, 2, 2};
+  call.args.dropout_seed = &seed;
+  call.args.dropout_offset = &offset;
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_EQ(call.out.values, expected);
+  numbers[0] = 6;
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_NE(call.out.values, expected);
+}
+
 }  // namespace
 }  // namespace fovea::testing

@@ -66,6 +66,7 @@ TEST(ProblemKey, EveryFieldChangesTheKey) {
       {"seqlen_q 0", [](Problem& p) { p.seqlen_q = up_to(0); }},
       {"seqlen_q -1", [](Problem& p) { p.seqlen_q = up_to(-1); }},
       {"seqlen_kv", [](Problem& p) { p.seqlen_kv = up_to(3); }},
+      {"reads_dropout_seed", [](Problem& p) { p.reads_dropout_seed = true; }},
       {"sm_margin", [](Problem& p) { p.sm_margin = 1; }},
       {"compute_dtype f32", [](Problem& p) { p.compute_dtype = ComputeDtype::f32; }},
       {"compute_dtype bf16", [](Problem& p) { p.compute_dtype = ComputeDtype::bf16; }},

@@ -10,15 +10,16 @@
 
 namespace fovea::cuda {
 
-/// The words of keys 4 group .. 4 group + 3.
-FOVEA_DEVICE ptx::U32x4 random_words(const ForwardParams& p, std::int32_t batch,
-                                     std::int32_t q_head, std::int32_t q_idx, std::int32_t group) {
+/// Of the generator.
+struct DropoutKey {
+  std::uint32_t lo, hi;
+};
+
+FOVEA_DEVICE ptx::U32x4 philox4x32(ptx::U32x4 c, DropoutKey key) {
   constexpr std::uint32_t kMultiplier0 = 0xD2511F53U, kMultiplier1 = 0xCD9E8D57U;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9U, kWeyl1 = 0xBB67AE85U;
   constexpr int kRounds = 10;
-  ptx::U32x4 c{static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(q_idx),
-               static_cast<std::uint32_t>(q_head), static_cast<std::uint32_t>(batch)};
-  std::uint32_t key0 = p.dropout_key[0], key1 = p.dropout_key[1];
+  std::uint32_t key0 = key.lo, key1 = key.hi;
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) {
     // Both halves of one product: asked for apart, each would be a multiplication.
@@ -32,6 +33,30 @@ FOVEA_DEVICE ptx::U32x4 random_words(const ForwardParams& p, std::int32_t batch,
   return c;
 }
 
+/// Of the call. Where it is mixed from memory, that is one more evaluation of the generator: asked for once for many
+/// keys of a row.
+template <bool reads_seed>
+FOVEA_DEVICE DropoutKey dropout_key(const ForwardParams& p) {
+  if constexpr (!reads_seed) {
+    return {p.dropout_key[0], p.dropout_key[1]};
+  } else {
+    const std::uint64_t seed = p.dropout_seed + ptx::ld_global(p.dropout_seed_at);
+    const std::uint64_t offset = p.dropout_offset + ptx::ld_global(p.dropout_offset_at);
+    const auto low = [](std::uint64_t word) { return static_cast<std::uint32_t>(word); };
+    const ptx::U32x4 mixed =
+        philox4x32({low(offset), low(offset >> 32U), 0, 0}, {low(seed), low(seed >> 32U)});
+    return {mixed.x, mixed.y};
+  }
+}
+
+/// The words of keys 4 group .. 4 group + 3.
+FOVEA_DEVICE ptx::U32x4 random_words(DropoutKey key, std::int32_t batch, std::int32_t q_head,
+                                     std::int32_t q_idx, std::int32_t group) {
+  return philox4x32({static_cast<std::uint32_t>(group), static_cast<std::uint32_t>(q_idx),
+                     static_cast<std::uint32_t>(q_head), static_cast<std::uint32_t>(batch)},
+                    key);
+}
+
 FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
   return word < p.dropout_threshold;
 }
@@ -39,12 +64,11 @@ FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
 /// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and
 /// y, of its second z and w. A lane draws four words of one row, of the second one where the lane is odd, and its
 /// neighbour those of the other: half of each is exchanged. q_head and q_idx are those of the row that this lane draws.
-FOVEA_DEVICE ptx::U32x4 fragment_words(const ForwardParams& p, std::int32_t batch,
-                                       std::int32_t q_head, std::int32_t q_idx,
-                                       std::int32_t kv_begin) {
+FOVEA_DEVICE ptx::U32x4 fragment_words(DropoutKey key, std::int32_t batch, std::int32_t q_head,
+                                       std::int32_t q_idx, std::int32_t kv_begin) {
   const int lane = ptx::lane_idx();
   const bool is_odd = lane % 2 != 0;
-  const ptx::U32x4 own = random_words(p, batch, q_head, q_idx, kv_begin / 4 + lane % 4 / 2);
+  const ptx::U32x4 own = random_words(key, batch, q_head, q_idx, kv_begin / 4 + lane % 4 / 2);
   const std::uint32_t lo = ptx::shfl_bfly(is_odd ? own.x : own.z, 1);
   const std::uint32_t hi = ptx::shfl_bfly(is_odd ? own.y : own.w, 1);
   if (is_odd) return {lo, hi, own.z, own.w};
@@ -57,9 +81,9 @@ struct DroppedBits {
   std::uint32_t own = 0;
 
   /// Of the next fragment, given this lane's group of four keys in it. q_head and q_idx as above.
-  FOVEA_DEVICE_MEMBER void draw(const ForwardParams& p, std::int32_t batch, std::int32_t q_head,
-                                std::int32_t q_idx, std::int32_t group) {
-    const ptx::U32x4 words = random_words(p, batch, q_head, q_idx, group);
+  FOVEA_DEVICE_MEMBER void draw(const ForwardParams& p, DropoutKey key, std::int32_t batch,
+                                std::int32_t q_head, std::int32_t q_idx, std::int32_t group) {
+    const ptx::U32x4 words = random_words(key, batch, q_head, q_idx, group);
     const std::uint32_t lo =
         (is_dropped(p, words.x) ? 1U : 0U) | (is_dropped(p, words.y) ? 2U : 0U);
     const std::uint32_t hi =

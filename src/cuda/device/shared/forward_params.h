@@ -60,6 +60,10 @@ struct ForwardParams {
   float dropout_keep_scale;         // 1 / (1 - p), 0 for p = 1
   std::uint32_t dropout_threshold;  // a key is dropped where the counter's word is below
   std::uint32_t dropout_key[2];     // seed and offset, mixed (core/philox.hpp)
+  // reads_dropout_seed: in place of the key, what is mixed, less what lies at these addresses
+  const std::uint64_t* dropout_seed_at;
+  const std::uint64_t* dropout_offset_at;
+  std::uint64_t dropout_seed, dropout_offset;
 
   Captures captures;
 };

@@ -31,6 +31,7 @@ struct ForwardSpec {
   bool is_prescaled = false;         // scores are scaled one by one: for programs, and where the
                                      // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
+  bool reads_dropout_seed = false;  // has_dropout, and its key is mixed from memory of the device
   bool wants_row_max = false;
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 

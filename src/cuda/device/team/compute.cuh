@@ -209,6 +209,7 @@ struct Sums {
   FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Scores& s, VisitedTile tile) {
     constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
     const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
+    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(team.p);
 #pragma unroll
     for (int first = 0; first < T::kKeyBlocks; first += kAtOnce) {
       DroppedBits bits[T::kRowBlocks];
@@ -217,7 +218,8 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           const Row row = team.row_at(team.my_row(i, team.lane % 2));
-          bits[i].draw(team.p, team.work.sequence.idx, row.q_head, row.q_idx, first_group + j * 2);
+          bits[i].draw(team.p, key, team.work.sequence.idx, row.q_head, row.q_idx,
+                       first_group + j * 2);
         }
       }
 #pragma unroll

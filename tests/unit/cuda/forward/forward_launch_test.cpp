@@ -37,6 +37,8 @@ struct Call {
     posed.out = args.out.spec();
     posed.mask = args.mask;
     posed.sm_margin = args.sm_margin;
+    posed.dropout.p = args.dropout.p;
+    posed.reads_dropout_seed = args.dropout_seed || args.dropout_offset;
     problem = validate(posed, "test");
     plan = choose_forward(problem, device);
   }
@@ -194,6 +196,25 @@ TEST(ForwardLaunch, DropoutIsTheGeneratorsKeyAndThreshold) {
   call.args.dropout.p = 1;
   EXPECT_EQ(call.launch().params.dropout_threshold, 0xffffffffU);
   EXPECT_EQ(call.launch().params.dropout_keep_scale, 0);
+}
+
+TEST(ForwardLaunch, DropoutByASeedInMemoryIsAnAddressAndANumberToAdd) {
+  Call call(300, 500, 6);
+  std::int64_t seed = 5, offset = 6;
+  call.args.dropout = {.p = 0.25F, .seed = 2, .offset = 3};
+  call.args.dropout_seed = view(&seed, {1});
+  call.args.dropout_offset = view(&offset, {1});
+  call.prepare();
+  EXPECT_TRUE(call.plan.spec->reads_dropout_seed);
+  const ForwardLaunch launch = call.launch();
+  EXPECT_EQ(static_cast<const void*>(launch.params.dropout_seed_at), &seed);
+  EXPECT_EQ(static_cast<const void*>(launch.params.dropout_offset_at), &offset);
+  EXPECT_EQ(launch.params.dropout_seed, 2U);
+  EXPECT_EQ(launch.params.dropout_offset, 3U);
+  call.args.dropout_seed = {};
+  call.args.dropout_offset = {};
+  call.prepare();
+  EXPECT_FALSE(call.plan.spec->reads_dropout_seed) << "keys by value have their own code";
 }
 
 TEST(ForwardLaunch, SectionsShareTheL2Cache) {
