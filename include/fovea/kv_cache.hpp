@@ -1,4 +1,5 @@
-// Serving: keys and values in a cache that grows, contiguous or paged, and attention over it.
+// Serving: keys and values in a cache that grows, contiguous or paged, and attention over it: as many queries of every
+// sequence, or packed ones, chunks of prompts beside single tokens.
 //
 // Call path: this header -> src/plan/decode.cpp (validate, plan) -> src/cpu/append.cpp or
 // src/cuda/append/append_to_cache.cpp (new keys, rotary) -> attention_forward.cpp of the backend (the same tiles as any

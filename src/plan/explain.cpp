@@ -144,6 +144,10 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
   e.refused = cuda.refused;
   if (cuda.candidate.empty()) return e;
   e.kernel = cuda.candidate;
+  if (cuda.few != nullptr) {
+    e.problem += fmt::format("; sequences of up to {} queries by {}", cuda.few->problem.seqlen_q,
+                             cuda.few->plan.candidate);
+  }
   e.tuning = cuda.tuning;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);

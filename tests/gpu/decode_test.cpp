@@ -23,8 +23,8 @@ class GpuDecode : public Gpu {};
 struct DeviceCall {
   explicit DeviceCall(const AttentionDecode& host) {
     copies.add(tensors_of_call(forward_of(host)));
-    std::vector<TensorBytes> written =
-        tensors_of_tokens({.cache = host.cache, .append = host.append});
+    std::vector<TensorBytes> written = tensors_of_tokens(
+        {.cache = host.cache, .append = host.append, .cu_seqlens_q = host.append.cu_seqlens});
     for (TensorBytes& tensor : written)
       tensor.is_output = host.append.k && tensor.name.starts_with("cache.");
     copies.add(written);
@@ -80,6 +80,33 @@ TEST_F(GpuDecode, ChunksOfAPromptEqualTheOracle) {
     attention_decode(call.args);
     call.copies.copy_back();
     expect_sequences_equal_oracle(problem, memory, memory.args());
+  }
+}
+
+/// Single tokens, short runs of them, and sequences that take no part; then chunks of prompts among them.
+TEST_F(GpuDecode, PackedQueriesEqualTheOracle) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    for (const std::int64_t page_size : {0, 5, 16}) {
+      for (const std::int64_t chunk : {3, 90}) {  // the longest: split, and counted over sequences
+        CacheCase problem = decode_case(dtype);
+        problem.num_new = 0;
+        problem.seqlens = {600, 117, 256, 40, 1030};
+        problem.packed_q = {1, chunk, 0, 2, 1};
+        problem.packed_new = {1, chunk, 0, 1, 1};
+        problem.head_dim_v = 64;
+        problem.page_size = page_size;
+        problem.has_page_list = page_size == 16;
+        problem.has_left_padding = page_size == 5;
+        problem.has_sinks = problem.has_max_seqlen_q = true;
+        SCOPED_TRACE(std::string(name(dtype)) + ", page_size " + std::to_string(page_size) +
+                     ", chunk " + std::to_string(chunk));
+        CacheMemory memory(problem);
+        DeviceCall call(memory.args());
+        attention_decode(call.args);
+        call.copies.copy_back();
+        expect_sequences_equal_oracle(problem, memory, memory.args());
+      }
+    }
   }
 }
 

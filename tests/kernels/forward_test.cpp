@@ -213,6 +213,31 @@ TEST_P(EmulatedCaches, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedCaches, ::testing::ValuesIn(kernel_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 
+/// Chunks of prompts beside single tokens, as a plan of two parts runs them: each sequence by one of two kernels.
+TEST(PackedCaches, OfTwoPartsEqualTheOracle) {
+  const std::vector<NamedCacheCase> cases = kernel_cache_cases();
+  const std::string rest_label = "packed_chunks", few_label = "packed_decode";
+  const CacheCase problem = std::ranges::find(cases, rest_label, &NamedCacheCase::label)->problem;
+  CacheMemory memory(problem);
+  const AttentionDecode decode = memory.args();
+  CacheCall call(problem, decode);
+  append_to_cache({.cache = decode.cache, .append = call.append});
+  const cuda::DeviceTraits device = cuda::typical_device(8, 0);
+  const cuda::ForwardPlan plan = cuda::choose_in_parts(call.problem, device);
+  ASSERT_NE(plan.few, nullptr);
+  EXPECT_TRUE(plan.few->plan.spec->is_split);
+  EXPECT_EQ(plan.few->problem.seqlen_q, 16 / call.problem.group);
+  EXPECT_GE(plan.workspace_bytes, plan.few->workspace_at + plan.few->plan.workspace_bytes);
+  for (const auto& [label, part] :
+       {std::pair{&few_label, &plan.few->problem}, {&rest_label, &plan.few->rest}}) {
+    Emulation emulation;
+    call.problem = *part;
+    run_emulated(call.on(*label, device), emulation);
+    EXPECT_EQ(emulation.findings, "");
+  }
+  expect_sequences_equal_oracle(problem, memory, decode);
+}
+
 class EmulatedHopperCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 
 TEST_P(EmulatedHopperCaches, EqualTheOracle) {

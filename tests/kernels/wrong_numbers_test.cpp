@@ -169,6 +169,26 @@ TEST_P(WrongLengths, LeadNowhereElse) {
 INSTANTIATE_TEST_SUITE_P(All, WrongLengths, ::testing::ValuesIn(cache_kernels()),
                          [](const auto& each) { return each.param.named.label; });
 
+/// All queries are the last sequence's, more than the plan was made for.
+TEST(WrongLengths, ASequenceOfMoreQueriesThanPlannedLeadsNowhereElse) {
+  for (const CacheKernel& kernel : cache_kernels()) {
+    if (!kernel.spec->has_packed_q || kernel.spec->is_varlen) continue;
+    SCOPED_TRACE(kernel.named.label);
+    CacheMemory memory(kernel.named.problem);
+    const AttentionDecode decode = memory.args();
+    const CacheCall call = drawn_call(kernel, decode, 0);
+    const std::int64_t last = decode.cu_seqlens_q.size(0) - 1;
+    memory.cu_seqlens_q.fill(
+        [&](std::int64_t i) { return i < last ? 0.0 : static_cast<double>(decode.q.size(0)); });
+    memory.cu_seqlens_q.seal();
+    Emulation emulation;
+    emulation.passes_over = is_order_alone;
+    kernel.run(call.on(kernel.named.label, kernel.device), emulation);
+    EXPECT_EQ(emulation.findings, "");
+    EXPECT_EQ(memory.damage(), "");
+  }
+}
+
 // ---- captured tensors ----------------------------------------------------------------------------
 
 struct CapturingKernel {

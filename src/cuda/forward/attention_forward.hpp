@@ -31,8 +31,20 @@ struct ForwardPlan : KernelPlan {
   RangeTables range_tables;
   bool clears_rows = false;  // packed rows behind the last sequence, by a kernel of its own
 
+  /// Packed queries over a cache, chunks of prompts beside single tokens: sequences of few queries have a plan of their
+  /// own, which splits their keys. Null: there is one plan for all.
+  struct FewQueries;
+  std::shared_ptr<const FewQueries> few;
+
   class Unaligned;  // for calls whose tensors the candidate does not read; null where it reads all
   std::shared_ptr<Unaligned> unaligned;
+};
+
+struct ForwardPlan::FewQueries {
+  ForwardProblem problem;  // of sequences of few queries
+  ForwardProblem rest;     // of the others, and of rows of nobody
+  ForwardPlan plan{};
+  std::size_t workspace_at = 0;  // of plan, in that of the whole
 };
 
 /// All that is compiled for a plan: its kernel first, then those around it.
@@ -54,6 +66,9 @@ ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device);
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device);
 ForwardPlan choose_forward(const ForwardProblem& problem, const DeviceTraits& device,
                            const TuningFile& tuning);
+
+/// As choose_forward, with a plan of its own for sequences of few queries where plan_forward makes one.
+ForwardPlan choose_in_parts(const ForwardProblem& problem, const DeviceTraits& device);
 
 /// A choice of choices_of for this problem and device, as it is.
 ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& device,

@@ -208,12 +208,53 @@ ForwardPlan ForwardOperation::refused_by_all(const std::string& reason) {
   return cuda::refused_by_all(reason);
 }
 
+namespace {
+
+/// Of sequences of few queries, as many as the kernel for decoding takes.
+constexpr std::int64_t kRowsOfFewQueries = 16;
+
+/// Do keys of sequences of few queries want to be split, beside others of many?
+bool has_two_parts(const ForwardProblem& f) {
+  return f.is_cached && has_packed_tiles(f) && f.group <= kFewRows &&
+         f.seqlen_kv > kFewestKeysPerSplit;
+}
+
+template <typename MakePlan>
+ForwardPlan plan_in_parts(const ForwardProblem& problem, const MakePlan& make) {
+  if (!has_two_parts(problem)) return make(problem);
+  const std::int64_t most = std::max<std::int64_t>(1, kRowsOfFewQueries / problem.group);
+  auto few = std::make_shared<ForwardPlan::FewQueries>(
+      ForwardPlan::FewQueries{.problem = problem, .rest = problem});
+  few->problem.seqlen_q = most;
+  few->problem.is_beside_longer = true;
+  few->rest.fewest_queries = most + 1;
+  ForwardPlan plan = make(few->rest);
+  if (plan.candidate.empty()) return plan;
+  few->plan = make(few->problem);
+  if (few->plan.candidate.empty()) return make(problem);
+  few->workspace_at =
+      (plan.workspace_bytes + kTablesAlignment - 1) / kTablesAlignment * kTablesAlignment;
+  plan.workspace_bytes = few->workspace_at + few->plan.workspace_bytes;
+  plan.few = std::move(few);
+  return plan;
+}
+
+}  // namespace
+
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
-  return ForwardLadder::try_plan_on(problem, device);
+  return plan_in_parts(problem, [&](const ForwardProblem& part) {
+    return ForwardLadder::try_plan_on(part, device);
+  });
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device) {
-  return ForwardLadder::plan_on(problem, device);
+  return plan_in_parts(
+      problem, [&](const ForwardProblem& part) { return ForwardLadder::plan_on(part, device); });
+}
+
+ForwardPlan choose_in_parts(const ForwardProblem& problem, const DeviceTraits& device) {
+  return plan_in_parts(problem,
+                       [&](const ForwardProblem& part) { return choose_forward(part, device); });
 }
 
 }  // namespace fovea::cuda
