@@ -1,0 +1,89 @@
+"""Fovea: exact attention, with any score and any mask, on CPUs and NVIDIA GPUs, for arrays of every DLPack library.
+
+    import fovea
+
+    out = fovea.attention(q, k, v, causal=True, window=(1024, 0))
+    out, lse = fovea.attention(q, k, v, mask=fovea.causal() & fovea.documents(ids), return_lse=True)
+    print(fovea.explain(q, k, v, causal=True))
+
+Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says otherwise.
+"""
+
+from ._arrays import TensorSpec
+from ._attention import Gradients, Plan, attention, attention_backward, describe_library as describe, explain, plan
+from ._block_map import BlockMap, block_map
+from ._cache import KvCache, Rotary, append_to_cache, decode, kv_cache, merge_states
+from ._forward import Dropout
+from ._library import version as _version
+from ._programs import (
+    Program,
+    alibi,
+    bias,
+    causal,
+    chunked,
+    dense_mask,
+    dilated,
+    documents,
+    mask_mod,
+    prefix_lm,
+    relative_bias,
+    score_mod,
+    softcap,
+    streaming,
+    tree,
+    window,
+)
+from .errors import (
+    CompileError,
+    DeviceError,
+    FoveaError,
+    InternalError,
+    InvalidArgument,
+    ProgramError,
+    Unsupported,
+)
+
+__version__ = _version()
+
+__all__ = [
+    "BlockMap",
+    "CompileError",
+    "DeviceError",
+    "Dropout",
+    "FoveaError",
+    "Gradients",
+    "InternalError",
+    "InvalidArgument",
+    "KvCache",
+    "Plan",
+    "Program",
+    "ProgramError",
+    "Rotary",
+    "TensorSpec",
+    "Unsupported",
+    "alibi",
+    "append_to_cache",
+    "attention",
+    "attention_backward",
+    "bias",
+    "block_map",
+    "causal",
+    "chunked",
+    "decode",
+    "dense_mask",
+    "describe",
+    "dilated",
+    "documents",
+    "explain",
+    "kv_cache",
+    "mask_mod",
+    "merge_states",
+    "plan",
+    "prefix_lm",
+    "relative_bias",
+    "score_mod",
+    "softcap",
+    "streaming",
+    "tree",
+    "window",
+]

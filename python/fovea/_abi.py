@@ -1,0 +1,305 @@
+"""The structs and functions of `fovea/fovea.h`, through ctypes. `tests/python/package/abi_test.py` compares each with the header."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    POINTER,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import TypeVar
+
+ABI_VERSION = 1
+
+CPU, CUDA, CUDA_HOST = 1, 2, 3
+
+#: Fovea's name of a dtype, and DLPack's code and bits.
+DTYPES: dict[str, tuple[int, int]] = {
+    "f32": (2, 32), "f16": (2, 16), "bf16": (4, 16), "bool": (6, 8),
+    "u8": (1, 8), "i8": (0, 8), "i32": (0, 32), "i64": (0, 64),
+}  # fmt: skip
+DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
+
+SCORE_MOD, MASK_MOD = 0, 1
+SCALAR_INT, SCALAR_FLOAT = 0, 1
+ALIGN = {"bottom_right": 0, "top_left": 1}
+COMPUTE_DTYPE = {"auto": 0, "f32": 1, "bf16": 2}
+CPU_TARGET = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx_bf16": 5, "neon": 6}
+TEXT, JSON = 0, 1
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class DataType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", DataType),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+# Pointers to tensors are plain addresses here: calls.py writes them into a copy of the struct.
+_TENSOR = c_void_p
+
+
+class NamedTensor(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("tensor", _TENSOR)]
+
+
+class NamedScalar(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("type", c_int32), ("value", c_double)]
+
+
+class TensorSlot(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("dtype", DataType), ("rank", c_int32)]
+
+
+class ScalarSlot(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("type", c_int32)]
+
+
+class ProgramArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("version", c_uint32),
+        ("kind", c_int32),
+        ("text", c_char_p),
+        ("tensors", POINTER(TensorSlot)),
+        ("num_tensors", c_size_t),
+        ("scalars", POINTER(ScalarSlot)),
+        ("num_scalars", c_size_t),
+    ]
+
+
+class Dropout(ctypes.Structure):
+    _fields_ = [("p", c_float), ("seed", c_uint64), ("offset", c_uint64)]
+
+
+_HEAD = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32)]
+
+
+class ForwardArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("q", _TENSOR),
+        ("k", _TENSOR),
+        ("v", _TENSOR),
+        ("out", _TENSOR),
+        ("lse", _TENSOR),
+        ("row_max", _TENSOR),
+        ("has_softmax_scale", c_int32),
+        ("softmax_scale", c_float),
+        ("softcap", c_float),
+        ("reserved_1", c_uint32),
+        ("bias", _TENSOR),
+        ("alibi", _TENSOR),
+        ("score_mod", c_char_p),
+        ("causal", c_int32),
+        ("align", c_int32),
+        ("has_window_left", c_int32),
+        ("has_window_right", c_int32),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("mask", _TENSOR),
+        ("segments_q", _TENSOR),
+        ("segments_kv", _TENSOR),
+        ("mask_mod", c_char_p),
+        ("tensors", c_void_p),
+        ("num_tensors", c_size_t),
+        ("scalars", c_void_p),
+        ("num_scalars", c_size_t),
+        ("sinks", _TENSOR),
+        ("dropout", Dropout),
+        ("cu_seqlens_q", _TENSOR),
+        ("cu_seqlens_kv", _TENSOR),
+        ("compute_dtype", c_int32),
+        ("cpu_target", c_int32),
+        ("allows_nondeterminism", c_int32),
+        ("reserved_2", c_uint32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("runtime", c_void_p),
+        ("executor", c_void_p),
+        ("stream", c_void_p),
+        ("score_program", c_void_p),
+        ("score_tensors", c_void_p),
+        ("num_score_tensors", c_size_t),
+        ("score_scalars", c_void_p),
+        ("num_score_scalars", c_size_t),
+        ("mask_program", c_void_p),
+        ("mask_tensors", c_void_p),
+        ("num_mask_tensors", c_size_t),
+        ("mask_scalars", c_void_p),
+        ("num_mask_scalars", c_size_t),
+    ]
+
+
+class PlanOptions(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("max_seqlen_q", c_int64),
+        ("max_seqlen_kv", c_int64),
+        ("num_threads", c_int32),
+        ("reserved_1", c_uint32),
+    ]
+
+
+class BackwardArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("dout", _TENSOR),
+        ("dlse", _TENSOR),
+        ("dq", _TENSOR),
+        ("dk", _TENSOR),
+        ("dv", _TENSOR),
+        ("dsinks", _TENSOR),
+        ("dcaptured", c_void_p),
+        ("num_dcaptured", c_size_t),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
+class MergeStatesArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("outs", c_void_p),
+        ("lses", c_void_p),
+        ("num_states", c_size_t),
+        ("out", _TENSOR),
+        ("lse", _TENSOR),
+        ("runtime", c_void_p),
+        ("executor", c_void_p),
+        ("stream", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
+class DecodeArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("seqlens", _TENSOR),
+        ("page_table", _TENSOR),
+        ("batch_idx", _TENSOR),
+        ("left_padding", _TENSOR),
+        ("append_k", _TENSOR),
+        ("append_v", _TENSOR),
+        ("rotary_cos", _TENSOR),
+        ("rotary_sin", _TENSOR),
+        ("rotary_positions", _TENSOR),
+        ("is_interleaved", c_int32),
+        ("sees_all_keys", c_int32),
+        ("page_indptr", _TENSOR),
+        ("page_indices", _TENSOR),
+    ]
+
+
+class BlockMapArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("tile_q", c_int64),
+        ("tile_kv", c_int64),
+        ("has_sequence", c_int32),
+        ("has_q_head", c_int32),
+        ("sequence", c_int64),
+        ("q_head", c_int64),
+    ]
+
+
+#: C name: our struct.
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "fovea_named_tensor": NamedTensor,
+    "fovea_named_scalar": NamedScalar,
+    "fovea_tensor_slot": TensorSlot,
+    "fovea_scalar_slot": ScalarSlot,
+    "fovea_program_args": ProgramArgs,
+    "fovea_dropout": Dropout,
+    "fovea_attention_forward_args": ForwardArgs,
+    "fovea_plan_options": PlanOptions,
+    "fovea_attention_backward_args": BackwardArgs,
+    "fovea_merge_states_args": MergeStatesArgs,
+    "fovea_attention_decode_args": DecodeArgs,
+    "fovea_block_map_args": BlockMapArgs,
+}
+
+_ERROR = POINTER(c_void_p)
+_TEXT = POINTER(c_void_p)
+
+#: Functions that report errors: their arguments before `fovea_error** error`; addresses of structs are plain integers.
+FALLIBLE: dict[str, list[object]] = {
+    "fovea_attention_forward": [c_void_p],
+    "fovea_attention_backward": [c_void_p],
+    "fovea_attention_decode": [c_void_p],
+    "fovea_append_to_cache": [c_void_p],
+    "fovea_merge_states": [c_void_p],
+    "fovea_program_create": [POINTER(ProgramArgs), POINTER(c_void_p)],
+    "fovea_program_text": [c_void_p, _TEXT],
+    "fovea_plan_create": [c_void_p, POINTER(PlanOptions), POINTER(c_void_p)],
+    "fovea_plan_run": [c_void_p, c_void_p],
+    "fovea_plan_explain": [c_void_p, c_int32, _TEXT],
+    "fovea_explain": [c_void_p, POINTER(PlanOptions), c_int32, _TEXT],
+    "fovea_explain_backward": [c_void_p, c_int32, _TEXT],
+    "fovea_describe": [_TEXT],
+    "fovea_mask_tiles": [c_void_p, POINTER(c_uint8), c_size_t, POINTER(c_int64)],
+    "fovea_mask_elements": [c_void_p, c_int64, c_int64, POINTER(Tensor)],
+    "fovea_mask_print": [c_void_p, c_int32, c_int32, _TEXT],
+    "fovea_mask_draw": [c_void_p, c_int32, POINTER(c_uint8), c_size_t, POINTER(c_int32)],
+}
+
+#: The others: arguments and result.
+PLAIN: dict[str, tuple[list[object], object]] = {
+    "fovea_version": ([], c_char_p),
+    "fovea_abi_version": ([], c_uint32),
+    "fovea_error_kind": ([c_void_p], c_int32),
+    "fovea_error_message": ([c_void_p], c_char_p),
+    "fovea_error_column": ([c_void_p], c_size_t),
+    "fovea_error_free": ([c_void_p], None),
+    "fovea_string_free": ([c_void_p], None),
+    "fovea_program_destroy": ([c_void_p], None),
+    "fovea_plan_destroy": ([c_void_p], None),
+    "fovea_plan_workspace_bytes": ([c_void_p], c_size_t),
+}
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Gives every function of the library its argument types."""
+    for name, arguments in FALLIBLE.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = [*arguments, _ERROR], c_int32
+    for name, (plain_arguments, result) in PLAIN.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = plain_arguments, result
+
+
+_Struct = TypeVar("_Struct", bound=ctypes.Structure)
+
+
+def sized(struct: type[_Struct], **fields: object) -> _Struct:
+    """A struct that says its size and version, with these fields set."""
+    return struct(struct_size=ctypes.sizeof(struct), version=ABI_VERSION, **fields)

@@ -1,0 +1,580 @@
+"""Attention forward and its gradients, one call at a time or planned, and what would run."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from typing import Any, Literal, NamedTuple, overload
+
+from . import _abi
+from ._arrays import Array, Framework, NotAnArray, TensorSpec, describe, framework_of
+from ._calls import Bound, Builder, Template, offset
+from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
+from ._library import address_of, check, library, take_text
+from ._programs import mask_mod as make_mask_mod, score_mod as make_score_mod
+from .errors import InvalidArgument, Unsupported
+
+_ATTENTION = address_of("fovea_attention_forward")
+_BACKWARD = address_of("fovea_attention_backward")
+_PLAN_RUN = address_of("fovea_plan_run")
+_MAX_TEMPLATES = 512
+
+Window = tuple[int | None, int | None]
+
+
+_forward_templates: dict[Any, Template] = {}
+_backward_templates: dict[Any, Template] = {}
+
+
+def keep_template(cache: dict[Any, Template], key: Any, template: Template) -> Template:
+    """Caches a template; a cache that is full starts again, which costs each kind of call its 50 microseconds once."""
+    if len(cache) >= _MAX_TEMPLATES:
+        cache.clear()
+    cache[key] = template
+    return template
+
+
+def forward_template(arguments: Arguments, function: str) -> Template:
+    """The template of a forward call."""
+    try:
+        found = _forward_templates.get(arguments.key)
+    except TypeError:  # a value that cannot be hashed: refused by name below
+        found = None
+    if found is not None:
+        return found
+    builder = Builder(function)
+    add_forward(builder, arguments, function)
+    return keep_template(_forward_templates, arguments.key, builder.done())
+
+
+def _shape(array: Array, name: str, function: str) -> tuple[int, ...]:
+    shape = getattr(array, "shape", None)
+    if shape is None:
+        raise InvalidArgument(
+            f"{function}: {name} is a {type(array).__name__}; expected an array of NumPy, PyTorch, CuPy, JAX, or of another "
+            "library that speaks DLPack"
+        )
+    return tuple(shape)
+
+
+def lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """[batch, num_heads_q, seqlen_q]; packed: [num_heads_q, total_q]."""
+    if len(q_shape) == 3:
+        return q_shape[1], q_shape[0]
+    if len(q_shape) == 4:
+        return q_shape[:3] if layout == "bhsd" else (q_shape[0], q_shape[2], q_shape[1])
+    return q_shape[:-1]
+
+
+def make_outputs(
+    function: str, framework: Framework, q: Array, v: Array, out: Array, lse: Array, return_lse: bool, layout: str
+) -> tuple[Array, Array]:
+    """`out`, and `lse` where it is wanted: the caller's, or new ones of q's library and device."""
+    if out is not None and (lse is not None or not return_lse):
+        return out, lse
+    q_shape, v_shape = _shape(q, "q", function), _shape(v, "v", function)
+    if not q_shape or not v_shape:
+        raise InvalidArgument(f"{function}: q or v has rank 0; expected [batch, seqlen, num_heads, head_dim]")
+    if out is None:
+        out = framework.empty(q, q_shape[:-1] + v_shape[-1:], None)
+    if lse is None and return_lse:
+        lse = framework.empty(q, lse_shape(q_shape, layout), "f32")
+    return out, lse
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **features: Any) -> Array: ...
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[True], **features: Any) -> tuple[Array, Array]: ...
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    align: str = "bottom_right",
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Array | None = None,
+    alibi: Array | None = None,
+    score_mod: ScoreMod | None = None,
+    mask: Any = None,
+    mask_mod: MaskMod | None = None,
+    segment_ids: Any = None,
+    cu_seqlens: Any = None,
+    sinks: Array | None = None,
+    dropout: Dropout | tuple[float, int] | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    lse: Array | None = None,
+    row_max: Array | None = None,
+    layout: str = "bshd",
+    compute_dtype: str = "auto",
+    cpu_target: str = "auto",
+    deterministic: bool = True,
+) -> Any:
+    """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
+
+    Arrays of any library that speaks DLPack, on the arrays' device and, on a GPU, their library's current stream; nothing is
+    copied. Score features act in the order scale, softcap, bias, alibi, score_mod; a
+    key is visible where mask, window, causal, segments and mask_mod all say so.
+
+    Parameters
+    ----------
+    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16
+        ``layout="bhsd"``: [batch, num_heads_q, seqlen_q, head_dim_qk]. With `cu_seqlens` packed: [total_q, num_heads_q,
+        head_dim_qk]. Any strides; a contiguous last dimension is fast.
+    k : array, [batch, seqlen_kv, num_heads_kv, head_dim_qk], dtype of q
+        num_heads_q is a multiple of num_heads_kv: query head h uses key head ``h // (num_heads_q // num_heads_kv)``.
+    v : array, [batch, seqlen_kv, num_heads_kv, head_dim_v], dtype of q
+    causal : bool
+        A query sees the keys up to its own position.
+    align : {"bottom_right", "top_left"}
+        Of causal, window and alibi where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+    window : (left, right), optional
+        Keys in ``[pos - left, pos + right]``, both inclusive; None leaves a side open.
+    scale : float, optional
+        ``1 / sqrt(head_dim_qk)`` unless given; `softmax_scale` of the other languages.
+    softcap : float, optional
+        ``softcap * tanh(score / softcap)``.
+    bias : array, [q, kv], [heads, q, kv] or [batch, heads, q, kv], f32, f16 or bf16, optional
+        Added to the scores; extents of 1 broadcast.
+    alibi : array, [num_heads_q] or [batch, num_heads_q], optional
+        Slopes: adds ``-slope * abs(pos - kv_idx)``.
+    score_mod : str or Program, optional
+        See `score_mod`.
+    mask : array or Program, optional
+        Of an array, bool or u8, true: visible; shapes as bias. Of programs, ``fovea.causal() & fovea.documents(ids)``.
+    mask_mod : str or Program, optional
+        See `mask_mod`.
+    segment_ids : array or (q, kv) of arrays, [batch, seqlen] i32 or i64, optional
+        A query sees keys of its own id; -1 is padding, which sees nothing and is seen by nobody. Packed: [total].
+    cu_seqlens : array or (q, kv) of arrays, [num_sequences + 1] i32 or i64, optional
+        Where each packed sequence begins.
+    sinks : array, [num_heads_q] f32, optional
+        A logit that joins each row's denominator.
+    dropout : Dropout, optional
+        ``Dropout(p, seed)``: the same keys are dropped wherever the call runs.
+    return_lse : bool
+        Whether `lse` is returned, too.
+    out : array, [batch, seqlen_q, num_heads_q, head_dim_v], f32, f16 or bf16, optional
+        Written, and returned; must not overlap an input.
+    lse : array, [batch, num_heads_q, seqlen_q] f32, optional
+        Written.
+    row_max : array, shape of lse, f32, optional
+        Written: each row's largest score.
+    layout : {"bshd", "bhsd"}
+        Order of the dimensions of q, k, v and out.
+    compute_dtype : {"auto", "f32", "bf16"}
+        What products are made of.
+    cpu_target : {"auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon"}
+        Instruction set of the CPU kernels.
+    deterministic : bool
+        False allows a faster kernel whose bits may differ from run to run.
+
+    Returns
+    -------
+    out : array
+        Shape as above, dtype of q, of q's library; 0 where a row sees no key.
+    lse : array
+        With `return_lse`: [batch, num_heads_q, seqlen_q] f32 (packed: [num_heads_q, total_q]), the natural logarithm of the sum
+        of exponentials; -inf where a row sees no key.
+
+    Raises
+    ------
+    InvalidArgument
+        A shape, dtype or value is wrong; nothing was written. Of formulas its subclass ProgramError.
+    Unsupported
+        Nothing here can run the problem: every kernel's reason.
+
+    Examples
+    --------
+    >>> out = fovea.attention(q, k, v, causal=True, window=(1024, 0))
+    >>> out = fovea.attention(q, k, v, score_mod=fovea.score_mod("score - slopes[q_head]", slopes=slopes))
+    """
+    framework = framework_of(q, "attention", "q")
+    out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)
+    arguments = gather(
+        "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
+        alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
+        sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
+        deterministic=deterministic, stream=framework.stream(q),
+    )  # fmt: skip
+    if framework.prepare is not None:
+        arguments, is_recorded = framework.prepare(arguments)
+        if is_recorded:
+            raise Unsupported(
+                "attention: gradients of a PyTorch tensor are recorded; call under torch.no_grad(), and take gradients from "
+                "attention_backward"
+            )
+    forward_template(arguments, "attention").invoke(arguments.tensors, arguments.words, _ATTENTION)
+    finish = framework.finish
+    return (finish(out), finish(lse)) if return_lse else finish(out)
+
+
+# ---- Gradients ----
+
+
+class Gradients(NamedTuple):
+    """What `attention_backward` computed; None where it was not asked for.
+
+    Attributes
+    ----------
+    q, k, v : array
+        Shapes and dtypes of q, k and v.
+    sinks : array, [num_heads_q] f32
+    captured : dict
+        "bias", "alibi" or a name of the score program to an array of its shape, f32 where the captured one is.
+    """
+
+    q: Array | None
+    k: Array | None
+    v: Array | None
+    sinks: Array | None
+    captured: dict[str, Array]
+
+
+_CAPTURED_FIELDS = ("bias", "alibi")
+
+
+def _captured_inputs(arguments: Arguments, inputs: dict[str, Array]) -> dict[str, Array]:
+    """Every array that a gradient may be asked for by name."""
+    found = {name: inputs[name] for name in _CAPTURED_FIELDS if inputs.get(name) is not None}
+    program = arguments.kept[0]
+    if program is not None:
+        found |= dict(zip(program.tensor_names, program.tensors))
+    return found
+
+
+def backward_template(arguments: Arguments, wanted: tuple[str, ...], captured: tuple[str, ...], has_dlse: bool) -> Template:
+    """The template of a backward call whose tensors follow those of forward: dout, dlse, `wanted`, `captured`."""
+    key = (arguments.key, wanted, captured, has_dlse)
+    found = _backward_templates.get(key)
+    if found is not None:
+        return found
+    function = "attention_backward"
+    builder = Builder(function)
+    struct = _abi.BackwardArgs
+    at = builder.add(_abi.sized(struct, num_dcaptured=len(captured)))  # first: a call is given the address of its start
+    builder.point(at + offset(struct, "forward"), add_forward(builder, arguments, function))
+    is_swapped = arguments.key.layout == "bhsd"
+    builder.tensor(at + offset(struct, "dout"), "dout", is_swapped)
+    if has_dlse:
+        builder.tensor(at + offset(struct, "dlse"), "dlse")
+    for name in wanted:
+        builder.tensor(at + offset(struct, name), name, is_swapped and name != "dsinks")
+    size = ctypes.sizeof(_abi.NamedTensor)
+    pairs = builder.add(size * len(captured))
+    builder.point(at + offset(struct, "dcaptured"), pairs)
+    for index, name in enumerate(captured):
+        text = name.encode() + b"\0"
+        place = builder.add(len(text))
+        builder.memory[place : place + len(text)] = text
+        builder.point(pairs + index * size, place)
+        builder.tensor(pairs + index * size + offset(_abi.NamedTensor, "tensor"), f"d{name}")
+    return keep_template(_backward_templates, key, builder.done())
+
+
+def run_backward(
+    arguments: Arguments,
+    dout: Array,
+    dlse: Array | None,
+    wanted: dict[str, Array],
+    captured: dict[str, Array],
+) -> None:
+    """Writes gradients into the arrays of `wanted` ("dq", "dk", "dv", "dsinks") and `captured`."""
+    template = backward_template(arguments, tuple(wanted), tuple(captured), dlse is not None)
+    seeds = (dout,) if dlse is None else (dout, dlse)
+    tensors = (*arguments.tensors, *seeds, *wanted.values(), *captured.values())
+    template.invoke(tensors, arguments.words, _BACKWARD)
+
+
+def attention_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    dlse: Array | None = None,
+    captured: tuple[str, ...] | list[str] = (),
+    **features: Any,
+) -> Gradients:
+    """Gradients of an attention call.
+
+    Parameters
+    ----------
+    dout : array, shape of out
+        The gradient of a loss by out; f32, f16 or bf16.
+    q, k, v : array
+        As the forward call had them.
+    out, lse : array
+        As the forward call wrote them.
+    dlse : array, shape of lse, f32, optional
+        The gradient by lse.
+    captured : sequence of str
+        Gradients wanted beyond q, k, v and sinks: "bias", "alibi", or names of arrays that the score program captures.
+    **features
+        As the forward call had them: causal, window, score_mod, sinks, ...
+
+    Returns
+    -------
+    Gradients
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        As `attention`; of a name in `captured` that is not captured.
+    """
+    function = "attention_backward"
+    framework = framework_of(q, function, "q")
+    arguments = resolved(framework, gather(function, q, k, v, out, lse, stream=framework.stream(q), **features))
+    sources = _captured_inputs(arguments, features)
+    unknown = [name for name in captured if name not in sources]
+    if unknown:
+        raise InvalidArgument(
+            f"{function}: captured names {unknown[0]!r}, which this call does not capture; expected some of "
+            f"{', '.join(sources) or 'none'}"
+        )
+
+    def beside(array: Array) -> Array:
+        return framework.empty(array, _shape(array, "an input", function), None)
+
+    wanted = {"dq": beside(q), "dk": beside(k), "dv": beside(v)}
+    if features.get("sinks") is not None:
+        wanted["dsinks"] = beside(features["sinks"])
+    made = {name: beside(sources[name]) for name in captured}
+    run_backward(arguments, dout, dlse, wanted, made)
+    finish = framework.finish
+    sinks = finish(wanted["dsinks"]) if "dsinks" in wanted else None
+    named = {name: finish(array) for name, array in made.items()}
+    return Gradients(finish(wanted["dq"]), finish(wanted["dk"]), finish(wanted["dv"]), sinks, named)
+
+
+# ---- What would run ----
+
+
+def _bind(function: str, q: Array, k: Array, v: Array, features: dict[str, Any]) -> tuple[Arguments, Bound]:
+    """A forward call's struct where no output need be there: its shape and dtype are known."""
+    layout = features.get("layout", "bshd")
+    return_lse = bool(features.pop("return_lse", False))
+    if features.get("out") is None:
+        features["out"] = _spec_beside(q, _shape(q, "q", function)[:-1] + _shape(v, "v", function)[-1:], None, function)
+    if return_lse and features.get("lse") is None:
+        features["lse"] = _spec_beside(q, lse_shape(_shape(q, "q", function), layout), "f32", function)
+    arguments = gather(function, q, k, v, features.pop("out"), features.pop("lse", None), **features)
+    return arguments, forward_template(arguments, function).bind(arguments.tensors, arguments.words)
+
+
+def _spec_beside(array: Array, shape: tuple[int, ...], dtype: str | None, function: str) -> TensorSpec:
+    try:
+        described = describe(array)
+    except NotAnArray as error:
+        raise InvalidArgument(f"{function}: q {error}") from None
+    name = dtype or _abi.DTYPE_NAMES.get((described.code, described.bits), "f32")
+    device = f"cuda:{described.device_id}" if described.device_type == _abi.CUDA else "cpu"
+    return TensorSpec(shape, name, device)
+
+
+def _options(max_seqlen_q: int, max_seqlen_kv: int, num_threads: int) -> Any:
+    return ctypes.byref(
+        _abi.sized(_abi.PlanOptions, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, num_threads=num_threads)
+    )
+
+
+def explain(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    max_seqlen_q: int = 0,
+    max_seqlen_kv: int = 0,
+    as_json: bool = False,
+    **features: Any,
+) -> Any:
+    """What a call of `attention` would run, and why: kernel, tiles, work, memory, and each refused kernel's reason.
+
+    Parameters
+    ----------
+    q, k, v : array or TensorSpec
+        As `attention`'s; data is needed only where a mask reads arrays, to count tiles.
+    max_seqlen_q, max_seqlen_kv : int
+        As `plan`'s.
+    as_json : bool
+        Whether the answer is a dict.
+    **features
+        As `attention`'s.
+
+    Returns
+    -------
+    str or dict
+        A page to read; a problem that nothing can run is explained, too.
+
+    Raises
+    ------
+    InvalidArgument
+        As `attention`.
+    """
+    _, bound = _bind("explain", q, k, v, features)
+    text = take_text(
+        "fovea_explain", bound.address, _options(max_seqlen_q, max_seqlen_kv, 0), _abi.JSON if as_json else _abi.TEXT
+    )
+    return json.loads(text) if as_json else text
+
+
+class Plan:
+    """A problem that was validated, with its kernel and its exact workspace; made by `plan`. Threads may share it."""
+
+    def __init__(
+        self, features: dict[str, Any], bound: Bound, options: Any, *, returns_lse: bool, is_on_host: bool
+    ) -> None:
+        handle = ctypes.c_void_p()
+        check("fovea_plan_create", bound.address, options, ctypes.byref(handle))
+        self._handle = handle.value or 0
+        self._destroy = library.fovea_plan_destroy
+        self._features = features
+        self._returns_lse = returns_lse
+        self._is_on_host = is_on_host
+        self._workspaces = threading.local()
+        #: Bytes of workspace that a run takes.
+        self.workspace_bytes: int = library.fovea_plan_workspace_bytes(self._handle)
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", 0), 0
+        if handle:
+            self._destroy(handle)
+
+    def run(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        return_lse: bool | None = None,
+        out: Array | None = None,
+        lse: Array | None = None,
+        **changed: Any,
+    ) -> Any:
+        """Attention of tensors like those of the plan: same dtypes, heads and programs, lengths within its bounds.
+
+        Parameters
+        ----------
+        q, k, v, out, lse, return_lse
+            As `attention`'s.
+        **changed
+            Features whose arrays or numbers are others than those of the plan: ``bias=``, ``score_mod=program.with_captures(...)``.
+            All else is as it was planned.
+
+        Returns
+        -------
+        As `attention`.
+
+        Raises
+        ------
+        InvalidArgument
+            The call does not fit the plan; nothing was written.
+        """
+        features = {**self._features, **changed} if changed else self._features
+        if return_lse is None:
+            return_lse = self._returns_lse
+        framework = framework_of(q, "Plan.run", "q")
+        out, lse = make_outputs("Plan.run", framework, q, v, out, lse, return_lse, features.get("layout", "bshd"))
+        arguments = gather("Plan.run", q, k, v, out, lse, stream=framework.stream(q), **features)
+        arguments = resolved(framework, arguments)
+        template = _plan_template(arguments)
+        workspace, address = self._workspace(framework, q)
+        template.invoke(arguments.tensors, (*arguments.words, address, self.workspace_bytes), _PLAN_RUN, self._handle)
+        del workspace  # alive until here: from then on a GPU library may lend it to later work of the same stream
+        finish = framework.finish
+        return (finish(out), finish(lse)) if return_lse else finish(out)
+
+    def _workspace(self, framework: Framework, q: Array) -> tuple[object, int]:
+        """Memory that a run may write and its address: on the host a buffer for each thread, on a GPU one of q's library."""
+        if self.workspace_bytes == 0:
+            return None, 0
+        if self._is_on_host:
+            found = getattr(self._workspaces, "found", None)
+            if found is None:
+                memory = ctypes.create_string_buffer(self.workspace_bytes + _ALIGNMENT)
+                found = self._workspaces.found = (memory, _aligned(ctypes.addressof(memory)))
+            return found  # type: ignore[no-any-return]
+        array = framework.empty(q, (self.workspace_bytes + _ALIGNMENT,), "u8")
+        return array, _aligned(describe(array).address)
+
+    def explain(self, as_json: bool = False) -> Any:
+        """What was decided and why, as `explain`."""
+        text = take_text("fovea_plan_explain", self._handle, _abi.JSON if as_json else _abi.TEXT)
+        return json.loads(text) if as_json else text
+
+
+_ALIGNMENT = 256
+
+
+def _aligned(address: int) -> int:
+    return (address + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+_plan_templates: dict[Any, Template] = {}
+
+
+def _plan_template(arguments: Arguments) -> Template:
+    found = _plan_templates.get(arguments.key)
+    if found is not None:
+        return found
+    builder = Builder("Plan.run")
+    at = add_forward(builder, arguments, "Plan.run")
+    builder.word(at + offset(_abi.ForwardArgs, "workspace"))
+    builder.word(at + offset(_abi.ForwardArgs, "workspace_bytes"))
+    return keep_template(_plan_templates, arguments.key, builder.done())
+
+
+def plan(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    max_seqlen_q: int = 0,
+    max_seqlen_kv: int = 0,
+    num_threads: int = 0,
+    **features: Any,
+) -> Plan:
+    """Validates a problem and chooses its kernel once; `Plan.run` then decides nothing and takes no memory but its workspace.
+
+    Parameters
+    ----------
+    q, k, v : array or TensorSpec
+        As `attention`'s; no data is needed.
+    max_seqlen_q, max_seqlen_kv : int
+        0: exactly the lengths given; n: the plan serves every length up to n.
+    num_threads : int
+        Workers that the workspace is for; 0: those of the process.
+    **features
+        As `attention`'s.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    InvalidArgument, Unsupported, CompileError
+        As `attention`; a GPU kernel is compiled here, if need be.
+    """
+    kept = {name: value for name, value in features.items() if name not in ("out", "lse", "row_max", "return_lse")}
+    for name, make in (("score_mod", make_score_mod), ("mask_mod", make_mask_mod)):
+        if kept.get(name) is not None:  # parsed or traced once
+            features[name] = kept[name] = make(kept[name])
+    returns_lse = bool(features.get("return_lse", False))
+    _, bound = _bind("plan", q, k, v, features)
+    options = _options(max_seqlen_q, max_seqlen_kv, num_threads)
+    return Plan(kept, bound, options, returns_lse=returns_lse, is_on_host=describe(q).device_type == _abi.CPU)
+
+
+def describe_library() -> dict[str, Any]:
+    """This machine and this library: instruction sets, GPUs, where kernels come from, what each operation takes, limits."""
+    text = take_text("fovea_describe")
+    answer: dict[str, Any] = json.loads(text)
+    return answer

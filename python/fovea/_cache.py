@@ -1,0 +1,285 @@
+"""The KV cache, contiguous or paged: append, decode; and results over parts of the keys, joined."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Sequence
+
+from . import _abi
+from ._arrays import Array, framework_of
+from ._attention import keep_template, make_outputs
+from ._calls import Builder, Template, offset
+from ._forward import Arguments, add_forward, gather, resolved
+from ._library import address_of
+from .errors import InvalidArgument
+
+_DECODE = address_of("fovea_attention_decode")
+_APPEND = address_of("fovea_append_to_cache")
+_MERGE = address_of("fovea_merge_states")
+
+
+@dataclasses.dataclass
+class KvCache:
+    """Keys and values of earlier tokens.
+
+    Attributes
+    ----------
+    k : array, [slots, capacity, num_heads_kv, head_dim_qk] f32, f16 or bf16
+        With `page_table`: [num_pages, page_size, num_heads_kv, head_dim_qk].
+    v : array, the same with head_dim_v
+    seqlens : array, [batch] i32 or i64
+        Rows in use. Calls do not change it: add the appended tokens after the last layer.
+    page_table : array, [batch, max_pages] i32 or i64, optional
+    batch_idx : array, [batch] i32 or i64, optional
+        The slot of each sequence; contiguous caches alone.
+    left_padding : array, [batch] i32 or i64, optional
+        Rows at the start that are no keys.
+    page_indptr, page_indices : array, [batch + 1] and [num_indices] i32 or i64, optional
+        In place of page_table: page n of sequence b is ``page_indices[page_indptr[b] + n]``; on the host alone.
+    """
+
+    k: Array
+    v: Array
+    seqlens: Array
+    page_table: Array | None = None
+    batch_idx: Array | None = None
+    left_padding: Array | None = None
+    page_indptr: Array | None = None
+    page_indices: Array | None = None
+
+
+class Rotary(NamedTuple):
+    """Angles that turn queries and appended keys.
+
+    Attributes
+    ----------
+    cos, sin : array, [max_positions, rotary_dim / 2] f32, f16 or bf16
+    positions : array, [batch, seqlen_q], optional
+        The place in the sequence; behind the cached rows unless given.
+    is_interleaved : bool
+        Pairs (2j, 2j + 1) instead of (j, j + rotary_dim / 2).
+    """
+
+    cos: Array
+    sin: Array
+    positions: Array | None = None
+    is_interleaved: bool = False
+
+
+def kv_cache(
+    like: Array,
+    batch: int,
+    capacity: int,
+    num_heads_kv: int,
+    head_dim: int,
+    *,
+    head_dim_v: int | None = None,
+    page_size: int | None = None,
+    dtype: str | None = None,
+) -> KvCache:
+    """An empty cache of `like`'s library and device.
+
+    Parameters
+    ----------
+    like : array
+        Gives library and device, and the dtype unless one is named.
+    batch, capacity : int
+        Sequences, and the tokens that each has room for.
+    num_heads_kv, head_dim : int
+    head_dim_v : int, optional
+        `head_dim` unless given.
+    page_size : int, optional
+        Keys of a page; contiguous unless given. Page n of sequence b is page ``b * max_pages + n`` at first.
+    dtype : {"f32", "f16", "bf16"}, optional
+
+    Returns
+    -------
+    KvCache
+        All lengths 0.
+    """
+    framework = framework_of(like, "kv_cache", "like")
+    if framework.name == "jax":
+        raise InvalidArgument("kv_cache: like is an array of JAX, whose arrays cannot be written; expected one of NumPy or PyTorch")
+    table = None
+    rows = (batch, capacity)
+    if page_size is not None:
+        if page_size < 1:
+            raise InvalidArgument(f"kv_cache: page_size is {page_size}; expected >= 1")
+        max_pages = -(-capacity // page_size)
+        rows = (batch * max_pages, page_size)
+        table = framework.empty(like, (batch, max_pages), "i32")
+        for sequence in range(batch):
+            for page in range(max_pages):
+                table[sequence, page] = sequence * max_pages + page
+    seqlens = framework.empty(like, (batch,), "i32")
+    seqlens[:] = 0
+    k = framework.empty(like, (*rows, num_heads_kv, head_dim), dtype)
+    v = framework.empty(like, (*rows, num_heads_kv, head_dim_v or head_dim), dtype)
+    return KvCache(k, v, seqlens, table)
+
+
+_templates: dict[Any, Template] = {}
+_CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices")
+
+
+def _decode_template(
+    arguments: Arguments, given: tuple[str, ...], is_interleaved: bool, sees_all_keys: bool, function: str
+) -> Template:
+    key = (arguments.key, given, is_interleaved, sees_all_keys, function)
+    found = _templates.get(key)
+    if found is not None:
+        return found
+    builder = Builder(function)
+    struct = _abi.DecodeArgs
+    at = builder.add(_abi.sized(struct, is_interleaved=int(is_interleaved), sees_all_keys=int(sees_all_keys)))
+    # k and v of a cache have one order of dimensions, whatever that of q and out.
+    builder.point(at + offset(struct, "forward"), add_forward(builder, arguments, function))
+    for name in given:
+        builder.tensor(at + offset(struct, name), name)
+    return keep_template(_templates, key, builder.done())
+
+
+def _cache_arguments(
+    cache: KvCache, append_k: Array | None, append_v: Array | None, rotary: Rotary | None, function: str
+) -> dict[str, Array]:
+    if not isinstance(cache, KvCache):
+        raise InvalidArgument(f"{function}: cache is a {type(cache).__name__}; expected a KvCache")
+    given = {name: getattr(cache, name) for name in _CACHE_FIELDS}
+    given |= {"append_k": append_k, "append_v": append_v}
+    if rotary is not None:
+        given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
+    return {name: array for name, array in given.items() if array is not None}
+
+
+def decode(
+    q: Array,
+    cache: KvCache,
+    *,
+    append_k: Array | None = None,
+    append_v: Array | None = None,
+    rotary: Rotary | None = None,
+    sees_all_keys: bool = False,
+    return_lse: bool = False,
+    out: Array | None = None,
+    lse: Array | None = None,
+    **features: Any,
+) -> Any:
+    """Attention over the keys of a cache, after new ones were appended to it.
+
+    Parameters
+    ----------
+    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16
+    cache : KvCache
+        New rows are written behind `seqlens`, which stays as it is.
+    append_k : array, [batch, seqlen_new, num_heads_kv, head_dim_qk], optional
+    append_v : array, [batch, seqlen_new, num_heads_kv, head_dim_v], optional
+    rotary : Rotary, optional
+        Turns q and append_k.
+    sees_all_keys : bool
+        A call that poses no mask at all is causal, the last query at the last key, unless this is set.
+    return_lse, out, lse
+        As `attention`'s.
+    **features
+        Others of `attention`'s: window, softcap, score_mod, mask_mod, sinks, ...
+
+    Returns
+    -------
+    out, or (out, lse)
+        As `attention`.
+
+    Raises
+    ------
+    InvalidArgument, Unsupported
+        As `attention`.
+    """
+    function = "decode"
+    if features.get("layout", "bshd") != "bshd":
+        raise InvalidArgument(f"decode: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
+    given = _cache_arguments(cache, append_k, append_v, rotary, function)
+    framework = framework_of(q, function, "q")
+    out, lse = make_outputs(function, framework, q, cache.v, out, lse, return_lse, "bshd")
+    arguments = gather(function, q, cache.k, cache.v, out, lse, stream=framework.stream(q), **features)
+    arguments = resolved(framework, arguments)
+    is_interleaved = rotary is not None and rotary.is_interleaved
+    template = _decode_template(arguments, tuple(given), is_interleaved, sees_all_keys, function)
+    template.invoke((*arguments.tensors, *given.values()), arguments.words, _DECODE)
+    finish = framework.finish
+    return (finish(out), finish(lse)) if return_lse else finish(out)
+
+
+def append_to_cache(cache: KvCache, k: Array, v: Array, rotary: Rotary | None = None) -> None:
+    """Writes new keys and values behind `cache.seqlens`, which stays as it is.
+
+    Parameters
+    ----------
+    cache : KvCache
+    k : array, [batch, seqlen_new, num_heads_kv, head_dim_qk]
+    v : array, [batch, seqlen_new, num_heads_kv, head_dim_v]
+    rotary : Rotary, optional
+        Turns k.
+
+    Raises
+    ------
+    InvalidArgument
+        A shape or dtype is wrong, or a sequence has no room; nothing was written.
+    """
+    function = "append_to_cache"
+    given = _cache_arguments(cache, k, v, rotary, function)
+    framework = framework_of(k, function, "k")
+    arguments = gather(function, None, cache.k, cache.v, None, stream=framework.stream(k))
+    is_interleaved = rotary is not None and rotary.is_interleaved
+    template = _decode_template(arguments, tuple(given), is_interleaved, False, function)
+    template.invoke((*arguments.tensors, *given.values()), arguments.words, _APPEND)
+
+
+def _merge_template(num_states: int, has_lse: bool) -> Template:
+    key = ("merge_states", num_states, has_lse)
+    found = _templates.get(key)
+    if found is not None:
+        return found
+    builder = Builder("merge_states")
+    struct = _abi.MergeStatesArgs
+    at = builder.add(_abi.sized(struct, num_states=num_states))
+    for field in ("outs", "lses"):
+        pointers = builder.add(8 * num_states)
+        builder.point(at + offset(struct, field), pointers)
+        for index in range(num_states):
+            builder.tensor(pointers + 8 * index, f"{field}[{index}]")
+    builder.tensor(at + offset(struct, "out"), "out")
+    if has_lse:
+        builder.tensor(at + offset(struct, "lse"), "lse")
+    builder.word(at + offset(struct, "stream"))
+    return keep_template(_templates, key, builder.done())
+
+
+def merge_states(
+    outs: Sequence[Array], lses: Sequence[Array], *, out: Array | None = None, lse: Array | None = None
+) -> tuple[Array, Array]:
+    """Attention over parts of the keys, joined in the order given.
+
+    Parameters
+    ----------
+    outs : sequence of array, [batch, seqlen_q, num_heads_q, head_dim_v] or [total_q, num_heads_q, head_dim_v]
+    lses : sequence of array, [batch, num_heads_q, seqlen_q] or [num_heads_q, total_q], f32
+    out, lse : array, optional
+        Written; may be ``outs[0]`` and ``lses[0]``.
+
+    Returns
+    -------
+    out, lse : array
+        As of one call over all keys.
+
+    Raises
+    ------
+    InvalidArgument
+        The lists differ in length or are empty, or a shape or dtype is wrong.
+    """
+    if len(outs) != len(lses) or not len(outs):
+        raise InvalidArgument(f"merge_states: {len(outs)} outs and {len(lses)} lses; expected as many of each, at least one")
+    framework = framework_of(outs[0], "merge_states", "outs[0]")
+    if out is None:
+        out = framework.empty(outs[0], tuple(outs[0].shape), None)
+    if lse is None:
+        lse = framework.empty(lses[0], tuple(lses[0].shape), None)
+    _merge_template(len(outs), True).invoke((*outs, *lses, out, lse), (framework.stream(outs[0]),), _MERGE)
+    return framework.finish(out), framework.finish(lse)

@@ -1,0 +1,283 @@
+"""What every call that attends has in common: keywords become a key, arrays and numbers; a key becomes structs."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple, Union
+
+from . import _abi
+from ._arrays import Array, Framework
+from ._calls import Builder, offset, word_of_float
+from ._programs import Program, mask_mod as make_mask_mod, score_mod as make_score_mod
+from .errors import InvalidArgument
+
+ScoreMod = Union[str, Program]
+MaskMod = Union[str, Program]
+
+
+class Dropout(NamedTuple):
+    """Which probabilities are dropped: a function of (seed, offset, batch, head, query, key) and of nothing else.
+
+    Attributes
+    ----------
+    p : float
+        In [0, 1]; what is kept is scaled by ``1 / (1 - p)``.
+    seed, offset : int
+        Of 64 bits.
+    """
+
+    p: float
+    seed: int
+    offset: int = 0
+
+
+class Key(NamedTuple):
+    """All that decides a template of forward's struct; what changes from call to call is in `Arguments`."""
+
+    layout: str
+    causal: bool
+    align: str
+    window: tuple[int | None, int | None] | None
+    scale: float | None
+    softcap: float | None
+    dropout_p: float
+    compute_dtype: str
+    cpu_target: str
+    deterministic: bool
+    present: int  # bit i: _FIELDS[i] is given
+    score: int  # addresses of programs, 0 for none
+    mask: int
+    num_score_tensors: int
+    num_score_scalars: int
+    num_mask_tensors: int
+    num_mask_scalars: int
+
+
+class Arguments(NamedTuple):
+    """A key, with arrays in the order of the template's places and numbers in that of its words."""
+
+    key: Key
+    tensors: tuple[Array, ...]
+    words: tuple[int, ...]
+    kept: tuple[Program | None, Program | None]
+
+
+_FIELDS = (
+    "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
+    "cu_seqlens_q", "cu_seqlens_kv",
+)  # fmt: skip
+_SWAPPED = {"q", "k", "v", "out"}
+_LAYOUTS = ("bshd", "bhsd")
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    """One array for both sides, or one for each."""
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise InvalidArgument(f"a tuple of {len(value)} arrays; expected one array, or a pair for q and kv")
+        return value
+    return value, None
+
+
+def _side(value: Any, function: str) -> int | None:
+    if value is None:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{function}: window has {value!r}; expected a whole number, or None for an open side") from None
+
+
+def _window(value: Any, function: str) -> tuple[int | None, int | None] | None:
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise InvalidArgument(f"{function}: window is {value!r}; expected (left, right), None for an open side")
+    left, right = _side(value[0], function), _side(value[1], function)
+    if (left is not None and left < 0) or (right is not None and right < 0):
+        raise InvalidArgument(f"{function}: window is {value!r}; expected numbers >= 0, or None for an open side")
+    return left, right
+
+
+def _number(value: Any, name: str, function: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{function}: {name} is {value!r}; expected a number") from None
+
+
+def _dropout(value: Any, function: str) -> Dropout:
+    if value is None:
+        return _NO_DROPOUT
+    if isinstance(value, Dropout):
+        return value
+    if isinstance(value, tuple) and 2 <= len(value) <= 3:
+        return Dropout(*value)
+    if isinstance(value, (int, float)) and value == 0:
+        return _NO_DROPOUT
+    raise InvalidArgument(f"{function}: dropout is {value!r}; expected Dropout(p, seed), so that the call can be repeated")
+
+
+_NO_DROPOUT = Dropout(0.0, 0)
+
+
+def _choice(value: Any, name: str, choices: Any, function: str) -> None:
+    if value not in choices:
+        raise InvalidArgument(f"{function}: {name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def resolve_mask(mask: Any, mask_mod: MaskMod | None) -> tuple[Any, Program | None]:
+    """`mask` may be an array or a program; a program beside a mask_mod is joined with it."""
+    program = None if mask_mod is None else make_mask_mod(mask_mod)
+    if isinstance(mask, Program):
+        return None, mask if program is None else mask & program
+    return mask, program
+
+
+def gather(
+    function: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array = None,
+    *,
+    causal: bool = False,
+    align: str = "bottom_right",
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Array = None,
+    alibi: Array = None,
+    score_mod: ScoreMod | None = None,
+    mask: Any = None,
+    mask_mod: MaskMod | None = None,
+    segment_ids: Any = None,
+    cu_seqlens: Any = None,
+    sinks: Array = None,
+    dropout: Any = None,
+    row_max: Array = None,
+    layout: str = "bshd",
+    compute_dtype: str = "auto",
+    cpu_target: str = "auto",
+    deterministic: bool = True,
+    stream: int = 0,
+) -> Arguments:
+    """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
+    score_program = None if score_mod is None else make_score_mod(score_mod)
+    if mask is not None or mask_mod is not None:
+        mask, mask_program = resolve_mask(mask, mask_mod)
+    else:
+        mask_program = None
+    segments_q, segments_kv = (None, None) if segment_ids is None else _pair(segment_ids)
+    if cu_seqlens is None:
+        cu_seqlens_q = cu_seqlens_kv = None
+    else:
+        cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens)
+        if cu_seqlens_kv is None:
+            cu_seqlens_kv = cu_seqlens_q
+    drop = _dropout(dropout, function)
+    values = (
+        q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv,
+    )  # fmt: skip
+    present = 0
+    tensors = []
+    for index, value in enumerate(values):
+        if value is not None:
+            present |= 1 << index
+            tensors.append(value)
+    words = [drop.seed, drop.offset, stream]
+    score = mask_address = 0
+    counts = [0, 0, 0, 0]
+    if score_program is not None:
+        score = score_program.address
+        tensors += score_program.tensors
+        words += [word_of_float(value) for value in score_program.scalars]
+        counts[:2] = len(score_program.tensors), len(score_program.scalars)
+    if mask_program is not None:
+        mask_address = mask_program.address
+        tensors += mask_program.tensors
+        words += [word_of_float(value) for value in mask_program.scalars]
+        counts[2:] = len(mask_program.tensors), len(mask_program.scalars)
+    key = Key(
+        layout, bool(causal), align, window, scale, softcap, drop.p, compute_dtype, cpu_target, bool(deterministic),
+        present, score, mask_address, *counts,
+    )  # fmt: skip
+    return Arguments(key, tuple(tensors), tuple(words), (score_program, mask_program))
+
+
+def resolved(framework: Framework, arguments: Arguments) -> Arguments:
+    """The arguments as DLPack carries them."""
+    return arguments if framework.prepare is None else framework.prepare(arguments)[0]
+
+
+def check_key(key: Key, function: str) -> None:
+    """What the library cannot see: words of these keywords, and how values are written."""
+    _choice(key.layout, "layout", _LAYOUTS, function)
+    _choice(key.align, "align", _abi.ALIGN, function)
+    _choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
+    _choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
+    _window(key.window, function)
+    if key.softcap is not None and not _number(key.softcap, "softcap", function) > 0:
+        raise InvalidArgument(f"{function}: softcap is {key.softcap}; expected a number above 0, or None")
+    if key.scale is not None and not math.isfinite(_number(key.scale, "scale", function)):
+        raise InvalidArgument(f"{function}: scale is {key.scale}; expected a finite number")
+
+
+def _static_struct(key: Key, function: str) -> _abi.ForwardArgs:
+    args = _abi.sized(
+        _abi.ForwardArgs,
+        has_softmax_scale=int(key.scale is not None),
+        softmax_scale=key.scale or 0.0,
+        softcap=key.softcap or 0.0,
+        causal=int(key.causal),
+        align=_abi.ALIGN[key.align],
+        compute_dtype=_abi.COMPUTE_DTYPE[key.compute_dtype],
+        cpu_target=_abi.CPU_TARGET[key.cpu_target],
+        allows_nondeterminism=int(not key.deterministic),
+        score_program=key.score or None,
+        num_score_tensors=key.num_score_tensors,
+        num_score_scalars=key.num_score_scalars,
+        mask_program=key.mask or None,
+        num_mask_tensors=key.num_mask_tensors,
+        num_mask_scalars=key.num_mask_scalars,
+    )
+    args.dropout.p = _number(key.dropout_p, "dropout.p", function)
+    window = _window(key.window, function)
+    if window is not None:
+        left, right = window
+        args.has_window_left, args.window_left = int(left is not None), left or 0
+        args.has_window_right, args.window_right = int(right is not None), right or 0
+    return args
+
+
+def add_forward(builder: Builder, arguments: Arguments, function: str) -> int:
+    """Adds forward's struct with its places, in the order of `gather`; where it starts."""
+    key = arguments.key
+    check_key(key, function)
+    struct = _abi.ForwardArgs
+    at = builder.add(_static_struct(key, function))
+    builder.kept += arguments.kept
+    for index, field in enumerate(_FIELDS):
+        if key.present >> index & 1:
+            builder.tensor(at + offset(struct, field), field, key.layout == "bhsd" and field in _SWAPPED)
+    dropout = at + offset(struct, "dropout")
+    builder.word(dropout + offset(_abi.Dropout, "seed"))
+    builder.word(dropout + offset(_abi.Dropout, "offset"))
+    builder.word(at + offset(struct, "stream"))
+    for kind, program in zip(("score", "mask"), arguments.kept):
+        if program is not None:
+            _add_captures(builder, at, kind, program)
+    return at
+
+
+def _add_captures(builder: Builder, at: int, kind: str, program: Program) -> None:
+    pointers = builder.add(8 * len(program.tensors))
+    builder.point(at + offset(_abi.ForwardArgs, f"{kind}_tensors"), pointers)
+    for index, name in enumerate(program.tensor_names):
+        builder.tensor(pointers + 8 * index, name)
+    numbers = builder.add(8 * len(program.scalars))
+    builder.point(at + offset(_abi.ForwardArgs, f"{kind}_scalars"), numbers)
+    for index in range(len(program.scalars)):
+        builder.word(numbers + 8 * index)

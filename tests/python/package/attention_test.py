@@ -1,0 +1,274 @@
+"""fovea.attention of NumPy arrays against the oracle, and what it refuses."""
+
+import concurrent.futures
+import gc
+import sys
+
+import numpy as np
+import pytest
+
+import fovea
+import oracle
+
+
+def draw(shape: tuple, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def qkv(batch=2, seqlen_q=33, seqlen_kv=70, heads_q=4, heads_kv=2, dim=32, dim_v=24):
+    """Lengths that are no multiple of a vector or a tile; other head dims for v."""
+    return (
+        draw((batch, seqlen_q, heads_q, dim), 1),
+        draw((batch, seqlen_kv, heads_kv, dim), 2),
+        draw((batch, seqlen_kv, heads_kv, dim_v), 3),
+    )
+
+
+SHIFT = 70 - 33
+SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
+SEGMENTS_Q = np.int32([[0] * 20 + [1] * 10 + [-1] * 3, [5] * 33])
+SEGMENTS_KV = np.int32([[0] * 30 + [1] * 40, [5] * 50 + [-1] * 20])
+
+CASES = {
+    "plain": ({}, {}),
+    "causal": ({"causal": True}, {"visible": lambda p: p.kv_idx <= p.q_idx + SHIFT}),
+    "causal top left": ({"causal": True, "align": "top_left"}, {"visible": lambda p: p.kv_idx <= p.q_idx}),
+    "window": (
+        {"window": (5, None)},
+        {"visible": lambda p: p.kv_idx >= p.q_idx + SHIFT - 5},
+    ),
+    "scale": ({"scale": 0.5}, {"scale": 0.5}),
+    "softcap": ({"softcap": 2.0}, {"score": lambda s, p: 2 * np.tanh(s / 2)}),
+    "bias": ({"bias": draw((4, 33, 70))}, {"score": lambda s, p: s + draw((4, 33, 70))}),
+    "alibi": (
+        {"alibi": SLOPES},
+        {"score": lambda s, p: s - SLOPES[p.head] * abs(p.q_idx + SHIFT - p.kv_idx)},
+    ),
+    "mask": (
+        {"mask": draw((33, 70)) > 0},
+        {"visible": lambda p: (draw((33, 70)) > 0)[p.q_idx, p.kv_idx]},
+    ),
+    "segments": (
+        {"segment_ids": (SEGMENTS_Q, SEGMENTS_KV)},
+        {"visible": lambda p: (SEGMENTS_Q[p.batch, p.q_idx] == SEGMENTS_KV[p.batch, p.kv_idx]) & (SEGMENTS_Q[p.batch, p.q_idx] != -1)},
+    ),
+    "sinks": ({"sinks": np.float32([0, 1, -1, 3])}, {"sinks": np.float32([0, 1, -1, 3])}),
+    "no key": ({"mask_mod": "q_idx > 3"}, {"visible": lambda p: p.q_idx + 0 * p.kv_idx > 3}),
+    "text": (
+        {"score_mod": fovea.score_mod("score + reach * slopes[q_head]", slopes=SLOPES, reach=3)},
+        {"score": lambda s, p: s + 3 * SLOPES[p.head]},
+    ),
+    "mask program beside mask_mod": (
+        {"mask": fovea.causal(), "mask_mod": "kv_idx % 2 == 0"},
+        {"visible": lambda p: (p.kv_idx <= p.q_idx + SHIFT) & (p.kv_idx % 2 == 0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_oracle(name: str, layout: str) -> None:
+    features, expected = CASES[name]
+    arrays = qkv()
+    given = arrays
+    if layout == "bhsd":
+        given = tuple(np.ascontiguousarray(array.swapaxes(1, 2)) for array in arrays)
+    out, lse = fovea.attention(*given, **features, layout=layout, return_lse=True)
+    if layout == "bhsd":
+        out = out.swapaxes(1, 2)
+    oracle.assert_close(oracle.Result(out, lse), *arrays, **expected)
+
+
+def test_strides_of_any_kind_are_right() -> None:
+    q, k, v = qkv()
+    strided = np.full((2, 33, 4, 64), np.nan, np.float32)[:, :, ::-1, ::2]
+    strided[...] = q
+    broadcast = np.broadcast_to(k[:, :, :1], k.shape)
+    out, lse = fovea.attention(strided, broadcast, v, return_lse=True)
+    oracle.assert_close(oracle.Result(out, lse), q, broadcast, v)
+
+
+def test_read_only_arrays_are_taken() -> None:
+    q, k, v = qkv()
+    for array in (q, k, v):
+        array.flags.writeable = False
+    out, lse = fovea.attention(q, k, v, return_lse=True)
+    oracle.assert_close(oracle.Result(out, lse), q, k, v)
+
+
+def test_outputs_are_written_in_place() -> None:
+    q, k, v = qkv()
+    out = np.full((2, 33, 4, 24), np.nan, np.float32)
+    lse = np.full((2, 4, 33), np.nan, np.float32)
+    row_max = np.full((2, 4, 33), np.nan, np.float32)
+    returned = fovea.attention(q, k, v, out=out, lse=lse, row_max=row_max)
+    assert returned is out
+    oracle.assert_close(oracle.Result(out, lse), q, k, v)
+    scores = np.einsum("bihd,bjhd->bhij", q, k.repeat(2, 2)) / np.sqrt(32)
+    np.testing.assert_allclose(row_max, scores.max(-1), rtol=1e-5)
+
+
+def test_f16_gives_f16() -> None:
+    q, k, v = (array.astype(np.float16) for array in qkv())
+    out = fovea.attention(q, k, v)
+    assert out.dtype == np.float16
+    exact = oracle.attention(q, k, v).out
+    # One rounding of the output, as much for products of rounded probabilities.
+    assert np.abs(out - exact).max() <= 2 * 2.0**-11 * np.abs(exact).max()
+
+
+def test_bf16_of_ml_dtypes_gives_bf16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    q, k, v = (array.astype(ml_dtypes.bfloat16) for array in qkv())
+    out = fovea.attention(q, k, v)
+    assert out.dtype == ml_dtypes.bfloat16
+    exact = oracle.attention(q, k, v).out
+    assert np.abs(out.astype(np.float64) - exact).max() <= 2 * 2.0**-8 * np.abs(exact).max()
+
+
+def test_packed_equals_each_sequence() -> None:
+    lengths = [0, 1, 17, 64]
+    offsets = np.cumsum([0, *lengths]).astype(np.int32)
+    q, k, v = draw((82, 4, 32), 1), draw((82, 2, 32), 2), draw((82, 2, 24), 3)
+    out, lse = fovea.attention(q, k, v, cu_seqlens=offsets, causal=True, return_lse=True)
+    assert lse.shape == (4, 82)
+    for begin, end in zip(offsets, offsets[1:]):
+        part = slice(begin, end)
+        got = oracle.Result(out[None, part], lse[None, :, part])
+        oracle.assert_close(got, q[None, part], k[None, part], v[None, part], visible=lambda p: p.kv_idx <= p.q_idx)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2, 8), (1, 0, 2, 8), (1, 1, 1, 1)])
+def test_sizes_of_0_and_1(shape: tuple) -> None:
+    array = draw(shape)
+    out, lse = fovea.attention(array, array, array, return_lse=True)
+    oracle.assert_close(oracle.Result(out, lse), array, array, array)
+
+
+def test_dropout_is_a_function_of_its_seed() -> None:
+    q, k, v = qkv()
+    first = fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, 7))
+    assert np.array_equal(first, fovea.attention(q, k, v, dropout=(0.5, 7)))
+    assert not np.array_equal(first, fovea.attention(q, k, v, dropout=(0.5, 8)))
+    assert np.array_equal(fovea.attention(q, k, v), fovea.attention(q, k, v, dropout=0.0))
+
+
+REFUSED = {
+    "head_dim": (lambda q, k, v: fovea.attention(q, k[..., :16], v), "k has head_dim 16 but q has 32"),
+    "list": (lambda q, k, v: fovea.attention([1], k, v), "q is a list"),
+    "list as k": (lambda q, k, v: fovea.attention(q, [1], v), "k is a list"),
+    "float64": (lambda q, k, v: fovea.attention(q.astype(np.float64), k, v), "64 bits"),
+    "byte order": (lambda q, k, v: fovea.attention(q, k.astype(">f4"), v), "k has dtype >f4"),
+    "window": (lambda q, k, v: fovea.attention(q, k, v, window=(1, -2)), "window is (1, -2)"),
+    "window of one": (lambda q, k, v: fovea.attention(q, k, v, window=3), "window is 3"),
+    "window of floats": (lambda q, k, v: fovea.attention(q, k, v, window=(1.5, 0)), "window has 1.5"),
+    "unhashable window": (lambda q, k, v: fovea.attention(q, k, v, window=[1, 2]), "window is [1, 2]"),
+    "align": (lambda q, k, v: fovea.attention(q, k, v, align="left"), "align is 'left'"),
+    "layout": (lambda q, k, v: fovea.attention(q, k, v, layout="sbhd"), "layout is 'sbhd'"),
+    "softcap": (lambda q, k, v: fovea.attention(q, k, v, softcap=0.0), "softcap is 0.0"),
+    "scale": (lambda q, k, v: fovea.attention(q, k, v, scale="big"), "scale is 'big'"),
+    "dropout without a seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=0.5), "Dropout(p, seed)"),
+    "dropout": (lambda q, k, v: fovea.attention(q, k, v, dropout=(1.5, 1)), "1.5"),
+    "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "a tuple of 3"),
+    "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),
+    "rank": (lambda q, k, v: fovea.attention(q[0, 0, 0], k, v), "expected rank 4"),
+    "rank 0": (lambda q, k, v: fovea.attention(q[0, 0, 0, 0], k, v), "q"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_by_name(name: str) -> None:
+    call, text = REFUSED[name]
+    with pytest.raises(fovea.InvalidArgument) as caught:
+        call(*qkv())
+    assert text in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_refused_call_writes_nothing() -> None:
+    q, k, v = qkv()
+    out = np.full((2, 33, 4, 24), np.nan, np.float32)
+    with pytest.raises(fovea.InvalidArgument):
+        fovea.attention(q, k[..., :16], v, out=out)
+    assert np.isnan(out).all()
+
+
+def test_unknown_keywords_are_refused() -> None:
+    with pytest.raises(TypeError, match="is_causal"):
+        fovea.attention(*qkv(), is_causal=True)
+    with pytest.raises(TypeError, match="is_causal"):
+        fovea.plan(*qkv(), is_causal=True)
+
+
+# ---- Plans, explanations ----
+
+
+def test_a_plan_serves_every_length_up_to_its_bounds() -> None:
+    q, k, v = qkv()
+    plan = fovea.plan(q, k, v, causal=True, max_seqlen_q=64, max_seqlen_kv=128, return_lse=True)
+    for seqlen_q, seqlen_kv in ((1, 128), (33, 70), (64, 64)):
+        arrays = qkv(seqlen_q=seqlen_q, seqlen_kv=seqlen_kv)
+        shift = seqlen_kv - seqlen_q
+        got = oracle.Result(*plan.run(*arrays))
+        oracle.assert_close(got, *arrays, visible=lambda p: p.kv_idx <= p.q_idx + shift)
+    with pytest.raises(fovea.InvalidArgument, match="129"):
+        plan.run(*qkv(seqlen_kv=129))
+
+
+def test_a_plan_is_made_of_shapes_alone() -> None:
+    arrays = qkv()
+    specs = [fovea.TensorSpec(array.shape) for array in arrays]
+    plan = fovea.plan(*specs, softcap=2.0)
+    np.testing.assert_array_equal(plan.run(*arrays), fovea.attention(*arrays, softcap=2.0))
+
+
+def test_a_plan_takes_other_captures() -> None:
+    arrays = qkv()
+    program = fovea.score_mod("score + slopes[q_head]", slopes=SLOPES)
+    plan = fovea.plan(*arrays, score_mod=program)
+    other = program.with_captures(slopes=2 * SLOPES)
+    np.testing.assert_array_equal(plan.run(*arrays, score_mod=other), fovea.attention(*arrays, score_mod=other))
+
+
+def test_threads_share_a_plan() -> None:
+    arrays = qkv()
+    plan = fovea.plan(*arrays, causal=True)
+    expected = plan.run(*arrays)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda _: plan.run(*arrays), range(64)))
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_explanations_are_pages_and_data() -> None:
+    arrays = qkv()
+    assert "kernel" in fovea.explain(*arrays, causal=True)
+    assert fovea.explain(*(fovea.TensorSpec(a.shape, "bf16") for a in arrays), as_json=True)
+    assert "attention_forward" in fovea.plan(*arrays).explain()
+    assert fovea.plan(*arrays).explain(as_json=True)
+
+
+def test_describe_says_what_there_is() -> None:
+    described = fovea.describe()
+    assert described["fovea"] and described["targets"] and described["operations"]
+
+
+def test_many_calls_leak_nothing(route: str) -> None:
+    q = draw((1, 1, 1, 8))
+    program = fovea.score_mod("score + slopes[q_head]", slopes=SLOPES[:1])
+    calls = 10_000 if route == "extension" else 1_000
+
+    def run() -> int:
+        for _ in range(calls // 10):
+            fovea.attention(q, q, q, score_mod=program)
+            with pytest.raises(fovea.InvalidArgument):
+                fovea.attention(q, q[..., :4], q)
+        gc.collect()
+        return len(gc.get_objects())
+
+    references = sys.getrefcount(q)
+    run()
+    before = run()
+    for _ in range(8):
+        after = run()
+    assert after - before < 100
+    assert sys.getrefcount(q) == references

@@ -1,0 +1,92 @@
+"""The KV cache, and results over parts of the keys."""
+
+import numpy as np
+import pytest
+
+import fovea
+import oracle
+from attention_test import draw, qkv
+
+
+@pytest.mark.parametrize("page_size", [None, 1, 16])
+def test_decoding_token_by_token_equals_one_causal_call(page_size) -> None:
+    batch, steps = 2, 19
+    q, k, v = qkv(batch, steps, steps, 4, 2, 32, 24)
+    cache = fovea.kv_cache(q, batch, 33, 2, 32, head_dim_v=24, page_size=page_size)
+    cache.k[:], cache.v[:] = np.nan, np.nan
+    outs, lses = [], []
+    for begin, end in ((0, 7), *((t, t + 1) for t in range(7, steps))):
+        part = slice(begin, end)
+        out, lse = fovea.decode(q[:, part], cache, append_k=k[:, part], append_v=v[:, part], return_lse=True)
+        cache.seqlens += end - begin
+        outs.append(out)
+        lses.append(lse)
+    got = oracle.Result(np.concatenate(outs, 1), np.concatenate(lses, 2))
+    oracle.assert_close(got, q, k, v, visible=lambda p: p.kv_idx <= p.q_idx)
+
+
+def test_append_alone_then_decode() -> None:
+    q, k, v = qkv(2, 1, 8, 4, 2, 32, 32)
+    cache = fovea.kv_cache(q, 2, 8, 2, 32)
+    fovea.append_to_cache(cache, k, v)
+    np.testing.assert_array_equal(cache.k, k)
+    cache.seqlens[:] = [8, 5]
+    out, lse = fovea.decode(q, cache, sees_all_keys=True, softcap=3.0, return_lse=True)
+    for sequence, length in enumerate((8, 5)):
+        part = slice(sequence, sequence + 1)
+        got = oracle.Result(out[part], lse[part])
+        oracle.assert_close(got, q[part], k[part, :length], v[part, :length], score=lambda s, p: 3 * np.tanh(s / 3))
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_rotary_turns_queries_and_appended_keys(is_interleaved: bool) -> None:
+    q, k, v = qkv(1, 3, 3, 2, 2, 8, 8)
+    angles = np.arange(16)[:, None] / 10 ** np.arange(4)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cache = fovea.kv_cache(q, 1, 8, 2, 8)
+    rotary = fovea.Rotary(cos, sin, is_interleaved=is_interleaved)
+    out, lse = fovea.decode(q, cache, append_k=k, append_v=v, rotary=rotary, return_lse=True)
+
+    def turned(x: np.ndarray) -> np.ndarray:
+        first = (slice(0, None, 2), slice(1, None, 2)) if is_interleaved else (slice(0, 4), slice(4, 8))
+        a, b = x[..., first[0]], x[..., first[1]]
+        c, s = cos[: x.shape[1], None], sin[: x.shape[1], None]
+        result = np.empty_like(x)
+        result[..., first[0]], result[..., first[1]] = a * c - b * s, a * s + b * c
+        return result
+
+    oracle.assert_close(oracle.Result(out, lse), turned(q), turned(k), v, visible=lambda p: p.kv_idx <= p.q_idx)
+
+
+def test_refusals_name_the_argument() -> None:
+    q, k, v = qkv(2, 1, 8, 4, 2, 32, 32)
+    cache = fovea.kv_cache(q, 2, 4, 2, 32)
+    with pytest.raises(fovea.InvalidArgument, match="cache is a ndarray"):
+        fovea.decode(q, k)
+    with pytest.raises(fovea.InvalidArgument, match="bhsd"):
+        fovea.decode(q, cache, layout="bhsd")
+    with pytest.raises(fovea.InvalidArgument, match="page_size is 0"):
+        fovea.kv_cache(q, 2, 4, 2, 32, page_size=0)
+    with pytest.raises(fovea.InvalidArgument, match="4"):
+        fovea.append_to_cache(cache, k, v)  # eight tokens where there is room for four
+
+
+@pytest.mark.parametrize("num_states", [1, 2, 40])
+def test_states_of_parts_join_to_the_whole(num_states: int) -> None:
+    q, k, v = qkv(seqlen_kv=80)
+    edges = np.linspace(0, 80, num_states + 1).astype(int)
+    parts = [
+        fovea.attention(q, k[:, begin:end], v[:, begin:end], return_lse=True) for begin, end in zip(edges, edges[1:])
+    ]
+    out, lse = fovea.merge_states([part[0] for part in parts], [part[1] for part in parts])
+    oracle.assert_close(oracle.Result(out, lse), q, k, v)
+
+
+def test_merge_states_refuses_by_name() -> None:
+    out, lse = draw((1, 2, 1, 8)), draw((1, 1, 2))
+    with pytest.raises(fovea.InvalidArgument, match="1 outs and 2 lses"):
+        fovea.merge_states([out], [lse, lse])
+    with pytest.raises(fovea.InvalidArgument, match="0 outs"):
+        fovea.merge_states([], [])
+    with pytest.raises(fovea.InvalidArgument, match=r"lses\[1\] is a list"):
+        fovea.merge_states([out, out], [lse, [1.0]])

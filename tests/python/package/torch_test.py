@@ -1,0 +1,67 @@
+"""fovea of PyTorch tensors."""
+
+import numpy as np
+import pytest
+
+import fovea
+import oracle
+from attention_test import SHIFT, qkv
+
+torch = pytest.importorskip("torch")
+
+
+def tensors() -> list:
+    return [torch.from_numpy(array) for array in qkv()]
+
+
+def test_tensors_in_tensors_out() -> None:
+    out, lse = fovea.attention(*tensors(), causal=True, return_lse=True)
+    assert isinstance(out, torch.Tensor) and isinstance(lse, torch.Tensor)
+    oracle.assert_close(oracle.Result(out.numpy(), lse.numpy()), *qkv(), visible=lambda p: p.kv_idx <= p.q_idx + SHIFT)
+
+
+def test_parameters_and_views_are_tensors() -> None:
+    q, k, v = (torch.nn.Parameter(x.transpose(1, 2).contiguous(), requires_grad=False) for x in tensors())
+    out = fovea.attention(q, k, v, layout="bhsd")
+    np.testing.assert_array_equal(out.transpose(1, 2).numpy(), fovea.attention(*qkv()))
+
+
+def test_bf16_gives_bf16() -> None:
+    q, k, v = (x.bfloat16() for x in tensors())
+    out = fovea.attention(q, k, v)
+    assert out.dtype == torch.bfloat16
+    exact = oracle.attention(*(x.float().numpy() for x in (q, k, v))).out
+    assert np.abs(out.double().numpy() - exact).max() <= 2 * 2.0**-8 * np.abs(exact).max()
+
+
+def test_negative_views_have_their_signs() -> None:
+    q, k, v = tensors()
+    negative = torch.complex(k, k).conj().imag
+    assert negative.is_neg()
+    expected = fovea.attention(q, -k, v).numpy()
+    np.testing.assert_array_equal(fovea.attention(q, negative, v).numpy(), expected)
+    np.testing.assert_array_equal(fovea.plan(q, k, v).run(q, negative, v).numpy(), expected)
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    q, k, v = tensors()
+    with pytest.raises(fovea.InvalidArgument, match="k is a"):
+        fovea.attention(q, k.to("meta"), v)
+    with pytest.raises(fovea.InvalidArgument, match="v is a torch.sparse"):
+        fovea.attention(q, k, v.to_sparse())
+
+
+def test_a_cache_of_tensors() -> None:
+    q, k, v = tensors()
+    cache = fovea.kv_cache(q, 2, 80, 2, 32, head_dim_v=24, page_size=16)
+    out = fovea.decode(q, cache, append_k=k, append_v=v)
+    np.testing.assert_array_equal(out.numpy(), fovea.attention(*qkv(), causal=True))
+
+
+def test_recorded_gradients_are_refused_by_name() -> None:
+    q, k, v = tensors()
+    q.requires_grad_()
+    with pytest.raises(fovea.Unsupported, match="no_grad"):
+        fovea.attention(q, k, v)
+    with torch.no_grad():
+        assert not fovea.attention(q, k, v).requires_grad
