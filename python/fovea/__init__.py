@@ -40,6 +40,7 @@ from .errors import (
     InternalError,
     InvalidArgument,
     ProgramError,
+    TraceError,
     Unsupported,
 )
 
@@ -60,6 +61,7 @@ __all__ = [
     "ProgramError",
     "Rotary",
     "TensorSpec",
+    "TraceError",
     "Unsupported",
     "alibi",
     "append_to_cache",

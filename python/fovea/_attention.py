@@ -143,12 +143,12 @@ def attention(
         Added to the scores; extents of 1 broadcast.
     alibi : array, [num_heads_q] or [batch, num_heads_q], optional
         Slopes: adds ``-slope * abs(pos - kv_idx)``.
-    score_mod : str or Program, optional
-        See `score_mod`.
+    score_mod : str, callable or Program, optional
+        See `score_mod`: a text, or a callable of ``(score, batch, head, q_idx, kv_idx)``.
     mask : array or Program, optional
         Of an array, bool or u8, true: visible; shapes as bias. Of programs, ``fovea.causal() & fovea.documents(ids)``.
-    mask_mod : str or Program, optional
-        See `mask_mod`.
+    mask_mod : str, callable or Program, optional
+        See `mask_mod`: a text, or a callable of ``(batch, head, q_idx, kv_idx)``.
     segment_ids : array or (q, kv) of arrays, [batch, seqlen] i32 or i64, optional
         A query sees keys of its own id; -1 is padding, which sees nothing and is seen by nobody. Packed: [total].
     cu_seqlens : array or (q, kv) of arrays, [num_sequences + 1] i32 or i64, optional
@@ -185,14 +185,14 @@ def attention(
     Raises
     ------
     InvalidArgument
-        A shape, dtype or value is wrong; nothing was written. Of formulas its subclass ProgramError.
+        A shape, dtype or value is wrong; nothing was written. Of formulas its subclasses ProgramError and TraceError.
     Unsupported
         Nothing here can run the problem: every kernel's reason.
 
     Examples
     --------
     >>> out = fovea.attention(q, k, v, causal=True, window=(1024, 0))
-    >>> out = fovea.attention(q, k, v, score_mod=fovea.score_mod("score - slopes[q_head]", slopes=slopes))
+    >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
     framework = framework_of(q, "attention", "q")
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Union
 
 from . import _abi
 from ._arrays import Array, Framework
@@ -12,8 +12,8 @@ from ._calls import Builder, offset, word_of_float
 from ._programs import Program, mask_mod as make_mask_mod, score_mod as make_score_mod
 from .errors import InvalidArgument
 
-ScoreMod = Union[str, Program]
-MaskMod = Union[str, Program]
+ScoreMod = Union[str, Callable[..., Any], Program]
+MaskMod = Union[str, Callable[..., Any], Program]
 
 
 class Dropout(NamedTuple):
@@ -130,8 +130,9 @@ def _choice(value: Any, name: str, choices: Any, function: str) -> None:
 def resolve_mask(mask: Any, mask_mod: MaskMod | None) -> tuple[Any, Program | None]:
     """`mask` may be an array or a program; a program beside a mask_mod is joined with it."""
     program = None if mask_mod is None else make_mask_mod(mask_mod)
-    if isinstance(mask, Program):
-        return None, mask if program is None else mask & program
+    if isinstance(mask, Program) or callable(mask):
+        word = make_mask_mod(mask)
+        return None, word if program is None else word & program
     return mask, program
 
 

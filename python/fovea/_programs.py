@@ -1,4 +1,4 @@
-"""Score and mask programs: formulas with what they read, from text or as a word of the library."""
+"""Score and mask programs: formulas with what they read, from text, from a Python callable, or as a word of the library."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import threading
 import warnings
 from collections import OrderedDict
-from typing import Any, Literal, Mapping, Union
+from typing import Any, Callable, Literal, Mapping, Union
 
 from . import _abi
 from ._arrays import Array, NotAnArray, describe, root_module
@@ -245,21 +245,28 @@ def _program(kind: int, source: object, captures: Mapping[str, Capture], functio
             return Program(kind, source, captures)
         return Program(kind, formula, captures, lets)
     if captures:
-        raise InvalidArgument(f"{function}: names are captured by a text alone; a program has its own")
+        raise InvalidArgument(f"{function}: names are captured by a text alone; a callable reads what it encloses")
     if isinstance(source, Program):
         if source._kind != kind:
             raise InvalidArgument(f"{function}: the program is a {source.kind}; expected a {_KIND_NAMES[kind]}")
         return source
-    raise InvalidArgument(f"{function}: got a {type(source).__name__}; expected a text or a program")
+    if callable(source):
+        from ._trace import trace
+
+        return trace(kind, source)
+    raise InvalidArgument(
+        f"{function}: got a {type(source).__name__}; expected a text, a callable or a program"
+    )
 
 
-def score_mod(source: str | Program, /, **captures: Capture) -> Program:
+def score_mod(source: str | Callable[..., Any] | Program, /, **captures: Capture) -> Program:
     """A score program: the score of a (query, key) pair becomes what the formula says.
 
     Parameters
     ----------
-    source : str or Program
-        A text, ``"score - slopes[q_head] * abs(q_idx - kv_idx)"``.
+    source : str, callable or Program
+        A text, ``"score - slopes[q_head] * abs(q_idx - kv_idx)"``; or a callable of
+        ``(score, batch, head, q_idx, kv_idx)``, as FlexAttention's, which is traced once.
     **captures
         What a text reads by name: arrays (one index per dimension; f32, f16, bf16, bool, u8, i8, i32, i64) and numbers.
 
@@ -271,17 +278,20 @@ def score_mod(source: str | Program, /, **captures: Capture) -> Program:
     ------
     ProgramError
         The text is wrong; `column` says where.
+    TraceError
+        The callable does something that a formula cannot say; `filename` and `lineno` say where.
     """
     return _program(_abi.SCORE_MOD, source, captures, "score_mod")
 
 
-def mask_mod(source: str | Program, /, **captures: Capture) -> Program:
+def mask_mod(source: str | Callable[..., Any] | Program, /, **captures: Capture) -> Program:
     """A mask program: whether a query sees a key.
 
     Parameters
     ----------
-    source : str or Program
-        A text, ``"q_idx >= kv_idx && doc[batch, q_idx] == doc[batch, kv_idx]"``.
+    source : str, callable or Program
+        A text, ``"q_idx >= kv_idx && doc[batch, q_idx] == doc[batch, kv_idx]"``; or a callable of
+        ``(batch, head, q_idx, kv_idx)``, as FlexAttention's, which is traced once.
     **captures
         As for `score_mod`.
 
@@ -291,7 +301,7 @@ def mask_mod(source: str | Program, /, **captures: Capture) -> Program:
 
     Raises
     ------
-    ProgramError
+    ProgramError, TraceError
         As for `score_mod`.
     """
     return _program(_abi.MASK_MOD, source, captures, "mask_mod")

@@ -28,6 +28,23 @@ class ProgramError(InvalidArgument):
         self.column = column
 
 
+class TraceError(ProgramError, TypeError):
+    """A callable does something that a formula cannot say.
+
+    Attributes
+    ----------
+    filename : str or None
+        The file of the offending line.
+    lineno : int
+        The line, from 1; 0 where it is not known.
+    """
+
+    def __init__(self, message: str, filename: str | None = None, lineno: int = 0) -> None:
+        super().__init__(message)
+        self.filename = filename
+        self.lineno = lineno
+
+
 class Unsupported(FoveaError, NotImplementedError):
     """A right problem that nothing here can run: the message has every candidate's reason."""
 
