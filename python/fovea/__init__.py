@@ -6,7 +6,7 @@
     out, lse = fovea.attention(q, k, v, mask=fovea.causal() & fovea.documents(ids), return_lse=True)
     print(fovea.explain(q, k, v, causal=True))
 
-Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says otherwise.
+Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says otherwise. `fovea.torch` has what only PyTorch needs.
 """
 
 from ._arrays import TensorSpec

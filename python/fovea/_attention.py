@@ -118,7 +118,7 @@ def attention(
     """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
 
     Arrays of any library that speaks DLPack, on the arrays' device and, on a GPU, their library's current stream; nothing is
-    copied. Score features act in the order scale, softcap, bias, alibi, score_mod; a
+    copied. PyTorch records gradients by q, k, v, bias, alibi, sinks and what score_mod captures. Score features act in the order scale, softcap, bias, alibi, score_mod; a
     key is visible where mask, window, causal, segments and mask_mod all say so.
 
     Parameters
@@ -195,6 +195,7 @@ def attention(
     >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
     framework = framework_of(q, "attention", "q")
+    given = (out, lse, row_max)
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)
     arguments = gather(
         "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
@@ -205,10 +206,11 @@ def attention(
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
         if is_recorded:
-            raise Unsupported(
-                "attention: gradients of a PyTorch tensor are recorded; call under torch.no_grad(), and take gradients from "
-                "attention_backward"
-            )
+            if any(array is not None for array in given):
+                raise Unsupported("attention: out, lse or row_max where gradients are recorded; expected none of them")
+            from .torch import _autograd
+
+            return _autograd.attention(arguments, return_lse)
     forward_template(arguments, "attention").invoke(arguments.tensors, arguments.words, _ATTENTION)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)
@@ -483,7 +485,7 @@ class Plan:
         framework = framework_of(q, "Plan.run", "q")
         out, lse = make_outputs("Plan.run", framework, q, v, out, lse, return_lse, features.get("layout", "bshd"))
         arguments = gather("Plan.run", q, k, v, out, lse, stream=framework.stream(q), **features)
-        arguments = resolved(framework, arguments)
+        arguments = resolved(framework, arguments, "Plan.run")
         template = _plan_template(arguments)
         workspace, address = self._workspace(framework, q)
         template.invoke(arguments.tensors, (*arguments.words, address, self.workspace_bytes), _PLAN_RUN, self._handle)

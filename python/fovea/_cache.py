@@ -199,7 +199,7 @@ def decode(
     framework = framework_of(q, function, "q")
     out, lse = make_outputs(function, framework, q, cache.v, out, lse, return_lse, "bshd")
     arguments = gather(function, q, cache.k, cache.v, out, lse, stream=framework.stream(q), **features)
-    arguments = resolved(framework, arguments)
+    arguments = resolved(framework, arguments, function)
     is_interleaved = rotary is not None and rotary.is_interleaved
     template = _decode_template(arguments, tuple(given), is_interleaved, sees_all_keys, function)
     template.invoke((*arguments.tensors, *given.values()), arguments.words, _DECODE)

@@ -10,7 +10,7 @@ from . import _abi
 from ._arrays import Array, Framework
 from ._calls import Builder, offset, word_of_float
 from ._programs import Program, mask_mod as make_mask_mod, score_mod as make_score_mod
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Unsupported
 
 ScoreMod = Union[str, Callable[..., Any], Program]
 MaskMod = Union[str, Callable[..., Any], Program]
@@ -45,7 +45,7 @@ class Key(NamedTuple):
     compute_dtype: str
     cpu_target: str
     deterministic: bool
-    present: int  # bit i: _FIELDS[i] is given
+    present: int  # bit i: FIELDS[i] is given
     score: int  # addresses of programs, 0 for none
     mask: int
     num_score_tensors: int
@@ -63,7 +63,7 @@ class Arguments(NamedTuple):
     kept: tuple[Program | None, Program | None]
 
 
-_FIELDS = (
+FIELDS = (
     "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
     "cu_seqlens_q", "cu_seqlens_kv",
 )  # fmt: skip
@@ -208,9 +208,14 @@ def gather(
     return Arguments(key, tuple(tensors), tuple(words), (score_program, mask_program))
 
 
-def resolved(framework: Framework, arguments: Arguments) -> Arguments:
-    """The arguments as DLPack carries them."""
-    return arguments if framework.prepare is None else framework.prepare(arguments)[0]
+def resolved(framework: Framework, arguments: Arguments, function: str | None = None) -> Arguments:
+    """The arguments as DLPack carries them; a function that is named records no gradients, and refuses where some are recorded."""
+    if framework.prepare is None:
+        return arguments
+    arguments, is_recorded = framework.prepare(arguments)
+    if is_recorded and function is not None:
+        raise Unsupported(f"{function}: gradients are recorded; call it under torch.no_grad(), or fovea.attention, which records them")
+    return arguments
 
 
 def check_key(key: Key, function: str) -> None:
@@ -260,7 +265,7 @@ def add_forward(builder: Builder, arguments: Arguments, function: str) -> int:
     struct = _abi.ForwardArgs
     at = builder.add(_static_struct(key, function))
     builder.kept += arguments.kept
-    for index, field in enumerate(_FIELDS):
+    for index, field in enumerate(FIELDS):
         if key.present >> index & 1:
             builder.tensor(at + offset(struct, field), field, key.layout == "bhsd" and field in _SWAPPED)
     dropout = at + offset(struct, "dropout")

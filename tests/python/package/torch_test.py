@@ -56,12 +56,3 @@ def test_a_cache_of_tensors() -> None:
     cache = fovea.kv_cache(q, 2, 80, 2, 32, head_dim_v=24, page_size=16)
     out = fovea.decode(q, cache, append_k=k, append_v=v)
     np.testing.assert_array_equal(out.numpy(), fovea.attention(*qkv(), causal=True))
-
-
-def test_recorded_gradients_are_refused_by_name() -> None:
-    q, k, v = tensors()
-    q.requires_grad_()
-    with pytest.raises(fovea.Unsupported, match="no_grad"):
-        fovea.attention(q, k, v)
-    with torch.no_grad():
-        assert not fovea.attention(q, k, v).requires_grad

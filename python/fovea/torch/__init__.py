@@ -1,0 +1,11 @@
+"""What only PyTorch needs: gradients are recorded by `fovea.attention` itself, this adds the places where models look for attention.
+
+    import fovea.torch
+
+    fovea.torch.install_sdpa()       # F.scaled_dot_product_attention of CPU tensors runs on Fovea: models stay as they are
+    out = fovea.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+"""
+
+from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
+
+__all__ = ["install_sdpa", "scaled_dot_product_attention", "uninstall_sdpa"]

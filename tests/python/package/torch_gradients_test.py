@@ -1,0 +1,159 @@
+"""Gradients that PyTorch records through fovea.attention, against float64 of the formula written in PyTorch."""
+
+import numpy as np
+import pytest
+
+import fovea
+from attention_test import qkv
+
+torch = pytest.importorskip("torch")
+
+SHIFT = 70 - 33
+
+
+def leaf(tensor):
+    return tensor.detach().clone().requires_grad_()
+
+
+def inputs(dtype=None):
+    return [leaf(torch.from_numpy(array).to(dtype or torch.float32)) for array in qkv()]
+
+
+def formula(q, k, v, score=lambda s: s, visible=None, sinks=None):
+    """bshd, in the inputs' dtype; out and lse."""
+    k, v = (x.repeat_interleave(2, 2) for x in (k, v))
+    s = score(torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5)
+    if visible is not None:
+        s = s.masked_fill(~visible, -torch.inf)
+    logits = s if sinks is None else torch.cat([s, sinks[:, None, None].expand(*s.shape[:3], 1)], -1)
+    lse = logits.logsumexp(-1)
+    p = torch.exp(s - lse[..., None])
+    return torch.einsum("bhij,bjhd->bihd", p, v), lse
+
+
+def assert_gradients(call, expected, tensors, tolerance=1e-5):
+    """Of the same loss of out and lse, by each of the tensors; the formula in float64 is exact beside the tolerance."""
+    doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    seeds = torch.Generator().manual_seed(0)
+    out, lse = call(*tensors)
+    exact_out, exact_lse = expected(*doubles)
+    dout, dlse = (torch.randn(x.shape, generator=seeds) for x in (out, lse))
+    got = torch.autograd.grad([out, lse], tensors, [dout.to(out.dtype), dlse])
+    wanted = torch.autograd.grad([exact_out, exact_lse], doubles, [dout.double(), dlse.double()])
+    for index, (gradient, exact) in enumerate(zip(got, wanted)):
+        assert gradient.shape == exact.shape and gradient.dtype == tensors[index].dtype
+        error = (gradient.double() - exact).abs().max() / exact.abs().max()
+        assert error <= tolerance, f"tensor {index}: {error:.3g}"
+
+
+def test_q_k_v() -> None:
+    assert_gradients(lambda *t: fovea.attention(*t, return_lse=True), formula, inputs())
+
+
+def test_causal_with_sinks_and_softcap() -> None:
+    visible = torch.ones(33, 70, dtype=torch.bool).tril(SHIFT)
+    sinks = leaf(torch.tensor([0.0, 1, -1, 2]))
+    assert_gradients(
+        lambda q, k, v, s: fovea.attention(q, k, v, causal=True, sinks=s, softcap=2.0, return_lse=True),
+        lambda q, k, v, s: formula(q, k, v, lambda x: 2 * torch.tanh(x / 2), visible, s),
+        [*inputs(), sinks],
+    )
+
+
+@pytest.mark.parametrize("shape", [(33, 70), (4, 1, 70), (2, 1, 33, 1)])
+def test_bias_of_any_broadcast_shape(shape) -> None:
+    bias = leaf(torch.from_numpy(np.random.default_rng(1).standard_normal(shape).astype(np.float32)))
+    assert_gradients(
+        lambda q, k, v, b: fovea.attention(q, k, v, bias=b, return_lse=True),
+        lambda q, k, v, b: formula(q, k, v, lambda x: x + b),
+        [*inputs(), bias],
+    )
+
+
+def test_alibi_slopes() -> None:
+    distance = (torch.arange(33)[:, None] + SHIFT - torch.arange(70)).abs()
+    assert_gradients(
+        lambda q, k, v, a: fovea.attention(q, k, v, alibi=a, return_lse=True),
+        lambda q, k, v, a: formula(q, k, v, lambda x: x - a[:, None, None] * distance),
+        [*inputs(), leaf(torch.tensor([0.5, 0.25, 0.125, 0.0625]))],
+    )
+
+
+def test_what_a_callable_captures() -> None:
+    table, temperature = leaf(torch.randn(4, 70, generator=torch.Generator().manual_seed(1))), leaf(torch.tensor(0.7))
+
+    def call(q, k, v, table, temperature):
+        return fovea.attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: s * temperature + table[h][j], mask_mod=lambda b, h, i, j: i + j > 3, return_lse=True
+        )
+
+    visible = torch.arange(33)[:, None] + torch.arange(70) > 3
+    assert_gradients(
+        call, lambda q, k, v, t, c: formula(q, k, v, lambda x: x * c + t[:, None], visible), [*inputs(), table, temperature]
+    )
+
+
+def test_dropout_is_the_same_in_both_directions() -> None:
+    q, k, v = inputs()
+    out = fovea.attention(q, k, v, dropout=(0.5, 3))
+    (dv,) = torch.autograd.grad(out, v, torch.ones_like(out))
+    # out is linear in v.
+    assert torch.allclose((dv * v).sum(), out.sum(), rtol=1e-4)
+
+
+def test_packed_and_bhsd() -> None:
+    q, k, v = inputs()
+    for layout, arrange in (("bhsd", lambda x: x.transpose(1, 2)),):
+        assert_gradients(
+            lambda *t: tuple(
+                arrange(x) if x.dim() == 4 else x for x in fovea.attention(*map(arrange, t), layout=layout, return_lse=True)
+            ),
+            formula,
+            [q, k, v],
+        )
+    offsets = torch.tensor([0, 33], dtype=torch.int32), torch.tensor([0, 70], dtype=torch.int32)
+
+    def packed(q, k, v):
+        out, lse = fovea.attention(q[0], k[0], v[0], cu_seqlens=offsets, return_lse=True)
+        return out[None], lse[None]
+
+    assert_gradients(packed, formula, [leaf(x[:1]) for x in (q, k, v)])
+
+
+def test_bf16() -> None:
+    assert_gradients(lambda *t: fovea.attention(*t, return_lse=True), formula, inputs(torch.bfloat16), tolerance=2.0**-6)
+
+
+def test_inputs_that_need_no_gradient_get_none() -> None:
+    q, k, v = inputs()
+    k.requires_grad_(False)
+    fovea.attention(q, k, v).sum().backward()
+    assert q.grad is not None and v.grad is not None and k.grad is None
+    with torch.no_grad():
+        assert not fovea.attention(q, k, v).requires_grad
+
+
+def test_checkpointing_and_modules() -> None:
+    q, k, v = inputs()
+    out = torch.utils.checkpoint.checkpoint(lambda *t: fovea.attention(*t, causal=True), q, k, v, use_reentrant=False)
+    (again,) = torch.autograd.grad(out.sum(), q)
+    (plain,) = torch.autograd.grad(fovea.attention(q, k, v, causal=True).sum(), q)
+    assert torch.equal(again, plain)
+
+
+def test_refusals_name_the_argument() -> None:
+    q, k, v = inputs()
+    with pytest.raises(fovea.Unsupported, match="out, lse or row_max"):
+        fovea.attention(q, k, v, out=torch.empty(2, 33, 4, 24))
+    with pytest.raises(fovea.Unsupported, match="Plan.run: gradients are recorded"):
+        fovea.plan(q, k, v).run(q, k, v)
+    with pytest.raises(fovea.Unsupported, match="decode: gradients are recorded"):
+        fovea.decode(q, fovea.KvCache(k, v, torch.tensor([70, 70])))
+    weights = leaf(torch.randn(70))
+    with pytest.raises(fovea.Unsupported, match="weights requires a gradient, which a mask"):
+        fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: weights[j] > 0)
+    with pytest.raises(fovea.InvalidArgument, match="score:t is a ndarray"):
+        fovea.attention(q, k, v, score_mod=fovea.score_mod("score + t[q_head]", t=np.zeros(4, np.float32)))
+    with pytest.raises(RuntimeError, match="once_differentiable|twice|does not require grad"):
+        (dq,) = torch.autograd.grad(fovea.attention(q, k, v).sum(), q, create_graph=True)
+        dq.sum().backward()
