@@ -161,7 +161,7 @@ def describe(array: Array) -> Description:
         return Description(0, array.shape, array.strides, code, bits, *array._device)
     for library, reader in (("numpy", _describe_numpy), ("torch", _describe_torch)):
         module = sys.modules.get(library)
-        base = module and getattr(module, "ndarray" if library == "numpy" else "Tensor", None)
+        base: Any = getattr(module, "ndarray" if library == "numpy" else "Tensor", None)
         if base is not None and isinstance(array, base):
             return reader(array)
     if not hasattr(array, "__dlpack__"):

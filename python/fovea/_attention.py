@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 from . import _abi
 from ._arrays import Array, Framework, NotAnArray, TensorSpec, describe, framework_of
@@ -83,10 +83,6 @@ def make_outputs(
     return out, lse
 
 
-@overload
-def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **features: Any) -> Array: ...
-@overload
-def attention(q: Array, k: Array, v: Array, *, return_lse: Literal[True], **features: Any) -> tuple[Array, Array]: ...
 def attention(
     q: Array,
     k: Array,
@@ -502,7 +498,7 @@ class Plan:
             if found is None:
                 memory = ctypes.create_string_buffer(self.workspace_bytes + _ALIGNMENT)
                 found = self._workspaces.found = (memory, _aligned(ctypes.addressof(memory)))
-            return found  # type: ignore[no-any-return]
+            return found
         array = framework.empty(q, (self.workspace_bytes + _ALIGNMENT,), "u8")
         return array, _aligned(describe(array).address)
 

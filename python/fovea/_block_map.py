@@ -58,7 +58,7 @@ class BlockMap:
         self.tile_q, self.tile_kv = tiles
         shape = (ctypes.c_int64 * 4)()
         check("fovea_mask_tiles", self._bound.address, None, 0, shape)
-        self.shape: tuple[int, int, int, int] = tuple(shape)  # type: ignore[assignment]
+        self.shape: tuple[int, int, int, int] = tuple(shape)
         count = shape[0] * shape[1] * shape[2] * shape[3]
         self._kinds = bytearray(count)
         if count:

@@ -6,6 +6,7 @@ Templates are made once for a kind of call and kept; a call then is `invoke`, in
 from __future__ import annotations
 
 import ctypes
+import importlib
 import struct
 import sys
 from typing import Any, Sequence
@@ -15,8 +16,9 @@ from ._arrays import Array, Description, NotAnArray, describe
 from ._library import address_of, check, library, take_error
 from .errors import InvalidArgument, error_of
 
+_extension: Any
 try:
-    from . import _fovea as _extension
+    _extension = importlib.import_module("fovea._fovea")
 except ImportError:  # a free-threaded interpreter, or a checkout without a build
     _extension = None
 

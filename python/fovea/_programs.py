@@ -77,9 +77,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float))
 
 
-def _checked_capture(name: str, value: Capture) -> Capture:
+def _checked_capture(name: str, value: Any) -> Capture:
     """A number, or an array of a dtype that formulas read; float64 is cast to float32, which a warning says."""
-    if _is_number(value):
+    if isinstance(value, (int, float)):
         return int(value) if isinstance(value, bool) else value
     if root_module(value) == "torch" and value.is_neg():
         value = value.resolve_neg()  # its sign is a flag that DLPack does not carry
@@ -119,8 +119,8 @@ class Program:
         self._lets = lets
         self._formula = formula
         self.captures = {name: _checked_capture(name, value) for name, value in captures.items()}
-        tensors = {name: value for name, value in self.captures.items() if not _is_number(value)}
-        scalars = {name: value for name, value in self.captures.items() if _is_number(value)}
+        tensors: dict[str, Any] = {name: value for name, value in self.captures.items() if not _is_number(value)}
+        scalars: dict[str, Any] = {name: value for name, value in self.captures.items() if _is_number(value)}
         self.tensor_names, self.tensors = tuple(tensors), tuple(tensors.values())
         self.scalar_names, self.scalars = tuple(scalars), tuple(float(value) for value in scalars.values())
         slots = []
@@ -184,9 +184,7 @@ class Program:
             taken.add(names[name])
         return other._renamed(names) if names else other
 
-    def _joined(self, other: object, sign: str) -> Program:
-        if not isinstance(other, Program):
-            return NotImplemented
+    def _joined(self, other: Program, sign: str) -> Program:
         if self._kind != other._kind:
             raise InvalidArgument(f"a {self.kind} {sign} a {other.kind}; expected two programs of one kind")
         other = self._beside(other)
@@ -206,11 +204,15 @@ class Program:
         return Program(self._kind, through(other._formula), captures, lets)
 
     def __and__(self, other: object) -> Program:
-        if self._kind == _abi.SCORE_MOD and isinstance(other, Program):
+        if not isinstance(other, Program):
+            return NotImplemented
+        if self._kind == _abi.SCORE_MOD:
             raise InvalidArgument("scores do not combine with &; expected |, left to right as in a pipe")
         return self._joined(other, "&")
 
     def __or__(self, other: object) -> Program:
+        if not isinstance(other, Program):
+            return NotImplemented
         return self._joined(other, "|")
 
     def __invert__(self) -> Program:
@@ -219,9 +221,10 @@ class Program:
         return Program(self._kind, f"!({self._formula})", self.captures, self._lets)
 
     def __repr__(self) -> str:
+        captures: dict[str, Any] = self.captures
         captured = "".join(
             f", {name}={value!r}" if _is_number(value) else f", {name}={type(value).__name__}{tuple(value.shape)}"
-            for name, value in self.captures.items()
+            for name, value in captures.items()
         )
         return f"{self.kind}({self.text!r}{captured})"
 

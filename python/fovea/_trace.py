@@ -129,7 +129,7 @@ class _Graph:
         """Named parts, those that stand more than once, and the formula."""
         uses = self._uses(result)
         texts: dict[int, tuple[str, int]] = {}
-        lets = []
+        lets: list[tuple[str, str]] = []
         for number in sorted(uses):
             text, binding = self._print(number, texts)
             is_atom = self.nodes[number][0] in ("name", "number") or (self.nodes[number][0] == "load" and len(text) < 12)
@@ -484,7 +484,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _graph_of(values: Sequence[Any]) -> _Graph:
-    return next(value.graph for value in values if _is_symbolic(value))
+    return next(value.graph for value in values if isinstance(value, (Symbol, Row)))
 
 
 def _needs_a_value(what: str, remedy: str) -> Callable[..., Any]:
@@ -536,17 +536,17 @@ class _Symbolic:
         return False
 
     def dim(self) -> int:
-        return len(self.shape)  # type: ignore[attr-defined]
+        return len(self.shape)
 
     @property
     def ndim(self) -> int:
         return self.dim()
 
     def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]  # type: ignore[attr-defined]
+        return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:
-        return math.prod(self.shape)  # type: ignore[attr-defined]
+        return math.prod(self.shape)
 
     @classmethod
     def __torch_function__(cls, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -663,7 +663,10 @@ def _index(row: Row, index: tuple[Any, ...]) -> Any:
 def _within(place: range, inner: Any) -> Any:
     if not isinstance(inner, Symbol):
         return place[inner]
-    return inner * place.step + place.start if (place.start, place.step) != (0, 1) else inner
+    if (place.start, place.step) == (0, 1):
+        return inner
+    graph = inner.graph
+    return _arithmetic("+")(_arithmetic("*")(inner, graph.constant(place.step)), graph.constant(place.start))
 
 
 def _place(graph: _Graph, place: Any, extent: int) -> Any:

@@ -6,6 +6,14 @@
     out = fovea.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
+from ._flex import BlockMask, create_block_mask, flex_attention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
 
-__all__ = ["install_sdpa", "scaled_dot_product_attention", "uninstall_sdpa"]
+__all__ = [
+    "BlockMask",
+    "create_block_mask",
+    "flex_attention",
+    "install_sdpa",
+    "scaled_dot_product_attention",
+    "uninstall_sdpa",
+]

@@ -37,7 +37,7 @@ def _with_outputs(arguments: Arguments, inputs: tuple[Any, ...], names: list[str
     )
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """(arguments, names, *inputs) -> (out, lse)."""
 
     @staticmethod
@@ -56,7 +56,7 @@ class _Attention(torch.autograd.Function):
         context.save_for_backward(*tensors, *output)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(context: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         *inputs, out, lse = context.saved_tensors
         names, needed = context.names, context.needs_input_grad[2:]

@@ -157,9 +157,9 @@ def _backward(
     features = _features(is_causal, attn_mask, scale, dropout_p)
     if not _is_ours(query):
         plain = _plain_backward(grad_out, query, key, value, out, logsumexp, is_causal, attn_mask, scale)
-        return tuple(map(_laid_out, plain))  # type: ignore[return-value]
+        return tuple(map(_laid_out, plain))
     got = attention_backward(grad_out, query, key, value, out, logsumexp, **features)
-    return tuple(_laid_out(gradient) for gradient in (got.q, got.k, got.v))  # type: ignore[return-value]
+    return tuple(_laid_out(gradient) for gradient in (got.q, got.k, got.v))
 
 
 def _laid_out(gradient: Any) -> Any:

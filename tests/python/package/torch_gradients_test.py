@@ -7,6 +7,7 @@ import fovea
 from attention_test import qkv
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("torch.utils.checkpoint")
 
 SHIFT = 70 - 33
 

@@ -1,0 +1,193 @@
+"""FlexAttention's functions with FlexAttention's signatures; a block mask here is a formula, and takes no memory until it is looked at."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from .._arrays import TensorSpec
+from .._attention import attention
+from .._block_map import BlockMap, block_map
+from .._programs import Program, mask_mod as make_mask_mod
+from ..errors import InvalidArgument
+
+
+class BlockMask:
+    """A mask and the lengths that it is for; made by `create_block_mask`.
+
+    Attributes
+    ----------
+    mask_mod : callable
+        What it was made of.
+    shape : tuple of int
+        (B, H, Q_LEN, KV_LEN).
+    BLOCK_SIZE : tuple of int
+        Queries and keys of a block, for `to_dense`, `sparsity` and the picture; kernels choose their own tiles.
+    """
+
+    def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, int, int, int], block_size: tuple[int, int]) -> None:
+        self.mask_mod = mask_mod
+        self.program: Program = make_mask_mod(mask_mod)
+        self.shape = shape
+        self.BLOCK_SIZE = block_size
+        self._map: BlockMap | None = None
+
+    @property
+    def seq_lengths(self) -> tuple[int, int]:
+        return self.shape[2], self.shape[3]
+
+    def block_map(self) -> BlockMap:
+        """Which blocks are empty, partial and full: proven from the formula, so a full or empty one may count as partial."""
+        if self._map is None:
+            batch, heads, q_len, kv_len = self.shape
+            self._map = block_map(
+                TensorSpec((batch, q_len, heads, 1)), TensorSpec((batch, kv_len, heads, 1)),
+                mask=self.program, tile_q=self.BLOCK_SIZE[0], tile_kv=self.BLOCK_SIZE[1],
+            )  # fmt: skip
+        return self._map
+
+    def numel(self) -> int:
+        batch, heads, q_len, kv_len = self.shape
+        return batch * heads * q_len * kv_len
+
+    def sparsity(self) -> float:
+        """Percent of the blocks that are empty."""
+        return 100 * self.block_map().sparsity
+
+    def to_dense(self) -> Any:
+        """[B, H, blocks of queries, blocks of keys] int32: 1 where a block is partial or full."""
+        return (torch.frombuffer(bytearray(self.block_map().kinds), dtype=torch.uint8).reshape(self.block_map().shape) > 0).int()
+
+    def __repr__(self) -> str:
+        return f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, {self.program!r})"
+
+    def __str__(self) -> str:
+        return f"BlockMask(shape={self.shape}, sparsity={self.sparsity():.2f}%,\n{self.block_map().print()}\n)"
+
+
+def create_block_mask(
+    mask_mod: Callable[..., Any],
+    B: int | None,  # noqa: N803
+    H: int | None,  # noqa: N803
+    Q_LEN: int,  # noqa: N803
+    KV_LEN: int,  # noqa: N803
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,  # noqa: N803
+    _compile: bool = False,
+) -> BlockMask:
+    """FlexAttention's `create_block_mask`, without the dense mask: the callable is traced.
+
+    Parameters
+    ----------
+    mask_mod : callable
+        Of ``(batch, head, q_idx, kv_idx)``.
+    B, H : int, optional
+        None: 1, of a mask that does not depend on it.
+    Q_LEN, KV_LEN : int
+    device, _compile
+        Taken and not needed.
+    BLOCK_SIZE : int or (int, int)
+
+    Returns
+    -------
+    BlockMask
+
+    Raises
+    ------
+    TraceError
+        With the line that a formula cannot say.
+    """
+    sizes = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else tuple(BLOCK_SIZE)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise InvalidArgument(f"create_block_mask: BLOCK_SIZE is {BLOCK_SIZE!r}; expected a number above 0, or two")
+    return BlockMask(mask_mod, (B or 1, H or 1, Q_LEN, KV_LEN), sizes)
+
+
+def _table_of(num_blocks: Any, indices: Any) -> Any:
+    """[B, H, rows, columns] bool: the blocks that PyTorch's lists name."""
+    place = torch.arange(indices.shape[-1], device=indices.device)
+    columns = torch.where(place < num_blocks[..., None], indices.long(), indices.shape[-1])
+    table = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool, device=indices.device)
+    return table.scatter_(-1, columns, True)[..., :-1].contiguous()
+
+
+def _program_of(mask: Any) -> Program:
+    """PyTorch's BlockMask: a pair is visible in a full block, and in a partial one where its mask_mod says so."""
+    rows, columns = mask.BLOCK_SIZE
+    partial = _table_of(mask.kv_num_blocks, mask.kv_indices)
+    full = None if mask.full_kv_num_blocks is None else _table_of(mask.full_kv_num_blocks, mask.full_kv_indices)
+    has_batch, has_heads = partial.shape[0] > 1, partial.shape[1] > 1
+
+    def visible(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        place = (b if has_batch else 0, h if has_heads else 0, q_idx // rows, kv_idx // columns)
+        seen = partial[place] & mask.mask_mod(b, h, q_idx, kv_idx)
+        return seen if full is None else full[place] | seen
+
+    return make_mask_mod(visible)
+
+
+def _mask_of(block_mask: Any, q_len: int, kv_len: int) -> Program | None:
+    if block_mask is None:
+        return None
+    expected = tuple(int(length) for length in block_mask.seq_lengths)
+    if expected != (q_len, kv_len):
+        raise InvalidArgument(
+            f"flex_attention: block_mask is for lengths {expected}, query and key have {(q_len, kv_len)}; expected equal lengths"
+        )
+    return block_mask.program if isinstance(block_mask, BlockMask) else _program_of(block_mask)
+
+
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: Any = None,
+) -> Any:
+    """FlexAttention's `flex_attention`, by Fovea.
+
+    Parameters
+    ----------
+    query : Tensor, [B, num_heads_q, Q_LEN, head_dim_qk], f32, f16 or bf16
+    key : Tensor, [B or 1, num_heads_kv, KV_LEN, head_dim_qk]
+    value : Tensor, [B or 1, num_heads_kv, KV_LEN, head_dim_v]
+    score_mod : callable, optional
+        Of ``(score, batch, head, q_idx, kv_idx)``; float tensors that it reads may learn.
+    block_mask : BlockMask, optional
+        Of `create_block_mask`, here or PyTorch's.
+    scale : float, optional
+        ``1 / sqrt(head_dim_qk)`` unless given.
+    enable_gqa : bool
+        Whether num_heads_kv may be smaller than num_heads_q, and divide it.
+    return_lse : bool
+    kernel_options
+        Taken and not needed.
+
+    Returns
+    -------
+    Tensor, [B, num_heads_q, Q_LEN, head_dim_v], or with `return_lse` also [B, num_heads_q, Q_LEN] f32
+        0 and -inf where a query sees no key.
+
+    Raises
+    ------
+    InvalidArgument, TraceError, Unsupported
+        As `fovea.attention`; float64 is not supported.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise InvalidArgument(f"flex_attention: {name} has rank {tensor.dim()}; expected [batch, heads, seqlen, head_dim]")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise InvalidArgument(
+            f"flex_attention: query has {query.shape[1]} heads and key {key.shape[1]}; expected equal, or enable_gqa=True"
+        )
+    batch = query.shape[0]
+    key, value = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (key, value))
+    return attention(
+        query, key, value, score_mod=score_mod, mask=_mask_of(block_mask, query.shape[2], key.shape[2]), scale=scale,
+        layout="bhsd", return_lse=return_lse,
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""flex_attention and create_block_mask beside PyTorch's own, in float64."""
+
+import pytest
+
+import fovea
+
+torch = pytest.importorskip("torch")
+import fovea.torch  # noqa: E402
+
+try:
+    from torch.nn.attention import flex_attention as theirs
+except ImportError:
+    pytest.skip("this PyTorch has no FlexAttention", allow_module_level=True)
+
+from sdpa_test import tensors  # noqa: E402
+
+Q, KV = 150, 200
+SHAPES = ((2, 4, Q, 16), (2, 4, KV, 16), (2, 4, KV, 16))
+SLOPES, DOC = tensors((4,))[0], torch.arange(256, dtype=torch.int32) // 60
+
+
+def causal(b, h, q, k):
+    return q >= k
+
+
+def documents(b, h, q, k):
+    return (DOC[q] == DOC[k]) & (h >= b)
+
+
+def alibi(score, b, h, q, k):
+    return score - SLOPES[h].abs() * (q - k).abs()
+
+
+def softcap(score, b, h, q, k):
+    return 5 * torch.tanh(score / 5)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # that theirs is slow uncompiled
+
+
+def expected(given, score_mod, mask_mod, **features):
+    block_mask = None if mask_mod is None else theirs.create_block_mask(mask_mod, 2, 4, Q, KV, device="cpu")
+    return theirs.flex_attention(*(x.double() for x in given), score_mod=score_mod, block_mask=block_mask, return_lse=True, **features)
+
+
+@pytest.mark.parametrize("mask_mod", [None, causal, documents])
+@pytest.mark.parametrize("score_mod", [None, alibi, softcap])
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_equals_pytorchs(mask_mod, score_mod, whose) -> None:
+    given = tensors(*SHAPES)
+    maker = fovea.torch.create_block_mask if whose == "ours" else theirs.create_block_mask
+    block_mask = None if mask_mod is None else maker(mask_mod, 2, 4, Q, KV, device="cpu")
+    out, lse = fovea.torch.flex_attention(*given, score_mod=score_mod, block_mask=block_mask, return_lse=True)
+    exact_out, exact_lse = expected(given, score_mod, mask_mod)
+    assert (out - exact_out).abs().max() <= 2e-6
+    is_finite = exact_lse.isfinite()
+    assert torch.equal(lse.isfinite(), is_finite)
+    assert (lse - exact_lse)[is_finite].abs().max() <= 4e-6
+
+
+def test_grouped_heads_and_one_cache_for_all() -> None:
+    q, k, v = tensors((2, 4, Q, 16), (1, 2, KV, 16), (1, 2, KV, 16))
+    out = fovea.torch.flex_attention(q, k, v, enable_gqa=True, scale=0.5)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), *(x.double().repeat_interleave(2, 1).expand(2, -1, -1, -1) for x in (k, v)), scale=0.5
+    )
+    assert (out - exact).abs().max() <= 2e-6
+
+
+def test_a_mask_of_given_blocks_alone() -> None:
+    given = tensors(*SHAPES)
+    num_blocks = torch.tensor([[[1, 2]]], dtype=torch.int32)
+    indices = torch.tensor([[[[1, 0], [0, 1]]]], dtype=torch.int32)
+    block_mask = theirs.BlockMask.from_kv_blocks(num_blocks, indices, BLOCK_SIZE=128, seq_lengths=(Q, KV))
+    out = fovea.torch.flex_attention(*given, block_mask=block_mask)
+    visible = torch.ones(Q, KV, dtype=torch.bool)
+    visible[:128, :128] = False
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in given), attn_mask=visible)
+    assert (out - exact).abs().max() <= 2e-6
+
+
+def test_what_a_score_reads_learns() -> None:
+    given = tensors(*SHAPES)
+    slopes = SLOPES.clone().requires_grad_()
+    out = fovea.torch.flex_attention(
+        *given, score_mod=lambda s, b, h, q, k: s + slopes[h] * (k - q), block_mask=fovea.torch.create_block_mask(causal, None, None, Q, KV)
+    )
+    (gradient,) = torch.autograd.grad(out.sum(), slopes)
+    double = SLOPES.double().requires_grad_()
+    bias = double[:, None, None] * (torch.arange(KV) - torch.arange(Q)[:, None])
+    bias = bias.masked_fill(torch.ones(Q, KV, dtype=torch.bool).triu(1), -torch.inf)
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in given), attn_mask=bias)
+    (wanted,) = torch.autograd.grad(exact.sum(), double)
+    assert (gradient - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_block_masks_say_what_they_leave() -> None:
+    mine = fovea.torch.create_block_mask(causal, None, None, 1024, 1024)
+    dense = theirs.create_block_mask(causal, 1, 1, 1024, 1024, device="cpu")
+    assert torch.equal(mine.to_dense(), dense.to_dense()) and mine.sparsity() == dense.sparsity()
+    assert mine.shape == (1, 1, 1024, 1024) and mine.numel() == 2**20
+    assert "sparsity=43.75%" in str(mine) and "kv_idx" in repr(mine)
+    huge = fovea.torch.create_block_mask(causal, None, None, 2**20, 2**20)
+    assert huge.seq_lengths == (2**20, 2**20)
+
+
+def test_refusals() -> None:
+    q, k, v = tensors(*SHAPES)
+    with pytest.raises(fovea.InvalidArgument, match="lengths"):
+        fovea.torch.flex_attention(q, k, v, block_mask=fovea.torch.create_block_mask(causal, 1, 1, Q, KV + 1))
+    with pytest.raises(fovea.InvalidArgument, match="enable_gqa"):
+        fovea.torch.flex_attention(q, k[:, :2], v[:, :2])
+    with pytest.raises(fovea.InvalidArgument, match="rank 3"):
+        fovea.torch.flex_attention(q[0], k, v)
+    with pytest.raises(fovea.InvalidArgument, match="BLOCK_SIZE"):
+        fovea.torch.create_block_mask(causal, 1, 1, Q, KV, BLOCK_SIZE=0)
