@@ -221,7 +221,9 @@ def _torch_framework(torch: Any) -> Framework:
     empty = torch.empty
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
-        return empty(shape, dtype=like.dtype if dtype is None else getattr(torch, _LONG_NAMES[dtype]), device=like.device)
+        if dtype is None:
+            return like.new_empty(shape)
+        return empty(shape, dtype=getattr(torch, _LONG_NAMES[dtype]), device=like.device)
 
     def stream(like: Array) -> int:
         return torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0

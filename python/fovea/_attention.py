@@ -48,6 +48,10 @@ def forward_template(arguments: Arguments, function: str) -> Template:
     return keep_template(_forward_templates, arguments.key, builder.done())
 
 
+#: What stands in for `attention` where PyTorch compiles a graph: set by fovea.torch.
+compiled: Any = None
+
+
 def _shape(array: Array, name: str, function: str) -> tuple[int, ...]:
     shape = getattr(array, "shape", None)
     if shape is None:
@@ -190,6 +194,14 @@ def attention(
     >>> out = fovea.attention(q, k, v, causal=True, window=(1024, 0))
     >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
+    if compiled is not None and compiled.is_compiling():
+        if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto":
+            raise Unsupported("attention: out, lse, row_max, compute_dtype or cpu_target in a compiled graph; expected none of them")
+        return compiled.attention(
+            q, k, v, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias, alibi=alibi,
+            score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,
+            dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
+        )  # fmt: skip
     framework = framework_of(q, "attention", "q")
     given = (out, lse, row_max)
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)

@@ -67,8 +67,13 @@ FIELDS = (
     "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
     "cu_seqlens_q", "cu_seqlens_kv",
 )  # fmt: skip
+_BITS = tuple(1 << index for index in range(len(FIELDS)))
 _SWAPPED = {"q", "k", "v", "out"}
 _LAYOUTS = ("bshd", "bhsd")
+
+
+# What a named tuple's own constructor does, without looking at names: a microsecond of each call.
+_new = tuple.__new__
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -179,33 +184,33 @@ def gather(
         if cu_seqlens_kv is None:
             cu_seqlens_kv = cu_seqlens_q
     drop = _dropout(dropout, function)
-    values = (
-        q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv,
-    )  # fmt: skip
     present = 0
     tensors = []
-    for index, value in enumerate(values):
+    for bit, value in zip(
+        _BITS,
+        (q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv),
+    ):
         if value is not None:
-            present |= 1 << index
+            present |= bit
             tensors.append(value)
     words = [drop.seed, drop.offset, stream]
     score = mask_address = 0
-    counts = [0, 0, 0, 0]
+    counts = (0, 0, 0, 0)
     if score_program is not None:
         score = score_program.address
         tensors += score_program.tensors
         words += [word_of_float(value) for value in score_program.scalars]
-        counts[:2] = len(score_program.tensors), len(score_program.scalars)
+        counts = (len(score_program.tensors), len(score_program.scalars), 0, 0)
     if mask_program is not None:
         mask_address = mask_program.address
         tensors += mask_program.tensors
         words += [word_of_float(value) for value in mask_program.scalars]
-        counts[2:] = len(mask_program.tensors), len(mask_program.scalars)
-    key = Key(
-        layout, bool(causal), align, window, scale, softcap, drop.p, compute_dtype, cpu_target, bool(deterministic),
-        present, score, mask_address, *counts,
-    )  # fmt: skip
-    return Arguments(key, tuple(tensors), tuple(words), (score_program, mask_program))
+        counts = (counts[0], counts[1], len(mask_program.tensors), len(mask_program.scalars))
+    key = _new(Key, (
+        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, present, score,
+        mask_address, *counts,
+    ))  # fmt: skip
+    return _new(Arguments, (key, tuple(tensors), tuple(words), (score_program, mask_program)))
 
 
 def resolved(framework: Framework, arguments: Arguments, function: str | None = None) -> Arguments:

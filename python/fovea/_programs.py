@@ -106,11 +106,11 @@ class Program:
         "score_mod" or "mask_mod".
     text : str
         The formula, in the language of docs/guides/programs.md.
+    text_with_numbers : str
+        The same with captured numbers written in.
     captures : dict
         Name to array or number: contents may change between calls.
     """
-
-    __slots__ = ("_kind", "_lets", "_formula", "captures", "_handle", "tensors", "scalars", "tensor_names", "scalar_names")
 
     def __init__(
         self, kind: int, formula: str, captures: Mapping[str, Capture], lets: tuple[tuple[str, str], ...] = ()
@@ -119,10 +119,13 @@ class Program:
         self._lets = lets
         self._formula = formula
         self.captures = {name: _checked_capture(name, value) for name, value in captures.items()}
+        self.text = "".join(f"let {name} = {part}; " for name, part in lets) + formula
         tensors: dict[str, Any] = {name: value for name, value in self.captures.items() if not _is_number(value)}
         scalars: dict[str, Any] = {name: value for name, value in self.captures.items() if _is_number(value)}
         self.tensor_names, self.tensors = tuple(tensors), tuple(tensors.values())
         self.scalar_names, self.scalars = tuple(scalars), tuple(float(value) for value in scalars.values())
+        numbers = "".join(f"let {name} = {value!r}; " for name, value in scalars.items())
+        self.text_with_numbers = numbers + self.text
         slots = []
         for name, value in tensors.items():
             described = describe(value)
@@ -133,10 +136,6 @@ class Program:
     @property
     def kind(self) -> str:
         return _KIND_NAMES[self._kind]
-
-    @property
-    def text(self) -> str:
-        return "".join(f"let {name} = {part}; " for name, part in self._lets) + self._formula
 
     @property
     def address(self) -> int:
@@ -229,7 +228,7 @@ class Program:
         return f"{self.kind}({self.text!r}{captured})"
 
 
-def _split_lets(text: str) -> tuple[tuple[tuple[str, str], ...], str]:
+def split_lets(text: str) -> tuple[tuple[tuple[str, str], ...], str]:
     """`let a = b; c`: the named parts and the formula."""
     lets = []
     while match := _LET.match(text):
@@ -243,7 +242,7 @@ def _split_lets(text: str) -> tuple[tuple[tuple[str, str], ...], str]:
 
 def _program(kind: int, source: object, captures: Mapping[str, Capture], function: str) -> Program:
     if isinstance(source, str):
-        lets, formula = _split_lets(source)
+        lets, formula = split_lets(source)
         if not lets:
             return Program(kind, source, captures)
         return Program(kind, formula, captures, lets)

@@ -6,8 +6,20 @@
     out = fovea.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
+import torch as _torch
+
+from .. import _attention
+from . import _ops
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
+
+
+class _Compiled:
+    is_compiling = staticmethod(_torch.compiler.is_compiling)
+    attention = staticmethod(_ops.attention)
+
+
+_attention.compiled = _Compiled
 
 __all__ = [
     "BlockMask",

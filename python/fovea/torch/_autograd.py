@@ -14,8 +14,8 @@ from ..errors import InvalidArgument, Unsupported
 _ATTENTION = address_of("fovea_attention_forward")
 _OUT, _LSE, _ROW_MAX = (FIELDS.index(name) for name in ("out", "lse", "row_max"))
 _WRITTEN = {"out", "lse", "row_max"}
-_GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks"}
-_CAPTURED_FIELDS = {"bias", "alibi"}
+GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks"}
+CAPTURED_FIELDS = {"bias", "alibi"}
 
 
 def _fields(arguments: Arguments) -> list[str]:
@@ -67,8 +67,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             if not is_needed:
                 continue
             made[index] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            if name in _GRADIENTS:
-                wanted[_GRADIENTS[name]] = made[index]
+            if name in GRADIENTS:
+                wanted[GRADIENTS[name]] = made[index]
             else:
                 captured[name.removeprefix("score:")] = made[index]
         if dout is None:
@@ -79,14 +79,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 def _check(arguments: Arguments, names: list[str], inputs: list[Any]) -> None:
     for name, tensor in zip(names, inputs):
-        if not tensor.requires_grad or name in _GRADIENTS or name in _CAPTURED_FIELDS or name.startswith("score:"):
+        if not tensor.requires_grad or name in GRADIENTS or name in CAPTURED_FIELDS or name.startswith("score:"):
             continue
         raise Unsupported(
             f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it to "
             "score_mod"
         )
     program = arguments.kept[0]
-    clash = _CAPTURED_FIELDS & set(program.tensor_names if program is not None else ()) & set(names)
+    clash = CAPTURED_FIELDS & set(program.tensor_names if program is not None else ()) & set(names)
     if clash:
         name = clash.pop()
         raise InvalidArgument(f"attention: {name} and an array of that name in score_mod; rename that of the program")
