@@ -353,8 +353,9 @@ TEST_P(EmulatedLatents, EqualTheOracle) {
     const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
     EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
     EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
-    if (problem.wants_row_max)
+    if (problem.wants_row_max) {
       EXPECT_EQ(difference({"row_max", args.row_max, expected.row_max, allowed.row_max}), "");
+    }
     EXPECT_EQ(memory.damage(), "");
   });
 }
