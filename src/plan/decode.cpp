@@ -169,14 +169,14 @@ std::int64_t validate_tokens(const AttentionDecode& call) {
   return validate_cache(call.cache, call.append, call.rotary, batch, kDecode);
 }
 
-/// What a plan's kernel was chosen by: dtypes, heads, the layout of the cache and the programs. The executor may be
-/// smaller than the plan's.
-void require_same_problem(const Plan& plan, const AttentionDecode& call) {
+/// What a plan's kernel was chosen by, of which `key` is the key: dtypes, heads, the layout of the cache and the
+/// programs. The executor may be smaller than the plan's.
+void require_same_problem(const Plan& plan, const expr::Digest& key, const AttentionDecode& call) {
   const ForwardProblem& f = plan.impl().problem;
   const int workers = f.problem.num_threads;
   if (is_cpu(f.device())) require_workers(kDecode, *call.executor, workers, "those of the plan");
   const Problem problem = decode_problem(call, f.problem.seqlen_kv->value, workers, kDecode);
-  if (decode_key(problem, cache_layout(call)) == decode_key(f.problem, f.cache)) return;
+  if (decode_key(problem, cache_layout(call)) == key) return;
   invalid(
       std::string(kDecode),
       "the call poses another problem than the plan's; expected equal dtypes, heads, head dims, "
@@ -230,6 +230,7 @@ NewTokens validated_tokens(const AppendToCache& args) {
 
 struct DecodePlan::Impl {
   Plan plan;
+  expr::Digest key;  // of its problem
   std::int64_t max_seqlen_kv = 0;
   std::size_t workspace_bytes = 0;
 };
@@ -259,10 +260,13 @@ DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) 
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   decode_batch(call, kWhere);
-  auto impl = std::make_shared<DecodePlan::Impl>(
-      DecodePlan::Impl{.plan = find_plan(call, max_seqlen_kv, runtime, log, kWhere),
-                       .max_seqlen_kv = max_seqlen_kv,
-                       .workspace_bytes = 0});
+  const Plan plan = find_plan(call, max_seqlen_kv, runtime, log, kWhere);
+  const ForwardProblem& f = plan.impl().problem;
+  auto impl =
+      std::make_shared<DecodePlan::Impl>(DecodePlan::Impl{.plan = plan,
+                                                          .key = decode_key(f.problem, f.cache),
+                                                          .max_seqlen_kv = max_seqlen_kv,
+                                                          .workspace_bytes = 0});
   impl->workspace_bytes = DecodeWorkspace(impl->plan, call).bytes();
   if (!is_cpu(call.q.spec().device) && (call.append.k || call.rotary))
     find_append(call.q.spec().device, runtime);  // so that no run loads it
@@ -290,7 +294,7 @@ void DecodePlan::run(const AttentionDecode& args) const {
         fmt::format("a sequence has {} keys; expected at most {}, the max_seqlen_kv of the plan",
                     longest, impl_->max_seqlen_kv));
   }
-  require_same_problem(impl_->plan, call);
+  require_same_problem(impl_->plan, impl_->key, call);
   validate_decode(impl_->plan.impl().problem, call, kDecode);
   const DecodeWorkspace sizes(impl_->plan, call);
   require_workspace(kDecode, call.workspace, sizes.bytes(), "DecodePlan::workspace_bytes");
