@@ -145,7 +145,8 @@ AttentionDecode alone(const AttentionDecode& together, std::int64_t sequence) {
   if (args.cu_seqlens_q) {
     args.cu_seqlens_q = entry_of(args.cu_seqlens_q, sequence, 2);
   } else {
-    for (TensorView* view : {&args.q, &args.out, &args.lse}) *view = entry_of(*view, sequence);
+    for (TensorView* view : std::initializer_list<TensorView*>{&args.q, &args.out, &args.lse})
+      *view = entry_of(*view, sequence);
   }
   for (TensorView* view :
        {&cache.page_table, &cache.seqlens, &cache.left_padding, &cache.batch_idx})

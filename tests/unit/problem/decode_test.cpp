@@ -361,7 +361,9 @@ TEST(PackedDecode, OffsetsThatLieAreRefused) {
        "run: cu_seqlens_q gives sequence 2 a length of 3; expected at most 2, max_seqlen_q"},
       {[](PackedCall&, AttentionDecode& a) { a.max_seqlen_q = -1; },
        "run: max_seqlen_q is -1; expected 0 or more"},
-      {[](PackedCall& c, AttentionDecode& a) { a.cu_seqlens_q = view(c.cos.data(), {4}); },
+      {[](PackedCall& c, AttentionDecode& a) {
+         a.cu_seqlens_q = TensorView(view(c.cos.data(), {4}));
+       },
        "run: cu_seqlens_q is f32 [4]; expected i32 or i64 [batch + 1]"},
       {[](PackedCall& c, AttentionDecode& a) { a.cu_seqlens_q = view(c.offsets.data(), {0}); },
        "run: cu_seqlens_q is i32 [0]; expected i32 or i64 [batch + 1]"},
