@@ -34,40 +34,39 @@ CacheCase base_cache(std::int64_t page_size, std::int64_t head_dim) {
 }  // namespace
 
 std::vector<Case> hopper_cp_async_cases() {
-  Case strided = base_case("hopper_copied_strided", 64);
-  strided.layout = Layout::strided_dim;
-  strided.out_layout = Layout::strided_dim;
-  strided.mask = causal();
-  strided.has_sinks = true;
-  // Rows begin anywhere, the last chunk of each is cut; NaN and infinity are found in them, and added to.
-  Case odd = base_case("hopper_copied_odd_head_dim", 67);
-  odd.head_dim_v = 131;  // tiles of 96 keys
-  odd.dtype = Dtype::f16;
-  odd.mask = window(90, 20);
-  odd.has_infinite_values = true;
-  // Rows by 16 bytes; strides that are no multiples of them keep TMA out.
+  // Strides of 0, which TMA does not have.
   Case shared = base_case("hopper_copied_shared_head", 128);
-  shared.layout = Layout::shared_head;
-  shared.out_layout = Layout::padded;
   shared.num_heads_q = shared.num_heads_kv = 2;
   shared.batch = 2;
+  shared.out_layout = Layout::padded;
   shared.wants_row_max = true;
-  Case reversed = base_case("hopper_copied_reversed", 256);
-  reversed.layout = Layout::reversed;
-  reversed.mask = causal();
-  reversed.has_infinite_values = true;
-  reversed.dropout = kSomeDropped;
-  Case packed = base_case("hopper_copied_packed", 36);
+  // The last panel of each row is cut; NaN and infinity are found in the copied rows, and added to.
+  Case padded = base_case("hopper_copied_padded", 72);
+  padded.num_heads_kv = 2;
+  padded.head_dim_v = 136;  // tiles of 96 keys
+  padded.dtype = Dtype::f16;
+  padded.mask = window(90, 20);
+  padded.has_infinite_values = true;
+  Case wide = base_case("hopper_copied_d256", 256);
+  wide.num_heads_kv = 2;
+  wide.mask = causal();
+  wide.has_infinite_values = true;
+  wide.dropout = kSomeDropped;
+  Case packed = base_case("hopper_copied_packed", 72);
+  packed.num_heads_kv = 2;
   packed.sequences = {{0, 0}, {1, 1}, {63, 65}, {193, 129}, {5, 0}, {192, 300}};
   packed.trailing_rows = 3;
   packed.mask = causal();
   packed.has_sinks = true;
-  Case packed_odd = base_case("hopper_copied_packed_odd", 128);
-  packed_odd.sequences = {{70, 101}, {20, 300}, {130, 140}};
-  packed_odd.layout = packed_odd.out_layout = Layout::odd_offset;
-  packed_odd.out_dtype = Dtype::f32;
-  packed_odd.mask = window(50, 20);
-  return {strided, odd, shared, reversed, packed, packed_odd};
+  Case packed_f32 = base_case("hopper_copied_packed_f32_out", 128);
+  packed_f32.num_heads_kv = 2;
+  packed_f32.sequences = {{70, 101}, {20, 300}, {130, 140}};
+  packed_f32.out_layout = Layout::odd_offset;
+  packed_f32.out_dtype = Dtype::f32;
+  packed_f32.mask = window(50, 20);
+  std::vector<Case> cases = {shared, padded, wide, packed, packed_f32};
+  for (Case& each : cases) each.layout = Layout::shared_head;
+  return cases;
 }
 
 std::vector<Case> hopper_f32_out_cases() {
@@ -98,7 +97,7 @@ std::vector<NamedCacheCase> hopper_copied_cache_cases() {
   single.score = softcap(3);
   single.has_sinks = true;
   // Two row tiles; keys begin inside a page, and pages end inside of a block of 8 rows.
-  CacheCase odd = base_cache(11, 64);
+  CacheCase odd = base_cache(11, 96);
   odd.seqlen_q = 200;
   odd.seqlens = {256, 200, 391};
   odd.num_heads_q = 4;
@@ -112,22 +111,21 @@ std::vector<NamedCacheCase> hopper_copied_cache_cases() {
   padded.has_left_padding = true;
   padded.mask = window(60, 20);
   padded.seqlens = {0, 33, 129, 300};
-  // Rows of 100 elements begin at multiples of 8 bytes.
-  CacheCase unaligned = base_cache(16, 100);
-  unaligned.mask = MaskMod();
-  unaligned.seqlens = {0, 33, 129, 300};
-  CacheCase poisoned = base_cache(7, 64);
+  CacheCase poisoned = base_cache(7, 128);
   poisoned.seqlens = {300, 120};
   poisoned.seqlen_q = 140;
   poisoned.mask = window(90, 0);
   poisoned.nan_key = 110;
-  CacheCase slots = base_cache(0, 100);
-  slots.has_batch_idx = true;
-  slots.has_left_padding = true;
-  slots.seqlens = {97, 0, 300};
-  return {{"hopper_copied_pages_of_1", single},   {"hopper_copied_pages_of_11", odd},
-          {"hopper_copied_left_padding", padded}, {"hopper_copied_pages_unaligned", unaligned},
-          {"hopper_copied_pages_nan", poisoned},  {"hopper_copied_slots", slots}};
+  // Chunks of prompts beside single tokens, in listed pages.
+  CacheCase packed = base_cache(3, 128);
+  packed.seqlens = {300, 65, 129, 150, 33, 200};
+  packed.packed_q = {150, 20, 20, 0, 30, 70};
+  packed.has_page_list = packed.has_max_seqlen_q = packed.has_sinks = true;
+  return {{"hopper_copied_pages_of_1", single},
+          {"hopper_copied_pages_of_11", odd},
+          {"hopper_copied_left_padding", padded},
+          {"hopper_copied_pages_nan", poisoned},
+          {"hopper_copied_packed_pages", packed}};
 }
 
 }  // namespace fovea::testing

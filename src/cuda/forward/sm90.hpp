@@ -54,14 +54,15 @@ struct Sm90Forward {
                             const TensorMapEncoder& encode);
 };
 
-/// The same kernel with tensors of any alignment and stride, and pages of any size: threads load.
+/// The same kernel for pages of any size and strides that TMA does not have: threads load.
 struct Sm90ForwardCpAsync : Sm90Forward {
   static constexpr std::string_view kName = "cuda/sm90/attention_forward_cp_async";
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
-  static constexpr decltype(Candidate::reads) kReads = nullptr;
+  static bool reads(const AttentionForward& args, const GrownCache* cache);
+  static constexpr decltype(Candidate::reads) kReads = reads;
 };
 
 }  // namespace fovea::cuda

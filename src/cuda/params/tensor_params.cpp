@@ -55,12 +55,15 @@ PagesParam pages_param(const KvCache& cache) {
 }
 
 bool is_aligned(const TensorView& t) {
-  const int last = t.rank() - 1;
-  const auto bytes = static_cast<std::int64_t>(size_bytes(t.dtype()));
-  if (std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes != 0) return false;
-  if (t.size(last) * bytes % kAlignedBytes != 0 || t.stride(last) != 1) return false;
-  for (int dim = 0; dim < last; ++dim) {
-    if (t.size(dim) > 1 && t.stride(dim) * bytes % kAlignedBytes != 0) return false;
+  return std::bit_cast<std::uintptr_t>(t.data()) % kAlignedBytes == 0 && has_aligned_rows(t.spec());
+}
+
+bool has_aligned_rows(const TensorSpec& spec) {
+  const auto last = static_cast<std::size_t>(spec.rank) - 1;
+  const auto bytes = static_cast<std::int64_t>(size_bytes(spec.dtype));
+  if (spec.shape[last] * bytes % kAlignedBytes != 0 || spec.strides[last] != 1) return false;
+  for (std::size_t dim = 0; dim < last; ++dim) {
+    if (spec.shape[dim] > 1 && spec.strides[dim] * bytes % kAlignedBytes != 0) return false;
   }
   return true;
 }

@@ -41,5 +41,7 @@ PagesParam pages_param(const KvCache& cache);
 
 /// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
 bool is_aligned(const TensorView& tensor);
+/// The same of a tensor that starts at one.
+bool has_aligned_rows(const TensorSpec& spec);
 
 }  // namespace fovea::cuda

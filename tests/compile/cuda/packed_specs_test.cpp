@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
         Packed{.name = "chunks_of_slots",
                .max_seqlen_q = 512,
                .is_paged = false,
-               .on_hopper = "cuda/sm80/attention_forward"},
+               .on_hopper = "cuda/sm90/attention_forward"},
         Packed{.name = "f32",
                .max_seqlen_q = 8,
                .dtype = Dtype::f32,

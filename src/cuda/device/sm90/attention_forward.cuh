@@ -56,13 +56,14 @@
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.
 //
-// What TMA cannot read, two warps copy (copy_cp_async.cuh): rows at any address and of any strides, pages of any size,
-// pages that keys begin inside of. Their output is written row by row.
+// What TMA cannot read, two warps copy (copy_cp_async.cuh): pages of any size, pages that keys begin inside of, strides
+// that TMA does not have. Their output is written row by row.
 //
 // Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma or
 // copy_cp_async, compute with scores, softcap and output, store. The entry is here.
 //
-// Refused (forward/sm90.cpp has the words): f32 inputs, few rows that TMA cannot read.
+// Refused (forward/sm90.cpp has the words): f32 inputs, rows that do not lie at multiples of 16 bytes, few rows that TMA
+// cannot read.
 #pragma once
 
 #include "ptx/barrier.cuh"

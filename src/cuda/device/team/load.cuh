@@ -6,7 +6,6 @@
 // waits for memory once.
 #pragma once
 
-#include "common/gather_chunk.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/cp_async.cuh"
@@ -26,6 +25,19 @@ FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool 
       exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < head_dim);
   ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
                    is_data ? tile::kChunkBytes : 0);
+}
+
+/// The same by elements: any alignment, any stride.
+FOVEA_DEVICE void gather_chunk(SharedAddress to, const char* row, int chunk, bool exists,
+                               int head_dim, std::int64_t col_stride) {
+#pragma unroll 1
+  for (int i = 0; i < tile::kChunkElements; ++i) {
+    const int col = chunk * tile::kChunkElements + i;
+    std::uint16_t bits = 0;
+    if (exists && col < head_dim)
+      bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(row) + col * col_stride);
+    ptx::st_shared(to + i * 2, bits);
+  }
 }
 
 // ---- queries -----------------------------------------------------------------------------------

@@ -359,7 +359,7 @@ TEST(ForwardCandidates, KeysInACacheGoToKernelsThatReadIt) {
   problem.cache = {.has_aligned_rows = true};
   EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kHopper);
   problem.cache = {};
-  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kHopperCpAsync);
+  EXPECT_EQ(choose_forward(problem, typical_device(9, 0)).candidate, kTensorCores) << "unaligned";
 }
 
 ForwardProblem paged_problem(const CacheLayout& cache, std::int64_t seqlen_q = 65,
@@ -390,8 +390,14 @@ TEST(ForwardCandidates, PagesOfPowersOfTwoRunOnHoppersOwnKernel) {
   EXPECT_EQ(
       reason(paged_problem({.page_size = 16, .has_left_padding = true, .has_aligned_rows = true})),
       "left_padding is given; then keys of a tile begin inside a page");
-  EXPECT_EQ(reason(paged_problem({.page_size = 16})),
+  const ForwardPlan unaligned =
+      choose_forward(paged_problem({.page_size = 16}), typical_device(9, 0));
+  EXPECT_EQ(unaligned.candidate, kTensorCores);
+  EXPECT_EQ(reason_of(unaligned, kHopper),
             "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
+  EXPECT_EQ(
+      reason_of(unaligned, kHopperCpAsync),
+      "rows of q, out, k or v do not lie at multiples of 16 bytes; by elements mma.sync is faster");
 }
 
 TEST(ForwardCandidates, ChunksOfFewQueriesOverACacheGoToSmallerTiles) {

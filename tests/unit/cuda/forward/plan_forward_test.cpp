@@ -14,7 +14,6 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/sm80.hpp"
-#include "cuda/forward/sm90.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 #include "unit/cuda/forward/posed.hpp"
@@ -206,11 +205,11 @@ TEST_F(HopperCalls, DecodingIsNotLaunchedDependentAndItsCombineKernelIs) {
 }
 
 TEST_F(UnalignedCalls, TakeAKernelThatReadsThemLoadedByTheFirst) {
-  const ForwardProblem f = pose({.head_dim_qk = 64, .head_dim_v = 64});
+  const ForwardProblem f = pose({});
   const ForwardPlan plan = loaded_plan(f);
   ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
   const ForwardPlan& other = plan.unaligned->plan();
-  EXPECT_EQ(other.candidate, Sm90ForwardCpAsync::kName);
+  EXPECT_EQ(other.candidate, Sm80Forward::kName);
   EXPECT_GE(plan.workspace_bytes, other.workspace_bytes);
   ASSERT_NE(threads_of(plan), threads_of(other));
   const int loads = fake.count("cuModuleLoadDataEx");

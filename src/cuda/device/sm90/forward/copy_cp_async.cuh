@@ -1,5 +1,5 @@
-// Q, K and V into shared memory by cp.async, where TMA cannot read them: rows at any address, any strides, pages of any
-// size that keys may begin inside of. Read load.cuh for the order.
+// Q, K and V into shared memory by cp.async, where TMA cannot read them: strides that it does not have, pages of any
+// size that keys may begin inside of. Rows lie at multiples of 16 bytes. Read load.cuh for the order.
 //
 // Two warps copy blocks of 32 rows in turn. Each lane knows where one row of a block begins; eight lanes copy 128 bytes
 // of a row. What does not exist becomes zeros, whatever lies there. Wgmma reads by the async proxy what threads have
@@ -10,7 +10,6 @@
 // Pages are looked up a kv tile ahead, by cp.async too: each lane copies the entries of its rows.
 #pragma once
 
-#include "common/gather_chunk.cuh"
 #include "common/row_addresses.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
@@ -73,10 +72,9 @@ class CpAsyncCopies {
     const BshdParam& q = cta_.p.common.q;
     const std::int32_t first = rows.idx * spec.tile_q + 64 * group;
     const std::int64_t head = cta_.map_batch(rows) * q.batch_stride + rows.q_head * q.head_stride;
-    copy_rows<typename T::QTile>(cta_.q_at(stage, group), q, cta_.p.common.is_q_aligned != 0,
-                                 cta_.p.common.head_dim_qk, place.seqlen_q - first, [&](int row) {
-                                   return head + (place.q_row + first + row) * q.row_stride;
-                                 });
+    copy_rows<typename T::QTile>(
+        cta_.q_at(stage, group), q, cta_.p.common.head_dim_qk, place.seqlen_q - first,
+        [&](int row) { return head + (place.q_row + first + row) * q.row_stride; });
     commit(cta_.barrier(T::kAt.q_full, stage * T::kGroups + group));
     has_pages_ = false;
   }
@@ -140,7 +138,7 @@ class CpAsyncCopies {
     const ForwardParams& c = cta_.p.common;
     const std::int32_t first = kv.first_row + kv.idx * spec.tile_kv;
     const std::int64_t head = kv.kv_head * t.head_stride;
-    copy_rows<Tile>(to, t, c.is_kv_aligned != 0, width, kv.num_keys, [&](int row) {
+    copy_rows<Tile>(to, t, width, kv.num_keys, [&](int row) {
       if constexpr (!spec.is_paged)
         return head + kv.batch * t.batch_stride + (first + row) * t.row_stride;
       const auto word = ptx::ld_shared<std::uint32_t>(page_word_at(kv.batch, row));
@@ -153,9 +151,8 @@ class CpAsyncCopies {
   /// The first num_rows of a tile's rows, zeros behind them; element_of(row): where the row begins in the tensor. This
   /// warp's blocks of 32.
   template <class Tile, class ElementOf>
-  FOVEA_DEVICE_MEMBER void copy_rows(SharedAddress to, const BshdParam& t, bool is_aligned,
-                                     std::int32_t width, std::int32_t num_rows,
-                                     ElementOf&& element_of) const {
+  FOVEA_DEVICE_MEMBER void copy_rows(SharedAddress to, const BshdParam& t, std::int32_t width,
+                                     std::int32_t num_rows, ElementOf&& element_of) const {
     const Tile tile{to};
     static_assert(Tile::kRows % 32 == 0, "a lane knows one row of a block");
 #pragma unroll 1
@@ -164,11 +161,7 @@ class CpAsyncCopies {
       const char* from = static_cast<const char*>(t.data);
       if (mine < num_rows) from += 2 * element_of(mine);
       const RowAddresses rows(from, mine < num_rows);
-      if (is_aligned) {
-        copy_block(tile, block, rows, width);
-      } else {
-        gather_block(tile, block, rows, width, t.col_stride);
-      }
+      copy_block(tile, block, rows, width);
     }
   }
 
@@ -192,18 +185,6 @@ class CpAsyncCopies {
                                  exists && 64 * panel + 8 * chunk < width);
       }
       at = (at + 4 * Tile::kSpan) ^ 64U;  // four rows on the swizzle has exchanged chunks 4 apart
-    }
-  }
-
-  template <class Tile>
-  FOVEA_DEVICE_MEMBER void gather_block(const Tile& tile, int block, const RowAddresses& rows,
-                                        std::int32_t width, std::int64_t col_stride) const {
-#pragma unroll 1
-    for (int step = 0; step < 8 * Tile::kPanels; ++step) {
-      const int row = 4 * (step % 8) + cta_.lane / 8;
-      const int chunk = 8 * (step / 8) + cta_.lane % 8;
-      gather_chunk(tile.chunk(32 * block + row, chunk), rows.at(row), chunk, rows.exists(row),
-                   width, col_stride);
     }
   }
 

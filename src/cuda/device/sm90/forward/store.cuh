@@ -70,56 +70,20 @@ struct Store {
   /// Only the first `left` rows of a group: those behind them are another sequence's, or nobody's.
   FOVEA_DEVICE_MEMBER void store_rows(const RowTile& rows, const SequencePlace& place, int group,
                                       std::int32_t left) const {
-    for_each_chunk(
-        rows, place, group, left,
-        [&](std::uint16_t* to, int col, const ptx::U32x4& sums) { write_chunk(to, col, sums); });
+    for_each_chunk(rows, place, group, left,
+                   [](ptx::U32x4* to, const ptx::U32x4& sums) { ptx::st_global(to, sums); });
   }
 
   /// Of a pass of indicators: what is not 0 names the elements of O that infinity reaches. NaN where both signs do.
   FOVEA_DEVICE_MEMBER void add_infinities(const RowTile& rows, const SequencePlace& place,
                                           int group, std::int32_t left, Pass pass) const {
-    for_each_chunk(rows, place, group, left,
-                   [&](std::uint16_t* to, int col, const ptx::U32x4& reached) {
-                     if ((reached.x | reached.y | reached.z | reached.w) == 0) return;
-                     const ptx::U32x4 sums = read_chunk(to, col);
-                     write_chunk(to, col, with_infinities<spec.out_element>(sums, reached, pass));
-                   });
+    for_each_chunk(rows, place, group, left, [&](ptx::U32x4* to, const ptx::U32x4& reached) {
+      if ((reached.x | reached.y | reached.z | reached.w) == 0) return;
+      ptx::st_global(to, with_infinities<spec.out_element>(ptx::ld_global(to), reached, pass));
+    });
   }
 
-  // ---- 8 elements of a row of O, from column `col` on ----
-
-  FOVEA_DEVICE_MEMBER bool has_aligned_rows() const {
-    return !spec.loads_by_cp_async || cta.p.common.is_out_aligned != 0;
-  }
-
-  FOVEA_DEVICE_MEMBER void write_chunk(std::uint16_t* to, int col, ptx::U32x4 chunk) const {
-    if (has_aligned_rows()) return ptx::st_global(reinterpret_cast<ptx::U32x4*>(to), chunk);
-    const ForwardParams& c = cta.p.common;
-#pragma unroll 1
-    for (int i = 0; i < 8 && col + i < c.head_dim_v; ++i) {
-      ptx::st_global(to + i * c.out.col_stride, static_cast<std::uint16_t>(chunk.x));
-      // The next element comes to the front.
-      chunk.x >>= 16U;
-      if (i % 2 != 0) chunk = {chunk.y, chunk.z, chunk.w, 0};
-    }
-  }
-
-  FOVEA_DEVICE_MEMBER ptx::U32x4 read_chunk(const std::uint16_t* from, int col) const {
-    if (has_aligned_rows()) return ptx::ld_global(reinterpret_cast<const ptx::U32x4*>(from));
-    const ForwardParams& c = cta.p.common;
-    ptx::U32x4 chunk{};
-#pragma unroll 1
-    for (int i = 0; i < 8; i += 2) {
-      std::uint32_t pair = 0;
-      if (col + i < c.head_dim_v) pair = ptx::ld_global(from + i * c.out.col_stride);
-      if (col + i + 1 < c.head_dim_v)
-        pair |= std::uint32_t{ptx::ld_global(from + (i + 1) * c.out.col_stride)} << 16U;
-      chunk = {chunk.y, chunk.z, chunk.w, pair};
-    }
-    return chunk;
-  }
-
-  /// visit(place in memory, its column, what was left for it) for 8 elements of a row at a time.
+  /// visit(place in memory, what was left for it) for 8 elements of a row at a time.
   template <class Visit>
   FOVEA_DEVICE_MEMBER void for_each_chunk(const RowTile& rows, const SequencePlace& place,
                                           int group, std::int32_t left, Visit&& visit) const {
@@ -130,13 +94,12 @@ struct Store {
     auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(c.out.data)) +
                      cta.map_batch(rows) * c.out.batch_stride + first * c.out.row_stride +
                      rows.q_head * c.out.head_stride;
-    const std::int64_t col_stride = spec.loads_by_cp_async ? c.out.col_stride : 1;
 #pragma unroll 1
     for (int at = cta.lane; at < left * kChunks; at += 32) {
       const int row = at / kChunks;
       const int chunk = at % kChunks;
       if (8 * chunk >= c.head_dim_v) continue;
-      visit(to + row * c.out.row_stride + 8 * chunk * col_stride, 8 * chunk,
+      visit(reinterpret_cast<ptx::U32x4*>(to + row * c.out.row_stride + 8 * chunk),
             ptx::ld_shared<ptx::U32x4>(out.chunk(row, chunk)));
     }
   }
