@@ -62,8 +62,8 @@
 // Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma or
 // copy_cp_async, compute with scores, softcap and output, store. The entry is here.
 //
-// Refused (forward/sm90.cpp has the words): f32 inputs, rows that do not lie at multiples of 16 bytes, few rows that TMA
-// cannot read.
+// Refused (forward/sm90.cpp has the words): f32 inputs, rows that do not lie at multiples of 16 bytes, few rows that
+// TMA cannot read.
 #pragma once
 
 #include "ptx/barrier.cuh"
