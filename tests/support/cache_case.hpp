@@ -38,7 +38,8 @@ struct CacheCase {
   ScoreMod score{};
   MaskMod mask = causal();
   bool has_sinks = false;
-  std::int64_t nan_key = -1;  // its values (latent: all of it) are NaN in every sequence that has it
+  std::int64_t nan_key =
+      -1;  // its values (latent: all of it) are NaN in every sequence that has it
 
   std::int64_t batch() const { return static_cast<std::int64_t>(seqlens.size()); }
   std::int64_t left_padding(std::int64_t sequence) const {
