@@ -49,28 +49,36 @@ FOVEA_DEVICE float weight_of(float lse, float top) {
 template <CombineSpec spec>
 struct CombinedRow {
   std::int32_t batch, q_head, q_idx;
-  std::int64_t row;      // of partial states
-  std::int64_t out_row;  // of the sequence, or of packed rows
-  int count;             // of splits; 0: there is no such row
+  std::int64_t row;            // of partial states
+  std::int64_t queries_begin;  // packed: rows of out before the sequence's
+  int count;                   // of splits; 0: there is no such row
 
   /// Pages may be listed whatever the kernel was compiled for: it is asked once.
   static constexpr CacheKind kCombinedCache{true, spec.has_packed_q};
 
   FOVEA_DEVICE_MEMBER void find(const CombineParams& p, std::int64_t number) {
     row = number;
-    q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
-    q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
     // Keys of the sequence, as those had it who wrote its partial states.
     count = row < p.num_rows
                 ? num_splits(cached_rows<kCombinedCache>(p, batch).count, spec.most_splits)
                 : 0;
-    out_row = q_idx;
+    q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
+    q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     if constexpr (spec.has_packed_q) {
       if (count == 0) return;
       const PackedRows queries = few_queries(p, batch);
       if (q_idx >= queries.count) count = 0;
-      out_row = queries.begin + q_idx;
+      queries_begin = queries.begin;
+    }
+  }
+
+  /// Of the sequence, or of packed rows.
+  FOVEA_DEVICE_MEMBER auto out_row() const {
+    if constexpr (spec.has_packed_q) {
+      return queries_begin + q_idx;
+    } else {
+      return q_idx;
     }
   }
 
@@ -80,7 +88,7 @@ struct CombinedRow {
 
   /// Four columns of this lane.
   FOVEA_DEVICE_MEMBER void store(const CombineParams& p, int col, const ptx::F32x4& values) const {
-    const std::int64_t at = batch * p.out.batch_stride + out_row * p.out.row_stride +
+    const std::int64_t at = batch * p.out.batch_stride + out_row() * p.out.row_stride +
                             q_head * p.out.head_stride + col * p.out.col_stride;
     if constexpr (spec.out_element == Element::f32) {
       auto* const to = static_cast<float*>(const_cast<void*>(p.out.data)) + at;
@@ -123,12 +131,12 @@ struct CombinedRow {
     if (ptx::lane_idx() != 0) return;
     if (p.lse != nullptr) {
       ptx::st_global(p.lse + batch * p.lse_batch_stride + q_head * p.lse_head_stride +
-                         out_row * p.lse_row_stride,
+                         out_row() * p.lse_row_stride,
                      lse);
     }
     if constexpr (spec.wants_row_max) {
       ptx::st_global(p.row_max + batch * p.row_max_batch_stride + q_head * p.row_max_head_stride +
-                         out_row * p.row_max_row_stride,
+                         out_row() * p.row_max_row_stride,
                      is_nan(greatest) ? greatest : finish_row_max(greatest, sum, 1.0F));
     }
   }

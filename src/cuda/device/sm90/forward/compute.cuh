@@ -367,9 +367,10 @@ struct Compute {
     const ForwardParams& common = cta.p.common;
     const std::int32_t q_idx = warp.q_idx(tile, cta.lane % 2);
     const std::int32_t q_head = warp.q_head(tile, cta.lane % 2);
-    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(common);
+    const DropoutKey mixed = dropout_key<spec.reads_dropout_seed>(common);
 #pragma unroll
     for (int block = 0; block < spec.tile_kv / 8; ++block) {
+      const DropoutKey key = spec.reads_dropout_seed ? mixed : dropout_key<false>(common);
       const ptx::U32x4 words = fragment_words(key, tile.batch, q_head, q_idx,
                                               scores.kv_tile.idx() * spec.tile_kv + block * 8);
       p[block / 2][block % 2 * 2] &= kept(words.x, words.y);

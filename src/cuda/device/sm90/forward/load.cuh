@@ -67,8 +67,7 @@ struct Load {
         if (has_next) next_pages = copies.look_up(place, batch, next);
         const KvRows kv{tile.idx, rows.q_head / cta.p.common.group, spec.is_paged ? pages : batch,
                         place.kv_row, place.seqlen_kv - tile.idx * spec.tile_kv};
-        load_tile(rows, place, kv, kv_tile_of(tile), has_next ? kv_tile_of(next) : KvTile::none(),
-                  is_first, pending);
+        load_tile(rows, place, kv, tile, next, has_next, is_first, pending);
         if (!has_next) break;
         tile = next;
       }
@@ -127,11 +126,12 @@ struct Load {
   /// Keys of this tile, values of the one before; with the first, the rows' queries, the first group's before anything
   /// else.
   FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
-                                     const KvRows& kv, KvTile tile, KvTile next, bool is_first,
-                                     KvRows& pending) {
+                                     const KvRows& kv, VisitedTile tile, VisitedTile next,
+                                     bool has_next, bool is_first, KvRows& pending) {
     if (is_first) load_queries(rows, place, 0);
     acquire(T::kAt.k_empty, k.stage, k.parity);
-    copies.keys(k.stage, kv, {tile.word, next.word});
+    copies.keys(k.stage, kv,
+                {kv_tile_of(tile).word, (has_next ? kv_tile_of(next) : KvTile::none()).word});
     k.advance();
     if (is_first) {
       for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
