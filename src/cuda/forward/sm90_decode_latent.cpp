@@ -160,7 +160,8 @@ LatentLaunch Sm90DecodeLatent::prepare(const ForwardProblem& problem, const Forw
                          launch.params.rows_per_box < spec.tile_kv, kLatentPanelsOfBox);
   launch.params.common = launch.common.params;
   const std::int64_t units = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
-  launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(units, plan.device.num_sms));
+  launch.num_ctas =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(units, usable_sms(problem, plan.device)));
   return launch;
 }
 

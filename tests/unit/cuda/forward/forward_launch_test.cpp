@@ -7,6 +7,7 @@
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
+#include "cuda/forward/sm90_decode_latent.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -33,7 +34,8 @@ struct Call {
   void prepare(const DeviceTraits& device = typical_device(8, 0)) {
     Problem posed;
     posed.q = args.q.spec();
-    posed.k = posed.v = args.k.spec();
+    posed.k = args.k.spec();
+    posed.v = args.v.spec();
     posed.out = args.out.spec();
     posed.mask = args.mask;
     posed.sm_margin = args.sm_margin;
@@ -165,6 +167,30 @@ TEST(ForwardLaunch, SmsOfTheMarginAreLeftFree) {
   const Sm90Launch two_waves = causal_call.launch_on_hopper(79);
   EXPECT_EQ(two_waves.num_ctas, 47U);
   EXPECT_TRUE(two_waves.has_counter);
+}
+
+TEST(ForwardLaunch, LatentDecodeLeavesSmsFree) {
+  Call call(1, 8192, 128);
+  const auto view_of = [&](std::int64_t seqlen, std::int64_t heads, std::int64_t head_dim) {
+    const std::array shape{std::int64_t{2}, seqlen, heads, head_dim};
+    const std::array strides{seqlen * heads * 576, heads * 576, std::int64_t{576}, std::int64_t{1}};
+    return TensorView(call.memory, make_spec(Dtype::bf16, shape, strides));
+  };
+  call.args.q = view_of(1, 128, 576);
+  call.args.k = view_of(8192, 1, 576);
+  call.args.v = view_of(8192, 1, 512);
+  call.args.out = view_of(1, 128, 512);
+  const auto num_ctas = [&](std::int32_t margin) {
+    call.args.sm_margin = margin;
+    DeviceTraits device = typical_device(9, 0);
+    device.num_sms = 13;
+    call.prepare(device);
+    return Sm90DecodeLatent::prepare(call.problem, call.plan, call.args, nullptr, call.memory,
+                                     [](const auto&, const void*) { return TensorMapParam{}; })
+        .num_ctas;
+  };
+  EXPECT_EQ(num_ctas(0), 13U);
+  EXPECT_EQ(num_ctas(4), 9U);
 }
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
