@@ -151,6 +151,22 @@ int usable_sms(const ForwardProblem& f, const DeviceTraits& device) {
   return device.num_sms - f.problem.sm_margin;
 }
 
+std::optional<Refusal> refuses_boxes(const ForwardProblem& f, std::string_view part) {
+  if (!f.is_cached) return std::nullopt;
+  const CacheLayout& cache = f.cache;
+  if (f.is_paged && cache.page_size % kFewestRowsOfBox != 0) {
+    return Refusal{fmt::format("page_size is {}; expected a multiple of {}", cache.page_size,
+                               kFewestRowsOfBox)};
+  }
+  if (f.is_paged && cache.has_left_padding) {
+    return Refusal{
+        fmt::format("left_padding is given; then keys of a {} begin inside a page", part)};
+  }
+  if (!cache.has_aligned_rows)
+    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
+  return std::nullopt;
+}
+
 bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
 
 bool has_packed_tiles(const ForwardProblem& f) {

@@ -74,6 +74,11 @@ std::optional<Refusal> refuses_margin(const ForwardProblem& problem);
 /// Of kernels with a CTA for each SM: those that are not left free. Of a problem that refuses_any does not refuse.
 int usable_sms(const ForwardProblem& problem, const DeviceTraits& device);
 
+/// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
+inline constexpr std::int64_t kFewestRowsOfBox = 8;
+/// What TMA cannot read of a cache by such boxes; `part`: what a kernel calls the keys that it loads together.
+std::optional<Refusal> refuses_boxes(const ForwardProblem& problem, std::string_view part);
+
 /// Rows of a tile that streams keys.
 inline constexpr std::int64_t kFewRows = 64;
 /// All rows that share a kv head fit it: memory is the bound, not the tensor cores.

@@ -56,9 +56,6 @@ bool has_registers(const Sm90ForwardSpec& spec, std::int32_t num_groups) {
   return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanelElements;
 }
 
-/// Rows of a kv tile are loaded in boxes that lie in one page each, of whole blocks of 8 rows, as the swizzle has them.
-constexpr std::int64_t kFewestRowsOfBox = 8;
-
 /// What the kernel takes from neither loader.
 std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
@@ -79,20 +76,15 @@ std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTrait
   return std::nullopt;
 }
 
-/// What TMA cannot read of a cache.
+/// Places in pages are found by shifts.
 std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
-  if (!f.is_cached) return std::nullopt;
-  const CacheLayout& cache = f.cache;
-  if (f.is_paged && (cache.page_size < kFewestRowsOfBox ||
-                     !std::has_single_bit(static_cast<std::uint64_t>(cache.page_size)))) {
-    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on",
-                               cache.page_size, kFewestRowsOfBox)};
+  const std::int64_t page_size = f.cache.page_size;
+  if (f.is_paged && (page_size < kFewestRowsOfBox ||
+                     !std::has_single_bit(static_cast<std::uint64_t>(page_size)))) {
+    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on", page_size,
+                               kFewestRowsOfBox)};
   }
-  if (f.is_paged && cache.has_left_padding)
-    return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
-  if (!cache.has_aligned_rows)
-    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
-  return std::nullopt;
+  return refuses_boxes(f, "tile");
 }
 
 /// What cp.async cannot copy by 16 bytes: by elements mma.sync's kernel, whose warps all copy, is three times as fast

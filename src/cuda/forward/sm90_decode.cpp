@@ -15,8 +15,6 @@ constexpr std::int64_t kMostRows = 16;
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
-/// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
-constexpr std::int64_t kFewestRowsOfBox = 8;
 /// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks:
 /// docs/kernels/decode_sm90.md.
 constexpr double kPaceOfShare = 0.8;
@@ -24,18 +22,6 @@ constexpr double kPaceOfShare = 0.8;
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
 constexpr std::int32_t kLeftForCombine = 2 * kReservedSharedBytes;
-
-std::optional<Refusal> refuses_cache(const CacheLayout& cache, bool is_paged) {
-  if (is_paged && cache.page_size % kFewestRowsOfBox != 0) {
-    return Refusal{fmt::format("page_size is {}; expected a multiple of {}", cache.page_size,
-                               kFewestRowsOfBox)};
-  }
-  if (is_paged && cache.has_left_padding)
-    return Refusal{"left_padding is given; then keys of a slice begin inside a page"};
-  if (!cache.has_aligned_rows)
-    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
-  return std::nullopt;
-}
 
 /// As many slices as shared memory has room for, the same number for each computing warp; none where there is no room.
 Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const DeviceTraits& device) {
@@ -100,9 +86,7 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
   if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
   if (f.num_sequences * f.num_heads_q * kMostSplits >= kMostSplitsOfAll)
     return Refusal{"2^30 splits of all sequences and heads, or more"};
-  if (f.is_cached) {
-    if (auto refusal = refuses_cache(f.cache, f.is_paged)) return refusal;
-  }
+  if (auto refusal = refuses_boxes(f, "slice")) return refusal;
   const Problem& p = f.problem;
   const std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
   if (!why.empty()) return Refusal{why};

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
-#include <numeric>
 
 #include "cuda/device/shared/split.h"
 
@@ -16,8 +14,6 @@ constexpr std::int64_t kRows = 64;  // of a CTA, an m of wgmma
 constexpr std::int32_t kKeysOfTile = 64;
 constexpr std::int32_t kBuffers = 2;
 constexpr std::int32_t kWarps = 12;  // two groups of four compute, one warp of the third loads
-/// Boxes of keys are whole blocks of 8 rows, as the swizzle has them.
-constexpr std::int64_t kFewestRowsOfBox = 8;
 /// Units are counted in 32 bits.
 constexpr std::int64_t kMostUnits = std::int64_t{1} << 30;
 
@@ -50,16 +46,7 @@ std::optional<Refusal> refuses_layout(const ForwardProblem& f) {
     return Refusal{fmt::format(
         "v has a memory of its own; expected the view of k's first {} columns", kValueWidth)};
   }
-  if (!f.is_cached) return std::nullopt;
-  if (f.is_paged && f.cache.page_size % kFewestRowsOfBox != 0) {
-    return Refusal{fmt::format("page_size is {}; expected a multiple of {}", f.cache.page_size,
-                               kFewestRowsOfBox)};
-  }
-  if (f.is_paged && f.cache.has_left_padding)
-    return Refusal{"left_padding is given; then keys of a tile begin inside a page"};
-  if (!f.cache.has_aligned_rows)
-    return Refusal{"rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them"};
-  return std::nullopt;
+  return refuses_boxes(f, "tile");
 }
 
 /// (head_dim, heads, seqlen, batch), in boxes of one panel of the rows of a tile.

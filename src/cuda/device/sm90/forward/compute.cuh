@@ -370,6 +370,7 @@ struct Compute {
     const DropoutKey mixed = dropout_key<spec.reads_dropout_seed>(common);
 #pragma unroll
     for (int block = 0; block < spec.tile_kv / 8; ++block) {
+      // Of the parameters it is asked for where it is used: held across the blocks, it spills.
       const DropoutKey key = spec.reads_dropout_seed ? mixed : dropout_key<false>(common);
       const ptx::U32x4 words = fragment_words(key, tile.batch, q_head, q_idx,
                                               scores.kv_tile.idx() * spec.tile_kv + block * 8);
