@@ -135,33 +135,33 @@ void run_emulated(const Run& run, Emulation& emulation) {
   join_splits(run, plan, call, emulation);
 }
 
-void run_decode(const Run& run, Emulation& emulation) {
+namespace {
+
+/// Of a kernel whose CTAs stay on their SMs and take one split after the other.
+template <typename Kernel, typename Function>
+void run_splits(const Run& run, Function (*named)(std::string_view), Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  ASSERT_EQ(plan.candidate, cuda::Sm90Decode::kName);
+  ASSERT_EQ(plan.candidate, Kernel::kName);
   register_tensors(run, emulation);
   void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
-  cuda::DecodeLaunch call = cuda::Sm90Decode::prepare(run.problem, plan, run.args, run.cache,
-                                                      workspace, encode_for_emulator);
+  auto call =
+      Kernel::prepare(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
   build_tables(plan, call.common, emulation);
   call.params.common.captures = call.common.params.captures;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
-                   [&] { cuda::decode_named(run.label)(call.params); });
+                   [&] { named(run.label)(call.params); });
   clear_rows(call.common, emulation);
   join_splits(run, plan, call.common, emulation);
 }
 
+}  // namespace
+
+void run_decode(const Run& run, Emulation& emulation) {
+  run_splits<cuda::Sm90Decode>(run, cuda::decode_named, emulation);
+}
+
 void run_latent(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  ASSERT_EQ(plan.candidate, cuda::Sm90DecodeLatent::kName);
-  register_tensors(run, emulation);
-  void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
-  cuda::LatentLaunch call = cuda::Sm90DecodeLatent::prepare(run.problem, plan, run.args, run.cache,
-                                                            workspace, encode_for_emulator);
-  build_tables(plan, call.common, emulation);
-  call.params.common.captures = call.common.params.captures;
-  emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
-                   [&] { cuda::latent_named(run.label)(call.params); });
-  join_splits(run, plan, call.common, emulation);
+  run_splits<cuda::Sm90DecodeLatent>(run, cuda::latent_named, emulation);
 }
 
 cuda::DeviceTraits sectioned_hopper() {

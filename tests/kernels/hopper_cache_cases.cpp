@@ -83,4 +83,41 @@ std::vector<NamedCacheCase> hopper_cache_cases() {
           {"hopper_slots_nan", slots_poisoned}, {"hopper_packed_slots", packed_slots}};
 }
 
+std::vector<NamedCacheCase> hopper_copied_cache_cases() {
+  CacheCase single = base_case(1, 128);
+  single.has_left_padding = true;
+  single.score = softcap(3);
+  single.has_sinks = true;
+  // Two row tiles; keys begin inside a page, and pages end inside of a block of 8 rows.
+  CacheCase odd = base_case(11, 96);
+  odd.seqlen_q = 200;
+  odd.seqlens = {256, 200, 391};
+  odd.num_heads_q = 4;
+  odd.num_heads_kv = 2;
+  odd.has_left_padding = true;
+  odd.has_heads_first = true;
+  odd.q_dtype = odd.k_dtype = odd.v_dtype = Dtype::f16;
+  odd.index_dtype = Dtype::i64;
+  CacheCase padded = base_case(16, 192);
+  padded.head_dim_v = 72;
+  padded.has_left_padding = true;
+  padded.mask = window(60, 20);
+  padded.seqlens = {0, 33, 129, 300};
+  CacheCase poisoned = base_case(7, 128);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 140;
+  poisoned.mask = window(90, 0);
+  poisoned.nan_key = 110;
+  // Chunks of prompts beside single tokens, in listed pages.
+  CacheCase packed = base_case(3, 128);
+  packed.seqlens = {300, 65, 129, 150, 33, 200};
+  packed.packed_q = {150, 20, 20, 0, 30, 70};
+  packed.has_page_list = packed.has_max_seqlen_q = packed.has_sinks = true;
+  return {{"hopper_copied_pages_of_1", single},
+          {"hopper_copied_pages_of_11", odd},
+          {"hopper_copied_left_padding", padded},
+          {"hopper_copied_pages_nan", poisoned},
+          {"hopper_copied_packed_pages", packed}};
+}
+
 }  // namespace fovea::testing
