@@ -514,7 +514,8 @@ typedef struct fovea_attention_decode_args {
   const DLTensor* append_k;     /* [batch, seqlen_new, num_heads_kv, head_dim_qk], or packed
                                    [total_new, num_heads_kv, head_dim_qk]; optional: written into
                                    the cache behind seqlens */
-  const DLTensor* append_v;     /* as append_k with head_dim_v */
+  const DLTensor* append_v;     /* as append_k with head_dim_v; NULL where v is the first columns of
+                                   k in its memory, which are written with append_k */
   const DLTensor* rotary_cos;   /* [max_positions, rotary_dim / 2] f32, f16 or bf16; optional: turns
                                    q and append_k */
   const DLTensor* rotary_sin;

@@ -59,7 +59,8 @@ struct Rotary {
 struct Append {
   // [batch, seqlen_new, num_heads_kv, head_dim_qk] f32, f16, bf16; packed: [total_new, num_heads_kv, head_dim_qk]
   FloatView k{};
-  FloatView v{};  // as k with head_dim_v
+  // As k with head_dim_v; none where cache.v is the first columns of cache.k, which are written with k.
+  FloatView v{};
   // [batch + 1] i32 or i64, of packed k and v; default: cu_seqlens_q, so that a sequence gains its queries' tokens
   IndexView cu_seqlens{};
 };

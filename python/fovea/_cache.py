@@ -173,6 +173,7 @@ def decode(
         New rows are written behind `seqlens`, which stays as it is.
     append_k : array, [batch, seqlen_new, num_heads_kv, head_dim_qk], optional
     append_v : array, [batch, seqlen_new, num_heads_kv, head_dim_v], optional
+        None where cache.v is a view of cache.k's first columns, which are written with append_k.
     rotary : Rotary, optional
         Turns q and append_k.
     sees_all_keys : bool
@@ -207,7 +208,7 @@ def decode(
     return (finish(out), finish(lse)) if return_lse else finish(out)
 
 
-def append_to_cache(cache: KvCache, k: Array, v: Array, rotary: Rotary | None = None) -> None:
+def append_to_cache(cache: KvCache, k: Array, v: Array | None = None, rotary: Rotary | None = None) -> None:
     """Writes new keys and values behind `cache.seqlens`, which stays as it is.
 
     Parameters
@@ -215,6 +216,7 @@ def append_to_cache(cache: KvCache, k: Array, v: Array, rotary: Rotary | None = 
     cache : KvCache
     k : array, [batch, seqlen_new, num_heads_kv, head_dim_qk]
     v : array, [batch, seqlen_new, num_heads_kv, head_dim_v]
+        None where cache.v is a view of cache.k's first columns, which are written with k.
     rotary : Rotary, optional
         Turns k.
 

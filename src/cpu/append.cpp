@@ -125,12 +125,10 @@ class AppendRun {
   void append_token(const SequenceRows::Token& token) const {
     const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
     const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token.index);
+    if (tokens_.append.v) append_values(token, at);
     const TokenHeads k(tokens_.append.k, new_tokens_, token);
-    const TokenHeads v(tokens_.append.v, new_tokens_, token);
-    const Rows k_cache(tokens_.cache.k), v_cache(tokens_.cache.v);
+    const Rows k_cache(tokens_.cache.k);
     const std::int64_t num_heads = tokens_.cache.k.size(2);
-    for (std::int64_t head = 0; head < num_heads; ++head)
-      copy(v.at(head), head_row(v_cache, at.slot, at.row, head), 0, tokens_.cache.v.size(3));
     const std::int64_t head_dim = tokens_.cache.k.size(3);
     const auto write_keys = [&](const auto& write) {
       for (std::int64_t head = 0; head < num_heads; ++head)
@@ -143,6 +141,13 @@ class AppendRun {
       write_keys(
           [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
     }
+  }
+
+  void append_values(const SequenceRows::Token& token, const CacheRow& at) const {
+    const TokenHeads v(tokens_.append.v, new_tokens_, token);
+    const Rows v_cache(tokens_.cache.v);
+    for (std::int64_t head = 0; head < tokens_.cache.v.size(2); ++head)
+      copy(v.at(head), head_row(v_cache, at.slot, at.row, head), 0, tokens_.cache.v.size(3));
   }
 
   /// A query that stands before the first key has no position and is copied.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "problem/forward.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -182,7 +183,9 @@ class CacheDoor {
         checks_.refuse("append.cu_seqlens is given without append.k; expected new tokens");
       return;
     }
-    if (!append_.k || !append_.v) {
+    if (has_latent_values(cache_)) {
+      check_latent_append();
+    } else if (!append_.k || !append_.v) {
       checks_.refuse(fmt::format("append.{} is given without append.{}; expected both or neither",
                                  append_.k ? "k" : "v", append_.k ? "v" : "k"));
     }
@@ -196,8 +199,23 @@ class CacheDoor {
     const std::int64_t each = new_tokens_.each;
     checks_.check_float({"append.k", append_.k},
                         std::array{batch_, each, cache_.k.size(2), cache_.k.size(3)});
+    if (!append_.v) return;
     checks_.check_float({"append.v", append_.v},
                         std::array{batch_, each, cache_.v.size(2), cache_.v.size(3)});
+  }
+
+  /// Values that are the first columns of keys are written with them.
+  void check_latent_append() const {
+    if (append_.v) {
+      checks_.refuse(
+          "append.v is given and cache.v is the first columns of cache.k; expected append.k alone, "
+          "whose first columns become the values");
+    }
+    if (rotary_) {
+      checks_.refuse(
+          "rotary is given, append.k has the values in its first columns, and rotary would turn "
+          "them; expected keys and queries whose last columns are turned already");
+    }
   }
 
   void check_packed_append() const {
@@ -210,8 +228,10 @@ class CacheDoor {
     const std::int64_t total = append_.k.size(0);
     checks_.check_float({"append.k", append_.k},
                         std::array{total, cache_.k.size(2), cache_.k.size(3)});
-    checks_.check_float({"append.v", append_.v},
-                        std::array{total, cache_.v.size(2), cache_.v.size(3)});
+    if (append_.v) {
+      checks_.check_float({"append.v", append_.v},
+                          std::array{total, cache_.v.size(2), cache_.v.size(3)});
+    }
     check_packed_offsets({.name = "append.cu_seqlens",
                           .cu_seqlens = append_.cu_seqlens,
                           .batch = batch_,
@@ -458,6 +478,8 @@ SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlen
 SequenceRows new_tokens(const Append& append) {
   return append.k ? sequence_rows(append.k, append.cu_seqlens) : SequenceRows{};
 }
+
+bool has_latent_values(const KvCache& cache) { return are_first_columns(cache.v, cache.k); }
 
 GrownCache grown_cache(const KvCache& cache, const Append& append) {
   return {.cache = cache,

@@ -37,6 +37,9 @@ SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlen
 /// Where nothing is appended: none.
 SequenceRows new_tokens(const Append& append);
 
+/// Are the values the first columns of the keys, in their memory? Then whoever appends writes keys alone.
+bool has_latent_values(const KvCache& cache);
+
 /// A cache and the tokens that the call appends to it.
 struct GrownCache {
   const KvCache& cache;

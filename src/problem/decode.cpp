@@ -114,7 +114,7 @@ void check_query_positions(const ForwardProblem& f, const AttentionDecode& args,
 void refuse_overlap_of_cache(OverlapCheck& written, const KvCache& cache,
                              const TensorChecks& checks) {
   written.add_output("cache.k", cache.k);
-  written.add_output("cache.v", cache.v);
+  if (!has_latent_values(cache)) written.add_output("cache.v", cache.v);
   written.refuse_overlap(checks);
 }
 
@@ -212,7 +212,7 @@ CacheLayout cache_layout(const AttentionDecode& args) {
           .has_left_padding = static_cast<bool>(cache.left_padding),
           .has_aligned_rows = has_aligned_rows(args.q) && has_aligned_rows(args.out) &&
                               has_aligned_rows(cache.k) && has_aligned_rows(cache.v),
-          .has_latent_values = are_first_columns(cache.v, cache.k)};
+          .has_latent_values = fovea::has_latent_values(cache)};
 }
 
 AttentionForward forward_of(const AttentionDecode& args) {

@@ -51,7 +51,8 @@ struct AppendMemory {
     const CacheCase& c = problem.cache;
     k = tokens(problem, c.packed_new, c.num_new, c.num_heads_kv, c.head_dim_qk, 1);
     v = tokens(problem, c.packed_new, c.num_new, c.num_heads_kv, c.head_dim_v, 2);
-    append = {.k = k.view(), .v = v.view()};
+    append.k = k.view();
+    if (!c.has_latent_values) append.v = v.view();
     const bool has_own = static_cast<bool>(call.cu_seqlens_new.view());
     if (!c.packed_new.empty())
       append.cu_seqlens = has_own ? call.cu_seqlens_new.view() : call.cu_seqlens_q.view();
@@ -171,7 +172,13 @@ std::vector<AppendCase> append_cases() {
     many.seqlens.push_back(many.packed_q.back() + i % 5);
   }
   many.packed_new = many.packed_q;
+  CacheCase latent = paged;  // values are written as columns of keys
+  latent.num_heads_kv = 1;
+  latent.head_dim_qk = 24;
+  latent.head_dim_v = 16;
+  latent.has_latent_values = true;
   return {
+      {"values_in_the_memory_of_keys", latent},
       {"packed", packed},
       {"packed_and_turned", packed, Dtype::bf16, {.num_pairs = 5}},
       {"packed_by_positions", packed, Dtype::f32, {.num_pairs = 3, .has_positions = true}},

@@ -43,6 +43,7 @@ GuardedTensor cache_tensor(const CacheCase& p, Dtype dtype, std::int64_t slots, 
 TensorView first_columns(const TensorView& view, std::int64_t count) {
   TensorSpec spec = view.spec();
   spec.shape[static_cast<std::size_t>(spec.rank - 1)] = count;
+  if (view.is_mutable()) return {view.mutable_data(), spec};
   return {view.data(), spec};
 }
 
@@ -349,8 +350,9 @@ void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& appended, std:
 AttentionDecode CacheMemory::args(CpuTarget target) {
   const bool appends = problem_.appends();
   AttentionDecode args{.q = q.view(), .out = out.mutable_view(), .lse = lse.mutable_view()};
-  args.cache = {.k = appends ? k.mutable_view() : k.view(),
-                .v = problem_.has_latent_values ? first_columns(k.view(), problem_.head_dim_v)
+  const TensorView keys = appends ? k.mutable_view() : k.view();
+  args.cache = {.k = keys,
+                .v = problem_.has_latent_values ? first_columns(keys, problem_.head_dim_v)
                      : appends                  ? v.mutable_view()
                                                 : v.view(),
                 .page_table = page_table.view(),
@@ -359,7 +361,8 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
                 .left_padding = left_padding.view(),
                 .page_indptr = page_indptr.view(),
                 .page_indices = page_indices.view()};
-  args.append = {.k = new_k.view(), .v = new_v.view(), .cu_seqlens = cu_seqlens_new.view()};
+  args.append = {.k = new_k.view(), .cu_seqlens = cu_seqlens_new.view()};
+  if (!problem_.has_latent_values) args.append.v = new_v.view();
   args.cu_seqlens_q = cu_seqlens_q.view();
   if (problem_.has_max_seqlen_q) args.max_seqlen_q = std::ranges::max(problem_.packed_q);
   args.score = problem_.score;

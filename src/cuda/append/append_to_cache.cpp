@@ -114,8 +114,8 @@ AppendLaunch append_launch(const NewTokens& tokens) {
   };
   if (tokens.append.k) {
     add(tokens.append.k, tokens.cache.k, grown.new_tokens, Target::cache, is_turned);
-    add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
   }
+  if (tokens.append.v) add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
   if (is_turned && tokens.q) {
     add(tokens.q, tokens.rotated_q, sequence_rows(tokens.q, tokens.cu_seqlens_q), Target::tensor,
         true);

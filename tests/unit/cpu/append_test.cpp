@@ -84,6 +84,31 @@ TEST(Append, DecodeAppendsBeforeItAttends) {
   }
 }
 
+/// Rows of 12 whose first 8 columns are the values.
+TEST(Append, ValuesThatAreTheFirstColumnsOfKeysAreWrittenWithThem) {
+  for (const std::int64_t page_size : {0, 3, 16}) {
+    for (const bool is_packed : {false, true}) {
+      CacheCase problem{.seqlens = {40, 4, 130}, .seqlen_q = 4};
+      problem.page_size = page_size;
+      problem.num_heads_kv = 1;
+      problem.head_dim_qk = 12;
+      problem.head_dim_v = 8;
+      problem.has_latent_values = true;
+      if (is_packed) problem.packed_q = problem.packed_new = {5, 4, 0};
+      if (!is_packed) problem.num_new = 4;
+      CacheMemory memory(problem);
+      attention_decode(memory.args());
+      EXPECT_EQ(memory.damage(), "");
+      EXPECT_TRUE(bits_of(memory.k.view()) == bits_of(CacheMemory(grown(problem)).k.view()));
+      for (std::int64_t i = 0; i < problem.batch(); ++i) {
+        const AttentionForward dense = memory.dense(i);
+        attention_forward(dense);
+        EXPECT_TRUE(memory.out_bits(i) == bits_of(dense.out)) << i;
+      }
+    }
+  }
+}
+
 TEST(Append, KeysAndValuesMayShareAnAllocation) {
   // [pages, 2, page_size, heads, head_dim]: keys and values of a page side by side.
   constexpr std::int64_t kPages = 4, kRows = 3, kDim = 8;

@@ -265,6 +265,26 @@ TEST(KvCacheDoor, NewTokensThatDoNotFitAreRefused) {
             "run: cache.v is read-only; expected a view of writable memory");
 }
 
+TEST(KvCacheDoor, NewValuesAreThoseOfTheKeysWhereTheCacheHasThemOnce) {
+  CacheCall call;
+  KvCache cache = call.contiguous();
+  cache.v = cache.k;
+  Append append = call.append();
+  EXPECT_EQ(refusal_of(cache, append),
+            "run: append.v is given and cache.v is the first columns of cache.k; expected append.k "
+            "alone, whose first columns become the values");
+  append.v = {};
+  EXPECT_EQ(refusal_of(cache, append), "(not refused)");
+  EXPECT_EQ(refusal_of(cache, append, call.rotary()),
+            "run: rotary is given, append.k has the values in its first columns, and rotary would "
+            "turn them; expected keys and queries whose last columns are turned already");
+  append.k = {};
+  append.v = call.append().v;
+  EXPECT_EQ(refusal_of(cache, append),
+            "run: append.v is given and cache.v is the first columns of cache.k; expected append.k "
+            "alone, whose first columns become the values");
+}
+
 TEST(KvCacheDoor, RotationsOutOfRangeAreRefused) {
   CacheCall call;
   Rotary rotary = call.rotary();
