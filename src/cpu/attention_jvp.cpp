@@ -6,12 +6,14 @@
 //       S = scale K Qᵀ;  S' = scale (K Q'ᵀ + K' Qᵀ)
 //       S' = f_s(S) S' + g(S);  S = f(S)     the program f, its derivative by the score, what captured tangents add
 //       S = mask(S);  S' = 0 where S = -inf
-//       P, max, sum = softmax(S);  S' = S' - r;  c = c * rescale + Σ P S'
+//       P, max, sum = softmax(S);  m = the mean of S' - r over all keys so far;  T = T - m O;  r = r + m
+//       S' = S' - r;  c = c * rescale - m * (the sum before) + Σ P S'
 //       O = O * rescale + Vᵀ P;  T = T * rescale + Vᵀ (P S') + V'ᵀ P
 //     out = O / sum,  lse = log sum;  lse' = r + c / sum,  out' = T / sum - (c / sum) out
 //
-// r is the mean of S' over the first tile that the row sees: what all tangents of a row have in common would cancel in
-// out', and is taken out before it costs digits.
+// r is the mean of S' over the keys so far: what all tangents of a row have in common would cancel in out', and is
+// taken out before it costs digits. A mean of the first tile alone would not do: a later tile may outweigh it, and
+// products in bf16 would round differences that are far larger than those that remain. c is what rounding leaves.
 //
 // Bits depend on a row's own sequence alone, for the reasons given there. NaN and infinity in values that nobody sees
 // are dealt with as there too: a panel that is not finite is walked again without them.
@@ -52,6 +54,7 @@ struct JvpScratch {
   float *extra = nullptr, *extra_tangent = nullptr;    // careful pass: what is not finite, as out
   float *row_max = nullptr, *row_sum = nullptr, *rescale = nullptr;
   float *sum_tangent = nullptr, *centre = nullptr;  // c and r
+  float *sum_before = nullptr, *shift = nullptr;    // of this tile: the past's sum, rescaled, and m
   float* ones = nullptr;                            // a rescale that changes nothing
   float *dropout_max = nullptr, *dropout_sum = nullptr, *dropout_rescale = nullptr;
   std::int32_t *q_idx = nullptr, *q_head = nullptr;
@@ -76,8 +79,9 @@ struct JvpScratch {
       *piece = carver.take<float>(score_floats);
     for (float** piece : {&s.out, &s.out_tangent, &s.extra, &s.extra_tangent})
       *piece = carver.take<float>(out_floats);
-    for (float** piece : {&s.row_max, &s.row_sum, &s.rescale, &s.sum_tangent, &s.centre, &s.ones,
-                          &s.dropout_max, &s.dropout_sum, &s.dropout_rescale})
+    for (float** piece :
+         {&s.row_max, &s.row_sum, &s.rescale, &s.sum_tangent, &s.centre, &s.sum_before, &s.shift,
+          &s.ones, &s.dropout_max, &s.dropout_sum, &s.dropout_rescale})
       *piece = carver.take<float>(lanes);
     for (std::int32_t** piece : {&s.q_idx, &s.q_head}) *piece = carver.take<std::int32_t>(lanes);
     s.rows = carver.take<const std::byte*>(lanes);
@@ -363,15 +367,14 @@ class JvpRun {
   /// S becomes P, work becomes P (S' - r); both without what dropout takes.
   void normalise(const Tile& tile, const JvpScratch& s) const {
     const std::int64_t num_keys = tile.seen.range.count;
-    std::copy_n(s.row_sum, lanes_, s.work);
-    const float* const sum_before = s.work;
+    std::copy_n(s.row_sum, lanes_, s.sum_before);
     kernels_.softmax(s.scores, num_keys, num_vectors(tile.item), std::numbers::log2e_v<float>,
                      {s.row_max, s.row_sum, s.rescale}, {});
     for (std::int64_t lane = 0; lane < lanes_; ++lane) {
+      s.sum_before[lane] *= s.rescale[lane];
       s.sum_tangent[lane] *= s.rescale[lane];
-      if (sum_before[lane] == 0 && s.row_sum[lane] > 0)
-        s.centre[lane] = mean_tangent(lane, num_keys, s);
     }
+    move_centre(num_keys, s);
     for (std::int64_t key = 0; key < num_keys; ++key) {
       for (std::int64_t lane = 0; lane < lanes_; ++lane) {
         const std::int64_t i = key * lanes_ + lane;
@@ -382,11 +385,26 @@ class JvpRun {
     if (dropout_.threshold > 0) drop(tile, s);
   }
 
-  float mean_tangent(std::int64_t lane, std::int64_t num_keys, const JvpScratch& s) const {
-    float sum = 0;
-    for (std::int64_t i = lane; i < num_keys * lanes_; i += lanes_)
-      sum += s.scores[i] * s.scores_tangent[i];
-    return sum / s.row_sum[lane];
+  /// r becomes the mean of S' over all keys so far; the sums of the past follow.
+  void move_centre(std::int64_t num_keys, const JvpScratch& s) const {
+    std::copy_n(s.sum_tangent, lanes_, s.shift);
+    for (std::int64_t key = 0; key < num_keys; ++key) {
+      for (std::int64_t lane = 0; lane < lanes_; ++lane) {
+        const std::int64_t i = key * lanes_ + lane;
+        s.shift[lane] += s.scores[i] * (s.scores_tangent[i] - s.centre[lane]);
+      }
+    }
+    for (std::int64_t lane = 0; lane < lanes_; ++lane) {
+      s.shift[lane] = s.row_sum[lane] > 0 ? s.shift[lane] / s.row_sum[lane] : 0;
+      s.centre[lane] += s.shift[lane];
+      s.sum_tangent[lane] -= s.shift[lane] * s.sum_before[lane];
+    }
+    for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
+      for (std::int64_t lane = 0; lane < lanes_; ++lane) {
+        const std::int64_t i = d * lanes_ + lane;
+        s.out_tangent[i] -= s.shift[lane] * s.out[i];
+      }
+    }
   }
 
   /// The softmax of equal scores without a past is 1 everywhere, so that dropout leaves its own factors: 0 or 1 / (1 -

@@ -429,6 +429,36 @@ TEST(Jvp, RefusesRowMaxima) {
   EXPECT_EQ(call.message(), "attention_jvp: row_max is given; expected none, it has no tangent");
 }
 
+/// All keys that count lie behind the first tile and have one tangent of the score, far from that of the first keys: the
+/// output does not move. Products in bf16 would round P S' if it were not centred.
+TEST(Jvp, CentresTangentsOfTheScoreByAllTilesSoFar) {
+  if (const std::string missing(cpu::missing_for(CpuTarget::avx512_bf16)); !missing.empty())
+    GTEST_SKIP() << missing;
+  constexpr std::int64_t kHeadDim = 16, kFaint = 200;
+  Case problem{.batch = 1,
+               .seqlen_q = 3,
+               .seqlen_kv = 700,
+               .num_heads_q = 1,
+               .num_heads_kv = 1,
+               .head_dim_qk = kHeadDim,
+               .head_dim_v = kHeadDim,
+               .dtype = Dtype::bf16};
+  Call call(problem);
+  const Random random(7, 1);
+  call.memory.q.fill([](std::int64_t i) { return i % kHeadDim < 2 ? 1.0 : 0.0; });
+  call.memory.k.fill([&](std::int64_t i) {
+    if (i % kHeadDim == 0) return i / kHeadDim < kFaint ? -100.0 : 0.0;
+    return i % kHeadDim == 1 ? random.normal(i) : 0.0;
+  });
+  call.k.fill(
+      [](std::int64_t i) { return i % kHeadDim == 0 && i / kHeadDim >= kFaint ? 400.0 : 0.0; });
+  call.args.q_tangent = call.args.v_tangent = {};
+  call.args.forward.compute_dtype = ComputeDtype::bf16;
+  attention_jvp(call.args);
+  for (const double slope : values_of(call.args.out_tangent)) EXPECT_LT(std::abs(slope), 1e-4);
+  for (const double slope : values_of(call.args.lse_tangent)) EXPECT_NEAR(slope, 100, 1e-3);
+}
+
 /// Bits tell whether products were rounded; how far they may be from the oracle, GradientPairs say.
 TEST(Jvp, TakesProductsInBf16WhereTheyAreAskedFor) {
   Case problem = small_case();
