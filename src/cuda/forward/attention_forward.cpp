@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include "fovea/error.hpp"
 
 #include "core/check.hpp"
@@ -13,16 +15,19 @@ namespace fovea::cuda {
 namespace {
 
 /// The plan, or the one beside it for tensors that its kernel does not read.
-const ForwardPlan& plan_that_reads(const ForwardPlan& plan, const AttentionForward& args,
-                                   const GrownCache* cache) {
+const ForwardPlan& plan_that_reads(const ForwardProblem& problem, const ForwardPlan& plan,
+                                   const AttentionForward& args, const GrownCache* cache) {
   const Candidate& candidate = candidate_named(plan.candidate);
   if (candidate.reads == nullptr || candidate.reads(args, cache)) return plan;
   FOVEA_ASSERT(plan.kernels != nullptr);
   if (plan.unaligned == nullptr) {
+    const std::string_view hint = problem.problem.sm_margin > 0
+                                      ? "; kernels that do would leave no SM free: sm_margin 0"
+                                      : "";
     throw Unsupported(fmt::format(
         "attention_forward: q, k, v or out does not start at a multiple of 16 bytes, as {} reads "
-        "them, and no other kernel takes this problem",
-        plan.candidate));
+        "them, and no other kernel takes this problem{}",
+        plan.candidate, hint));
   }
   return plan.unaligned->loaded(*plan.kernels);
 }
@@ -30,7 +35,7 @@ const ForwardPlan& plan_that_reads(const ForwardPlan& plan, const AttentionForwa
 void enqueue_part(const ForwardProblem& problem, const ForwardPlan& plan,
                   const AttentionForward& args, void* workspace, void* stream,
                   const GrownCache* cache) {
-  const ForwardPlan& taken = plan_that_reads(plan, args, cache);
+  const ForwardPlan& taken = plan_that_reads(problem, plan, args, cache);
   candidate_named(taken.candidate).launch(problem, taken, args, workspace, stream, cache);
 }
 
