@@ -429,8 +429,8 @@ TEST(Jvp, RefusesRowMaxima) {
   EXPECT_EQ(call.message(), "attention_jvp: row_max is given; expected none, it has no tangent");
 }
 
-/// All keys that count lie behind the first tile and have one tangent of the score, far from that of the first keys: the
-/// output does not move. Products in bf16 would round P S' if it were not centred.
+/// All keys that count lie behind the first tile and have one tangent of the score, far from that of the first keys:
+/// the output does not move. Products in bf16 would round P S' if it were not centred.
 TEST(Jvp, CentresTangentsOfTheScoreByAllTilesSoFar) {
   if (const std::string missing(cpu::missing_for(CpuTarget::avx512_bf16)); !missing.empty())
     GTEST_SKIP() << missing;
