@@ -14,17 +14,11 @@
 //   it is no float. A row whose origin is that far from 0 takes its scores times a power of two instead (unit_of).
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "ptx/base.cuh"
 #include "ptx/math.cuh"
 
 namespace fovea::cuda {
-
-FOVEA_DEVICE float infinity() { return ptx::bit_cast<float>(0x7f800000U); }
-FOVEA_DEVICE float quiet_nan() { return ptx::bit_cast<float>(0x7fc00000U); }
-FOVEA_DEVICE bool is_nan(float x) { return x != x; }
-
-inline constexpr float kLog2E = 0x1.715476p+0F;
-inline constexpr float kLn2 = 0x1.62e43p-1F;
 
 /// Growth of the maximum that the origin does not follow, as an exponent of 2.
 inline constexpr float kOriginSlack = 8.0F;

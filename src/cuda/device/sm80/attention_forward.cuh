@@ -24,7 +24,8 @@
 //
 //   team.cuh      which warps share a tile, where its things lie in shared memory, which row is whose
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
-//   compute.cuh   S, programs, softmax, O: a tile in a warp's registers
+//   scores.cuh    S and programs: a tile in a warp's registers
+//   compute.cuh   softmax and O of it
 //   walk.cuh      which kv tiles the rows see
 //   passes.cuh    NaN and infinity in V, which may reach only rows that see them
 //   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
@@ -32,7 +33,6 @@
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
 #pragma once
 
-#include "common/position.cuh"
 #include "common/range.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
@@ -44,6 +44,7 @@
 #include "team/compute.cuh"
 #include "team/load.cuh"
 #include "team/passes.cuh"
+#include "team/scores.cuh"
 #include "team/store.cuh"
 #include "team/team.cuh"
 #include "team/walk.cuh"
@@ -57,7 +58,7 @@ template <TeamSpec spec, class Mods>
 struct Forward {
   using T = Traits<spec>;
   using Tiles = typename WalkOf<Mods>::Type;
-  using Scores = typename Sums<spec, Mods>::Scores;
+  using Fragments = ScoreFragments<spec>;
 
   // Note: with padding behind the team, the same PTX numbers its registers otherwise, and ptxas deals them otherwise.
   [[no_unique_address]] Team<spec> team;
@@ -67,8 +68,10 @@ struct Forward {
       : team{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
 
   /// What follows S of a tile.
-  FOVEA_DEVICE_MEMBER void add_tile(Scores& s, VisitedTile tile, SharedAddress values, Pass pass) {
-    sums.apply_mods(team, s, tile);
+  FOVEA_DEVICE_MEMBER void add_tile(Fragments& s, VisitedTile tile, SharedAddress values,
+                                    Pass pass) {
+    sums.scores.modify(team, s, tile);
+    sums.scores.mask(team, s, tile);
     if (pass > Pass::finite) sums.shrink(s);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) {
@@ -109,7 +112,7 @@ struct Forward {
         }
         team.meet();
         if constexpr (T::kKeepsQueries) {
-          if (round == 0) sums.keep_queries(team);
+          if (round == 0) sums.scores.keep_queries(team);
         }
         if (pass != Pass::all) rewrite_values(team, values, pass);
       }
@@ -119,8 +122,8 @@ struct Forward {
       load_tile(team, ahead[kAhead - 1], stage);
       stage = reading;
       if (is_filling) continue;
-      Scores s;
-      if (has_rows) sums.multiply_keys(team, s, team.stage_at(reading));
+      Fragments s;
+      if (has_rows) sums.scores.multiply_keys(team, s, team.stage_at(reading));
       if (round == 0) {
         ptx::cp_async_wait_group<2 * kAhead>();
         team.meet();
@@ -143,11 +146,11 @@ struct Forward {
       team.meet();
       load_values(team, tile, 0);
       if constexpr (T::kKeepsQueries) {
-        if (is_first) sums.keep_queries(team);
+        if (is_first) sums.scores.keep_queries(team);
         is_first = false;
       }
-      Scores s;
-      if (has_rows) sums.multiply_keys(team, s, team.stage_at(0));
+      Fragments s;
+      if (has_rows) sums.scores.multiply_keys(team, s, team.stage_at(0));
       ptx::cp_async_wait_group<0>();
       team.meet();
       const VisitedTile next = next_tile(tiles);

@@ -19,6 +19,7 @@
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
 #include "common/range.cuh"
+#include "common/score.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/barrier.cuh"
@@ -146,8 +147,7 @@ struct PlainForward {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       at.kv_idx = tile.idx * spec.tile_kv + part + i * kRowThreads;
-      s[i] *= p.softmax_scale;
-      if constexpr (Mods::has_score) s[i] = Mods::score(s[i], at, p.captures);
+      modify_score<Mods>(s[i], at, p);
       bool is_visible = at.kv_idx < work.kv_end;
       if constexpr (Mods::has_mask)
         is_visible = is_visible && (tile.is_full || Mods::mask(at, p.captures));

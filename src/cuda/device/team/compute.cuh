@@ -1,16 +1,15 @@
-// Scores, softmax and products of one tile, in a warp's registers. Chapter 3 of sm80/attention_forward.cuh; read
-// walk.cuh next.
+// Softmax and O of one tile, in a warp's registers. Chapter 4 of sm80/attention_forward.cuh; read walk.cuh next.
 #pragma once
 
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
-#include "common/position.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "team/scores.cuh"
 #include "team/team.cuh"
 
 namespace fovea::cuda::team {
@@ -22,14 +21,16 @@ FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
   return ptx::cvt_f16x2(lo, hi);
 }
 
-/// What this thread has of its warp's rows: the fragments of Q, where they are kept, and what has been summed so far.
+/// What this thread has of its warp's rows: what their scores need, and what has been summed so far.
 template <TeamSpec spec, class Mods>
 struct Sums {
   using T = Traits<spec>;
-  using Scores = float[T::kRowBlocks][T::kKeyBlocks][4];
+  using Fragments = ScoreFragments<spec>;
 
   float out[T::kRowBlocks][T::kColBlocks][4];
-  std::uint32_t queries[T::kKeepsQueries ? T::kQkSteps : 1][T::kRowBlocks][4];
+  // Note: here, between the sums. Elsewhere the same PTX numbers its registers otherwise, and ptxas deals them
+  // otherwise.
+  Scores<spec, Mods> scores;
   RowState rows[T::kRowBlocks][2];
   float row_max[T::kRowBlocks][2];
 
@@ -48,110 +49,10 @@ struct Sums {
     }
   }
 
-  // ---- the first product -----------------------------------------------------------------------
-
-  /// The A operands of one step of Q Kᵀ.
-  FOVEA_DEVICE_MEMBER static void load_query_step(const Team<spec>& team,
-                                                  std::uint32_t (&q)[T::kRowBlocks][4], int step) {
-    using Rows = typename T::KeyRows;
-    const SharedAddress row = team.warp_smem() + Rows::offset(team.lane % 16, team.lane / 16);
-#pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i) {
-      const U32x4 a = ptx::ldmatrix_x4(at_chunk<Rows>(row, 2 * step) + i * 16 * Rows::kRowBytes);
-      q[i][0] = a.x, q[i][1] = a.y, q[i][2] = a.z, q[i][3] = a.w;
-    }
-  }
-
-  FOVEA_DEVICE_MEMBER void keep_queries(const Team<spec>& team) {
-#pragma unroll
-    for (int step = 0; step < T::kQkSteps; ++step) load_query_step(team, queries[step], step);
-  }
-
-  /// S = Q Kᵀ.
-  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Scores& s, SharedAddress keys) {
-    using Rows = typename T::KeyRows;
-    const SharedAddress k_row =
-        keys + Rows::offset(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
-#pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i)
-#pragma unroll
-      for (int j = 0; j < T::kKeyBlocks; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
-#pragma unroll
-    for (int step = 0; step < T::kQkSteps; ++step) {
-      if constexpr (!T::kKeepsQueries) load_query_step(team, queries[0], step);
-      const auto& q = queries[T::kKeepsQueries ? step : 0];
-#pragma unroll
-      for (int j = 0; j < T::kKeyBlocks; j += 2) {
-        const U32x4 b = ptx::ldmatrix_x4(at_chunk<Rows>(k_row, 2 * step) + j * 8 * Rows::kRowBytes);
-#pragma unroll
-        for (int i = 0; i < T::kRowBlocks; ++i) {
-          ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);
-          ptx::mma_m16n8k16<spec.element>(s[i][j + 1], q[i], b.z, b.w);
-        }
-      }
-    }
-  }
-
-  // ---- programs --------------------------------------------------------------------------------
-
-  /// Scale, score program, mask. What a row does not see becomes -inf, whatever it was.
-  FOVEA_DEVICE_MEMBER static void apply_mods(const Team<spec>& team, Scores& s, VisitedTile tile) {
-    const ForwardParams& p = team.p;
-    if constexpr (spec.is_prescaled) {
-      for_each_score(
-          team, tile,
-          [&](float& score, const Position& at) {
-            score *= p.softmax_scale;
-            if constexpr (Mods::has_score) score = Mods::score(score, at, p.captures);
-          },
-          s);
-    }
-    if (tile.is_full) return;
-    for_each_score(
-        team, tile,
-        [&](float& score, const Position& at) {
-          bool is_visible = at.kv_idx < team.work.kv_end;
-          if constexpr (Mods::has_mask) is_visible = is_visible && Mods::mask(at, p.captures);
-          if (!is_visible) score = -infinity();
-        },
-        s);
-  }
-
-  template <class Visit>
-  FOVEA_DEVICE_MEMBER static void for_each_score(const Team<spec>& team, VisitedTile tile,
-                                                 Visit&& visit, Scores& s) {
-    const Work& work = team.work;
-#pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const Row row = team.row_at(team.my_row(i, half));
-        Position at{};
-        at.batch = work.sequence.idx;
-        at.q_head = row.q_head;
-        at.kv_head = work.kv_head;
-        at.q_idx = row.q_idx;
-        at.seqlen_q = work.sequence.seqlen_q;
-        at.seqlen_kv = work.sequence.seqlen_kv;
-        const std::int32_t kv_begin = tile.idx * spec.tile_kv + team.lane % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < T::kKeyBlocks; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            at.kv_idx = kv_begin + j * 8 + e;
-            visit(s[i][j][half * 2 + e], at);
-          }
-        }
-      }
-    }
-  }
-
   // ---- softmax ---------------------------------------------------------------------------------
 
   /// s becomes P; moves the rows' origins, and with them what has been summed so far.
-  FOVEA_DEVICE_MEMBER void softmax(const Team<spec>& team, Scores& s) {
+  FOVEA_DEVICE_MEMBER void softmax(const Team<spec>& team, Fragments& s) {
     const float c = spec.is_prescaled ? kLog2E : team.p.softmax_scale_log2;
     float rescale[T::kRowBlocks][2];
     bool is_rescaled = false;
@@ -196,7 +97,7 @@ struct Sums {
   }
 
   /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there, relative to an origin of 0.
-  FOVEA_DEVICE_MEMBER static void shrink(Scores& s) {
+  FOVEA_DEVICE_MEMBER static void shrink(Fragments& s) {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
@@ -206,7 +107,7 @@ struct Sums {
   }
 
   /// Decisions first: a loop that is not unrolled draws them, and scores need no more than a bit each.
-  FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Scores& s, VisitedTile tile) {
+  FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Fragments& s, VisitedTile tile) {
     constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
     const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
     const DropoutKey key = dropout_key<spec.reads_dropout_seed>(team.p);
@@ -235,7 +136,7 @@ struct Sums {
   // ---- the second product ----------------------------------------------------------------------
 
   /// O += P V. Two blocks of S side by side are one A operand.
-  FOVEA_DEVICE_MEMBER void multiply_values(const Team<spec>& team, const Scores& s,
+  FOVEA_DEVICE_MEMBER void multiply_values(const Team<spec>& team, const Fragments& s,
                                            SharedAddress values) {
     using Rows = typename T::ValueRows;
     const SharedAddress v_row = values + Rows::offset(team.lane % 16, team.lane / 16);

@@ -1,4 +1,4 @@
-// Queries, keys and values on their way into shared memory. Chapter 2 of sm80/attention_forward.cuh; read compute.cuh
+// Queries, keys and values on their way into shared memory. Chapter 2 of sm80/attention_forward.cuh; read scores.cuh
 // next.
 //
 // Keys and values of a tile are two groups of copies. A thread copies the same chunk of every so-manieth row; what does

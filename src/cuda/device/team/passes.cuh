@@ -1,4 +1,4 @@
-// Values that are not finite. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next. common/passes.cuh has the
+// Values that are not finite. Chapter 6 of sm80/attention_forward.cuh; read store.cuh next. common/passes.cuh has the
 // idea: a team whose sums are not finite computes them again in passes.
 #pragma once
 

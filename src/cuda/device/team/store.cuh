@@ -1,4 +1,4 @@
-// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 6 of
+// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 7 of
 // sm80/attention_forward.cuh, which is the last one.
 #pragma once
 

@@ -6,6 +6,7 @@
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/score.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -99,10 +100,7 @@ class CarefulRow {
 #pragma unroll
     for (int i = 0; i < 4; ++i) score = ptx::fma_rn(query_.of[i], k.of[i], score);
     score = warp_sum(score);
-    if constexpr (spec.is_prescaled) {
-      score *= p_.softmax_scale;
-      if constexpr (Mods::has_score) score = Mods::score(score, at, p_.captures);
-    }
+    if constexpr (spec.is_prescaled) modify_score<Mods>(score, at, p_);
     return score != -infinity();
   }
 

@@ -11,6 +11,7 @@
 #include "sm90/decode/careful.cuh"
 #include "sm90/decode/cta.cuh"
 #include "team/compute.cuh"
+#include "team/scores.cuh"
 #include "team/store.cuh"
 #include "team/team.cuh"
 #include "team/walk.cuh"
@@ -26,6 +27,7 @@ struct Reader {
   using L = Layout<spec>;
   using T = typename L::T;
   using Team = team::Team<L::kWarpSpec>;
+  using Scores = team::Scores<L::kWarpSpec, Mods>;
   using Sums = team::Sums<L::kWarpSpec, Mods>;
   using Tiles = typename team::WalkOf<Mods>::Type;
   const Cta<spec>& cta;
@@ -54,7 +56,7 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void compute(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     Sums sums;
-    read_queries(team, sums);
+    read_queries(team, sums.scores);
     sums.start();
     const TileSpan rows = team.span();
     Tiles tiles = team::start_tiles<Tiles>(team, rows);
@@ -68,7 +70,7 @@ struct Reader {
 
   /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first
   /// one: nobody asks for what becomes of them.
-  FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Sums& sums) const {
+  FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Scores& scores) const {
     const ForwardParams& p = cta.p.common;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -79,7 +81,7 @@ struct Reader {
 #pragma unroll
       for (int chunk = 0; chunk < 2 * T::kQkSteps; ++chunk) {
         const bool exists = !spec.has_padded_head_dim || chunk * 8 < p.head_dim_qk;
-        sums.queries[chunk / 2][0][half + chunk % 2 * 2] =
+        scores.queries[chunk / 2][0][half + chunk % 2 * 2] =
             exists ? ptx::ld_global_nc(reinterpret_cast<const std::uint32_t*>(from + chunk * 16))
                    : 0;
       }
@@ -93,9 +95,10 @@ struct Reader {
     const bool is_cut = num_keys < spec.tile_kv;
     if (is_cut) clear_behind_keys(values, num_keys);
     slice.is_full = slice.is_full && !is_cut;
-    typename Sums::Scores s;
-    sums.multiply_keys(team, s, cta.keys_at(slots.stage));
-    sums.apply_mods(team, s, slice);
+    typename Scores::Fragments s;
+    sums.scores.multiply_keys(team, s, cta.keys_at(slots.stage));
+    sums.scores.modify(team, s, slice);
+    sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
     sums.multiply_values(team, s, values);

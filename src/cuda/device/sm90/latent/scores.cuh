@@ -3,6 +3,7 @@
 
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/score.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
@@ -71,16 +72,12 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void apply_mods(const Work& work, PostedTile tile) {
     const ForwardParams& p = cta.p.common;
     if constexpr (spec.is_prescaled) {
-      for_each(work, tile, [&](float& score, const Position& at) {
-        score *= p.softmax_scale;
-        if constexpr (Mods::has_score) score = Mods::score(score, at, p.captures);
-      });
+      for_each(work, tile,
+               [&](float& score, const Position& at) { modify_score<Mods>(score, at, p); });
     }
     if (tile.is_full()) return;
     for_each(work, tile, [&](float& score, const Position& at) {
-      bool is_visible = at.kv_idx < work.kv_end;
-      if constexpr (Mods::has_mask) is_visible = is_visible && Mods::mask(at, p.captures);
-      if (!is_visible) score = -infinity();
+      mask_score<Mods>(score, at, work.kv_end, p.captures);
     });
   }
 

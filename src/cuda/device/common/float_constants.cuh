@@ -1,0 +1,15 @@
+// Numbers that all arithmetic of f32 here knows.
+#pragma once
+
+#include "ptx/base.cuh"
+
+namespace fovea::cuda {
+
+FOVEA_DEVICE float infinity() { return ptx::bit_cast<float>(0x7f800000U); }
+FOVEA_DEVICE float quiet_nan() { return ptx::bit_cast<float>(0x7fc00000U); }
+FOVEA_DEVICE bool is_nan(float x) { return x != x; }
+
+inline constexpr float kLog2E = 0x1.715476p+0F;
+inline constexpr float kLn2 = 0x1.62e43p-1F;
+
+}  // namespace fovea::cuda

@@ -1,0 +1,28 @@
+// One score behind the product q.k: what programs make of it, and whether its row sees its key. What follows, a softmax
+// or its gradient, is the caller's affair.
+#pragma once
+
+#include "common/float_constants.cuh"
+#include "common/position.cuh"
+#include "shared/captures.h"
+#include "shared/forward_params.h"
+
+namespace fovea::cuda {
+
+/// A product: scaled, and what the score program makes of that.
+template <class Mods>
+FOVEA_DEVICE void modify_score(float& score, const Position& at, const ForwardParams& p) {
+  score *= p.softmax_scale;
+  if constexpr (Mods::has_score) score = Mods::score(score, at, p.captures);
+}
+
+/// -inf, whatever it was, where the row does not see the key, or there is none: keys end at kv_end.
+template <class Mods>
+FOVEA_DEVICE void mask_score(float& score, const Position& at, std::int32_t kv_end,
+                             const Captures& captures) {
+  bool is_visible = at.kv_idx < kv_end;
+  if constexpr (Mods::has_mask) is_visible = is_visible && Mods::mask(at, captures);
+  if (!is_visible) score = -infinity();
+}
+
+}  // namespace fovea::cuda

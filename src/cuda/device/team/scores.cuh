@@ -1,0 +1,128 @@
+// Scores of one tile in a warp's registers: the product, the score program, the mask. What follows them, softmax or its
+// gradient, is not known here. Chapter 3 of sm80/attention_forward.cuh; read compute.cuh next.
+#pragma once
+
+#include "common/position.cuh"
+#include "common/score.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "shared/forward_params.h"
+#include "shared/forward_spec.h"
+#include "team/team.cuh"
+
+namespace fovea::cuda::team {
+
+/// A thread's part of S, or of P, of its warp's rows: accumulators of [block of rows][block of keys].
+template <TeamSpec spec>
+using ScoreFragments = float[Traits<spec>::kRowBlocks][Traits<spec>::kKeyBlocks][4];
+
+/// One step of 16 columns of A, whose rows from `row` on (of this lane: lane % 16, chunk lane / 16) are in shared
+/// memory.
+template <class Rows, int kRowBlocks>
+FOVEA_DEVICE void load_a_step(std::uint32_t (&a)[kRowBlocks][4], SharedAddress row, int step) {
+#pragma unroll
+  for (int i = 0; i < kRowBlocks; ++i) {
+    const U32x4 part = ptx::ldmatrix_x4(at_chunk<Rows>(row, 2 * step) + i * 16 * Rows::kRowBytes);
+    a[i][0] = part.x, a[i][1] = part.y, a[i][2] = part.z, a[i][3] = part.w;
+  }
+}
+
+template <TeamSpec spec, class Mods>
+struct Scores {
+  using T = Traits<spec>;
+  using Fragments = ScoreFragments<spec>;
+
+  /// A operands of Q Kᵀ: all, where they are kept, else those of one step.
+  std::uint32_t queries[T::kKeepsQueries ? T::kQkSteps : 1][T::kRowBlocks][4];
+
+  // ---- the product -----------------------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER static SharedAddress query_row(const Team<spec>& team) {
+    return team.warp_smem() + T::KeyRows::offset(team.lane % 16, team.lane / 16);
+  }
+
+  FOVEA_DEVICE_MEMBER void keep_queries(const Team<spec>& team) {
+#pragma unroll
+    for (int step = 0; step < T::kQkSteps; ++step)
+      load_a_step<typename T::KeyRows>(queries[step], query_row(team), step);
+  }
+
+  /// S = Q Kᵀ.
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s, SharedAddress keys) {
+    using Rows = typename T::KeyRows;
+    const SharedAddress k_row =
+        keys + Rows::offset(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
+#pragma unroll
+    for (int step = 0; step < T::kQkSteps; ++step) {
+      if constexpr (!T::kKeepsQueries) load_a_step<Rows>(queries[0], query_row(team), step);
+      const auto& q = queries[T::kKeepsQueries ? step : 0];
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; j += 2) {
+        const U32x4 b = ptx::ldmatrix_x4(at_chunk<Rows>(k_row, 2 * step) + j * 8 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);
+          ptx::mma_m16n8k16<spec.element>(s[i][j + 1], q[i], b.z, b.w);
+        }
+      }
+    }
+  }
+
+  // ---- programs --------------------------------------------------------------------------------
+
+  /// Scale and score program, where scores are scaled one by one.
+  FOVEA_DEVICE_MEMBER static void modify(const Team<spec>& team, Fragments& s, VisitedTile tile) {
+    if constexpr (spec.is_prescaled) {
+      for_each_score(team, tile, s, [&](float& score, const Position& at) {
+        modify_score<Mods>(score, at, team.p);
+      });
+    }
+  }
+
+  /// What a row does not see becomes -inf, whatever it was.
+  FOVEA_DEVICE_MEMBER static void mask(const Team<spec>& team, Fragments& s, VisitedTile tile) {
+    if (tile.is_full) return;
+    for_each_score(team, tile, s, [&](float& score, const Position& at) {
+      mask_score<Mods>(score, at, team.work.kv_end, team.p.captures);
+    });
+  }
+
+  /// visit(score, position) for every score of this thread.
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER static void for_each_score(const Team<spec>& team, VisitedTile tile,
+                                                 Fragments& s, Visit&& visit) {
+    const Work& work = team.work;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Row row = team.row_at(team.my_row(i, half));
+        Position at{};
+        at.batch = work.sequence.idx;
+        at.q_head = row.q_head;
+        at.kv_head = work.kv_head;
+        at.q_idx = row.q_idx;
+        at.seqlen_q = work.sequence.seqlen_q;
+        at.seqlen_kv = work.sequence.seqlen_kv;
+        const std::int32_t kv_begin = tile.idx * spec.tile_kv + team.lane % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < T::kKeyBlocks; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            at.kv_idx = kv_begin + j * 8 + e;
+            visit(s[i][j][half * 2 + e], at);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fovea::cuda::team
