@@ -12,6 +12,7 @@ from .. import _attention
 from . import _ops
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
+from ._transformers import install_transformers
 
 
 class _Compiled:
@@ -26,6 +27,7 @@ __all__ = [
     "create_block_mask",
     "flex_attention",
     "install_sdpa",
+    "install_transformers",
     "scaled_dot_product_attention",
     "uninstall_sdpa",
 ]
