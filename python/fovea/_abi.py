@@ -153,6 +153,10 @@ class ForwardArgs(ctypes.Structure):
         ("num_mask_tensors", c_size_t),
         ("mask_scalars", c_void_p),
         ("num_mask_scalars", c_size_t),
+        ("sm_margin", c_int32),
+        ("reserved_3", c_uint32),
+        ("dropout_seed", _TENSOR),
+        ("dropout_offset", _TENSOR),
     ]
 
 
@@ -216,6 +220,8 @@ class DecodeArgs(ctypes.Structure):
         ("sees_all_keys", c_int32),
         ("page_indptr", _TENSOR),
         ("page_indices", _TENSOR),
+        ("append_cu_seqlens", _TENSOR),
+        ("max_seqlen_q", c_int64),
     ]
 
 

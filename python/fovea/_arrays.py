@@ -174,6 +174,15 @@ def describe(array: Array) -> Description:
         raise NotAnArray(f"cannot be read through DLPack: {error}") from error
 
 
+def check_writable(array: Array, name: str, function: str) -> None:
+    """Refuses an array that the caller gave as an output and that is not to be written."""
+    flags = getattr(array, "flags", None)
+    if root_module(array) in ("jax", "jaxlib"):
+        raise InvalidArgument(f"{function}: {name} is an array of JAX, whose arrays cannot be written; expected one of NumPy or none")
+    if getattr(flags, "writeable", True) is False:
+        raise InvalidArgument(f"{function}: {name} is read-only; expected an array that can be written")
+
+
 def dtype_name(array: Array) -> str:
     """Fovea's name of an array's dtype; DLPack's code and bits where it has none."""
     described = describe(array)
@@ -256,11 +265,27 @@ def _jax_framework(jax: Any) -> Framework:
     import numpy
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
+        if isinstance(like, jax.core.Tracer):
+            raise Unsupported(f"q is a {type(like).__name__} of JAX, which has no data yet; expected arrays, outside of jit, grad and vmap")
         if like.device.platform != "cpu":
             raise Unsupported("JAX arrays on GPUs are not taken by this function; expected arrays on the cpu")
         return numpy.empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
     return Framework("jax", make, _on_the_host, jax.numpy.asarray)
+
+
+def _nameless_framework(like: Array) -> Framework:
+    """Of a library that says nothing but DLPack: outputs are the caller's."""
+
+    def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
+        raise Unsupported(f"q is a {type(like).__name__}, of which no other can be made; give `out` arrays, and `lse` where it is wanted")
+
+    def stream(like: Array) -> int:
+        if describe(like).device_type != _abi.CPU:
+            raise Unsupported(f"q is a {type(like).__name__} on a GPU, whose current stream is not known; expected arrays on the cpu")
+        return 0
+
+    return Framework("", make, stream)
 
 
 def _array_api_framework(like: Array) -> Framework:
@@ -300,9 +325,7 @@ def _find_framework(array: Array, function: str, argument: str) -> Framework:
     if hasattr(array, "__array_namespace__"):
         return _array_api_framework(array)
     if hasattr(array, "__dlpack__"):
-        raise Unsupported(
-            f"{function}: {argument} is a {type(array).__name__}, of which no other can be made; give `out` arrays"
-        )
+        return _nameless_framework(array)
     raise InvalidArgument(
         f"{function}: {argument} is a {type(array).__name__}; expected an array of NumPy, PyTorch, CuPy, JAX, or of another "
         "library that speaks DLPack"

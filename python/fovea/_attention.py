@@ -8,7 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 from . import _abi
-from ._arrays import Array, Framework, NotAnArray, TensorSpec, describe, framework_of
+from ._arrays import Array, Framework, NotAnArray, TensorSpec, check_writable, describe, framework_of
 from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
 from ._library import address_of, check, library, take_text
@@ -75,6 +75,9 @@ def make_outputs(
     function: str, framework: Framework, q: Array, v: Array, out: Array, lse: Array, return_lse: bool, layout: str
 ) -> tuple[Array, Array]:
     """`out`, and `lse` where it is wanted: the caller's, or new ones of q's library and device."""
+    for name, given in (("out", out), ("lse", lse)):
+        if given is not None:
+            check_writable(given, name, function)
     if out is not None and (lse is not None or not return_lse):
         return out, lse
     q_shape, v_shape = _shape(q, "q", function), _shape(v, "v", function)
@@ -114,6 +117,7 @@ def attention(
     compute_dtype: str = "auto",
     cpu_target: str = "auto",
     deterministic: bool = True,
+    sm_margin: int = 0,
 ) -> Any:
     """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -173,6 +177,8 @@ def attention(
         Instruction set of the CPU kernels.
     deterministic : bool
         False allows a faster kernel whose bits may differ from run to run.
+    sm_margin : int
+        On a GPU, multiprocessors that stay free for what runs beside the call.
 
     Returns
     -------
@@ -204,12 +210,14 @@ def attention(
         )  # fmt: skip
     framework = framework_of(q, "attention", "q")
     given = (out, lse, row_max)
+    if row_max is not None:
+        check_writable(row_max, "row_max", "attention")
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)
     arguments = gather(
         "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
         alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
         sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
-        deterministic=deterministic, stream=framework.stream(q),
+        deterministic=deterministic, sm_margin=sm_margin, stream=framework.stream(q),
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)

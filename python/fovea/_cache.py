@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple, Sequence
 
 from . import _abi
-from ._arrays import Array, framework_of
+from ._arrays import Array, check_writable, framework_of
 from ._attention import keep_template, make_outputs
 from ._calls import Builder, Template, offset
 from ._forward import Arguments, add_forward, gather, resolved
@@ -136,16 +136,25 @@ def _decode_template(
     builder.point(at + offset(struct, "forward"), add_forward(builder, arguments, function))
     for name in given:
         builder.tensor(at + offset(struct, name), name)
+    builder.word(at + offset(struct, "max_seqlen_q"))
     return keep_template(_templates, key, builder.done())
 
 
 def _cache_arguments(
-    cache: KvCache, append_k: Array | None, append_v: Array | None, rotary: Rotary | None, function: str
+    cache: KvCache,
+    append_k: Array | None,
+    append_v: Array | None,
+    append_cu_seqlens: Array | None,
+    rotary: Rotary | None,
+    function: str,
 ) -> dict[str, Array]:
     if not isinstance(cache, KvCache):
         raise InvalidArgument(f"{function}: cache is a {type(cache).__name__}; expected a KvCache")
+    if append_k is not None:
+        check_writable(cache.k, "cache.k", function)
+        check_writable(cache.v, "cache.v", function)
     given = {name: getattr(cache, name) for name in _CACHE_FIELDS}
-    given |= {"append_k": append_k, "append_v": append_v}
+    given |= {"append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens}
     if rotary is not None:
         given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
     return {name: array for name, array in given.items() if array is not None}
@@ -157,8 +166,11 @@ def decode(
     *,
     append_k: Array | None = None,
     append_v: Array | None = None,
+    append_cu_seqlens: Array | None = None,
     rotary: Rotary | None = None,
     sees_all_keys: bool = False,
+    cu_seqlens: Array | None = None,
+    max_seqlen_q: int = 0,
     return_lse: bool = False,
     out: Array | None = None,
     lse: Array | None = None,
@@ -169,15 +181,22 @@ def decode(
     Parameters
     ----------
     q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16
+        With `cu_seqlens` packed: [total_q, num_heads_q, head_dim_qk].
     cache : KvCache
         New rows are written behind `seqlens`, which stays as it is.
     append_k : array, [batch, seqlen_new, num_heads_kv, head_dim_qk], optional
     append_v : array, [batch, seqlen_new, num_heads_kv, head_dim_v], optional
         None where cache.v is a view of cache.k's first columns, which are written with append_k.
+    append_cu_seqlens : array, [batch + 1] i32 or i64, optional
+        Where each sequence begins in packed append_k and append_v, [total_new, num_heads_kv, ...]; `cu_seqlens` unless given.
     rotary : Rotary, optional
         Turns q and append_k.
     sees_all_keys : bool
         A call that poses no mask at all is causal, the last query at the last key, unless this is set.
+    cu_seqlens : array, [batch + 1] i32 or i64, optional
+        Where each sequence begins in a packed q: chunks of prompts and single tokens in one call.
+    max_seqlen_q : int
+        With `cu_seqlens`: queries of the longest sequence, or more; 0: total_q.
     return_lse, out, lse
         As `attention`'s.
     **features
@@ -196,19 +215,23 @@ def decode(
     function = "decode"
     if features.get("layout", "bshd") != "bshd":
         raise InvalidArgument(f"decode: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
-    given = _cache_arguments(cache, append_k, append_v, rotary, function)
+    given = _cache_arguments(cache, append_k, append_v, append_cu_seqlens, rotary, function)
+    if cu_seqlens is not None:
+        features["cu_seqlens"] = (cu_seqlens, None)  # a cache has lengths of its own
     framework = framework_of(q, function, "q")
     out, lse = make_outputs(function, framework, q, cache.v, out, lse, return_lse, "bshd")
     arguments = gather(function, q, cache.k, cache.v, out, lse, stream=framework.stream(q), **features)
     arguments = resolved(framework, arguments, function)
     is_interleaved = rotary is not None and rotary.is_interleaved
     template = _decode_template(arguments, tuple(given), is_interleaved, sees_all_keys, function)
-    template.invoke((*arguments.tensors, *given.values()), arguments.words, _DECODE)
+    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, max_seqlen_q), _DECODE)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)
 
 
-def append_to_cache(cache: KvCache, k: Array, v: Array | None = None, rotary: Rotary | None = None) -> None:
+def append_to_cache(
+    cache: KvCache, k: Array, v: Array | None = None, rotary: Rotary | None = None, *, cu_seqlens: Array | None = None
+) -> None:
     """Writes new keys and values behind `cache.seqlens`, which stays as it is.
 
     Parameters
@@ -219,6 +242,8 @@ def append_to_cache(cache: KvCache, k: Array, v: Array | None = None, rotary: Ro
         None where cache.v is a view of cache.k's first columns, which are written with k.
     rotary : Rotary, optional
         Turns k.
+    cu_seqlens : array, [batch + 1] i32 or i64, optional
+        Where each sequence begins in packed k and v, [total_new, num_heads_kv, ...].
 
     Raises
     ------
@@ -226,12 +251,12 @@ def append_to_cache(cache: KvCache, k: Array, v: Array | None = None, rotary: Ro
         A shape or dtype is wrong, or a sequence has no room; nothing was written.
     """
     function = "append_to_cache"
-    given = _cache_arguments(cache, k, v, rotary, function)
+    given = _cache_arguments(cache, k, v, cu_seqlens, rotary, function)
     framework = framework_of(k, function, "k")
     arguments = gather(function, None, cache.k, cache.v, None, stream=framework.stream(k))
     is_interleaved = rotary is not None and rotary.is_interleaved
     template = _decode_template(arguments, tuple(given), is_interleaved, False, function)
-    template.invoke((*arguments.tensors, *given.values()), arguments.words, _APPEND)
+    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, 0), _APPEND)
 
 
 def _merge_template(num_states: int, has_lse: bool) -> Template:
@@ -279,6 +304,9 @@ def merge_states(
     if len(outs) != len(lses) or not len(outs):
         raise InvalidArgument(f"merge_states: {len(outs)} outs and {len(lses)} lses; expected as many of each, at least one")
     framework = framework_of(outs[0], "merge_states", "outs[0]")
+    for name, array in (("out", out), ("lse", lse)):
+        if array is not None:
+            check_writable(array, name, "merge_states")
     if out is None:
         out = framework.empty(outs[0], tuple(outs[0].shape), None)
     if lse is None:

@@ -23,13 +23,13 @@ class Dropout(NamedTuple):
     ----------
     p : float
         In [0, 1]; what is kept is scaled by ``1 / (1 - p)``.
-    seed, offset : int
-        Of 64 bits.
+    seed, offset : int, or arrays of one i64, rank 0 or [1]
+        Of 64 bits. Arrays on the call's device are read when the call runs: a captured CUDA graph draws anew when they have changed.
     """
 
     p: float
-    seed: int
-    offset: int = 0
+    seed: Any
+    offset: Any = 0
 
 
 class Key(NamedTuple):
@@ -45,6 +45,7 @@ class Key(NamedTuple):
     compute_dtype: str
     cpu_target: str
     deterministic: bool
+    sm_margin: int
     present: int  # bit i: FIELDS[i] is given
     score: int  # addresses of programs, 0 for none
     mask: int
@@ -65,7 +66,7 @@ class Arguments(NamedTuple):
 
 FIELDS = (
     "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
-    "cu_seqlens_q", "cu_seqlens_kv",
+    "cu_seqlens_q", "cu_seqlens_kv", "dropout_seed", "dropout_offset",
 )  # fmt: skip
 _BITS = tuple(1 << index for index in range(len(FIELDS)))
 _SWAPPED = {"q", "k", "v", "out"}
@@ -127,6 +128,23 @@ def _dropout(value: Any, function: str) -> Dropout:
 _NO_DROPOUT = Dropout(0.0, 0)
 
 
+def _whole(value: Any, name: str, function: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{function}: {name} is {value!r}; expected a whole number") from None
+
+
+def _seeds(seed: Any, offset: Any, function: str) -> tuple[int, int, Any, Any]:
+    """Numbers for the struct, or arrays that the call reads."""
+    are_arrays = [hasattr(value, "__dlpack__") for value in (seed, offset)]
+    if all(are_arrays):
+        return 0, 0, seed, offset
+    if any(are_arrays):
+        raise InvalidArgument(f"{function}: one of dropout.seed and dropout.offset is an array; expected two numbers, or two arrays")
+    return _whole(seed, "dropout.seed", function), _whole(offset, "dropout.offset", function), None, None
+
+
 def _choice(value: Any, name: str, choices: Any, function: str) -> None:
     if value not in choices:
         raise InvalidArgument(f"{function}: {name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
@@ -168,6 +186,7 @@ def gather(
     compute_dtype: str = "auto",
     cpu_target: str = "auto",
     deterministic: bool = True,
+    sm_margin: int = 0,
     stream: int = 0,
 ) -> Arguments:
     """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
@@ -180,20 +199,23 @@ def gather(
     if cu_seqlens is None:
         cu_seqlens_q = cu_seqlens_kv = None
     else:
-        cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens)
-        if cu_seqlens_kv is None:
-            cu_seqlens_kv = cu_seqlens_q
+        cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens) if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     drop = _dropout(dropout, function)
+    seed, offset = drop.seed, drop.offset
+    seed_array = offset_array = None
+    if type(seed) is not int or type(offset) is not int:
+        seed, offset, seed_array, offset_array = _seeds(seed, offset, function)
     present = 0
     tensors = []
     for bit, value in zip(
         _BITS,
-        (q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv),
+        (q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv,
+         seed_array, offset_array),
     ):
         if value is not None:
             present |= bit
             tensors.append(value)
-    words = [drop.seed, drop.offset, stream]
+    words = [seed, offset, stream]
     score = mask_address = 0
     counts = (0, 0, 0, 0)
     if score_program is not None:
@@ -207,8 +229,8 @@ def gather(
         words += [word_of_float(value) for value in mask_program.scalars]
         counts = (counts[0], counts[1], len(mask_program.tensors), len(mask_program.scalars))
     key = _new(Key, (
-        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, present, score,
-        mask_address, *counts,
+        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, sm_margin, present,
+        score, mask_address, *counts,
     ))  # fmt: skip
     return _new(Arguments, (key, tuple(tensors), tuple(words), (score_program, mask_program)))
 
@@ -247,6 +269,7 @@ def _static_struct(key: Key, function: str) -> _abi.ForwardArgs:
         compute_dtype=_abi.COMPUTE_DTYPE[key.compute_dtype],
         cpu_target=_abi.CPU_TARGET[key.cpu_target],
         allows_nondeterminism=int(not key.deterministic),
+        sm_margin=_whole(key.sm_margin, "sm_margin", function),
         score_program=key.score or None,
         num_score_tensors=key.num_score_tensors,
         num_score_scalars=key.num_score_scalars,

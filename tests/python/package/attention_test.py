@@ -153,6 +153,17 @@ def test_dropout_is_a_function_of_its_seed() -> None:
     assert np.array_equal(fovea.attention(q, k, v), fovea.attention(q, k, v, dropout=0.0))
 
 
+def test_seeds_of_dropout_may_lie_in_arrays() -> None:
+    q, k, v = qkv()
+    seed, offset = np.int64([7]), np.array(3, np.int64)
+    first = fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, seed, offset))
+    np.testing.assert_array_equal(first, fovea.attention(q, k, v, dropout=(0.5, np.int64(7), 3)))
+    seed += 1  # read when the call runs
+    np.testing.assert_array_equal(
+        fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, seed, offset)), fovea.attention(q, k, v, dropout=(0.5, 8, 3))
+    )
+
+
 REFUSED = {
     "head_dim": (lambda q, k, v: fovea.attention(q, k[..., :16], v), "k has head_dim 16 but q has 32"),
     "list": (lambda q, k, v: fovea.attention([1], k, v), "q is a list"),
@@ -169,6 +180,9 @@ REFUSED = {
     "scale": (lambda q, k, v: fovea.attention(q, k, v, scale="big"), "scale is 'big'"),
     "dropout without a seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=0.5), "Dropout(p, seed)"),
     "dropout": (lambda q, k, v: fovea.attention(q, k, v, dropout=(1.5, 1)), "1.5"),
+    "seed of two kinds": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, np.int64([1]))), "one of dropout.seed and dropout.offset is an array"),
+    "seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, 1.5)), "dropout.seed is 1.5"),
+    "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),
     "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "a tuple of 3"),
     "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),
     "rank": (lambda q, k, v: fovea.attention(q[0, 0, 0], k, v), "expected rank 4"),

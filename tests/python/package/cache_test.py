@@ -38,6 +38,39 @@ def test_append_alone_then_decode() -> None:
         oracle.assert_close(got, q[part], k[part, :length], v[part, :length], score=lambda s, p: 3 * np.tanh(s / 3))
 
 
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_packed_queries_over_a_cache_equal_each_sequence_alone(page_size) -> None:
+    lengths, before = [1, 0, 5, 3], np.int32([9, 4, 0, 20])
+    offsets = np.cumsum([0, *lengths]).astype(np.int32)
+    q, k, v = draw((9, 4, 32), 1), draw((9, 2, 32), 2), draw((9, 2, 32), 3)
+    packed, alone = (fovea.kv_cache(q, 4, 32, 2, 32, page_size=page_size) for _ in range(2))
+    for cache in (packed, alone):
+        cache.k[:], cache.v[:] = draw(cache.k.shape, 4), draw(cache.v.shape, 5)
+        cache.seqlens[:] = before
+    out, lse = fovea.decode(q, packed, append_k=k, append_v=v, cu_seqlens=offsets, max_seqlen_q=5, return_lse=True)
+    assert lse.shape == (4, 9)
+    for sequence, (begin, end) in enumerate(zip(offsets, offsets[1:])):
+        table = None if alone.page_table is None else alone.page_table[sequence : sequence + 1]
+        slot = np.int32([sequence]) if table is None else None
+        one = fovea.KvCache(alone.k, alone.v, before[sequence : sequence + 1], table, slot)
+        part = slice(begin, end)
+        expected = fovea.decode(q[None, part], one, append_k=k[None, part], append_v=v[None, part], return_lse=True)
+        np.testing.assert_array_equal(out[None, part], expected[0])
+        np.testing.assert_array_equal(lse[None, :, part], expected[1])
+    np.testing.assert_array_equal(packed.k, alone.k)
+
+
+def test_packed_tokens_are_appended() -> None:
+    offsets = np.int32([0, 2, 2, 5])
+    k, v = draw((5, 2, 8), 1), draw((5, 2, 8), 2)
+    cache = fovea.kv_cache(k, 3, 4, 2, 8)
+    cache.k[:], cache.v[:] = 0, 0
+    fovea.append_to_cache(cache, k, v, cu_seqlens=offsets)
+    for sequence, (begin, end) in enumerate(zip(offsets, offsets[1:])):
+        np.testing.assert_array_equal(cache.k[sequence, : end - begin], k[begin:end])
+        assert not cache.k[sequence, end - begin :].any()
+
+
 @pytest.mark.parametrize("is_interleaved", [False, True])
 def test_rotary_turns_queries_and_appended_keys(is_interleaved: bool) -> None:
     q, k, v = qkv(1, 3, 3, 2, 2, 8, 8)
