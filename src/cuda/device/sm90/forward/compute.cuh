@@ -9,6 +9,7 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/forward/output.cuh"
+#include "sm90/forward/rows.cuh"
 #include "sm90/forward/scores.cuh"
 #include "tile/matrix_descriptor.cuh"
 
@@ -108,7 +109,7 @@ struct Compute {
           bool stands = true;
           while (is_next_full && stands) {
             is_next_full = products(tile);
-            scores.modify(tile, rows);
+            modify(tile);
             await_sums();
             stands =
                 rows.template exponentiate<false, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
@@ -182,20 +183,11 @@ struct Compute {
 
   /// S = Q Kᵀ.
   FOVEA_DEVICE_MEMBER void issue_scores(int q_stage) {
-    using QTile = typename T::QTile;
-    using KTile = typename T::KTile;
-    auto a = k_major_descriptor(QTile{cta.q_at(q_stage, warp.group)});
+    auto a = k_major_descriptor(typename T::QTile{cta.q_at(q_stage, warp.group)});
     // With one stage the compiler would keep the descriptors of all steps in registers, from before the loop on, and
     // keys' with them.
     if constexpr (T::kQStages == 1) a = ptx::computed_here(a);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
-      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
-          scores.s, advanced(a, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
-          i > 0);
-    }
-    ptx::wgmma_commit_group();
+    scores.issue(a, keys);
   }
 
   /// O += P V.
@@ -282,7 +274,7 @@ struct Compute {
 
   FOVEA_DEVICE_MEMBER bool careful_step(const RowTile& tile) {
     const bool is_next_full = products(tile);
-    scores.modify(tile, rows);
+    modify(tile);
     if (!scores.kv_tile.is_full()) mask<true>(tile);
     const bool is_raised =
         rows.template raise<false>(scores.s, c(), scores.kv_tile.pass() == Pass::low);
@@ -341,9 +333,14 @@ struct Compute {
   template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
     rows.begin();
-    scores.modify(tile, rows);
+    modify(tile);
     if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
     rows.template raise<true>(scores.s, c(), can_be_redo && scores.kv_tile.pass() == Pass::low);
+  }
+
+  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
+    rows.rebase();
+    scores.modify(tile, rows.base);
   }
 
   template <bool can_be_redo>

@@ -8,6 +8,7 @@
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/rows.cuh"
 #include "sm90/forward/scores.cuh"
 
 namespace fovea::cuda::sm90 {

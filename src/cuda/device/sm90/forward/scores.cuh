@@ -1,16 +1,19 @@
-// The scores of a kv tile between the two products: programs, and what a row does not see. Called by compute.cuh.
+// The scores of a kv tile: their product, programs, and what a row does not see. What follows them, softmax or its
+// gradient, is not known here. Called by compute.cuh.
 #pragma once
 
-#include "common/optimistic_softmax.cuh"
+#include "common/float_constants.cuh"
 #include "common/position.cuh"
 #include "common/program_parts.cuh"
 #include "ptx/math.cuh"
+#include "ptx/wgmma.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/forward/softcap.cuh"
+#include "tile/matrix_descriptor.cuh"
 
 namespace fovea::cuda::sm90 {
 
-/// In what the softmax gets scores.
+/// In what whoever asks gets scores.
 template <Sm90ForwardSpec spec, class Mods>
 struct ScoreUnit {
   static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
@@ -27,18 +30,12 @@ struct ScoreUnit {
   }
 };
 
-/// Of a thread that computes: two rows. Where a program's last fma makes logarithms anyway, it takes the reference off
-/// as well.
-template <Sm90ForwardSpec spec, class Mods>
-using RowsOf = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
-                              ScoreUnit<spec, Mods>::kIsLog2 && !spec.wants_row_max,
-                              Mods::has_score && !ScoreUnit<spec, Mods>::kIsLog2>;
-
 /// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program
 /// reads q_head.
 template <Sm90ForwardSpec spec, class Mods>
 struct Scores {
-  using Rows = RowsOf<spec, Mods>;
+  using T = Traits<spec>;
+  static constexpr int kScores = spec.tile_kv / 2;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -46,7 +43,7 @@ struct Scores {
                 "parts are loaded for two rows of a head, 8 apart");
 
   const ComputingWarp<spec> warp;
-  typename Rows::Scores s;
+  float s[kScores];
   KvTile kv_tile = KvTile::none();
 
   // What programs need for it, from look_ahead.
@@ -83,21 +80,34 @@ struct Scores {
     }
   }
 
-  /// What the score program makes of them, less the base that the rows then have.
-  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile, Rows& rows) {
-    const ForwardParams& common = warp.cta.p.common;
-    rows.rebase();
-    if constexpr (Mods::has_score_slope) {
-      const float first[2] = {line_base[0] - rows.base[0], line_base[1] - rows.base[1]};
+  /// S = Q Kᵀ, given where the group's queries and the tile's keys lie: a group of products that is under way then.
+  FOVEA_DEVICE_MEMBER void issue(ptx::MatrixDescriptor queries, ptx::MatrixDescriptor keys) {
+    using QTile = typename T::QTile;
+    using KTile = typename T::KTile;
+    ptx::wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < Rows::kScores; ++i) {
+    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
+          s, advanced(queries, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
+          i > 0);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// What the score program makes of them; where that are logarithms, less the base of each of the two rows.
+  FOVEA_DEVICE_MEMBER void modify(const RowTile& tile, const float (&base)[2]) {
+    const ForwardParams& common = warp.cta.p.common;
+    if constexpr (Mods::has_score_slope) {
+      const float first[2] = {line_base[0] - base[0], line_base[1] - base[1]};
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) {
         const int r = i / 2 % 2;
         const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
         s[i] = ptx::fma_rn(s[i], common.softmax_scale_log2,
                            ptx::fma_rn(line_slope[r], offset, first[r]));
       }
     } else if constexpr (Mods::has_softcap) {
-      cap.apply(s, rows.base);
+      cap.apply(s, base);
     } else if constexpr (spec.is_prescaled) {
       for_each_score(tile, score_parts,
                      [&](float& x, const Position& at, const auto& key, const auto& row) {
@@ -156,7 +166,7 @@ struct Scores {
     const std::int32_t rows[2] = {warp.q_idx(tile, 0), warp.q_idx(tile, 1)};
     const std::int32_t column = first_column();
 #pragma unroll
-    for (int n = 0; n < Rows::kScores / 2; ++n) {
+    for (int n = 0; n < kScores / 2; ++n) {
       const int offset = 8 * (n / 2) + n % 2;
       const auto key = parts.key(offset);
       at.kv_idx = column + offset;
@@ -188,7 +198,7 @@ struct Scores {
       first[r] = first[r] > column ? first[r] - column : 0;
     }
 #pragma unroll
-    for (int i = 0; i < Rows::kScores; ++i) {
+    for (int i = 0; i < kScores; ++i) {
       const std::int32_t offset = 8 * (i / 4) + i % 2;
       if (offset > last[i / 2 % 2] || offset < first[i / 2 % 2]) s[i] = -infinity();
     }
