@@ -34,6 +34,7 @@
 #pragma once
 
 #include "common/range.cuh"
+#include "common/row_view.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/cp_async.cuh"
@@ -162,7 +163,7 @@ struct Forward {
   }
 
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
-    const TileSpan rows_span = team.span();
+    const TileSpan rows_span = span_of<spec>(team.work);
     Tiles tiles = start_tiles<Tiles>(team, rows_span);
     sums.start();
     load_queries(team);

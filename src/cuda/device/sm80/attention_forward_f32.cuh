@@ -17,8 +17,8 @@
 #include "common/dropout.cuh"
 #include "common/element.cuh"
 #include "common/online_softmax.cuh"
-#include "common/position.cuh"
 #include "common/range.cuh"
+#include "common/row_view.cuh"
 #include "common/score.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
@@ -36,7 +36,6 @@ struct PlainForward {
   static constexpr int kThreads = spec.num_warps * 32;
   static constexpr int kRowThreads = kThreads / spec.tile_q;
   static_assert(kRowThreads == 4, "four threads share a row");
-  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
   static constexpr int kKeys = spec.tile_kv / kRowThreads;
   static constexpr int kCols = spec.head_dim_v / kRowThreads;
   static constexpr int kInputBytes = spec.element == Element::f32 ? 4 : 2;
@@ -52,12 +51,11 @@ struct PlainForward {
                 "host and device count the same bytes");
 
   const ForwardParams& p;
-  const Work work;
+  const Work& work;
   const ptx::SharedAddress smem;
   const int thread;
   const int row, part;  // of this thread: a row of the tile, and which of its four threads
-  std::int32_t q_idx, q_head;
-  bool exists;
+  const RowView<spec> view;
 
   float out[kCols];
   RowState state;
@@ -69,11 +67,8 @@ struct PlainForward {
         smem(ptx::dynamic_shared()),
         thread(ptx::thread_idx().x),
         row(thread / kRowThreads),
-        part(thread % kRowThreads) {
-    q_idx = work.q_begin + row / spec.heads_per_tile;
-    q_head = work.q_head + row % spec.heads_per_tile;
-    exists = q_idx < work.sequence.seqlen_q && row / spec.heads_per_tile < kQueries;
-  }
+        part(thread % kRowThreads),
+        view(params, my_work, row) {}
 
   FOVEA_DEVICE_MEMBER float load_word(int word) const {
     return ptx::ld_shared<float>(smem + word * 4);
@@ -103,9 +98,9 @@ struct PlainForward {
 #pragma unroll 1
     for (int col = part; col < spec.head_dim_qk; col += kRowThreads) {
       const std::int64_t at = work.sequence.q_batch * p.q.batch_stride +
-                              (work.sequence.q_row + q_idx) * p.q.row_stride +
-                              q_head * p.q.head_stride + col * p.q.col_stride;
-      const bool is_data = exists && col < p.head_dim_qk;
+                              (work.sequence.q_row + view.q_idx) * p.q.row_stride +
+                              view.q_head * p.q.head_stride + col * p.q.col_stride;
+      const bool is_data = view.exists && col < p.head_dim_qk;
       store_word(row * kQkPitch + col, is_data ? load_input(p.q.data, at) : 0.0F);
     }
   }
@@ -137,13 +132,7 @@ struct PlainForward {
       for (int i = 0; i < kKeys; ++i)
         s[i] = ptx::fma_rn(q, load_word(kKeysAt + (part + i * kRowThreads) * kQkPitch + col), s[i]);
     }
-    Position at{};
-    at.batch = work.sequence.idx;
-    at.q_head = q_head;
-    at.kv_head = work.kv_head;
-    at.q_idx = q_idx;
-    at.seqlen_q = work.sequence.seqlen_q;
-    at.seqlen_kv = work.sequence.seqlen_kv;
+    Position at = view.position();
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       at.kv_idx = tile.idx * spec.tile_kv + part + i * kRowThreads;
@@ -173,8 +162,9 @@ struct PlainForward {
       state.sum += weight;
       if constexpr (spec.has_dropout) {
         const std::int32_t kv_idx = tile.idx * spec.tile_kv + key;
-        const ptx::U32x4 words = random_words(dropout_key<spec.reads_dropout_seed>(p),
-                                              work.sequence.idx, q_head, q_idx, kv_idx / 4);
+        const ptx::U32x4 words =
+            random_words(dropout_key<spec.reads_dropout_seed>(p), work.sequence.idx, view.q_head,
+                         view.q_idx, kv_idx / 4);
         const std::uint32_t word = kv_idx % 4 == 0   ? words.x
                                    : kv_idx % 4 == 1 ? words.y
                                    : kv_idx % 4 == 2 ? words.z
@@ -202,49 +192,22 @@ struct PlainForward {
     ptx::sync_warp();
   }
 
-  FOVEA_DEVICE_MEMBER std::int64_t partial_row() const {
-    return ((work.sequence.q_batch * p.num_heads_q + q_head) * p.seqlen_q + q_idx) * p.max_splits +
-           work.split;
-  }
-
   FOVEA_DEVICE_MEMBER void store_out(int col, float value) const {
     if constexpr (spec.is_split) {
-      ptx::st_global(p.partial_out + partial_row() * spec.head_dim_v + col, value);
-      return;
-    }
-    const std::int64_t at = work.sequence.q_batch * p.out.batch_stride +
-                            (work.sequence.q_row + q_idx) * p.out.row_stride +
-                            q_head * p.out.head_stride + col * p.out.col_stride;
-    store_element(const_cast<void*>(p.out.data), spec.out_element, at, value);
-  }
-
-  FOVEA_DEVICE_MEMBER void store_row_values(float lse, float greatest) const {
-    if constexpr (spec.is_split) {
-      ptx::st_global(p.partial_lse + partial_row(), lse);
-      if (spec.wants_row_max || is_huge(lse))
-        ptx::st_global(p.partial_max + partial_row(), beside_lse(lse, state.sum, greatest));
+      ptx::st_global(reinterpret_cast<float*>(view.out()) + col, value);
     } else {
-      const std::int64_t at = work.sequence.q_row + q_idx;
-      if (p.lse != nullptr) {
-        ptx::st_global(p.lse + work.sequence.q_batch * p.lse_batch_stride +
-                           q_head * p.lse_head_stride + at * p.lse_row_stride,
-                       lse);
-      }
-      if constexpr (spec.wants_row_max) {
-        ptx::st_global(p.row_max + work.sequence.q_batch * p.row_max_batch_stride +
-                           q_head * p.row_max_head_stride + at * p.row_max_row_stride,
-                       greatest);
-      }
+      store_element(const_cast<void*>(p.out.data), spec.out_element,
+                    view.out_at() + col * p.out.col_stride, value);
     }
   }
 
   FOVEA_DEVICE_MEMBER void finish() {
     state.sum += ptx::shfl_bfly(state.sum, 1);
     state.sum += ptx::shfl_bfly(state.sum, 2);
-    if (!exists) return;
+    if (!view.exists) return;
     float sink = -infinity();
     if (!spec.is_split && p.sinks != nullptr && !work.sequence.is_trailing)
-      sink = ptx::ld_global(p.sinks + q_head * p.sinks_stride);
+      sink = ptx::ld_global(p.sinks + view.q_head * p.sinks_stride);
     RowResult result = finish_row(state, 1.0F, sink);
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
 #pragma unroll
@@ -252,19 +215,12 @@ struct PlainForward {
       const int col = part + i * kRowThreads;
       if (spec.is_split || col < p.head_dim_v) store_out(col, out[i] * result.factor);
     }
-    if (part == 0) store_row_values(result.lse, finish_row_max(row_max, state.sum, 1.0F));
+    if (part == 0)
+      view.store_values(result.lse, state.sum, finish_row_max(row_max, state.sum, 1.0F));
   }
 
   FOVEA_DEVICE_MEMBER void run() {
-    TileSpan rows{};
-    rows.batch = work.sequence.idx;
-    rows.q_head_begin = work.q_head;
-    rows.q_head_end = work.q_head + spec.heads_per_tile;
-    rows.kv_head = work.kv_head;
-    rows.q_begin = work.q_begin;
-    rows.q_end = least(work.q_begin + kQueries, work.sequence.seqlen_q);
-    rows.seqlen_q = work.sequence.seqlen_q;
-    rows.seqlen_kv = work.sequence.seqlen_kv;
+    const TileSpan rows = span_of<spec>(work);
     TileWalk<Mods> tiles(
         rows, {work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv), spec.tile_kv},
         p.captures);

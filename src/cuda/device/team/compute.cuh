@@ -118,7 +118,7 @@ struct Sums {
       for (int j = first; j < first + kAtOnce; ++j) {
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
-          const Row row = team.row_at(team.my_row(i, team.lane % 2));
+          const RowView<spec> row = team.row_at(team.my_row(i, team.lane % 2));
           bits[i].draw(team.p, key, team.work.sequence.idx, row.q_head, row.q_idx,
                        first_group + j * 2);
         }

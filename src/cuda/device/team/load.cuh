@@ -64,7 +64,7 @@ FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
   using T = Traits<spec>;
   const BshdParam& q = team.p.q;
   const QueriesAt queries = queries_at(team);
-  const Row r = team.row_at(team.warp * T::kWarpRows + team.lane % T::kWarpRows);
+  const RowView<spec> r = team.row_at(team.warp * T::kWarpRows + team.lane % T::kWarpRows);
   const std::int64_t at = queries.batch * q.batch_stride + (queries.row + r.q_idx) * q.row_stride +
                           r.q_head * q.head_stride;
   return {queries.data + at * 2, r.exists};

@@ -98,19 +98,11 @@ struct Scores {
   template <class Visit>
   FOVEA_DEVICE_MEMBER static void for_each_score(const Team<spec>& team, VisitedTile tile,
                                                  Fragments& s, Visit&& visit) {
-    const Work& work = team.work;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Row row = team.row_at(team.my_row(i, half));
-        Position at{};
-        at.batch = work.sequence.idx;
-        at.q_head = row.q_head;
-        at.kv_head = work.kv_head;
-        at.q_idx = row.q_idx;
-        at.seqlen_q = work.sequence.seqlen_q;
-        at.seqlen_kv = work.sequence.seqlen_kv;
+        Position at = team.row_at(team.my_row(i, half)).position();
         const std::int32_t kv_begin = tile.idx * spec.tile_kv + team.lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < T::kKeyBlocks; ++j) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/online_softmax.cuh"
-#include "common/sequence.cuh"
+#include "common/row_view.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -17,29 +17,8 @@
 namespace fovea::cuda::team {
 
 template <TeamSpec spec>
-FOVEA_DEVICE std::int64_t partial_row(const AtEnd<spec>& end, const Row& r) {
-  const ForwardParams& p = end.team.p;
-  const std::int64_t row =
-      (end.work.sequence.q_batch * p.num_heads_q + r.q_head) * p.seqlen_q + r.q_idx;
-  return row * p.max_splits + end.work.split;
-}
-
-template <TeamSpec spec>
-FOVEA_DEVICE char* out_row(const AtEnd<spec>& end, const Row& r) {
-  const ForwardParams& p = end.team.p;
-  if constexpr (spec.is_split) {
-    return reinterpret_cast<char*>(p.partial_out + partial_row(end, r) * spec.head_dim_v);
-  }
-  const Sequence& sequence = end.work.sequence;
-  const std::int64_t at = sequence.q_batch * p.out.batch_stride +
-                          (sequence.q_row + r.q_idx) * p.out.row_stride +
-                          r.q_head * p.out.head_stride;
-  return static_cast<char*>(const_cast<void*>(p.out.data)) + at * Traits<spec>::kOutBytes;
-}
-
-template <TeamSpec spec>
 FOVEA_DEVICE std::int64_t out_col_bytes(const ForwardParams& p) {
-  constexpr int kOutBytes = Traits<spec>::kOutBytes;
+  constexpr int kOutBytes = RowView<spec>::kOutBytes;
   return spec.is_split ? kOutBytes : p.out.col_stride * kOutBytes;
 }
 
@@ -63,30 +42,6 @@ FOVEA_DEVICE void store_element(char* to, float value) {
   }
 }
 
-template <TeamSpec spec>
-FOVEA_DEVICE void store_row_values(const AtEnd<spec>& end, const Row& r, float lse, float sum,
-                                   float greatest) {
-  const ForwardParams& p = end.team.p;
-  if constexpr (spec.is_split) {
-    ptx::st_global(p.partial_lse + partial_row(end, r), lse);
-    if (spec.wants_row_max || is_huge(lse))
-      ptx::st_global(p.partial_max + partial_row(end, r), beside_lse(lse, sum, greatest));
-  } else {
-    const Sequence& sequence = end.work.sequence;
-    const std::int64_t row = sequence.q_row + r.q_idx;
-    if (p.lse != nullptr) {
-      ptx::st_global(p.lse + sequence.q_batch * p.lse_batch_stride + r.q_head * p.lse_head_stride +
-                         row * p.lse_row_stride,
-                     lse);
-    }
-    if constexpr (spec.wants_row_max) {
-      ptx::st_global(p.row_max + sequence.q_batch * p.row_max_batch_stride +
-                         r.q_head * p.row_max_head_stride + row * p.row_max_row_stride,
-                     greatest);
-    }
-  }
-}
-
 /// Straight from registers.
 template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
@@ -97,9 +52,9 @@ FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
   for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Row r = end.row_at(end.team.my_row(i, half));
+      const RowView<spec> r = end.row_at(end.team.my_row(i, half));
       if (!r.exists) continue;
-      char* to = out_row(end, r) + end.team.lane % 4 * 2 * step;
+      char* to = r.out() + end.team.lane % 4 * 2 * step;
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; ++j, to += 8 * step) {
         const int col = j * 8 + end.team.lane % 4 * 2;
@@ -134,8 +89,8 @@ FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 template <TeamSpec spec>
 FOVEA_DEVICE RowAddresses out_rows(const AtEnd<spec>& end) {
   constexpr int kRows = Traits<spec>::kWarpRows;
-  const Row r = end.row_at(end.team.warp * kRows + end.team.lane % kRows);
-  return {out_row(end, r), r.exists};
+  const RowView<spec> r = end.row_at(end.team.warp * kRows + end.team.lane % kRows);
+  return {r.out(), r.exists};
 }
 
 template <TeamSpec spec>
@@ -173,16 +128,16 @@ FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& row
       char* const to = row_out + col * out_col_bytes<spec>(end.team.p);
       if (pass > Pass::finite) {
         if (value == 0) continue;
-        value = load_element<T::kOutElement>(to) + reached;
+        value = load_element<RowView<spec>::kOutElement>(to) + reached;
       }
-      store_element<T::kOutElement>(to, value);
+      store_element<RowView<spec>::kOutElement>(to, value);
     }
   }
 }
 
 template <TeamSpec spec, class Mods>
 FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass) {
-  constexpr Element kOutElement = Traits<spec>::kOutElement;
+  constexpr Element kOutElement = RowView<spec>::kOutElement;
   constexpr Element kStaged = kOutElement == Element::f32 ? Element::bf16 : kOutElement;
   const bool is_indicator = pass > Pass::finite;
   if (kOutElement == Element::f32 && !is_indicator) return store_f32(end, sums);
@@ -217,7 +172,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
     row = {sums.rows[i / 2][i % 2].origin, sum};
     row_max = sums.row_max[i / 2][i % 2];
   }
-  const Row r = end.row_at(end.team.my_row(mine / 2, mine % 2));
+  const RowView<spec> r = end.row_at(end.team.my_row(mine / 2, mine % 2));
   float sink = -infinity();
   if (!spec.is_split && p.sinks != nullptr && !end.work.sequence.is_trailing && r.exists)
     sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
@@ -226,7 +181,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
   if (pass > Pass::finite) {
     result.factor = 1;
   } else if (r.exists && end.team.lane % 4 == mine) {
-    store_row_values(end, r, result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
+    r.store_values(result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i)

@@ -2,8 +2,8 @@
 // sm80/attention_forward.cuh; read load.cuh next.
 #pragma once
 
-#include "common/position.cuh"
 #include "common/row_addresses.cuh"
+#include "common/row_view.cuh"
 #include "common/sequence.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/memory.cuh"
@@ -29,7 +29,6 @@ struct Traits {
   static constexpr int kColBlocks = spec.head_dim_v / 8;
   static constexpr int kQkSteps = spec.head_dim_qk / 16;
   static constexpr int kPvSteps = spec.tile_kv / 16;
-  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
   /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
   static constexpr bool kKeepsQueries = spec.keeps_queries;
   /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would
@@ -41,10 +40,6 @@ struct Traits {
   using ValueRows =
       typename tile::RowsInMemory<spec.has_panels, spec.head_dim_v, spec.tile_kv>::Type;
   using OutRows = tile::SwizzledRows<spec.head_dim_v>;
-
-  /// Elements of what is written: f32 where the problem is split.
-  static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
-  static constexpr int kOutBytes = kOutElement == Element::f32 ? 4 : 2;
 
   // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of
   // each warp; what the CTA works on.
@@ -88,12 +83,6 @@ FOVEA_DEVICE const char* head_of(const Work& work, const BshdParam& t) {
   return static_cast<const char*>(t.data) + at * 2;
 }
 
-/// A query of one head.
-struct Row {
-  std::int32_t q_idx, q_head;
-  bool exists;
-};
-
 /// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory
 /// apart from the others'.
 template <TeamSpec spec>
@@ -117,14 +106,8 @@ struct Team {
 
   // ---- which row is which ----------------------------------------------------------------------
 
-  /// `row` of the tile. Heads of a group are neighbours, so that a tile covers few positions.
-  FOVEA_DEVICE_MEMBER Row row_at(int row) const { return row_of(work, row); }
-  FOVEA_DEVICE_MEMBER static Row row_of(const Work& work, int row) {
-    const int query = row / spec.heads_per_tile;
-    Row r{work.q_begin + query, work.q_head + row % spec.heads_per_tile, false};
-    r.exists = r.q_idx < work.sequence.seqlen_q && query < T::kQueries;
-    return r;
-  }
+  /// `row` of the tile.
+  FOVEA_DEVICE_MEMBER RowView<spec> row_at(int row) const { return {p, work, row}; }
 
   /// Row of the tile that this thread's accumulators of (row block, half) belong to.
   FOVEA_DEVICE_MEMBER int my_row(int block, int half) const {
@@ -132,19 +115,6 @@ struct Team {
   }
 
   FOVEA_DEVICE_MEMBER bool warp_has_rows() const { return row_at(warp * T::kWarpRows).exists; }
-
-  FOVEA_DEVICE_MEMBER TileSpan span() const {
-    TileSpan s{};
-    s.batch = work.sequence.idx;
-    s.q_head_begin = work.q_head;
-    s.q_head_end = work.q_head + spec.heads_per_tile;
-    s.kv_head = work.kv_head;
-    s.q_begin = work.q_begin;
-    s.q_end = least(work.q_begin + T::kQueries, work.sequence.seqlen_q);
-    s.seqlen_q = work.sequence.seqlen_q;
-    s.seqlen_kv = work.sequence.seqlen_kv;
-    return s;
-  }
 
   // ---- shared memory ---------------------------------------------------------------------------
 
@@ -194,7 +164,7 @@ struct AtEnd {
   const Team<spec>& team;
   const Work& work;
 
-  FOVEA_DEVICE_MEMBER Row row_at(int row) const { return Team<spec>::row_of(work, row); }
+  FOVEA_DEVICE_MEMBER RowView<spec> row_at(int row) const { return {team.p, work, row}; }
 };
 
 }  // namespace fovea::cuda::team

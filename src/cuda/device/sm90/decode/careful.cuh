@@ -5,7 +5,7 @@
 
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
-#include "common/position.cuh"
+#include "common/row_view.cuh"
 #include "common/score.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/math.cuh"
@@ -17,26 +17,17 @@
 
 namespace fovea::cuda::sm90::decoding {
 
-/// Offset of a row's query.
-template <Sm90DecodeSpec spec>
-FOVEA_DEVICE std::int64_t query_at(const ForwardParams& p, const Work& work, const team::Row& row) {
-  std::int64_t at = work.sequence.q_batch * p.q.batch_stride + row.q_idx * p.q.row_stride +
-                    row.q_head * p.q.head_stride;
-  if constexpr (spec.has_packed_q) at += work.sequence.q_row * p.q.row_stride;
-  return at;
-}
-
 /// Columns 4 lane .. 4 lane + 3 of each row are this lane's.
 template <Sm90DecodeSpec spec, class Mods>
 class CarefulRow {
  public:
   using L = Layout<spec>;
   using Team = team::Team<L::kWarpSpec>;
+  using Row = RowView<L::kWarpSpec>;
 
-  FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const team::Row& row)
+  FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const Row& row)
       : p_(team.p), work_(team.work), row_(row) {
-    const std::int64_t at = query_at<spec>(p_, work_, row);
-    query_ = load_four(static_cast<const char*>(p_.q.data) + at * 2, p_.head_dim_qk);
+    query_ = load_four(static_cast<const char*>(p_.q.data) + row.query_at() * 2, p_.head_dim_qk);
   }
 
   FOVEA_DEVICE_MEMBER void run() {
@@ -78,21 +69,10 @@ class CarefulRow {
              ptx::f32_of_f16_hi(pairs.y)}};
   }
 
-  FOVEA_DEVICE_MEMBER Position position(std::int32_t key) const {
-    Position at{};
-    at.batch = work_.sequence.idx;
-    at.q_head = row_.q_head;
-    at.kv_head = work_.kv_head;
-    at.q_idx = row_.q_idx;
-    at.kv_idx = key;
-    at.seqlen_q = work_.sequence.seqlen_q;
-    at.seqlen_kv = work_.sequence.seqlen_kv;
-    return at;
-  }
-
   /// The score, where the row sees the key: the same answer in all lanes.
   FOVEA_DEVICE_MEMBER bool sees(std::int32_t key, const char* from, float& score) const {
-    const Position at = position(key);
+    Position at = row_.position();
+    at.kv_idx = key;
     if constexpr (Mods::has_mask) {
       if (!Mods::mask(at, p_.captures)) return false;
     }
@@ -130,7 +110,7 @@ class CarefulRow {
 
   const ForwardParams& p_;
   const Work& work_;
-  const team::Row row_;
+  const Row row_;
   Four query_;
   RowState state_ = empty_row();
   float row_max_ = -infinity();

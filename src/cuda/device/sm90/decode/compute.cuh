@@ -18,15 +18,13 @@
 
 namespace fovea::cuda::sm90::decoding {
 
-using team::AtEnd;
-using team::Row;
-
 /// A warp that computes: of the slices of a split every so-manieth.
 template <Sm90DecodeSpec spec, class Mods>
 struct Reader {
   using L = Layout<spec>;
   using T = typename L::T;
   using Team = team::Team<L::kWarpSpec>;
+  using Row = RowView<L::kWarpSpec>;
   using Scores = team::Scores<L::kWarpSpec, Mods>;
   using Sums = team::Sums<L::kWarpSpec, Mods>;
   using Tiles = typename team::WalkOf<Mods>::Type;
@@ -58,7 +56,7 @@ struct Reader {
     Sums sums;
     read_queries(team, sums.scores);
     sums.start();
-    const TileSpan rows = team.span();
+    const TileSpan rows = span_of<L::kWarpSpec>(work);
     Tiles tiles = team::start_tiles<Tiles>(team, rows);
     const int first = slots.stage;
 #pragma unroll 1
@@ -74,10 +72,10 @@ struct Reader {
     const ForwardParams& p = cta.p.common;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      Row row = team.row_at(team.my_row(0, half));
-      if (!row.exists) row = team.row_at(0);
-      const std::int64_t at = query_at<spec>(p, team.work, row);
-      const char* from = static_cast<const char*>(p.q.data) + at * 2 + team.lane % 4 * 4;
+      const int mine = team.my_row(0, half);
+      const Row row = team.row_at(team.row_at(mine).exists ? mine : 0);
+      const char* from =
+          static_cast<const char*>(p.q.data) + row.query_at() * 2 + team.lane % 4 * 4;
 #pragma unroll
       for (int chunk = 0; chunk < 2 * T::kQkSteps; ++chunk) {
         const bool exists = !spec.has_padded_head_dim || chunk * 8 < p.head_dim_qk;
@@ -151,7 +149,7 @@ struct Reader {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
 #pragma unroll 1
     for (int row = cta.warp; row < spec.tile_q; row += L::kReaders) {
-      const Row r = Team::row_of(work, row);
+      const Row r = team.row_at(row);
       if (r.exists) join_row(team, r, row);
     }
   }
@@ -187,7 +185,6 @@ struct Reader {
 
   FOVEA_DEVICE_MEMBER void join_row(const Team& team, const Row& r, int row) const {
     const ForwardParams& p = cta.p.common;
-    const AtEnd<L::kWarpSpec> end{team, team.work};
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
     Part parts[L::kReaders];
@@ -218,10 +215,9 @@ struct Reader {
     RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
     if (cta.lane == 0)
-      store_row_values(end, r, result.lse, whole.sum,
-                       finish_row_max(whole.row_max, whole.sum, unit));
+      r.store_values(result.lse, whole.sum, finish_row_max(whole.row_max, whole.sum, unit));
     if (!has_cols) return;
-    ptx::st_global(reinterpret_cast<ptx::F32x4*>(out_row(end, r)) + cta.lane,
+    ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + cta.lane,
                    ptx::F32x4{ptx::fma_rn(sum.x, result.factor, reached.x),
                               ptx::fma_rn(sum.y, result.factor, reached.y),
                               ptx::fma_rn(sum.z, result.factor, reached.z),

@@ -166,7 +166,7 @@ struct Load {
  private:
   FOVEA_DEVICE_MEMBER void load_split(const Work& work) {
     const team::Team<L::kWarpSpec> team{cta.p.common, work, cta.smem, 0, cta.lane};
-    const TileSpan rows = team.span();
+    const TileSpan rows = span_of<L::kWarpSpec>(work);
     Tiles tiles = team::start_tiles<Tiles>(team, rows);
     if constexpr (spec.is_paged) {
       PageWindow<spec> pages(cta.p, work);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/online_softmax.cuh"
-#include "common/position.cuh"
+#include "common/row_view.cuh"
 #include "common/score.cuh"
 #include "common/sequence.cuh"
 #include "common/warp_reduce.cuh"
@@ -15,37 +15,20 @@
 
 namespace fovea::cuda::sm90::latent {
 
-/// The row's place among partial states.
-FOVEA_DEVICE std::int64_t partial_row(const ForwardParams& p, const Work& work,
-                                      const TileRow& row) {
-  const std::int64_t at =
-      (work.sequence.q_batch * p.num_heads_q + row.q_head) * p.seqlen_q + row.q_idx;
-  return at * p.max_splits + work.split;
-}
-
-template <Sm90LatentSpec spec>
-FOVEA_DEVICE void store_partial_values(const ForwardParams& p, std::int64_t at, float lse,
-                                       float sum, float greatest) {
-  ptx::st_global(p.partial_lse + at, lse);
-  if (spec.wants_row_max || is_huge(lse))
-    ptx::st_global(p.partial_max + at, beside_lse(lse, sum, greatest));
-}
-
 /// Columns 2 lane + 64 i and the next of each row are this lane's.
 template <Sm90LatentSpec spec, class Mods>
 class CarefulRow {
  public:
-  FOVEA_DEVICE_MEMBER CarefulRow(const Sm90LatentParams& p, const Work& work, const TileRow& row)
-      : p_(p.common), work_(work), row_(row) {
-    const std::int64_t at = work_.sequence.q_batch * p_.q.batch_stride +
-                            row.q_idx * p_.q.row_stride + row.q_head * p_.q.head_stride;
-    query_ = load_pairs(p_.q, at);
+  FOVEA_DEVICE_MEMBER explicit CarefulRow(const RowView<spec>& row)
+      : p_(row.p), work_(row.work), row_(row) {
+    query_ = load_pairs(p_.q, row.query_at());
   }
 
   FOVEA_DEVICE_MEMBER void run() {
 #pragma unroll 1
     for (std::int32_t key = work_.kv_begin; key < work_.kv_end; ++key) {
-      const Position at = position(key);
+      Position at = row_.position();
+      at.kv_idx = key;
       if constexpr (Mods::has_mask) {
         if (!Mods::mask(at, p_.captures)) continue;
       }
@@ -90,18 +73,6 @@ class CarefulRow {
     }
   }
 
-  FOVEA_DEVICE_MEMBER Position position(std::int32_t key) const {
-    Position at{};
-    at.batch = work_.sequence.idx;
-    at.q_head = row_.q_head;
-    at.kv_head = work_.kv_head;
-    at.q_idx = row_.q_idx;
-    at.kv_idx = key;
-    at.seqlen_q = work_.sequence.seqlen_q;
-    at.seqlen_kv = work_.sequence.seqlen_kv;
-    return at;
-  }
-
   /// The same in all lanes.
   FOVEA_DEVICE_MEMBER float score_of(const Pairs& k, const Position& at) const {
     float score = 0;
@@ -129,7 +100,7 @@ class CarefulRow {
   FOVEA_DEVICE_MEMBER void store() const {
     const float unit = spec.is_prescaled ? 1.0F : p_.softmax_scale;
     const RowResult result = finish_row(state_, unit, -infinity());
-    const std::int64_t at = partial_row(p_, work_, row_);
+    const std::int64_t at = row_.partial_at();
     float* const to = p_.partial_out + at * spec.head_dim_v + 2 * ptx::lane_idx();
 #pragma unroll
     for (int i = 0; i < 2 * kValuePairs; i += 2) {
@@ -138,14 +109,13 @@ class CarefulRow {
                                 ptx::fma_rn(sum_[i + 1], result.factor, reached_[i + 1])});
     }
     if (ptx::lane_idx() == 0) {
-      store_partial_values<spec>(p_, at, result.lse, state_.sum,
-                                 finish_row_max(greatest_, state_.sum, unit));
+      row_.store_values(result.lse, state_.sum, finish_row_max(greatest_, state_.sum, unit));
     }
   }
 
   const ForwardParams& p_;
   const Work& work_;
-  const TileRow row_;
+  const RowView<spec> row_;
   Pairs query_;
   RowState state_ = empty_row();
   float greatest_ = -infinity();

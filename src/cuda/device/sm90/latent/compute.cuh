@@ -153,26 +153,25 @@ struct Compute {
     meet();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const TileRow row = Cta<spec>::row_of(work, scores.my_row(half));
+      const RowView<spec> row(cta.p.common, work, scores.my_row(half));
       const Whole whole = whole_of(scores.my_row(half));
-      if (row.exists && whole.is_finite) store_row(work, row, half, whole);
+      if (row.exists && whole.is_finite) store_row(row, half, whole);
     }
 #pragma unroll 1
     for (int i = cta.warp; i < L::kUsedRows; i += L::kComputingWarps) {
-      const TileRow row = Cta<spec>::row_of(work, i);
+      const RowView<spec> row(cta.p.common, work, i);
       if (!row.exists || whole_of(i).is_finite) continue;
-      CarefulRow<spec, Mods>(cta.p, work, row).run();
+      CarefulRow<spec, Mods>(row).run();
     }
     meet();  // what was left for the other group is read
   }
 
-  FOVEA_DEVICE_MEMBER void store_row(const Work& work, const TileRow& row, int half,
-                                     const Whole& whole) const {
+  FOVEA_DEVICE_MEMBER void store_row(const RowView<spec>& row, int half, const Whole& whole) const {
     const ForwardParams& p = cta.p.common;
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const RowState state{rows.state[half].origin, whole.sum};
     const RowResult result = finish_row(state, unit, -infinity());
-    const std::int64_t at = partial_row(p, work, row);
+    const std::int64_t at = row.partial_at();
     float* const to =
         p.partial_out + at * spec.head_dim_v + group * L::kGroupCols + cta.lane % 4 * 2;
 #pragma unroll
@@ -181,8 +180,7 @@ struct Compute {
       ptx::st_global(reinterpret_cast<ptx::F32x2*>(to + 2 * i), pair);
     }
     if (group == 0 && cta.lane % 4 == 0) {
-      store_partial_values<spec>(p, at, result.lse, whole.sum,
-                                 finish_row_max(whole.greatest, whole.sum, unit));
+      row.store_values(result.lse, whole.sum, finish_row_max(whole.greatest, whole.sum, unit));
     }
   }
 };

@@ -2,8 +2,8 @@
 // loading warp posts. ../decode_latent.cuh has the picture; read load.cuh next.
 #pragma once
 
-#include "common/position.cuh"
 #include "common/ring.cuh"
+#include "common/row_view.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/fence.cuh"
@@ -39,8 +39,7 @@ struct Layout {
   static_assert(spec.stages == kBuffers, "a buffer is one group's: its scores");
   static constexpr int kRecords = kLatentRecords;
   static constexpr int kGroupCols = spec.head_dim_v / kGroups;
-  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
-  static constexpr int kUsedRows = kQueries * spec.heads_per_tile;
+  static constexpr int kUsedRows = kQueriesOfTile<spec> * spec.heads_per_tile;
 
   using QTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
   using KTile = QTile;
@@ -89,12 +88,6 @@ struct Unit {
   std::uint64_t has_tiles;
 };
 
-/// A row of the tile: heads of a query are neighbours.
-struct TileRow {
-  std::int32_t q_idx, q_head;
-  bool exists;
-};
-
 template <Sm90LatentSpec spec>
 struct Cta : RoleWarp {
   using L = Layout<spec>;
@@ -123,26 +116,6 @@ struct Cta : RoleWarp {
   }
   FOVEA_DEVICE_MEMBER SharedAddress word_of(int buffer) const {
     return smem + L::kWordsAt + 8 * buffer;
-  }
-
-  FOVEA_DEVICE_MEMBER static TileRow row_of(const Work& work, int row) {
-    const int query = row / spec.heads_per_tile;
-    TileRow r{work.q_begin + query, work.q_head + row % spec.heads_per_tile, false};
-    r.exists = r.q_idx < work.sequence.seqlen_q && query < L::kQueries;
-    return r;
-  }
-
-  FOVEA_DEVICE_MEMBER static TileSpan span_of(const Work& work) {
-    TileSpan s{};
-    s.batch = work.sequence.idx;
-    s.q_head_begin = work.q_head;
-    s.q_head_end = work.q_head + spec.heads_per_tile;
-    s.kv_head = work.kv_head;
-    s.q_begin = work.q_begin;
-    s.q_end = least(work.q_begin + L::kQueries, work.sequence.seqlen_q);
-    s.seqlen_q = work.sequence.seqlen_q;
-    s.seqlen_kv = work.sequence.seqlen_kv;
-    return s;
   }
 
   /// Rows behind those that TMA writes are never anybody's; they must be numbers that someone wrote.

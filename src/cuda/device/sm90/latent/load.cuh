@@ -42,7 +42,7 @@ class UnitFinder {
     s.seqlen_kv = ptx::shfl_idx(seqlen_kv_, owner);
     const std::int32_t row_tile = inside % row_tiles();
     work.q_head = row_tile % head_units_ * spec.heads_per_tile;
-    work.q_begin = row_tile / head_units_ * Layout<spec>::kQueries;
+    work.q_begin = row_tile / head_units_ * kQueriesOfTile<spec>;
     work.kv_head = work.q_head / p_.group;
     take_split<spec>(work, inside / row_tiles());
     return work;
@@ -116,7 +116,7 @@ struct Load {
   };
 
   FOVEA_DEVICE_MEMBER void load_unit(const Work& work) {
-    const TileSpan rows = Cta<spec>::span_of(work);
+    const TileSpan rows = span_of<spec>(work);
     const TileRange range{work.kv_begin / spec.tile_kv, ceil_div(work.kv_end, spec.tile_kv),
                           spec.tile_kv};
     Tiles tiles(rows, range, cta.p.common.captures);

@@ -136,14 +136,7 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void for_each(const Work& work, PostedTile tile, Visit&& visit) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const TileRow row = Cta<spec>::row_of(work, my_row(half));
-      Position at{};
-      at.batch = work.sequence.idx;
-      at.q_head = row.q_head;
-      at.kv_head = work.kv_head;
-      at.q_idx = row.q_idx;
-      at.seqlen_q = work.sequence.seqlen_q;
-      at.seqlen_kv = work.sequence.seqlen_kv;
+      Position at = RowView<spec>(cta.p.common, work, my_row(half)).position();
       const std::int32_t kv_begin = tile.idx() * spec.tile_kv + cta.lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
