@@ -2,7 +2,6 @@
 // own slots. Read compute.cuh next.
 #pragma once
 
-#include "common/bits.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -10,86 +9,11 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/decode/cta.cuh"
+#include "sm90/split_finder.cuh"
 #include "team/team.cuh"
 #include "team/walk.cuh"
 
 namespace fovea::cuda::sm90::decoding {
-
-/// Counts the splits of all sequences, one after the other; those of the kv heads of a sequence are neighbours. Each
-/// lane has one of 32 sequences. Indices that are asked for rise.
-template <Sm90DecodeSpec spec>
-class SplitFinder {
- public:
-  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
-      : p_(p), head_units_(p.num_heads_q / spec.heads_per_tile) {}
-
-  FOVEA_DEVICE_MEMBER Work find(std::int32_t idx) {
-    for (std::int32_t counted; idx >= (counted = ptx::shfl_idx(end_, 31));) {
-      first_ += 32;
-      if (first_ >= p_.num_sequences) return nothing();
-      count(counted);
-    }
-    const int owner = lowest_bit(ptx::ballot(begin_ <= idx && idx < end_));
-    const std::int32_t inside = idx - ptx::shfl_idx(begin_, owner);
-    Work work{};
-    Sequence& s = work.sequence;
-    s.idx = first_ + owner;
-    s.q_batch = s.idx;
-    s.kv_batch = ptx::shfl_idx(kv_batch_, owner);
-    s.kv_row = ptx::shfl_idx(kv_row_, owner);
-    if constexpr (spec.has_packed_q) {
-      s.q_row = ptx::shfl_idx(q_row_, owner);
-      s.seqlen_q = ptx::shfl_idx(seqlen_q_, owner);
-    } else {
-      s.seqlen_q = p_.seqlen_q;
-    }
-    s.seqlen_kv = ptx::shfl_idx(seqlen_kv_, owner);
-    work.q_head = inside % head_units_ * spec.heads_per_tile;
-    work.kv_head = work.q_head / p_.group;
-    take_split<spec>(work, inside / head_units_);
-    return work;
-  }
-
- private:
-  FOVEA_DEVICE_MEMBER static Work nothing() {
-    Work work{};
-    work.is_nothing = true;
-    return work;
-  }
-
-  /// The splits of 32 sequences from first_ on; so many are before them.
-  FOVEA_DEVICE_MEMBER void count(std::int32_t counted) {
-    const int lane = ptx::lane_idx();
-    std::int32_t splits = 0;
-    if (first_ + lane < p_.num_sequences) {
-      const Sequence s = dense_sequence<spec>(p_, first_ + lane);
-      kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
-      kv_row_ = static_cast<std::int32_t>(s.kv_row);
-      seqlen_kv_ = s.seqlen_kv;
-      splits = num_splits(seqlen_kv_, spec.most_splits) * head_units_;
-      if constexpr (spec.has_packed_q) {
-        q_row_ = static_cast<std::int32_t>(s.q_row);
-        seqlen_q_ = s.seqlen_q;
-        if (seqlen_q_ == 0) splits = 0;
-      }
-    }
-    end_ = splits;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const std::int32_t before = ptx::shfl_idx(end_, lane - distance & 31);
-      if (lane >= distance) end_ += before;
-    }
-    end_ += counted;
-    begin_ = end_ - splits;
-  }
-
-  const ForwardParams& p_;
-  const std::int32_t head_units_;
-  std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
-  std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;
-  std::int32_t q_row_ = 0, seqlen_q_ = 0;  // of packed queries
-  std::int32_t begin_ = 0, end_ = 0;       // splits of this lane's sequence
-};
 
 /// Where boxes of keys lie in pages: 32 at a time are looked up, and 32 ahead of them.
 template <Sm90DecodeSpec spec>
@@ -154,7 +78,7 @@ struct Load {
         last_clock(ptx::clock() - of_cta.p.clocks_per_slice) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    SplitFinder<spec> finder(cta.p.common);
+    SplitFinder<spec, false> finder(cta.p.common);
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
       const Work work = finder.find(idx);
       if (loader == 0) cta.post_work(work, records);  // both find the same

@@ -1,7 +1,6 @@
 // Which units a CTA has; their queries and keys on the way into shared memory, by TMA. Read scores.cuh next.
 #pragma once
 
-#include "common/bits.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -9,79 +8,10 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/latent/cta.cuh"
+#include "sm90/split_finder.cuh"
 #include "team/walk.cuh"
 
 namespace fovea::cuda::sm90::latent {
-
-/// Counts the units of all sequences, one after the other: splits, and of each all row tiles, which share its keys.
-/// Each lane has one of 32 sequences. Indices that are asked for rise.
-template <Sm90LatentSpec spec>
-class UnitFinder {
- public:
-  FOVEA_DEVICE_MEMBER explicit UnitFinder(const ForwardParams& p)
-      : p_(p), head_units_(p.num_heads_q / spec.heads_per_tile) {}
-
-  /// Row tiles of a split.
-  FOVEA_DEVICE_MEMBER std::int32_t row_tiles() const { return head_units_ * p_.num_q_tiles; }
-
-  FOVEA_DEVICE_MEMBER Work find(std::int32_t idx) {
-    for (std::int32_t counted; idx >= (counted = ptx::shfl_idx(end_, 31));) {
-      first_ += 32;
-      if (first_ >= p_.num_sequences) return nothing();
-      count(counted);
-    }
-    const int owner = lowest_bit(ptx::ballot(begin_ <= idx && idx < end_));
-    const std::int32_t inside = idx - ptx::shfl_idx(begin_, owner);
-    Work work{};
-    Sequence& s = work.sequence;
-    s.idx = first_ + owner;
-    s.q_batch = s.idx;
-    s.kv_batch = ptx::shfl_idx(kv_batch_, owner);
-    s.kv_row = ptx::shfl_idx(kv_row_, owner);
-    s.seqlen_q = p_.seqlen_q;
-    s.seqlen_kv = ptx::shfl_idx(seqlen_kv_, owner);
-    const std::int32_t row_tile = inside % row_tiles();
-    work.q_head = row_tile % head_units_ * spec.heads_per_tile;
-    work.q_begin = row_tile / head_units_ * kQueriesOfTile<spec>;
-    work.kv_head = work.q_head / p_.group;
-    take_split<spec>(work, inside / row_tiles());
-    return work;
-  }
-
- private:
-  FOVEA_DEVICE_MEMBER static Work nothing() {
-    Work work{};
-    work.is_nothing = true;
-    return work;
-  }
-
-  /// The units of 32 sequences from first_ on; so many are before them.
-  FOVEA_DEVICE_MEMBER void count(std::int32_t counted) {
-    const int lane = ptx::lane_idx();
-    std::int32_t units = 0;
-    if (first_ + lane < p_.num_sequences) {
-      const Sequence s = dense_sequence<spec>(p_, first_ + lane);
-      kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
-      kv_row_ = static_cast<std::int32_t>(s.kv_row);
-      seqlen_kv_ = s.seqlen_kv;
-      units = num_splits(seqlen_kv_, spec.most_splits) * row_tiles();
-    }
-    end_ = units;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const std::int32_t before = ptx::shfl_idx(end_, lane - distance & 31);
-      if (lane >= distance) end_ += before;
-    }
-    end_ += counted;
-    begin_ = end_ - units;
-  }
-
-  const ForwardParams& p_;
-  const std::int32_t head_units_;
-  std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
-  std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;
-  std::int32_t begin_ = 0, end_ = 0;  // units of this lane's sequence
-};
 
 template <Sm90LatentSpec spec, class Mods>
 struct Load {
@@ -96,7 +26,7 @@ struct Load {
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    UnitFinder<spec> finder(cta.p.common);
+    SplitFinder<spec, true> finder(cta.p.common);
     // Keys that other row tiles read too stay in the L2 cache for them.
     if (finder.row_tiles() > 1) policy = ptx::CachePolicy::evict_normal;
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
