@@ -10,7 +10,7 @@ namespace fovea::cuda {
 namespace {
 
 int ctas_that_fit(const TeamSpec& spec, const DeviceTraits& device) {
-  const int bytes = sm80_forward_shared_bytes(spec);
+  const int bytes = sm80_forward_layout(spec).bytes;
   if (bytes > device.shared_bytes_per_cta) return 0;
   return device.shared_bytes_per_sm / (bytes + kReservedSharedBytes);
 }
@@ -122,7 +122,7 @@ std::vector<TeamSpec> Sm80Forward::alternatives(const ForwardProblem& f,
 }
 
 std::size_t Sm80Forward::shared_bytes(const TeamSpec& spec) {
-  return static_cast<std::size_t>(sm80_forward_shared_bytes(spec));
+  return static_cast<std::size_t>(sm80_forward_layout(spec).bytes);
 }
 
 std::size_t Sm80Forward::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {

@@ -31,7 +31,7 @@ PlainSpec with_tile(PlainSpec spec, const ForwardProblem& f, const Tile& tile) {
 }
 
 bool fits(const PlainSpec& spec, const DeviceTraits& device) {
-  return sm80_plain_shared_bytes(spec) <= device.shared_bytes_per_cta;
+  return sm80_plain_layout(spec).bytes <= device.shared_bytes_per_cta;
 }
 
 bool is_split(const ForwardProblem& f) {
@@ -86,7 +86,7 @@ std::vector<PlainSpec> Sm80ForwardF32::alternatives(const ForwardProblem& f,
 }
 
 std::size_t Sm80ForwardF32::shared_bytes(const PlainSpec& spec) {
-  return static_cast<std::size_t>(sm80_plain_shared_bytes(spec));
+  return static_cast<std::size_t>(sm80_plain_layout(spec).bytes);
 }
 
 std::size_t Sm80ForwardF32::scratch_bytes(const PlainSpec& spec, const ForwardProblem& f) {

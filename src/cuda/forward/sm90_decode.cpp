@@ -29,7 +29,7 @@ Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const Dev
                             device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
   spec.num_warps = readers + kDecodeLoaders;
   spec.stages = readers;
-  while (sm90_decode_shared_bytes(spec) <= room) spec.stages += readers;
+  while (sm90_decode_layout(spec).bytes <= room) spec.stages += readers;
   spec.stages -= readers;
   return spec;
 }
@@ -53,7 +53,7 @@ std::uint32_t clocks_per_slice(const ForwardPlan& plan, int num_sms) {
   if (plan.spec->is_paged || device.memory_bytes_per_clock == 0) return 0;
   const double share = device.memory_bytes_per_clock / num_sms;
   return static_cast<std::uint32_t>(kPaceOfShare * kDecodeLoaders *
-                                    sm90_decode_slice_bytes(plan.spec.as<Sm90DecodeSpec>()) /
+                                    sm90_decode_layout(plan.spec.as<Sm90DecodeSpec>()).slot_bytes /
                                     share);
 }
 
@@ -115,7 +115,7 @@ bool Sm90Decode::reads(const AttentionForward& args, const GrownCache* cache) {
 }
 
 std::size_t Sm90Decode::shared_bytes(const Sm90DecodeSpec& spec) {
-  return static_cast<std::size_t>(sm90_decode_shared_bytes(spec));
+  return static_cast<std::size_t>(sm90_decode_layout(spec).bytes);
 }
 
 std::size_t Sm90Decode::scratch_bytes(const Sm90DecodeSpec& spec, const ForwardProblem& f) {

@@ -93,7 +93,7 @@ std::optional<Refusal> Sm90DecodeLatent::refuses(const ForwardProblem& f,
   const Problem& p = f.problem;
   if (const std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}}); !why.empty())
     return Refusal{why};
-  const int bytes = sm90_latent_shared_bytes(choose(f, device));
+  const int bytes = sm90_latent_layout(choose(f, device)).bytes;
   if (bytes > device.shared_bytes_per_cta) {
     return Refusal{fmt::format("a CTA takes {} bytes of shared memory; there are {}", bytes,
                                device.shared_bytes_per_cta)};
@@ -125,7 +125,7 @@ bool Sm90DecodeLatent::reads(const AttentionForward& args, const GrownCache* cac
 }
 
 std::size_t Sm90DecodeLatent::shared_bytes(const Sm90LatentSpec& spec) {
-  return static_cast<std::size_t>(sm90_latent_shared_bytes(spec));
+  return static_cast<std::size_t>(sm90_latent_layout(spec).bytes);
 }
 
 std::size_t Sm90DecodeLatent::scratch_bytes(const Sm90LatentSpec& spec, const ForwardProblem& f) {

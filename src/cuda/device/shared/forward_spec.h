@@ -72,22 +72,50 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
-/// Room for what a CTA of sm80/attention_forward works on.
-inline constexpr std::int32_t kSm80WorkBytes = 112;
-
-/// A word of each warp; what comes behind starts at a multiple of 8.
-constexpr std::int32_t sm80_vote_bytes(const TeamSpec& spec) {
-  return (spec.num_warps + 1) / 2 * 8;
+/// The larger of a spec's head dims.
+constexpr std::int32_t widest_head_dim(const ForwardSpec& spec) {
+  return spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
 }
 
-/// Dynamic shared memory of sm80/attention_forward: Q, later O (each warp its own rows), stages of K and V, a word for
-/// each warp.
-constexpr std::int32_t sm80_forward_shared_bytes(const TeamSpec& spec) {
-  const std::int32_t width_q =
-      spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
-  return 2 * (spec.tile_q * width_q +
-              spec.stages * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v)) +
-         sm80_vote_bytes(spec) + kSm80WorkBytes;
+/// Hands out shared memory: each member behind the one before it, in bytes from the start of the CTA's.
+struct SharedRoom {
+  std::int32_t end = 0;
+  constexpr std::int32_t take(std::int32_t bytes) { return (end += bytes) - bytes; }
+  constexpr void align(std::int32_t bytes) { end = (end + bytes - 1) / bytes * bytes; }
+};
+
+/// What a CTA of sm80/attention_forward works on: Work.
+inline constexpr std::int32_t kSm80WorkBytes = 88;
+
+/// Shared memory of sm80/attention_forward, and of whatever is made of its teams.
+struct Sm80ForwardLayout {
+  std::int32_t warp_bytes;  // of a warp: its rows of Q, later of O
+  std::int32_t key_bytes, value_bytes;
+
+  std::int32_t q;                                    // [warp]
+  std::int32_t stages;                               // [stage] keys, then values
+  std::int32_t votes;                                // [warp] a word
+  std::int32_t work;                                 // Work
+  std::int32_t key_head, value_head, queries_begin;  // addresses
+  std::int32_t bytes;
+};
+
+constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
+  SharedRoom room;
+  Sm80ForwardLayout at{};
+  at.warp_bytes = 2 * spec.tile_q / spec.num_warps * widest_head_dim(spec);
+  at.key_bytes = 2 * spec.tile_kv * spec.head_dim_qk;
+  at.value_bytes = 2 * spec.tile_kv * spec.head_dim_v;
+  at.q = room.take(spec.num_warps * at.warp_bytes);
+  at.stages = room.take(spec.stages * (at.key_bytes + at.value_bytes));
+  at.votes = room.take(4 * spec.num_warps);
+  room.align(8);
+  at.work = room.take(kSm80WorkBytes);
+  at.key_head = room.take(8);
+  at.value_head = room.take(8);
+  at.queries_begin = room.take(8);
+  at.bytes = room.end;
+  return at;
 }
 
 /// What one computing warp of sm90/decode has: the rows of the CTA, and slices of tile_kv keys.
@@ -112,26 +140,41 @@ constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t
   return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
 }
 
-/// A slice of keys and values of sm90/decode.
-constexpr std::int32_t sm90_decode_slice_bytes(const Sm90DecodeSpec& spec) {
-  return 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
-}
-
-/// What a computing warp of sm90/decode leaves for the others: for each row O, then origin, sum and maximum. Rows are 8
-/// banks apart, so that the pairs which lanes hold go to different ones.
-constexpr std::int32_t sm90_decode_part_row_bytes(const Sm90DecodeSpec& spec) {
-  return 4 * spec.head_dim_v + 32;
-}
-
 /// Splits that the loading warp of sm90/decode posts ahead, and the bytes of each.
 inline constexpr std::int32_t kDecodeRecords = 3;
 inline constexpr std::int32_t kDecodeRecordBytes = 96;
 
-/// Dynamic shared memory of sm90/decode: slices, what warps leave for each other, posted splits, barriers.
-constexpr std::int32_t sm90_decode_shared_bytes(const Sm90DecodeSpec& spec) {
-  return spec.stages * sm90_decode_slice_bytes(spec) +
-         sm90_decode_readers(spec) * spec.tile_q * sm90_decode_part_row_bytes(spec) +
-         kDecodeRecords * kDecodeRecordBytes + 16 * (spec.stages + kDecodeRecords);
+/// Shared memory of sm90/decode.
+struct Sm90DecodeLayout {
+  std::int32_t slot_bytes;  // a slice of keys and values
+  // What a computing warp leaves for the others of a row: O, then origin, sum and maximum. Rows are 8 banks apart, so
+  // that the pairs which lanes hold go to different ones.
+  std::int32_t part_row_bytes;
+  std::int32_t part_bytes;
+
+  std::int32_t slots;         // [slot] keys, then values
+  std::int32_t parts;         // [reader][row]
+  std::int32_t records;       // [record] Work
+  std::int32_t full, empty;   // [slot] barriers of 8 bytes
+  std::int32_t posted, read;  // [record]
+  std::int32_t bytes;
+};
+
+constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
+  SharedRoom room;
+  Sm90DecodeLayout at{};
+  at.slot_bytes = 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+  at.part_row_bytes = 4 * spec.head_dim_v + 32;
+  at.part_bytes = spec.tile_q * at.part_row_bytes;
+  at.slots = room.take(spec.stages * at.slot_bytes);
+  at.parts = room.take(sm90_decode_readers(spec) * at.part_bytes);
+  at.records = room.take(kDecodeRecords * kDecodeRecordBytes);
+  at.full = room.take(8 * spec.stages);
+  at.empty = room.take(8 * spec.stages);
+  at.posted = room.take(8 * kDecodeRecords);
+  at.read = room.take(8 * kDecodeRecords);
+  at.bytes = room.end;
+  return at;
 }
 
 /// Units that the loading warp of sm90/decode_latent posts ahead; bytes of each, and of what a group leaves of a row.
@@ -140,21 +183,68 @@ inline constexpr std::int32_t kLatentRecordBytes = 96;
 inline constexpr std::int32_t kLatentPartBytes = 16;
 /// Panels of 64 columns of a tile of keys that arrive together.
 inline constexpr std::int32_t kLatentPanelsOfBox = 3;
+/// Groups of four warps that compute.
+inline constexpr std::int32_t kLatentGroups = 2;
 
-/// Dynamic shared memory of sm90/decode_latent: queries and tiles of keys, which are the values too; of rows, 8 bytes
-/// for each tile and a part for each of two groups; posted units and tiles; barriers.
-constexpr std::int32_t sm90_latent_shared_bytes(const Sm90LatentSpec& spec) {
-  return 2 * spec.head_dim_qk * (spec.tile_q + spec.stages * spec.tile_kv) +
-         spec.tile_q * (8 * spec.stages + 2 * kLatentPartBytes) +
-         kLatentRecords * kLatentRecordBytes + 8 * spec.stages +
-         8 * ((spec.head_dim_qk / 64 / kLatentPanelsOfBox + 2) * spec.stages + 2 * kLatentRecords +
-              2);
+/// Shared memory of sm90/decode_latent.
+struct Sm90LatentLayout {
+  std::int32_t num_parts;  // of a tile of keys, that arrive on their own
+
+  std::int32_t queries;
+  std::int32_t tiles;         // [buffer] keys, which are the values too
+  std::int32_t stats;         // [buffer][row] 8 bytes
+  std::int32_t parts;         // [group][row] of kLatentPartBytes
+  std::int32_t records;       // [record] Unit
+  std::int32_t words;         // [buffer] PostedTile, 8 bytes
+  std::int32_t full;          // [buffer][part of the tile] barriers of 8 bytes
+  std::int32_t p_full;        // [buffer]
+  std::int32_t empty;         // [buffer]
+  std::int32_t posted, read;  // [record]
+  std::int32_t q_full, q_empty;
+  std::int32_t bytes;
+};
+
+constexpr Sm90LatentLayout sm90_latent_layout(const Sm90LatentSpec& spec) {
+  SharedRoom room;
+  Sm90LatentLayout at{};
+  at.num_parts = spec.head_dim_qk / 64 / kLatentPanelsOfBox;
+  at.queries = room.take(spec.tile_q * 2 * spec.head_dim_qk);
+  at.tiles = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
+  at.stats = room.take(spec.stages * spec.tile_q * 8);
+  at.parts = room.take(kLatentGroups * spec.tile_q * kLatentPartBytes);
+  at.records = room.take(kLatentRecords * kLatentRecordBytes);
+  at.words = room.take(8 * spec.stages);
+  at.full = room.take(8 * spec.stages * at.num_parts);
+  at.p_full = room.take(8 * spec.stages);
+  at.empty = room.take(8 * spec.stages);
+  at.posted = room.take(8 * kLatentRecords);
+  at.read = room.take(8 * kLatentRecords);
+  at.q_full = room.take(8);
+  at.q_empty = room.take(8);
+  at.bytes = room.end;
+  return at;
 }
 
-/// Of sm80/attention_forward_f32: f32 rows of Q, K, V and P, each a word longer than a multiple of 32 words.
-constexpr std::int32_t sm80_plain_shared_bytes(const PlainSpec& spec) {
-  return 4 * (spec.tile_q * (spec.head_dim_qk + 1) + spec.tile_kv * (spec.head_dim_qk + 1) +
-              spec.tile_kv * (spec.head_dim_v + 1) + spec.tile_q * (spec.tile_kv + 1));
+/// Shared memory of sm80/attention_forward_f32: rows of f32, each a word longer than a multiple of 32 words.
+struct PlainLayout {
+  std::int32_t qk_pitch, v_pitch, p_pitch;  // words of a row
+
+  std::int32_t q, k, v, p;  // in words
+  std::int32_t bytes;
+};
+
+constexpr PlainLayout sm80_plain_layout(const PlainSpec& spec) {
+  SharedRoom words;
+  PlainLayout at{};
+  at.qk_pitch = spec.head_dim_qk + 1;
+  at.v_pitch = spec.head_dim_v + 1;
+  at.p_pitch = spec.tile_kv + 1;
+  at.q = words.take(spec.tile_q * at.qk_pitch);
+  at.k = words.take(spec.tile_kv * at.qk_pitch);
+  at.v = words.take(spec.tile_kv * at.v_pitch);
+  at.p = words.take(spec.tile_q * at.p_pitch);
+  at.bytes = 4 * words.end;
+  return at;
 }
 
 /// sm90/attention_forward: sequences have lengths of their own, posted beside each row tile.
@@ -203,42 +293,39 @@ struct Sm90ForwardLayout {
 constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   const std::int32_t groups = spec.tile_q / 64;
   const std::int32_t queries = spec.q_stages * groups;
-  const std::int32_t widest =
-      spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
-  std::int32_t end = 0;
-  const auto take = [&end](std::int32_t bytes) { return (end += bytes) - bytes; };
+  SharedRoom room;
   Sm90ForwardLayout at{};
   at.num_slots = sm90_posts_place(spec) ? 3 : 2;
   at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
-  at.q_bytes = 64 * 2 * widest;
-  at.q = take(queries * at.q_bytes);
-  at.k = take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
-  at.v = take(spec.stages * spec.tile_kv * 2 * spec.head_dim_v);
-  at.q_full = take(8 * queries);
-  at.q_empty = take(8 * queries);
-  at.o_full = take(8 * queries);
-  at.k_full = take(8 * spec.stages);
-  at.k_empty = take(8 * spec.stages);
-  at.v_full = take(8 * spec.stages);
-  at.v_empty = take(8 * spec.stages);
-  at.slot_full = take(8 * at.num_slots);
-  at.slot_empty = take(8 * at.num_slots);
-  at.group_full = take(8 * 2);
-  at.group_empty = take(8 * 2);
-  at.claim = take(8);
-  at.v_landed = take(8);
-  at.round_done = take(8);
-  end = (end + 15) / 16 * 16;
-  at.slots = take(at.slot_bytes * at.num_slots);
-  at.groups_of_tiles = take(16 * 2);
-  at.misses = take(16 * 2 * groups);
-  at.kv_tiles = take(8 * spec.stages);
-  at.pages = take(4 * sm90_page_words(spec));
-  at.redo_list = take(4 * 2);
-  at.pass = take(4);
-  at.needs_low = take(4);
-  at.ids = take(4 * 4);
-  at.bytes = end;
+  at.q_bytes = 64 * 2 * widest_head_dim(spec);
+  at.q = room.take(queries * at.q_bytes);
+  at.k = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
+  at.v = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_v);
+  at.q_full = room.take(8 * queries);
+  at.q_empty = room.take(8 * queries);
+  at.o_full = room.take(8 * queries);
+  at.k_full = room.take(8 * spec.stages);
+  at.k_empty = room.take(8 * spec.stages);
+  at.v_full = room.take(8 * spec.stages);
+  at.v_empty = room.take(8 * spec.stages);
+  at.slot_full = room.take(8 * at.num_slots);
+  at.slot_empty = room.take(8 * at.num_slots);
+  at.group_full = room.take(8 * 2);
+  at.group_empty = room.take(8 * 2);
+  at.claim = room.take(8);
+  at.v_landed = room.take(8);
+  at.round_done = room.take(8);
+  room.align(16);
+  at.slots = room.take(at.slot_bytes * at.num_slots);
+  at.groups_of_tiles = room.take(16 * 2);
+  at.misses = room.take(16 * 2 * groups);
+  at.kv_tiles = room.take(8 * spec.stages);
+  at.pages = room.take(4 * sm90_page_words(spec));
+  at.redo_list = room.take(4 * 2);
+  at.pass = room.take(4);
+  at.needs_low = room.take(4);
+  at.ids = room.take(4 * 4);
+  at.bytes = room.end;
   return at;
 }
 

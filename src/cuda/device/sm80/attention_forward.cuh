@@ -102,7 +102,7 @@ struct Forward {
       const bool is_filling = round < 0;
       const VisitedTile tile = ahead[0];
       const int reading = stage == kAhead ? 0 : stage + 1;
-      const SharedAddress values = team.stage_at(reading) + T::kKeyBytes;
+      const SharedAddress values = team.stage_at(reading) + T::kAt.key_bytes;
       if (!is_filling) {
         if (tile.idx < 0) break;
         // The first tile does not wait for its values yet.
@@ -137,7 +137,7 @@ struct Forward {
   /// and P V, values beside Q Kᵀ; two barriers for each tile.
   FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, Pass pass) {
     const bool has_rows = team.warp_has_rows();
-    const SharedAddress values = team.stage_at(0) + T::kKeyBytes;
+    const SharedAddress values = team.stage_at(0) + T::kAt.key_bytes;
     VisitedTile tile = next_tile(tiles);
     load_keys(team, tile, 0);
     bool is_first = true;

@@ -40,15 +40,7 @@ struct PlainForward {
   static constexpr int kCols = spec.head_dim_v / kRowThreads;
   static constexpr int kInputBytes = spec.element == Element::f32 ? 4 : 2;
 
-  // Shared memory, in words: Q, K, V, P.
-  static constexpr int kQkPitch = spec.head_dim_qk + 1;
-  static constexpr int kVPitch = spec.head_dim_v + 1;
-  static constexpr int kPPitch = spec.tile_kv + 1;
-  static constexpr int kKeysAt = spec.tile_q * kQkPitch;
-  static constexpr int kValuesAt = kKeysAt + spec.tile_kv * kQkPitch;
-  static constexpr int kProbabilitiesAt = kValuesAt + spec.tile_kv * kVPitch;
-  static_assert(4 * (kProbabilitiesAt + spec.tile_q * kPPitch) == sm80_plain_shared_bytes(spec),
-                "host and device count the same bytes");
+  static constexpr PlainLayout kAt = sm80_plain_layout(spec);
 
   const ForwardParams& p;
   const Work& work;
@@ -101,7 +93,7 @@ struct PlainForward {
                               (work.sequence.q_row + view.q_idx) * p.q.row_stride +
                               view.q_head * p.q.head_stride + col * p.q.col_stride;
       const bool is_data = view.exists && col < p.head_dim_qk;
-      store_word(row * kQkPitch + col, is_data ? load_input(p.q.data, at) : 0.0F);
+      store_word(row * kAt.qk_pitch + col, is_data ? load_input(p.q.data, at) : 0.0F);
     }
   }
 
@@ -127,10 +119,11 @@ struct PlainForward {
     for (int i = 0; i < kKeys; ++i) s[i] = 0;
 #pragma unroll 4
     for (int col = 0; col < spec.head_dim_qk; ++col) {
-      const float q = load_word(row * kQkPitch + col);
+      const float q = load_word(row * kAt.qk_pitch + col);
 #pragma unroll
       for (int i = 0; i < kKeys; ++i)
-        s[i] = ptx::fma_rn(q, load_word(kKeysAt + (part + i * kRowThreads) * kQkPitch + col), s[i]);
+        s[i] =
+            ptx::fma_rn(q, load_word(kAt.k + (part + i * kRowThreads) * kAt.qk_pitch + col), s[i]);
     }
     Position at = view.position();
 #pragma unroll
@@ -171,7 +164,7 @@ struct PlainForward {
                                                      : words.w;
         if (is_dropped(p, word)) weight = 0;
       }
-      store_word(kProbabilitiesAt + row * kPPitch + key, s[i] == -infinity() ? -1.0F : weight);
+      store_word(kAt.p + row * kAt.p_pitch + key, s[i] == -infinity() ? -1.0F : weight);
     }
     ptx::sync_warp();  // the four threads of a row are lanes of one warp
   }
@@ -179,11 +172,11 @@ struct PlainForward {
   FOVEA_DEVICE_MEMBER void add_values() {
 #pragma unroll 1
     for (int key = 0; key < spec.tile_kv; ++key) {
-      const float weight = load_word(kProbabilitiesAt + row * kPPitch + key);
+      const float weight = load_word(kAt.p + row * kAt.p_pitch + key);
       if (weight == -1.0F) continue;
 #pragma unroll
       for (int i = 0; i < kCols; ++i) {
-        const float value = load_word(kValuesAt + key * kVPitch + part + i * kRowThreads);
+        const float value = load_word(kAt.v + key * kAt.v_pitch + part + i * kRowThreads);
         // A weight that has underflowed, or was dropped, does not turn infinity into NaN.
         const bool is_number = value - value == 0;
         out[i] = is_number ? ptx::fma_rn(weight, value, out[i]) : out[i] + value;
@@ -231,8 +224,8 @@ struct PlainForward {
     load_queries();
     for (VisitedTile tile; tiles.next(tile);) {
       ptx::sync_threads();
-      load_rows(p.k, tile.idx * spec.tile_kv, kKeysAt, kQkPitch, spec.head_dim_qk, p.head_dim_qk);
-      load_rows(p.v, tile.idx * spec.tile_kv, kValuesAt, kVPitch, spec.head_dim_v, p.head_dim_v);
+      load_rows(p.k, tile.idx * spec.tile_kv, kAt.k, kAt.qk_pitch, spec.head_dim_qk, p.head_dim_qk);
+      load_rows(p.v, tile.idx * spec.tile_kv, kAt.v, kAt.v_pitch, spec.head_dim_v, p.head_dim_v);
       ptx::sync_threads();
       float s[kKeys];
       find_scores(s, tile);

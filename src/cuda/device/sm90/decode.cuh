@@ -55,12 +55,12 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   if (cta.warp != L::kReaders || !ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.k, &cta.p.v}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kSlots; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kFull, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kEmpty, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.full, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), 1);
   }
   for (int i = 0; i < L::kRecords; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kPosted, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kRead, i), L::kReaders);
+    ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.read, i), L::kReaders);
   }
   ptx::fence_mbarrier_init_release_cluster();
 }

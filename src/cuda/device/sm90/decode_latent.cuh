@@ -58,15 +58,15 @@ FOVEA_DEVICE void start_barriers(const latent::Cta<spec>& cta) {
   for (const TensorMapParam* map : {&cta.p.q, &cta.p.k}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kBuffers; ++i) {
     for (int part = 0; part < L::kParts; ++part) ptx::mbarrier_init(cta.full(i, part), 1);
-    ptx::mbarrier_init(cta.barrier(L::kPFull, i), 4);
-    ptx::mbarrier_init(cta.barrier(L::kEmpty, i), L::kComputingWarps);
+    ptx::mbarrier_init(cta.barrier(L::kAt.p_full, i), 4);
+    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kComputingWarps);
   }
   for (int i = 0; i < L::kRecords; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kPosted, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kRead, i), L::kComputingWarps);
+    ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.read, i), L::kComputingWarps);
   }
-  ptx::mbarrier_init(cta.barrier(L::kQFull, 0), 1);
-  ptx::mbarrier_init(cta.barrier(L::kQEmpty, 0), L::kComputingWarps);
+  ptx::mbarrier_init(cta.barrier(L::kAt.q_full, 0), 1);
+  ptx::mbarrier_init(cta.barrier(L::kAt.q_empty, 0), L::kComputingWarps);
   ptx::fence_mbarrier_init_release_cluster();
 }
 

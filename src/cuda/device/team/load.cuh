@@ -52,7 +52,7 @@ template <TeamSpec spec>
 FOVEA_DEVICE QueriesAt queries_at(const Team<spec>& team) {
   using T = Traits<spec>;
   if constexpr (T::kForgetsQueries) {
-    const auto begin = ptx::ld_shared<std::uint64_t>(team.smem + T::kQueriesBeginAt);
+    const auto begin = ptx::ld_shared<std::uint64_t>(team.smem + T::kAt.queries_begin);
     return {ptx::bit_cast<const char*>(begin), 0, 0};
   }
   const Sequence& sequence = team.work.sequence;
@@ -252,7 +252,7 @@ using ValuePlaces = Places<spec, typename Traits<spec>::ValueRows>;
 template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, const KeyPlaces<spec>& places, VisitedTile tile,
                             int stage) {
-  load_rows(team, team.stage_at(stage), team.p.k, Traits<spec>::kKeyHeadAt, places, tile,
+  load_rows(team, team.stage_at(stage), team.p.k, Traits<spec>::kAt.key_head, places, tile,
             team.p.head_dim_qk);
 }
 template <TeamSpec spec>
@@ -263,8 +263,8 @@ FOVEA_DEVICE void load_keys(const Team<spec>& team, VisitedTile tile, int stage)
 template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, const ValuePlaces<spec>& places,
                               VisitedTile tile, int stage) {
-  load_rows(team, team.stage_at(stage) + Traits<spec>::kKeyBytes, team.p.v,
-            Traits<spec>::kValueHeadAt, places, tile, team.p.head_dim_v);
+  load_rows(team, team.stage_at(stage) + Traits<spec>::kAt.key_bytes, team.p.v,
+            Traits<spec>::kAt.value_head, places, tile, team.p.head_dim_v);
 }
 template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, VisitedTile tile, int stage) {

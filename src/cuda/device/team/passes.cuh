@@ -17,7 +17,7 @@ template <TeamSpec spec>
 FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, Pass pass) {
   using T = Traits<spec>;
   constexpr Element kElement = spec.element;
-  constexpr int kBytes = T::kStageBytes - T::kKeyBytes;
+  constexpr int kBytes = T::kAt.value_bytes;
 #pragma unroll 1
   for (int at = (team.warp * 32 + team.lane) * 4; at < kBytes; at += T::kThreads * 4) {
     const auto pair = ptx::ld_shared<std::uint32_t>(values + at);
@@ -39,12 +39,12 @@ FOVEA_DEVICE bool is_finite(const Team<spec>& team, const Sums<spec, Mods>& sums
       for (int e = 0; e < 4; ++e) zero = ptx::fma_rn(sums.out[i][j][e], 0.0F, zero);
   const bool mine = ptx::vote_all(!is_nan(zero));
   if (team.lane == 0)
-    ptx::st_shared(team.smem + T::kVotesAt + team.warp * 4, static_cast<std::uint32_t>(mine));
+    ptx::st_shared(team.smem + T::kAt.votes + team.warp * 4, static_cast<std::uint32_t>(mine));
   team.meet();
   bool all = true;
 #pragma unroll
   for (int i = 0; i < spec.num_warps; ++i)
-    all = all && ptx::ld_shared<std::uint32_t>(team.smem + T::kVotesAt + i * 4) != 0;
+    all = all && ptx::ld_shared<std::uint32_t>(team.smem + T::kAt.votes + i * 4) != 0;
   return all;
 }
 

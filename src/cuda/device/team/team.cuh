@@ -41,23 +41,9 @@ struct Traits {
       typename tile::RowsInMemory<spec.has_panels, spec.head_dim_v, spec.tile_kv>::Type;
   using OutRows = tile::SwizzledRows<spec.head_dim_v>;
 
-  // Shared memory. Q of each warp, where its part of O is put together at the end; K and V of each stage; a word of
-  // each warp; what the CTA works on.
-  static constexpr int kQueryWarpBytes =
-      2 * kWarpRows * (spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v);
-  static constexpr int kStagesAt = kQueryWarpBytes * spec.num_warps;
-  static constexpr int kKeyBytes = 2 * spec.tile_kv * spec.head_dim_qk;
-  static constexpr int kStageBytes = kKeyBytes + 2 * spec.tile_kv * spec.head_dim_v;
-  static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
-  static constexpr int kWorkAt = kVotesAt + sm80_vote_bytes(spec);
+  static constexpr Sm80ForwardLayout kAt = sm80_forward_layout(spec);
   static constexpr int kWorkWords = sizeof(Work) / 8;
-  static constexpr int kKeyHeadAt = kWorkAt + kWorkWords * 8;
-  static constexpr int kValueHeadAt = kKeyHeadAt + 8;
-  static constexpr int kQueriesBeginAt = kValueHeadAt + 8;
-  static_assert(kQueriesBeginAt + 8 <= kWorkAt + kSm80WorkBytes,
-                "what the CTA works on has its place in shared memory");
-  static_assert(kWorkAt + kSm80WorkBytes == sm80_forward_shared_bytes(spec),
-                "host and device count the same bytes");
+  static_assert(sizeof(Work) == kSm80WorkBytes, "host and device count the same bytes");
 };
 
 /// Byte that chunk `chunk` further on of a row in shared memory lies at, given where chunk 0, or 1, lies.
@@ -119,11 +105,13 @@ struct Team {
   // ---- shared memory ---------------------------------------------------------------------------
 
   /// Q of this warp; later its part of O.
-  FOVEA_DEVICE_MEMBER SharedAddress warp_smem() const { return smem + warp * T::kQueryWarpBytes; }
+  FOVEA_DEVICE_MEMBER SharedAddress warp_smem() const {
+    return smem + T::kAt.q + warp * T::kAt.warp_bytes;
+  }
 
   /// Keys of a stage, then its values.
   FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
-    return smem + T::kStagesAt + stage * T::kStageBytes;
+    return smem + T::kAt.stages + stage * (T::kAt.key_bytes + T::kAt.value_bytes);
   }
 
   // Note: the walk has no registers left for what only the end needs, so that lies in shared memory meanwhile.
@@ -137,11 +125,12 @@ struct Team {
     if (warp != 0 || lane != 0) return;
 #pragma unroll
     for (int i = 0; i < T::kWorkWords; ++i)
-      ptx::st_shared(smem + T::kWorkAt + i * 8, words.word[i]);
-    ptx::st_shared(smem + T::kKeyHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.k)));
-    ptx::st_shared(smem + T::kValueHeadAt, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
+      ptx::st_shared(smem + T::kAt.work + i * 8, words.word[i]);
+    ptx::st_shared(smem + T::kAt.key_head, ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.k)));
+    ptx::st_shared(smem + T::kAt.value_head,
+                   ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
     if constexpr (T::kForgetsQueries) {
-      ptx::st_shared(smem + T::kQueriesBeginAt,
+      ptx::st_shared(smem + T::kAt.queries_begin,
                      ptx::bit_cast<std::uint64_t>(queries_begin(work, p.q)));
     }
   }
@@ -150,7 +139,7 @@ struct Team {
     WorkWords words;
 #pragma unroll
     for (int i = 0; i < T::kWorkWords; ++i)
-      words.word[i] = ptx::ld_shared<std::uint64_t>(smem + T::kWorkAt + i * 8);
+      words.word[i] = ptx::ld_shared<std::uint64_t>(smem + T::kAt.work + i * 8);
     return ptx::bit_cast<Work>(words);
   }
 

@@ -316,7 +316,7 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
       const auto& spec = plan.spec.as<Sm90DecodeSpec>();
       EXPECT_EQ(spec.stages % sm90_decode_readers(spec), 0);
       EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta));
-      const int more = sm90_decode_readers(spec) * sm90_decode_slice_bytes(spec);
+      const int more = sm90_decode_readers(spec) * sm90_decode_layout(spec).slot_bytes;
       EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
     }

@@ -87,7 +87,7 @@ struct Reader {
   }
 
   FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, VisitedTile slice) const {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kFull, slots.stage), slots.parity);
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, slots.stage), slots.parity);
     const SharedAddress values = cta.values_at(slots.stage);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
     const bool is_cut = num_keys < spec.tile_kv;
@@ -101,7 +101,7 @@ struct Reader {
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
     sums.multiply_values(team, s, values);
     if (is_cut) ptx::fence_proxy_async_shared_cta();
-    cta.release(cta.barrier(L::kEmpty, slots.stage));
+    cta.release(cta.barrier(L::kAt.empty, slots.stage));
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.

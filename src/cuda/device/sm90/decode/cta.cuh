@@ -14,7 +14,7 @@
 
 namespace fovea::cuda::sm90::decoding {
 
-/// Shared memory: bytes of each member, from the start of the CTA's.
+/// All that follows from the spec.
 template <Sm90DecodeSpec spec>
 struct Layout {
   static constexpr TeamSpec kWarpSpec = spec_of_decoding_warp(spec);
@@ -22,26 +22,14 @@ struct Layout {
   static constexpr int kReaders = sm90_decode_readers(spec);
   static constexpr int kLoaders = kDecodeLoaders;
   static constexpr int kSlots = spec.stages;  // slices under way or being computed
-  static constexpr int kSlotBytes = sm90_decode_slice_bytes(spec);
-  static constexpr int kPartRowBytes = sm90_decode_part_row_bytes(spec);
-  static constexpr int kPartBytes = spec.tile_q * kPartRowBytes;
   static constexpr int kRecords = kDecodeRecords;
-
-  static constexpr int kPartsAt = kSlots * kSlotBytes;  // [reader]
-  static constexpr int kRecordsAt = kPartsAt + kReaders * kPartBytes;
-  static constexpr int kBarriersAt = kRecordsAt + kRecords * kDecodeRecordBytes;
-  static constexpr int kFull = kBarriersAt;  // [slot], 8 bytes each, as all barriers
-  static constexpr int kEmpty = kFull + 8 * kSlots;
-  static constexpr int kPosted = kEmpty + 8 * kSlots;  // [record]
-  static constexpr int kRead = kPosted + 8 * kRecords;
-  static_assert(kRead + 8 * kRecords == sm90_decode_shared_bytes(spec),
-                "host and device count the same bytes");
+  static constexpr Sm90DecodeLayout kAt = sm90_decode_layout(spec);
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
   static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
   // alias.
   static_assert(kSlots % kReaders == 0 && kSlots % kLoaders == 0, "a slot is one warp's");
-  static_assert(kSlotBytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
+  static_assert(kAt.slot_bytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
 };
 
 template <Sm90DecodeSpec spec>
@@ -49,37 +37,39 @@ struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90DecodeParams& p;
 
-  FOVEA_DEVICE_MEMBER SharedAddress keys_at(int slot) const { return smem + slot * L::kSlotBytes; }
+  FOVEA_DEVICE_MEMBER SharedAddress keys_at(int slot) const {
+    return smem + L::kAt.slots + slot * L::kAt.slot_bytes;
+  }
   FOVEA_DEVICE_MEMBER SharedAddress values_at(int slot) const {
-    return keys_at(slot) + L::T::kKeyBytes;
+    return keys_at(slot) + L::T::kAt.key_bytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress part_at(int reader, int row) const {
-    return smem + L::kPartsAt + reader * L::kPartBytes + row * L::kPartRowBytes;
+    return smem + L::kAt.parts + reader * L::kAt.part_bytes + row * L::kAt.part_row_bytes;
   }
 
   // ---- splits that the loading warp posts --------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void post_work(const Work& work, Ring<L::kRecords>& records) const {
     static_assert(sizeof(Work) <= kDecodeRecordBytes, "a record holds a split");
-    await(barrier(L::kRead, records.stage), records.parity);
+    await(barrier(L::kAt.read, records.stage), records.parity);
     if (lane == 0) {
-      const SharedAddress to = smem + L::kRecordsAt + records.stage * kDecodeRecordBytes;
+      const SharedAddress to = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
       const auto words = ptx::bit_cast<WorkWords>(work);
 #pragma unroll
       for (int i = 0; i < kWorkWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
     }
-    release(barrier(L::kPosted, records.stage));
+    release(barrier(L::kAt.posted, records.stage));
     records.advance();
   }
 
   FOVEA_DEVICE_MEMBER Work take_work(Ring<L::kRecords>& records) const {
-    ptx::mbarrier_wait_parity(barrier(L::kPosted, records.stage), records.parity);
-    const SharedAddress from = smem + L::kRecordsAt + records.stage * kDecodeRecordBytes;
+    ptx::mbarrier_wait_parity(barrier(L::kAt.posted, records.stage), records.parity);
+    const SharedAddress from = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
     WorkWords words;
 #pragma unroll
     for (int i = 0; i < kWorkWords; ++i)
       words.word[i] = ptx::ld_shared<std::uint32_t>(from + 4 * i);
-    release(barrier(L::kRead, records.stage));
+    release(barrier(L::kAt.read, records.stage));
     records.advance();
     return ptx::bit_cast<Work>(words);
   }

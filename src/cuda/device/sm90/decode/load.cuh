@@ -115,22 +115,22 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_slice(const Work& work, VisitedTile slice) {
     keep_pace();
-    cta.await(cta.barrier(L::kEmpty, slots.stage), slots.parity);
+    cta.await(cta.barrier(L::kAt.empty, slots.stage), slots.parity);
     if (!ptx::elect_one()) return;
-    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kFull, slots.stage), L::kSlotBytes);
+    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, slots.stage), L::kAt.slot_bytes);
     const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + slice.idx * spec.tile_kv;
     load_box(work, 0, row, static_cast<std::int32_t>(work.sequence.kv_batch));
   }
 
   FOVEA_DEVICE_MEMBER void load_boxes(const Work& work, VisitedTile slice,
                                       PageWindow<spec>& pages) const {
-    cta.await(cta.barrier(L::kEmpty, slots.stage), slots.parity);
+    cta.await(cta.barrier(L::kAt.empty, slots.stage), slots.parity);
 #pragma unroll 1
     for (std::int32_t row = 0; row < spec.tile_kv; row += cta.p.rows_per_box) {
       const auto place = pages.place_of(slice.idx * spec.tile_kv + row);
       if (!ptx::elect_one()) continue;
       if (row == 0)
-        ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kFull, slots.stage), L::kSlotBytes);
+        ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, slots.stage), L::kAt.slot_bytes);
       load_box(work, row, place.row, place.page);
     }
   }
@@ -155,7 +155,7 @@ struct Load {
       if (col > 0 && !by_panels) return;
       const std::int32_t at[5] = {col, row, 0, head, batch};
       ptx::cp_async_bulk_tensor_load<5>(to + 2 * col * spec.tile_kv, tensor_map(map), at,
-                                        cta.barrier(L::kFull, slots.stage),
+                                        cta.barrier(L::kAt.full, slots.stage),
                                         ptx::CachePolicy::evict_first);
     }
   }

@@ -51,17 +51,17 @@ struct Compute {
   // ---- tiles -------------------------------------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void walk(const Work& work) {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kQFull, 0), queries.parity);
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.q_full, 0), queries.parity);
     queries.advance();
 #pragma unroll 1
     for (bool is_last = false; !is_last; buffers.advance()) {
       if (buffers.stage == group) score_tile(work);
-      ptx::mbarrier_wait_parity(cta.barrier(L::kPFull, buffers.stage), buffers.parity);
+      ptx::mbarrier_wait_parity(cta.barrier(L::kAt.p_full, buffers.stage), buffers.parity);
       is_last = PostedTile{cta.word_at(cta.word_of(buffers.stage))}.is_last();
-      if (is_last) cta.release(cta.barrier(L::kQEmpty, 0));
+      if (is_last) cta.release(cta.barrier(L::kAt.q_empty, 0));
       rescale();
       multiply_values();
-      cta.release(cta.barrier(L::kEmpty, buffers.stage));
+      cta.release(cta.barrier(L::kAt.empty, buffers.stage));
     }
   }
 
@@ -74,7 +74,7 @@ struct Compute {
     if (num_keys < spec.tile_kv) scores.clear_behind_keys(num_keys);
     scores.softmax(rows);
     ptx::fence_proxy_async_shared_cta();
-    cta.release(cta.barrier(L::kPFull, group));
+    cta.release(cta.barrier(L::kAt.p_full, group));
   }
 
   /// Sums so far to the tile's origins. The group that has found these has done so with its rows already.

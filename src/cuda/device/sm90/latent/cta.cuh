@@ -18,7 +18,7 @@
 
 namespace fovea::cuda::sm90::latent {
 
-/// Bytes of each member of shared memory, from the start of the CTA's.
+/// All that follows from the spec.
 template <Sm90LatentSpec spec>
 struct Layout {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
@@ -52,21 +52,8 @@ struct Layout {
   static_assert(kParts * kPanelsOfPart == kPanels, "parts are whole boxes");
   static constexpr int kValuePanels = spec.head_dim_v / 64;
 
-  static constexpr int kQueriesAt = 0;
-  static constexpr int kTilesAt = QTile::kBytes;                        // [buffer]
-  static constexpr int kStatsAt = kTilesAt + kBuffers * KTile::kBytes;  // [buffer][row]
-  static constexpr int kPartsAt = kStatsAt + kBuffers * 64 * 8;         // [group][row]
-  static constexpr int kRecordsAt = kPartsAt + kGroups * 64 * kLatentPartBytes;
-  static constexpr int kWordsAt = kRecordsAt + kRecords * kLatentRecordBytes;  // [buffer]
-  static constexpr int kBarriersAt = kWordsAt + 8 * kBuffers;
-  static constexpr int kFull = kBarriersAt;  // [buffer][part], 8 bytes each, as all barriers
-  static constexpr int kPFull = kFull + 8 * kBuffers * kParts;
-  static constexpr int kEmpty = kPFull + 8 * kBuffers;
-  static constexpr int kPosted = kEmpty + 8 * kBuffers;  // [record]
-  static constexpr int kRead = kPosted + 8 * kRecords;
-  static constexpr int kQFull = kRead + 8 * kRecords;
-  static constexpr int kQEmpty = kQFull + 8;
-  static_assert(kQEmpty + 8 == sm90_latent_shared_bytes(spec),
+  static constexpr Sm90LatentLayout kAt = sm90_latent_layout(spec);
+  static_assert(kParts == kAt.num_parts && kGroups == kLatentGroups,
                 "host and device count the same bytes");
 };
 
@@ -93,9 +80,9 @@ struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90LatentParams& p;
 
-  FOVEA_DEVICE_MEMBER typename L::QTile queries() const { return {smem + L::kQueriesAt}; }
+  FOVEA_DEVICE_MEMBER typename L::QTile queries() const { return {smem + L::kAt.queries}; }
   FOVEA_DEVICE_MEMBER typename L::KTile keys(int buffer) const {
-    return {smem + L::kTilesAt + buffer * L::KTile::kBytes};
+    return {smem + L::kAt.tiles + buffer * L::KTile::kBytes};
   }
   /// The columns of the tile that are this group's values.
   FOVEA_DEVICE_MEMBER typename L::VTile values(int buffer, int group) const {
@@ -106,16 +93,16 @@ struct Cta : RoleWarp {
     return {keys(buffer).panel(L::kValuePanels)};
   }
   FOVEA_DEVICE_MEMBER SharedAddress full(int buffer, int part) const {
-    return barrier(L::kFull, buffer * L::kParts + part);
+    return barrier(L::kAt.full, buffer * L::kParts + part);
   }
   FOVEA_DEVICE_MEMBER SharedAddress stats_at(int buffer, int row) const {
-    return smem + L::kStatsAt + (buffer * 64 + row) * 8;
+    return smem + L::kAt.stats + (buffer * 64 + row) * 8;
   }
   FOVEA_DEVICE_MEMBER SharedAddress part_at(int group, int row) const {
-    return smem + L::kPartsAt + (group * 64 + row) * kLatentPartBytes;
+    return smem + L::kAt.parts + (group * 64 + row) * kLatentPartBytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress word_of(int buffer) const {
-    return smem + L::kWordsAt + 8 * buffer;
+    return smem + L::kAt.words + 8 * buffer;
   }
 
   /// Rows behind those that TMA writes are never anybody's; they must be numbers that someone wrote.
@@ -134,31 +121,31 @@ struct Cta : RoleWarp {
   // ---- units that the loading warp posts ---------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void post_unit(const Unit& unit, Ring<L::kRecords>& records) const {
-    await(barrier(L::kRead, records.stage), records.parity);
+    await(barrier(L::kAt.read, records.stage), records.parity);
     if (lane == 0) {
-      const SharedAddress to = smem + L::kRecordsAt + records.stage * kLatentRecordBytes;
+      const SharedAddress to = smem + L::kAt.records + records.stage * kLatentRecordBytes;
       const auto words = ptx::bit_cast<UnitWords>(unit);
 #pragma unroll
       for (int i = 0; i < kUnitWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
     }
-    release(barrier(L::kPosted, records.stage));
+    release(barrier(L::kAt.posted, records.stage));
     records.advance();
   }
 
   /// The unit stays where it is until it is given back: kept_unit reads it again.
   FOVEA_DEVICE_MEMBER Unit take_unit(const Ring<L::kRecords>& records) const {
-    ptx::mbarrier_wait_parity(barrier(L::kPosted, records.stage), records.parity);
+    ptx::mbarrier_wait_parity(barrier(L::kAt.posted, records.stage), records.parity);
     return kept_unit(records);
   }
   FOVEA_DEVICE_MEMBER Unit kept_unit(const Ring<L::kRecords>& records) const {
-    const SharedAddress from = smem + L::kRecordsAt + records.stage * kLatentRecordBytes;
+    const SharedAddress from = smem + L::kAt.records + records.stage * kLatentRecordBytes;
     UnitWords words;
 #pragma unroll
     for (int i = 0; i < kUnitWords; ++i) words.word[i] = word_at(from + 4 * i);
     return ptx::bit_cast<Unit>(words);
   }
   FOVEA_DEVICE_MEMBER void give_back_unit(Ring<L::kRecords>& records) const {
-    release(barrier(L::kRead, records.stage));
+    release(barrier(L::kAt.read, records.stage));
     records.advance();
   }
 

@@ -69,16 +69,17 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_queries(const Work& work) {
     constexpr std::uint32_t kBytes = L::kUsedRows * 2 * spec.head_dim_qk;
-    cta.await(cta.barrier(L::kQEmpty, 0), queries.parity);
+    cta.await(cta.barrier(L::kAt.q_empty, 0), queries.parity);
     queries.advance();
     if (!ptx::elect_one()) return;
-    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kQFull, 0), kBytes);
+    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.q_full, 0), kBytes);
 #pragma unroll 1
     for (int panel = 0; panel < L::kPanels; ++panel) {
       const std::int32_t at[4] = {64 * panel, work.q_head, work.q_begin,
                                   static_cast<std::int32_t>(work.sequence.q_batch)};
       ptx::cp_async_bulk_tensor_load<4>(cta.queries().panel(panel), tensor_map(cta.p.q), at,
-                                        cta.barrier(L::kQFull, 0), ptx::CachePolicy::evict_first);
+                                        cta.barrier(L::kAt.q_full, 0),
+                                        ptx::CachePolicy::evict_first);
     }
   }
 
@@ -98,7 +99,7 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_tile(const Work& work, VisitedTile tile, const Place& place,
                                      bool is_last) const {
     tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_kv <= work.kv_end;
-    cta.await(cta.barrier(L::kEmpty, buffers.stage), buffers.parity);
+    cta.await(cta.barrier(L::kAt.empty, buffers.stage), buffers.parity);
     if (ptx::elect_one()) {
       ptx::st_shared(cta.word_of(buffers.stage), PostedTile::of(tile, is_last).word);
 #pragma unroll
