@@ -103,9 +103,10 @@ struct Sm80ForwardLayout {
 constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   SharedRoom room;
   Sm80ForwardLayout at{};
-  at.warp_bytes = 2 * spec.tile_q / spec.num_warps * widest_head_dim(spec);
-  at.key_bytes = 2 * spec.tile_kv * spec.head_dim_qk;
-  at.value_bytes = 2 * spec.tile_kv * spec.head_dim_v;
+  at.warp_bytes =
+      element_bytes(spec.element) * spec.tile_q / spec.num_warps * widest_head_dim(spec);
+  at.key_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_qk;
+  at.value_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_v;
   at.q = room.take(spec.num_warps * at.warp_bytes);
   at.stages = room.take(spec.stages * (at.key_bytes + at.value_bytes));
   at.votes = room.take(4 * spec.num_warps);
@@ -163,7 +164,7 @@ struct Sm90DecodeLayout {
 constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   SharedRoom room;
   Sm90DecodeLayout at{};
-  at.slot_bytes = 2 * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+  at.slot_bytes = element_bytes(spec.element) * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
   at.part_row_bytes = 4 * spec.head_dim_v + 32;
   at.part_bytes = spec.tile_q * at.part_row_bytes;
   at.slots = room.take(spec.stages * at.slot_bytes);
@@ -207,9 +208,10 @@ struct Sm90LatentLayout {
 constexpr Sm90LatentLayout sm90_latent_layout(const Sm90LatentSpec& spec) {
   SharedRoom room;
   Sm90LatentLayout at{};
-  at.num_parts = spec.head_dim_qk / 64 / kLatentPanelsOfBox;
-  at.queries = room.take(spec.tile_q * 2 * spec.head_dim_qk);
-  at.tiles = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
+  const ElementTraits element = element_traits(spec.element);
+  at.num_parts = spec.head_dim_qk / element.of_panel / kLatentPanelsOfBox;
+  at.queries = room.take(spec.tile_q * element.bytes * spec.head_dim_qk);
+  at.tiles = room.take(spec.stages * spec.tile_kv * element.bytes * spec.head_dim_qk);
   at.stats = room.take(spec.stages * spec.tile_q * 8);
   at.parts = room.take(kLatentGroups * spec.tile_q * kLatentPartBytes);
   at.records = room.take(kLatentRecords * kLatentRecordBytes);
@@ -297,10 +299,10 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   Sm90ForwardLayout at{};
   at.num_slots = sm90_posts_place(spec) ? 3 : 2;
   at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
-  at.q_bytes = 64 * 2 * widest_head_dim(spec);
+  at.q_bytes = 64 * element_bytes(spec.element) * widest_head_dim(spec);
   at.q = room.take(queries * at.q_bytes);
-  at.k = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_qk);
-  at.v = room.take(spec.stages * spec.tile_kv * 2 * spec.head_dim_v);
+  at.k = room.take(spec.stages * spec.tile_kv * element_bytes(spec.element) * spec.head_dim_qk);
+  at.v = room.take(spec.stages * spec.tile_kv * element_bytes(spec.element) * spec.head_dim_v);
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);
   at.o_full = room.take(8 * queries);

@@ -22,7 +22,7 @@ template <TeamSpec spec>
 FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool exists,
                              int head_dim, const void* somewhere) {
   const bool is_data =
-      exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < head_dim);
+      exists && (!spec.has_padded_head_dim || chunk * Traits<spec>::kElement.of_chunk < head_dim);
   ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
                    is_data ? tile::kChunkBytes : 0);
 }
@@ -67,7 +67,7 @@ FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
   const RowView<spec> r = team.row_at(team.warp * T::kWarpRows + team.lane % T::kWarpRows);
   const std::int64_t at = queries.batch * q.batch_stride + (queries.row + r.q_idx) * q.row_stride +
                           r.q_head * q.head_stride;
-  return {queries.data + at * 2, r.exists};
+  return {queries.data + at * T::kElement.bytes, r.exists};
 }
 
 template <TeamSpec spec>
@@ -100,8 +100,9 @@ FOVEA_DEVICE void load_queries(const Team<spec>& team) {
 
 // ---- keys and values ---------------------------------------------------------------------------
 
+template <TeamSpec spec>
 FOVEA_DEVICE const char* kv_row_dense(const BshdParam& t, const char* head, std::int32_t row) {
-  return head + row * (t.row_stride * 2);
+  return head + row * (t.row_stride * Traits<spec>::kElement.bytes);
 }
 
 /// Where row `row` of the sequence's keys (or values) begins.
@@ -112,9 +113,10 @@ FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const 
     const auto idx = static_cast<std::int32_t>(work.sequence.kv_row + row);
     const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
     const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
-    return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) * 2;
+    return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) *
+                      Traits<spec>::kElement.bytes;
   } else {
-    return kv_row_dense(t, head, row);
+    return kv_row_dense<spec>(t, head, row);
   }
 }
 
@@ -188,19 +190,21 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
   const int first = (team.warp * 32 + team.lane) / Rows::kPeriod;
   const int chunk = team.lane % Rows::kPeriod;
   const std::int32_t begin = idx * spec.tile_kv;
-  const char* row = spec.is_paged ? head : kv_row_dense(t, head, begin + first);
+  const char* row = spec.is_paged ? head : kv_row_dense<spec>(t, head, begin + first);
 #pragma unroll
   for (int i = 0; i < Places<spec, Rows>::kNumRows; ++i) {
     const int mine = first + i * kRowsAtOnce;
     if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
     const bool exists = !spec.is_paged || begin + mine < team.work.kv_end;
     if constexpr (spec.is_paged)
-      row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * 2;
+      row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) *
+                       Traits<spec>::kElement.bytes;
     const SharedAddress row_smem = to + Rows::offset(mine, chunk);
 #pragma unroll
     for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod)
       copy_chunk<spec>(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, t.data);
-    if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * 2);
+    if constexpr (!spec.is_paged)
+      row += kRowsAtOnce * (t.row_stride * Traits<spec>::kElement.bytes);
   }
 }
 

@@ -20,15 +20,16 @@ using ptx::U32x4;
 template <TeamSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
+  static constexpr ElementTraits kElement = element_traits(spec.element);
   static constexpr int kThreads = spec.num_warps * 32;
   static constexpr int kWarpRows = spec.tile_q / spec.num_warps;
   static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
   static constexpr int kRowBlocks = kWarpRows / 16;
-  static_assert(spec.tile_kv % 16 == 0, "keys are the second product's k, in steps of 16");
+  static_assert(spec.tile_kv % kElement.k_step == 0, "keys are the second product's k");
   static constexpr int kKeyBlocks = spec.tile_kv / 8;
   static constexpr int kColBlocks = spec.head_dim_v / 8;
-  static constexpr int kQkSteps = spec.head_dim_qk / 16;
-  static constexpr int kPvSteps = spec.tile_kv / 16;
+  static constexpr int kQkSteps = spec.head_dim_qk / kElement.k_step;
+  static constexpr int kPvSteps = spec.tile_kv / kElement.k_step;
   /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
   static constexpr bool kKeepsQueries = spec.keeps_queries;
   /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would
@@ -54,10 +55,11 @@ FOVEA_DEVICE SharedAddress at_chunk(SharedAddress row, int chunk) {
 }
 
 /// Where row 0 of head 0 lies, of the sequence's queries.
+template <TeamSpec spec>
 FOVEA_DEVICE const char* queries_begin(const Work& work, const BshdParam& q) {
   const std::int64_t at =
       work.sequence.q_batch * q.batch_stride + work.sequence.q_row * q.row_stride;
-  return static_cast<const char*>(q.data) + at * 2;
+  return static_cast<const char*>(q.data) + at * Traits<spec>::kElement.bytes;
 }
 
 /// Where row 0 of the kv head lies; paged: where it would lie in page 0.
@@ -66,7 +68,7 @@ FOVEA_DEVICE const char* head_of(const Work& work, const BshdParam& t) {
   std::int64_t at = work.kv_head * t.head_stride;
   if constexpr (!spec.is_paged)
     at += work.sequence.kv_batch * t.batch_stride + work.sequence.kv_row * t.row_stride;
-  return static_cast<const char*>(t.data) + at * 2;
+  return static_cast<const char*>(t.data) + at * Traits<spec>::kElement.bytes;
 }
 
 /// The warps that share a tile, as one thread of them sees it: a CTA, or one of several teams in it, its shared memory
@@ -131,7 +133,7 @@ struct Team {
                    ptx::bit_cast<std::uint64_t>(head_of<spec>(work, p.v)));
     if constexpr (T::kForgetsQueries) {
       ptx::st_shared(smem + T::kAt.queries_begin,
-                     ptx::bit_cast<std::uint64_t>(queries_begin(work, p.q)));
+                     ptx::bit_cast<std::uint64_t>(queries_begin<spec>(work, p.q)));
     }
   }
 

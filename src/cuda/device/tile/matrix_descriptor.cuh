@@ -16,9 +16,15 @@
 #pragma once
 
 #include "ptx/wgmma.cuh"
+#include "shared/element.h"
 #include "tile/shared_tile.cuh"
 
 namespace fovea::cuda {
+
+/// The type of operands of this element.
+FOVEA_DEVICE constexpr ptx::WgmmaType wgmma_type(Element element) {
+  return element == Element::f16 ? ptx::WgmmaType::f16 : ptx::WgmmaType::bf16;
+}
 
 /// Offsets in bytes, multiples of 16. Shared addresses of clusters carry the CTA's rank in bits 24 and up, which the
 /// mask drops: they would end in the leading offset.

@@ -27,7 +27,9 @@ class CarefulRow {
 
   FOVEA_DEVICE_MEMBER CarefulRow(const Team& team, const Row& row)
       : p_(team.p), work_(team.work), row_(row) {
-    query_ = load_four(static_cast<const char*>(p_.q.data) + row.query_at() * 2, p_.head_dim_qk);
+    query_ = load_four(
+        static_cast<const char*>(p_.q.data) + row.query_at() * element_bytes(spec.element),
+        p_.head_dim_qk);
   }
 
   FOVEA_DEVICE_MEMBER void run() {
@@ -60,7 +62,8 @@ class CarefulRow {
   FOVEA_DEVICE_MEMBER static Four load_four(const char* row, std::int32_t width) {
     const int col = 4 * ptx::lane_idx();
     if (col >= width) return {};
-    const auto pairs = ptx::ld_global(reinterpret_cast<const ptx::U32x2*>(row + 2 * col));
+    const auto pairs = ptx::ld_global(
+        reinterpret_cast<const ptx::U32x2*>(row + element_bytes(spec.element) * col));
     if constexpr (spec.element == Element::bf16) {
       return {{ptx::f32_of_bf16_lo(pairs.x), ptx::f32_of_bf16_hi(pairs.x),
                ptx::f32_of_bf16_lo(pairs.y), ptx::f32_of_bf16_hi(pairs.y)}};

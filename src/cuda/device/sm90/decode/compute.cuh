@@ -74,11 +74,12 @@ struct Reader {
     for (int half = 0; half < 2; ++half) {
       const int mine = team.my_row(0, half);
       const Row row = team.row_at(team.row_at(mine).exists ? mine : 0);
-      const char* from =
-          static_cast<const char*>(p.q.data) + row.query_at() * 2 + team.lane % 4 * 4;
+      const char* from = static_cast<const char*>(p.q.data) + row.query_at() * T::kElement.bytes +
+                         team.lane % 4 * 4;
 #pragma unroll
       for (int chunk = 0; chunk < 2 * T::kQkSteps; ++chunk) {
-        const bool exists = !spec.has_padded_head_dim || chunk * 8 < p.head_dim_qk;
+        const bool exists =
+            !spec.has_padded_head_dim || chunk * T::kElement.of_chunk < p.head_dim_qk;
         scores.queries[chunk / 2][0][half + chunk % 2 * 2] =
             exists ? ptx::ld_global_nc(reinterpret_cast<const std::uint32_t*>(from + chunk * 16))
                    : 0;

@@ -144,18 +144,18 @@ struct Load {
                                  work.kv_head, batch);
   }
 
-  /// All panels of 64 elements in one box, or a box for each.
+  /// All panels in one box, or a box for each.
   template <int kWidth>
   FOVEA_DEVICE_MEMBER void load_panels(SharedAddress to, const TensorMapParam& map,
                                        std::int32_t row, std::int32_t head,
                                        std::int32_t batch) const {
     const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
 #pragma unroll
-    for (int col = 0; col < kWidth; col += 64) {
+    for (int col = 0; col < kWidth; col += T::kElement.of_panel) {
       if (col > 0 && !by_panels) return;
       const std::int32_t at[5] = {col, row, 0, head, batch};
-      ptx::cp_async_bulk_tensor_load<5>(to + 2 * col * spec.tile_kv, tensor_map(map), at,
-                                        cta.barrier(L::kAt.full, slots.stage),
+      ptx::cp_async_bulk_tensor_load<5>(to + T::kElement.bytes * col * spec.tile_kv,
+                                        tensor_map(map), at, cta.barrier(L::kAt.full, slots.stage),
                                         ptx::CachePolicy::evict_first);
     }
   }

@@ -197,7 +197,7 @@ struct Compute {
     const auto b = mn_major_descriptor(VTile{cta.v_at(v.stage)});
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < spec.tile_kv / 16; ++i) {
+    for (int i = 0; i < spec.tile_kv / T::kElement.k_step; ++i) {
       ptx::wgmma_rs<T::kType, T::kType, spec.head_dim_v, ptx::Major::mn>(
           o, p[i], advanced(b, mn_major_offset<VTile>(i)), i > 0 || has_sums);
     }

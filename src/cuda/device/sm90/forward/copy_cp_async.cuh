@@ -159,7 +159,7 @@ class CpAsyncCopies {
     for (int block = loader_; block < Tile::kRows / 32; block += kLoaders) {
       const int mine = 32 * block + cta_.lane;
       const char* from = static_cast<const char*>(t.data);
-      if (mine < num_rows) from += 2 * element_of(mine);
+      if (mine < num_rows) from += T::kElement.bytes * element_of(mine);
       const RowAddresses rows(from, mine < num_rows);
       copy_block(tile, block, rows, width);
     }
@@ -181,8 +181,9 @@ class CpAsyncCopies {
       const bool exists = rows.exists(row);
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        ptx::cp_async_16_or_zero(at + panel * Tile::kPanelBytes, from + 128 * panel,
-                                 exists && 64 * panel + 8 * chunk < width);
+        ptx::cp_async_16_or_zero(
+            at + panel * Tile::kPanelBytes, from + 128 * panel,
+            exists && T::kElement.of_panel * panel + T::kElement.of_chunk * chunk < width);
       }
       at = (at + 4 * Tile::kSpan) ^ 64U;  // four rows on the swizzle has exchanged chunks 4 apart
     }

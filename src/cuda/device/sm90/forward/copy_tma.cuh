@@ -28,7 +28,7 @@ class TmaCopies {
   /// Rows of Q that no box reaches: what lies there would look like NaN in the sums.
   FOVEA_DEVICE_MEMBER void clear_unused_rows() const {
     if constexpr (T::kBoxRows < 64) {
-      constexpr int kChunks = spec.head_dim_qk / 8;
+      constexpr int kChunks = spec.head_dim_qk / T::kElement.of_chunk;
       for (int stage = 0; stage < T::kQStages; ++stage) {
         const typename T::QTile queries{cta_.q_at(stage, 0)};
 #pragma unroll 1
@@ -121,7 +121,7 @@ class TmaCopies {
   /// Paged: as far as the box of the last key reaches, those behind it came as zeros.
   FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values,
                                              std::int32_t num_keys) const {
-    constexpr int kChunks = spec.head_dim_v / 8;
+    constexpr int kChunks = spec.head_dim_v / T::kElement.of_chunk;
     const std::int32_t rows =
         spec.is_paged ? -num_keys & (cta_.p.rows_per_box - 1) : spec.tile_kv - num_keys;
 #pragma unroll 1
@@ -129,14 +129,14 @@ class TmaCopies {
       ptx::st_shared(values.chunk(num_keys + at / kChunks, at % kChunks), ptx::U32x4{});
   }
 
-  /// A box for each panel of 64 elements; what lies outside the tensor arrives as zeros.
+  /// A box for each panel; what lies outside the tensor arrives as zeros.
   template <class Tile, int rows = Tile::kRows>
   FOVEA_DEVICE_MEMBER void copy(SharedAddress to, const TensorMapParam& map, SharedAddress full,
                                 const std::int32_t (&at)[4], ptx::CachePolicy policy) const {
     ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes / Tile::kRows * rows);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const std::int32_t coordinates[4] = {64 * panel, at[1], at[2], at[3]};
+      const std::int32_t coordinates[4] = {T::kElement.of_panel * panel, at[1], at[2], at[3]};
       ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map),
                                         coordinates, full, policy);
     }
@@ -158,8 +158,9 @@ class TmaCopies {
       const auto page = ptx::ld_shared<std::int32_t>(pages + 4 * box);
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        const std::int32_t coordinates[4] = {
-            64 * panel, (key + row) & (cta_.p.common.page_size - 1), kv.kv_head, page};
+        const std::int32_t coordinates[4] = {T::kElement.of_panel * panel,
+                                             (key + row) & (cta_.p.common.page_size - 1),
+                                             kv.kv_head, page};
         ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes + row * Tile::kSpan,
                                           tensor_map(map), coordinates, full,
                                           ptx::CachePolicy::evict_last);

@@ -12,6 +12,7 @@
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
 #include "sm90/role_warp.cuh"
+#include "tile/matrix_descriptor.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::sm90 {
@@ -48,12 +49,13 @@ struct Traits {
       !spec.loads_by_cp_async && (spec.is_cached || spec.is_split);
   /// O goes from registers to memory, in f32; else through shared memory.
   static constexpr bool kWritesSums = spec.is_split || spec.out_element == Element::f32;
-  static constexpr ptx::WgmmaType kType =
-      spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
+  static constexpr ElementTraits kElement = element_traits(spec.element);
+  static_assert(kElement.can_be_mn_major, "rows of V are its depth in P V");
+  static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
 
-  using QTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
-  using KTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_qk, Swizzle::bytes128>;
-  using VTile = SharedTile<spec.tile_kv, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using QTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, Swizzle::bytes128>;
+  using KTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_qk, Swizzle::bytes128>;
+  using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, Swizzle::bytes128>;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it.

@@ -86,7 +86,7 @@ struct Scores {
     using KTile = typename T::KTile;
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+    for (int i = 0; i < spec.head_dim_qk / T::kElement.k_step; ++i) {
       ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
           s, advanced(queries, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
           i > 0);

@@ -103,7 +103,7 @@ struct Compute {
     const auto b = ptx::computed_here(mn_major_descriptor(cta.values(buffers.stage, group)));
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < spec.tile_kv / 16; ++i) {
+    for (int i = 0; i < spec.tile_kv / L::kElement.k_step; ++i) {
       ptx::wgmma_ss<L::kType, L::kType, L::kGroupCols, ptx::Major::k, ptx::Major::mn>(
           o, advanced(a, k_major_offset<PTile>(i)), advanced(b, mn_major_offset<VTile>(i)), true);
     }

@@ -14,6 +14,7 @@
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
 #include "sm90/role_warp.cuh"
+#include "tile/matrix_descriptor.cuh"
 #include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::sm90::latent {
@@ -26,8 +27,9 @@ struct Layout {
                 "O is two warpgroups' registers, and P fits the columns that are no values");
   static_assert(spec.tile_q == 64 && spec.tile_kv == 64, "a tile of S is one product's");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
-  static constexpr ptx::WgmmaType kType =
-      spec.element == Element::f16 ? ptx::WgmmaType::f16 : ptx::WgmmaType::bf16;
+  static constexpr ElementTraits kElement = element_traits(spec.element);
+  static_assert(kElement.can_be_mn_major, "rows of V are its depth in P V");
+  static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
   static constexpr int kGroups = 2;
   static constexpr int kComputingWarps = 4 * kGroups;
   static_assert(spec.num_warps == kComputingWarps + 4,
@@ -41,16 +43,17 @@ struct Layout {
   static constexpr int kGroupCols = spec.head_dim_v / kGroups;
   static constexpr int kUsedRows = kQueriesOfTile<spec> * spec.heads_per_tile;
 
-  using QTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using QTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, Swizzle::bytes128>;
   using KTile = QTile;
-  using VTile = SharedTile<64, 2 * kGroupCols, Swizzle::bytes128>;  // the columns of one group
+  using VTile =
+      SharedTile<64, kElement.bytes * kGroupCols, Swizzle::bytes128>;  // the columns of one group
   using PTile = SharedTile<64, 128, Swizzle::bytes128>;
   static constexpr int kPanels = QTile::kPanels;
   /// Parts of a tile that arrive on their own, so that scores begin with the first.
   static constexpr int kParts = 3;
   static constexpr int kPanelsOfPart = kLatentPanelsOfBox;
   static_assert(kParts * kPanelsOfPart == kPanels, "parts are whole boxes");
-  static constexpr int kValuePanels = spec.head_dim_v / 64;
+  static constexpr int kValuePanels = spec.head_dim_v / kElement.of_panel;
 
   static constexpr Sm90LatentLayout kAt = sm90_latent_layout(spec);
   static_assert(kParts == kAt.num_parts && kGroups == kLatentGroups,

@@ -68,14 +68,14 @@ struct Load {
   }
 
   FOVEA_DEVICE_MEMBER void load_queries(const Work& work) {
-    constexpr std::uint32_t kBytes = L::kUsedRows * 2 * spec.head_dim_qk;
+    constexpr std::uint32_t kBytes = L::kUsedRows * L::kElement.bytes * spec.head_dim_qk;
     cta.await(cta.barrier(L::kAt.q_empty, 0), queries.parity);
     queries.advance();
     if (!ptx::elect_one()) return;
     ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.q_full, 0), kBytes);
 #pragma unroll 1
     for (int panel = 0; panel < L::kPanels; ++panel) {
-      const std::int32_t at[4] = {64 * panel, work.q_head, work.q_begin,
+      const std::int32_t at[4] = {L::kElement.of_panel * panel, work.q_head, work.q_begin,
                                   static_cast<std::int32_t>(work.sequence.q_batch)};
       ptx::cp_async_bulk_tensor_load<4>(cta.queries().panel(panel), tensor_map(cta.p.q), at,
                                         cta.barrier(L::kAt.q_full, 0),
@@ -123,7 +123,7 @@ struct Load {
     }
   }
 
-  /// Into the tile's rows from `to_row` on: the panels of 64 elements of a part in one box, or where a box has not all
+  /// Into the tile's rows from `to_row` on: the panels of a part in one box, or where a box has not all
   /// rows of the tile, a box for each. What lies outside the tensor arrives as zeros.
   FOVEA_DEVICE_MEMBER void load_box(const Work& work, int to_row, std::int32_t row,
                                     std::int32_t batch) const {
@@ -131,8 +131,8 @@ struct Load {
     if (!ptx::elect_one()) return;
 #pragma unroll 1
     for (int panel = 0; panel < L::kPanels; panel += by_panels ? 1 : L::kPanelsOfPart) {
-      const std::int32_t at[5] = {by_panels ? 64 * panel : 0, row, by_panels ? 0 : panel,
-                                  work.kv_head, batch};
+      const std::int32_t at[5] = {by_panels ? L::kElement.of_panel * panel : 0, row,
+                                  by_panels ? 0 : panel, work.kv_head, batch};
       ptx::cp_async_bulk_tensor_load<5>(cta.keys(buffers.stage).panel(panel) + 128 * to_row,
                                         tensor_map(cta.p.k), at,
                                         cta.full(buffers.stage, panel / L::kPanelsOfPart), policy);

@@ -54,7 +54,7 @@ struct Scores {
     const auto a = ptx::computed_here(k_major_descriptor(cta.queries()));
     const auto b = ptx::computed_here(k_major_descriptor(cta.keys(group)));
 #pragma unroll
-    for (int i = 0; i < spec.head_dim_qk / 16; ++i) {
+    for (int i = 0; i < spec.head_dim_qk / L::kElement.k_step; ++i) {
       constexpr int kStepsOfPart = 4 * L::kPanelsOfPart;
       if (i % kStepsOfPart == 0) {
         ptx::mbarrier_wait_parity(cta.full(group, i / kStepsOfPart), parity);
