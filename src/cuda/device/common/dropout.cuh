@@ -61,6 +61,20 @@ FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
   return word < p.dropout_threshold;
 }
 
+/// The probability of one key, by an evaluation of its own.
+FOVEA_DEVICE bool is_dropped(const ForwardParams& p, DropoutKey key, std::int32_t batch,
+                             std::int32_t q_head, std::int32_t q_idx, std::int32_t kv_idx) {
+  const ptx::U32x4 words = random_words(key, batch, q_head, q_idx, kv_idx / 4);
+  const std::uint32_t word = kv_idx % 4 < 2 ? (kv_idx % 4 == 0 ? words.x : words.y)
+                                            : (kv_idx % 4 == 2 ? words.z : words.w);
+  return is_dropped(p, word);
+}
+
+/// Of a pair of 16-bit probabilities, by their words: the bits that stay.
+FOVEA_DEVICE std::uint32_t kept_pair(const ForwardParams& p, std::uint32_t lo, std::uint32_t hi) {
+  return (is_dropped(p, lo) ? 0U : 0xffffU) | (is_dropped(p, hi) ? 0U : 0xffff0000U);
+}
+
 /// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and
 /// y, of its second z and w. A lane draws four words of one row, of the second one where the lane is odd, and its
 /// neighbour those of the other: half of each is exchanged. q_head and q_idx are those of the row that this lane draws.

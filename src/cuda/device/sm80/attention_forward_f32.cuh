@@ -155,14 +155,9 @@ struct PlainForward {
       state.sum += weight;
       if constexpr (spec.has_dropout) {
         const std::int32_t kv_idx = tile.idx * spec.tile_kv + key;
-        const ptx::U32x4 words =
-            random_words(dropout_key<spec.reads_dropout_seed>(p), work.sequence.idx, view.q_head,
-                         view.q_idx, kv_idx / 4);
-        const std::uint32_t word = kv_idx % 4 == 0   ? words.x
-                                   : kv_idx % 4 == 1 ? words.y
-                                   : kv_idx % 4 == 2 ? words.z
-                                                     : words.w;
-        if (is_dropped(p, word)) weight = 0;
+        if (is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), work.sequence.idx, view.q_head,
+                       view.q_idx, kv_idx))
+          weight = 0;
       }
       store_word(kAt.p + row * kAt.p_pitch + key, s[i] == -infinity() ? -1.0F : weight);
     }

@@ -104,11 +104,8 @@ class CarefulRow {
 
   FOVEA_DEVICE_MEMBER bool is_dropped_here(std::int32_t key) const {
     if constexpr (!spec.has_dropout) return false;
-    const ptx::U32x4 words = random_words(dropout_key<spec.reads_dropout_seed>(p_),
-                                          work_.sequence.idx, row_.q_head, row_.q_idx, key / 4);
-    const std::uint32_t word =
-        key % 4 < 2 ? (key % 4 == 0 ? words.x : words.y) : (key % 4 == 2 ? words.z : words.w);
-    return cuda::is_dropped(p_, word);
+    return is_dropped(p_, dropout_key<spec.reads_dropout_seed>(p_), work_.sequence.idx, row_.q_head,
+                      row_.q_idx, key);
   }
 
   const ForwardParams& p_;

@@ -371,15 +371,9 @@ struct Compute {
       const DropoutKey key = spec.reads_dropout_seed ? mixed : dropout_key<false>(common);
       const ptx::U32x4 words = fragment_words(key, tile.batch, q_head, q_idx,
                                               scores.kv_tile.idx() * spec.tile_kv + block * 8);
-      p[block / 2][block % 2 * 2] &= kept(words.x, words.y);
-      p[block / 2][block % 2 * 2 + 1] &= kept(words.z, words.w);
+      p[block / 2][block % 2 * 2] &= kept_pair(common, words.x, words.y);
+      p[block / 2][block % 2 * 2 + 1] &= kept_pair(common, words.z, words.w);
     }
-  }
-
-  /// Bits of a pair of probabilities that stay.
-  FOVEA_DEVICE_MEMBER std::uint32_t kept(std::uint32_t lo, std::uint32_t hi) const {
-    return (is_dropped(cta.p.common, lo) ? 0U : 0xffffU) |
-           (is_dropped(cta.p.common, hi) ? 0U : 0xffff0000U);
   }
 };
 
