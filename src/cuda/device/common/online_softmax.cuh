@@ -80,6 +80,17 @@ struct RowResult {
   float lse;     // natural
 };
 
+/// A row that saw something, whose sum is relative to `origin` in natural units, and a sink beside it in the
+/// denominator. (A row whose lse is known is a sum of 1 relative to it.)
+FOVEA_DEVICE RowResult with_sink(float origin, float sum, float sink) {
+  const float top = ptx::max_ftz(origin, sink);
+  const float own = ptx::ex2_approx_ftz((origin - top) * kLog2E);
+  // A sink of +inf takes all the weight: infinity minus itself would be NaN.
+  const float below_top = sink == top ? 0.0F : sink - top;
+  const float total = sum * own + ptx::ex2_approx_ftz(below_top * kLog2E);
+  return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
+}
+
 /// `sum` is whole. unit: natural units of a score (1, or the scale where scores are unscaled). The sink joins the
 /// denominator; -inf is none, NaN makes NaN. A row that saw nothing: factor 0, lse the sink.
 FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
@@ -90,12 +101,7 @@ FOVEA_DEVICE RowResult finish_row(const RowState& row, float unit, float sink) {
     return {ptx::rcp_approx_ftz(row.sum), origin + kLn2 * ptx::lg2_approx_ftz(row.sum)};
   }
   if (is_empty) return {0.0F, sink};
-  const float top = ptx::max_ftz(origin, sink);
-  const float own = ptx::ex2_approx_ftz((origin - top) * kLog2E);
-  // A sink of +inf takes all the weight: infinity minus itself would be NaN.
-  const float below_top = sink == top ? 0.0F : sink - top;
-  const float total = row.sum * own + ptx::ex2_approx_ftz(below_top * kLog2E);
-  return {own * ptx::rcp_approx_ftz(total), top + kLn2 * ptx::lg2_approx_ftz(total)};
+  return with_sink(origin, row.sum, sink);
 }
 
 /// What a split leaves beside lse: its row_max; or, where lse is so large that log l is nothing beside it and lse is

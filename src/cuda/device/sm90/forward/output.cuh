@@ -69,13 +69,9 @@ struct Output {
       if (sum == 0.0F) {
         lse = sink;
       } else {
-        const float top = ptx::max_ftz(lse, sink);
-        const float own = ptx::ex2_approx_ftz(kLog2E * (lse - top));
-        // A sink of +inf takes all the weight: infinity minus itself would be NaN.
-        const float below_top = sink == top ? 0.0F : sink - top;
-        const float total = own + ptx::ex2_approx_ftz(kLog2E * below_top);
-        factor *= own == 0.0F ? 0.0F : ptx::rcp_approx_ftz(total) * own;
-        lse = top + kLn2 * ptx::lg2_approx_ftz(total);
+        const RowResult result = with_sink(lse, 1.0F, sink);
+        factor *= result.factor;
+        lse = result.lse;
       }
     }
     const std::int32_t row = warp.q_idx(tile, r);
