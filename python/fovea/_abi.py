@@ -187,6 +187,46 @@ class BackwardArgs(ctypes.Structure):
     ]
 
 
+class DoubleBackwardArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("dout", _TENSOR),
+        ("dlse", _TENSOR),
+        ("ddq", _TENSOR),
+        ("ddk", _TENSOR),
+        ("ddv", _TENSOR),
+        ("ddsinks", _TENSOR),
+        ("ddcaptured", c_void_p),
+        ("num_ddcaptured", c_size_t),
+        ("grad_dout", _TENSOR),
+        ("grad_dlse", _TENSOR),
+        ("grad_q", _TENSOR),
+        ("grad_k", _TENSOR),
+        ("grad_v", _TENSOR),
+        ("grad_sinks", _TENSOR),
+        ("grad_captured", c_void_p),
+        ("num_grad_captured", c_size_t),
+    ]
+
+
+class JvpArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("q_tangent", _TENSOR),
+        ("k_tangent", _TENSOR),
+        ("v_tangent", _TENSOR),
+        ("sinks_tangent", _TENSOR),
+        ("captured_tangents", c_void_p),
+        ("num_captured_tangents", c_size_t),
+        ("out_tangent", _TENSOR),
+        ("lse_tangent", _TENSOR),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
 class MergeStatesArgs(ctypes.Structure):
     _fields_ = [
         *_HEAD,
@@ -249,6 +289,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_attention_forward_args": ForwardArgs,
     "fovea_plan_options": PlanOptions,
     "fovea_attention_backward_args": BackwardArgs,
+    "fovea_attention_double_backward_args": DoubleBackwardArgs,
+    "fovea_attention_jvp_args": JvpArgs,
     "fovea_merge_states_args": MergeStatesArgs,
     "fovea_attention_decode_args": DecodeArgs,
     "fovea_block_map_args": BlockMapArgs,
@@ -261,6 +303,8 @@ _TEXT = POINTER(c_void_p)
 FALLIBLE: dict[str, list[object]] = {
     "fovea_attention_forward": [c_void_p],
     "fovea_attention_backward": [c_void_p],
+    "fovea_attention_double_backward": [c_void_p],
+    "fovea_attention_jvp": [c_void_p],
     "fovea_attention_decode": [c_void_p],
     "fovea_append_to_cache": [c_void_p],
     "fovea_merge_states": [c_void_p],

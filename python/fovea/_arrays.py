@@ -89,12 +89,19 @@ def _describe_numpy(array: Array) -> Description:
     return Description(interface["data"][0], array.shape, strides, code, 8 * width, _abi.CPU, 0)
 
 
-def _describe_torch(tensor: Array) -> Description:
-    name = str(tensor.dtype).removeprefix("torch.")
-    codes = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8)}
-    codes |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
-    if name not in codes:
+_TORCH_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8)}
+_TORCH_CODES |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
+
+
+def _torch_code(tensor: Array) -> tuple[int, int]:
+    code = _TORCH_CODES.get(str(tensor.dtype).removeprefix("torch."))
+    if code is None:
         raise NotAnArray(f"has dtype {tensor.dtype}; expected floats, integers or bools")
+    return code
+
+
+def _describe_torch(tensor: Array) -> Description:
+    code, bits = _torch_code(tensor)
     kinds = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
     if tensor.layout is not sys.modules["torch"].strided or tensor.device.type not in kinds:
         raise NotAnArray(f"is a {tensor.layout} tensor on {tensor.device}; expected a strided one on cpu or cuda")
@@ -102,7 +109,6 @@ def _describe_torch(tensor: Array) -> Description:
         address = tensor.data_ptr()
     except RuntimeError as error:
         raise NotAnArray(f"is a {type(tensor).__name__} without memory of its own ({error})") from None
-    code, bits = codes[name]
     index = tensor.device.index or 0
     return Description(address, tuple(tensor.shape), tensor.stride(), code, bits, kinds[tensor.device.type], index)
 
@@ -183,6 +189,15 @@ def check_writable(array: Array, name: str, function: str) -> None:
         raise InvalidArgument(f"{function}: {name} is read-only; expected an array that can be written")
 
 
+def element_of(array: Array) -> tuple[int, int, int]:
+    """DLPack's code and bits, and the rank, of arrays without memory, too: those of PyTorch's transforms and of its tracers."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return *_torch_code(array), array.dim()
+    described = describe(array)
+    return described.code, described.bits, len(described.shape)
+
+
 def dtype_name(array: Array) -> str:
     """Fovea's name of an array's dtype; DLPack's code and bits where it has none."""
     described = describe(array)
@@ -198,6 +213,8 @@ class Framework(NamedTuple):
     `empty(like, shape, dtype)` makes an array beside `like`, of its dtype where `dtype` is None, else of that one of
     Fovea's names. `stream(like)` is the current stream of its device, 0 on the host. `finish(array)` is what the caller gets.
     `prepare(arguments)` gives the arguments of a forward call as DLPack carries them, and whether gradients are recorded.
+    `is_observed()` says whether anything else of the library's looks at calls: its transforms, modes and casts.
+    `must_be_deterministic()` says whether the library is told to be.
     """
 
     name: str
@@ -205,6 +222,8 @@ class Framework(NamedTuple):
     stream: Callable[[Array], int]
     finish: Callable[[Array], Array] = lambda array: array
     prepare: Callable[[Any], tuple[Any, bool]] | None = None
+    is_observed: Callable[[], bool] | None = None
+    must_be_deterministic: Callable[[], bool] | None = None
 
 
 _LONG_NAMES = {
@@ -250,7 +269,14 @@ def _torch_framework(torch: Any) -> Framework:
             arguments = arguments._replace(tensors=tuple(resolved))
         return arguments, is_recorded and is_grad_enabled()
 
-    return Framework("torch", make, stream, prepare=prepare)
+    core = torch._C
+    transforms, modes, casts = core._are_functorch_transforms_active, core._len_torch_dispatch_stack, core._is_any_autocast_enabled
+    forward_mode = torch.autograd.forward_ad
+
+    def is_observed() -> bool:
+        return transforms() or modes() > 0 or casts() or forward_mode._current_level >= 0  # type: ignore[no-any-return]
+
+    return Framework("torch", make, stream, lambda array: array, prepare, is_observed, torch.are_deterministic_algorithms_enabled)
 
 
 def _cupy_framework(cupy: Any) -> Framework:

@@ -209,6 +209,8 @@ def attention(
             dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
         )  # fmt: skip
     framework = framework_of(q, "attention", "q")
+    if not deterministic and framework.must_be_deterministic is not None:
+        deterministic = framework.must_be_deterministic()
     given = (out, lse, row_max)
     if row_max is not None:
         check_writable(row_max, "row_max", "attention")
@@ -221,12 +223,13 @@ def attention(
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
-        if is_recorded:
-            if any(array is not None for array in given):
-                raise Unsupported("attention: out, lse or row_max where gradients are recorded; expected none of them")
+        if is_recorded or (framework.is_observed is not None and framework.is_observed()):
             from .torch import _autograd
 
-            return _autograd.attention(arguments, return_lse)
+            if is_recorded and any(array is not None for array in given):
+                raise Unsupported("attention: out, lse or row_max where gradients are recorded; expected none of them")
+            if all(array is None for array in given):
+                return _autograd.attention(arguments, return_lse)
     forward_template(arguments, "attention").invoke(arguments.tensors, arguments.words, _ATTENTION)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Any, Callable, Literal, Mapping, Union
 
 from . import _abi
-from ._arrays import Array, NotAnArray, describe, root_module
+from ._arrays import Array, NotAnArray, element_of, root_module
 from ._library import check, library, take_text
 from .errors import InvalidArgument
 
@@ -84,13 +84,13 @@ def _checked_capture(name: str, value: Any) -> Capture:
     if root_module(value) == "torch" and value.is_neg():
         value = value.resolve_neg()  # its sign is a flag that DLPack does not carry
     try:
-        described = describe(value)
+        code, bits, _ = element_of(value)
     except NotAnArray as error:
         raise InvalidArgument(f"{name} {error}, or a number") from None
-    if (described.code, described.bits) == (2, 64):
+    if (code, bits) == (2, 64):
         warnings.warn(f"fovea: {name} has float64 elements, which formulas read as float32", stacklevel=4)
         return value.float() if root_module(value) == "torch" else value.astype("float32")
-    if (described.code, described.bits) not in _abi.DTYPE_NAMES:
+    if (code, bits) not in _abi.DTYPE_NAMES:
         raise InvalidArgument(f"{name} has a dtype that formulas cannot read; expected one of {', '.join(_abi.DTYPES)}")
     return value
 
@@ -126,10 +126,7 @@ class Program:
         self.scalar_names, self.scalars = tuple(scalars), tuple(float(value) for value in scalars.values())
         numbers = "".join(f"let {name} = {value!r}; " for name, value in scalars.items())
         self.text_with_numbers = numbers + self.text
-        slots = []
-        for name, value in tensors.items():
-            described = describe(value)
-            slots.append((name, described.code, described.bits, len(described.shape)))
+        slots = [(name, *element_of(value)) for name, value in tensors.items()]
         types = tuple((name, int(isinstance(value, float))) for name, value in scalars.items())
         self._handle = _handle_of(kind, self.text, tuple(slots), types)
 

@@ -1,106 +1,262 @@
-"""Attention as a node of PyTorch's graph: forward keeps lse, backward is `fovea_attention_backward`."""
+"""Attention as nodes of PyTorch's graph: reverse and forward mode, both of both, and batching by vmap.
+
+Forward keeps lse; a gradient is a node of its own where somebody may differentiate it, and its gradient takes the plain path in
+fp64, which `fovea_explain_double_backward` reports.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
-from .._attention import forward_template, lse_shape, run_backward
-from .._forward import FIELDS, Arguments
-from .._library import address_of
-from ..errors import InvalidArgument, Unsupported
+from .._forward import Arguments
+from ..errors import Unsupported
+from . import _derivatives, _ops, _vmap
+from ._derivatives import Call
 
-_ATTENTION = address_of("fovea_attention_forward")
-_OUT, _LSE, _ROW_MAX = (FIELDS.index(name) for name in ("out", "lse", "row_max"))
-_WRITTEN = {"out", "lse", "row_max"}
-GRADIENTS = {"q": "dq", "k": "dk", "v": "dv", "sinks": "dsinks"}
-CAPTURED_FIELDS = {"bias", "alibi"}
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_is_grad_enabled = torch.is_grad_enabled
 
 
-def _fields(arguments: Arguments) -> list[str]:
-    """The names of a call's tensors; what programs capture has "score:NAME" or "mask:NAME"."""
-    names = [name for index, name in enumerate(FIELDS) if arguments.key.present >> index & 1]
-    for kind, program in zip(("score", "mask"), arguments.kept):
-        names += [f"{kind}:{name}" for name in program.tensor_names] if program is not None else []
-    return names
+def _may_be_differentiated() -> bool:
+    return _is_grad_enabled() or _are_transforms_active() or forward_ad._current_level >= 0
 
 
-def _with_outputs(arguments: Arguments, inputs: tuple[Any, ...], names: list[str], out: Any, lse: Any) -> Arguments:
-    """The call of these inputs, which writes out and lse and nothing else."""
-    given = dict(zip(names, inputs))
-    given |= {"out": out, "lse": lse}
-    order = [name for name in FIELDS if name in given] + [name for name in names if ":" in name]
-    present = sum(1 << index for index, name in enumerate(FIELDS) if name in given)
-    return arguments._replace(
-        key=arguments.key._replace(present=present), tensors=tuple(given[name] for name in order)
-    )
+class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Functions of (call, words..., tensors...); a place of vmap is a call of its own."""
 
+    num_words = 0  # arguments between the call and the tensors
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """(arguments, names, *inputs) -> (out, lse)."""
+    @classmethod
+    def looped(cls, info: Any, in_dims: Sequence[Any], args: Sequence[Any]) -> Any:
+        first = 1 + cls.num_words
+        return _vmap.loop(cls, info, in_dims[first:], args[0], tuple(args[1:first]), args[first:])
 
     @staticmethod
-    def forward(arguments: Arguments, names: list[str], *inputs: Any) -> tuple[Any, Any]:
-        q, v = inputs[0], inputs[2]
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        lse = q.new_empty(lse_shape(tuple(q.shape), arguments.key.layout), dtype=torch.float32)
-        call = _with_outputs(arguments, inputs, names, out, lse)
-        forward_template(call, "attention").invoke(call.tensors, call.words, _ATTENTION)
-        return out, lse
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.call = inputs[0]
+
+
+class _Attention(_Node):
+    """(call, *inputs) -> (out, lse)."""
 
     @staticmethod
-    def setup_context(context: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
-        context.arguments, context.names, *tensors = inputs
-        context.set_materialize_grads(False)
-        context.save_for_backward(*tensors, *output)
+    def forward(call: Call, *inputs: Any) -> tuple[Any, Any]:
+        return _derivatives.forward(call, inputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
-    def backward(context: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        *inputs, out, lse = context.saved_tensors
-        names, needed = context.names, context.needs_input_grad[2:]
-        call = _with_outputs(context.arguments, tuple(inputs), names, out, lse)
-        wanted, captured = {}, {}
-        made: list[Any] = [None] * len(inputs)
-        for index, (name, tensor, is_needed) in enumerate(zip(names, inputs, needed)):
-            if not is_needed:
-                continue
-            made[index] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            if name in GRADIENTS:
-                wanted[GRADIENTS[name]] = made[index]
-            else:
-                captured[name.removeprefix("score:")] = made[index]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+        ctx.call, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        *inputs, out, lse = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
         if dout is None:
+            if dlse is None:
+                return (None,) * (1 + len(inputs))
             dout = torch.zeros_like(out)
-        run_backward(call, dout.resolve_neg(), None if dlse is None else dlse.resolve_neg(), wanted, captured)
-        return None, None, *made
+        if _may_be_differentiated():
+            made = iter(_Backward.apply(ctx.call, needed, dout, dlse, out, lse, *inputs))
+        else:
+            made = iter(_derivatives.backward(ctx.call, needed, dout, dlse, out, lse, inputs))
+        return None, *(next(made) if is_needed else None for is_needed in needed)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, Any]:
+        *inputs, out, lse = ctx.saved_tensors
+        given = tuple(x is not None for x in tangents)
+        return _Jvp.apply(ctx.call, given, out, lse, *inputs, *(x for x in tangents if x is not None))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        call, *inputs = args
+        if not _vmap.can_fold(call, in_dims[1:], inputs):
+            return _Attention.looped(info, in_dims, args)
+        results = _Attention.apply(call, *_vmap.fold(call, in_dims[1:], inputs, info.batch_size))
+        return tuple(_vmap.unfold(x, info.batch_size) for x in results), (0, 0)
 
 
-def _check(arguments: Arguments, names: list[str], inputs: list[Any]) -> None:
-    for name, tensor in zip(names, inputs):
-        if not tensor.requires_grad or name in GRADIENTS or name in CAPTURED_FIELDS or name.startswith("score:"):
-            continue
-        raise Unsupported(
-            f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it to "
-            "score_mod"
-        )
-    program = arguments.kept[0]
-    clash = CAPTURED_FIELDS & set(program.tensor_names if program is not None else ()) & set(names)
-    if clash:
-        name = clash.pop()
-        raise InvalidArgument(f"attention: {name} and an array of that name in score_mod; rename that of the program")
+class _Backward(_Node):
+    """(call, needed, dout, dlse or None, out, lse, *inputs) -> gradients by the inputs that are needed."""
+
+    num_words = 1
+
+    @staticmethod
+    def forward(call: Call, needed: tuple[bool, ...], dout: Any, dlse: Any, out: Any, lse: Any, *inputs: Any) -> tuple[Any, ...]:
+        return _derivatives.backward(call, needed, dout, dlse, out, lse, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.call, ctx.needed, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+        dout, dlse, out, lse, *inputs = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[6:]
+        if all(x is None for x in directions):
+            return (None,) * (6 + len(inputs))
+        grad_dout, grad_dlse, *made = _double_backward(ctx.call, ctx.needed, wanted, directions, dout, dlse, out, lse, inputs)
+        # Of all that depends on q, k and v; out and lse are not looked at.
+        return None, None, grad_dout, grad_dlse, None, None, *made
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, dout_tangent: Any, dlse_tangent: Any, ___: Any, ____: Any, *tangents: Any) -> tuple[Any, ...]:
+        dout, dlse, out, lse, *inputs = ctx.saved_tensors
+        # The Hessian is symmetric: along the inputs, gradients move by the gradient of themselves along the same direction.
+        moved: list[Any] = [torch.zeros_like(x) if is_needed else None for x, is_needed in zip(inputs, ctx.needed)]
+        if any(x is not None for x in tangents):
+            given = tuple(x is not None for x in tangents)
+            along = [x for x in tangents if x is not None]
+            _, _, *moved = _double_backward(ctx.call, given, ctx.needed, along, dout, dlse, out, lse, inputs)
+        if dout_tangent is not None or dlse_tangent is not None:
+            seed = torch.zeros_like(out) if dout_tangent is None else dout_tangent
+            made = iter(_Backward.apply(ctx.call, ctx.needed, seed, dlse_tangent, out, lse, *inputs))
+            moved = [x + next(made) if is_needed else None for x, is_needed in zip(moved, ctx.needed)]
+        return tuple(x for x in moved if x is not None)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        call, needed, dout, dlse, out, lse, *inputs = args
+        input_dims = in_dims[6:]
+        names = [name for name, is_needed in zip(call.kind.names, needed) if is_needed]
+        # A gradient by what sequences share would be summed over the places.
+        if not set(names) <= {"q", "k", "v"} or not _vmap.can_fold(call, input_dims, inputs):
+            return _Backward.looped(info, in_dims, args)
+        num_places = info.batch_size
+
+        def place_by_place(x: Any, dim: int | None) -> Any:
+            if x is None:
+                return None
+            x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+            return x.expand(num_places, *x.shape[1:]).reshape(num_places * x.shape[1], *x.shape[2:])
+
+        seeds = [place_by_place(x, dim) for x, dim in zip((dout, dlse, out, lse), in_dims[2:6])]
+        made = _Backward.apply(call, needed, *seeds, *_vmap.fold(call, input_dims, inputs, num_places))
+        return tuple(_vmap.unfold(x, num_places) for x in made), (0,) * len(made)
+
+
+def _double_backward(
+    call: Call, given: Sequence[bool], wanted: Sequence[bool], directions: Sequence[Any], dout: Any, dlse: Any, out: Any, lse: Any,
+    inputs: Sequence[Any],
+) -> list[Any]:  # fmt: skip
+    """Gradients by dout, by dlse (None where there is none) and by each of the inputs, None where it is not wanted.
+
+    `given` says of which inputs the directions are; a direction that is None is 0.
+    """
+    remaining = iter(directions)
+    along = [next(remaining) if is_given else None for is_given in given]
+    moves = tuple(x is not None for x in along)
+    tensors = (dout, dlse, out, lse, *inputs, *(x for x in along if x is not None))
+    made = list(_DoubleBackward.apply(call, moves, tuple(wanted), *tensors))
+    grad_dout = made.pop(0)
+    grad_dlse = None if dlse is None else made.pop(0)
+    rest = iter(made)
+    return [grad_dout, grad_dlse, *(next(rest) if is_wanted else None for is_wanted in wanted)]
+
+
+class _DoubleBackward(_Node):
+    """(call, moves, wanted, dout, dlse or None, out, lse, *inputs, *directions) -> gradients by dout, dlse, inputs."""
+
+    num_words = 2
+
+    @staticmethod
+    def forward(
+        call: Call, moves: tuple[bool, ...], wanted: tuple[bool, ...], dout: Any, dlse: Any, out: Any, lse: Any, *tensors: Any
+    ) -> tuple[Any, ...]:
+        inputs, given = tensors[: len(moves)], iter(tensors[len(moves) :])
+        directions = [next(given) if is_given else None for is_given in moves]
+        return _derivatives.double_backward(call, wanted, directions, dout, dlse, out, lse, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise Unsupported("attention: a gradient of a gradient of a gradient; expected two at most")
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise Unsupported("attention: a third derivative; expected two at most")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _DoubleBackward.looped(info, in_dims, args)
+
+
+class _Jvp(_Node):
+    """(call, given, out, lse, *inputs, *tangents) -> tangents of out and lse."""
+
+    num_words = 1
+
+    @staticmethod
+    def forward(call: Call, given: tuple[bool, ...], out: Any, lse: Any, *tensors: Any) -> tuple[Any, Any]:
+        inputs, tangents = _split(given, tensors)
+        return _derivatives.jvp(call, tangents, inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
+        ctx.call, ctx.given, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        out, lse, *tensors = ctx.saved_tensors
+        inputs, tangents = _split(ctx.given, tensors)
+        if dout is None and dlse is None:
+            return (None,) * (4 + len(tensors))
+        dout = torch.zeros_like(out) if dout is None else dout
+        wanted = ctx.needs_input_grad[4 : 4 + len(inputs)]
+        by_inputs: list[Any] = [None] * len(inputs)
+        if any(wanted):
+            along = [x for x in tangents if x is not None]
+            _, _, *by_inputs = _double_backward(ctx.call, ctx.given, wanted, along, dout, dlse, out, lse, inputs)
+        by_tangents = _Backward.apply(ctx.call, ctx.given, dout, dlse, out, lse, *inputs)
+        return None, None, None, None, *by_inputs, *by_tangents
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise Unsupported("attention: forward mode of forward mode; take one of the two derivatives in reverse mode")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _Jvp.looped(info, in_dims, args)
+
+
+def _split(given: tuple[bool, ...], tensors: Sequence[Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """Inputs, and a tangent or None for each."""
+    remaining = iter(tensors[len(given) :])
+    return tuple(tensors[: len(given)]), [next(remaining) if is_given else None for is_given in given]
+
+
+_num_modes = torch._C._len_torch_dispatch_stack
+
+
+def _autocast(arguments: Arguments) -> Arguments:
+    """q, k and v in the dtype that autocast chose, as those of PyTorch's own attention; bias, sinks and captures keep theirs."""
+    device = arguments.tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return arguments
+    dtype = torch.get_autocast_dtype(device)
+    cast = tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in arguments.tensors[:3])
+    return arguments._replace(tensors=cast + arguments.tensors[3:])
 
 
 def attention(arguments: Arguments, return_lse: bool) -> Any:
-    """The call with its gradients recorded. What programs capture must be PyTorch's too."""
-    names = _fields(arguments)
-    for name, tensor in zip(names, arguments.tensors):
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"attention: {name} is a {type(tensor).__name__} where gradients are recorded; expected a torch.Tensor")
-    kept = [(name, tensor) for name, tensor in zip(names, arguments.tensors) if name not in _WRITTEN]
-    inputs = [tensor for _, tensor in kept]
-    names = [name for name, _ in kept]
-    _check(arguments, names, inputs)
-    out, lse = _Attention.apply(arguments, names, *inputs)
+    """The call as PyTorch's graph, transforms, modes and casts want it. What programs capture must be PyTorch's too."""
+    if torch._C._is_any_autocast_enabled():
+        arguments = _autocast(arguments)
+    call, inputs = _derivatives.call_of(arguments), _derivatives.inputs_of(arguments)
+    _derivatives.check(call, inputs)
+    if _num_modes() and not _are_transforms_active():
+        out, lse = _ops.apply(call, inputs)
+    else:
+        out, lse = _Attention.apply(call, *inputs)
     return (out, lse) if return_lse else out

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from .. import _abi
-from .._attention import forward_template, lse_shape, run_backward
-from .._forward import FIELDS, Arguments, gather
-from .._library import address_of
+from .._attention import lse_shape
+from .._forward import FIELDS, gather
 from .._programs import Program, split_lets
 from ..errors import Unsupported
-from ._autograd import CAPTURED_FIELDS, GRADIENTS
+from . import _derivatives
+from ._derivatives import Call
 
-_ATTENTION = address_of("fovea_attention_forward")
 _FEATURES = (
     "str names, str score, str mask, bool causal, str align, int? left, int? right, float? scale, float? softcap, float p, int seed, "
     "int offset, str layout, bool deterministic"
@@ -38,16 +37,17 @@ def _program(kind: str, text: str, given: dict[str, Any]) -> Program | None:
     return Program(_abi.SCORE_MOD if kind == "score" else _abi.MASK_MOD, formula, captures, lets)
 
 
-def _arguments(
-    tensors: list[Any], out: Any, lse: Any, names: str, score: str, mask: str, causal: bool, align: str, left: int | None,
-    right: int | None, scale: float | None, softcap: float | None, p: float, seed: int, offset: int, layout: str, deterministic: bool,
-) -> Arguments:  # fmt: skip
+def _call(
+    tensors: list[Any], names: str, score: str, mask: str, causal: bool, align: str, left: int | None, right: int | None,
+    scale: float | None, softcap: float | None, p: float, seed: int, offset: int, layout: str, deterministic: bool,
+) -> tuple[Call, tuple[Any, ...]]:  # fmt: skip
+    """The call of an operator's arguments, and its inputs."""
     given = dict(zip(names.split(","), (tensor.resolve_neg() for tensor in tensors)))
     fields: dict[str, Any] = {name: given.get(name) for name in ("bias", "alibi", "mask", "sinks")}
     pairs = {name: (given.get(f"{name}_q"), given.get(f"{name}_kv")) for name in ("segments", "cu_seqlens")}
     q = given["q"]
-    return gather(
-        "attention", q, given["k"], given["v"], out, lse, **fields,
+    arguments = gather(
+        "attention", q, given["k"], given["v"], None, None, **fields,
         segment_ids=pairs["segments"] if pairs["segments"][0] is not None else None,
         cu_seqlens=pairs["cu_seqlens"] if pairs["cu_seqlens"][0] is not None else None,
         score_mod=_program("score", score, given), mask_mod=_program("mask", mask, given), causal=causal, align=align,
@@ -55,6 +55,7 @@ def _arguments(
         dropout=(p, seed, offset) if p else None, layout=layout, deterministic=deterministic,
         stream=torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0,
     )  # fmt: skip
+    return _derivatives.call_of(arguments), _derivatives.inputs_of(arguments)
 
 
 def _outputs(tensors: list[Any], layout: str) -> tuple[Any, Any]:
@@ -64,10 +65,7 @@ def _outputs(tensors: list[Any], layout: str) -> tuple[Any, Any]:
 
 
 def _forward(tensors: list[Any], *features: Any) -> tuple[Any, Any]:
-    out, lse = _outputs(tensors, features[-2])
-    call = _arguments(tensors, out, lse, *features)
-    forward_template(call, "attention").invoke(call.tensors, call.words, _ATTENTION)
-    return out, lse
+    return _derivatives.forward(*_call(tensors, *features))
 
 
 def _fake_forward(tensors: list[Any], *features: Any) -> tuple[Any, Any]:
@@ -83,14 +81,8 @@ def _fake_backward(
 def _backward(
     dout: Any, dlse: Any, out: Any, lse: Any, tensors: list[Any], wanted: list[bool], *features: Any
 ) -> list[Any]:
-    made = _fake_backward(dout, dlse, out, lse, tensors, wanted)
-    names = [name for name, is_wanted in zip(features[0].split(","), wanted) if is_wanted]
-    pairs = list(zip(names, made))
-    gradients = {GRADIENTS[name]: gradient for name, gradient in pairs if name in GRADIENTS}
-    captured = {name.removeprefix("score:"): gradient for name, gradient in pairs if name not in GRADIENTS}
-    call = _arguments(tensors, out, lse, *features)
-    run_backward(call, dout.resolve_neg(), None if dlse is None else dlse.resolve_neg(), gradients, captured)
-    return made
+    call, inputs = _call(tensors, *features)
+    return list(_derivatives.backward(call, wanted, dout, dlse, out, lse, inputs))
 
 
 for _device in ("CPU", "CUDA"):
@@ -105,14 +97,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -
     ctx.save_for_backward(*tensors, *output)
 
 
-def _has_gradient(name: str) -> bool:
-    return name in GRADIENTS or name in CAPTURED_FIELDS or name.startswith("score:")
-
-
 def _differentiate(context: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
     *tensors, out, lse = context.saved_tensors
     names = context.features[0].split(",")
-    wanted = [_has_gradient(name) and tensor.is_floating_point() for name, tensor in zip(names, tensors)]
+    wanted = [_derivatives.has_derivative(name) and tensor.is_floating_point() for name, tensor in zip(names, tensors)]
     dout = torch.zeros_like(out) if dout is None else dout
     made = iter(torch.ops.fovea.attention_backward(dout, dlse, out, lse, tensors, wanted, *context.features))
     gradients = [next(made) if is_wanted else None for is_wanted in wanted]
@@ -165,3 +153,14 @@ def attention(
         deterministic,
     )  # fmt: skip
     return (out, lse) if return_lse else out
+
+
+def apply(call: Call, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The operator of a call, for modes that watch operators: fake tensors, tracers, selective checkpoints."""
+    key, (score, mask) = call.kind.key, call.programs
+    left, right = (None, None) if key.window is None else key.window
+    seed, offset = call.words[:2]
+    return torch.ops.fovea.attention(  # type: ignore[no-any-return]
+        list(inputs), ",".join(call.kind.names), score.text_with_numbers if score else "", mask.text_with_numbers if mask else "",
+        key.causal, key.align, left, right, key.scale, key.softcap, key.dropout_p, seed, offset, key.layout, key.deterministic,
+    )  # fmt: skip

@@ -155,6 +155,83 @@ def test_refusals_name_the_argument() -> None:
         fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: weights[j] > 0)
     with pytest.raises(fovea.InvalidArgument, match="score:t is a ndarray"):
         fovea.attention(q, k, v, score_mod=fovea.score_mod("score + t[q_head]", t=np.zeros(4, np.float32)))
-    with pytest.raises(RuntimeError, match="once_differentiable|twice|does not require grad"):
-        (dq,) = torch.autograd.grad(fovea.attention(q, k, v).sum(), q, create_graph=True)
-        dq.sum().backward()
+
+
+# ---- What PyTorch's modes ask for ----
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_chooses_the_dtype_as_for_pytorchs_own(dtype) -> None:
+    q, k, v = inputs()
+    bias = leaf(torch.zeros(33, 70))
+    with torch.autocast("cpu", dtype):
+        out = fovea.attention(q, k.bfloat16(), v, bias=bias)
+        given = torch.empty(2, 33, 4, 24)
+        with torch.no_grad():
+            fovea.attention(q, k, v, out=given)  # `out` says its dtype itself
+    assert out.dtype == dtype
+    out.float().sum().backward()
+    assert [x.grad.dtype for x in (q, v, bias)] == [torch.float32] * 3
+    low = [x.detach().to(dtype) for x in (q, k.bfloat16(), v)]
+    assert torch.equal(out, fovea.attention(*low, bias=bias.detach())) and torch.equal(given, fovea.attention(q, k, v))
+    with torch.autocast("cpu", dtype), torch.autocast("cpu", enabled=False):
+        assert fovea.attention(q, k, v).dtype == torch.float32
+
+
+def test_deterministic_mode_is_honoured(monkeypatch) -> None:
+    from fovea import _attention
+
+    seen, template = [], _attention.forward_template
+    monkeypatch.setattr(_attention, "forward_template", lambda *args: seen.append(args[0].key.deterministic) or template(*args))
+    q, k, v = (x.detach() for x in inputs())
+    fovea.attention(q, k, v, deterministic=False)
+    torch.use_deterministic_algorithms(True)
+    try:
+        fovea.attention(q, k, v, deterministic=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_of_dropout(use_reentrant) -> None:
+    q, k, v = inputs()
+
+    def layer(*tensors):
+        return fovea.attention(*tensors, causal=True, dropout=(0.3, 5)).sin()
+
+    expected = torch.autograd.grad(layer(q, k, v).sum(), [q, k, v])
+    torch.utils.checkpoint.checkpoint(layer, q, k, v, use_reentrant=use_reentrant).sum().backward()
+    for tensor, gradient in zip((q, k, v), expected):
+        assert torch.equal(tensor.grad, gradient)
+
+
+def test_modes_see_an_operator() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = inputs()
+    program = fovea.score_mod("score * scale + s[q_head]", s=torch.ones(4), scale=0.5)
+    features = {"causal": True, "score_mod": program, "window": (9, None), "sinks": torch.zeros(4), "dropout": (0.1, 3)}
+    expected = fovea.attention(q, k, v, **features)
+    with Watch():
+        out = fovea.attention(q, k, v, **features)
+    assert torch.equal(out, expected) and any("fovea.attention" in name for name in seen)
+    got, wanted = (torch.autograd.grad(x.square().sum(), [q, k, v]) for x in (out, expected))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, wanted))
+
+
+def test_fake_tensors_have_shapes() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        q, k, v = (torch.empty(x.shape) for x in inputs())
+        table = torch.empty(4)
+        out, lse = fovea.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[h], return_lse=True)
+    assert tuple(out.shape) == (2, 33, 4, 24) and tuple(lse.shape) == (2, 4, 33)
