@@ -184,6 +184,8 @@ class _Graph:
 
 
 def _is_array(value: Any) -> bool:
+    if isinstance(value, slice):  # Dynamo asks no slice for attributes
+        return False
     return hasattr(value, "shape") and (hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"))
 
 
@@ -926,7 +928,7 @@ def call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @functools.lru_cache(maxsize=None)
-def _torch_mode() -> Any:
+def torch_mode() -> Any:
     """The mode that sees `tensor[symbol]`; None where PyTorch is not imported."""
     from torch.overrides import TorchFunctionMode
 
@@ -1102,11 +1104,25 @@ def trace(kind: int, function: Callable[..., Any]) -> Program:
         raise _located(error, function, word, text) from None
 
 
+def trace_in_graph(kind: int, function: Callable[..., Any], mode: Any) -> tuple[str, dict[str, Array]]:
+    """The formula of a callable and what it reads, while PyTorch compiles a graph: Dynamo follows each of its steps.
+
+    Arrays are PyTorch's alone, and have no names of the caller's. `mode` is what `torch_mode` gave before: no class is made in a graph.
+    """
+    graph = _Graph()
+    arguments = [graph.variable(name) for name in (_SCORE_NAMES if kind == _abi.SCORE_MOD else _SCORE_NAMES[1:])]
+    with mode():
+        result = function(*arguments)
+    symbol = _result(graph, kind, result)
+    lets, formula = graph.text(symbol)
+    return "".join(f"let {name} = {part}; " for name, part in lets) + formula, graph.captures_of(symbol)
+
+
 def _call(graph: _Graph, function: Callable[..., Any], arguments: list[Symbol]) -> Any:
     rebound = _Rebinder(graph).value(function)
     if "torch" not in sys.modules:
         return rebound(*arguments)
-    with _torch_mode()():
+    with torch_mode()():
         return rebound(*arguments)
 
 

@@ -112,7 +112,7 @@ def _table_of(num_blocks: Any, indices: Any) -> Any:
     return table.scatter_(-1, columns, True)[..., :-1].contiguous()
 
 
-def _program_of(mask: Any) -> Program:
+def _program_of(mask: Any) -> Any:
     """PyTorch's BlockMask: a pair is visible in a full block, and in a partial one where its mask_mod says so."""
     rows, columns = mask.BLOCK_SIZE
     partial = _table_of(mask.kv_num_blocks, mask.kv_indices)
@@ -124,10 +124,10 @@ def _program_of(mask: Any) -> Program:
         seen = partial[place] & mask.mask_mod(b, h, q_idx, kv_idx)
         return seen if full is None else full[place] | seen
 
-    return make_mask_mod(visible)
+    return visible if torch.compiler.is_compiling() else make_mask_mod(visible)
 
 
-def _mask_of(block_mask: Any, q_len: int, kv_len: int) -> Program | None:
+def _mask_of(block_mask: Any, q_len: int, kv_len: int) -> Any:
     if block_mask is None:
         return None
     expected = tuple(int(length) for length in block_mask.seq_lengths)

@@ -14,6 +14,7 @@ from .. import _abi
 from .._attention import lse_shape
 from .._forward import FIELDS, gather
 from .._programs import Program, split_lets
+from .._trace import torch_mode, trace_in_graph
 from ..errors import Unsupported
 from . import _derivatives
 from ._derivatives import Call
@@ -46,6 +47,8 @@ def _call(
     fields: dict[str, Any] = {name: given.get(name) for name in ("bias", "alibi", "mask", "sinks")}
     pairs = {name: (given.get(f"{name}_q"), given.get(f"{name}_kv")) for name in ("segments", "cu_seqlens")}
     q = given["q"]
+    if "dropout_seed" in given:
+        seed, offset = given["dropout_seed"], given["dropout_offset"]
     arguments = gather(
         "attention", q, given["k"], given["v"], None, None, **fields,
         segment_ids=pairs["segments"] if pairs["segments"][0] is not None else None,
@@ -110,44 +113,88 @@ def _differentiate(context: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
 torch.library.register_autograd("fovea::attention", _differentiate, setup_context=_setup_context, lib=_library)
 
 
+def _at_each_place(operator: Any) -> Any:
+    """What vmap does with an operator in a graph: a call for each place."""
+
+    def call(info: Any, in_dims: Any, *args: Any) -> Any:
+        def part(value: Any, dims: Any, place: int) -> Any:
+            if isinstance(value, list):
+                return [part(x, dim, place) for x, dim in zip(value, dims if isinstance(dims, (list, tuple)) else [dims] * len(value))]
+            return value if dims is None else value.select(dims, place)
+
+        results = [operator(*(part(x, dims, place) for x, dims in zip(args, in_dims))) for place in range(info.batch_size)]
+        stacked = [torch.stack(column) for column in zip(*results)]
+        return (stacked, [0] * len(stacked)) if isinstance(results[0], list) else (tuple(stacked), (0,) * len(stacked))
+
+    return call
+
+
+if hasattr(torch.library, "register_vmap"):  # PyTorch 2.5 and newer
+    torch.library.register_vmap("fovea::attention", _at_each_place(torch.ops.fovea.attention), lib=_library)
+    torch.library.register_vmap("fovea::attention_backward", _at_each_place(torch.ops.fovea.attention_backward), lib=_library)
+
+
+_MODE = torch_mode()
+# Where Dynamo follows operators on objects of a user's class.
+_FOLLOWS_SYMBOLS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 9)
+
+
+def _text_and_captures(kind: str, source: Any) -> tuple[str, dict[str, Any]]:
+    """Of a text, a program, or a callable, which is traced as a part of the graph."""
+    if isinstance(source, str):
+        return source, {}
+    if isinstance(source, Program):
+        return source.text_with_numbers, dict(zip(source.tensor_names, source.tensors))
+    if not _FOLLOWS_SYMBOLS:
+        raise Unsupported(
+            f"attention: {kind}_mod is a callable in a graph of PyTorch {torch.__version__}; expected 2.9 or newer, or a program made "
+            f"before, with fovea.{kind}_mod(...)"
+        )
+    return trace_in_graph(_abi.SCORE_MOD if kind == "score" else _abi.MASK_MOD, source, _MODE)
+
+
+def _joined_masks(mask: Any, mask_mod: Any) -> Any:
+    if isinstance(mask, Program) or isinstance(mask_mod, (Program, str)):
+        raise Unsupported("attention: mask and mask_mod are both programs in a compiled graph; join them before, with &")
+    return lambda b, h, q_idx, kv_idx: mask(b, h, q_idx, kv_idx) & mask_mod(b, h, q_idx, kv_idx)
+
+
 def attention(
     q: Any, k: Any, v: Any, *, causal: bool, align: str, window: Any, scale: float | None, softcap: float | None, bias: Any,
     alibi: Any, score_mod: Any, mask: Any, mask_mod: Any, segment_ids: Any, cu_seqlens: Any, sinks: Any, dropout: Any,
     return_lse: bool, layout: str, deterministic: bool,
 ) -> Any:  # fmt: skip
-    """`fovea.attention` where a graph is compiled: programs were made before, outside of it."""
-    for name, program in (("score_mod", score_mod), ("mask_mod", mask_mod)):
-        if program is not None and not isinstance(program, (Program, str)):
-            raise Unsupported(
-                f"attention: {name} is a callable in a compiled graph; make a program of it before, with fovea.{name}(...)"
-            )
+    """`fovea.attention` where a graph is compiled: all of it becomes one operator, with programs as texts."""
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     names, tensors = ["q", "k", "v"], [q, k, v]
     score_text = mask_text = ""
-    dense = None if isinstance(mask, Program) else mask
+    is_formula = isinstance(mask, Program) or callable(mask)
     segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, None)
     offsets = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
-    optional = (bias, alibi, dense, segments[0], segments[1], sinks, offsets[0], offsets[1])
+    p, seed, offset = (0.0, 0, 0) if dropout is None else (*dropout, 0)[:3]
+    seeds = (None, None)
+    if isinstance(seed, torch.Tensor):
+        seeds, seed, offset = (seed, offset), 0, 0
+    optional = (bias, alibi, None if is_formula else mask, segments[0], segments[1], sinks, offsets[0], offsets[1], *seeds)
     for name, tensor in zip(FIELDS[6:], optional):
         if tensor is not None:
             names.append(name)
             tensors.append(tensor)
-    if isinstance(score_mod, str):
-        score_text = score_mod
-    elif score_mod is not None:
-        score_text = score_mod.text_with_numbers
-        names += [f"score:{name}" for name in score_mod.tensor_names]
-        tensors += score_mod.tensors
-    if isinstance(mask, Program) and mask_mod is not None:
-        raise Unsupported("attention: mask and mask_mod are both programs in a compiled graph; join them before, with &")
-    seen = mask if isinstance(mask, Program) else mask_mod
-    if isinstance(seen, str):
-        mask_text = seen
-    elif seen is not None:
-        mask_text = seen.text_with_numbers
-        names += [f"mask:{name}" for name in seen.tensor_names]
-        tensors += seen.tensors
+    if score_mod is not None:
+        score_text, captures = _text_and_captures("score", score_mod)
+        names += [f"score:{name}" for name in captures]
+        tensors += captures.values()
+    seen = mask if is_formula else mask_mod
+    if is_formula and mask_mod is not None:
+        seen = _joined_masks(mask, mask_mod)
+    if seen is not None:
+        mask_text, captures = _text_and_captures("mask", seen)
+        names += [f"mask:{name}" for name in captures]
+        tensors += captures.values()
     left, right = (None, None) if window is None else window
-    p, seed, offset = (0.0, 0, 0) if dropout is None else (*dropout, 0)[:3]
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     out, lse = torch.ops.fovea.attention(
         tensors, ",".join(names), score_text, mask_text, causal, align, left, right, scale, softcap, p, seed, offset, layout,
         deterministic,

@@ -7,14 +7,18 @@ from typing import Any
 import torch
 
 from .._attention import attention, attention_backward
+from .._forward import Dropout
 from ..errors import InvalidArgument, Unsupported
 
 _NAME = "Fovea"
 
 
-def _random_dropout(p: float) -> tuple[float, int] | None:
-    """Of PyTorch's generator of the host, so that torch.manual_seed repeats it."""
-    return (p, int(torch.randint(0, 2**62, ()).item())) if p else None
+def random_dropout(p: float, like: Any) -> Dropout | None:
+    """Of PyTorch's generator on the device of `like`, so that torch.manual_seed repeats it; it stays there, so that a captured graph draws anew."""
+    if not p:
+        return None
+    seed = torch.randint(0, 2**62, (1,), dtype=torch.int64, device=like.device)
+    return Dropout(p, seed, torch.zeros_like(seed))
 
 
 def _broadcast_batch(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, tuple[int, ...]]:
@@ -87,7 +91,7 @@ def scaled_dot_product_attention(
         else:
             bias = shaped
     out = attention(
-        q, k, v, causal=is_causal, align="top_left", scale=scale, mask=mask, bias=bias, dropout=_random_dropout(dropout_p),
+        q, k, v, causal=is_causal, align="top_left", scale=scale, mask=mask, bias=bias, dropout=random_dropout(dropout_p, q),
         layout="bhsd",
     )  # fmt: skip
     return out.reshape(*leading, *out.shape[-2:]) if leading else out.reshape(out.shape[-2:])

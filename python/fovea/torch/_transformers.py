@@ -6,7 +6,7 @@ from typing import Any
 
 from .._attention import attention
 from ..errors import Unsupported
-from ._sdpa import _random_dropout
+from ._sdpa import random_dropout
 
 _NAME = "fovea"
 
@@ -33,7 +33,7 @@ def _forward(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = attention(
         q, k, v, causal=is_causal, align="top_left", scale=scaling, softcap=softcap, bias=bias, mask=mask,
-        sinks=None if s_aux is None else s_aux.float(), dropout=_random_dropout(dropout),
+        sinks=None if s_aux is None else s_aux.float(), dropout=random_dropout(dropout, query),
     )  # fmt: skip
     return out, None
 

@@ -1,11 +1,14 @@
 """fovea.attention in compiled graphs, and the operators that it becomes there."""
 
+import shutil
+
 import pytest
 
 import fovea
 
 torch = pytest.importorskip("torch")
 import fovea.torch  # noqa: E402
+import trace_test  # noqa: E402
 from sdpa_test import has_place, tensors  # noqa: E402
 
 SHAPES = ((2, 33, 4, 16), (2, 70, 2, 16), (2, 70, 2, 24))
@@ -88,11 +91,196 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator.default, seen[0])
 
 
-@pytest.mark.skipif(not has_place, reason="an old Dynamo stops before our refusal, with one of its own")
-def test_callables_in_a_graph_are_refused_by_name() -> None:
+# ---- Callables, which are traced as parts of the graph ----
+
+follows = fovea.torch._ops._FOLLOWS_SYMBOLS
+in_graph = pytest.mark.skipif(not follows, reason="this PyTorch's Dynamo follows no symbols")
+
+
+@pytest.mark.skipif(follows, reason="this PyTorch's Dynamo follows them")
+def test_callables_in_a_graph_of_an_old_pytorch_are_refused_by_name() -> None:
     torch._dynamo.reset()
-    call = torch.compile(
-        lambda q, k, v: fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j), backend="eager", fullgraph=True
-    )
-    with pytest.raises(Exception, match="fovea.mask_mod"):
+    call = torch.compile(lambda q, k, v: fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="fovea.mask_mod|Unsupported"):
         call(*tensors(*SHAPES))
+
+
+ALL = [("mask_mod", name) for name in trace_test.MASKS] + [("score_mod", name) for name in trace_test.SCORES]
+
+
+@in_graph
+@pytest.mark.parametrize("first", range(0, len(ALL), 11))
+def test_callables_that_trace_do_so_in_graphs(first: int, route: str) -> None:
+    if route == "ctypes":
+        pytest.skip("the graph is the same")
+    torch._dynamo.reset()
+    chosen = ALL[first : first + 11]
+    batch, heads, seqlen_q, seqlen_kv = trace_test.B, trace_test.H, trace_test.Q, trace_test.KV
+    given = tensors(*((batch, length, heads, 8) for length in (seqlen_q, seqlen_kv, seqlen_kv)))
+
+    def call(q, k, v):
+        return [fovea.attention(q, k, v, **{kind: (trace_test.MASKS if kind == "mask_mod" else trace_test.SCORES)[name]}) for kind, name in chosen]
+
+    for case, got, expected in zip(chosen, torch.compile(call, backend="eager", fullgraph=True)(*given), call(*given)):
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num()), case
+
+
+class Layer(torch.nn.Module):
+    """What callables enclose in models: parameters, buffers, attributes, a tensor of the call, each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.nn.Parameter(tensors((4,))[0])
+        self.temperature = torch.nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("table", tensors((4, 200))[0])
+        self.reach = 9
+
+    def forward(self, q, k, v, ids):
+        def near(b, h, i, j):
+            return i - j < self.reach
+
+        def together(*masks):
+            def joined(b, h, i, j):
+                seen = b.new_ones((), dtype=torch.bool)
+                for mask in masks:
+                    seen = seen & mask(b, h, i, j)
+                return seen
+
+            return joined
+
+        return fovea.attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: s * self.temperature + self.slopes[h] * (j - i) + self.table[h][i],
+            mask_mod=together(near, together(lambda b, h, i, j: ids[b, i] <= ids[b, j])),
+        )  # fmt: skip
+
+
+def layer_inputs(length: int, seed: int):
+    seeds = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, length, heads, 8, generator=seeds).requires_grad_() for heads in (4, 2, 2))
+    return q, k, v, torch.randint(0, 3, (2, length), generator=seeds, dtype=torch.int32)
+
+
+@in_graph
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_closures_learn_and_compile_once(backend: str) -> None:
+    torch._dynamo.reset()
+    layer = Layer()
+    graphs = []
+
+    def count(graph, examples):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend(backend)(graph, examples)
+
+    compiled = torch.compile(layer, backend=count, fullgraph=True, dynamic=True)
+    for length, seed in ((20, 1), (20, 2), (37, 3), (64, 4)):
+        given = layer_inputs(length, seed)
+        results = []
+        for function in (layer, compiled):
+            out = function(*given)
+            results.append((out, *torch.autograd.grad(out.square().sum(), [*given[:3], layer.slopes, layer.temperature])))
+        for got, expected in zip(results[1], results[0]):
+            assert torch.equal(got, expected)
+    assert len(graphs) == 1
+
+
+@in_graph
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_flex_attention_in_graphs(whose: str) -> None:
+    from torch.nn.attention import flex_attention as theirs
+
+    torch._dynamo.reset()
+    given = tensors(*((2, 4, 150, 16),) * 3)
+    maker = fovea.torch.create_block_mask if whose == "ours" else theirs.create_block_mask
+    block_mask = maker(lambda b, h, i, j: (i >= j) & (i - j < 70), None, None, 150, 150, device="cpu")
+
+    def call(q, k, v):
+        return fovea.torch.flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + SLOPES[h] * (j - i), block_mask=block_mask)
+
+    assert torch.equal(torch.compile(call, backend="aot_eager", fullgraph=True)(*given), call(*given))
+
+
+def test_dropout_is_drawn_anew_in_each_run_of_a_graph() -> None:
+    torch._dynamo.reset()
+    given = [x.requires_grad_() for x in tensors(*((2, 4, 33, 16),) * 3)]
+    compiled = torch.compile(
+        lambda q, k, v: fovea.torch.scaled_dot_product_attention(q, k, v, dropout_p=0.5), backend="aot_eager", fullgraph=True
+    )
+    torch.manual_seed(3)
+    first, second = compiled(*given), compiled(*given)
+    torch.manual_seed(3)
+    again = compiled(*given)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+    (dv,) = torch.autograd.grad(first, given[2], torch.ones_like(first))
+    assert torch.allclose((dv * given[2]).sum(), first.sum(), rtol=1e-4)  # linear in v, with the keys that forward kept
+
+
+def test_seeds_in_memory() -> None:
+    torch._dynamo.reset()
+    given = tensors(*SHAPES)
+    seed, offset = torch.tensor([5]), torch.tensor([0])
+
+    def call(q, k, v, seed):
+        return fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, seed, offset))
+
+    expected = fovea.attention(*given, dropout=(0.5, 5))
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    assert torch.equal(call(*given, seed), expected) and torch.equal(compiled(*given, seed), expected)
+    assert not torch.equal(compiled(*given, seed + 1), expected)
+
+
+def test_autocast_in_a_graph() -> None:
+    torch._dynamo.reset()
+    given = tensors(*SHAPES)
+
+    def call(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            return fovea.attention(q, k, v, causal=True)
+
+    got = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, call(*given))
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler here")
+def test_inductor(route: str) -> None:
+    if route == "ctypes":
+        pytest.skip("the graph is the same")
+    torch._dynamo.reset()
+    layer = Layer() if follows else None
+
+    def call(q, k, v, ids):
+        x = fovea.attention(q.sin(), k, v, causal=True, window=(9, 0))
+        return (x if layer is None else x + layer(q, k, v, ids)).relu()
+
+    given = layer_inputs(20, 1)
+    compiled = torch.compile(call, backend="inductor", fullgraph=True, dynamic=True)
+    for mine, theirs in zip(*([out, *torch.autograd.grad(out.sum(), given[:3])] for out in (compiled(*given), call(*given)))):
+        assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+class Exported(torch.nn.Module):
+    def forward(self, q, k, v):
+        return fovea.attention(q, k, v, causal=True, score_mod=ALIBI) * 2
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool, tmp_path) -> None:
+    torch._dynamo.reset()
+    length = torch.export.Dim("length", min=2, max=500)
+    shapes = ({1: length},) * 3
+    exported = torch.export.export(Exported(), tuple(tensors(*((2, 40, 4, 16),) * 3)), dynamic_shapes=shapes, strict=strict)
+    torch.export.save(exported, str(tmp_path / "model.pt2"))
+    loaded = torch.export.load(str(tmp_path / "model.pt2")).module()
+    given = tensors(*((2, 71, 4, 16),) * 3)
+    assert torch.equal(loaded(*given), Exported()(*given))
+
+
+@pytest.mark.skipif(not has_place, reason="an old PyTorch has no batching of operators here")
+def test_vmap_in_a_graph() -> None:
+    torch._dynamo.reset()
+    q, k, v = (torch.stack([x, -x]) for x in tensors(*SHAPES))
+
+    def call(q, v):
+        return torch.func.vmap(lambda q, v: fovea.attention(q, k[0], v, causal=True, return_lse=True))(q, v)
+
+    for got, expected in zip(torch.compile(call, backend="aot_eager", fullgraph=True)(q, v), call(q, v)):
+        assert torch.equal(got, expected)
