@@ -59,6 +59,7 @@ class TensorSpec:
 
     @property
     def ndim(self) -> int:
+        """How many dimensions there are."""
         return len(self.shape)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from . import _abi
 from ._arrays import Array, Framework, NotAnArray, TensorSpec, check_writable, describe, framework_of
@@ -406,6 +406,14 @@ def _options(max_seqlen_q: int, max_seqlen_kv: int, num_threads: int) -> Any:
     )
 
 
+@overload
+def explain(
+    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., as_json: Literal[False] = ..., **features: Any
+) -> str: ...
+@overload
+def explain(
+    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., as_json: Literal[True], **features: Any
+) -> dict[str, Any]: ...
 def explain(
     q: Array,
     k: Array,
@@ -415,7 +423,7 @@ def explain(
     max_seqlen_kv: int = 0,
     as_json: bool = False,
     **features: Any,
-) -> Any:
+) -> str | dict[str, Any]:
     """What a call of `attention` would run, and why: kernel, tiles, work, memory, and each refused kernel's reason.
 
     Parameters
@@ -443,7 +451,14 @@ def explain(
     text = take_text(
         "fovea_explain", bound.address, _options(max_seqlen_q, max_seqlen_kv, 0), _abi.JSON if as_json else _abi.TEXT
     )
-    return json.loads(text) if as_json else text
+    return _answer(text, as_json)
+
+
+def _answer(text: str, as_json: bool) -> str | dict[str, Any]:
+    if not as_json:
+        return text
+    answer: dict[str, Any] = json.loads(text)
+    return answer
 
 
 class Plan:
@@ -525,10 +540,14 @@ class Plan:
         array = framework.empty(q, (self.workspace_bytes + _ALIGNMENT,), "u8")
         return array, _aligned(describe(array).address)
 
-    def explain(self, as_json: bool = False) -> Any:
-        """What was decided and why, as `explain`."""
+    @overload
+    def explain(self, as_json: Literal[False] = ...) -> str: ...
+    @overload
+    def explain(self, as_json: Literal[True]) -> dict[str, Any]: ...
+    def explain(self, as_json: bool = False) -> str | dict[str, Any]:
+        """What was decided and why, as `explain`: a page, or a dict."""
         text = take_text("fovea_plan_explain", self._handle, _abi.JSON if as_json else _abi.TEXT)
-        return json.loads(text) if as_json else text
+        return _answer(text, as_json)
 
 
 _ALIGNMENT = 256
@@ -595,7 +614,12 @@ def plan(
 
 
 def describe_library() -> dict[str, Any]:
-    """This machine and this library: instruction sets, GPUs, where kernels come from, what each operation takes, limits."""
-    text = take_text("fovea_describe")
-    answer: dict[str, Any] = json.loads(text)
+    """This machine and this library: instruction sets, GPUs, where kernels come from, what each operation takes, limits.
+
+    Returns
+    -------
+    dict
+        What `fovea doctor --json` prints: "fovea", "targets", "threads", "cuda", "operations", "limits" and more.
+    """
+    answer: dict[str, Any] = json.loads(take_text("fovea_describe"))
     return answer

@@ -17,6 +17,7 @@ from ._forward import Arguments, MaskMod, add_forward, gather
 from ._library import check, take_text
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
+_COLOURS = ("#e8e8e8", "#f49d41", "#2b5ea7")  # of legends; pictures have an empty tile white
 
 
 class Counts(NamedTuple):
@@ -130,7 +131,18 @@ class BlockMap:
 
     def _repr_html_(self) -> str:
         picture = base64.b64encode(self.png(max_size=512)).decode()
-        return f'<p>{self!r}</p><img src="data:image/png;base64,{picture}" style="image-rendering: pixelated">'
+        total = max(len(self._kinds), 1)
+        legend = " ".join(
+            f'<span style="color: {colour}">&#9632;</span> {name} {count} ({count / total:.1%})'
+            for name, colour, count in zip(("empty", "partial", "full"), _COLOURS, self.counts)
+        )
+        sequences, heads, rows, columns = self.shape
+        shown = "" if sequences * heads <= 1 else f"; the first of {sequences} sequences and {heads} heads is shown"
+        return (
+            f'<div><img src="data:image/png;base64,{picture}" '
+            'style="image-rendering: pixelated; border: 1px solid #bbb; min-width: 256px" alt="tiles of the score matrix">'
+            f"<p>{legend}<br>{rows} x {columns} tiles of {self.tile_q} queries (down) x {self.tile_kv} keys (across){shown}</p></div>"
+        )
 
 
 def _longest(offsets: Any) -> int:

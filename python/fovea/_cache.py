@@ -96,6 +96,11 @@ def kv_cache(
     -------
     KvCache
         All lengths 0.
+
+    Raises
+    ------
+    InvalidArgument
+        `like` is an array of JAX, whose arrays cannot be written, or `page_size` is below 1.
     """
     framework = framework_of(like, "kv_cache", "like")
     if framework.name == "jax":

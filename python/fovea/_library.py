@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from . import _abi
+from ._files import installed
 from .errors import FoveaError, error_of
 
 #: The file of another build, for developers: it wins over the library beside this package.
@@ -20,7 +21,7 @@ def path() -> pathlib.Path:
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return pathlib.Path(chosen)
-    return pathlib.Path(__file__).with_name("lib") / _NAME
+    return installed("lib", _NAME) or pathlib.Path(__file__).with_name("lib") / _NAME
 
 
 def _load() -> ctypes.CDLL:

@@ -132,6 +132,7 @@ class Program:
 
     @property
     def kind(self) -> str:
+        """ "score_mod" or "mask_mod"."""
         return _KIND_NAMES[self._kind]
 
     @property
@@ -329,12 +330,44 @@ def _count(value: int, name: str, function: str, least: int) -> int:
 
 
 def causal(align: Align = "bottom_right") -> Program:
-    """``kv_idx <= q_idx + (seqlen_kv - seqlen_q)``; top_left: ``kv_idx <= q_idx``."""
+    """A query sees the keys up to its own position: ``kv_idx <= pos``.
+
+    Parameters
+    ----------
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `align` is another word.
+    """
     return mask_mod(f"kv_idx <= {_position(align, 'causal')}")
 
 
 def window(left: int | None, right: int | None, align: Align = "bottom_right") -> Program:
-    """``kv_idx >= pos - left && kv_idx <= pos + right``, `pos` the aligned query position; None leaves a side open."""
+    """A query sees the keys near its position: ``kv_idx >= pos - left && kv_idx <= pos + right``.
+
+    Parameters
+    ----------
+    left, right : int or None
+        Both ends are visible; None leaves a side open.
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        A side is negative or no whole number, or `align` is another word.
+    """
     position = _position(align, "window")
     parts, captures = [], {}
     if left is not None:
@@ -346,43 +379,124 @@ def window(left: int | None, right: int | None, align: Align = "bottom_right") -
     return mask_mod(" && ".join(parts) or "true", **captures)
 
 
-def documents(segments_q: Array, segments_kv: Array | None = None) -> Program:
-    """``segments_q[batch, q_idx] == segments_kv[batch, kv_idx] && segments_q[batch, q_idx] != -1``.
+def documents(segments_q: Array, segments_kv: Array | None = None, *, cu_seqlens: Any = None) -> Program:
+    """A query sees the keys of its own document: ``segments_q[batch, q_idx] == segments_kv[batch, kv_idx]``, unless that is -1.
 
-    Ids are [batch, seqlen] i32 or i64; -1 is padding, which sees nothing and is seen by nobody. One array serves both sides.
+    Parameters
+    ----------
+    segments_q : array, [batch, seqlen_q] i32 or i64
+        Ids; -1 is padding, which sees nothing and is seen by nobody. With `cu_seqlens`: [total_q].
+    segments_kv : array, [batch, seqlen_kv] i32 or i64, optional
+        Those of keys; `segments_q` serves both sides unless given.
+    cu_seqlens : array or (q, kv) of arrays, [num_sequences + 1] i32 or i64, optional
+        Those of a packed call: documents within its sequences.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        An array has no integers, or another rank.
     """
-    if segments_kv is None or segments_kv is segments_q:
-        return mask_mod("segments[batch, q_idx] == segments[batch, kv_idx] && segments[batch, q_idx] != -1", segments=segments_q)
-    return mask_mod(
-        "segments_q[batch, q_idx] == segments_kv[batch, kv_idx] && segments_q[batch, q_idx] != -1",
-        segments_q=segments_q,
-        segments_kv=segments_kv,
-    )
+    ids_q = ids_kv = "segments"
+    captures = {"segments": segments_q}
+    if segments_kv is not None and segments_kv is not segments_q:
+        ids_q, ids_kv = "segments_q", "segments_kv"
+        captures = {ids_q: segments_q, ids_kv: segments_kv}
+    query, key = "batch, q_idx", "batch, kv_idx"
+    if cu_seqlens is not None:
+        offsets_q, offsets_kv = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+        captures |= {"cu_seqlens_q": offsets_q, "cu_seqlens_kv": offsets_kv}
+        query, key = "cu_seqlens_q[batch] + q_idx", "cu_seqlens_kv[batch] + kv_idx"
+    return mask_mod(f"{ids_q}[{query}] == {ids_kv}[{key}] && {ids_q}[{query}] != -1", **captures)
 
 
 def prefix_lm(prefix_lengths: Array, align: Align = "bottom_right") -> Program:
-    """``kv_idx < prefix_lengths[batch] || causal``; prefix_lengths is [batch] i32 or i64."""
+    """All keys of a prefix, and causal behind it: ``kv_idx < prefix_lengths[batch] || kv_idx <= pos``.
+
+    Parameters
+    ----------
+    prefix_lengths : array, [batch] i32 or i64
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `prefix_lengths` is no array of integers, or `align` is another word.
+    """
     return mask_mod(
         f"kv_idx < prefix_lengths[batch] || kv_idx <= {_position(align, 'prefix_lm')}", prefix_lengths=prefix_lengths
     )
 
 
 def chunked(chunk_size: int, align: Align = "bottom_right") -> Program:
-    """``pos // chunk_size == kv_idx // chunk_size``: local attention in chunks."""
+    """Local attention in chunks: ``pos // chunk_size == kv_idx // chunk_size``.
+
+    Parameters
+    ----------
+    chunk_size : int
+        At least 1.
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `chunk_size` is below 1 or no whole number, or `align` is another word.
+    """
     size = _count(chunk_size, "chunk_size", "chunked", 1)
     return mask_mod(f"{_position(align, 'chunked')} // {size} == kv_idx // {size}")
 
 
 def dilated(step: int, align: Align = "bottom_right") -> Program:
-    """``(pos - kv_idx) % step == 0``."""
+    """Every so many keys: ``(pos - kv_idx) % step == 0``.
+
+    Parameters
+    ----------
+    step : int
+        At least 1.
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `step` is below 1 or no whole number, or `align` is another word.
+    """
     return mask_mod(f"({_position(align, 'dilated')} - kv_idx) % {_count(step, 'step', 'dilated', 1)} == 0")
 
 
 def tree(tree_bits: Array) -> Program:
     """The last seqlen_q keys form a tree of draft tokens; all before them are visible.
 
-    `tree_bits` is [seqlen_q, ceil(seqlen_q / 32)] i32, or [batch, seqlen_q, words]: bit j of a query's row says whether it
-    sees draft token j.
+    Parameters
+    ----------
+    tree_bits : array, [seqlen_q, ceil(seqlen_q / 32)] or [batch, seqlen_q, words], i32
+        Bit j of a query's row says whether it sees draft token j.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `tree_bits` is no array of integers.
     """
     batch = "batch, " if len(tree_bits.shape) == 3 else ""
     return mask_mod(
@@ -393,7 +507,24 @@ def tree(tree_bits: Array) -> Program:
 
 
 def streaming(num_sinks: int, window_left: int, align: Align = "bottom_right") -> Program:
-    """The first `num_sinks` keys and a window to the left, causal."""
+    """The first keys and a window to the left: ``(kv_idx < num_sinks || kv_idx >= pos - window_left) && kv_idx <= pos``.
+
+    Parameters
+    ----------
+    num_sinks, window_left : int
+        At least 0.
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        A number is negative or not whole, or `align` is another word.
+    """
     position = _position(align, "streaming")
     sinks = _count(num_sinks, "num_sinks", "streaming", 0)
     left = _count(window_left, "window_left", "streaming", 0)
@@ -414,29 +545,106 @@ def _broadcast_indices(array: Array, function: str, argument: str) -> str:
 
 
 def dense_mask(mask: Array) -> Program:
-    """``mask[batch, q_head, q_idx, kv_idx]``, bool or u8: [q, kv], [heads, q, kv] or 4 dimensions; extents of 1 broadcast."""
+    """A mask as an array: ``mask[batch, q_head, q_idx, kv_idx] != 0``.
+
+    Parameters
+    ----------
+    mask : array, [q, kv], [heads, q, kv] or [batch, heads, q, kv], bool or u8
+        Extents of 1 broadcast.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `mask` has another rank or dtype.
+    """
     return mask_mod(f"visible[{_broadcast_indices(mask, 'dense_mask', 'mask')}] != 0", visible=mask)
 
 
 def softcap(cap: float) -> Program:
-    """``cap * tanh(score / cap)``."""
+    """Scores in a bounded range: ``cap * tanh(score / cap)``.
+
+    Parameters
+    ----------
+    cap : float
+        Above 0.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `cap` is not above 0, or not finite.
+    """
     if not (cap > 0 and math.isfinite(cap)):
         raise InvalidArgument(f"softcap: cap is {cap}; expected a finite number above 0")
     return score_mod("cap * tanh(score / cap)", cap=float(cap))
 
 
 def alibi(slopes: Array, align: Align = "bottom_right") -> Program:
-    """``score - slopes[q_head] * abs(pos - kv_idx)``; slopes is [num_heads_q] or [batch, num_heads_q], of a float dtype."""
+    """A penalty for distance: ``score - slopes[q_head] * abs(pos - kv_idx)``.
+
+    Parameters
+    ----------
+    slopes : array, [num_heads_q] or [batch, num_heads_q], f32, f16 or bf16
+    align : {"bottom_right", "top_left"}
+        Where the diagonal lies where seqlen_q != seqlen_kv: the last query meets the last key, or the first the first.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `slopes` is no array of floats, or `align` is another word.
+    """
     index = "batch, q_head" if len(slopes.shape) == 2 else "q_head"
     return score_mod(f"score - slopes[{index}] * abs({_position(align, 'alibi')} - kv_idx)", slopes=slopes)
 
 
 def bias(table: Array) -> Program:
-    """``score + table[batch, q_head, q_idx, kv_idx]``; [q, kv], [heads, q, kv] or 4 dimensions; extents of 1 broadcast."""
+    """Something added to each score: ``score + table[batch, q_head, q_idx, kv_idx]``.
+
+    Parameters
+    ----------
+    table : array, [q, kv], [heads, q, kv] or [batch, heads, q, kv], f32, f16 or bf16
+        Extents of 1 broadcast.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `table` has another rank or dtype.
+    """
     return score_mod(f"score + table[{_broadcast_indices(table, 'bias', 'table')}]", table=table)
 
 
 def relative_bias(table: Array, bucket: str) -> Program:
-    """``score + table[q_head, bucket]``, `bucket` a formula of positions; table is [num_heads_q, num_buckets]."""
+    """A learnable bias by distance: ``score + table[q_head, bucket]``.
+
+    Parameters
+    ----------
+    table : array, [num_heads_q, num_buckets], f32, f16 or bf16
+    bucket : str
+        A formula of positions, ``"q_idx - kv_idx + 128"``; what lies outside of the table reads its nearest end.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `table` has another rank or dtype; of `bucket` its subclass ProgramError.
+    """
     last = int(table.shape[-1]) - 1
     return score_mod(f"score + table[q_head, min(max({bucket}, 0), {last})]", table=table)

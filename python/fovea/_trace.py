@@ -224,7 +224,8 @@ def _cast(symbol: Symbol, type_: str) -> Symbol:
 def _numbers(left: Symbol, right: Symbol) -> tuple[str, Symbol, Symbol]:
     """Two numbers, and the type of what is computed of them: an int beside a float is one without a word."""
     type_ = max("int", left.type, right.type, key=_TYPES.index)
-    return type_, *(_cast(symbol, type_) if symbol.type == "bool" else symbol for symbol in (left, right))
+    first, second = (_cast(symbol, type_) if symbol.type == "bool" else symbol for symbol in (left, right))
+    return type_, first, second
 
 
 def _compare(sign: str, left: Symbol, right: Symbol) -> Symbol:

@@ -138,6 +138,23 @@ def test_packed_equals_each_sequence() -> None:
         oracle.assert_close(got, q[None, part], k[None, part], v[None, part], visible=lambda p: p.kv_idx <= p.q_idx)
 
 
+def test_documents_within_packed_sequences() -> None:
+    offsets = np.int32([0, 7, 17])
+    q, k, v = draw((17, 4, 32), 1), draw((17, 2, 32), 2), draw((17, 2, 24), 3)
+    ids = np.int32([0, 0, 1, 1, 1, -1, 2] + [0] * 4 + [1] * 5 + [-1])
+    got = fovea.attention(q, k, v, cu_seqlens=offsets, mask=fovea.causal() & fovea.documents(ids, cu_seqlens=offsets), return_lse=True)
+    other = fovea.documents(ids, ids.copy(), cu_seqlens=(offsets, offsets.copy()))
+    again = fovea.attention(q, k, v, cu_seqlens=offsets, mask=fovea.causal() & other, return_lse=True)
+    for begin, end in zip(offsets, offsets[1:]):
+        part, own = slice(begin, end), ids[begin:end]
+
+        def visible(p, own=own):
+            return (p.kv_idx <= p.q_idx) & (own[p.q_idx] == own[p.kv_idx]) & (own[p.q_idx] != -1)
+
+        for out, lse in (got, again):
+            oracle.assert_close(oracle.Result(out[None, part], lse[None, :, part]), q[None, part], k[None, part], v[None, part], visible=visible)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 2, 8), (1, 0, 2, 8), (1, 1, 1, 1)])
 def test_sizes_of_0_and_1(shape: tuple) -> None:
     array = draw(shape)

@@ -58,6 +58,15 @@ def test_pictures() -> None:
     assert "data:image/png;base64," in made._repr_html_()
 
 
+def test_a_notebook_shows_picture_and_legend() -> None:
+    page = fovea.block_map(Q, K, causal=True, tile_q=16, tile_kv=16)._repr_html_()
+    counts = fovea.block_map(Q, K, causal=True, tile_q=16, tile_kv=16).counts
+    for word in (f"empty {counts.empty} ", f"partial {counts.partial} ", f"full {counts.full} ", "3 x 5 tiles of 16 queries", "2 sequences and 4 heads"):
+        assert word in page
+    alone = fovea.block_map(Q, K, causal=True, sequence=0, q_head=0)._repr_html_()
+    assert "first of" not in alone
+
+
 def test_png_is_written(tmp_path) -> None:
     file = tmp_path / "mask.png"
     assert fovea.block_map(Q, K, causal=True).png(file) == file.read_bytes()

@@ -23,7 +23,7 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_blocks_run(block: str, capsys) -> None:
     names = {
-        "fovea": fovea, "math": math, "num_heads": 8, "q": draw((1, 64, 8, 32), 1), "k": draw((1, 64, 8, 32), 2), "v": draw((1, 64, 8, 32), 3),
+        "fovea": fovea, "math": math, "np": np, "num_heads": 8, "q": draw((1, 64, 8, 32), 1), "k": draw((1, 64, 8, 32), 2), "v": draw((1, 64, 8, 32), 3),
         "slopes": draw((8,)), "ids": np.zeros((1, 64), np.int32), "doc": np.zeros((1, 64), np.int32),
     }  # fmt: skip
     if "torch" in block:
