@@ -187,6 +187,7 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
                             const char* head, const Places<spec, Rows>& places, std::int32_t idx,
                             int head_dim) {
   constexpr int kRowsAtOnce = Places<spec, Rows>::kRowsAtOnce;
+  constexpr int kBytes = Traits<spec>::kElement.bytes;
   const int first = (team.warp * 32 + team.lane) / Rows::kPeriod;
   const int chunk = team.lane % Rows::kPeriod;
   const std::int32_t begin = idx * spec.tile_kv;
@@ -197,14 +198,12 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const Bshd
     if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
     const bool exists = !spec.is_paged || begin + mine < team.work.kv_end;
     if constexpr (spec.is_paged)
-      row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) *
-                       Traits<spec>::kElement.bytes;
+      row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * kBytes;
     const SharedAddress row_smem = to + Rows::offset(mine, chunk);
 #pragma unroll
     for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod)
       copy_chunk<spec>(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, t.data);
-    if constexpr (!spec.is_paged)
-      row += kRowsAtOnce * (t.row_stride * Traits<spec>::kElement.bytes);
+    if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * kBytes);
   }
 }
 
