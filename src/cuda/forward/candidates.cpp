@@ -8,7 +8,7 @@
 #include "core/check.hpp"
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
-#include "cuda/forward/kernels.hpp"
+#include "cuda/forward/candidate_of.hpp"
 #include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_f32.hpp"
 #include "cuda/forward/sm90.hpp"
@@ -31,51 +31,6 @@ std::int32_t padded(std::int64_t head_dim) {
 /// Few rows over keys of more than one split.
 bool is_split_among_ctas(const ForwardProblem& f) {
   return !has_packed_tiles(f) && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
-}
-
-/// Enqueues what a kernel prepares for a call.
-template <typename Kernel>
-void launch_call(const ForwardProblem& problem, const ForwardPlan& plan,
-                 const AttentionForward& args, void* workspace, void* stream_handle,
-                 const GrownCache* cache) {
-  FOVEA_ASSERT(plan.kernels != nullptr);
-  const KernelSet& kernels = *plan.kernels;
-  const driver::Stream stream(stream_handle);
-  const driver::ContextScope scope(kernels.context(), stream.handle());
-  const auto call = Kernel::prepare(problem, plan, args, cache, workspace,
-                                    encoder_of(kernels.context().driver()));
-  enqueue(kernels, call.launches(plan), stream);
-}
-
-/// The row of a kernel: its files name it Sm80Forward, Sm90Decode, ... and give it what a row asks for, with specs of
-/// its own type.
-template <typename Kernel>
-constexpr Candidate candidate_of() {
-  using Spec = typename Kernel::Spec;
-  return {
-      .name = Kernel::kName,
-      .header = Kernel::kHeader,
-      .entry = Kernel::kEntry,
-      .params = Kernel::kParams,
-      .multiplies_by_wgmma = Kernel::kMultipliesByWgmma,
-      .is_chained = Kernel::kIsChained,
-      .refuses = Kernel::refuses,
-      .choose = [](const ForwardProblem& problem, const DeviceTraits& device) -> AnyForwardSpec {
-        return Kernel::choose(problem, device);
-      },
-      .alternatives =
-          [](const ForwardProblem& problem, const DeviceTraits& device) {
-            const std::vector<Spec> specs = Kernel::alternatives(problem, device);
-            return std::vector<AnyForwardSpec>(specs.begin(), specs.end());
-          },
-      .reads = Kernel::kReads,
-      .shared_bytes =
-          [](const AnyForwardSpec& spec) { return Kernel::shared_bytes(spec.as<Spec>()); },
-      .scratch_bytes =
-          [](const AnyForwardSpec& spec, const ForwardProblem& problem) {
-            return Kernel::scratch_bytes(spec.as<Spec>(), problem);
-          },
-      .launch = launch_call<Kernel>};
 }
 
 constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),  candidate_of<Sm90DecodeLatent>(),

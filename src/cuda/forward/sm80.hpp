@@ -5,13 +5,23 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/params/tensor_maps.hpp"
+#include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
+
+template <>
+struct SpecText<TeamSpec> {
+  static constexpr std::string_view kName = "TeamSpec";
+  using Base = ForwardSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(TeamSpec, keeps_queries),
+                                       FOVEA_SPEC_MEMBER(TeamSpec, has_panels)};
+};
 
 /// A row of the table of candidates.
 struct Sm80Forward {

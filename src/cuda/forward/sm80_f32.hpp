@@ -5,13 +5,22 @@
 #include <cstddef>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/params/tensor_maps.hpp"
+#include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
+
+template <>
+struct SpecText<PlainSpec> {
+  static constexpr std::string_view kName = "PlainSpec";
+  using Base = ForwardSpec;
+  static constexpr std::tuple<> kMembers{};
+};
 
 /// A row of the table of candidates.
 struct Sm80ForwardF32 {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cuda/device/shared/clear_counter.h"
@@ -14,8 +15,19 @@
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/params/tensor_maps.hpp"
+#include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
+
+template <>
+struct SpecText<Sm90ForwardSpec> {
+  static constexpr std::string_view kName = "Sm90ForwardSpec";
+  using Base = ForwardSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90ForwardSpec, q_stages),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_dynamic),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_cached),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async)};
+};
 
 /// A call's parameters and grids; where they run is not known here.
 struct Sm90Launch {

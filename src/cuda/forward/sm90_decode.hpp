@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cuda/device/shared/forward_params_sm90.h"
@@ -13,8 +14,16 @@
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/params/tensor_maps.hpp"
+#include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
+
+template <>
+struct SpecText<Sm90DecodeSpec> {
+  static constexpr std::string_view kName = "Sm90DecodeSpec";
+  using Base = ForwardSpec;
+  static constexpr std::tuple<> kMembers{};
+};
 
 /// A call's parameters and grids; where they run is not known here.
 struct DecodeLaunch {
