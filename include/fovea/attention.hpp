@@ -98,7 +98,9 @@ struct FOVEA_EXPORT Explanation {
   std::string problem;  // one line
   std::string kernel;   // "cpu/attention_forward", empty when nothing can run
   std::string tuning;   // cuda: what measurements of fovea tune said of this choice, if anything
-  std::string target;   // "avx512"
+  // cuda: "kernel pack FILE", "disk cache" or "NVRTC 13.0.88": where its kernels came from, or would come from
+  std::string kernel_source;
+  std::string target;  // "avx512"
   std::string compute_dtype;
   std::string score, mask;  // formulas, of which 4,096 bytes are shown
   std::int64_t tile_q = 0, tile_kv = 0;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "fovea/error.hpp"
 
 #include "core/check.hpp"
@@ -36,12 +38,23 @@ const driver::Function& KernelSet::operator[](KernelRole role) const {
   return kernel->function;
 }
 
-std::string why_missing(jit::Loader& loader, jit::Architecture architecture,
-                        const PlannedKernels& kernels) {
-  for (const PlannedKernel& kernel : kernels) {
-    if (std::string why = loader.why_missing(kernel.text, architecture); !why.empty()) return why;
+jit::KernelSource KernelSet::source() const {
+  auto farthest = jit::KernelSource::pack;
+  for (const auto& kernel : kernels_) {
+    if (kernel != nullptr) farthest = std::max(farthest, kernel->source);
   }
-  return "";
+  return farthest;
+}
+
+jit::Availability look_for(jit::Loader& loader, jit::Architecture architecture,
+                           const PlannedKernels& kernels) {
+  jit::Availability all;
+  for (const PlannedKernel& kernel : kernels) {
+    jit::Availability one = loader.look_for(kernel.text, architecture);
+    if (!one.why_missing.empty()) return one;
+    all.source = std::max(all.source, one.source);
+  }
+  return all;
 }
 
 void KernelLaunches::add(const KernelLaunch& launch) {

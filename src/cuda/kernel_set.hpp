@@ -48,6 +48,8 @@ class KernelSet {
   const driver::Function& operator[](KernelRole role) const;
   const driver::DeviceContext& context() const { return *context_; }
   jit::Loader& loader() const { return *loader_; }
+  /// Where the farthest of its kernels came from.
+  jit::KernelSource source() const;
 
  private:
   std::array<std::shared_ptr<const jit::LoadedKernel>, kNumKernelRoles> kernels_;
@@ -60,9 +62,9 @@ class KernelSet {
 std::shared_ptr<const KernelSet> load_alone(const jit::KernelText& text, Device device,
                                             std::string_view where);
 
-/// Why one of them cannot be loaded; empty: all can. Compiles nothing.
-std::string why_missing(jit::Loader& loader, jit::Architecture architecture,
-                        const PlannedKernels& kernels);
+/// Where the farthest of them would be loaded from, or why one of them cannot be. Compiles nothing.
+jit::Availability look_for(jit::Loader& loader, jit::Architecture architecture,
+                           const PlannedKernels& kernels);
 
 /// One launch of a call. `params` is read when it is enqueued.
 struct KernelLaunch {

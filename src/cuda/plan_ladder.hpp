@@ -26,6 +26,7 @@ struct KernelPlan {
   std::vector<Explanation::Refused> refused;  // better candidates, with their reasons
   bool is_tuned = false;                      // measured, not the table's
   std::string tuning;                         // what measurements said of this choice, if anything
+  std::string kernel_source;                  // where its kernels come from; empty: nobody asked
   DeviceTraits device;
   std::size_t shared_bytes = 0;              // dynamic shared memory of a CTA of the main kernel
   std::size_t workspace_bytes = 0;           // on the device
@@ -46,6 +47,7 @@ struct PlanLadder {
   static void load(jit::Loader& loader, const driver::DeviceContext& context, Plan& plan) {
     plan.kernels =
         std::make_shared<const KernelSet>(loader, context, Operation::planned_kernels(plan));
+    plan.kernel_source = loader.describe(plan.kernels->source());
   }
 
   /// The same; what was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken, and
@@ -70,16 +72,19 @@ struct PlanLadder {
   /// candidate is empty where it would throw Unsupported.
   static void check(jit::Loader& loader, jit::Architecture architecture, const Problem& problem,
                     Plan& plan) {
-    const auto missing = [&] {
-      return why_missing(loader, architecture, Operation::planned_kernels(plan));
+    const auto look = [&] {
+      return look_for(loader, architecture, Operation::planned_kernels(plan));
     };
-    std::string why = missing();
-    if (!why.empty() && plan.is_tuned) {
-      give_way(problem, why, plan);
-      why = missing();
+    jit::Availability found = look();
+    if (!found.why_missing.empty() && plan.is_tuned) {
+      give_way(problem, found.why_missing, plan);
+      found = look();
     }
-    if (why.empty()) return;
-    plan.refused.push_back({plan.candidate, std::move(why)});
+    if (found.why_missing.empty()) {
+      plan.kernel_source = loader.describe(found.source);
+      return;
+    }
+    plan.refused.push_back({plan.candidate, std::move(found.why_missing)});
     plan.candidate.clear();
   }
 

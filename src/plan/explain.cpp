@@ -149,6 +149,7 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
                              cuda.few->plan.candidate);
   }
   e.tuning = cuda.tuning;
+  e.kernel_source = cuda.kernel_source;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
   e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
@@ -258,6 +259,7 @@ std::string Explanation::print() const {
   } else {
     text += fmt::format("kernel     {} on {}, {} products, {} sums\n", kernel, target,
                         compute_dtype, compute_dtype == "f64" ? "fp64" : "fp32");
+    if (!kernel_source.empty()) text += fmt::format("from       {}\n", kernel_source);
     if (!tuning.empty()) text += fmt::format("tuning     {}\n", tuning);
     if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
@@ -282,6 +284,8 @@ std::string Explanation::json() const {
       R"({{"problem": {}, "kernel": {}, "target": {}, "compute_dtype": {}, "score": {}, "mask": {}, "tile_q": {}, "tile_kv": {}, )",
       quoted_json(problem), quoted_json(kernel), quoted_json(target), quoted_json(compute_dtype),
       quoted_json(score), quoted_json(mask), tile_q, tile_kv);
+  if (!kernel_source.empty())
+    text += fmt::format(R"("kernel_source": {}, )", quoted_json(kernel_source));
   if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted_json(tuning));
   if (tiles) {
     text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,

@@ -826,6 +826,24 @@ class Kernels(CommandTest):
         self.assertEqual((plan["tile_q"], plan["tile_kv"]), (32, 32))
         self.assertIn("made.tuning: ", plan["tuning"])
 
+    def test_kernels_say_where_they_come_from(self):
+        """With the wheel of kernels in an environment, a machine without a compiler plans, and nothing is compiled."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        (self.folder / "large.json").write_text(json.dumps(self.LARGE))
+        wheel = self.folder / "lib" / "python3.12" / "site-packages" / "fovea_kernels"
+        wheel.mkdir(parents=True)
+        self.expect(self.run_with("pack", "--cases", "large.json", "--arch", "sm_90a", "--out", str(wheel / "fovea.pack")), 0)
+        plan = self.plan_there(VIRTUAL_ENV=str(self.folder))
+        self.assertEqual(plan["kernel_source"], f"kernel pack {wheel / 'fovea.pack'}")
+        words = ("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda")
+        page = self.run_with(*words, LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere")
+        self.assertIn("no kernel compiler", page.stdout)
+        page = self.run_with(*words, LD_LIBRARY_PATH=str(self.folder))
+        self.assertIn("from       disk cache", page.stdout)
+
     def test_tune_asks_for_a_gpu_in_one_line(self):
         self.expect(self.run_with("tune", "--device", "cpu"), 2, "--device", "expected cuda")
         self.expect(self.run_with("tune", "--seconds", "0"), 2, "--seconds", "positive")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -30,9 +31,13 @@ struct CompileReport {
   std::string log;          // all of the compiler's words
 };
 
+/// Where a cubin comes from, nearest first.
+enum class KernelSource : std::uint8_t { pack, disk, compiler };
+
 struct Cubin {
   std::vector<std::byte> image;
   CompileReport report;
+  KernelSource source = KernelSource::compiler;
 };
 
 }  // namespace fovea::cuda::jit

@@ -136,10 +136,14 @@ std::vector<KernelPack::Listed> KernelPack::list() const {
 
 std::optional<std::string> default_pack_path() {
   if (auto named = read_environment().pack) return named;
-  const std::filesystem::path beside = library_folder() / "fovea.pack";
-  std::error_code error;
-  return std::filesystem::is_regular_file(beside, error) ? std::optional(beside.string())
-                                                         : std::nullopt;
+  std::vector<std::filesystem::path> files{library_folder() / "fovea.pack"};
+  for (const std::filesystem::path& site : python_sites())
+    files.push_back(site / "fovea_kernels" / "fovea.pack");
+  for (const std::filesystem::path& file : files) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(file, error)) return file.string();
+  }
+  return std::nullopt;
 }
 
 }  // namespace fovea::cuda::jit

@@ -58,7 +58,8 @@ class KernelPack {
   std::unordered_map<Sha256, Place, Sha256Hash> index_;
 };
 
-/// FOVEA_PACK, or fovea.pack beside the library; empty where there is none.
+/// FOVEA_PACK; else fovea.pack beside the library; else that of the wheel fovea-kernels (python_sites()); empty where
+/// there is none.
 std::optional<std::string> default_pack_path();
 
 }  // namespace fovea::cuda::jit

@@ -33,7 +33,9 @@ Sha256 disk_key(const Sha256& text_key, const std::string& compiler_version) {
 std::unique_ptr<KernelPack> open_pack(const std::optional<std::string>& path,
                                       std::string& why_not) {
   if (!path) {
-    why_not = "none is named by FOVEA_PACK, and there is no fovea.pack beside the library";
+    why_not =
+        "none is named by FOVEA_PACK, there is no fovea.pack beside the library, and no Python has "
+        "the wheel fovea-kernels";
     return nullptr;
   }
   try {
@@ -63,6 +65,7 @@ LoadedKernel::LoadedKernel(const driver::DeviceContext& context, const Cubin& cu
     : module(context, cubin.image, label),
       function(module.function(kEntryName)),
       report(cubin.report),
+      source(cubin.source),
       image_bytes(static_cast<std::int64_t>(cubin.image.size())) {}
 
 Loader::Loader(LoaderOptions options)
@@ -94,13 +97,25 @@ std::string Loader::why_nowhere(const KernelText& text, Architecture architectur
       compiler_.nvrtc().why_absent());
 }
 
-std::string Loader::why_missing(const KernelText& text, Architecture architecture) {
+Availability Loader::look_for(const KernelText& text, Architecture architecture) {
   const Sha256 key = text_key(text, compiler_.device_text(), architecture);
-  if (pack_ != nullptr && pack_->find(key)) return "";
+  if (pack_ != nullptr && pack_->find(key)) return {KernelSource::pack, ""};
   const std::string& version = compiler_version();
-  if (version.empty()) return why_nowhere(text, architecture, "");
-  if (disk_.find(disk_key(key, version))) return "";
-  return compiler_.why_not(architecture);
+  if (version.empty()) return {KernelSource::compiler, why_nowhere(text, architecture, "")};
+  if (disk_.find(disk_key(key, version))) return {KernelSource::disk, ""};
+  return {KernelSource::compiler, compiler_.why_not(architecture)};
+}
+
+std::string Loader::describe(KernelSource source) {
+  switch (source) {
+    case KernelSource::pack:
+      return "kernel pack " + (pack_ != nullptr ? pack_->path() : "");
+    case KernelSource::disk:
+      return "disk cache";
+    case KernelSource::compiler:
+      break;
+  }
+  return "NVRTC " + compiler_version();
 }
 
 template <class Take>
@@ -109,6 +124,7 @@ std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
                                                        const Take& take) {
   std::string refusal;
   if (auto entry = pack_ != nullptr ? pack_->find(key) : std::nullopt) {
+    entry->cubin.source = KernelSource::pack;
     if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
       ++from_pack_;
       return std::move(*taken);
@@ -118,6 +134,7 @@ std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
   if (version.empty()) throw Unsupported(why_nowhere(text, architecture, refusal));
   const Sha256 name = disk_key(key, version);
   if (auto entry = disk_.find(name)) {
+    entry->cubin.source = KernelSource::disk;
     if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
       ++from_disk_;
       return std::move(*taken);

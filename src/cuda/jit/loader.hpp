@@ -29,7 +29,14 @@ struct LoadedKernel {
   driver::Module module;
   driver::Function function;
   CompileReport report;
+  KernelSource source;
   std::int64_t image_bytes = 0;
+};
+
+/// Where a kernel that is not in memory would be taken from, or why it cannot be had.
+struct Availability {
+  KernelSource source = KernelSource::pack;
+  std::string why_missing;  // empty: it can
 };
 
 /// Where cubins came from so far.
@@ -58,9 +65,12 @@ class Loader {
   std::shared_ptr<const LoadedKernel> load(const KernelText& text,
                                            const driver::DeviceContext& context);
 
-  /// Why `load` would throw Unsupported; empty: it would not. Compiles nothing, and opens NVRTC only for what neither
+  /// What `load` would do, or why it would throw Unsupported. Compiles nothing, and opens NVRTC only for what neither
   /// pack nor disk holds.
-  std::string why_missing(const KernelText& text, Architecture architecture);
+  Availability look_for(const KernelText& text, Architecture architecture);
+
+  /// For people: "kernel pack /usr/share/fovea.pack", "disk cache", "NVRTC 13.0.88".
+  std::string describe(KernelSource source);
 
   /// The cubin alone; needs no GPU. Not kept in memory.
   Cubin cubin(const KernelText& text, Architecture architecture);

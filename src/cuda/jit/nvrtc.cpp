@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string_view>
 
@@ -84,17 +83,6 @@ std::optional<std::string> find_as_loader(const NvrtcSearch& search) {
   return std::nullopt;
 }
 
-/// What in `folder` has a name that starts so, last in the alphabet first: the newest version.
-std::vector<fs::path> entries_of(const fs::path& folder, std::string_view prefix) {
-  std::vector<fs::path> found;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().starts_with(prefix)) found.push_back(it->path());
-  }
-  std::sort(found.rbegin(), found.rend());
-  return found;
-}
-
 void add_toolkit(std::vector<std::string>& folders, const fs::path& toolkit) {
   folders.push_back(toolkit / "lib64");
   folders.push_back(toolkit / "lib");
@@ -102,30 +90,6 @@ void add_toolkit(std::vector<std::string>& folders, const fs::path& toolkit) {
 
 void add_wheels(std::vector<std::string>& folders, const fs::path& site_packages) {
   for (const char* folder : kWheelFolders) folders.push_back(site_packages / folder);
-}
-
-/// prefix/lib/python3.*/site-packages, and Debian's name for it.
-void add_python(std::vector<std::string>& folders, const fs::path& prefix) {
-  for (const fs::path& python : entries_of(prefix / "lib", "python3")) {
-    add_wheels(folders, python / "site-packages");
-    add_wheels(folders, python / "dist-packages");
-  }
-}
-
-/// The Python that runs us, if one does: by its file, and by the link of a virtual environment that
-/// it was called by.
-std::vector<fs::path> running_pythons() {
-  std::vector<fs::path> programs;
-  std::ifstream command_line("/proc/self/cmdline");
-  std::string first;
-  if (std::getline(command_line, first, '\0') && first.starts_with('/'))
-    programs.emplace_back(first);
-  std::error_code error;
-  programs.push_back(fs::read_symlink("/proc/self/exe", error));
-  std::erase_if(programs, [](const fs::path& program) {
-    return !program.filename().string().starts_with("python");
-  });
-  return programs;
 }
 
 /// Finds each function by its name; the first that is missing, or nothing.
@@ -168,11 +132,10 @@ NvrtcSearch default_nvrtc_search() {
   if (environment.cuda_home) add_toolkit(search.folders, *environment.cuda_home);
   for (const fs::path& toolkit : entries_of("/usr/local", "cuda"))
     add_toolkit(search.folders, toolkit);
-  for (const fs::path& program : running_pythons())
-    add_python(search.folders, program.parent_path().parent_path());
-  if (environment.virtual_env) add_python(search.folders, *environment.virtual_env);
-  add_wheels(search.folders, library_folder().parent_path());
-  if (const auto toolchain = toolchain_folder()) add_python(search.folders, *toolchain);
+  for (const fs::path& site : python_sites()) add_wheels(search.folders, site);
+  if (const auto toolchain = toolchain_folder()) {
+    for (const fs::path& site : python_sites(*toolchain)) add_wheels(search.folders, site);
+  }
   return search;
 }
 

@@ -115,6 +115,7 @@ TEST_F(PlanForward, CheckingWhatCanBeHadCompilesAndLoadsNothing) {
   ForwardLadder::check(loader, {9, 0}, problem, plan);
   EXPECT_EQ(plan.spec, choose_forward(problem, device()).spec);
   EXPECT_EQ(plan.candidate, "cuda/sm80/attention_forward_f32");
+  EXPECT_EQ(plan.kernel_source, "NVRTC " + loader.compiler().version());
   EXPECT_EQ(loader.counts().compiled, 0);
   EXPECT_TRUE(fake.calls.empty());
 }

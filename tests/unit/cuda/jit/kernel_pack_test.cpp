@@ -4,6 +4,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
+#include <string>
+
 #include "fovea/error.hpp"
 
 #include "unit/cuda/jit/support.hpp"
@@ -154,6 +159,38 @@ TEST_F(Pack, OtherFormatIsRefusedByNumber) {
   text[8 + std::string_view("fovea kernel pack").size()] = 9;
   write_text(path, text);
   EXPECT_THAT(refusal(), HasSubstr("has format 9; expected 1"));
+}
+
+/// Sets a variable, and sets it back.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Variable() {
+    if (old_)
+      ::setenv(name_, old_->c_str(), 1);
+    else
+      ::unsetenv(name_);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+TEST_F(Pack, IsFoundInTheWheelOfAPythonEnvironment) {
+  const std::filesystem::path wheel = folder.path() / "lib/python3.12/site-packages/fovea_kernels";
+  const Variable environment("VIRTUAL_ENV", folder.path().string());
+  EXPECT_NE(default_pack_path(), (wheel / "fovea.pack").string());
+  std::filesystem::create_directories(wheel);
+  std::filesystem::rename((write(2), path), wheel / "fovea.pack");
+  EXPECT_EQ(default_pack_path(), (wheel / "fovea.pack").string());
+  const Variable named("FOVEA_PACK", "another.pack");
+  EXPECT_EQ(default_pack_path(), "another.pack");
 }
 
 }  // namespace

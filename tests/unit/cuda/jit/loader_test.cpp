@@ -161,6 +161,31 @@ TEST_F(LoaderTest, PackServesWithoutCompilerAndComesBeforeTheDisk) {
   EXPECT_EQ(loader.counts().compiled, 0);
 }
 
+TEST_F(LoaderTest, KernelsSayWhereTheyComeFrom) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(1);
+  Loader loader(packed);
+  const Availability found = loader.look_for(small_kernel(0), kHopper);
+  EXPECT_EQ(found.why_missing, "");
+  EXPECT_EQ(found.source, KernelSource::pack);
+  EXPECT_EQ(loader.load(small_kernel(0), context)->source, KernelSource::pack);
+  EXPECT_EQ(loader.describe(KernelSource::pack), "kernel pack " + *packed.pack);
+  EXPECT_THAT(loader.look_for(small_kernel(1), kHopper).why_missing,
+              HasSubstr("is in no kernel pack"));
+}
+
+TEST_F(LoaderTest, KernelsOfTheCompilerAndTheDiskSaySo) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  Loader first(options());
+  EXPECT_EQ(first.look_for(small_kernel(), kHopper).source, KernelSource::compiler);
+  EXPECT_EQ(first.load(small_kernel(), context)->source, KernelSource::compiler);
+  Loader second(options());
+  EXPECT_EQ(second.look_for(small_kernel(), kHopper).source, KernelSource::disk);
+  EXPECT_EQ(second.load(small_kernel(), context)->source, KernelSource::disk);
+  EXPECT_EQ(second.describe(KernelSource::disk), "disk cache");
+  EXPECT_EQ(second.describe(KernelSource::compiler), "NVRTC " + second.compiler().version());
+}
+
 TEST_F(LoaderTest, KernelThatIsNowhereIsRefusedByName) {
   LoaderOptions packed = without_compiler();
   packed.pack = make_pack(1);
