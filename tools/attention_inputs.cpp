@@ -244,14 +244,15 @@ ScoreMod make_score(const AttentionOptions& options, const Inputs& inputs) {
 MaskMod make_mask(const AttentionOptions& options, const Inputs& inputs) {
   const Align align = alignment(options);
   MaskMod mask;
-  if (options.is_causal) mask = mask && causal(align);
+  // In the order of the C ABI: a formula's text decides which kernel of a pack, and which tuning, is its own.
+  if (inputs.mask) mask = mask && dense_mask(inputs.mask.view());
   if (options.window) mask = mask && window(options.window->left, options.window->right, align);
+  if (options.is_causal) mask = mask && causal(align);
   if (inputs.segments_q) {
     mask = mask && (options.layout == Layout::thd
                         ? packed_documents(inputs)
                         : documents(inputs.segments_q.view(), inputs.segments_kv.view()));
   }
-  if (inputs.mask) mask = mask && dense_mask(inputs.mask.view());
   if (options.mask_mod)
     mask = mask && parse_mask_mod(*options.mask_mod, captures_of(options, inputs));
   return mask;

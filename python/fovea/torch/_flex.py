@@ -35,6 +35,7 @@ class BlockMask:
 
     @property
     def seq_lengths(self) -> tuple[int, int]:
+        """(Q_LEN, KV_LEN)."""
         return self.shape[2], self.shape[3]
 
     def block_map(self) -> BlockMap:
@@ -48,6 +49,7 @@ class BlockMask:
         return self._map
 
     def numel(self) -> int:
+        """How many elements the dense mask would have."""
         batch, heads, q_len, kv_len = self.shape
         return batch * heads * q_len * kv_len
 

@@ -1,0 +1,66 @@
+"""The wheel fovea-kernels: on a machine without a kernel compiler, common calls are planned, and their kernels come from it.
+
+A driver that computes nothing stands in for a GPU: FOVEA_FAKE_LIBCUDA names its file.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+fovea_kernels = pytest.importorskip("fovea_kernels")
+
+PROGRAM = """
+import itertools, json, sys
+import fovea
+
+def source(dtype, head_dim, features, heads_kv=8, seqlen=2048, packed=False):
+    shape = (seqlen, 32, head_dim) if packed else (1, seqlen, 32, head_dim)
+    q = fovea.TensorSpec(shape, dtype, "cuda:0")
+    k = fovea.TensorSpec(shape[:-2] + (heads_kv, head_dim), dtype, "cuda:0")
+    if packed:
+        features = {**features, "cu_seqlens": fovea.TensorSpec((5,), "i32", "cuda:0")}
+    try:
+        return fovea.plan(q, k, k, **features).explain(as_json=True)["kernel_source"]
+    except fovea.Unsupported as error:
+        return str(error)
+
+masks = {"full": {}, "causal": {"causal": True}, "word": {"mask": fovea.causal()}, "window": {"causal": True, "window": (300, 0)}}
+found = {}
+for dtype, head_dim, (name, mask), lse in itertools.product(("bf16", "f16"), (64, 128), masks.items(), (False, True)):
+    for heads_kv, seqlen in ((32, 300), (8, 2048), (8, 8192)):
+        found[f"{dtype} d{head_dim} {name} lse={lse} kv={heads_kv} {seqlen}"] = source(dtype, head_dim, {**mask, "return_lse": lse}, heads_kv, seqlen)
+    if name in ("full", "causal"):
+        found[f"{dtype} d{head_dim} {name} packed lse={lse}"] = source(dtype, head_dim, {**mask, "return_lse": lse}, packed=True)
+found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: pathlib.Path, route: str) -> dict[str, str]:
+    if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+        pytest.skip("needs the fake driver")
+    if route == "ctypes":
+        pytest.skip("once is enough")
+    (tmp_path / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+    places = {"LD_LIBRARY_PATH": str(tmp_path), "FOVEA_NVRTC": "/nowhere", "FOVEA_CACHE_DIR": str(tmp_path / "cache")}
+    return {**os.environ, **places, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def test_common_calls_compile_nothing(environment: dict[str, str]) -> None:
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "no kernel compiler" in found.pop("rare")  # there is no other place that they could come from
+    expected = f"kernel pack {fovea_kernels.PACK}"
+    assert {call: source for call, source in found.items() if source != expected} == {}
+
+
+def test_the_command_finds_it_too(environment: dict[str, str]) -> None:
+    words = [sys.executable, "-m", "fovea", "explain", "--seqlen-q", "2048", "--head-dim", "128", "--dtype", "bf16", "--device", "cuda", "--causal"]
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert f"from       kernel pack {fovea_kernels.PACK}" in ran.stdout
