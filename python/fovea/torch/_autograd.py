@@ -21,7 +21,7 @@ _is_grad_enabled = torch.is_grad_enabled
 
 
 def _may_be_differentiated() -> bool:
-    return _is_grad_enabled() or _are_transforms_active() or forward_ad._current_level >= 0
+    return bool(_is_grad_enabled() or _are_transforms_active() or forward_ad._current_level >= 0)
 
 
 class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
@@ -72,7 +72,8 @@ class _Attention(_Node):
     def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, Any]:
         *inputs, out, lse = ctx.saved_tensors
         given = tuple(x is not None for x in tangents)
-        return _Jvp.apply(ctx.call, given, out, lse, *inputs, *(x for x in tangents if x is not None))
+        moved: tuple[Any, Any] = _Jvp.apply(ctx.call, given, out, lse, *inputs, *(x for x in tangents if x is not None))
+        return moved
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:

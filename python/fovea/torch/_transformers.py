@@ -29,10 +29,10 @@ def _forward(
         is_causal = getattr(module, "is_causal", True)
     bias, mask = _bias_and_mask(attention_mask, position_bias)
     # A single query sees all keys; several before an empty static cache see those of their own places, from the left.
-    is_causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+    sees_left = bool(is_causal and attention_mask is None and query.shape[2] > 1)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = attention(
-        q, k, v, causal=is_causal, align="top_left", scale=scaling, softcap=softcap, bias=bias, mask=mask,
+        q, k, v, causal=sees_left, align="top_left", scale=scaling, softcap=softcap, bias=bias, mask=mask,
         sinks=None if s_aux is None else s_aux.float(), dropout=random_dropout(dropout, query),
     )  # fmt: skip
     return out, None
