@@ -50,6 +50,16 @@ def forward_template(arguments: Arguments, function: str) -> Template:
 
 #: What stands in for `attention` where PyTorch compiles a graph: set by fovea.torch.
 compiled: Any = None
+#: What runs calls that PyTorch watches: (arguments, return_lse) -> what `attention` returns; fovea.torch is imported by the first.
+recorded: Any = None
+
+
+def _recorder() -> Any:
+    global recorded
+    from .torch import _autograd
+
+    recorded = _autograd.attention
+    return recorded
 
 
 def _shape(array: Array, name: str, function: str) -> tuple[int, ...]:
@@ -211,7 +221,7 @@ def attention(
     framework = framework_of(q, "attention", "q")
     if not deterministic and framework.must_be_deterministic is not None:
         deterministic = framework.must_be_deterministic()
-    given = (out, lse, row_max)
+    given = (out is None, lse is None, row_max is None)
     if row_max is not None:
         check_writable(row_max, "row_max", "attention")
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)
@@ -224,12 +234,10 @@ def attention(
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
-            from .torch import _autograd
-
-            if is_recorded and any(array is not None for array in given):
+            if all(given):
+                return (recorded or _recorder())(arguments, return_lse)
+            if is_recorded:
                 raise Unsupported("attention: out, lse or row_max where gradients are recorded; expected none of them")
-            if all(array is None for array in given):
-                return _autograd.attention(arguments, return_lse)
     forward_template(arguments, "attention").invoke(arguments.tensors, arguments.words, _ATTENTION)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)

@@ -68,13 +68,24 @@ class Kind:
         self.names = tuple(names)
         self.key = key._replace(present=(key.present | _OUT | _LSE) & ~_ROW_MAX)
         self.is_differentiable = tuple(map(has_derivative, names))
+        self.takes_all = all(self.is_differentiable)
         clash = set(_CAPTURED_FIELDS) & set(names) & {name[6:] for name in names if name.startswith("score:")}
         if clash:
             name = clash.pop()
             raise InvalidArgument(f"attention: {name} and an array of that name in score_mod; rename that of the program")
+        self.forward: Template | None = None
         self._templates: dict[Any, Template] = {}
         # The key has their addresses, which must not come again; tensors that they capture are the calls'.
         self._handles = [program and program._handle for program in arguments.kept]
+
+    def gradients(self, call: Call, needed: tuple[bool, ...], has_dlse: bool) -> Template:
+        """Of a backward call, for the inputs that are needed."""
+        found = self._templates.get((needed, has_dlse))
+        if found is None:
+            names = tuple(name for name, is_needed in zip(self.names, needed) if is_needed)
+            seeds = ("dout", "dlse") if has_dlse else ("dout",)
+            found = self._templates[needed, has_dlse] = self.template(_BACKWARD, call, seeds, (("gradient", names),))
+        return found
 
     def template(self, operation: _Operation, call: Call, plain: tuple[str, ...], roles: tuple[tuple[str, tuple[str, ...]], ...]) -> Template:
         """Of a struct whose tensors are those of forward, `plain`, and for each role those of the inputs named."""
@@ -119,17 +130,19 @@ def _add_named(builder: Builder, pairs: int, index: int, name: str) -> None:
 
 
 _kinds: dict[Key, Kind] = {}
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Call:
     """All of a call but its tensors; opaque to PyTorch's transforms, which look into tuples."""
 
-    __slots__ = ("kind", "words", "programs")
+    __slots__ = ("kind", "words", "programs", "made")
 
-    def __init__(self, kind: Kind, words: tuple[int, ...], programs: tuple[Program | None, Program | None]) -> None:
+    def __init__(self, kind: Kind, words: tuple[int, ...], programs: tuple[Program | None, Program | None], made: Any = None) -> None:
         self.kind = kind
         self.words = words
         self.programs = programs
+        self.made = made  # memory for out, which the first run of forward takes
 
     def arguments(self, tensors: tuple[Any, ...] = ()) -> Arguments:
         return Arguments(self.kind.key, tensors, self.words, self.programs)
@@ -140,25 +153,26 @@ class Call:
         return Call(self.kind, ((seed + 0x9E3779B97F4A7C15 * (place + 1)) % 2**64, *rest), self.programs)
 
 
-def call_of(arguments: Arguments) -> Call:
+def call_of(arguments: Arguments, made: Any = None) -> Call:
     """The call; `inputs_of` has its tensors."""
     kind = _kinds.get(arguments.key)
     if kind is None:
         if len(_kinds) >= _MAX_KINDS:
             _kinds.clear()
         kind = _kinds[arguments.key] = Kind(arguments)
-    return Call(kind, arguments.words, arguments.kept)
+    return Call(kind, arguments.words, arguments.kept, made)
 
 
 def inputs_of(arguments: Arguments) -> tuple[Any, ...]:
     """The tensors that a call reads: all but its outputs, which stand behind q, k and v."""
-    present = arguments.key.present
-    num_outputs = sum(present & bit != 0 for bit in (_OUT, _LSE, _ROW_MAX))
-    return arguments.tensors[:3] + arguments.tensors[3 + num_outputs :]
+    tensors = arguments.tensors
+    return tensors[:3] + tensors[3 + (arguments.key.present & (_OUT | _LSE | _ROW_MAX)).bit_count() :]
 
 
 def check(call: Call, inputs: Sequence[Any]) -> None:
     """Refuses what cannot be recorded, by name."""
+    if all(type(tensor) in _TENSORS for tensor in inputs) and call.kind.takes_all:
+        return
     for name, tensor, is_differentiable in zip(call.kind.names, inputs, call.kind.is_differentiable):
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgument(f"attention: {name} is a {type(tensor).__name__} where gradients are recorded; expected a torch.Tensor")
@@ -180,7 +194,7 @@ def _readable(tensor: Any) -> Any:
 
 
 def _beside(tensor: Any) -> Any:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return tensor.new_empty(tensor.shape)
 
 
 def _with_outputs(inputs: Sequence[Any], out: Any, lse: Any) -> tuple[Any, ...]:
@@ -200,19 +214,26 @@ def _run(
 def forward(call: Call, inputs: Sequence[Any]) -> tuple[Any, Any]:
     """out and lse."""
     q, v = inputs[0], inputs[2]
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse = q.new_empty(lse_shape(tuple(q.shape), call.kind.key.layout), dtype=torch.float32)
+    shape = q.shape
+    out, call.made = call.made, None
+    if out is None:
+        out = q.new_empty((*shape[:-1], v.shape[-1]))
+    kind = call.kind
+    lse = torch.empty(lse_shape(shape, kind.key.layout), dtype=torch.float32, device=q.device)
     tensors = _with_outputs(inputs, out, lse)
-    forward_template(call.arguments(tensors), "attention").invoke(tensors, call.words, _FORWARD)
+    if kind.forward is None:
+        kind.forward = forward_template(call.arguments(tensors), "attention")
+    kind.forward.invoke(tensors, call.words, _FORWARD)
     return out, lse
 
 
 def backward(call: Call, needed: Sequence[bool], dout: Any, dlse: Any, out: Any, lse: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
     """Gradients by the inputs that are needed."""
-    wanted = {name: _beside(tensor) for name, tensor, is_needed in zip(call.kind.names, inputs, needed) if is_needed}
-    plain = {"dout": dout} if dlse is None else {"dout": dout, "dlse": dlse}
-    _run(_BACKWARD, call, _with_outputs(inputs, out, lse), plain, [("gradient", wanted)])
-    return tuple(wanted.values())
+    wanted = tuple(_beside(tensor) for tensor, is_needed in zip(inputs, needed) if is_needed)
+    seeds = (_readable(dout),) if dlse is None else (_readable(dout), _readable(dlse))
+    template = call.kind.gradients(call, tuple(needed), dlse is not None)
+    template.invoke((*_with_outputs(inputs, out, lse), *seeds, *wanted), call.words, _BACKWARD.address)
+    return wanted
 
 
 def double_backward(

@@ -101,7 +101,7 @@ in_graph = pytest.mark.skipif(not follows, reason="this PyTorch's Dynamo follows
 def test_callables_in_a_graph_of_an_old_pytorch_are_refused_by_name() -> None:
     torch._dynamo.reset()
     call = torch.compile(lambda q, k, v: fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: i >= j), backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="fovea.mask_mod|Unsupported"):
+    with pytest.raises(Exception, match="fovea.mask_mod|Unsupported|determine type"):  # some stop before our refusal, with one of their own
         call(*tensors(*SHAPES))
 
 
@@ -262,6 +262,7 @@ class Exported(torch.nn.Module):
         return fovea.attention(q, k, v, causal=True, score_mod=ALIBI) * 2
 
 
+@pytest.mark.skipif(not has_place, reason="an old PyTorch exports no tensors of programs")
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict: bool, tmp_path) -> None:
     torch._dynamo.reset()
