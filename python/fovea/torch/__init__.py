@@ -11,8 +11,10 @@ import torch as _torch
 from .. import _attention
 from . import _ops
 from ._flex import BlockMask, create_block_mask, flex_attention
+from ._module import MultiheadAttention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
 from ._transformers import install_transformers
+from ._varlen import varlen_attn
 
 
 class _Compiled:
@@ -24,10 +26,12 @@ _attention.compiled = _Compiled
 
 __all__ = [
     "BlockMask",
+    "MultiheadAttention",
     "create_block_mask",
     "flex_attention",
     "install_sdpa",
     "install_transformers",
     "scaled_dot_product_attention",
     "uninstall_sdpa",
+    "varlen_attn",
 ]
