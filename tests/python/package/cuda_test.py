@@ -5,6 +5,7 @@ import pytest
 import fovea
 
 torch = pytest.importorskip("torch")
+import fovea.torch  # noqa: E402
 from sdpa_test import tensors  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -70,10 +71,139 @@ def test_decode_from_pages() -> None:
     assert close(run("cuda"), run("cpu"))
 
 
-def test_gradients_are_refused_by_name() -> None:
+# ---- fovea.torch ----
+
+BHSD = ((2, 4, 133, 64), (2, 4, 200, 64), (2, 4, 200, 64))
+
+
+def exact_sdpa(given, **features):
+    """In float64, on the host."""
+    features = {key: x.cpu() if torch.is_tensor(x) else x for key, x in features.items()}
+    return torch.nn.functional.scaled_dot_product_attention(*(x.cpu().double() for x in given), **features)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("features", [{}, {"is_causal": True}, {"scale": 0.2}, {"attn_mask": True}])
+def test_sdpa_beside_float64(dtype, features) -> None:
+    given = [x.cuda() for x in tensors(*BHSD, dtype=dtype)]
+    if "attn_mask" in features:
+        features = {"attn_mask": torch.ones(133, 200, dtype=torch.bool, device="cuda").tril(40)}
+    exact = exact_sdpa(given, **features)
+    got = fovea.torch.scaled_dot_product_attention(*given, **features)
+    assert got.is_cuda and got.dtype == dtype
+    allowed = {torch.bfloat16: 2 * 2.0**-8, torch.float16: 2 * 2.0**-10, torch.float32: 4e-6}[dtype]
+    assert (got.cpu().double() - exact).abs().max() <= allowed * exact.abs().max()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("kind", ["words", "callables"])
+def test_compiled_graphs(backend, kind) -> None:
+    if kind == "callables" and not fovea.torch._ops._FOLLOWS_SYMBOLS:
+        pytest.skip("this PyTorch's Dynamo follows no symbols")
+    torch._dynamo.reset()
+    slopes = tensors((4,))[0].cuda()
+
+    def call(q, k, v):
+        if kind == "words":
+            return fovea.attention(q, k, v, causal=True, window=(90, 0), softcap=5.0)
+        return fovea.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i), mask_mod=lambda b, h, i, j: j <= i + 67)
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=True)
+    for length in (200, 150):
+        q, k, v = on_gpu()
+        given = q, k[:, :length].contiguous(), v[:, :length].contiguous()
+        assert torch.equal(compiled(*given), call(*given))
+
+
+def test_flex_attention_there() -> None:
+    given = [x.cuda() for x in tensors(*BHSD, dtype=torch.bfloat16)]
+    ids = (torch.arange(200, device="cuda") // 60).int()
+    block_mask = fovea.torch.create_block_mask(lambda b, h, i, j: ids[i] == ids[j], None, None, 133, 200)
+    got = fovea.torch.flex_attention(*given, block_mask=block_mask)
+    mask = (ids[:133, None] == ids).cpu()
+    exact = exact_sdpa(given, attn_mask=mask)
+    assert (got.cpu().double() - exact).abs().max() <= TOLERANCE * exact.abs().max()
+
+
+def test_varlen_attn_there() -> None:
+    q, k, v = (x[0].cuda() for x in tensors(*SHAPES, dtype=torch.bfloat16))
+    offsets = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, 50, 133], [0, 90, 200])]
+    got = fovea.torch.varlen_attn(q, k, v, *offsets, 83, 110, window_size=(40, 0), enable_gqa=True)
+    host = fovea.torch.varlen_attn(*(x.cpu() for x in (q, k, v, *offsets)), 83, 110, window_size=(40, 0), enable_gqa=True)
+    assert close(got, host)
+
+
+def test_a_captured_graph_draws_dropout_anew() -> None:
+    given = [x.cuda() for x in tensors(*BHSD, dtype=torch.bfloat16)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        fovea.torch.scaled_dot_product_attention(*given, dropout_p=0.5)  # kernels are compiled outside of the capture
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        out = fovea.torch.scaled_dot_product_attention(*given, dropout_p=0.5)
+    results = []
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        results.append(out.clone())
+    assert not torch.equal(*results)
+
+
+def test_seeds_in_memory_draw_what_numbers_draw() -> None:
+    given = on_gpu()
+    seed, offset = (torch.tensor([n], device="cuda") for n in (5, 3))
+    got = fovea.attention(*given, dropout=fovea.Dropout(0.5, seed, offset))
+    assert torch.equal(got, fovea.attention(*given, dropout=fovea.Dropout(0.5, 5, 3)))
+
+
+def test_the_module_generates_there() -> None:
+    torch.manual_seed(0)
+    layer = fovea.torch.MultiheadAttention(256, 4, 2, rotary_dim=64, window=(30, 0), dtype=torch.bfloat16).eval()
+    (x,) = tensors((2, 13, 256), dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = layer(x, is_causal=True)
+        layer.cuda()
+        assert close(layer(x.cuda(), is_causal=True), expected)
+        cache, parts = layer.make_cache(2, 16, page_size=8), []
+        for part in x.cuda().split([6, 1, 1, 5], 1):
+            parts.append(layer(part, cache=cache))
+            cache.seqlens += part.shape[1]
+    assert (torch.cat(parts, 1).cpu().float() - expected.float()).abs().max() <= 2 * TOLERANCE * expected.float().abs().max()
+
+
+def test_autocast_and_vmap_there() -> None:
+    q, k, v = (x.cuda() for x in tensors(*SHAPES))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert fovea.attention(q, k, v).dtype == torch.bfloat16
+    many = [torch.stack([x, -x]) for x in on_gpu()]
+    got = torch.func.vmap(lambda *x: fovea.attention(*x, causal=True))(*many)
+    expected = torch.stack([fovea.attention(*(x[place] for x in many), causal=True) for place in range(2)])
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("attention", ["llama", "gpt-oss"])
+def test_models_of_transformers_there(attention) -> None:
+    pytest.importorskip("transformers")
+    import transformers_test
+
+    fovea.torch.install_transformers()
+    model = transformers_test.build(attention).cuda()
+    tokens, visible = (x.cuda() for x in transformers_test.padded("left"))
+    with torch.no_grad():
+        expected = model(input_ids=tokens, attention_mask=visible).logits[visible.bool()]
+        model.set_attn_implementation("fovea")
+        got = model(input_ids=tokens, attention_mask=visible).logits[visible.bool()]
+    assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()  # PyTorch's products there are of TF32 where it chooses
+
+
+def test_derivatives_are_refused_by_name() -> None:
     given = [x.requires_grad_() for x in on_gpu()]
+    out = fovea.attention(*given)
     with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
-        fovea.attention(*given).sum().backward()
+        out.sum().backward()
+    with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
+        torch.func.jvp(fovea.attention, tuple(given), tuple(map(torch.ones_like, given)))
 
 
 def test_tensors_of_two_devices_are_refused() -> None:

@@ -121,6 +121,24 @@ def test_packed_and_bhsd() -> None:
     assert_gradients(packed, formula, [leaf(x[:1]) for x in (q, k, v)])
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_packed_projections(is_grouped) -> None:
+    """q, k and v as views of one tensor, whose gradient is one tensor."""
+    heads = (4, 2, 2) if is_grouped else (4, 4, 4)
+    packed = leaf(torch.randn(2, 33, sum(heads), 16, generator=torch.Generator().manual_seed(1)))
+    visible = torch.ones(33, 33, dtype=torch.bool).tril()
+
+    def expected(x):
+        q, k, v = x.split(heads, 2)
+        return formula(q, k, v, visible=visible) if is_grouped else plain(q, k, v)
+
+    def plain(q, k, v):
+        s = (torch.einsum("bihd,bjhd->bhij", q, k) / 4).masked_fill(~visible, -torch.inf)
+        return torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v), s.logsumexp(-1)
+
+    assert_gradients(lambda x: fovea.attention(*x.split(heads, 2), causal=True, return_lse=True), expected, [packed])
+
+
 def test_bf16() -> None:
     assert_gradients(lambda *t: fovea.attention(*t, return_lse=True), formula, inputs(torch.bfloat16), tolerance=2.0**-6)
 
