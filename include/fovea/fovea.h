@@ -530,6 +530,11 @@ typedef struct fovea_attention_decode_args {
                                         NULL: forward->cu_seqlens_q */
   /* with cu_seqlens_q: queries of the longest sequence, or more; 0: total_q */
   int64_t max_seqlen_q;
+  /* The first keys of every sequence, shared: attended to once, where the first sequence of a group has them; at most
+   * the keys before a sequence's first query. 0: none. See SharedPrefix in kv_cache.hpp. */
+  int64_t shared_prefix;
+  /* [num_groups + 1] i32 or i64, optional: sequences from one to the next are a group; NULL: all are one */
+  const DLTensor* shared_cu_sequences;
 } fovea_attention_decode_args;
 
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on
@@ -558,7 +563,7 @@ FOVEA_API int fovea_plan_create_jvp(const fovea_attention_jvp_args* args, fovea_
                                     fovea_error** error);
 FOVEA_API int fovea_plan_run_jvp(const fovea_plan* plan, const fovea_attention_jvp_args* args,
                                  fovea_error** error);
-/* For sequences of up to max_seqlen_kv keys, those of append_k among them. */
+/* For sequences of up to max_seqlen_kv keys, those of append_k among them; of them up to shared_prefix shared. */
 FOVEA_API int fovea_plan_create_decode(const fovea_attention_decode_args* args,
                                        int64_t max_seqlen_kv, fovea_plan** plan,
                                        fovea_error** error);

@@ -65,6 +65,18 @@ struct Append {
   IndexView cu_seqlens{};
 };
 
+/// Keys that sequences begin with in common: attention over them is computed once for all their queries together, over
+/// the other keys of each sequence apart, and the two states are merged (state.hpp).
+struct SharedPrefix {
+  /// The first keys of every sequence, no more than stand before its first query: seqlen_kv - seqlen_q. 0: none.
+  std::int64_t seqlen = 0;
+  /// [num_groups + 1] i32 or i64, optional: sequences cu_sequences[g] to cu_sequences[g + 1] share keys of their own
+  /// (offsets start at 0, never decrease, the last is the batch). Default: one group of all.
+  IndexView cu_sequences{};
+
+  explicit operator bool() const { return seqlen != 0; }
+};
+
 /// Everything that attention_decode takes.
 struct AttentionDecode {
   FloatView
@@ -82,6 +94,7 @@ struct AttentionDecode {
   IndexView cu_seqlens_q{};  // [batch + 1] i32 or i64: makes q, out and lse packed
   // Of packed queries: those of the longest sequence, or more; default: total_q. Kernels are chosen by it.
   std::optional<std::int64_t> max_seqlen_q{};
+  SharedPrefix shared_prefix{};
 
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
@@ -103,16 +116,24 @@ struct AttentionDecode {
 /// aligns each sequence by itself. Rows after the last sequence get out 0, lse -inf. New tokens are packed likewise, by
 /// offsets of their own or those of the queries.
 ///
+/// Shared prefix: the first shared_prefix.seqlen keys of a group are read where its first sequence has them, nobody's
+/// else are read. Programs, masks and rotary see every position as without it, and results
+/// differ from those of the plain call by the rounding of partial states alone, which are f32. Queries are attended to
+/// as rows of one sequence: dense q wants its rows evenly spaced, stride(0) = seqlen_q * stride(1).
+///
 /// Bits     as attention_forward over the same keys laid out densely: paged or contiguous, alone or in a batch, any
-///          number of threads. Splits of the keys are cut by the sequence's own length.
-/// Memory   as attention_forward, and a copy of q where it is rotated.
+///          number of threads. Splits of the keys are cut by the sequence's own length. A shared prefix cuts them
+///          there, and its rows are those of a sequence of all the group's queries.
+/// Memory   as attention_forward, and a copy of q where it is rotated. With a shared prefix two states in f32, and the
+///          places of keys and rows.
 /// Device   that of the tensors, all of them. On cuda the call is enqueued on args.stream and returns; q, k and v have
 ///          one dtype; lengths, slots, pages and positions are read by the kernels and not checked, so a captured graph
 ///          serves whatever they hold at its replay, up to the capacity that shapes give. Time follows the lengths,
 ///          grid and workspace the capacity and, of packed queries, max_seqlen_q: give it, a decode step's kernels
 ///          want few queries of each sequence. More of them than it says are not looked at, and their rows unspecified.
 /// Throws   InvalidArgument before anything is written: a sequence that would outgrow its slot or its pages, a page or
-///          slot in use that is out of range, two sequences that append to one slot or page. That a page which one
+///          slot in use that is out of range, two sequences that append to one slot or page, a sequence whose queries
+///          do not stand behind the shared prefix. That a page which one
 ///          sequence appends to is read by another is not looked for: pages of a shared prefix must be full.
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args);
 FOVEA_EXPORT void attention_decode(const AttentionDecode& args, Runtime& runtime);
@@ -134,7 +155,8 @@ class FOVEA_EXPORT DecodePlan {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// For sequences of up to max_seqlen_kv keys, new ones among them. What tensors hold is not looked at: they need no
+/// For sequences of up to max_seqlen_kv keys, new ones among them; of them up to shared_prefix.seqlen shared, in as
+/// many groups, whole pages if that is. What tensors hold is not looked at: they need no
 /// data. The executor, where one is given, says how many workers the workspace is for. Throws as attention_decode does.
 FOVEA_EXPORT DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv);
 

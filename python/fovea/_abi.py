@@ -262,6 +262,8 @@ class DecodeArgs(ctypes.Structure):
         ("page_indices", _TENSOR),
         ("append_cu_seqlens", _TENSOR),
         ("max_seqlen_q", c_int64),
+        ("shared_prefix", c_int64),
+        ("shared_cu_sequences", _TENSOR),
     ]
 
 

@@ -142,6 +142,7 @@ def _decode_template(
     for name in given:
         builder.tensor(at + offset(struct, name), name)
     builder.word(at + offset(struct, "max_seqlen_q"))
+    builder.word(at + offset(struct, "shared_prefix"))
     return keep_template(_templates, key, builder.done())
 
 
@@ -176,6 +177,8 @@ def decode(
     sees_all_keys: bool = False,
     cu_seqlens: Array | None = None,
     max_seqlen_q: int = 0,
+    shared_prefix: int = 0,
+    shared_cu_sequences: Array | None = None,
     return_lse: bool = False,
     out: Array | None = None,
     lse: Array | None = None,
@@ -202,6 +205,11 @@ def decode(
         Where each sequence begins in a packed q: chunks of prompts and single tokens in one call.
     max_seqlen_q : int
         With `cu_seqlens`: queries of the longest sequence, or more; 0: total_q.
+    shared_prefix : int
+        The first keys of every sequence, attended to once for all queries, where the first sequence has them; at most the
+        keys before a sequence's first query.
+    shared_cu_sequences : array, [num_groups + 1] i32 or i64, optional
+        Sequences from one to the next share a prefix of their own; all of them share one unless given.
     return_lse, out, lse
         As `attention`'s.
     **features
@@ -220,16 +228,21 @@ def decode(
     function = "decode"
     if features.get("layout", "bshd") != "bshd":
         raise InvalidArgument(f"decode: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
+    if shared_prefix < 0:
+        raise InvalidArgument(f"decode: shared_prefix is {shared_prefix}; expected >= 0")
     given = _cache_arguments(cache, append_k, append_v, append_cu_seqlens, rotary, function)
     if cu_seqlens is not None:
         features["cu_seqlens"] = (cu_seqlens, None)  # a cache has lengths of its own
+    if shared_cu_sequences is not None:
+        given["shared_cu_sequences"] = shared_cu_sequences
     framework = framework_of(q, function, "q")
     out, lse = make_outputs(function, framework, q, cache.v, out, lse, return_lse, "bshd")
     arguments = gather(function, q, cache.k, cache.v, out, lse, stream=framework.stream(q), **features)
     arguments = resolved(framework, arguments, function)
     is_interleaved = rotary is not None and rotary.is_interleaved
     template = _decode_template(arguments, tuple(given), is_interleaved, sees_all_keys, function)
-    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, max_seqlen_q), _DECODE)
+    words = (*arguments.words, max_seqlen_q, shared_prefix)
+    template.invoke((*arguments.tensors, *given.values()), words, _DECODE)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)
 
@@ -261,7 +274,7 @@ def append_to_cache(
     arguments = gather(function, None, cache.k, cache.v, None, stream=framework.stream(k))
     is_interleaved = rotary is not None and rotary.is_interleaved
     template = _decode_template(arguments, tuple(given), is_interleaved, False, function)
-    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, 0), _APPEND)
+    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, 0, 0), _APPEND)
 
 
 def _merge_template(num_states: int, has_lse: bool) -> Template:

@@ -23,8 +23,22 @@ NodePtr simplify(const NodePtr& root);
 /// it.
 NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)>& replace);
 
+/// As rewrite; `replace` is given the node as it was, too.
+NodePtr rewrite_beside(
+    const NodePtr& root,
+    const std::function<NodePtr(const NodePtr& node, const NodePtr& rebuilt)>& replace);
+
 /// Replaces `score` by another formula.
 NodePtr substitute_score(const NodePtr& root, const NodePtr& score);
+
+/// The same formula where keys are counted from another one: kv_idx + by and seqlen_kv + by in their places, but where
+/// they stand against each other so that nothing changes, as in causal masks. Exact for positions and scalars up to
+/// 2^28: sums of them then do not wrap.
+NodePtr shift_keys(const NodePtr& root, const NodePtr& by);
+
+/// Is a mask true for every key before the first, counted as far from a row as keys behind it are? Asked of what no
+/// shift changes, for positions up to 2^28: bottom-right causal masks are, windows are not.
+bool sees_all_keys_before(const NodePtr& mask);
 
 /// Are these views of the same elements?
 bool same_binding(const CapturedTensor& a, const CapturedTensor& b);

@@ -5,6 +5,12 @@
 namespace fovea::expr {
 
 NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)>& replace) {
+  return rewrite_beside(
+      root, [&](const NodePtr& /*node*/, const NodePtr& rebuilt) { return replace(rebuilt); });
+}
+
+NodePtr rewrite_beside(const NodePtr& root,
+                       const std::function<NodePtr(const NodePtr&, const NodePtr&)>& replace) {
   std::unordered_map<Digest, NodePtr, DigestHash> rewritten;
   const auto rebuilt = [&](const NodePtr& node) {
     bool is_changed = false;
@@ -18,7 +24,7 @@ NodePtr rewrite(const NodePtr& root, const std::function<NodePtr(const NodePtr&)
   };
   const auto finish = [&](const NodePtr& node) {
     NodePtr result = rebuilt(node);
-    if (NodePtr replacement = replace(result)) result = std::move(replacement);
+    if (NodePtr replacement = replace(node, result)) result = std::move(replacement);
     rewritten.emplace(node->digest, std::move(result));
   };
 

@@ -17,8 +17,11 @@
 #include "cpu/append.hpp"
 #include "cuda/append/append_to_cache.hpp"
 #include "plan/call_workspace.hpp"
+#include "plan/decode_plan.hpp"
+#include "plan/device_kernels.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
+#include "plan/shared_prefix.hpp"
 
 namespace fovea {
 namespace {
@@ -26,41 +29,6 @@ namespace {
 constexpr std::string_view kDecode = "attention_decode";
 constexpr std::string_view kAppend = "append_to_cache";
 constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max();  // of a sequence
-
-/// Plans are made for lengths up to a power of two, so that a growing cache meets a new one rarely; the bits do not
-/// know it.
-std::int64_t bound_of(std::int64_t seqlen_kv, std::int64_t capacity) {
-  std::int64_t bound = kLeastPlannedKeys;
-  while (bound < seqlen_kv) bound *= 2;
-  return std::max(seqlen_kv, std::min(bound, capacity));
-}
-
-/// What the host cannot read is planned for as if every sequence filled its room.
-std::int64_t bound_of(const AttentionDecode& args, std::int64_t longest) {
-  const bool is_known = is_cpu(args.q.spec().device);
-  return bound_of(longest, is_known ? cache_capacity(args.cache) : cuda::kMostOfSequence);
-}
-
-Plan make_plan(const Problem& problem, const CacheLayout& cache, std::string_view where) {
-  auto impl = std::make_shared<Plan::Impl>();
-  impl->problem = validate_decode_problem(problem, cache, where);
-  if (is_cpu(impl->problem.device())) {
-    impl->backend = cpu::plan_forward(impl->problem, problem.num_threads);
-  } else {
-    impl->backend = cuda::plan_forward(impl->problem, impl->problem.device());
-  }
-  return Plan(std::move(impl));
-}
-
-Plan find_plan(const AttentionDecode& args, std::int64_t bound, Runtime& runtime, CallLog& log,
-               std::string_view where) {
-  const int num_threads = args.executor != nullptr ? args.executor->concurrency() : 0;
-  const Problem problem = decode_problem(args, bound, num_threads, where);
-  const CacheLayout cache = cache_layout(args);
-  return runtime.impl().find_or_make(decode_key(problem, cache), [&] {
-    return log.timed_plan([&] { return make_plan(problem, cache, where); });
-  });
-}
 
 /// With an executor where there must be one, and offsets of packed new tokens.
 AttentionDecode completed(AttentionDecode call, Runtime& runtime) {
@@ -76,17 +44,46 @@ std::size_t rotated_bytes(const AttentionDecode& args) {
   return static_cast<std::size_t>(args.q.spec().num_elements()) * size_bytes(args.q.dtype());
 }
 
-/// The pieces of a call's workspace: the plan's, then turned queries.
+/// What plans of a call are: one, or those of a shared prefix.
+struct CallPlan {
+  std::variant<Plan, SharedPrefixPlanPtr> plans;
+
+  const Plan* plain() const { return std::get_if<Plan>(&plans); }
+  const SharedPrefixPlan& prefixed() const { return *std::get<SharedPrefixPlanPtr>(plans); }
+  const ForwardProblem& problem() const {
+    return plain() != nullptr ? plain()->impl().problem : prefixed().problem;
+  }
+};
+
+/// Queries in workspace where they are turned, row-major; else the call's.
+TensorView queries_of(const AttentionDecode& args, std::byte* turned) {
+  if (!args.rotary) return args.q;
+  const TensorSpec& q = args.q.spec();
+  TensorSpec dense =
+      make_spec(q.dtype, std::span(q.shape.data(), static_cast<std::size_t>(q.rank)));
+  dense.device = q.device;
+  return {static_cast<void*>(turned), dense};
+}
+
+/// The pieces of a call's workspace: the plans', turned queries, what a shared prefix keeps.
 struct DecodeWorkspace {
-  std::size_t alignment = 0, plan_bytes = 0, q_bytes = 0;
+  std::size_t alignment = 0, plan_bytes = 0, q_bytes = 0, prefix_bytes = 0;
 
-  DecodeWorkspace(const Plan& plan, const AttentionDecode& args)
+  DecodeWorkspace(const CallPlan& plan, const AttentionDecode& args)
       : alignment(is_cpu(args.q.spec().device) ? kWorkspaceAlignment : kDeviceWorkspaceAlignment),
-        plan_bytes(round_up(std::visit([](const auto& backend) { return backend.workspace_bytes; },
-                                       plan.impl().backend))),
-        q_bytes(rotated_bytes(args)) {}
+        q_bytes(rotated_bytes(args)) {
+    if (plan.plain() != nullptr) {
+      plan_bytes = round_up(aligned_bytes_of(*plan.plain()));
+      return;
+    }
+    const SharedPrefixBytes bytes =
+        shared_prefix_bytes(plan.prefixed(), args, queries_of(args, nullptr));
+    plan_bytes = round_up(bytes.scratch);
+    q_bytes = round_up(q_bytes);
+    prefix_bytes = bytes.states;
+  }
 
-  std::size_t aligned_bytes() const { return plan_bytes + q_bytes; }
+  std::size_t aligned_bytes() const { return plan_bytes + q_bytes + prefix_bytes; }
   std::size_t bytes() const { return unaligned_workspace_bytes(aligned_bytes(), alignment); }
 
  private:
@@ -95,59 +92,35 @@ struct DecodeWorkspace {
   }
 };
 
-/// Appends and turns, then attends over what the cache holds.
-struct DecodeSteps {
-  const AttentionDecode& args;
-  const NewTokens& tokens;
-  const ForwardProblem& problem;
-  const AttentionForward& forward;
-  std::byte* workspace;
-  Runtime& runtime;
-};
-
-void run_on(const cpu::ForwardPlan& plan, const DecodeSteps& call) {
-  cpu::append_tokens(call.tokens, *call.args.executor);
-  const GrownCache grown = grown_cache(call.args.cache, call.args.append);
-  cpu::attention_forward(call.problem, plan, call.forward, call.workspace, *call.args.executor,
-                         &grown);
-}
-
-/// Appending is planned once for each device.
-cuda::AppendPlan find_append(Device device, Runtime& runtime) {
-  const expr::Digest key{static_cast<std::uint64_t>(device.index), 0};
-  return runtime.impl().find_or_make(key, [&] { return cuda::plan_append(device); });
-}
-
-void run_on(const cuda::ForwardPlan& plan, const DecodeSteps& call) {
-  const GrownCache grown = grown_cache(call.args.cache, call.args.append);
-  if (call.args.append.k || call.tokens.rotary != nullptr) {
-    cuda::append_tokens(find_append(call.problem.device(), call.runtime), call.tokens,
-                        call.args.stream);
+void append_and_turn(const NewTokens& tokens, const AttentionDecode& args, Runtime& runtime) {
+  if (!args.append.k && tokens.rotary == nullptr) return;
+  const Device device = args.q.spec().device;
+  if (is_cpu(device)) {
+    cpu::append_tokens(tokens, *args.executor);
+  } else {
+    cuda::append_tokens(find_append(device, runtime), tokens, args.stream);
   }
-  cuda::attention_forward(call.problem, plan, call.forward, call.workspace, call.args.stream,
-                          &grown);
 }
 
-void run(const Plan& plan, const AttentionDecode& args, const DecodeWorkspace& sizes,
+/// Appends and turns, then attends over what the cache holds.
+void run(const CallPlan& plan, const AttentionDecode& args, const DecodeWorkspace& sizes,
          Runtime& runtime) {
   std::byte* workspace = aligned_workspace(args.workspace, sizes.aligned_bytes(), sizes.alignment);
-  AttentionForward forward = forward_of(args);
-  if (args.rotary) {
-    const TensorSpec& q = args.q.spec();
-    TensorSpec dense =
-        make_spec(q.dtype, std::span(q.shape.data(), static_cast<std::size_t>(q.rank)));
-    dense.device = q.device;
-    forward.q = TensorView(static_cast<void*>(workspace + sizes.plan_bytes), dense);
-  }
+  std::byte* const turned = workspace + sizes.plan_bytes;
+  const TensorView q = queries_of(args, turned);
   const NewTokens tokens{.cache = args.cache,
                          .append = args.append,
-                         .batch = plan.impl().problem.num_sequences,
+                         .batch = plan.problem().num_sequences,
                          .rotary = args.rotary ? &*args.rotary : nullptr,
                          .q = args.q,
                          .cu_seqlens_q = args.cu_seqlens_q,
-                         .rotated_q = forward.q};
-  const DecodeSteps call{args, tokens, plan.impl().problem, forward, workspace, runtime};
-  std::visit([&](const auto& backend) { run_on(backend, call); }, plan.impl().backend);
+                         .rotated_q = q};
+  append_and_turn(tokens, args, runtime);
+  if (plan.plain() == nullptr)
+    return attend(plan.prefixed(), args, q, workspace, turned + sizes.q_bytes, runtime);
+  AttentionForward forward = forward_of(args);
+  forward.q = q;
+  attend(*plan.plain(), args, forward, workspace);
 }
 
 void require_out(const AttentionDecode& call, std::string_view where) {
@@ -166,21 +139,59 @@ void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
 std::int64_t validate_tokens(const AttentionDecode& call) {
   const std::int64_t batch = decode_batch(call, kDecode);
   validate_query_offsets(call, kDecode);
-  return validate_cache(call.cache, call.append, call.rotary, batch, kDecode);
+  if (call.shared_prefix) check_shared_prefix(call, kDecode);
+  const std::int64_t longest = validate_cache(call.cache, call.append, call.rotary, batch, kDecode);
+  if (call.shared_prefix) check_prefix_lengths(call, kDecode);
+  return longest;
+}
+
+CallPlan make_call_plan(const AttentionDecode& args, std::int64_t max_prefix,
+                        std::int64_t max_seqlen_kv, Runtime& runtime, CallLog& log,
+                        std::string_view where) {
+  if (!args.shared_prefix) return {find_decode_plan(args, max_seqlen_kv, runtime, log, where)};
+  return {find_shared_prefix_plan(args, max_prefix, max_seqlen_kv, runtime, log, where)};
+}
+
+/// Of a call, or of its workspace: for lengths up to those of a few plans.
+CallPlan find_plan(const AttentionDecode& args, std::int64_t longest, Runtime& runtime,
+                   CallLog& log, std::string_view where) {
+  const std::int64_t max_prefix = planned_keys(args.shared_prefix.seqlen, kMostKeysWithPrefix);
+  return make_call_plan(args, max_prefix, planned_keys(args, longest), runtime, log, where);
 }
 
 /// What a plan's kernel was chosen by, of which `key` is the key: dtypes, heads, the layout of the cache and the
 /// programs. The executor may be smaller than the plan's.
-void require_same_problem(const Plan& plan, const expr::Digest& key, const AttentionDecode& call) {
-  const ForwardProblem& f = plan.impl().problem;
+void require_same_problem(const CallPlan& plan, const expr::Digest& key,
+                          const AttentionDecode& call) {
+  const ForwardProblem& f = plan.problem();
   const int workers = f.problem.num_threads;
   if (is_cpu(f.device())) require_workers(kDecode, *call.executor, workers, "those of the plan");
   const Problem problem = decode_problem(call, f.problem.seqlen_kv->value, workers, kDecode);
-  if (decode_key(problem, cache_layout(call)) == key) return;
+  const bool is_plain = plan.plain() != nullptr;
+  const bool is_same =
+      is_plain == !call.shared_prefix &&
+      (is_plain ? decode_key(problem, cache_layout(call))
+                : shared_prefix_key(problem, call, plan.prefixed().max_prefix)) == key;
+  if (is_same) return;
   invalid(
       std::string(kDecode),
-      "the call poses another problem than the plan's; expected equal dtypes, heads, head dims, "
-      "layout of the cache, programs, sm_margin and wanted outputs");
+      fmt::format(
+          "the call poses another problem than the plan's; expected equal dtypes, heads, head "
+          "dims, layout of the cache, programs, sm_margin and wanted outputs{}",
+          is_plain && !call.shared_prefix ? ""
+                                          : ", a shared prefix where the plan has one, in as many "
+                                            "groups, and of whole pages where the plan's is"));
+}
+
+void require_short_prefix(const CallPlan& plan, const AttentionDecode& call) {
+  if (plan.plain() != nullptr || call.shared_prefix.seqlen <= plan.prefixed().max_prefix) return;
+  invalid(std::string(kDecode),
+          fmt::format("shared_prefix.seqlen is {}; expected at most {}, that of the plan",
+                      call.shared_prefix.seqlen, plan.prefixed().max_prefix));
+}
+
+void log_decode(const CallLog& log, const CallPlan& plan) {
+  log_call(log, plan.plain() != nullptr ? plan.plain()->impl() : plan.prefixed().suffix.impl());
 }
 
 std::string_view append_kernel(Device device) {
@@ -229,7 +240,7 @@ NewTokens validated_tokens(const AppendToCache& args) {
 }  // namespace
 
 struct DecodePlan::Impl {
-  Plan plan;
+  CallPlan plan;
   expr::Digest key;  // of its problem
   std::int64_t max_seqlen_kv = 0;
   std::size_t workspace_bytes = 0;
@@ -241,15 +252,15 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
   AttentionDecode call = completed(args, runtime);
   require_out(call, kDecode);
   const std::int64_t longest = validate_tokens(call);
-  const Plan plan = find_plan(call, bound_of(call, longest), runtime, log, kDecode);
-  validate_decode(plan.impl().problem, call, kDecode);
+  const CallPlan plan = find_plan(call, longest, runtime, log, kDecode);
+  validate_decode(plan.problem(), call, kDecode);
   const DecodeWorkspace sizes(plan, call);
   const CallWorkspace workspace(call.workspace, sizes.bytes(), {call.q.spec().device, call.stream},
                                 runtime.impl());
   call.workspace = workspace.bytes();
   require_workspace(kDecode, call.workspace, sizes.bytes(), "decode_workspace_bytes");
   run(plan, call, sizes, runtime);
-  log_call(log, plan.impl());
+  log_decode(log, plan);
 }
 
 DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
@@ -260,13 +271,15 @@ DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) 
   Runtime& runtime = Runtime::process_default();
   const AttentionDecode call = completed(args, runtime);
   decode_batch(call, kWhere);
-  const Plan plan = find_plan(call, max_seqlen_kv, runtime, log, kWhere);
-  const ForwardProblem& f = plan.impl().problem;
-  auto impl =
-      std::make_shared<DecodePlan::Impl>(DecodePlan::Impl{.plan = plan,
-                                                          .key = decode_key(f.problem, f.cache),
-                                                          .max_seqlen_kv = max_seqlen_kv,
-                                                          .workspace_bytes = 0});
+  if (call.shared_prefix) check_shared_prefix(call, kWhere);
+  const CallPlan plan =
+      make_call_plan(call, call.shared_prefix.seqlen, max_seqlen_kv, runtime, log, kWhere);
+  const ForwardProblem& f = plan.problem();
+  auto impl = std::make_shared<DecodePlan::Impl>(DecodePlan::Impl{
+      .plan = plan,
+      .key = plan.plain() != nullptr ? decode_key(f.problem, f.cache) : plan.prefixed().key,
+      .max_seqlen_kv = max_seqlen_kv,
+      .workspace_bytes = 0});
   impl->workspace_bytes = DecodeWorkspace(impl->plan, call).bytes();
   if (!is_cpu(call.q.spec().device) && (call.append.k || call.rotary))
     find_append(call.q.spec().device, runtime);  // so that no run loads it
@@ -276,7 +289,9 @@ DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) 
 std::size_t DecodePlan::workspace_bytes() const { return impl_->workspace_bytes; }
 
 Explanation DecodePlan::explain() const {
-  Explanation explanation = impl_->plan.explain();
+  const CallPlan& plan = impl_->plan;
+  Explanation explanation =
+      plan.plain() != nullptr ? plan.plain()->explain() : explain_shared_prefix(plan.prefixed());
   explanation.workspace_bytes = impl_->workspace_bytes;
   return explanation;
 }
@@ -294,12 +309,13 @@ void DecodePlan::run(const AttentionDecode& args) const {
         fmt::format("a sequence has {} keys; expected at most {}, the max_seqlen_kv of the plan",
                     longest, impl_->max_seqlen_kv));
   }
+  require_short_prefix(impl_->plan, call);
   require_same_problem(impl_->plan, impl_->key, call);
-  validate_decode(impl_->plan.impl().problem, call, kDecode);
+  validate_decode(impl_->plan.problem(), call, kDecode);
   const DecodeWorkspace sizes(impl_->plan, call);
   require_workspace(kDecode, call.workspace, sizes.bytes(), "DecodePlan::workspace_bytes");
   fovea::run(impl_->plan, call, sizes, runtime);
-  log_call(log, impl_->plan.impl());
+  log_decode(log, impl_->plan);
 }
 
 Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
@@ -307,13 +323,9 @@ Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
   constexpr std::string_view kWhere = "explain";
   require_length(max_seqlen_kv, kWhere);
   const AttentionDecode call = completed(args, Runtime::process_default());
-  const int num_threads = call.executor != nullptr ? call.executor->concurrency() : 0;
-  const CacheLayout cache = cache_layout(call);
-  const ForwardProblem f = validate_decode_problem(
-      decode_problem(call, max_seqlen_kv, num_threads, kWhere), cache, kWhere);
-  if (!is_cpu(f.device()))
-    return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::gone);
-  return explain_forward(f, cpu::try_plan_forward(f, num_threads), MaskData::gone);
+  if (!call.shared_prefix) return explain_decode(call, max_seqlen_kv, kWhere);
+  check_shared_prefix(call, kWhere);
+  return explain_shared_prefix(call, max_seqlen_kv, kWhere);
 }
 
 void attention_decode(const AttentionDecode& args) {
@@ -391,9 +403,9 @@ std::size_t decode_workspace_bytes(const AttentionDecode& args, std::int64_t max
   const AttentionDecode call = completed(args, runtime);
   CallLog log(kWhere);
   decode_batch(call, kWhere);
+  if (call.shared_prefix) check_shared_prefix(call, kWhere);
   const auto bytes_for = [&](std::int64_t length) {
-    return DecodeWorkspace(find_plan(call, bound_of(call, length), runtime, log, kWhere), call)
-        .bytes();
+    return DecodeWorkspace(find_plan(call, length, runtime, log, kWhere), call).bytes();
   };
   if (!is_cpu(call.q.spec().device)) return bytes_for(cache_capacity(call.cache));
   // Shorter caches may want more: splits run side by side only while their states fit.

@@ -17,6 +17,7 @@
 #include "cpu/features.hpp"
 #include "cuda/merge/merge_states.hpp"
 #include "plan/call_workspace.hpp"
+#include "plan/device_kernels.hpp"
 #include "plan/plan.hpp"
 #include "plan/runtime.hpp"
 #include "problem/tensor_checks.hpp"
@@ -76,12 +77,6 @@ int num_workers_of(const MergeStates& args) {
   return args.executor != nullptr ? args.executor->concurrency() : default_num_threads();
 }
 
-/// Loading is planned once for each device.
-cuda::MergePlan find_kernel(Device device, Runtime& runtime) {
-  const expr::Digest key{static_cast<std::uint64_t>(device.index), 0};
-  return runtime.impl().find_or_make(key, [&] { return cuda::plan_merge(device); });
-}
-
 std::string_view kernel_of(Device device) {
   return is_cpu(device) ? "cpu/merge_states" : "cuda/common/merge_states";
 }
@@ -129,7 +124,7 @@ MergeStatesPlan plan_merge_states(const MergeStates& args) {
     impl->workspace_bytes = cpu::merge_workspace_bytes(args, impl->num_workers);
   } else {
     cuda::refuse_merge(args);
-    impl->cuda = find_kernel(impl->device, Runtime::process_default());
+    impl->cuda = find_merge(impl->device, Runtime::process_default());
   }
   return MergeStatesPlan(std::move(impl));
 }
@@ -199,7 +194,7 @@ void merge_states(const MergeStates& args, Runtime& runtime) {
   if (is_cpu(device)) {
     merge_on_cpu(args, runtime);
   } else {
-    cuda::merge_states(find_kernel(device, runtime), args);
+    cuda::merge_states(find_merge(device, runtime), args);
   }
   log_merge(log, args);
 }

@@ -15,9 +15,12 @@
 
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/merge/merge_states.hpp"
+#include "cuda/prefix/prefix_places.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
+
+struct SharedPrefixPlan;  // shared_prefix.hpp
 
 struct Runtime::Impl {
   int num_threads = 0;
@@ -27,7 +30,8 @@ struct Runtime::Impl {
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
-             Cache<cuda::MergePlan>>
+             Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>,
+             Cache<std::shared_ptr<const SharedPrefixPlan>>>
       caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses

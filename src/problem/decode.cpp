@@ -60,6 +60,7 @@ void add_new_tokens(OverlapCheck& check, const Append& append,
 void add_operands(OverlapCheck& check, const AttentionDecode& args) {
   check.add_input("q", args.q);
   check.add_input("cu_seqlens_q", args.cu_seqlens_q);
+  check.add_input("shared_prefix.cu_sequences", args.shared_prefix.cu_sequences);
   check.add_input("sinks", args.sinks);
   check.add_captured(args.score, args.mask);
 }

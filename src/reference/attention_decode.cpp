@@ -106,12 +106,7 @@ class Decode {
     result_.lse.assign(num_statistics(forward_), -std::numeric_limits<double>::infinity());
     const std::int64_t batch =
         args_.cu_seqlens_q ? args_.cu_seqlens_q.size(0) - 1 : args_.q.size(0);
-    for (std::int64_t b = 0; b < batch; ++b) {
-      run_sequence({.cache = args_.cache,
-                    .batch = b,
-                    .left_padding = entry(args_.cache.left_padding, b, 0),
-                    .seqlen = entry(args_.cache.seqlens, b, 0)});
-    }
+    for (std::int64_t b = 0; b < batch; ++b) run_sequence(cached(b));
     result_.out = out_.values();
     result_.appended_k = appended_k_.values();
     result_.appended_v = appended_v_.values();
@@ -132,14 +127,31 @@ class Decode {
     return given ? HeadRows(given) : zeros({0, 0, cached.size(2), cached.size(3)});
   }
 
+  CachedSequence cached(std::int64_t b) const {
+    return {.cache = args_.cache,
+            .batch = b,
+            .left_padding = entry(args_.cache.left_padding, b, 0),
+            .seqlen = entry(args_.cache.seqlens, b, 0)};
+  }
+
+  /// The first sequence of its group, whose keys it shares.
+  std::int64_t leader(std::int64_t b) const {
+    const TensorView& groups = args_.shared_prefix.cu_sequences;
+    if (!groups) return 0;
+    std::int64_t first = 0;
+    for (std::int64_t g = 0; g + 1 < groups.size(0) && entry(groups, g, 0) <= b; ++g)
+      first = entry(groups, g, 0);
+    return first;
+  }
+
   void run_sequence(const CachedSequence& s) {
     const std::int64_t num_heads_kv = args_.cache.k.size(2);
     const std::int64_t num_heads_q =
         static_cast<std::int64_t>(fovea::reference::num_heads_q(forward_));
     rotate(q_, s, queries_, num_heads_q);
     rotate(appended_k_, s, new_tokens_, num_heads_kv);
-    const HeadRows k = keys(s, args_.cache.k, appended_k_);
-    const HeadRows v = keys(s, args_.cache.v, appended_v_);
+    const HeadRows k = keys_with_prefix(s, args_.cache.k, appended_k_);
+    const HeadRows v = keys_with_prefix(s, args_.cache.v, appended_v_);
     for (std::int64_t q_head = 0; q_head < num_heads_q; ++q_head) {
       for (std::int64_t q_idx = 0; q_idx < queries_.seqlen(s.batch); ++q_idx) {
         const std::int64_t kv_head = q_head / (num_heads_q / num_heads_kv);
@@ -196,6 +208,21 @@ class Decode {
         positions.rank() == 1 ? token.row * positions.stride(0)
                               : token.batch * positions.stride(0) + token.row * positions.stride(1);
     return static_cast<std::int64_t>(element(positions, at));
+  }
+
+  HeadRows keys_with_prefix(const CachedSequence& s, const TensorView& view,
+                            const HeadRows& added) const {
+    HeadRows rows = keys(s, view, added);
+    const std::int64_t first = leader(s.batch);
+    if (args_.shared_prefix.seqlen == 0 || first == s.batch) return rows;
+    const HeadRows shared = keys(cached(first), view, added);
+    for (std::int64_t i = 0; i < args_.shared_prefix.seqlen; ++i) {
+      for (std::int64_t head = 0; head < view.size(2); ++head) {
+        const std::span<const double> row = shared[{0, i, head}];
+        std::copy(row.begin(), row.end(), rows[{0, i, head}].begin());
+      }
+    }
+    return rows;
   }
 
   /// All keys (or values) of the sequence, those of the cache first: [1, seqlen_kv, heads, dim].

@@ -396,6 +396,10 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
   }
   if (is_packed && bytes.next() % 4 == 1) args.max_seqlen_q = bytes.next() % 8 - 1;
   args.sees_all_keys = bytes.next() % 3;
+  if (bytes.next() % 4 == 1) {
+    args.shared_prefix = bytes.next() % 8 - 1;
+    if (bytes.flag()) args.shared_cu_sequences = loan.indices({bytes.next() % 3 + 1});
+  }
   return args;
 }
 

@@ -62,6 +62,7 @@ enum CacheLayout : std::uint64_t {
   kCachePages,
   kCacheOffsetsQ,
   kCacheOffsetsNew,
+  kCacheGroups,
 };
 
 GuardedTensor drawn(const CacheCase& p, CacheLayout stream, Dtype dtype,
@@ -139,6 +140,15 @@ TensorView slice(const TensorView& view, int dim, std::int64_t begin, std::int64
 
 }  // namespace
 
+std::int64_t CacheCase::owner(std::int64_t sequence, std::int64_t kv_idx) const {
+  if (kv_idx >= shared_prefix) return sequence;
+  std::int64_t first = 0;
+  for (const std::int64_t begin : groups) {
+    if (begin <= sequence) first = begin;
+  }
+  return first;
+}
+
 AttentionDecode alone(const AttentionDecode& together, std::int64_t sequence) {
   AttentionDecode args = together;
   KvCache& cache = args.cache;
@@ -184,10 +194,15 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
     sinks = drawn(p, kCacheSinks, Dtype::f32, {p.num_heads_q});
     sinks.fill([&](std::int64_t i) { return value(kSinks, 0, 0, i, 0); });
   }
+  if (!p.groups.empty()) {
+    std::vector<std::int64_t> begins = p.groups;
+    begins.push_back(p.batch());
+    cu_sequences = indices(p, kCacheGroups, begins);
+  }
   dense_.resize(p.seqlens.size());
   for (GuardedTensor* tensor :
        {&q, &k, &v, &page_table, &page_indptr, &page_indices, &seqlens, &batch_idx, &left_padding,
-        &new_k, &new_v, &sinks, &cu_seqlens_q, &cu_seqlens_new, &out, &lse}) {
+        &new_k, &new_v, &sinks, &cu_seqlens_q, &cu_seqlens_new, &cu_sequences, &out, &lse}) {
     tensor->seal();
   }
 }
@@ -239,6 +254,7 @@ TensorView CacheMemory::lse_of(const TensorView& statistics, std::int64_t sequen
 double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int64_t row,
                           std::int64_t head, std::int64_t dim) const {
   if (stream == kV && problem_.has_latent_values) stream = kK;
+  if (stream == kK || stream == kV) sequence = problem_.owner(sequence, row);
   if (stream == (problem_.has_latent_values ? kK : kV) && row == problem_.nan_key)
     return std::nan("");
   const Random random(problem_.seed * 1000 + static_cast<std::uint64_t>(sequence), stream);
@@ -330,10 +346,12 @@ void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& appended, std:
   });
   for (std::int64_t i = 0; i < p.batch(); ++i) {
     for (std::int64_t row = p.left_padding(i); row < rows_before(i); ++row) {
+      const std::int64_t kv_idx = row - p.left_padding(i);
+      if (p.owner(i, kv_idx) != i) continue;  // NaN stays where nobody looks
       for (std::int64_t head = 0; head < p.num_heads_kv; ++head) {
         const std::int64_t at = offset(cache.view(), i, row, head);
         for (std::int64_t d = 0; d < head_dim; ++d)
-          cache.set(at + d, value(stream, i, row - p.left_padding(i), head, d));
+          cache.set(at + d, value(stream, i, kv_idx, head, d));
       }
     }
   }
@@ -364,6 +382,7 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
   args.append = {.k = new_k.view(), .cu_seqlens = cu_seqlens_new.view()};
   if (!problem_.has_latent_values) args.append.v = new_v.view();
   args.cu_seqlens_q = cu_seqlens_q.view();
+  args.shared_prefix = {.seqlen = problem_.shared_prefix, .cu_sequences = cu_sequences.view()};
   if (problem_.has_max_seqlen_q) args.max_seqlen_q = std::ranges::max(problem_.packed_q);
   args.score = problem_.score;
   args.mask = problem_.mask;
@@ -421,6 +440,7 @@ std::string CacheMemory::damage() const {
       {"append.v", &new_v},
       {"append.cu_seqlens", &cu_seqlens_new},
       {"cu_seqlens_q", &cu_seqlens_q},
+      {"shared_prefix.cu_sequences", &cu_sequences},
       {"sinks", &sinks}};
   for (const auto& [name, tensor] : inputs) {
     if (tensor->view() && !tensor->is_unchanged()) return std::string(name) + " was written";

@@ -35,6 +35,10 @@ struct CacheCase {
   std::uint64_t layout_seed = 1;   // of the layouts of indices, tables, sinks and lse; 0: row-major
   bool has_drawn_tokens = false;   // of q, out and new tokens too
 
+  // Keys that each sequence has of the first of its group, whose sequences begin at `groups`; empty: one group.
+  std::int64_t shared_prefix = 0;
+  std::vector<std::int64_t> groups{};
+
   ScoreMod score{};
   MaskMod mask = causal();
   bool has_sinks = false;
@@ -52,6 +56,8 @@ struct CacheCase {
     return packed_new.empty() ? num_new : packed_new[static_cast<std::size_t>(sequence)];
   }
   bool appends() const { return num_new > 0 || !packed_new.empty(); }
+  /// Whose key this is.
+  std::int64_t owner(std::int64_t sequence, std::int64_t kv_idx) const;
 };
 
 /// Cache rows, pages and entries that no sequence uses hold NaN, Inf, -1 and huge numbers.
@@ -79,7 +85,7 @@ class CacheMemory {
 
   GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
   GuardedTensor page_indptr, page_indices;
-  GuardedTensor cu_seqlens_q, cu_seqlens_new;
+  GuardedTensor cu_seqlens_q, cu_seqlens_new, cu_sequences;
   GuardedTensor out, lse;
 
  private:

@@ -5,11 +5,15 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <utility>
 
 #include "compile/cuda/compiler.hpp"
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/prefix/prefix_places.hpp"
+#include "problem/decode.hpp"
 #include "problem/forward.hpp"
+#include "problem/shared_prefix.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -83,6 +87,43 @@ TEST(PackedSpecs, TheAppendKernelSpillsNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const jit::Cubin cubin = compiler().compile(append_text(), {.major = 8, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
+}
+
+/// 64 sequences of one query over pages: what both calls of a shared prefix load.
+AttentionDecode decode_step() {
+  const auto spec = [](std::initializer_list<std::int64_t> shape, Dtype dtype = Dtype::bf16) {
+    return TensorView(static_cast<void*>(nullptr), make_spec(dtype, {shape.begin(), shape.size()}));
+  };
+  AttentionDecode args{.q = spec({64, 1, 32, 128}),
+                       .cache = {.k = spec({4096, 16, 8, 128}),
+                                 .v = spec({4096, 16, 8, 128}),
+                                 .page_table = spec({64, 512}, Dtype::i32),
+                                 .seqlens = spec({64}, Dtype::i32)},
+                       .out = spec({64, 1, 32, 128})};
+  args.shared_prefix.seqlen = 4096;
+  return args;
+}
+
+TEST(SharedPrefixSpecs, CompileAndSpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const jit::Architecture hopper{.major = 9, .minor = 0};
+  for (const MaskMod& mask : {causal(), window(1000, 0)}) {  // the second reads a table of rows
+    AttentionDecode args = decode_step();
+    args.mask = mask;
+    const PrefixCalls calls =
+        split_at_prefix(args, args.q, prefix_programs(args.score, args.mask, false), nullptr);
+    for (const auto& [call, expected] : {std::pair{&calls.prefix, "cuda/sm90/attention_forward"},
+                                         std::pair{&calls.suffix, "cuda/sm90/decode"}}) {
+      const ForwardProblem f = validate_decode_problem(decode_problem(*call, 4096, 0, "test"),
+                                                       cache_layout(*call), "test");
+      const ForwardPlan plan = choose_forward(f, typical_device(9, 0));
+      EXPECT_EQ(plan.candidate, expected);
+      for (const PlannedKernel& kernel : planned_kernels(plan))
+        EXPECT_EQ(compiler().compile(kernel.text, hopper).report.spill_bytes, 0)
+            << kernel.text.label;
+    }
+  }
+  EXPECT_EQ(compiler().compile(prefix_text(), hopper).report.spill_bytes, 0);
 }
 
 }  // namespace

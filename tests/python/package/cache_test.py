@@ -25,6 +25,21 @@ def test_decoding_token_by_token_equals_one_causal_call(page_size) -> None:
     oracle.assert_close(got, q, k, v, visible=lambda p: p.kv_idx <= p.q_idx)
 
 
+def test_a_shared_prefix_is_that_of_a_groups_first_sequence() -> None:
+    q, k, v = qkv(4, 1, 20, 4, 2, 32, 32)
+    k[1, :12], v[1, :12], k[3, :12], v[3, :12] = k[0, :12], v[0, :12], k[2, :12], v[2, :12]
+    plain = fovea.decode(q, fovea.KvCache(k, v, np.full(4, 20, np.int32)))
+    for sequence in (1, 3):
+        k[sequence, :12] = v[sequence, :12] = np.nan
+    cache = fovea.KvCache(k, v, np.full(4, 20, np.int32))
+    shared = fovea.decode(q, cache, shared_prefix=12, shared_cu_sequences=np.array([0, 2, 4], np.int32))
+    np.testing.assert_allclose(shared, plain, atol=1e-6)
+    with pytest.raises(fovea.InvalidArgument, match="shared_prefix is -1; expected >= 0"):
+        fovea.decode(q, cache, shared_prefix=-1)
+    with pytest.raises(fovea.InvalidArgument, match="queries stand behind the prefix"):
+        fovea.decode(q, cache, shared_prefix=20)
+
+
 def test_append_alone_then_decode() -> None:
     q, k, v = qkv(2, 1, 8, 4, 2, 32, 32)
     cache = fovea.kv_cache(q, 2, 8, 2, 32)

@@ -176,6 +176,21 @@ TEST(CDecode, PacksQueriesAndNewTokens) {
               HasSubstr("cu_seqlens_kv is given; expected none over a cache"));
 }
 
+TEST(CDecode, SharesAPrefixInGroups) {
+  CacheCall c, cxx;
+  IndexTensor groups{{3}, {0, 1, 2}};
+  c.args.shared_prefix = 2;
+  c.args.shared_cu_sequences = &groups.tensor;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  AttentionDecode args = cxx.cxx();
+  args.shared_prefix = {.seqlen = 2, .cu_sequences = groups.view()};
+  attention_decode(args);
+  EXPECT_EQ(c.out.values, cxx.out.values);
+  c.args.shared_prefix = -1;
+  EXPECT_THAT(outcome_of(fovea_attention_decode, &c.args).message,
+              HasSubstr("shared_prefix.seqlen is -1; expected 0 to"));
+}
+
 TEST(CDecode, NewTokensMayHaveOffsetsOfTheirOwn) {
   PackedCall c, cxx, alone;
   c.args.append_cu_seqlens = &c.new_offsets.tensor;

@@ -14,10 +14,9 @@
 // and strides: the branches are the same for a whole CTA.
 #pragma once
 
-#include "common/bits.cuh"
 #include "common/element.cuh"
+#include "common/packed_row.cuh"
 #include "common/sequence.cuh"
-#include "ptx/warp.cuh"
 #include "shared/append_params.h"
 
 namespace fovea::cuda {
@@ -32,25 +31,6 @@ struct NewToken {
   std::int32_t row;   // of packed tokens
   bool exists;
 };
-
-/// The last of sequences [first, first + 32 step), `step` apart, that begins at `row` or before. Lanes ask one each.
-FOVEA_DEVICE std::int32_t last_before(const IndexParam& cu_seqlens, std::int32_t batch,
-                                      std::int32_t first, std::int32_t step, std::int32_t row) {
-  const std::int64_t mine = first + std::int64_t{step} * ptx::lane_idx();
-  const bool begins = mine < batch && index_at(cu_seqlens, mine) <= row;
-  const std::uint32_t found = ptx::ballot(begins);
-  return found == 0 ? first : first + step * lowest_bit(found ^ found >> 1U);  // of a run of ones
-}
-
-/// The sequence that a packed row belongs to, if there is one. Offsets that decrease give some sequence.
-FOVEA_DEVICE std::int32_t sequence_of(const IndexParam& cu_seqlens, std::int32_t batch,
-                                      std::int32_t row) {
-  std::int32_t step = 1;
-  while (step <= batch / 32) step *= 32;
-  std::int32_t first = 0;
-  for (; step >= 1; step /= 32) first = last_before(cu_seqlens, batch, first, step, row);
-  return first;
-}
 
 FOVEA_DEVICE NewToken token_at(const AppendParams& p, const TokenRows& rows, std::int32_t row) {
   NewToken token{};

@@ -1,0 +1,29 @@
+// Kernels that serve every call of a device: found or loaded once for each.
+#pragma once
+
+#include "fovea/runtime.hpp"
+
+#include "cuda/append/append_to_cache.hpp"
+#include "cuda/merge/merge_states.hpp"
+#include "cuda/prefix/prefix_places.hpp"
+#include "plan/runtime.hpp"
+
+namespace fovea {
+
+inline expr::Digest device_key(Device device) {
+  return {static_cast<std::uint64_t>(device.index), 0};
+}
+
+inline cuda::AppendPlan find_append(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_append(device); });
+}
+
+inline cuda::MergePlan find_merge(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_merge(device); });
+}
+
+inline cuda::PrefixPlan find_prefix(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_prefix(device); });
+}
+
+}  // namespace fovea
