@@ -41,7 +41,7 @@ class Printer {
     // A line along the keys and limits of a row ask for less than parts do.
     if (!is_score(*score)) slope_ = score_slope(score);
     cap_ = cap_of(score);
-    if (slope_ == nullptr) split_score_ = split_loads(score);
+    if (slope_ == nullptr && cap_ == nullptr) split_score_ = split_loads(score);
     if (!limits_) split_mask_ = split_loads(mask);
   }
 

@@ -13,7 +13,8 @@ bool is_score(const Node& node) {
 
 bool is_one_for_all(const Node& cap) {
   return std::ranges::none_of(topological(cap), [](const Node* node) {
-    return node->op == Op::variable || node->op == Op::load;
+    const bool is_number = node->op == Op::load && node->operands.empty();
+    return node->op == Op::variable || (node->op == Op::load && !is_number);
   });
 }
 

@@ -5,7 +5,8 @@
 
 namespace fovea::expr {
 
-/// The cap c where the formula is c * tanh(score / c), made of scalars and constants. Null where it has another form.
+/// The cap c where the formula is c * tanh(score / c), made of scalars, captured tensors of rank 0 and constants. Null
+/// where it has another form.
 NodePtr cap_of(const NodePtr& score);
 
 }  // namespace fovea::expr

@@ -104,6 +104,16 @@ TEST(CapOfScores, IsFoundInWordAndFormula) {
   EXPECT_TRUE(is_cap("tanh(score / 2.5) * 2.5"));
 }
 
+TEST(CapOfScores, MayBeReadWhenTheCallRuns) {
+  const float cap = 30;
+  const std::int32_t whole = 30;
+  const Captures captures{
+      .tensors = {{"cap", view(&cap, {})}, {"whole", view(&whole, {})}, {"caps", view(&cap, {1})}}};
+  EXPECT_TRUE(is_cap(parse_score_mod("cap * tanh(score / cap)", captures)));
+  EXPECT_TRUE(is_cap(parse_score_mod("whole * tanh(score / whole)", captures)));
+  EXPECT_FALSE(is_cap(parse_score_mod("caps[q_head] * tanh(score / caps[q_head])", captures)));
+}
+
 TEST(CapOfScores, IsNothingElse) {
   EXPECT_FALSE(is_cap(ScoreMod{}));
   EXPECT_FALSE(is_cap("30 * tanh(score / 20)"));

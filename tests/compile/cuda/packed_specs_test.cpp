@@ -107,8 +107,12 @@ AttentionDecode decode_step() {
 TEST(SharedPrefixSpecs, CompileAndSpillNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const jit::Architecture hopper{.major = 9, .minor = 0};
-  for (const MaskMod& mask : {causal(), window(1000, 0)}) {  // the second reads a table of rows
+  const ScoreMod cap =
+      parse_score_mod("cap * tanh(score / cap)", {.tensors = {tensor_slot("cap", Dtype::f32, 0)}});
+  // The second reads a table of rows.
+  for (const auto& [score, mask] : {std::pair{cap, causal()}, {ScoreMod(), window(1000, 0)}}) {
     AttentionDecode args = decode_step();
+    args.score = score;
     args.mask = mask;
     const PrefixCalls calls =
         split_at_prefix(args, args.q, prefix_programs(args.score, args.mask, false), nullptr);
