@@ -494,6 +494,32 @@ FOVEA_API int fovea_merge_states(const fovea_merge_states_args* args, fovea_erro
 FOVEA_API int fovea_explain_merge_states(const fovea_merge_states_args* args, int32_t format,
                                          char** text, fovea_error** error);
 
+/* ---- Rotary position embedding ---- */
+
+/* Of rows by themselves; calls over a cache turn theirs. */
+typedef struct fovea_rotary_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  const DLTensor* x;   /* [batch, seqlen, num_heads, head_dim], packed [total, num_heads, head_dim];
+                          f32, f16 or bf16 */
+  const DLTensor* out; /* written; as x, of any of these dtypes; may be x itself */
+  const DLTensor* cos; /* [max_positions, rotary_dim / 2] f32, f16 or bf16 */
+  const DLTensor* sin;
+  const DLTensor* positions;  /* [batch, seqlen], packed [total]; i32 or i64, optional */
+  const DLTensor* offsets;    /* [batch] i32 or i64, optional: the position of each first row */
+  const DLTensor* cu_seqlens; /* [batch + 1] i32 or i64: makes x and out packed */
+  int32_t is_interleaved;     /* boolean; 1: pairs (2j, 2j + 1), 0: (j, j + rotary_dim / 2) */
+  int32_t is_conjugate;       /* boolean; 1: turns back, as gradients do */
+  fovea_runtime* runtime;
+  const fovea_executor* executor;
+  /* tensors on a kDLCUDA device: the CUstream of the call; NULL: the default stream */
+  void* stream;
+} fovea_rotary_args;
+
+/* See rotary in rotary.hpp. */
+FOVEA_API int fovea_rotary(const fovea_rotary_args* args, fovea_error** error);
+
 /* ---- The KV cache ---- */
 
 /* Attention over keys and values in a cache, after new ones are appended to it. */

@@ -6,6 +6,7 @@
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/merge/merge_states.hpp"
 #include "cuda/prefix/prefix_places.hpp"
+#include "cuda/rotary/rotary.hpp"
 #include "plan/runtime.hpp"
 
 namespace fovea {
@@ -24,6 +25,10 @@ inline cuda::MergePlan find_merge(Device device, Runtime& runtime) {
 
 inline cuda::PrefixPlan find_prefix(Device device, Runtime& runtime) {
   return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_prefix(device); });
+}
+
+inline cuda::RotaryPlan find_rotary(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_rotary(device); });
 }
 
 }  // namespace fovea

@@ -16,6 +16,7 @@
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/merge/merge_states.hpp"
 #include "cuda/prefix/prefix_places.hpp"
+#include "cuda/rotary/rotary.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
@@ -30,7 +31,7 @@ struct Runtime::Impl {
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
-             Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>,
+             Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>, Cache<cuda::RotaryPlan>,
              Cache<std::shared_ptr<const SharedPrefixPlan>>>
       caches;
 

@@ -674,10 +674,31 @@ int run_block_map(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_mask_tiles, lent, kinds.data(), kinds.size(), shape);
 }
 
+int run_rotary(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  const bool is_packed = bytes.next() % 4 == 1;
+  const std::int64_t rows = sizes.batch * sizes.seqlen_q;
+  const Extents shape = is_packed
+                            ? Extents{rows, sizes.heads_q, sizes.dim_qk}
+                            : Extents{sizes.batch, sizes.seqlen_q, sizes.heads_q, sizes.dim_qk};
+  fovea_rotary_args args{};
+  args.out = loan.floats(shape, true);
+  args.x = bytes.flag() ? args.out : loan.floats(shape);
+  args.cos = loan.f32({32, sizes.dim_qk / 2});
+  args.sin = loan.f32({32, sizes.dim_qk / 2});
+  if (is_packed) args.cu_seqlens = loan.indices({sizes.batch + 1});
+  if (bytes.next() % 4 == 1)
+    args.positions = loan.indices(is_packed ? Extents{rows} : Extents{sizes.batch, sizes.seqlen_q});
+  if (bytes.next() % 4 == 1) args.offsets = loan.indices({sizes.batch});
+  args.is_interleaved = bytes.next() % 3;
+  args.is_conjugate = bytes.next() % 3;
+  args.executor = loan.lend(own_thread());
+  return call(fovea_rotary, loan.lend(args));
+}
+
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 10) {
+  switch (operation % 11) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -696,6 +717,8 @@ int run(Loan& loan, Bytes& bytes) {
       return run_append(loan, bytes, sizes);
     case 8:
       return run_block_map(loan, bytes, sizes);
+    case 9:
+      return run_rotary(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

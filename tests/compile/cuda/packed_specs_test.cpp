@@ -11,6 +11,7 @@
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/prefix/prefix_places.hpp"
+#include "cuda/rotary/rotary.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
 #include "problem/shared_prefix.hpp"
@@ -127,7 +128,8 @@ TEST(SharedPrefixSpecs, CompileAndSpillNothing) {
             << kernel.text.label;
     }
   }
-  EXPECT_EQ(compiler().compile(prefix_text(), hopper).report.spill_bytes, 0);
+  for (const jit::KernelText& text : {prefix_text(), rotary_text()})
+    EXPECT_EQ(compiler().compile(text, hopper).report.spill_bytes, 0) << text.label;
 }
 
 }  // namespace

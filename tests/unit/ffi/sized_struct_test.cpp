@@ -75,6 +75,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_double_backward_args, forward, 16U, num_grad_captured, 152U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, forward, 16U, lse_tangent, 88U);
   FOVEA_EXPECT_LAYOUT(fovea_merge_states_args, outs, 16U, executor, 72U);
+  FOVEA_EXPECT_LAYOUT(fovea_rotary_args, x, 16U, stream, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, forward, 16U, sees_all_keys, 104U);
   // Later headers: what they add lies behind, and ends in a field too.
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, page_indptr, 104U, page_indices, 120U);
