@@ -2,7 +2,7 @@
 // gradients of gradients. Read jvp.hpp for forward mode.
 //
 // Call path: this header -> src/plan/backward.cpp (find or make the plan) -> src/cpu/attention_backward.cpp (walk
-// tiles) -> src/cpu/kernels/ (vector code).
+// tiles) -> src/cpu/kernels/ (vector code); on GPUs src/cuda/backward/ -> src/cuda/device/.
 #pragma once
 
 #include <cstddef>
@@ -56,7 +56,8 @@ struct AttentionBackward {
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
 /// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run.
 ///          dsinks and dcaptured are sums over the batch in a fixed order.
-/// Device   the cpu. Tensors on cuda are refused by name before anything is read or written: no kernel takes them yet.
+/// Device   the cpu, or NVIDIA GPUs from compute capability 8.0 on: enqueued on stream, legal in graph capture;
+///          workspace there is two or three floats a row. dcaptured of tensors on cuda is refused by name.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Dao et al. 2022, appendix B (recomputation; delta = rowsum(dO ∘ O)).
 FOVEA_EXPORT void attention_backward(const AttentionBackward& args);
@@ -127,7 +128,7 @@ struct AttentionDoubleBackward {
 /// Memory   O(threads · seqlen_kv · head_dim) in fp64; where grad_sinks or grad_captured are wanted, up to 64 copies of
 ///          their sums, of 32 MB together or one alone.
 /// Bits     as in attention_backward; grad_sinks and grad_captured are sums over the batch in a fixed order.
-/// Device   as in attention_backward.
+/// Device   the cpu. Tensors on cuda are refused by name before anything is read or written.
 /// Throws   InvalidArgument before anything is written; Unsupported for tensors that do not live on the cpu.
 FOVEA_EXPORT void attention_double_backward(const AttentionDoubleBackward& args);
 [[nodiscard]] FOVEA_EXPORT Explanation explain_double_backward(const AttentionDoubleBackward& args);

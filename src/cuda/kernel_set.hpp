@@ -28,8 +28,13 @@ enum class KernelRole : std::uint8_t {
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows
   clear_rows,     // of nobody
+  delta,          // of gradients: what is known of rows
+  values,         // of gradients: dv, where main does not sum it
+  queries,        // of gradients: dq, where main does not sum it
+  sinks,          // of gradients: dsinks
+  convert,        // of gradients: f32 sums to what is wanted
 };
-inline constexpr std::size_t kNumKernelRoles = 6;
+inline constexpr std::size_t kNumKernelRoles = 11;
 
 struct PlannedKernel {
   KernelRole role;

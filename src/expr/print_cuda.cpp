@@ -10,6 +10,7 @@
 
 #include "expr/cuda_body.hpp"
 #include "expr/cuda_slots.hpp"
+#include "expr/differentiate.hpp"
 #include "expr/interval.hpp"
 #include "expr/kv_affine.hpp"
 #include "expr/kv_limits.hpp"
@@ -34,8 +35,14 @@ bool is_score(const Node& node) {
 
 class Printer {
  public:
-  Printer(const NodePtr& score, const NodePtr& mask, SlotNames names)
-      : score_(score), mask_(mask), limits_(kv_limits(mask)), names_(names), slots_(program_) {
+  /// derivative: of the score; null where nobody asks for it.
+  Printer(const NodePtr& score, const NodePtr& mask, NodePtr derivative, SlotNames names)
+      : score_(score),
+        mask_(mask),
+        derivative_(std::move(derivative)),
+        limits_(kv_limits(mask)),
+        names_(names),
+        slots_(program_) {
     slots_.add_all(score_.nodes(), ProgramRole::score);
     slots_.add_all(mask_.nodes(), ProgramRole::mask);
     // A line along the keys and limits of a row ask for less than parts do.
@@ -64,15 +71,15 @@ class Printer {
         "  static constexpr bool mask_reads_tensors = {};\n"
         "  static constexpr bool has_kv_limits = {};\n"
         "  static constexpr bool has_mask_parts = {};\n\n"
-        "{}\n{}{}{}{}\n{}{}{}"
+        "{}\n{}{}{}{}{}\n{}{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
         has_score, slope_ != nullptr, cap_ != nullptr, split_score_.has_value(), has_mask,
         mask_reads_tensors, limits_.has_value(), split_mask_.has_value(), score_function(),
-        slope_function(), cap_function(), part_functions(split_score_, ProgramRole::score),
-        mask_function(), limit_functions(), part_functions(split_mask_, ProgramRole::mask),
-        tile_function());
+        derivative_function(), slope_function(), cap_function(),
+        part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
+        part_functions(split_mask_, ProgramRole::mask), tile_function());
     return std::move(program_);
   }
 
@@ -86,6 +93,24 @@ class Printer {
         comment(score_, ProgramRole::score), reads(root(score_), Variable::score) ? " score" : "",
         parameter("const Position&", "at", body.reads_variables),
         parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
+  std::string derivative_function() {
+    if (derivative_ == nullptr) return "";
+    constexpr std::string_view kFlag = "  static constexpr bool has_score_derivative = {};\n{}\n";
+    const bool is_one = derivative_->op == Op::constant && derivative_->float_value == 1;
+    if (is_one) return fmt::format(fmt::runtime(kFlag), false, "");
+    const IntervalProgram program(derivative_);
+    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
+    return fmt::format(
+        fmt::runtime(kFlag), true,
+        fmt::format(
+            "  // By the score before it.\n"
+            "  FOVEA_DEVICE float score_derivative(float{}, {}, {}) {{\n{}    return {};\n  }}\n",
+            reads(*derivative_, Variable::score) ? " score" : "",
+            parameter("const Position&", "at", body.reads_variables),
+            parameter("const Captures&", "captures", body.reads_captures), body.lines,
+            body.result));
   }
 
   std::string mask_function() {
@@ -224,7 +249,7 @@ class Printer {
 
   CudaProgram program_;
   IntervalProgram score_, mask_;
-  NodePtr slope_, cap_;
+  NodePtr derivative_, slope_, cap_;
   std::optional<SplitLoads> split_score_, split_mask_;
   std::optional<KvLimits> limits_;
   SlotNames names_;
@@ -234,7 +259,14 @@ class Printer {
 }  // namespace
 
 CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
-  return Printer(simplify(score.expr().shared()), simplify(mask.expr().shared()), names).print();
+  return Printer(simplify(score.expr().shared()), simplify(mask.expr().shared()), nullptr, names)
+      .print();
+}
+
+CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
+  const NodePtr formula = simplify(score.expr().shared());
+  return Printer(formula, simplify(mask.expr().shared()), derivative_by_score(formula), names)
+      .print();
 }
 
 }  // namespace fovea::expr

@@ -6,6 +6,9 @@
 //     static constexpr bool has_score, has_score_slope, has_softcap, has_score_parts;
 //     static constexpr bool has_mask, mask_reads_tensors, has_kv_limits, has_mask_parts;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
+//     static constexpr bool has_score_derivative;                            // of gradients alone; else it is 1
+//     static float score_derivative(float score, const Position&,            // by the scaled score
+//                                   const Captures&);
 //     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
 //                                                                            // score + score(0, first) + slope *
 //                                                                            (kv_idx - first)
@@ -72,5 +75,9 @@ enum class SlotNames : std::uint8_t { numbered, written };
 
 CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask,
                        SlotNames names = SlotNames::numbered);
+
+/// The same with the score's derivative (differentiate.hpp): what gradients are computed with.
+CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask,
+                                SlotNames names = SlotNames::numbered);
 
 }  // namespace fovea::expr

@@ -1,12 +1,12 @@
 // The entry point of gradients: find the plan of this problem or make it, then run it.
 #include "fovea/backward.hpp"
 
-#include <fmt/format.h>
-
 #include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <utility>
+#include <variant>
 
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
@@ -20,43 +20,75 @@ namespace {
 
 constexpr std::string_view kWhere = "attention_backward";
 
-std::string obstacle_of(const BackwardProblem& problem) {
-  std::vector<NamedSpec> tensors{
-      {"dout", problem.dout}, {"dq", problem.dq}, {"dk", problem.dk}, {"dv", problem.dv}};
-  for (const auto& [name, spec] : problem.dcaptured) tensors.push_back({name, spec});
-  return why_not_cpu(problem.forward, tensors);
-}
-
 int num_threads_of(const BackwardProblem& problem) {
   return problem.forward.num_threads > 0 ? problem.forward.num_threads : default_num_threads();
 }
 
 BackwardPlan make_plan(const BackwardProblem& problem, std::string_view where) {
   const FloatEnvironment environment;
-  if (const std::string obstacle = obstacle_of(problem); !obstacle.empty())
-    throw Unsupported(fmt::format("{}: {}", where, obstacle));
   auto impl = std::make_shared<BackwardPlan::Impl>();
   impl->problem = validate(problem, where);
-  impl->cpu = cpu::plan_backward(impl->problem, num_threads_of(problem));
+  const Device device = impl->problem.forward.device();
+  if (is_cpu(device)) {
+    impl->backend = cpu::plan_backward(impl->problem, num_threads_of(problem));
+  } else {
+    impl->backend = cuda::plan_backward(impl->problem, device);
+  }
   return BackwardPlan(std::move(impl));
 }
 
-void run_checked(const BackwardPlan& plan, const AttentionBackward& args) {
-  const BackwardPlan::Impl& impl = plan.impl();
-  validate_arguments(impl.problem, args, kWhere);
-  require_workspace(kWhere, args.workspace, plan.workspace_bytes(),
-                    "BackwardPlan::workspace_bytes");
+std::size_t workspace_bytes_of(const cpu::BackwardPlan& plan) {
+  return unaligned_workspace_bytes(plan.workspace_bytes);
+}
+
+std::size_t workspace_bytes_of(const cuda::BackwardPlan& plan) {
+  return unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+}
+
+void run_on(const cpu::BackwardPlan& plan, const GradientProblem& problem,
+            const AttentionBackward& args) {
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
-  require_workers(kWhere, executor, impl.cpu.num_workers);
-  cpu::attention_backward(impl.problem, impl.cpu, args,
-                          aligned_workspace(args.workspace, impl.cpu.workspace_bytes), executor);
+  require_workers(kWhere, executor, plan.num_workers);
+  cpu::attention_backward(problem, plan, args,
+                          aligned_workspace(args.workspace, plan.workspace_bytes), executor);
 }
+
+void run_on(const cuda::BackwardPlan& plan, const GradientProblem& problem,
+            const AttentionBackward& args) {
+  std::byte* workspace =
+      aligned_workspace(args.workspace, plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  cuda::attention_backward(problem, plan, args, workspace, args.stream);
+}
+
+void run_checked(const BackwardPlan& plan, const AttentionBackward& args) {
+  const GradientProblem& problem = plan.impl().problem;
+  validate_arguments(problem, args, kWhere);
+  require_workspace(kWhere, args.workspace, plan.workspace_bytes(),
+                    "BackwardPlan::workspace_bytes");
+  std::visit([&](const auto& backend) { run_on(backend, problem, args); }, plan.impl().backend);
+}
+
+std::string target_of(const cpu::BackwardPlan& plan, const GradientProblem& /*problem*/) {
+  return std::string(name(plan.spec.target));
+}
+
+std::string target_of(const cuda::BackwardPlan& /*plan*/, const GradientProblem& problem) {
+  return to_string(problem.forward.device());
+}
+
+std::string_view kernel_of(const cpu::BackwardPlan& /*plan*/) { return "cpu/attention_backward"; }
+
+std::string_view kernel_of(const cuda::BackwardPlan& plan) { return plan.candidate; }
 
 void log_call(const CallLog& log, const BackwardPlan::Impl& plan) {
   if (!log.is_on()) [[likely]]
     return;
-  log.write(describe(plan.problem), "cpu/attention_backward", name(plan.cpu.spec.target));
+  std::visit(
+      [&](const auto& backend) {
+        log.write(describe(plan.problem), kernel_of(backend), target_of(backend, plan.problem));
+      },
+      plan.backend);
 }
 
 }  // namespace
@@ -66,23 +98,23 @@ BackwardPlan plan_backward(const BackwardProblem& problem) {
 }
 
 std::size_t BackwardPlan::workspace_bytes() const {
-  return unaligned_workspace_bytes(impl_->cpu.workspace_bytes);
+  return std::visit([](const auto& plan) { return workspace_bytes_of(plan); }, impl_->backend);
 }
 
 Explanation BackwardPlan::explain() const {
   const FloatEnvironment environment;
-  return explain_backward(impl_->problem, impl_->cpu, MaskData::gone);
+  return std::visit(
+      [&](const auto& plan) { return explain_backward(impl_->problem, plan, MaskData::gone); },
+      impl_->backend);
 }
 
 Explanation explain(const BackwardProblem& problem) {
   const FloatEnvironment environment;
   const GradientProblem g = validate(problem, "explain");
-  const std::string obstacle = obstacle_of(problem);
-  if (obstacle.empty())
-    return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)), MaskData::lent);
-  cpu::BackwardPlan nothing;
-  nothing.refused.push_back({"cpu/attention_backward", obstacle});
-  return explain_backward(g, nothing, MaskData::lent);
+  const Device device = g.forward.device();
+  if (!is_cpu(device))
+    return explain_backward(g, cuda::try_plan_backward(g, device), MaskData::lent);
+  return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)), MaskData::lent);
 }
 
 void BackwardPlan::run(const AttentionBackward& args) const {
@@ -111,15 +143,19 @@ void attention_backward(const AttentionBackward& args, Runtime& runtime) {
   const FloatEnvironment environment;
   CallLog log(kWhere);
   AttentionBackward call = args;
-  if (call.executor == nullptr) call.executor = &runtime.executor();
   if (!call.forward.out)
     invalid(std::string(kWhere), "forward.out is missing; expected what attention_forward wrote");
   BackwardProblem problem = problem_of(call);
-  problem.forward.num_threads = call.executor->concurrency();
+  const Device device = problem.forward.q.device;
+  if (is_cpu(device)) {
+    if (call.executor == nullptr) call.executor = &runtime.executor();
+    problem.forward.num_threads = call.executor->concurrency();
+  }
   const BackwardPlan plan = runtime.impl().find_or_make(problem_key(problem), [&] {
     return log.timed_plan([&] { return make_plan(problem, kWhere); });
   });
-  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {}, runtime.impl());
+  const CallWorkspace workspace(call.workspace, plan.workspace_bytes(), {device, call.stream},
+                                runtime.impl());
   call.workspace = workspace.bytes();
   run_checked(plan, call);
   log_call(log, plan.impl());

@@ -115,6 +115,14 @@ void describe_work(const ForwardProblem& f, std::int64_t depth, double visible, 
             sequences * (tensor_bytes(f.problem.k) + tensor_bytes(f.problem.v));
 }
 
+/// What a gradient reads and writes beside the forward call's tensors.
+void add_gradient_bytes(const GradientProblem& g, Explanation& e) {
+  for (const TensorSpec* spec : {&g.dout, &g.dq, &g.dk, &g.dv}) {
+    if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
+  }
+  for (const CapturedGradient& captured : g.captured) e.bytes += tensor_bytes(captured.spec);
+}
+
 void describe_bound(Explanation& e) {
   e.bound = e.flops > kComputeBoundIntensity * e.bytes ? "compute" : "memory";
 }
@@ -175,10 +183,29 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   // S, dQ and dK; dP and dV; S and dP once more where they give delta.
   const int walks = cpu.sums_delta ? 1 : 0;
   describe_work(f, (3 + walks) * f.head_dim_qk + (2 + walks) * f.head_dim_v, visible, e);
-  for (const TensorSpec* spec : {&g.dout, &g.dq, &g.dk, &g.dv}) {
-    if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
-  }
-  for (const CapturedGradient& captured : g.captured) e.bytes += tensor_bytes(captured.spec);
+  add_gradient_bytes(g, e);
+  describe_bound(e);
+  return e;
+}
+
+Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan& plan,
+                             MaskData data) {
+  const ForwardProblem& f = g.forward;
+  Explanation e;
+  e.problem = describe(g);
+  describe_programs(f, e);
+  e.refused = plan.refused;
+  if (plan.candidate.empty()) return e;
+  e.kernel = plan.candidate;
+  e.tuning = plan.tuning;
+  e.target = to_string(f.device());
+  e.compute_dtype = name(f.problem.q.dtype);
+  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  const cuda::BackwardTile tile = cuda::tile_of(plan);
+  const double visible = tile.q == 0 ? 1 : describe_tiles(f, tile.q, tile.kv, data, e);
+  const cuda::ProductDepths depths = cuda::product_depths(plan);
+  describe_work(f, depths.qk * f.head_dim_qk + depths.v * f.head_dim_v, visible, e);
+  add_gradient_bytes(g, e);
   describe_bound(e);
   return e;
 }

@@ -16,6 +16,7 @@
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
 #include "cpu/attention_jvp.hpp"
+#include "cuda/backward/attention_backward.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
@@ -43,7 +44,7 @@ struct Plan::Impl {
 
 struct BackwardPlan::Impl {
   GradientProblem problem;
-  cpu::BackwardPlan cpu;
+  std::variant<cpu::BackwardPlan, cuda::BackwardPlan> backend;  // by problem.forward.device()
 };
 
 struct JvpPlan::Impl {
@@ -75,6 +76,8 @@ Explanation explain_forward(const ForwardProblem& problem, const cpu::ForwardPla
 Explanation explain_forward(const ForwardProblem& problem, const cuda::ForwardPlan& cuda,
                             MaskData data);
 Explanation explain_backward(const GradientProblem& problem, const cpu::BackwardPlan& cpu,
+                             MaskData data);
+Explanation explain_backward(const GradientProblem& problem, const cuda::BackwardPlan& plan,
                              MaskData data);
 Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
 /// `obstacle`: why it cannot run; empty: it can.

@@ -21,6 +21,8 @@ void resolve_all_captured(const TensorChecks& checks, const BackwardProblem& pro
           fmt::format("dcaptured names '{}' twice; expected each name once", wanted.name));
     const bool is_scalar = check_captured_float(checks, problem.forward.score.captures(),
                                                 {"dcaptured", wanted.name, wanted.spec});
+    checks.check_same_device(fmt::format("dcaptured '{}'", wanted.name), wanted.spec,
+                             g.forward.device());
     g.captured.push_back({wanted.name, wanted.spec, is_scalar});
   }
 }
@@ -29,7 +31,7 @@ void resolve_all_captured(const TensorChecks& checks, const BackwardProblem& pro
 class Checker {
  public:
   Checker(const GradientProblem& problem, const AttentionBackward& args, std::string_view where)
-      : g_(problem), args_(args), where_(where), door_(where) {}
+      : g_(problem), args_(args), where_(where), door_(where, problem.forward.device()) {}
 
   void check() const {
     const AttentionForward& forward = args_.forward;

@@ -51,9 +51,18 @@ void TensorChecks::check_float_spec(std::string_view name, const TensorSpec& spe
                                     const TensorSpec& like) const {
   if (!is_float(spec.dtype))
     refuse(fmt::format("{} is {}; expected f32, f16 or bf16", name, fovea::name(spec.dtype)));
-  if (std::ranges::equal(shape_of(spec), shape_of(like))) return;
-  refuse(fmt::format("{} is {}; expected {}", name, spec.rank == 0 ? "missing" : to_string(spec),
-                     to_string(make_spec(spec.dtype, shape_of(like)))));
+  if (!std::ranges::equal(shape_of(spec), shape_of(like))) {
+    refuse(fmt::format("{} is {}; expected {}", name, spec.rank == 0 ? "missing" : to_string(spec),
+                       to_string(make_spec(spec.dtype, shape_of(like)))));
+  }
+  check_same_device(name, spec, like.device);
+}
+
+void TensorChecks::check_same_device(std::string_view name, const TensorSpec& spec,
+                                     Device device) const {
+  if (spec.device == device) return;
+  refuse(fmt::format("{} lives on {} but q on {}; expected one device", name,
+                     to_string(spec.device), to_string(device)));
 }
 
 void TensorChecks::check_memory(const NamedTensor& tensor) const {

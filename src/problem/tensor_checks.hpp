@@ -51,9 +51,12 @@ class TensorChecks {
   /// As check, for any of f32, f16 and bf16.
   void check_float(const NamedTensor& tensor, std::span<const std::int64_t> shape) const;
 
-  /// A tensor without memory: dtype and shape.
+  /// A tensor without memory: dtype, shape and device.
   void check_float_spec(std::string_view name, const TensorSpec& spec,
                         const TensorSpec& like) const;
+
+  /// device: of q.
+  void check_same_device(std::string_view name, const TensorSpec& spec, Device device) const;
 
   /// On the device, aligned to its elements, all of which have an address; an output also writable, each element in its
   /// own place.

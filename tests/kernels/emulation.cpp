@@ -29,22 +29,6 @@ void run_args(Runner run, const std::string& label, const AttentionForward& args
       emulation);
 }
 
-void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
-                       const std::function<void()>& kernel) {
-  if (grid.x == 0) return;
-  const emulator::LaunchConfig config{
-      .grid = {static_cast<std::int32_t>(grid.x), static_cast<std::int32_t>(grid.y), 1},
-      .block = {static_cast<std::int32_t>(threads), 1, 1},
-      .cluster = {},
-      .shared_bytes = static_cast<std::uint32_t>(shared_bytes),
-      .clusters_at_once = ctas_at_once,
-      .is_dependent = is_dependent};
-  const emulator::Report report = device.launch(config, options, kernel);
-  for (const emulator::Finding& finding : report.findings) {
-    if (!passes_over || !passes_over(finding)) findings += finding.text + "\n";
-  }
-}
-
 namespace {
 
 /// All that a kernel may touch, but its workspace.

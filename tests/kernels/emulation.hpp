@@ -1,33 +1,17 @@
 // A kernel of forward_cases.hpp under the emulator, launched as the host launches it on a device.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <string>
 
-#include "cuda/emulator/emulator.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/launch.hpp"
+#include "kernels/emulated_device.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"
 #include "support/cache_case.hpp"
 
 namespace fovea::testing {
-
-struct Emulation {
-  cuda::emulator::Device device;
-  cuda::emulator::Options options;
-  std::string findings;
-  /// Findings that are no mistake here; empty: all are.
-  std::function<bool(const cuda::emulator::Finding&)> passes_over;
-  int ctas_at_once = 1;
-  bool is_dependent = false;    // launches start beside those before them
-  std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again
-
-  void launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
-              const std::function<void()>& kernel);
-};
 
 /// A problem, and whose kernel runs it.
 struct Run {

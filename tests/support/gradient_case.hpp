@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ struct GradientCase {
 
   std::string describe() const;
 };
+
+inline void PrintTo(const GradientCase& problem, std::ostream* stream) {
+  *stream << problem.describe();
+}
 
 struct NamedTensor {
   std::string name;

@@ -143,6 +143,7 @@ std::string backward_difference(const GradientCase& problem,
       } else {
         fill_forward_by_plain_formula(memory);
         options.run(args);
+        ran.compute_dtype = options.products;
       }
       found = ran.found + judge.difference_of(args, ran.compute_dtype) + changed_forward(memory) +
               memory.damage();

@@ -16,9 +16,11 @@ std::vector<CpuTarget> gradient_targets_for(Dtype dtype);
 struct BackwardCompareOptions {
   std::vector<CpuTarget> targets{};  // default: all that run this here, and automatic
   Executor* executor = nullptr;
-  /// What is tested; it finds out and lse of the plain formula, and is judged as a kernel of f32
-  /// products. Default: attention_forward, then attention_backward with a workspace full of NaN.
+  /// What is tested; it finds out and lse of the plain formula, and is judged as a kernel of these
+  /// products, probabilities and their gradients rounded likewise. Default: attention_forward, then
+  /// attention_backward with a workspace full of NaN.
   std::function<void(const AttentionBackward&)> run{};
+  ComputeDtype products = ComputeDtype::f32;
 };
 
 /// Empty when dq, dk, dv, dsinks and dcaptured are right on every target, inputs (out and lse among

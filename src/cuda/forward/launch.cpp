@@ -15,31 +15,18 @@ namespace {
 /// the rest.
 constexpr double kSectionOfL2 = 0.6;
 
-class Filler {
+/// What a call's arguments say, whatever its plan.
+class CallFiller {
  public:
-  Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
-         const GrownCache* cache)
-      : f_(problem),
-        plan_(plan),
-        spec_(*plan.spec),
-        args_(args),
-        cache_(cache),
-        tensors_(args, cache) {}
+  CallFiller(const ForwardProblem& problem, const AttentionForward& args, const GrownCache* cache)
+      : f_(problem), args_(args), cache_(cache), tensors_(args, cache) {}
 
-  ForwardLaunch fill(void* workspace) {
-    ForwardLaunch launch{};
-    fill_tensors(launch.params);
-    fill_rows(launch.params);
-    fill_lengths(launch.params);
-    if (cache_ != nullptr) fill_cache(launch.params);
-    fill_scalars(launch.params);
-    launch.params.captures = plan_.capture_slots.bind(args_.score, args_.mask);
-    launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
-    fill_grid(launch);
-    if (spec_.is_split) fill_split(launch, workspace);
-    launch.clears_rows = clears_rows(spec_, f_);
-    if (launch.clears_rows) fill_clear(launch, f_);
-    return launch;
+  void fill(ForwardParams& params) const {
+    fill_tensors(params);
+    fill_rows(params);
+    fill_lengths(params);
+    if (cache_ != nullptr) fill_cache(params);
+    fill_scalars(params);
   }
 
  private:
@@ -129,6 +116,31 @@ class Filler {
     p.dropout_offset = dropout.offset;
   }
 
+  const ForwardProblem& f_;
+  const AttentionForward& args_;
+  const GrownCache* cache_;
+  const Operands tensors_;
+};
+
+class Filler {
+ public:
+  Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
+         const GrownCache* cache)
+      : f_(problem), plan_(plan), spec_(*plan.spec), args_(args), cache_(cache) {}
+
+  ForwardLaunch fill(void* workspace) {
+    ForwardLaunch launch{};
+    launch.params = call_params(f_, args_, cache_);
+    launch.params.captures = plan_.capture_slots.bind(args_.score, args_.mask);
+    launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
+    fill_grid(launch);
+    if (spec_.is_split) fill_split(launch, workspace);
+    launch.clears_rows = clears_rows(spec_, f_);
+    if (launch.clears_rows) fill_clear(launch, f_);
+    return launch;
+  }
+
+ private:
   /// Pairs (batch, head unit) whose keys and values share the L2 cache.
   std::int64_t pairs_per_section(std::int64_t num_pairs) const {
     const double bytes = static_cast<double>(f_.seqlen_kv) *
@@ -214,10 +226,16 @@ class Filler {
   const ForwardSpec& spec_;
   const AttentionForward& args_;
   const GrownCache* cache_;
-  const Operands tensors_;
 };
 
 }  // namespace
+
+ForwardParams call_params(const ForwardProblem& problem, const AttentionForward& args,
+                          const GrownCache* cache) {
+  ForwardParams params{};
+  CallFiller(problem, args, cache).fill(params);
+  return params;
+}
 
 bool clears_rows(const ForwardSpec& spec, const ForwardProblem& problem) {
   return spec.has_packed_q && !spec.is_varlen && !problem.is_beside_longer;

@@ -70,6 +70,11 @@ bool clears_rows(const ForwardSpec& spec, const ForwardProblem& problem);
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
                            std::int64_t seqlen_q, std::int64_t total_q);
 
+/// What the arguments of a call say, whatever kernel runs: tensors, lengths, scalars. Grids, splits and captures are
+/// not filled.
+ForwardParams call_params(const ForwardProblem& problem, const AttentionForward& args,
+                          const GrownCache* cache);
+
 /// `workspace` holds plan.workspace_bytes. Range tables have no place yet.
 ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,
                              const AttentionForward& args, void* workspace,

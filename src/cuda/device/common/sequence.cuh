@@ -191,9 +191,10 @@ inline constexpr std::int32_t kMostTiles = 0x7ffffff;
 /// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor
 /// on, so that a warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys
 /// comes first, and its last rows, so that causal masks start with their longest rows: what is long and starts late
-/// keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer.
-template <auto spec>
-FOVEA_DEVICE Work packed_work(const ForwardParams& p, std::int32_t tile, int rows_per_tile,
+/// keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer. Params:
+/// ForwardParams, or PackedSides.
+template <auto spec, class Params>
+FOVEA_DEVICE Work packed_work(const Params& p, std::int32_t tile, int rows_per_tile,
                               PackedCursor& cursor) {
   const int lane = ptx::lane_idx();
   Work work{};

@@ -10,6 +10,8 @@
 //   for (VisitedTile tile; walk.next(tile);) visit(tile.idx, tile.is_full);
 //
 // Every warp of a CTA that walks gets the same tiles; all 32 lanes must be converged at next().
+//
+// The same the other way round, WalkAxis::queries: the tiles of rows that see something of a range of keys.
 #pragma once
 
 #include "common/bits.cuh"
@@ -20,10 +22,13 @@
 namespace fovea::cuda {
 
 /// kv tiles [begin, end) of `keys` keys each; the last may be cut by seqlen_kv. A split of the keys is a part of the
-/// range.
+/// range. Of rows: tiles of so many queries, cut by seqlen_q.
 struct TileRange {
   std::int32_t begin, end, keys;
 };
+
+/// What a walk goes along.
+enum class WalkAxis : std::uint8_t { keys, queries };
 
 struct VisitedTile {
   std::int32_t idx;
@@ -52,17 +57,26 @@ FOVEA_DEVICE VisitedTile take_tile(VisitedGroup& group) {
   return {group.begin + in_order<order>(bit, 32), (group.full >> bit & 1U) != 0};
 }
 
-template <class Mods, WalkOrder order = WalkOrder::rising>
+template <class Mods, WalkOrder order = WalkOrder::rising, WalkAxis axis = WalkAxis::keys>
 class TileWalk {
  public:
-  /// `rows` says which rows; its kv range is not read.
+  /// `rows` says which rows; its kv range is not read. Along queries: which keys, and its q range is not read.
   FOVEA_DEVICE_MEMBER TileWalk(const TileSpan& rows, const TileRange& tiles,
                                const Captures& captures)
       : rows_(rows), tiles_(tiles), captures_(captures) {
-    const std::int32_t end = (rows.seqlen_kv + tiles.keys - 1) / tiles.keys;
+    const std::int32_t end = (length() + tiles.keys - 1) / tiles.keys;
     tiles_.end = end < tiles.end ? end : tiles.end;
-    const bool is_empty = tiles_.begin >= tiles_.end || rows.q_begin >= rows.q_end;
+    const bool is_empty =
+        tiles_.begin >= tiles_.end ||
+        (axis == WalkAxis::keys ? rows.q_begin >= rows.q_end : rows.kv_begin >= rows.kv_end);
     num_tops_ = is_empty ? 0 : (tiles_.end - tiles_.begin - 1) / kTilesPerTop + 1;
+  }
+
+  /// From its first tile again, where the heads of `rows` have changed.
+  FOVEA_DEVICE_MEMBER void restart() {
+    next_top_ = 0;
+    in_top_ = {};
+    in_group_ = {};
   }
 
   /// The next tile that is not empty; false behind the last one.
@@ -98,6 +112,11 @@ class TileWalk {
     }
   };
 
+  /// Of the sequence, along the walk.
+  FOVEA_DEVICE_MEMBER std::int32_t length() const {
+    return axis == WalkAxis::keys ? rows_.seqlen_kv : rows_.seqlen_q;
+  }
+
   /// Opens groups until one has a tile; false where there is none any more.
   FOVEA_DEVICE_MEMBER bool find_group() {
     while (in_group_.is_done()) {
@@ -114,9 +133,11 @@ class TileWalk {
     TileKind kind = TileKind::empty;
     if (first < last) {
       TileSpan span = rows_;
-      span.kv_begin = first * tiles_.keys;
+      std::int32_t& span_begin = axis == WalkAxis::keys ? span.kv_begin : span.q_begin;
+      std::int32_t& span_end = axis == WalkAxis::keys ? span.kv_end : span.q_end;
+      span_begin = first * tiles_.keys;
       const std::int64_t end = static_cast<std::int64_t>(last) * tiles_.keys;
-      span.kv_end = end < rows_.seqlen_kv ? static_cast<std::int32_t>(end) : rows_.seqlen_kv;
+      span_end = end < length() ? static_cast<std::int32_t>(end) : length();
       kind = Mods::tile_kind(span, captures_);
     }
     return {ptx::ballot(kind != TileKind::empty), ptx::ballot(kind == TileKind::full)};

@@ -1,0 +1,176 @@
+// The choice of kernels for gradients and what they need: asked once per problem.
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/check.hpp"
+#include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/candidates.hpp"
+#include "cuda/backward/launch.hpp"
+#include "cuda/params/tensor_params.hpp"
+#include "expr/print_cuda.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::size_t kPartAlignment = 256;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
+}
+
+BackwardPlan refused_by_all(const std::string& reason) {
+  BackwardPlan plan;
+  for (const BackwardCandidate& candidate : backward_candidates())
+    plan.refused.push_back({std::string(candidate.name), reason});
+  return plan;
+}
+
+void place_parts(const BackwardCandidate& candidate, const GradientProblem& g, BackwardPlan& plan) {
+  const ScoreMod& score = g.forward.problem.score;
+  const MaskMod& mask = g.forward.problem.mask;
+  plan.memory.scratch_at = aligned(statistics_bytes(g, plan.delta.has_origins));
+  plan.memory.tables_at = aligned(plan.memory.scratch_at + candidate.scratch_bytes(plan.steps, g));
+  plan.workspace_bytes = plan.memory.tables_at +
+                         plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
+}
+
+DeltaSpec delta_spec(const GradientProblem& g, bool has_origins) {
+  const Problem& p = g.forward.problem;
+  return {.element = element_of(p.q.dtype),
+          .out_element = element_of(p.out.dtype),
+          .dout_element = element_of(g.dout.dtype),
+          .is_varlen = g.forward.is_varlen,
+          .has_origins = has_origins};
+}
+
+void take(const BackwardCandidate& candidate, const GradientProblem& g, BackwardPlan& plan) {
+  plan.candidate = candidate.name;
+  plan.delta = delta_spec(g, candidate.has_origins(g));
+  plan.wants_dsinks = g.wants_dsinks;
+  plan.steps = candidate.choose(g, plan.device);
+  if (!plan.steps.empty()) plan.shared_bytes = plan.steps.front().shared_bytes;
+  plan.capture_slots = CaptureSlots(*plan.program, g.forward.problem.score, g.forward.problem.mask);
+  plan.range_tables = RangeTables(*plan.program);
+  place_parts(candidate, g, plan);
+}
+
+std::string kernel_unit(const BackwardPlan& plan, std::string_view header, const std::string& spec,
+                        std::string_view bounds, std::string_view params, std::string_view call) {
+  return fmt::format(
+      "#include \"{}\"\n#include \"{}\"\n"
+      "namespace fovea::cuda {{\n{}\n{}}}\n"
+      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+      "const __grid_constant__ fovea::cuda::{} p) {{\n"
+      "  fovea::cuda::{}(p);\n}}\n",
+      header, plan.program->include, plan.program->mods, spec, bounds, jit::kEntryName, params,
+      call);
+}
+
+jit::KernelText step_text(const BackwardPlan& plan, const BackwardStep& step) {
+  const BackwardCandidate& candidate = backward_candidate_named(plan.candidate);
+  const BackwardSpec& spec = *step.spec;
+  return {
+      kernel_unit(plan, candidate.header, step.spec.print(),
+                  fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm), candidate.params,
+                  fmt::format("{}<fovea::cuda::spec, fovea::cuda::Mods>", candidate.entry)),
+      fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
+                  step.spec.describe())};
+}
+
+jit::KernelText delta_text(const BackwardPlan& plan) {
+  return {kernel_unit(plan, "common/backward_delta.cuh", print_delta_spec(plan.delta),
+                      std::to_string(kDeltaThreads), "BackwardParams",
+                      "backward_delta<fovea::cuda::spec, fovea::cuda::Mods>"),
+          "common/backward_delta"};
+}
+
+jit::KernelText sinks_text(const BackwardPlan& plan) {
+  return {fmt::format("#include \"common/backward_sinks.cuh\"\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+                      "const __grid_constant__ fovea::cuda::BackwardParams p) {{\n"
+                      "  fovea::cuda::backward_sinks<{}>(p);\n}}\n",
+                      kSinkThreads, jit::kEntryName, plan.delta.is_varlen),
+          "common/backward_sinks"};
+}
+
+struct BackwardOperation {
+  using Problem = GradientProblem;
+  using Plan = BackwardPlan;
+  static Plan choose(const Problem& problem, const DeviceTraits& device) {
+    return choose_backward(problem, device);
+  }
+  static Plan choose_measured(const Problem& problem, const DeviceTraits& device) {
+    return choose_backward(problem, device);
+  }
+  static PlannedKernels planned_kernels(const Plan& plan) { return cuda::planned_kernels(plan); }
+  static Plan refused_by_all(const std::string& reason) { return cuda::refused_by_all(reason); }
+};
+using BackwardLadder = PlanLadder<BackwardOperation>;
+
+}  // namespace
+
+PlannedKernels planned_kernels(const BackwardPlan& plan) {
+  PlannedKernels kernels = {{KernelRole::delta, delta_text(plan)}};
+  for (const BackwardStep& step : plan.steps) kernels.push_back({step.role, step_text(plan, step)});
+  if (plan.wants_dsinks) kernels.push_back({KernelRole::sinks, sinks_text(plan)});
+  if (!plan.range_tables.is_empty())
+    kernels.push_back({KernelRole::range_tables, range_tables_text()});
+  return kernels;
+}
+
+BackwardTile tile_of(const BackwardPlan& plan) {
+  if (plan.steps.empty()) return {};
+  const OwnerSpec* spec = plan.steps.front().spec.owner();
+  if (spec == nullptr) return {};
+  return spec->owns_keys ? BackwardTile{spec->tile_walked, spec->tile_owned}
+                         : BackwardTile{spec->tile_owned, spec->tile_walked};
+}
+
+ProductDepths product_depths(const BackwardPlan& plan) {
+  ProductDepths depths;
+  for (const BackwardStep& step : plan.steps) {
+    const OwnerSpec* spec = step.spec.owner();
+    FOVEA_ASSERT(spec != nullptr);
+    depths.qk += spec->sums_scores ? 2 : 1;                                 // S; dk or dq
+    depths.v += (spec->sums_scores ? 1 : 0) + (spec->sums_values ? 1 : 0);  // dP; dv
+  }
+  return depths;
+}
+
+BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device) {
+  const Problem& p = problem.forward.problem;
+  auto program =
+      std::make_shared<const expr::CudaProgram>(expr::print_cuda_gradient(p.score, p.mask));
+  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
+  BackwardPlan plan;
+  plan.device = device;
+  plan.program = std::move(program);
+  for (const BackwardCandidate& candidate : backward_candidates()) {
+    if (const auto refusal = candidate.refuses(problem, device)) {
+      plan.refused.push_back({std::string(candidate.name), refusal->reason});
+      continue;
+    }
+    take(candidate, problem, plan);
+    break;
+  }
+  return plan;
+}
+
+BackwardPlan try_plan_backward(const GradientProblem& problem, Device device) {
+  return BackwardLadder::try_plan_on(problem, device);
+}
+
+BackwardPlan plan_backward(const GradientProblem& problem, Device device) {
+  return BackwardLadder::plan_on(problem, device);
+}
+
+void attention_backward(const GradientProblem& problem, const BackwardPlan& plan,
+                        const AttentionBackward& args, void* workspace, void* stream) {
+  backward_candidate_named(plan.candidate).launch(problem, plan, args, workspace, stream);
+}
+
+}  // namespace fovea::cuda

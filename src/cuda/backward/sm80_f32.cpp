@@ -1,0 +1,72 @@
+#include "cuda/backward/sm80_f32.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "problem/head_dim.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+struct Tile {
+  std::int32_t owned, walked;
+};
+/// The first that fits is taken: heads of 128 take 129 KB with the first; of 576 and 576 the last takes 74 KB.
+constexpr std::array kTiles = {Tile{32, 32}, Tile{32, 16}, Tile{16, 16}, Tile{16, 8}, Tile{8, 8}};
+
+/// Above, sums of both gradients of keys leave no registers.
+constexpr std::int32_t kMostBothDims = 384;  // head_dim_qk + head_dim_v
+
+std::size_t shared_bytes(const PlainBackwardSpec& spec) {
+  return static_cast<std::size_t>(plain_backward_shared_bytes(spec));
+}
+
+PlainBackwardSpec choose_tile(PlainBackwardSpec spec, const DeviceTraits& device) {
+  for (const Tile& tile : kTiles) {
+    spec.tile_owned = tile.owned;
+    spec.tile_walked = tile.walked;
+    spec.num_warps = tile.owned / 8;  // four threads to a row
+    if (shared_bytes(spec) <= static_cast<std::size_t>(device.shared_bytes_per_cta)) break;
+  }
+  return spec;
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm80BackwardF32::refuses(const GradientProblem& g,
+                                                const DeviceTraits& device) {
+  if (auto refusal = refuses_any(g, device)) return refusal;
+  const ForwardProblem& f = g.forward;
+  if (f.problem.compute_dtype == ComputeDtype::bf16)
+    return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxHeadDim)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
+  }
+  for (const BackwardStep& step : choose(g, device)) {
+    if (step.shared_bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta)) continue;
+    return Refusal{
+        fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}",
+                    step.shared_bytes, device.shared_bytes_per_cta)};
+  }
+  return std::nullopt;
+}
+
+std::vector<BackwardStep> Sm80BackwardF32::choose(const GradientProblem& g,
+                                                  const DeviceTraits& device) {
+  PlainBackwardSpec spec{{common_spec(g)}};
+  spec.has_origins = true;
+  std::vector<BackwardStep> steps;
+  const bool sums_both = spec.head_dim_qk + spec.head_dim_v <= kMostBothDims;
+  for (const Gradients part : wanted_gradients(g, sums_both)) {
+    set_gradients(part, spec);
+    const PlainBackwardSpec chosen = choose_tile(spec, device);
+    steps.push_back({role_of(part), chosen, shared_bytes(chosen)});
+  }
+  return steps;
+}
+
+}  // namespace fovea::cuda

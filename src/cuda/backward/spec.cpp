@@ -1,0 +1,98 @@
+#include "cuda/backward/spec.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/spec_text.hpp"
+
+namespace fovea::cuda {
+
+template <>
+struct SpecText<BackwardSpec> {
+  static constexpr std::string_view kName = "BackwardSpec";
+  using Base = void;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(BackwardSpec, element),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, dout_element),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, head_dim_qk),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, head_dim_v),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, num_warps),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, ctas_per_sm),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, is_varlen),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, has_padded_head_dim),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, has_origins),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, has_dropout),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, reads_dropout_seed)};
+};
+
+template <>
+struct SpecText<OwnerSpec> {
+  static constexpr std::string_view kName = "OwnerSpec";
+  using Base = BackwardSpec;
+  static constexpr std::tuple kMembers{
+      FOVEA_SPEC_MEMBER(OwnerSpec, owns_keys),   FOVEA_SPEC_MEMBER(OwnerSpec, sums_scores),
+      FOVEA_SPEC_MEMBER(OwnerSpec, sums_values), FOVEA_SPEC_MEMBER(OwnerSpec, tile_owned),
+      FOVEA_SPEC_MEMBER(OwnerSpec, tile_walked), FOVEA_SPEC_MEMBER(OwnerSpec, stages)};
+};
+
+template <>
+struct SpecText<Sm80BackwardSpec> {
+  static constexpr std::string_view kName = "Sm80BackwardSpec";
+  using Base = OwnerSpec;
+  static constexpr std::tuple<> kMembers{};
+};
+
+template <>
+struct SpecText<PlainBackwardSpec> {
+  static constexpr std::string_view kName = "PlainBackwardSpec";
+  using Base = OwnerSpec;
+  static constexpr std::tuple<> kMembers{};
+};
+
+template <>
+struct SpecText<DeltaSpec> {
+  static constexpr std::string_view kName = "DeltaSpec";
+  using Base = void;
+  static constexpr std::tuple kMembers{
+      FOVEA_SPEC_MEMBER(DeltaSpec, element), FOVEA_SPEC_MEMBER(DeltaSpec, out_element),
+      FOVEA_SPEC_MEMBER(DeltaSpec, dout_element), FOVEA_SPEC_MEMBER(DeltaSpec, is_varlen),
+      FOVEA_SPEC_MEMBER(DeltaSpec, has_origins)};
+};
+
+namespace {
+
+std::string describe_tile(const OwnerSpec& spec) {
+  const char* const what = !spec.owns_keys     ? "dq"
+                           : !spec.sums_scores ? "dv"
+                           : spec.sums_values  ? "dk, dv"
+                                               : "dk";
+  return fmt::format(" {} tile {}x{}", what, spec.tile_owned, spec.tile_walked);
+}
+
+}  // namespace
+
+const OwnerSpec* AnyBackwardSpec::owner() const {
+  return std::visit(
+      [](const auto& spec) -> const OwnerSpec* {
+        if constexpr (std::is_base_of_v<OwnerSpec, std::decay_t<decltype(spec)>>) return &spec;
+        return nullptr;
+      },
+      spec_);
+}
+
+std::string AnyBackwardSpec::print(std::string_view name) const {
+  return std::visit([&](const auto& spec) { return print_spec(spec, name); }, spec_);
+}
+
+std::string AnyBackwardSpec::describe() const {
+  const BackwardSpec& spec = **this;
+  std::string text = fmt::format("{} d{}", name(spec.element), spec.head_dim_qk);
+  if (spec.head_dim_v != spec.head_dim_qk) text += fmt::format("/{}", spec.head_dim_v);
+  text += std::visit([](const auto& each) { return describe_tile(each); }, spec_);
+  if (spec.is_varlen) text += " packed";
+  if (spec.has_dropout) text += " dropout";
+  if (spec.reads_dropout_seed) text += " by a seed in memory";
+  return text;
+}
+
+std::string print_delta_spec(const DeltaSpec& spec) { return print_spec(spec); }
+
+}  // namespace fovea::cuda

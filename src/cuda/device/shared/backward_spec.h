@@ -1,0 +1,81 @@
+// What shapes the code of a backward kernel. Each kernel has a spec of its own, which says what BackwardSpec does and
+// more. Read backward_params.h next.
+#pragma once
+
+#include "shared/element.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// What every backward kernel is compiled for. Lengths, contents, addresses, strides, scalars, sinks and what gradients
+/// are made of are parameters (backward_params.h): none of them compiles anything.
+struct BackwardSpec {
+  Element element = Element::bf16;       // of q, k, v
+  Element dout_element = Element::bf16;  // of dout
+  std::int32_t head_dim_qk = 128;        // as tiles hold it: the problem's, padded
+  std::int32_t head_dim_v = 128;
+  std::int32_t num_warps = 8;
+  std::int32_t ctas_per_sm = 1;  // that registers are left for
+  bool is_varlen = false;
+  bool has_padded_head_dim = false;  // the problem's head dims are below the tile's
+  // Scores are scaled one by one and taken less their row's origin (RowStatistics): for programs, and where all of f32
+  // is wanted.
+  bool has_origins = false;
+  bool has_dropout = false;
+  bool reads_dropout_seed = false;  // has_dropout, and its key is mixed from memory of the device
+
+  bool operator==(const BackwardSpec&) const = default;
+};
+
+/// A kernel that owns rows of one side and walks over tiles of the other: keys, for dk and dv, or queries, for dq. What
+/// it owns stays in shared memory and its sums in registers; nothing is added to memory.
+struct OwnerSpec : BackwardSpec {
+  bool owns_keys = true;
+  bool sums_scores = true;   // dk or dq: gradients of scores times the other side's rows
+  bool sums_values = false;  // dv: probabilities times dout
+  std::int32_t tile_owned = 64;
+  std::int32_t tile_walked = 64;  // rows of the other side at a time
+  std::int32_t stages = 1;        // such tiles in shared memory
+
+  bool operator==(const OwnerSpec&) const = default;
+};
+
+/// sm80/attention_backward.
+struct Sm80BackwardSpec : OwnerSpec {
+  bool operator==(const Sm80BackwardSpec&) const = default;
+};
+
+/// sm80/attention_backward_f32.
+struct PlainBackwardSpec : OwnerSpec {
+  bool operator==(const PlainBackwardSpec&) const = default;
+};
+
+/// common/backward_delta.
+struct DeltaSpec {
+  Element element = Element::bf16;  // of q and k
+  Element out_element = Element::bf16;
+  Element dout_element = Element::bf16;
+  bool is_varlen = false;
+  bool has_origins = false;  // as BackwardSpec
+
+  bool operator==(const DeltaSpec&) const = default;
+};
+
+/// Rows of a CTA of common/backward_delta, and what RowStatistics are padded to.
+inline constexpr std::int32_t kStatisticsRows = 128;
+
+/// Threads of the kernels that all backward kernels share.
+inline constexpr std::int32_t kDeltaThreads = 256;
+inline constexpr std::int32_t kSinkThreads = 256;
+inline constexpr std::int32_t kConvertThreads = 256;
+
+/// Dynamic shared memory of sm80/attention_backward_f32: f32 rows of both tensors of both sides, P and dS, each a word
+/// longer than a multiple of 32 words; what is known of the walked, or owned, rows.
+constexpr std::int32_t plain_backward_shared_bytes(const PlainBackwardSpec& spec) {
+  const std::int32_t rows = spec.tile_owned + spec.tile_walked;
+  const std::int32_t queries = spec.owns_keys ? spec.tile_walked : spec.tile_owned;
+  return 4 * (rows * (spec.head_dim_qk + 1) + rows * (spec.head_dim_v + 1) +
+              2 * spec.tile_owned * (spec.tile_walked + 1) + 3 * queries);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,82 @@
+// Kernels of gradients: every kernel of such plans compiles for every architecture and spills nothing.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "compile/cuda/compiler.hpp"
+#include "cuda/backward/attention_backward.hpp"
+#include "problem/backward.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+struct Posed {
+  std::string name;
+  std::int64_t head_dim = 128;
+  Dtype dtype = Dtype::bf16;
+  MaskMod mask{};
+  ScoreMod score{};
+  float dropout_p = 0;
+  bool is_packed = false;
+  std::int64_t head_dim_v = 0;  // that of q
+};
+
+void PrintTo(const Posed& posed, std::ostream* out) { *out << posed.name; }
+
+BackwardPlan plan_of(const Posed& posed, const DeviceTraits& device) {
+  const std::int64_t head_dim_v = posed.head_dim_v > 0 ? posed.head_dim_v : posed.head_dim;
+  const auto spec = [&](std::int64_t heads, std::int64_t head_dim) {
+    if (posed.is_packed)
+      return make_spec(posed.dtype, std::array<std::int64_t, 3>{8192, heads, head_dim});
+    return make_spec(posed.dtype, std::array<std::int64_t, 4>{2, 4096, heads, head_dim});
+  };
+  BackwardProblem problem;
+  problem.forward.q = problem.dq = spec(16, posed.head_dim);
+  problem.forward.k = problem.dk = spec(4, posed.head_dim);
+  problem.forward.v = problem.dv = spec(4, head_dim_v);
+  problem.forward.out = problem.dout = spec(16, head_dim_v);
+  problem.forward.mask = posed.mask;
+  problem.forward.score = posed.score;
+  problem.forward.dropout.p = posed.dropout_p;
+  problem.forward.has_sinks = problem.wants_dsinks = true;
+  if (posed.is_packed) {
+    problem.forward.num_sequences = 8;
+    problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(4096);
+  }
+  return choose_backward(validate(problem, "test"), device);
+}
+
+std::vector<Posed> posed_problems() {
+  std::vector<Posed> all = {{.name = "d64_f32", .head_dim = 64, .dtype = Dtype::f32},
+                            {.name = "d512", .head_dim = 512}};
+  return all;
+}
+
+class BackwardSpecs : public ::testing::TestWithParam<Posed> {};
+
+TEST_P(BackwardSpecs, CompileAndSpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  for (const jit::Architecture architecture : {jit::Architecture{.major = 8, .minor = 0},
+                                               {.major = 8, .minor = 6},
+                                               {.major = 9, .minor = 0}}) {
+    const BackwardPlan plan =
+        plan_of(GetParam(), typical_device(architecture.major, architecture.minor));
+    ASSERT_NE(plan.candidate, "");
+    for (const PlannedKernel& kernel : planned_kernels(plan)) {
+      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      EXPECT_EQ(cubin.report.spill_bytes, 0)
+          << kernel.text.label << " for " << architecture.major << "." << architecture.minor;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BackwardSpecs, ::testing::ValuesIn(posed_problems()),
+                         [](const auto& each) { return each.param.name; });
+
+}  // namespace
+}  // namespace fovea::cuda

@@ -1,0 +1,51 @@
+// Kernels of gradients under the emulator, on the feature matrix, against the oracle: what every access may do is
+// checked beside.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "cuda/emulator/emulator.hpp"
+#include "kernels/backward/backward_cases.hpp"
+#include "kernels/backward/emulated_backward.hpp"
+#include "support/gradient_compare.hpp"
+#include "support/long_run.hpp"
+
+namespace fovea::testing {
+namespace {
+
+namespace emulator = cuda::emulator;
+
+/// Under each way in which copies may land; the emulator must find nothing.
+void for_each_landing(const std::function<void(Emulation&)>& run) {
+  const auto land = [&](emulator::Landing landing, std::uint64_t seed) {
+    Emulation emulation;
+    emulation.options = {.seed = seed, .landing = landing};
+    run(emulation);
+    EXPECT_EQ(emulation.findings, "");
+  };
+  land(emulator::Landing::earliest, 1);
+  land(emulator::Landing::latest, 1);
+  for (int i = 0; i < times_longer(); ++i)
+    land(emulator::Landing::seeded, first_seed() + 1 + static_cast<std::uint64_t>(i));
+}
+
+class EmulatedBackwards : public ::testing::TestWithParam<GradientCase> {};
+
+TEST_P(EmulatedBackwards, EqualTheOracle) {
+  const GradientCase& problem = GetParam();
+  for_each_landing([&](Emulation& emulation) {
+    BackwardCompareOptions options;
+    options.products = problem.forward.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
+    options.run = [&](const AttentionBackward& args) {
+      run_backward(problem.forward.label, args, emulation);
+    };
+    EXPECT_EQ(backward_difference(problem, options), "");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwards, ::testing::ValuesIn(backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
+}  // namespace
+}  // namespace fovea::testing

@@ -1,0 +1,87 @@
+#include "kernels/backward/emulated_backward.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+#include "common/backward_sinks.cuh"
+#include "common/range_table.cuh"
+#include "cuda/backward/launch.hpp"
+#include "problem/backward.hpp"
+#include "support/launch_memory.hpp"
+
+namespace fovea::testing {
+namespace {
+
+const cuda::EmulatedBackward& backward_named(std::string_view name) {
+  for (const auto& half : {cuda::half_of_backwards(), cuda::other_half_of_backwards()}) {
+    const auto found = std::ranges::find(half, name, &cuda::EmulatedBackward::name);
+    if (found != half.end()) return *found;
+  }
+  throw std::out_of_range(std::string(name));
+}
+
+void register_tensors(const AttentionBackward& args, Emulation& emulation) {
+  std::vector<TensorBytes> tensors = tensors_of_call(args.forward);
+  for (const auto& [name, view] : {NamedView{"dout", &args.dout},
+                                   {"dlse", &args.dlse},
+                                   {"dq", &args.dq},
+                                   {"dk", &args.dk},
+                                   {"dv", &args.dv},
+                                   {"dsinks", &args.dsinks}}) {
+    tensors.push_back(tensor_bytes(std::string(name), *view));
+  }
+  for (const TensorBytes& tensor : tensors) {
+    if (tensor.size > 0) emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
+  }
+}
+
+/// In memory of their own, so that no access to them strays into the rest of the workspace; and built.
+void build_tables(const cuda::BackwardPlan& plan, cuda::BackwardLaunch& call,
+                  Emulation& emulation) {
+  cuda::Captures& captures = call.params.forward.captures;
+  for (cuda::CapturedTensorParam& tensor : captures.tensors) tensor.ranges = nullptr;
+  if (plan.range_tables.is_empty()) return;
+  const std::size_t bytes = plan.workspace_bytes - plan.memory.tables_at;
+  const auto tables = emulation.device.buffer<std::byte>("range tables", bytes);
+  call.range_tables = plan.range_tables.place(captures, {tables, bytes});
+  const cuda::RangeTableLaunch& launch = call.range_tables;
+  emulation.launch({.x = launch.num_groups, .y = launch.num_tables}, 32 * cuda::kRunsPerGroup,
+                   cuda::kRunsPerGroup * sizeof(cuda::RangeEntry),
+                   [&] { cuda::build_range_tables(launch.params); });
+}
+
+void run_sinks(const cuda::BackwardPlan& plan, const cuda::BackwardLaunch& call,
+               Emulation& emulation) {
+  emulation.launch({.x = call.num_sink_ctas}, cuda::kSinkThreads,
+                   cuda::kSinkThreads * sizeof(double), [&] {
+                     plan.delta.is_varlen ? cuda::backward_sinks<true>(call.params)
+                                          : cuda::backward_sinks<false>(call.params);
+                   });
+}
+
+}  // namespace
+
+void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
+  const GradientProblem problem = validate(problem_of(args), "test");
+  const cuda::BackwardPlan plan = cuda::choose_backward(problem, cuda::typical_device(8, 0));
+  const cuda::EmulatedBackward& kernels = backward_named(label);
+  register_tensors(args, emulation);
+  constexpr unsigned char kGarbage = 0xFF;  // NaN
+  auto* const workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
+  cuda::BackwardLaunch call = cuda::backward_launch(problem, plan, args, workspace);
+  build_tables(plan, call, emulation);
+  emulation.launch({.x = call.num_delta_ctas}, cuda::kDeltaThreads, 0,
+                   [&] { kernels.delta(call.params); });
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    const cuda::BackwardStep& step = plan.steps[i];
+    emulation.launch({.x = call.num_ctas[i]}, static_cast<std::uint32_t>(step.spec->num_warps) * 32,
+                     step.shared_bytes, [&] { kernels.steps[i](call.params); });
+  }
+  run_sinks(plan, call, emulation);
+}
+
+}  // namespace fovea::testing

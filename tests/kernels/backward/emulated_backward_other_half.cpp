@@ -1,0 +1,12 @@
+#include "common/backward_delta.cuh"
+#include "kernels/backward/emulated_backward.hpp"
+#include "sm80/attention_backward_f32.cuh"
+
+// Written by print_backward_units from backward_cases.hpp.
+#include "backward_units_1.inc"
+
+namespace fovea::cuda {
+
+std::span<const EmulatedBackward> other_half_of_backwards() { return kBackwards; }
+
+}  // namespace fovea::cuda

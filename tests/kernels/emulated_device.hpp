@@ -1,0 +1,28 @@
+// The emulator as tests launch kernels on it, one after the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "cuda/emulator/emulator.hpp"
+#include "cuda/forward/launch.hpp"
+
+namespace fovea::testing {
+
+struct Emulation {
+  cuda::emulator::Device device;
+  cuda::emulator::Options options;
+  std::string findings;
+  /// Findings that are no mistake here; empty: all are.
+  std::function<bool(const cuda::emulator::Finding&)> passes_over;
+  int ctas_at_once = 1;
+  bool is_dependent = false;    // launches start beside those before them
+  std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again
+
+  void launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
+              const std::function<void()>& kernel);
+};
+
+}  // namespace fovea::testing
