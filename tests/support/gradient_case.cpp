@@ -121,6 +121,18 @@ void GradientMemory::fill_inputs() {
   for (GuardedTensor* each : {&dout, &dlse, &q_tangent, &k_tangent, &v_tangent, &sinks_tangent})
     fill(*each);
   for (NamedTensor& each : captured_tangents) fill(each.tensor);
+  if (problem_.has_nan_rows) set_nan_rows();
+}
+
+void GradientMemory::set_nan_rows() {
+  const auto set = [](GuardedTensor& tensor, std::int64_t row, std::int64_t col) {
+    const TensorSpec spec = tensor.view().spec();
+    tensor.set(row * spec.strides[1] + col * spec.strides[3], kNaN);
+  };
+  const std::int64_t rows = dout.view().size(1);
+  set(dout, rows / 2, 3);
+  set(dout, rows - 1, 0);
+  set(forward.q, rows / 3, 1);
 }
 
 void GradientMemory::poison_blind_rows() {

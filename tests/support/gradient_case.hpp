@@ -20,6 +20,8 @@ struct GradientCase {
   std::optional<Dtype> gradient_dtype{};  // of dq, dk, dv and dcaptured; default: dtype of q, f32
   bool has_dlse = true;
   bool wants_captured = true;
+  /// A dense dout holds NaN in one element of some rows, and so does q of one that sees something.
+  bool has_nan_rows = false;
 
   std::string describe() const;
 };
@@ -64,6 +66,7 @@ class GradientMemory {
  private:
   void make_captured();
   void fill_inputs();
+  void set_nan_rows();
   void poison_blind_rows();
   void poison_hidden_tangents();
 

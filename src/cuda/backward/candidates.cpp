@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_f32.hpp"
 #include "cuda/params/tensor_params.hpp"
 
@@ -44,7 +45,7 @@ constexpr BackwardCandidate candidate_of() {
           .launch = launch_call<Kernel>};
 }
 
-constexpr std::array kCandidates = {candidate_of<Sm80BackwardF32>()};
+constexpr std::array kCandidates = {candidate_of<Sm80Backward>(), candidate_of<Sm80BackwardF32>()};
 
 }  // namespace
 

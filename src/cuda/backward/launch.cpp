@@ -20,7 +20,8 @@ constexpr float kLargestLse16Bit = 1024, kLargestLseF32 = 256;
 
 GradientParam gradient_param(const TensorView& view) {
   if (!view) return {};
-  return {.tensor = bshd(view), .element = element_of(view.dtype())};
+  return {
+      .tensor = bshd(view), .element = element_of(view.dtype()), .is_aligned = is_aligned(view)};
 }
 
 std::int64_t round_up(std::int64_t count, std::int64_t unit) {

@@ -1,7 +1,7 @@
 #include "kernels/backward/backward_cases.hpp"
 
 #include <algorithm>
-#include <array>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -55,6 +55,68 @@ void add_packed(Dtype dtype, std::vector<GradientCase>& cases) {
   cases.push_back(std::move(packed));
 }
 
+/// Every tile of the table, and what meets registers there: tails, groups, programs, dropout.
+void add_tiles(std::vector<GradientCase>& cases) {
+  for (const std::int64_t head_dim : {64, 96, 128, 192, 256}) {
+    const std::string tail = "_d" + std::to_string(head_dim);
+    GradientCase grouped = several_tiles("grouped_f16" + tail, Dtype::f16, head_dim);
+    grouped.forward.num_heads_q = 2;
+    grouped.forward.has_sinks = true;
+    cases.push_back(grouped);
+    GradientCase full = several_tiles("full_bf16" + tail, Dtype::bf16, head_dim);
+    full.forward.mask = {};
+    full.has_dlse = false;
+    cases.push_back(full);
+  }
+  GradientCase unequal = several_tiles("unequal_bf16", Dtype::bf16, 192);
+  unequal.forward.head_dim_v = 128;
+  unequal.gradient_dtype = Dtype::f32;
+  cases.push_back(unequal);
+  GradientCase wide = several_tiles("wide_f32", Dtype::f32, 512);
+  wide.forward.seqlen_q = 19;
+  wide.forward.seqlen_kv = 35;
+  cases.push_back(wide);
+  for (const std::int64_t head_dim : {64, 128}) {
+    const std::string tail = "_d" + std::to_string(head_dim);
+    GradientCase dropped = several_tiles("dropped_bf16" + tail, Dtype::bf16, head_dim);
+    dropped.forward.dropout = kSomeDropped;
+    dropped.forward.num_heads_q = 2;
+    cases.push_back(dropped);
+    dropped.forward.label = "programs_bf16" + tail;
+    dropped.forward.score = softcap(2);
+    dropped.forward.reads_dropout_seed = true;
+    dropped.forward.mask = window(40, 7);
+    cases.push_back(dropped);
+  }
+}
+
+/// A bias of 10^5 and more, where lse of f32 has no digits left for P; the lowest float in whole rows.
+void add_large_biases(std::vector<GradientCase>& cases) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    GradientCase large = several_tiles("large_bias_" + std::string(name(dtype)), dtype, 64);
+    large.forward.has_sinks = dtype == Dtype::f32;
+    const TensorView table = large.forward.capture(Dtype::f32, {3}, [](std::int64_t i) {
+      return i == 0 ? 131072.0 : i == 1 ? std::numeric_limits<float>::lowest() : 0.0;
+    });
+    large.forward.score = parse_score_mod("q_idx % 3 == 1 ? table[1] : score + table[q_idx % 3]",
+                                          {.tensors = {{"table", table}}});
+    cases.push_back(large);
+  }
+}
+
+void add_nan_rows(std::vector<GradientCase>& cases) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    GradientCase nan =
+        several_tiles("nan_rows_bf16_d" + std::to_string(head_dim), Dtype::bf16, head_dim);
+    nan.has_nan_rows = true;
+    cases.push_back(nan);
+    if (head_dim != 64) continue;
+    nan.forward.label = "nan_rows_f32";
+    nan.forward.dtype = Dtype::f32;
+    cases.push_back(nan);
+  }
+}
+
 }  // namespace
 
 std::vector<GradientCase> backward_cases() {
@@ -64,6 +126,9 @@ std::vector<GradientCase> backward_cases() {
     add_packed(dtype, cases);
     cases.push_back(several_tiles("several_tiles_" + std::string(name(dtype)), dtype, 64));
   }
+  add_tiles(cases);
+  add_large_biases(cases);
+  add_nan_rows(cases);
   GradientCase mixed = several_tiles("mixed_dtypes", Dtype::bf16, 40);
   mixed.forward.out_dtype = Dtype::f32;
   mixed.dout_dtype = Dtype::f16;

@@ -1,5 +1,6 @@
 #include "common/backward_delta.cuh"
 #include "kernels/backward/emulated_backward.hpp"
+#include "sm80/attention_backward.cuh"
 #include "sm80/attention_backward_f32.cuh"
 
 // Written by print_backward_units from backward_cases.hpp.

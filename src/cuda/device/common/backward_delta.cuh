@@ -93,7 +93,7 @@ struct DeltaTile {
     const std::int64_t out = row_at(p.out, q_idx);
     const std::int64_t dout = row_at(b.dout, q_idx);
     float sum = 0;
-#pragma unroll 2
+#pragma unroll 1
     for (int col = lane % 8 * 8; col < p.head_dim_v; col += 64) {
       const int count = p.head_dim_v - col;
       const EightFloats x = load_eight<spec.out_element>(
@@ -126,7 +126,7 @@ struct DeltaTile {
     const std::int64_t k = s.kv_batch * p.k.batch_stride + (s.kv_row + kv_idx) * p.k.row_stride +
                            kv_head * p.k.head_stride;
     float sum = 0;
-#pragma unroll 4
+#pragma unroll 1
     for (int col = 0; col < p.head_dim_qk; ++col) {
       sum = ptx::fma_rn(load_element(p.q.data, spec.element, q + col * p.q.col_stride),
                         load_element(p.k.data, spec.element, k + col * p.k.col_stride), sum);

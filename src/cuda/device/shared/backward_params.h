@@ -34,6 +34,7 @@ constexpr std::int64_t statistics_begin(std::int64_t q_begin, std::int64_t seque
 struct GradientParam {
   BshdParam tensor;
   Element element;
+  std::int32_t is_aligned;  // as q of ForwardParams
 };
 
 struct BackwardParams {

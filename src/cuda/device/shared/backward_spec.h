@@ -7,8 +7,8 @@
 
 namespace fovea::cuda {
 
-/// What every backward kernel is compiled for. Lengths, contents, addresses, strides, scalars, sinks and what gradients
-/// are made of are parameters (backward_params.h): none of them compiles anything.
+/// What every backward kernel is compiled for. Lengths, contents, addresses, strides, scalars, sinks and what
+/// gradients are made of are parameters (backward_params.h): none of them compiles anything.
 struct BackwardSpec {
   Element element = Element::bf16;       // of q, k, v
   Element dout_element = Element::bf16;  // of dout
@@ -27,8 +27,8 @@ struct BackwardSpec {
   bool operator==(const BackwardSpec&) const = default;
 };
 
-/// A kernel that owns rows of one side and walks over tiles of the other: keys, for dk and dv, or queries, for dq. What
-/// it owns stays in shared memory and its sums in registers; nothing is added to memory.
+/// A kernel that owns rows of one side and walks over tiles of the other: keys, for dk and dv, or queries, for dq.
+/// What it owns stays in shared memory and its sums in registers; nothing is added to memory.
 struct OwnerSpec : BackwardSpec {
   bool owns_keys = true;
   bool sums_scores = true;   // dk or dq: gradients of scores times the other side's rows
@@ -68,6 +68,21 @@ inline constexpr std::int32_t kStatisticsRows = 128;
 inline constexpr std::int32_t kDeltaThreads = 256;
 inline constexpr std::int32_t kSinkThreads = 256;
 inline constexpr std::int32_t kConvertThreads = 256;
+
+/// Statistics of a tile of rows in shared memory: log_sum, delta, origin.
+constexpr std::int32_t sm80_statistics_bytes(const Sm80BackwardSpec& spec) {
+  return spec.owns_keys ? 3 * 4 * spec.tile_walked : 0;
+}
+
+/// Of sm80/attention_backward: q and dout, or k and v, of the owned rows, the second where scores have gradients;
+/// stages of the walked ones; a word of each warp.
+constexpr std::int32_t sm80_backward_shared_bytes(const Sm80BackwardSpec& spec) {
+  const std::int32_t owned =
+      2 * spec.tile_owned * (spec.head_dim_qk + (spec.sums_scores ? spec.head_dim_v : 0));
+  const std::int32_t stage =
+      2 * spec.tile_walked * (spec.head_dim_qk + spec.head_dim_v) + sm80_statistics_bytes(spec);
+  return owned + spec.stages * stage + 4 * spec.num_warps;
+}
 
 /// Dynamic shared memory of sm80/attention_backward_f32: f32 rows of both tensors of both sides, P and dS, each a word
 /// longer than a multiple of 32 words; what is known of the walked, or owned, rows.

@@ -1,0 +1,97 @@
+#include "cuda/backward/sm80.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
+
+/// Enumerated in order of preference; the first that leaves room for its CTAs on an SM is taken.
+struct Tile {
+  std::int32_t owned, walked, stages, num_warps, ctas_per_sm;
+};
+
+// 32 rows a warp where sums of all leave registers for it: half the reads of shared memory. Sums of dk and dv take
+// head_dim_qk + head_dim_v registers for each 32 rows of a warp, S and dP twice the walked rows.
+constexpr std::array kSlimKeyTiles = {Tile{128, 64, 2, 8, 1}};
+constexpr std::array kKeyTiles = {Tile{128, 64, 2, 8, 1}, Tile{128, 32, 2, 8, 1},
+                                  Tile{128, 32, 1, 8, 1}, Tile{64, 32, 1, 4, 1}};
+constexpr std::array kSlimQueryTiles = {Tile{128, 32, 2, 4, 2}, Tile{128, 32, 2, 4, 1}};
+constexpr std::array kQueryTiles = {Tile{128, 32, 2, 4, 2}, Tile{128, 64, 2, 8, 1},
+                                    Tile{128, 32, 2, 8, 1}, Tile{128, 32, 1, 8, 1},
+                                    Tile{64, 32, 1, 4, 1}};
+// Programs, the generator of dropout and packed sequences need registers beside the sums.
+constexpr std::array kLeanTiles = {Tile{128, 32, 2, 8, 1}, Tile{128, 32, 1, 8, 1},
+                                   Tile{64, 32, 1, 4, 1}};
+// Heads above 128: 16 rows a warp, one sum.
+constexpr std::array kWideTiles = {Tile{128, 32, 2, 8, 1}, Tile{128, 32, 1, 8, 1},
+                                   Tile{64, 32, 2, 4, 1}, Tile{64, 32, 1, 4, 1}};
+
+std::size_t shared_bytes(const Sm80BackwardSpec& spec) {
+  return static_cast<std::size_t>(sm80_backward_shared_bytes(spec));
+}
+
+bool fits(const Sm80BackwardSpec& spec, const DeviceTraits& device) {
+  const std::size_t bytes = shared_bytes(spec);
+  const auto of_sm = static_cast<std::size_t>(spec.ctas_per_sm) * (bytes + kReservedSharedBytes);
+  return bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta) &&
+         of_sm <= static_cast<std::size_t>(device.shared_bytes_per_sm);
+}
+
+Sm80BackwardSpec choose_tile(Sm80BackwardSpec spec, std::span<const Tile> tiles,
+                             const DeviceTraits& device) {
+  for (const Tile& tile : tiles) {
+    spec.tile_owned = tile.owned;
+    spec.tile_walked = tile.walked;
+    spec.stages = tile.stages;
+    spec.num_warps = tile.num_warps;
+    spec.ctas_per_sm = tile.ctas_per_sm;
+    if (fits(spec, device)) break;
+  }
+  return spec;
+}
+
+std::span<const Tile> tiles_of(const Sm80BackwardSpec& spec) {
+  const std::int32_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
+  if (widest > 128) return kWideTiles;
+  if (spec.has_origins || spec.has_dropout || spec.is_varlen) return kLeanTiles;
+  if (spec.owns_keys) return widest > 64 ? std::span<const Tile>(kKeyTiles) : kSlimKeyTiles;
+  return widest > 64 ? std::span<const Tile>(kQueryTiles) : kSlimQueryTiles;
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm80Backward::refuses(const GradientProblem& g, const DeviceTraits& device) {
+  if (auto refusal = refuses_16_bit(g, device)) return refusal;
+  const ForwardProblem& f = g.forward;
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMaxTensorCoreHeadDim) {
+      return Refusal{
+          fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxTensorCoreHeadDim)};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<BackwardStep> Sm80Backward::choose(const GradientProblem& g,
+                                               const DeviceTraits& device) {
+  Sm80BackwardSpec spec{{common_spec(g)}};
+  spec.has_origins = has_program(g);
+  std::vector<BackwardStep> steps;
+  const bool sums_both = std::max(spec.head_dim_qk, spec.head_dim_v) <= 128;
+  for (const Gradients part : wanted_gradients(g, sums_both)) {
+    set_gradients(part, spec);
+    const Sm80BackwardSpec chosen = choose_tile(spec, tiles_of(spec), device);
+    steps.push_back({role_of(part), chosen, shared_bytes(chosen)});
+  }
+  return steps;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,201 @@
+// Attention backward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the
+// fallback that runs everything.
+//
+//   P = exp(program(scale S) - lse);  dS = P (dP - delta) program'                Dao et al. 2022, appendix B
+//   owns keys      Sᵀ = K Qᵀ, dPᵀ = V dOᵀ    dV += Pᵀ dO, dK += dSᵀ Q    over the queries that see them, head by head
+//   owns queries   S = Q Kᵀ,  dP = dO Vᵀ     dQ += dS K                  over the keys that they see
+//
+// One text for both: a CTA owns a tile of rows of one side and walks over tiles of the other. A warp owns 16 or 32 of
+// the rows all along. Its products with a walked tile are, rounded, the A operands of its sums as they stand, whichever
+// side it owns, so that nothing but walked rows passes through shared memory, and warps meet once for each tile:
+//
+//   copies   | owned, 0 | 1 |          | 2 |          | 3 |          cp.async, a tile ahead
+//   a warp     wait, barrier | S dP  P dS  sums |  wait, barrier | S dP  P dS  sums | ...
+//
+// Each gradient has one owner, who sums it in the order of the walk: no atomics, no sums in memory, and bits that
+// depend on the sequence alone. The price: S and dP are computed by both sides, 7 products where one walk with atomics
+// has 5. Heads above 128 leave no registers for both sums of keys: dK and dV have a walk each, 8 products.
+//
+// Bound: tensor cores at mma.sync's rate with 32 rows a warp; shared memory with 16 rows, which read each walked
+// element for half as many products. docs/kernels/attention_backward_sm80.md counts.
+//
+// Chapters, in backward/; the walk, the end and the entry are here:
+//
+//   owner.cuh    who owns which rows, where things lie, rows on their way in
+//   sums.cuh     a tile in a warp's registers
+//   pair.cuh     one score on its way back
+//   passes.cuh   NaN and infinity in walked rows, which may reach only rows that they see
+//
+// Refused: f32 inputs, dout of another dtype, head dims above 256 (sm80/attention_backward_f32.cuh).
+#pragma once
+
+#include "common/element.cuh"
+#include "common/passes.cuh"
+#include "ptx/cp_async.cuh"
+#include "sm80/backward/owner.cuh"
+#include "sm80/backward/passes.cuh"
+#include "sm80/backward/sums.cuh"
+
+namespace fovea::cuda::sm80 {
+
+template <Sm80BackwardSpec spec, class Mods>
+struct Backward {
+  using T = BackwardTraits<spec>;
+  using Sums = BackwardSums<spec, Mods>;
+  using Tiles = OwnerWalk<Mods, spec.owns_keys>;
+
+  const Owner<spec> owner;
+  const QueryStatistics<spec> queries;
+  Sums sums;
+
+  FOVEA_DEVICE_MEMBER Backward(const BackwardParams& b, const OwnedTile& tile)
+      : owner(b, tile), queries(owner) {}
+
+  // ---- the walk --------------------------------------------------------------------------------
+
+  /// Full only where all of its rows and all owned ones exist, too.
+  FOVEA_DEVICE_MEMBER WalkedTile next_tile(Tiles& tiles) const {
+    WalkedTile tile = tiles.next();
+    tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_walked <= owner.walked_length() &&
+                   owner.owned.begin + spec.tile_owned <= owner.owned_length();
+    return tile;
+  }
+
+  FOVEA_DEVICE_MEMBER void add_tile(const WalkedTile& tile, SharedAddress walked, Pass pass) {
+    typename Sums::Products scores, dweights;
+    Sums::template multiply_rows<typename T::QkRows, T::kQkSteps>(owner, scores, owner.smem,
+                                                                  walked);
+    if (!tile.is_full) Sums::hide(owner, scores, tile);
+    if constexpr (spec.sums_scores) {
+      Sums::template multiply_rows<typename T::VRows, T::kVSteps>(
+          owner, dweights, owner.smem + T::kOwnedVAt, walked + T::kWalkedVAt);
+    }
+    const SharedAddress statistics = walked + T::kStatisticsAt;
+    if (Mods::has_score || !tile.is_full || pass != Pass::all) {
+      Sums::template find_pairs<true>(owner, queries, statistics, tile, is_indicator(pass), scores,
+                                      dweights);
+    } else {
+      Sums::template find_pairs<false>(owner, queries, statistics, tile, false, scores, dweights);
+    }
+    if (pass != Pass::all) rewrite_walked(owner, walked, pass);
+    if constexpr (spec.sums_values)
+      Sums::template add_rows<typename T::VRows>(owner, sums.by_value, scores,
+                                                 walked + T::kWalkedVAt);
+    if constexpr (spec.sums_scores)
+      Sums::template add_rows<typename T::QkRows>(owner, sums.by_score, dweights, walked);
+  }
+
+  FOVEA_DEVICE_MEMBER void walk(Pass pass) {
+    Tiles tiles(owner.p, owner.owned, spec.tile_owned, spec.tile_walked);
+    sums.start();
+    WalkedTile tile = next_tile(tiles);
+    if (pass == Pass::all) owner.load_owned();
+    owner.load_walked(tile, 0);
+    int stage = 0;
+#pragma unroll 1
+    while (tile.idx >= 0) {
+      ptx::cp_async_wait_group<0>();
+      ptx::sync_threads();
+      const WalkedTile next = next_tile(tiles);
+      const int other = spec.stages - 1 - stage;
+      if constexpr (spec.stages == 2) owner.load_walked(next, other);
+      add_tile(tile, owner.stage_at(stage), pass);
+      if constexpr (spec.stages == 1) {
+        ptx::sync_threads();
+        owner.load_walked(next, 0);
+      }
+      tile = next;
+      stage = other;
+    }
+    ptx::cp_async_wait_group<0>();
+    ptx::sync_threads();
+  }
+
+  // ---- the end ---------------------------------------------------------------------------------
+
+  /// Two neighbours of a row. By indicators: infinity, or NaN, is added to what an earlier pass has written.
+  FOVEA_DEVICE_MEMBER static void store_pair(const GradientParam& to, std::int64_t at, int col,
+                                             int head_dim, float lo, float hi, Pass pass) {
+    void* const data = const_cast<void*>(to.tensor.data);
+    if (!is_indicator(pass) && to.is_aligned != 0 && to.element != Element::f32) {
+      if (col >= head_dim) return;
+      const std::uint32_t pair =
+          to.element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
+      ptx::st_global(reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(data) + at + col),
+                     pair);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float value = e == 0 ? lo : hi;
+      if (col + e >= head_dim) break;
+      const std::int64_t element_at = at + (col + e) * to.tensor.col_stride;
+      if (is_indicator(pass)) {
+        if (value == 0) continue;
+        const float before = load_written(data, to.element, element_at);
+        value = before + (pass == Pass::positive ? infinity() : -infinity());
+      }
+      store_element(data, to.element, element_at, value);
+    }
+  }
+
+  template <int num_blocks>
+  FOVEA_DEVICE_MEMBER void store(const GradientParam& to,
+                                 const float (&values)[T::kRowBlocks][num_blocks][4], float factor,
+                                 int head_dim, Pass pass) const {
+    const Sequence& s = owner.owned.sequence;
+    const BshdParam& t = to.tensor;
+    const std::int64_t first = (spec.owns_keys ? s.kv_batch : s.q_batch) * t.batch_stride +
+                               (spec.owns_keys ? s.kv_row : s.q_row) * t.row_stride +
+                               owner.owned.head * t.head_stride;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t row = owner.owned_row(i, half);
+        if (row >= owner.owned_length()) continue;
+        const std::int64_t at = first + row * t.row_stride;
+#pragma unroll
+        for (int j = 0; j < num_blocks; ++j) {
+          store_pair(to, at, j * 8 + owner.lane % 4 * 2, head_dim, values[i][j][half * 2] * factor,
+                     values[i][j][half * 2 + 1] * factor, pass);
+        }
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void finish(Pass pass) const {
+    const ForwardParams& p = owner.p;
+    if constexpr (spec.sums_values) {
+      const bool is_scaled = spec.has_dropout && !is_indicator(pass);
+      store(owner.b.dv, sums.by_value, is_scaled ? p.dropout_keep_scale : 1.0F, p.head_dim_v, pass);
+    }
+    if constexpr (spec.sums_scores) {
+      if (!is_indicator(pass))
+        store(spec.owns_keys ? owner.b.dk : owner.b.dq, sums.by_score, p.softmax_scale,
+              p.head_dim_qk, pass);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void run() {
+    constexpr Pass kEnd = spec.sums_values ? Pass::end : Pass::positive;
+#pragma unroll 1
+    for (Pass pass = Pass::all; pass != kEnd;
+         pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
+      walk(pass);
+      const bool is_done = pass != Pass::all || is_finite(owner, sums);
+      if (is_done) finish(pass);
+      if (is_done && pass == Pass::all) return;
+    }
+  }
+};
+
+template <Sm80BackwardSpec spec, class Mods>
+FOVEA_DEVICE void attention_backward(const BackwardParams& b) {
+  const OwnedTile tile =
+      find_tile<spec.is_varlen, spec.owns_keys>(b, ptx::block_idx().x, spec.tile_owned);
+  if (tile.is_nothing) return;
+  Backward<spec, Mods>(b, tile).run();
+}
+
+}  // namespace fovea::cuda::sm80

@@ -1,0 +1,270 @@
+// Who owns which rows, where things lie in shared memory, and how rows come there. Chapter 1 of
+// sm80/attention_backward.cuh; read sums.cuh next.
+#pragma once
+
+#include "common/backward_work.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/backward_params.h"
+#include "shared/backward_spec.h"
+#include "tile/swizzled_rows.cuh"
+
+namespace fovea::cuda::sm80 {
+
+using ptx::SharedAddress;
+using ptx::U32x4;
+
+template <Sm80BackwardSpec spec>
+struct BackwardTraits {
+  static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
+  static_assert(spec.element == spec.dout_element, "dout is multiplied by v");
+  static constexpr int kThreads = spec.num_warps * 32;
+  static constexpr int kWarpRows = spec.tile_owned / spec.num_warps;
+  static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
+  static constexpr int kRowBlocks = kWarpRows / 16;
+  static_assert(spec.tile_walked % 16 == 0, "walked rows are the sums' k, in steps of 16");
+  static constexpr int kBlocks = spec.tile_walked / 8;
+  static constexpr int kSteps = spec.tile_walked / 16;
+  static constexpr int kQkSteps = spec.head_dim_qk / 16, kQkBlocks = spec.head_dim_qk / 8;
+  static constexpr int kVSteps = spec.head_dim_v / 16, kVBlocks = spec.head_dim_v / 8;
+
+  using QkRows = tile::SwizzledRows<spec.head_dim_qk>;
+  using VRows = tile::SwizzledRows<spec.head_dim_v>;
+
+  // Shared memory. Owned rows of q or k, of dout or v; of each stage the same of walked rows, and what is known of them
+  // where they are queries; a word of each warp.
+  static constexpr int kOwnedVAt = 2 * spec.tile_owned * spec.head_dim_qk;
+  static constexpr int kStagesAt =
+      kOwnedVAt + (spec.sums_scores ? 2 * spec.tile_owned * spec.head_dim_v : 0);
+  static constexpr int kWalkedVAt = 2 * spec.tile_walked * spec.head_dim_qk;  // of a stage
+  static constexpr int kStatisticsAt = kWalkedVAt + 2 * spec.tile_walked * spec.head_dim_v;
+  static constexpr int kStageBytes = kStatisticsAt + sm80_statistics_bytes(spec);
+  static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
+  static_assert(kVotesAt + 4 * spec.num_warps == sm80_backward_shared_bytes(spec),
+                "host and device count the same bytes");
+};
+
+/// Rows of one head of one sequence in memory.
+struct HeadRows {
+  const char* first;  // row 0
+  std::int64_t row_stride, col_stride;
+  std::int32_t length, head_dim;
+  bool is_aligned;
+};
+
+/// The warps that own a tile, as one thread of them sees it.
+template <Sm80BackwardSpec spec>
+struct Owner {
+  using T = BackwardTraits<spec>;
+
+  const BackwardParams& b;
+  const ForwardParams& p;
+  const OwnedTile owned;
+  const std::int32_t kv_head;
+  const SharedAddress smem;
+  const int warp, lane;
+
+  FOVEA_DEVICE_MEMBER Owner(const BackwardParams& params, const OwnedTile& tile)
+      : b(params),
+        p(params.forward),
+        owned(tile),
+        kv_head(spec.owns_keys ? tile.head : tile.head / params.forward.group),
+        smem(ptx::dynamic_shared()),
+        warp(ptx::warp_idx()),
+        lane(ptx::lane_idx()) {}
+
+  FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
+    return smem + T::kStagesAt + stage * T::kStageBytes;
+  }
+
+  FOVEA_DEVICE_MEMBER std::int32_t owned_length() const {
+    return spec.owns_keys ? owned.sequence.seqlen_kv : owned.sequence.seqlen_q;
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t walked_length() const {
+    return spec.owns_keys ? owned.sequence.seqlen_q : owned.sequence.seqlen_kv;
+  }
+
+  /// Of the sequence: the owned row that this thread's accumulators of (row block, half) belong to.
+  FOVEA_DEVICE_MEMBER std::int32_t owned_row(int block, int half) const {
+    return owned.begin + warp * T::kWarpRows + block * 16 + half * 8 + lane / 4;
+  }
+  /// And the walked row of (column block, element).
+  FOVEA_DEVICE_MEMBER std::int32_t walked_row(const WalkedTile& tile, int block, int e) const {
+    return tile.idx * spec.tile_walked + block * 8 + lane % 4 * 2 + e;
+  }
+
+  FOVEA_DEVICE_MEMBER Position position(const WalkedTile& tile, std::int32_t mine,
+                                        std::int32_t theirs) const {
+    const Sequence& s = owned.sequence;
+    return {s.idx,
+            tile.q_head,
+            kv_head,
+            spec.owns_keys ? theirs : mine,
+            spec.owns_keys ? mine : theirs,
+            s.seqlen_q,
+            s.seqlen_kv};
+  }
+
+  // ---- rows on their way in --------------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER HeadRows query_rows(const BshdParam& t, bool is_aligned, std::int32_t q_head,
+                                          std::int32_t head_dim) const {
+    const Sequence& s = owned.sequence;
+    const std::int64_t at =
+        s.q_batch * t.batch_stride + s.q_row * t.row_stride + q_head * t.head_stride;
+    return {static_cast<const char*>(t.data) + at * 2,
+            t.row_stride,
+            t.col_stride,
+            s.seqlen_q,
+            head_dim,
+            is_aligned};
+  }
+  FOVEA_DEVICE_MEMBER HeadRows key_rows(const BshdParam& t, std::int32_t head_dim) const {
+    const Sequence& s = owned.sequence;
+    const std::int64_t at =
+        s.kv_batch * t.batch_stride + s.kv_row * t.row_stride + kv_head * t.head_stride;
+    return {static_cast<const char*>(t.data) + at * 2,
+            t.row_stride,
+            t.col_stride,
+            s.seqlen_kv,
+            head_dim,
+            p.is_kv_aligned != 0};
+  }
+
+  /// `count` rows from `begin` on; zeros where there is nothing. Aligned rows by cp.async, others by elements.
+  template <class Rows, int count>
+  FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const HeadRows& rows,
+                                     std::int32_t begin) const {
+    constexpr int kChunks = count * Rows::kChunks;
+    const int thread = warp * 32 + lane;
+    const auto visit = [&](int at, auto&& copy) {
+      const int row = at / Rows::kChunks, chunk = at % Rows::kChunks;
+      const bool exists = begin + row < rows.length;
+      const char* const from = rows.first + (exists ? begin + row : 0) * (rows.row_stride * 2);
+      copy(to + Rows::offset(row, chunk), from, chunk, exists);
+    };
+    if (rows.is_aligned) {
+      constexpr int kSteps = (kChunks + T::kThreads - 1) / T::kThreads;
+#pragma unroll 4
+      for (int step = 0; step < kSteps; ++step) {
+        const int at = step * T::kThreads + thread;
+        if (kChunks % T::kThreads != 0 && at >= kChunks) break;
+        visit(at, [&](SharedAddress at_smem, const char* from, int chunk, bool exists) {
+          const bool is_data =
+              exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < rows.head_dim);
+          ptx::cp_async_16_or_zero(at_smem, is_data ? from + chunk * tile::kChunkBytes : rows.first,
+                                   is_data);
+        });
+      }
+    } else {
+#pragma unroll 1
+      for (int at = thread; at < kChunks; at += T::kThreads) {
+        visit(at, [&](SharedAddress at_smem, const char* from, int chunk, bool exists) {
+#pragma unroll 1
+          for (int i = 0; i < tile::kChunkElements; ++i) {
+            const int col = chunk * tile::kChunkElements + i;
+            std::uint16_t bits = 0;
+            if (exists && col < rows.head_dim)
+              bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(from) +
+                                       col * rows.col_stride);
+            ptx::st_shared(at_smem + i * 2, bits);
+          }
+        });
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER HeadRows qk_rows(bool are_keys, std::int32_t q_head) const {
+    return are_keys ? key_rows(p.k, p.head_dim_qk)
+                    : query_rows(p.q, p.is_q_aligned != 0, q_head, p.head_dim_qk);
+  }
+  FOVEA_DEVICE_MEMBER HeadRows v_rows(bool are_keys, std::int32_t q_head) const {
+    return are_keys ? key_rows(p.v, p.head_dim_v)
+                    : query_rows(b.dout, b.is_dout_aligned != 0, q_head, p.head_dim_v);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_owned() const {
+    load_rows<typename T::QkRows, spec.tile_owned>(smem, qk_rows(spec.owns_keys, owned.head),
+                                                   owned.begin);
+    if constexpr (spec.sums_scores)
+      load_rows<typename T::VRows, spec.tile_owned>(
+          smem + T::kOwnedVAt, v_rows(spec.owns_keys, owned.head), owned.begin);
+  }
+
+  /// One group of copies; an empty one where there is no tile.
+  FOVEA_DEVICE_MEMBER void load_walked(const WalkedTile& tile, int stage) const {
+    if (tile.idx >= 0) {
+      const SharedAddress to = stage_at(stage);
+      const std::int32_t begin = tile.idx * spec.tile_walked;
+      load_rows<typename T::QkRows, spec.tile_walked>(to, qk_rows(!spec.owns_keys, tile.q_head),
+                                                      begin);
+      load_rows<typename T::VRows, spec.tile_walked>(to + T::kWalkedVAt,
+                                                     v_rows(!spec.owns_keys, tile.q_head), begin);
+      if constexpr (spec.owns_keys) load_statistics(to + T::kStatisticsAt, tile);
+    }
+    ptx::cp_async_commit_group();
+  }
+
+  /// Of a tile of queries. Padding makes tiles whole.
+  FOVEA_DEVICE_MEMBER void load_statistics(SharedAddress to, const WalkedTile& tile) const {
+    constexpr int kChunks = spec.tile_walked / 4;
+    static_assert(3 * kChunks <= T::kThreads, "a thread copies one chunk");
+    const int thread = warp * 32 + lane;
+    if (thread >= (spec.has_origins ? 3 : 2) * kChunks) return;
+    const float* const from = thread < kChunks       ? b.rows.log_sum
+                              : thread < 2 * kChunks ? b.rows.delta
+                                                     : b.rows.origin;
+    const std::int64_t at = statistics_at<spec.is_varlen>(b.rows, owned.sequence, tile.q_head) +
+                            tile.idx * spec.tile_walked + thread % kChunks * 4;
+    ptx::cp_async_16_or_zero(to + thread * 16, from + at, true);
+  }
+};
+
+/// What a thread knows of queries: of its own rows, or of the columns of a walked tile.
+template <Sm80BackwardSpec spec>
+class QueryStatistics {
+  using T = BackwardTraits<spec>;
+
+ public:
+  /// Of owned queries.
+  FOVEA_DEVICE_MEMBER explicit QueryStatistics(const Owner<spec>& owner) {
+    if constexpr (!spec.owns_keys) {
+      const RowStatistics& rows = owner.b.rows;
+      const std::int64_t head =
+          statistics_at<spec.is_varlen>(rows, owner.owned.sequence, owner.owned.head);
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const std::int64_t at = head + owner.owned_row(i, half);
+          mine_[i][half].log_sum = ptx::ld_global(rows.log_sum + at);
+          mine_[i][half].delta = ptx::ld_global(rows.delta + at);
+          mine_[i][half].origin = 0;
+          if constexpr (spec.has_origins) mine_[i][half].origin = ptx::ld_global(rows.origin + at);
+        }
+      }
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER RowStatistic of_row(int block, int half) const { return mine_[block][half]; }
+
+  /// Of walked queries: two neighbours of a column block.
+  struct Pair {
+    RowStatistic row[2];
+  };
+  FOVEA_DEVICE_MEMBER static Pair of_columns(SharedAddress statistics, int block, int lane) {
+    const SharedAddress at = statistics + (block * 8 + lane % 4 * 2) * 4;
+    const auto log_sum = ptx::ld_shared<ptx::F32x2>(at);
+    const auto delta = ptx::ld_shared<ptx::F32x2>(at + 4 * spec.tile_walked);
+    ptx::F32x2 origin{0, 0};
+    if constexpr (spec.has_origins) origin = ptx::ld_shared<ptx::F32x2>(at + 8 * spec.tile_walked);
+    return {{{log_sum.x, delta.x, origin.x}, {log_sum.y, delta.y, origin.y}}};
+  }
+
+ private:
+  RowStatistic mine_[spec.owns_keys ? 1 : T::kRowBlocks][2];
+};
+
+}  // namespace fovea::cuda::sm80

@@ -1,0 +1,224 @@
+// A tile in a warp's registers: products, programs, probabilities and their gradients, sums. Chapter 2 of
+// sm80/attention_backward.cuh; read passes.cuh next.
+#pragma once
+
+#include "common/dropout.cuh"
+#include "ptx/math.cuh"
+#include "ptx/mma.cuh"
+#include "sm80/backward/owner.cuh"
+#include "sm80/backward/pair.cuh"
+
+namespace fovea::cuda::sm80 {
+
+/// Rounds to the tensor cores' element, `lo` in the low half.
+template <Element element>
+FOVEA_DEVICE std::uint32_t pack_pair(float lo, float hi) {
+  if constexpr (element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
+  return ptx::cvt_f16x2(lo, hi);
+}
+
+/// Byte that chunk `chunk` further on of a row in shared memory lies at, given where chunk 0, or 1, lies.
+template <class Rows>
+FOVEA_DEVICE SharedAddress chunk_of_row(SharedAddress row, int chunk) {
+  return (row ^ static_cast<SharedAddress>(chunk % Rows::kPeriod * tile::kChunkBytes)) +
+         static_cast<SharedAddress>(chunk / Rows::kPeriod * Rows::kPeriodBytes);
+}
+
+template <Sm80BackwardSpec spec, class Mods>
+struct BackwardSums {
+  using T = BackwardTraits<spec>;
+  using Products = float[T::kRowBlocks][T::kBlocks][4];
+
+  float by_score[T::kRowBlocks][spec.sums_scores ? T::kQkBlocks : 1][4];  // dk or dq, unscaled
+  float by_value[T::kRowBlocks][spec.sums_values ? T::kVBlocks : 1][4];   // dv
+
+  template <int num_blocks>
+  FOVEA_DEVICE_MEMBER static void clear(float (&sums)[T::kRowBlocks][num_blocks][4]) {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < num_blocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[i][j][e] = 0;
+  }
+
+  FOVEA_DEVICE_MEMBER void start() {
+    clear(by_score);
+    clear(by_value);
+  }
+
+  // ---- products of rows ------------------------------------------------------------------------
+
+  /// Owned rows times walked rows: S, or dP.
+  template <class Rows, int num_steps>
+  FOVEA_DEVICE_MEMBER static void multiply_rows(const Owner<spec>& owner, Products& products,
+                                                SharedAddress owned, SharedAddress walked) {
+    const int lane = owner.lane;
+    const SharedAddress a_row =
+        owned + owner.warp * T::kWarpRows * Rows::kRowBytes + Rows::offset(lane % 16, lane / 16);
+    const SharedAddress b_row = walked + Rows::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    clear(products);
+#pragma unroll
+    for (int step = 0; step < num_steps; ++step) {
+      std::uint32_t a[T::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+        const U32x4 x =
+            ptx::ldmatrix_x4(chunk_of_row<Rows>(a_row, 2 * step) + i * 16 * Rows::kRowBytes);
+        a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
+      }
+#pragma unroll
+      for (int j = 0; j < T::kBlocks; j += 2) {
+        const U32x4 x =
+            ptx::ldmatrix_x4(chunk_of_row<Rows>(b_row, 2 * step) + j * 8 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          ptx::mma_m16n8k16<spec.element>(products[i][j], a[i], x.x, x.y);
+          ptx::mma_m16n8k16<spec.element>(products[i][j + 1], a[i], x.z, x.w);
+        }
+      }
+    }
+  }
+
+  /// sums += pairs times walked rows. Two blocks of pairs side by side are one A operand.
+  template <class Rows, int num_blocks>
+  FOVEA_DEVICE_MEMBER static void add_rows(const Owner<spec>& owner,
+                                           float (&sums)[T::kRowBlocks][num_blocks][4],
+                                           const Products& pairs, SharedAddress walked) {
+    const SharedAddress row = walked + Rows::offset(owner.lane % 16, owner.lane / 16);
+#pragma unroll
+    for (int step = 0; step < T::kSteps; ++step) {
+      std::uint32_t a[T::kRowBlocks][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* const pair = &pairs[i][step * 2 + e / 2][e % 2 * 2];
+          a[i][e] = pack_pair<spec.element>(pair[0], pair[1]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < num_blocks; j += 2) {
+        const U32x4 x =
+            ptx::ldmatrix_x4_trans(chunk_of_row<Rows>(row, j) + step * 16 * Rows::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          ptx::mma_m16n8k16<spec.element>(sums[i][j], a[i], x.x, x.y);
+          ptx::mma_m16n8k16<spec.element>(sums[i][j + 1], a[i], x.z, x.w);
+        }
+      }
+    }
+  }
+
+  // ---- pairs -----------------------------------------------------------------------------------
+
+  /// What is hidden gets a product of -inf.
+  FOVEA_DEVICE_MEMBER static void hide(const Owner<spec>& owner, Products& products,
+                                       const WalkedTile& tile) {
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < T::kBlocks; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const std::int32_t mine = owner.owned_row(i, e / 2);
+          const std::int32_t theirs = owner.walked_row(tile, j, e % 2);
+          bool is_visible = mine < owner.owned_length() && theirs < owner.walked_length();
+          if constexpr (Mods::has_mask) {
+            is_visible =
+                is_visible && Mods::mask(owner.position(tile, mine, theirs), owner.p.captures);
+          }
+          if (!is_visible) products[i][j][e] = -infinity();
+        }
+      }
+    }
+  }
+
+  /// One bit for each accumulator of a block: its pair is dropped.
+  FOVEA_DEVICE_MEMBER static std::uint32_t dropped(const Owner<spec>& owner, DropoutKey key,
+                                                   const WalkedTile& tile, int i, int j) {
+    const ForwardParams& p = owner.p;
+    const int lane = owner.lane;
+    const std::int32_t batch = owner.owned.sequence.idx;
+    const std::int32_t walked = tile.idx * spec.tile_walked + j * 8;
+    const auto bit = [&](std::uint32_t word, int at) {
+      return is_dropped(p, word) ? 1U << static_cast<std::uint32_t>(at) : 0U;
+    };
+    if constexpr (!spec.owns_keys) {
+      const U32x4 words =
+          fragment_words(key, batch, tile.q_head, owner.owned_row(i, lane % 2), walked);
+      return bit(words.x, 0) | bit(words.y, 1) | bit(words.z, 2) | bit(words.w, 3);
+    } else {
+      // Four lanes, 4 apart, have four neighbouring keys of the same four (query, half): each draws one of these.
+      const int turn = lane / 4 % 4;
+      const std::int32_t first_key = owner.owned.begin + owner.warp * T::kWarpRows + i * 16;
+      const U32x4 words = random_words(key, batch, tile.q_head, walked + lane % 4 * 2 + turn % 2,
+                                       (first_key + turn / 2 * 8) / 4 + lane / 16);
+      const std::uint32_t own =
+          bit(words.x, 0) | bit(words.y, 1) | bit(words.z, 2) | bit(words.w, 3);
+      std::uint32_t mine = 0;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const std::uint32_t theirs = ptx::shfl_idx(own, lane / 16 * 16 + e * 4 + lane % 4);
+        mine |= (theirs >> static_cast<std::uint32_t>(turn) & 1U) << static_cast<std::uint32_t>(e);
+      }
+      return mine;
+    }
+  }
+
+  /// From q·k and dout·v to P and dS, in place. selects: what is hidden is 0 whatever it holds. indicates: P is 1 where
+  /// a pair is visible.
+  template <bool selects>
+  FOVEA_DEVICE_MEMBER static void find_pairs(const Owner<spec>& owner,
+                                             const QueryStatistics<spec>& queries,
+                                             SharedAddress statistics, const WalkedTile& tile,
+                                             bool indicates, Products& scores, Products& dweights) {
+    const ForwardParams& p = owner.p;
+    const float c = spec.has_origins ? kLog2E : p.softmax_scale_log2;
+    DropoutKey key{};
+    if constexpr (spec.has_dropout) key = dropout_key<spec.reads_dropout_seed>(p);
+#pragma unroll
+    for (int j = 0; j < T::kBlocks; ++j) {
+      typename QueryStatistics<spec>::Pair columns{};
+      if constexpr (spec.owns_keys)
+        columns = QueryStatistics<spec>::of_columns(statistics, j, owner.lane);
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+        std::uint32_t drops = 0;
+        if constexpr (spec.has_dropout) drops = dropped(owner, key, tile, i, j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const RowStatistic row = spec.owns_keys ? columns.row[e % 2] : queries.of_row(i, e / 2);
+          Score score{scores[i][j][e], 1.0F};
+          bool is_hidden = selects && score.value == -infinity();
+          if constexpr (spec.has_origins) {
+            const Position at =
+                owner.position(tile, owner.owned_row(i, e / 2), owner.walked_row(tile, j, e % 2));
+            score = score_of<Mods>(score.value * p.softmax_scale, at, p.captures);
+            is_hidden = is_hidden || score.value == -infinity();
+          }
+          float weight = weight_of<spec.has_origins>(score.value, row, c);
+          if (is_hidden) weight = 0;
+          float kept = weight;
+          float dweight = spec.sums_scores ? dweights[i][j][e] : 0.0F;
+          if constexpr (spec.has_dropout) {
+            const bool is_there = (drops >> static_cast<std::uint32_t>(e) & 1U) == 0;
+            kept = is_there ? weight : 0.0F;
+            dweight = is_there ? dweight * p.dropout_keep_scale : 0.0F;
+          }
+          if (selects && indicates) kept = is_hidden ? 0.0F : 1.0F;
+          scores[i][j][e] = kept;
+          if constexpr (spec.sums_scores) {
+            float gradient = weight * (dweight - row.delta);
+            if (is_hidden) gradient = 0;
+            if constexpr (Mods::has_score_derivative)
+              gradient = through_slope(gradient, score.slope);
+            dweights[i][j][e] = gradient;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace fovea::cuda::sm80
