@@ -11,7 +11,10 @@
 #include "emulator/guests/attention_problem.hpp"
 #include "emulator/guests/attention_sm80.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/bulk.cuh"
+#include "ptx/fence.cuh"
 #include "ptx/griddepcontrol.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
@@ -154,6 +157,38 @@ TEST(Launch, CtasThatWaitForEachOtherRunTogether) {
     });
   });
   EXPECT_EQ(report.text(), "");
+}
+
+/// A copy that lands late is what the other CTA waits for, before it answers.
+TEST(Launch, PollIsAnsweredByWhoWaitsForACopy) {
+  Device device;
+  const auto* in = device.buffer("in", std::vector<int>(64, 5));
+  auto* flag = device.buffer("flag", std::vector<std::int32_t>{0});
+  auto* out = device.buffer("out", std::vector<std::int32_t>{0});
+  const LaunchConfig config{
+      .grid = {2, 1, 1}, .block = {1, 1, 1}, .shared_bytes = 1024, .clusters_at_once = 2};
+  const auto run = [&](const Options& options, bool is_released) {
+    *flag = 0;
+    return device.launch(config, options, [&] {
+      const ptx::SharedAddress data = ptx::dynamic_shared();
+      if (ptx::block_idx().x == 1) {
+        ptx::mbarrier_init(data + 512, 1);
+        ptx::fence_mbarrier_init_release_cluster();
+        ptx::mbarrier_arrive_expect_tx(data + 512, 256);
+        ptx::cp_async_bulk_load(data, in, 256, data + 512, ptx::CachePolicy::evict_normal);
+        ptx::mbarrier_wait_parity(data + 512, 0);
+        ptx::st_global(out, ptx::ld_shared<int>(data + 8));
+        if (is_released) ptx::red_add_release_global(flag, 1);
+        if (!is_released) ptx::atom_add_global(flag, 1);
+      } else {
+        while (ptx::ld_acquire_global(flag) == 0) continue;
+        ptx::st_global(out, ptx::ld_global(out) + 1);
+      }
+    });
+  };
+  EXPECT_EQ(sweep(5, [&](const Options& options) { return run(options, true); }).text(), "");
+  EXPECT_EQ(*out, 6);
+  EXPECT_TRUE(run({}, false).has(Fault::race)) << "the word was not released";
 }
 
 TEST(Launch, PollThatNobodyAnswersIsALivelock) {

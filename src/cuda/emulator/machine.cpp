@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::uint32_t kRegistersOfSm = 65536, kMostRegisters = 255;
 constexpr std::uint64_t kSpinLimit = 200'000;
+/// So many polls in a row that find nothing: what asynchronous work is held back lands, as it does where all wait.
+constexpr std::uint64_t kSpinsToLand = 1'000;
 
 Machine* running_machine = nullptr;
 
@@ -218,6 +220,7 @@ void Machine::run_threads() {
       in_flight_.pop_back();
       land(*operation);
     }
+    if (spins_ >= kSpinsToLand) land_something();
     Thread* next = pick();
     if (next == nullptr) {
       if (!is_ending_ && land_something()) continue;

@@ -44,6 +44,8 @@ inline const std::vector<Wrapper> kPtxWrappers = {
      {"STS.U8 ", "STS.U16 ", "STS [", "STS.64 ", "STS.128 "}},
     {"atom_add_global", 80, "a.i32[1] = atom_add_global(a.i32, a.n);", {"ATOMG.E.ADD.S32.STRONG.GPU"}},
     {"atom_add_acq_rel_global", 80, "a.i32[1] = atom_add_acq_rel_global(a.i32, a.n);", {"MEMBAR", "ATOMG.E.ADD.S32.STRONG.GPU", "CCTL.IVALL"}},
+    {"ld_acquire_global", 80, "a.i32[1] = ld_acquire_global(a.i32);", {"LDG.E.STRONG.GPU", "CCTL.IVALL"}},
+    {"red_add_release_global", 80, "red_add_release_global(a.i32, a.n);", {"MEMBAR", "RED.E.ADD.S32.STRONG.GPU"}},
     {"atom_exch_shared", 80, "a.u[0] = atom_exch_shared(s, a.u[1]);", {"ATOMS.EXCH"}},
     {"red_add_global", 80, "red_add_global(a.f, 1.5F);", {"RED.E.ADD.F32.FTZ.RN.STRONG.GPU"}},
     {"fence_acq_rel_gpu", 80, "fence_acq_rel_gpu();", {"MEMBAR"}},

@@ -180,6 +180,20 @@ FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t
   return old;
 }
 
+/// ld.acquire.gpu.global.s32 (Data Movement): what comes behind it sees what came before the release that wrote the
+/// value.
+FOVEA_DEVICE std::int32_t ld_acquire_global(const std::int32_t* from) {
+  std::int32_t r;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(from) : "memory");
+  return r;
+}
+
+/// red.release.gpu.global.add.s32 (Synchronization): everything that came before it, of this thread and of those that
+/// it has synchronised with, is seen by whoever acquires the value. Waits for their additions to memory.
+FOVEA_DEVICE void red_add_release_global(std::int32_t* to, std::int32_t value) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
 /// atom.shared.exch.b32 (Synchronization), relaxed at CTA scope; gives what stood there before.
 FOVEA_DEVICE std::uint32_t atom_exch_shared(SharedAddress to, std::uint32_t value) {
   std::uint32_t old;

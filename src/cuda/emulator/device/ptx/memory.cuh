@@ -70,6 +70,16 @@ FOVEA_DEVICE std::int32_t atom_add_acq_rel_global(std::int32_t* to, std::int32_t
   return emulator::atomic_add(to, value, emulator::Order::acq_rel, {"atom.acq_rel", site});
 }
 
+FOVEA_DEVICE std::int32_t ld_acquire_global(const std::int32_t* from, Site site = Site::here()) {
+  return emulator::atomic_add(const_cast<std::int32_t*>(from), 0, emulator::Order::acq_rel,
+                              {"ld.acquire", site});
+}
+
+FOVEA_DEVICE void red_add_release_global(std::int32_t* to, std::int32_t value,
+                                         Site site = Site::here()) {
+  emulator::atomic_add(to, value, emulator::Order::acq_rel, {"red.release", site});
+}
+
 FOVEA_DEVICE std::uint32_t atom_exch_shared(SharedAddress to, std::uint32_t value,
                                             Site site = Site::here()) {
   return emulator::exchange_shared(to, value, {"atom.shared.exch", site});
