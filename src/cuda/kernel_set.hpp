@@ -32,9 +32,10 @@ enum class KernelRole : std::uint8_t {
   values,         // of gradients: dv, where main does not sum it
   queries,        // of gradients: dq, where main does not sum it
   sinks,          // of gradients: dsinks
+  prepare,        // of gradients: zeros for sums, and rows as main reads them
   convert,        // of gradients: f32 sums to what is wanted
 };
-inline constexpr std::size_t kNumKernelRoles = 11;
+inline constexpr std::size_t kNumKernelRoles = 12;
 
 struct PlannedKernel {
   KernelRole role;

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/backward.hpp"
@@ -29,6 +30,9 @@ struct BackwardStep {
   KernelRole role = KernelRole::main;
   AnyBackwardSpec spec;
   std::size_t shared_bytes = 0;  // dynamic
+  // What the candidate's row says, where empty.
+  std::string_view header{}, entry{}, params{};
+  bool multiplies_by_wgmma = false;
 };
 
 /// Of the workspace: statistics of rows from its start, then what the candidate sums in, then range tables.

@@ -9,6 +9,8 @@
 #include "cuda/backward/launch.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_f32.hpp"
+#include "cuda/backward/sm90.hpp"
+#include "cuda/params/tensor_maps.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -27,7 +29,16 @@ void launch_call(const GradientProblem& problem, const BackwardPlan& plan,
   const KernelSet& kernels = *plan.kernels;
   const driver::Stream stream(stream_handle);
   const driver::ContextScope scope(kernels.context(), stream.handle());
-  const auto call = Kernel::prepare(problem, plan, args, workspace);
+  const auto call = [&] {
+    if constexpr (requires {
+                    Kernel::prepare(problem, plan, args, workspace, TensorMapEncoder());
+                  }) {
+      return Kernel::prepare(problem, plan, args, workspace,
+                             encoder_of(kernels.context().driver()));
+    } else {
+      return Kernel::prepare(problem, plan, args, workspace);
+    }
+  }();
   enqueue(kernels, call.launches(plan), stream);
 }
 
@@ -45,7 +56,8 @@ constexpr BackwardCandidate candidate_of() {
           .launch = launch_call<Kernel>};
 }
 
-constexpr std::array kCandidates = {candidate_of<Sm80Backward>(), candidate_of<Sm80BackwardF32>()};
+constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<Sm80Backward>(),
+                                    candidate_of<Sm80BackwardF32>()};
 
 }  // namespace
 

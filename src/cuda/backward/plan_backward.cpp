@@ -11,6 +11,7 @@
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/launch.hpp"
 #include "cuda/params/tensor_params.hpp"
+#include "cuda/spec_text.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
@@ -70,14 +71,27 @@ std::string kernel_unit(const BackwardPlan& plan, std::string_view header, const
       call);
 }
 
+/// The bodies of wgmma for one element: a unit reads those that it uses.
+std::string include_of_products(const BackwardStep& step) {
+  if (!step.multiplies_by_wgmma) return "";
+  return fmt::format("#include \"ptx/generated/wgmma_{}.cuh\"\n", name(step.spec->element));
+}
+
 jit::KernelText step_text(const BackwardPlan& plan, const BackwardStep& step) {
   const BackwardCandidate& candidate = backward_candidate_named(plan.candidate);
   const BackwardSpec& spec = *step.spec;
+  const auto own_or = [](std::string_view own, std::string_view other) {
+    return own.empty() ? other : own;
+  };
+  const std::string_view entry = own_or(step.entry, candidate.entry);
   return {
-      kernel_unit(plan, candidate.header, step.spec.print(),
-                  fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm), candidate.params,
-                  fmt::format("{}<fovea::cuda::spec, fovea::cuda::Mods>", candidate.entry)),
-      fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
+      include_of_products(step) +
+          kernel_unit(plan, own_or(step.header, candidate.header), step.spec.print(),
+                      fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm),
+                      own_or(step.params, candidate.params),
+                      fmt::format("{}<fovea::cuda::spec, fovea::cuda::Mods>", entry)),
+      fmt::format("{} {}",
+                  step.entry.empty() ? candidate.name.substr(candidate.name.find('/') + 1) : entry,
                   step.spec.describe())};
 }
 
@@ -125,7 +139,8 @@ PlannedKernels planned_kernels(const BackwardPlan& plan) {
 BackwardTile tile_of(const BackwardPlan& plan) {
   if (plan.steps.empty()) return {};
   const OwnerSpec* spec = plan.steps.front().spec.owner();
-  if (spec == nullptr) return {};
+  if (spec == nullptr)
+    return {plan.steps.front().spec.as<Sm90BackwardSpec>().tile_q, kSm90BackwardKeys};
   return spec->owns_keys ? BackwardTile{spec->tile_walked, spec->tile_owned}
                          : BackwardTile{spec->tile_owned, spec->tile_walked};
 }
@@ -134,7 +149,10 @@ ProductDepths product_depths(const BackwardPlan& plan) {
   ProductDepths depths;
   for (const BackwardStep& step : plan.steps) {
     const OwnerSpec* spec = step.spec.owner();
-    FOVEA_ASSERT(spec != nullptr);
+    if (spec == nullptr) {
+      if (step.role == KernelRole::main) depths = {.qk = 3, .v = 2};
+      continue;
+    }
     depths.qk += spec->sums_scores ? 2 : 1;                                 // S; dk or dq
     depths.v += (spec->sums_scores ? 1 : 0) + (spec->sums_values ? 1 : 0);  // dP; dv
   }

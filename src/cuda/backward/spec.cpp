@@ -48,6 +48,16 @@ struct SpecText<PlainBackwardSpec> {
 };
 
 template <>
+struct SpecText<Sm90BackwardSpec> {
+  static constexpr std::string_view kName = "Sm90BackwardSpec";
+  using Base = BackwardSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90BackwardSpec, tile_q),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, stages),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_deterministic),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, writes_elements)};
+};
+
+template <>
 struct SpecText<DeltaSpec> {
   static constexpr std::string_view kName = "DeltaSpec";
   using Base = void;
@@ -65,6 +75,11 @@ std::string describe_tile(const OwnerSpec& spec) {
                            : spec.sums_values  ? "dk, dv"
                                                : "dk";
   return fmt::format(" {} tile {}x{}", what, spec.tile_owned, spec.tile_walked);
+}
+
+std::string describe_tile(const Sm90BackwardSpec& spec) {
+  return fmt::format(" tile {}x{}{}", kSm90BackwardKeys, spec.tile_q,
+                     spec.is_deterministic ? "" : ", sums of dq in any order");
 }
 
 }  // namespace

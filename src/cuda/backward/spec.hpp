@@ -6,10 +6,12 @@
 #include <variant>
 
 #include "cuda/device/shared/backward_spec.h"
+#include "cuda/device/shared/backward_spec_sm90.h"
 
 namespace fovea::cuda {
 
-/// One of the specs of device/shared/backward_spec.h. What all of them have is read as of a pointer: spec->num_warps.
+/// One of the specs of device/shared/backward_spec.h and backward_spec_sm90.h. What all of them have is read as of a
+/// pointer: spec->num_warps.
 class AnyBackwardSpec {
  public:
   AnyBackwardSpec() = default;
@@ -38,7 +40,7 @@ class AnyBackwardSpec {
   std::string describe() const;
 
  private:
-  std::variant<Sm80BackwardSpec, PlainBackwardSpec> spec_;
+  std::variant<Sm80BackwardSpec, PlainBackwardSpec, Sm90BackwardSpec> spec_;
 };
 
 /// As AnyBackwardSpec::print.

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "compile/cuda/compiler.hpp"
+#include "compile/cuda/sass.hpp"
 #include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/sm90.hpp"
 #include "problem/backward.hpp"
 
 namespace fovea::cuda {
@@ -24,6 +26,7 @@ struct Posed {
   float dropout_p = 0;
   bool is_packed = false;
   std::int64_t head_dim_v = 0;  // that of q
+  bool is_in_any_order = false;
 };
 
 void PrintTo(const Posed& posed, std::ostream* out) { *out << posed.name; }
@@ -44,6 +47,7 @@ BackwardPlan plan_of(const Posed& posed, const DeviceTraits& device) {
   problem.forward.score = posed.score;
   problem.forward.dropout.p = posed.dropout_p;
   problem.forward.has_sinks = problem.wants_dsinks = true;
+  problem.forward.is_deterministic = !posed.is_in_any_order;
   if (posed.is_packed) {
     problem.forward.num_sequences = 8;
     problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(4096);
@@ -91,6 +95,50 @@ TEST_P(BackwardSpecs, CompileAndSpillNextToNothing) {
     }
   }
 }
+
+/// sm90/attention_backward: both of its forms.
+class HopperBackwardSpecs : public ::testing::TestWithParam<Posed> {};
+
+TEST_P(HopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const BackwardPlan plan = plan_of(GetParam(), typical_device(9, 0));
+  ASSERT_EQ(plan.candidate, Sm90Backward::kName);
+  for (const PlannedKernel& kernel : planned_kernels(plan)) {
+    if (kernel.role == KernelRole::delta || kernel.role == KernelRole::sinks) continue;
+    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});
+    EXPECT_EQ(cubin.report.spill_bytes, 0) << kernel.text.label;
+    EXPECT_EQ(cubin.report.local_bytes, 0) << kernel.text.label;
+    EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;
+    if (kernel.role != KernelRole::main) continue;
+    const auto code = machine_code(cubin);
+    if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+    const auto& spec = plan.steps.front().spec.as<Sm90BackwardSpec>();
+    const int depth = spec.head_dim_qk / 16;
+    // Scores before the loop and in it, dP and its delta, dk and dv, dq.
+    const std::string narrow = fmt::format("HGMMA.64x{}x16.F32", spec.tile_q);
+    const std::string wide = fmt::format("HGMMA.64x{}x16.F32", spec.head_dim_qk);
+    const int scores = 2 * depth + depth + 1;
+    const int sums = 2 * (spec.tile_q / 16);
+    const int queries = 2 * (kSm90BackwardKeys / 16);
+    EXPECT_EQ(count(*code, narrow), scores + (spec.tile_q == 64 ? queries : 0));
+    EXPECT_EQ(count(*code, wide), sums + (spec.tile_q == 64 ? 0 : queries));
+  }
+}
+
+std::vector<Posed> posed_to_hopper() {
+  return {{.name = "d128"},
+          {.name = "d128_any_order", .is_in_any_order = true},
+          {.name = "d128_causal", .mask = causal()},
+          {.name = "d128_causal_any_order", .mask = causal(), .is_in_any_order = true},
+          {.name = "d128_packed_causal", .mask = causal(), .is_packed = true},
+          {.name = "d128_f16_any_order", .dtype = Dtype::f16, .is_in_any_order = true},
+          {.name = "d64", .head_dim = 64},
+          {.name = "d64_any_order", .head_dim = 64, .is_in_any_order = true},
+          {.name = "d64_causal", .head_dim = 64, .mask = causal()}};
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_hopper()),
+                         [](const auto& each) { return each.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(All, BackwardSpecs, ::testing::ValuesIn(posed_problems()),
                          [](const auto& each) { return each.param.name; });

@@ -138,6 +138,63 @@ std::vector<GradientCase> backward_cases() {
   return cases;
 }
 
+namespace {
+
+struct HopperPosed {
+  std::string label;
+  std::int64_t head_dim, seqlen_q, seqlen_kv, num_heads_q = 1, num_heads_kv = 1;
+  MaskMod mask{};
+  Dtype dtype = Dtype::bf16;
+};
+
+GradientCase hopper_case(const HopperPosed& posed) {
+  GradientCase problem = started(posed.label, posed.dtype);
+  Case& forward = problem.forward;
+  forward.batch = 1;
+  forward.seqlen_q = posed.seqlen_q;
+  forward.seqlen_kv = posed.seqlen_kv;
+  forward.num_heads_q = posed.num_heads_q;
+  forward.num_heads_kv = posed.num_heads_kv;
+  forward.head_dim_qk = forward.head_dim_v = posed.head_dim;
+  forward.mask = posed.mask;
+  return problem;
+}
+
+GradientCase hopper_packed(std::string label, std::int64_t head_dim) {
+  GradientCase packed = hopper_case({std::move(label), head_dim, 1, 1, 2, 1, causal()});
+  packed.forward.sequences = {{1, 1}, {63, 65}, {129, 150}, {64, 257}, {37, 133}};
+  return packed;
+}
+
+}  // namespace
+
+std::vector<GradientCase> hopper_backward_cases() {
+  std::vector<GradientCase> cases;
+  for (const HopperPosed& posed : std::vector<HopperPosed>{
+           {"full_d128", 128, 150, 200, 2, 1},
+           {"full_d128_any_order", 128, 150, 200, 2, 1},
+           {"causal_d128", 128, 200, 300, 2, 2, causal()},
+           {"causal_d128_f16_any_order", 128, 200, 300, 1, 1, causal(), Dtype::f16},
+           {"full_d64_f16", 64, 200, 150, 1, 1, {}, Dtype::f16},
+           {"causal_d64", 64, 300, 300, 2, 1, causal()},
+           {"causal_d64_any_order", 64, 300, 300, 2, 1, causal()},
+           {"window_d96", 96, 300, 300, 1, 1, window(70, 3)},
+           {"one_key", 128, 70, 1},
+           {"one_query", 64, 1, 300}}) {
+    cases.push_back(hopper_case(posed));
+  }
+  cases.push_back(hopper_packed("packed_d128", 128));
+  cases.push_back(hopper_packed("packed_d64_any_order", 64));
+  GradientCase f32 = hopper_case({"f32_gradients", 64, 140, 200, 2, 1, causal()});
+  f32.gradient_dtype = Dtype::f32;
+  cases.push_back(std::move(f32));
+  return cases;
+}
+
+bool is_in_any_order(const GradientCase& problem) {
+  return problem.forward.label.ends_with("any_order");
+}
+
 GradientCase backward_case(const std::string& label) {
   for (GradientCase& each : backward_cases())
     if (each.forward.label == label) return each;

@@ -12,6 +12,12 @@ namespace fovea::testing {
 /// program captures: no kernel of a GPU sums one.
 std::vector<GradientCase> backward_cases();
 
+/// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and
+/// layouts of gradients.
+std::vector<GradientCase> hopper_backward_cases();
+/// May dq of a case be summed in any order? Those whose label says so.
+bool is_in_any_order(const GradientCase& problem);
+
 /// The case of this label.
 GradientCase backward_case(const std::string& label);
 

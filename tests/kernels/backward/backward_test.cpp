@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "cuda/emulator/emulator.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "kernels/backward/emulated_backward.hpp"
+#include "support/compare.hpp"
 #include "support/gradient_compare.hpp"
 #include "support/long_run.hpp"
 
@@ -45,6 +47,30 @@ TEST_P(EmulatedBackwards, EqualTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwards, ::testing::ValuesIn(backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
+class EmulatedHopperBackwards : public ::testing::TestWithParam<GradientCase> {};
+
+/// CTAs of a head run beside each other, in every order of arrival; dq then has the same bits.
+TEST_P(EmulatedHopperBackwards, EqualTheOracle) {
+  const GradientCase& problem = GetParam();
+  std::vector<decltype(bits_of(TensorView()))> bits;
+  int ctas_at_once = 1;
+  for_each_landing([&](Emulation& emulation) {
+    BackwardCompareOptions options;
+    options.products = ComputeDtype::bf16;
+    options.run = [&](AttentionBackward args) {
+      args.forward.is_deterministic = !is_in_any_order(problem);
+      run_hopper_backward(problem.forward.label, args, ctas_at_once++, emulation);
+      bits.push_back(bits_of(args.dq));
+    };
+    EXPECT_EQ(backward_difference(problem, options), "");
+  });
+  if (is_in_any_order(problem)) return;
+  for (const auto& each : bits) EXPECT_EQ(each, bits.front());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperBackwards, ::testing::ValuesIn(hopper_backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include "common/backward_sinks.cuh"
 #include "common/range_table.cuh"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm90.hpp"
+#include "cuda/emulator/tensor_map.hpp"
 #include "problem/backward.hpp"
 #include "support/launch_memory.hpp"
 
@@ -82,6 +84,40 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
                      step.shared_bytes, [&] { kernels.steps[i](call.params); });
   }
   run_sinks(plan, call, emulation);
+}
+
+void run_hopper_backward(const std::string& label, const AttentionBackward& args, int ctas_at_once,
+                         Emulation& emulation) {
+  const GradientProblem problem = validate(problem_of(args), "test");
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.l2_bytes = 1 << 18;  // heads come in several sections
+  const cuda::BackwardPlan plan = cuda::choose_backward(problem, device);
+  ASSERT_EQ(plan.candidate, cuda::Sm90Backward::kName);
+  const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
+  register_tensors(args, emulation);
+  constexpr unsigned char kGarbage = 0xFF;  // NaN
+  auto* const workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
+  const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
+    return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
+  };
+  cuda::Sm90BackwardLaunch call =
+      cuda::Sm90Backward::prepare(problem, plan, args, workspace, encode);
+  build_tables(plan, call.common, emulation);
+  call.params.common.forward.captures = call.common.params.forward.captures;
+  emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
+                   [&] { kernels.delta(call.common.params); });
+  constexpr std::uint32_t kRowThreads = 32 * cuda::kSm90RowWarps;
+  emulation.launch({.x = call.num_prepare_ctas}, kRowThreads, 0,
+                   [&] { kernels.prepare(call.prepare); });
+  emulation.ctas_at_once = ctas_at_once;
+  emulation.launch({.x = call.num_ctas},
+                   static_cast<std::uint32_t>(plan.steps[0].spec->num_warps) * 32,
+                   plan.steps[0].shared_bytes, [&] { kernels.main(call.params); });
+  emulation.ctas_at_once = 1;
+  emulation.launch({.x = call.num_finish_ctas}, kRowThreads, plan.steps[2].shared_bytes,
+                   [&] { kernels.finish(call.params); });
+  run_sinks(plan, call.common, emulation);
 }
 
 }  // namespace fovea::testing

@@ -9,6 +9,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/device/shared/backward_params.h"
+#include "cuda/device/shared/backward_params_sm90.h"
 #include "kernels/emulated_device.hpp"
 
 namespace fovea::cuda {
@@ -19,6 +20,16 @@ struct EmulatedBackward {
   void (*steps[3])(const BackwardParams& params);
 };
 
+/// sm90/attention_backward and what runs around it.
+struct EmulatedHopperBackward {
+  std::string_view name;
+  void (*delta)(const BackwardParams& params);
+  void (*main)(const Sm90BackwardParams& params);
+  void (*prepare)(const PrepareRowsParams& params);
+  void (*finish)(const Sm90BackwardParams& params);
+};
+
+const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
 std::span<const EmulatedBackward> other_half_of_backwards();
 
@@ -28,5 +39,8 @@ namespace fovea::testing {
 
 /// The call as the host launches it on a device, by the kernels of this case.
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation);
+/// The same on Hopper, by sm90/attention_backward, so many CTAs at once.
+void run_hopper_backward(const std::string& label, const AttentionBackward& args, int ctas_at_once,
+                         Emulation& emulation);
 
 }  // namespace fovea::testing

@@ -1,4 +1,4 @@
-// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF
+// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF HOPPER
 #include <fmt/format.h>
 
 #include <fstream>
@@ -21,12 +21,16 @@ std::string renamed(std::string text, const std::string& from, const std::string
 }
 
 /// The kernels of a case without their entries; their row of a table of functions.
-void print(const testing::GradientCase& each, std::ofstream& out, std::string& table) {
+void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, std::ofstream& out,
+           std::string& table) {
   testing::GradientMemory memory(each);
   const std::string& label = each.forward.label;
-  const GradientProblem problem = validate(problem_of(memory.args()), "print_backward_units");
-  const cuda::BackwardPlan plan = cuda::choose_backward(problem, cuda::typical_device(8, 0));
+  AttentionBackward args = memory.args();
+  args.forward.is_deterministic = !testing::is_in_any_order(each);
+  const GradientProblem problem = validate(problem_of(args), "print_backward_units");
+  const cuda::BackwardPlan plan = cuda::choose_backward(problem, device);
   const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
+  const bool is_hopper = device.major == 9;
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}", plan.program->include,
@@ -34,27 +38,29 @@ void print(const testing::GradientCase& each, std::ofstream& out, std::string& t
       renamed(cuda::print_delta_spec(plan.delta), "spec =", "delta_" + label + " ="));
   table += fmt::format(
       "  {{\"{0}\", [](const BackwardParams& p) {{ backward_delta<delta_{0}, {1}>(p); "
-      "}},\n   {{",
-      label, mods);
+      "}},\n   {2}",
+      label, mods, is_hopper ? "" : "{");
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    const cuda::BackwardStep& step = plan.steps[i];
     const std::string name = fmt::format("spec_{}_{}", label, i);
-    out << plan.steps[i].spec.print(name);
-    table += fmt::format("[](const BackwardParams& p) {{ {}<{}, {}>(p); }},\n    ", kernel.entry,
-                         name, mods);
+    out << step.spec.print(name);
+    table += fmt::format("[](const {}& p) {{ {}<{}, {}>(p); }},\n    ",
+                         step.params.empty() ? kernel.params : step.params,
+                         step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  table += "}},\n";
+  table += is_hopper ? "},\n" : "}},\n";
   out << "}\n";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   std::ofstream halves[] = {std::ofstream(argv[1]), std::ofstream(argv[2])};
   std::string tables[2];
   std::size_t i = 0;
   for (const auto& each : testing::backward_cases()) {
-    print(each, halves[i % 2], tables[i % 2]);
+    print(each, cuda::typical_device(8, 0), halves[i % 2], tables[i % 2]);
     ++i;
   }
   for (int half = 0; half < 2; ++half) {
@@ -62,5 +68,13 @@ int main(int argc, char** argv) {
         "namespace fovea::cuda {{\nconstexpr EmulatedBackward kBackwards[] = {{\n{}}};\n}}\n",
         tables[half]);
   }
-  return halves[0] && halves[1] ? 0 : 1;
+  std::ofstream hopper(argv[3]);
+  std::string table;
+  for (const auto& each : testing::hopper_backward_cases())
+    print(each, cuda::typical_device(9, 0), hopper, table);
+  hopper << fmt::format(
+      "namespace fovea::cuda {{\nconstexpr EmulatedHopperBackward kHopperBackwards[] = "
+      "{{\n{}}};\n}}\n",
+      table);
+  return halves[0] && halves[1] && hopper ? 0 : 1;
 }

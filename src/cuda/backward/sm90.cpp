@@ -1,0 +1,184 @@
+#include "cuda/backward/sm90.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/check.hpp"
+#include "cuda/device/shared/backward_spec_sm90.h"
+
+namespace fovea::cuda {
+namespace {
+
+/// Above, sums of dk and dv leave no registers.
+constexpr std::int64_t kMostHeadDim = 128;
+/// Scales below are not folded into exponents.
+constexpr float kSmallestScale = 0x1p-100F;
+/// Positions of walks over queries are counted up to here (turns.cuh).
+constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;
+/// A float, three numbers of a row's delta with zeros behind them.
+constexpr std::int64_t kRowBytes = 4 + kDeltaBytes;
+
+std::int64_t tiles_of(std::int64_t length, std::int64_t rows) { return (length + rows - 1) / rows; }
+
+bool stores_by_tma(const GradientProblem& g) {
+  const Dtype dtype = g.forward.problem.q.dtype;
+  for (const TensorSpec* gradient : {&g.dk, &g.dv})
+    if (gradient->rank != 0 && gradient->dtype != dtype) return false;
+  return (!g.wants_dk() || why_no_tensor_maps({{"dk", &g.dk}}).empty()) &&
+         (!g.wants_dv() || why_no_tensor_maps({{"dv", &g.dv}}).empty());
+}
+
+/// Rows of the statistics of all heads.
+std::int64_t num_rows(const GradientProblem& g) {
+  const ForwardProblem& f = g.forward;
+  return num_statistics(g) * f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
+}
+
+std::int64_t num_progress(const GradientProblem& g) {
+  const ForwardProblem& f = g.forward;
+  const std::int64_t total_kv = f.is_varlen ? f.problem.k.shape[0] : 0;
+  const std::int64_t words = f.is_varlen
+                                 ? sm90_progress_words(total_kv, f.num_sequences)
+                                 : f.num_sequences * tiles_of(f.seqlen_kv, kSm90BackwardKeys);
+  return words * f.num_heads_kv;
+}
+
+/// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
+std::uint32_t num_tiles(const ForwardProblem& f, std::int64_t length, std::int64_t rows,
+                        std::int64_t heads) {
+  const std::int64_t tiles = !f.is_varlen  ? f.num_sequences * tiles_of(length, rows)
+                             : length == 0 ? 0
+                                           : length / rows + f.num_sequences + 1;
+  return static_cast<std::uint32_t>(tiles * heads);
+}
+
+const Sm90BackwardSpec& spec_of(const BackwardPlan& plan) {
+  const auto main = std::ranges::find(plan.steps, KernelRole::main, &BackwardStep::role);
+  FOVEA_ASSERT(main != plan.steps.end());
+  return main->spec.as<Sm90BackwardSpec>();
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const DeviceTraits& device) {
+  if (auto refusal = refuses_16_bit(g, device)) return refusal;
+  const ForwardProblem& f = g.forward;
+  const Problem& p = f.problem;
+  if (device.compute_capability() != 90) {
+    return Refusal{
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+  }
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim > kMostHeadDim)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMostHeadDim)};
+  }
+  if (has_program(g)) return Refusal{"scores have a program; this kernel computes plain ones"};
+  if (p.dropout.p > 0) return Refusal{"there is dropout; this kernel drops nothing"};
+  if (f.softmax_scale < kSmallestScale) {
+    return Refusal{fmt::format("softmax_scale is {}; expected at least 2^-100", f.softmax_scale)};
+  }
+  if (f.seqlen_q * f.group >= kMostPositions)
+    return Refusal{
+        fmt::format("{} rows share a kv head; expected fewer than 2^28", f.seqlen_q * f.group)};
+  const std::string why =
+      why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"dout", &g.dout}});
+  if (!why.empty()) return Refusal{why};
+  return std::nullopt;
+}
+
+std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g, const DeviceTraits&) {
+  if (!g.wants_dq() && !g.wants_dk() && !g.wants_dv()) return {};
+  const ForwardProblem& f = g.forward;
+  Sm90BackwardSpec spec{{common_spec(g)}};
+  const std::int64_t widest = std::max(f.head_dim_qk, f.head_dim_v);
+  spec.head_dim_qk = spec.head_dim_v = static_cast<std::int32_t>(panels_of(widest));
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.tile_q = spec.head_dim_qk == 128 ? 64 : 128;
+  spec.is_deterministic = f.problem.is_deterministic;
+  spec.num_warps = spec.is_deterministic ? 16 : 12;
+  spec.writes_elements = !stores_by_tma(g);
+  Sm90BackwardSpec rows = spec;
+  rows.num_warps = kSm90RowWarps;
+  BackwardStep main{KernelRole::main, spec,
+                    static_cast<std::size_t>(sm90_backward_layout(spec).bytes)};
+  main.multiplies_by_wgmma = true;
+  BackwardStep prepare{KernelRole::prepare, rows};
+  prepare.header = "sm90/backward/prepare_rows.cuh";
+  prepare.entry = "sm90::prepare_rows";
+  prepare.params = "PrepareRowsParams";
+  BackwardStep finish{KernelRole::convert, rows, static_cast<std::size_t>(sm90_finish_bytes(spec))};
+  finish.header = "sm90/backward/finish_queries.cuh";
+  finish.entry = "sm90::finish_queries";
+  return {main, prepare, finish};
+}
+
+std::size_t Sm90Backward::scratch_bytes(const std::vector<BackwardStep>& steps,
+                                        const GradientProblem& g) {
+  if (steps.empty()) return 0;
+  const std::int64_t row_bytes = kRowBytes + 4 * steps.front().spec->head_dim_qk;
+  return static_cast<std::size_t>(num_rows(g) * row_bytes + 4 * num_progress(g));
+}
+
+Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const BackwardPlan& plan,
+                                         const AttentionBackward& args, void* workspace,
+                                         const TensorMapEncoder& encode) {
+  Sm90BackwardLaunch launch;
+  launch.common = backward_launch(g, plan, args, workspace);
+  if (plan.steps.empty()) return launch;
+  const ForwardProblem& f = g.forward;
+  const Sm90BackwardSpec& spec = spec_of(plan);
+  const TensorView& q = args.forward.q;
+  const TensorView& k = args.forward.k;
+  const std::int64_t rows = num_rows(g);
+  std::byte* at = static_cast<std::byte*>(workspace) + plan.memory.scratch_at;
+  const auto take = [&at](std::int64_t bytes) { return (at += bytes) - bytes; };
+  Sm90BackwardParams& p = launch.params;
+  p.common = launch.common.params;
+  p.rows.delta = take(rows * kDeltaBytes);
+  p.rows.dq_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
+  p.rows.log_sum = reinterpret_cast<float*>(take(4 * rows));
+  p.rows.progress = reinterpret_cast<std::int32_t*>(take(4 * num_progress(g)));
+  launch.prepare = {
+      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_progress = num_progress(g)};
+  const std::int64_t length_q = q.size(q.rank() - 3);
+  const std::int64_t length_kv = k.size(k.rank() - 3);
+  launch.num_prepare_ctas = static_cast<std::uint32_t>(rows / kStatisticsRows);
+  launch.num_ctas = num_tiles(f, length_kv, kSm90BackwardKeys, f.num_heads_kv);
+  if (g.wants_dq()) launch.num_finish_ctas = num_tiles(f, length_q, spec.tile_q, f.num_heads_q);
+  if (launch.num_ctas == 0) return launch;
+  // Without queries there is nothing that a tensor map could describe, and nothing is loaded.
+  const bool has_queries = length_q > 0 && (f.is_varlen || f.num_sequences > 0);
+  p.q = tensor_map(encode, has_queries ? q : k, spec.tile_q);
+  p.dout = tensor_map(encode, has_queries ? args.dout : k, spec.tile_q);
+  p.k = tensor_map(encode, k, kSm90BackwardKeys);
+  p.v = tensor_map(encode, args.forward.v, kSm90BackwardKeys);
+  if (spec.writes_elements) return launch;
+  constexpr std::int64_t kRowsOfGroup = 64;
+  if (g.wants_dk()) p.dk = tensor_map(encode, args.dk, kRowsOfGroup);
+  if (g.wants_dv()) p.dv = tensor_map(encode, args.dv, kRowsOfGroup);
+  return launch;
+}
+
+KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
+  KernelLaunches all;
+  common.add_before(all);
+  const auto add = [&](KernelRole role, const auto& of, std::uint32_t num) {
+    const auto step = std::ranges::find(plan.steps, role, &BackwardStep::role);
+    if (step == plan.steps.end()) return;
+    KernelLaunch launch = kernel_launch(role, of);
+    launch.grid.x = num;
+    launch.num_threads = static_cast<unsigned>(step->spec->num_warps) * 32;
+    launch.shared_bytes = static_cast<unsigned>(step->shared_bytes);
+    all.add(launch);
+  };
+  add(KernelRole::prepare, prepare, num_prepare_ctas);
+  add(KernelRole::main, params, num_ctas);
+  add(KernelRole::convert, params, num_finish_ctas);
+  common.add_after(all);
+  return all;
+}
+
+}  // namespace fovea::cuda

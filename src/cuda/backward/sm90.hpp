@@ -1,0 +1,52 @@
+// What Hopper's backward kernel needs on the host: its choice, its tensor maps, its launches. Read candidates.hpp for
+// the table that it is a row of, device/sm90/attention_backward.cuh for the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cuda/backward/candidates.hpp"
+#include "cuda/backward/launch.hpp"
+#include "cuda/device/shared/backward_params_sm90.h"
+#include "cuda/params/tensor_maps.hpp"
+
+namespace fovea::cuda {
+
+/// A call's parameters and grids; where they run is not known here.
+struct Sm90BackwardLaunch {
+  BackwardLaunch common{};
+  Sm90BackwardParams params{};
+  PrepareRowsParams prepare{};
+  std::uint32_t num_prepare_ctas = 0;
+  std::uint32_t num_ctas = 0;         // 0: there are no keys
+  std::uint32_t num_finish_ctas = 0;  // 0: there are no rows, or dq is not wanted
+
+  /// Statistics of rows, prepare_rows, the kernel, finish_queries, dsinks.
+  KernelLaunches launches(const BackwardPlan& plan) const;
+};
+
+/// A row of the table of candidates.
+struct Sm90Backward {
+  static constexpr std::string_view kName = "cuda/sm90/attention_backward";
+  static constexpr std::string_view kHeader = "sm90/attention_backward.cuh";
+  static constexpr std::string_view kEntry = "sm90::attention_backward";
+  static constexpr std::string_view kParams = "Sm90BackwardParams";
+
+  static bool has_origins(const GradientProblem&) { return false; }
+  static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
+  /// prepare_rows, the kernel, finish_queries; none where no gradient of q, k or v is wanted.
+  static std::vector<BackwardStep> choose(const GradientProblem& problem,
+                                          const DeviceTraits& device);
+  /// What is prepared of rows, f32 sums of dq, progress.
+  static std::size_t scratch_bytes(const std::vector<BackwardStep>& steps,
+                                   const GradientProblem& problem);
+  /// Of tensors that TMA reads. `workspace` holds plan.workspace_bytes.
+  static Sm90BackwardLaunch prepare(const GradientProblem& problem, const BackwardPlan& plan,
+                                    const AttentionBackward& args, void* workspace,
+                                    const TensorMapEncoder& encode);
+};
+
+}  // namespace fovea::cuda

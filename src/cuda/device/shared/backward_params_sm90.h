@@ -1,0 +1,42 @@
+// What sm90/attention_backward and the kernels around it take at the launch.
+#pragma once
+
+#include "shared/backward_params.h"
+#include "shared/forward_params_sm90.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// What the kernel reads of rows, and where it sums dq, made from RowStatistics by prepare_rows. All have the rows of
+/// the statistics, flat: row r of a head of a sequence is statistics_at + r.
+struct Sm90BackwardRows {
+  /// -log_sum, in each 16 rows in the order in which lanes read four at a time: of lane l of a quad rows 2 l, 2 l + 1,
+  /// 2 l + 8, 2 l + 9.
+  float* log_sum;
+  void*
+      delta;  // kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros
+  /// [tile of tile_q rows][half][8][128 threads][4] fragments of the two products that a tile is.
+  float* dq_sums;
+  /// [kv head of a sequence][tile of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch.
+  std::int32_t* progress;
+};
+
+struct Sm90BackwardParams {
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1), 128-byte swizzle; boxes of 64
+  // elements x tile_q rows (q, dout), 128 (k, v), 64 (dk, dv).
+  TensorMapParam q, k, v, dout, dk, dv;
+  BackwardParams common;
+  Sm90BackwardRows rows;
+  // 0, which the compiler does not know: it keeps instructions in their order
+  std::uint32_t zero;
+};
+
+/// Of prepare_rows: every row of the statistics.
+struct PrepareRowsParams {
+  RowStatistics from;
+  Sm90BackwardRows to;
+  std::int64_t num_rows;      // a multiple of kStatisticsRows
+  std::int64_t num_progress;  // words of it
+};
+
+}  // namespace fovea::cuda

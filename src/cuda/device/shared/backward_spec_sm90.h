@@ -1,0 +1,92 @@
+// What sm90/attention_backward is compiled for, and where things lie in its shared memory. Read backward_params_sm90.h
+// next.
+#pragma once
+
+#include "shared/backward_params.h"
+#include "shared/backward_spec.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// sm90/attention_backward.
+struct Sm90BackwardSpec : BackwardSpec {
+  std::int32_t tile_q = 64;      // rows of queries at a time
+  std::int32_t stages = 3;       // such tiles in shared memory
+  bool is_deterministic = true;  // dq is summed in the order of keys, by turns
+  bool writes_elements = false;  // of dk and dv, one by one: what TMA cannot write
+
+  bool operator==(const Sm90BackwardSpec&) const = default;
+};
+
+/// Keys of a CTA of sm90/attention_backward: 64 for each of two groups.
+inline constexpr std::int32_t kSm90BackwardKeys = 128;
+static_assert(kSm90BackwardKeys == kStatisticsRows,
+              "tiles of keys are counted as rows of statistics are");
+/// Tiles of queries whose words are posted, turns that are announced: more than roles are ever apart.
+inline constexpr std::int32_t kSm90BackwardWords = 8;
+inline constexpr std::int32_t kSm90BackwardTurns = 4;
+/// What a row's delta is to the tensor cores: 8 elements of 16 bits.
+inline constexpr std::int32_t kDeltaBytes = 16;
+
+/// Words of progress of a kv head (turns.cuh), and where those of a sequence begin. Packed: with rows behind the last
+/// sequence.
+constexpr std::int64_t sm90_progress_begin(std::int64_t kv_begin, std::int64_t sequence) {
+  return statistics_begin(kv_begin, sequence) / kSm90BackwardKeys;
+}
+constexpr std::int64_t sm90_progress_words(std::int64_t total_kv, std::int64_t num_sequences) {
+  return sm90_progress_begin(total_kv, num_sequences + 2);
+}
+
+/// Warps of prepare_rows and finish_queries; what the latter takes of shared memory.
+inline constexpr std::int32_t kSm90RowWarps = 8;
+constexpr std::int32_t sm90_finish_bytes(const Sm90BackwardSpec& spec) {
+  return 4 * spec.tile_q * (spec.head_dim_qk + 4);
+}
+
+/// Shared memory of sm90/attention_backward: where each member begins, in bytes from the start of the CTA's.
+struct Sm90BackwardLayout {
+  std::int32_t k, v;                            // later dv lies where v did
+  std::int32_t q, dout;                         // [stage]; later dk lies where q did
+  std::int32_t ds;                              // [2] transposed: rows of keys
+  std::int32_t delta;                           // [stage] kDeltaBytes of each row
+  std::int32_t zeros;                           // kDeltaBytes of each row
+  std::int32_t log_sum;                         // [stage] a float of each row
+  std::int32_t k_full, v_full;                  // barriers of 8 bytes, as all up to passed
+  std::int32_t q_full, dout_full, stage_empty;  // [stage]
+  std::int32_t ds_full, ds_empty;               // [2]
+  std::int32_t turn, added, passed;             // [kSm90BackwardTurns]
+  std::int32_t words;                           // [kSm90BackwardWords] posted tiles of queries
+  std::int32_t work;                            // the owned tile
+  std::int32_t bytes;
+};
+
+constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) {
+  std::int32_t end = 0;
+  const auto take = [&end](std::int32_t bytes) { return (end += bytes) - bytes; };
+  Sm90BackwardLayout at{};
+  at.k = take(kSm90BackwardKeys * 2 * spec.head_dim_qk);
+  at.v = take(kSm90BackwardKeys * 2 * spec.head_dim_v);
+  at.q = take(spec.stages * spec.tile_q * 2 * spec.head_dim_qk);
+  at.dout = take(spec.stages * spec.tile_q * 2 * spec.head_dim_v);
+  at.ds = take(2 * kSm90BackwardKeys * 2 * spec.tile_q);
+  at.delta = take(spec.stages * spec.tile_q * kDeltaBytes);
+  at.zeros = take(spec.tile_q * kDeltaBytes);
+  at.log_sum = take(spec.stages * spec.tile_q * 4);
+  at.k_full = take(8);
+  at.v_full = take(8);
+  at.q_full = take(8 * spec.stages);
+  at.dout_full = take(8 * spec.stages);
+  at.stage_empty = take(8 * spec.stages);
+  at.ds_full = take(8 * 2);
+  at.ds_empty = take(8 * 2);
+  at.turn = take(8 * kSm90BackwardTurns);
+  at.added = take(8 * kSm90BackwardTurns);
+  at.passed = take(8 * kSm90BackwardTurns);
+  at.words = take(8 * kSm90BackwardWords);
+  end = (end + 15) / 16 * 16;
+  at.work = take(16 * 2);
+  at.bytes = end;
+  return at;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,152 @@
+// What all roles of Hopper's backward kernel know: what follows from the spec, where things lie in shared memory, what
+// the roles post for each other. ../attention_backward.cuh has the picture; read load.cuh next.
+#pragma once
+
+#include "common/backward_work.cuh"
+#include "common/ring.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "ptx/wgmma.cuh"
+#include "shared/backward_params_sm90.h"
+#include "shared/backward_spec_sm90.h"
+#include "sm90/role_warp.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// All that follows from the spec.
+template <Sm90BackwardSpec spec>
+struct BackwardTraits {
+  static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
+  static_assert(spec.dout_element == spec.element, "dout is multiplied with v, and P with dout");
+  static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
+                "rows are whole panels of 128 bytes");
+  static_assert(spec.tile_q * spec.head_dim_qk == 2 * 64 * 64, "dq of a tile is two products");
+  static_assert(spec.head_dim_qk == spec.head_dim_v, "dk lies where q did, dv where v did");
+
+  static constexpr int kKeys = kSm90BackwardKeys;
+  static constexpr int kGroups = 2;  // that own keys, 64 each
+  static constexpr int kStages = spec.stages;
+  static constexpr Sm90BackwardLayout kAt = sm90_backward_layout(spec);
+  static_assert(kAt.bytes <= 232448, "an SM has no more");
+  static constexpr ptx::WgmmaType kType =
+      spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
+
+  using KTile = SharedTile<kKeys, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using VTile = SharedTile<kKeys, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using QTile = SharedTile<spec.tile_q, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using DoutTile = SharedTile<spec.tile_q, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using DsTile = SharedTile<kKeys, 2 * spec.tile_q, Swizzle::bytes128>;
+  using DeltaTile = SharedTile<spec.tile_q, 16, Swizzle::none>;
+  using DkTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
+  using DvTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
+
+  // 65,536 registers: what each group makes of its share. 2 * 216 + 72 = 3 * 168; with a fourth group, which loads and
+  // takes turns, 2 * 208 + 64 + 32 = 4 * 128.
+  static constexpr bool kHasAside = spec.is_deterministic;
+  static_assert(spec.num_warps == (kHasAside ? 16 : 12), "two groups own keys, one sums dq");
+  static constexpr int kKeyRegisters = kHasAside ? 208 : 216;
+  static constexpr int kQueryRegisters = kHasAside ? 64 : 72;
+  static constexpr int kAsideRegisters = 32;
+  /// With 208 registers P, which dv still reads, dP and dS are too much at once: dS waits for dv.
+  static constexpr bool kAwaitsDv = kHasAside;
+  /// Powers of so many 16 rows come ahead of dP, the others beside it.
+  static constexpr int kPowersAhead = kHasAside && spec.tile_q == 128 ? 4 : 0;
+
+  /// Floats of dq_sums that a tile of queries has, and of each of its two products.
+  static constexpr int kTileSums = spec.tile_q * spec.head_dim_qk;
+  static constexpr int kHalfSums = kTileSums / 2;
+};
+
+/// A tile of queries as the loading warp posts it.
+struct PostedQueries {
+  std::uint32_t word;  // is_full, is_last, 30 bits of the index
+  std::int32_t q_head;
+
+  FOVEA_DEVICE PostedQueries make(const WalkedTile& tile, bool is_last) {
+    return {(tile.is_full ? 0x80000000U : 0U) | (is_last ? 0x40000000U : 0U) |
+                static_cast<std::uint32_t>(tile.idx),
+            tile.q_head};
+  }
+  /// No query sees the keys.
+  FOVEA_DEVICE PostedQueries none() { return {0x3fffffffU, 0}; }
+  FOVEA_DEVICE_MEMBER std::int32_t idx() const {
+    return static_cast<std::int32_t>(word & 0x3fffffffU);
+  }
+  FOVEA_DEVICE_MEMBER bool is_full() const { return static_cast<std::int32_t>(word) < 0; }
+  FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 0x40000000U) != 0; }
+  FOVEA_DEVICE_MEMBER bool is_none() const { return word == none().word; }
+};
+
+/// What the CTA owns: keys kv_begin and on of one head, of one sequence.
+struct OwnedKeys {
+  std::int32_t kv_begin, kv_head, batch, seqlen_q;
+  std::int32_t seqlen_kv, q_row, kv_row, is_nothing;
+};
+
+struct OwnedWords {
+  ptx::U32x4 lo, hi;
+};
+
+/// What all roles know.
+template <Sm90BackwardSpec spec>
+struct BackwardCta : RoleWarp {
+  using T = BackwardTraits<spec>;
+  const Sm90BackwardParams& p;
+
+  FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage) const {
+    return smem + T::kAt.q + stage * T::QTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress dout_at(int stage) const {
+    return smem + T::kAt.dout + stage * T::DoutTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress ds_at(int buffer) const {
+    return smem + T::kAt.ds + buffer * T::DsTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress delta_at(int stage) const {
+    return smem + T::kAt.delta + stage * T::DeltaTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress log_sum_at(int stage) const {
+    return smem + T::kAt.log_sum + stage * 4 * spec.tile_q;
+  }
+  /// Of the i-th tile of queries that the CTA visits.
+  FOVEA_DEVICE_MEMBER SharedAddress word_at(int i) const {
+    return smem + T::kAt.words + 8 * (i % kSm90BackwardWords);
+  }
+
+  FOVEA_DEVICE_MEMBER PostedQueries posted(int i) const {
+    const auto words = ptx::ld_shared<ptx::U32x2>(word_at(i));
+    return {words.x, static_cast<std::int32_t>(words.y)};
+  }
+
+  /// From shared memory, whenever it is asked for: nobody has registers for it.
+  FOVEA_DEVICE_MEMBER OwnedKeys owned() const {
+    return ptx::bit_cast<OwnedKeys>(
+        OwnedWords{ptx::ld_shared<ptx::U32x4>(smem + T::kAt.work),
+                   ptx::ld_shared<ptx::U32x4>(smem + T::kAt.work + 16)});
+  }
+  FOVEA_DEVICE_MEMBER void post_owned(const OwnedKeys& keys) const {
+    const auto words = ptx::bit_cast<OwnedWords>(keys);
+    ptx::st_shared(smem + T::kAt.work, words.lo);
+    ptx::st_shared(smem + T::kAt.work + 16, words.hi);
+  }
+
+  FOVEA_DEVICE_MEMBER static Sequence sequence_of(const OwnedKeys& keys) {
+    Sequence s{};
+    s.idx = keys.batch;
+    s.q_batch = s.kv_batch = spec.is_varlen ? 0 : keys.batch;
+    s.q_row = keys.q_row;
+    s.kv_row = keys.kv_row;
+    s.seqlen_q = keys.seqlen_q;
+    s.seqlen_kv = keys.seqlen_kv;
+    return s;
+  }
+
+  /// Of the rows that prepare_rows made, that of row 0 of a head.
+  FOVEA_DEVICE_MEMBER std::int64_t first_row(const OwnedKeys& keys, std::int32_t q_head) const {
+    return statistics_at<spec.is_varlen>(p.common.rows, sequence_of(keys), q_head);
+  }
+};
+
+}  // namespace fovea::cuda::sm90

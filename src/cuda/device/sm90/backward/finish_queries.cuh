@@ -1,0 +1,93 @@
+// dq from the fragments that sm90/attention_backward has summed: scaled, rounded once, into a tensor of any strides. A
+// CTA for each tile of tile_q queries of a q head: reads 4 bytes an element, writes 2 or 4.
+#pragma once
+
+#include "common/backward_work.cuh"
+#include "common/element.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/memory.cuh"
+#include "sm90/backward/cta.cuh"
+#include "sm90/backward/probabilities.cuh"
+
+namespace fovea::cuda::sm90 {
+
+inline constexpr int kFinishThreads = 32 * kSm90RowWarps;
+static_assert(kFinishThreads == 256, "a group for each half of a tile");
+
+/// Eight neighbours of a row, `count` of which exist.
+template <Element element>
+FOVEA_DEVICE void store_eight(const GradientParam& to, std::int64_t at, bool is_aligned, int count,
+                              const float (&x)[8]) {
+  if (is_aligned && count == 8 && to.element == element) {
+    ptx::st_global(reinterpret_cast<ptx::U32x4*>(
+                       static_cast<std::uint16_t*>(const_cast<void*>(to.tensor.data)) + at),
+                   ptx::U32x4{pair_of<element>(x[0], x[1]), pair_of<element>(x[2], x[3]),
+                              pair_of<element>(x[4], x[5]), pair_of<element>(x[6], x[7])});
+    return;
+  }
+  for (int i = 0; i < count; ++i)
+    store_element(const_cast<void*>(to.tensor.data), to.element, at + i * to.tensor.col_stride,
+                  x[i]);
+}
+
+/// Do rows lie at multiples of 16 bytes, their elements side by side?
+FOVEA_DEVICE bool has_aligned_rows(const BshdParam& t) {
+  return t.col_stride == 1 && reinterpret_cast<std::uint64_t>(t.data) % 16 == 0 &&
+         (t.batch_stride | t.row_stride | t.head_stride) % 8 == 0;
+}
+
+/// kFinishThreads threads; sm90_finish_bytes of shared memory.
+template <Sm90BackwardSpec spec, class Mods>
+FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
+  constexpr int kWidth = spec.head_dim_qk;
+  constexpr int kRowBytes = 4 * (kWidth + 4);
+  constexpr bool kHalvesAreColumns = spec.tile_q == 64;
+  const ForwardParams& f = p.common.forward;
+  const OwnedTile tile =
+      find_tile<spec.is_varlen, false>(p.common, ptx::block_idx().x, spec.tile_q);
+  ptx::griddepcontrol_wait();
+  if (tile.is_nothing) return;
+  const Sequence& s = tile.sequence;
+  const ptx::SharedAddress rows = ptx::dynamic_shared();
+  const int thread = ptx::thread_idx().x;
+  const int half = thread / 128;
+  const int lane = thread % 32;
+  const int row = thread % 128 / 32 * 16 + lane / 4 + (kHalvesAreColumns ? 0 : 64 * half);
+  const int column = 2 * (lane % 4) + (kHalvesAreColumns ? 64 * half : 0);
+  const std::int64_t first =
+      statistics_at<spec.is_varlen>(p.common.rows, s, tile.head) + tile.begin;
+  const auto* const sums = reinterpret_cast<const ptx::F32x4*>(p.rows.dq_sums + first * kWidth) +
+                           thread % 128 + half * (spec.tile_q * kWidth / 8);
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const ptx::F32x4 x = s.is_trailing ? ptx::F32x4{} : ptx::ld_global(sums + 128 * j);
+    const ptx::SharedAddress at = rows + row * kRowBytes + 4 * (column + 8 * j);
+    ptx::st_shared(at, ptx::F32x2{x.x, x.y});
+    ptx::st_shared(at + 8 * kRowBytes, ptx::F32x2{x.z, x.w});
+  }
+  ptx::sync_threads();
+  const GradientParam& dq = p.common.dq;
+  const bool is_aligned = has_aligned_rows(dq.tensor);
+  const std::int32_t left = least(spec.tile_q, s.seqlen_q - tile.begin);
+#pragma unroll 1
+  for (int at = thread; at < left * (kWidth / 8); at += kFinishThreads) {
+    const int y = at / (kWidth / 8);
+    const int first_column = at % (kWidth / 8) * 8;
+    const std::int32_t count = least(8, f.head_dim_qk - first_column);
+    if (count <= 0) continue;
+    const ptx::SharedAddress from = rows + y * kRowBytes + 4 * first_column;
+    const auto lo = ptx::ld_shared<ptx::F32x4>(from);
+    const auto hi = ptx::ld_shared<ptx::F32x4>(from + 16);
+    const float c = f.softmax_scale;
+    const float x[8] = {lo.x * c, lo.y * c, lo.z * c, lo.w * c,
+                        hi.x * c, hi.y * c, hi.z * c, hi.w * c};
+    store_eight<spec.element>(
+        dq,
+        s.q_batch * dq.tensor.batch_stride + (s.q_row + tile.begin + y) * dq.tensor.row_stride +
+            tile.head * dq.tensor.head_stride + first_column * dq.tensor.col_stride,
+        is_aligned, count, x);
+  }
+}
+
+}  // namespace fovea::cuda::sm90

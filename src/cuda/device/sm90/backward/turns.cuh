@@ -1,0 +1,144 @@
+// In which order CTAs add to dq, so that its bits are the same at every run: one warp takes turns, and loads; another
+// passes them on. Read key_gradients.cuh for the products.
+//
+// Tiles of keys of one head add to a tile of queries in rising order. All walk over queries the same way, and those of
+// lower keys are launched first, so a CTA follows behind the one before it. Where a CTA has come to is one number in
+// memory, how many positions of its walk are over: by its own sums, and by those of all tiles of keys before its own.
+// Positions count tiles of queries that it visits and others alike, so that masks of any form keep the order. A CTA
+// that has ended says so, and is passed over: whoever follows it looks at the one before it.
+//
+// Between the sums of a tile and the word that they are there stands a fence, which waits for all additions of the SM:
+// some 1,500 clocks. The warp that does it does nothing else. A CTA waits only for CTAs that were launched before it.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "sm90/backward/cta.cuh"
+#include "sm90/backward/load.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// Where progress is kept, and how positions are counted.
+template <Sm90BackwardSpec spec>
+struct WalkProgress {
+  /// Added where a walk has ended: more than there are positions.
+  static constexpr std::int32_t kEnded = 0x40000000;
+
+  std::int32_t* word;       // of this CTA; those of lower keys of its head lie before it
+  std::int32_t num_before;  // of them
+  std::int32_t first_head, num_tiles;
+
+  FOVEA_DEVICE WalkProgress of(const BackwardCta<spec>& cta, const OwnedKeys& keys) {
+    const ForwardParams& f = cta.p.common.forward;
+    const std::int32_t idx = keys.kv_begin / kSm90BackwardKeys;
+    const std::int64_t heads = f.num_heads_kv;
+    std::int64_t at =
+        (keys.batch * heads + keys.kv_head) * ceil_div(f.seqlen_kv, kSm90BackwardKeys);
+    if constexpr (spec.is_varlen)
+      at = keys.kv_head * sm90_progress_words(f.total_kv, f.num_sequences) +
+           sm90_progress_begin(keys.kv_row, keys.batch);
+    return {cta.p.rows.progress + at + idx, idx, keys.kv_head * f.group,
+            ceil_div(keys.seqlen_q, spec.tile_q)};
+  }
+
+  FOVEA_DEVICE_MEMBER std::int32_t position(std::int32_t tile, std::int32_t q_head) const {
+    return (q_head - first_head + 1) * num_tiles - 1 - tile;
+  }
+};
+
+/// Loads, and lets sums begin when it is the CTA's turn: two tiles behind what it loads, which is ahead of the sums.
+template <Sm90BackwardSpec spec, class Mods>
+struct TakeTurns {
+  using T = BackwardTraits<spec>;
+  const BackwardCta<spec>& cta;
+  const WalkProgress<spec> own;
+  Ring<kSm90BackwardTurns> turns{1};
+  const std::int32_t* watched;
+  std::int32_t num_watched;
+  bool is_first = true;
+
+  FOVEA_DEVICE_MEMBER explicit TakeTurns(const BackwardCta<spec>& of_cta)
+      : cta(of_cta),
+        own(WalkProgress<spec>::of(of_cta, of_cta.owned())),
+        watched(own.word - 1),
+        num_watched(own.num_before) {}
+
+  FOVEA_DEVICE_MEMBER void run(BackwardLoad<spec, Mods>& load) {
+    const WalkedTile first = load.begin();
+    if (first.idx < 0) {
+      if (cta.lane == 0) ptx::red_add_release_global(own.word, own.kEnded);
+      return;
+    }
+    std::int32_t before_last = -1;
+    std::int32_t last = own.position(first.idx, first.q_head);
+    while (load.has_next()) {
+      const WalkedTile tile = load.load_next();
+      if (before_last >= 0) await_turn(before_last);
+      before_last = last;
+      last = own.position(tile.idx, tile.q_head);
+    }
+    if (before_last >= 0) await_turn(before_last);
+    await_turn(last);
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER void await_turn(std::int32_t position) {
+    cta.await(cta.barrier(T::kAt.passed, turns.stage), turns.parity);
+    if (cta.lane == 0) {
+      await_others(position);
+      // What lies before the first tile is no affair of this CTA: whoever follows need not wait for it.
+      if (is_first) ptx::red_add_release_global(own.word, position);
+      ptx::mbarrier_arrive(cta.barrier(T::kAt.turn, turns.stage));
+    }
+    ptx::sync_warp();
+    is_first = false;
+    turns.advance();
+  }
+
+  /// Until lower keys are done with the position.
+  FOVEA_DEVICE_MEMBER void await_others(std::int32_t position) {
+    while (num_watched > 0) {
+      const std::int32_t done = ptx::ld_acquire_global(watched);
+      if (done >= own.kEnded) {
+        --watched;
+        --num_watched;
+      } else if (done > position) {
+        return;
+      }
+    }
+  }
+};
+
+/// Says what has been summed.
+template <Sm90BackwardSpec spec>
+struct PassTurns {
+  using T = BackwardTraits<spec>;
+  const BackwardCta<spec>& cta;
+  Ring<kSm90BackwardTurns> turns{0};
+
+  FOVEA_DEVICE_MEMBER explicit PassTurns(const BackwardCta<spec>& of_cta) : cta(of_cta) {}
+
+  FOVEA_DEVICE_MEMBER void run() {
+    cta.await(cta.barrier(T::kAt.k_full, 0), 0);
+    if (ptx::vote_any(cta.posted(0).is_none())) return;
+    const auto own = WalkProgress<spec>::of(cta, cta.owned());
+    std::int32_t said = -1;
+    for (int i = 0;; ++i) {
+      cta.await(cta.barrier(T::kAt.added, turns.stage), turns.parity);
+      const PostedQueries tile = cta.posted(i);
+      cta.release(cta.barrier(T::kAt.passed, turns.stage));
+      turns.advance();
+      const std::int32_t position = own.position(tile.idx(), tile.q_head);
+      const bool is_last = ptx::vote_any(tile.is_last());
+      // The first time what lies before its first tile has been said already.
+      if (cta.lane == 0)
+        ptx::red_add_release_global(own.word,
+                                    (said < 0 ? 1 : position - said) + (is_last ? own.kEnded : 0));
+      said = position;
+      if (is_last) return;
+    }
+  }
+};
+
+}  // namespace fovea::cuda::sm90
