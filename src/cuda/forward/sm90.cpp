@@ -260,8 +260,6 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   launch.num_ctas =
       std::min(num_tiles, static_cast<std::uint32_t>(usable_sms(problem, plan.device)));
   launch.has_counter = spec.is_dynamic && num_tiles > launch.num_ctas;
-  const std::int64_t heads = spec.heads_per_tile;
-  const std::int64_t rows = heads > 1 ? spec.tile_q / heads : kRowsOfGroup;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(spec, launch.common.params.page_size);
   launch.params = {.q{},
@@ -277,10 +275,14 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
                    .zero = 0,
                    .rows_per_box = rows_per_box};
   if (!spec.loads_by_cp_async) {
-    launch.params.q = tensor_map(encode, tensors.q, rows, heads);
+    launch.params.q =
+        spec.heads_per_tile == 1
+            ? tensor_map(encode, tensors.q, kRowsOfGroup)
+            : tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
+                                  spec.heads_per_tile);
     launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box);
     launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box);
-    if (stores_by_tma(problem)) launch.params.out = tensor_map(encode, tensors.out, rows, heads);
+    if (stores_by_tma(problem)) launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup);
   }
   launch.counter.counter = launch.params.next_tile;
   return launch;

@@ -49,26 +49,6 @@ std::optional<Refusal> refuses_layout(const ForwardProblem& f) {
   return refuses_boxes(f, "tile");
 }
 
-/// (head_dim, heads, seqlen, batch), in boxes of one panel of the rows of a tile.
-TensorMapParam map_of_queries(const TensorMapEncoder& encode, const TensorView& q,
-                              std::int32_t heads) {
-  constexpr std::uint64_t kBytes = 2;
-  driver::TensorMapSpec spec{.element = q.dtype() == Dtype::f16 ? driver::TensorMapElement::f16
-                                                                : driver::TensorMapElement::bf16,
-                             .rank = 4};
-  const int order[] = {3, 2, 1, 0};  // innermost first
-  for (std::size_t i = 0; i < 4; ++i) {
-    // The stride of a dimension of one element is never walked, but must be one that TMA has.
-    const std::int64_t size = q.size(order[i]);
-    spec.shape[i] = static_cast<std::uint64_t>(size);
-    spec.stride_bytes[i] =
-        (size > 1 ? static_cast<std::uint64_t>(q.stride(order[i])) : kPanelElements) * kBytes;
-  }
-  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(heads),
-              static_cast<std::uint32_t>(kRows / heads), 1};
-  return encode(spec, q.data());
-}
-
 }  // namespace
 
 std::optional<Refusal> Sm90DecodeLatent::refuses(const ForwardProblem& f,
@@ -141,7 +121,8 @@ LatentLaunch Sm90DecodeLatent::prepare(const ForwardProblem& problem, const Forw
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
   launch.params.rows_per_box = rows_of_box(spec, launch.common.params.page_size);
-  launch.params.q = map_of_queries(encode, tensors.q, spec.heads_per_tile);
+  launch.params.q =
+      tensor_map_of_heads(encode, tensors.q, kRows / spec.heads_per_tile, spec.heads_per_tile);
   launch.params.k =
       tensor_map_of_rows(encode, tensors.keys_or_queries(tensors.k), launch.params.rows_per_box,
                          launch.params.rows_per_box < spec.tile_kv, kLatentPanelsOfBox);

@@ -80,13 +80,14 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
 
 namespace {
 
-/// (head_dim, seqlen, heads, batch).
-driver::TensorMapSpec four_dimensions(const TensorView& t) {
+/// (head_dim, seqlen, heads, batch); or, where heads of a box are neighbours, (head_dim, heads, seqlen, batch).
+driver::TensorMapSpec four_dimensions(const TensorView& t, bool has_neighbours = false) {
   driver::TensorMapSpec spec{.element = t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16
                                                                 : driver::TensorMapElement::bf16,
                              .rank = 4};
   const int last = t.rank() - 1;
-  const int order[] = {last, last - 2, last - 1, last - 3};  // innermost first
+  const int row = last - 2, head = last - 1;
+  const int order[] = {last, has_neighbours ? head : row, has_neighbours ? row : head, last - 3};
   for (std::size_t i = 0; i < 4; ++i) {
     const int dim = order[i];
     const std::int64_t size = dim >= 0 ? t.size(dim) : 1;
@@ -100,11 +101,17 @@ driver::TensorMapSpec four_dimensions(const TensorView& t) {
 
 }  // namespace
 
-TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
-                          std::int64_t heads) {
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
   driver::TensorMapSpec spec = four_dimensions(t);
-  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
-              static_cast<std::uint32_t>(heads), 1};
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows), 1, 1};
+  return encode(spec, t.data());
+}
+
+TensorMapParam tensor_map_of_heads(const TensorMapEncoder& encode, const TensorView& t,
+                                   std::int64_t rows, std::int64_t heads) {
+  driver::TensorMapSpec spec = four_dimensions(t, true);
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(heads),
+              static_cast<std::uint32_t>(rows), 1};
   return encode(spec, t.data());
 }
 

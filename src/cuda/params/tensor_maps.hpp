@@ -40,12 +40,17 @@ bool have_tensor_maps(std::initializer_list<const TensorView*> tensors);
 /// Rows of a box of keys: as many of a kv tile as surely lie in one page.
 std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);
 
-/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of each of `heads` heads; packed
-/// tensors are one long sequence, pages are short ones.
+/// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of a head; packed tensors are one
+/// long sequence, pages are short ones.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
-                          std::int64_t rows, std::int64_t heads = 1);
+                          std::int64_t rows);
 
-/// The same as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the
+/// The same as (head_dim, heads, seqlen, batch), in boxes of one panel of `rows` rows of `heads` heads, which are
+/// neighbours in it.
+TensorMapParam tensor_map_of_heads(const TensorMapEncoder& encode, const TensorView& tensor,
+                                   std::int64_t rows, std::int64_t heads);
+
+/// The first as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the
 /// other, or `most_panels` of them; by panels as (head_dim, seqlen, 1, heads, batch), in boxes of one.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
                                   std::int64_t rows, bool by_panels,

@@ -58,9 +58,11 @@ class TmaCopies {
   FOVEA_DEVICE_MEMBER void queries(int stage, const RowTile& rows, const SequencePlace& place,
                                    int group) const {
     if (!ptx::elect_one()) return;
+    const std::int32_t row = place.q_row + rows.idx * T::kQueries + 64 * group;
+    constexpr bool kPacksHeads = spec.heads_per_tile > 1;  // which are neighbours in its box
     copy<typename T::QTile, T::kBoxRows>(
         cta_.q_at(stage, group), cta_.p.q, cta_.barrier(T::kAt.q_full, stage * T::kGroups + group),
-        {0, place.q_row + rows.idx * T::kQueries + 64 * group, rows.q_head, cta_.map_batch(rows)},
+        {0, kPacksHeads ? rows.q_head : row, kPacksHeads ? row : rows.q_head, cta_.map_batch(rows)},
         ptx::CachePolicy::evict_first);
   }
 

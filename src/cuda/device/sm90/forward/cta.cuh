@@ -216,15 +216,15 @@ struct ComputingWarp {
   FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
 
-  /// Which query this thread's row r of two is of, and of which head. Of the rows of a tile, the queries of a head are
+  /// Which query this thread's row r of two is of, and of which head: as RowView has it, heads of a group are
   /// neighbours.
   FOVEA_DEVICE_MEMBER std::int32_t q_idx(const RowTile& tile, int r) const {
     if constexpr (spec.heads_per_tile == 1) return tile.idx * spec.tile_q + first_row() + 8 * r;
-    return tile.idx * Traits<spec>::kQueries + row(r) % Traits<spec>::kQueries;
+    return tile.idx * Traits<spec>::kQueries + row(r) / spec.heads_per_tile;
   }
   FOVEA_DEVICE_MEMBER std::int32_t q_head(const RowTile& tile, int r) const {
     if constexpr (spec.heads_per_tile == 1) return tile.q_head;
-    return tile.q_head + row(r) / Traits<spec>::kQueries;
+    return tile.q_head + row(r) % spec.heads_per_tile;
   }
   /// Some belong to nobody.
   FOVEA_DEVICE_MEMBER bool has_row(int r) const {
