@@ -69,7 +69,7 @@ class _Attention(_Node):
         return None, *(next(made) if is_needed else None for is_needed in needed)
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Any, Any]:
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
         *inputs, out, lse = ctx.saved_tensors
         given = tuple(x is not None for x in tangents)
         moved: tuple[Any, Any] = _Jvp.apply(ctx.call, given, out, lse, *inputs, *(x for x in tangents if x is not None))

@@ -81,7 +81,7 @@ def varlen_attn(
     num_heads_kv = key.shape[-2]
     if query.shape[1] != num_heads_kv and not enable_gqa:
         raise InvalidArgument(f"varlen_attn: query has {query.shape[1]} heads and key {num_heads_kv}; expected equal, or enable_gqa=True")
-    features = {"scale": scale, "window": _window(window_size), "return_lse": bool(return_aux is not None and return_aux.lse)}
+    features: dict[str, Any] = {"scale": scale, "window": _window(window_size), "return_lse": bool(return_aux is not None and return_aux.lse)}
     if seqused_k is None:
         if block_table is not None:
             raise InvalidArgument("varlen_attn: block_table without seqused_k; expected both")
