@@ -562,6 +562,9 @@ typedef struct fovea_attention_decode_args {
   int64_t shared_prefix;
   /* [num_groups + 1] i32 or i64, optional: sequences from one to the next are a group; NULL: all are one */
   const DLTensor* shared_cu_sequences;
+  /* [batch, seqlen_q], packed [total_q]; optional: positions of queries, where rotary_positions are those of append_k
+   * alone */
+  const DLTensor* rotary_positions_q;
 } fovea_attention_decode_args;
 
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on

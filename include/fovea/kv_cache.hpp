@@ -53,6 +53,9 @@ struct Rotary {
   /// the sequence, kv_idx of the appended key. Query i stands at seqlen_kv - seqlen_q + i; before the first key it is
   /// not turned. Turned in f32, rounded to the dtype of the cache, and of q.
   IndexView positions{};
+  /// [batch, seqlen_q], packed [total_q], optional: positions of queries alone; `positions` are then those of new keys
+  /// alone, of which there may be another number.
+  IndexView positions_q{};
 };
 
 /// New tokens, written into the cache behind what is there before attention is computed.

@@ -264,6 +264,7 @@ class DecodeArgs(ctypes.Structure):
         ("max_seqlen_q", c_int64),
         ("shared_prefix", c_int64),
         ("shared_cu_sequences", _TENSOR),
+        ("rotary_positions_q", _TENSOR),
     ]
 
 

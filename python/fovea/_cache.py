@@ -58,12 +58,15 @@ class Rotary(NamedTuple):
         The place in the sequence; behind the cached rows unless given.
     is_interleaved : bool
         Pairs (2j, 2j + 1) instead of (j, j + rotary_dim / 2).
+    positions_q : array, [batch, seqlen_q] or [total_q], optional
+        Of queries alone; `positions` are then those of appended keys alone.
     """
 
     cos: Array
     sin: Array
     positions: Array | None = None
     is_interleaved: bool = False
+    positions_q: Array | None = None
 
 
 def kv_cache(
@@ -163,6 +166,7 @@ def _cache_arguments(
     given |= {"append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens}
     if rotary is not None:
         given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
+        given |= {"rotary_positions_q": rotary.positions_q}
     return {name: array for name, array in given.items() if array is not None}
 
 

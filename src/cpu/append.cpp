@@ -28,6 +28,7 @@ class AppendRun {
   explicit AppendRun(const NewTokens& tokens)
       : tokens_(tokens),
         new_tokens_(new_tokens(tokens.append)),
+        of_queries_(turns_queries() ? rotary_of_queries(*tokens.rotary) : Rotary{}),
         queries_(turns_queries() ? sequence_rows(tokens.q, tokens.cu_seqlens_q) : SequenceRows{}),
         num_new_(new_tokens_.total(tokens.batch)),
         num_queries_(queries_.total(tokens.batch)) {}
@@ -48,9 +49,10 @@ class AppendRun {
     }
   }
 
-  std::int64_t position(const SequenceRows& layout, const SequenceRows::Token& token) const {
+  std::int64_t position(const Rotary& rotary, const SequenceRows& layout,
+                        const SequenceRows::Token& token) const {
     const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
-    return rotary_position(*tokens_.rotary, layout, token,
+    return rotary_position(rotary, layout, token,
                            s.end - s.begin + new_tokens_.count(token.sequence));
   }
 
@@ -69,7 +71,7 @@ class AppendRun {
     if (tokens_.rotary == nullptr) {
       write_keys([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
     } else {
-      const Turn turn(*tokens_.rotary, position(new_tokens_, token));
+      const Turn turn(*tokens_.rotary, position(*tokens_.rotary, new_tokens_, token));
       write_keys(
           [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
     }
@@ -88,7 +90,7 @@ class AppendRun {
     const TokenHeads rotated_q(tokens_.rotated_q, queries_, token);
     const int rank = tokens_.q.rank();
     const std::int64_t head_dim = tokens_.q.size(rank - 1);
-    const std::int64_t at = position(queries_, token);
+    const std::int64_t at = position(of_queries_, queries_, token);
     const auto each_head = [&](const auto& write) {
       for (std::int64_t head = 0; head < tokens_.q.size(rank - 2); ++head)
         write(q.at(head), rotated_q.at(head));
@@ -103,7 +105,9 @@ class AppendRun {
   }
 
   const NewTokens& tokens_;
-  const SequenceRows new_tokens_, queries_;
+  const SequenceRows new_tokens_;
+  const Rotary of_queries_;
+  const SequenceRows queries_;
   const std::int64_t num_new_, num_queries_;
 };
 

@@ -65,13 +65,15 @@ bool to_bool(std::int32_t value, const std::string& label) {
 std::optional<fovea::Rotary> to_rotary(const fovea_attention_decode_args& c,
                                        const std::string& where) {
   const bool is_interleaved = to_bool(c.is_interleaved, where + ": is_interleaved");
-  if (c.rotary_cos == nullptr && c.rotary_sin == nullptr && c.rotary_positions == nullptr)
+  if (c.rotary_cos == nullptr && c.rotary_sin == nullptr && c.rotary_positions == nullptr &&
+      c.rotary_positions_q == nullptr)
     return std::nullopt;
   return fovea::Rotary{
       .cos = to_view(c.rotary_cos, Access::read, where + ": rotary_cos"),
       .sin = to_view(c.rotary_sin, Access::read, where + ": rotary_sin"),
       .is_interleaved = is_interleaved,
-      .positions = to_view(c.rotary_positions, Access::read, where + ": rotary_positions")};
+      .positions = to_view(c.rotary_positions, Access::read, where + ": rotary_positions"),
+      .positions_q = to_view(c.rotary_positions_q, Access::read, where + ": rotary_positions_q")};
 }
 
 DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where,

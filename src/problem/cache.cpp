@@ -504,18 +504,23 @@ void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64
                   rotary.cos.size(0), seqlen_kv, sequence, seqlen_kv - 1));
 }
 
+Rotary rotary_of_queries(const Rotary& rotary) {
+  Rotary result = rotary;
+  if (rotary.positions_q) result.positions = rotary.positions_q;
+  return result;
+}
+
 void refuse_far_positions(const Rotary& rotary, const SequenceRows& tokens, std::int64_t batch,
-                          const TensorChecks& checks) {
+                          const TensorChecks& checks, std::string_view name) {
   if (!checks.is_host()) return;
   for (std::int64_t i = 0; i < batch; ++i) {
     for (std::int64_t token = 0; token < tokens.count(i); ++token) {
       const std::int64_t position = rotary_position(rotary, tokens, {i, token}, 0);
       if (position >= 0 && position < rotary.cos.size(0)) continue;
-      checks.refuse(
-          fmt::format("rotary.positions[{}] is {}; expected 0 to {}, the rows of rotary.cos",
-                      tokens.is_packed() ? fmt::to_string(tokens.begin(i) + token)
-                                         : fmt::format("{}, {}", i, token),
-                      position, rotary.cos.size(0) - 1));
+      checks.refuse(fmt::format("{}[{}] is {}; expected 0 to {}, the rows of rotary.cos", name,
+                                tokens.is_packed() ? fmt::to_string(tokens.begin(i) + token)
+                                                   : fmt::format("{}, {}", i, token),
+                                position, rotary.cos.size(0) - 1));
     }
   }
 }

@@ -124,9 +124,12 @@ std::int64_t validate_cache(const KvCache& cache, const Append& append,
 /// Before anything else is asked of a cache.
 void check_cache_ranks(const KvCache& cache, const TensorChecks& checks);
 
-/// rotary.positions of these tokens must find their angles. What a GPU holds is not looked at.
+/// How queries are turned: by positions of their own where they have some.
+Rotary rotary_of_queries(const Rotary& rotary);
+
+/// rotary.positions of these tokens, `name` to the caller, must find their angles. What a GPU holds is not looked at.
 void refuse_far_positions(const Rotary& rotary, const SequenceRows& tokens, std::int64_t batch,
-                          const TensorChecks& checks);
+                          const TensorChecks& checks, std::string_view name = "rotary.positions");
 
 /// A token at the end of the sequence must find its angles.
 void refuse_short_rotary(const Rotary& rotary, std::int64_t sequence, std::int64_t seqlen_kv,

@@ -55,6 +55,7 @@ void add_new_tokens(OverlapCheck& check, const Append& append,
   check.add_input("rotary.cos", rotary->cos);
   check.add_input("rotary.sin", rotary->sin);
   check.add_input("rotary.positions", rotary->positions);
+  check.add_input("rotary.positions_q", rotary->positions_q);
 }
 
 void add_operands(OverlapCheck& check, const AttentionDecode& args) {
@@ -88,20 +89,23 @@ void refuse_other_packing(const ForwardProblem& f, const AttentionDecode& args,
 /// Positions of queries. Those of appended keys are checked with the cache.
 void check_query_positions(const ForwardProblem& f, const AttentionDecode& args,
                            const TensorChecks& checks) {
-  const Rotary& r = *args.rotary;
+  const Rotary r = rotary_of_queries(*args.rotary);
+  const bool is_apart = static_cast<bool>(args.rotary->positions_q);
+  const std::string_view name = is_apart ? "rotary.positions_q" : "rotary.positions";
   if (r.positions) {
     const std::vector<std::int64_t> shape = positions_shape(args);
-    if (!std::ranges::equal(shape_of(r.positions.spec()), shape)) {
-      checks.refuse(
-          fmt::format("rotary.positions is {}; expected i32 or i64 [{}], one for every query",
-                      to_string(r.positions.spec()), fmt::join(shape, ", ")));
+    if (!is_index(r.positions.dtype()) ||
+        !std::ranges::equal(shape_of(r.positions.spec()), shape)) {
+      checks.refuse(fmt::format("{} is {}; expected i32 or i64 [{}], one for every query", name,
+                                to_string(r.positions.spec()), fmt::join(shape, ", ")));
     }
+    if (is_apart) checks.check_memory({name, args.rotary->positions_q});
   }
   if (!checks.is_host()) return;
   const SequenceRows queries = sequence_rows(args.q, args.cu_seqlens_q);
   if (r.positions) {
-    refuse_other_packing(f, args, checks);
-    return refuse_far_positions(r, queries, f.num_sequences, checks);
+    if (!is_apart) refuse_other_packing(f, args, checks);
+    return refuse_far_positions(r, queries, f.num_sequences, checks, name);
   }
   const SequenceRows added = new_tokens(args.append);
   for (std::int64_t i = 0; i < f.num_sequences; ++i) {
@@ -272,6 +276,8 @@ void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::
 void validate_append(const KvCache& cache, const Append& append,
                      const std::optional<Rotary>& rotary, std::string_view where) {
   const TensorChecks checks(where, cache.k.spec().device);
+  if (rotary && rotary->positions_q)
+    checks.refuse("rotary.positions_q is given without queries; expected rotary.positions alone");
   OverlapCheck written;
   add_new_tokens(written, append, rotary);
   add_cache_indices(written, cache);

@@ -148,8 +148,12 @@ class Decode {
     const std::int64_t num_heads_kv = args_.cache.k.size(2);
     const std::int64_t num_heads_q =
         static_cast<std::int64_t>(fovea::reference::num_heads_q(forward_));
-    rotate(q_, s, queries_, num_heads_q);
-    rotate(appended_k_, s, new_tokens_, num_heads_kv);
+    if (args_.rotary) {
+      const Rotary& rotary = *args_.rotary;
+      const TensorView& of_q = rotary.positions_q ? rotary.positions_q : rotary.positions;
+      rotate(q_, s, queries_, num_heads_q, of_q);
+      rotate(appended_k_, s, new_tokens_, num_heads_kv, rotary.positions);
+    }
     const HeadRows k = keys_with_prefix(s, args_.cache.k, appended_k_);
     const HeadRows v = keys_with_prefix(s, args_.cache.v, appended_v_);
     for (std::int64_t q_head = 0; q_head < num_heads_q; ++q_head) {
@@ -186,14 +190,13 @@ class Decode {
   }
 
   /// Turns the sequence's rows of q or of new keys. The last of them stands at the sequence's end.
-  void rotate(HeadRows& rows, const CachedSequence& s, const Tokens& tokens,
-              std::int64_t num_heads) const {
-    if (!args_.rotary) return;
+  void rotate(HeadRows& rows, const CachedSequence& s, const Tokens& tokens, std::int64_t num_heads,
+              const TensorView& positions) const {
     const std::int64_t seqlen = tokens.seqlen(s.batch);
     for (std::int64_t i = 0; i < seqlen; ++i) {
       const std::int64_t last = s.num_keys() + new_tokens_.seqlen(s.batch);
       const std::int64_t position =
-          args_.rotary->positions ? given_position(tokens.at(s.batch, i, 0)) : last - seqlen + i;
+          positions ? given_position(positions, tokens.at(s.batch, i, 0)) : last - seqlen + i;
       for (std::int64_t head = 0; head < num_heads; ++head) {
         const std::span<double> row = rows[tokens.at(s.batch, i, head)];
         const std::vector<double> turned = rotated(row, *args_.rotary, position);
@@ -202,8 +205,7 @@ class Decode {
     }
   }
 
-  std::int64_t given_position(const RowIndex& token) const {
-    const TensorView& positions = args_.rotary->positions;
+  static std::int64_t given_position(const TensorView& positions, const RowIndex& token) {
     const std::int64_t at =
         positions.rank() == 1 ? token.row * positions.stride(0)
                               : token.batch * positions.stride(0) + token.row * positions.stride(1);

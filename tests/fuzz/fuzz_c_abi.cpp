@@ -392,6 +392,7 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
     const Extents positions =
         is_packed ? Extents{s.batch * s.seqlen_q} : Extents{s.batch, s.seqlen_q};
     if (bytes.flag()) args.rotary_positions = loan.indices(positions);
+    if (bytes.next() % 4 == 1) args.rotary_positions_q = loan.indices(positions);
     args.is_interleaved = bytes.next() % 3;
   }
   if (is_packed && bytes.next() % 4 == 1) args.max_seqlen_q = bytes.next() % 8 - 1;

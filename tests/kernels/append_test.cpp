@@ -34,6 +34,7 @@ struct Turning {
   bool is_interleaved = false;
   bool has_positions = false;
   Dtype dtype = Dtype::f32;
+  bool has_positions_q = false;
 };
 
 struct AppendCase {
@@ -80,6 +81,14 @@ struct AppendMemory {
       }
     }
     q = tokens(problem, c.packed_q, c.seqlen_q, c.num_heads_q, c.head_dim_qk, 3);
+    if (turning.has_positions_q) {
+      std::vector<std::int64_t> shape{c.batch(), c.seqlen_q};
+      if (!c.packed_q.empty()) shape = {q.view().size(0)};
+      positions_q =
+          GuardedTensor(drawn_spec(Dtype::i32, shape, Random(c.layout_seed, 4), Strides::of_input));
+      positions_q.fill([](std::int64_t i) { return static_cast<double>(i * 5 % kMaxPositions); });
+      rotary.positions_q = positions_q.view();
+    }
     const TensorSpec spec = q.view().spec();
     rotated_q = GuardedTensor(make_spec(spec.dtype, shape_of(spec)));
     rotated_q.poison();
@@ -111,7 +120,7 @@ struct AppendMemory {
   CacheMemory call;
   KvCache cache;
   Turning turning;
-  GuardedTensor k, v, q, rotated_q, cos, sin, positions;
+  GuardedTensor k, v, q, rotated_q, cos, sin, positions, positions_q;
   Append append;
   Rotary rotary;
 };
@@ -198,6 +207,14 @@ std::vector<AppendCase> append_cases() {
        Dtype::f32,
        {.num_pairs = 3, .is_interleaved = true, .has_positions = true, .dtype = Dtype::f16}},
       {"queries_before_keys", more_queries, Dtype::bf16, {.num_pairs = 4}},
+      {"queries_by_positions_of_their_own",
+       more_queries,
+       Dtype::bf16,
+       {.num_pairs = 4, .has_positions = true, .has_positions_q = true}},
+      {"packed_queries_by_positions_of_their_own",
+       packed,
+       Dtype::bf16,
+       {.num_pairs = 5, .has_positions_q = true}},
   };
 }
 
@@ -249,6 +266,7 @@ TEST_P(EmulatedAppends, WriteNowhereElse) {
       spoil_numbers(cache.page_indptr, cache.page_indices.size(0), 5 * draw + 5);
     spoil_numbers(memory.append.cu_seqlens, memory.k.view().size(0), 5 * draw + 6);
     spoil_numbers(memory.rotary.positions, kMaxPositions, 5 * draw + 4);
+    spoil_numbers(memory.rotary.positions_q, kMaxPositions, 5 * draw + 7);
     for (GuardedTensor* numbers :
          {&memory.call.seqlens, &memory.call.left_padding, &memory.call.batch_idx,
           &memory.call.page_table, &memory.call.page_indptr, &memory.call.page_indices,

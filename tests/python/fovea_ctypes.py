@@ -123,7 +123,7 @@ class DecodeArgs(ctypes.Structure):
         ("is_interleaved", c_int32), ("sees_all_keys", c_int32),
         ("page_indptr", _TENSOR), ("page_indices", _TENSOR),
         ("append_cu_seqlens", _TENSOR), ("max_seqlen_q", c_int64),
-        ("shared_prefix", c_int64), ("shared_cu_sequences", _TENSOR),
+        ("shared_prefix", c_int64), ("shared_cu_sequences", _TENSOR), ("rotary_positions_q", _TENSOR),
     ]
 
 

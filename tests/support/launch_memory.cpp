@@ -71,6 +71,7 @@ std::vector<TensorBytes> tensors_of_tokens(const NewTokens& tokens) {
     add("rotary.cos", tokens.rotary->cos);
     add("rotary.sin", tokens.rotary->sin);
     add("rotary.positions", tokens.rotary->positions);
+    add("rotary.positions_q", tokens.rotary->positions_q);
   }
   std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
   return tensors;

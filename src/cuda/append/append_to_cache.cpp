@@ -73,9 +73,11 @@ void fill_rotary(const Rotary& rotary, AppendParams& p) {
   p.sin_element = element_of(rotary.sin.dtype());
   p.num_pairs = static_cast<std::int32_t>(rotary.cos.size(1));
   p.is_interleaved = rotary.is_interleaved;
-  if (!rotary.positions) return;
-  p.positions = index_param(rotary.positions);
-  p.positions_row_stride = rotary.positions.rank() > 1 ? rotary.positions.stride(0) : 0;
+}
+
+void fill_positions(const TensorView& positions, TokenRows& rows) {
+  rows.positions = index_param(positions);
+  rows.positions_row_stride = positions.rank() > 1 ? positions.stride(0) : 0;
 }
 
 }  // namespace
@@ -114,11 +116,13 @@ AppendLaunch append_launch(const NewTokens& tokens) {
   };
   if (tokens.append.k) {
     add(tokens.append.k, tokens.cache.k, grown.new_tokens, Target::cache, is_turned);
+    if (is_turned) fill_positions(tokens.rotary->positions, p.rows[0]);
   }
   if (tokens.append.v) add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
   if (is_turned && tokens.q) {
     add(tokens.q, tokens.rotated_q, sequence_rows(tokens.q, tokens.cu_seqlens_q), Target::tensor,
         true);
+    fill_positions(rotary_of_queries(*tokens.rotary).positions, p.rows[launch.grid.y - 1]);
   }
   launch.block.x = kThreads;
   return launch;

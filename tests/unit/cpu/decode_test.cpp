@@ -336,6 +336,42 @@ TEST(CpuDecode, EverythingTogetherMeetsTheOracle) {
   }
 }
 
+TEST(CpuDecode, QueriesMayStandApartFromNewKeys) {
+  std::vector<float> cos(60 * 6), sin(cos.size());
+  for (std::size_t i = 0; i < cos.size(); ++i) {
+    cos[i] = std::cos(0.2F * static_cast<float>(i));
+    sin[i] = std::sin(0.2F * static_cast<float>(i));
+  }
+  std::vector<std::int32_t> of_keys(15), of_q(10);
+  for (std::size_t i = 0; i < of_keys.size(); ++i)
+    of_keys[i] = static_cast<std::int32_t>(i * 11 % 60);
+  for (std::size_t i = 0; i < of_q.size(); ++i) of_q[i] = static_cast<std::int32_t>(i * 7 % 60);
+  for (const bool is_packed : {false, true}) {
+    CacheCase problem{.seqlens = {50, 30}, .seqlen_q = 2, .num_new = 3, .page_size = 16};
+    if (is_packed) {
+      problem.packed_q = {2, 1};
+      problem.packed_new = {5, 2};
+    }
+    for (const bool have_keys : {false, true}) {
+      CacheMemory memory(problem);
+      AttentionDecode args = memory.args();
+      args.rotary = Rotary{.cos = view(cos.data(), {60, 6}), .sin = view(sin.data(), {60, 6})};
+      Rotary& r = *args.rotary;
+      if (is_packed) {
+        r.positions_q = view(of_q.data(), {args.q.size(0)});
+        if (have_keys) r.positions = view(of_keys.data(), {args.append.k.size(0)});
+      } else {
+        r.positions_q = view(of_q.data(), {2, 2});
+        if (have_keys) r.positions = view(of_keys.data(), {2, 3});
+      }
+      const reference::DecodeResult expected = reference::attention_decode(args);
+      attention_decode(args);
+      const std::vector<double> out = values_of(memory.out.view());
+      for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], expected.out[i], 2e-5) << i;
+    }
+  }
+}
+
 TEST(CpuDecode, ThreadsChangeNoBit) {
   const auto one = make_thread_pool(1);
   on_every_target([&](Dtype dtype, CpuTarget target) {

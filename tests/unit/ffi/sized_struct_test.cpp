@@ -81,6 +81,8 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, page_indptr, 104U, page_indices, 120U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, append_cu_seqlens, 120U, max_seqlen_q, 136U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, shared_prefix, 136U, shared_cu_sequences, 152U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, rotary_positions_q, 152U, rotary_positions_q,
+                      160U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, score_program, 304U, dropout_offset, 408U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, workspace, 88U, workspace_bytes, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);

@@ -88,10 +88,11 @@ FOVEA_DEVICE Destination destination(const AppendParams& p, const TokenRows& row
 FOVEA_DEVICE std::int64_t position_of(const AppendParams& p, const TokenRows& rows,
                                       const NewToken& token) {
   std::int64_t position = 0;
-  if (p.positions.data != nullptr) {
-    position = rows.cu_seqlens.data != nullptr
-                   ? index_at(p.positions, token.row)
-                   : index_at(p.positions, token.sequence * p.positions_row_stride, token.idx);
+  if (rows.positions.data != nullptr) {
+    position =
+        rows.cu_seqlens.data != nullptr
+            ? index_at(rows.positions, token.row)
+            : index_at(rows.positions, token.sequence * rows.positions_row_stride, token.idx);
   } else {
     position = limited(index_at(p.seqlens, token.sequence), 0, p.capacity) +
                num_new_of<kAnyCache>(p, token.sequence) - token.count + token.idx;

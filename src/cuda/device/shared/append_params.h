@@ -19,6 +19,9 @@ struct TokenRows {
   std::int32_t is_cached;  // `to` is a cache
   std::int32_t is_turned;  // by the angles of their positions
   std::int32_t is_copied;  // by 16 bytes: neither turned nor converted, rows of both sides aligned
+  // [batch, num_tokens], of packed tokens [num_rows]; null: the token's place in its sequence
+  IndexParam positions;
+  std::int64_t positions_row_stride;
 };
 
 struct AppendParams {
@@ -44,9 +47,6 @@ struct AppendParams {
   Element cos_element, sin_element;
   std::int32_t num_pairs;
   std::int32_t is_interleaved;  // pairs (2j, 2j + 1); else (j, j + num_pairs)
-  // [batch, num_tokens], of packed tokens [num_rows]; null: the token's place in its sequence
-  IndexParam positions;
-  std::int64_t positions_row_stride;
 };
 
 }  // namespace fovea::cuda
