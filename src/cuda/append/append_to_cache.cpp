@@ -39,7 +39,9 @@ TokenRows token_rows(const TensorView& from, const TensorView& to, const Sequenc
       .head_dim = static_cast<std::int32_t>(from.size(last)),
       .is_cached = target == Target::cache,
       .is_turned = is_turned,
-      .is_copied = !is_turned && from.dtype() == to.dtype() && is_aligned(from) && is_aligned(to)};
+      .is_copied = !is_turned && from.dtype() == to.dtype() && is_aligned(from) && is_aligned(to),
+      .positions = {},
+      .positions_row_stride = 0};
 }
 
 void fill_places(const KvCache& cache, AppendParams& p) {
