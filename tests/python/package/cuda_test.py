@@ -197,13 +197,36 @@ def test_models_of_transformers_there(attention) -> None:
     assert (got - expected).abs().max() <= 1e-3 * expected.abs().max()  # PyTorch's products there are of TF32 where it chooses
 
 
-def test_derivatives_are_refused_by_name() -> None:
+@pytest.mark.parametrize("features", [{}, {"causal": True, "softcap": 5.0}, {"window": (90, 0), "dropout": (0.2, 3)}])
+def test_gradients_beside_the_host(features) -> None:
+    seed = tensors((2, 133, 4, 64))[0].bfloat16()
+    results = []
+    for given in (on_gpu(), tensors(*SHAPES, dtype=torch.bfloat16)):
+        given = [x.requires_grad_() for x in given]
+        out = fovea.attention(*given, **features)
+        results.append(torch.autograd.grad(out, given, seed.to(out.device)))
+    for got, expected in zip(*results):
+        assert got.is_cuda
+        assert (got.cpu().float() - expected.float()).abs().max() <= 4 * TOLERANCE * expected.float().abs().max()
+
+
+def test_what_is_captured_learns_there() -> None:
+    results = []
+    for device in ("cuda", "cpu"):
+        given = [x.to(device) for x in tensors(*SHAPES)]
+        table = tensors((4, 8))[0].to(device).requires_grad_()
+        out = fovea.attention(*given, score_mod=lambda s, b, h, i, j: s + table[h, (i + j) % 8])
+        results.append(torch.autograd.grad(out.square().sum(), table)[0].cpu())
+    assert (results[0] - results[1]).abs().max() <= 1e-4 * results[1].abs().max()
+
+
+def test_other_derivatives_are_refused_by_name() -> None:
     given = [x.requires_grad_() for x in on_gpu()]
-    out = fovea.attention(*given)
-    with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
-        out.sum().backward()
     with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
         torch.func.jvp(fovea.attention, tuple(given), tuple(map(torch.ones_like, given)))
+    (dq,) = torch.autograd.grad(fovea.attention(*given).sum(), given[0], create_graph=True)
+    with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
+        dq.sum().backward()
 
 
 def test_tensors_of_two_devices_are_refused() -> None:
