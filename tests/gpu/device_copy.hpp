@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+#include "fovea/backward.hpp"
 #include "fovea/kv_cache.hpp"
 
 #include "cuda/driver/resources.hpp"
@@ -92,6 +93,17 @@ class DeviceCopies {
     move({&call.q, &call.k, &call.v, &call.out, &call.lse, &call.row_max, &call.sinks,
           &call.cu_seqlens_q, &call.cu_seqlens_kv, &call.dropout_seed, &call.dropout_offset},
          call);
+    return call;
+  }
+
+  AttentionBackward call(const AttentionBackward& host) const {
+    AttentionBackward call = host;
+    call.forward = this->call(host.forward);
+    for (TensorView* tensor :
+         {static_cast<TensorView*>(&call.dout), static_cast<TensorView*>(&call.dlse),
+          static_cast<TensorView*>(&call.dq), static_cast<TensorView*>(&call.dk),
+          static_cast<TensorView*>(&call.dv), static_cast<TensorView*>(&call.dsinks)})
+      *tensor = view(*tensor);
     return call;
   }
 

@@ -42,6 +42,22 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
   return tensors;
 }
 
+std::vector<TensorBytes> tensors_of_gradients(const AttentionBackward& args) {
+  std::vector<TensorBytes> tensors = tensors_of_call(args.forward);
+  for (TensorBytes& tensor : tensors) tensor.is_output = false;
+  const auto add = [&](const std::string& name, const TensorView& view, bool is_output) {
+    tensors.push_back(tensor_bytes(name, view, is_output));
+  };
+  add("dout", args.dout, false);
+  add("dlse", args.dlse, false);
+  add("dq", args.dq, true);
+  add("dk", args.dk, true);
+  add("dv", args.dv, true);
+  add("dsinks", args.dsinks, true);
+  std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
+  return tensors;
+}
+
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
   std::vector<TensorBytes> tensors = {tensor_bytes("cache.k", cache.k, false),
                                       tensor_bytes("cache.v", cache.v, false),

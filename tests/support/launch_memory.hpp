@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fovea/attention.hpp"
+#include "fovea/backward.hpp"
 #include "fovea/kv_cache.hpp"
 #include "fovea/state.hpp"
 
@@ -29,6 +30,9 @@ TensorBytes tensor_bytes(const std::string& name, const TensorView& view, bool i
 
 /// Every tensor that a call reads or writes, captured ones too. Tensors without elements are left out.
 std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
+
+/// The same of gradients: out and lse are read.
+std::vector<TensorBytes> tensors_of_gradients(const AttentionBackward& args);
 
 /// The same of a cache.
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache);

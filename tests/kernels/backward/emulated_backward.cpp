@@ -26,18 +26,8 @@ const cuda::EmulatedBackward& backward_named(std::string_view name) {
 }
 
 void register_tensors(const AttentionBackward& args, Emulation& emulation) {
-  std::vector<TensorBytes> tensors = tensors_of_call(args.forward);
-  for (const auto& [name, view] : {NamedView{"dout", &args.dout},
-                                   {"dlse", &args.dlse},
-                                   {"dq", &args.dq},
-                                   {"dk", &args.dk},
-                                   {"dv", &args.dv},
-                                   {"dsinks", &args.dsinks}}) {
-    tensors.push_back(tensor_bytes(std::string(name), *view));
-  }
-  for (const TensorBytes& tensor : tensors) {
-    if (tensor.size > 0) emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
-  }
+  for (const TensorBytes& tensor : tensors_of_gradients(args))
+    emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
 }
 
 /// In memory of their own, so that no access to them strays into the rest of the workspace; and built.

@@ -1,0 +1,62 @@
+// Gradients on a GPU against the oracle: the cases of the emulator, by the public functions; larger problems against
+// themselves; captured graphs are tests/python's. Without a driver or a device everything is skipped.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+
+#include "gpu/device_copy.hpp"
+#include "kernels/backward/backward_cases.hpp"
+#include "support/gradient_compare.hpp"
+
+namespace fovea::testing {
+namespace {
+
+void run_on_device(const AttentionBackward& args) {
+  DeviceCopies copies;
+  copies.add(tensors_of_gradients(args));
+  const AttentionBackward call = copies.call(args);
+  attention_backward(call);
+  copies.copy_back();
+}
+
+class GpuBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+TEST_P(GpuBackward, EqualsTheOracle) {
+  const GradientCase& problem = GetParam();
+  BackwardCompareOptions options;
+  options.products = problem.forward.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
+  options.run = run_on_device;
+  EXPECT_EQ(backward_difference(problem, options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuBackward, ::testing::ValuesIn(backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
+/// A second run, and the same sequence beside others, have the same bits.
+TEST_F(Gpu, GradientsRepeatBitForBit) {
+  for (const char* label : {"grouped_f16_d64", "grouped_f16_d128", "grouped_f16_d256"}) {
+    const GradientCase problem = backward_case(label);
+    const auto bits_of_run = [&problem] {
+      GradientMemory memory(problem);
+      memory.poison_outputs();
+      memory.forward.out.fill([](std::int64_t i) { return 0.01 * static_cast<double>(i % 17); });
+      memory.forward.lse.fill([](std::int64_t) { return 4.0; });
+      const AttentionBackward args = memory.args();
+      run_on_device(args);
+      std::vector<std::byte> bits;
+      for (const TensorBytes& tensor : tensors_of_gradients(args)) {
+        if (tensor.is_output) bits.insert(bits.end(), tensor.begin, tensor.begin + tensor.size);
+      }
+      return bits;
+    };
+    const std::vector<std::byte> first = bits_of_run();
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(bits_of_run(), first) << label;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::testing

@@ -1,0 +1,160 @@
+// What is chosen for gradients on GPUs, what it needs, and what is refused by name.
+#include "cuda/backward/candidates.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/launch.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+struct Posed {
+  Dtype dtype = Dtype::bf16;
+  std::int64_t head_dim = 128;
+  ScoreMod score{};
+  MaskMod mask{};
+  bool wants_dq = true, wants_dk = true, wants_dv = true, wants_dsinks = false;
+  bool is_packed = false;
+  int sm_margin = 0;
+};
+
+BackwardProblem problem_of(const Posed& posed) {
+  const auto spec = [&](std::int64_t rows, std::int64_t heads) {
+    if (posed.is_packed)
+      return make_spec(posed.dtype, std::array<std::int64_t, 3>{rows, heads, posed.head_dim});
+    return make_spec(posed.dtype, std::array<std::int64_t, 4>{2, rows, heads, posed.head_dim});
+  };
+  BackwardProblem problem;
+  problem.forward.q = problem.forward.out = problem.dout = spec(300, 8);
+  problem.forward.k = problem.forward.v = spec(500, 2);
+  if (posed.wants_dq) problem.dq = problem.forward.q;
+  if (posed.wants_dk) problem.dk = problem.forward.k;
+  if (posed.wants_dv) problem.dv = problem.forward.v;
+  problem.forward.score = posed.score;
+  problem.forward.mask = posed.mask;
+  problem.forward.has_sinks = problem.wants_dsinks = posed.wants_dsinks;
+  problem.forward.sm_margin = posed.sm_margin;
+  if (posed.is_packed) {
+    problem.forward.num_sequences = 3;
+    problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(200);
+  }
+  return problem;
+}
+
+BackwardPlan plan_of(const Posed& posed) {
+  return choose_backward(validate(problem_of(posed), "test"), typical_device(8, 0));
+}
+
+std::vector<KernelRole> roles_of(const BackwardPlan& plan) {
+  std::vector<KernelRole> roles;
+  for (const PlannedKernel& kernel : planned_kernels(plan)) roles.push_back(kernel.role);
+  return roles;
+}
+
+std::string refusal_of(const BackwardPlan& plan, std::string_view candidate) {
+  for (const auto& refused : plan.refused)
+    if (refused.candidate == candidate) return refused.reason;
+  return "not refused";
+}
+
+TEST(BackwardCandidates, BothGradientsOfKeysShareAWalkUpTo128) {
+  EXPECT_THAT(roles_of(plan_of({})),
+              ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries));
+  EXPECT_THAT(
+      roles_of(plan_of({.head_dim = 256})),
+      ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::values, KernelRole::queries));
+}
+
+TEST(BackwardCandidates, WhatIsNotWantedHasNoKernel) {
+  EXPECT_THAT(roles_of(plan_of({.wants_dk = false, .wants_dv = false})),
+              ElementsAre(KernelRole::delta, KernelRole::queries));
+  EXPECT_THAT(roles_of(plan_of({.wants_dq = false, .wants_dk = false})),
+              ElementsAre(KernelRole::delta, KernelRole::values));
+  EXPECT_THAT(roles_of(plan_of(
+                  {.wants_dq = false, .wants_dk = false, .wants_dv = false, .wants_dsinks = true})),
+              ElementsAre(KernelRole::delta, KernelRole::sinks));
+}
+
+TEST(BackwardCandidates, F32AndWideHeadsAreMultipliedPlainly) {
+  const std::string plain = "cuda/sm80/attention_backward_f32";
+  EXPECT_EQ(plan_of({}).candidate, "cuda/sm80/attention_backward");
+  const BackwardPlan f32 = plan_of({.dtype = Dtype::f32});
+  EXPECT_EQ(f32.candidate, plain);
+  EXPECT_EQ(refusal_of(f32, "cuda/sm80/attention_backward"),
+            "inputs are f32; expected f16 or bf16");
+  const BackwardPlan wide = plan_of({.head_dim = 320});
+  EXPECT_EQ(wide.candidate, plain);
+  EXPECT_THAT(refusal_of(wide, "cuda/sm80/attention_backward"), HasSubstr("head_dim_qk is 320"));
+}
+
+TEST(BackwardCandidates, GradientsOfCapturesAreRefusedByName) {
+  const std::array<float, 8> slopes{};
+  BackwardProblem problem =
+      problem_of({.score = parse_score_mod("score - slopes[q_head]",
+                                           {.tensors = {{"slopes", view(slopes.data(), {8})}}})});
+  problem.dcaptured.push_back({"slopes", make_spec(Dtype::f32, std::array<std::int64_t, 1>{8})});
+  const BackwardPlan plan = choose_backward(validate(problem, "test"), typical_device(8, 0));
+  EXPECT_EQ(plan.candidate, "");
+  ASSERT_EQ(plan.refused.size(), backward_candidates().size());
+  EXPECT_THAT(plan.refused[0].reason, HasSubstr("'slopes'"));
+}
+
+TEST(BackwardCandidates, SmsLeftFreeAreRefused) {
+  const BackwardPlan plan = plan_of({.sm_margin = 8});
+  EXPECT_EQ(plan.candidate, "");
+  EXPECT_THAT(plan.refused[0].reason, HasSubstr("sm_margin is 8"));
+}
+
+TEST(BackwardCandidates, WorkspaceIsTwoOrThreeFloatsOfEachPaddedRow) {
+  EXPECT_EQ(plan_of({}).workspace_bytes, 2U * 8 * 384 * 2 * 4);
+  EXPECT_EQ(plan_of({.score = softcap(30)}).workspace_bytes, 2U * 8 * 384 * 3 * 4);
+  // Packed: every sequence begins at a multiple of 128.
+  EXPECT_EQ(plan_of({.is_packed = true}).workspace_bytes, 8U * (384 + 5 * 128) * 2 * 4);
+}
+
+TEST(BackwardCandidates, PackedSequencesHaveRoomForTheirPadding) {
+  const std::array<std::int64_t, 5> begins{0, 1, 129, 257, 300};
+  for (std::size_t i = 0; i + 1 < begins.size(); ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    const std::int64_t rows = (begins[i + 1] - begins[i] + 127) / 128 * 128;
+    EXPECT_GE(statistics_begin(begins[i + 1], at + 1), statistics_begin(begins[i], at) + rows);
+    EXPECT_EQ(statistics_begin(begins[i], at) % kStatisticsRows, 0);
+  }
+}
+
+TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
+  const GradientProblem problem = validate(problem_of({.wants_dsinks = true}), "test");
+  const BackwardPlan plan = choose_backward(problem, typical_device(8, 0));
+  alignas(16) std::uint16_t memory[8] = {};
+  const auto tensor = [&](const TensorSpec& spec) { return TensorView(memory, spec); };
+  AttentionBackward args;
+  args.forward.q = tensor(problem.forward.problem.q);
+  args.forward.k = tensor(problem.forward.problem.k);
+  args.forward.v = tensor(problem.forward.problem.v);
+  args.forward.out = tensor(problem.forward.problem.out);
+  args.dout = tensor(problem.dout);
+  args.dq = tensor(problem.dq);
+  args.dk = tensor(problem.dk);
+  args.dv = tensor(problem.dv);
+  float sinks[8] = {};
+  args.dsinks = view(sinks, {8});
+  const BackwardLaunch launch = backward_launch(problem, plan, args, memory);
+  EXPECT_EQ(launch.num_delta_ctas, 2U * 8 * 3);
+  EXPECT_EQ(launch.num_ctas[0], 2U * 2 * 4);  // 500 keys, 128 each
+  EXPECT_EQ(launch.num_ctas[1], 2U * 8 * 3);  // 300 queries
+  EXPECT_EQ(launch.num_sink_ctas, 8U);
+  EXPECT_EQ(launch.launches(plan).size(), 4U);
+}
+
+}  // namespace
+}  // namespace fovea::cuda
