@@ -324,6 +324,37 @@ BackwardReport run_backward(AttentionBackward args, int num_threads) {
   return {.explanation = plan.explain(), .milliseconds = time.count()};
 }
 
+/// The same on a GPU, after the forward call there; timed as that.
+BackwardReport run_backward_on_gpu(const HostCall& host, const Gradients& gradients) {
+  const Gpu gpu(host.options.device);
+  const Inputs inputs = gpu.copy(host.inputs);
+  const Array out = gpu.copy(host.out);
+  const Array lse = gpu.copy(host.lse);
+  Gradients there = gradients;
+  Array* const arrays[] = {&there.dout, &there.dlse, &there.dq,
+                           &there.dk,   &there.dv,   &there.dsinks};
+  for (Array* array : arrays)
+    if (*array) *array = gpu.copy(*array);
+  for (Gradients::Captured& captured : there.captured) captured.array = gpu.copy(captured.array);
+  AttentionForward forward = make_call(host.options, inputs);
+  forward.out = as_bshd(out.mutable_view(), host.options.layout);
+  forward.lse = lse.mutable_view();
+  AttentionBackward args = make_backward(there, forward, host.options.layout);
+  args.stream = gpu.stream_handle();
+  const BackwardPlan plan = plan_backward(problem_of(args));
+  const cuda::driver::DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
+  args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.bytes()};
+  plan.run(args);
+  const double milliseconds = gpu.milliseconds([&] { plan.run(args); });
+  for (const auto& [from, to] : {std::pair{&there.dq, &gradients.dq},
+                                 {&there.dk, &gradients.dk},
+                                 {&there.dv, &gradients.dv},
+                                 {&there.dsinks, &gradients.dsinks}}) {
+    if (*to) gpu.copy_back(*from, *to);
+  }
+  return {.explanation = plan.explain(), .milliseconds = milliseconds};
+}
+
 /// What a pipe of programs has renamed.
 void name_as_user_does(const Gradients& gradients, CheckResult& check) {
   for (auto& [name, difference] : check.gradients) {
@@ -354,8 +385,6 @@ int attend(const AttendOptions& options) {
   args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
   static_cast<void>(
       explain(problem_of(args)));  // refuses wrong shapes before memory is taken for them
-  if (options.gradients.is_wanted && options.attention.is_on_gpu())
-    throw Failure(kUnsupported, "--backward: runs on the cpu only; expected no --device cuda");
   const Array out = make_array(out_shape.dtype, shape_of(out_shape));
   const Array lse = make_array(Dtype::f32, shape_of(lse_shape));
   args.out = as_bshd(out.mutable_view(), options.attention.layout);
@@ -368,7 +397,10 @@ int attend(const AttendOptions& options) {
   AttentionBackward backward;
   if (options.gradients.is_wanted) {
     backward = make_backward(gradients, args, options.attention.layout);
-    report.backward = run_backward(backward, options.attention.threads);
+    report.backward =
+        options.attention.is_on_gpu()
+            ? run_backward_on_gpu({options.attention, inputs, args, out, lse}, gradients)
+            : run_backward(backward, options.attention.threads);
   }
   if (options.wants_check) {
     progress.set("fovea attend: comparing with fp64");

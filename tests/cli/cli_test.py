@@ -589,10 +589,16 @@ class Devices(CommandTest):
         self.expect(self.attend_there("--sm-margin", "-1"), 2, "--sm-margin", "-1")
         self.expect(self.run_fovea("bench", "--device", "cuda", "--case", "nonsense"), 2, "--case", "nonsense")
 
-    def test_gradients_are_refused(self):
+    def test_gradients_equal_the_oracle_where_there_is_a_gpu(self):
         self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
-        self.expect(self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy"), 3, "--backward: runs on the cpu only")
-        self.assertFalse((self.folder / "dq.npy").exists())
+        result = self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy", "--check")
+        if any(device["runs_here"] for device in self.cuda()["devices"]):
+            self.expect(result, 0)
+        else:
+            self.expect(result, 3, "--device cuda:0: ")
+            self.assertFalse((self.folder / "dq.npy").exists())
+
+    def test_bench_times_no_gradients_of_a_gpu(self):
         self.expect(self.run_fovea("bench", "--device", "cuda", "--backward"), 3, "--backward: runs on the cpu only")
 
     def test_bench_names_its_bounds_and_compares(self):
