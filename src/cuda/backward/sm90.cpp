@@ -17,9 +17,17 @@ constexpr std::int64_t kMostHeadDim = 128;
 constexpr float kSmallestScale = 0x1p-100F;
 /// Positions of walks over queries are counted up to here (turns.cuh).
 constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;
-/// Heads of a section where dq is summed by turns, at least: so that few CTAs of a head follow behind each other
-/// (measured: docs/kernels/attention_backward_sm90.md).
-constexpr std::int64_t kHeadsOfTurns = 24;
+/// (batch, head) pairs of a section, measured: docs/kernels/attention_backward_sm90.md. `fitting`: whose queries and
+/// dout the L2 cache holds; sums of dq take as much again.
+std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool has_mask) {
+  constexpr std::int32_t kFewPairs = 4, kManyPairs = 16;
+  const std::int32_t with_sums = std::max(1, fitting / 2);
+  if (!is_deterministic) return std::min(kManyPairs, with_sums);
+  // By turns, few CTAs of a head are to follow behind each other, even where its rows then come from memory.
+  if (with_sums < kFewPairs) return kManyPairs;
+  return has_mask ? fitting : with_sums;
+}
+
 /// A float, three numbers of a row's delta with zeros behind them.
 constexpr std::int64_t kRowBytes = 4 + kDeltaBytes;
 
@@ -140,12 +148,8 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   const auto take = [&at](std::int64_t bytes) { return (at += bytes) - bytes; };
   Sm90BackwardParams& p = launch.params;
   p.common = launch.common.params;
-  if (spec.is_deterministic) {
-    const std::int64_t pairs =
-        std::min(kHeadsOfTurns, std::max<std::int64_t>(1, f.num_sequences * f.num_heads_kv));
-    p.common.kv_pairs_per_section =
-        std::max(p.common.kv_pairs_per_section, static_cast<std::int32_t>(pairs));
-  }
+  p.common.kv_pairs_per_section = pairs_of_section(
+      p.common.kv_pairs_per_section, spec.is_deterministic, !f.problem.mask.is_all_visible());
   p.rows.delta = take(rows * kDeltaBytes);
   p.rows.dq_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
   p.rows.log_sum = reinterpret_cast<float*>(take(4 * rows));
