@@ -79,6 +79,10 @@ BackwardPlan try_plan_backward(const GradientProblem& problem, Device device);
 /// The choice alone, for a device that need not be here: nothing is compiled or loaded.
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device);
 
+/// The plan of one candidate by name, whatever it refuses: what its own tests ask for.
+BackwardPlan choose_backward_by(std::string_view candidate, const GradientProblem& problem,
+                                const DeviceTraits& device);
+
 /// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no
 /// compilation. Arguments have been validated and lie in the memory of the plan's device, workspace too
 /// (plan.workspace_bytes, aligned to 256).

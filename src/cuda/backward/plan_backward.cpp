@@ -48,6 +48,18 @@ DeltaSpec delta_spec(const GradientProblem& g, bool has_origins) {
           .has_origins = has_origins};
 }
 
+/// All of a plan that no kernel decides; program is null where its captures are refused.
+BackwardPlan plan_programs(const GradientProblem& problem, const DeviceTraits& device) {
+  const Problem& p = problem.forward.problem;
+  auto program =
+      std::make_shared<const expr::CudaProgram>(expr::print_cuda_gradient(p.score, p.mask));
+  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
+  BackwardPlan plan;
+  plan.device = device;
+  plan.program = std::move(program);
+  return plan;
+}
+
 void take(const BackwardCandidate& candidate, const GradientProblem& g, BackwardPlan& plan) {
   plan.candidate = candidate.name;
   plan.delta = delta_spec(g, candidate.has_origins(g));
@@ -160,13 +172,8 @@ ProductDepths product_depths(const BackwardPlan& plan) {
 }
 
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device) {
-  const Problem& p = problem.forward.problem;
-  auto program =
-      std::make_shared<const expr::CudaProgram>(expr::print_cuda_gradient(p.score, p.mask));
-  if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
-  BackwardPlan plan;
-  plan.device = device;
-  plan.program = std::move(program);
+  BackwardPlan plan = plan_programs(problem, device);
+  if (plan.program == nullptr) return plan;
   for (const BackwardCandidate& candidate : backward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, device)) {
       plan.refused.push_back({std::string(candidate.name), refusal->reason});
@@ -175,6 +182,14 @@ BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits&
     take(candidate, problem, plan);
     break;
   }
+  return plan;
+}
+
+BackwardPlan choose_backward_by(std::string_view candidate, const GradientProblem& problem,
+                                const DeviceTraits& device) {
+  BackwardPlan plan = plan_programs(problem, device);
+  FOVEA_ASSERT(plan.program != nullptr);
+  take(backward_candidate_named(candidate), problem, plan);
   return plan;
 }
 

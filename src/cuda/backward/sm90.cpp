@@ -86,6 +86,12 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
     if (head_dim > kMostHeadDim)
       return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMostHeadDim)};
   }
+  if (f.is_varlen || !p.mask.is_all_visible()) {
+    return Refusal{
+        "rows do not see all keys of a tile, and this kernel multiplies what they do not see by 0: "
+        "NaN "
+        "in it would reach them"};
+  }
   if (has_program(g)) return Refusal{"scores have a program; this kernel computes plain ones"};
   if (p.dropout.p > 0) return Refusal{"there is dropout; this kernel drops nothing"};
   if (f.softmax_scale < kSmallestScale) {

@@ -31,7 +31,7 @@ struct Posed {
 
 void PrintTo(const Posed& posed, std::ostream* out) { *out << posed.name; }
 
-BackwardPlan plan_of(const Posed& posed, const DeviceTraits& device) {
+GradientProblem validated(const Posed& posed) {
   const std::int64_t head_dim_v = posed.head_dim_v > 0 ? posed.head_dim_v : posed.head_dim;
   const auto spec = [&](std::int64_t heads, std::int64_t head_dim) {
     if (posed.is_packed)
@@ -52,7 +52,11 @@ BackwardPlan plan_of(const Posed& posed, const DeviceTraits& device) {
     problem.forward.num_sequences = 8;
     problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(4096);
   }
-  return choose_backward(validate(problem, "test"), device);
+  return validate(problem, "test");
+}
+
+BackwardPlan plan_of(const Posed& posed, const DeviceTraits& device) {
+  return choose_backward(validated(posed), device);
 }
 
 std::vector<Posed> posed_problems() {
@@ -101,8 +105,8 @@ class HopperBackwardSpecs : public ::testing::TestWithParam<Posed> {};
 
 TEST_P(HopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  const BackwardPlan plan = plan_of(GetParam(), typical_device(9, 0));
-  ASSERT_EQ(plan.candidate, Sm90Backward::kName);
+  const BackwardPlan plan =
+      choose_backward_by(Sm90Backward::kName, validated(GetParam()), typical_device(9, 0));
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
     if (kernel.role == KernelRole::delta || kernel.role == KernelRole::sinks) continue;
     const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});

@@ -81,8 +81,8 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   const GradientProblem problem = validate(problem_of(args), "test");
   cuda::DeviceTraits device = cuda::typical_device(9, 0);
   device.l2_bytes = 1 << 18;  // heads come in several sections
-  const cuda::BackwardPlan plan = cuda::choose_backward(problem, device);
-  ASSERT_EQ(plan.candidate, cuda::Sm90Backward::kName);
+  const cuda::BackwardPlan plan =
+      cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device);
   const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
   register_tensors(args, emulation);
   constexpr unsigned char kGarbage = 0xFF;  // NaN

@@ -6,6 +6,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
+#include "cuda/backward/sm90.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "problem/backward.hpp"
 
@@ -28,9 +29,11 @@ void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, 
   AttentionBackward args = memory.args();
   args.forward.is_deterministic = !testing::is_in_any_order(each);
   const GradientProblem problem = validate(problem_of(args), "print_backward_units");
-  const cuda::BackwardPlan plan = cuda::choose_backward(problem, device);
-  const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
   const bool is_hopper = device.major == 9;
+  const cuda::BackwardPlan plan =
+      is_hopper ? cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device)
+                : cuda::choose_backward(problem, device);
+  const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
   out << fmt::format(
       "#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}", plan.program->include,

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "fovea/mask.hpp"
+
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/launch.hpp"
 
@@ -65,6 +67,20 @@ std::string refusal_of(const BackwardPlan& plan, std::string_view candidate) {
   for (const auto& refused : plan.refused)
     if (refused.candidate == candidate) return refused.reason;
   return "not refused";
+}
+
+/// On Hopper wgmma multiplies what a row does not see by 0, which NaN survives.
+TEST(BackwardCandidates, HopperTakesWhatHidesNothing) {
+  const auto chosen = [](const Posed& posed) {
+    return choose_backward(validate(problem_of(posed), "test"), typical_device(9, 0));
+  };
+  EXPECT_EQ(chosen({}).candidate, "cuda/sm90/attention_backward");
+  for (const Posed& posed : {Posed{.mask = causal()}, Posed{.is_packed = true}}) {
+    const BackwardPlan plan = chosen(posed);
+    EXPECT_EQ(plan.candidate, "cuda/sm80/attention_backward");
+    ASSERT_EQ(plan.refused.size(), 1);
+    EXPECT_THAT(plan.refused.front().reason, HasSubstr("NaN in it would reach them"));
+  }
 }
 
 TEST(BackwardCandidates, BothGradientsOfKeysShareAWalkUpTo128) {
