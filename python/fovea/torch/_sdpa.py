@@ -90,16 +90,10 @@ def scaled_dot_product_attention(
             mask = shaped
         else:
             bias = shaped
-    # On GPUs out lies as PyTorch's own kernels leave it, heads within rows: what joins heads behind it copies nothing.
-    has_heads_in_rows = q.is_cuda
-    if has_heads_in_rows:
-        q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     out = attention(
         q, k, v, causal=is_causal, align="top_left", scale=scale, mask=mask, bias=bias, dropout=random_dropout(dropout_p, q),
-        layout="bshd" if has_heads_in_rows else "bhsd",
+        layout="bhsd",
     )  # fmt: skip
-    if has_heads_in_rows:
-        out = out.transpose(1, 2)
     return out.reshape(*leading, *out.shape[-2:]) if leading else out.reshape(out.shape[-2:])
 
 
