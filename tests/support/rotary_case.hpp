@@ -61,7 +61,8 @@ struct RotaryMemory {
       args.positions = positions.view();
     }
     if (c.has_offsets) {
-      offsets = drawn(7, Dtype::i64, {c.lengths.empty() ? 3 : begins.size() - 1});
+      offsets = drawn(7, Dtype::i64,
+                      {c.lengths.empty() ? 3 : static_cast<std::int64_t>(begins.size()) - 1});
       offsets.fill([](std::int64_t i) { return static_cast<double>((5 * i + 1) % 40); });
       args.offsets = offsets.view();
     }

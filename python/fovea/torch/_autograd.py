@@ -97,7 +97,7 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
             ctx.save_for_forward(*inputs, *output)
         return output
 
-    backward = _Attention.backward
+    backward: Any = _Attention.backward
     jvp = _Attention.jvp
 
 

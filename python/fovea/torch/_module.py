@@ -46,6 +46,9 @@ class MultiheadAttention(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     out_proj : Linear
     """
 
+    cos: Any
+    sin: Any
+
     def __init__(
         self,
         embed_dim: int,
@@ -167,4 +170,5 @@ class MultiheadAttention(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
     def extra_repr(self) -> str:
+        """Numbers of heads and their width, as PyTorch prints them."""
         return f"num_heads={self.num_heads}, num_heads_kv={self.num_heads_kv}, head_dim={self.head_dim}"
