@@ -22,6 +22,8 @@ struct RotaryCall {
       cos.values[i] = std::cos(0.3F * static_cast<float>(i));
       sin.values[i] = std::sin(0.3F * static_cast<float>(i));
     }
+    args.struct_size = sizeof(args);
+    args.version = FOVEA_ABI_VERSION;
     args.x = args.out = &x.tensor;
     args.cos = &cos.tensor;
     args.sin = &sin.tensor;
@@ -32,7 +34,7 @@ struct RotaryCall {
 
   FloatTensor x{{2, 3, 2, 8}}, cos{{16, 3}}, sin{{16, 3}};
   IndexTensor offsets{{2}, {4, 0}};
-  fovea_rotary_args args{FOVEA_STRUCT(fovea_rotary_args)};
+  fovea_rotary_args args{};
 };
 
 TEST(CRotary, TurnsInPlace) {
