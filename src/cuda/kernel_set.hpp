@@ -101,6 +101,18 @@ class KernelLaunches {
   std::size_t size_ = 0;
 };
 
+/// Of a call that is one kernel.
+template <typename Params>
+KernelLaunches launch_alone(const Params& params, const driver::Extent& grid,
+                            unsigned num_threads) {
+  KernelLaunch launch = kernel_launch(KernelRole::main, params);
+  launch.grid = grid;
+  launch.num_threads = num_threads;
+  KernelLaunches all;
+  all.add(launch);
+  return all;
+}
+
 /// Enqueues them and returns.
 void enqueue(const KernelSet& kernels, const KernelLaunches& launches, driver::Stream stream);
 

@@ -10,35 +10,18 @@
 #include <string>
 #include <vector>
 
-#include "cuda/emulator/emulator.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "kernels/each_landing.hpp"
 #include "kernels/emulation.hpp"
 #include "kernels/forward_cases.hpp"
 #include "reference/attention_forward.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
 #include "support/kernel_compare.hpp"
-#include "support/long_run.hpp"
 #include "support/tolerance.hpp"
 
 namespace fovea::testing {
 namespace {
-
-namespace emulator = cuda::emulator;
-
-/// Under each way in which copies and products may land; the emulator must find nothing.
-void for_each_landing(const std::function<void(Emulation&)>& run) {
-  const auto land = [&](emulator::Landing landing, std::uint64_t seed) {
-    Emulation emulation;
-    emulation.options = {.seed = seed, .landing = landing};
-    run(emulation);
-    EXPECT_EQ(emulation.findings, "");
-  };
-  land(emulator::Landing::earliest, 1);
-  land(emulator::Landing::latest, 1);
-  for (int i = 0; i < times_longer(); ++i)
-    land(emulator::Landing::seeded, first_seed() + 1 + static_cast<std::uint64_t>(i));
-}
 
 void expect_equals_oracle(const Case& problem, Runner run, const cuda::DeviceTraits& device) {
   for_each_landing([&](Emulation& emulation) {

@@ -50,13 +50,7 @@ void fill_places(const KvCache& cache, AppendParams& p) {
   p.seqlens = index_param(cache.seqlens);
   p.left_padding = index_param(cache.left_padding);
   p.slots = index_param(cache.batch_idx);
-  if (!is_paged(cache)) return;
-  const PagesParam pages = pages_param(cache);
-  p.page_table = pages.entries;
-  p.page_table_row_stride = pages.row_stride;
-  p.page_indptr = pages.indptr;
-  p.num_listed = pages.num_listed;
-  p.page_size = static_cast<std::int32_t>(cache.k.size(1));
+  fill_pages(cache, p);
 }
 
 BshdParam angles(const TensorView& table) {
@@ -130,14 +124,7 @@ AppendLaunch append_launch(const NewTokens& tokens) {
   return launch;
 }
 
-KernelLaunches AppendLaunch::launches() const {
-  KernelLaunch launch = kernel_launch(KernelRole::main, params);
-  launch.grid = grid;
-  launch.num_threads = block.x;
-  KernelLaunches all;
-  all.add(launch);
-  return all;
-}
+KernelLaunches AppendLaunch::launches() const { return launch_alone(params, grid, block.x); }
 
 void append_tokens(const AppendPlan& plan, const NewTokens& tokens, void* stream) {
   const AppendLaunch launch = append_launch(tokens);

@@ -10,8 +10,6 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
-
 /// Enumerated in order of preference; the first that leaves room for its CTAs on an SM is taken.
 struct Tile {
   std::int32_t owned, walked, stages, num_warps, ctas_per_sm;
@@ -70,13 +68,7 @@ std::span<const Tile> tiles_of(const Sm80BackwardSpec& spec) {
 std::optional<Refusal> Sm80Backward::refuses(const GradientProblem& g, const DeviceTraits& device) {
   if (auto refusal = refuses_16_bit(g, device)) return refusal;
   const ForwardProblem& f = g.forward;
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMaxTensorCoreHeadDim) {
-      return Refusal{
-          fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxTensorCoreHeadDim)};
-    }
-  }
+  if (auto refusal = refuses_head_dims(f, kMaxTensorCoreHeadDim)) return refusal;
   return std::nullopt;
 }
 

@@ -41,11 +41,7 @@ std::optional<Refusal> Sm80BackwardF32::refuses(const GradientProblem& g,
   const ForwardProblem& f = g.forward;
   if (f.problem.compute_dtype == ComputeDtype::bf16)
     return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMaxHeadDim)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
-  }
+  if (auto refusal = refuses_head_dims(f, kMaxHeadDim)) return refusal;
   for (const BackwardStep& step : choose(g, device)) {
     if (step.shared_bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta)) continue;
     return Refusal{

@@ -81,11 +81,7 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
     return Refusal{
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMostHeadDim)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMostHeadDim)};
-  }
+  if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
   if (f.is_varlen || !p.mask.is_all_visible()) {
     return Refusal{
         "rows do not see all keys of a tile, and this kernel multiplies what they do not see by 0: "

@@ -19,7 +19,6 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
 /// Below, 1 / scale and score * scale leave f32.
 constexpr float kSmallestFoldedScale = 1e-30F;
 
@@ -83,16 +82,18 @@ std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTrait
   return std::nullopt;
 }
 
-std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_16_bit(f, device)) return refusal;
+std::optional<Refusal> refuses_head_dims(const ForwardProblem& f, std::int64_t most) {
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMaxTensorCoreHeadDim) {
-      return Refusal{
-          fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxTensorCoreHeadDim)};
-    }
+    if (head_dim > most)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, most)};
   }
   return std::nullopt;
+}
+
+std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_16_bit(f, device)) return refusal;
+  return refuses_head_dims(f, kMaxTensorCoreHeadDim);
 }
 
 std::optional<Refusal> refuses_margin(const ForwardProblem& f) {

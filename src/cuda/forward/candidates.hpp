@@ -69,6 +69,10 @@ std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const Devic
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);
 
+/// Head dims above `most`; the most that products on tensor cores are written for.
+std::optional<Refusal> refuses_head_dims(const ForwardProblem& problem, std::int64_t most);
+inline constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
+
 /// Of kernels whose CTAs are as many as their tiles: SMs to be left free.
 std::optional<Refusal> refuses_margin(const ForwardProblem& problem);
 /// Of kernels with a CTA for each SM: those that are not left free. Of a problem that refuses_any does not refuse.

@@ -88,13 +88,8 @@ class CallFiller {
     p.capacity = capacity_param(cache);
     p.num_slots = count_param(cache.k.size(0));
     if (!is_paged(cache)) return;
-    const PagesParam pages = pages_param(cache);
-    p.page_table = pages.entries;
-    p.page_table_row_stride = pages.row_stride;
-    p.page_indptr = pages.indptr;
-    p.num_listed = pages.num_listed;
-    const auto page_size = static_cast<std::uint32_t>(cache.k.size(1));
-    p.page_size = static_cast<std::int32_t>(page_size);
+    fill_pages(cache, p);
+    const auto page_size = static_cast<std::uint32_t>(p.page_size);
     p.page_shift = std::has_single_bit(page_size) ? std::countr_zero(page_size) : -1;
   }
 

@@ -47,11 +47,7 @@ std::optional<Refusal> Sm80ForwardF32::refuses(const ForwardProblem& f,
   if (auto refusal = refuses_margin(f)) return refusal;
   if (f.problem.compute_dtype == ComputeDtype::bf16)
     return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kMaxHeadDim)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kMaxHeadDim)};
-  }
+  if (auto refusal = refuses_head_dims(f, kMaxHeadDim)) return refusal;
   const std::size_t bytes = shared_bytes(choose(f, device));
   if (bytes > static_cast<std::size_t>(device.shared_bytes_per_cta)) {
     return Refusal{

@@ -74,11 +74,7 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
                                kMostRows)};
   }
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim > kWidestHead)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, head_dim, kWidestHead)};
-  }
+  if (auto refusal = refuses_head_dims(f, kWidestHead)) return refusal;
   if (f.seqlen_kv <= kFewestKeysPerSplit) {
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
                                kFewestKeysPerSplit)};

@@ -73,14 +73,7 @@ MergeLaunch merge_launch(const MergeStates& args) {
   return launch;
 }
 
-KernelLaunches MergeLaunch::launches() const {
-  KernelLaunch launch = kernel_launch(KernelRole::main, params);
-  launch.grid = grid;
-  launch.num_threads = num_threads;
-  KernelLaunches all;
-  all.add(launch);
-  return all;
-}
+KernelLaunches MergeLaunch::launches() const { return launch_alone(params, grid, num_threads); }
 
 void merge_states(const MergePlan& plan, const MergeStates& args) {
   const MergeLaunch launch = merge_launch(args);

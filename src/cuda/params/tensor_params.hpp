@@ -6,6 +6,7 @@
 
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_spec.h"
+#include "problem/cache.hpp"
 
 namespace fovea::cuda {
 
@@ -38,6 +39,17 @@ struct PagesParam {
   std::int32_t num_listed = 0;
 };
 PagesParam pages_param(const KvCache& cache);
+/// The same in the fields of a kernel's parameters; of a cache without pages they stay as they are.
+template <typename Params>
+void fill_pages(const KvCache& cache, Params& p) {
+  if (!is_paged(cache)) return;
+  const PagesParam pages = pages_param(cache);
+  p.page_table = pages.entries;
+  p.page_table_row_stride = pages.row_stride;
+  p.page_indptr = pages.indptr;
+  p.num_listed = pages.num_listed;
+  p.page_size = static_cast<std::int32_t>(cache.k.size(1));
+}
 
 /// Whether every row is whole 16-byte pieces that start at multiples of 16 bytes.
 bool is_aligned(const TensorView& tensor);

@@ -36,13 +36,7 @@ void fill_cache(const KvCache& cache, PrefixParams& p) {
   p.capacity = capacity_param(cache);
   p.seqlen_kv = p.capacity;
   p.page_size = 1;
-  if (!is_paged(cache)) return;
-  const PagesParam pages = pages_param(cache);
-  p.page_table = pages.entries;
-  p.page_table_row_stride = pages.row_stride;
-  p.page_indptr = pages.indptr;
-  p.num_listed = pages.num_listed;
-  p.page_size = static_cast<std::int32_t>(cache.k.size(1));
+  fill_pages(cache, p);
   if (cache.page_table) p.table_width = count_param(cache.page_table.size(1));
 }
 
@@ -87,14 +81,7 @@ PrefixLaunch prefix_launch(const PrefixSource& source, const PrefixPlaces& place
   return launch;
 }
 
-KernelLaunches PrefixLaunch::launches() const {
-  KernelLaunch launch = kernel_launch(KernelRole::main, params);
-  launch.grid = grid;
-  launch.num_threads = num_threads;
-  KernelLaunches all;
-  all.add(launch);
-  return all;
-}
+KernelLaunches PrefixLaunch::launches() const { return launch_alone(params, grid, num_threads); }
 
 void write_prefix_places(const PrefixPlan& plan, const PrefixSource& source,
                          const PrefixPlaces& places, void* stream) {

@@ -66,14 +66,7 @@ RotaryLaunch rotary_launch(const ApplyRotary& args) {
   return launch;
 }
 
-KernelLaunches RotaryLaunch::launches() const {
-  KernelLaunch launch = kernel_launch(KernelRole::main, params);
-  launch.grid = grid;
-  launch.num_threads = num_threads;
-  KernelLaunches all;
-  all.add(launch);
-  return all;
-}
+KernelLaunches RotaryLaunch::launches() const { return launch_alone(params, grid, num_threads); }
 
 void rotary(const RotaryPlan& plan, const ApplyRotary& args) {
   const RotaryLaunch launch = rotary_launch(args);

@@ -3,34 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
-#include "cuda/emulator/emulator.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "kernels/backward/emulated_backward.hpp"
+#include "kernels/each_landing.hpp"
 #include "support/compare.hpp"
 #include "support/gradient_compare.hpp"
-#include "support/long_run.hpp"
 
 namespace fovea::testing {
 namespace {
-
-namespace emulator = cuda::emulator;
-
-/// Under each way in which copies may land; the emulator must find nothing.
-void for_each_landing(const std::function<void(Emulation&)>& run) {
-  const auto land = [&](emulator::Landing landing, std::uint64_t seed) {
-    Emulation emulation;
-    emulation.options = {.seed = seed, .landing = landing};
-    run(emulation);
-    EXPECT_EQ(emulation.findings, "");
-  };
-  land(emulator::Landing::earliest, 1);
-  land(emulator::Landing::latest, 1);
-  for (int i = 0; i < times_longer(); ++i)
-    land(emulator::Landing::seeded, first_seed() + 1 + static_cast<std::uint64_t>(i));
-}
 
 class EmulatedBackwards : public ::testing::TestWithParam<GradientCase> {};
 
