@@ -34,8 +34,10 @@ enum class KernelRole : std::uint8_t {
   sinks,          // of gradients: dsinks
   prepare,        // of gradients: zeros for sums, and rows as main reads them
   convert,        // of gradients: f32 sums to what is wanted
+  redo_keys,      // of gradients: dk and dv of tiles whose sums were not finite
+  redo_queries,   // of gradients: dq of such tiles
 };
-inline constexpr std::size_t kNumKernelRoles = 12;
+inline constexpr std::size_t kNumKernelRoles = 14;
 
 struct PlannedKernel {
   KernelRole role;

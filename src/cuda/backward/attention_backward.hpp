@@ -4,6 +4,7 @@
 //   range_tables    bounds of what a mask loads, where it loads
 //   delta           what is known of each row (RowStatistics)
 //   main, values, queries    the gradients, as the candidate divides them among kernels
+//   redo_keys, redo_queries  tiles of them that were not finite, where the candidate cannot tell why
 //   sinks           dsinks, where wanted
 #pragma once
 
@@ -33,6 +34,9 @@ struct BackwardStep {
   // What the candidate's row says, where empty.
   std::string_view header{}, entry{}, params{};
   bool multiplies_by_wgmma = false;
+
+  /// Computes what another step found not finite: hardly ever anything.
+  bool is_redo() const { return role == KernelRole::redo_keys || role == KernelRole::redo_queries; }
 };
 
 /// Of the workspace: statistics of rows from its start, then what the candidate sums in, then range tables.

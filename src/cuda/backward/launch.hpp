@@ -2,6 +2,7 @@
 // emulator, is not known here. Read attention_backward.hpp first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/backward/attention_backward.hpp"
@@ -10,12 +11,15 @@
 
 namespace fovea::cuda {
 
+/// prepare_rows, sm90/attention_backward, finish_queries and two that compute tiles again.
+inline constexpr std::size_t kMostBackwardSteps = 5;
+
 struct BackwardLaunch {
   BackwardParams params;
-  RangeTableLaunch range_tables;     // empty where the mask needs none
-  std::uint32_t num_delta_ctas = 0;  // of common/backward_delta
-  std::uint32_t num_ctas[3] = {};    // of each of the plan's steps
-  std::uint32_t num_sink_ctas = 0;   // of common/backward_sinks
+  RangeTableLaunch range_tables;                    // empty where the mask needs none
+  std::uint32_t num_delta_ctas = 0;                 // of common/backward_delta
+  std::uint32_t num_ctas[kMostBackwardSteps] = {};  // of each of the plan's steps that owns rows
+  std::uint32_t num_sink_ctas = 0;                  // of common/backward_sinks
 
   /// Of the kernels of device/sm80: range tables, statistics of rows, the plan's steps, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;

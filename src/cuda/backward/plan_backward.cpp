@@ -161,6 +161,7 @@ ProductDepths product_depths(const BackwardPlan& plan) {
   ProductDepths depths;
   for (const BackwardStep& step : plan.steps) {
     const OwnerSpec* spec = step.spec.owner();
+    if (step.is_redo()) continue;
     if (spec == nullptr) {
       if (step.role == KernelRole::main) depths = {.qk = 3, .v = 2};
       continue;

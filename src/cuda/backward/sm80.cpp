@@ -86,4 +86,19 @@ std::vector<BackwardStep> Sm80Backward::choose(const GradientProblem& g,
   return steps;
 }
 
+std::vector<BackwardStep> Sm80Backward::choose_redo(const GradientProblem& g,
+                                                    const DeviceTraits& device) {
+  std::vector<BackwardStep> steps = choose(g, device);
+  for (BackwardStep& step : steps) {
+    auto spec = step.spec.as<Sm80BackwardSpec>();
+    spec.is_redo = true;
+    step.spec = spec;
+    step.role = spec.owns_keys ? KernelRole::redo_keys : KernelRole::redo_queries;
+    step.header = kHeader;
+    step.entry = kEntry;
+    step.params = kParams;
+  }
+  return steps;
+}
+
 }  // namespace fovea::cuda

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "cuda/backward/sm80.hpp"
 #include "cuda/device/shared/backward_spec_sm90.h"
 
 namespace fovea::cuda {
@@ -47,13 +48,28 @@ std::int64_t num_rows(const GradientProblem& g) {
   return num_statistics(g) * f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
 }
 
-std::int64_t num_progress(const GradientProblem& g) {
+/// Rows do not see all keys of a tile.
+bool hides_keys(const ForwardProblem& f) { return f.is_varlen || !f.problem.mask.is_all_visible(); }
+
+/// Words that stand for tiles of keys, and for tiles of queries (tile_place).
+std::int64_t num_words(const ForwardProblem& f, std::int64_t length, std::int64_t total,
+                       std::int64_t heads) {
+  return heads * (f.is_varlen ? num_packed_tiles(total, f.num_sequences)
+                              : f.num_sequences * tiles_of(length, kStatisticsRows));
+}
+std::int64_t num_key_words(const GradientProblem& g) {
   const ForwardProblem& f = g.forward;
-  const std::int64_t total_kv = f.is_varlen ? f.problem.k.shape[0] : 0;
-  const std::int64_t words = f.is_varlen
-                                 ? sm90_progress_words(total_kv, f.num_sequences)
-                                 : f.num_sequences * tiles_of(f.seqlen_kv, kSm90BackwardKeys);
-  return words * f.num_heads_kv;
+  return num_words(f, f.seqlen_kv, f.is_varlen ? f.problem.k.shape[0] : 0, f.num_heads_kv);
+}
+std::int64_t num_query_words(const GradientProblem& g) {
+  const ForwardProblem& f = g.forward;
+  return num_words(f, f.seqlen_q, f.is_varlen ? f.problem.q.shape[0] : 0, f.num_heads_q);
+}
+
+/// Progress; behind it, where keys are hidden, a word for all tiles of keys, one for each, and the same of queries.
+std::int64_t num_all_words(const GradientProblem& g) {
+  const std::int64_t progress = num_key_words(g);
+  return progress + (hides_keys(g.forward) ? 2 + num_key_words(g) + num_query_words(g) : 0);
 }
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
@@ -82,12 +98,6 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
-  if (f.is_varlen || !p.mask.is_all_visible()) {
-    return Refusal{
-        "rows do not see all keys of a tile, and this kernel multiplies what they do not see by 0: "
-        "NaN "
-        "in it would reach them"};
-  }
   if (has_program(g)) return Refusal{"scores have a program; this kernel computes plain ones"};
   if (p.dropout.p > 0) return Refusal{"there is dropout; this kernel drops nothing"};
   if (f.softmax_scale < kSmallestScale) {
@@ -102,7 +112,8 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
   return std::nullopt;
 }
 
-std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g, const DeviceTraits&) {
+std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
+                                               const DeviceTraits& device) {
   if (!g.wants_dq() && !g.wants_dk() && !g.wants_dv()) return {};
   const ForwardProblem& f = g.forward;
   Sm90BackwardSpec spec{{common_spec(g)}};
@@ -113,6 +124,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g, const D
   spec.is_deterministic = f.problem.is_deterministic;
   spec.num_warps = spec.is_deterministic ? 16 : 12;
   spec.writes_elements = !stores_by_tma(g);
+  spec.finds_redo = hides_keys(f);
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;
   BackwardStep main{KernelRole::main, spec,
@@ -125,14 +137,19 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g, const D
   BackwardStep finish{KernelRole::convert, rows, static_cast<std::size_t>(sm90_finish_bytes(spec))};
   finish.header = "sm90/backward/finish_queries.cuh";
   finish.entry = "sm90::finish_queries";
-  return {main, prepare, finish};
+  std::vector<BackwardStep> steps = {main, prepare, finish};
+  if (spec.finds_redo) {
+    const std::vector<BackwardStep> again = Sm80Backward::choose_redo(g, device);
+    steps.insert(steps.end(), again.begin(), again.end());
+  }
+  return steps;
 }
 
 std::size_t Sm90Backward::scratch_bytes(const std::vector<BackwardStep>& steps,
                                         const GradientProblem& g) {
   if (steps.empty()) return 0;
   const std::int64_t row_bytes = kRowBytes + 4 * steps.front().spec->head_dim_qk;
-  return static_cast<std::size_t>(num_rows(g) * row_bytes + 4 * num_progress(g));
+  return static_cast<std::size_t>(num_rows(g) * row_bytes + 4 * num_all_words(g));
 }
 
 Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const BackwardPlan& plan,
@@ -155,9 +172,17 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   p.rows.delta = take(rows * kDeltaBytes);
   p.rows.dq_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
   p.rows.log_sum = reinterpret_cast<float*>(take(4 * rows));
-  p.rows.progress = reinterpret_cast<std::int32_t*>(take(4 * num_progress(g)));
+  const auto take_words = [&](std::int64_t count) {
+    return reinterpret_cast<std::int32_t*>(take(4 * count));
+  };
+  p.rows.progress = take_words(num_key_words(g));
+  if (spec.finds_redo) {
+    p.common.redo_keys = {.any = take_words(1), .tiles = take_words(num_key_words(g))};
+    p.common.redo_queries = {.any = take_words(1), .tiles = take_words(num_query_words(g))};
+  }
   launch.prepare = {
-      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_progress = num_progress(g)};
+      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g)};
+  launch.prepare_redo(plan);
   const std::int64_t length_q = q.size(q.rank() - 3);
   const std::int64_t length_kv = k.size(k.rank() - 3);
   launch.num_prepare_ctas = static_cast<std::uint32_t>(rows / kStatisticsRows);
@@ -177,6 +202,20 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   return launch;
 }
 
+void Sm90BackwardLaunch::prepare_redo(const BackwardPlan& plan) {
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    const BackwardStep& step = plan.steps[i];
+    if (!step.is_redo()) continue;
+    const bool owns_keys = step.role == KernelRole::redo_keys;
+    RedoTiles& redo = owns_keys ? params.common.redo_keys : params.common.redo_queries;
+    redo.num_owned = static_cast<std::int32_t>(common.num_ctas[i]);
+    const auto of_machine =
+        static_cast<std::uint32_t>(step.spec->ctas_per_sm * plan.device.num_sms);
+    (owns_keys ? num_redo_key_ctas : num_redo_query_ctas) =
+        std::min(common.num_ctas[i], of_machine);
+  }
+}
+
 KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
   KernelLaunches all;
   common.add_before(all);
@@ -187,11 +226,14 @@ KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
     launch.grid.x = num;
     launch.num_threads = static_cast<unsigned>(step->spec->num_warps) * 32;
     launch.shared_bytes = static_cast<unsigned>(step->shared_bytes);
+    launch.is_pdl = true;  // each waits for the one before it
     all.add(launch);
   };
   add(KernelRole::prepare, prepare, num_prepare_ctas);
   add(KernelRole::main, params, num_ctas);
   add(KernelRole::convert, params, num_finish_ctas);
+  add(KernelRole::redo_keys, params.common, num_redo_key_ctas);
+  add(KernelRole::redo_queries, params.common, num_redo_query_ctas);
   common.add_after(all);
   return all;
 }

@@ -23,9 +23,13 @@ struct Sm90BackwardLaunch {
   std::uint32_t num_prepare_ctas = 0;
   std::uint32_t num_ctas = 0;         // 0: there are no keys
   std::uint32_t num_finish_ctas = 0;  // 0: there are no rows, or dq is not wanted
+  std::uint32_t num_redo_key_ctas = 0, num_redo_query_ctas = 0;
 
-  /// Statistics of rows, prepare_rows, the kernel, finish_queries, dsinks.
+  /// Statistics of rows, prepare_rows, the kernel, finish_queries, tiles again, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
+
+  /// Grids of kernels that compute tiles again. After RedoTiles have their places.
+  void prepare_redo(const BackwardPlan& plan);
 };
 
 /// A row of the table of candidates.
@@ -37,10 +41,11 @@ struct Sm90Backward {
 
   static bool has_origins(const GradientProblem&) { return false; }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
-  /// prepare_rows, the kernel, finish_queries; none where no gradient of q, k or v is wanted.
+  /// The kernel, prepare_rows, finish_queries, and where rows do not see all keys what computes tiles again that NaN or
+  /// infinity in hidden pairs has reached; none where no gradient of q, k or v is wanted.
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
-  /// What is prepared of rows, f32 sums of dq, progress.
+  /// What is prepared of rows, f32 sums of dq, progress, tiles to be computed again.
   static std::size_t scratch_bytes(const std::vector<BackwardStep>& steps,
                                    const GradientProblem& problem);
   /// Of tensors that TMA reads. `workspace` holds plan.workspace_bytes.

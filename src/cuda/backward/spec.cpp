@@ -37,7 +37,7 @@ template <>
 struct SpecText<Sm80BackwardSpec> {
   static constexpr std::string_view kName = "Sm80BackwardSpec";
   using Base = OwnerSpec;
-  static constexpr std::tuple<> kMembers{};
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm80BackwardSpec, is_redo)};
 };
 
 template <>
@@ -54,7 +54,8 @@ struct SpecText<Sm90BackwardSpec> {
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90BackwardSpec, tile_q),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, stages),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_deterministic),
-                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, writes_elements)};
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, writes_elements),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finds_redo)};
 };
 
 template <>
@@ -105,6 +106,8 @@ std::string AnyBackwardSpec::describe() const {
   if (spec.is_varlen) text += " packed";
   if (spec.has_dropout) text += " dropout";
   if (spec.reads_dropout_seed) text += " by a seed in memory";
+  const auto* const team = std::get_if<Sm80BackwardSpec>(&spec_);
+  if (team != nullptr && team->is_redo) text += " again, where not finite";
   return text;
 }
 

@@ -166,6 +166,41 @@ GradientCase hopper_packed(std::string label, std::int64_t head_dim) {
   return packed;
 }
 
+/// NaN and infinity that some rows do not see: in keys that all mask, in rows that see nothing, in rows of dout and q
+/// that see some keys of their tiles, behind the end of a sequence.
+void add_hidden_nan(std::vector<GradientCase>& cases) {
+  for (const HopperPosed& posed : std::vector<HopperPosed>{
+           {"blind_rows_d64", 64, 150, 141, 2, 1, causal()},
+           {"blind_rows_d128_any_order", 128, 300, 141, 1, 1, causal()},
+           {"hidden_keys_d128", 128, 140, 270, 2, 2,
+            causal() && mask_mod([](auto x) { return x.kv_idx % 3 != 1; })},
+           {"hidden_keys_d64_f16", 64, 150, 200, 1, 1,
+            window(40, 7) && mask_mod([](auto x) { return x.kv_idx / 64 != 1; }), Dtype::f16}}) {
+    cases.push_back(hopper_case(posed));
+  }
+  for (const std::int64_t head_dim : {64, 128}) {
+    GradientCase rows =
+        hopper_case({"nan_rows_d" + std::to_string(head_dim), head_dim, 150, 141, 2, 1, causal()});
+    rows.has_nan_rows = true;
+    cases.push_back(rows);
+    GradientCase packed = hopper_packed("packed_edges_d" + std::to_string(head_dim), head_dim);
+    packed.forward.sequences = {{5, 0},   {0, 0},     {0, 7},    {1, 1},
+                                {63, 65}, {129, 128}, {64, 127}, {37, 33}};
+    packed.forward.trailing_rows = 5;
+    packed.forward.has_sinks = true;
+    cases.push_back(std::move(packed));
+  }
+}
+
+GradientCase hopper_documents(std::string label, std::int64_t head_dim) {
+  GradientCase problem = hopper_case({std::move(label), head_dim, 200, 200, 2, 1});
+  problem.forward.batch = 2;
+  const TensorView ids =
+      problem.forward.capture(Dtype::i32, {2, 200}, [](std::int64_t i) { return i % 200 / 70; });
+  problem.forward.mask = documents(ids) && causal();
+  return problem;
+}
+
 }  // namespace
 
 std::vector<GradientCase> hopper_backward_cases() {
@@ -185,6 +220,9 @@ std::vector<GradientCase> hopper_backward_cases() {
   }
   cases.push_back(hopper_packed("packed_d128", 128));
   cases.push_back(hopper_packed("packed_d64_any_order", 64));
+  cases.push_back(hopper_documents("documents_d64", 64));
+  cases.push_back(hopper_documents("documents_d128_any_order", 128));
+  add_hidden_nan(cases);
   GradientCase f32 = hopper_case({"f32_gradients", 64, 140, 200, 2, 1, causal()});
   f32.gradient_dtype = Dtype::f32;
   cases.push_back(std::move(f32));

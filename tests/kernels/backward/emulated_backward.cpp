@@ -81,6 +81,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   const GradientProblem problem = validate(problem_of(args), "test");
   cuda::DeviceTraits device = cuda::typical_device(9, 0);
   device.l2_bytes = 1 << 18;  // heads come in several sections
+  device.num_sms = 1;         // a CTA computes several tiles again
   const cuda::BackwardPlan plan =
       cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device);
   const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
@@ -107,6 +108,14 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   emulation.ctas_at_once = 1;
   emulation.launch({.x = call.num_finish_ctas}, kRowThreads, plan.steps[2].shared_bytes,
                    [&] { kernels.finish(call.params); });
+  for (const cuda::BackwardStep& step : plan.steps) {
+    if (!step.is_redo()) continue;
+    const bool owns_keys = step.role == cuda::KernelRole::redo_keys;
+    emulation.launch({.x = owns_keys ? call.num_redo_key_ctas : call.num_redo_query_ctas},
+                     static_cast<std::uint32_t>(step.spec->num_warps) * 32, step.shared_bytes, [&] {
+                       (owns_keys ? kernels.redo_keys : kernels.redo_queries)(call.params.common);
+                     });
+  }
   run_sinks(plan, call.common, emulation);
 }
 

@@ -27,6 +27,8 @@ struct EmulatedHopperBackward {
   void (*main)(const Sm90BackwardParams& params);
   void (*prepare)(const PrepareRowsParams& params);
   void (*finish)(const Sm90BackwardParams& params);
+  void (*redo_keys)(const BackwardParams& params);  // null where no key is hidden
+  void (*redo_queries)(const BackwardParams& params);
 };
 
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);

@@ -6,6 +6,7 @@
 #include "kernels/backward/emulated_backward.hpp"
 #include "ptx/generated/wgmma_bf16.cuh"
 #include "ptx/generated/wgmma_f16.cuh"
+#include "sm80/attention_backward.cuh"
 #include "sm90/attention_backward.cuh"
 #include "sm90/backward/finish_queries.cuh"
 #include "sm90/backward/prepare_rows.cuh"

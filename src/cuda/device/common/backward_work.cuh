@@ -5,6 +5,7 @@
 #include "common/position.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
+#include "ptx/memory.cuh"
 #include "shared/backward_params.h"
 #include "shared/backward_spec.h"
 
@@ -79,6 +80,30 @@ FOVEA_DEVICE OwnedTile find_tile(const BackwardParams& b, std::int32_t id, int r
     tile.sequence = {idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
   }
   return tile;
+}
+
+/// Which word stands for the tile of kStatisticsRows rows that row `begin` of a sequence and head lies in.
+template <bool is_varlen, bool owns_keys>
+FOVEA_DEVICE std::int64_t tile_place(const ForwardParams& p, const Sequence& s, std::int32_t head,
+                                     std::int32_t begin) {
+  const std::int32_t heads = owns_keys ? p.num_heads_kv : p.num_heads_q;
+  const std::int32_t idx = begin / kStatisticsRows;
+  if constexpr (is_varlen) {
+    const std::int64_t of_head =
+        num_packed_tiles(owns_keys ? p.total_kv : p.total_q, p.num_sequences);
+    return head * of_head + packed_tiles_begin(owns_keys ? s.kv_row : s.q_row, s.idx) + idx;
+  }
+  const std::int32_t length = owns_keys ? p.seqlen_kv : p.seqlen_q;
+  return (s.idx * std::int64_t{heads} + head) * ceil_div(length, kStatisticsRows) + idx;
+}
+
+/// By a thread that has found gradients of the tile not finite; others may say so, too.
+template <bool is_varlen, bool owns_keys>
+FOVEA_DEVICE void ask_redo(const BackwardParams& b, const Sequence& s, std::int32_t head,
+                           std::int32_t begin) {
+  const RedoTiles& redo = owns_keys ? b.redo_keys : b.redo_queries;
+  ptx::atom_add_global(redo.tiles + tile_place<is_varlen, owns_keys>(b.forward, s, head, begin), 1);
+  ptx::atom_add_global(redo.any, 1);
 }
 
 // ---- what is known of rows -----------------------------------------------------------------------

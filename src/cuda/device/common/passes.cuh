@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "ptx/math.cuh"
 #include "shared/element.h"
 
 namespace fovea::cuda {
@@ -17,6 +18,15 @@ namespace fovea::cuda {
 enum class Pass : std::int32_t { low = -1, all, finite, positive, negative, end };
 
 FOVEA_DEVICE bool is_indicator(Pass pass) { return pass > Pass::finite; }
+
+/// 0, or NaN where one of the numbers is infinite or NaN: one multiply-add each.
+template <int n>
+FOVEA_DEVICE float zero_if_finite(const float (&x)[n]) {
+  float zero = 0;
+#pragma unroll
+  for (int i = 0; i < n; ++i) zero = ptx::fma_rn(x[i], 0.0F, zero);
+  return zero;
+}
 
 /// All ones of the exponent.
 template <Element element>

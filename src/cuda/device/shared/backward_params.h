@@ -30,6 +30,23 @@ constexpr std::int64_t statistics_begin(std::int64_t q_begin, std::int64_t seque
   return (q_begin + sequence * kStatisticsRows) / kStatisticsRows * kStatisticsRows;
 }
 
+/// Words that stand for tiles of kStatisticsRows rows of a head of packed sequences: where those of a sequence begin,
+/// and how many a head has, rows behind the last sequence included.
+constexpr std::int64_t packed_tiles_begin(std::int64_t row_begin, std::int64_t sequence) {
+  return statistics_begin(row_begin, sequence) / kStatisticsRows;
+}
+constexpr std::int64_t num_packed_tiles(std::int64_t num_rows, std::int64_t num_sequences) {
+  return packed_tiles_begin(num_rows, num_sequences + 2);
+}
+
+/// Tiles of kStatisticsRows rows whose gradients a kernel found not finite, for a kernel behind it that computes these
+/// tiles again (Sm80BackwardSpec::is_redo). Words are 0 where there is nothing to do; null where no kernel asks.
+struct RedoTiles {
+  std::int32_t* any;       // one word for all tiles
+  std::int32_t* tiles;     // [head of a batch entry][tile], packed [head][num_packed_tiles]
+  std::int32_t num_owned;  // tiles of the kernel that computes again, of all heads
+};
+
 /// A gradient as it is written; data null: not wanted.
 struct GradientParam {
   BshdParam tensor;
@@ -54,6 +71,7 @@ struct BackwardParams {
   std::int64_t dsinks_stride;
 
   RowStatistics rows;
+  RedoTiles redo_keys, redo_queries;
   /// lse above this, of either sign, is summed again (has_origins): rounded to f32, it would show in P.
   float largest_lse;
 

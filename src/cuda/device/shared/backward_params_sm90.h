@@ -17,7 +17,8 @@ struct Sm90BackwardRows {
       delta;  // kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros
   /// [tile of tile_q rows][half][8][128 threads][4] fragments of the two products that a tile is.
   float* dq_sums;
-  /// [kv head of a sequence][tile of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch.
+  /// [tile_place of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch. Words of RedoTiles
+  /// lie behind it, 0 as well.
   std::int32_t* progress;
 };
 
@@ -35,8 +36,8 @@ struct Sm90BackwardParams {
 struct PrepareRowsParams {
   RowStatistics from;
   Sm90BackwardRows to;
-  std::int64_t num_rows;      // a multiple of kStatisticsRows
-  std::int64_t num_progress;  // words of it
+  std::int64_t num_rows;   // a multiple of kStatisticsRows
+  std::int64_t num_words;  // of progress and RedoTiles
 };
 
 }  // namespace fovea::cuda

@@ -42,6 +42,8 @@ struct OwnerSpec : BackwardSpec {
 
 /// sm80/attention_backward.
 struct Sm80BackwardSpec : OwnerSpec {
+  bool is_redo = false;  // of the tiles alone that another kernel found not finite (RedoTiles)
+
   bool operator==(const Sm80BackwardSpec&) const = default;
 };
 

@@ -14,6 +14,9 @@ struct Sm90BackwardSpec : BackwardSpec {
   std::int32_t stages = 3;       // such tiles in shared memory
   bool is_deterministic = true;  // dq is summed in the order of keys, by turns
   bool writes_elements = false;  // of dk and dv, one by one: what TMA cannot write
+  // Rows do not see all keys of a tile, so that NaN and infinity in what is hidden meet weights of 0: tiles of gradients
+  // that are not finite are named (RedoTiles)
+  bool finds_redo = false;
 
   bool operator==(const Sm90BackwardSpec&) const = default;
 };
@@ -27,15 +30,6 @@ inline constexpr std::int32_t kSm90BackwardWords = 8;
 inline constexpr std::int32_t kSm90BackwardTurns = 4;
 /// What a row's delta is to the tensor cores: 8 elements of 16 bits.
 inline constexpr std::int32_t kDeltaBytes = 16;
-
-/// Words of progress of a kv head (turns.cuh), and where those of a sequence begin. Packed: with rows behind the last
-/// sequence.
-constexpr std::int64_t sm90_progress_begin(std::int64_t kv_begin, std::int64_t sequence) {
-  return statistics_begin(kv_begin, sequence) / kSm90BackwardKeys;
-}
-constexpr std::int64_t sm90_progress_words(std::int64_t total_kv, std::int64_t num_sequences) {
-  return sm90_progress_begin(total_kv, num_sequences + 2);
-}
 
 /// Warps of prepare_rows and finish_queries; what the latter takes of shared memory.
 inline constexpr std::int32_t kSm90RowWarps = 8;

@@ -32,6 +32,7 @@
 #include "common/element.cuh"
 #include "common/passes.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "sm80/backward/owner.cuh"
 #include "sm80/backward/passes.cuh"
 #include "sm80/backward/sums.cuh"
@@ -190,12 +191,33 @@ struct Backward {
   }
 };
 
+/// Behind another kernel: what it found not finite. A few CTAs for all tiles, since there is hardly ever one to do.
+template <Sm80BackwardSpec spec, class Mods>
+FOVEA_DEVICE void redo_tiles(const BackwardParams& b) {
+  const RedoTiles& redo = spec.owns_keys ? b.redo_keys : b.redo_queries;
+  ptx::griddepcontrol_wait();
+  if (ptx::ld_global(redo.any) == 0) return;
+  const auto num_ctas = static_cast<std::int32_t>(ptx::grid_dim().x);
+#pragma unroll 1
+  for (std::int32_t id = ptx::block_idx().x; id < redo.num_owned; id += num_ctas) {
+    const OwnedTile tile = find_tile<spec.is_varlen, spec.owns_keys>(b, id, spec.tile_owned);
+    if (tile.is_nothing) continue;
+    const std::int64_t place =
+        tile_place<spec.is_varlen, spec.owns_keys>(b.forward, tile.sequence, tile.head, tile.begin);
+    if (ptx::ld_global(redo.tiles + place) != 0) Backward<spec, Mods>(b, tile).run();
+  }
+}
+
 template <Sm80BackwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_backward(const BackwardParams& b) {
-  const OwnedTile tile =
-      find_tile<spec.is_varlen, spec.owns_keys>(b, ptx::block_idx().x, spec.tile_owned);
-  if (tile.is_nothing) return;
-  Backward<spec, Mods>(b, tile).run();
+  if constexpr (spec.is_redo) {
+    redo_tiles<spec, Mods>(b);
+  } else {
+    const OwnedTile tile =
+        find_tile<spec.is_varlen, spec.owns_keys>(b, ptx::block_idx().x, spec.tile_owned);
+    if (tile.is_nothing) return;
+    Backward<spec, Mods>(b, tile).run();
+  }
 }
 
 }  // namespace fovea::cuda::sm80

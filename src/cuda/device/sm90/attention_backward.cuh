@@ -29,7 +29,8 @@
 // has been), passed (the next turn may be taken).
 //
 // NaN and infinity at pairs that a row does not see reach neither P nor dS; in q, dout and k of such a row or key they
-// meet those zeros in products.
+// meet those zeros in products. Tiles of gradients that are not finite are named, and computed again by
+// sm80/attention_backward (finds_redo).
 //
 // Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns;
 // around the kernel prepare_rows and finish_queries. The entry is here.

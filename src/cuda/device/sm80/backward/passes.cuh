@@ -38,9 +38,7 @@ FOVEA_DEVICE float zero_of(const float (&sums)[num_rows][num_blocks][4]) {
 #pragma unroll
   for (int i = 0; i < num_rows; ++i)
 #pragma unroll
-    for (int j = 0; j < num_blocks; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) zero = ptx::fma_rn(sums[i][j][e], 0.0F, zero);
+    for (int j = 0; j < num_blocks; ++j) zero += zero_if_finite(sums[i][j]);
   return zero;
 }
 

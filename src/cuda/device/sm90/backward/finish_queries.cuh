@@ -4,8 +4,10 @@
 
 #include "common/backward_work.cuh"
 #include "common/element.cuh"
+#include "common/float_constants.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/griddepcontrol.cuh"
+#include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "sm90/backward/cta.cuh"
 #include "sm90/backward/probabilities.cuh"
@@ -59,13 +61,21 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
       statistics_at<spec.is_varlen>(p.common.rows, s, tile.head) + tile.begin;
   const auto* const sums = reinterpret_cast<const ptx::F32x4*>(p.rows.dq_sums + first * kWidth) +
                            thread % 128 + half * (spec.tile_q * kWidth / 8);
+  const bool has_row[2] = {tile.begin + row < s.seqlen_q, tile.begin + row + 8 < s.seqlen_q};
+  float zero = 0;  // NaN where a sum is not finite
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const ptx::F32x4 x = s.is_trailing ? ptx::F32x4{} : ptx::ld_global(sums + 128 * j);
+    if constexpr (spec.finds_redo) {
+      if (has_row[0]) zero = ptx::fma_rn(x.x, 0.0F, ptx::fma_rn(x.y, 0.0F, zero));
+      if (has_row[1]) zero = ptx::fma_rn(x.z, 0.0F, ptx::fma_rn(x.w, 0.0F, zero));
+    }
     const ptx::SharedAddress at = rows + row * kRowBytes + 4 * (column + 8 * j);
     ptx::st_shared(at, ptx::F32x2{x.x, x.y});
     ptx::st_shared(at + 8 * kRowBytes, ptx::F32x2{x.z, x.w});
   }
+  if (spec.finds_redo && ptx::vote_any(is_nan(zero)) && lane == 0)
+    ask_redo<spec.is_varlen, false>(p.common, s, tile.head, tile.begin);
   ptx::sync_threads();
   const GradientParam& dq = p.common.dq;
   const bool is_aligned = has_aligned_rows(dq.tensor);

@@ -1,7 +1,10 @@
 // dk and dv of 64 keys: the recurrence of a warpgroup over tiles of queries. Read query_gradients.cuh for dq.
 #pragma once
 
+#include "common/backward_work.cuh"
 #include "common/element.cuh"
+#include "common/float_constants.cuh"
+#include "common/passes.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
@@ -40,6 +43,9 @@ struct KeyGradients {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, 0), 0);
     const bool is_seen = !ptx::vote_any(cta.posted(0).is_none());
     if (is_seen) sum(dk, dv);
+    if constexpr (spec.finds_redo) {
+      if (is_seen && ptx::vote_any(is_nan(zero_if_finite(dk) + zero_if_finite(dv)))) ask_redo();
+    }
     // The groups' last products have read what is written over now.
     ptx::bar_sync(1, 256);
     write(dk, dv, is_seen);
@@ -192,6 +198,13 @@ struct KeyGradients {
   }
 
   // ---- the end ----
+
+  FOVEA_DEVICE_MEMBER void ask_redo() const {
+    const OwnedKeys keys = cta.owned();
+    if (cta.lane == 0)
+      cuda::ask_redo<spec.is_varlen, true>(cta.p.common, cta.sequence_of(keys), keys.kv_head,
+                                           keys.kv_begin);
+  }
 
   /// dv where V lay, dk where Q did; then to memory.
   FOVEA_DEVICE_MEMBER void write(const float (&dk)[kNumDk], const float (&dv)[kNumDv],

@@ -42,7 +42,7 @@ FOVEA_DEVICE void prepare_rows(const PrepareRowsParams& p) {
     ptx::st_global(sums + i, ptx::F32x4{});
   const std::int64_t threads = static_cast<std::int64_t>(ptx::grid_dim().x) * kPrepareThreads;
   for (std::int64_t i = ptx::block_idx().x * std::int64_t{kPrepareThreads} + thread;
-       i < p.num_progress; i += threads)
+       i < p.num_words; i += threads)
     ptx::st_global(p.to.progress + i, 0);
   ptx::griddepcontrol_wait();  // for who knows the rows
   if (thread >= kStatisticsRows) return;

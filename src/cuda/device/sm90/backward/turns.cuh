@@ -31,14 +31,9 @@ struct WalkProgress {
 
   FOVEA_DEVICE WalkProgress of(const BackwardCta<spec>& cta, const OwnedKeys& keys) {
     const ForwardParams& f = cta.p.common.forward;
-    const std::int32_t idx = keys.kv_begin / kSm90BackwardKeys;
-    const std::int64_t heads = f.num_heads_kv;
-    std::int64_t at =
-        (keys.batch * heads + keys.kv_head) * ceil_div(f.seqlen_kv, kSm90BackwardKeys);
-    if constexpr (spec.is_varlen)
-      at = keys.kv_head * sm90_progress_words(f.total_kv, f.num_sequences) +
-           sm90_progress_begin(keys.kv_row, keys.batch);
-    return {cta.p.rows.progress + at + idx, idx, keys.kv_head * f.group,
+    const std::int64_t at = tile_place<spec.is_varlen, true>(
+        f, BackwardCta<spec>::sequence_of(keys), keys.kv_head, keys.kv_begin);
+    return {cta.p.rows.progress + at, keys.kv_begin / kSm90BackwardKeys, keys.kv_head * f.group,
             ceil_div(keys.seqlen_q, spec.tile_q)};
   }
 
