@@ -29,8 +29,13 @@ std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool 
   return has_mask ? fitting : with_sums;
 }
 
-/// A float, three numbers of a row's delta with zeros behind them.
-constexpr std::int64_t kRowBytes = 4 + kDeltaBytes;
+/// Shorter walks have no room for a lag that is worth a second sum of dq.
+constexpr std::int64_t kFewestStaggeredKeyTiles = 2;
+
+/// A float, three numbers of a row's delta with zeros behind them; sums of dq.
+std::int64_t row_bytes(const Sm90BackwardSpec& spec) {
+  return 4 + kDeltaBytes + (spec.is_staggered ? 8 : 4) * spec.head_dim_qk;
+}
 
 std::int64_t tiles_of(std::int64_t length, std::int64_t rows) { return (length + rows - 1) / rows; }
 
@@ -50,6 +55,14 @@ std::int64_t num_rows(const GradientProblem& g) {
 
 /// Rows do not see all keys of a tile.
 bool hides_keys(const ForwardProblem& f) { return f.is_varlen || !f.problem.mask.is_all_visible(); }
+
+/// Every tile of keys visits every tile of queries, which takes long enough.
+bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
+  if (!f.problem.is_deterministic || hides_keys(f)) return false;
+  const std::int64_t key_tiles = tiles_of(f.seqlen_kv, kSm90BackwardKeys);
+  return key_tiles >= kFewestStaggeredKeyTiles &&
+         key_tiles * tiles_of(f.seqlen_q, tile_q) < kMostStaggeredPairs;
+}
 
 /// Words that stand for tiles of keys, and for tiles of queries (tile_place).
 std::int64_t num_words(const ForwardProblem& f, std::int64_t length, std::int64_t total,
@@ -124,7 +137,8 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   spec.is_deterministic = f.problem.is_deterministic;
   spec.num_warps = spec.is_deterministic ? 16 : 12;
   spec.writes_elements = !stores_by_tma(g);
-  spec.finds_redo = hides_keys(f);
+  spec.hides_keys = hides_keys(f);
+  spec.is_staggered = is_staggered(f, spec.tile_q);
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;
   BackwardStep main{KernelRole::main, spec,
@@ -138,7 +152,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   finish.header = "sm90/backward/finish_queries.cuh";
   finish.entry = "sm90::finish_queries";
   std::vector<BackwardStep> steps = {main, prepare, finish};
-  if (spec.finds_redo) {
+  if (spec.hides_keys) {
     const std::vector<BackwardStep> again = Sm80Backward::choose_redo(g, device);
     steps.insert(steps.end(), again.begin(), again.end());
   }
@@ -148,8 +162,8 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
 std::size_t Sm90Backward::scratch_bytes(const std::vector<BackwardStep>& steps,
                                         const GradientProblem& g) {
   if (steps.empty()) return 0;
-  const std::int64_t row_bytes = kRowBytes + 4 * steps.front().spec->head_dim_qk;
-  return static_cast<std::size_t>(num_rows(g) * row_bytes + 4 * num_all_words(g));
+  return static_cast<std::size_t>(
+      num_rows(g) * row_bytes(steps.front().spec.as<Sm90BackwardSpec>()) + 4 * num_all_words(g));
 }
 
 Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const BackwardPlan& plan,
@@ -167,16 +181,20 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   const auto take = [&at](std::int64_t bytes) { return (at += bytes) - bytes; };
   Sm90BackwardParams& p = launch.params;
   p.common = launch.common.params;
-  p.common.kv_pairs_per_section = pairs_of_section(
-      p.common.kv_pairs_per_section, spec.is_deterministic, !f.problem.mask.is_all_visible());
+  p.common.kv_pairs_per_section =
+      spec.is_staggered
+          ? 1
+          : pairs_of_section(p.common.kv_pairs_per_section, spec.is_deterministic, hides_keys(f));
   p.rows.delta = take(rows * kDeltaBytes);
   p.rows.dq_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
+  if (spec.is_staggered)
+    p.rows.dq_round_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
   p.rows.log_sum = reinterpret_cast<float*>(take(4 * rows));
   const auto take_words = [&](std::int64_t count) {
     return reinterpret_cast<std::int32_t*>(take(4 * count));
   };
   p.rows.progress = take_words(num_key_words(g));
-  if (spec.finds_redo) {
+  if (spec.hides_keys) {
     p.common.redo_keys = {.any = take_words(1), .tiles = take_words(num_key_words(g))};
     p.common.redo_queries = {.any = take_words(1), .tiles = take_words(num_query_words(g))};
   }

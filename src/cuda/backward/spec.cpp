@@ -55,7 +55,8 @@ struct SpecText<Sm90BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, stages),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_deterministic),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, writes_elements),
-                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finds_redo)};
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, hides_keys),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered)};
 };
 
 template <>

@@ -208,6 +208,8 @@ std::vector<GradientCase> hopper_backward_cases() {
   for (const HopperPosed& posed : std::vector<HopperPosed>{
            {"full_d128", 128, 150, 200, 2, 1},
            {"full_d128_any_order", 128, 150, 200, 2, 1},
+           {"full_d128_long", 128, 310, 700, 2, 1},  // walks begin at 5 of 5 tiles, two at the same
+           {"full_d64_long", 64, 610, 390, 2, 2},    // at 4 of 5
            {"causal_d128", 128, 200, 300, 2, 2, causal()},
            {"causal_d128_f16_any_order", 128, 200, 300, 1, 1, causal(), Dtype::f16},
            {"full_d64_f16", 64, 200, 150, 1, 1, {}, Dtype::f16},
@@ -215,7 +217,9 @@ std::vector<GradientCase> hopper_backward_cases() {
            {"causal_d64_any_order", 64, 300, 300, 2, 1, causal()},
            {"window_d96", 96, 300, 300, 1, 1, window(70, 3)},
            {"one_key", 128, 70, 1},
-           {"one_query", 64, 1, 300}}) {
+           {"one_query", 64, 1, 300},
+           {"no_query", 64, 0, 300},
+           {"no_key", 64, 70, 0}}) {
     cases.push_back(hopper_case(posed));
   }
   cases.push_back(hopper_packed("packed_d128", 128));

@@ -17,6 +17,8 @@ struct Sm90BackwardRows {
       delta;  // kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros
   /// [tile of tile_q rows][half][8][128 threads][4] fragments of the two products that a tile is.
   float* dq_sums;
+  /// The same of walks that have gone round (StaggeredWalk); null where they are not staggered.
+  float* dq_round_sums;
   /// [tile_place of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch. Words of RedoTiles
   /// lie behind it, 0 as well.
   std::int32_t* progress;

@@ -30,7 +30,7 @@
 //
 // NaN and infinity at pairs that a row does not see reach neither P nor dS; in q, dout and k of such a row or key they
 // meet those zeros in products. Tiles of gradients that are not finite are named, and computed again by
-// sm80/attention_backward (finds_redo).
+// sm80/attention_backward (hides_keys).
 //
 // Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns;
 // around the kernel prepare_rows and finish_queries. The entry is here.
@@ -109,7 +109,7 @@ FOVEA_DEVICE void attention_backward(const Sm90BackwardParams& p) {
   } else {
     ptx::setmaxnreg_dec<T::kAsideRegisters>();
     if (cta.warp == 12) {
-      with_load<spec, Mods>(cta, [&](auto& load) { TakeTurns<spec, Mods>(cta).run(load); });
+      with_load<spec, Mods>(cta, [&](auto& load) { TakeTurns<spec>(cta, load.keys).run(load); });
     }
     if (cta.warp == 13) PassTurns<spec>(cta).run();
   }

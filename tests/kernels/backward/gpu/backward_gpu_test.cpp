@@ -36,9 +36,27 @@ TEST_P(GpuBackward, EqualsTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, GpuBackward, ::testing::ValuesIn(backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
+class GpuHopperBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+/// Elsewhere other kernels take them.
+TEST_P(GpuHopperBackward, EqualsTheOracle) {
+  const GradientCase& problem = GetParam();
+  BackwardCompareOptions options;
+  options.products = ComputeDtype::bf16;
+  options.run = [&](AttentionBackward args) {
+    args.forward.is_deterministic = !is_in_any_order(problem);
+    run_on_device(args);
+  };
+  EXPECT_EQ(backward_difference(problem, options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuHopperBackward, ::testing::ValuesIn(hopper_backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
 /// A second run, and the same sequence beside others, have the same bits.
 TEST_F(Gpu, GradientsRepeatBitForBit) {
-  for (const char* label : {"grouped_f16_d64", "grouped_f16_d128", "grouped_f16_d256"}) {
+  for (const char* label : {"grouped_f16_d64", "grouped_f16_d128", "grouped_f16_d256",
+                            "full_bf16_d64", "full_bf16_d128", "nan_rows_bf16_d128"}) {
     const GradientCase problem = backward_case(label);
     const auto bits_of_run = [&problem] {
       GradientMemory memory(problem);

@@ -24,6 +24,9 @@ struct BackwardTraits {
                 "rows are whole panels of 128 bytes");
   static_assert(spec.tile_q * spec.head_dim_qk == 2 * 64 * 64, "dq of a tile is two products");
   static_assert(spec.head_dim_qk == spec.head_dim_v, "dk lies where q did, dv where v did");
+  static_assert(!spec.is_staggered ||
+                    (spec.is_deterministic && !spec.is_varlen && !spec.hides_keys),
+                "every tile of queries is visited, by turns");
 
   static constexpr int kKeys = kSm90BackwardKeys;
   static constexpr int kGroups = 2;  // that own keys, 64 each
@@ -141,6 +144,11 @@ struct BackwardCta : RoleWarp {
     s.seqlen_q = keys.seqlen_q;
     s.seqlen_kv = keys.seqlen_kv;
     return s;
+  }
+
+  FOVEA_DEVICE_MEMBER static StaggeredWalk staggered_walk(const OwnedKeys& keys) {
+    return StaggeredWalk::of(keys.kv_begin / T::kKeys, ceil_div(keys.seqlen_kv, T::kKeys),
+                             ceil_div(keys.seqlen_q, spec.tile_q));
   }
 
   /// Of the rows that prepare_rows made, that of row 0 of a head.

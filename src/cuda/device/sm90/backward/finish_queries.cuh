@@ -39,6 +39,30 @@ FOVEA_DEVICE bool has_aligned_rows(const BshdParam& t) {
          (t.batch_stride | t.row_stride | t.head_stride) % 8 == 0;
 }
 
+/// Four sums of the tile that begins at row `begin`.
+template <Sm90BackwardSpec spec>
+FOVEA_DEVICE ptx::F32x4 load_sums(const Sm90BackwardParams& p, std::int32_t begin,
+                                  std::int64_t at) {
+  const auto load = [at](const float* sums) {
+    return ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(sums) + at);
+  };
+  if constexpr (spec.is_staggered) {
+    const ForwardParams& f = p.common.forward;
+    const std::int32_t num_key_tiles = ceil_div(f.seqlen_kv, kSm90BackwardKeys);
+    const std::int32_t idx = begin / spec.tile_q;
+    ptx::F32x4 sum{};
+    if (num_key_tiles == 0) return sum;
+    if (has_first_sum(idx, num_key_tiles, ceil_div(f.seqlen_q, spec.tile_q)))
+      sum = load(p.rows.dq_sums);
+    if (has_round_sum(idx)) {
+      const ptx::F32x4 round = load(p.rows.dq_round_sums);
+      sum = {sum.x + round.x, sum.y + round.y, sum.z + round.z, sum.w + round.w};
+    }
+    return sum;
+  }
+  return load(p.rows.dq_sums);
+}
+
 /// kFinishThreads threads; sm90_finish_bytes of shared memory.
 template <Sm90BackwardSpec spec, class Mods>
 FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
@@ -59,14 +83,15 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
   const int column = 2 * (lane % 4) + (kHalvesAreColumns ? 64 * half : 0);
   const std::int64_t first =
       statistics_at<spec.is_varlen>(p.common.rows, s, tile.head) + tile.begin;
-  const auto* const sums = reinterpret_cast<const ptx::F32x4*>(p.rows.dq_sums + first * kWidth) +
-                           thread % 128 + half * (spec.tile_q * kWidth / 8);
+  const std::int64_t fragment =
+      first * (kWidth / 4) + thread % 128 + half * (spec.tile_q * kWidth / 8);
   const bool has_row[2] = {tile.begin + row < s.seqlen_q, tile.begin + row + 8 < s.seqlen_q};
   float zero = 0;  // NaN where a sum is not finite
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const ptx::F32x4 x = s.is_trailing ? ptx::F32x4{} : ptx::ld_global(sums + 128 * j);
-    if constexpr (spec.finds_redo) {
+    const ptx::F32x4 x =
+        s.is_trailing ? ptx::F32x4{} : load_sums<spec>(p, tile.begin, fragment + 128 * j);
+    if constexpr (spec.hides_keys) {
       if (has_row[0]) zero = ptx::fma_rn(x.x, 0.0F, ptx::fma_rn(x.y, 0.0F, zero));
       if (has_row[1]) zero = ptx::fma_rn(x.z, 0.0F, ptx::fma_rn(x.w, 0.0F, zero));
     }
@@ -74,7 +99,7 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
     ptx::st_shared(at, ptx::F32x2{x.x, x.y});
     ptx::st_shared(at + 8 * kRowBytes, ptx::F32x2{x.z, x.w});
   }
-  if (spec.finds_redo && ptx::vote_any(is_nan(zero)) && lane == 0)
+  if (spec.hides_keys && ptx::vote_any(is_nan(zero)) && lane == 0)
     ask_redo<spec.is_varlen, false>(p.common, s, tile.head, tile.begin);
   ptx::sync_threads();
   const GradientParam& dq = p.common.dq;

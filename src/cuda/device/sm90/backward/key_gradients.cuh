@@ -43,7 +43,7 @@ struct KeyGradients {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, 0), 0);
     const bool is_seen = !ptx::vote_any(cta.posted(0).is_none());
     if (is_seen) sum(dk, dv);
-    if constexpr (spec.finds_redo) {
+    if constexpr (spec.hides_keys) {
       if (is_seen && ptx::vote_any(is_nan(zero_if_finite(dk) + zero_if_finite(dv)))) ask_redo();
     }
     // The groups' last products have read what is written over now.

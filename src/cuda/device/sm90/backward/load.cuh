@@ -52,11 +52,39 @@ struct QueryWalk {
   }
 };
 
+/// All tiles of queries, of one q head of the group after the other, from the CTA's own beginning.
+template <Sm90BackwardSpec spec>
+struct StaggeredQueryWalk {
+  const std::int32_t num_tiles, last_head;
+  const bool is_full;
+  std::int32_t q_head, idx, num_left;
+
+  FOVEA_DEVICE_MEMBER StaggeredQueryWalk(const BackwardCta<spec>& cta, const OwnedKeys& keys)
+      : num_tiles(ceil_div(keys.seqlen_q, spec.tile_q)),
+        last_head((keys.kv_head + 1) * cta.p.common.forward.group - 1),
+        is_full(keys.kv_begin + kSm90BackwardKeys <= keys.seqlen_kv),
+        q_head(keys.kv_head * cta.p.common.forward.group),
+        idx(cta.staggered_walk(keys).begin),
+        num_left(num_tiles) {}
+
+  /// idx -1: there are no more.
+  FOVEA_DEVICE_MEMBER WalkedTile next() {
+    if (num_left == 0) {
+      if (q_head == last_head || num_tiles == 0) return {-1, last_head, false};
+      ++q_head;
+      num_left = num_tiles;
+    }
+    --num_left;
+    const std::int32_t tile = idx;
+    idx = (idx == 0 ? num_tiles : idx) - 1;
+    return {tile, q_head, is_full};
+  }
+};
+
 /// K and V once, then tiles of Q and dout with what is known of their rows.
-template <Sm90BackwardSpec spec, class Mods>
+template <Sm90BackwardSpec spec, class Walk>
 struct BackwardLoad {
   using T = BackwardTraits<spec>;
-  using Walk = QueryWalk<spec, Mods>;
   const BackwardCta<spec>& cta;
   const OwnedKeys& keys;
   Walk& walk;
@@ -157,14 +185,21 @@ struct BackwardLoad {
 /// visit(load) for the CTA's keys.
 template <Sm90BackwardSpec spec, class Mods, class Visit>
 FOVEA_DEVICE void with_load(const BackwardCta<spec>& cta, Visit&& visit) {
-  using Walk = QueryWalk<spec, Mods>;
-  const ForwardParams& p = cta.p.common.forward;
   const OwnedKeys keys = cta.owned();
-  TileSpan span = Walk::span_of(p, keys);
-  auto tiles = Walk::tiles_of(p, span);
-  Walk walk{span, tiles, (keys.kv_head + 1) * p.group - 1};
-  BackwardLoad<spec, Mods> load(cta, keys, walk);
-  visit(load);
+  if constexpr (spec.is_staggered) {
+    using Walk = StaggeredQueryWalk<spec>;
+    Walk walk(cta, keys);
+    BackwardLoad<spec, Walk> load(cta, keys, walk);
+    visit(load);
+  } else {
+    using Walk = QueryWalk<spec, Mods>;
+    const ForwardParams& p = cta.p.common.forward;
+    TileSpan span = Walk::span_of(p, keys);
+    auto tiles = Walk::tiles_of(p, span);
+    Walk walk{span, tiles, (keys.kv_head + 1) * p.group - 1};
+    BackwardLoad<spec, Walk> load(cta, keys, walk);
+    visit(load);
+  }
 }
 
 }  // namespace fovea::cuda::sm90

@@ -36,10 +36,12 @@ template <Sm90BackwardSpec spec, class Mods>
 FOVEA_DEVICE void prepare_rows(const PrepareRowsParams& p) {
   const std::int64_t first = static_cast<std::int64_t>(ptx::block_idx().x) * kStatisticsRows;
   const int thread = ptx::thread_idx().x;
-  auto* const sums = reinterpret_cast<ptx::F32x4*>(p.to.dq_sums + first * spec.head_dim_qk);
+  if constexpr (!spec.is_staggered) {  // whose first sums are stored
+    auto* const sums = reinterpret_cast<ptx::F32x4*>(p.to.dq_sums + first * spec.head_dim_qk);
 #pragma unroll 4
-  for (int i = thread; i < kStatisticsRows * spec.head_dim_qk / 4; i += kPrepareThreads)
-    ptx::st_global(sums + i, ptx::F32x4{});
+    for (int i = thread; i < kStatisticsRows * spec.head_dim_qk / 4; i += kPrepareThreads)
+      ptx::st_global(sums + i, ptx::F32x4{});
+  }
   const std::int64_t threads = static_cast<std::int64_t>(ptx::grid_dim().x) * kPrepareThreads;
   for (std::int64_t i = ptx::block_idx().x * std::int64_t{kPrepareThreads} + thread;
        i < p.num_words; i += threads)

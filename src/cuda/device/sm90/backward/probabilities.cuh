@@ -1,6 +1,7 @@
 // From scores to probabilities and to their gradients, and what rows do not see. Called by key_gradients.cuh.
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "common/position.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -115,13 +116,34 @@ struct Probabilities {
   /// Scores that a row does not see become -inf, whatever they were.
   FOVEA_DEVICE_MEMBER void mask(Scores& s, const PostedQueries& tile) const {
     const OwnedKeys keys = cta.owned();
+    if constexpr (spec.hides_keys) {
+      mask_pairs(s, tile, keys);
+    } else {
+      mask_keys(s, keys);
+    }
+  }
+
+ private:
+  /// Keys behind the end. Rows behind the end are zeros, whose log_sum makes P 0.
+  FOVEA_DEVICE_MEMBER void mask_keys(Scores& s, const OwnedKeys& keys) const {
+    const std::int32_t left = keys.seqlen_kv - first_key(keys);
+#pragma unroll
+    for (int i = 0; i < kNumScores; ++i)
+      if (i / 2 % 2 * 8 >= left) s[i] = -infinity();
+  }
+
+  FOVEA_DEVICE_MEMBER std::int32_t first_key(const OwnedKeys& keys) const {
+    return keys.kv_begin + 64 * group + 16 * warp + cta.lane / 4;
+  }
+
+  FOVEA_DEVICE_MEMBER void mask_pairs(Scores& s, const PostedQueries& tile,
+                                      const OwnedKeys& keys) const {
     Position at{};
     at.batch = keys.batch;
     at.q_head = tile.q_head;
     at.kv_head = keys.kv_head;
     at.seqlen_q = keys.seqlen_q;
     at.seqlen_kv = keys.seqlen_kv;
-    const std::int32_t first_key = keys.kv_begin + 64 * group + 16 * warp + cta.lane / 4;
     const std::int32_t first_query = tile.idx() * spec.tile_q + 2 * (cta.lane % 4);
     const Captures& captures = cta.p.common.forward.captures;
 #pragma unroll
@@ -136,16 +158,15 @@ struct Probabilities {
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        at.kv_idx = first_key + 8 * r;
+        at.kv_idx = first_key(keys) + 8 * r;
         bool is_visible = at.kv_idx >= first && at.kv_idx <= last;
         if constexpr (Mods::has_mask && !Mods::has_kv_limits)
           is_visible = is_visible && Mods::mask(at, captures);
-        if (!is_visible) s[4 * (i / 2) + 2 * r + i % 2] = -ptx::bit_cast<float>(0x7f800000U);
+        if (!is_visible) s[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
     }
   }
 
- private:
   /// Of rows 16 i + 2 (lane % 4) + 0, 1, 8, 9.
   FOVEA_DEVICE_MEMBER ptx::F32x4 log_sums_of(int stage, int i) const {
     return ptx::ld_shared<ptx::F32x4>(cta.log_sum_at(stage) + 64 * i + 16 * (cta.lane % 4));

@@ -47,24 +47,26 @@ struct QueryGradients {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, 0), 0);
     if (ptx::vote_any(cta.posted(0).is_none())) return;
     const OwnedKeys keys = cta.owned();
-    float* const mine = cta.p.rows.dq_sums + 4 * (32 * (cta.warp % 4) + cta.lane);
+    const std::int64_t lane_at = 4 * (32 * (cta.warp % 4) + cta.lane);
     for (int i = 0;; ++i) {
       before_tile(i);
       ptx::mbarrier_wait_parity(cta.barrier(T::kAt.ds_full, buffers.stage), buffers.parity);
       issue(0);
       const PostedQueries tile = cta.posted(i);
       float* const to =
-          mine + (cta.first_row(keys, tile.q_head) + tile.idx() * spec.tile_q) * spec.head_dim_qk;
+          sums_of(keys, tile.idx()) + lane_at +
+          (cta.first_row(keys, tile.q_head) + tile.idx() * spec.tile_q) * spec.head_dim_qk;
+      const bool is_first = is_first_sum(keys, tile.idx());
       const bool is_last = ptx::vote_any(tile.is_last());
       if constexpr (spec.is_deterministic)
         ptx::mbarrier_wait_parity(cta.barrier(T::kAt.turn, turns.stage), turns.parity);
       ptx::wgmma_wait_group<0>();
-      add(to);
+      add(to, is_first);
       issue(1);
       ptx::wgmma_wait_group<0>();
       cta.release(cta.barrier(T::kAt.ds_empty, buffers.stage));
       buffers.advance();
-      add(to + T::kHalfSums);
+      add(to + T::kHalfSums, is_first);
       if constexpr (spec.is_deterministic) {
         cta.release(cta.barrier(T::kAt.added, turns.stage));
         turns.advance();
@@ -92,11 +94,28 @@ struct QueryGradients {
     ptx::wgmma_commit_group();
   }
 
-  FOVEA_DEVICE_MEMBER void add(float* to) const {
+  /// Where a tile is summed, and is there nothing yet? Where walks are not staggered, prepare_rows has left zeros.
+  FOVEA_DEVICE_MEMBER float* sums_of(const OwnedKeys& keys, std::int32_t tile) const {
+    const Sm90BackwardRows& rows = cta.p.rows;
+    if constexpr (spec.is_staggered)
+      return cta.staggered_walk(keys).is_round(tile) ? rows.dq_round_sums : rows.dq_sums;
+    return rows.dq_sums;
+  }
+  FOVEA_DEVICE_MEMBER bool is_first_sum(const OwnedKeys& keys, std::int32_t tile) const {
+    return spec.is_staggered && ptx::vote_any(cta.staggered_walk(keys).is_first(tile));
+  }
+
+  FOVEA_DEVICE_MEMBER void add(float* to, bool is_first) const {
+    const auto four = [this](int j) {
+      return ptx::F32x4{sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]};
+    };
+    if (is_first) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      ptx::red_add_global_v4(
-          to + 512 * j, ptx::F32x4{sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]});
+      for (int j = 0; j < 8; ++j)
+        ptx::st_global(reinterpret_cast<ptx::F32x4*>(to + 512 * j), four(j));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) ptx::red_add_global_v4(to + 512 * j, four(j));
     }
   }
 };

@@ -7,6 +7,9 @@
 // Positions count tiles of queries that it visits and others alike, so that masks of any form keep the order. A CTA
 // that has ended says so, and is passed over: whoever follows it looks at the one before it.
 //
+// Where every tile of queries is visited, walks are staggered (StaggeredWalk): positions count from the CTA's own
+// beginning, and it follows the CTA of the keys before its own alone.
+//
 // Between the sums of a tile and the word that they are there stands a fence, which waits for all additions of the SM:
 // some 1,500 clocks. The warp that does it does nothing else. A CTA waits only for CTAs that were launched before it.
 #pragma once
@@ -28,22 +31,36 @@ struct WalkProgress {
   std::int32_t* word;       // of this CTA; those of lower keys of its head lie before it
   std::int32_t num_before;  // of them
   std::int32_t first_head, num_tiles;
+  StaggeredWalk staggered;  // is_staggered
 
   FOVEA_DEVICE WalkProgress of(const BackwardCta<spec>& cta, const OwnedKeys& keys) {
     const ForwardParams& f = cta.p.common.forward;
     const std::int64_t at = tile_place<spec.is_varlen, true>(
         f, BackwardCta<spec>::sequence_of(keys), keys.kv_head, keys.kv_begin);
+    StaggeredWalk staggered{};
+    if constexpr (spec.is_staggered) staggered = cta.staggered_walk(keys);
     return {cta.p.rows.progress + at, keys.kv_begin / kSm90BackwardKeys, keys.kv_head * f.group,
-            ceil_div(keys.seqlen_q, spec.tile_q)};
+            ceil_div(keys.seqlen_q, spec.tile_q), staggered};
   }
 
   FOVEA_DEVICE_MEMBER std::int32_t position(std::int32_t tile, std::int32_t q_head) const {
+    if constexpr (spec.is_staggered)
+      return (q_head - first_head) * num_tiles + staggered.position(tile);
     return (q_head - first_head + 1) * num_tiles - 1 - tile;
+  }
+
+  /// The position of the tile in the walk before, which has to be over; -1: there is nobody to wait for.
+  FOVEA_DEVICE_MEMBER std::int32_t awaited(std::int32_t tile, std::int32_t q_head) const {
+    if constexpr (spec.is_staggered) {
+      if (staggered.is_first(tile)) return -1;
+      return (q_head - first_head) * num_tiles + staggered.position_before(tile);
+    }
+    return position(tile, q_head);
   }
 };
 
 /// Loads, and lets sums begin when it is the CTA's turn: two tiles behind what it loads, which is ahead of the sums.
-template <Sm90BackwardSpec spec, class Mods>
+template <Sm90BackwardSpec spec>
 struct TakeTurns {
   using T = BackwardTraits<spec>;
   const BackwardCta<spec>& cta;
@@ -51,29 +68,32 @@ struct TakeTurns {
   Ring<kSm90BackwardTurns> turns{1};
   const std::int32_t* watched;
   std::int32_t num_watched;
-  bool is_first = true;
+  std::int32_t skipped = 0;  // positions before the first tile
 
-  FOVEA_DEVICE_MEMBER explicit TakeTurns(const BackwardCta<spec>& of_cta)
+  FOVEA_DEVICE_MEMBER TakeTurns(const BackwardCta<spec>& of_cta, const OwnedKeys& keys)
       : cta(of_cta),
-        own(WalkProgress<spec>::of(of_cta, of_cta.owned())),
+        own(WalkProgress<spec>::of(of_cta, keys)),
         watched(own.word - 1),
         num_watched(own.num_before) {}
 
-  FOVEA_DEVICE_MEMBER void run(BackwardLoad<spec, Mods>& load) {
+  template <class Load>
+  FOVEA_DEVICE_MEMBER void run(Load& load) {
     const WalkedTile first = load.begin();
     if (first.idx < 0) {
       if (cta.lane == 0) ptx::red_add_release_global(own.word, own.kEnded);
       return;
     }
-    std::int32_t before_last = -1;
-    std::int32_t last = own.position(first.idx, first.q_head);
+    skipped = own.position(first.idx, first.q_head);
+    constexpr std::int32_t kNone = -2;
+    std::int32_t before_last = kNone;
+    std::int32_t last = own.awaited(first.idx, first.q_head);
     while (load.has_next()) {
       const WalkedTile tile = load.load_next();
-      if (before_last >= 0) await_turn(before_last);
+      if (before_last != kNone) await_turn(before_last);
       before_last = last;
-      last = own.position(tile.idx, tile.q_head);
+      last = own.awaited(tile.idx, tile.q_head);
     }
-    if (before_last >= 0) await_turn(before_last);
+    if (before_last != kNone) await_turn(before_last);
     await_turn(last);
   }
 
@@ -83,16 +103,21 @@ struct TakeTurns {
     if (cta.lane == 0) {
       await_others(position);
       // What lies before the first tile is no affair of this CTA: whoever follows need not wait for it.
-      if (is_first) ptx::red_add_release_global(own.word, position);
+      if (skipped > 0) ptx::red_add_release_global(own.word, skipped);
       ptx::mbarrier_arrive(cta.barrier(T::kAt.turn, turns.stage));
     }
     ptx::sync_warp();
-    is_first = false;
+    skipped = 0;
     turns.advance();
   }
 
   /// Until lower keys are done with the position.
   FOVEA_DEVICE_MEMBER void await_others(std::int32_t position) {
+    if constexpr (spec.is_staggered) {
+      while (position >= 0 && ptx::ld_acquire_global(own.word - 1) <= position) {
+      }
+      return;
+    }
     while (num_watched > 0) {
       const std::int32_t done = ptx::ld_acquire_global(watched);
       if (done >= own.kEnded) {
