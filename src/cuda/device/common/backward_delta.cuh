@@ -90,22 +90,32 @@ struct DeltaTile {
 
   /// rowsum(dout out), in all lanes of eight.
   FOVEA_DEVICE_MEMBER float product(std::int32_t q_idx) const {
+    const bool is_aligned =
+        p.is_out_aligned != 0 && b.is_dout_aligned != 0 && p.head_dim_v % 8 == 0;
+    float sum = is_aligned ? product_of_lane<true>(q_idx) : product_of_lane<false>(q_idx);
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) sum += ptx::shfl_bfly(sum, mask);
+    return sum;
+  }
+
+  /// Aligned, four loads are under way at once.
+  template <bool is_aligned>
+  FOVEA_DEVICE_MEMBER float product_of_lane(std::int32_t q_idx) const {
     const std::int64_t out = row_at(p.out, q_idx);
     const std::int64_t dout = row_at(b.dout, q_idx);
     float sum = 0;
-#pragma unroll 1
+#pragma unroll(is_aligned ? 2 : 1)
     for (int col = lane % 8 * 8; col < p.head_dim_v; col += 64) {
-      const int count = p.head_dim_v - col;
-      const EightFloats x = load_eight<spec.out_element>(
-          p.out.data, out + col * p.out.col_stride, p.out.col_stride, count, p.is_out_aligned != 0);
-      const EightFloats y =
-          load_eight<spec.dout_element>(b.dout.data, dout + col * b.dout.col_stride,
-                                        b.dout.col_stride, count, b.is_dout_aligned != 0);
+      const int count = is_aligned ? 8 : p.head_dim_v - col;
+      const EightFloats x =
+          load_eight<spec.out_element>(p.out.data, out + col * p.out.col_stride, p.out.col_stride,
+                                       count, is_aligned || p.is_out_aligned != 0);
+      const EightFloats y = load_eight<spec.dout_element>(
+          b.dout.data, dout + col * b.dout.col_stride, b.dout.col_stride, count,
+          is_aligned || b.is_dout_aligned != 0);
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum = ptx::fma_rn(x.value[i], y.value[i], sum);
     }
-#pragma unroll
-    for (int mask = 1; mask < 8; mask *= 2) sum += ptx::shfl_bfly(sum, mask);
     return sum;
   }
 
