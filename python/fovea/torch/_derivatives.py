@@ -8,16 +8,19 @@ from typing import Any, Iterable, NamedTuple, Sequence
 import torch
 
 from .. import _abi
+from .._arrays import framework_of
 from .._attention import forward_template, lse_shape
 from .._calls import Builder, Template, offset
-from .._forward import FIELDS, Arguments, Key, add_forward
+from .._forward import FIELDS, Arguments, Key, add_forward, gather
 from .._library import address_of
 from .._programs import Program
+from .._quick import FEATURES
 from ..errors import InvalidArgument, Unsupported
 
 _FORWARD = address_of("fovea_attention_forward")
 _PLAIN = ("q", "k", "v", "sinks")  # inputs whose derivatives have fields of their own; the others' are named
 _CAPTURED_FIELDS = ("bias", "alibi")
+_INPUTS = tuple(name for name in FIELDS if name not in ("out", "lse", "row_max"))
 _OUT, _LSE, _ROW_MAX = (1 << FIELDS.index(name) for name in ("out", "lse", "row_max"))
 _MAX_KINDS = 512
 
@@ -161,6 +164,23 @@ def call_of(arguments: Arguments, made: Any = None) -> Call:
             _kinds.clear()
         kind = _kinds[arguments.key] = Kind(arguments)
     return Call(kind, arguments.words, arguments.kept, made)
+
+
+def call_of_recorded(recorded: Any, inputs: Sequence[Any]) -> Call:
+    """That of a call which the extension recorded."""
+    _, present, values, _ = recorded
+    names = [name for index, name in enumerate(_INPUTS) if present >> index & 1]
+    features: dict[str, Any] = dict(zip(FEATURES, values))
+    given = dict(zip(names, inputs))
+    features.update((name, given.get(name)) for name in ("bias", "alibi", "sinks"))
+    if "mask" in given:
+        features["mask"] = given["mask"]
+    for feature, field in (("segment_ids", "segments"), ("cu_seqlens", "cu_seqlens")):
+        if f"{field}_q" in given or f"{field}_kv" in given:
+            features[feature] = given.get(f"{field}_q"), given.get(f"{field}_kv")
+    q, k, v = inputs[:3]
+    stream = framework_of(q, "attention", "q").stream(q)
+    return call_of(gather("attention", q, k, v, None, None, stream=stream, **features))
 
 
 def inputs_of(arguments: Arguments) -> tuple[Any, ...]:
