@@ -35,8 +35,8 @@ const Maker* maker_of(PyObject* array);
 PyObject* new_array(const Maker* maker, PyObject* like, const int64_t* shape, int32_t rank,
                     PyObject* dtype);
 
-/* The same of a library that allocates through DLPack, in half the time, for what callers never see: it cannot be
- * resized, nor told of other streams. NULL, and nothing set, where the library does not. */
+/* The same of a library that allocates through DLPack, in half the time: it cannot be resized, nor told of
+ * other streams. NULL, and nothing set, where the library does not. */
 PyObject* new_scratch(PyObject* like, DLTensor prototype);
 
 /* The current stream of the library of an array that lies on a GPU; -1, and no exception, where it does not say. */

@@ -141,7 +141,7 @@ PyObject* attend(PyObject* module, PyObject* const* args, Py_ssize_t count) {
 }
 
 const char set_up_attention_doc[] =
-    "set_up_attention(forward, plan_run, align, compute_dtype, cpu_target, program_type, "
+    "set_up_attention(forward, plan_run, layout, align, compute_dtype, cpu_target, program_type, "
     "dropout_type, introduce)\n--\n\n"
     "What `attend` needs: addresses of libfovea's functions, dicts of words to numbers, classes, "
     "and what\nmakes arrays of a type.";
@@ -152,8 +152,9 @@ PyObject* set_up_attention(PyObject* module, PyObject* args) {
   ForwardWords words;
   PyObject* introduce;
   const Name names[] = {{&shared.flags_name, "flags"}, {&shared.writeable_name, "writeable"}};
-  if (!PyArg_ParseTuple(args, "KKOOOOOO", &forward, &plan_run, &words.align, &words.compute_dtype,
-                        &words.cpu_target, &words.program_type, &words.dropout_type, &introduce) ||
+  if (!PyArg_ParseTuple(args, "KKOOOOOOO", &forward, &plan_run, &words.layout, &words.align,
+                        &words.compute_dtype, &words.cpu_target, &words.program_type,
+                        &words.dropout_type, &introduce) ||
       intern_names(names, sizeof names / sizeof *names) != 0 || set_up_forward_call(words) != 0) {
     return NULL;
   }

@@ -16,7 +16,8 @@ PyObject* one_or_both(PyObject* out, PyObject* lse);
 /* attend(plan, workspace, workspace_bytes, return_lse, out, lse, row_max, q, k, v, *features) */
 PyObject* attend(PyObject* module, PyObject* const* args, Py_ssize_t count);
 
-/* set_up_attention(forward, plan_run, align, compute_dtype, cpu_target, program_type, dropout_type, introduce) */
+/* set_up_attention(forward, plan_run, layout, align, compute_dtype, cpu_target, program_type, dropout_type,
+ * introduce) */
 PyObject* set_up_attention(PyObject* module, PyObject* args);
 
 extern const char attend_doc[], set_up_attention_doc[];

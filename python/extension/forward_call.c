@@ -11,8 +11,6 @@ static struct {
   PyObject* address_name;
   PyObject* tensors_name;
   PyObject* scalars_name;
-  PyObject* bshd;
-  PyObject* bhsd;
   PyObject* f32;
 } shared;
 
@@ -84,12 +82,6 @@ static bool read_window(PyObject* value, fovea_attention_forward_args* args) {
          read_window_side(PyTuple_GetItem(value, 1), &args->has_window_right, &args->window_right);
 }
 
-/* Other texts of these words, which nobody but a program makes, are left to Python. */
-static bool read_layout(PyObject* value, bool* is_swapped) {
-  *is_swapped = value == shared.bhsd;
-  return value == shared.bshd || value == shared.bhsd;
-}
-
 /* Numbers are the struct's; arrays of them are inputs. */
 static bool read_seeds(PyObject* seed, PyObject* offset, fovea_dropout* dropout,
                        PyObject** inputs) {
@@ -119,6 +111,7 @@ static bool read_dropout(PyObject* value, fovea_dropout* dropout, PyObject** inp
 static bool read_features(Settings* settings, PyObject* const* given, PyObject** inputs) {
   fovea_attention_forward_args* args = &settings->args;
   bool is_causal, is_deterministic;
+  int32_t is_swapped;
   int64_t sm_margin;
   if (!read_flag(given[kReturnLse], &settings->returns_lse) ||
       !read_flag(given[kCausal], &is_causal) ||
@@ -126,11 +119,13 @@ static bool read_features(Settings* settings, PyObject* const* given, PyObject**
       !read_word(shared.words.align, given[kAlign], &args->align) ||
       !read_word(shared.words.compute_dtype, given[kComputeDtype], &args->compute_dtype) ||
       !read_word(shared.words.cpu_target, given[kCpuTarget], &args->cpu_target) ||
-      !read_window(given[kWindow], args) || !read_layout(given[kLayout], &settings->is_swapped) ||
+      !read_window(given[kWindow], args) ||
+      !read_word(shared.words.layout, given[kLayout], &is_swapped) ||
       !read_whole(given[kSmMargin], 0, INT32_MAX, &sm_margin) ||
       !read_dropout(given[kDropout], &args->dropout, inputs)) {
     return false;
   }
+  settings->is_swapped = is_swapped != 0;
   args->causal = is_causal;
   args->allows_nondeterminism = !is_deterministic;
   args->sm_margin = (int32_t)sm_margin;
@@ -324,7 +319,9 @@ static PyObject* make_lse(const ForwardCall* call, const Maker* maker) {
   }
   const DLTensor prototype = {
       .device = q->device, .ndim = q->ndim - 1, .dtype = {kDLFloat, 32, 1}, .shape = shape};
-  PyObject* scratch = call->settings.returns_lse ? NULL : new_scratch(like, prototype);
+  /* Of what new_scratch takes away, callers on the host lose the resizing of an lse. */
+  const bool is_scratch = !call->settings.returns_lse || q->device.device_type == kDLCPU;
+  PyObject* scratch = is_scratch ? new_scratch(like, prototype) : NULL;
   return scratch != NULL ? scratch : new_array(maker, like, shape, q->ndim - 1, shared.f32);
 }
 
@@ -355,10 +352,9 @@ int set_up_forward_call(ForwardWords words) {
                         {&shared.address_name, "address"},
                         {&shared.tensors_name, "tensors"},
                         {&shared.scalars_name, "scalars"},
-                        {&shared.bshd, "bshd"},
-                        {&shared.bhsd, "bhsd"},
                         {&shared.f32, "f32"}};
   if (intern_names(names, sizeof names / sizeof *names) != 0) return -1;
+  keep(&shared.words.layout, words.layout);
   keep(&shared.words.align, words.align);
   keep(&shared.words.compute_dtype, words.compute_dtype);
   keep(&shared.words.cpu_target, words.cpu_target);

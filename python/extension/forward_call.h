@@ -101,7 +101,8 @@ int count_plain_inputs(const Settings* settings);
 int plain_input(const Settings* settings, int index);
 
 typedef struct {
-  PyObject* align; /* dicts of words to numbers */
+  PyObject* layout; /* dicts of words to numbers */
+  PyObject* align;
   PyObject* compute_dtype;
   PyObject* cpu_target;
   PyObject* program_type;

@@ -249,12 +249,10 @@ def _numpy_framework(numpy: Any) -> Framework:
 
 
 def _torch_framework(torch: Any) -> Framework:
-    empty = torch.empty
+    dtypes = {name: getattr(torch, long_name) for name, long_name in _LONG_NAMES.items()}
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
-        if dtype is None:
-            return like.new_empty(shape)
-        return empty(shape, dtype=getattr(torch, _LONG_NAMES[dtype]), device=like.device)
+        return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtypes[dtype])
 
     def stream(like: Array) -> int:
         return torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0

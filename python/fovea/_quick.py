@@ -11,7 +11,7 @@ from typing import Any
 from . import _abi
 from ._arrays import torch_observers, usual_framework
 from ._calls import extension
-from ._forward import Dropout
+from ._forward import LAYOUTS, Dropout
 from ._library import address_of
 from ._programs import Program
 
@@ -44,8 +44,8 @@ def _record(*arguments: Any) -> Any:
 attend: Any = None
 if extension is not None:
     extension.set_up_attention(
-        address_of("fovea_attention_forward"), address_of("fovea_plan_run"), _abi.ALIGN, _abi.COMPUTE_DTYPE, _abi.CPU_TARGET,
-        Program, Dropout, _introduce,
+        address_of("fovea_attention_forward"), address_of("fovea_plan_run"), LAYOUTS, _abi.ALIGN, _abi.COMPUTE_DTYPE,
+        _abi.CPU_TARGET, Program, Dropout, _introduce,
     )  # fmt: skip
     extension.set_up_recorded(address_of("fovea_attention_backward"))
     extension.set_recorder(_record, None)

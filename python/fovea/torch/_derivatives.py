@@ -20,7 +20,8 @@ from ..errors import InvalidArgument, Unsupported
 _FORWARD = address_of("fovea_attention_forward")
 _PLAIN = ("q", "k", "v", "sinks")  # inputs whose derivatives have fields of their own; the others' are named
 _CAPTURED_FIELDS = ("bias", "alibi")
-_INPUTS = tuple(name for name in FIELDS if name not in ("out", "lse", "row_max"))
+#: Fields of the arrays that a call reads, in the order in which calls have them.
+INPUTS = tuple(name for name in FIELDS if name not in ("out", "lse", "row_max"))
 _OUT, _LSE, _ROW_MAX = (1 << FIELDS.index(name) for name in ("out", "lse", "row_max"))
 _MAX_KINDS = 512
 
@@ -169,7 +170,7 @@ def call_of(arguments: Arguments, made: Any = None) -> Call:
 def call_of_recorded(recorded: Any, inputs: Sequence[Any]) -> Call:
     """That of a call which the extension recorded."""
     _, present, values, _ = recorded
-    names = [name for index, name in enumerate(_INPUTS) if present >> index & 1]
+    names = [name for index, name in enumerate(INPUTS) if present >> index & 1]
     features: dict[str, Any] = dict(zip(FEATURES, values))
     given = dict(zip(names, inputs))
     features.update((name, given.get(name)) for name in ("bias", "alibi", "sinks"))
@@ -189,6 +190,13 @@ def inputs_of(arguments: Arguments) -> tuple[Any, ...]:
     return tensors[:3] + tensors[3 + (arguments.key.present & (_OUT | _LSE | _ROW_MAX)).bit_count() :]
 
 
+def no_gradient_of(name: str) -> str:
+    """Why there is none by an input of this name."""
+    return (
+        f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it to score_mod"
+    )
+
+
 def check(call: Call, inputs: Sequence[Any]) -> None:
     """Refuses what cannot be recorded, by name."""
     if all(type(tensor) in _TENSORS for tensor in inputs) and call.kind.takes_all:
@@ -197,10 +205,7 @@ def check(call: Call, inputs: Sequence[Any]) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgument(f"attention: {name} is a {type(tensor).__name__} where gradients are recorded; expected a torch.Tensor")
         if tensor.requires_grad and not is_differentiable:
-            raise Unsupported(
-                f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it "
-                "to score_mod"
-            )
+            raise Unsupported(no_gradient_of(name))
 
 
 # ---- What runs ----
