@@ -68,14 +68,6 @@ static bool is_writable(PyObject* array) {
   return is_true;
 }
 
-static Verdict find_stream(ForwardCall* call) {
-  const DLTensor* q = &call->slots[kInputQ].tensor;
-  if (q->device.device_type == kDLCPU) return kUsual;
-  return current_stream(call->inputs[kInputQ], q->device, &call->settings.args.stream) == 0
-             ? kUsual
-             : kUnusual;
-}
-
 Verdict attend_into(ForwardCall* call, const Maker* maker, uintptr_t plan, bool wants_lse,
                     PyObject** out, PyObject** lse) {
   PyObject *given_out = *out, *given_lse = *lse;
@@ -94,6 +86,21 @@ static Verdict read_workspace(PyObject* const* args, ForwardCall* call) {
   call->settings.args.workspace = (void*)(uintptr_t)PyLong_AsUnsignedLongLong(args[kWorkspace]);
   call->settings.args.workspace_bytes = (size_t)PyLong_AsUnsignedLongLong(args[kWorkspaceBytes]);
   return PyErr_Occurred() ? kFailed : kUsual;
+}
+
+/* `out` and `lse` are what the caller gave, or NULL. */
+static PyObject* attend_unrecorded(ForwardCall* call, const Maker* maker, PyObject* const* args,
+                                   uintptr_t plan, PyObject* out, PyObject* lse) {
+  Verdict verdict = bind_inputs(call);
+  if (verdict == kUsual) verdict = read_workspace(args, call);
+  if (verdict != kUsual) return no_result(verdict);
+  const bool wants_lse = lse != NULL || call->settings.returns_lse;
+  verdict = attend_into(call, maker, plan, wants_lse, &out, &lse);
+  PyObject* result = verdict == kUsual ? one_or_both(out, call->settings.returns_lse ? lse : NULL)
+                                       : no_result(verdict);
+  Py_XDECREF(out);
+  Py_XDECREF(lse);
+  return result;
 }
 
 const char attend_doc[] =
@@ -128,16 +135,7 @@ PyObject* attend(PyObject* module, PyObject* const* args, Py_ssize_t count) {
     if (plan != 0 || out != NULL || lse != NULL) return no_result(kUnusual);
     return record(&call, args);
   }
-  verdict = bind_inputs(&call);
-  if (verdict == kUsual) verdict = read_workspace(args, &call);
-  if (verdict != kUsual) return no_result(verdict);
-  const bool wants_lse = lse != NULL || call.settings.returns_lse;
-  verdict = attend_into(&call, maker, plan, wants_lse, &out, &lse);
-  PyObject* result = verdict == kUsual ? one_or_both(out, call.settings.returns_lse ? lse : NULL)
-                                       : no_result(verdict);
-  Py_XDECREF(out);
-  Py_XDECREF(lse);
-  return result;
+  return attend_unrecorded(&call, maker, args, plan, out, lse);
 }
 
 const char set_up_attention_doc[] =

@@ -292,6 +292,14 @@ int plain_input(const Settings* settings, int index) {
   return kNumPlainInputs;
 }
 
+Verdict find_stream(ForwardCall* call) {
+  const DLTensor* q = &call->slots[kInputQ].tensor;
+  if (q->device.device_type == kDLCPU) return kUsual;
+  return current_stream(call->inputs[kInputQ], q->device, &call->settings.args.stream) == 0
+             ? kUsual
+             : kUnusual;
+}
+
 static PyObject* make_out(const ForwardCall* call, const Maker* maker) {
   const DLTensor *q = &call->slots[kInputQ].tensor, *v = &call->slots[kInputV].tensor;
   const int64_t head_dim_v = v->shape[v->ndim - 1];

@@ -88,6 +88,9 @@ Verdict read_arguments(ForwardCall* call, PyObject* const* args);
 /* Reads the inputs, and points the struct at them. */
 Verdict bind_inputs(ForwardCall* call);
 
+/* On a GPU the current stream of q's library; after bind_inputs. */
+Verdict find_stream(ForwardCall* call);
+
 /* Whether all inputs are of types that the extension makes arrays of. */
 bool has_usual_types(const ForwardCall* call);
 

@@ -330,6 +330,7 @@ PyObject* differentiate(PyObject* module, PyObject* const* args, Py_ssize_t coun
   ForwardCall call;
   BackwardCall backward;
   Verdict verdict = reopen(&call, args[kCall], inputs, num_inputs);
+  if (verdict == kUsual) verdict = find_stream(&call);
   if (verdict == kUsual) {
     verdict = bind_backward(&backward, &call, args[kDout], args[kDlse], inputs[num_inputs],
                             inputs[num_inputs + 1]);

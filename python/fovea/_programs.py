@@ -159,7 +159,7 @@ class Program:
             )
         return Program(self._kind, self._formula, {**self.captures, **captures}, self._lets)
 
-    def rebound(self, tensors: tuple[Array, ...]) -> Program:
+    def _rebound(self, tensors: tuple[Array, ...]) -> Program:
         """The same over tensors of the same dtypes and ranks, which nobody looks at again."""
         made = object.__new__(Program)
         made.__dict__.update(self.__dict__)

@@ -105,7 +105,7 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 class _Quick(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """_Recorded of a call that the extension has read: (recorded call, *inputs) -> out, or (out, lse) where lse is returned."""
 
-    forward: Any = staticmethod(getattr(_extension, "attend_recorded", _Recorded.forward))
+    forward: Any = None if _extension is None else staticmethod(_extension.attend_recorded)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any = None) -> Any:
@@ -118,6 +118,7 @@ class _Quick(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
 
 def _attend(recorded: Any, *inputs: Any) -> tuple[Any, Any]:
+    """out and lse of a recorded call whose arrays are for Python to read."""
     return _derivatives.forward(_derivatives.call_of_recorded(recorded, inputs), inputs)
 
 

@@ -179,6 +179,7 @@ def call_of_recorded(recorded: Any, inputs: Sequence[Any]) -> Call:
     for feature, field in (("segment_ids", "segments"), ("cu_seqlens", "cu_seqlens")):
         if f"{field}_q" in given or f"{field}_kv" in given:
             features[feature] = given.get(f"{field}_q"), given.get(f"{field}_kv")
+    features["deterministic"] |= torch.are_deterministic_algorithms_enabled()
     q, k, v = inputs[:3]
     stream = framework_of(q, "attention", "q").stream(q)
     return call_of(gather("attention", q, k, v, None, None, stream=stream, **features))

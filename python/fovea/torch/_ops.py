@@ -87,11 +87,11 @@ def _kept_program(kind: str, text: str, captured: tuple[tuple[int, str], ...], t
     key = (kind, text, *((name, tensor.dtype, tensor.dim()) for name, tensor in own))
     found = _programs.get(key)
     if found is not None and not any(tensor.is_neg() or tensor.dtype == torch.float64 for _, tensor in own):
-        return found.rebound(tuple(tensor for _, tensor in own))
+        return found._rebound(tuple(tensor for _, tensor in own))
     if len(_programs) >= _MAX_KEPT:
         _programs.clear()
     made = _program(kind, text, dict(own))
-    _programs[key] = made.rebound((None,) * len(own))  # kept without the tensors of this call
+    _programs[key] = made._rebound((None,) * len(own))  # kept without the tensors of this call
     return made
 
 

@@ -1,14 +1,16 @@
 """Which calls the extension makes alone, that they say what Python's say, and that neither leaves a reference behind."""
 
 import gc
+import re
 import sys
 
 import numpy as np
 import pytest
 
+import conftest
 import fovea
 from attention_test import SLOPES, draw, qkv
-from fovea import _attention, _quick
+from fovea import _attention, _forward, _quick
 
 PROGRAM = fovea.score_mod("score * gain + slopes[q_head]", slopes=SLOPES, gain=0.5)
 USUAL = {
@@ -31,6 +33,21 @@ UNUSUAL = {
     "row_max": {"row_max": np.empty((2, 4, 33), np.float32)},
     "numbers of NumPy": {"scale": np.float32(0.3), "window": (np.int64(9), 0)},
 }
+
+
+def test_both_sides_have_the_same_lists() -> None:
+    header = (conftest.PACKAGE_SOURCES.parent / "extension" / "forward_call.h").read_text()
+
+    def enumerators(kind: str, prefix: str) -> list[str]:
+        (body,) = re.findall(rf"typedef enum \{{([^}}]*)\}} {kind};", header)
+        words = [word for word in re.findall(rf"\bk{prefix}(\w+),", body) if not word.startswith("Num")]
+        return [re.sub(r"(?<!^)(?=[A-Z])", "_", word).lower() for word in words]
+
+    own = ["plan", "workspace", "workspace_bytes", "return_lse", "out", "lse", "row_max", "q", "k", "v"]
+    assert enumerators("Argument", "") == [*own, *_quick.FEATURES, "causal"]  # the first feature, once more
+    assert {*_quick.FEATURES, "return_lse", "out", "lse", "row_max"} == set(fovea.attention.__kwdefaults__)
+    inputs = [name for name in _forward.FIELDS if name not in ("out", "lse", "row_max")]
+    assert enumerators("Input", "Input") == inputs
 
 
 def answers(features: dict) -> list:
