@@ -215,7 +215,8 @@ class Framework(NamedTuple):
     Fovea's names. `stream(like)` is the current stream of its device, 0 on the host. `finish(array)` is what the caller gets.
     `prepare(arguments)` gives the arguments of a forward call as DLPack carries them, and whether gradients are recorded.
     `is_observed()` says whether anything else of the library's looks at calls: its transforms, modes and casts.
-    `must_be_deterministic()` says whether the library is told to be.
+    `must_be_deterministic()` says whether the library is told to be. `empty_like(like)` is the quickest way to an array like a
+    row-major one.
     """
 
     name: str
@@ -225,6 +226,7 @@ class Framework(NamedTuple):
     prepare: Callable[[Any], tuple[Any, bool]] | None = None
     is_observed: Callable[[], bool] | None = None
     must_be_deterministic: Callable[[], bool] | None = None
+    empty_like: Callable[[Array], Array] | None = None
 
 
 _LONG_NAMES = {
@@ -243,16 +245,14 @@ def _numpy_framework(numpy: Any) -> Framework:
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
         return empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
-    return Framework("numpy", make, _on_the_host)
+    return Framework("numpy", make, _on_the_host, empty_like=numpy.empty_like)
 
 
 def _torch_framework(torch: Any) -> Framework:
-    empty = torch.empty
+    dtypes = {name: getattr(torch, long_name) for name, long_name in _LONG_NAMES.items()}
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
-        if dtype is None:
-            return like.new_empty(shape)
-        return empty(shape, dtype=getattr(torch, _LONG_NAMES[dtype]), device=like.device)
+        return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtypes[dtype])
 
     def stream(like: Array) -> int:
         return torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0
@@ -270,14 +270,24 @@ def _torch_framework(torch: Any) -> Framework:
             arguments = arguments._replace(tensors=tuple(resolved))
         return arguments, is_recorded and is_grad_enabled()
 
-    core = torch._C
-    transforms, modes, casts = core._are_functorch_transforms_active, core._len_torch_dispatch_stack, core._is_any_autocast_enabled
-    forward_mode = torch.autograd.forward_ad
+    observers, forward_mode = torch_observers(torch)
+    transforms, modes, casts = observers
 
     def is_observed() -> bool:
         return transforms() or modes() > 0 or casts() or forward_mode._current_level >= 0  # type: ignore[no-any-return]
 
-    return Framework("torch", make, stream, lambda array: array, prepare, is_observed, torch.are_deterministic_algorithms_enabled)
+    return Framework(
+        "torch", make, stream, prepare=prepare, is_observed=is_observed, empty_like=torch.empty_like,
+        must_be_deterministic=torch.are_deterministic_algorithms_enabled,
+    )  # fmt: skip
+
+
+def torch_observers(torch: Any) -> tuple[tuple[Callable[[], Any], ...], Any]:
+    """What may look at a call: transforms, modes and casts, true or above 0 where they do; and the module whose _current_level
+    is 0 or more in forward mode."""
+    core = torch._C
+    observers = core._are_functorch_transforms_active, core._len_torch_dispatch_stack, core._is_any_autocast_enabled
+    return observers, torch.autograd.forward_ad
 
 
 def _cupy_framework(cupy: Any) -> Framework:
@@ -342,6 +352,16 @@ def framework_of(array: Array, function: str, argument: str) -> Framework:
     if found is None:
         found = _frameworks[type(array)] = _find_framework(array, function, argument)
     return found
+
+
+def usual_framework(kind: type) -> Framework | None:
+    """That of NumPy's and PyTorch's own types; None of all others, which may see a call in ways of their own."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and kind is numpy.ndarray:
+        return _numpy_framework(numpy)
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+        return _torch_framework(torch)
+    return None
 
 
 def _find_framework(array: Array, function: str, argument: str) -> Framework:

@@ -7,7 +7,7 @@ import json
 import threading
 from typing import Any, Literal, NamedTuple, overload
 
-from . import _abi
+from . import _abi, _quick
 from ._arrays import Array, Framework, NotAnArray, TensorSpec, check_writable, describe, framework_of
 from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
@@ -218,6 +218,13 @@ def attention(
             score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,
             dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
         )  # fmt: skip
+    if _quick.attend is not None:
+        result = _quick.attend(
+            0, 0, 0, return_lse, out, lse, row_max, q, k, v, causal, align, window, scale, softcap, bias, alibi, score_mod, mask,
+            mask_mod, segment_ids, cu_seqlens, sinks, dropout, layout, compute_dtype, cpu_target, deterministic, sm_margin,
+        )  # fmt: skip
+        if result is not NotImplemented:
+            return result
     framework = framework_of(q, "attention", "q")
     if not deterministic and framework.must_be_deterministic is not None:
         deterministic = framework.must_be_deterministic()
@@ -480,6 +487,8 @@ class Plan:
         self._handle = handle.value or 0
         self._destroy = library.fovea_plan_destroy
         self._features = features
+        defaults = {**attention.__kwdefaults__, **features}  # type: ignore[dict-item]
+        self._positional = tuple(defaults[name] for name in _quick.FEATURES)
         self._returns_lse = returns_lse
         self._is_on_host = is_on_host
         self._workspaces = threading.local()
@@ -521,17 +530,24 @@ class Plan:
         InvalidArgument
             The call does not fit the plan; nothing was written.
         """
-        features = {**self._features, **changed} if changed else self._features
         if return_lse is None:
             return_lse = self._returns_lse
         framework = framework_of(q, "Plan.run", "q")
+        # Alive until the call returns: from then on a GPU library may lend it to later work of the same stream.
+        workspace, address = self._workspace(framework, q)
+        if _quick.attend is not None and not changed:
+            result = _quick.attend(
+                self._handle, address, self.workspace_bytes, return_lse, out, lse, None, q, k, v, *self._positional
+            )
+            if result is not NotImplemented:
+                return result
+        features = {**self._features, **changed} if changed else self._features
         out, lse = make_outputs("Plan.run", framework, q, v, out, lse, return_lse, features.get("layout", "bshd"))
         arguments = gather("Plan.run", q, k, v, out, lse, stream=framework.stream(q), **features)
         arguments = resolved(framework, arguments, "Plan.run")
         template = _plan_template(arguments)
-        workspace, address = self._workspace(framework, q)
         template.invoke(arguments.tensors, (*arguments.words, address, self.workspace_bytes), _PLAN_RUN, self._handle)
-        del workspace  # alive until here: from then on a GPU library may lend it to later work of the same stream
+        del workspace
         finish = framework.finish
         return (finish(out), finish(lse)) if return_lse else finish(out)
 
@@ -546,7 +562,7 @@ class Plan:
                 found = self._workspaces.found = (memory, _aligned(ctypes.addressof(memory)))
             return found
         array = framework.empty(q, (self.workspace_bytes + _ALIGNMENT,), "u8")
-        return array, _aligned(describe(array).address)
+        return array, _aligned(array.data_ptr() if framework.name == "torch" else describe(array).address)
 
     @overload
     def explain(self, as_json: Literal[False] = ...) -> str: ...

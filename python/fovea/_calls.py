@@ -16,18 +16,19 @@ from ._arrays import Array, Description, NotAnArray, describe
 from ._library import address_of, check, library, take_error
 from .errors import InvalidArgument, error_of
 
-_extension: Any
+#: The part in C; None where there is none.
+extension: Any
 try:
-    _extension = importlib.import_module("fovea._fovea")
+    extension = importlib.import_module("fovea._fovea")
 except ImportError:  # a free-threaded interpreter, or a checkout without a build
-    _extension = None
+    extension = None
 
 
 #: "extension" or "ctypes": which of the two runs calls.
-ROUTE = "ctypes" if _extension is None else "extension"
+ROUTE = "ctypes" if extension is None else "extension"
 
-if _extension is not None:
-    _extension.setup(
+if extension is not None:
+    extension.setup(
         describe,
         error_of,
         address_of("fovea_error_message"),
@@ -194,6 +195,6 @@ def _invoke_by_ctypes(
         raise take_error(error, kind)
 
 
-invoke = _invoke_by_ctypes if _extension is None else _extension.invoke
+invoke = _invoke_by_ctypes if extension is None else extension.invoke
 
 __all__ = ["ROUTE", "Bound", "Builder", "Template", "check", "invoke", "library", "offset", "word_of_float"]

@@ -70,7 +70,8 @@ FIELDS = (
 )  # fmt: skip
 _BITS = tuple(1 << index for index in range(len(FIELDS)))
 _SWAPPED = {"q", "k", "v", "out"}
-_LAYOUTS = ("bshd", "bhsd")
+#: By word: whether axes 1 and 2 are exchanged.
+LAYOUTS = {"bshd": 0, "bhsd": 1}
 
 
 # What a named tuple's own constructor does, without looking at names: a microsecond of each call.
@@ -247,7 +248,7 @@ def resolved(framework: Framework, arguments: Arguments, function: str | None = 
 
 def check_key(key: Key, function: str) -> None:
     """What the library cannot see: words of these keywords, and how values are written."""
-    _choice(key.layout, "layout", _LAYOUTS, function)
+    _choice(key.layout, "layout", LAYOUTS, function)
     _choice(key.align, "align", _abi.ALIGN, function)
     _choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
     _choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
@@ -292,7 +293,8 @@ def add_forward(builder: Builder, arguments: Arguments, function: str) -> int:
     check_key(key, function)
     struct = _abi.ForwardArgs
     at = builder.add(_static_struct(key, function))
-    builder.kept += arguments.kept
+    # The struct has their addresses, which must not come again; tensors that they capture are the calls'.
+    builder.kept += [program._handle for program in arguments.kept if program is not None]
     for index, field in enumerate(FIELDS):
         if key.present >> index & 1:
             builder.tensor(at + offset(struct, field), field, key.layout == "bhsd" and field in _SWAPPED)

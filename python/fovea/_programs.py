@@ -159,6 +159,14 @@ class Program:
             )
         return Program(self._kind, self._formula, {**self.captures, **captures}, self._lets)
 
+    def _rebound(self, tensors: tuple[Array, ...]) -> Program:
+        """The same over tensors of the same dtypes and ranks, which nobody looks at again."""
+        made = object.__new__(Program)
+        made.__dict__.update(self.__dict__)
+        made.tensors = tensors
+        made.captures = {**self.captures, **dict(zip(self.tensor_names, tensors))}
+        return made
+
     def _renamed(self, names: Mapping[str, str]) -> Program:
         def rename(text: str) -> str:
             return _NAME.sub(lambda match: names.get(match[0], match[0]), text)

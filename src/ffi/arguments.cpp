@@ -283,13 +283,17 @@ std::string slot_of(const Call& call, std::string_view name, const std::string& 
       "reads");
 }
 
+/// A text is parsed anew; a handle knows the formulas of its last calls, and a thread those of words alone.
 Programs programs_of(const fovea_attention_forward_args& args, const ProgramSource& source,
                      ProgramCache* cache) {
   if (cache != nullptr) return cache->programs_of(source);
   const fovea_program* handle =
       args.score_program != nullptr ? args.score_program : args.mask_program;
-  return handle != nullptr ? handle->programs.programs_of(source)
-                           : ProgramCache().programs_of(source);
+  if (handle != nullptr) return handle->programs.programs_of(source);
+  if (args.score_mod != nullptr || args.mask_mod != nullptr)
+    return ProgramCache().programs_of(source);
+  thread_local ProgramCache of_words;
+  return of_words.programs_of(source);
 }
 
 }  // namespace

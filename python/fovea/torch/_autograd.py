@@ -11,6 +11,7 @@ from typing import Any, Sequence
 import torch
 from torch.autograd import forward_ad
 
+from .._calls import extension as _extension
 from .._forward import Arguments
 from ..errors import Unsupported
 from . import _derivatives, _ops, _vmap
@@ -99,6 +100,26 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
 
     backward: Any = _Attention.backward
     jvp = _Attention.jvp
+
+
+class _Quick(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """_Recorded of a call that the extension has read: (recorded call, *inputs) -> out, or (out, lse) where lse is returned."""
+
+    forward: Any = None if _extension is None else staticmethod(_extension.attend_recorded)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any = None) -> Any:
+        if not _may_be_differentiated():
+            made = _extension.differentiate(ctx.recorded, ctx.needs_input_grad, dout, dlse, *ctx.saved_tensors)
+            if made is not NotImplemented:
+                return made
+        ctx.call = _derivatives.call_of_recorded(ctx.recorded, ctx.saved_tensors[:-2])
+        return _Attention.backward(ctx, dout, dlse)
+
+
+def _attend(recorded: Any, *inputs: Any) -> tuple[Any, Any]:
+    """out and lse of a recorded call whose arrays are for Python to read."""
+    return _derivatives.forward(_derivatives.call_of_recorded(recorded, inputs), inputs)
 
 
 class _Backward(_Node):
@@ -252,6 +273,12 @@ def _split(given: tuple[bool, ...], tensors: Sequence[Any]) -> tuple[tuple[Any, 
     """Inputs, and a tangent or None for each."""
     remaining = iter(tensors[len(given) :])
     return tuple(tensors[: len(given)]), [next(remaining) if is_given else None for is_given in given]
+
+
+if _extension is not None:
+    #: (recorded call, *inputs) -> what `fovea.attention` returns.
+    record = _Quick.apply
+    _extension.set_recorder(record, _attend)
 
 
 _num_modes = torch._C._len_torch_dispatch_stack

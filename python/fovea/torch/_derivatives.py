@@ -8,16 +8,20 @@ from typing import Any, Iterable, NamedTuple, Sequence
 import torch
 
 from .. import _abi
+from .._arrays import framework_of
 from .._attention import forward_template, lse_shape
 from .._calls import Builder, Template, offset
-from .._forward import FIELDS, Arguments, Key, add_forward
+from .._forward import FIELDS, Arguments, Key, add_forward, gather
 from .._library import address_of
 from .._programs import Program
+from .._quick import FEATURES
 from ..errors import InvalidArgument, Unsupported
 
 _FORWARD = address_of("fovea_attention_forward")
 _PLAIN = ("q", "k", "v", "sinks")  # inputs whose derivatives have fields of their own; the others' are named
 _CAPTURED_FIELDS = ("bias", "alibi")
+#: Fields of the arrays that a call reads, in the order in which calls have them.
+INPUTS = tuple(name for name in FIELDS if name not in ("out", "lse", "row_max"))
 _OUT, _LSE, _ROW_MAX = (1 << FIELDS.index(name) for name in ("out", "lse", "row_max"))
 _MAX_KINDS = 512
 
@@ -163,10 +167,35 @@ def call_of(arguments: Arguments, made: Any = None) -> Call:
     return Call(kind, arguments.words, arguments.kept, made)
 
 
+def call_of_recorded(recorded: Any, inputs: Sequence[Any]) -> Call:
+    """That of a call which the extension recorded."""
+    _, present, values, _ = recorded
+    names = [name for index, name in enumerate(INPUTS) if present >> index & 1]
+    features: dict[str, Any] = dict(zip(FEATURES, values))
+    given = dict(zip(names, inputs))
+    features.update((name, given.get(name)) for name in ("bias", "alibi", "sinks"))
+    if "mask" in given:
+        features["mask"] = given["mask"]
+    for feature, field in (("segment_ids", "segments"), ("cu_seqlens", "cu_seqlens")):
+        if f"{field}_q" in given or f"{field}_kv" in given:
+            features[feature] = given.get(f"{field}_q"), given.get(f"{field}_kv")
+    features["deterministic"] |= torch.are_deterministic_algorithms_enabled()
+    q, k, v = inputs[:3]
+    stream = framework_of(q, "attention", "q").stream(q)
+    return call_of(gather("attention", q, k, v, None, None, stream=stream, **features))
+
+
 def inputs_of(arguments: Arguments) -> tuple[Any, ...]:
     """The tensors that a call reads: all but its outputs, which stand behind q, k and v."""
     tensors = arguments.tensors
     return tensors[:3] + tensors[3 + (arguments.key.present & (_OUT | _LSE | _ROW_MAX)).bit_count() :]
+
+
+def no_gradient_of(name: str) -> str:
+    """Why there is none by an input of this name."""
+    return (
+        f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it to score_mod"
+    )
 
 
 def check(call: Call, inputs: Sequence[Any]) -> None:
@@ -177,10 +206,7 @@ def check(call: Call, inputs: Sequence[Any]) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgument(f"attention: {name} is a {type(tensor).__name__} where gradients are recorded; expected a torch.Tensor")
         if tensor.requires_grad and not is_differentiable:
-            raise Unsupported(
-                f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it "
-                "to score_mod"
-            )
+            raise Unsupported(no_gradient_of(name))
 
 
 # ---- What runs ----

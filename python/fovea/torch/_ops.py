@@ -6,18 +6,19 @@ node of autograd is quicker.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 
-from .. import _abi
+from .. import _abi, _quick
 from .._attention import lse_shape
 from .._forward import FIELDS, gather
 from .._programs import Program, split_lets
 from .._trace import torch_mode, trace_in_graph
 from ..errors import Unsupported
 from . import _derivatives
-from ._derivatives import Call
+from ._derivatives import INPUTS, Call
 
 _FEATURES = (
     "str names, str score, str mask, bool causal, str align, int? left, int? right, float? scale, float? softcap, float p, int seed, "
@@ -30,9 +31,7 @@ _library.define(
 )
 
 
-def _program(kind: str, text: str, given: dict[str, Any]) -> Program | None:
-    if not text:
-        return None
+def _program(kind: str, text: str, given: dict[str, Any]) -> Program:
     captures = {name.partition(":")[2]: tensor for name, tensor in given.items() if name.startswith(f"{kind}:")}
     lets, formula = split_lets(text)
     return Program(_abi.SCORE_MOD if kind == "score" else _abi.MASK_MOD, formula, captures, lets)
@@ -53,12 +52,69 @@ def _call(
         "attention", q, given["k"], given["v"], None, None, **fields,
         segment_ids=pairs["segments"] if pairs["segments"][0] is not None else None,
         cu_seqlens=pairs["cu_seqlens"] if pairs["cu_seqlens"][0] is not None else None,
-        score_mod=_program("score", score, given), mask_mod=_program("mask", mask, given), causal=causal, align=align,
-        window=None if left is None and right is None else (left, right), scale=scale, softcap=softcap,
+        score_mod=_program("score", score, given) if score else None, mask_mod=_program("mask", mask, given) if mask else None,
+        causal=causal, align=align, window=None if left is None and right is None else (left, right), scale=scale, softcap=softcap,
         dropout=(p, seed, offset) if p else None, layout=layout, deterministic=deterministic,
         stream=torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0,
     )  # fmt: skip
     return _derivatives.call_of(arguments), _derivatives.inputs_of(arguments)
+
+
+# ---- The same in C ----
+
+_places: dict[str, tuple[Any, tuple[tuple[int, str], ...]]] = {}
+_programs: dict[Any, Program] = {}
+_MAX_KEPT = 512
+
+
+def _places_of(names: str) -> tuple[Any, tuple[tuple[int, str], ...]]:
+    """What gives the values of INPUTS from the operator's tensors and a None behind them; places and names of what programs read."""
+    found = _places.get(names)
+    if found is None:
+        parts = names.split(",")
+        getter = operator.itemgetter(*(parts.index(name) if name in parts else len(parts) for name in INPUTS))
+        if len(_places) >= _MAX_KEPT:
+            _places.clear()
+        found = _places[names] = getter, tuple((place, name) for place, name in enumerate(parts) if ":" in name)
+    return found
+
+
+def _kept_program(kind: str, text: str, captured: tuple[tuple[int, str], ...], tensors: list[Any]) -> Program | None:
+    """That of a text, made once for each list of names, dtypes and ranks."""
+    if not text:
+        return None
+    own = [(name, tensors[place]) for place, name in captured if name.startswith(kind)]
+    key = (kind, text, *((name, tensor.dtype, tensor.dim()) for name, tensor in own))
+    found = _programs.get(key)
+    if found is not None and not any(tensor.is_neg() or tensor.dtype == torch.float64 for _, tensor in own):
+        return found._rebound(tuple(tensor for _, tensor in own))
+    if len(_programs) >= _MAX_KEPT:
+        _programs.clear()
+    made = _program(kind, text, dict(own))
+    _programs[key] = made._rebound((None,) * len(own))  # kept without the tensors of this call
+    return made
+
+
+def _attend(
+    tensors: list[Any], names: str, score: str, mask: str, causal: bool, align: str, left: int | None, right: int | None,
+    scale: float | None, softcap: float | None, p: float, seed: Any, offset: Any, layout: str, deterministic: bool,
+) -> Any:  # fmt: skip
+    """out and lse; NotImplemented where the call is for Python to make."""
+    if _quick.attend is None:
+        return NotImplemented
+    getter, captured = _places_of(names)
+    q, k, v, bias, alibi, dense, segments_q, segments_kv, sinks, cu_q, cu_kv, seeds, offsets = getter((*tensors, None))
+    if seeds is not None:
+        seed, offset = seeds, offsets
+    return _quick.attend(
+        0, 0, 0, True, None, None, None, q, k, v, causal, align, None if left is None and right is None else (left, right), scale,
+        softcap, bias, alibi, _kept_program("score", score, captured, tensors), dense,
+        _kept_program("mask", mask, captured, tensors), None if segments_q is None else (segments_q, segments_kv),
+        None if cu_q is None else (cu_q, cu_kv), sinks, (p, seed, offset) if p else None, layout, "auto", "auto", deterministic, 0,
+    )  # fmt: skip
+
+
+# ---- Kernels of the operators ----
 
 
 def _outputs(tensors: list[Any], layout: str) -> tuple[Any, Any]:
@@ -68,7 +124,13 @@ def _outputs(tensors: list[Any], layout: str) -> tuple[Any, Any]:
 
 
 def _forward(tensors: list[Any], *features: Any) -> tuple[Any, Any]:
-    return _derivatives.forward(*_call(tensors, *features))
+    is_recording = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)  # autograd's kernel has seen the call
+    try:
+        made = _attend(tensors, *features)
+    finally:
+        torch._C._set_grad_enabled(is_recording)
+    return _derivatives.forward(*_call(tensors, *features)) if made is NotImplemented else made
 
 
 def _fake_forward(tensors: list[Any], *features: Any) -> tuple[Any, Any]:
@@ -95,25 +157,51 @@ torch.library.register_fake("fovea::attention", _fake_forward, lib=_library)
 torch.library.register_fake("fovea::attention_backward", _fake_backward, lib=_library)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, Any]) -> None:
-    tensors, *ctx.features = inputs
-    ctx.save_for_backward(*tensors, *output)
+class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """(features, *tensors) -> (out, lse): the operator below autograd, where something watches it."""
+
+    @staticmethod
+    def forward(ctx: Any, features: tuple[Any, ...], *tensors: Any) -> tuple[Any, Any]:
+        ctx.features = features
+        ctx.set_materialize_grads(False)
+        with torch._C._AutoDispatchBelowAutograd():
+            out, lse = torch.ops.fovea.attention(list(tensors), *features)
+        ctx.save_for_backward(*tensors, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        wanted = [needed and tensor.is_floating_point() for needed, tensor in zip(ctx.needs_input_grad[1:], tensors)]
+        if dout is None and dlse is None:
+            return (None,) * (1 + len(tensors))
+        dout = torch.zeros_like(out) if dout is None else dout
+        made = iter(torch.ops.fovea.attention_backward(dout, dlse, out, lse, tensors, wanted, *ctx.features))
+        return None, *(next(made) if is_wanted else None for is_wanted in wanted)
 
 
-def _differentiate(context: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
-    *tensors, out, lse = context.saved_tensors
-    names = context.features[0].split(",")
-    wanted = [_derivatives.has_derivative(name) and tensor.is_floating_point() for name, tensor in zip(names, tensors)]
-    dout = torch.zeros_like(out) if dout is None else dout
-    made = iter(torch.ops.fovea.attention_backward(dout, dlse, out, lse, tensors, wanted, *context.features))
-    gradients = [next(made) if is_wanted else None for is_wanted in wanted]
-    return (gradients, *(None for _ in context.features))
+def _record(tensors: list[Any], *features: Any) -> Any:
+    """The operator's kernel for autograd. torch.library.register_autograd does the same in 50 microseconds more."""
+    made = _attend(tensors, *features)
+    if made is not NotImplemented:
+        return made
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        _refuse_gradients_of_masks(tensors, features[0])
+        return _Node.apply(features, *tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.fovea.attention(tensors, *features)
 
 
-torch.library.register_autograd("fovea::attention", _differentiate, setup_context=_setup_context, lib=_library)
+def _refuse_gradients_of_masks(tensors: list[Any], names: str) -> None:
+    for name, tensor in zip(names.split(","), tensors):
+        if tensor.requires_grad and not _derivatives.has_derivative(name):
+            raise Unsupported(_derivatives.no_gradient_of(name))
 
 
-def _at_each_place(operator: Any) -> Any:
+_library.impl("attention", _record, "Autograd")
+
+
+def _at_each_place(of: Any) -> Any:
     """What vmap does with an operator in a graph: a call for each place."""
 
     def call(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -122,7 +210,7 @@ def _at_each_place(operator: Any) -> Any:
                 return [part(x, dim, place) for x, dim in zip(value, dims if isinstance(dims, (list, tuple)) else [dims] * len(value))]
             return value if dims is None else value.select(dims, place)
 
-        results = [operator(*(part(x, dims, place) for x, dims in zip(args, in_dims))) for place in range(info.batch_size)]
+        results = [of(*(part(x, dims, place) for x, dims in zip(args, in_dims))) for place in range(info.batch_size)]
         stacked = [torch.stack(column) for column in zip(*results)]
         return (stacked, [0] * len(stacked)) if isinstance(results[0], list) else (tuple(stacked), (0,) * len(stacked))
 

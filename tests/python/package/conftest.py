@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 import fovea
-from fovea import _calls
+from fovea import _calls, _quick
 
 PACKAGE_SOURCES = pathlib.Path(__file__).resolve().parents[3] / "python" / "fovea"
 
@@ -24,4 +24,5 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         pytest.skip("this interpreter has no extension")
     if request.param == "ctypes":
         monkeypatch.setattr(_calls, "invoke", _calls._invoke_by_ctypes)
+        monkeypatch.setattr(_quick, "attend", None)
     return request.param

@@ -210,6 +210,32 @@ def test_gradients_beside_the_host(features) -> None:
         assert (got.cpu().float() - expected.float()).abs().max() <= 4 * TOLERANCE * expected.float().abs().max()
 
 
+def test_gradients_on_the_current_stream() -> None:
+    given = [x.requires_grad_() for x in on_gpu()]
+    expected = torch.autograd.grad(fovea.attention(*given, causal=True).float().square().sum(), given)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # what runs on another stream reads what is not there yet
+        late = [x.detach().mul(1.0).requires_grad_() for x in given]
+        got = torch.autograd.grad(fovea.attention(*late, causal=True).float().square().sum(), late)
+    stream.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(got, expected))
+
+
+def test_calls_from_c_and_from_python_are_equal(monkeypatch) -> None:
+    from fovea import _quick
+
+    given = on_gpu()
+    plan = fovea.plan(*given, causal=True)
+    results = []
+    for attend in (_quick.attend, None):
+        monkeypatch.setattr(_quick, "attend", attend)
+        out, lse = fovea.attention(*given, causal=True, return_lse=True)
+        results.append((out, lse, plan.run(*given)))
+    assert all(torch.equal(x, y) and x.device == y.device for x, y in zip(*results))
+
+
 def test_gradients_of_what_is_captured_are_refused_by_name() -> None:
     given = [x.cuda() for x in tensors(*SHAPES)]
     table = tensors((4, 8))[0].cuda().requires_grad_()

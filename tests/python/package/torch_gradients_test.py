@@ -196,18 +196,30 @@ def test_autocast_chooses_the_dtype_as_for_pytorchs_own(dtype) -> None:
         assert fovea.attention(q, k, v).dtype == torch.float32
 
 
-def test_deterministic_mode_is_honoured(monkeypatch) -> None:
-    from fovea import _attention
+def test_deterministic_mode_is_honoured(monkeypatch, route) -> None:
+    from fovea import _abi, _attention, _calls
+    from fovea.torch import _autograd
 
     seen, template = [], _attention.forward_template
     monkeypatch.setattr(_attention, "forward_template", lambda *args: seen.append(args[0].key.deterministic) or template(*args))
-    q, k, v = (x.detach() for x in inputs())
-    fovea.attention(q, k, v, deterministic=False)
-    torch.use_deterministic_algorithms(True)
+
+    def record(call, *inputs):
+        seen.append(not _abi.ForwardArgs.from_buffer_copy(call[0]).allows_nondeterminism)
+        return _autograd.record(call, *inputs)
+
+    q, k, v = inputs()
+    if route == "ctypes":
+        q, k, v = (x.detach() for x in (q, k, v))
+    else:
+        _calls.extension.set_recorder(record, _autograd._attend)
     try:
+        fovea.attention(q, k, v, deterministic=False)
+        torch.use_deterministic_algorithms(True)
         fovea.attention(q, k, v, deterministic=False)
     finally:
         torch.use_deterministic_algorithms(False)
+        if route == "extension":
+            _calls.extension.set_recorder(_autograd.record, _autograd._attend)
     assert seen == [False, True]
 
 

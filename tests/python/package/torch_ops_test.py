@@ -285,3 +285,63 @@ def test_vmap_in_a_graph() -> None:
 
     for got, expected in zip(torch.compile(call, backend="aot_eager", fullgraph=True)(q, v), call(q, v)):
         assert torch.equal(got, expected)
+
+
+def operator_arguments(**features):
+    """Of the operator, as a mode that watches it sees them; the tensors first."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.fovea.attention.default:
+                seen.append(args)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        fovea.attention(*tensors(*SHAPES), **features)
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_operator_alone(name: str, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = CASES[name]
+    (_, _, _, *extra), *arguments = operator_arguments(**features)
+    if route == "extension":
+        monkeypatch.setattr(fovea.torch._ops, "_call", None)  # Python has no part in it
+
+    def operator(q, k, v):
+        return torch.ops.fovea.attention([q, k, v, *extra], *arguments)
+
+    expected = run(fovea.attention, **features, return_lse=True)
+    for got, wanted in zip(run(operator), expected):
+        assert torch.equal(got, wanted)
+    with torch.inference_mode():
+        assert torch.equal(operator(*tensors(*SHAPES))[0], expected[0])
+    with torch._C._AutoDispatchBelowAutograd():  # where compiled graphs call it
+        out, lse = operator(*(x.requires_grad_() for x in tensors(*SHAPES)))
+    assert torch.equal(out, expected[0]) and not out.requires_grad and not lse.requires_grad
+
+
+def test_the_operator_keeps_no_tensor_that_programs_read() -> None:
+    import gc
+    import weakref
+
+    slopes = SLOPES.clone()
+    (given, *features) = operator_arguments(score_mod=fovea.score_mod("score - kept[q_head]", kept=slopes))
+    first = torch.ops.fovea.attention(given, *features)[0]
+    others = [*given[:3], slopes + 1]
+    second = torch.ops.fovea.attention(others, *features)[0]
+    assert torch.equal(second, torch.ops.fovea.attention(others, *features)[0]) and (first - second).abs().max() < 1e-5
+    gone = weakref.ref(slopes)
+    del given, slopes
+    gc.collect()
+    assert gone() is None
+
+
+def test_masks_that_would_learn_are_refused_by_the_operator() -> None:
+    reach = torch.full((4,), 9.0)
+    given, *features = operator_arguments(mask_mod=fovea.mask_mod("kv_idx < reach[q_head]", reach=reach))
+    with pytest.raises(fovea.Unsupported, match="reach requires a gradient"):
+        torch.ops.fovea.attention([*given[:3], reach.requires_grad_()], *features)

@@ -205,6 +205,25 @@ TEST_F(CWords, MeanWhatTheirCxxNamesakesMean) {
   }
 }
 
+TEST_F(CWords, OfACallAreItsOwnThoughAThreadKeepsTheirFormulas) {
+  FloatTensor other({kSeqlenQ, kSeqlenKv}, 0.25F);
+  other.values[3] = -2;
+  fovea_attention_forward_args a = args();
+  a.has_window_left = 1;
+  for (int round = 0; round < 2; ++round) {
+    for (FloatTensor* given : {&bias, &other}) {
+      for (const int left : {1, 3}) {
+        a.bias = &given->tensor;
+        a.window_left = left;
+        ASSERT_EQ(forward(a).message, "");
+        EXPECT_EQ(out.values, expected(fovea::bias(view_of(*given)), window(left, std::nullopt)))
+            << "round " << round << ", left " << left;
+      }
+    }
+  }
+  EXPECT_NE(expected(fovea::bias(view_of(bias)), {}), expected(fovea::bias(view_of(other)), {}));
+}
+
 TEST_F(CWords, SegmentsOfOneSideServeBothWhereLengthsAreEqual) {
   SmallCall call;
   std::int32_t ids[] = {0, 0, 1, 1, -1};
