@@ -34,8 +34,14 @@ enum class KernelRole : std::uint8_t {
   sinks,          // of gradients: dsinks
   prepare,        // of gradients: zeros for sums, and rows as main reads them
   convert,        // of gradients: f32 sums to what is wanted
+  // Of gradients of captured data: delta again, sums of elements, tiles of a dense bias.
+  captured_deltas,
+  clear_sums,
+  captured_sums,
+  write_sums,
+  captured_tiles,
 };
-inline constexpr std::size_t kNumKernelRoles = 12;
+inline constexpr std::size_t kNumKernelRoles = 17;
 
 struct PlannedKernel {
   KernelRole role;

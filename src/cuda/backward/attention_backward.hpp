@@ -5,6 +5,7 @@
 //   delta           what is known of each row (RowStatistics)
 //   main, values, queries    the gradients, as the candidate divides them among kernels
 //   sinks           dsinks, where wanted
+//   captured_deltas, ...    gradients of captured data (captured.hpp)
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 
 #include "fovea/backward.hpp"
 
+#include "cuda/backward/captured.hpp"
 #include "cuda/backward/spec.hpp"
 #include "cuda/kernel_set.hpp"
 #include "cuda/params/captures.hpp"
@@ -35,9 +37,11 @@ struct BackwardStep {
   bool multiplies_by_wgmma = false;
 };
 
-/// Of the workspace: statistics of rows from its start, then what the candidate sums in, then range tables.
+/// Of the workspace: statistics of rows from its start, then what the candidate sums in, what gradients of captured
+/// data do, and range tables.
 struct BackwardMemory {
   std::size_t scratch_at = 0;
+  std::size_t captured_at = 0;
   std::size_t tables_at = 0;
 };
 
@@ -47,6 +51,7 @@ struct BackwardPlan : KernelPlan {
       steps;  // of the candidate, in their order; none where only dsinks are wanted
   DeltaSpec delta;
   bool wants_dsinks = false;
+  CapturedPlan captured;
   BackwardMemory memory;
   std::shared_ptr<const expr::CudaProgram> program;
   CaptureSlots capture_slots;

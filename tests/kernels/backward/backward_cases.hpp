@@ -8,8 +8,8 @@
 
 namespace fovea::testing {
 
-/// The feature matrix in bf16 and in f32, tiles with tails, packed sequences of all lengths. No gradient of what a
-/// program captures: no kernel of a GPU sums one.
+/// The feature matrix in bf16 and in f32, tiles with tails, packed sequences of all lengths; what programs capture, in
+/// every order in which its elements are read.
 std::vector<GradientCase> backward_cases();
 
 /// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and

@@ -18,6 +18,10 @@ struct EmulatedBackward {
   std::string_view name;
   void (*delta)(const BackwardParams& params);
   void (*steps[3])(const BackwardParams& params);
+  // Of captured data; null where the plan has no such kernel.
+  void (*captured_deltas)(const CapturedParams& params);
+  void (*captured_sums)(const CapturedParams& params);
+  void (*captured_tiles)(const CapturedParams& params);
 };
 
 /// sm90/attention_backward and what runs around it.

@@ -21,6 +21,24 @@ std::string renamed(std::string text, const std::string& from, const std::string
   return text;
 }
 
+/// Kernels of gradients of captured data, as members of a row of the table.
+std::string print_captured(const std::string& label, const cuda::CapturedPlan& plan,
+                           std::ofstream& out) {
+  if (plan.is_empty()) return "nullptr, nullptr, nullptr";
+  out << cuda::print_captured_spec(plan.spec, "captured_" + label);
+  const auto kernel = [&](const std::string& entry, const auto& program, bool is_there) {
+    if (!is_there) return std::string("nullptr");
+    const std::string mods = entry + "_" + label;
+    out << renamed(program->mods, "Mods", mods);
+    return fmt::format("[](const CapturedParams& p) {{ sm80::{}<captured_{}, {}>(p); }}", entry,
+                       label, mods);
+  };
+  const auto& any = plan.sums_program ? plan.sums_program : plan.dense_program;
+  return kernel("captured_deltas", any, plan.sums_deltas) + ",\n    " +
+         kernel("captured_sums", plan.sums_program, plan.sums_program != nullptr) + ",\n    " +
+         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr);
+}
+
 /// The kernels of a case without their entries; their row of a table of functions.
 void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, std::ofstream& out,
            std::string& table) {
@@ -51,7 +69,7 @@ void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, 
                          step.params.empty() ? kernel.params : step.params,
                          step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  table += is_hopper ? "},\n" : "}},\n";
+  table += is_hopper ? "},\n" : "},\n    " + print_captured(label, plan.captured, out) + "},\n";
   out << "}\n";
 }
 
