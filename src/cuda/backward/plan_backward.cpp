@@ -69,6 +69,7 @@ void take(const BackwardCandidate& candidate, const GradientProblem& g, Backward
   plan.wants_dsinks = g.wants_dsinks;
   plan.steps = candidate.choose(g, plan.device);
   plan.captured = plan_captured(g, plan.device);
+  FOVEA_ASSERT(plan.captured.is_empty() || plan.delta.has_origins);
   if (!plan.steps.empty()) plan.shared_bytes = plan.steps.front().shared_bytes;
   plan.capture_slots = CaptureSlots(*plan.program, g.forward.problem.score, g.forward.problem.mask);
   plan.range_tables = RangeTables(*plan.program);

@@ -241,6 +241,14 @@ void add_surroundings(std::vector<GradientCase>& cases) {
 
 }  // namespace
 
+std::vector<GradientCase> captured_cases() {
+  std::vector<GradientCase> cases;
+  add_biases(cases);
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) add_formulas(dtype, cases);
+  add_surroundings(cases);
+  return cases;
+}
+
 std::vector<GradientCase> backward_cases() {
   std::vector<GradientCase> cases;
   for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
@@ -251,15 +259,13 @@ std::vector<GradientCase> backward_cases() {
   add_tiles(cases);
   add_large_biases(cases);
   add_nan_rows(cases);
-  add_biases(cases);
-  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) add_formulas(dtype, cases);
-  add_surroundings(cases);
   GradientCase mixed = several_tiles("mixed_dtypes", Dtype::bf16, 40);
   mixed.forward.out_dtype = Dtype::f32;
   mixed.dout_dtype = Dtype::f16;
   mixed.gradient_dtype = Dtype::f32;
   mixed.has_dlse = false;
   cases.push_back(std::move(mixed));
+  for (GradientCase& each : captured_cases()) cases.push_back(std::move(each));
   return cases;
 }
 

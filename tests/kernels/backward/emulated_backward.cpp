@@ -19,9 +19,10 @@ namespace fovea::testing {
 namespace {
 
 const cuda::EmulatedBackward& backward_named(std::string_view name) {
-  for (const auto& half : {cuda::half_of_backwards(), cuda::other_half_of_backwards()}) {
-    const auto found = std::ranges::find(half, name, &cuda::EmulatedBackward::name);
-    if (found != half.end()) return *found;
+  for (const auto& part :
+       {cuda::half_of_backwards(), cuda::other_half_of_backwards(), cuda::captured_backwards()}) {
+    const auto found = std::ranges::find(part, name, &cuda::EmulatedBackward::name);
+    if (found != part.end()) return *found;
   }
   throw std::out_of_range(std::string(name));
 }

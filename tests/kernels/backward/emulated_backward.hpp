@@ -36,6 +36,8 @@ struct EmulatedHopperBackward {
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
 std::span<const EmulatedBackward> other_half_of_backwards();
+/// Of captured_cases().
+std::span<const EmulatedBackward> captured_backwards();
 
 }  // namespace fovea::cuda
 

@@ -1,4 +1,4 @@
-// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF HOPPER
+// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF CAPTURED HOPPER
 #include <fmt/format.h>
 
 #include <fstream>
@@ -76,20 +76,21 @@ void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  std::ofstream halves[] = {std::ofstream(argv[1]), std::ofstream(argv[2])};
-  std::string tables[2];
-  std::size_t i = 0;
-  for (const auto& each : testing::backward_cases()) {
-    print(each, cuda::typical_device(8, 0), halves[i % 2], tables[i % 2]);
-    ++i;
+  if (argc != 5) return 2;
+  std::ofstream parts[] = {std::ofstream(argv[1]), std::ofstream(argv[2]), std::ofstream(argv[3])};
+  std::string tables[3];
+  const std::vector<testing::GradientCase> cases = testing::backward_cases();
+  const std::size_t first_captured = cases.size() - testing::captured_cases().size();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::size_t part = i < first_captured ? i % 2 : 2;
+    print(cases[i], cuda::typical_device(8, 0), parts[part], tables[part]);
   }
-  for (int half = 0; half < 2; ++half) {
-    halves[half] << fmt::format(
+  for (int part = 0; part < 3; ++part) {
+    parts[part] << fmt::format(
         "namespace fovea::cuda {{\nconstexpr EmulatedBackward kBackwards[] = {{\n{}}};\n}}\n",
-        tables[half]);
+        tables[part]);
   }
-  std::ofstream hopper(argv[3]);
+  std::ofstream hopper(argv[4]);
   std::string table;
   for (const auto& each : testing::hopper_backward_cases())
     print(each, cuda::typical_device(9, 0), hopper, table);
@@ -97,5 +98,5 @@ int main(int argc, char** argv) {
       "namespace fovea::cuda {{\nconstexpr EmulatedHopperBackward kHopperBackwards[] = "
       "{{\n{}}};\n}}\n",
       table);
-  return halves[0] && halves[1] && hopper ? 0 : 1;
+  return parts[0] && parts[1] && parts[2] && hopper ? 0 : 1;
 }

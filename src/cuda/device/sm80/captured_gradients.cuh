@@ -169,7 +169,8 @@ template <CapturedSpec spec, class Mods>
 FOVEA_DEVICE void captured_sums(const CapturedParams& c) {
   const OwnedTile tile =
       find_tile<spec.is_varlen, false>(c.call, ptx::block_idx().x, spec.tile_owned);
-  if (!tile.is_nothing) SiteSums<spec, Mods>(c, tile).run();
+  if (tile.is_nothing || tile.sequence.is_trailing) return;
+  SiteSums<spec, Mods>(c, tile).run();
 }
 
 // ---- delta, summed again -------------------------------------------------------------------------

@@ -154,8 +154,9 @@ TEST(BackwardCandidates, OtherCapturesHaveAnExactSumForEachElement) {
   expect_sums(bias(shaped({8, 1, 500})), 8 * 500);
   const Arguments x = arguments();
   expect_sums(relative_bias(shaped({8, 33}), x.q_idx - x.kv_idx), 8 * 33);
-  expect_sums(parse_score_mod("score + t[q_idx, q_idx]", {.tensors = {{"t", shaped({300, 500})}}}),
-              300 * 500);
+  expect_sums(parse_score_mod("score + t[q_idx, kv_idx, q_idx]",
+                              {.tensors = {{"t", shaped({300, 500, 300})}}}),
+              300 * 500 * 300);
   expect_sums(parse_score_mod("score + t[q_idx, kv_idx] + t[0, 0]",
                               {.tensors = {{"t", shaped({300, 500})}}}),
               300 * 500);
