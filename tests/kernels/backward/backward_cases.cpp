@@ -164,9 +164,10 @@ ScoreMod by_distance(Case& problem, std::int64_t width, std::uint64_t stream) {
 }
 
 void add_formulas(Dtype dtype, std::vector<GradientCase>& cases) {
-  const auto add = [&](std::string label, const auto& program) {
-    GradientCase problem = capturing(std::move(label) + "_" + std::string(name(dtype)), dtype);
+  const auto add = [&](const std::string& label, const auto& program) {
+    GradientCase problem = capturing(label + "_" + std::string(name(dtype)), dtype);
     problem.forward.score = program(problem.forward);
+    if (label == "distances") problem.forward.mask = {};  // both sides of the diagonal
     cases.push_back(std::move(problem));
   };
   add("distances", [](Case& c) { return by_distance(c, 16, 61); });
@@ -229,6 +230,9 @@ void add_surroundings(std::vector<GradientCase>& cases) {
     wide.forward.seqlen_kv = head_dim == 512 ? 19 : 35;
     add(std::move(wide));
   }
+  GradientCase rounded = capturing("captured_rounded_out", Dtype::f32);  // delta is summed again
+  rounded.forward.out_dtype = Dtype::bf16;
+  add(std::move(rounded));
   GradientCase one = capturing("captured_one_key", Dtype::f16);
   one.forward.seqlen_kv = 1;
   one.forward.mask = {};

@@ -52,35 +52,26 @@ FOVEA_DEVICE void add_exactly(ExactSum* sum, double value) {
   if (hi - hi == 0 && lo != 0) add_exactly(sum, lo);
 }
 
-/// visit(digit, i) from the lowest on, each below 2^24, of the sum or of its negative. What is carried out of the last
-/// one has the sum's sign.
-template <class Visit>
-FOVEA_DEVICE std::int64_t carry_digits(const ExactSum* sum, bool is_negated, Visit&& visit) {
-  std::int64_t carry = 0;
-#pragma unroll
-  for (int i = 0; i < kExactDigits; ++i) {
-    const std::uint64_t digit = ptx::ld_global(&sum->digits[i]);
-    const auto whole = static_cast<std::int64_t>(is_negated ? 0 - digit : digit) + carry;
-    visit(static_cast<std::uint32_t>(static_cast<std::uint64_t>(whole) & kDigitMask), i);
-    carry = whole >> kDigitBits;
-  }
-  return carry;
-}
-
 FOVEA_DEVICE float value_of(const ExactSum* sum) {
   constexpr double kDigit = 0x1p24, kLowest = 0x1p-150;
   if (const std::uint32_t marks = ptx::ld_global(&sum->not_finite); marks != 0) {
     if (marks == kAddedInfinity) return infinity();
     return marks == kAddedMinusInfinity ? -infinity() : infinity() - infinity();
   }
-  // Digits of a negative sum are those of its complement, which would lose bits to each other.
-  const bool is_negative = carry_digits(sum, false, [](std::uint32_t, int) {}) < 0;
+  // Digits become what is below 2^24; what is carried out of the last one has the sum's sign.
   std::uint32_t digits[kExactDigits];
-  auto value = static_cast<double>(
-      carry_digits(sum, is_negative, [&](std::uint32_t digit, int i) { digits[i] = digit; }));
+  std::int64_t carry = 0;
+#pragma unroll
+  for (int i = 0; i < kExactDigits; ++i) {
+    const auto whole = static_cast<std::int64_t>(ptx::ld_global(&sum->digits[i])) + carry;
+    digits[i] = static_cast<std::uint32_t>(static_cast<std::uint64_t>(whole) & kDigitMask);
+    carry = whole >> kDigitBits;
+  }
+  // Of a negative sum the upper digits are those of -1: value stays -1 until the first of its own, exactly.
+  auto value = static_cast<double>(carry);
 #pragma unroll
   for (int i = kExactDigits - 1; i >= 0; --i) value = value * kDigit + digits[i];
-  return static_cast<float>((is_negative ? -value : value) * kLowest);
+  return static_cast<float>(value * kLowest);
 }
 
 // ---- kernels -------------------------------------------------------------------------------------
