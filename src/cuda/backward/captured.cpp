@@ -1,6 +1,7 @@
 #include "cuda/backward/captured.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -261,6 +262,23 @@ CapturedPlan plan_captured(const GradientProblem& g, const DeviceTraits& device)
   plan.sums_program = print_program(g, plan.summed, derivatives);
   plan.memory = place_parts(g, plan);
   return plan;
+}
+
+std::string describe(const GradientProblem& g, const CapturedPlan& plan) {
+  std::vector<std::string> steps;
+  if (plan.sums_deltas)
+    steps.push_back(fmt::format("sm80/captured_deltas in {} bytes", plan.memory.sums_at));
+  if (!plan.summed.empty()) {
+    std::vector<std::string> names;
+    for (const std::size_t i : plan.summed) names.push_back("'" + g.captured[i].name + "'");
+    steps.push_back(fmt::format("sm80/captured_sums of {} in {} bytes", fmt::join(names, ", "),
+                                plan.memory.bytes - plan.memory.sums_at));
+  }
+  if (plan.dense) {
+    steps.push_back(
+        fmt::format("sm80/captured_tiles of '{}'", g.captured[plan.dense->gradient].name));
+  }
+  return fmt::format("{}", fmt::join(steps, ", "));
 }
 
 void add_captured_kernels(const CapturedPlan& plan, PlannedKernels& kernels) {

@@ -60,6 +60,9 @@ std::optional<std::string> captured_refusal(const GradientProblem& problem);
 
 CapturedPlan plan_captured(const GradientProblem& problem, const DeviceTraits& device);
 
+/// What computes which, and in how much workspace, for explain: "sm80/captured_sums of 'table' in 3328 bytes".
+std::string describe(const GradientProblem& problem, const CapturedPlan& plan);
+
 /// Their kernels, behind those that are there.
 void add_captured_kernels(const CapturedPlan& plan, PlannedKernels& kernels);
 

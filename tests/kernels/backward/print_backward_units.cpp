@@ -1,4 +1,5 @@
-// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF CAPTURED HOPPER
+// Writes the kernels of backward_cases.hpp as text for the host compiler:
+// print_backward_units HALF OTHER_HALF CAPTURED HOPPER
 #include <fmt/format.h>
 
 #include <fstream>

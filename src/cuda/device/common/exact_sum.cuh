@@ -2,8 +2,8 @@
 //
 //   sum = Σ digits[i] 2^(24 i - 150)        signed, each of them a sum of numbers below 2^24
 //
-// A float has 24 bits and so touches two digits at most: two additions to memory. 2^39 of them fit into a digit, which is
-// more than there are pairs of queries and keys that any memory holds. What is not finite leaves a mark beside.
+// A float has 24 bits and so touches two digits at most: two additions to memory. 2^39 of them fit into a digit, as
+// many as all pairs of 16 heads of 185,000 queries and keys. What is not finite leaves a mark beside.
 // Kulisch and Miranker 1986 call it a long accumulator.
 #pragma once
 

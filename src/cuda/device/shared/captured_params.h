@@ -16,8 +16,8 @@ struct CapturedSpec : OwnerSpec {
   bool operator==(const CapturedSpec&) const = default;
 };
 
-/// What of its shared memory the rows and their products take, and where the products lie: [tile_owned][tile_walked + 1]
-/// floats of S, then of dP.
+/// Rows lie first in its shared memory. Where their products begin: [tile_owned][tile_walked + 1] floats of S, then of
+/// dP.
 constexpr std::int32_t captured_scores_at(const CapturedSpec& spec) {
   if (spec.multiplies_by_mma) return sm80_backward_shared_bytes(Sm80BackwardSpec{spec});
   return 4 * (spec.tile_owned + spec.tile_walked) * (spec.head_dim_qk + 1 + spec.head_dim_v + 1);

@@ -3,27 +3,27 @@
 //   dcaptured[e] = Σ dS · d score / d captured[e]     over the pairs (query, key) whose load reads element e
 //   dS = P (dP - delta)
 //
-// S and dP are computed again, as sm80/attention_backward.cuh has them, so that dq, dk and dv stay with whichever kernel
-// runs them. Who adds to an element depends on an index formula, and nearly always neighbours load one element: a slope
-// is one for a whole head, a table by distance has one element for each diagonal. So products go through shared memory,
-// and each thread walks along a line of the tile, a row, a column or a diagonal, whichever the formula runs along. It
-// adds in a register while the element stays the same, from tile to tile too, and to memory when it changes:
+// S and dP are computed again, as sm80/attention_backward.cuh has them, so that dq, dk and dv stay with whichever
+// kernel runs them. Who adds to an element depends on an index formula, and nearly always neighbours load one element:
+// a slope is one for a whole head, a table by distance has one element for each diagonal. So products go through shared
+// memory, and each thread walks along a line of the tile, a row, a column or a diagonal, whichever the formula runs
+// along. It adds in a register while the element stays the same, from tile to tile too, and to memory when it changes:
 //
 //   a CTA   | K V of tile 0 | S dP to shared | K V of tile 1 on their way | lines of tile 0 | S dP | ...
-//   lines   | slope: a sum a row of queries | table by distance: two sums a tile and thread | key bias: one
+//   lines   | slope: a sum for each thread | table by distance: two for each tile and thread | key bias: one
 //
-// Sums in memory are exact (common/exact_sum.cuh), so atomics leave no trace in the bits. Each register sum has a fixed
-// order, whoever is first.
+// Sums in memory are exact (common/exact_sum.cuh), so atomics leave no trace in the bits. Sums in registers have a
+// fixed order, whoever is first.
 //
-// A dense bias has an element for each (q_idx, kv_idx) and gains nothing from lines: 104 bytes of exact sums would stand
-// behind 2 of it. captured_tiles has a CTA for each tile of it instead, which meets every sequence and head that adds to
-// the tile one after the other, and stores it once.
+// A dense bias has an element for each (q_idx, kv_idx) and gains nothing from lines: 104 bytes of an exact sum would
+// stand behind 2 of it. captured_tiles has a CTA for each tile of it instead, which meets every sequence and head that
+// adds to the tile one after the other, and stores it once.
 //
-// captured_deltas: a formula that multiplies what it captures gives every term of a row the row's error of delta, by
-// factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and dP.
+// captured_deltas: a formula that multiplies what it captures gives every term of a row the error of the row's delta,
+// by factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and dP.
 //
-// Bound: the instructions of a pair in a line, some 40 to 60 with exp2 and a short formula, 10 to 15 issue slots of an SM
-// for each of 4096 / 32 steps of a tile; two products of head_dim 128 take half as long.
+// Bound: the instructions of a pair in a line, some 40 to 60 with exp2 and a short formula: 10 to 15 clocks of an SM
+// for each 32 pairs; two products of head_dim 128 take half as long.
 // docs/kernels/captured_gradients.md counts.
 //
 // Chapters, in captured/: products.cuh, pairs.cuh; the walks and entries are here.

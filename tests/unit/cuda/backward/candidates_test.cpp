@@ -176,6 +176,19 @@ TEST(BackwardCandidates, DeltaIsSummedAgainWhereCapturesAreMultiplied) {
                           KernelRole::captured_sums));
 }
 
+TEST(BackwardCandidates, StepsOfCapturesAreToldWithTheirMemory) {
+  const ScoreMod score =
+      parse_score_mod("score + bias[q_head, q_idx, kv_idx] - slopes[q_head] * kv_idx",
+                      {.tensors = {{"bias", shaped({8, 300, 500})}, {"slopes", shaped({8})}}});
+  BackwardProblem problem = problem_of({.score = score});
+  problem.dcaptured = {{"bias", make_spec(Dtype::bf16, std::array<std::int64_t, 3>{8, 300, 500})},
+                       {"slopes", make_spec(Dtype::f32, std::array<std::int64_t, 1>{8})}};
+  const GradientProblem g = validate(problem, "test");
+  EXPECT_EQ(describe(g, choose_backward(g, typical_device(9, 0)).captured),
+            "sm80/captured_deltas in 24576 bytes, sm80/captured_sums of 'slopes' in 1024 bytes, "
+            "sm80/captured_tiles of 'bias'");
+}
+
 /// Of what the formula does not depend on: zeros are written, and nothing is walked.
 TEST(BackwardCandidates, GradientsOfWhatHasNoEffectAreZeros) {
   const ScoreMod score =

@@ -1,5 +1,5 @@
-// S = Q Kᵀ and dP = dO Vᵀ of a tile of queries and a tile of keys, left in shared memory as floats, for whoever looks at
-// pairs one by one. Two ways with one face: by tensor cores, and by f32 multiply-adds. Chapter 1 of
+// S = Q Kᵀ and dP = dO Vᵀ of a tile of queries and a tile of keys, left in shared memory as floats, for those who look
+// at pairs one by one. Two ways with one face: by tensor cores, and by f32 multiply-adds. Chapter 1 of
 // sm80/captured_gradients.cuh.
 #pragma once
 
