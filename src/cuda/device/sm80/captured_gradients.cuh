@@ -20,7 +20,8 @@
 // adds to the tile one after the other, and stores it once.
 //
 // captured_deltas: a formula that multiplies what it captures gives every term of a row the error of the row's delta,
-// by factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and dP.
+// by factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and
+// dP.
 //
 // Bound: the instructions of a pair in a line, some 40 to 60 with exp2 and a short formula: 10 to 15 clocks of an SM
 // for each 32 pairs; two products of head_dim 128 take half as long.

@@ -189,6 +189,25 @@ TEST(BackwardCandidates, StepsOfCapturesAreToldWithTheirMemory) {
             "sm80/captured_tiles of 'bias'");
 }
 
+/// More than kernels take can be captured only where the formula reads none of it.
+TEST(BackwardCandidates, TooManyGradientsOfCapturesAreRefused) {
+  std::string sum = "0.0";
+  fovea::Captures captures;
+  for (int i = 0; i < 17; ++i) {
+    captures.scalars.push_back(CapturedScalar::of("s" + std::to_string(i), 0.5));
+    sum += " + s" + std::to_string(i);
+  }
+  BackwardProblem problem =
+      problem_of({.score = parse_score_mod("1 > 0 ? score : " + sum, captures)});
+  for (const CapturedScalar& each : captures.scalars)
+    problem.dcaptured.push_back({each.name, make_spec(Dtype::f32, std::array<std::int64_t, 1>{1})});
+  const BackwardPlan plan = choose_backward(validate(problem, "test"), typical_device(8, 0));
+  EXPECT_EQ(plan.candidate, "");
+  EXPECT_THAT(
+      plan.refused[0].reason,
+      HasSubstr("gradients of 17 captured tensors and scalars are wanted; expected at most 16"));
+}
+
 /// Of what the formula does not depend on: zeros are written, and nothing is walked.
 TEST(BackwardCandidates, GradientsOfWhatHasNoEffectAreZeros) {
   const ScoreMod score =
