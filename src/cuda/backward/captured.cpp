@@ -13,6 +13,7 @@
 #include "cuda/backward/launch.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "expr/differentiate.hpp"
+#include "expr/passes.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -35,8 +36,9 @@ bool is_one(const expr::Node& node) {
   return node.op == expr::Op::constant && node.float_value == 1;
 }
 
+/// Of the formula that is printed.
 std::vector<CapturedDerivative> derivatives_of(const GradientProblem& g) {
-  return expr::captured_derivatives(g.forward.problem.score.expr().shared());
+  return expr::captured_derivatives(expr::simplify(g.forward.problem.score.expr().shared()));
 }
 
 /// The axis that an index runs along; empty where it is none that has an element for each of its values.

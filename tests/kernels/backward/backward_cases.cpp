@@ -151,6 +151,13 @@ void add_biases(std::vector<GradientCase>& cases) {
   add("of_queries", {1, 2, 70, 1});
   add("of_more_keys", {2, 72, 140});  // beyond the lengths: 0
   add("of_fewer_keys", {70, 40});     // the last stands for all beyond
+  GradientCase of_keys = capturing("bias_of_kv_heads", Dtype::f16);  // dimensions in another order
+  of_keys.forward.num_heads_q = 4;
+  of_keys.forward.num_heads_kv = 2;
+  of_keys.forward.score = parse_score_mod(
+      "score + bias[kv_idx, kv_head, q_idx]",
+      {.tensors = {{"bias", captured_normal(of_keys.forward, Dtype::f16, {75, 2, 70}, 60)}}});
+  cases.push_back(std::move(of_keys));
   GradientCase plain = capturing("bias_f32_to_f16", Dtype::f32);
   plain.forward.score = bias(captured_normal(plain.forward, Dtype::f32, {2, 70, 75}, 60));
   plain.gradient_dtype = Dtype::f16;
