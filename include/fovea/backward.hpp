@@ -55,9 +55,9 @@ struct AttentionBackward {
 ///          seqlen_q · seqlen_kv.
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
 /// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run.
-///          dsinks and dcaptured are sums over the batch in a fixed order.
+///          dsinks and dcaptured are sums over the batch in a fixed order, or exact.
 /// Device   the cpu, or NVIDIA GPUs from compute capability 8.0 on: enqueued on stream, legal in graph capture;
-///          workspace there is two or three floats a row. dcaptured of tensors on cuda is refused by name.
+///          workspace there is two to four floats a row, and 104 bytes an element of dcaptured but of a dense bias.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 /// Source   Dao et al. 2022, appendix B (recomputation; delta = rowsum(dO ∘ O)).
 FOVEA_EXPORT void attention_backward(const AttentionBackward& args);

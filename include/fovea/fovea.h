@@ -382,9 +382,9 @@ FOVEA_API int fovea_explain(const fovea_attention_forward_args* args,
 
 /* ---- Gradients, tangents, states ---- */
 
-/* Gradients are computed on kDLCPU and on kDLCUDA devices, where dcaptured is refused with FOVEA_UNSUPPORTED. Tangents
- * and gradients of gradients are computed on kDLCPU: tensors on a kDLCUDA device are refused so, before anything is
- * read or written. */
+/* Gradients are computed on kDLCPU and on kDLCUDA devices, dcaptured too. Tangents and gradients of gradients are
+ * computed on kDLCPU: tensors on a kDLCUDA device are refused with FOVEA_UNSUPPORTED, before anything is read or
+ * written. */
 
 /* Gradients of a forward call. What is NULL among dq, dk, dv, dsinks and dcaptured is not computed. */
 typedef struct fovea_attention_backward_args {

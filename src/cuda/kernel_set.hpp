@@ -36,8 +36,14 @@ enum class KernelRole : std::uint8_t {
   convert,        // of gradients: f32 sums to what is wanted
   redo_keys,      // of gradients: dk and dv of tiles whose sums were not finite
   redo_queries,   // of gradients: dq of such tiles
+  // Of gradients of captured data: delta again, sums of elements, tiles of a dense bias.
+  captured_deltas,
+  clear_sums,
+  captured_sums,
+  write_sums,
+  captured_tiles,
 };
-inline constexpr std::size_t kNumKernelRoles = 14;
+inline constexpr std::size_t kNumKernelRoles = 19;
 
 struct PlannedKernel {
   KernelRole role;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -29,17 +30,44 @@ constexpr double kMaxComment = 60;
 bool is_true(const Node& node) {
   return node.op == Op::constant && node.type == ExprType::boolean && node.int_value != 0;
 }
+/// Of the loads of one place.
+enum class PairOrder : std::uint8_t { rows, keys, diagonals };
+
+std::string_view name(PairOrder order) {
+  constexpr std::array<std::string_view, 3> kNames = {"rows", "keys", "diagonals"};
+  return kNames[static_cast<std::size_t>(order)];
+}
+
+/// Along what an element stays the same: a row of one query, or of all; the queries of a key; and where both decide,
+/// most formulas are of their distance.
+PairOrder pair_order(const Node& leaf) {
+  const auto depends_on = [&](Variable variable) {
+    return std::ranges::any_of(
+        leaf.operands, [variable](const NodePtr& index) { return reads(*index, variable); });
+  };
+  if (depends_on(Variable::score)) return PairOrder::diagonals;
+  if (!depends_on(Variable::kv_idx)) return PairOrder::rows;
+  return depends_on(Variable::q_idx) ? PairOrder::diagonals : PairOrder::keys;
+}
+
 bool is_score(const Node& node) {
   return node.op == Op::variable && node.variable == Variable::score;
 }
 
 class Printer {
  public:
-  /// derivative: of the score; null where nobody asks for it.
-  Printer(const NodePtr& score, const NodePtr& mask, NodePtr derivative, SlotNames names)
+  struct Derivatives {
+    NodePtr by_score = nullptr;                        // null where nobody asks for it
+    std::vector<CapturedDerivative> by_captured = {};  // those that somebody asks for
+    std::vector<std::string> gradients = {};           // of these slots
+  };
+
+  Printer(const NodePtr& score, const NodePtr& mask, Derivatives derivatives, SlotNames names)
       : score_(score),
         mask_(mask),
-        derivative_(std::move(derivative)),
+        derivative_(std::move(derivatives.by_score)),
+        sites_(std::move(derivatives.by_captured)),
+        gradients_(std::move(derivatives.gradients)),
         limits_(kv_limits(mask)),
         names_(names),
         slots_(program_) {
@@ -71,7 +99,7 @@ class Printer {
         "  static constexpr bool mask_reads_tensors = {};\n"
         "  static constexpr bool has_kv_limits = {};\n"
         "  static constexpr bool has_mask_parts = {};\n\n"
-        "{}\n{}{}{}{}{}\n{}{}{}"
+        "{}\n{}{}{}{}{}\n{}{}{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
@@ -79,7 +107,7 @@ class Printer {
         mask_reads_tensors, limits_.has_value(), split_mask_.has_value(), score_function(),
         derivative_function(), slope_function(), cap_function(),
         part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
-        part_functions(split_mask_, ProgramRole::mask), tile_function());
+        part_functions(split_mask_, ProgramRole::mask), tile_function(), site_functions());
     return std::move(program_);
   }
 
@@ -217,6 +245,56 @@ class Printer {
         is_true(root(mask_)) ? "TileKind::full" : fmt::format("kind_of({})", body.result));
   }
 
+  /// Every place that reads what gets a gradient.
+  std::string site_functions() {
+    if (gradients_.empty()) return "";
+    std::string of, orders, functions;
+    for (std::size_t i = 0; i < sites_.size(); ++i) {
+      const CapturedDerivative& site = sites_[i];
+      const auto gradient = std::ranges::find(gradients_, site.slot) - gradients_.begin();
+      of += fmt::format("{}{}", i == 0 ? "" : ", ", gradient);
+      orders += fmt::format("{}PairOrder::{}", i == 0 ? "" : ", ", name(pair_order(*site.leaf)));
+      functions += element_function(i) + site_function(i, "site_slope", "float", site.derivative);
+    }
+    return fmt::format(
+        "\n  // Places that read what gets a gradient.\n"
+        "  static constexpr int num_sites = {};\n"
+        "  static constexpr std::int32_t site_gradient[] = {{{}}};\n"
+        "  static constexpr PairOrder site_order[] = {{{}}};\n{}",
+        sites_.size(), of, orders, functions);
+  }
+
+  std::string element_function(std::size_t i) {
+    const Node& leaf = *sites_[i].leaf;
+    std::string functions, indices;
+    for (std::size_t dim = 0; dim < leaf.operands.size(); ++dim) {
+      const std::string index = fmt::format("site_index_{}", dim);
+      functions += site_function(i, index, "Int", leaf.operands[dim]);
+      indices += fmt::format(", {}(SiteIdx<{}>(), score, at, captures)", index, i);
+    }
+    const std::string element = leaf.op == Op::load
+                                    ? fmt::format("element_of<{}>(captures{})",
+                                                  slots_.of(leaf, ProgramRole::score), indices)
+                                    : "0";
+    return functions + fmt::format(
+                           "  FOVEA_DEVICE std::int64_t site_element(SiteIdx<{}>, {}, {}, {}) {{\n "
+                           "   return {};\n  }}\n",
+                           i, parameter("float", "score", !indices.empty()),
+                           parameter("const Position&", "at", !indices.empty()),
+                           parameter("const Captures&", "captures", leaf.op == Op::load), element);
+  }
+
+  std::string site_function(std::size_t i, std::string_view function, std::string_view type,
+                            const NodePtr& formula) {
+    const IntervalProgram program(formula);
+    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
+    return fmt::format(
+        "  FOVEA_DEVICE {} {}(SiteIdx<{}>, float{}, {}, {}) {{\n{}    return {};\n  }}\n", type,
+        function, i, reads(*formula, Variable::score) ? " score" : "",
+        parameter("const Position&", "at", body.reads_variables),
+        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+  }
+
   static std::string parameter(std::string_view type, std::string_view name, bool is_read) {
     return is_read ? fmt::format("{} {}", type, name) : std::string(type);
   }
@@ -250,6 +328,8 @@ class Printer {
   CudaProgram program_;
   IntervalProgram score_, mask_;
   NodePtr derivative_, slope_, cap_;
+  std::vector<CapturedDerivative> sites_;
+  std::vector<std::string> gradients_;
   std::optional<SplitLoads> split_score_, split_mask_;
   std::optional<KvLimits> limits_;
   SlotNames names_;
@@ -259,13 +339,26 @@ class Printer {
 }  // namespace
 
 CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
-  return Printer(simplify(score.expr().shared()), simplify(mask.expr().shared()), nullptr, names)
+  return Printer(simplify(score.expr().shared()), simplify(mask.expr().shared()), {}, names)
       .print();
 }
 
 CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
   const NodePtr formula = simplify(score.expr().shared());
-  return Printer(formula, simplify(mask.expr().shared()), derivative_by_score(formula), names)
+  return Printer(formula, simplify(mask.expr().shared()),
+                 {.by_score = derivative_by_score(formula)}, names)
+      .print();
+}
+
+CudaProgram print_cuda_captured(const ScoreMod& score, const MaskMod& mask,
+                                const std::vector<std::string>& gradients, SlotNames names) {
+  const NodePtr formula = simplify(score.expr().shared());
+  std::vector<CapturedDerivative> sites = captured_derivatives(formula);
+  std::erase_if(sites, [&](const CapturedDerivative& site) {
+    return std::ranges::find(gradients, site.slot) == gradients.end();
+  });
+  return Printer(formula, simplify(mask.expr().shared()),
+                 {.by_captured = std::move(sites), .gradients = gradients}, names)
       .print();
 }
 

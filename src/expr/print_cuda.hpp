@@ -23,6 +23,13 @@
 //     static MaskRow mask_row(const Position&, const Captures&);             // words to be computed ahead
 //     static bool mask_by_parts(const Position&, const MaskKey&, const MaskRow&, const Captures&);
 //     static TileKind tile_kind(const TileSpan&, const Captures&);           // interval.hpp as code
+//     static constexpr int num_sites;                                        // of gradients of captured data: places
+//     static constexpr std::int32_t site_gradient[];                         // that read it; whose each is, and along
+//     static constexpr PairOrder site_order[];                               // what neighbours read one element
+//     static std::int64_t site_element(SiteIdx<i>, float score,              // which it reads, in row-major order
+//                                      const Position&, const Captures&);
+//     static float site_slope(SiteIdx<i>, float score, const Position&,      // d score / d that element
+//                             const Captures&);
 //   };
 //
 // The text follows from the formulas alone: contents, addresses, strides, lengths and scalars are parameters. Parts
@@ -78,6 +85,12 @@ CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask,
 
 /// The same with the score's derivative (differentiate.hpp): what gradients are computed with.
 CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask,
+                                SlotNames names = SlotNames::numbered);
+
+/// The same with the places that read any of these tensors and scalars of the score program, for the sums of their
+/// gradients: site_gradient counts in the order given.
+CudaProgram print_cuda_captured(const ScoreMod& score, const MaskMod& mask,
+                                const std::vector<std::string>& gradients,
                                 SlotNames names = SlotNames::numbered);
 
 }  // namespace fovea::expr

@@ -197,6 +197,7 @@ Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan&
   e.refused = plan.refused;
   if (plan.candidate.empty()) return e;
   e.kernel = plan.candidate;
+  if (!plan.captured.is_empty()) e.kernel += ", " + cuda::describe(g, plan.captured);
   e.tuning = plan.tuning;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);

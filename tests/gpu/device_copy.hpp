@@ -80,7 +80,7 @@ class DeviceCopies {
   }
 
   TensorView view(const TensorView& host) const {
-    if (!host) return host;
+    if (host.data() == nullptr) return host;
     TensorSpec spec = host.spec();
     spec.device = Device::cuda(0);
     if (host.is_mutable()) return {const_cast<void*>(address(host.data())), spec};
@@ -104,6 +104,7 @@ class DeviceCopies {
           static_cast<TensorView*>(&call.dq), static_cast<TensorView*>(&call.dk),
           static_cast<TensorView*>(&call.dv), static_cast<TensorView*>(&call.dsinks)})
       *tensor = view(*tensor);
+    for (CapturedTensor& each : call.dcaptured) each.view = view(each.view);
     return call;
   }
 

@@ -6,7 +6,7 @@ namespace fovea::testing {
 
 TensorBytes tensor_bytes(const std::string& name, const TensorView& view, bool is_output) {
   TensorBytes bytes{.name = name, .is_output = is_output};
-  if (!view || view.data() == nullptr || view.spec().num_elements() == 0) return bytes;
+  if (view.data() == nullptr || view.spec().num_elements() == 0) return bytes;
   std::int64_t first = 0;
   std::int64_t last = 0;
   for (int dim = 0; dim < view.rank(); ++dim) {
@@ -54,6 +54,7 @@ std::vector<TensorBytes> tensors_of_gradients(const AttentionBackward& args) {
   add("dk", args.dk, true);
   add("dv", args.dv, true);
   add("dsinks", args.dsinks, true);
+  for (const CapturedTensor& each : args.dcaptured) add("d" + each.name, each.view, true);
   std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
   return tensors;
 }

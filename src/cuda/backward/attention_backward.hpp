@@ -6,6 +6,7 @@
 //   main, values, queries    the gradients, as the candidate divides them among kernels
 //   redo_keys, redo_queries  tiles of them that were not finite, where the candidate cannot tell why
 //   sinks           dsinks, where wanted
+//   captured_deltas, ...    gradients of captured data (captured.hpp)
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,7 @@
 
 #include "fovea/backward.hpp"
 
+#include "cuda/backward/captured.hpp"
 #include "cuda/backward/spec.hpp"
 #include "cuda/kernel_set.hpp"
 #include "cuda/params/captures.hpp"
@@ -39,9 +41,11 @@ struct BackwardStep {
   bool is_redo() const { return role == KernelRole::redo_keys || role == KernelRole::redo_queries; }
 };
 
-/// Of the workspace: statistics of rows from its start, then what the candidate sums in, then range tables.
+/// Of the workspace: statistics of rows from its start, then what the candidate sums in, what gradients of captured
+/// data do, and range tables.
 struct BackwardMemory {
   std::size_t scratch_at = 0;
+  std::size_t captured_at = 0;
   std::size_t tables_at = 0;
 };
 
@@ -51,6 +55,7 @@ struct BackwardPlan : KernelPlan {
       steps;  // of the candidate, in their order; none where only dsinks are wanted
   DeltaSpec delta;
   bool wants_dsinks = false;
+  CapturedPlan captured;
   BackwardMemory memory;
   std::shared_ptr<const expr::CudaProgram> program;
   CaptureSlots capture_slots;

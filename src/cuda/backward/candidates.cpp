@@ -64,10 +64,7 @@ constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<S
 std::optional<Refusal> refuses_any(const GradientProblem& g, const DeviceTraits& device) {
   if (auto refusal = refuses_any(g.forward, device)) return refusal;
   if (auto refusal = refuses_margin(g.forward)) return refusal;
-  if (!g.captured.empty()) {
-    return Refusal{fmt::format("the gradient of captured '{}' is wanted; kernels of GPUs sum none",
-                               g.captured.front().name)};
-  }
+  if (auto reason = captured_refusal(g)) return Refusal{*std::move(reason)};
   return std::nullopt;
 }
 

@@ -35,16 +35,19 @@ class Filler {
 
   BackwardLaunch fill(void* workspace) const {
     BackwardLaunch launch{};
+    std::byte* const bytes = static_cast<std::byte*>(workspace);
     fill_past(launch.params.forward);
     fill_gradients(launch.params);
     fill_statistics(launch.params, static_cast<float*>(workspace));
     fill_sections(launch.params);
     fill_grids(launch);
     if (!plan_.range_tables.is_empty()) {
-      const std::span bytes(static_cast<std::byte*>(workspace), plan_.workspace_bytes);
-      launch.range_tables = plan_.range_tables.place(launch.params.forward.captures,
-                                                     bytes.subspan(plan_.memory.tables_at));
+      launch.range_tables = plan_.range_tables.place(
+          launch.params.forward.captures,
+          std::span(bytes, plan_.workspace_bytes).subspan(plan_.memory.tables_at));
     }
+    launch.captured =
+        captured_launch(g_, plan_.captured, args_, launch.params, bytes + plan_.memory.captured_at);
     return launch;
   }
 
@@ -74,17 +77,13 @@ class Filler {
 
   void fill_statistics(BackwardParams& b, float* rows) const {
     const std::int64_t of_head = num_statistics(g_);
-    const std::int64_t count = statistics_count();
+    const std::size_t count = statistics_floats(g_);
     b.rows = {.log_sum = rows,
               .delta = rows + count,
               .origin = plan_.delta.has_origins ? rows + 2 * count : nullptr,
               .batch_stride = f_.is_varlen ? 0 : of_head * f_.num_heads_q,
               .head_stride = of_head};
     b.largest_lse = f_.problem.q.dtype == Dtype::f32 ? kLargestLseF32 : kLargestLse16Bit;
-  }
-
-  std::int64_t statistics_count() const {
-    return num_statistics(g_) * f_.num_heads_q * (f_.is_varlen ? 1 : f_.num_sequences);
   }
 
   /// Pairs (batch, head) whose walked rows share the L2 cache.
@@ -137,10 +136,14 @@ std::int64_t num_statistics(const GradientProblem& g) {
   return round_up(f.total_q, kStatisticsRows) + (f.num_sequences + 2) * kStatisticsRows;
 }
 
-std::size_t statistics_bytes(const GradientProblem& g, bool has_origins) {
+std::size_t statistics_floats(const GradientProblem& g) {
   const ForwardProblem& f = g.forward;
-  const std::int64_t rows = num_statistics(g) * f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
-  return static_cast<std::size_t>(rows * (has_origins ? 3 : 2)) * sizeof(float);
+  return static_cast<std::size_t>(num_statistics(g) * f.num_heads_q *
+                                  (f.is_varlen ? 1 : f.num_sequences));
+}
+
+std::size_t statistics_bytes(const GradientProblem& g, bool has_origins) {
+  return statistics_floats(g) * (has_origins ? 3 : 2) * sizeof(float);
 }
 
 BackwardLaunch backward_launch(const GradientProblem& problem, const BackwardPlan& plan,
@@ -157,6 +160,7 @@ void BackwardLaunch::add_before(KernelLaunches& all) const {
 }
 
 void BackwardLaunch::add_after(KernelLaunches& all) const {
+  captured.add(all);
   if (params.dsinks == nullptr) return;
   KernelLaunch sinks = kernel_launch(KernelRole::sinks, params);
   sinks.grid.x = num_sink_ctas;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/captured.hpp"
 #include "cuda/device/shared/backward_params.h"
 #include "cuda/kernel_set.hpp"
 
@@ -17,11 +18,12 @@ inline constexpr std::size_t kMostBackwardSteps = 5;
 struct BackwardLaunch {
   BackwardParams params;
   RangeTableLaunch range_tables;                    // empty where the mask needs none
+  CapturedLaunch captured;                          // of gradients of captured data
   std::uint32_t num_delta_ctas = 0;                 // of common/backward_delta
   std::uint32_t num_ctas[kMostBackwardSteps] = {};  // of each of the plan's steps that owns rows
   std::uint32_t num_sink_ctas = 0;                  // of common/backward_sinks
 
-  /// Of the kernels of device/sm80: range tables, statistics of rows, the plan's steps, dsinks.
+  /// Of the kernels of device/sm80: range tables, statistics of rows, the plan's steps, captured data, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
 
   // The pieces of it, which others put together with their own.
@@ -31,6 +33,8 @@ struct BackwardLaunch {
 
 /// Rows of statistics of one q head of one batch entry, padding included; packed: of one q head.
 std::int64_t num_statistics(const GradientProblem& problem);
+/// One for each row of all heads.
+std::size_t statistics_floats(const GradientProblem& problem);
 /// Bytes of the statistics of all rows: two or three floats each.
 std::size_t statistics_bytes(const GradientProblem& problem, bool has_origins);
 

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
+#include "cuda/backward/kernel_unit.hpp"
 #include "cuda/backward/launch.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "cuda/spec_text.hpp"
@@ -34,7 +35,9 @@ void place_parts(const BackwardCandidate& candidate, const GradientProblem& g, B
   const ScoreMod& score = g.forward.problem.score;
   const MaskMod& mask = g.forward.problem.mask;
   plan.memory.scratch_at = aligned(statistics_bytes(g, plan.delta.has_origins));
-  plan.memory.tables_at = aligned(plan.memory.scratch_at + candidate.scratch_bytes(plan.steps, g));
+  plan.memory.captured_at =
+      aligned(plan.memory.scratch_at + candidate.scratch_bytes(plan.steps, g));
+  plan.memory.tables_at = aligned(plan.memory.captured_at + plan.captured.memory.bytes);
   plan.workspace_bytes = plan.memory.tables_at +
                          plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
 }
@@ -65,22 +68,12 @@ void take(const BackwardCandidate& candidate, const GradientProblem& g, Backward
   plan.delta = delta_spec(g, candidate.has_origins(g));
   plan.wants_dsinks = g.wants_dsinks;
   plan.steps = candidate.choose(g, plan.device);
+  plan.captured = plan_captured(g, plan.device);
+  FOVEA_ASSERT(plan.captured.is_empty() || plan.delta.has_origins);
   if (!plan.steps.empty()) plan.shared_bytes = plan.steps.front().shared_bytes;
   plan.capture_slots = CaptureSlots(*plan.program, g.forward.problem.score, g.forward.problem.mask);
   plan.range_tables = RangeTables(*plan.program);
   place_parts(candidate, g, plan);
-}
-
-std::string kernel_unit(const BackwardPlan& plan, std::string_view header, const std::string& spec,
-                        std::string_view bounds, std::string_view params, std::string_view call) {
-  return fmt::format(
-      "#include \"{}\"\n#include \"{}\"\n"
-      "namespace fovea::cuda {{\n{}\n{}}}\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}("
-      "const __grid_constant__ fovea::cuda::{} p) {{\n"
-      "  fovea::cuda::{}(p);\n}}\n",
-      header, plan.program->include, plan.program->mods, spec, bounds, jit::kEntryName, params,
-      call);
 }
 
 /// The bodies of wgmma for one element: a unit reads those that it uses.
@@ -98,20 +91,25 @@ jit::KernelText step_text(const BackwardPlan& plan, const BackwardStep& step) {
   const std::string_view entry = own_or(step.entry, candidate.entry);
   return {
       include_of_products(step) +
-          kernel_unit(plan, own_or(step.header, candidate.header), step.spec.print(),
-                      fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm),
-                      own_or(step.params, candidate.params),
-                      fmt::format("{}<fovea::cuda::spec, fovea::cuda::Mods>", entry)),
+          kernel_unit(*plan.program,
+                      {.header = own_or(step.header, candidate.header),
+                       .spec = step.spec.print(),
+                       .bounds = fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm),
+                       .params = own_or(step.params, candidate.params),
+                       .call = fmt::format("{}<fovea::cuda::spec, fovea::cuda::Mods>", entry)}),
       fmt::format("{} {}",
                   step.entry.empty() ? candidate.name.substr(candidate.name.find('/') + 1) : entry,
                   step.spec.describe())};
 }
 
 jit::KernelText delta_text(const BackwardPlan& plan) {
-  return {kernel_unit(plan, "common/backward_delta.cuh", print_delta_spec(plan.delta),
-                      std::to_string(kDeltaThreads), "BackwardParams",
-                      "backward_delta<fovea::cuda::spec, fovea::cuda::Mods>"),
-          "common/backward_delta"};
+  return {
+      kernel_unit(*plan.program, {.header = "common/backward_delta.cuh",
+                                  .spec = print_delta_spec(plan.delta),
+                                  .bounds = std::to_string(kDeltaThreads),
+                                  .params = "BackwardParams",
+                                  .call = "backward_delta<fovea::cuda::spec, fovea::cuda::Mods>"}),
+      "common/backward_delta"};
 }
 
 jit::KernelText sinks_text(const BackwardPlan& plan) {
@@ -139,16 +137,30 @@ using BackwardLadder = PlanLadder<BackwardOperation>;
 
 }  // namespace
 
+std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit) {
+  return fmt::format(
+      "#include \"{}\"\n#include \"{}\"\n"
+      "namespace fovea::cuda {{\n{}\n{}}}\n"
+      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+      "const __grid_constant__ fovea::cuda::{} p) {{\n"
+      "  fovea::cuda::{}(p);\n}}\n",
+      unit.header, program.include, program.mods, unit.spec, unit.bounds, jit::kEntryName,
+      unit.params, unit.call);
+}
+
 PlannedKernels planned_kernels(const BackwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::delta, delta_text(plan)}};
   for (const BackwardStep& step : plan.steps) kernels.push_back({step.role, step_text(plan, step)});
   if (plan.wants_dsinks) kernels.push_back({KernelRole::sinks, sinks_text(plan)});
+  add_captured_kernels(plan.captured, kernels);
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});
   return kernels;
 }
 
 BackwardTile tile_of(const BackwardPlan& plan) {
+  if (plan.steps.empty() && !plan.captured.is_empty())
+    return {plan.captured.spec.tile_owned, plan.captured.spec.tile_walked};
   if (plan.steps.empty()) return {};
   const OwnerSpec* spec = plan.steps.front().spec.owner();
   if (spec == nullptr)
@@ -158,12 +170,15 @@ BackwardTile tile_of(const BackwardPlan& plan) {
 }
 
 ProductDepths product_depths(const BackwardPlan& plan) {
-  ProductDepths depths;
+  const int walks = plan.captured.num_walks();
+  ProductDepths depths{.qk = walks, .v = walks};
   for (const BackwardStep& step : plan.steps) {
     const OwnerSpec* spec = step.spec.owner();
     if (step.is_redo()) continue;
     if (spec == nullptr) {
-      if (step.role == KernelRole::main) depths = {.qk = 3, .v = 2};
+      if (step.role != KernelRole::main) continue;
+      depths.qk += 3;
+      depths.v += 2;
       continue;
     }
     depths.qk += spec->sums_scores ? 2 : 1;                                 // S; dk or dq

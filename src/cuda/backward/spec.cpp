@@ -48,6 +48,13 @@ struct SpecText<PlainBackwardSpec> {
 };
 
 template <>
+struct SpecText<CapturedSpec> {
+  static constexpr std::string_view kName = "CapturedSpec";
+  using Base = OwnerSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(CapturedSpec, multiplies_by_mma)};
+};
+
+template <>
 struct SpecText<Sm90BackwardSpec> {
   static constexpr std::string_view kName = "Sm90BackwardSpec";
   using Base = BackwardSpec;
@@ -84,6 +91,16 @@ std::string describe_tile(const Sm90BackwardSpec& spec) {
                      spec.is_deterministic ? "" : ", sums of dq in any order");
 }
 
+std::string describe_with(const BackwardSpec& spec, const std::string& tile) {
+  std::string text = fmt::format("{} d{}", name(spec.element), spec.head_dim_qk);
+  if (spec.head_dim_v != spec.head_dim_qk) text += fmt::format("/{}", spec.head_dim_v);
+  text += tile;
+  if (spec.is_varlen) text += " packed";
+  if (spec.has_dropout) text += " dropout";
+  if (spec.reads_dropout_seed) text += " by a seed in memory";
+  return text;
+}
+
 }  // namespace
 
 const OwnerSpec* AnyBackwardSpec::owner() const {
@@ -100,18 +117,22 @@ std::string AnyBackwardSpec::print(std::string_view name) const {
 }
 
 std::string AnyBackwardSpec::describe() const {
-  const BackwardSpec& spec = **this;
-  std::string text = fmt::format("{} d{}", name(spec.element), spec.head_dim_qk);
-  if (spec.head_dim_v != spec.head_dim_qk) text += fmt::format("/{}", spec.head_dim_v);
-  text += std::visit([](const auto& each) { return describe_tile(each); }, spec_);
-  if (spec.is_varlen) text += " packed";
-  if (spec.has_dropout) text += " dropout";
-  if (spec.reads_dropout_seed) text += " by a seed in memory";
+  std::string text = describe_with(
+      **this, std::visit([](const auto& each) { return describe_tile(each); }, spec_));
   const auto* const team = std::get_if<Sm80BackwardSpec>(&spec_);
   if (team != nullptr && team->is_redo) text += " again, where not finite";
   return text;
 }
 
 std::string print_delta_spec(const DeltaSpec& spec) { return print_spec(spec); }
+
+std::string print_captured_spec(const CapturedSpec& spec, std::string_view name) {
+  return print_spec(spec, name);
+}
+
+std::string describe(const CapturedSpec& spec) {
+  return describe_with(spec, fmt::format(" tile {}x{}{}", spec.tile_owned, spec.tile_walked,
+                                         spec.multiplies_by_mma ? "" : " plain"));
+}
 
 }  // namespace fovea::cuda

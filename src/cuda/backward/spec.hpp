@@ -7,6 +7,7 @@
 
 #include "cuda/device/shared/backward_spec.h"
 #include "cuda/device/shared/backward_spec_sm90.h"
+#include "cuda/device/shared/captured_params.h"
 
 namespace fovea::cuda {
 
@@ -45,5 +46,9 @@ class AnyBackwardSpec {
 
 /// As AnyBackwardSpec::print.
 std::string print_delta_spec(const DeltaSpec& spec);
+std::string print_captured_spec(const CapturedSpec& spec, std::string_view name = "spec");
+
+/// "bf16 d128 tile 64x64": for labels.
+std::string describe(const CapturedSpec& spec);
 
 }  // namespace fovea::cuda

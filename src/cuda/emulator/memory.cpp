@@ -40,6 +40,17 @@ void acquire(Thread& self, const AtomicSync& sync) {
   machine().acquire_waves(sync.waves);
 }
 
+/// One word, atomically.
+template <typename Word, typename Reduce>
+void reduce_word(Word* to, Instruction what, const Reduce& reduce) {
+  machine().maybe_yield();
+  const Actor actor = machine().actor(what.name, what.site);
+  const Machine::Place place = place_of(to, sizeof *to, actor);
+  if (place.block == nullptr) return;
+  place.block->touch_atomically(machine(), actor, place.range);
+  *to = reduce(*to);
+}
+
 }  // namespace
 
 void load_global(const void* from, void* to, std::uint32_t bytes, Instruction what) {
@@ -128,6 +139,14 @@ void reduce_add(float* to, const float* values, std::uint32_t count, Instruction
   if (place.block == nullptr) return;
   place.block->touch_atomically(machine(), actor, place.range);
   for (std::uint32_t i = 0; i < count; ++i) to[i] += values[i];
+}
+
+void reduce_add(std::uint64_t* to, std::uint64_t value, Instruction what) {
+  reduce_word(to, what, [value](std::uint64_t old) { return old + value; });
+}
+
+void reduce_or(std::uint32_t* to, std::uint32_t bits, Instruction what) {
+  reduce_word(to, what, [bits](std::uint32_t old) { return old | bits; });
 }
 
 void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what) {

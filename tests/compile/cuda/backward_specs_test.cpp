@@ -5,7 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <ostream>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "compile/cuda/compiler.hpp"
@@ -28,6 +30,7 @@ struct Posed {
   bool is_packed = false;
   std::int64_t head_dim_v = 0;  // that of q
   bool is_in_any_order = false;
+  bool wants_captured = false;  // gradients of what the program captures
 };
 
 void PrintTo(const Posed& posed, std::ostream* out) { *out << posed.name; }
@@ -49,6 +52,14 @@ GradientProblem validated(const Posed& posed) {
   problem.forward.dropout.p = posed.dropout_p;
   problem.forward.has_sinks = problem.wants_dsinks = true;
   problem.forward.is_deterministic = !posed.is_in_any_order;
+  if (posed.wants_captured) {
+    for (const CapturedTensor& each : posed.score.captures().tensors) {
+      std::vector<std::int64_t> shape;
+      for (int dim = 0; dim < each.view.rank(); ++dim) shape.push_back(each.view.size(dim));
+      if (shape.empty()) shape = {1};
+      problem.dcaptured.push_back({each.name, make_spec(Dtype::f32, shape)});
+    }
+  }
   if (posed.is_packed) {
     problem.forward.num_sequences = 8;
     problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(4096);
@@ -77,6 +88,51 @@ std::vector<Posed> posed_problems() {
         {.name = tail("packed"), .head_dim = head_dim, .mask = causal(), .is_packed = true});
     all.push_back({.name = tail("f16"), .head_dim = head_dim, .dtype = Dtype::f16});
   }
+  return all;
+}
+
+/// A captured tensor of floats that nothing reads: only its shape counts here.
+TensorView shaped(const std::vector<std::int64_t>& shape) {
+  static const float nothing = 0;
+  return TensorView(&nothing, make_spec(Dtype::f32, shape));
+}
+
+/// Programs whose captured data is read in every order: a bias, a table by distance and slopes, keys and a temperature.
+std::vector<Posed> posed_captured() {
+  const auto of_text = [](std::string_view text, const fovea::Captures& captures) {
+    return parse_score_mod(text, captures);
+  };
+  const ScoreMod dense = bias(shaped({16, 4096, 4096}));
+  const ScoreMod distances =
+      of_text("score + table[q_head, q_idx - kv_idx + 256] + slopes[q_head] * (kv_idx - q_idx)",
+              {.tensors = {{"table", shaped({16, 512})}, {"slopes", shaped({16})}}});
+  const ScoreMod keys = of_text("score * exp(t) + bias[kv_idx]",
+                                {.tensors = {{"t", shaped({})}, {"bias", shaped({4096})}}});
+  std::vector<Posed> all;
+  for (const std::int64_t head_dim : {64, 128, 256, 512}) {
+    const auto tail = [&](const char* name) { return fmt::format("d{}_{}", head_dim, name); };
+    const auto add = [&](const char* name, const ScoreMod& score) {
+      all.push_back({.name = tail(name),
+                     .head_dim = head_dim,
+                     .mask = causal(),
+                     .score = score,
+                     .wants_captured = true});
+    };
+    add("bias", dense);
+    add("distances", distances);
+    add("keys", keys);
+  }
+  all.push_back({.name = "d64_f32_distances",
+                 .head_dim = 64,
+                 .dtype = Dtype::f32,
+                 .score = distances,
+                 .wants_captured = true});
+  all.push_back({.name = "d128_f16_packed_dropped_bias",
+                 .dtype = Dtype::f16,
+                 .score = dense,
+                 .dropout_p = 0.1F,
+                 .is_packed = true,
+                 .wants_captured = true});
   return all;
 }
 
@@ -160,6 +216,35 @@ std::vector<Posed> posed_to_hopper() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_hopper()),
+                         [](const auto& each) { return each.param.name; });
+
+/// Of steps that are beside those of the candidate: nothing is spilled.
+class CapturedSpecs : public ::testing::TestWithParam<Posed> {};
+
+TEST_P(CapturedSpecs, CompileAndSpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  for (const jit::Architecture architecture : {jit::Architecture{.major = 8, .minor = 0},
+                                               {.major = 8, .minor = 9},
+                                               {.major = 9, .minor = 0},
+                                               {.major = 10, .minor = 0},
+                                               {.major = 12, .minor = 0}}) {
+    const DeviceTraits device = typical_device(architecture.major, architecture.minor);
+    PlannedKernels kernels;
+    add_captured_kernels(plan_of(GetParam(), device).captured, kernels);
+    ASSERT_FALSE(kernels.empty());
+    for (const PlannedKernel& kernel : kernels) {
+      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      EXPECT_EQ(cubin.report.spill_bytes, 0)
+          << kernel.text.label << " for " << architecture.major << "." << architecture.minor << ", "
+          << cubin.report.registers << " registers, " << cubin.report.compile_ms << " ms";
+      // Its sums are registers. In the others the walk over tiles has a few words of a stack.
+      if (kernel.role == KernelRole::captured_tiles)
+        EXPECT_EQ(cubin.report.local_bytes, 0) << kernel.text.label;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CapturedSpecs, ::testing::ValuesIn(posed_captured()),
                          [](const auto& each) { return each.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(All, BackwardSpecs, ::testing::ValuesIn(posed_problems()),

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "support/features.hpp"
+#include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -14,7 +15,6 @@ GradientCase started(std::string label, Dtype dtype) {
   GradientCase problem{.forward = plain_case(dtype)};
   problem.forward.label = std::move(label);
   problem.forward.wants_row_max = false;
-  problem.wants_captured = false;
   return problem;
 }
 
@@ -117,7 +117,148 @@ void add_nan_rows(std::vector<GradientCase>& cases) {
   }
 }
 
+// ---- gradients of captured data ----
+
+/// Several tiles of queries and of keys of two grouped heads in two sequences; what hides keys is the mask's.
+GradientCase capturing(std::string label, Dtype dtype, std::int64_t head_dim = 64) {
+  GradientCase problem = several_tiles(std::move(label), dtype, head_dim);
+  problem.forward.batch = 2;
+  problem.forward.seqlen_q = 70;
+  problem.forward.seqlen_kv = 75;
+  problem.forward.num_heads_q = 2;
+  return problem;
+}
+
+TensorView captured_normal(Case& problem, Dtype dtype, const std::vector<std::int64_t>& shape,
+                           std::uint64_t stream) {
+  const Random random(problem.seed, stream);
+  return problem.capture(
+      dtype, shape, [&](std::int64_t i) { return random.normal(i); }, Strides::of_any_values);
+}
+
+/// Every broadcast shape, some of which have an element for each pair and some do not.
+void add_biases(std::vector<GradientCase>& cases) {
+  const auto add = [&](std::string label, const std::vector<std::int64_t>& shape) {
+    GradientCase problem = capturing("bias_" + std::move(label), Dtype::bf16);
+    problem.forward.score = bias(captured_normal(problem.forward, Dtype::bf16, shape, 60));
+    cases.push_back(std::move(problem));
+  };
+  add("of_pairs", {70, 75});
+  add("of_heads", {2, 70, 75});
+  add("of_all", {2, 2, 70, 75});
+  add("of_batch", {2, 1, 70, 75});
+  add("of_keys", {2, 1, 1, 75});
+  add("of_queries", {1, 2, 70, 1});
+  add("of_more_keys", {2, 72, 140});  // beyond the lengths: 0
+  add("of_fewer_keys", {70, 40});     // the last stands for all beyond
+  GradientCase of_keys = capturing("bias_of_kv_heads", Dtype::f16);  // dimensions in another order
+  of_keys.forward.num_heads_q = 4;
+  of_keys.forward.num_heads_kv = 2;
+  of_keys.forward.score = parse_score_mod(
+      "score + bias[kv_idx, kv_head, q_idx]",
+      {.tensors = {{"bias", captured_normal(of_keys.forward, Dtype::f16, {75, 2, 70}, 60)}}});
+  cases.push_back(std::move(of_keys));
+  GradientCase plain = capturing("bias_f32_to_f16", Dtype::f32);
+  plain.forward.score = bias(captured_normal(plain.forward, Dtype::f32, {2, 70, 75}, 60));
+  plain.gradient_dtype = Dtype::f16;
+  cases.push_back(std::move(plain));
+}
+
+ScoreMod by_distance(Case& problem, std::int64_t width, std::uint64_t stream) {
+  const Arguments x = arguments();
+  return relative_bias(captured_normal(problem, Dtype::f32, {problem.num_heads_q, width}, stream),
+                       x.q_idx - x.kv_idx + Expr(static_cast<int>(width / 2)));
+}
+
+void add_formulas(Dtype dtype, std::vector<GradientCase>& cases) {
+  const auto add = [&](const std::string& label, const auto& program) {
+    GradientCase problem = capturing(label + "_" + std::string(name(dtype)), dtype);
+    problem.forward.score = program(problem.forward);
+    if (label == "distances") problem.forward.mask = {};  // both sides of the diagonal
+    cases.push_back(std::move(problem));
+  };
+  add("distances", [](Case& c) { return by_distance(c, 16, 61); });
+  add("slopes", [](Case& c) {
+    return parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx) / 16",
+                           {.tensors = {{"slopes", captured_normal(c, Dtype::f32, {2}, 62)}}});
+  });
+  add("temperature", [](Case& c) {
+    return parse_score_mod("score * (1 + exp(t))",
+                           {.tensors = {{"t", captured_normal(c, Dtype::f32, {}, 63)}}});
+  });
+  add("capped_table", [](Case& c) { return softcap(3) | by_distance(c, 200, 64); });
+  add("two_places", [](Case& c) {
+    return parse_score_mod(
+        "score + table[q_head, kv_idx % 7] * bias[q_idx] + table[kv_head, 3] + bias[batch] * gain",
+        {.tensors = {{"table", captured_normal(c, Dtype::f16, {2, 9}, 65)},
+                     {"bias", captured_normal(c, Dtype::f32, {70}, 66)}},
+         .scalars = {CapturedScalar::of("gain", 0.5)}});
+  });
+  add("by_the_score", [](Case& c) {
+    return parse_score_mod("score + table[int(score * 4)] + table[int(floor(score)) + 5]",
+                           {.tensors = {{"table", captured_normal(c, Dtype::f32, {11}, 67)}}});
+  });
+}
+
+/// What a walk over pairs meets besides: packing, dropout, NaN, widths, dtypes, nothing at all.
+void add_surroundings(std::vector<GradientCase>& cases) {
+  const auto add = [&](GradientCase problem) {
+    Case& c = problem.forward;
+    c.score = parse_score_mod(
+        "score + bias[q_head, q_idx, kv_idx] + slopes[q_head] * abs(q_idx - kv_idx) / 16",
+        {.tensors = {
+             {"bias", captured_normal(c, Dtype::bf16,
+                                      {c.num_heads_q, c.max_seqlen_q(), c.max_seqlen_kv()}, 68)},
+             {"slopes", captured_normal(c, Dtype::f32, {c.num_heads_q}, 69)}}});
+    cases.push_back(std::move(problem));
+  };
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+    const std::string tail = "_" + std::string(name(dtype));
+    GradientCase packed = capturing("captured_packed" + tail, dtype);
+    packed.forward.sequences = {{5, 0}, {0, 7}, {1, 1}, {63, 65}, {65, 64}};
+    packed.forward.trailing_rows = 5;
+    packed.forward.has_sinks = true;
+    add(std::move(packed));
+    GradientCase dropped = capturing("captured_dropped" + tail, dtype);
+    dropped.forward.dropout = kSomeDropped;
+    dropped.forward.has_sinks = true;
+    add(std::move(dropped));
+    GradientCase nan = capturing("captured_nan" + tail, dtype);
+    nan.has_nan_rows = true;
+    add(std::move(nan));
+    GradientCase windowed = capturing("captured_window" + tail, dtype, 40);
+    windowed.forward.mask = window(20, 3);
+    add(std::move(windowed));
+  }
+  for (const std::int64_t head_dim : {128, 256, 512}) {
+    GradientCase wide = capturing("captured_d" + std::to_string(head_dim), Dtype::bf16, head_dim);
+    wide.forward.batch = 1;
+    wide.forward.seqlen_q = head_dim == 512 ? 9 : 67;
+    wide.forward.seqlen_kv = head_dim == 512 ? 19 : 35;
+    add(std::move(wide));
+  }
+  GradientCase rounded = capturing("captured_rounded_out", Dtype::f32);  // delta is summed again
+  rounded.forward.out_dtype = Dtype::bf16;
+  add(std::move(rounded));
+  GradientCase one = capturing("captured_one_key", Dtype::f16);
+  one.forward.seqlen_kv = 1;
+  one.forward.mask = {};
+  add(std::move(one));
+  GradientCase tile = capturing("captured_a_tile", Dtype::f16);
+  tile.forward.seqlen_q = tile.forward.seqlen_kv = 64;
+  tile.gradient_dtype = Dtype::f32;
+  add(std::move(tile));
+}
+
 }  // namespace
+
+std::vector<GradientCase> captured_cases() {
+  std::vector<GradientCase> cases;
+  add_biases(cases);
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) add_formulas(dtype, cases);
+  add_surroundings(cases);
+  return cases;
+}
 
 std::vector<GradientCase> backward_cases() {
   std::vector<GradientCase> cases;
@@ -135,6 +276,7 @@ std::vector<GradientCase> backward_cases() {
   mixed.gradient_dtype = Dtype::f32;
   mixed.has_dlse = false;
   cases.push_back(std::move(mixed));
+  for (GradientCase& each : captured_cases()) cases.push_back(std::move(each));
   return cases;
 }
 

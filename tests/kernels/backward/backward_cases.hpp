@@ -8,9 +8,12 @@
 
 namespace fovea::testing {
 
-/// The feature matrix in bf16 and in f32, tiles with tails, packed sequences of all lengths. No gradient of what a
-/// program captures: no kernel of a GPU sums one.
+/// The feature matrix in bf16 and in f32, tiles with tails, packed sequences of all lengths; behind them
+/// captured_cases().
 std::vector<GradientCase> backward_cases();
+
+/// What programs capture, in every order in which its elements are read.
+std::vector<GradientCase> captured_cases();
 
 /// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and
 /// layouts of gradients.

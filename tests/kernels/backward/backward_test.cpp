@@ -14,18 +14,28 @@
 namespace fovea::testing {
 namespace {
 
+using Bits = decltype(bits_of(TensorView()));
+
 class EmulatedBackwards : public ::testing::TestWithParam<GradientCase> {};
 
+/// What programs capture gets the same bits, whoever adds first.
 TEST_P(EmulatedBackwards, EqualTheOracle) {
   const GradientCase& problem = GetParam();
+  std::vector<std::vector<Bits>> captured;
+  int ctas_at_once = 1;
   for_each_landing([&](Emulation& emulation) {
+    emulation.ctas_at_once = ctas_at_once++;
     BackwardCompareOptions options;
     options.products = problem.forward.dtype == Dtype::f32 ? ComputeDtype::f32 : ComputeDtype::bf16;
     options.run = [&](const AttentionBackward& args) {
       run_backward(problem.forward.label, args, emulation);
+      captured.emplace_back();
+      for (const CapturedTensor& each : args.dcaptured)
+        captured.back().push_back(bits_of(each.view));
     };
     EXPECT_EQ(backward_difference(problem, options), "");
   });
+  for (const auto& each : captured) EXPECT_EQ(each, captured.front());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwards, ::testing::ValuesIn(backward_cases()),
@@ -36,7 +46,7 @@ class EmulatedHopperBackwards : public ::testing::TestWithParam<GradientCase> {}
 /// CTAs of a head run beside each other, in every order of arrival; dq then has the same bits.
 TEST_P(EmulatedHopperBackwards, EqualTheOracle) {
   const GradientCase& problem = GetParam();
-  std::vector<decltype(bits_of(TensorView()))> bits;
+  std::vector<Bits> bits;
   int ctas_at_once = 1;
   for_each_landing([&](Emulation& emulation) {
     BackwardCompareOptions options;

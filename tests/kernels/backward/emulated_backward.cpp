@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/backward_sinks.cuh"
+#include "common/exact_sum.cuh"
 #include "common/range_table.cuh"
 #include "cuda/backward/launch.hpp"
 #include "cuda/backward/sm90.hpp"
@@ -18,9 +19,10 @@ namespace fovea::testing {
 namespace {
 
 const cuda::EmulatedBackward& backward_named(std::string_view name) {
-  for (const auto& half : {cuda::half_of_backwards(), cuda::other_half_of_backwards()}) {
-    const auto found = std::ranges::find(half, name, &cuda::EmulatedBackward::name);
-    if (found != half.end()) return *found;
+  for (const auto& part :
+       {cuda::half_of_backwards(), cuda::other_half_of_backwards(), cuda::captured_backwards()}) {
+    const auto found = std::ranges::find(part, name, &cuda::EmulatedBackward::name);
+    if (found != part.end()) return *found;
   }
   throw std::out_of_range(std::string(name));
 }
@@ -54,6 +56,26 @@ void run_sinks(const cuda::BackwardPlan& plan, const cuda::BackwardLaunch& call,
                    });
 }
 
+void run_captured(const cuda::EmulatedBackward& kernels, const cuda::BackwardLaunch& call,
+                  Emulation& emulation) {
+  cuda::CapturedLaunch captured = call.captured;
+  captured.params.call.forward.captures = call.params.forward.captures;
+  const auto run = [&](std::uint32_t num_ctas, const auto& kernel) {
+    if (num_ctas > 0)
+      emulation.launch({.x = num_ctas}, captured.num_threads, captured.shared_bytes,
+                       [&] { kernel(captured.params); });
+  };
+  const auto run_sums = [&](const auto& kernel) {
+    emulation.launch({.x = captured.num_element_ctas}, cuda::kExactSumThreads, 0,
+                     [&] { kernel(captured.sums); });
+  };
+  run(captured.num_delta_ctas, kernels.captured_deltas);
+  if (captured.num_element_ctas > 0) run_sums(cuda::clear_sums);
+  run(captured.num_sum_ctas, kernels.captured_sums);
+  if (captured.num_element_ctas > 0) run_sums(cuda::write_sums);
+  run(captured.num_dense_ctas, kernels.captured_tiles);
+}
+
 }  // namespace
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
@@ -73,6 +95,7 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
     emulation.launch({.x = call.num_ctas[i]}, static_cast<std::uint32_t>(step.spec->num_warps) * 32,
                      step.shared_bytes, [&] { kernels.steps[i](call.params); });
   }
+  run_captured(kernels, call, emulation);
   run_sinks(plan, call, emulation);
 }
 

@@ -18,6 +18,10 @@ struct EmulatedBackward {
   std::string_view name;
   void (*delta)(const BackwardParams& params);
   void (*steps[3])(const BackwardParams& params);
+  // Of captured data; null where the plan has no such kernel.
+  void (*captured_deltas)(const CapturedParams& params);
+  void (*captured_sums)(const CapturedParams& params);
+  void (*captured_tiles)(const CapturedParams& params);
 };
 
 /// sm90/attention_backward and what runs around it.
@@ -34,6 +38,8 @@ struct EmulatedHopperBackward {
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
 std::span<const EmulatedBackward> other_half_of_backwards();
+/// Of captured_cases().
+std::span<const EmulatedBackward> captured_backwards();
 
 }  // namespace fovea::cuda
 

@@ -1,4 +1,5 @@
-// Writes the kernels of backward_cases.hpp as text for the host compiler: print_backward_units HALF OTHER_HALF HOPPER
+// Writes the kernels of backward_cases.hpp as text for the host compiler:
+// print_backward_units HALF OTHER_HALF CAPTURED HOPPER
 #include <fmt/format.h>
 
 #include <fstream>
@@ -19,6 +20,24 @@ std::string renamed(std::string text, const std::string& from, const std::string
   for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
     text.replace(at, from.size(), to);
   return text;
+}
+
+/// Kernels of gradients of captured data, as members of a row of the table.
+std::string print_captured(const std::string& label, const cuda::CapturedPlan& plan,
+                           std::ofstream& out) {
+  if (plan.is_empty()) return "nullptr, nullptr, nullptr";
+  out << cuda::print_captured_spec(plan.spec, "captured_" + label);
+  const auto kernel = [&](const std::string& entry, const auto& program, bool is_there) {
+    if (!is_there) return std::string("nullptr");
+    const std::string mods = entry + "_" + label;
+    out << renamed(program->mods, "Mods", mods);
+    return fmt::format("[](const CapturedParams& p) {{ sm80::{}<captured_{}, {}>(p); }}", entry,
+                       label, mods);
+  };
+  const auto& any = plan.sums_program ? plan.sums_program : plan.dense_program;
+  return kernel("captured_deltas", any, plan.sums_deltas) + ",\n    " +
+         kernel("captured_sums", plan.sums_program, plan.sums_program != nullptr) + ",\n    " +
+         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr);
 }
 
 /// The kernels of a case without their entries; their row of a table of functions.
@@ -51,27 +70,28 @@ void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, 
                          step.params.empty() ? kernel.params : step.params,
                          step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  table += is_hopper ? "},\n" : "}},\n";
+  table += is_hopper ? "},\n" : "},\n    " + print_captured(label, plan.captured, out) + "},\n";
   out << "}\n";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  std::ofstream halves[] = {std::ofstream(argv[1]), std::ofstream(argv[2])};
-  std::string tables[2];
-  std::size_t i = 0;
-  for (const auto& each : testing::backward_cases()) {
-    print(each, cuda::typical_device(8, 0), halves[i % 2], tables[i % 2]);
-    ++i;
+  if (argc != 5) return 2;
+  std::ofstream parts[] = {std::ofstream(argv[1]), std::ofstream(argv[2]), std::ofstream(argv[3])};
+  std::string tables[3];
+  const std::vector<testing::GradientCase> cases = testing::backward_cases();
+  const std::size_t first_captured = cases.size() - testing::captured_cases().size();
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::size_t part = i < first_captured ? i % 2 : 2;
+    print(cases[i], cuda::typical_device(8, 0), parts[part], tables[part]);
   }
-  for (int half = 0; half < 2; ++half) {
-    halves[half] << fmt::format(
+  for (int part = 0; part < 3; ++part) {
+    parts[part] << fmt::format(
         "namespace fovea::cuda {{\nconstexpr EmulatedBackward kBackwards[] = {{\n{}}};\n}}\n",
-        tables[half]);
+        tables[part]);
   }
-  std::ofstream hopper(argv[3]);
+  std::ofstream hopper(argv[4]);
   std::string table;
   for (const auto& each : testing::hopper_backward_cases())
     print(each, cuda::typical_device(9, 0), hopper, table);
@@ -79,5 +99,5 @@ int main(int argc, char** argv) {
       "namespace fovea::cuda {{\nconstexpr EmulatedHopperBackward kHopperBackwards[] = "
       "{{\n{}}};\n}}\n",
       table);
-  return halves[0] && halves[1] && hopper ? 0 : 1;
+  return parts[0] && parts[1] && parts[2] && hopper ? 0 : 1;
 }

@@ -236,12 +236,27 @@ def test_calls_from_c_and_from_python_are_equal(monkeypatch) -> None:
     assert all(torch.equal(x, y) and x.device == y.device for x, y in zip(*results))
 
 
-def test_gradients_of_what_is_captured_are_refused_by_name() -> None:
-    given = [x.cuda() for x in tensors(*SHAPES)]
-    table = tensors((4, 8))[0].cuda().requires_grad_()
-    out = fovea.attention(*given, score_mod=lambda s, b, h, i, j: s + table[h, (i + j) % 8])
-    with pytest.raises(fovea.Unsupported, match="gradient of captured 'table'"):
-        torch.autograd.grad(out.square().sum(), table)
+def captured_gradients(device, dtype, is_dense: bool):
+    """Two captures of one program: of a dense bias or a table by distance, and of slopes that multiply."""
+    given = [x.to(device) for x in tensors(*SHAPES, dtype=dtype)]
+    table, slopes = (x.to(device, dtype).requires_grad_() for x in tensors((4, 133, 200) if is_dense else (4, 40), (4,)))
+    if is_dense:
+        out = fovea.attention(*given, causal=True, score_mod=lambda s, b, h, i, j: s + table[h, i, j] + slopes[h] * s)
+    else:
+        out = fovea.attention(
+            *given, causal=True, score_mod=lambda s, b, h, i, j: s + table[h, (i - j).clamp(-20, 19) + 20] + slopes[h] * (j - i) / 64
+        )
+    seed = tensors((2, 133, 4, 64))[0].to(device, dtype)
+    return [x.cpu() for x in torch.autograd.grad(out, (table, slopes), seed)]
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_what_is_captured(dtype, is_dense) -> None:
+    got, again, expected = (captured_gradients(device, dtype, is_dense) for device in ("cuda", "cuda", "cpu"))
+    for one, same, there in zip(got, again, expected):
+        assert torch.equal(one, same)  # in whatever order CTAs add
+        assert (one.float() - there.float()).abs().max() <= 4 * TOLERANCE * there.float().abs().max()
 
 
 def test_other_derivatives_are_refused_by_name() -> None:

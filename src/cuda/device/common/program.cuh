@@ -22,6 +22,17 @@
 #include "ptx/memory.cuh"
 #include "shared/captures.h"
 
+namespace fovea::cuda {
+
+/// The number of a place where a program reads captured data, as a type.
+template <int idx>
+struct SiteIdx {};
+
+/// How neighbouring pairs of a tile come to load one element: along a row of keys, a column of queries, or a diagonal.
+enum class PairOrder : std::uint8_t { rows, keys, diagonals };
+
+}  // namespace fovea::cuda
+
 namespace fovea::cuda::program {
 
 inline constexpr std::int32_t kLeastInt = -2147483647 - 1;
@@ -373,6 +384,16 @@ FOVEA_DEVICE std::int64_t clamped(Int index, std::int32_t extent) {
 template <class Element>
 FOVEA_DEVICE auto element_at(const CapturedTensorParam& tensor, std::int64_t offset) {
   return value_of(ptx::ld_global_nc(static_cast<const Element*>(tensor.data) + offset));
+}
+
+/// Which element that is, in row-major order.
+template <std::int32_t slot, class... Index>
+FOVEA_DEVICE std::int64_t element_of(const Captures& captures, Index... indices) {
+  const CapturedTensorParam& tensor = captures.tensors[slot];
+  [[maybe_unused]] std::int32_t dim = 0;
+  std::int64_t element = 0;
+  ((element = element * tensor.shape[dim] + clamped(indices, tensor.shape[dim]), ++dim), ...);
+  return element;
 }
 
 /// tensor[indices...]; slot, element and rank are printed, all else is a parameter. No index, no dimension: the one

@@ -210,6 +210,16 @@ FOVEA_DEVICE void red_add_global(float* to, float value) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
+/// red.global.add.u64 (Synchronization), relaxed at device scope; of negative numbers the two's complement.
+FOVEA_DEVICE void red_add_global(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+/// red.global.or.b32 (Synchronization), relaxed at device scope.
+FOVEA_DEVICE void red_or_global(std::uint32_t* to, std::uint32_t bits) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
 /// fence.acq_rel.gpu (Synchronization).
 FOVEA_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

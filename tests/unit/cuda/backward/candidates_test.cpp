@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -119,16 +121,105 @@ TEST(BackwardCandidates, F32AndWideHeadsAreMultipliedPlainly) {
   EXPECT_THAT(refusal_of(wide, "cuda/sm80/attention_backward"), HasSubstr("head_dim_qk is 320"));
 }
 
-TEST(BackwardCandidates, GradientsOfCapturesAreRefusedByName) {
-  const std::array<float, 8> slopes{};
+/// Every captured tensor's gradient is wanted, and nothing else.
+BackwardPlan captured_plan(const ScoreMod& score, Dtype dtype = Dtype::bf16) {
+  BackwardProblem problem = problem_of(
+      {.dtype = dtype, .score = score, .wants_dq = false, .wants_dk = false, .wants_dv = false});
+  for (const CapturedTensor& each : score.captures().tensors) {
+    const std::span shape(each.view.spec().shape.data(),
+                          static_cast<std::size_t>(each.view.rank()));
+    problem.dcaptured.push_back({each.name, make_spec(Dtype::f32, shape)});
+  }
+  return choose_backward(validate(problem, "test"), typical_device(8, 0));
+}
+
+/// Nothing reads it.
+TensorView shaped(const std::vector<std::int64_t>& shape) {
+  static const float nothing = 0;
+  return {&nothing, make_spec(Dtype::f32, shape)};
+}
+
+TEST(BackwardCandidates, ADenseBiasIsStoredTileByTile) {
+  for (const std::vector<std::int64_t>& shape :
+       {std::vector<std::int64_t>{300, 500}, {8, 300, 500}, {2, 8, 301, 512}, {2, 1, 300, 500}}) {
+    const BackwardPlan plan = captured_plan(bias(shaped(shape)));
+    EXPECT_THAT(roles_of(plan), ElementsAre(KernelRole::delta, KernelRole::captured_tiles));
+    EXPECT_EQ(plan.workspace_bytes, 2U * 8 * 384 * 3 * 4);
+  }
+}
+
+TEST(BackwardCandidates, OtherCapturesHaveAnExactSumForEachElement) {
+  const auto expect_sums = [](const ScoreMod& score, std::size_t num_sums) {
+    const BackwardPlan plan = captured_plan(score);
+    EXPECT_THAT(roles_of(plan), ElementsAre(KernelRole::delta, KernelRole::clear_sums,
+                                            KernelRole::write_sums, KernelRole::captured_sums));
+    EXPECT_EQ(plan.memory.tables_at - plan.memory.captured_at,
+              (num_sums * sizeof(ExactSum) + 255) / 256 * 256);
+  };
+  expect_sums(bias(shaped({8, 300, 499})), 8 * 300 * 499);  // the last key stands for two
+  expect_sums(bias(shaped({8, 1, 500})), 8 * 500);
+  const Arguments x = arguments();
+  expect_sums(relative_bias(shaped({8, 33}), x.q_idx - x.kv_idx), 8 * 33);
+  expect_sums(parse_score_mod("score + t[q_idx, kv_idx, q_idx]",
+                              {.tensors = {{"t", shaped({300, 500, 300})}}}),
+              300 * 500 * 300);
+  expect_sums(parse_score_mod("score + t[q_idx, kv_idx] + t[0, 0]",
+                              {.tensors = {{"t", shaped({300, 500})}}}),
+              300 * 500);
+}
+
+/// Factors of a row may have a sign in common, and then an error of delta grows with them.
+TEST(BackwardCandidates, DeltaIsSummedAgainWhereCapturesAreMultiplied) {
+  const ScoreMod slopes =
+      parse_score_mod("score - slopes[q_head] * kv_idx", {.tensors = {{"slopes", shaped({8})}}});
+  const BackwardPlan plan = captured_plan(slopes);
+  EXPECT_THAT(roles_of(plan),
+              ElementsAre(KernelRole::delta, KernelRole::captured_deltas, KernelRole::clear_sums,
+                          KernelRole::write_sums, KernelRole::captured_sums));
+  EXPECT_EQ(plan.memory.tables_at - plan.memory.captured_at, 2U * 8 * 384 * 4 + 1024);
+  EXPECT_THAT(roles_of(captured_plan(slopes, Dtype::f32)),
+              ElementsAre(KernelRole::delta, KernelRole::clear_sums, KernelRole::write_sums,
+                          KernelRole::captured_sums));
+}
+
+TEST(BackwardCandidates, StepsOfCapturesAreToldWithTheirMemory) {
+  const ScoreMod score =
+      parse_score_mod("score + bias[q_head, q_idx, kv_idx] - slopes[q_head] * kv_idx",
+                      {.tensors = {{"bias", shaped({8, 300, 500})}, {"slopes", shaped({8})}}});
+  BackwardProblem problem = problem_of({.score = score});
+  problem.dcaptured = {{"bias", make_spec(Dtype::bf16, std::array<std::int64_t, 3>{8, 300, 500})},
+                       {"slopes", make_spec(Dtype::f32, std::array<std::int64_t, 1>{8})}};
+  const GradientProblem g = validate(problem, "test");
+  EXPECT_EQ(describe(g, choose_backward(g, typical_device(9, 0)).captured),
+            "sm80/captured_deltas in 24576 bytes, sm80/captured_sums of 'slopes' in 1024 bytes, "
+            "sm80/captured_tiles of 'bias'");
+}
+
+/// More than kernels take can be captured only where the formula reads none of it.
+TEST(BackwardCandidates, TooManyGradientsOfCapturesAreRefused) {
+  std::string sum = "0.0";
+  fovea::Captures captures;
+  for (int i = 0; i < 17; ++i) {
+    captures.scalars.push_back(CapturedScalar::of("s" + std::to_string(i), 0.5));
+    sum += " + s" + std::to_string(i);
+  }
   BackwardProblem problem =
-      problem_of({.score = parse_score_mod("score - slopes[q_head]",
-                                           {.tensors = {{"slopes", view(slopes.data(), {8})}}})});
-  problem.dcaptured.push_back({"slopes", make_spec(Dtype::f32, std::array<std::int64_t, 1>{8})});
+      problem_of({.score = parse_score_mod("1 > 0 ? score : " + sum, captures)});
+  for (const CapturedScalar& each : captures.scalars)
+    problem.dcaptured.push_back({each.name, make_spec(Dtype::f32, std::array<std::int64_t, 1>{1})});
   const BackwardPlan plan = choose_backward(validate(problem, "test"), typical_device(8, 0));
   EXPECT_EQ(plan.candidate, "");
-  ASSERT_EQ(plan.refused.size(), backward_candidates().size());
-  EXPECT_THAT(plan.refused[0].reason, HasSubstr("'slopes'"));
+  EXPECT_THAT(
+      plan.refused[0].reason,
+      HasSubstr("gradients of 17 captured tensors and scalars are wanted; expected at most 16"));
+}
+
+/// Of what the formula does not depend on: zeros are written, and nothing is walked.
+TEST(BackwardCandidates, GradientsOfWhatHasNoEffectAreZeros) {
+  const ScoreMod score =
+      parse_score_mod("score + floor(t[q_idx])", {.tensors = {{"t", shaped({300})}}});
+  EXPECT_THAT(roles_of(captured_plan(score)),
+              ElementsAre(KernelRole::delta, KernelRole::clear_sums, KernelRole::write_sums));
 }
 
 TEST(BackwardCandidates, SmsLeftFreeAreRefused) {

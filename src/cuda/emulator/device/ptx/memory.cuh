@@ -90,6 +90,16 @@ FOVEA_DEVICE void red_add_global(float* to, float value, Site site = Site::here(
   emulator::reduce_add(to, &value, 1, {"red.global", site});
 }
 
+FOVEA_DEVICE void red_add_global(std::uint64_t* to, std::uint64_t value, Site site = Site::here()) {
+  emulator::check_registers(&value, sizeof value, {"red.global", site});
+  emulator::reduce_add(to, value, {"red.global", site});
+}
+
+FOVEA_DEVICE void red_or_global(std::uint32_t* to, std::uint32_t bits, Site site = Site::here()) {
+  emulator::check_registers(&bits, sizeof bits, {"red.global", site});
+  emulator::reduce_or(to, bits, {"red.global", site});
+}
+
 FOVEA_DEVICE void fence_acq_rel_gpu(Site site = Site::here()) {
   emulator::fence_acq_rel({"fence.acq_rel.gpu", site});
 }

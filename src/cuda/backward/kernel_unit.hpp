@@ -1,0 +1,21 @@
+// The unit of a kernel that is compiled for a spec and for programs: what every kernel of gradients is made of.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "expr/print_cuda.hpp"
+
+namespace fovea::cuda {
+
+struct KernelUnit {
+  std::string_view header;
+  std::string spec;         // as printed
+  std::string bounds;       // of __launch_bounds__
+  std::string_view params;  // what the kernel takes
+  std::string call;         // the entry, with its template arguments
+};
+
+std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit);
+
+}  // namespace fovea::cuda
