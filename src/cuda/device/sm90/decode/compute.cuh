@@ -89,7 +89,7 @@ struct Reader {
 
   FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, VisitedTile slice) const {
     ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, slots.stage), slots.parity);
-    const SharedAddress values = cta.values_at(slots.stage);
+    const typename T::VTile values = cta.values_at(slots.stage);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
     const bool is_cut = num_keys < spec.tile_kv;
     if (is_cut) clear_behind_keys(values, num_keys);
@@ -106,12 +106,11 @@ struct Reader {
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.
-  FOVEA_DEVICE_MEMBER void clear_behind_keys(SharedAddress values, int num_keys) const {
-    using Rows = typename T::ValueRows;
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values, int num_keys) const {
+    using Tile = typename T::VTile;
 #pragma unroll 1
-    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Rows::kChunks; at += 32) {
-      ptx::st_shared(values + Rows::offset(num_keys + at / Rows::kChunks, at % Rows::kChunks),
-                     ptx::U32x4{});
+    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
+      ptx::st_shared(values.chunk(num_keys + at / Tile::kChunks, at % Tile::kChunks), ptx::U32x4{});
     }
     ptx::sync_warp();
   }
