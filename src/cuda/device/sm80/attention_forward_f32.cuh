@@ -182,7 +182,7 @@ struct PlainForward {
 
   FOVEA_DEVICE_MEMBER void store_out(int col, float value) const {
     if constexpr (spec.is_split) {
-      ptx::st_global(reinterpret_cast<float*>(view.out()) + col, value);
+      ptx::st_global(view.out_f32() + col, value);
     } else {
       store_element(const_cast<void*>(p.out.data), spec.out_element,
                     view.out_at() + col * p.out.col_stride, value);
