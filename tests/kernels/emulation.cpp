@@ -180,8 +180,8 @@ void run_hopper(const Run& run, Emulation& emulation) {
                         reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
   emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
-  if (!plan.spec->is_split) return;
-  join_splits(run, plan, call.common, emulation);
+  if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+  clear_rows(call.common, emulation);
 }
 
 cuda::DeviceTraits small_hopper() {

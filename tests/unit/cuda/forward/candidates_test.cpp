@@ -503,8 +503,26 @@ TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {
   EXPECT_EQ(plan.candidate, kTensorCores);
   EXPECT_EQ(
       reason_of(plan, "cuda/sm90/attention_forward"),
-      "sequences are packed and 4 rows share a kv head; expected more than 64, or sequences of "
-      "a batch");
+      "sequences are packed and 4 rows share a kv head; expected more than 64, sequences of a "
+      "batch, or keys in a cache");
+}
+
+TEST(ForwardCandidates, PackedQueriesOfFewRowsOverACacheShareTilesOnHopper) {
+  Problem problem = packed_problem(100);
+  problem.k = problem.v = make_spec(Dtype::bf16, std::array<std::int64_t, 3>{4096, 2, 128});
+  problem.seqlen_q = up_to(16);  // of four heads: 64 rows
+  problem.seqlen_kv = up_to(32768);
+  ForwardProblem f = validate(problem, "test");
+  f.is_cached = f.is_paged = true;
+  f.cache = {.page_size = 16, .has_aligned_rows = true};
+  const ForwardPlan plan = choose_forward(f, typical_device(9, 0));
+  EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  EXPECT_FALSE(plan.spec->is_varlen);
+  EXPECT_TRUE(plan.spec->has_packed_q && plan.spec->is_split);
+  EXPECT_EQ(plan.spec->heads_per_tile, 4);
+  // What a page or a row cannot be read as is left to mma.sync, as for queries of a batch.
+  f.cache.page_size = 20;
+  EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kTensorCores);
 }
 
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {

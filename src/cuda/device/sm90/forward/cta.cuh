@@ -184,9 +184,9 @@ struct Cta : RoleWarp {
     return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
   }
 
-  /// The last dimension of tensor maps: packed tensors have one sequence.
+  /// The last dimension of tensor maps of queries and of O: packed tensors have one sequence.
   FOVEA_DEVICE_MEMBER static std::int32_t map_batch(const RowTile& rows) {
-    return spec.is_varlen ? 0 : rows.batch;
+    return spec.is_varlen || spec.has_packed_q ? 0 : rows.batch;
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
@@ -223,7 +223,7 @@ struct ComputingWarp {
     const SequencePlace place = cta.place_of(tile);
     Work work{};
     work.sequence.idx = tile.batch;
-    work.sequence.q_batch = cta.map_batch(tile);
+    work.sequence.q_batch = spec.is_split ? tile.batch : cta.map_batch(tile);  // of partial states
     work.sequence.q_row = place.q_row;
     work.sequence.seqlen_q = place.seqlen_q;
     work.sequence.seqlen_kv = place.seqlen_kv;
