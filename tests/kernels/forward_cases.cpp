@@ -63,6 +63,11 @@ std::vector<Case> infinite_values() {
   dropped.label = "infinite_values_dropout_f32";
   dropped.dtype = Dtype::f32;
   cases.push_back(std::move(dropped));
+  // Scores climb, so that later tiles leave earlier ones no weight that a float has: infinity stays in the sum.
+  Case climbing = several_tiles("infinite_values_climbing_f32", 64);
+  climbing.score = parse_score_mod("score + 4 * kv_idx");
+  climbing.dtype = Dtype::f32;
+  cases.push_back(std::move(climbing));
   for (Case& each : cases) each.has_infinite_values = true;
   return cases;
 }

@@ -116,7 +116,7 @@ template <Element staged, TeamSpec spec>
 FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& rows, Pass pass) {
   using T = Traits<spec>;
   using Tile = typename T::OutTile;
-  const float reached = pass == Pass::positive ? infinity() : -infinity();
+  const float reached = infinity_of(pass);
 #pragma unroll 1
   for (int row = 0; row < T::kWarpRows; ++row) {
     char* const row_out = rows.at(row);

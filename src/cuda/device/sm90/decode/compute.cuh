@@ -2,13 +2,13 @@
 // the picture.
 #pragma once
 
+#include "common/careful_row.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "sm90/decode/careful.cuh"
 #include "sm90/decode/cta.cuh"
 #include "team/compute.cuh"
 #include "team/scores.cuh"
@@ -150,7 +150,7 @@ struct Reader {
 #pragma unroll 1
     for (int row = cta.warp; row < spec.tile_q; row += L::kReaders) {
       const Row r = team.row_at(row);
-      if (r.exists) join_row(team, r, row);
+      if (r.exists) join_row(r, row);
     }
   }
 
@@ -183,7 +183,7 @@ struct Reader {
     return sum;
   }
 
-  FOVEA_DEVICE_MEMBER void join_row(const Team& team, const Row& r, int row) const {
+  FOVEA_DEVICE_MEMBER void join_row(const Row& r, int row) const {
     const ForwardParams& p = cta.p.common;
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
@@ -203,25 +203,17 @@ struct Reader {
     }
     const int col = cta.lane * 4;
     const bool has_cols = col < spec.head_dim_v;
-    ptx::F32x4 sum{0, 0, 0, 0}, reached{0, 0, 0, 0};
+    ptx::F32x4 sum{0, 0, 0, 0};
     if (has_cols) sum = join_columns(weights, row, col);
-    if (!ptx::vote_all(is_finite(sum))) {
-      CarefulRow<spec, Mods> again(team, r);
-      again.run();
-      whole = {again.row().origin, again.row().sum, again.row_max()};
-      sum = again.sum();
-      reached = again.reached();
-    }
+    if (!ptx::vote_all(is_finite(sum))) return CarefulRow<L::kWarpSpec, Mods>(r).run();
     RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
     if (cta.lane == 0)
       r.store_values(result.lse, whole.sum, finish_row_max(whole.row_max, whole.sum, unit));
     if (!has_cols) return;
     ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + cta.lane,
-                   ptx::F32x4{ptx::fma_rn(sum.x, result.factor, reached.x),
-                              ptx::fma_rn(sum.y, result.factor, reached.y),
-                              ptx::fma_rn(sum.z, result.factor, reached.z),
-                              ptx::fma_rn(sum.w, result.factor, reached.w)});
+                   ptx::F32x4{sum.x * result.factor, sum.y * result.factor, sum.z * result.factor,
+                              sum.w * result.factor});
   }
 
   FOVEA_DEVICE_MEMBER static bool is_finite(const ptx::F32x4& x) {

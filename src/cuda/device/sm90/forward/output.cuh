@@ -146,7 +146,7 @@ struct Output {
   /// Four lanes write 32 bytes of a row together. Of indicators, infinity to what is there.
   FOVEA_DEVICE_MEMBER void write_sums(const RowTile& tile, const Sums& o, const float (&factor)[2],
                                       Pass pass) const {
-    const float reached = pass == Pass::positive ? infinity() : -infinity();
+    const float reached = infinity_of(pass);
     const Work work = warp.work_of(tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
