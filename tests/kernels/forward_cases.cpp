@@ -72,6 +72,36 @@ std::vector<Case> infinite_values() {
   return cases;
 }
 
+/// V's columns in parts, a launch each: two whole ones, also over splits; the second cut, by elements; three, odd, in f32.
+std::vector<Case> wide_heads() {
+  Case latent = several_tiles("wide_heads_576_512", 512);
+  latent.head_dim_qk = 576;
+  latent.wants_row_max = true;
+  latent.has_sinks = true;
+  Case split = started("wide_heads_split", Dtype::bf16);
+  split.seqlen_q = 1;
+  split.seqlen_kv = 600;
+  split.num_heads_q = 6;
+  split.num_heads_kv = 1;
+  split.head_dim_qk = 576;
+  split.head_dim_v = 512;
+  Case cut = several_tiles("wide_heads_40_300", 40);
+  cut.head_dim_v = 300;
+  cut.dtype = Dtype::f16;
+  cut.dropout = kSomeDropped;
+  cut.out_layout = Layout::strided_dim;
+  Case column = several_tiles("wide_heads_264_513", 264);
+  column.head_dim_v = 513;
+  column.out_dtype = Dtype::f32;
+  column.seqlen_q = 40;
+  Case infinite = split;
+  infinite.label = "wide_heads_infinite";
+  infinite.seqlen_q = 2;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  return {latent, split, cut, column, infinite};
+}
+
 }  // namespace
 
 Case with_extreme_scores(Case problem) {
@@ -149,6 +179,7 @@ std::vector<Case> kernel_cases() {
   many.dtype = Dtype::f32;
   many.sequences = many_sequences(33);
   cases.push_back(std::move(many));
+  std::ranges::move(wide_heads(), std::back_inserter(cases));
   std::ranges::move(infinite_values(), std::back_inserter(cases));
   std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
   return cases;
