@@ -5,6 +5,7 @@
 
 #include "core/philox.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -191,6 +192,36 @@ TEST(ForwardLaunch, LatentDecodeLeavesSmsFree) {
   };
   EXPECT_EQ(num_ctas(0), 13U);
   EXPECT_EQ(num_ctas(4), 9U);
+}
+
+/// Each part of V's columns with the combine kernel that joins its splits, before the next part writes there.
+TEST(ForwardLaunch, WideHeadsAreLaunchedPartByPart) {
+  Call call(1, 8192, 16);
+  const auto view_of = [&](std::int64_t seqlen, std::int64_t heads, std::int64_t head_dim) {
+    const std::array shape{std::int64_t{2}, seqlen, heads, head_dim};
+    return TensorView(call.memory, make_spec(Dtype::bf16, shape));
+  };
+  call.args.q = view_of(1, 16, 576);
+  call.args.k = view_of(8192, 1, 576);
+  call.args.v = view_of(8192, 1, 500);
+  call.args.out = view_of(1, 16, 500);
+  call.prepare(typical_device(8, 0));
+  ASSERT_EQ(call.plan.candidate, Sm80ForwardWide::kName);
+  const WideLaunch wide =
+      Sm80ForwardWide::prepare(call.problem, call.plan, call.args, nullptr, call.memory, {});
+  const KernelLaunches launches = wide.launches(call.plan);
+  ASSERT_EQ(launches.size(), 4U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(launches.begin()[2 * i].role, KernelRole::main);
+    EXPECT_EQ(launches.begin()[2 * i].params, &wide.parts[i].params);
+    EXPECT_EQ(launches.begin()[2 * i + 1].params, &wide.parts[i].combine_params);
+    EXPECT_EQ(wide.parts[i].params.head_dim_v, i == 0 ? 256 : 244);
+    const void* const begin = reinterpret_cast<std::byte*>(call.memory) + i * 512;
+    EXPECT_EQ(wide.parts[i].params.v.data, begin);
+    EXPECT_EQ(wide.parts[i].params.out.data, begin);
+    EXPECT_EQ(wide.parts[i].combine_params.out.data, begin);
+    EXPECT_EQ(wide.parts[i].combine_params.head_dim_v, i == 0 ? 256 : 244);
+  }
 }
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
