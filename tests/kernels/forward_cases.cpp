@@ -72,7 +72,8 @@ std::vector<Case> infinite_values() {
   return cases;
 }
 
-/// V's columns in parts, a launch each: two whole ones, also over splits; the second cut, by elements; three, odd, in f32.
+/// V's columns in parts, a launch each: two whole ones, also over splits; the second cut, by elements; three, odd, in
+/// f32.
 std::vector<Case> wide_heads() {
   Case latent = several_tiles("wide_heads_576_512", 512);
   latent.head_dim_qk = 576;

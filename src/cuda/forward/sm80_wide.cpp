@@ -16,8 +16,8 @@ namespace {
 /// Sums of a thread's 16 rows: half of its registers.
 constexpr std::int64_t kColumnsOfPart = 256;
 
-/// 16 rows a warp. The first that fits: keys and queries of 576 and a part of 256 take 180 KB, 127 KB and 90 KB, as GPUs
-/// of 9.0, 8.0 and 8.6 have them.
+/// 16 rows a warp. The first that fits: keys and queries of 576 and a part of 256 take 180 KB, 127 KB and 90 KB, as
+/// GPUs of 9.0, 8.0 and 8.6 have them.
 struct Tile {
   std::int32_t num_warps, tile_kv, stages;
 };
