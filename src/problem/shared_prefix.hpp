@@ -79,7 +79,7 @@ PrefixCalls split_at_prefix(const AttentionDecode& args, const TensorView& q,
 PrefixCalls measure_prefix(const AttentionDecode& args, const TensorView& q,
                            const PrefixPrograms& programs);
 
-/// What shapes tell, after decode_batch: lengths, groups, rows that are no sequence.
+/// What follows from shapes, after decode_batch: lengths, groups, rows that are no sequence.
 void check_shared_prefix(const AttentionDecode& args, std::string_view where);
 /// What tensors hold, on the host alone: after validate_cache.
 void check_prefix_lengths(const AttentionDecode& args, std::string_view where);

@@ -7,10 +7,10 @@
 // sm80/attention_forward_f32 sums, and how kernels that stream a cache compute a row again (common/careful_row.cuh).
 //
 // Tensor cores sum rows together, those that see a key and those that do not. There, rows whose sums were not finite
-// are computed again in passes by the kernel's own loop: such elements are taken out of V, and then, once for each sign,
-// indicators are multiplied: 1 where V holds one, 1 where a row sees the key. What is not 0 among those sums names the
-// elements of O that infinity or NaN reaches. All rows of a tile cost three times the first pass so; key by key, by a
-// warp each, they would cost far more.
+// are computed again in passes by the kernel's own loop: such elements are taken out of V, and then, once for each
+// sign, indicators are multiplied: 1 where V holds one, 1 where a row sees the key. What is not 0 among those sums
+// names the elements of O that infinity or NaN reaches. All rows of a tile cost three times the first pass so; key by
+// key, by a warp each, they would cost far more.
 //
 // Either way the common path pays for looking at the sums.
 #pragma once
