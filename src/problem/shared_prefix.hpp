@@ -60,8 +60,8 @@ struct PrefixSource {
   TensorView cu_sequences{};   // not given: one group
   std::int64_t batch = 0, num_groups = 0, num_rows = 0;
   std::int64_t num_keys = 0;  // of the prefix
-  std::int64_t skipped_rows =
-      0;  // rows of the cache before those that views of the suffix begin with
+  // rows of the cache before those that views of the suffix begin with
+  std::int64_t skipped_rows = 0;
 };
 
 struct PrefixCalls {

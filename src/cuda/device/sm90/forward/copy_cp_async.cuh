@@ -203,8 +203,8 @@ class CpAsyncCopies {
 
   const Cta<spec>& cta_;
   const int loader_;
-  SharedAddress under_way_ =
-      kNothing;  // the barrier of the newest group of copies, where it is not announced
+  // the barrier of the newest group of copies, where it is not announced
+  SharedAddress under_way_ = kNothing;
   std::int32_t pages_ = 0;
   bool has_pages_ = false;  // what was looked up before the last kv tile's keys has landed
 };
