@@ -14,7 +14,7 @@
 namespace fovea::cuda {
 namespace {
 
-/// Addresses are told, never read.
+/// Addresses are passed on, never read.
 struct Call {
   alignas(16) std::uint16_t memory[64] = {};
   AttentionForward args;
@@ -227,6 +227,31 @@ TEST(ForwardLaunch, WideHeadsAreLaunchedPartByPart) {
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
   Call call(0, 500, 6);
   EXPECT_EQ(call.decode_on_hopper(132).num_ctas, 0U);
+}
+
+/// TMA knows no tensor without rows.
+TEST(ForwardLaunch, HopperLaunchesNothingForNoPackedRows) {
+  Call call(8, 4096, 16);  // eight heads of a group and eight queries: a tile
+  call.problem.is_varlen = call.problem.is_cached = true;
+  call.problem.cache.has_aligned_rows = true;
+  call.problem.total_q = 100;
+  call.plan = choose_forward(call.problem, typical_device(9, 0));
+  ASSERT_EQ(call.plan.candidate, Sm90Forward::kName);
+  ASSERT_TRUE(call.plan.spec->has_packed_q);
+  const auto packed = [&](std::int64_t rows) {
+    const std::array<std::int64_t, 3> shape{rows, 16, 64};
+    return TensorView(call.memory, make_spec(Dtype::bf16, shape));
+  };
+  const KvCache tensors{.k = call.args.k, .v = call.args.v};
+  const GrownCache cache{.cache = tensors};
+  const auto num_ctas = [&](std::int64_t rows) {
+    call.args.q = call.args.out = packed(rows);
+    return Sm90Forward::prepare(call.problem, call.plan, call.args, &cache, call.memory,
+                                [](const auto&, const void*) { return TensorMapParam{}; })
+        .num_ctas;
+  };
+  EXPECT_EQ(num_ctas(3), 2U * 2 * 8);  // sequences, kv heads, splits of 512 keys
+  EXPECT_EQ(num_ctas(0), 0U);
 }
 
 TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {
