@@ -1,7 +1,7 @@
-// Head dims above 256 by sm80/attention_forward: a launch for each part of V's columns, whose sums its registers hold.
-// Each computes the scores again, which is what that costs: keys of 576 and values of 512, in two parts, 1.53 times the
-// products (a thread holds 16 rows of 256 columns, and nothing else would leave mma.sync). The kernel's code is as for
-// narrow heads; read sm80.hpp for it.
+// Head dims above 256 by sm80/attention_forward: a launch for each part of V's columns, whose sums a warp's registers
+// hold. Each computes the scores again, which is what that costs: keys of 576 and values of 512, in two parts, are 1.53
+// times the products. The kernel's code is as for narrow heads: read sm80.hpp for it, and for the bound
+// docs/kernels/attention_forward_sm80.md, "Wide heads".
 #pragma once
 
 #include <array>
