@@ -122,7 +122,7 @@ struct BackwardReport {
   double milliseconds = 0;
 };
 
-/// All that a run has to tell.
+/// All that a run reports.
 struct Report {
   Explanation explanation;
   VisibleWork work;

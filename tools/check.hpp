@@ -22,8 +22,8 @@ struct Difference {
   double relative_l2 = 0;  // |got - expected| / |expected|
   double allowed_relative_l2 = 0;
   std::int64_t num_wrong = 0;  // elements beyond what is allowed
-  std::int64_t num_beyond_f32 =
-      0;  // elements whose scores or sums leave the range of f32, and are finite in fp64
+  // elements whose scores or sums leave the range of f32, and are finite in fp64
+  std::int64_t num_beyond_f32 = 0;
   bool passes() const { return num_wrong == 0 && relative_l2 <= allowed_relative_l2; }
 };
 

@@ -25,9 +25,9 @@ cuda::jit::DeviceText rate_text();
 std::vector<cuda::jit::KernelText> rate_kernels(cuda::jit::Architecture architecture);
 
 struct GpuBounds {
-  double product_gflops =
-      0;                  // bf16 products of tensor cores, operands in registers or shared memory
-  double fma_gflops = 0;  // fp32 multiply-adds in registers
+  // bf16 products of tensor cores, operands in registers or shared memory
+  double product_gflops = 0;
+  double fma_gflops = 0;      // fp32 multiply-adds in registers
   double copy_gigabytes = 0;  // read and written a second, by a copy on the device
 
   Bounds of(Dtype inputs) const;

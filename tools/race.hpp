@@ -38,8 +38,8 @@ struct Verdict {
     std::size_t contender = 0;
     std::string reason;
   };
-  bool is_decided =
-      false;  // false: time was up, or contender 0 may not run; nothing below but `out` counts
+  // false: time was up, or contender 0 may not run; nothing below but `out` counts
+  bool is_decided = false;
   std::size_t winner = 0;      // 0: the table's choice stands
   double seconds = 0;          // of the winner, its median of the finals
   double default_seconds = 0;  // of contender 0

@@ -85,7 +85,7 @@ cuda::Tuning read_earlier(const TuneOptions& options, std::string& words) {
   return {};
 }
 
-/// All that a run has to tell.
+/// All that a run reports.
 struct Report {
   std::string gpu;
   std::vector<TuneRow> rows;

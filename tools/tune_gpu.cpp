@@ -103,7 +103,7 @@ struct GpuTrack::Impl {
     compile_all();
   }
 
-  /// On all cores, into the cache on the disk: what fails is told when the kernel is asked for.
+  /// On all cores, into the cache on the disk: what fails is reported when the kernel is asked for.
   void compile_all() const {
     const auto architecture = cuda::jit::architecture_of(gpu.context().info());
     std::atomic<std::size_t> next = 0;

@@ -1,9 +1,11 @@
-// What a warm Plan::run costs the host on a GPU, as a whole and in parts. Bar: 5 us.
+// What a warm Plan::run and DecodePlan::run cost the host on a GPU, as a whole and in parts; captured tensors move from
+// call to call. Bar: 3 us above the launches, each of which costs what driver/launch says.
 //
-//   plan_run_bench --benchmark_filter='run/causal'
+//   plan_run_bench --benchmark_filter='run/'
 //
-// Without a GPU, the parts that need none. Runs come in bursts with a wait between them, for a full queue would make
-// the host wait.
+// Without a driver, the parts that need none. All but what a launch costs is to be had without a GPU, over the fake
+// driver of the tests as the process' own: a folder with it as libcuda.so.1 in LD_LIBRARY_PATH (and NVRTC). Runs come
+// in bursts with a wait between them, for a full queue would make the host wait.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -12,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "fovea/kv_cache.hpp"
 
@@ -29,6 +32,7 @@ namespace {
 constexpr int kBurst = 32;
 constexpr int kBursts = 300;
 constexpr std::int64_t kBatch = 1, kRows = 128, kHeads = 2, kHeadDim = 64;
+constexpr std::int64_t kDecodedKeys = 1024;  // of more than one split
 
 /// A call whose tensors lie somewhere on a GPU; nothing but addresses is looked at before the launch.
 struct Call {
@@ -79,23 +83,63 @@ void time_bursts(benchmark::State& state, const std::function<void()>& run,
   }
 }
 
+/// Programs over tensors of a GPU that calls take in turn: the same formula, other addresses.
+constexpr std::size_t kTensors = 16;
+
+template <class Program, class Make>
+std::vector<Program> programs_over(std::byte* at, const TensorSpec& shape, const Make& make) {
+  TensorSpec spec = shape;
+  spec.device = Device::cuda(0);
+  std::vector<Program> all;
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    all.push_back(make(TensorView(static_cast<void*>(at), spec)));
+    at += std::size_t{1} << 16U;
+  }
+  return all;
+}
+
+std::vector<ScoreMod> biases(std::byte* at, std::int64_t rows, std::int64_t keys) {
+  return programs_over<ScoreMod>(at, make_spec(Dtype::f32, std::array{rows, keys}),
+                                 [](const TensorView& table) { return bias(table); });
+}
+
+std::vector<MaskMod> document_masks(std::byte* at) {
+  return programs_over<MaskMod>(at, make_spec(Dtype::i32, std::array{kBatch, kRows}),
+                                [](const TensorView& ids) { return documents(ids); });
+}
+
 struct Variant {
   const char* name;
-  MaskMod mask;
-  float dropout;
+  std::vector<ScoreMod> scores{1};
+  std::vector<MaskMod> masks{1};
+  float dropout = 0;
 };
 
-/// Hopper's kernel where it is one; with dropout the one of sm_80.
-std::array<Variant, 3> variants() {
-  return {Variant{"full", {}, 0}, {"causal", causal(), 0}, {"dropout", {}, 0.1F}};
+/// Where captured tensors lie: nothing reads them before the launch.
+std::byte* captured_memory() { return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 33U); }
+
+std::vector<Variant> variants() {
+  return {{.name = "full"},
+          {.name = "causal", .masks = {causal()}},
+          {.name = "dropout", .dropout = 0.1F},
+          {.name = "bias", .scores = biases(captured_memory(), kRows, kRows)},
+          {.name = "documents", .masks = document_masks(captured_memory())}};
 }
 
 void time_run(benchmark::State& state, const Variant& variant) {
-  const Call call(true, variant.mask, variant.dropout);
+  Call call(true, variant.masks[0], variant.dropout);
+  call.args.score = variant.scores[0];
   const Plan plan = fovea::plan(problem_of(call.args));
   state.SetLabel(plan.explain().kernel);
+  std::size_t i = 0;
   time_bursts(
-      state, [&] { plan.run(call.args); }, [&] { call.stream->synchronize(); });
+      state,
+      [&] {
+        call.args.score = variant.scores[++i % variant.scores.size()];
+        call.args.mask = variant.masks[i % variant.masks.size()];
+        plan.run(call.args);
+      },
+      [&] { call.stream->synchronize(); });
 }
 
 /// The convenience call: the plan is found again, the workspace is the caller's.
@@ -105,9 +149,8 @@ void time_call(benchmark::State& state) {
       state, [&] { attention_forward(call.args); }, [&] { call.stream->synchronize(); });
 }
 
-/// One token for each of eight sequences, appended and turned.
-void time_decode(benchmark::State& state) {
-  const Call memory(true);
+/// One token for each of eight sequences over pages.
+AttentionDecode decode_call(const Call& memory) {
   constexpr std::int64_t kSequences = 8, kPages = 64, kPageSize = 16;
   auto* at = static_cast<std::byte*>(memory.memory->data());
   const auto tensor = [&](Dtype dtype, auto... extents) {
@@ -121,14 +164,39 @@ void time_decode(benchmark::State& state) {
                        .out = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim)};
   args.cache.k = tensor(Dtype::bf16, kPages, kPageSize, kHeads, kHeadDim);
   args.cache.v = tensor(Dtype::bf16, kPages, kPageSize, kHeads, kHeadDim);
-  args.cache.page_table = tensor(Dtype::i32, kSequences, 8);
+  args.cache.page_table = tensor(Dtype::i32, kSequences, kDecodedKeys / kPageSize);
   args.cache.seqlens = tensor(Dtype::i32, kSequences);
   args.append = {.k = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim),
                  .v = tensor(Dtype::bf16, kSequences, 1, kHeads, kHeadDim)};
   args.workspace = {at, std::size_t{4} << 20U};
   args.stream = memory.args.stream;
+  return args;
+}
+
+/// The token appended, the plan found again.
+void time_decode(benchmark::State& state) {
+  const Call memory(true);
+  const AttentionDecode args = decode_call(memory);
   time_bursts(
       state, [&] { attention_decode(args); }, [&] { memory.stream->synchronize(); });
+}
+
+/// Through a plan. appends: a launch more.
+void time_decode_plan(benchmark::State& state, bool appends, const std::vector<ScoreMod>& scores) {
+  const Call memory(true);
+  AttentionDecode args = decode_call(memory);
+  if (!appends) args.append = {};
+  args.score = scores[0];
+  const DecodePlan plan = plan_decode(args, kDecodedKeys);
+  state.SetLabel(plan.explain().kernel);
+  std::size_t i = 0;
+  time_bursts(
+      state,
+      [&] {
+        args.score = scores[++i % scores.size()];
+        plan.run(args);
+      },
+      [&] { memory.stream->synchronize(); });
 }
 
 // ---- parts, which need no GPU ----
@@ -236,6 +304,16 @@ void add_benchmarks() {
   benchmark::RegisterBenchmark("attention_decode/append", time_decode)
       ->UseManualTime()
       ->Iterations(kBursts);
+  const auto add_decode = [](const char* name, bool appends, const std::vector<ScoreMod>& scores) {
+    benchmark::RegisterBenchmark(
+        name, [=](benchmark::State& state) { time_decode_plan(state, appends, scores); })
+        ->UseManualTime()
+        ->Iterations(kBursts);
+  };
+  const std::vector<ScoreMod> none(1);
+  add_decode("decode_plan/plain", false, none);
+  add_decode("decode_plan/append", true, none);
+  add_decode("decode_plan/bias", false, biases(captured_memory(), 1, kDecodedKeys));
   benchmark::RegisterBenchmark("driver/four_tensor_maps", time_tensor_maps);
   benchmark::RegisterBenchmark("part/sm90_launch", time_sm90_launch);
   for (const int bytes : {8, 512, 1024, 2048, 4000}) {

@@ -51,8 +51,8 @@ struct AttentionForward {
   // optional for attention_forward, required by Plan::run where workspace_bytes() > 0
   std::span<std::byte> workspace{};
   Executor* executor = nullptr;  // cpu; default: the runtime's pool
-  void* stream =
-      nullptr;  // cuda: the CUstream that the call is enqueued on; null: the default stream
+  // cuda: the CUstream that the call is enqueued on; null: the default stream
+  void* stream = nullptr;
 };
 
 /// Exact attention, forward: out = softmax(mask(score(scale * q kᵀ))) v, lse = log Σ exp(score).

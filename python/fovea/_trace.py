@@ -1036,7 +1036,7 @@ def _names_in(code: types.CodeType) -> set[str]:
     return names
 
 
-# ---- The door ----
+# ---- Callables as programs ----
 
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep

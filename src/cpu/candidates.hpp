@@ -26,11 +26,11 @@ struct ForwardSpec {
   bool is_split = false;    // f16 inputs as sums of bf16 numbers
   std::int64_t lanes = 0;   // rows in a panel
   std::int64_t panels = 1;  // most panels in a work item: they share one load of K and V tiles
-  std::int64_t tile_kv =
-      128;  // keys in a tile; bits depend on it, so it never depends on threads or batch
+  // keys in a tile; bits depend on it, so it never depends on threads or batch
+  std::int64_t tile_kv = 128;
   std::int64_t map_keys = kSubTileKeys;  // granularity of the block map
-  std::int64_t tiles_per_split =
-      0;  // where one panel holds all rows: kv tiles that are summed before states are merged
+  // where one panel holds all rows: kv tiles that are summed before states are merged
+  std::int64_t tiles_per_split = 0;
   bool operator==(const ForwardSpec&) const = default;
 };
 

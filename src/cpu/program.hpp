@@ -103,8 +103,8 @@ struct StepOperand {
 /// One operation of a program on a tile, its operands found.
 struct ProgramStep {
   StepOp op = StepOp::call;
-  bool loads_value =
-      false;             // from `value`, with a value for each score; not for ops of two operands
+  // from `value`, with a value for each score; not for ops of two operands
+  bool loads_value = false;
   bool is_last = false;  // of a group: a store
   StepOperand value{}, x{}, y{};
   const expr::Instruction* instruction = nullptr;  // of a call

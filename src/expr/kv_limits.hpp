@@ -1,4 +1,4 @@
-// Masks that show each row one range of keys, told by comparisons of kv_idx itself: causal, windows, their
+// Masks that show each row one range of keys, known from comparisons of kv_idx itself: causal, windows, their
 // conjunctions. A kernel then finds two limits a row, and compares a key with them instead of evaluating the formula.
 #pragma once
 

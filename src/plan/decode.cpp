@@ -135,7 +135,7 @@ void require_length(std::int64_t max_seqlen_kv, std::string_view where) {
           fmt::format("max_seqlen_kv is {}; expected 0 to {}", max_seqlen_kv, kMostKeys));
 }
 
-/// All that is told by the cache and by which tokens belong to whom. Returns the keys of the longest sequence.
+/// All that the cache and the owners of tokens ask of a call. Returns the keys of the longest sequence.
 std::int64_t validate_tokens(const AttentionDecode& call) {
   const std::int64_t batch = decode_batch(call, kDecode);
   validate_query_offsets(call, kDecode);

@@ -58,7 +58,7 @@ class CacheDoor {
     return longest;
   }
 
-  /// All that shapes tell.
+  /// All that follows from shapes.
   std::int64_t check_room() const {
     const std::int64_t capacity = std::min(cache_capacity(cache_), kMaxSeqlen);
     if (new_tokens_.each > capacity) {

@@ -20,9 +20,9 @@ constexpr std::int64_t kMaxRows = std::numeric_limits<std::int32_t>::max();
 
 std::string shown(const TensorView& view) { return view ? to_string(view.spec()) : "missing"; }
 
-class Door {
+class RotaryChecks {
  public:
-  Door(const ApplyRotary& args, std::string_view where)
+  RotaryChecks(const ApplyRotary& args, std::string_view where)
       : args_(args), checks_(where, args.x.spec().device) {}
 
   void check() const {
@@ -120,7 +120,7 @@ class Door {
     const std::int64_t most = args_.cos.size(0);
     for (std::int64_t i = 0; i < rotary_batch(args_); ++i) {
       for (std::int64_t row = 0; row < rows.count(i); ++row) {
-        // Without positions the first and the last row tell all.
+        // Without positions the first and the last row bound all.
         if (!args_.positions && row > 0 && row + 1 < rows.count(i)) continue;
         const std::int64_t position = rotary_position(args_, rows, {i, row});
         if (position >= 0 && position < most) continue;
@@ -151,6 +151,8 @@ std::int64_t rotary_position(const ApplyRotary& args, const SequenceRows& rows,
   return index + (args.offsets ? index_at(args.offsets, sequence) : 0);
 }
 
-void validate_rotary(const ApplyRotary& args, std::string_view where) { Door(args, where).check(); }
+void validate_rotary(const ApplyRotary& args, std::string_view where) {
+  RotaryChecks(args, where).check();
+}
 
 }  // namespace fovea

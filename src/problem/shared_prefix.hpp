@@ -60,8 +60,8 @@ struct PrefixSource {
   TensorView cu_sequences{};   // not given: one group
   std::int64_t batch = 0, num_groups = 0, num_rows = 0;
   std::int64_t num_keys = 0;  // of the prefix
-  std::int64_t skipped_rows =
-      0;  // rows of the cache before those that views of the suffix begin with
+  // rows of the cache before those that views of the suffix begin with
+  std::int64_t skipped_rows = 0;
 };
 
 struct PrefixCalls {
@@ -79,7 +79,7 @@ PrefixCalls split_at_prefix(const AttentionDecode& args, const TensorView& q,
 PrefixCalls measure_prefix(const AttentionDecode& args, const TensorView& q,
                            const PrefixPrograms& programs);
 
-/// What shapes tell, after decode_batch: lengths, groups, rows that are no sequence.
+/// What follows from shapes, after decode_batch: lengths, groups, rows that are no sequence.
 void check_shared_prefix(const AttentionDecode& args, std::string_view where);
 /// What tensors hold, on the host alone: after validate_cache.
 void check_prefix_lengths(const AttentionDecode& args, std::string_view where);

@@ -32,8 +32,8 @@ float key_weight(float exponent);
 struct PlainResult {
   std::vector<double> out, lse, row_max;
   double largest_score = 0;  // max |final score| over visible keys and sinks
-  double largest_average =
-      0;  // max over out of Σ weight · |v| : what a relative error of the weights is relative to
+  // max over out of Σ weight · |v| : what a relative error of the weights is relative to
+  double largest_average = 0;
   double largest_value = 0;    // max |v| of a visible key, as what is kept by dropout counts it
   std::int64_t most_keys = 0;  // that a row sees
 };

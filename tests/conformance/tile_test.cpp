@@ -58,6 +58,9 @@ TEST(SharedTile, HasAPlaceForEveryByte) {
   expect_every_byte_once<SharedTile<16, 128, Swizzle::bytes64>>();
   expect_every_byte_once<SharedTile<24, 64, Swizzle::bytes32>>();
   expect_every_byte_once<SharedTile<8, 48, Swizzle::none>>();
+  expect_every_byte_once<JoinedTile<16, 256>>();
+  expect_every_byte_once<JoinedTile<24, 192>>();
+  expect_every_byte_once<JoinedTile<8, 96>>();
 }
 
 TEST(SharedTile, PanelsFollowEachOther) {
@@ -66,6 +69,42 @@ TEST(SharedTile, PanelsFollowEachOther) {
   EXPECT_EQ(tile.at(0, 128), 1024U + 64 * 128);
   EXPECT_EQ(tile.at(3, 128), 1024U + 64 * 128 + 3 * 128 + 3 * 16);
   EXPECT_EQ(tile.panel(1), 1024U + 64 * 128);
+}
+
+TEST(SharedTile, JoinedRowsAreWhole) {
+  const JoinedTile<24, 192> tile{1024};  // three panels of 64 bytes
+  EXPECT_EQ(tile.at(1, 0), 1024U + 192);
+  EXPECT_EQ(tile.at(0, 64), 1024U + 64);
+  EXPECT_EQ(tile.at(5, 64), 1024U + 5 * 192 + 64 + 2 * 16);
+}
+
+TEST(SharedTile, EightJoinedRowsOfAColumnLieInDifferentBanks) {
+  const auto check = [](const auto& tile) {
+    for (int chunk = 0; chunk < tile.kChunks; ++chunk) {
+      std::set<std::uint32_t> banks;
+      for (int row = 0; row < 8; ++row) banks.insert(tile.chunk(row, chunk) / 16 % 8);
+      EXPECT_EQ(banks.size(), 8U) << tile.kRowBytes << " bytes, chunk " << chunk;
+    }
+  };
+  check(JoinedTile<8, 64>{0});
+  check(JoinedTile<8, 128>{0});
+  check(JoinedTile<8, 192>{0});
+  check(JoinedTile<8, 512>{0});
+}
+
+TEST(SharedTile, ChunksAheadAreOneXorAway) {
+  const auto check = [](const auto& tile) {
+    for (int row = 0; row < tile.kRows; ++row) {
+      for (int chunk = 0; chunk < tile.kChunks; ++chunk) {
+        EXPECT_EQ(tile.chunk_ahead(tile.chunk(row, chunk % 2), chunk / 2 * 2),
+                  tile.chunk(row, chunk))
+            << "row " << row << ", chunk " << chunk;
+      }
+    }
+  };
+  check(SharedTile<64, 256, Swizzle::bytes128>{1024});
+  check(JoinedTile<16, 256>{1024});
+  check(JoinedTile<16, 192>{1024});
 }
 
 TEST(MatrixDescriptor, OfAKMajorTile) {

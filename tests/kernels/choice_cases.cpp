@@ -26,6 +26,7 @@ const std::vector<NamedChoice>& named_choices() {
       {"choice_sm80_not_split", {{&Tile::is_split, 0}, {&Tile::stages, 3}}},
       // What fits GPUs of 8.6.
       {"choice_plain_latent", {{&Tile::tile_q, 16}, {&Tile::tile_kv, 8}}},
+      {"choice_wide_two_warps", {{&Tile::tile_q, 32}}},
       // Keys of three times two panels: more than the rows of a tile.
       {"choice_hopper_long_tile", {{&Tile::tile_q, 128}, {&Tile::tile_kv, 192}}},
       {"choice_hopper_three_stages",
@@ -73,7 +74,12 @@ std::vector<Case> sm80_choice_cases() {
   latent.seqlen_q = 5;
   latent.seqlen_kv = 19;
   latent.num_heads_q = 4;
-  return {latent, several_tiles("choice_sm80_three_stages", 64, 280),
+  Case wide = latent;
+  wide.label = "choice_wide_two_warps";
+  wide.seqlen_q = 19;
+  wide.seqlen_kv = 70;
+  latent.dtype = Dtype::f32;
+  return {latent, wide, several_tiles("choice_sm80_three_stages", 64, 280),
           several_tiles("choice_sm80_wide_rows", 64, 150), few_rows("choice_sm80_not_split", 64)};
 }
 

@@ -35,7 +35,8 @@ std::vector<Case> decode_cases() {
                              with("nothing_visible"),
                              with("infinite_values"),
                              with("infinite_values_capped"),
-                             with("infinite_values_dropout_seed")};
+                             with("infinite_values_dropout_seed"),
+                             with("infinite_values_climbing")};
   cases[1].distribution = Distribution::heavy_tailed;
   cases[1].dtype = Dtype::f16;
   cases[1].head_dim_qk = 72;
@@ -55,7 +56,7 @@ std::vector<Case> decode_cases() {
   programs.mask = parse_mask_mod("doc[batch, q_idx + 529] == doc[batch, kv_idx]", captures);
   cases[6].mask = mask_mod([](auto x) { return x.kv_idx < 0; });
   // Rows see some of them: which sums are infinite, and which are both. Small: each row goes key by key.
-  for (Case* infinite : {&cases[7], &cases[8], &cases[9]}) {
+  for (Case* infinite : {&cases[7], &cases[8], &cases[9], &cases[10]}) {
     infinite->has_infinite_values = true;
     infinite->batch = 1;
     infinite->num_heads_q = 2;
@@ -70,6 +71,9 @@ std::vector<Case> decode_cases() {
   cases[9].reads_dropout_seed = true;
   cases[8].dtype = Dtype::f16;
   cases[8].head_dim_qk = cases[8].head_dim_v = 72;
+  // Keys on the right leave those on the left no weight that a float has: infinity stays in the sum.
+  cases[10].score = parse_score_mod("score + 2 * kv_idx");
+  cases[10].head_dim_qk = cases[10].head_dim_v = 104;
   Case extreme = with("extreme");
   extreme.seqlen_q = 6;
   extreme.num_heads_q = 2;

@@ -27,13 +27,20 @@ CombineFunction combine_of_splits(int most_splits) {
 }
 
 /// Of packed queries nobody asks for row maxima.
-template <Element element>
+template <Element element, int most_splits>
 inline constexpr CombineSpec kPackedSpec{
-    .out_element = element, .is_chained = true, .has_packed_q = true};
+    .out_element = element, .is_chained = true, .has_packed_q = true, .most_splits = most_splits};
+
+template <Element element, int kAtOnce>
+CombineFunction combine_of_packed(int most_splits) {
+  if (most_splits == 16) return run_combine<kPackedSpec<element, 16>, kAtOnce>;
+  if (most_splits == 32) return run_combine<kPackedSpec<element, 32>, kAtOnce>;
+  return run_combine<kPackedSpec<element, kMostSplits>, kAtOnce>;
+}
 
 template <Element element, int kAtOnce>
 CombineFunction combine_to(const ForwardSpec& spec) {
-  if (spec.has_packed_q) return run_combine<kPackedSpec<element>, kAtOnce>;
+  if (spec.has_packed_q) return combine_of_packed<element, kAtOnce>(spec.most_splits);
   return spec.wants_row_max ? combine_of_splits<element, true, kAtOnce>(spec.most_splits)
                             : combine_of_splits<element, false, kAtOnce>(spec.most_splits);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/emulator/tensor_map.hpp"
+#include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -109,14 +110,22 @@ void run_emulated(const Run& run, Emulation& emulation) {
   void* workspace = plan.workspace_bytes == 0
                         ? nullptr
                         : emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
+  const auto launch = [&](cuda::ForwardLaunch& call) {
+    build_tables(plan, call, emulation);
+    emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
+                     [&] { cuda::forward_named(run.label)(call.params); });
+    clear_rows(call, emulation);
+    if (plan.spec->is_split) join_splits(run, plan, call, emulation);
+  };
+  if (plan.candidate == cuda::Sm80ForwardWide::kName) {
+    cuda::WideLaunch call = cuda::Sm80ForwardWide::prepare(run.problem, plan, run.args, run.cache,
+                                                           workspace, encode_for_emulator);
+    for (int i = 0; i < call.num_parts; ++i) launch(call.parts[static_cast<std::size_t>(i)]);
+    return;
+  }
   cuda::ForwardLaunch call =
       cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
-  build_tables(plan, call, emulation);
-  emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
-                   [&] { cuda::forward_named(run.label)(call.params); });
-  clear_rows(call, emulation);
-  if (!plan.spec->is_split) return;
-  join_splits(run, plan, call, emulation);
+  launch(call);
 }
 
 namespace {
@@ -180,8 +189,8 @@ void run_hopper(const Run& run, Emulation& emulation) {
                         reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
   emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
-  if (!plan.spec->is_split) return;
-  join_splits(run, plan, call.common, emulation);
+  if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+  clear_rows(call.common, emulation);
 }
 
 cuda::DeviceTraits small_hopper() {

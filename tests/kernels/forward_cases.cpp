@@ -63,8 +63,44 @@ std::vector<Case> infinite_values() {
   dropped.label = "infinite_values_dropout_f32";
   dropped.dtype = Dtype::f32;
   cases.push_back(std::move(dropped));
+  // Scores climb, so that later tiles leave earlier ones no weight that a float has: infinity stays in the sum.
+  Case climbing = several_tiles("infinite_values_climbing_f32", 64);
+  climbing.score = parse_score_mod("score + 4 * kv_idx");
+  climbing.dtype = Dtype::f32;
+  cases.push_back(std::move(climbing));
   for (Case& each : cases) each.has_infinite_values = true;
   return cases;
+}
+
+/// V's columns in parts, a launch each: two whole ones, also over splits; the second cut, by elements; three, odd, in
+/// f32.
+std::vector<Case> wide_heads() {
+  Case latent = several_tiles("wide_heads_576_512", 512);
+  latent.head_dim_qk = 576;
+  latent.wants_row_max = true;
+  latent.has_sinks = true;
+  Case split = started("wide_heads_split", Dtype::bf16);
+  split.seqlen_q = 1;
+  split.seqlen_kv = 600;
+  split.num_heads_q = 6;
+  split.num_heads_kv = 1;
+  split.head_dim_qk = 576;
+  split.head_dim_v = 512;
+  Case cut = several_tiles("wide_heads_40_300", 40);
+  cut.head_dim_v = 300;
+  cut.dtype = Dtype::f16;
+  cut.dropout = kSomeDropped;
+  cut.out_layout = Layout::strided_dim;
+  Case column = several_tiles("wide_heads_264_513", 264);
+  column.head_dim_v = 513;
+  column.out_dtype = Dtype::f32;
+  column.seqlen_q = 40;
+  Case infinite = split;
+  infinite.label = "wide_heads_infinite";
+  infinite.seqlen_q = 2;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  return {latent, split, cut, column, infinite};
 }
 
 }  // namespace
@@ -144,6 +180,7 @@ std::vector<Case> kernel_cases() {
   many.dtype = Dtype::f32;
   many.sequences = many_sequences(33);
   cases.push_back(std::move(many));
+  std::ranges::move(wide_heads(), std::back_inserter(cases));
   std::ranges::move(infinite_values(), std::back_inserter(cases));
   std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
   return cases;

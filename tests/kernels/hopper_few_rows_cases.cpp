@@ -109,11 +109,40 @@ std::vector<NamedCacheCase> hopper_few_rows_cache_cases() {
   poisoned.nan_key = 297;
   CacheCase slot_poisoned = poisoned;
   slot_poisoned.page_size = 0;
+  // Packed queries: of each sequence those it has, up to 64 rows; behind them in the tile are the next one's. Some have
+  // none, some no keys.
+  CacheCase packed = base_cache(0, 4, 1, 16);
+  packed.seqlens = {1100, 8, 71, 0, 530, 17};
+  packed.packed_q = {9, 0, 16, 2, 1, 3};
+  packed.packed_new = packed.packed_q;
+  packed.packed_new[3] = 0;
+  packed.has_max_seqlen_q = packed.has_sinks = packed.has_page_list = true;
+  packed.mask = causal();
+  CacheCase packed_slots = packed;
+  packed_slots.num_heads_q = 6;  // ten queries a tile: four of its rows are nobody's
+  packed_slots.packed_q = packed_slots.packed_new = {10, 0, 7, 2, 1, 3};
+  packed_slots.packed_new[3] = 0;
+  packed_slots.has_page_list = false;
+  packed_slots.page_size = 0;
+  packed_slots.has_batch_idx = packed_slots.has_left_padding = true;
+  packed_slots.nan_key = 3;
+  packed_slots.mask = window(270, 0);
+  packed_slots.index_dtype = Dtype::i64;
+  packed_slots.q_dtype = packed_slots.k_dtype = packed_slots.v_dtype = Dtype::f16;
+  // A head a tile, up to 33 queries of it; 32 splits at most.
+  CacheCase packed_heads = base_cache(0, 2, 2, 0);
+  packed_heads.seqlens = {40, 600};
+  packed_heads.packed_q = {20, 5};
+  packed_heads.has_max_seqlen_q = true;
+  packed_heads.score = parse_score_mod("score + 0.25 * (q_head + 1) * (kv_idx - q_idx)");
   return {{"hopper_few_pages_of_16", pages},
           {"hopper_few_slots", slots},
           {"hopper_few_wide", wide},
           {"hopper_few_pages_nan", poisoned},
-          {"hopper_few_slots_nan", slot_poisoned}};
+          {"hopper_few_slots_nan", slot_poisoned},
+          {"hopper_few_packed", packed},
+          {"hopper_few_packed_slots", packed_slots},
+          {"hopper_few_packed_heads", packed_heads}};
 }
 
 }  // namespace fovea::testing

@@ -22,8 +22,8 @@ namespace fovea::cpu {
 /// From scores and dP of one panel's tile to probabilities and score gradients, in place.
 struct SoftmaxGradient {
   float* scores = nullptr;  // [keys][lanes] in: masked scores; out: probabilities, dropout applied
-  float* products =
-      nullptr;  // [keys][lanes] in: dP; out: P (dP - delta) · factor. Null: not wanted
+  // [keys][lanes] in: dP; out: P (dP - delta) · factor. Null: not wanted
+  float* products = nullptr;
   // Somebody reads the results in fp32 before products do: they are left so, and pack_gradients follows.
   bool is_read_between = false;
   std::int64_t num_keys = 0;

@@ -26,7 +26,7 @@ const char* fill(Api& api, void* library) {
   return nullptr;
 }
 
-/// Counted by a handler rather than told by getpid, which is a system call at each launch.
+/// Counted by a handler rather than asked of getpid, which is a system call at each launch.
 std::atomic<int> num_forks{0};
 
 int count_forks() {

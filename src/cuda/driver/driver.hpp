@@ -26,7 +26,7 @@ struct DeviceInfo {
   int memory_bus_bits = 0;
 };
 
-/// What a forked child is told by everything that would call the driver.
+/// The error, in a forked child, of everything that would call the driver.
 inline constexpr std::string_view kForked =
     "this process was forked from one that had opened the CUDA driver, which serves no child; "
     "start it by spawn or exec, or fork "

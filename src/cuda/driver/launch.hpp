@@ -35,7 +35,7 @@ struct LaunchConfig {
 };
 
 /// What to say of a stream on which a call has failed: "" where it is of the context. A module and a pool of memory are
-/// one context's, so streams of green contexts, of contexts that somebody made and of other devices are told by name.
+/// one context's, so streams of green contexts, of contexts that somebody made and of other devices are named.
 std::string describe_foreign(const DeviceContext& context, Stream stream);
 
 /// Enqueues and returns. The stream is of the device's primary context, as those of the CUDA runtime, PyTorch and JAX

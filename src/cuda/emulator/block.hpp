@@ -61,8 +61,8 @@ class Block {
  private:
   struct Cell {
     History history;
-    std::uint32_t split =
-        0;  // 1 + index into split_, where bytes of the word have separate histories
+    // 1 + index into split_, where bytes of the word have separate histories
+    std::uint32_t split = 0;
     std::uint32_t fence_time = 0;  // of the fence that published the last write, 0: none
     AgentId fence_agent = 0;
     std::uint8_t defined = 0, unfenced = 0;  // a bit per byte

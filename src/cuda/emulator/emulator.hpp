@@ -40,8 +40,8 @@ struct Options {
   std::uint64_t seed = 0;
   Landing landing = Landing::seeded;
   int max_findings = 16;  // distinct ones; then the launch ends
-  std::uint64_t max_switches =
-      0;  // of fibers: a launch that takes more is a livelock; 0: any number
+  // of fibers: a launch that takes more is a livelock; 0: any number
+  std::uint64_t max_switches = 0;
 };
 
 /// Global memory, and fibers to run threads on. One launch at a time.

@@ -169,8 +169,8 @@ struct Cta {
   std::array<NamedBarrier, 16> barriers;
   std::map<std::uint32_t, std::unique_ptr<Mbarrier>> mbarriers;  // by offset
   std::uint32_t free_registers = 0;                              // given back by setmaxnreg.dec
-  std::vector<std::vector<WgmmaState::Issued>>
-      issued;                                       // by warpgroup, what its warps issue in step
+  // by warpgroup, what its warps issue in step
+  std::vector<std::vector<WgmmaState::Issued>> issued;
   std::map<AgentId, RemoteAccess> remote_accesses;  // the last of each thread of other CTAs
   VectorClock ended;                                // of threads that ended
 };

@@ -25,8 +25,8 @@ struct Mbarrier {
 
   AgentId maker = 0;
   std::uint32_t made = 0;  // the maker's time
-  std::uint32_t fenced =
-      0;  // the maker's time at fence.mbarrier_init or fence.proxy.async, 0: none yet
+  // the maker's time at fence.mbarrier_init or fence.proxy.async, 0: none yet
+  std::uint32_t fenced = 0;
   Site site;
 
   VectorClock arriving;               // of those who came to this phase

@@ -11,6 +11,7 @@
 #include "cuda/forward/candidate_of.hpp"
 #include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_f32.hpp"
+#include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -32,9 +33,11 @@ bool is_split_among_ctas(const ForwardProblem& f) {
   return !has_packed_tiles(f) && has_few_rows(f) && f.seqlen_kv > kFewestKeysPerSplit;
 }
 
-constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),  candidate_of<Sm90DecodeLatent>(),
-                                    candidate_of<Sm90Forward>(), candidate_of<Sm90ForwardCpAsync>(),
-                                    candidate_of<Sm80Forward>(), candidate_of<Sm80ForwardF32>()};
+constexpr std::array kCandidates = {
+    candidate_of<Sm90Decode>(),    candidate_of<Sm90DecodeLatent>(),
+    candidate_of<Sm90Forward>(),   candidate_of<Sm90ForwardCpAsync>(),
+    candidate_of<Sm80Forward>(),   candidate_of<Sm80ForwardWide>(),
+    candidate_of<Sm80ForwardF32>()};
 
 }  // namespace
 

@@ -151,6 +151,7 @@ class Filler {
 
   void fill_grid(ForwardLaunch& launch) const {
     ForwardParams& p = launch.params;
+    if (f_.is_varlen && p.total_q == 0) return;  // no tiles, whatever sequences there are
     launch.grid.x = static_cast<std::uint32_t>(num_row_tiles(spec_, f_, p.seqlen_q, p.total_q));
     if (spec_.is_varlen) return;
     const std::int64_t rows = spec_.tile_q / spec_.heads_per_tile;

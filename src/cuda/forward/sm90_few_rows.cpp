@@ -48,10 +48,10 @@ Sm90ForwardSpec with_tile(Sm90ForwardSpec spec, std::int32_t tile_kv, const Devi
 
 std::optional<Refusal> refuses_few_rows(const ForwardProblem& f) {
   const std::int64_t rows = f.group * f.seqlen_q;
-  if (f.is_varlen) {
+  if (f.is_varlen && !f.is_cached) {
     return Refusal{
-        fmt::format("sequences are packed and {} rows share a kv head; expected more than {}, or "
-                    "sequences of a batch",
+        fmt::format("sequences are packed and {} rows share a kv head; expected more than {}, "
+                    "sequences of a batch, or keys in a cache",
                     rows, kFewRows)};
   }
   if (f.seqlen_kv <= kFewestKeysPerSplit) {

@@ -136,7 +136,7 @@ TunedChoice tuned_choice(const ForwardProblem& problem, const DeviceTraits& devi
   if (!file.tuning) return {std::nullopt, file.why_not};
   if (!file.tuning->winners().contains(tuned_device(device))) {
     return {std::nullopt,
-            fmt::format("{} tells of no {}", file.where, name_of(tuned_device(device)))};
+            fmt::format("{} has no measurements of {}", file.where, name_of(tuned_device(device)))};
   }
   const Winner* winner = file.tuning->find(device, problem_class(problem));
   if (winner == nullptr) return {};

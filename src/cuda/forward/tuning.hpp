@@ -75,7 +75,7 @@ TuningFile open_tuning(const std::optional<std::string>& path, const jit::Kernel
 /// FOVEA_TUNING, else the pack's; read at the first call.
 const TuningFile& process_tuning();
 
-/// The measured choice for a problem; empty: the table's. `words` tell of it, or why a file that might have had one
+/// The measured choice for a problem; empty: the table's. `words` say so, or why a file that might have had one
 /// does not serve.
 struct TunedChoice {
   std::optional<Choice> choice;

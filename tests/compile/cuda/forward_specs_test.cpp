@@ -43,7 +43,7 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   // Scores and sums: of a careful step, of another, and of one alone. Where row tiles cross, of that step too, and
-  // scores of a suspect one.
+  // scores of one that is computed again.
   const int scores = plan.spec->head_dim_qk / 16;
   const int products = scores + plan.spec->tile_kv / 16;
   EXPECT_EQ(count(*code, "HGMMA."),

@@ -1,16 +1,38 @@
-// Rows whose sums were not finite are computed again, in passes.
+// NaN and infinity in values, which may reach the rows that see them and no others.
 //
-// In Q and K, NaN and infinity need nothing: masked scores are replaced, so keys that a row does not see are harmless.
-// In V they are not (0 * NaN). So such elements are taken out of V, and then, once for each sign, indicators are
-// multiplied: 1 where V holds one, 1 where a row sees the key. What is not 0 among those sums names the elements of O
-// that infinity or NaN reaches. The common path pays for looking at the sums.
+// In Q and K they need nothing: masked scores are replaced, so keys that a row does not see are harmless. In V they are
+// not (0 * NaN), nor where a row sees them: its weight of them may have underflowed, or was dropped, but is not 0.
+//
+// Where one thread or warp goes through a row key by key, such a value is added as it is: sum_with_seen. That is how
+// sm80/attention_forward_f32 sums, and how kernels that stream a cache compute a row again (common/careful_row.cuh).
+//
+// Tensor cores sum rows together, those that see a key and those that do not. There, rows whose sums were not finite
+// are computed again in passes by the kernel's own loop: such elements are taken out of V, and then, once for each
+// sign, indicators are multiplied: 1 where V holds one, 1 where a row sees the key. What is not 0 among those sums
+// names the elements of O that infinity or NaN reaches. All rows of a tile cost three times the first pass so; key by
+// key, by a warp each, they would cost far more.
+//
+// Either way the common path pays for looking at the sums.
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "ptx/base.cuh"
 #include "ptx/math.cuh"
 #include "shared/element.h"
 
 namespace fovea::cuda {
+
+/// `sum` with a value that the row sees.
+FOVEA_DEVICE float sum_with_seen(float sum, float weight, float value) {
+  const bool is_finite = value - value == 0;
+  return is_finite ? ptx::fma_rn(weight, value, sum) : sum + value;
+}
+
+/// A sum of such, scaled: what infinity has reached stays so where the factor has underflowed.
+FOVEA_DEVICE float scaled_sum(float sum, float factor) {
+  const bool is_finite = sum - sum == 0;
+  return is_finite || factor != 0 ? sum * factor : sum;
+}
 
 /// Of which values a row is computed: all; then, where sums were not finite, or below the range of floats, the finite
 /// ones, and indicators of the others. `low`: the finite ones by a softmax whose largest power is 1, where sums left
@@ -26,6 +48,11 @@ FOVEA_DEVICE float zero_if_finite(const float (&x)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) zero = ptx::fma_rn(x[i], 0.0F, zero);
   return zero;
+}
+
+/// What a pass of indicators adds to the elements that they name.
+FOVEA_DEVICE float infinity_of(Pass pass) {
+  return pass == Pass::positive ? infinity() : -infinity();
 }
 
 /// All ones of the exponent.

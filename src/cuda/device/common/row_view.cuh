@@ -37,7 +37,7 @@ struct RowView {
   const ForwardParams& p;
   const Work& work;
   std::int32_t q_idx, q_head;
-  bool exists;  // in the sequence
+  bool exists;  // in the sequence; where heads do not fill the tile, some rows are nobody's
 
   /// Elements of what is written: f32 where the problem is split.
   static constexpr Element kOutElement = spec.is_split ? Element::f32 : spec.out_element;
@@ -49,7 +49,8 @@ struct RowView {
         q_idx(of_work.q_begin + row / spec.heads_per_tile),
         q_head(of_work.q_head + row % spec.heads_per_tile),
         exists(q_idx < of_work.sequence.seqlen_q &&
-               row / spec.heads_per_tile < kQueriesOfTile<spec>) {}
+               (spec.tile_q % spec.heads_per_tile == 0 ||
+                row / spec.heads_per_tile < kQueriesOfTile<spec>)) {}
 
   /// Of its score with key 0.
   FOVEA_DEVICE_MEMBER Position position() const {
@@ -85,10 +86,17 @@ struct RowView {
 
   /// Where its column 0 goes, in out or among the partial states: elements of kOutElement.
   FOVEA_DEVICE_MEMBER char* out() const {
-    if constexpr (spec.is_split)
-      return reinterpret_cast<char*>(p.partial_out + partial_at() * spec.head_dim_v);
+    if constexpr (spec.is_split) return reinterpret_cast<char*>(out_f32());
     const std::int64_t at = out_at();
     return static_cast<char*>(const_cast<void*>(p.out.data)) + at * kOutBytes;
+  }
+
+  /// Where those are f32. (Of a pointer to bytes the compiler keeps other parts of addresses: with three groups of
+  /// warps sm90/attention_forward then spills.)
+  FOVEA_DEVICE_MEMBER float* out_f32() const {
+    static_assert(kOutElement == Element::f32, "elements of out are f32");
+    if constexpr (spec.is_split) return p.partial_out + partial_at() * spec.head_dim_v;
+    return static_cast<float*>(const_cast<void*>(p.out.data)) + out_at();
   }
 
   /// lse and row_max, or what stands for them among the partial states. `greatest`: as callers get it.

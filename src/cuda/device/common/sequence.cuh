@@ -265,6 +265,24 @@ FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   work.kv_end = least(seqlen_kv, work.kv_begin + keys);
 }
 
+/// Where a key lies in K and in V: an entry of their first dimension (a page, where there are pages) and a row of it.
+struct KvPlace {
+  std::int64_t batch, row;
+
+  /// Offset in elements.
+  FOVEA_DEVICE_MEMBER std::int64_t in(const BshdParam& t, std::int32_t kv_head) const {
+    return batch * t.batch_stride + row * t.row_stride + kv_head * t.head_stride;
+  }
+};
+
+template <auto spec>
+FOVEA_DEVICE KvPlace place_of_key(const ForwardParams& p, const Sequence& s, std::int32_t key) {
+  if constexpr (!spec.is_paged) return {s.kv_batch, s.kv_row + key};
+  const auto row = static_cast<std::int32_t>(s.kv_row + key);
+  const std::int32_t entry = row / p.page_size;
+  return {page_at(p, s.kv_batch, entry), row - entry * p.page_size};
+}
+
 /// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section
 /// tiles descend, so that causal masks start with their longest rows, and neighbours share keys.
 template <auto spec>

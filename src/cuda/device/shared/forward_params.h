@@ -30,8 +30,8 @@ struct ForwardParams {
   IndexParam slots;          // [batch] row of the cache of each sequence; null: its own
   IndexParam page_table;     // [batch, pages], rows page_table_row_stride apart; or a list of pages
   std::int64_t page_table_row_stride;
-  IndexParam
-      page_indptr;  // [batch + 1] where the pages of a sequence begin in the list; null: a table
+  // [batch + 1] where the pages of a sequence begin in the list; null: a table
+  IndexParam page_indptr;
   std::int32_t num_listed;  // pages of the list
   std::int32_t capacity;    // rows that a sequence of the cache has room for, left padding included
   std::int32_t num_slots;   // of the cache; paged: pages. At least 1 where capacity is

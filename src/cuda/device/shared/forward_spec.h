@@ -275,8 +275,8 @@ struct Sm90ForwardLayout {
 
   std::int32_t q;     // [q stage][group]
   std::int32_t k, v;  // [stage]
-  std::int32_t q_full, q_empty,
-      o_full;  // [q stage][group] barriers of 8 bytes, as all up to round_done
+  // [q stage][group] barriers of 8 bytes, as all up to round_done
+  std::int32_t q_full, q_empty, o_full;
   std::int32_t k_full, k_empty, v_full, v_empty;  // [stage]
   std::int32_t slot_full, slot_empty;             // [slot]
   std::int32_t group_full, group_empty;           // [2]

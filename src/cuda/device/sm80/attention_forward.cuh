@@ -69,7 +69,7 @@ struct Forward {
       : team{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
 
   /// What follows S of a tile.
-  FOVEA_DEVICE_MEMBER void add_tile(Fragments& s, VisitedTile tile, SharedAddress values,
+  FOVEA_DEVICE_MEMBER void add_tile(Fragments& s, VisitedTile tile, const typename T::VTile& values,
                                     Pass pass) {
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
@@ -102,7 +102,7 @@ struct Forward {
       const bool is_filling = round < 0;
       const VisitedTile tile = ahead[0];
       const int reading = stage == kAhead ? 0 : stage + 1;
-      const SharedAddress values = team.stage_at(reading) + T::kAt.key_bytes;
+      const typename T::VTile values = team.values_at(reading);
       if (!is_filling) {
         if (tile.idx < 0) break;
         // The first tile does not wait for its values yet.
@@ -124,7 +124,7 @@ struct Forward {
       stage = reading;
       if (is_filling) continue;
       Fragments s;
-      if (has_rows) sums.scores.multiply_keys(team, s, team.stage_at(reading));
+      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(reading));
       if (round == 0) {
         ptx::cp_async_wait_group<2 * kAhead>();
         team.meet();
@@ -137,7 +137,7 @@ struct Forward {
   /// and P V, values beside Q Kᵀ; two barriers for each tile.
   FOVEA_DEVICE_MEMBER void walk_in_place(Tiles& tiles, Pass pass) {
     const bool has_rows = team.warp_has_rows();
-    const SharedAddress values = team.stage_at(0) + T::kAt.key_bytes;
+    const typename T::VTile values = team.values_at(0);
     VisitedTile tile = next_tile(tiles);
     load_keys(team, tile, 0);
     bool is_first = true;
@@ -151,7 +151,7 @@ struct Forward {
         is_first = false;
       }
       Fragments s;
-      if (has_rows) sums.scores.multiply_keys(team, s, team.stage_at(0));
+      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(0));
       ptx::cp_async_wait_group<0>();
       team.meet();
       const VisitedTile next = next_tile(tiles);

@@ -10,13 +10,14 @@
 // Bound: shared memory, 2 words for each multiply-add: 16 multiply-adds a clock of an SM, an eighth of its rate.
 // Register tiles would lift that; no case asks for it yet.
 //
-// NaN and infinity in V: a value is multiplied only where its probability is not 0, or where the row sees it, so that
-// nothing needs to be computed twice.
+// NaN and infinity in V: values are added key by key, to the rows that see them, so nothing needs to be computed twice
+// (common/passes.cuh).
 #pragma once
 
 #include "common/dropout.cuh"
 #include "common/element.cuh"
 #include "common/online_softmax.cuh"
+#include "common/passes.cuh"
 #include "common/range.cuh"
 #include "common/row_view.cuh"
 #include "common/score.cuh"
@@ -73,19 +74,6 @@ struct PlainForward {
     return load_element(data, spec.element, at);
   }
 
-  /// Element offset of a row of K or V.
-  FOVEA_DEVICE_MEMBER std::int64_t kv_row(const BshdParam& t, std::int32_t key) const {
-    const std::int64_t in_cache = work.sequence.kv_row + key;
-    const std::int64_t head = work.kv_head * t.head_stride;
-    if constexpr (spec.is_paged) {
-      const std::int64_t entry = in_cache / p.page_size;
-      const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
-      return head + page * t.batch_stride + (in_cache - entry * p.page_size) * t.row_stride;
-    } else {
-      return head + work.sequence.kv_batch * t.batch_stride + in_cache * t.row_stride;
-    }
-  }
-
   FOVEA_DEVICE_MEMBER void load_queries() const {
 #pragma unroll 1
     for (int col = part; col < spec.head_dim_qk; col += kRowThreads) {
@@ -103,7 +91,8 @@ struct PlainForward {
 #pragma unroll 1
     for (int key = thread / 32; key < spec.tile_kv; key += spec.num_warps) {
       const bool is_key = begin + key < work.kv_end;
-      const std::int64_t at = is_key ? kv_row(t, begin + key) : 0;
+      const std::int64_t at =
+          is_key ? place_of_key<spec>(p, work.sequence, begin + key).in(t, work.kv_head) : 0;
 #pragma unroll 1
       for (int col = thread % 32; col < width; col += 32) {
         const bool is_data = is_key && col < head_dim;
@@ -146,8 +135,7 @@ struct PlainForward {
     greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
     row_max = ptx::max_ftz(row_max, greatest);
     const OriginStep step = move_origin<Mods::has_score>(state, greatest, kLog2E);
-#pragma unroll
-    for (int i = 0; i < kCols; ++i) out[i] *= step.rescale;
+    rescale(step.rescale);
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const int key = part + i * kRowThreads;
@@ -164,6 +152,16 @@ struct PlainForward {
     ptx::sync_warp();  // the four threads of a row are lanes of one warp
   }
 
+  FOVEA_DEVICE_MEMBER void rescale(float factor) {
+    if (factor == 0) {  // hardly ever but for a row's first tile: elsewhere one product a column
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) out[i] = scaled_sum(out[i], 0.0F);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) out[i] *= factor;
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void add_values() {
 #pragma unroll 1
     for (int key = 0; key < spec.tile_kv; ++key) {
@@ -172,9 +170,7 @@ struct PlainForward {
 #pragma unroll
       for (int i = 0; i < kCols; ++i) {
         const float value = load_word(kAt.v + key * kAt.v_pitch + part + i * kRowThreads);
-        // A weight that has underflowed, or was dropped, does not turn infinity into NaN.
-        const bool is_number = value - value == 0;
-        out[i] = is_number ? ptx::fma_rn(weight, value, out[i]) : out[i] + value;
+        out[i] = sum_with_seen(out[i], weight, value);
       }
     }
     ptx::sync_warp();
@@ -182,7 +178,7 @@ struct PlainForward {
 
   FOVEA_DEVICE_MEMBER void store_out(int col, float value) const {
     if constexpr (spec.is_split) {
-      ptx::st_global(reinterpret_cast<float*>(view.out()) + col, value);
+      ptx::st_global(view.out_f32() + col, value);
     } else {
       store_element(const_cast<void*>(p.out.data), spec.out_element,
                     view.out_at() + col * p.out.col_stride, value);
@@ -201,7 +197,7 @@ struct PlainForward {
 #pragma unroll
     for (int i = 0; i < kCols; ++i) {
       const int col = part + i * kRowThreads;
-      if (spec.is_split || col < p.head_dim_v) store_out(col, out[i] * result.factor);
+      if (spec.is_split || col < p.head_dim_v) store_out(col, scaled_sum(out[i], result.factor));
     }
     if (part == 0)
       view.store_values(result.lse, state.sum, finish_row_max(row_max, state.sum, 1.0F));

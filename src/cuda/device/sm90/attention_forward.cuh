@@ -51,7 +51,8 @@
 //
 // Few rows: heads of a group share a tile of 64 rows, which one warpgroup computes, with as many buffers of K and V as
 // shared memory holds: memory is the bound. A row tile is one split of a sequence's keys then; its partial states go to
-// memory for common/combine, which starts beside the last CTAs and waits for them.
+// memory for common/combine, which starts beside the last CTAs and waits for them. Of packed queries over a cache the
+// box of a sequence may end with rows of the next one: nobody asks for those.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.

@@ -28,7 +28,8 @@
 //   cta.cuh       where things lie in shared memory, what the loading warps post
 //   load.cuh      which splits a CTA has; keys and values on their way in, pages too
 //   compute.cuh   slices, and what all warps' sums together are
-//   careful.cuh   a row key by key, for NaN and infinity in V
+//
+// Read common/careful_row.cuh for a row key by key, where V holds NaN or infinity.
 //
 // Refused (decode_sm90.cpp has the words): f32, packed keys, more than 16 rows, head dims above 128, no more keys
 // than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not

@@ -29,7 +29,8 @@
 //   load.cuh      which units a CTA has; queries and tiles of keys on their way in, pages too
 //   scores.cuh    S, programs and softmax of one tile
 //   compute.cuh   the walk of a group over its unit's tiles, and the unit's end
-//   careful.cuh   a row key by key, for NaN and infinity in values
+//
+// Read common/careful_row.cuh for a row key by key, where values are NaN or infinity.
 //
 // Refused (sm90_decode_latent.cpp has the words): other head dims, values in a memory of their own, packed sequences,
 // dropout, pages of sizes that are no multiples of 8, rows that do not lie at multiples of 16 bytes.

@@ -137,9 +137,9 @@ struct Sums {
 
   /// O += P V. Two blocks of S side by side are one A operand.
   FOVEA_DEVICE_MEMBER void multiply_values(const Team<spec>& team, const Fragments& s,
-                                           SharedAddress values) {
-    using Rows = typename T::ValueRows;
-    const SharedAddress v_row = values + Rows::offset(team.lane % 16, team.lane / 16);
+                                           const typename T::VTile& values) {
+    using Tile = typename T::VTile;
+    const SharedAddress v_row = values.chunk(team.lane % 16, team.lane / 16);
 #pragma unroll
     for (int step = 0; step < T::kPvSteps; ++step) {
       std::uint32_t probabilities[T::kRowBlocks][4];
@@ -154,7 +154,7 @@ struct Sums {
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; j += 2) {
         const U32x4 b =
-            ptx::ldmatrix_x4_trans(at_chunk<Rows>(v_row, j) + step * 16 * Rows::kRowBytes);
+            ptx::ldmatrix_x4_trans(Tile::chunk_ahead(v_row, j) + step * 16 * Tile::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(out[i][j], probabilities[i], b.x, b.y);

@@ -13,7 +13,7 @@
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
 #include "team/team.cuh"
-#include "tile/swizzled_rows.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::team {
 
@@ -23,16 +23,16 @@ FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool 
                              int head_dim, const void* somewhere) {
   const bool is_data =
       exists && (!spec.has_padded_head_dim || chunk * Traits<spec>::kElement.of_chunk < head_dim);
-  ptx::cp_async_16(to, is_data ? row + chunk * tile::kChunkBytes : somewhere,
-                   is_data ? tile::kChunkBytes : 0);
+  ptx::cp_async_16(to, is_data ? row + chunk * kChunkBytes : somewhere, is_data ? kChunkBytes : 0);
 }
 
 /// The same by elements: any alignment, any stride.
+template <TeamSpec spec>
 FOVEA_DEVICE void gather_chunk(SharedAddress to, const char* row, int chunk, bool exists,
                                int head_dim, std::int64_t col_stride) {
 #pragma unroll 1
-  for (int i = 0; i < tile::kChunkElements; ++i) {
-    const int col = chunk * tile::kChunkElements + i;
+  for (int i = 0; i < Traits<spec>::kElement.of_chunk; ++i) {
+    const int col = chunk * Traits<spec>::kElement.of_chunk + i;
     std::uint16_t bits = 0;
     if (exists && col < head_dim)
       bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(row) + col * col_stride);
@@ -72,14 +72,14 @@ FOVEA_DEVICE RowAddresses query_rows(const Team<spec>& team) {
 
 template <TeamSpec spec>
 FOVEA_DEVICE void load_queries(const Team<spec>& team) {
-  using Rows = typename Traits<spec>::KeyRows;
-  constexpr int kSteps = Traits<spec>::kWarpRows * Rows::kChunks / 32;
+  using Tile = typename Traits<spec>::QTile;
+  constexpr int kSteps = Tile::kRows * Tile::kChunks / 32;
   const ForwardParams& p = team.p;
   const RowAddresses rows = query_rows(team);
   const auto visit = [&](int step, auto&& copy) {
-    const int row = (step * 32 + team.lane) / Rows::kChunks;
-    const int chunk = (step * 32 + team.lane) % Rows::kChunks;
-    copy(team.warp_smem() + Rows::offset(row, chunk), rows.at(row), chunk, rows.exists(row));
+    const int row = (step * 32 + team.lane) / Tile::kChunks;
+    const int chunk = (step * 32 + team.lane) % Tile::kChunks;
+    copy(Tile{team.warp_smem()}.chunk(row, chunk), rows.at(row), chunk, rows.exists(row));
   };
   if (p.is_q_aligned != 0) {
 #pragma unroll 2
@@ -92,7 +92,7 @@ FOVEA_DEVICE void load_queries(const Team<spec>& team) {
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       visit(step, [&](SharedAddress to, const char* from, int chunk, bool exists) {
-        gather_chunk(to, from, chunk, exists, p.head_dim_qk, p.q.col_stride);
+        gather_chunk<spec>(to, from, chunk, exists, p.head_dim_qk, p.q.col_stride);
       });
     }
   }
@@ -121,22 +121,22 @@ FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const 
 }
 
 /// The rows of a tile that one thread copies, and where they lie in pages; nothing where there are none.
-template <TeamSpec spec, class Rows>
+template <TeamSpec spec, class Tile>
 struct Places {
-  static constexpr int kRowsAtOnce = Traits<spec>::kThreads / Rows::kPeriod;  // how far apart
+  static constexpr int kRowsAtOnce = Traits<spec>::kThreads / Tile::kPanelChunks;  // how far apart
   static constexpr int kNumRows = (spec.tile_kv + kRowsAtOnce - 1) / kRowsAtOnce;
   std::uint32_t page[spec.is_paged ? kNumRows : 1];
   std::int32_t slot[spec.is_paged ? kNumRows : 1];
 };
 
 /// All look-ups at once, so that they wait for memory together. Rows behind the last key are taken for the last.
-template <class Rows, TeamSpec spec>
-FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t idx) {
-  using RowPlaces = Places<spec, Rows>;
+template <class Tile, TeamSpec spec>
+FOVEA_DEVICE Places<spec, Tile> find_places(const Team<spec>& team, std::int32_t idx) {
+  using RowPlaces = Places<spec, Tile>;
   RowPlaces places{};
   if constexpr (spec.is_paged) {
     const ForwardParams& p = team.p;
-    const int first = idx * spec.tile_kv + (team.warp * 32 + team.lane) / Rows::kPeriod;
+    const int first = idx * spec.tile_kv + (team.warp * 32 + team.lane) / Tile::kPanelChunks;
     std::int32_t row[RowPlaces::kNumRows];
     std::int32_t entry[RowPlaces::kNumRows];
 #pragma unroll
@@ -175,64 +175,65 @@ FOVEA_DEVICE Places<spec, Rows> find_places(const Team<spec>& team, std::int32_t
 }
 
 /// Nowhere, where there is no tile.
-template <class Rows, TeamSpec spec>
-FOVEA_DEVICE Places<spec, Rows> places_of(const Team<spec>& team, VisitedTile tile) {
-  return tile.idx >= 0 ? find_places<Rows>(team, tile.idx) : Places<spec, Rows>{};
+template <class Tile, TeamSpec spec>
+FOVEA_DEVICE Places<spec, Tile> places_of(const Team<spec>& team, VisitedTile tile) {
+  return tile.idx >= 0 ? find_places<Tile>(team, tile.idx) : Places<spec, Tile>{};
 }
 
 /// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are
 /// none of them.
-template <TeamSpec spec, class Rows>
-FOVEA_DEVICE void copy_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
-                            const char* head, const Places<spec, Rows>& places, std::int32_t idx,
+template <TeamSpec spec, class Tile>
+FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdParam& t,
+                            const char* head, const Places<spec, Tile>& places, std::int32_t idx,
                             int head_dim) {
-  constexpr int kRowsAtOnce = Places<spec, Rows>::kRowsAtOnce;
+  constexpr int kRowsAtOnce = Places<spec, Tile>::kRowsAtOnce;
   constexpr int kBytes = Traits<spec>::kElement.bytes;
-  const int first = (team.warp * 32 + team.lane) / Rows::kPeriod;
-  const int chunk = team.lane % Rows::kPeriod;
+  const int first = (team.warp * 32 + team.lane) / Tile::kPanelChunks;
+  const int chunk = team.lane % Tile::kPanelChunks;
   const std::int32_t begin = idx * spec.tile_kv;
   const char* row = spec.is_paged ? head : kv_row_dense<spec>(t, head, begin + first);
 #pragma unroll
-  for (int i = 0; i < Places<spec, Rows>::kNumRows; ++i) {
+  for (int i = 0; i < Places<spec, Tile>::kNumRows; ++i) {
     const int mine = first + i * kRowsAtOnce;
     if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
     const bool exists = !spec.is_paged || begin + mine < team.work.kv_end;
     if constexpr (spec.is_paged)
       row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * kBytes;
-    const SharedAddress row_smem = to + Rows::offset(mine, chunk);
+    const SharedAddress first_smem = to.chunk(mine, chunk);
 #pragma unroll
-    for (int c = 0; c < Rows::kChunks; c += Rows::kPeriod)
-      copy_chunk<spec>(row_smem + c * tile::kChunkBytes, row, chunk + c, exists, head_dim, t.data);
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      copy_chunk<spec>(first_smem + panel * Tile::kPanelBytes, row,
+                       chunk + panel * Tile::kPanelChunks, exists, head_dim, t.data);
+    }
     if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * kBytes);
   }
 }
 
 /// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is
 /// short where it is seldom run.
-template <class Rows, TeamSpec spec>
-FOVEA_DEVICE void copy_chunks(const Team<spec>& team, SharedAddress to, const BshdParam& t,
+template <TeamSpec spec, class Tile>
+FOVEA_DEVICE void copy_chunks(const Team<spec>& team, const Tile& to, const BshdParam& t,
                               const char* head, std::int32_t idx, int head_dim) {
 #pragma unroll 1
-  for (int at = team.warp * 32 + team.lane; at < spec.tile_kv * Rows::kChunks;
+  for (int at = team.warp * 32 + team.lane; at < spec.tile_kv * Tile::kChunks;
        at += Traits<spec>::kThreads) {
-    const int row = at / Rows::kChunks;
-    const int chunk = at % Rows::kChunks;
+    const int row = at / Tile::kChunks;
+    const int chunk = at % Tile::kChunks;
     const std::int32_t key = idx * spec.tile_kv + row;
     const bool exists = key < team.work.kv_end;
     const char* from = kv_row<spec>(team.p, team.work, t, head, exists ? key : 0);
     if (!spec.is_paged && team.p.is_kv_aligned != 0) {
-      copy_chunk<spec>(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.data);
+      copy_chunk<spec>(to.chunk(row, chunk), from, chunk, exists, head_dim, t.data);
     } else {
-      gather_chunk(to + Rows::offset(row, chunk), from, chunk, exists, head_dim, t.col_stride);
+      gather_chunk<spec>(to.chunk(row, chunk), from, chunk, exists, head_dim, t.col_stride);
     }
   }
 }
 
 /// A group of copies of its own; an empty group where there is no tile.
-template <TeamSpec spec, class Rows>
-FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const BshdParam& t,
-                            int head_at, const Places<spec, Rows>& places, VisitedTile tile,
-                            int head_dim) {
+template <TeamSpec spec, class Tile>
+FOVEA_DEVICE void load_rows(const Team<spec>& team, const Tile& to, const BshdParam& t, int head_at,
+                            const Places<spec, Tile>& places, VisitedTile tile, int head_dim) {
   if (tile.idx >= 0) {
     const auto head =
         ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
@@ -241,46 +242,46 @@ FOVEA_DEVICE void load_rows(const Team<spec>& team, SharedAddress to, const Bshd
     if (is_aligned && (spec.is_paged || is_whole)) {
       copy_rows(team, to, t, head, places, tile.idx, head_dim);
     } else {
-      copy_chunks<Rows>(team, to, t, head, tile.idx, head_dim);
+      copy_chunks(team, to, t, head, tile.idx, head_dim);
     }
   }
   ptx::cp_async_commit_group();
 }
 
 template <TeamSpec spec>
-using KeyPlaces = Places<spec, typename Traits<spec>::KeyRows>;
+using KeyPlaces = Places<spec, typename Traits<spec>::KTile>;
 template <TeamSpec spec>
-using ValuePlaces = Places<spec, typename Traits<spec>::ValueRows>;
+using ValuePlaces = Places<spec, typename Traits<spec>::VTile>;
 
 template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, const KeyPlaces<spec>& places, VisitedTile tile,
                             int stage) {
-  load_rows(team, team.stage_at(stage), team.p.k, Traits<spec>::kAt.key_head, places, tile,
+  load_rows(team, team.keys_at(stage), team.p.k, Traits<spec>::kAt.key_head, places, tile,
             team.p.head_dim_qk);
 }
 template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, VisitedTile tile, int stage) {
-  load_keys(team, places_of<typename Traits<spec>::KeyRows>(team, tile), tile, stage);
+  load_keys(team, places_of<typename Traits<spec>::KTile>(team, tile), tile, stage);
 }
 
 template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, const ValuePlaces<spec>& places,
                               VisitedTile tile, int stage) {
-  load_rows(team, team.stage_at(stage) + Traits<spec>::kAt.key_bytes, team.p.v,
-            Traits<spec>::kAt.value_head, places, tile, team.p.head_dim_v);
+  load_rows(team, team.values_at(stage), team.p.v, Traits<spec>::kAt.value_head, places, tile,
+            team.p.head_dim_v);
 }
 template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, VisitedTile tile, int stage) {
-  load_values(team, places_of<typename Traits<spec>::ValueRows>(team, tile), tile, stage);
+  load_values(team, places_of<typename Traits<spec>::VTile>(team, tile), tile, stage);
 }
 
 /// Keys, then values, found once where both are copied by the same rows.
 template <TeamSpec spec>
 FOVEA_DEVICE void load_tile(const Team<spec>& team, VisitedTile tile, int stage) {
   using T = Traits<spec>;
-  const KeyPlaces<spec> keys = places_of<typename T::KeyRows>(team, tile);
+  const KeyPlaces<spec> keys = places_of<typename T::KTile>(team, tile);
   load_keys(team, keys, tile, stage);
-  if constexpr (T::KeyRows::kPeriod == T::ValueRows::kPeriod) {
+  if constexpr (T::KTile::kPanelChunks == T::VTile::kPanelChunks) {
     load_values(team, ptx::bit_cast<ValuePlaces<spec>>(keys), tile, stage);
   } else {
     load_values(team, tile, stage);

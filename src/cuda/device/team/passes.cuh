@@ -14,14 +14,14 @@
 namespace fovea::cuda::team {
 
 template <TeamSpec spec>
-FOVEA_DEVICE void rewrite_values(const Team<spec>& team, SharedAddress values, Pass pass) {
+FOVEA_DEVICE void rewrite_values(const Team<spec>& team, const typename Traits<spec>::VTile& values,
+                                 Pass pass) {
   using T = Traits<spec>;
   constexpr Element kElement = spec.element;
-  constexpr int kBytes = T::kAt.value_bytes;
 #pragma unroll 1
-  for (int at = (team.warp * 32 + team.lane) * 4; at < kBytes; at += T::kThreads * 4) {
-    const auto pair = ptx::ld_shared<std::uint32_t>(values + at);
-    ptx::st_shared(values + at, values_of_pass<kElement>(pair, pass));
+  for (int at = (team.warp * 32 + team.lane) * 4; at < T::VTile::kBytes; at += T::kThreads * 4) {
+    const auto pair = ptx::ld_shared<std::uint32_t>(values.base + at);
+    ptx::st_shared(values.base + at, values_of_pass<kElement>(pair, pass));
   }
   team.meet();
 }

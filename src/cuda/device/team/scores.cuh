@@ -19,11 +19,12 @@ using ScoreFragments = float[Traits<spec>::kRowBlocks][Traits<spec>::kKeyBlocks]
 
 /// One step of 16 columns of A, whose rows from `row` on (of this lane: lane % 16, chunk lane / 16) are in shared
 /// memory.
-template <class Rows, int kRowBlocks>
+template <class Tile, int kRowBlocks>
 FOVEA_DEVICE void load_a_step(std::uint32_t (&a)[kRowBlocks][4], SharedAddress row, int step) {
 #pragma unroll
   for (int i = 0; i < kRowBlocks; ++i) {
-    const U32x4 part = ptx::ldmatrix_x4(at_chunk<Rows>(row, 2 * step) + i * 16 * Rows::kRowBytes);
+    const U32x4 part =
+        ptx::ldmatrix_x4(Tile::chunk_ahead(row, 2 * step) + i * 16 * Tile::kRowPitch);
     a[i][0] = part.x, a[i][1] = part.y, a[i][2] = part.z, a[i][3] = part.w;
   }
 }
@@ -39,20 +40,20 @@ struct Scores {
   // ---- the product -----------------------------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER static SharedAddress query_row(const Team<spec>& team) {
-    return team.warp_smem() + T::KeyRows::offset(team.lane % 16, team.lane / 16);
+    return typename T::QTile{team.warp_smem()}.chunk(team.lane % 16, team.lane / 16);
   }
 
   FOVEA_DEVICE_MEMBER void keep_queries(const Team<spec>& team) {
 #pragma unroll
     for (int step = 0; step < T::kQkSteps; ++step)
-      load_a_step<typename T::KeyRows>(queries[step], query_row(team), step);
+      load_a_step<typename T::QTile>(queries[step], query_row(team), step);
   }
 
   /// S = Q Kᵀ.
-  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s, SharedAddress keys) {
-    using Rows = typename T::KeyRows;
-    const SharedAddress k_row =
-        keys + Rows::offset(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s,
+                                         const typename T::KTile& keys) {
+    using Tile = typename T::KTile;
+    const SharedAddress k_row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
@@ -61,11 +62,13 @@ struct Scores {
         for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
 #pragma unroll
     for (int step = 0; step < T::kQkSteps; ++step) {
-      if constexpr (!T::kKeepsQueries) load_a_step<Rows>(queries[0], query_row(team), step);
+      if constexpr (!T::kKeepsQueries)
+        load_a_step<typename T::QTile>(queries[0], query_row(team), step);
       const auto& q = queries[T::kKeepsQueries ? step : 0];
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; j += 2) {
-        const U32x4 b = ptx::ldmatrix_x4(at_chunk<Rows>(k_row, 2 * step) + j * 8 * Rows::kRowBytes);
+        const U32x4 b =
+            ptx::ldmatrix_x4(Tile::chunk_ahead(k_row, 2 * step) + j * 8 * Tile::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);

@@ -12,7 +12,7 @@
 #include "team/compute.cuh"
 #include "team/passes.cuh"
 #include "team/team.cuh"
-#include "tile/swizzled_rows.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::team {
 
@@ -71,9 +71,9 @@ FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 template <Element element, TeamSpec spec, class Mods>
 FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
   using T = Traits<spec>;
-  using Rows = typename T::OutRows;
+  using Tile = typename T::OutTile;
   const int lane = end.team.lane;
-  const SharedAddress mine = end.team.warp_smem() + Rows::offset(lane / 4, 0) + lane % 4 * 4;
+  const SharedAddress mine = Tile{end.team.warp_smem()}.chunk(lane / 4, 0) + lane % 4 * 4;
   ptx::sync_warp();
 #pragma unroll
   for (int i = 0; i < T::kRowBlocks; ++i)
@@ -81,7 +81,7 @@ FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
     for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; ++j)
-        ptx::st_shared(at_chunk<Rows>(mine, j) + (i * 16 + half * 8) * Rows::kRowBytes,
+        ptx::st_shared(Tile::chunk_ahead(mine, j) + (i * 16 + half * 8) * Tile::kRowPitch,
                        pack<element>(sums.out[i][j][half * 2], sums.out[i][j][half * 2 + 1]));
   ptx::sync_warp();
 }
@@ -95,16 +95,18 @@ FOVEA_DEVICE RowAddresses out_rows(const AtEnd<spec>& end) {
 
 template <TeamSpec spec>
 FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows) {
-  using Rows = typename Traits<spec>::OutRows;
+  using Tile = typename Traits<spec>::OutTile;
 #pragma unroll 4
-  for (int step = 0; step < Traits<spec>::kWarpRows * Rows::kChunks / 32; ++step) {
-    const int row = (step * 32 + end.team.lane) / Rows::kChunks;
-    const int chunk = (step * 32 + end.team.lane) % Rows::kChunks;
-    char* const to = rows.at(row) + chunk * tile::kChunkBytes;
+  for (int step = 0; step < Tile::kRows * Tile::kChunks / 32; ++step) {
+    const int row = (step * 32 + end.team.lane) / Tile::kChunks;
+    const int chunk = (step * 32 + end.team.lane) % Tile::kChunks;
+    char* const to = rows.at(row) + chunk * kChunkBytes;
     if (!rows.exists(row)) continue;
-    if (spec.has_padded_head_dim && chunk * tile::kChunkElements >= end.team.p.head_dim_v) continue;
+    if (spec.has_padded_head_dim &&
+        chunk * Traits<spec>::kElement.of_chunk >= end.team.p.head_dim_v)
+      continue;
     ptx::st_global(reinterpret_cast<U32x4*>(to),
-                   ptx::ld_shared<U32x4>(end.team.warp_smem() + Rows::offset(row, chunk)));
+                   ptx::ld_shared<U32x4>(Tile{end.team.warp_smem()}.chunk(row, chunk)));
   }
 }
 
@@ -113,8 +115,8 @@ FOVEA_DEVICE void store_chunks(const AtEnd<spec>& end, const RowAddresses& rows)
 template <Element staged, TeamSpec spec>
 FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& rows, Pass pass) {
   using T = Traits<spec>;
-  using Rows = typename T::OutRows;
-  const float reached = pass == Pass::positive ? infinity() : -infinity();
+  using Tile = typename T::OutTile;
+  const float reached = infinity_of(pass);
 #pragma unroll 1
   for (int row = 0; row < T::kWarpRows; ++row) {
     char* const row_out = rows.at(row);
@@ -122,8 +124,8 @@ FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& row
 #pragma unroll 1
     for (int col = end.team.lane; col < end.team.p.head_dim_v; col += 32) {
       const std::uint32_t bits = ptx::ld_shared<std::uint16_t>(
-          end.team.warp_smem() + Rows::offset(row, col / tile::kChunkElements) +
-          col % tile::kChunkElements * 2);
+          Tile{end.team.warp_smem()}.chunk(row, col / T::kElement.of_chunk) +
+          col % T::kElement.of_chunk * 2);
       float value = staged == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
       char* const to = row_out + col * out_col_bytes<spec>(end.team.p);
       if (pass > Pass::finite) {

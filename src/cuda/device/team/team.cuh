@@ -10,7 +10,7 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
-#include "tile/swizzled_rows.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::team {
 
@@ -36,23 +36,21 @@ struct Traits {
   /// need: where the sequence's queries begin.
   static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
 
-  using KeyRows =
-      typename tile::RowsInMemory<spec.has_panels, spec.head_dim_qk, spec.tile_kv>::Type;
-  using ValueRows =
-      typename tile::RowsInMemory<spec.has_panels, spec.head_dim_v, spec.tile_kv>::Type;
-  using OutRows = tile::SwizzledRows<spec.head_dim_v>;
+  /// Of a stage. By TMA in panels of its boxes; by threads in rows of any number of chunks.
+  template <int head_dim>
+  using KvTile =
+      SharedTile<spec.tile_kv, kElement.bytes * head_dim, widest_swizzle(kElement.bytes* head_dim),
+                 spec.has_panels ? Panels::apart : Panels::joined>;
+  using KTile = KvTile<spec.head_dim_qk>;
+  using VTile = KvTile<spec.head_dim_v>;
+  /// Of a warp.
+  using QTile = JoinedTile<kWarpRows, kElement.bytes * spec.head_dim_qk>;
+  using OutTile = JoinedTile<kWarpRows, kElement.bytes * spec.head_dim_v>;
 
   static constexpr Sm80ForwardLayout kAt = sm80_forward_layout(spec);
   static constexpr int kWorkWords = sizeof(Work) / 8;
   static_assert(sizeof(Work) == kSm80WorkBytes, "host and device count the same bytes");
 };
-
-/// Byte that chunk `chunk` further on of a row in shared memory lies at, given where chunk 0, or 1, lies.
-template <class Rows>
-FOVEA_DEVICE SharedAddress at_chunk(SharedAddress row, int chunk) {
-  return (row ^ static_cast<SharedAddress>(chunk % Rows::kPeriod * tile::kChunkBytes)) +
-         static_cast<SharedAddress>(chunk / Rows::kPeriod * Rows::kPeriodBytes);
-}
 
 /// Where row 0 of head 0 lies, of the sequence's queries.
 template <TeamSpec spec>
@@ -111,9 +109,11 @@ struct Team {
     return smem + T::kAt.q + warp * T::kAt.warp_bytes;
   }
 
-  /// Keys of a stage, then its values.
-  FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
-    return smem + T::kAt.stages + stage * (T::kAt.key_bytes + T::kAt.value_bytes);
+  FOVEA_DEVICE_MEMBER typename T::KTile keys_at(int stage) const {
+    return {smem + T::kAt.stages + stage * (T::kAt.key_bytes + T::kAt.value_bytes)};
+  }
+  FOVEA_DEVICE_MEMBER typename T::VTile values_at(int stage) const {
+    return {keys_at(stage).base + T::kAt.key_bytes};
   }
 
   // Note: the walk has no registers left for what only the end needs, so that lies in shared memory meanwhile.

@@ -16,6 +16,7 @@ namespace {
 
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
+constexpr const char* kWide = "cuda/sm80/attention_forward_wide";
 constexpr const char* kLatent = "cuda/sm90/decode_latent";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
@@ -65,10 +66,20 @@ TEST(ForwardCandidates, SinglePrecisionIsRefusedByTensorCoresInWords) {
   EXPECT_EQ(reason_of(plan, kTensorCores), "inputs are f32; expected f16 or bf16");
 }
 
-TEST(ForwardCandidates, WideHeadsAreMultipliedPlainly) {
+TEST(ForwardCandidates, WideHeadsHaveALaunchForEachPartOfTheirValues) {
   const ForwardPlan plan = chosen({.head_dim_qk = 64, .head_dim_v = 264});
-  EXPECT_EQ(plan.candidate, kPlain);
+  EXPECT_EQ(plan.candidate, kWide);
+  EXPECT_EQ(plan.spec->head_dim_v, 160);  // 132, padded
+  EXPECT_TRUE(plan.spec->has_padded_head_dim);
   EXPECT_EQ(reason_of(plan, kTensorCores), "head_dim_v is 264; expected at most 256");
+  EXPECT_EQ(chosen({.head_dim_qk = 264, .head_dim_v = 64}).spec->head_dim_v, 64);
+  // Where no tile fits, by its bytes.
+  DeviceTraits small = typical_device(8, 6);
+  small.shared_bytes_per_cta = 49152;
+  const ForwardPlan refused =
+      choose_forward(validate(problem_of({.head_dim_qk = 576, .head_dim_v = 512}), "test"), small);
+  EXPECT_EQ(reason_of(refused, kWide),
+            "tiles of these head dims take 90232 bytes of shared memory; there are 49152");
 }
 
 TEST(ForwardCandidates, LatentHeadsFitEveryDeviceAndWiderOnesAreRefused) {
@@ -78,7 +89,7 @@ TEST(ForwardCandidates, LatentHeadsFitEveryDeviceAndWiderOnesAreRefused) {
     latent.head_dim_v = 512;
     for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {9, 0}, {12, 0}}) {
       const ForwardPlan plan = chosen(latent, major, minor);
-      EXPECT_EQ(plan.candidate, kPlain);
+      EXPECT_EQ(plan.candidate, dtype == Dtype::f32 ? kPlain : kWide);
       EXPECT_TRUE(plan.spec->is_split);
       EXPECT_LE(plan.shared_bytes,
                 static_cast<std::size_t>(typical_device(major, minor).shared_bytes_per_cta));
@@ -119,10 +130,10 @@ TEST(ForwardCandidates, LatentCachesRunOnHoppersOwnKernel) {
   EXPECT_EQ(choose_forward(latent_problem(contiguous), typical_device(9, 0)).candidate, kLatent);
 }
 
-TEST(ForwardCandidates, LatentCachesThatTmaCannotReadOnceAreMultipliedPlainly) {
+TEST(ForwardCandidates, LatentCachesThatTmaCannotReadOnceAreMultipliedInParts) {
   const auto reason = [](const ForwardProblem& f, int major = 9) {
     const ForwardPlan plan = choose_forward(f, typical_device(major, 0));
-    EXPECT_EQ(plan.candidate, kPlain);
+    EXPECT_EQ(plan.candidate, kWide);
     return reason_of(plan, kLatent);
   };
   const auto changed = [](auto&& change) {
@@ -154,7 +165,7 @@ TEST(ForwardCandidates, DenseLatentValuesAreKnownByTheirStrides) {
   latent.head_dim_qk = 576;
   latent.head_dim_v = 512;
   Problem problem = problem_of(latent);
-  EXPECT_EQ(chosen(problem, 9).candidate, kPlain);
+  EXPECT_EQ(chosen(problem, 9).candidate, kWide);
   problem.v.strides = problem.k.strides;
   EXPECT_EQ(chosen(problem, 9).candidate, kLatent);
 }
@@ -503,8 +514,26 @@ TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {
   EXPECT_EQ(plan.candidate, kTensorCores);
   EXPECT_EQ(
       reason_of(plan, "cuda/sm90/attention_forward"),
-      "sequences are packed and 4 rows share a kv head; expected more than 64, or sequences of "
-      "a batch");
+      "sequences are packed and 4 rows share a kv head; expected more than 64, sequences of a "
+      "batch, or keys in a cache");
+}
+
+TEST(ForwardCandidates, PackedQueriesOfFewRowsOverACacheShareTilesOnHopper) {
+  Problem problem = packed_problem(100);
+  problem.k = problem.v = make_spec(Dtype::bf16, std::array<std::int64_t, 3>{4096, 2, 128});
+  problem.seqlen_q = up_to(16);  // of four heads: 64 rows
+  problem.seqlen_kv = up_to(32768);
+  ForwardProblem f = validate(problem, "test");
+  f.is_cached = f.is_paged = true;
+  f.cache = {.page_size = 16, .has_aligned_rows = true};
+  const ForwardPlan plan = choose_forward(f, typical_device(9, 0));
+  EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  EXPECT_FALSE(plan.spec->is_varlen);
+  EXPECT_TRUE(plan.spec->has_packed_q && plan.spec->is_split);
+  EXPECT_EQ(plan.spec->heads_per_tile, 4);
+  // What a page or a row cannot be read as is left to mma.sync, as for queries of a batch.
+  f.cache.page_size = 20;
+  EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kTensorCores);
 }
 
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {

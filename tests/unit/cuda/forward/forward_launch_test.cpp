@@ -5,6 +5,7 @@
 
 #include "core/philox.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -13,7 +14,7 @@
 namespace fovea::cuda {
 namespace {
 
-/// Addresses are told, never read.
+/// Addresses are passed on, never read.
 struct Call {
   alignas(16) std::uint16_t memory[64] = {};
   AttentionForward args;
@@ -193,9 +194,64 @@ TEST(ForwardLaunch, LatentDecodeLeavesSmsFree) {
   EXPECT_EQ(num_ctas(4), 9U);
 }
 
+/// Each part of V's columns with the combine kernel that joins its splits, before the next part writes there.
+TEST(ForwardLaunch, WideHeadsAreLaunchedPartByPart) {
+  Call call(1, 8192, 16);
+  const auto view_of = [&](std::int64_t seqlen, std::int64_t heads, std::int64_t head_dim) {
+    const std::array shape{std::int64_t{2}, seqlen, heads, head_dim};
+    return TensorView(call.memory, make_spec(Dtype::bf16, shape));
+  };
+  call.args.q = view_of(1, 16, 576);
+  call.args.k = view_of(8192, 1, 576);
+  call.args.v = view_of(8192, 1, 500);
+  call.args.out = view_of(1, 16, 500);
+  call.prepare(typical_device(8, 0));
+  ASSERT_EQ(call.plan.candidate, Sm80ForwardWide::kName);
+  const WideLaunch wide =
+      Sm80ForwardWide::prepare(call.problem, call.plan, call.args, nullptr, call.memory, {});
+  const KernelLaunches launches = wide.launches(call.plan);
+  ASSERT_EQ(launches.size(), 4U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(launches.begin()[2 * i].role, KernelRole::main);
+    EXPECT_EQ(launches.begin()[2 * i].params, &wide.parts[i].params);
+    EXPECT_EQ(launches.begin()[2 * i + 1].params, &wide.parts[i].combine_params);
+    EXPECT_EQ(wide.parts[i].params.head_dim_v, i == 0 ? 256 : 244);
+    const void* const begin = reinterpret_cast<std::byte*>(call.memory) + i * 512;
+    EXPECT_EQ(wide.parts[i].params.v.data, begin);
+    EXPECT_EQ(wide.parts[i].params.out.data, begin);
+    EXPECT_EQ(wide.parts[i].combine_params.out.data, begin);
+    EXPECT_EQ(wide.parts[i].combine_params.head_dim_v, i == 0 ? 256 : 244);
+  }
+}
+
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
   Call call(0, 500, 6);
   EXPECT_EQ(call.decode_on_hopper(132).num_ctas, 0U);
+}
+
+/// TMA knows no tensor without rows.
+TEST(ForwardLaunch, HopperLaunchesNothingForNoPackedRows) {
+  Call call(8, 4096, 16);  // eight heads of a group and eight queries: a tile
+  call.problem.is_varlen = call.problem.is_cached = true;
+  call.problem.cache.has_aligned_rows = true;
+  call.problem.total_q = 100;
+  call.plan = choose_forward(call.problem, typical_device(9, 0));
+  ASSERT_EQ(call.plan.candidate, Sm90Forward::kName);
+  ASSERT_TRUE(call.plan.spec->has_packed_q);
+  const auto packed = [&](std::int64_t rows) {
+    const std::array<std::int64_t, 3> shape{rows, 16, 64};
+    return TensorView(call.memory, make_spec(Dtype::bf16, shape));
+  };
+  const KvCache tensors{.k = call.args.k, .v = call.args.v};
+  const GrownCache cache{.cache = tensors};
+  const auto num_ctas = [&](std::int64_t rows) {
+    call.args.q = call.args.out = packed(rows);
+    return Sm90Forward::prepare(call.problem, call.plan, call.args, &cache, call.memory,
+                                [](const auto&, const void*) { return TensorMapParam{}; })
+        .num_ctas;
+  };
+  EXPECT_EQ(num_ctas(3), 2U * 2 * 8);  // sequences, kv heads, splits of 512 keys
+  EXPECT_EQ(num_ctas(0), 0U);
 }
 
 TEST(ForwardLaunch, UnalignedRowsAreToldOfEachTensor) {

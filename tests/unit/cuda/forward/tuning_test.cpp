@@ -131,7 +131,7 @@ TEST(TunedChoice, OtherDevicesKeepTheTableAndSayWhy) {
   smaller.num_sms = 114;
   const ForwardPlan plan = choose_forward(pose({}), smaller, file_of(tuning_of({})));
   EXPECT_EQ(plan.spec, choose_forward(pose({}), smaller).spec);
-  EXPECT_EQ(plan.tuning, "made.up tells of no compute capability 9.0 with 114 SMs");
+  EXPECT_EQ(plan.tuning, "made.up has no measurements of compute capability 9.0 with 114 SMs");
 }
 
 TEST(TunedChoice, TileThatNoKernelHasIsIgnoredAndNamed) {

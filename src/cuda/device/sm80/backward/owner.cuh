@@ -9,7 +9,7 @@
 #include "ptx/warp.cuh"
 #include "shared/backward_params.h"
 #include "shared/backward_spec.h"
-#include "tile/swizzled_rows.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::sm80 {
 
@@ -30,8 +30,9 @@ struct BackwardTraits {
   static constexpr int kQkSteps = spec.head_dim_qk / 16, kQkBlocks = spec.head_dim_qk / 8;
   static constexpr int kVSteps = spec.head_dim_v / 16, kVBlocks = spec.head_dim_v / 8;
 
-  using QkRows = tile::SwizzledRows<spec.head_dim_qk>;
-  using VRows = tile::SwizzledRows<spec.head_dim_v>;
+  // Of walked rows; owned ones lie the same, as many as there are.
+  using QkRows = JoinedTile<spec.tile_walked, 2 * spec.head_dim_qk>;
+  using VRows = JoinedTile<spec.tile_walked, 2 * spec.head_dim_v>;
 
   // Shared memory. Owned rows of q or k, of dout or v; of each stage the same of walked rows, and what is known of them
   // where they are queries; a word of each warp.
@@ -138,12 +139,13 @@ struct Owner {
   FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const HeadRows& rows,
                                      std::int32_t begin) const {
     constexpr int kChunks = count * Rows::kChunks;
+    constexpr int kChunkElements = element_traits(spec.element).of_chunk;
     const int thread = warp * 32 + lane;
     const auto visit = [&](int at, auto&& copy) {
       const int row = at / Rows::kChunks, chunk = at % Rows::kChunks;
       const bool exists = begin + row < rows.length;
       const char* const from = rows.first + (exists ? begin + row : 0) * (rows.row_stride * 2);
-      copy(to + Rows::offset(row, chunk), from, chunk, exists);
+      copy(Rows{to}.chunk(row, chunk), from, chunk, exists);
     };
     if (rows.is_aligned) {
       constexpr int kSteps = (kChunks + T::kThreads - 1) / T::kThreads;
@@ -153,8 +155,8 @@ struct Owner {
         if (kChunks % T::kThreads != 0 && at >= kChunks) break;
         visit(at, [&](SharedAddress at_smem, const char* from, int chunk, bool exists) {
           const bool is_data =
-              exists && (!spec.has_padded_head_dim || chunk * tile::kChunkElements < rows.head_dim);
-          ptx::cp_async_16_or_zero(at_smem, is_data ? from + chunk * tile::kChunkBytes : rows.first,
+              exists && (!spec.has_padded_head_dim || chunk * kChunkElements < rows.head_dim);
+          ptx::cp_async_16_or_zero(at_smem, is_data ? from + chunk * kChunkBytes : rows.first,
                                    is_data);
         });
       }
@@ -163,8 +165,8 @@ struct Owner {
       for (int at = thread; at < kChunks; at += T::kThreads) {
         visit(at, [&](SharedAddress at_smem, const char* from, int chunk, bool exists) {
 #pragma unroll 1
-          for (int i = 0; i < tile::kChunkElements; ++i) {
-            const int col = chunk * tile::kChunkElements + i;
+          for (int i = 0; i < kChunkElements; ++i) {
+            const int col = chunk * kChunkElements + i;
             std::uint16_t bits = 0;
             if (exists && col < rows.head_dim)
               bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(from) +

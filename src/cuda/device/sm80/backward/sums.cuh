@@ -17,13 +17,6 @@ FOVEA_DEVICE std::uint32_t pack_pair(float lo, float hi) {
   return ptx::cvt_f16x2(lo, hi);
 }
 
-/// Byte that chunk `chunk` further on of a row in shared memory lies at, given where chunk 0, or 1, lies.
-template <class Rows>
-FOVEA_DEVICE SharedAddress chunk_of_row(SharedAddress row, int chunk) {
-  return (row ^ static_cast<SharedAddress>(chunk % Rows::kPeriod * tile::kChunkBytes)) +
-         static_cast<SharedAddress>(chunk / Rows::kPeriod * Rows::kPeriodBytes);
-}
-
 template <Sm80BackwardSpec spec, class Mods>
 struct BackwardSums {
   using T = BackwardTraits<spec>;
@@ -54,9 +47,8 @@ struct BackwardSums {
   FOVEA_DEVICE_MEMBER static void multiply_rows(const Owner<spec>& owner, Products& products,
                                                 SharedAddress owned, SharedAddress walked) {
     const int lane = owner.lane;
-    const SharedAddress a_row =
-        owned + owner.warp * T::kWarpRows * Rows::kRowBytes + Rows::offset(lane % 16, lane / 16);
-    const SharedAddress b_row = walked + Rows::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const SharedAddress a_row = Rows{owned}.chunk(owner.warp * T::kWarpRows + lane % 16, lane / 16);
+    const SharedAddress b_row = Rows{walked}.chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     clear(products);
 #pragma unroll
     for (int step = 0; step < num_steps; ++step) {
@@ -64,13 +56,13 @@ struct BackwardSums {
 #pragma unroll
       for (int i = 0; i < T::kRowBlocks; ++i) {
         const U32x4 x =
-            ptx::ldmatrix_x4(chunk_of_row<Rows>(a_row, 2 * step) + i * 16 * Rows::kRowBytes);
+            ptx::ldmatrix_x4(Rows::chunk_ahead(a_row, 2 * step) + i * 16 * Rows::kRowPitch);
         a[i][0] = x.x, a[i][1] = x.y, a[i][2] = x.z, a[i][3] = x.w;
       }
 #pragma unroll
       for (int j = 0; j < T::kBlocks; j += 2) {
         const U32x4 x =
-            ptx::ldmatrix_x4(chunk_of_row<Rows>(b_row, 2 * step) + j * 8 * Rows::kRowBytes);
+            ptx::ldmatrix_x4(Rows::chunk_ahead(b_row, 2 * step) + j * 8 * Rows::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(products[i][j], a[i], x.x, x.y);
@@ -85,7 +77,7 @@ struct BackwardSums {
   FOVEA_DEVICE_MEMBER static void add_rows(const Owner<spec>& owner,
                                            float (&sums)[T::kRowBlocks][num_blocks][4],
                                            const Products& pairs, SharedAddress walked) {
-    const SharedAddress row = walked + Rows::offset(owner.lane % 16, owner.lane / 16);
+    const SharedAddress row = Rows{walked}.chunk(owner.lane % 16, owner.lane / 16);
 #pragma unroll
     for (int step = 0; step < T::kSteps; ++step) {
       std::uint32_t a[T::kRowBlocks][4];
@@ -100,7 +92,7 @@ struct BackwardSums {
 #pragma unroll
       for (int j = 0; j < num_blocks; j += 2) {
         const U32x4 x =
-            ptx::ldmatrix_x4_trans(chunk_of_row<Rows>(row, j) + step * 16 * Rows::kRowBytes);
+            ptx::ldmatrix_x4_trans(Rows::chunk_ahead(row, j) + step * 16 * Rows::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
           ptx::mma_m16n8k16<spec.element>(sums[i][j], a[i], x.x, x.y);

@@ -2,13 +2,13 @@
 // the picture.
 #pragma once
 
+#include "common/careful_row.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "sm90/decode/careful.cuh"
 #include "sm90/decode/cta.cuh"
 #include "team/compute.cuh"
 #include "team/scores.cuh"
@@ -89,7 +89,7 @@ struct Reader {
 
   FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, VisitedTile slice) const {
     ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, slots.stage), slots.parity);
-    const SharedAddress values = cta.values_at(slots.stage);
+    const typename T::VTile values = cta.values_at(slots.stage);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
     const bool is_cut = num_keys < spec.tile_kv;
     if (is_cut) clear_behind_keys(values, num_keys);
@@ -106,12 +106,11 @@ struct Reader {
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.
-  FOVEA_DEVICE_MEMBER void clear_behind_keys(SharedAddress values, int num_keys) const {
-    using Rows = typename T::ValueRows;
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values, int num_keys) const {
+    using Tile = typename T::VTile;
 #pragma unroll 1
-    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Rows::kChunks; at += 32) {
-      ptx::st_shared(values + Rows::offset(num_keys + at / Rows::kChunks, at % Rows::kChunks),
-                     ptx::U32x4{});
+    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
+      ptx::st_shared(values.chunk(num_keys + at / Tile::kChunks, at % Tile::kChunks), ptx::U32x4{});
     }
     ptx::sync_warp();
   }
@@ -151,7 +150,7 @@ struct Reader {
 #pragma unroll 1
     for (int row = cta.warp; row < spec.tile_q; row += L::kReaders) {
       const Row r = team.row_at(row);
-      if (r.exists) join_row(team, r, row);
+      if (r.exists) join_row(r, row);
     }
   }
 
@@ -184,7 +183,7 @@ struct Reader {
     return sum;
   }
 
-  FOVEA_DEVICE_MEMBER void join_row(const Team& team, const Row& r, int row) const {
+  FOVEA_DEVICE_MEMBER void join_row(const Row& r, int row) const {
     const ForwardParams& p = cta.p.common;
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
@@ -204,25 +203,17 @@ struct Reader {
     }
     const int col = cta.lane * 4;
     const bool has_cols = col < spec.head_dim_v;
-    ptx::F32x4 sum{0, 0, 0, 0}, reached{0, 0, 0, 0};
+    ptx::F32x4 sum{0, 0, 0, 0};
     if (has_cols) sum = join_columns(weights, row, col);
-    if (!ptx::vote_all(is_finite(sum))) {
-      CarefulRow<spec, Mods> again(team, r);
-      again.run();
-      whole = {again.row().origin, again.row().sum, again.row_max()};
-      sum = again.sum();
-      reached = again.reached();
-    }
+    if (!ptx::vote_all(is_finite(sum))) return CarefulRow<L::kWarpSpec, Mods>(r).run();
     RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
     if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
     if (cta.lane == 0)
       r.store_values(result.lse, whole.sum, finish_row_max(whole.row_max, whole.sum, unit));
     if (!has_cols) return;
     ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + cta.lane,
-                   ptx::F32x4{ptx::fma_rn(sum.x, result.factor, reached.x),
-                              ptx::fma_rn(sum.y, result.factor, reached.y),
-                              ptx::fma_rn(sum.z, result.factor, reached.z),
-                              ptx::fma_rn(sum.w, result.factor, reached.w)});
+                   ptx::F32x4{sum.x * result.factor, sum.y * result.factor, sum.z * result.factor,
+                              sum.w * result.factor});
   }
 
   FOVEA_DEVICE_MEMBER static bool is_finite(const ptx::F32x4& x) {

@@ -37,11 +37,11 @@ struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90DecodeParams& p;
 
-  FOVEA_DEVICE_MEMBER SharedAddress keys_at(int slot) const {
-    return smem + L::kAt.slots + slot * L::kAt.slot_bytes;
+  FOVEA_DEVICE_MEMBER typename L::T::KTile keys_at(int slot) const {
+    return {smem + L::kAt.slots + slot * L::kAt.slot_bytes};
   }
-  FOVEA_DEVICE_MEMBER SharedAddress values_at(int slot) const {
-    return keys_at(slot) + L::T::kAt.key_bytes;
+  FOVEA_DEVICE_MEMBER typename L::T::VTile values_at(int slot) const {
+    return {keys_at(slot).base + L::T::kAt.key_bytes};
   }
   FOVEA_DEVICE_MEMBER SharedAddress part_at(int reader, int row) const {
     return smem + L::kAt.parts + reader * L::kAt.part_bytes + row * L::kAt.part_row_bytes;

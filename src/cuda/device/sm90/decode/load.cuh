@@ -138,24 +138,22 @@ struct Load {
   /// Rows of keys and of values, into the slot's rows from `to_row` on; what lies outside the tensor arrives as zeros.
   FOVEA_DEVICE_MEMBER void load_box(const Work& work, int to_row, std::int32_t row,
                                     std::int32_t batch) const {
-    load_panels<spec.head_dim_qk>(cta.keys_at(slots.stage) + 128 * to_row, cta.p.k, row,
-                                  work.kv_head, batch);
-    load_panels<spec.head_dim_v>(cta.values_at(slots.stage) + 128 * to_row, cta.p.v, row,
-                                 work.kv_head, batch);
+    load_panels(cta.keys_at(slots.stage), to_row, cta.p.k, row, work.kv_head, batch);
+    load_panels(cta.values_at(slots.stage), to_row, cta.p.v, row, work.kv_head, batch);
   }
 
   /// All panels in one box, or a box for each.
-  template <int kWidth>
-  FOVEA_DEVICE_MEMBER void load_panels(SharedAddress to, const TensorMapParam& map,
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void load_panels(const Tile& to, int to_row, const TensorMapParam& map,
                                        std::int32_t row, std::int32_t head,
                                        std::int32_t batch) const {
     const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
 #pragma unroll
-    for (int col = 0; col < kWidth; col += T::kElement.of_panel) {
-      if (col > 0 && !by_panels) return;
-      const std::int32_t at[5] = {col, row, 0, head, batch};
-      ptx::cp_async_bulk_tensor_load<5>(to + T::kElement.bytes * col * spec.tile_kv,
-                                        tensor_map(map), at, cta.barrier(L::kAt.full, slots.stage),
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      if (panel > 0 && !by_panels) return;
+      const std::int32_t at[5] = {T::kElement.of_panel * panel, row, 0, head, batch};
+      ptx::cp_async_bulk_tensor_load<5>(to.panel(panel) + Tile::kRowPitch * to_row, tensor_map(map),
+                                        at, cta.barrier(L::kAt.full, slots.stage),
                                         ptx::CachePolicy::evict_first);
     }
   }

@@ -3,7 +3,7 @@
 //
 // Two warps copy blocks of 32 rows in turn. Each lane knows where one row of a block begins; eight lanes copy 128 bytes
 // of a row. What does not exist becomes zeros, whatever lies there. Wgmma reads by the async proxy what threads have
-// written, so a barrier is not told by the copies but by the warp: it waits for them, fences, arrives. It does so for a
+// written, so not the copies arrive at a barrier but the warp: it waits for them, fences, arrives. It does so for a
 // tile when the copies of the next one are under way; and before it waits for anything else, since those it waits for
 // may be waiting for that tile.
 //
@@ -203,8 +203,8 @@ class CpAsyncCopies {
 
   const Cta<spec>& cta_;
   const int loader_;
-  SharedAddress under_way_ =
-      kNothing;  // the barrier of the newest group of copies, where it is not announced
+  // the barrier of the newest group of copies, where it is not announced
+  SharedAddress under_way_ = kNothing;
   std::int32_t pages_ = 0;
   bool has_pages_ = false;  // what was looked up before the last kv tile's keys has landed
 };

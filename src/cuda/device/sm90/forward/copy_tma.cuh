@@ -21,7 +21,7 @@ class TmaCopies {
 
   FOVEA_DEVICE_MEMBER explicit TmaCopies(const Cta<spec>& of_cta) : cta_(of_cta) {}
 
-  /// TMA tells the barriers itself: nothing is to be done before a wait, nor at the end.
+  /// TMA completes the barriers' transactions itself: nothing is to be done before a wait, nor at the end.
   FOVEA_DEVICE_MEMBER void before_wait(SharedAddress, std::uint32_t) const {}
   FOVEA_DEVICE_MEMBER void finish() const {}
 

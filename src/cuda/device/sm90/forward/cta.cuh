@@ -4,6 +4,8 @@
 
 #include "common/passes.cuh"
 #include "common/ring.cuh"
+#include "common/row_view.cuh"
+#include "common/sequence.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -31,7 +33,7 @@ struct Traits {
   static_assert(!spec.is_split || kFewestKeysPerSplit % spec.tile_kv == 0,
                 "splits are whole tiles");
   /// Of each head that a tile packs, and of all of them: the rest of the tile's rows are zeros, and belong to nobody.
-  static constexpr int kQueries = spec.tile_q / spec.heads_per_tile;
+  static constexpr int kQueries = kQueriesOfTile<spec>;
   static constexpr int kBoxRows = spec.heads_per_tile == 1 ? 64 : kQueries * spec.heads_per_tile;
   static constexpr int kQStages = spec.q_stages;
   static constexpr int kStages = spec.stages;
@@ -182,9 +184,9 @@ struct Cta : RoleWarp {
     return {0, 0, p.common.seqlen_q, p.common.seqlen_kv};
   }
 
-  /// The last dimension of tensor maps: packed tensors have one sequence.
+  /// The last dimension of tensor maps of queries and of O: packed tensors have one sequence.
   FOVEA_DEVICE_MEMBER static std::int32_t map_batch(const RowTile& rows) {
-    return spec.is_varlen ? 0 : rows.batch;
+    return spec.is_varlen || spec.has_packed_q ? 0 : rows.batch;
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {
@@ -216,26 +218,26 @@ struct ComputingWarp {
   FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
 
-  /// Which query this thread's row r of two is of, and of which head: as RowView has it, heads of a group are
-  /// neighbours.
-  FOVEA_DEVICE_MEMBER std::int32_t q_idx(const RowTile& tile, int r) const {
-    if constexpr (spec.heads_per_tile == 1) return tile.idx * spec.tile_q + first_row() + 8 * r;
-    return tile.idx * Traits<spec>::kQueries + row(r) / spec.heads_per_tile;
-  }
-  FOVEA_DEVICE_MEMBER std::int32_t q_head(const RowTile& tile, int r) const {
-    if constexpr (spec.heads_per_tile == 1) return tile.q_head;
-    return tile.q_head + row(r) % spec.heads_per_tile;
-  }
-  /// Some belong to nobody.
-  FOVEA_DEVICE_MEMBER bool has_row(int r) const {
-    return Traits<spec>::kBoxRows == 64 || row(r) < Traits<spec>::kBoxRows;
+  /// The row tile as RowView has it: rows, but no keys.
+  FOVEA_DEVICE_MEMBER Work work_of(const RowTile& tile) const {
+    const SequencePlace place = cta.place_of(tile);
+    Work work{};
+    work.sequence.idx = tile.batch;
+    work.sequence.q_batch = spec.is_split ? tile.batch : cta.map_batch(tile);  // of partial states
+    work.sequence.q_row = place.q_row;
+    work.sequence.seqlen_q = place.seqlen_q;
+    work.sequence.seqlen_kv = place.seqlen_kv;
+    // Packed: the tile behind the last sequence is that of the rows behind it.
+    work.sequence.is_trailing = spec.is_varlen && tile.batch >= cta.p.common.num_sequences;
+    work.q_begin = tile.idx * kQueriesOfTile<spec>;
+    work.q_head = tile.q_head;
+    work.kv_head = tile.q_head / cta.p.common.group;
+    work.split = tile.number;
+    return work;
   }
 
- private:
-  FOVEA_DEVICE_MEMBER std::int32_t first_row() const {
-    return 64 * group + 16 * idx + cta.lane / 4;
-  }
-  FOVEA_DEVICE_MEMBER std::int32_t row(int r) const { return first_row() + 8 * r; }
+  /// This thread's row r of two, of the tile's.
+  FOVEA_DEVICE_MEMBER int row(int r) const { return 64 * group + 16 * idx + cta.lane / 4 + 8 * r; }
 };
 
 }  // namespace fovea::cuda::sm90

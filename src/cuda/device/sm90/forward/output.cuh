@@ -2,6 +2,7 @@
 // next.
 #pragma once
 
+#include "common/row_view.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -19,6 +20,7 @@ struct Output {
   using T = Traits<spec>;
   using Rows = RowsOf<spec, Mods>;
   using Sums = typename Rows::Sums;
+  using Row = RowView<spec>;
 
   const ComputingWarp<spec> warp;
 
@@ -27,9 +29,11 @@ struct Output {
   /// What needs no O: lse and row_max go to their places. `factor`: what O is to be scaled by.
   FOVEA_DEVICE_MEMBER void finish_rows(const RowTile& tile, const Rows& rows, Pass pass,
                                        float (&factor)[2]) const {
+    const Work work = warp.work_of(tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor : finish_row(tile, r, rows);
+      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor
+                                     : finish_row(Row(common(), work, warp.row(r)), r, rows);
   }
 
   /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. In f32 it goes to O, or
@@ -48,24 +52,17 @@ struct Output {
   }
 
  private:
+  FOVEA_DEVICE_MEMBER const ForwardParams& common() const { return warp.cta.p.common; }
+
   /// What O is scaled by; writes lse and row_max.
-  FOVEA_DEVICE_MEMBER float finish_row(const RowTile& tile, int r, const Rows& done) const {
-    const ForwardParams& common = warp.cta.p.common;
-    const SequencePlace place = warp.cta.place_of(tile);
+  FOVEA_DEVICE_MEMBER float finish_row(const Row& row, int r, const Rows& done) const {
     float sum = done.sum[r];
     sum += ptx::shfl_bfly(sum, 1);
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.lse(r, sum);
-    if constexpr (spec.is_split) {
-      write_partial_row(
-          tile, r, lse, sum,
-          finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common)));
-      return spec.has_dropout ? factor * common.dropout_keep_scale : factor;
-    }
-    // Rows behind the last packed sequence have no sink either.
-    if (common.sinks != nullptr && (!spec.is_varlen || tile.batch < common.num_sequences)) {
-      const float sink = ptx::ld_global(common.sinks + tile.q_head * common.sinks_stride);
+    if (!spec.is_split && common().sinks != nullptr && !row.work.sequence.is_trailing) {
+      const float sink = ptx::ld_global(common().sinks + row.q_head * common().sinks_stride);
       if (sum == 0.0F) {
         lse = sink;
       } else {
@@ -74,23 +71,12 @@ struct Output {
         lse = result.lse;
       }
     }
-    const std::int32_t row = warp.q_idx(tile, r);
-    if (common.lse != nullptr && warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
-      ptx::st_global(common.lse + warp.cta.map_batch(tile) * common.lse_batch_stride +
-                         tile.q_head * common.lse_head_stride +
-                         (place.q_row + row) * common.lse_row_stride,
-                     lse);
+    if (warp.cta.lane % 4 == 0 && row.exists) {
+      row.store_values(
+          lse, sum,
+          finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common())));
     }
-    if constexpr (spec.wants_row_max) {
-      if (warp.cta.lane % 4 == 0 && row < place.seqlen_q) {
-        ptx::st_global(
-            common.row_max + warp.cta.map_batch(tile) * common.row_max_batch_stride +
-                tile.q_head * common.row_max_head_stride +
-                (place.q_row + row) * common.row_max_row_stride,
-            finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common)));
-      }
-    }
-    if constexpr (spec.has_dropout) factor *= common.dropout_keep_scale;
+    if constexpr (spec.has_dropout) factor *= common().dropout_keep_scale;
     return factor;
   }
 
@@ -128,28 +114,6 @@ struct Output {
     if (before != id) ptx::st_global(warp.cta.p.next_redo + id, static_cast<std::int32_t>(before));
   }
 
-  FOVEA_DEVICE_MEMBER bool exists(const RowTile& tile, int r) const {
-    return warp.has_row(r) && warp.q_idx(tile, r) < warp.cta.place_of(tile).seqlen_q;
-  }
-
-  // ---- partial states of a split, for the combine kernel ----
-
-  FOVEA_DEVICE_MEMBER std::int64_t partial_row(const RowTile& tile, int r) const {
-    const ForwardParams& common = warp.cta.p.common;
-    const std::int64_t head =
-        static_cast<std::int64_t>(tile.batch) * common.num_heads_q + warp.q_head(tile, r);
-    return (head * common.seqlen_q + warp.q_idx(tile, r)) * common.max_splits + tile.number;
-  }
-
-  FOVEA_DEVICE_MEMBER void write_partial_row(const RowTile& tile, int r, float lse, float sum,
-                                             float greatest) const {
-    if (warp.cta.lane % 4 != 0 || !exists(tile, r)) return;
-    const std::int64_t at = partial_row(tile, r);
-    ptx::st_global(warp.cta.p.common.partial_lse + at, lse);
-    if (spec.wants_row_max || is_huge(lse))
-      ptx::st_global(warp.cta.p.common.partial_max + at, beside_lse(lse, sum, greatest));
-  }
-
   // ---- sums in f32 ----
 
   /// Where they go; rows of partial states are as wide as the tile.
@@ -173,30 +137,22 @@ struct Output {
     }
   };
 
-  FOVEA_DEVICE_MEMBER F32Row f32_row(const RowTile& tile, int r) const {
-    const ForwardParams& common = warp.cta.p.common;
-    if constexpr (spec.is_split) {
-      return {common.partial_out + partial_row(tile, r) * spec.head_dim_v, 1, spec.head_dim_v,
-              true};
-    } else {
-      const BshdParam& out = common.out;
-      const std::int64_t at =
-          warp.cta.map_batch(tile) * out.batch_stride +
-          (warp.cta.place_of(tile).q_row + warp.q_idx(tile, r)) * out.row_stride +
-          tile.q_head * out.head_stride;
-      return {static_cast<float*>(const_cast<void*>(out.data)) + at, out.col_stride,
-              common.head_dim_v, common.is_out_aligned != 0};
-    }
+  FOVEA_DEVICE_MEMBER F32Row f32_row(const Row& row) const {
+    float* const to = row.out_f32();
+    if constexpr (spec.is_split) return {to, 1, spec.head_dim_v, true};
+    return {to, common().out.col_stride, common().head_dim_v, common().is_out_aligned != 0};
   }
 
   /// Four lanes write 32 bytes of a row together. Of indicators, infinity to what is there.
   FOVEA_DEVICE_MEMBER void write_sums(const RowTile& tile, const Sums& o, const float (&factor)[2],
                                       Pass pass) const {
-    const float reached = pass == Pass::positive ? infinity() : -infinity();
+    const float reached = infinity_of(pass);
+    const Work work = warp.work_of(tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!exists(tile, r)) continue;
-      const F32Row row = f32_row(tile, r);
+      const Row of_tile(common(), work, warp.row(r));
+      if (!of_tile.exists) continue;
+      const F32Row row = f32_row(of_tile);
 #pragma unroll
       for (int j = 0; j < spec.head_dim_v / 8; ++j) {
         const int col = 8 * j + 2 * (warp.cta.lane % 4);

@@ -108,13 +108,15 @@ struct Schedule {
     return {work.q_begin / spec.tile_q, id - number * cta.p.common.num_heads_q, s.idx, number, 0};
   }
 
-  /// Passes over splits that a sequence has room for, but no keys.
+  /// Passes over splits that a sequence has room for, but no keys; packed, over row tiles behind its queries.
   FOVEA_DEVICE_MEMBER RowTile next_split(std::int32_t& id, SequencePlace& place) const {
     const ForwardParams& c = cta.p.common;
     for (; id < cta.p.num_tiles; id = claim(id)) {
       const RowTile rows = split_row_tile<spec>(c, id);
       take_cached_keys(rows.batch, place);
-      if (rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
+      if constexpr (spec.has_packed_q) take_packed_queries(rows.batch, place);
+      const bool has_rows = !spec.has_packed_q || rows.idx * T::kQueries < place.seqlen_q;
+      if (has_rows && rows.number < num_splits(place.seqlen_kv, spec.most_splits)) return rows;
     }
     return RowTile::round_end();
   }
@@ -124,6 +126,12 @@ struct Schedule {
     const CachedRows rows = cached_rows<kCacheKind<spec>>(cta.p.common, batch);
     place.kv_row = rows.begin;
     place.seqlen_kv = rows.count;
+  }
+
+  FOVEA_DEVICE_MEMBER void take_packed_queries(std::int32_t batch, SequencePlace& place) const {
+    const PackedRows rows = few_queries(cta.p.common, batch);
+    place.q_row = static_cast<std::int32_t>(rows.begin);
+    place.seqlen_q = static_cast<std::int32_t>(rows.count);
   }
 
   FOVEA_DEVICE_MEMBER TileSpan span_of(const RowTile& rows, const SequencePlace& place) const {

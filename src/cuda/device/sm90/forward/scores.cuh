@@ -5,6 +5,7 @@
 #include "common/float_constants.cuh"
 #include "common/position.cuh"
 #include "common/program_parts.cuh"
+#include "common/row_view.cuh"
 #include "ptx/math.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/forward/cta.cuh"
@@ -63,7 +64,8 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile, KvTile to_come) {
     kv_tile = to_come;
     const Captures& captures = warp.cta.p.common.captures;
-    Position at = position_of(tile);
+    const Work work = warp.work_of(tile);
+    Position at = row(work, 0).position();
     at.kv_idx = kv_tile.idx() * spec.tile_kv;
     if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
     if constexpr (Mods::has_mask_parts) {
@@ -73,7 +75,7 @@ struct Scores {
       at.kv_idx = first_column();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        at.q_idx = warp.q_idx(tile, r);
+        at.q_idx = row(work, r).q_idx;
         line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
         line_slope[r] = kLog2E * Mods::score_slope(at, captures);
       }
@@ -142,16 +144,9 @@ struct Scores {
   }
 
  private:
-  /// Of this thread's first row, key 0.
-  FOVEA_DEVICE_MEMBER Position position_of(const RowTile& tile) const {
-    Position at{};
-    at.batch = tile.batch;
-    at.q_head = tile.q_head;
-    at.kv_head = tile.q_head / warp.cta.p.common.group;
-    at.q_idx = warp.q_idx(tile, 0);
-    at.seqlen_q = warp.cta.place_of(tile).seqlen_q;
-    at.seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
-    return at;
+  /// This thread's row r of two.
+  FOVEA_DEVICE_MEMBER RowView<spec> row(const Work& work, int r) const {
+    return {warp.cta.p.common, work, warp.row(r)};
   }
 
   /// Of this thread in this kv tile.
@@ -162,8 +157,9 @@ struct Scores {
   /// visit(score, position, part of its key, part of its row) for every score of this thread.
   template <class Parts, class Visit>
   FOVEA_DEVICE_MEMBER void for_each_score(const RowTile& tile, const Parts& parts, Visit&& visit) {
-    Position at = position_of(tile);
-    const std::int32_t rows[2] = {warp.q_idx(tile, 0), warp.q_idx(tile, 1)};
+    const Work work = warp.work_of(tile);
+    Position at = row(work, 0).position();
+    const std::int32_t q_idx[2] = {row(work, 0).q_idx, row(work, 1).q_idx};
     const std::int32_t column = first_column();
 #pragma unroll
     for (int n = 0; n < kScores / 2; ++n) {
@@ -172,7 +168,7 @@ struct Scores {
       at.kv_idx = column + offset;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        at.q_idx = rows[r];
+        at.q_idx = q_idx[r];
         visit(s[4 * (n / 2) + 2 * r + n % 2], at, key, parts.rows[r]);
       }
     }
@@ -180,15 +176,15 @@ struct Scores {
 
   /// Two comparisons with constants for each score.
   FOVEA_DEVICE_MEMBER void mask_by_limits(const RowTile& tile) {
+    const Work work = warp.work_of(tile);
     const std::int32_t column = first_column();
     std::int32_t first[2] = {0, 0};
     std::int32_t last[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      last[r] = warp.cta.place_of(tile).seqlen_kv - 1;
+      last[r] = work.sequence.seqlen_kv - 1;
       if constexpr (Mods::has_kv_limits) {
-        Position at = position_of(tile);
-        at.q_idx = warp.q_idx(tile, r);
+        const Position at = row(work, r).position();
         const std::int32_t of_mask = Mods::kv_last(at, warp.cta.p.common.captures).value;
         last[r] = of_mask < last[r] ? of_mask : last[r];
         first[r] = Mods::kv_first(at, warp.cta.p.common.captures).value;

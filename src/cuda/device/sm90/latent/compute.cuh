@@ -1,7 +1,8 @@
 // A group's walk over the tiles of its units, and what it leaves of each: partial states for common/combine. Read
-// careful.cuh next.
+// common/careful_row.cuh next.
 #pragma once
 
+#include "common/careful_row.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -9,7 +10,6 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/latent/careful.cuh"
 #include "sm90/latent/cta.cuh"
 #include "sm90/latent/scores.cuh"
 #include "tile/matrix_descriptor.cuh"
