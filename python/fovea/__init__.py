@@ -33,6 +33,7 @@ from ._programs import (
     tree,
     window,
 )
+from ._rotary import rotary
 from .errors import (
     CompileError,
     DeviceError,
@@ -83,6 +84,7 @@ __all__ = [
     "plan",
     "prefix_lm",
     "relative_bias",
+    "rotary",
     "score_mod",
     "softcap",
     "streaming",

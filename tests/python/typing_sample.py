@@ -39,6 +39,10 @@ def serve(q: Any, k: Any, v: Any) -> Any:
         raise SystemExit(str(error)) from error
 
 
+def turned(q: Any, cos: Any, sin: Any, lengths: Any) -> Any:
+    return fovea.rotary(q, cos, sin, offsets=lengths, is_interleaved=True, layout="bhsd", out=q)
+
+
 def planned(q: Any, k: Any, v: Any) -> int:
     plan = fovea.plan(q, k, v, causal=True, max_seqlen_kv=8192, dropout=fovea.Dropout(0.1, seed=7))
     plan.run(q, k, v, return_lse=True)

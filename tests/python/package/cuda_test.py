@@ -71,6 +71,23 @@ def test_decode_from_pages() -> None:
     assert close(run("cuda"), run("cpu"))
 
 
+def test_rotary_and_its_gradient() -> None:
+    def run(device):
+        x = tensors(*SHAPES)[0].to(device).requires_grad_()
+        rates = torch.arange(200.0, device=device)[:, None] / 10.0 ** torch.arange(24, device=device)
+        stream = torch.cuda.Stream() if device == "cuda" else None
+        with torch.cuda.stream(stream):
+            offsets = torch.tensor([60, 3], device=device)
+            turned = fovea.rotary(x, rates.cos(), rates.sin(), offsets=offsets, is_interleaved=True)
+            turned.square().sum().backward()
+        if stream is not None:
+            stream.synchronize()
+        return turned.detach().cpu(), x.grad.cpu()
+
+    for got, expected in zip(run("cuda"), run("cpu")):
+        torch.testing.assert_close(got, expected, atol=4e-5, rtol=0)
+
+
 # ---- fovea.torch ----
 
 BHSD = ((2, 4, 133, 64), (2, 4, 200, 64), (2, 4, 200, 64))
