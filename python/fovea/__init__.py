@@ -33,6 +33,7 @@ from ._programs import (
     tree,
     window,
 )
+from ._probabilities import attention_probabilities
 from ._rotary import rotary
 from .errors import (
     CompileError,
@@ -68,6 +69,7 @@ __all__ = [
     "append_to_cache",
     "attention",
     "attention_backward",
+    "attention_probabilities",
     "bias",
     "block_map",
     "causal",

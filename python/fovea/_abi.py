@@ -286,6 +286,10 @@ class DecodeArgs(ctypes.Structure):
     ]
 
 
+class ProbabilitiesArgs(ctypes.Structure):
+    _fields_ = [*_HEAD, ("forward", c_void_p), ("probabilities", _TENSOR)]
+
+
 class BlockMapArgs(ctypes.Structure):
     _fields_ = [
         *_HEAD,
@@ -315,6 +319,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_merge_states_args": MergeStatesArgs,
     "fovea_rotary_args": RotaryArgs,
     "fovea_attention_decode_args": DecodeArgs,
+    "fovea_attention_probabilities_args": ProbabilitiesArgs,
     "fovea_block_map_args": BlockMapArgs,
 }
 
@@ -331,6 +336,7 @@ FALLIBLE: dict[str, list[object]] = {
     "fovea_append_to_cache": [c_void_p],
     "fovea_merge_states": [c_void_p],
     "fovea_rotary": [c_void_p],
+    "fovea_attention_probabilities": [c_void_p],
     "fovea_program_create": [POINTER(ProgramArgs), POINTER(c_void_p)],
     "fovea_program_text": [c_void_p, _TEXT],
     "fovea_plan_create": [c_void_p, POINTER(PlanOptions), POINTER(c_void_p)],

@@ -177,6 +177,7 @@ std::vector<Description::Operation> describe_operations() {
       {"attention_backward", floats, cpu, backward},
       {"attention_jvp", floats, cpu, formulas},
       {"attention_double_backward", floats, cpu, formulas},
+      {"attention_probabilities", floats, cpu, formulas},
       {"attention_decode",
        floats,
        both,

@@ -13,6 +13,7 @@
 #include "fovea/backward.hpp"
 #include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
+#include "fovea/probabilities.hpp"
 #include "fovea/runtime.hpp"
 #include "fovea/state.hpp"
 
@@ -58,6 +59,12 @@ struct TinyCall {
       return attention_double_backward(
           {.backward = {.dout = read(), .forward = forward()}, .ddq = read(), .grad_q = write(1)});
     }
+    if (operation == "attention_probabilities") {
+      const TensorSpec of_two_keys = make_spec(spec.dtype, std::array<std::int64_t, 4>{1, 1, 2, 2});
+      return attention_probabilities(
+          {.forward = forward(),
+           .probabilities = TensorView(static_cast<void*>(outputs[1].data()), of_two_keys)});
+    }
     if (operation == "attention_decode")
       return attention_decode({.q = read(), .cache = cache(), .out = write(0)});
     if (operation == "append_to_cache") {
@@ -81,7 +88,7 @@ struct TinyCall {
 };
 
 TEST(Describe, OperationsTakeTheDtypesThatItNamesAndNoOthers) {
-  ASSERT_EQ(here().operations.size(), 7U);
+  ASSERT_EQ(here().operations.size(), 8U);
   for (const Description::Operation& operation : here().operations) {
     for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i32, Dtype::i64}) {
       const bool is_named = std::ranges::count(operation.dtypes, dtype) > 0;
