@@ -14,6 +14,7 @@
 #include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
 #include "fovea/probabilities.hpp"
+#include "fovea/rotary.hpp"
 #include "fovea/runtime.hpp"
 #include "fovea/state.hpp"
 
@@ -78,6 +79,11 @@ struct TinyCall {
           {.outs = {read()},
            .lses = {TensorView(static_cast<const void*>(lse.data()), statistics_spec)},
            .out = write(0)});
+    if (operation == "rotary") {
+      static const float angles[2 * 4] = {};
+      return rotary(
+          {.x = read(), .out = write(0), .cos = view(angles, {2, 4}), .sin = view(angles, {2, 4})});
+    }
     FAIL() << operation << " is no operation of this test";
   }
 
@@ -88,7 +94,7 @@ struct TinyCall {
 };
 
 TEST(Describe, OperationsTakeTheDtypesThatItNamesAndNoOthers) {
-  ASSERT_EQ(here().operations.size(), 8U);
+  ASSERT_EQ(here().operations.size(), 9U);
   for (const Description::Operation& operation : here().operations) {
     for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i32, Dtype::i64}) {
       const bool is_named = std::ranges::count(operation.dtypes, dtype) > 0;

@@ -169,8 +169,6 @@ std::string refusal(const AttentionProbabilities& args) {
     attention_probabilities(args);
   } catch (const InvalidArgument& error) {
     return error.what();
-  } catch (const Unsupported& error) {
-    return std::string("unsupported: ") + error.what();
   }
   return "";
 }
@@ -199,23 +197,6 @@ TEST(Probabilities, RefusesByNameBeforeAnythingIsWritten) {
       TensorView(const_cast<void*>(args.forward.q.data()), args.probabilities.spec());
   EXPECT_THAT(refusal(args), HasSubstr("overlap"));
   EXPECT_TRUE(probed.out.is_unchanged());
-}
-
-TEST(Probabilities, TensorsOfGpusAreRefusedByName) {
-  Probed probed(plain_case(Dtype::f32));
-  AttentionProbabilities args = probed.args();
-  TensorSpec spec = args.probabilities.spec();
-  spec.device = Device::cuda(0);
-  args.probabilities = TensorView(args.probabilities.mutable_data(), spec);
-  EXPECT_EQ(
-      refusal(args),
-      "unsupported: attention_probabilities: probabilities lives on cuda:0; expected the cpu, "
-      "the only device that has kernels of this operation");
-  spec = args.forward.q.spec();
-  spec.device = Device::cuda(0);
-  args = probed.args();
-  args.forward.q = TensorView(args.forward.q.data(), spec);
-  EXPECT_THAT(refusal(args), HasSubstr("unsupported: attention_probabilities: q lives on cuda:0"));
 }
 
 }  // namespace
