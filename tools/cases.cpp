@@ -36,7 +36,7 @@ class CaseReader {
       fail("and seqlen_kv pack different numbers of sequences");
     if (result_.seqlens_q.empty() && !result_.options.seqlen_q) fail("is missing");
     check_latent_values();
-    check_pages();
+    check_cache();
     return std::move(result_);
   }
 
@@ -49,14 +49,18 @@ class CaseReader {
       fail("stands beside values that are wider than keys");
   }
 
-  void check_pages() {
+  void check_cache() {
     const AttentionOptions& o = result_.options;
-    if (result_.page_size == 0) return;
-    key_ = "page_size";
+    if (result_.page_size == 0 && result_.shared_prefix == 0) return;
+    key_ = result_.page_size > 0 ? "page_size" : "shared_prefix";
     if (!result_.seqlens_q.empty()) fail("stands beside packed sequences");
     if (result_.num_documents > 0 || o.dropout.p > 0) fail("stands beside documents or dropout");
-    if (o.seqlen_kv.value_or(*o.seqlen_q) % result_.page_size != 0)
+    const std::int64_t seqlen_kv = o.seqlen_kv.value_or(*o.seqlen_q);
+    if (result_.page_size > 0 && seqlen_kv % result_.page_size != 0)
       fail("does not divide seqlen_kv");
+    key_ = "shared_prefix";
+    if (result_.shared_prefix > std::max<std::int64_t>(0, seqlen_kv - *o.seqlen_q))
+      fail("is more than seqlen_kv - seqlen_q: queries stand behind it");
   }
 
   using Field = std::function<void(CaseReader&, const Json&)>;
@@ -167,6 +171,8 @@ class CaseReader {
          }},
         {"window", [](CaseReader& r, const Json& v) { r.window(v); }},
         {"page_size", [](CaseReader& r, const Json& v) { r.result_.page_size = r.count(v); }},
+        {"shared_prefix",
+         [](CaseReader& r, const Json& v) { r.result_.shared_prefix = r.count(v); }},
         {"documents", [](CaseReader& r, const Json& v) { r.result_.num_documents = r.count(v); }},
         {"mask_mod",
          [](CaseReader& r, const Json& v) { r.result_.options.mask_mod = r.string(v); }},

@@ -12,6 +12,10 @@ namespace fovea::tools {
 namespace {
 
 Job job_of_case(const Case& problem) {
+  if (problem.shared_prefix > 0)
+    bad_input(
+        fmt::format("case '{}' has a shared_prefix, which fovea pack alone takes; expected none",
+                    problem.name));
   return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); },
           problem.page_size};
 }

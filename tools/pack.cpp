@@ -25,10 +25,14 @@
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
 #include "cuda/merge/merge_states.hpp"
+#include "cuda/prefix/prefix_places.hpp"
+#include "cuda/rotary/rotary.hpp"
 #include "failure.hpp"
 #include "files.hpp"
+#include "paged_call.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
+#include "problem/shared_prefix.hpp"
 #include "progress.hpp"
 
 namespace fovea::tools {
@@ -104,10 +108,15 @@ std::vector<Case> cases_of(const PackOptions& options) {
   return cases;
 }
 
-ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wants_lse) {
+/// Shapes alone.
+AttentionForward call_of_case(const Case& named, const Inputs& inputs) {
   AttentionForward call = make_call(named.options, inputs);
   call.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, inputs.q.spec.dtype)),
                      named.options.layout);
+  return call;
+}
+
+ForwardProblem plain_problem(const Case& named, const AttentionForward& call, bool wants_lse) {
   Problem problem = fovea::problem_of(call);
   problem.wants_lse = wants_lse;
   if (named.page_size > 0) {
@@ -120,9 +129,37 @@ ForwardProblem problem_of_case(const Case& named, const Inputs& inputs, bool wan
   return validate(problem, "pack");
 }
 
+/// The two calls over a cache whose sequences begin with the same keys.
+std::vector<ForwardProblem> prefixed_problems(const Case& named, const AttentionForward& call) {
+  const PagedCall paged(call, std::max<std::int64_t>(1, named.page_size), nullptr);
+  AttentionDecode args = paged.args;
+  args.shared_prefix.seqlen = named.shared_prefix;
+  if (named.page_size == 0) {
+    args.cache.k = call.k;
+    args.cache.v = call.v;
+    args.cache.page_table = {};
+  }
+  const PrefixPrograms programs = prefix_programs(args.score, args.mask, /*has_groups=*/false);
+  const PrefixCalls calls = split_at_prefix(args, args.q, programs, nullptr);
+  std::vector<ForwardProblem> problems;
+  for (const auto& [part, most] :
+       {std::pair{&calls.prefix, named.shared_prefix}, {&calls.suffix, call.k.size(1)}}) {
+    problems.push_back(validate_decode_problem(decode_problem(*part, most, 0, "pack"),
+                                               cache_layout(*part), "pack"));
+  }
+  return problems;
+}
+
+std::vector<ForwardProblem> problems_of_case(const Case& named, const Inputs& inputs,
+                                             bool wants_lse) {
+  const AttentionForward call = call_of_case(named, inputs);
+  if (named.shared_prefix > 0) return prefixed_problems(named, call);
+  return {plain_problem(named, call, wants_lse)};
+}
+
 /// All that calls of this problem load; into a file, for tensors that start anywhere too.
-std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
-                                 bool is_written) {
+std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& problem,
+                                 const cuda::ForwardPlan& plan, bool is_written) {
   std::vector<KernelText> texts;
   const auto add = [&](cuda::PlannedKernels kernels) {
     for (cuda::PlannedKernel& kernel : kernels) texts.push_back(std::move(kernel.text));
@@ -132,12 +169,14 @@ std::vector<KernelText> texts_of(const ForwardProblem& problem, const cuda::Forw
   if (problem.is_cached) texts.push_back(cuda::append_text());
   if (problem.problem.wants_lse)
     texts.push_back(cuda::merge_text());  // its out and lse are a state
+  if (named.shared_prefix > 0) texts.push_back(cuda::prefix_text());
+  texts.push_back(cuda::rotary_text());  // of queries and keys before any call
   return texts;
 }
 
 void add_plan(const Case& named, const ForwardProblem& problem, const cuda::ForwardPlan& plan,
               const Architecture& architecture, Work& work) {
-  for (KernelText& text : texts_of(problem, plan, work.is_written)) {
+  for (KernelText& text : texts_of(named, problem, plan, work.is_written)) {
     const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
     Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
     job.cases.insert(named.name);
@@ -177,20 +216,25 @@ void list_unposed(Work& work) {
   }
 }
 
+void add_problem(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
+                 Work& work) {
+  const cuda::ForwardPlan plan =
+      cuda::choose_forward(problem, cuda::typical_device(architecture.major, architecture.minor));
+  if (plan.candidate.empty()) {
+    work.left_out.push_back(
+        {named.name, architecture.name(), plan.refused.empty() ? "" : plan.refused.back().reason});
+    return;
+  }
+  add_plan(named, problem, plan, architecture, work);
+  add_tuned(named, problem, architecture, work);
+}
+
 void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {
   const Inputs inputs = make_shapes(named);
   for (const bool wants_lse : {false, true}) {
-    const ForwardProblem problem = problem_of_case(named, inputs, wants_lse);
-    for (const Architecture& architecture : architectures) {
-      const cuda::ForwardPlan plan = cuda::choose_forward(
-          problem, cuda::typical_device(architecture.major, architecture.minor));
-      if (plan.candidate.empty()) {
-        work.left_out.push_back({named.name, architecture.name(),
-                                 plan.refused.empty() ? "" : plan.refused.back().reason});
-        continue;
-      }
-      add_plan(named, problem, plan, architecture, work);
-      add_tuned(named, problem, architecture, work);
+    for (const ForwardProblem& problem : problems_of_case(named, inputs, wants_lse)) {
+      for (const Architecture& architecture : architectures)
+        add_problem(named, problem, architecture, work);
     }
   }
 }

@@ -661,6 +661,25 @@ FOVEA_API int fovea_mask_print(const fovea_block_map_args* args, int32_t max_wid
 FOVEA_API int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t* rgb,
                               size_t num_bytes, int32_t* size, fovea_error** error);
 
+/* ---- Probabilities ---- */
+
+/* Whose probabilities, and where they go. */
+typedef struct fovea_attention_probabilities_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  const fovea_attention_forward_args* forward; /* v, out, lse and row_max are not looked at and may
+                                                  be NULL */
+  const DLTensor* probabilities; /* [batch, num_heads_q, seqlen_q, seqlen_kv] f32, f16 or bf16,
+                                    written; packed: [num_sequences, num_heads_q, rows, columns] */
+} fovea_attention_probabilities_args;
+
+/* exp(score - lse) of each query and key by the plain formula, negative where dropout drops it: see
+ * attention_probabilities in probabilities.hpp. Tensors on a kDLCUDA device are refused with FOVEA_UNSUPPORTED. Nothing
+ * is written unless the arguments are valid. */
+FOVEA_API int fovea_attention_probabilities(const fovea_attention_probabilities_args* args,
+                                            fovea_error** error);
+
 /* ---- What there is ---- */
 
 /* This machine and this library as one JSON object: targets, GPUs, where kernels come from, what each operation takes,

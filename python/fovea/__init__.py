@@ -11,8 +11,20 @@ Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says ot
 
 from ._arrays import TensorSpec
 from ._attention import Gradients, Plan, attention, attention_backward, describe_library as describe, explain, plan
+from ._backward_plan import BackwardPlan, plan_backward
 from ._block_map import BlockMap, block_map
-from ._cache import KvCache, Rotary, append_to_cache, decode, kv_cache, merge_states
+from ._cache import (
+    AppendPlan,
+    DecodePlan,
+    KvCache,
+    Rotary,
+    append_to_cache,
+    decode,
+    kv_cache,
+    merge_states,
+    plan_append,
+    plan_decode,
+)
 from ._forward import Dropout
 from ._library import version as _version
 from ._programs import (
@@ -33,6 +45,8 @@ from ._programs import (
     tree,
     window,
 )
+from ._probabilities import attention_probabilities
+from ._rotary import rotary
 from .errors import (
     CompileError,
     DeviceError,
@@ -47,8 +61,11 @@ from .errors import (
 __version__ = _version()
 
 __all__ = [
+    "AppendPlan",
+    "BackwardPlan",
     "BlockMap",
     "CompileError",
+    "DecodePlan",
     "DeviceError",
     "Dropout",
     "FoveaError",
@@ -67,6 +84,7 @@ __all__ = [
     "append_to_cache",
     "attention",
     "attention_backward",
+    "attention_probabilities",
     "bias",
     "block_map",
     "causal",
@@ -81,8 +99,12 @@ __all__ = [
     "mask_mod",
     "merge_states",
     "plan",
+    "plan_append",
+    "plan_backward",
+    "plan_decode",
     "prefix_lm",
     "relative_bias",
+    "rotary",
     "score_mod",
     "softcap",
     "streaming",

@@ -243,6 +243,24 @@ class MergeStatesArgs(ctypes.Structure):
     ]
 
 
+class RotaryArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("x", _TENSOR),
+        ("out", _TENSOR),
+        ("cos", _TENSOR),
+        ("sin", _TENSOR),
+        ("positions", _TENSOR),
+        ("offsets", _TENSOR),
+        ("cu_seqlens", _TENSOR),
+        ("is_interleaved", c_int32),
+        ("is_conjugate", c_int32),
+        ("runtime", c_void_p),
+        ("executor", c_void_p),
+        ("stream", c_void_p),
+    ]
+
+
 class DecodeArgs(ctypes.Structure):
     _fields_ = [
         *_HEAD,
@@ -266,6 +284,10 @@ class DecodeArgs(ctypes.Structure):
         ("shared_cu_sequences", _TENSOR),
         ("rotary_positions_q", _TENSOR),
     ]
+
+
+class ProbabilitiesArgs(ctypes.Structure):
+    _fields_ = [*_HEAD, ("forward", c_void_p), ("probabilities", _TENSOR)]
 
 
 class BlockMapArgs(ctypes.Structure):
@@ -295,7 +317,9 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_attention_double_backward_args": DoubleBackwardArgs,
     "fovea_attention_jvp_args": JvpArgs,
     "fovea_merge_states_args": MergeStatesArgs,
+    "fovea_rotary_args": RotaryArgs,
     "fovea_attention_decode_args": DecodeArgs,
+    "fovea_attention_probabilities_args": ProbabilitiesArgs,
     "fovea_block_map_args": BlockMapArgs,
 }
 
@@ -311,10 +335,18 @@ FALLIBLE: dict[str, list[object]] = {
     "fovea_attention_decode": [c_void_p],
     "fovea_append_to_cache": [c_void_p],
     "fovea_merge_states": [c_void_p],
+    "fovea_rotary": [c_void_p],
+    "fovea_attention_probabilities": [c_void_p],
     "fovea_program_create": [POINTER(ProgramArgs), POINTER(c_void_p)],
     "fovea_program_text": [c_void_p, _TEXT],
     "fovea_plan_create": [c_void_p, POINTER(PlanOptions), POINTER(c_void_p)],
     "fovea_plan_run": [c_void_p, c_void_p],
+    "fovea_plan_create_backward": [c_void_p, POINTER(c_void_p)],
+    "fovea_plan_run_backward": [c_void_p, c_void_p],
+    "fovea_plan_create_decode": [c_void_p, c_int64, POINTER(c_void_p)],
+    "fovea_plan_run_decode": [c_void_p, c_void_p],
+    "fovea_plan_create_append": [c_void_p, POINTER(c_void_p)],
+    "fovea_plan_run_append": [c_void_p, c_void_p],
     "fovea_plan_explain": [c_void_p, c_int32, _TEXT],
     "fovea_explain": [c_void_p, POINTER(PlanOptions), c_int32, _TEXT],
     "fovea_explain_backward": [c_void_p, c_int32, _TEXT],

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import json
-import threading
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Callable, Literal, NamedTuple, Sequence, overload
 
 from . import _abi, _quick
-from ._arrays import Array, Framework, NotAnArray, TensorSpec, check_writable, describe, framework_of
+from ._arrays import Array, Framework, check_writable, framework_of
 from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
-from ._library import address_of, check, library, take_text
-from ._programs import mask_mod as make_mask_mod, score_mod as make_score_mod
+from ._library import address_of, take_text
+from ._prepared import PreparedPlan, is_on_host, kept_features, rendered, spec_beside
 from .errors import InvalidArgument, Unsupported
 
 _ATTENTION = address_of("fovea_attention_forward")
 _BACKWARD = address_of("fovea_attention_backward")
 _PLAN_RUN = address_of("fovea_plan_run")
+_PLAN_RUN_BACKWARD = address_of("fovea_plan_run_backward")
 _MAX_TEMPLATES = 512
 
 Window = tuple[int | None, int | None]
@@ -285,7 +285,7 @@ def _captured_inputs(arguments: Arguments, inputs: dict[str, Array]) -> dict[str
 
 
 def backward_template(arguments: Arguments, wanted: tuple[str, ...], captured: tuple[str, ...], has_dlse: bool) -> Template:
-    """The template of a backward call whose tensors follow those of forward: dout, dlse, `wanted`, `captured`."""
+    """The template of a backward call: behind forward's tensors dout, dlse, `wanted`, `captured`, behind its numbers the workspace's."""
     key = (arguments.key, wanted, captured, has_dlse)
     found = _backward_templates.get(key)
     if found is not None:
@@ -310,21 +310,61 @@ def backward_template(arguments: Arguments, wanted: tuple[str, ...], captured: t
         builder.memory[place : place + len(text)] = text
         builder.point(pairs + index * size, place)
         builder.tensor(pairs + index * size + offset(_abi.NamedTensor, "tensor"), f"d{name}")
+    builder.word(at + offset(struct, "workspace"))
+    builder.word(at + offset(struct, "workspace_bytes"))
     return keep_template(_backward_templates, key, builder.done())
 
 
-def run_backward(
-    arguments: Arguments,
-    dout: Array,
-    dlse: Array | None,
-    wanted: dict[str, Array],
-    captured: dict[str, Array],
-) -> None:
-    """Writes gradients into the arrays of `wanted` ("dq", "dk", "dv", "dsinks") and `captured`."""
-    template = backward_template(arguments, tuple(wanted), tuple(captured), dlse is not None)
+class WantedGradients(NamedTuple):
+    """Arrays to write, or their specs: "dq", "dk", "dv" and "dsinks"; and of captured arrays by name."""
+
+    plain: dict[str, Array]
+    captured: dict[str, Array]
+
+    def finished(self, finish: Callable[[Array], Array]) -> Gradients:
+        """What the caller gets."""
+        plain = {name: finish(array) for name, array in self.plain.items()}
+        captured = {name: finish(array) for name, array in self.captured.items()}
+        return Gradients(plain["dq"], plain["dk"], plain["dv"], plain.get("dsinks"), captured)
+
+
+def wanted_gradients(
+    function: str, arguments: Arguments, features: dict[str, Any], captured: Sequence[str], beside: Callable[[Array], Array]
+) -> WantedGradients:
+    """What `attention_backward` computes; `beside` makes an array like an input."""
+    sources = _captured_inputs(arguments, features)
+    unknown = [name for name in captured if name not in sources]
+    if unknown:
+        raise InvalidArgument(
+            f"{function}: captured names {unknown[0]!r}, which this call does not capture; expected some of "
+            f"{', '.join(sources) or 'none'}"
+        )
+    plain = {f"d{name}": beside(array) for name, array in zip("qkv", arguments.tensors)}
+    if features.get("sinks") is not None:
+        plain["dsinks"] = beside(features["sinks"])
+    return WantedGradients(plain, {name: beside(sources[name]) for name in captured})
+
+
+def differentiate(
+    function: str, dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, dlse: Array | None, captured: Sequence[str],
+    features: dict[str, Any], plan: PreparedPlan | None = None,
+) -> Gradients:  # fmt: skip
+    """Gradients, by a plan or without."""
+    framework = framework_of(q, function, "q")
+    arguments = resolved(framework, gather(function, q, k, v, out, lse, stream=framework.stream(q), **features))
+
+    def beside(array: Array) -> Array:
+        return framework.empty(array, _shape(array, "an input", function), None)
+
+    wanted = wanted_gradients(function, arguments, features, captured, beside)
+    template = backward_template(arguments, tuple(wanted.plain), tuple(wanted.captured), dlse is not None)
     seeds = (dout,) if dlse is None else (dout, dlse)
-    tensors = (*arguments.tensors, *seeds, *wanted.values(), *captured.values())
-    template.invoke(tensors, arguments.words, _BACKWARD)
+    tensors = (*arguments.tensors, *seeds, *wanted.plain.values(), *wanted.captured.values())
+    if plan is None:
+        template.invoke(tensors, (*arguments.words, 0, 0), _BACKWARD)
+    else:
+        plan._invoke(template, tensors, arguments.words, _PLAN_RUN_BACKWARD, framework, q)
+    return wanted.finished(framework.finish)
 
 
 def attention_backward(
@@ -365,29 +405,7 @@ def attention_backward(
     InvalidArgument, Unsupported
         As `attention`; of a name in `captured` that is not captured.
     """
-    function = "attention_backward"
-    framework = framework_of(q, function, "q")
-    arguments = resolved(framework, gather(function, q, k, v, out, lse, stream=framework.stream(q), **features))
-    sources = _captured_inputs(arguments, features)
-    unknown = [name for name in captured if name not in sources]
-    if unknown:
-        raise InvalidArgument(
-            f"{function}: captured names {unknown[0]!r}, which this call does not capture; expected some of "
-            f"{', '.join(sources) or 'none'}"
-        )
-
-    def beside(array: Array) -> Array:
-        return framework.empty(array, _shape(array, "an input", function), None)
-
-    wanted = {"dq": beside(q), "dk": beside(k), "dv": beside(v)}
-    if features.get("sinks") is not None:
-        wanted["dsinks"] = beside(features["sinks"])
-    made = {name: beside(sources[name]) for name in captured}
-    run_backward(arguments, dout, dlse, wanted, made)
-    finish = framework.finish
-    sinks = finish(wanted["dsinks"]) if "dsinks" in wanted else None
-    named = {name: finish(array) for name, array in made.items()}
-    return Gradients(finish(wanted["dq"]), finish(wanted["dk"]), finish(wanted["dv"]), sinks, named)
+    return differentiate("attention_backward", dout, q, k, v, out, lse, dlse, captured, features)
 
 
 # ---- What would run ----
@@ -398,21 +416,11 @@ def _bind(function: str, q: Array, k: Array, v: Array, features: dict[str, Any])
     layout = features.get("layout", "bshd")
     return_lse = bool(features.pop("return_lse", False))
     if features.get("out") is None:
-        features["out"] = _spec_beside(q, _shape(q, "q", function)[:-1] + _shape(v, "v", function)[-1:], None, function)
+        features["out"] = spec_beside(q, "q", _shape(q, "q", function)[:-1] + _shape(v, "v", function)[-1:], None, function)
     if return_lse and features.get("lse") is None:
-        features["lse"] = _spec_beside(q, lse_shape(_shape(q, "q", function), layout), "f32", function)
+        features["lse"] = spec_beside(q, "q", lse_shape(_shape(q, "q", function), layout), "f32", function)
     arguments = gather(function, q, k, v, features.pop("out"), features.pop("lse", None), **features)
     return arguments, forward_template(arguments, function).bind(arguments.tensors, arguments.words)
-
-
-def _spec_beside(array: Array, shape: tuple[int, ...], dtype: str | None, function: str) -> TensorSpec:
-    try:
-        described = describe(array)
-    except NotAnArray as error:
-        raise InvalidArgument(f"{function}: q {error}") from None
-    name = dtype or _abi.DTYPE_NAMES.get((described.code, described.bits), "f32")
-    device = f"cuda:{described.device_id}" if described.device_type == _abi.CUDA else "cpu"
-    return TensorSpec(shape, name, device)
 
 
 def _options(max_seqlen_q: int, max_seqlen_kv: int, num_threads: int) -> Any:
@@ -466,39 +474,26 @@ def explain(
     text = take_text(
         "fovea_explain", bound.address, _options(max_seqlen_q, max_seqlen_kv, 0), _abi.JSON if as_json else _abi.TEXT
     )
-    return _answer(text, as_json)
+    return rendered(text, as_json)
 
 
-def _answer(text: str, as_json: bool) -> str | dict[str, Any]:
-    if not as_json:
-        return text
-    answer: dict[str, Any] = json.loads(text)
-    return answer
+class Plan(PreparedPlan):
+    """A problem that was validated, with its kernel and its exact workspace; made by `plan`. Threads may share it.
 
-
-class Plan:
-    """A problem that was validated, with its kernel and its exact workspace; made by `plan`. Threads may share it."""
+    Attributes
+    ----------
+    workspace_bytes : int
+        Bytes of workspace that a run takes.
+    """
 
     def __init__(
         self, features: dict[str, Any], bound: Bound, options: Any, *, returns_lse: bool, is_on_host: bool
     ) -> None:
-        handle = ctypes.c_void_p()
-        check("fovea_plan_create", bound.address, options, ctypes.byref(handle))
-        self._handle = handle.value or 0
-        self._destroy = library.fovea_plan_destroy
+        super().__init__("fovea_plan_create", bound.address, options, is_on_host=is_on_host)
         self._features = features
         defaults = {**attention.__kwdefaults__, **features}  # type: ignore[dict-item]
         self._positional = tuple(defaults[name] for name in _quick.FEATURES)
         self._returns_lse = returns_lse
-        self._is_on_host = is_on_host
-        self._workspaces = threading.local()
-        #: Bytes of workspace that a run takes.
-        self.workspace_bytes: int = library.fovea_plan_workspace_bytes(self._handle)
-
-    def __del__(self) -> None:
-        handle, self._handle = getattr(self, "_handle", 0), 0
-        if handle:
-            self._destroy(handle)
 
     def run(
         self,
@@ -551,35 +546,6 @@ class Plan:
         finish = framework.finish
         return (finish(out), finish(lse)) if return_lse else finish(out)
 
-    def _workspace(self, framework: Framework, q: Array) -> tuple[object, int]:
-        """Memory that a run may write and its address: on the host a buffer for each thread, on a GPU one of q's library."""
-        if self.workspace_bytes == 0:
-            return None, 0
-        if self._is_on_host:
-            found = getattr(self._workspaces, "found", None)
-            if found is None:
-                memory = ctypes.create_string_buffer(self.workspace_bytes + _ALIGNMENT)
-                found = self._workspaces.found = (memory, _aligned(ctypes.addressof(memory)))
-            return found
-        array = framework.empty(q, (self.workspace_bytes + _ALIGNMENT,), "u8")
-        return array, _aligned(array.data_ptr() if framework.name == "torch" else describe(array).address)
-
-    @overload
-    def explain(self, as_json: Literal[False] = ...) -> str: ...
-    @overload
-    def explain(self, as_json: Literal[True]) -> dict[str, Any]: ...
-    def explain(self, as_json: bool = False) -> str | dict[str, Any]:
-        """What was decided and why, as `explain`: a page, or a dict."""
-        text = take_text("fovea_plan_explain", self._handle, _abi.JSON if as_json else _abi.TEXT)
-        return _answer(text, as_json)
-
-
-_ALIGNMENT = 256
-
-
-def _aligned(address: int) -> int:
-    return (address + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-
 
 _plan_templates: dict[Any, Template] = {}
 
@@ -627,14 +593,11 @@ def plan(
     InvalidArgument, Unsupported, CompileError
         As `attention`; a GPU kernel is compiled here, if need be.
     """
-    kept = {name: value for name, value in features.items() if name not in ("out", "lse", "row_max", "return_lse")}
-    for name, make in (("score_mod", make_score_mod), ("mask_mod", make_mask_mod)):
-        if kept.get(name) is not None:  # parsed or traced once
-            features[name] = kept[name] = make(kept[name])
+    kept = kept_features(features)
     returns_lse = bool(features.get("return_lse", False))
-    _, bound = _bind("plan", q, k, v, features)
+    _, bound = _bind("plan", q, k, v, {**features, **kept})
     options = _options(max_seqlen_q, max_seqlen_kv, num_threads)
-    return Plan(kept, bound, options, returns_lse=returns_lse, is_on_host=describe(q).device_type == _abi.CPU)
+    return Plan(kept, bound, options, returns_lse=returns_lse, is_on_host=is_on_host(q))
 
 
 def describe_library() -> dict[str, Any]:

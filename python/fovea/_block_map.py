@@ -15,6 +15,7 @@ from ._arrays import Array
 from ._calls import Builder, Template, offset
 from ._forward import Arguments, MaskMod, add_forward, gather
 from ._library import check, take_text
+from .errors import InvalidArgument
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 _COLOURS = ("#e8e8e8", "#f49d41", "#2b5ea7")  # of legends; pictures have an empty tile white
@@ -150,12 +151,20 @@ def _longest(offsets: Any) -> int:
     return max((end - begin for begin, end in zip(values, values[1:])), default=0)
 
 
-def _lengths_of(q: Array, k: Array, cu_seqlens: Any, layout: str) -> tuple[int, int]:
+def scores_shape(q: Array, k: Array, cu_seqlens: Any, layout: str, function: str) -> tuple[int, int, int, int]:
+    """(sequences, query heads, seqlen_q, seqlen_kv) of a call; of packed sequences the longest's."""
+    rank = 4 if cu_seqlens is None else 3
+    for name, array in (("q", q), ("k", k)):
+        shape = getattr(array, "shape", None)
+        if shape is None or len(shape) != rank:
+            got = f"a {type(array).__name__}" if shape is None else f"of shape {tuple(shape)}"
+            expected = "batch, seqlen, num_heads, head_dim" if rank == 4 else "total, num_heads, head_dim"
+            raise InvalidArgument(f"{function}: {name} is {got}; expected an array [{expected}]")
     if cu_seqlens is not None:
         offsets_q, offsets_kv = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
-        return _longest(offsets_q), _longest(offsets_kv)
-    axis = 2 if layout == "bhsd" else 1
-    return int(q.shape[axis]), int(k.shape[axis])
+        return len(offsets_q) - 1, int(q.shape[1]), _longest(offsets_q), _longest(offsets_kv)
+    length, head = (2, 1) if layout == "bhsd" else (1, 2)
+    return int(q.shape[0]), int(q.shape[head]), int(q.shape[length]), int(k.shape[length])
 
 
 def block_map(
@@ -221,5 +230,5 @@ def block_map(
     )
     at = builder.add(args)
     builder.point(at + offset(struct_type, "forward"), add_forward(builder, arguments, function))
-    lengths = _lengths_of(q, k, cu_seqlens, layout)
+    lengths = scores_shape(q, k, cu_seqlens, layout, function)[2:]
     return BlockMap(builder.done(), arguments, (tile_q, tile_kv), lengths)

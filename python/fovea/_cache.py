@@ -7,15 +7,18 @@ from typing import Any, NamedTuple, Sequence
 
 from . import _abi
 from ._arrays import Array, check_writable, framework_of
-from ._attention import keep_template, make_outputs
+from ._attention import _shape as shape_of, keep_template, lse_shape, make_outputs
 from ._calls import Builder, Template, offset
 from ._forward import Arguments, add_forward, gather, resolved
 from ._library import address_of
+from ._prepared import PreparedPlan, is_on_host, kept_features, spec_beside
 from .errors import InvalidArgument
 
 _DECODE = address_of("fovea_attention_decode")
 _APPEND = address_of("fovea_append_to_cache")
 _MERGE = address_of("fovea_merge_states")
+_PLAN_RUN_DECODE = address_of("fovea_plan_run_decode")
+_PLAN_RUN_APPEND = address_of("fovea_plan_run_append")
 
 
 @dataclasses.dataclass
@@ -130,23 +133,49 @@ _templates: dict[Any, Template] = {}
 _CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices")
 
 
-def _decode_template(
-    arguments: Arguments, given: tuple[str, ...], is_interleaved: bool, sees_all_keys: bool, function: str
-) -> Template:
-    key = (arguments.key, given, is_interleaved, sees_all_keys, function)
-    found = _templates.get(key)
-    if found is not None:
-        return found
-    builder = Builder(function)
-    struct = _abi.DecodeArgs
-    at = builder.add(_abi.sized(struct, is_interleaved=int(is_interleaved), sees_all_keys=int(sees_all_keys)))
-    # k and v of a cache have one order of dimensions, whatever that of q and out.
-    builder.point(at + offset(struct, "forward"), add_forward(builder, arguments, function))
-    for name in given:
-        builder.tensor(at + offset(struct, name), name)
-    builder.word(at + offset(struct, "max_seqlen_q"))
-    builder.word(at + offset(struct, "shared_prefix"))
-    return keep_template(_templates, key, builder.done())
+class _CacheCall(NamedTuple):
+    """What decode and append have beyond a forward call."""
+
+    arguments: Arguments
+    given: dict[str, Array]
+    is_interleaved: bool
+    sees_all_keys: bool = False
+    max_seqlen_q: int = 0
+    shared_prefix: int = 0
+
+    @property
+    def tensors(self) -> tuple[Array, ...]:
+        return *self.arguments.tensors, *self.given.values()
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """Behind them come the address and size of a workspace."""
+        return *self.arguments.words, self.max_seqlen_q, self.shared_prefix
+
+    def template(self, function: str) -> Template:
+        key = (self.arguments.key, tuple(self.given), self.is_interleaved, self.sees_all_keys, function)
+        found = _templates.get(key)
+        if found is not None:
+            return found
+        builder = Builder(function)
+        struct = _abi.DecodeArgs
+        flags = {"is_interleaved": int(self.is_interleaved), "sees_all_keys": int(self.sees_all_keys)}
+        at = builder.add(_abi.sized(struct, **flags))
+        # k and v of a cache have one order of dimensions, whatever that of q and out.
+        forward = add_forward(builder, self.arguments, function)
+        builder.point(at + offset(struct, "forward"), forward)
+        for name in self.given:
+            builder.tensor(at + offset(struct, name), name)
+        builder.word(at + offset(struct, "max_seqlen_q"))
+        builder.word(at + offset(struct, "shared_prefix"))
+        builder.word(forward + offset(_abi.ForwardArgs, "workspace"))
+        builder.word(forward + offset(_abi.ForwardArgs, "workspace_bytes"))
+        return keep_template(_templates, key, builder.done())
+
+
+def _check_cache(cache: KvCache, function: str) -> None:
+    if not isinstance(cache, KvCache):
+        raise InvalidArgument(f"{function}: cache is a {type(cache).__name__}; expected a KvCache")
 
 
 def _cache_arguments(
@@ -157,8 +186,7 @@ def _cache_arguments(
     rotary: Rotary | None,
     function: str,
 ) -> dict[str, Array]:
-    if not isinstance(cache, KvCache):
-        raise InvalidArgument(f"{function}: cache is a {type(cache).__name__}; expected a KvCache")
+    _check_cache(cache, function)
     if append_k is not None:
         check_writable(cache.k, "cache.k", function)
         check_writable(cache.v, "cache.v", function)
@@ -168,6 +196,47 @@ def _cache_arguments(
         given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
         given |= {"rotary_positions_q": rotary.positions_q}
     return {name: array for name, array in given.items() if array is not None}
+
+
+def _decode_call(
+    function: str,
+    q: Array,
+    cache: KvCache,
+    out: Array,
+    lse: Array | None,
+    stream: int,
+    *,
+    append_k: Array | None = None,
+    append_v: Array | None = None,
+    append_cu_seqlens: Array | None = None,
+    rotary: Rotary | None = None,
+    sees_all_keys: bool = False,
+    cu_seqlens: Array | None = None,
+    max_seqlen_q: int = 0,
+    shared_prefix: int = 0,
+    shared_cu_sequences: Array | None = None,
+    **features: Any,
+) -> _CacheCall:
+    if features.get("layout", "bshd") != "bshd":
+        raise InvalidArgument(f"{function}: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
+    if shared_prefix < 0:
+        raise InvalidArgument(f"{function}: shared_prefix is {shared_prefix}; expected >= 0")
+    given = _cache_arguments(cache, append_k, append_v, append_cu_seqlens, rotary, function)
+    if cu_seqlens is not None:
+        features["cu_seqlens"] = (cu_seqlens, None)  # a cache has lengths of its own
+    if shared_cu_sequences is not None:
+        given["shared_cu_sequences"] = shared_cu_sequences
+    arguments = gather(function, q, cache.k, cache.v, out, lse, stream=stream, **features)
+    is_interleaved = rotary is not None and rotary.is_interleaved
+    return _CacheCall(arguments, given, is_interleaved, sees_all_keys, max_seqlen_q, shared_prefix)
+
+
+def _append_call(
+    function: str, cache: KvCache, k: Array, v: Array | None, rotary: Rotary | None, cu_seqlens: Array | None, stream: int
+) -> _CacheCall:
+    given = _cache_arguments(cache, k, v, cu_seqlens, rotary, function)
+    arguments = gather(function, None, cache.k, cache.v, None, stream=stream)
+    return _CacheCall(arguments, given, rotary is not None and rotary.is_interleaved)
 
 
 def decode(
@@ -229,24 +298,29 @@ def decode(
     InvalidArgument, Unsupported
         As `attention`.
     """
-    function = "decode"
-    if features.get("layout", "bshd") != "bshd":
-        raise InvalidArgument(f"decode: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
-    if shared_prefix < 0:
-        raise InvalidArgument(f"decode: shared_prefix is {shared_prefix}; expected >= 0")
-    given = _cache_arguments(cache, append_k, append_v, append_cu_seqlens, rotary, function)
-    if cu_seqlens is not None:
-        features["cu_seqlens"] = (cu_seqlens, None)  # a cache has lengths of its own
-    if shared_cu_sequences is not None:
-        given["shared_cu_sequences"] = shared_cu_sequences
+    options = {
+        "append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens, "cu_seqlens": cu_seqlens, "rotary": rotary,
+        "sees_all_keys": sees_all_keys, "max_seqlen_q": max_seqlen_q, "shared_prefix": shared_prefix,
+        "shared_cu_sequences": shared_cu_sequences, **features,
+    }  # fmt: skip
+    return _decode("decode", q, cache, out, lse, return_lse, options)
+
+
+def _decode(
+    function: str, q: Array, cache: KvCache, out: Array | None, lse: Array | None, return_lse: bool, options: dict[str, Any],
+    plan: PreparedPlan | None = None,
+) -> Any:  # fmt: skip
+    """By a plan or without."""
+    _check_cache(cache, function)
     framework = framework_of(q, function, "q")
     out, lse = make_outputs(function, framework, q, cache.v, out, lse, return_lse, "bshd")
-    arguments = gather(function, q, cache.k, cache.v, out, lse, stream=framework.stream(q), **features)
-    arguments = resolved(framework, arguments, function)
-    is_interleaved = rotary is not None and rotary.is_interleaved
-    template = _decode_template(arguments, tuple(given), is_interleaved, sees_all_keys, function)
-    words = (*arguments.words, max_seqlen_q, shared_prefix)
-    template.invoke((*arguments.tensors, *given.values()), words, _DECODE)
+    call = _decode_call(function, q, cache, out, lse, framework.stream(q), **options)
+    call = call._replace(arguments=resolved(framework, call.arguments, function))
+    template = call.template(function)
+    if plan is None:
+        template.invoke(call.tensors, (*call.words, 0, 0), _DECODE)
+    else:
+        plan._invoke(template, call.tensors, call.words, _PLAN_RUN_DECODE, framework, q)
     finish = framework.finish
     return (finish(out), finish(lse)) if return_lse else finish(out)
 
@@ -273,12 +347,8 @@ def append_to_cache(
         A shape or dtype is wrong, or a sequence has no room; nothing was written.
     """
     function = "append_to_cache"
-    given = _cache_arguments(cache, k, v, cu_seqlens, rotary, function)
-    framework = framework_of(k, function, "k")
-    arguments = gather(function, None, cache.k, cache.v, None, stream=framework.stream(k))
-    is_interleaved = rotary is not None and rotary.is_interleaved
-    template = _decode_template(arguments, tuple(given), is_interleaved, False, function)
-    template.invoke((*arguments.tensors, *given.values()), (*arguments.words, 0, 0), _APPEND)
+    call = _append_call(function, cache, k, v, rotary, cu_seqlens, framework_of(k, function, "k").stream(k))
+    call.template(function).invoke(call.tensors, (*call.words, 0, 0), _APPEND)
 
 
 def _merge_template(num_states: int, has_lse: bool) -> Template:
@@ -335,3 +405,178 @@ def merge_states(
         lse = framework.empty(lses[0], tuple(lses[0].shape), None)
     _merge_template(len(outs), True).invoke((*outs, *lses, out, lse), (framework.stream(outs[0]),), _MERGE)
     return framework.finish(out), framework.finish(lse)
+
+
+# ---- Planned ----
+
+
+class DecodePlan(PreparedPlan):
+    """Attention over a cache, validated, with its kernels and its exact workspace; made by `plan_decode`. Threads may share it.
+
+    Attributes
+    ----------
+    workspace_bytes : int
+        Bytes of workspace that a run takes.
+    """
+
+    def __init__(self, address: int, max_seqlen_kv: int, options: dict[str, Any], returns_lse: bool, is_on_host: bool) -> None:
+        super().__init__("fovea_plan_create_decode", address, max_seqlen_kv, is_on_host=is_on_host)
+        self._options = options
+        self._returns_lse = returns_lse
+
+    def run(
+        self,
+        q: Array,
+        cache: KvCache,
+        *,
+        append_k: Array | None = None,
+        append_v: Array | None = None,
+        append_cu_seqlens: Array | None = None,
+        cu_seqlens: Array | None = None,
+        return_lse: bool | None = None,
+        out: Array | None = None,
+        lse: Array | None = None,
+        **changed: Any,
+    ) -> Any:
+        """Attention of tensors like those of the plan, over sequences of no more keys than it is for.
+
+        Parameters
+        ----------
+        q, cache, append_k, append_v, append_cu_seqlens, cu_seqlens, return_lse, out, lse
+            As `decode`'s: tokens are of this run alone.
+        **changed
+            What else is other than planned: ``rotary=``, ``score_mod=program.with_captures(...)``.
+
+        Returns
+        -------
+        As `decode`.
+
+        Raises
+        ------
+        InvalidArgument
+            The call does not fit the plan; nothing was written.
+        """
+        options = {
+            **self._options, **changed, "append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens,
+            "cu_seqlens": cu_seqlens,
+        }  # fmt: skip
+        wants_lse = self._returns_lse if return_lse is None else return_lse
+        return _decode("DecodePlan.run", q, cache, out, lse, wants_lse, options, self)
+
+
+def _capacity(cache: KvCache) -> int:
+    """Keys that a sequence has room for."""
+    rows = int(cache.k.shape[1])
+    if cache.page_table is not None:
+        return int(cache.page_table.shape[1]) * rows
+    if cache.page_indices is not None:
+        raise InvalidArgument("plan_decode: max_seqlen_kv is None and the cache has page_indices; expected a number")
+    return rows
+
+
+def plan_decode(
+    q: Array,
+    cache: KvCache,
+    *,
+    max_seqlen_kv: int | None = None,
+    return_lse: bool = False,
+    out: Array | None = None,
+    **options: Any,
+) -> DecodePlan:
+    """Validates a decode problem and chooses its kernels once; `DecodePlan.run` then decides nothing.
+
+    Parameters
+    ----------
+    q : array or TensorSpec
+        As `decode`'s; no tensor needs data here.
+    cache : KvCache
+        Of arrays or specs.
+    max_seqlen_kv : int, optional
+        Keys of the longest sequence, those of append_k among them; what the cache has room for unless given.
+    return_lse : bool
+        Whether runs return lse.
+    out : array or TensorSpec, optional
+        As runs will have it; row-major in the dtype of q unless given.
+    **options
+        As `decode`'s. append_k, append_v, append_cu_seqlens and cu_seqlens say that runs have such tensors, and of what kind; all
+        else is kept for the runs.
+
+    Returns
+    -------
+    DecodePlan
+
+    Raises
+    ------
+    InvalidArgument, Unsupported, CompileError
+        As `decode`; a GPU kernel is compiled here, if need be.
+    """
+    function = "plan_decode"
+    _check_cache(cache, function)
+    kept = kept_features(options)
+    shape = shape_of(q, "q", function)
+    if out is None:
+        out = spec_beside(q, "q", shape[:-1] + shape_of(cache.v, "cache.v", function)[-1:], None, function)
+    lse = spec_beside(q, "q", lse_shape(shape, "bshd"), "f32", function) if return_lse else None
+    call = _decode_call(function, q, cache, out, lse, 0, **kept)
+    bound = call.template(function).bind(call.tensors, (*call.words, 0, 0))
+    limit = _capacity(cache) if max_seqlen_kv is None else max_seqlen_kv
+    return DecodePlan(bound.address, limit, kept, return_lse, is_on_host(q))
+
+
+class AppendPlan(PreparedPlan):
+    """Writing to a cache, validated, with its kernel; made by `plan_append`. Threads may share it.
+
+    Attributes
+    ----------
+    workspace_bytes : int
+        0: a run takes none.
+    """
+
+    def __init__(self, address: int, rotary: Rotary | None, is_on_host: bool) -> None:
+        super().__init__("fovea_plan_create_append", address, is_on_host=is_on_host)
+        self._rotary = rotary
+
+    def run(
+        self, cache: KvCache, k: Array, v: Array | None = None, rotary: Rotary | None = None, *, cu_seqlens: Array | None = None
+    ) -> None:
+        """Writes tokens like those of the plan behind `cache.seqlens`.
+
+        Parameters
+        ----------
+        cache, k, v, rotary, cu_seqlens
+            As `append_to_cache`'s; the plan's rotary unless one is given.
+
+        Raises
+        ------
+        InvalidArgument
+            The call does not fit the plan, or a sequence has no room; nothing was written.
+        """
+        function = "AppendPlan.run"
+        framework = framework_of(k, function, "k")
+        call = _append_call(function, cache, k, v, self._rotary if rotary is None else rotary, cu_seqlens, framework.stream(k))
+        self._invoke(call.template(function), call.tensors, call.words, _PLAN_RUN_APPEND, framework, k)
+
+
+def plan_append(
+    cache: KvCache, k: Array, v: Array | None = None, rotary: Rotary | None = None, *, cu_seqlens: Array | None = None
+) -> AppendPlan:
+    """Validates the writing of new tokens and chooses its kernel once.
+
+    Parameters
+    ----------
+    cache, k, v, rotary, cu_seqlens
+        As `append_to_cache`'s, arrays or specs; rotary is kept for the runs.
+
+    Returns
+    -------
+    AppendPlan
+
+    Raises
+    ------
+    InvalidArgument, Unsupported, CompileError
+        As `append_to_cache`; a GPU kernel is compiled here, if need be.
+    """
+    function = "plan_append"
+    call = _append_call(function, cache, k, v, rotary, cu_seqlens, 0)
+    bound = call.template(function).bind(call.tensors, (*call.words, 0, 0))
+    return AppendPlan(bound.address, rotary, is_on_host(k))

@@ -37,8 +37,16 @@ def cached():
             yield "chunk", {"seqlen_q": 512, "seqlen_kv": 4096} | shape
 
 
+def prefixed():
+    """Steps of generation whose sequences begin with the same keys, with the end of these at a page's end and inside a page."""
+    for dtype, group, pages, prefix in itertools.product(("bf16", "f16"), (1, 4, 8), ({}, {"page_size": 16}), (1024, 1000)):
+        shape = {"num_heads_q": 32, "num_heads_kv": 32 // group, "head_dim": 128, "dtype": dtype, "causal": "bottom_right"} | pages
+        for batch in (2, 4, 16, 64):
+            yield "prefix", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096, "shared_prefix": prefix} | shape
+
+
 def cases():
-    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached())):
+    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed())):
         yield {"name": f"{name}_{number}", "why": "a common call", "batch": 1} | fields
 
 

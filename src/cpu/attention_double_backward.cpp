@@ -37,12 +37,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-double dot(std::span<const double> a, std::span<const double> b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
-
 void add(std::span<double> to, double factor, std::span<const double> from) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += factor * from[i];
 }
@@ -65,21 +59,6 @@ class Matrix {
   std::size_t width_;
   std::vector<double> values_;
 };
-
-/// Where a row of a dense or packed tensor lies.
-struct RowPlace {
-  std::int64_t batch = 0, row = 0, head = 0;
-};
-
-/// Zeros where the tensor is not given.
-void load(const TensorView& view, const RowPlace& at, std::span<double> row) {
-  std::fill(row.begin(), row.end(), 0.0);
-  if (!view) return;
-  const Rows rows(view);
-  const std::byte* data = rows.at(at.batch, at.row, at.head);
-  for (std::size_t i = 0; i < row.size(); ++i)
-    row[i] = load_scalar(data, rows.dtype, static_cast<std::int64_t>(i) * rows.col_stride);
-}
 
 void store(const TensorView& view, const RowPlace& at, std::span<const double> row) {
   if (!view) return;
@@ -161,10 +140,10 @@ class DoubleBackwardRun {
     const Sequence s = sequence_at(problem_, forward_, index / problem_.num_heads_kv);
     HeadItem item(s, index % problem_.num_heads_kv, task, problem_);
     for (std::int64_t key = 0; key < s.seqlen_kv; ++key) {
-      load(forward_.k, item.key(key), item.k[key]);
-      load(forward_.v, item.key(key), item.v[key]);
-      load(args_.ddk, item.key(key), item.ddk[key]);
-      load(args_.ddv, item.key(key), item.ddv[key]);
+      load_row(forward_.k, item.key(key), item.k[key]);
+      load_row(forward_.v, item.key(key), item.v[key]);
+      load_row(args_.ddk, item.key(key), item.ddk[key]);
+      load_row(args_.ddv, item.key(key), item.ddv[key]);
     }
     const std::int64_t num_rows = problem_.num_heads_q == 0 ? 0 : problem_.group * s.seqlen_q;
     for (std::int64_t begin = 0; begin < num_rows; begin += kernels_.lanes)
@@ -180,7 +159,7 @@ class DoubleBackwardRun {
     ScorePanel panel = panel_of(item, row_begin, count);
     std::vector<QueryRow> rows;
     for (std::int64_t lane = 0; lane < count; ++lane)
-      rows.push_back(load_row(s, q_place(s, panel, lane)));
+      rows.push_back(query_row(s, panel.place(lane)));
     multiply_queries(item, rows, panel);
     derivatives_.evaluate(panel);
     ScoreSlopes slopes;
@@ -192,39 +171,27 @@ class DoubleBackwardRun {
     for (std::int64_t lane = 0; lane < count; ++lane) {
       QueryRow& row = rows[static_cast<std::size_t>(lane)];
       compute_row(item, panel, lane, row, slopes);
-      store_row(s, q_place(s, panel, lane), row);
+      store_row(s, panel.place(lane), row);
     }
     if (derivatives_.wants_captured()) derivatives_.add_captured(panel, slopes, item.task, sums_);
   }
 
   ScorePanel panel_of(const HeadItem& item, std::int64_t row_begin, std::int64_t count) const {
-    const Sequence& s = item.sequence;
-    ScorePanel panel{.sequence = s, .kv_head = item.kv_head, .num_rows = count};
-    for (std::int64_t lane = 0; lane < kernels_.lanes; ++lane) {
-      // Padding lanes repeat the last row, so that programs read what exists.
-      const std::int64_t row = row_begin + std::min(lane, count - 1);
-      panel.q_idx.push_back(static_cast<std::int32_t>(row % s.seqlen_q));
-      panel.q_head.push_back(
-          static_cast<std::int32_t>(item.kv_head * problem_.group + row / s.seqlen_q));
-    }
+    ScorePanel panel{plain_panel(item.sequence, {item.kv_head, row_begin, count}, problem_.group,
+                                 kernels_.lanes)};
     derivatives_.allocate(panel);
     return panel;
   }
 
-  static RowPlace q_place(const Sequence& s, const ScorePanel& panel, std::int64_t lane) {
-    const auto at = static_cast<std::size_t>(lane);
-    return {s.batch_offset, s.q_begin + panel.q_idx[at], panel.q_head[at]};
-  }
-
-  QueryRow load_row(const Sequence& s, const RowPlace& at) const {
+  QueryRow query_row(const Sequence& s, const RowPlace& at) const {
     QueryRow row;
     for (std::vector<double>* values : {&row.q, &row.ddq, &row.grad_q})
       values->resize(static_cast<std::size_t>(problem_.head_dim_qk));
     for (std::vector<double>* values : {&row.dout, &row.grad_dout})
       values->resize(static_cast<std::size_t>(problem_.head_dim_v));
-    load(forward_.q, at, row.q);
-    load(args_.ddq, at, row.ddq);
-    load(args_.backward.dout, at, row.dout);
+    load_row(forward_.q, at, row.q);
+    load_row(args_.ddq, at, row.ddq);
+    load_row(args_.backward.dout, at, row.dout);
     if (const float* dlse = row_value(args_.backward.dlse, s, at)) row.dlse = *dlse;
     return row;
   }

@@ -174,15 +174,17 @@ std::vector<Description::Operation> describe_operations() {
     backward.emplace_back(feature);
   return {
       {"attention_forward", floats, both, forward},
-      {"attention_backward", floats, cpu, backward},
+      {"attention_backward", floats, both, backward},
       {"attention_jvp", floats, cpu, formulas},
       {"attention_double_backward", floats, cpu, formulas},
+      {"attention_probabilities", floats, cpu, formulas},
       {"attention_decode",
        floats,
        both,
        {"score_mod", "mask_mod", "sinks", "lse", "paged", "append", "rotary", "left_padding"}},
       {"append_to_cache", floats, both, {"paged", "rotary", "left_padding"}},
-      {"merge_states", floats, cpu, {"packed", "lse"}},
+      {"merge_states", floats, both, {"packed", "lse"}},
+      {"rotary", floats, both, {"packed", "positions", "offsets", "in_place"}},
   };
 }
 

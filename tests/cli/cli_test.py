@@ -730,6 +730,20 @@ class Kernels(CommandTest):
         self.assertNotIn("sm80/attention_forward", labels())
         self.assertIn("sm80/attention_forward", labels("--out", "fovea.pack"))
 
+    def test_pack_has_both_calls_of_a_shared_prefix_and_what_joins_them(self):
+        self.need_compiler()
+        case = {"name": "prefix", "why": "small kernels", "batch": 16, "seqlen_q": 1, "seqlen_kv": 1024, "num_heads_q": 1,
+                "head_dim": 64, "dtype": "bf16", "causal": "bottom_right", "page_size": 16}
+        for shared in ({}, {"shared_prefix": 512}):
+            (self.folder / "cases.json").write_text(json.dumps({"cases": [case | shared]}))
+            result = self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", "--json")
+            self.expect(result, 0)
+            labels = [kernel["kernel"].split(" ")[0] for kernel in json.loads(result.stdout)["kernels"]]
+            self.assertEqual(labels.count("common/prefix_places"), int(bool(shared)))
+            self.assertEqual(labels.count("sm90/decode"), 2 if shared else 1)
+            self.assertTrue({"common/append_to_cache", "common/merge_states"} <= set(labels))
+        self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
+
     def test_second_pack_compiles_nothing(self):
         self.need_compiler()
         first = json.loads(self.pack("--json").stdout)

@@ -696,10 +696,19 @@ int run_rotary(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_rotary, loan.lend(args));
 }
 
+int run_probabilities(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes, false);
+  fovea_attention_probabilities_args args{};
+  args.forward = loan.lend(forward);
+  args.probabilities =
+      loan.floats({sizes.batch, sizes.heads_q, sizes.seqlen_q, sizes.seqlen_kv}, true);
+  return call(fovea_attention_probabilities, loan.lend(args));
+}
+
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 11) {
+  switch (operation % 12) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -720,6 +729,8 @@ int run(Loan& loan, Bytes& bytes) {
       return run_block_map(loan, bytes, sizes);
     case 9:
       return run_rotary(loan, bytes, sizes);
+    case 10:
+      return run_probabilities(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

@@ -39,6 +39,23 @@ def serve(q: Any, k: Any, v: Any) -> Any:
         raise SystemExit(str(error)) from error
 
 
+def served(q: Any, k: Any, v: Any, cache: fovea.KvCache) -> Any:
+    append = fovea.plan_append(cache, k, v)
+    append.run(cache, k, v)
+    plan = fovea.plan_decode(q, cache, max_seqlen_kv=4096, window=(1024, 0))
+    assert_type(plan.explain(as_json=True), dict[str, Any])
+    assert_type(plan.workspace_bytes, int)
+    return plan.run(q, cache)
+
+
+def trained(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> fovea.Gradients:
+    return fovea.plan_backward(q, k, v, causal=True).run(dout, q, k, v, out, lse)
+
+
+def turned(q: Any, cos: Any, sin: Any, lengths: Any) -> Any:
+    return fovea.rotary(q, cos, sin, offsets=lengths, is_interleaved=True, layout="bhsd", out=q)
+
+
 def planned(q: Any, k: Any, v: Any) -> int:
     plan = fovea.plan(q, k, v, causal=True, max_seqlen_kv=8192, dropout=fovea.Dropout(0.1, seed=7))
     plan.run(q, k, v, return_lse=True)

@@ -8,8 +8,8 @@
 
 import torch as _torch
 
-from .. import _attention
-from . import _ops
+from .. import _attention, _rotary as _rows
+from . import _ops, _rotary
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._module import MultiheadAttention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
@@ -23,6 +23,7 @@ class _Compiled:
 
 
 _attention.compiled = _Compiled
+_rows.recorded, _rows.is_compiling = _rotary.rotary, _torch.compiler.is_compiling
 
 __all__ = [
     "BlockMask",

@@ -8,6 +8,7 @@ import torch
 
 from .._attention import attention
 from .._cache import KvCache, Rotary, decode, kv_cache
+from .._rotary import rotary
 from ..errors import InvalidArgument, Unsupported
 from ._sdpa import random_dropout
 
@@ -141,13 +142,13 @@ class MultiheadAttention(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         if cache is not None:
             if context is not None or segment_ids is not None:
                 raise Unsupported("MultiheadAttention: context or segment_ids beside a cache; expected neither")
-            rotary = None if self.cos is None else Rotary(self.cos, self.sin, positions)
-            out = decode(q, cache, append_k=k, append_v=v, rotary=rotary, causal=True, **features)
+            angles = None if self.cos is None else Rotary(self.cos, self.sin, positions)
+            out = decode(q, cache, append_k=k, append_v=v, rotary=angles, causal=True, **features)
         else:
             if self.cos is not None:
                 if context is not None:
                     raise Unsupported("MultiheadAttention: context beside a rotary embedding; expected one of them")
-                q, k = (self._turned(y, positions) for y in (q, k))
+                q, k = (rotary(y, self.cos, self.sin, positions=positions) for y in (q, k))
             dropout = random_dropout(self.dropout, q) if self.training else None
             out = attention(q, k, v, causal=is_causal, segment_ids=segment_ids, dropout=dropout, **features)
         return self.out_proj(out.flatten(2))
@@ -160,14 +161,6 @@ class MultiheadAttention(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             biases = (None,) * 3 if self.in_proj.bias is None else self.in_proj.bias.split(self._widths)
             parts = [torch.nn.functional.linear(y, w, b) for y, w, b in zip((x, context, context), weights, biases)]
         return [part.unflatten(-1, (-1, self.head_dim)) for part in parts]
-
-    def _turned(self, x: Any, positions: Any) -> Any:
-        """Each pair (j, j + rotary_dim / 2) of a head turned by its token's angle."""
-        places = slice(x.shape[1]) if positions is None else positions
-        cos, sin = (table[places].unsqueeze(-2).to(x.dtype) for table in (self.cos, self.sin))
-        half = cos.shape[-1]
-        a, b, rest = x.split([half, half, self.head_dim - 2 * half], -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
     def extra_repr(self) -> str:
         """Numbers of heads and their width, as PyTorch prints them."""

@@ -9,12 +9,6 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr std::int64_t kProgramKeys = 128;  // run through a program at once
-
-expr::NodePtr formula_of(const ScoreMod& score) {
-  return score.is_identity() ? nullptr : score.expr().shared();
-}
-
 expr::NodePtr by_score(const expr::NodePtr& formula) {
   return formula == nullptr ? nullptr : expr::derivative_by_score(formula);
 }
@@ -22,10 +16,6 @@ expr::NodePtr by_score(const expr::NodePtr& formula) {
 expr::NodePtr tangent_of(const AttentionDoubleBackward& args) {
   const expr::NodePtr formula = formula_of(args.backward.forward.score);
   return formula == nullptr ? nullptr : expr::captured_tangent(formula, args.ddcaptured);
-}
-
-expr::NodePtr formula_of(const MaskMod& mask) {
-  return mask.is_all_visible() ? nullptr : mask.expr().shared();
 }
 
 }  // namespace
@@ -43,11 +33,8 @@ ScoreDerivatives::ScoreDerivatives(const AttentionDoubleBackward& args, const Pa
   add_sites(score, &ScoreSlopes::by_score);
   add_sites(by_score(score), &ScoreSlopes::by_tangent_motion);
   add_sites(tangent_of(args), &ScoreSlopes::by_tangent);
-  for (const BoundProgram* program : programs()) {
-    if (program->empty()) continue;
-    program_bytes_ = std::max(
-        program_bytes_, program_scratch_bytes(program->tape.tape, kProgramKeys, kernels_.lanes));
-  }
+  for (const BoundProgram* program : programs())
+    program_bytes_ = std::max(program_bytes_, plain_scratch_bytes(*program, kernels_));
 }
 
 void ScoreDerivatives::add_sites(const expr::NodePtr& formula,
@@ -93,39 +80,18 @@ void ScoreDerivatives::allocate(ScorePanel& panel) const {
 
 void ScoreDerivatives::evaluate(ScorePanel& panel) const {
   std::copy_n(panel.raw, count(panel), panel.scores);
-  if (!score_.empty()) run(score_, panel, panel.scores);
+  run_score(score_, kernels_, panel, panel.scores, panel.program);
   if (!first_.empty()) run_on_raw(first_, panel, panel.first);
   if (!second_.empty()) run_on_raw(second_, panel, panel.second);
   if (!captured_.empty()) run_on_raw(captured_, panel, panel.captured);
   if (!captured_first_.empty()) run_on_raw(captured_first_, panel, panel.captured_first);
-  if (!mask_.empty()) run(mask_, panel, panel.scores);
+  run_mask(mask_, kernels_, panel, panel.scores, panel.program);
 }
 
 void ScoreDerivatives::run_on_raw(const BoundProgram& program, const ScorePanel& panel,
                                   float* result) const {
   std::copy_n(panel.raw, count(panel), result);
-  run(program, panel, result);
-}
-
-void ScoreDerivatives::run(const BoundProgram& program, const ScorePanel& panel,
-                           float* scores) const {
-  const Sequence& s = panel.sequence;
-  for (std::int64_t key = 0; key < s.seqlen_kv; key += kProgramKeys) {
-    const ProgramTile tile{.scores = scores + key * kernels_.lanes,
-                           .num_keys = std::min(kProgramKeys, s.seqlen_kv - key),
-                           .lanes = kernels_.lanes,
-                           .kv_begin = key,
-                           .q_idx = panel.q_idx.data(),
-                           .q_head = panel.q_head.data(),
-                           .batch = static_cast<std::int32_t>(s.index),
-                           .kv_head = static_cast<std::int32_t>(panel.kv_head),
-                           .seqlen_q = static_cast<std::int32_t>(s.seqlen_q),
-                           .seqlen_kv = static_cast<std::int32_t>(s.seqlen_kv),
-                           .tensors = program.bindings.tensors.data(),
-                           .scalars = program.bindings.scalars.data(),
-                           .scratch = panel.program};
-    (&program == &mask_ ? kernels_.run_mask : kernels_.run_score)(program.tape.tape, tile);
-  }
+  run_score(program, kernels_, panel, result, panel.program);
 }
 
 // ---- captured floats ----

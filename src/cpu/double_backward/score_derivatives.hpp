@@ -17,7 +17,7 @@
 #include "cpu/bound_program.hpp"
 #include "cpu/double_backward/parameter_sums.hpp"
 #include "cpu/kernels/panel.hpp"
-#include "cpu/operands.hpp"
+#include "cpu/plain_panel.hpp"
 #include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
@@ -25,15 +25,11 @@ namespace fovea::cpu {
 /// slope · x; what does not move adds exactly 0, whatever the slope.
 inline double chained(double slope, double x) { return x == 0 ? 0 : slope * x; }
 
-/// Up to `lanes` rows of one kv head against all keys of their sequence. Arrays of numbers are [keys][lanes].
-struct ScorePanel {
-  Sequence sequence;
-  std::int64_t kv_head = 0;
-  std::int64_t num_rows = 0;
-  std::vector<std::int32_t> q_idx{}, q_head{};  // [lanes]; padding lanes repeat the last row
-  float* raw = nullptr;                         // z
-  float* scores = nullptr;                      // F, -inf where hidden
-  float *first = nullptr, *second = nullptr;    // F_z, F_zz
+/// Scores of a panel and what is made of them; arrays of numbers are [keys][lanes].
+struct ScorePanel : PlainPanel {
+  float* raw = nullptr;                                  // z
+  float* scores = nullptr;                               // F, -inf where hidden
+  float *first = nullptr, *second = nullptr;             // F_z, F_zz
   float *captured = nullptr, *captured_first = nullptr;  // G, G_z
   float* work = nullptr;
   std::byte* program = nullptr;  // scratch
@@ -75,7 +71,6 @@ class ScoreDerivatives {
   void add_sites(const expr::NodePtr& formula, std::vector<double> ScoreSlopes::*slopes);
   std::vector<const BoundProgram*> programs() const;
   std::size_t count(const ScorePanel& panel) const;
-  void run(const BoundProgram& program, const ScorePanel& panel, float* scores) const;
   void run_on_raw(const BoundProgram& program, const ScorePanel& panel, float* result) const;
   std::vector<std::int64_t> elements_of(const Site& site, const ScorePanel& panel) const;
 

@@ -8,6 +8,10 @@
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | FOVEA_HWY_AVX3_ZEN4 | FOVEA_HWY_AVX3_SPR | HWY_SVE | \
    HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
+// The portable baseline is HWY_SCALAR, one lane, with every compiler. With clang, and with GCC from 12.3 on, Highway
+// would take emulated vectors of 128 bits instead, whose Min and Max lose NaN and whose conversion to f16 truncates.
+#define HWY_BROKEN_EMU128 1
+
 // Names that appeared after the Highway of Debian 12; Highway fixes the bits for good.
 #define FOVEA_HWY_AVX3_ZEN4 (1LL << 6)
 #define FOVEA_HWY_AVX3_SPR (1LL << 4)

@@ -71,6 +71,52 @@ def test_decode_from_pages() -> None:
     assert close(run("cuda"), run("cpu"))
 
 
+def test_a_decode_plan_in_a_captured_graph() -> None:
+    q, k, v = on_gpu()
+    cache = fovea.kv_cache(q, 2, 256, 2, 64, page_size=16)
+    tokens = {"append_k": k, "append_v": v}
+    plan = fovea.plan_decode(q, cache, **tokens, window=(90, None))
+    out = plan.run(q, cache, **tokens)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = plan.run(q, cache, **tokens)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, out)
+    assert torch.equal(out, fovea.decode(q, cache, **tokens, window=(90, None)))
+
+
+def test_a_backward_plan() -> None:
+    call = on_gpu()
+    out, lse = fovea.attention(*call, causal=True, return_lse=True)
+    plan = fovea.plan_backward(*call, causal=True)
+    got = plan.run(torch.ones_like(out), *call, out, lse)
+    expected = fovea.attention_backward(torch.ones_like(out), *call, out, lse, causal=True)
+    assert all(torch.equal(x, y) for x, y in zip(got[:3], expected[:3]))
+
+
+def test_probabilities_are_refused_there() -> None:
+    with pytest.raises(fovea.Unsupported, match="q lives on cuda:0; expected the cpu"):
+        fovea.attention_probabilities(*on_gpu()[:2])
+
+
+def test_rotary_and_its_gradient() -> None:
+    def run(device):
+        x = tensors(*SHAPES)[0].to(device).requires_grad_()
+        rates = torch.arange(200.0, device=device)[:, None] / 10.0 ** torch.arange(24, device=device)
+        stream = torch.cuda.Stream() if device == "cuda" else None
+        with torch.cuda.stream(stream):
+            offsets = torch.tensor([60, 3], device=device)
+            turned = fovea.rotary(x, rates.cos(), rates.sin(), offsets=offsets, is_interleaved=True)
+            turned.square().sum().backward()
+        if stream is not None:
+            stream.synchronize()
+        return turned.detach().cpu(), x.grad.cpu()
+
+    for got, expected in zip(run("cuda"), run("cpu")):
+        torch.testing.assert_close(got, expected, atol=4e-5, rtol=0)
+
+
 # ---- fovea.torch ----
 
 BHSD = ((2, 4, 133, 64), (2, 4, 200, 64), (2, 4, 200, 64))

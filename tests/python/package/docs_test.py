@@ -1,5 +1,6 @@
 """The Python of README and guide runs as printed."""
 
+import inspect
 import math
 import re
 
@@ -33,3 +34,26 @@ def test_blocks_run(block: str, capsys) -> None:
     # A file of its own, since traced callables name their lines.
     exec(compile(block, "<block>", "exec"), names)
     assert "out" in names
+
+
+def names_of(cell: str) -> list[str]:
+    """The identifiers of a cell's code."""
+    return [name for code in re.findall(r"`([^`]+)`", cell) for name in re.findall(r"\w*[a-z_]{2}\w*", code)]
+
+
+def test_names_of_the_table_exist_in_their_language() -> None:
+    table = (ROOT / "docs" / "guides" / "python.md").read_text().partition("## Names in C++ and C")[2].partition("## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    assert len(rows) > 10
+    python = set(fovea.__all__)
+    for name in fovea.__all__:
+        thing = getattr(fovea, name)
+        if inspect.isfunction(thing):
+            python |= set(inspect.signature(thing).parameters)
+    headers = ROOT / "include" / "fovea"
+    c = (headers / "fovea.h").read_text()
+    cxx = "\n".join(path.read_text() for path in headers.glob("*.hpp"))
+    for in_python, in_cxx, in_c in rows:
+        assert set(names_of(in_python)) <= python
+        for names, text in ((names_of(in_cxx), cxx), (names_of(in_c), c)):
+            assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []

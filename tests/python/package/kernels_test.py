@@ -28,6 +28,20 @@ def source(dtype, head_dim, features, heads_kv=8, seqlen=2048, packed=False):
     except fovea.Unsupported as error:
         return str(error)
 
+def spec(shape, dtype):
+    return fovea.TensorSpec(shape, dtype, "cuda:0")
+
+def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, **options):
+    rows = (batch, 4096) if page_size is None else (batch * 4096 // page_size, page_size)
+    kv, new = spec((*rows, heads_kv, 128), dtype), spec((batch, seqlen_q, heads_kv, 128), dtype)
+    table = None if page_size is None else spec((batch, 4096 // page_size), "i32")
+    cache = fovea.KvCache(kv, kv, spec((batch,), "i32"), table)
+    try:
+        plan = fovea.plan_decode(spec((batch, seqlen_q, 32, 128), dtype), cache, append_k=new, append_v=new, **options)
+        return plan.explain(as_json=True)["kernel_source"]
+    except fovea.Unsupported as error:
+        return str(error)
+
 masks = {"full": {}, "causal": {"causal": True}, "word": {"mask": fovea.causal()}, "window": {"causal": True, "window": (300, 0)}}
 found = {}
 for dtype, head_dim, (name, mask), lse in itertools.product(("bf16", "f16"), (64, 128), masks.items(), (False, True)):
@@ -35,6 +49,10 @@ for dtype, head_dim, (name, mask), lse in itertools.product(("bf16", "f16"), (64
         found[f"{dtype} d{head_dim} {name} lse={lse} kv={heads_kv} {seqlen}"] = source(dtype, head_dim, {**mask, "return_lse": lse}, heads_kv, seqlen)
     if name in ("full", "causal"):
         found[f"{dtype} d{head_dim} {name} packed lse={lse}"] = source(dtype, head_dim, {**mask, "return_lse": lse}, packed=True)
+for dtype, heads_kv, page_size, lse in itertools.product(("bf16", "f16"), (32, 8, 4), (None, 16), (False, True)):
+    for batch, prefix in itertools.product((2, 4, 16, 48, 64), (0, 500, 1024, 2050)):
+        found[f"{dtype} kv={heads_kv} pages of {page_size} lse={lse} {batch} sequences, {prefix} keys shared"] = source_over_cache(
+            dtype, heads_kv, batch, page_size, return_lse=lse, shared_prefix=prefix)
 found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
 print(json.dumps(found))
 """

@@ -14,6 +14,7 @@
 
 #include "fovea/backward.hpp"
 #include "fovea/jvp.hpp"
+#include "fovea/probabilities.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -28,8 +29,15 @@ class Call {
       : moved_(std::move(moved)), all_(all) {}
 
   AttentionForward forward() {
-    AttentionForward args{.q = rows("q"), .k = rows("k"), .v = rows("v"), .out = rows("out")};
+    AttentionForward args = scores();
+    args.v = rows("v");
+    args.out = rows("out");
     args.lse = tensor("lse", {2, 5});
+    return args;
+  }
+  /// What probabilities are made of.
+  AttentionForward scores() {
+    AttentionForward args{.q = rows("q"), .k = rows("k")};
     args.score =
         parse_score_mod("score + bias[q_idx]", {.tensors = {{"bias", tensor("bias", {5})}}});
     args.mask =
@@ -37,6 +45,9 @@ class Call {
     args.sinks = tensor("sinks", {2});
     args.cu_seqlens_q = args.cu_seqlens_kv = indices("cu_seqlens", {2});
     return args;
+  }
+  AttentionProbabilities probabilities() {
+    return {.forward = scores(), .probabilities = tensor("probabilities", {1, 2, 5, 5})};
   }
   AttentionBackward backward() {
     return {.dout = rows("dout"),
@@ -118,8 +129,8 @@ class Call {
 struct Operation {
   const char* name;
   std::function<void(Call&)> run;
-  std::function<void(Call&)> make_plan;  // or nothing
-  std::function<Explanation(Call&)> explain;
+  std::function<void(Call&)> make_plan;       // or nothing
+  std::function<Explanation(Call&)> explain;  // or nothing
 };
 
 std::vector<Operation> operations() {
@@ -131,7 +142,9 @@ std::vector<Operation> operations() {
            [](Call& call) { return explain(problem_of(call.jvp())); }},
           {"attention_double_backward",
            [](Call& call) { attention_double_backward(call.double_backward()); }, nullptr,
-           [](Call& call) { return explain_double_backward(call.double_backward()); }}};
+           [](Call& call) { return explain_double_backward(call.double_backward()); }},
+          {"attention_probabilities",
+           [](Call& call) { attention_probabilities(call.probabilities()); }, nullptr, nullptr}};
 }
 
 template <typename Refusal>
@@ -165,6 +178,8 @@ TEST(CpuOnly, ACallOnAGpuIsUnsupportedByName) {
       EXPECT_THAT(refusal_of<Unsupported>(operation.make_plan, call), HasSubstr(kWhyQ))
           << operation.name;
     }
+    EXPECT_TRUE(call.is_untouched()) << operation.name;
+    if (!operation.explain) continue;
     const Explanation explained = operation.explain(call);
     EXPECT_EQ(explained.kernel, "") << operation.name;
     ASSERT_EQ(explained.refused.size(), 1U) << operation.name;
@@ -195,7 +210,8 @@ TEST(CpuOnly, OneTensorOnAGpuIsRefusedBeforeItIsFollowed) {
       EXPECT_THAT(refusal_of<Error>(operation.run, call), HasSubstr("cuda:0"))
           << operation.name << ", " << name;
       EXPECT_TRUE(call.is_untouched()) << operation.name << ", " << name;
-      refusal_of<Error>([&](Call& again) { (void)operation.explain(again); }, call);
+      if (operation.explain)
+        refusal_of<Error>([&](Call& again) { (void)operation.explain(again); }, call);
     }
   }
 }

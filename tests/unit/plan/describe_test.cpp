@@ -13,6 +13,8 @@
 #include "fovea/backward.hpp"
 #include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
+#include "fovea/probabilities.hpp"
+#include "fovea/rotary.hpp"
 #include "fovea/runtime.hpp"
 #include "fovea/state.hpp"
 
@@ -58,6 +60,12 @@ struct TinyCall {
       return attention_double_backward(
           {.backward = {.dout = read(), .forward = forward()}, .ddq = read(), .grad_q = write(1)});
     }
+    if (operation == "attention_probabilities") {
+      const TensorSpec of_two_keys = make_spec(spec.dtype, std::array<std::int64_t, 4>{1, 1, 2, 2});
+      return attention_probabilities(
+          {.forward = forward(),
+           .probabilities = TensorView(static_cast<void*>(outputs[1].data()), of_two_keys)});
+    }
     if (operation == "attention_decode")
       return attention_decode({.q = read(), .cache = cache(), .out = write(0)});
     if (operation == "append_to_cache") {
@@ -71,6 +79,11 @@ struct TinyCall {
           {.outs = {read()},
            .lses = {TensorView(static_cast<const void*>(lse.data()), statistics_spec)},
            .out = write(0)});
+    if (operation == "rotary") {
+      static const float angles[2 * 4] = {};
+      return rotary(
+          {.x = read(), .out = write(0), .cos = view(angles, {2, 4}), .sin = view(angles, {2, 4})});
+    }
     FAIL() << operation << " is no operation of this test";
   }
 
@@ -81,7 +94,7 @@ struct TinyCall {
 };
 
 TEST(Describe, OperationsTakeTheDtypesThatItNamesAndNoOthers) {
-  ASSERT_EQ(here().operations.size(), 7U);
+  ASSERT_EQ(here().operations.size(), 9U);
   for (const Description::Operation& operation : here().operations) {
     for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i32, Dtype::i64}) {
       const bool is_named = std::ranges::count(operation.dtypes, dtype) > 0;

@@ -70,6 +70,13 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
       refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "head_dim": 4, "head_dim_v": 5,
                                    "latent_values": true}]})"),
       "here: case 'x': latent_values stands beside values that are wider than keys");
+  EXPECT_EQ(
+      refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "seqlen_kv": 64,
+                                   "shared_prefix": 64}]})"),
+      "here: case 'x': shared_prefix is more than seqlen_kv - seqlen_q: queries stand behind it");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": [1], "seqlen_kv": [64],
+                                   "shared_prefix": 8}]})"),
+            "here: case 'x': shared_prefix stands beside packed sequences");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": -3}]})"),
             "here: case 'x': seqlen_q is not a count");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),
