@@ -13,7 +13,6 @@ import itertools
 import linecache
 import math
 import os
-import re
 import sys
 import types
 from typing import Any, Callable, Iterator, Sequence
@@ -92,7 +91,9 @@ class _Graph:
 
     def _new_name(self, array: Array) -> str:
         name = next((name for name, value in self.names if value is array), f"c{len(self.captures)}")
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", name) or name in _WORDS or re.fullmatch(r"t\d+", name):
+        # Without patterns: where their cache is empty, Dynamo of PyTorch 2.9 to 2.11 does not follow how one is made.
+        is_name = name.isascii() and name.isidentifier() and name not in _WORDS
+        if not is_name or (name[0] == "t" and name[1:].isdigit()):  # t0, t1, ... are parts of the formula
             name = f"c{len(self.captures)}"
         while name in self.captures:
             name += "_"
@@ -371,7 +372,8 @@ def _number_of(value: Any) -> Any:
     if not isinstance(value, Symbol):
         return value
     kind, *rest = value.graph.nodes[value.number]
-    if kind == "number" or (kind == "name" and value.type != "bool" and re.match(r"[\d.-]|inf|nan", rest[0])):
+    is_literal = kind == "name" and (rest[0][0] in "0123456789.-" or rest[0].startswith(("inf", "nan")))
+    if kind == "number" or (is_literal and value.type != "bool"):
         return int(rest[0]) if value.type == "int" else float(rest[0])
     return None
 
@@ -652,7 +654,7 @@ def _index(row: Row, index: tuple[Any, ...]) -> Any:
         index = (*index, *(slice(None),) * missing)
     fixed: list[Any] = []  # a place for each dimension: a number, or a range that stays a dimension
     for extent, place in zip(row.shape, index):
-        fixed.append(range(*place.indices(extent)) if isinstance(place, slice) else _place(row.graph, place, extent))
+        fixed.append(range(extent)[place] if isinstance(place, slice) else _place(row.graph, place, extent))
     shape = tuple(len(place) for place in fixed if isinstance(place, range))
 
     def element(inner: tuple[Any, ...]) -> Symbol:
