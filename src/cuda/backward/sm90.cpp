@@ -195,8 +195,12 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   };
   p.rows.progress = take_words(num_key_words(g));
   if (spec.hides_keys) {
-    p.common.redo_keys = {.any = take_words(1), .tiles = take_words(num_key_words(g))};
-    p.common.redo_queries = {.any = take_words(1), .tiles = take_words(num_query_words(g))};
+    const auto take_redo = [&](std::int64_t num_tiles) -> RedoTiles {
+      // prepare_redo counts what is owned
+      return {.any = take_words(1), .tiles = take_words(num_tiles), .num_owned = 0};
+    };
+    p.common.redo_keys = take_redo(num_key_words(g));
+    p.common.redo_queries = take_redo(num_query_words(g));
   }
   launch.prepare = {
       .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g)};
