@@ -6,7 +6,7 @@
 namespace fovea::cuda::emulator {
 namespace {
 
-void learn(Thread& thread, AgentId agent, std::uint32_t time) {
+void join_clock(Thread& thread, AgentId agent, std::uint32_t time) {
   if (agent == 0 || thread.clock.of(agent) >= time) return;
   machine().tick(thread);
   thread.clock.raise(agent, time);
@@ -39,8 +39,8 @@ void wait_for_groups(CopyGroups& groups, Thread& thread, std::uint32_t pending) 
     groups.committed.pop_front();
     ++groups.first_time;
   }
-  learn(thread, groups.agent, groups.first_time - 1);
-  learn(thread, groups.writer, groups.first_time - 1);
+  join_clock(thread, groups.agent, groups.first_time - 1);
+  join_clock(thread, groups.writer, groups.first_time - 1);
 }
 
 void wait_for_reads(CopyGroups& groups, Thread& thread, std::uint32_t pending) {
@@ -49,7 +49,7 @@ void wait_for_reads(CopyGroups& groups, Thread& thread, std::uint32_t pending) {
   for (std::size_t i = 0; i < count; ++i) {
     for (const OperationRef& operation : groups.committed[i]) machine().land(*operation);
   }
-  learn(thread, groups.agent, groups.first_time + static_cast<std::uint32_t>(count) - 1);
+  join_clock(thread, groups.agent, groups.first_time + static_cast<std::uint32_t>(count) - 1);
 }
 
 void check_stores_at_exit(Machine& machine, const Thread& thread) {

@@ -139,9 +139,10 @@ void Machine::report_unfenced(const Actor& actor, const Block& block, ByteRange 
 void Machine::report_deadlock() {
   std::string table = "nothing can run, and nothing in flight is left to land";
   for (const Warp* warp : warps_) {
-    std::uint32_t told = 0;
+    std::uint32_t reported = 0;
     for (const Thread* first : warp->lanes) {
-      if (first == nullptr || first->wait == nullptr || (told >> first->lane & 1U) != 0) continue;
+      if (first == nullptr || first->wait == nullptr || (reported >> first->lane & 1U) != 0)
+        continue;
       std::uint32_t lanes = 0;
       for (const Thread* lane : warp->lanes) {
         if (lane == nullptr || lane->wait == nullptr) continue;
@@ -149,7 +150,7 @@ void Machine::report_deadlock() {
             lane->wait->site == first->wait->site && lane->wait->object == first->wait->object;
         if (is_alike) lanes |= 1U << lane->lane;
       }
-      told |= lanes;
+      reported |= lanes;
       const Dim3 cta = warp->cta->idx;
       table +=
           fmt::format("\n  cta ({},{},{}) warp {} lanes {}{}{}: {} {}; {}", cta.x, cta.y, cta.z,

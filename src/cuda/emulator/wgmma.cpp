@@ -206,7 +206,7 @@ std::shared_ptr<Accumulator> accumulator_for(Warp& warp, const Wgmma& form,
   return made;
 }
 
-/// The registers get their sums. Whoever wrote to them meanwhile is told.
+/// The registers get their sums. Whoever wrote to them meanwhile is reported.
 void retire(const Warp& warp, const Accumulator& accumulator, Site site) {
   for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
     std::uint32_t* registers = accumulator.registers[lane];
