@@ -18,8 +18,8 @@ struct BackwardMemory {
   float* origin = nullptr;
   float* log_sum = nullptr;
   float* delta = nullptr;
-  float* dq_sums =
-      nullptr;  // [chunks or 1][rows][head_dim_qk]; null where dq itself holds the sums
+  // [chunks or 1][rows][head_dim_qk]; null where dq itself holds the sums.
+  float* dq_sums = nullptr;
 
   static BackwardMemory carve(Carver& carver, const GradientProblem& problem,
                               const BackwardSchedule& schedule);

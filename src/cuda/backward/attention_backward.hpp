@@ -51,8 +51,8 @@ struct BackwardMemory {
 
 /// What a call needs beyond its arguments, found once.
 struct BackwardPlan : KernelPlan {
-  std::vector<BackwardStep>
-      steps;  // of the candidate, in their order; none where only dsinks are wanted
+  // Of the candidate, in their order; none where only dsinks are wanted.
+  std::vector<BackwardStep> steps;
   DeltaSpec delta;
   bool wants_dsinks = false;
   CapturedPlan captured;
