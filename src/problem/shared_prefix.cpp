@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <unordered_set>
@@ -88,10 +90,12 @@ Mod bound(const Mod& formula, const Program& of_call, const PrefixCalls& calls,
 TensorView behind(const TensorView& view, int dim, std::int64_t begin) {
   TensorSpec spec = view.spec();
   spec.shape[static_cast<std::size_t>(dim)] -= begin;
-  const std::int64_t bytes =
-      begin * view.stride(dim) * static_cast<std::int64_t>(size_bytes(view.dtype()));
-  const auto* data = static_cast<const std::byte*>(view.data());
-  return {static_cast<const void*>(data == nullptr ? nullptr : data + bytes), spec};
+  // Modulo 2^64: a plan is made of tensors that nobody reads, whose strides may be anything.
+  const std::uint64_t bytes = static_cast<std::uint64_t>(begin) *
+                              static_cast<std::uint64_t>(view.stride(dim)) *
+                              size_bytes(view.dtype());
+  const auto at = std::bit_cast<std::uintptr_t>(view.data());
+  return {std::bit_cast<const void*>(at == 0 ? at : at + bytes), spec};
 }
 
 /// All queries as rows of one sequence, or packed.
