@@ -79,10 +79,11 @@ constexpr std::int32_t sm80_statistics_bytes(const Sm80BackwardSpec& spec) {
 /// Of sm80/attention_backward: q and dout, or k and v, of the owned rows, the second where scores have gradients;
 /// stages of the walked ones; a word of each warp.
 constexpr std::int32_t sm80_backward_shared_bytes(const Sm80BackwardSpec& spec) {
-  const std::int32_t owned =
-      2 * spec.tile_owned * (spec.head_dim_qk + (spec.sums_scores ? spec.head_dim_v : 0));
+  const std::int32_t owned = element_bytes(spec.element) * spec.tile_owned *
+                             (spec.head_dim_qk + (spec.sums_scores ? spec.head_dim_v : 0));
   const std::int32_t stage =
-      2 * spec.tile_walked * (spec.head_dim_qk + spec.head_dim_v) + sm80_statistics_bytes(spec);
+      element_bytes(spec.element) * spec.tile_walked * (spec.head_dim_qk + spec.head_dim_v) +
+      sm80_statistics_bytes(spec);
   return owned + spec.stages * stage + 4 * spec.num_warps;
 }
 

@@ -101,14 +101,15 @@ struct Sm90BackwardLayout {
 };
 
 constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) {
+  const std::int32_t bytes = element_bytes(spec.element);
   std::int32_t end = 0;
   const auto take = [&end](std::int32_t bytes) { return (end += bytes) - bytes; };
   Sm90BackwardLayout at{};
-  at.k = take(kSm90BackwardKeys * 2 * spec.head_dim_qk);
-  at.v = take(kSm90BackwardKeys * 2 * spec.head_dim_v);
-  at.q = take(spec.stages * spec.tile_q * 2 * spec.head_dim_qk);
-  at.dout = take(spec.stages * spec.tile_q * 2 * spec.head_dim_v);
-  at.ds = take(2 * kSm90BackwardKeys * 2 * spec.tile_q);
+  at.k = take(kSm90BackwardKeys * bytes * spec.head_dim_qk);
+  at.v = take(kSm90BackwardKeys * bytes * spec.head_dim_v);
+  at.q = take(spec.stages * spec.tile_q * bytes * spec.head_dim_qk);
+  at.dout = take(spec.stages * spec.tile_q * bytes * spec.head_dim_v);
+  at.ds = take(2 * kSm90BackwardKeys * bytes * spec.tile_q);
   at.delta = take(spec.stages * spec.tile_q * kDeltaBytes);
   at.zeros = take(spec.tile_q * kDeltaBytes);
   at.log_sum = take(spec.stages * spec.tile_q * 4);

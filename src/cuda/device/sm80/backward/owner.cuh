@@ -31,16 +31,19 @@ struct BackwardTraits {
   static constexpr int kVSteps = spec.head_dim_v / 16, kVBlocks = spec.head_dim_v / 8;
 
   // Of walked rows; owned ones lie the same, as many as there are.
-  using QkRows = JoinedTile<spec.tile_walked, 2 * spec.head_dim_qk>;
-  using VRows = JoinedTile<spec.tile_walked, 2 * spec.head_dim_v>;
+  static constexpr int kElementBytes = element_bytes(spec.element);
+  using QkRows = JoinedTile<spec.tile_walked, kElementBytes * spec.head_dim_qk>;
+  using VRows = JoinedTile<spec.tile_walked, kElementBytes * spec.head_dim_v>;
 
   // Shared memory. Owned rows of q or k, of dout or v; of each stage the same of walked rows, and what is known of them
   // where they are queries; a word of each warp.
-  static constexpr int kOwnedVAt = 2 * spec.tile_owned * spec.head_dim_qk;
+  static constexpr int kOwnedVAt = kElementBytes * spec.tile_owned * spec.head_dim_qk;
   static constexpr int kStagesAt =
-      kOwnedVAt + (spec.sums_scores ? 2 * spec.tile_owned * spec.head_dim_v : 0);
-  static constexpr int kWalkedVAt = 2 * spec.tile_walked * spec.head_dim_qk;  // of a stage
-  static constexpr int kStatisticsAt = kWalkedVAt + 2 * spec.tile_walked * spec.head_dim_v;
+      kOwnedVAt + (spec.sums_scores ? kElementBytes * spec.tile_owned * spec.head_dim_v : 0);
+  static constexpr int kWalkedVAt =
+      kElementBytes * spec.tile_walked * spec.head_dim_qk;  // of a stage
+  static constexpr int kStatisticsAt =
+      kWalkedVAt + kElementBytes * spec.tile_walked * spec.head_dim_v;
   static constexpr int kStageBytes = kStatisticsAt + sm80_statistics_bytes(spec);
   static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
   static_assert(kVotesAt + 4 * spec.num_warps == sm80_backward_shared_bytes(spec),
@@ -115,7 +118,7 @@ struct Owner {
     const Sequence& s = owned.sequence;
     const std::int64_t at =
         s.q_batch * t.batch_stride + s.q_row * t.row_stride + q_head * t.head_stride;
-    return {static_cast<const char*>(t.data) + at * 2,
+    return {static_cast<const char*>(t.data) + at * T::kElementBytes,
             t.row_stride,
             t.col_stride,
             s.seqlen_q,
@@ -126,7 +129,7 @@ struct Owner {
     const Sequence& s = owned.sequence;
     const std::int64_t at =
         s.kv_batch * t.batch_stride + s.kv_row * t.row_stride + kv_head * t.head_stride;
-    return {static_cast<const char*>(t.data) + at * 2,
+    return {static_cast<const char*>(t.data) + at * T::kElementBytes,
             t.row_stride,
             t.col_stride,
             s.seqlen_kv,
@@ -144,7 +147,8 @@ struct Owner {
     const auto visit = [&](int at, auto&& copy) {
       const int row = at / Rows::kChunks, chunk = at % Rows::kChunks;
       const bool exists = begin + row < rows.length;
-      const char* const from = rows.first + (exists ? begin + row : 0) * (rows.row_stride * 2);
+      const char* const from =
+          rows.first + (exists ? begin + row : 0) * (rows.row_stride * T::kElementBytes);
       copy(Rows{to}.chunk(row, chunk), from, chunk, exists);
     };
     if (rows.is_aligned) {
@@ -171,7 +175,7 @@ struct Owner {
             if (exists && col < rows.head_dim)
               bits = ptx::ld_global_nc(reinterpret_cast<const std::uint16_t*>(from) +
                                        col * rows.col_stride);
-            ptx::st_shared(at_smem + i * 2, bits);
+            ptx::st_shared(at_smem + i * T::kElementBytes, bits);
           }
         });
       }

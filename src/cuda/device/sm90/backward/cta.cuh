@@ -36,14 +36,15 @@ struct BackwardTraits {
   static constexpr ptx::WgmmaType kType =
       spec.element == Element::bf16 ? ptx::WgmmaType::bf16 : ptx::WgmmaType::f16;
 
-  using KTile = SharedTile<kKeys, 2 * spec.head_dim_qk, Swizzle::bytes128>;
-  using VTile = SharedTile<kKeys, 2 * spec.head_dim_v, Swizzle::bytes128>;
-  using QTile = SharedTile<spec.tile_q, 2 * spec.head_dim_qk, Swizzle::bytes128>;
-  using DoutTile = SharedTile<spec.tile_q, 2 * spec.head_dim_v, Swizzle::bytes128>;
-  using DsTile = SharedTile<kKeys, 2 * spec.tile_q, Swizzle::bytes128>;
+  static constexpr int kElementBytes = element_bytes(spec.element);
+  using KTile = SharedTile<kKeys, kElementBytes * spec.head_dim_qk, Swizzle::bytes128>;
+  using VTile = SharedTile<kKeys, kElementBytes * spec.head_dim_v, Swizzle::bytes128>;
+  using QTile = SharedTile<spec.tile_q, kElementBytes * spec.head_dim_qk, Swizzle::bytes128>;
+  using DoutTile = SharedTile<spec.tile_q, kElementBytes * spec.head_dim_v, Swizzle::bytes128>;
+  using DsTile = SharedTile<kKeys, kElementBytes * spec.tile_q, Swizzle::bytes128>;
   using DeltaTile = SharedTile<spec.tile_q, 16, Swizzle::none>;
-  using DkTile = SharedTile<64, 2 * spec.head_dim_qk, Swizzle::bytes128>;
-  using DvTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  using DkTile = SharedTile<64, kElementBytes * spec.head_dim_qk, Swizzle::bytes128>;
+  using DvTile = SharedTile<64, kElementBytes * spec.head_dim_v, Swizzle::bytes128>;
 
   // 65,536 registers: what each group makes of its share. 2 * 216 + 72 = 3 * 168; with a fourth group, which loads and
   // takes turns, 2 * 208 + 64 + 32 = 4 * 128.
