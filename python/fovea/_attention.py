@@ -7,7 +7,7 @@ import json
 from typing import Any, Callable, Literal, NamedTuple, Sequence, overload
 
 from . import _abi, _quick
-from ._arrays import Array, Framework, check_writable, framework_of
+from ._arrays import Array, Framework, TensorSpec, check_writable, framework_of
 from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
 from ._library import address_of, take_text
@@ -79,6 +79,11 @@ def lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     if len(q_shape) == 4:
         return q_shape[:3] if layout == "bhsd" else (q_shape[0], q_shape[2], q_shape[1])
     return q_shape[:-1]
+
+
+def out_spec(q: Array, v: Array, name_of_v: str, function: str) -> TensorSpec:
+    """`out` of a call as it would be made: row-major, of q's dtype and on its device."""
+    return spec_beside(q, "q", _shape(q, "q", function)[:-1] + _shape(v, name_of_v, function)[-1:], None, function)
 
 
 def make_outputs(
@@ -416,7 +421,7 @@ def _bind(function: str, q: Array, k: Array, v: Array, features: dict[str, Any])
     layout = features.get("layout", "bshd")
     return_lse = bool(features.pop("return_lse", False))
     if features.get("out") is None:
-        features["out"] = spec_beside(q, "q", _shape(q, "q", function)[:-1] + _shape(v, "v", function)[-1:], None, function)
+        features["out"] = out_spec(q, v, "v", function)
     if return_lse and features.get("lse") is None:
         features["lse"] = spec_beside(q, "q", lse_shape(_shape(q, "q", function), layout), "f32", function)
     arguments = gather(function, q, k, v, features.pop("out"), features.pop("lse", None), **features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from ._arrays import Array
-from ._attention import Gradients, _shape as shape_of, backward_template, differentiate, lse_shape, wanted_gradients
+from ._attention import Gradients, _shape as shape_of, backward_template, differentiate, lse_shape, out_spec, wanted_gradients
 from ._forward import gather
 from ._prepared import PreparedPlan, is_on_host, kept_features, spec_beside
 
@@ -88,7 +88,7 @@ def plan_backward(
     q_shape, layout = shape_of(q, "q", function), features.get("layout", "bshd")
     out = features.get("out")
     if out is None:
-        out = spec_beside(q, "q", q_shape[:-1] + shape_of(v, "v", function)[-1:], None, function)
+        out = out_spec(q, v, "v", function)
     lse = spec_beside(q, "q", lse_shape(q_shape, layout), "f32", function)
     arguments = gather(function, q, k, v, out, lse, **kept)
 

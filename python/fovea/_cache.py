@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Sequence
 
 from . import _abi
 from ._arrays import Array, check_writable, framework_of
-from ._attention import _shape as shape_of, keep_template, lse_shape, make_outputs
+from ._attention import _shape as shape_of, keep_template, lse_shape, make_outputs, out_spec
 from ._calls import Builder, Template, offset
 from ._forward import Arguments, add_forward, gather, resolved
 from ._library import address_of
@@ -515,7 +515,7 @@ def plan_decode(
     kept = kept_features(options)
     shape = shape_of(q, "q", function)
     if out is None:
-        out = spec_beside(q, "q", shape[:-1] + shape_of(cache.v, "cache.v", function)[-1:], None, function)
+        out = out_spec(q, cache.v, "cache.v", function)
     lse = spec_beside(q, "q", lse_shape(shape, "bshd"), "f32", function) if return_lse else None
     call = _decode_call(function, q, cache, out, lse, 0, **kept)
     bound = call.template(function).bind(call.tensors, (*call.words, 0, 0))
