@@ -178,13 +178,8 @@ struct PlainBackward {
   }
 
   FOVEA_DEVICE_MEMBER bool is_kept(const Position& at) const {
-    const ptx::U32x4 words = random_words(dropout_key<spec.reads_dropout_seed>(p), at.batch,
-                                          at.q_head, at.q_idx, at.kv_idx / 4);
-    const std::uint32_t word = at.kv_idx % 4 == 0   ? words.x
-                               : at.kv_idx % 4 == 1 ? words.y
-                               : at.kv_idx % 4 == 2 ? words.z
-                                                    : words.w;
-    return !is_dropped(p, word);
+    return !is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), at.batch, at.q_head, at.q_idx,
+                       at.kv_idx);
   }
 
   /// product: q·k; dweight: dout·v.
