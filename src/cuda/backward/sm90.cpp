@@ -29,9 +29,6 @@ std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool 
   return has_mask ? std::min(fitting, kMostMaskedPairs) : with_sums;
 }
 
-/// Where there is one tile of keys, nobody waits.
-constexpr std::int64_t kFewestStaggeredKeyTiles = 2;
-
 /// A float, three numbers of a row's delta with zeros behind them; sums of dq.
 std::int64_t row_bytes(const Sm90BackwardSpec& spec) {
   return 4 + kDeltaBytes + (spec.is_staggered ? 8 : 4) * spec.head_dim_qk;
@@ -56,12 +53,11 @@ std::int64_t num_rows(const GradientProblem& g) {
 /// Rows do not see all keys of a tile.
 bool hides_keys(const ForwardProblem& f) { return f.is_varlen || !f.problem.mask.is_all_visible(); }
 
-/// Every tile of keys visits every tile of queries, which takes long enough.
+/// Every tile of keys visits every tile of queries, and there are some that would wait for each other.
 bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
   if (!f.problem.is_deterministic || hides_keys(f)) return false;
   const std::int64_t key_tiles = tiles_of(f.seqlen_kv, kSm90BackwardKeys);
-  return key_tiles >= kFewestStaggeredKeyTiles &&
-         key_tiles * tiles_of(f.seqlen_q, tile_q) < kMostStaggeredPairs;
+  return key_tiles > 1 && key_tiles * tiles_of(f.seqlen_q, tile_q) < kMostStaggeredPairs;
 }
 
 /// Words that stand for tiles of keys, and for tiles of queries (tile_place).

@@ -35,8 +35,8 @@ static_assert(kSm90BackwardKeys == kStatisticsRows,
 /// is that of keys, so that no CTA waits for one that is launched later; the first stores, the others add.
 struct StaggeredWalk {
   std::int32_t key_tile, num_query_tiles;
-  std::int32_t begin_before,
-      begin;  // of the walk of the keys before its own, -1: there are none; of its own
+  std::int32_t begin_before;  // of the walk of the keys before its own; -1: there are none
+  std::int32_t begin;         // of its own
 
   static constexpr StaggeredWalk of(std::int32_t key_tile, std::int32_t num_key_tiles,
                                     std::int32_t num_query_tiles) {
