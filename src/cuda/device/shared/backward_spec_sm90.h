@@ -103,7 +103,7 @@ struct Sm90BackwardLayout {
 constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) {
   const std::int32_t bytes = element_bytes(spec.element);
   std::int32_t end = 0;
-  const auto take = [&end](std::int32_t bytes) { return (end += bytes) - bytes; };
+  const auto take = [&end](std::int32_t size) { return (end += size) - size; };
   Sm90BackwardLayout at{};
   at.k = take(kSm90BackwardKeys * bytes * spec.head_dim_qk);
   at.v = take(kSm90BackwardKeys * bytes * spec.head_dim_v);
