@@ -198,14 +198,15 @@ FOVEA_API void fovea_runtime_destroy(fovea_runtime* runtime); /* NULL is fine */
 typedef struct fovea_allocator {
   size_t struct_size;
   uint32_t version;
-  uint32_t reserved_0;
+  int32_t device_type; /* kDLCPU or kDLCUDA: for calls on such devices; 0: for all */
   void* context;
   /* bytes > 0, alignment a power of two; NULL: there is no memory, and the call is refused. */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, DLDevice device, void* stream);
   void (*deallocate)(void* context, void* data, size_t bytes, DLDevice device, void* stream);
 } fovea_allocator;
 
-/* For calls that begin after it; NULL restores the default: the heap, on a GPU the driver's pool. */
+/* For calls that begin after it. runtime NULL: that of calls without one. allocator NULL, or without both functions,
+ * restores the default: the heap, on a GPU the driver's pool. */
 FOVEA_API int fovea_runtime_set_allocator(fovea_runtime* runtime, const fovea_allocator* allocator,
                                           fovea_error** error);
 

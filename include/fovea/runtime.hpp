@@ -58,8 +58,9 @@ class FOVEA_EXPORT Runtime {
 
   Executor& executor();
 
-  /// For calls that begin after it; a default-constructed one restores the default. Throws InvalidArgument where one of
-  /// its functions is missing.
+  /// For calls that begin after it, on devices of one kind or of all; a default-constructed one restores the default.
+  /// Throws InvalidArgument where one of its functions is missing.
+  void set_allocator(Device::Kind kind, const Allocator& allocator);
   void set_allocator(const Allocator& allocator);
 
   struct Impl;

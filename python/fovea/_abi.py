@@ -42,6 +42,11 @@ class Device(ctypes.Structure):
     _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
 
 
+#: Of fovea_allocator: (context, bytes, alignment, device, stream) gives an address; (context, address, bytes, device, stream).
+ALLOCATE = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t, c_size_t, Device, c_void_p)
+DEALLOCATE = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_size_t, Device, c_void_p)
+
+
 class DataType(ctypes.Structure):
     _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
 
@@ -303,6 +308,17 @@ class BlockMapArgs(ctypes.Structure):
     ]
 
 
+class Allocator(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("version", c_uint32),
+        ("device_type", c_int32),
+        ("context", c_void_p),
+        ("allocate", ALLOCATE),
+        ("deallocate", DEALLOCATE),
+    ]
+
+
 #: C name: our struct.
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_named_tensor": NamedTensor,
@@ -321,6 +337,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_attention_decode_args": DecodeArgs,
     "fovea_attention_probabilities_args": ProbabilitiesArgs,
     "fovea_block_map_args": BlockMapArgs,
+    "fovea_allocator": Allocator,
 }
 
 _ERROR = POINTER(c_void_p)
@@ -328,6 +345,7 @@ _TEXT = POINTER(c_void_p)
 
 #: Functions that report errors: their arguments before `fovea_error** error`; addresses of structs are plain integers.
 FALLIBLE: dict[str, list[object]] = {
+    "fovea_runtime_set_allocator": [c_void_p, POINTER(Allocator)],
     "fovea_attention_forward": [c_void_p],
     "fovea_attention_backward": [c_void_p],
     "fovea_attention_double_backward": [c_void_p],

@@ -10,6 +10,7 @@ import sys
 from typing import Any, Callable, NamedTuple
 
 from . import _abi
+from ._memory import lend_torch_memory
 from .errors import InvalidArgument, Unsupported
 
 Array = Any
@@ -249,6 +250,7 @@ def _numpy_framework(numpy: Any) -> Framework:
 
 
 def _torch_framework(torch: Any) -> Framework:
+    lend_torch_memory(torch)
     dtypes = {name: getattr(torch, long_name) for name, long_name in _LONG_NAMES.items()}
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:

@@ -14,11 +14,26 @@
 #include "ffi/programs.hpp"
 #include "ffi/tensor.hpp"
 
+namespace fovea::ffi {
+
+/// The allocators that a runtime was ever given: calls under way give back to theirs.
+class KeptAllocators {
+ public:
+  fovea_allocator& keep(const fovea_allocator& allocator) {
+    const std::lock_guard lock(mutex_);
+    return allocators_.emplace_back(allocator);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<fovea_allocator> allocators_;
+};
+
+}  // namespace fovea::ffi
+
 struct fovea_runtime {
   fovea::Runtime runtime;
-  std::mutex mutex{};
-  // all that were ever set: calls under way give back to theirs
-  std::deque<fovea_allocator> allocators{};
+  fovea::ffi::KeptAllocators allocators{};
 };
 
 namespace fovea::ffi {

@@ -47,6 +47,28 @@ void deallocate(void* context, void* data, std::size_t bytes, fovea::Device devi
   callbacks->deallocate(callbacks->context, data, bytes, to_dlpack(device), stream);
 }
 
+void set_allocator(fovea::Runtime& runtime, fovea::ffi::KeptAllocators& kept,
+                   const fovea_allocator& callbacks, const char* where) {
+  const bool has_one = callbacks.allocate != nullptr || callbacks.deallocate != nullptr;
+  if (has_one && (callbacks.allocate == nullptr || callbacks.deallocate == nullptr))
+    fovea::invalid(where, "allocate or deallocate is NULL; expected both functions, or neither");
+  fovea::Allocator allocator;
+  if (has_one) {
+    allocator = {.context = &kept.keep(callbacks), .allocate = allocate, .deallocate = deallocate};
+  }
+  switch (callbacks.device_type) {
+    case 0:
+      return runtime.set_allocator(allocator);
+    case kDLCPU:
+      return runtime.set_allocator(fovea::Device::Kind::cpu, allocator);
+    case kDLCUDA:
+      return runtime.set_allocator(fovea::Device::Kind::cuda, allocator);
+    default:
+      fovea::invalid(where, "device_type is " + std::to_string(callbacks.device_type) +
+                                "; expected kDLCPU (1), kDLCUDA (2), or 0 for both");
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -85,16 +107,13 @@ void fovea_runtime_destroy(fovea_runtime* runtime) { delete runtime; }
 int fovea_runtime_set_allocator(fovea_runtime* runtime, const fovea_allocator* allocator,
                                 fovea_error** error) {
   return guarded(error, [&] {
+    static fovea::ffi::KeptAllocators of_process;
+    auto& target = runtime == nullptr ? fovea::Runtime::process_default() : runtime->runtime;
+    auto& kept = runtime == nullptr ? of_process : runtime->allocators;
+    if (allocator == nullptr) return target.set_allocator({});
     constexpr auto kWhere = "fovea_runtime_set_allocator";
-    require(runtime, kWhere, "runtime");
-    if (allocator == nullptr) return runtime->runtime.set_allocator({});
-    const auto callbacks = fovea::ffi::read_struct(allocator, sizeof(fovea_allocator), kWhere);
-    if (callbacks.allocate == nullptr || callbacks.deallocate == nullptr)
-      fovea::invalid(kWhere, "allocate or deallocate is NULL; expected both functions");
-    const std::lock_guard lock(runtime->mutex);
-    runtime->allocators.push_back(callbacks);
-    runtime->runtime.set_allocator(
-        {.context = &runtime->allocators.back(), .allocate = allocate, .deallocate = deallocate});
+    set_allocator(target, kept, fovea::ffi::read_struct(allocator, sizeof(fovea_allocator), kWhere),
+                  kWhere);
   });
 }
 

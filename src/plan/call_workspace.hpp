@@ -30,7 +30,7 @@ class CallWorkspace {
                 Runtime::Impl& runtime)
       : bytes_(given), place_(place) {
     if (!given.empty() || bytes == 0) return;
-    allocator_ = runtime.current_allocator();
+    allocator_ = runtime.current_allocator(place.device);
     if (allocator_.allocate != nullptr) {
       lent_ = allocate(bytes);
       bytes_ = {static_cast<std::byte*>(lent_), bytes};

@@ -18,14 +18,19 @@ Executor& Runtime::executor() {
   return *impl_->executor;
 }
 
-void Runtime::set_allocator(const Allocator& allocator) {
+void Runtime::set_allocator(Device::Kind kind, const Allocator& allocator) {
   const bool has_one = allocator.allocate != nullptr || allocator.deallocate != nullptr;
   if (has_one && (allocator.allocate == nullptr || allocator.deallocate == nullptr)) {
     invalid("Runtime::set_allocator",
             "allocate or deallocate is missing; expected both functions, or neither");
   }
   const std::lock_guard lock(impl_->mutex);
-  impl_->allocator = allocator;
+  impl_->allocator_of(kind) = allocator;
+}
+
+void Runtime::set_allocator(const Allocator& allocator) {
+  set_allocator(Device::Kind::cpu, allocator);
+  set_allocator(Device::Kind::cuda, allocator);
 }
 
 Runtime& Runtime::process_default() {

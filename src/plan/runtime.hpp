@@ -27,7 +27,7 @@ struct Runtime::Impl {
   int num_threads = 0;
   std::mutex mutex;
   std::unique_ptr<Executor> executor;
-  Allocator allocator;
+  Allocator host_allocator, cuda_allocator;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
@@ -51,10 +51,15 @@ struct Runtime::Impl {
     return plan;
   }
 
+  /// Under the mutex.
+  Allocator& allocator_of(Device::Kind kind) {
+    return kind == Device::Kind::cpu ? host_allocator : cuda_allocator;
+  }
+
   /// Of calls that begin now.
-  Allocator current_allocator() {
+  Allocator current_allocator(Device device) {
     const std::lock_guard lock(mutex);
-    return allocator;
+    return allocator_of(device.kind);
   }
 
   static constexpr std::size_t kMaxPlans = 4096;

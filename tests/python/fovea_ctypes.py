@@ -136,7 +136,7 @@ class BlockMapArgs(ctypes.Structure):
 
 
 class Allocator(ctypes.Structure):
-    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("context", c_void_p),
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("device_type", c_int32), ("context", c_void_p),
                 ("allocate", ALLOCATE), ("deallocate", DEALLOCATE)]
 
 

@@ -314,6 +314,19 @@ def test_other_derivatives_are_refused_by_name() -> None:
         dq.sum().backward()
 
 
+def test_workspace_is_pytorchs_memory(monkeypatch) -> None:
+    lent, returned = [], []
+    alloc, delete = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", lambda *given: (lent.append(given), alloc(*given))[1])
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", lambda address: (returned.append(address), delete(address))[1])
+    given = [x.requires_grad_() for x in on_gpu()]
+    out = fovea.attention(*given)
+    torch.autograd.grad(out, given, torch.ones_like(out))
+    plan = fovea.plan_backward(*[x.detach() for x in given])
+    assert lent == [(plan.workspace_bytes, torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)]
+    assert len(returned) == 1
+
+
 def test_tensors_of_two_devices_are_refused() -> None:
     q, k, v = on_gpu()
     with pytest.raises(fovea.InvalidArgument):

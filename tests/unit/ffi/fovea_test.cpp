@@ -419,6 +419,46 @@ TEST(CRuntime, AsksItsAllocatorForWorkspace) {
   fovea_runtime_destroy(runtime);
 }
 
+TEST(CRuntime, WithoutOneTheAllocatorIsThatOfCallsWithoutOne) {
+  SmallCall call;
+  CountedMemory memory;
+  fovea_allocator allocator = memory.allocator();
+  fovea_runtime* const process = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, process, &allocator).message, "");
+  EXPECT_EQ(forward(call.args).message, "");
+  EXPECT_EQ(memory.num_allocations, 1);
+  const fovea_allocator* const none = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_set_allocator, process, none).message, "");
+  EXPECT_EQ(forward(call.args).message, "");
+  EXPECT_EQ(memory.num_allocations, 1);
+  EXPECT_EQ(memory.num_lent, 0);
+}
+
+TEST(CRuntime, HasAnAllocatorForEachTypeOfDevice) {
+  SmallCall call;
+  CountedMemory memory;
+  fovea_allocator allocator = memory.allocator();
+  fovea_runtime* runtime = nullptr;
+  ASSERT_EQ(outcome_of(fovea_runtime_create, 1, &runtime).message, "");
+  call.args.runtime = runtime;
+  const auto allocations_with = [&](std::int32_t device_type) {
+    allocator.device_type = device_type;
+    EXPECT_EQ(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message, "");
+    const int before = memory.num_allocations;
+    EXPECT_EQ(forward(call.args).message, "");
+    return memory.num_allocations - before;
+  };
+  EXPECT_EQ(allocations_with(kDLCUDA), 0);
+  EXPECT_EQ(allocations_with(kDLCPU), 1);
+  allocator.allocate = nullptr, allocator.deallocate = nullptr;
+  EXPECT_EQ(allocations_with(kDLCUDA), 1) << "that of the host is still there";
+  EXPECT_EQ(allocations_with(kDLCPU), 0);
+  allocator.device_type = kDLCUDAHost;
+  EXPECT_THAT(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message,
+              HasSubstr("device_type is 3; expected kDLCPU (1), kDLCUDA (2), or 0 for both"));
+  fovea_runtime_destroy(runtime);
+}
+
 TEST(CRuntime, RefusesNegativeThreads) {
   auto* runtime = reinterpret_cast<fovea_runtime*>(1);
   EXPECT_EQ(outcome_of(fovea_runtime_create, -1, &runtime).kind, FOVEA_INVALID_ARGUMENT);

@@ -130,6 +130,21 @@ TEST(Allocator, WithoutMemoryRefusesTheCallAndWritesNothing) {
   EXPECT_EQ(ledger.num_allocations, 0);
 }
 
+TEST(Allocator, OfAKindOfDeviceIsAskedForThatKindAlone) {
+  Ledger host, cuda;
+  Runtime runtime(1);
+  runtime.set_allocator(Device::Kind::cuda, cuda.allocator());
+  Call call;
+  attention_forward(call.forward(), runtime);
+  runtime.set_allocator(Device::Kind::cpu, host.allocator());
+  attention_forward(call.forward(), runtime);
+  EXPECT_EQ(host.num_allocations, 1);
+  runtime.set_allocator(Device::Kind::cpu, {});
+  attention_forward(call.forward(), runtime);
+  EXPECT_EQ(host.num_allocations, 1);
+  EXPECT_EQ(cuda.num_allocations, 0);
+}
+
 TEST(Allocator, HasBothFunctionsOrNeither) {
   Ledger ledger;
   Runtime runtime(1);
