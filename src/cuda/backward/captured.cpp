@@ -27,7 +27,11 @@ struct Tile {
   std::int32_t queries, keys;
 };
 /// The first that fits: heads of 128 take 98 KB with the first, two CTAs on an SM of Hopper; of 256 the second, 73 KB.
+/// Without products in shared memory 65 KB and three.
 constexpr std::array kMmaTiles = {Tile{64, 64}, Tile{32, 32}};
+/// Of captured_tiles on an SM: what they leave of the registers, 168 a thread, is enough for products and sums, but not
+/// for the words of dropout too.
+int most_dense_ctas(const CapturedSpec& spec) { return spec.has_dropout ? 2 : 3; }
 /// As those of sm80/attention_backward_f32, whose rows they are.
 constexpr std::array kPlainTiles = {Tile{32, 32}, Tile{32, 16}, Tile{16, 16}, Tile{16, 8},
                                     Tile{8, 8}};
@@ -120,12 +124,15 @@ bool sums_deltas(const GradientProblem& g, const std::vector<CapturedDerivative>
   });
 }
 
-CapturedSpec choose_spec(const GradientProblem& g, const DeviceTraits& device) {
+/// keeps_products: for walks along lines of a tile, which plain products are made for in any case.
+CapturedSpec choose_spec(const GradientProblem& g, const DeviceTraits& device,
+                         bool keeps_products) {
   CapturedSpec spec{{common_spec(g)}};
   spec.owns_keys = false;
   spec.has_origins = true;  // there is a program
   spec.multiplies_by_mma =
       !refuses_16_bit(g, device) && !refuses_head_dims(g.forward, kMaxTensorCoreHeadDim);
+  spec.keeps_products = keeps_products || !spec.multiplies_by_mma;
   const std::int32_t rows_per_warp = spec.multiplies_by_mma ? 16 : 8;
   const auto choose = [&](const auto& tiles) {
     for (const Tile& tile : tiles) {
@@ -136,6 +143,11 @@ CapturedSpec choose_spec(const GradientProblem& g, const DeviceTraits& device) {
     }
   };
   spec.multiplies_by_mma ? choose(kMmaTiles) : choose(kPlainTiles);
+  if (!spec.keeps_products) {
+    const int that_fit =
+        device.shared_bytes_per_sm / (captured_shared_bytes(spec) + kReservedSharedBytes);
+    spec.ctas_per_sm = std::clamp(that_fit, 1, most_dense_ctas(spec));
+  }
   return spec;
 }
 
@@ -165,16 +177,16 @@ CapturedMemory place_parts(const GradientProblem& g, const CapturedPlan& plan) {
   return memory;
 }
 
-jit::KernelText text_of(const CapturedPlan& plan, std::string_view name,
+jit::KernelText text_of(const CapturedSpec& spec, std::string_view name,
                         const expr::CudaProgram& program) {
-  const auto bounds = fmt::format("{}, {}", plan.spec.num_warps * 32, plan.spec.ctas_per_sm);
+  const auto bounds = fmt::format("{}, {}", spec.num_warps * 32, spec.ctas_per_sm);
   return {kernel_unit(program, {.header = "sm80/captured_gradients.cuh",
-                                .spec = print_captured_spec(plan.spec),
+                                .spec = print_captured_spec(spec),
                                 .bounds = bounds,
                                 .params = "CapturedParams",
                                 .call = fmt::format(
                                     "sm80::{}<fovea::cuda::spec, fovea::cuda::Mods>", name)}),
-          fmt::format("sm80/{} {}", name, describe(plan.spec))};
+          fmt::format("sm80/{} {}", name, describe(spec))};
 }
 
 jit::KernelText sums_text(std::string_view name) {
@@ -250,8 +262,8 @@ CapturedPlan plan_captured(const GradientProblem& g, const DeviceTraits& device)
   CapturedPlan plan;
   if (g.captured.empty()) return plan;
   const std::vector<CapturedDerivative> derivatives = derivatives_of(g);
-  plan.spec = choose_spec(g, device);
-  plan.shared_bytes = static_cast<std::size_t>(captured_shared_bytes(plan.spec));
+  plan.spec = choose_spec(g, device, true);
+  plan.dense_spec = choose_spec(g, device, false);
   plan.sums_deltas = sums_deltas(g, derivatives);
   plan.dense = largest_dense(g, derivatives);
   if (plan.dense) plan.dense_program = print_program(g, {plan.dense->gradient}, derivatives);
@@ -287,17 +299,17 @@ void add_captured_kernels(const CapturedPlan& plan, PlannedKernels& kernels) {
   const auto& any_program = plan.sums_program ? plan.sums_program : plan.dense_program;
   if (plan.sums_deltas)
     kernels.push_back(
-        {KernelRole::captured_deltas, text_of(plan, "captured_deltas", *any_program)});
+        {KernelRole::captured_deltas, text_of(plan.spec, "captured_deltas", *any_program)});
   if (!plan.summed.empty()) {
     kernels.push_back({KernelRole::clear_sums, sums_text("clear_sums")});
     kernels.push_back({KernelRole::write_sums, sums_text("write_sums")});
   }
   if (plan.sums_program)
     kernels.push_back(
-        {KernelRole::captured_sums, text_of(plan, "captured_sums", *plan.sums_program)});
+        {KernelRole::captured_sums, text_of(plan.spec, "captured_sums", *plan.sums_program)});
   if (plan.dense)
-    kernels.push_back(
-        {KernelRole::captured_tiles, text_of(plan, "captured_tiles", *plan.dense_program)});
+    kernels.push_back({KernelRole::captured_tiles,
+                       text_of(plan.dense_spec, "captured_tiles", *plan.dense_program)});
 }
 
 CapturedLaunch captured_launch(const GradientProblem& g, const CapturedPlan& plan,
@@ -317,36 +329,42 @@ CapturedLaunch captured_launch(const GradientProblem& g, const CapturedPlan& pla
     launch.sums.gradients[i] =
         summed_gradient(g.captured[plan.summed[i]], args.dcaptured[plan.summed[i]].view);
   }
-  launch.num_threads = static_cast<std::uint32_t>(plan.spec.num_warps) * 32;
-  launch.shared_bytes = static_cast<std::uint32_t>(plan.shared_bytes);
+  launch.walk = CtaShape::of(plan.spec);
+  launch.dense = CtaShape::of(plan.dense_spec);
   const auto num_ctas = static_cast<std::uint32_t>(num_owned_tiles(plan.spec, g, args));
   if (plan.sums_deltas) launch.num_delta_ctas = num_ctas;
   if (plan.sums_program) launch.num_sum_ctas = num_ctas;
   launch.num_element_ctas = num_tiles(plan.num_sums, kExactSumThreads);
   if (plan.dense) {
     p.dense = dense_gradient(g, *plan.dense, args.dcaptured[plan.dense->gradient].view);
-    launch.num_dense_ctas = num_tiles(p.dense.num_q, plan.spec.tile_owned) *
-                            num_tiles(p.dense.num_kv, plan.spec.tile_walked) *
+    launch.num_dense_ctas = num_tiles(p.dense.num_q, plan.dense_spec.tile_owned) *
+                            num_tiles(p.dense.num_kv, plan.dense_spec.tile_walked) *
                             static_cast<std::uint32_t>(p.dense.num_batches * p.dense.num_heads);
   }
   return launch;
 }
 
+CtaShape CtaShape::of(const CapturedSpec& spec) {
+  return {static_cast<std::uint32_t>(spec.num_warps) * 32,
+          static_cast<std::uint32_t>(captured_shared_bytes(spec))};
+}
+
 void CapturedLaunch::add(KernelLaunches& all) const {
   const auto add_one = [&all](KernelRole role, const auto& of, std::uint32_t num_ctas,
-                              std::uint32_t threads, std::uint32_t bytes) {
+                              const CtaShape& cta) {
     if (num_ctas == 0) return;
     KernelLaunch launch = kernel_launch(role, of);
     launch.grid.x = num_ctas;
-    launch.num_threads = threads;
-    launch.shared_bytes = bytes;
+    launch.num_threads = cta.num_threads;
+    launch.shared_bytes = cta.shared_bytes;
     all.add(launch);
   };
-  add_one(KernelRole::captured_deltas, params, num_delta_ctas, num_threads, shared_bytes);
-  add_one(KernelRole::clear_sums, sums, num_element_ctas, kExactSumThreads, 0);
-  add_one(KernelRole::captured_sums, params, num_sum_ctas, num_threads, shared_bytes);
-  add_one(KernelRole::write_sums, sums, num_element_ctas, kExactSumThreads, 0);
-  add_one(KernelRole::captured_tiles, params, num_dense_ctas, num_threads, shared_bytes);
+  constexpr CtaShape kElements{kExactSumThreads, 0};
+  add_one(KernelRole::captured_deltas, params, num_delta_ctas, walk);
+  add_one(KernelRole::clear_sums, sums, num_element_ctas, kElements);
+  add_one(KernelRole::captured_sums, params, num_sum_ctas, walk);
+  add_one(KernelRole::write_sums, sums, num_element_ctas, kElements);
+  add_one(KernelRole::captured_tiles, params, num_dense_ctas, dense);
 }
 
 }  // namespace fovea::cuda

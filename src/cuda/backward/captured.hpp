@@ -39,8 +39,7 @@ struct CapturedMemory {
 };
 
 struct CapturedPlan {
-  CapturedSpec spec;
-  std::size_t shared_bytes = 0;
+  CapturedSpec spec, dense_spec;  // of walks along lines of a tile, and of captured_tiles
   bool sums_deltas = false;
   std::vector<std::size_t> summed;
   std::vector<std::int64_t> first_sum;  // of each of them
@@ -66,13 +65,20 @@ std::string describe(const GradientProblem& problem, const CapturedPlan& plan);
 /// Their kernels, behind those that are there.
 void add_captured_kernels(const CapturedPlan& plan, PlannedKernels& kernels);
 
+/// Threads of a CTA and its dynamic shared memory.
+struct CtaShape {
+  std::uint32_t num_threads = 0, shared_bytes = 0;
+
+  static CtaShape of(const CapturedSpec& spec);
+};
+
 /// Parameters and grids of their launches.
 struct CapturedLaunch {
   CapturedParams params;
   SumsParams sums;
   std::uint32_t num_delta_ctas = 0, num_sum_ctas = 0, num_dense_ctas = 0;
   std::uint32_t num_element_ctas = 0;  // of clear_sums and write_sums
-  std::uint32_t num_threads = 0, shared_bytes = 0;
+  CtaShape walk, dense;
 
   void add(KernelLaunches& all) const;
 };

@@ -51,7 +51,8 @@ template <>
 struct SpecText<CapturedSpec> {
   static constexpr std::string_view kName = "CapturedSpec";
   using Base = OwnerSpec;
-  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(CapturedSpec, multiplies_by_mma)};
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(CapturedSpec, multiplies_by_mma),
+                                       FOVEA_SPEC_MEMBER(CapturedSpec, keeps_products)};
 };
 
 template <>

@@ -60,20 +60,20 @@ void run_captured(const cuda::EmulatedBackward& kernels, const cuda::BackwardLau
                   Emulation& emulation) {
   cuda::CapturedLaunch captured = call.captured;
   captured.params.call.forward.captures = call.params.forward.captures;
-  const auto run = [&](std::uint32_t num_ctas, const auto& kernel) {
+  const auto run = [&](std::uint32_t num_ctas, const cuda::CtaShape& cta, const auto& kernel) {
     if (num_ctas > 0)
-      emulation.launch({.x = num_ctas}, captured.num_threads, captured.shared_bytes,
+      emulation.launch({.x = num_ctas}, cta.num_threads, cta.shared_bytes,
                        [&] { kernel(captured.params); });
   };
   const auto run_sums = [&](const auto& kernel) {
     emulation.launch({.x = captured.num_element_ctas}, cuda::kExactSumThreads, 0,
                      [&] { kernel(captured.sums); });
   };
-  run(captured.num_delta_ctas, kernels.captured_deltas);
+  run(captured.num_delta_ctas, captured.walk, kernels.captured_deltas);
   if (captured.num_element_ctas > 0) run_sums(cuda::clear_sums);
-  run(captured.num_sum_ctas, kernels.captured_sums);
+  run(captured.num_sum_ctas, captured.walk, kernels.captured_sums);
   if (captured.num_element_ctas > 0) run_sums(cuda::write_sums);
-  run(captured.num_dense_ctas, kernels.captured_tiles);
+  run(captured.num_dense_ctas, captured.dense, kernels.captured_tiles);
 }
 
 }  // namespace

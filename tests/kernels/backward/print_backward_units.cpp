@@ -26,18 +26,20 @@ std::string renamed(std::string text, const std::string& from, const std::string
 std::string print_captured(const std::string& label, const cuda::CapturedPlan& plan,
                            std::ofstream& out) {
   if (plan.is_empty()) return "nullptr, nullptr, nullptr";
-  out << cuda::print_captured_spec(plan.spec, "captured_" + label);
-  const auto kernel = [&](const std::string& entry, const auto& program, bool is_there) {
+  out << cuda::print_captured_spec(plan.spec, "walk_" + label)
+      << cuda::print_captured_spec(plan.dense_spec, "dense_" + label);
+  const auto kernel = [&](const std::string& entry, const auto& program, bool is_there,
+                          const std::string& spec = "walk") {
     if (!is_there) return std::string("nullptr");
     const std::string mods = entry + "_" + label;
     out << renamed(program->mods, "Mods", mods);
-    return fmt::format("[](const CapturedParams& p) {{ sm80::{}<captured_{}, {}>(p); }}", entry,
+    return fmt::format("[](const CapturedParams& p) {{ sm80::{}<{}_{}, {}>(p); }}", entry, spec,
                        label, mods);
   };
   const auto& any = plan.sums_program ? plan.sums_program : plan.dense_program;
   return kernel("captured_deltas", any, plan.sums_deltas) + ",\n    " +
          kernel("captured_sums", plan.sums_program, plan.sums_program != nullptr) + ",\n    " +
-         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr);
+         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense");
 }
 
 /// The kernels of a case without their entries; their row of a table of functions.

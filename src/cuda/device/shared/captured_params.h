@@ -12,6 +12,8 @@ namespace fovea::cuda {
 /// sm80/captured_gradients: a CTA has a tile of queries and meets tiles of keys.
 struct CapturedSpec : OwnerSpec {
   bool multiplies_by_mma = true;  // else by plain f32 multiply-adds
+  bool keeps_products =
+      true;  // in shared memory, for walks along lines of the tile; else in registers
 
   bool operator==(const CapturedSpec&) const = default;
 };
@@ -24,6 +26,7 @@ constexpr std::int32_t captured_scores_at(const CapturedSpec& spec) {
 }
 /// Behind them log_sum, delta and origin of the queries.
 constexpr std::int32_t captured_shared_bytes(const CapturedSpec& spec) {
+  if (!spec.keeps_products) return captured_scores_at(spec);
   return captured_scores_at(spec) + 8 * spec.tile_owned * (spec.tile_walked + 1) +
          12 * spec.tile_owned;
 }

@@ -17,7 +17,7 @@
 //
 // A dense bias has an element for each (q_idx, kv_idx) and gains nothing from lines: 104 bytes of an exact sum would
 // stand behind 2 of it. captured_tiles has a CTA for each tile of it instead, which meets every sequence and head that
-// adds to the tile one after the other, and stores it once.
+// adds to the tile one after the other, and stores it once. Its products and sums stay in registers.
 //
 // captured_deltas: a formula that multiplies what it captures gives every term of a row the error of the row's delta,
 // by factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and
@@ -27,7 +27,7 @@
 // for each 32 pairs; two products of head_dim 128 take half as long.
 // docs/kernels/captured_gradients.md counts.
 //
-// Chapters, in captured/: products.cuh, pairs.cuh; the walks and entries are here.
+// Chapters, in captured/: products.cuh, pairs.cuh, dense.cuh; the walks along lines and the entries are here.
 #pragma once
 
 #include "common/backward_work.cuh"
@@ -36,6 +36,7 @@
 #include "common/warp_reduce.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/warp.cuh"
+#include "sm80/captured/dense.cuh"
 #include "sm80/captured/pairs.cuh"
 
 namespace fovea::cuda::sm80 {
@@ -123,32 +124,39 @@ struct SiteSums {
     return false;
   }
 
-  /// Of the sites of this order, from `site` on.
+  /// To the sites of this order, from `site` on.
   template <PairOrder order, int site = 0>
-  FOVEA_DEVICE_MEMBER void add(const typename CapturedPairs<spec, Mods>::Gradient& pair,
-                               float gradient) {
+  FOVEA_DEVICE_MEMBER void add(const CapturedPair& pair) {
     if constexpr (site < Mods::num_sites) {
       if constexpr (Mods::site_order[site] == order) {
         const Captures& captures = pairs.p.captures;
         const float slope = Mods::site_slope(SiteIdx<site>(), pair.scaled, pair.at, captures);
         runs[site].add(sums_of(site),
                        Mods::site_element(SiteIdx<site>(), pair.scaled, pair.at, captures),
-                       gradient * slope);
+                       pair.gradient * slope);
       }
-      add<order, site + 1>(pair, gradient);
+      add<order, site + 1>(pair);
     }
   }
 
   template <PairOrder order>
   FOVEA_DEVICE_MEMBER void walk_lines(const WalkedTile& tile) {
     if constexpr (has_sites<order>()) {
-#pragma unroll 2
-      for (int step = 0; step < CapturedPairs<spec, Mods>::kSteps; ++step) {
-        const PlaceInTile place = place_in_tile<spec, order>(pairs.thread, step);
-        const auto pair = pairs.find(tile, place);
-        const float gradient = pairs.gradient_of(pair, place);
-        // The slope of what has no gradient may be anything.
-        if (gradient != 0) add<order>(pair, gradient);
+      constexpr int kSteps = CapturedPairs<spec, Mods>::kSteps;
+      constexpr int kAtOnce =
+          kSteps < 4 ? kSteps : 4;  // what their programs read is on its way together
+      static_assert(kSteps % kAtOnce == 0);
+#pragma unroll 1
+      for (int step = 0; step < kSteps; step += kAtOnce) {
+        CapturedPair found[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i)
+          found[i] = pairs.find(tile, place_in_tile<spec, order>(pairs.thread, step + i));
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          // The slope of what has no gradient may be anything.
+          if (found[i].gradient != 0) add<order>(found[i]);
+        }
       }
     }
   }
@@ -211,11 +219,11 @@ struct DeltasAgain {
     double sum = 0;
     walk_tiles(pairs, [&](const WalkedTile& tile) {
       float of_tile = 0;
-#pragma unroll 2
+#pragma unroll 4
       for (int step = 0; step < Pairs::kSteps; ++step) {
         const auto pair =
             pairs.find(tile, place_in_tile<spec, PairOrder::rows>(pairs.thread, step));
-        if (pair.is_visible) of_tile = ptx::fma_rn(pair.weight, pair.dweight, of_tile);
+        of_tile = ptx::fma_rn(pair.weight, pair.dweight, of_tile);
       }
       sum += of_tile;
     });
@@ -234,101 +242,8 @@ FOVEA_DEVICE void captured_deltas(const CapturedParams& c) {
 // ---- tiles of a dense bias -----------------------------------------------------------------------
 
 template <CapturedSpec spec, class Mods>
-struct DenseTile {
-  using Pairs = CapturedPairs<spec, Mods>;
-  const CapturedParams& c;
-  const std::int32_t q_tile, kv_tile, batch_place, head_place;
-  float sums[Pairs::kSteps];
-
-  FOVEA_DEVICE_MEMBER static DenseTile from_cta(const CapturedParams& c) {
-    const std::int32_t kv_tiles = ceil_div(c.dense.num_kv, spec.tile_walked);
-    const std::int32_t q_tiles = ceil_div(c.dense.num_q, spec.tile_owned);
-    const std::int32_t id = ptx::block_idx().x;
-    const std::int32_t place = id / kv_tiles / q_tiles;
-    return {c, id / kv_tiles % q_tiles, id % kv_tiles, place / c.dense.num_heads,
-            place % c.dense.num_heads};
-  }
-
-  FOVEA_DEVICE_MEMBER Sequence sequence(std::int32_t idx) const {
-    const ForwardParams& p = c.call.forward;
-    if constexpr (!spec.is_varlen) return {idx, idx, 0, idx, 0, p.seqlen_q, p.seqlen_kv, false};
-    const PackedRows q = packed_rows(p.cu_seqlens_q, idx, p.total_q);
-    const PackedRows kv = packed_rows(p.cu_seqlens_kv, idx, p.total_kv);
-    return {idx, 0, q.begin, 0, kv.begin, q.count, kv.count, false};
-  }
-
-  /// What is proven of the tile in one sequence and head; beyond the lengths nothing is there to be seen.
-  FOVEA_DEVICE_MEMBER TileKind kind(const Sequence& s, std::int32_t q_head) const {
-    const ForwardParams& p = c.call.forward;
-    const std::int32_t q = q_tile * spec.tile_owned, kv = kv_tile * spec.tile_walked;
-    if (q >= s.seqlen_q || kv >= s.seqlen_kv) return TileKind::empty;
-    return Mods::tile_kind(
-        TileSpan{s.idx, q_head, q_head + 1, q_head / p.group, q,
-                 least(q + spec.tile_owned, s.seqlen_q), kv,
-                 least(kv + spec.tile_walked, s.seqlen_kv), s.seqlen_q, s.seqlen_kv},
-        p.captures);
-  }
-
-  FOVEA_DEVICE_MEMBER void add(const Sequence& s, std::int32_t q_head, bool is_full) {
-    const Pairs pairs(c.call, {s, q_tile * spec.tile_owned, q_head, false});
-    const WalkedTile tile{kv_tile, q_head, is_full};
-    pairs.products.load_queries();
-    pairs.products.load_keys(tile);
-    pairs.products.wait();
-    pairs.products.multiply();
-    ptx::sync_threads();
-#pragma unroll
-    for (int step = 0; step < Pairs::kSteps; ++step) {
-      const PlaceInTile place = place_in_tile<spec, PairOrder::keys>(pairs.thread, step);
-      const auto pair = pairs.find(tile, place);
-      const float gradient = pairs.gradient_of(pair, place);
-      if (gradient != 0)
-        sums[step] += gradient *
-                      Mods::site_slope(SiteIdx<0>(), pair.scaled, pair.at, c.call.forward.captures);
-    }
-    ptx::sync_threads();
-  }
-
-  FOVEA_DEVICE_MEMBER void store() const {
-    const DenseGradient& to = c.dense;
-    const std::int64_t first = batch_place * to.batch_stride + head_place * to.head_stride;
-#pragma unroll
-    for (int step = 0; step < Pairs::kSteps; ++step) {
-      const PlaceInTile place = place_in_tile<spec, PairOrder::keys>(ptx::thread_idx().x, step);
-      const std::int32_t q_idx = q_tile * spec.tile_owned + place.row;
-      const std::int32_t kv_idx = kv_tile * spec.tile_walked + place.key;
-      if (q_idx < to.num_q && kv_idx < to.num_kv)
-        store_element(to.data, to.element, first + q_idx * to.q_stride + kv_idx * to.kv_stride,
-                      sums[step]);
-    }
-  }
-
-  FOVEA_DEVICE_MEMBER void run() {
-#pragma unroll
-    for (int step = 0; step < Pairs::kSteps; ++step) sums[step] = 0;
-    const DenseGradient& to = c.dense;
-    const ForwardParams& p = c.call.forward;
-    const std::int32_t first_idx = batch_place * to.sequences_per_place;
-    const std::int32_t end_idx = least(first_idx + to.sequences_per_place, p.num_sequences);
-    const std::int32_t first_head = head_place * to.q_heads_per_place;
-    const std::int32_t end_head = least(first_head + to.q_heads_per_place, p.num_heads_q);
-#pragma unroll 1
-    for (std::int32_t idx = first_idx; idx < end_idx; ++idx) {
-      const Sequence s = sequence(idx);
-#pragma unroll 1
-      for (std::int32_t head = first_head; head < end_head; ++head) {
-        const TileKind kind = this->kind(s, head);
-        if (kind != TileKind::empty) add(s, head, kind == TileKind::full);
-      }
-    }
-    store();
-  }
-};
-
-template <CapturedSpec spec, class Mods>
 FOVEA_DEVICE void captured_tiles(const CapturedParams& c) {
-  DenseTile<spec, Mods> tile = DenseTile<spec, Mods>::from_cta(c);
-  tile.run();
+  DenseSumsOf<spec, Mods>(c).run();
 }
 
 }  // namespace fovea::cuda::sm80

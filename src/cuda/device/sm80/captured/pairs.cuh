@@ -29,6 +29,37 @@ FOVEA_DEVICE PlaceInTile place_in_tile(int thread, int step) {
   return {along, (along + line) % spec.tile_walked};  // a diagonal goes on at the other edge
 }
 
+/// A pair as a gradient of captured data meets it.
+struct CapturedPair {
+  Position at;
+  float scaled;  // q·k, what the program starts from
+  // 0 where the query does not see the key, whatever it holds.
+  float weight;    // P
+  float dweight;   // dP of what dropout has kept
+  float gradient;  // dS, by the score that the program made
+};
+
+/// What a pair's two products and its row make of it, without a branch: loads of many pairs are on their way at once. A
+/// hidden pair's program runs, too, on whatever is there; its indices are clamped as all are.
+template <class Mods>
+FOVEA_DEVICE CapturedPair captured_pair(const ForwardParams& p, const Position& at, bool may_see,
+                                        float product, float dweight, const RowStatistic& row) {
+  const float scaled = product * p.softmax_scale;
+  const float score = Mods::score(scaled, at, p.captures);
+  const bool is_visible = may_see && score != -infinity();
+  const float weight = weight_of<true>(score, row, kLog2E);
+  if (!is_visible) return {at, scaled, 0, 0, 0};
+  return {at, scaled, weight, dweight, weight * (dweight - row.delta)};
+}
+
+/// As far as its place says.
+template <class Mods>
+FOVEA_DEVICE bool may_see(const Position& at, bool is_full, const Captures& captures) {
+  const bool exists = at.q_idx < at.seqlen_q && at.kv_idx < at.seqlen_kv;
+  if constexpr (Mods::has_mask) return exists && (is_full || Mods::mask(at, captures));
+  return exists;
+}
+
 template <CapturedSpec spec, class Mods>
 struct CapturedPairs {
   using Products = typename ProductsOf<spec, Mods>::Type;
@@ -52,53 +83,30 @@ struct CapturedPairs {
         thread(ptx::thread_idx().x),
         products(params, tile) {}
 
-  struct Gradient {
-    Position at;
-    float scaled;   // q·k, what the program starts from
-    float weight;   // P
-    float dweight;  // dP of what dropout has kept
-    bool is_visible;
-  };
-
   FOVEA_DEVICE_MEMBER float shared_float(int at) const { return ptx::ld_shared<float>(smem + at); }
 
-  /// A pair that its query does not see has no weight, whatever it holds.
-  FOVEA_DEVICE_MEMBER Gradient find(const WalkedTile& tile, const PlaceInTile& place) const {
+  FOVEA_DEVICE_MEMBER CapturedPair find(const WalkedTile& tile, const PlaceInTile& place) const {
     const Sequence& s = owned.sequence;
-    Gradient pair{{s.idx, owned.head, kv_head, owned.begin + place.row,
-                   tile.idx * spec.tile_walked + place.key, s.seqlen_q, s.seqlen_kv},
-                  0,
-                  0,
-                  0,
-                  false};
-    if (pair.at.q_idx >= s.seqlen_q || pair.at.kv_idx >= s.seqlen_kv) return pair;
-    if constexpr (Mods::has_mask) {
-      if (!tile.is_full && !Mods::mask(pair.at, p.captures)) return pair;
-    }
+    const Position at{s.idx,
+                      owned.head,
+                      kv_head,
+                      owned.begin + place.row,
+                      tile.idx * spec.tile_walked + place.key,
+                      s.seqlen_q,
+                      s.seqlen_kv};
     const int offset = Layout::offset(place.row, place.key);
-    pair.scaled = shared_float(Layout::kScoresAt + offset) * p.softmax_scale;
-    const float score = Mods::score(pair.scaled, pair.at, p.captures);
-    if (score == -infinity()) return pair;
-    pair.is_visible = true;
     const int of_row = Layout::kStatisticsAt + 4 * place.row;
-    const RowStatistic row{shared_float(of_row), 0, shared_float(of_row + 8 * spec.tile_owned)};
-    pair.weight = weight_of<true>(score, row, kLog2E);
-    pair.dweight = shared_float(Layout::kDweightsAt + offset);
-    if constexpr (spec.has_dropout)
-      pair.dweight = is_kept(pair.at) ? pair.dweight * p.dropout_keep_scale : 0.0F;
-    return pair;
+    float dweight = shared_float(Layout::kDweightsAt + offset);
+    if constexpr (spec.has_dropout) dweight = is_kept(at) ? dweight * p.dropout_keep_scale : 0.0F;
+    return captured_pair<Mods>(p, at, may_see<Mods>(at, tile.is_full, p.captures),
+                               shared_float(Layout::kScoresAt + offset), dweight,
+                               {shared_float(of_row), shared_float(of_row + 4 * spec.tile_owned),
+                                shared_float(of_row + 8 * spec.tile_owned)});
   }
 
   FOVEA_DEVICE_MEMBER bool is_kept(const Position& at) const {
     return !is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), at.batch, at.q_head, at.q_idx,
                        at.kv_idx);
-  }
-
-  /// dS, by the score that the program made; 0 of what is hidden.
-  FOVEA_DEVICE_MEMBER float gradient_of(const Gradient& pair, const PlaceInTile& place) const {
-    if (!pair.is_visible) return 0;
-    const int delta = Layout::kStatisticsAt + 4 * (spec.tile_owned + place.row);
-    return pair.weight * (pair.dweight - shared_float(delta));
   }
 };
 
