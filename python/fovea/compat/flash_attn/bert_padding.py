@@ -14,7 +14,7 @@ def index_first_axis(x: Any, indices: Any) -> Any:
 
 def index_put_first_axis(values: Any, indices: Any, first_axis_dim: int) -> Any:
     """[first_axis_dim, ...] that is ``values`` at rows ``indices`` and 0 elsewhere; no row twice."""
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def index_first_axis_residual(x: Any, indices: Any) -> tuple[Any, Any]:
