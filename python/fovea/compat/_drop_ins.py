@@ -74,6 +74,7 @@ _FLASH_ATTN_2 = DropIn(
         "flash_attn.bert_padding": f"{_FLASH_ATTN}.bert_padding",
         "flash_attn.layers": f"{_FLASH_ATTN}.layers",
         "flash_attn.layers.rotary": f"{_FLASH_ATTN}.layers.rotary",
+        "flash_attn_2_cuda": f"{_FLASH_ATTN}.extension",
     },
     arguments=(
         Row("q, k, v, kv, qkv", "honoured", "f32, too; head dims up to 576; any strides; gradients but over caches"),
@@ -101,7 +102,7 @@ _FLASH_ATTN_2 = DropIn(
         Row("flash_attn.bert_padding", "honoured", "pad_input, unpad_input, unpad_input_for_concatenated_sequences, index_first_axis, index_put_first_axis, index_first_axis_residual"),
         Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch"),
         Row("flash_attn.modules, .models, .ops, .losses, .cute", "refused", "not there: ModuleNotFoundError"),
-        Row("flash_attn_2_cuda", "refused", "the extension module and its raw calls are not there"),
+        Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
         Row("torch.compile", "honoured", "of functions without a cache; those over caches and block_table are no operators yet"),
     ),
 )

@@ -335,6 +335,65 @@ def test_raw_functions_make_a_training_step(is_packed, dropout_p) -> None:
         assert torch.allclose(got, gradient, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
+def test_the_extension_takes_all_by_position(is_packed) -> None:
+    gpu = interface.flash_attn_gpu
+    tensors, weights = qkv(5, 11), formula.draw(2, 5, HEADS, DIM, seed=9)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    torch.manual_seed(4)
+    expected, expected_lse, expected_scores = by_func(*leaves, dropout_p=0.2, causal=True, window_size=(6, 0), alibi_slopes=SLOPES)
+    gradients = torch.autograd.grad((expected * weights).sum(), leaves)
+    dq = torch.empty_like(tensors[0])
+    out = torch.empty_like(dq)
+    words = (0.2, 0.25)  # dropout_p, softmax_scale
+    torch.manual_seed(4)
+    if is_packed:
+        rows, lengths = [x.flatten(0, 1) for x in tensors], (5, 11)
+        cu, dq_rows, out_rows = (offsets(5), offsets(11)), dq.flatten(0, 1), out.flatten(0, 1)
+        made, lse, scores, state = gpu.varlen_fwd(
+            *rows, out_rows, *cu, None, None, None, SLOPES, *lengths, *words, False, True, 6, 0, 0.0, True, None, 0
+        )
+        assert made is out_rows
+        got = gpu.varlen_bwd(
+            weights.flatten(0, 1), *rows, made, lse, dq_rows, None, None, *cu, SLOPES, *lengths, *words, False, True, 6, 0, 0.0, True, None, state
+        )
+        assert got[0] is dq_rows
+        got, lse = [x.unflatten(0, (2, -1)) for x in got[:3]], lse.unflatten(1, (2, -1)).transpose(0, 1)
+    else:
+        made, lse, scores, state = gpu.fwd(*tensors, out, SLOPES, *words, True, 6, 0, 0.0, True, None)
+        assert made is out
+        got = gpu.bwd(weights, *tensors, made, lse, dq, None, None, SLOPES, *words, True, 6, 0, 0.0, True, None, state)
+        assert got[0] is dq
+    assert torch.equal(out, expected) and torch.equal(lse, expected_lse) and torch.equal(scores, expected_scores)
+    for gradient, value in zip(gradients, got):
+        assert torch.allclose(value, gradient, atol=1e-6)
+
+
+def test_the_extension_reads_caches_by_position() -> None:
+    q, k, v = qkv(2, 12)
+    new, seqlens, leftpad = qkv(1, 2)[1:], torch.tensor([5, 8], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+    caches = [[x.clone() for x in (k, v)] for _ in range(2)]
+    expected = flash_attn.flash_attn_with_kvcache(
+        q, *caches[0], *new, *ANGLES, seqlens, None, leftpad, softmax_scale=0.3, causal=True, window_size=(4, -1), softcap=2.0,
+        rotary_interleaved=False, alibi_slopes=SLOPES, return_softmax_lse=True,
+    )  # fmt: skip
+    out = torch.empty_like(q)
+    words = (0.3, True, 4, -1, 2.0, False, 0)
+    got, lse = interface.flash_attn_gpu.fwd_kvcache(q, *caches[1], *new, seqlens, *ANGLES, None, leftpad, None, SLOPES, out, *words)
+    assert got is out and torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    assert all(torch.equal(*pair) for pair in zip(*caches))
+
+
+def test_the_extension_refuses_what_it_did() -> None:
+    gpu, generator = interface.flash_attn_gpu, torch.Generator()
+    with pytest.raises(RuntimeError, match="generator is given; the argument is no longer supported"):
+        gpu.fwd(Q, K, V, None, None, 0.1, 0.25, False, -1, -1, 0.0, False, generator)
+    with pytest.raises(RuntimeError, match="return_softmax is only supported when p_dropout > 0.0"):
+        gpu.fwd(Q, K, V, None, None, 0.0, 0.25, False, -1, -1, 0.0, True, None)
+    with pytest.raises(AttributeError, match="has no attribute 'flash_attn_cpu'"):
+        _ = interface.flash_attn_cpu
+
+
 def test_gradients_of_empty_rows_are_zero() -> None:
     q, k, v = qkv(11, 5)
     out, lse, _, state = interface._flash_attn_forward(q, k, v, 0.0, 0.25, True)

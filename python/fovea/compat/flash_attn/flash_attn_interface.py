@@ -341,3 +341,12 @@ _wrapped_flash_attn_varlen_backward = _flash_attn_varlen_backward
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
     """Keys that share a reference in S_dmask: a whole row's."""
     return 1 << 30
+
+
+def __getattr__(name: str) -> Any:
+    """The extension module, which imports this one."""
+    if name == "flash_attn_gpu":
+        from . import extension
+
+        return extension
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
