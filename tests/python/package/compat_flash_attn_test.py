@@ -394,13 +394,16 @@ def test_the_extension_refuses_what_it_did() -> None:
         _ = interface.flash_attn_cpu
 
 
-def test_gradients_of_empty_rows_are_zero() -> None:
+def test_gradients_of_empty_rows_are_zero(monkeypatch) -> None:
     q, k, v = qkv(11, 5)
     out, lse, _, state = interface._flash_attn_forward(q, k, v, 0.0, 0.25, True)
     assert (lse[..., :6] == torch.inf).all()
+    given = []
+    monkeypatch.setattr(interface, "attention_backward", lambda *args, **more: given.append(args[5]) or fovea.attention_backward(*args, **more))
     dq = torch.full_like(q, torch.nan)
     interface._flash_attn_backward(torch.ones_like(out), q, k, v, out, lse, dq, None, None, 0.0, 0.25, True, -1, -1, 0.0, None, True, state)
     assert not dq[:, :6].any() and dq[:, 6:].isfinite().all()
+    assert (given[0][..., :6] == -torch.inf).all()  # what Fovea's gradients take
 
 
 @pytest.mark.parametrize("has_table", [False, True])
@@ -504,6 +507,52 @@ def test_keys_beside_values_turn_in_place() -> None:
     kv = torch.stack([k, v], 2)
     assert rotary.apply_rotary_emb_kv_(kv, *ANGLES, True) is kv
     assert torch.equal(kv[:, :, 0], rotary.apply_rotary_emb(k, *ANGLES, True)) and torch.equal(kv[:, :, 1], v)
+
+
+@pytest.mark.parametrize("scale_base", [None, 8.0])
+@pytest.mark.parametrize("kind", ["qkv", "flat", "kv"])
+def test_the_layer_turns_queries_and_keys(kind, scale_base) -> None:
+    q, k, v = qkv(5, 5)
+    layer, start = rotary.RotaryEmbedding(6, base=100.0, interleaved=True, scale_base=scale_base), torch.tensor([2, 4])
+    assert not layer.state_dict()
+    if kind == "kv":
+        got_q, kv = layer(q.clone(), torch.stack([k, v], 2), seqlen_offset=start, max_seqlen=12)
+        got_k, got_v = kv.unbind(2)
+    else:
+        joined = torch.cat([q, k, v], 2) if kind == "flat" else torch.stack([q, k, v], 2)
+        made = layer(joined, seqlen_offset=start, max_seqlen=12, num_heads_q=HEADS if kind == "flat" else None)
+        assert made is joined
+        got_q, got_k, got_v = made.chunk(3, 2) if kind == "flat" else made.unbind(2)
+    positions = start[:, None] + torch.arange(5)
+
+    def expected(dtype):
+        even = torch.arange(0, 6, 2, dtype=dtype)
+        places = torch.arange(12, dtype=dtype)[:, None]
+        angles = places * 100.0 ** (-even / 6)
+        scale = 1.0 if scale_base is None else ((even + 2.4) / 8.4) ** ((places - 6) / scale_base)
+        tables = angles.cos() * scale, angles.sin() * scale, angles.cos() / scale, angles.sin() / scale
+        return turned(q.to(dtype), positions, *tables[:2], True), turned(k.to(dtype), positions, *tables[2:], True)
+
+    formula.assert_close((got_q, got_k), expected)
+    assert torch.equal(got_v, v)
+
+
+def test_the_layer_makes_tables_when_it_must() -> None:
+    layer = rotary.RotaryEmbedding(6)
+    x = torch.stack(qkv(5, 5), 2)
+    with torch.inference_mode():
+        layer.eval()(x.clone())
+    first = layer._angles
+    layer(x[:, :3].clone())
+    assert layer._angles is first  # shorter ones serve
+    layer.train()(x.clone().requires_grad_().clone()).sum().backward()  # those of inference mode do not
+    assert layer._angles is not first
+    layer(x.clone(), seqlen_offset=4)
+    assert len(layer._angles.cos) == 9
+    layer(x.bfloat16())
+    assert layer._angles.cos.dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match="seqlen_offset is a tensor without max_seqlen"):
+        layer(x, seqlen_offset=torch.tensor([1, 2]))
 
 
 # ---- Errors ----

@@ -63,7 +63,7 @@ def test_both_generations_live_side_by_side() -> None:
 def test_package_managers_find_the_distribution(name, root, distribution) -> None:
     compat.install(name)
     version = importlib.import_module(root).__version__
-    assert importlib.util.find_spec(root) is not None
+    assert importlib.util.find_spec(root) is not None and importlib.util.find_spec(name) is not None  # diffusers wants the latter
     assert importlib.metadata.version(distribution) == version == importlib.metadata.version(distribution.replace("-", "_"))
     listed = importlib.metadata.packages_distributions()[root]
     assert [found.replace("_", "-") for found in listed] == [distribution]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -76,3 +76,91 @@ def apply_rotary_emb_kv_(kv: Any, cos: Any, sin: Any, interleaved: bool = False,
     """Turns the keys of kv [batch, seqlen, 2, heads, dim] in place; returns kv."""
     apply_rotary_emb(kv.select(2, 0), cos, sin, interleaved=interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
     return kv
+
+
+class _Angles(NamedTuple):
+    """Tables [positions, dim / 2] of queries and of keys."""
+
+    cos: Any
+    sin: Any
+    cos_k: Any
+    sin_k: Any
+
+
+class RotaryEmbedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
+    """Rotary embedding of queries and keys in place, with flash_attn's constructor and no weights of its own.
+
+    Parameters
+    ----------
+    dim : int
+        Columns that turn.
+    base : float
+        Pair i turns by ``base ** (-2 * i / dim)`` a position.
+    interleaved : bool
+        Pairs (2j, 2j + 1) instead of (j, j + dim / 2).
+    scale_base : float, optional
+        XPos: queries are scaled up and keys down the farther they stand behind the middle of the table.
+    device : optional
+        Of the frequencies.
+    """
+
+    inv_freq: Any
+    scale: Any
+
+    def __init__(
+        self, dim: int, base: float = 10000.0, interleaved: bool = False, scale_base: float | None = None, device: Any = None
+    ) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.scale_base = dim, base, interleaved, scale_base
+        even = torch.arange(0, dim, 2, device=device, dtype=torch.float32)
+        self.register_buffer("inv_freq", base ** (-even / dim), persistent=False)
+        scale = None if scale_base is None else (even + 0.4 * dim) / (1.4 * dim)
+        self.register_buffer("scale", scale, persistent=False)
+        self._angles: _Angles | None = None
+
+    def _make_angles(self, num_positions: int, like: Any) -> _Angles:
+        """In f32 whatever autocast says: positions beyond 256 have no place in bf16."""
+        places = torch.arange(num_positions, device=like.device, dtype=torch.float32)
+        angles = places[:, None] * self.inv_freq.to(like.device)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scale_base is None:
+            tables = cos, sin, cos, sin
+        else:
+            power = (places - num_positions // 2) / self.scale_base
+            scale = self.scale.to(like.device) ** power[:, None]
+            tables = cos * scale, sin * scale, cos / scale, sin / scale
+        return _Angles(*(table.to(like.dtype) for table in tables))
+
+    def _angles_of(self, num_positions: int, like: Any) -> _Angles:
+        kept = self._angles
+        fits = kept is not None and len(kept.cos) >= num_positions and (kept.cos.device, kept.cos.dtype) == (like.device, like.dtype)
+        # Tables of inference mode cannot be saved for a gradient.
+        if kept is None or not fits or (self.training and kept.cos.is_inference()):
+            kept = self._angles = self._make_angles(num_positions, like)
+        return kept
+
+    def forward(
+        self, qkv: Any, kv: Any = None, seqlen_offset: Any = 0, max_seqlen: int | None = None, num_heads_q: int | None = None
+    ) -> Any:
+        """Turns qkv, or q and kv, in place.
+
+        Parameters
+        ----------
+        qkv : Tensor, [batch, seqlen, 3, heads, dim], [batch, seqlen, num_heads_q + 2 * heads_k, dim], or q beside kv
+        kv : Tensor, [batch, seqlen, 2, heads, dim], optional
+        seqlen_offset : int, or Tensor, [batch]
+            The position of each sequence's first row; of a tensor `max_seqlen` says how long the tables must be.
+        max_seqlen : int, optional
+        num_heads_q : int, optional
+
+        Returns
+        -------
+        qkv, or (q, kv)
+        """
+        if max_seqlen is None and isinstance(seqlen_offset, torch.Tensor):
+            raise InvalidCall("RotaryEmbedding: seqlen_offset is a tensor without max_seqlen; expected the longest position")
+        angles = self._angles_of(qkv.shape[1] + seqlen_offset if max_seqlen is None else max_seqlen, qkv)
+        if kv is None:
+            return apply_rotary_emb_qkv_(qkv, *angles, self.interleaved, seqlen_offset, num_heads_q)
+        q = apply_rotary_emb(qkv, angles.cos, angles.sin, self.interleaved, True, seqlen_offset)
+        return q, apply_rotary_emb_kv_(kv, angles.cos_k, angles.sin_k, self.interleaved, seqlen_offset)
