@@ -76,7 +76,8 @@ class Rows(NamedTuple):
 
     def positions(self, starts: Any, step: int) -> Any:
         """Of the first row of a sequence, and of the next ones `step` further: [batch, num_rows], packed [num_rows]."""
-        places = torch.arange(self.num_rows, dtype=torch.int32, device=starts.device)
+        dtype = torch.int32 if self.cu_seqlens is None else self.cu_seqlens.dtype
+        places = torch.arange(self.num_rows, dtype=dtype, device=starts.device)
         if self.cu_seqlens is None:
             return starts[:, None] + step * places
         ends = self.cu_seqlens[1:].contiguous()

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._attention import attention, attention_backward
+from ..._attention import attention, attention_backward, lse_shape
 from ..._cache import KvCache
 from ..._forward import Dropout
 from ..._probabilities import attention_probabilities
@@ -73,23 +73,32 @@ def _padded_rows(values: Any, sequences: _Sequences, num_rows: int) -> Any:
     return values[:, rows.clamp(max=max(values.shape[1] - 1, 0))].transpose(0, 1)
 
 
+def _on_host(value: Any) -> Any:
+    """Tensors, alone or in a tuple, on the CPU; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(_on_host, value))
+    return value.cpu() if isinstance(value, torch.Tensor) else value
+
+
 def _dropped_scores(q: Any, k: Any, v: Any, dropout: Dropout | None, features: dict[str, Any], sequences: _Sequences) -> Any:
     """S_dmask: exp(score - row_max), the sign bit set where dropout drops.
 
-    [batch, heads, rows, keys], both lengths padded to multiples of 128.
+    [batch, heads, rows, keys], both lengths padded to multiples of 128. Made on the CPU, where probabilities are: what dropout
+    drops is the same on every device, and who looks at it is in no hurry.
     """
     if dropout is None:
         return q.new_empty(0)
-    features = {**features, **sequences.features}
+    sequences = _Sequences(*map(_on_host, sequences))
+    features = {**{name: _on_host(value) for name, value in features.items()}, **sequences.features}
     with torch.no_grad():
-        heads = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-        row_max = q.new_empty(heads, dtype=torch.float32)
-        _, lse = attention(q, k, v, row_max=row_max, return_lse=True, **features)
-        p = attention_probabilities(q.float(), k.float(), dropout=dropout, **features)
+        host_q, host_k, host_v = (x.float().cpu() for x in (q, k, v))
+        row_max = torch.empty(lse_shape(tuple(q.shape), "bshd"))
+        _, lse = attention(host_q, host_k, host_v, row_max=row_max, return_lse=True, **features)
+        p = attention_probabilities(host_q, host_k, dropout=Dropout(dropout.p, *map(_on_host, dropout[1:])), **features)
         shift = torch.where(lse == -_INFINITY, 0.0, lse - row_max).exp()
         scores = p * _padded_rows(shift, sequences, p.shape[2])[..., None]
     pads = (0, _rounded(sequences.max_seqlen_k) - p.shape[3], 0, _rounded(sequences.max_seqlen_q) - p.shape[2])
-    return torch.nn.functional.pad(scores, pads).to(q.dtype)
+    return torch.nn.functional.pad(scores, pads).to(q)
 
 
 def _attend(
