@@ -103,7 +103,7 @@ _FLASH_ATTN_2 = DropIn(
         Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch, RotaryEmbedding with XPos"),
         Row("flash_attn.modules, .models, .ops, .losses, .cute", "refused", "not there: ModuleNotFoundError"),
         Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
-        Row("torch.compile", "honoured", "of functions without a cache; those over caches and block_table are no operators yet"),
+        Row("torch.compile", "honoured", "of functions without a cache; over caches and block_table a graph breaks"),
     ),
 )
 

@@ -143,7 +143,7 @@ def check_room(function: str, table_name: str, seqlens: Any, num_new: int, k_cac
         )
 
 
-def attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any = None, **options: Any) -> tuple[Any, Any]:
+def _attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any = None, **options: Any) -> tuple[Any, Any]:
     """(out, lse) of queries over a cache, which new keys may join."""
 
     def call() -> tuple[Any, Any]:
@@ -153,6 +153,10 @@ def attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any = 
 
     results: tuple[Any, Any] = without_gradient(function, call, q, cache.k, cache.v, k, v)
     return results
+
+
+#: Decoding is no operator of PyTorch yet: a graph breaks here, once and silently.
+attend_cache: Any = torch.compiler.disable(_attend_cache)
 
 
 # ---- Sequences of which some rows count ----

@@ -111,16 +111,19 @@ def test_rows_in_use_are_sequences_of_their_own(which) -> None:
 # ---- A second product ----
 
 
-@pytest.mark.parametrize("is_one", [False, True], ids=["apart", "one tensor"])
-def test_qv_joins_the_scores(is_one) -> None:
+@pytest.mark.parametrize("kind", ["apart", "columns apart", "one tensor"])
+def test_qv_joins_the_scores(kind) -> None:
     q, qv = formula.draw(2, 5, HEADS, 8), formula.draw(2, 5, HEADS, 24, seed=1)
     cache = formula.draw(2, 11, 1, 32, seed=2)
     v, k = cache[..., :24], cache[..., 24:]
-    if not is_one:
+    if kind == "apart":
         v, k = v.clone(), k.clone()
-    joined = torch.cat([qv, q], -1), cache, v  # the scale is that of both dims
+    if kind == "columns apart":  # with the strides that they have in one tensor
+        v = cache.clone()[..., :24]
+        cache[..., :24] = torch.nan
+    joined = torch.cat([qv, q], -1), torch.cat([v, k], -1), v  # the scale is that of both dims
     check(flash.flash_attn_func(q, k, v, qv=qv, causal=True, return_attn_probs=True), joined, causal=True)
-    if is_one:
+    if kind == "one tensor":
         out = flash.flash_attn_with_kvcache(q, k, v, qv=qv, causal=True)
         assert torch.equal(out, flash.flash_attn_func(q, k, v, qv=qv, causal=True))
         assert not out.equal(flash.flash_attn_func(q, k, v, causal=True))

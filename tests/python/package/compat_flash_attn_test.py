@@ -305,6 +305,12 @@ def test_models_in_training_mode_may_read_caches() -> None:
         out.sum().backward()
 
 
+def test_compiled_graphs_break_at_caches_silently() -> None:  # warnings are errors here
+    q, k, v = qkv(1, 12)
+    call = lambda *x: flash_attn.flash_attn_with_kvcache(*x, cache_seqlens=7) * 2  # noqa: E731
+    assert torch.equal(torch.compile(call, backend="eager")(q, k, v), call(q, k, v))
+
+
 # ---- Private functions ----
 
 

@@ -166,10 +166,11 @@ def _attend_pages(
     if dropout_p:
         raise Unsupported(f"{function}: dropout_p is {dropout_p} beside block_table; expected 0, as in inference")
     check_room(function, "block_table", lengths, 0, k, block_table)
-    return attend_cache(
+    results: tuple[Any, Any] = attend_cache(
         function, q, KvCache(k, v, lengths, page_table=block_table), cu_seqlens=sequences.cu_seqlens_q,
         max_seqlen_q=sequences.max_seqlen_q, **features,
     )  # fmt: skip
+    return results
 
 
 def flash_attn_varlen_func(
