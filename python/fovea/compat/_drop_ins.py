@@ -58,10 +58,9 @@ class DropIn:
 
 _FLASH_ATTN = "fovea.compat.flash_attn"
 _WINDOW = "both ends count; a negative side is open; beside causal the right side is 0; a pair, list or tensor"
-_TAIL = (
+_SCALE_AND_CAUSAL = (
     Row("softmax_scale", "honoured", "1 / sqrt(head_dim) unless given"),
     Row("causal", "honoured", "bottom right: the last query meets the last key"),
-    Row("softcap", "honoured", "0 is none; beside dropout, too"),
 )
 
 _FLASH_ATTN_2 = DropIn(
@@ -81,7 +80,8 @@ _FLASH_ATTN_2 = DropIn(
         Row("cu_seqlens, cu_seqlens_q, cu_seqlens_k", "honoured", "i32 or i64"),
         Row("max_seqlen, max_seqlen_q, max_seqlen_k", "honoured", "may be more than the longest; beside block_table they bound kernels, else they are not needed"),
         Row("dropout_p", "honoured", "drawn from PyTorch's generator, other elements than there; 0 beside block_table"),
-        *_TAIL,
+        *_SCALE_AND_CAUSAL,
+        Row("softcap", "honoured", "0 is none; beside dropout, too"),
         Row("window_size", "honoured", f"{_WINDOW}; a right side of seqlen_k or more is open"),
         Row("alibi_slopes", "honoured", "lse has the bias by distance beside causal, too, where the peer's is larger by slope * position"),
         Row("deterministic", "honoured", "forward always is; without it gradients may take a faster kernel"),
@@ -117,7 +117,8 @@ _FLASH_ATTN_3 = DropIn(
         Row("num_heads_q", "honoured", "of a qkv of rank 4"),
         Row("qv", "honoured", "k and v are joined by a copy, unless they are the last and the first columns of one tensor; over a cache that alone, and without new keys"),
         Row("q_descale, k_descale, v_descale", "taken", "as there, they have no effect but on float8"),
-        *_TAIL,
+        *_SCALE_AND_CAUSAL,
+        Row("softcap", "honoured", "0 is none"),
         Row("window_size", "honoured", _WINDOW),
         Row("attention_chunk", "honoured", "0 is none; with gradients, too"),
         Row("cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new", "honoured", "i32 or i64; on a GPU packed new keys go with packed queries"),
