@@ -380,11 +380,11 @@ def test_the_extension_reads_caches_by_position() -> None:
     new, seqlens, leftpad = qkv(1, 2)[1:], torch.tensor([5, 8], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
     caches = [[x.clone() for x in (k, v)] for _ in range(2)]
     expected = flash_attn.flash_attn_with_kvcache(
-        q, *caches[0], *new, *ANGLES, seqlens, None, leftpad, softmax_scale=0.3, causal=True, window_size=(4, -1), softcap=2.0,
+        q, *caches[0], *new, *ANGLES, seqlens, None, leftpad, softmax_scale=0.3, causal=True, window_size=(7, -1), softcap=2.0,
         rotary_interleaved=False, alibi_slopes=SLOPES, return_softmax_lse=True,
     )  # fmt: skip
     out = torch.empty_like(q)
-    words = (0.3, True, 4, -1, 2.0, False, 0)
+    words = (0.3, True, 7, -1, 2.0, False, 0)  # the window reaches the left padding
     got, lse = interface.flash_attn_gpu.fwd_kvcache(q, *caches[1], *new, seqlens, *ANGLES, None, leftpad, None, SLOPES, out, *words)
     assert got is out and torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
     assert all(torch.equal(*pair) for pair in zip(*caches))
