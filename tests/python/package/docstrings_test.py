@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-import fovea
+import fovea.compat
 
-MODULES = [fovea]
+MODULES = [fovea, fovea.compat]
 try:
     MODULES.append(importlib.import_module("fovea.torch"))
 except ImportError:

@@ -11,7 +11,9 @@ import pytest
 from conftest import PACKAGE_SOURCES
 
 torch = pytest.importorskip("torch")
+import fovea.compat.flash_attn.bert_padding  # noqa: E402
 import fovea.torch  # noqa: E402
+from fovea.compat import flash_attn, flash_attn_3  # noqa: E402
 
 ROOT = PACKAGE_SOURCES.parents[1]
 BLOCKS = [
@@ -32,10 +34,12 @@ def test_old_and_new_agree(block: str) -> None:
         flex = None
     seeds = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 64, 16, generator=seeds) for _ in range(3))
+    if "flash_attn" in block:  # [batch, seqlen, heads, head_dim]
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     names = {
         "torch": torch, "fovea": fovea, "flex": flex, "q": q, "k": k, "v": v, "x": torch.randn(2, 64, 32, generator=seeds),
         "weight": torch.randn(192, 32, generator=seeds) / 6, "slopes": torch.rand(4, generator=seeds), "lengths": torch.tensor([40, 64]),
-        "ids": (torch.arange(64) // 20).repeat(2, 1).int(),
+        "ids": (torch.arange(64) // 20).repeat(2, 1).int(), "flash_attn": flash_attn, "flash_attn_interface": flash_attn_3,
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that FlexAttention is slow uncompiled

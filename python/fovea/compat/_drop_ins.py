@@ -1,0 +1,159 @@
+"""The packages whose place Fovea takes, their modules, and what becomes of each argument: data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+#: "honoured": as it is there; "taken": has no meaning here and changes no result; "refused": an error names it.
+Verdict = Literal["honoured", "taken", "refused"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What becomes of an argument or of a part of a package.
+
+    Attributes
+    ----------
+    name : str
+        Of the argument or module; several share a row, separated by commas.
+    verdict : str
+        "honoured", "taken" or "refused".
+    note : str
+        What is particular, or why.
+    """
+
+    name: str
+    verdict: Verdict
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DropIn:
+    """A package.
+
+    Attributes
+    ----------
+    name : str
+        What `install` takes.
+    distribution : str
+        What package managers call it.
+    version : str
+        The version whose functions ours are.
+    modules : dict
+        The name that hosts import to the module of ours.
+    arguments : tuple of Row
+        Of all its functions.
+    parts : tuple of Row
+        All else.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    modules: dict[str, str]
+    arguments: tuple[Row, ...]
+    parts: tuple[Row, ...]
+
+
+_FLASH_ATTN = "fovea.compat.flash_attn"
+_WINDOW = "both ends count; a negative side is open; beside causal the right side is 0; a pair, list or tensor"
+_SCALE_AND_CAUSAL = (
+    Row("softmax_scale", "honoured", "1 / sqrt(head_dim) unless given"),
+    Row("causal", "honoured", "bottom right: the last query meets the last key"),
+)
+
+_FLASH_ATTN_2 = DropIn(
+    name="flash_attn",
+    distribution="flash-attn",
+    version="2.8.4",
+    modules={
+        "flash_attn": _FLASH_ATTN,
+        "flash_attn.flash_attn_interface": f"{_FLASH_ATTN}.flash_attn_interface",
+        "flash_attn.bert_padding": f"{_FLASH_ATTN}.bert_padding",
+        "flash_attn.layers": f"{_FLASH_ATTN}.layers",
+        "flash_attn.layers.rotary": f"{_FLASH_ATTN}.layers.rotary",
+        "flash_attn_2_cuda": f"{_FLASH_ATTN}.extension",
+    },
+    arguments=(
+        Row("q, k, v, kv, qkv", "honoured", "f32, too; head dims up to 576; any strides; gradients but over caches"),
+        Row("cu_seqlens, cu_seqlens_q, cu_seqlens_k", "honoured", "i32 or i64"),
+        Row("max_seqlen, max_seqlen_q, max_seqlen_k", "honoured", "may be more than the longest; beside block_table they bound kernels, else they are not needed"),
+        Row("dropout_p", "honoured", "drawn from PyTorch's generator, other elements than there; 0 beside block_table"),
+        *_SCALE_AND_CAUSAL,
+        Row("softcap", "honoured", "0 is none; beside dropout, too"),
+        Row("window_size", "honoured", f"{_WINDOW}; a right side of seqlen_k or more is open"),
+        Row("alibi_slopes", "honoured", "lse has the bias by distance beside causal, too, where the peer's is larger by slope * position"),
+        Row("deterministic", "honoured", "forward always is; without it gradients may take a faster kernel"),
+        Row("return_attn_probs", "honoured", "(out, lse, S_dmask): lse +inf where a row sees no key; S_dmask is exp(score - row maximum), the sign bit set where "
+            "dropout drops, without elements where there is no dropout; it is made on the CPU, of tensors on a GPU too"),
+        Row("block_table", "honoured", "pages of any size, no multiple of 256; without gradients"),
+        Row("k_cache, v_cache", "honoured", "contiguous or pages; written in place; without gradients"),
+        Row("cache_seqlens", "honoured", "a number, a tensor, or None for the whole cache; a sequence without room is refused on the CPU, on a GPU nothing is written there"),
+        Row("cache_batch_idx", "honoured", "not beside block_table; two sequences that append to one slot are refused on the CPU"),
+        Row("cache_leftpad", "honoured", "beside block_table, too"),
+        Row("rotary_cos, rotary_sin", "honoured", "f32, f16 or bf16; beside new keys alone; keys at their rows of the cache, queries of neither causal nor a window all at cache_seqlens"),
+        Row("rotary_interleaved", "honoured", "True unless given"),
+        Row("num_splits", "taken", "lengths alone decide where keys are split, so no bits depend on it; above 128, and above 1 beside block_table of packed queries, refused"),
+        Row("return_softmax_lse", "honoured", "(out, lse): +inf where a row sees no key"),
+    ),
+    parts=(
+        Row("flash_attn.flash_attn_interface", "honoured", "and its _flash_attn_forward, _flash_attn_backward, their varlen and _wrapped_ kinds"),
+        Row("flash_attn.bert_padding", "honoured", "pad_input, unpad_input, unpad_input_for_concatenated_sequences, index_first_axis, index_put_first_axis, index_first_axis_residual"),
+        Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch, RotaryEmbedding with XPos"),
+        Row("flash_attn.modules, .models, .ops, .losses, .cute", "refused", "not there: ModuleNotFoundError"),
+        Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
+        Row("torch.compile", "honoured", "of functions without a cache; over caches and block_table a graph breaks"),
+    ),
+)
+
+_FLASH_ATTN_3 = DropIn(
+    name="flash_attn_3",
+    distribution="flash_attn_3",
+    version="3.0.0",
+    modules={"flash_attn_interface": "fovea.compat.flash_attn_3", "flash_attn_3": "fovea.compat.flash_attn_3"},
+    arguments=(
+        Row("q, k, v, qkv", "honoured", "f32, f16, bf16, any head dims up to 576, head_dim_v too; float8 is refused; gradients but over caches"),
+        Row("num_heads_q", "honoured", "of a qkv of rank 4"),
+        Row("qv", "honoured", "k and v are joined by a copy, unless they are the last and the first columns of one tensor; over a cache that alone, and without new keys"),
+        Row("q_descale, k_descale, v_descale", "taken", "as there, they have no effect but on float8"),
+        *_SCALE_AND_CAUSAL,
+        Row("softcap", "honoured", "0 is none"),
+        Row("window_size", "honoured", _WINDOW),
+        Row("attention_chunk", "honoured", "0 is none; with gradients, too"),
+        Row("cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new", "honoured", "i32 or i64; on a GPU packed new keys go with packed queries"),
+        Row("max_seqlen_q, max_seqlen_k", "honoured", "may be more than the longest; over a cache they bound kernels, else they are not needed"),
+        Row("seqused_q, seqused_k", "honoured", "with gradients, by a copy of the rows; out of other queries is 0, lse -inf"),
+        Row("num_splits", "taken", "lengths alone decide where keys are split, so no bits depend on it; above 256 refused"),
+        Row("pack_gqa", "taken", "kernels decide"),
+        Row("deterministic", "honoured", "forward always is; without it gradients may take a faster kernel"),
+        Row("sm_margin", "honoured", "on a GPU, by kernels that run a CTA an SM; others refuse it by name"),
+        Row("return_attn_probs", "honoured", "(out, lse): -inf where a row sees no key, also of no keys at all"),
+        Row("k_cache, v_cache", "honoured", "contiguous or pages; written in place; without gradients"),
+        Row("cache_seqlens", "honoured", "a number, a tensor, or None for the whole cache"),
+        Row("cache_batch_idx", "honoured", "beside page_table the rows of the table"),
+        Row("cache_leftpad", "honoured", "beside page_table, too"),
+        Row("page_table", "honoured", "pages of any size"),
+        Row("rotary_cos, rotary_sin", "honoured", "beside new keys alone; keys at their rows of the cache, queries of neither causal nor a window all at the first"),
+        Row("rotary_seqlens", "honoured", "the first position of each sequence, of queries and new keys"),
+        Row("rotary_interleaved", "honoured", "True unless given"),
+        Row("scheduler_metadata", "taken", "kernels read lengths themselves"),
+        Row("return_softmax_lse", "honoured", "(out, lse, out_accum, lse_accum), the last two without elements: splits are joined"),
+        Row("out_partial, lse_partial, out, out_dtype", "honoured", "of flash_attn_combine"),
+        Row("batch_size, max_seqlen_k_new, num_heads_kv, headdim, headdim_v, qkv_dtype, page_size, has_softcap", "taken", "of get_scheduler_metadata, "
+            "which gives a tensor without elements"),
+    ),
+    parts=(Row("torch.ops.flash_attn_3", "refused", "the operators and the module flash_attn_3._C are not there"),),
+)  # fmt: skip
+
+DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3)}
+
+
+def table(drop_in: DropIn) -> str:
+    """Both tables of a package, in Markdown."""
+    parts = []
+    for title, rows in (("argument", drop_in.arguments), ("part", drop_in.parts)):
+        parts.append(f"| {title} | | |\n|---|---|---|\n")
+        parts += [f"| `{row.name.replace(', ', '` `')}` | {row.verdict} | {row.note} |\n" for row in rows]
+        parts.append("\n")
+    return "".join(parts).strip() + "\n"

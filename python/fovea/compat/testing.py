@@ -1,0 +1,101 @@
+"""A plugin of pytest that runs another package's own tests on Fovea; they are read where the caller has them, nothing is fetched.
+
+    pytest -p fovea.compat.testing --drop-in flash_attn --per-test 16 --max-len 130 --device cpu flash-attention/tests/test_flash_attn.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pathlib
+import re
+import sys
+import tempfile
+from typing import Any
+
+import pytest
+
+from ._drop_ins import DROP_INS
+from ._install import install
+
+_FOLDER = pytest.StashKey[Any]()
+_CPU_TEXT = (
+    (re.compile(r"""(\bdevice\s*=\s*)(["'])cuda\2"""), r'\1"cpu"'),
+    (re.compile(r"""torch\.cuda\.get_device_capability\((["'])cuda\1\)"""), "(9, 0)"),
+    (re.compile(r"""torch\.cuda\.get_device_properties\((["'])cuda\1\)\.total_memory"""), "(64 << 30)"),
+)
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Options of the plugin."""
+    group = parser.getgroup("fovea")
+    group.addoption("--drop-in", action="append", default=[], choices=list(DROP_INS), metavar="NAME", help=f"what to install first: {', '.join(DROP_INS)}")
+    group.addoption("--per-test", type=int, metavar="N", help="at most N cases of each test, the same ones in every run")
+    group.addoption("--max-len", type=int, metavar="N", help="no case whose arguments named seqlen... are longer")
+    group.addoption("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: test files say cpu where they say cuda")
+
+
+def on_cpu(text: str) -> str:
+    """A test file whose tensors live on the CPU; what it asks of a GPU is answered as of a Hopper."""
+    for pattern, replacement in _CPU_TEXT:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class _CpuModule(pytest.Module):
+    """A test file of which a copy by `on_cpu` is imported; it finds its neighbours as the file does."""
+
+    def collect(self) -> Any:
+        folder = self.config.stash[_FOLDER].name
+        (pathlib.Path(folder) / self.path.name).write_text(on_cpu(self.path.read_text()))
+        sys.path[:0] = [folder, str(self.path.parent)]
+        pytest.register_assert_rewrite(self.path.stem)
+        self.obj = importlib.import_module(self.path.stem)
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: Any, parent: Any) -> Any:
+    """The file on the CPU, where --device says so."""
+    return _CpuModule.from_parent(parent, path=module_path) if parent.config.getoption("device") == "cpu" else None
+
+
+def pytest_configure(config: Any) -> None:
+    """Installs before a test file is imported."""
+    config.stash[_FOLDER] = tempfile.TemporaryDirectory(prefix="fovea_compat_")
+    for name in config.getoption("drop_in"):
+        install(name)
+
+
+def pytest_unconfigure(config: Any) -> None:
+    """Nothing stays."""
+    config.stash[_FOLDER].cleanup()
+
+
+def _longest(item: Any) -> int:
+    """Of all arguments named seqlen, seqlen_q, ..."""
+    arguments = item.callspec.params if hasattr(item, "callspec") else {}
+    return max((value for name, value in arguments.items() if name.startswith("seqlen") and isinstance(value, int)), default=0)
+
+
+def _hash(item: Any) -> bytes:
+    return hashlib.sha256(item.name.encode()).digest()
+
+
+def chosen(items: list[Any], per_test: int | None, max_len: int | None) -> list[Any]:
+    """The first `per_test` cases of each test by the hash of their names, in the order that they had."""
+    short = [item for item in items if max_len is None or _longest(item) <= max_len]
+    if per_test is None:
+        return short
+    cases: dict[str, list[Any]] = {}
+    for item in short:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {id(item) for of_test in cases.values() for item in sorted(of_test, key=_hash)[:per_test]}
+    return [item for item in short if id(item) in kept]
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leaves the chosen cases."""
+    kept = chosen(items, config.getoption("per_test"), config.getoption("max_len"))
+    left_out = {id(item) for item in items} - {id(item) for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) in left_out])
+    items[:] = kept
