@@ -96,8 +96,8 @@ CudaProgram print_cuda_tangent(const ScoreMod& score, const MaskMod& mask,
                                const std::vector<CapturedTensor>& tangents,
                                SlotNames names = SlotNames::numbered);
 
-/// The same as print_cuda with the places that read any of these tensors and scalars of the score program, for the sums of
-/// their gradients: site_gradient counts in the order given.
+/// The same as print_cuda with the places that read any of these tensors and scalars of the score program, for the sums
+/// of their gradients: site_gradient counts in the order given.
 CudaProgram print_cuda_captured(const ScoreMod& score, const MaskMod& mask,
                                 const std::vector<std::string>& gradients,
                                 SlotNames names = SlotNames::numbered);

@@ -1,5 +1,5 @@
-// What can compute tangents on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the text
-// of a refusal. Nothing here needs a GPU: a device is a few numbers.
+// What can compute tangents on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the
+// text of a refusal. Nothing here needs a GPU: a device is a few numbers.
 #pragma once
 
 #include <cstddef>

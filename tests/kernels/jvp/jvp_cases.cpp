@@ -59,6 +59,16 @@ void add_dtypes(std::vector<GradientCase>& cases) {
   cases.push_back(std::move(rounded));
 }
 
+/// NaN in keys, values and their tangents that no row sees, between others that rows see: tensor cores would multiply
+/// it by 0.
+void add_hidden_nan(std::vector<GradientCase>& cases) {
+  for (const std::string from : {"several_tiles_bf16", "grouped_f16_d256", "several_tiles_f32"}) {
+    GradientCase hidden = relabelled(from, "hidden_keys_in_" + from);
+    hidden.forward.mask = causal() && mask_mod([](auto x) { return x.kv_idx % 3 != 1; });
+    cases.push_back(std::move(hidden));
+  }
+}
+
 /// A tile of keys, one more and less; one query, one key, none.
 void add_edges(std::vector<GradientCase>& cases) {
   for (const auto& [q, kv] : {std::pair{1, 1}, {64, 32}, {65, 33}, {63, 64}, {5, 0}, {0, 5}}) {
@@ -77,6 +87,7 @@ std::vector<GradientCase> jvp_cases() {
   add_gradients(cases);
   add_directions(cases);
   add_dtypes(cases);
+  add_hidden_nan(cases);
   add_edges(cases);
   return cases;
 }

@@ -1,6 +1,7 @@
 // Softmax of one row with a tangent beside it, tile by tile.
 //
-//   r = the mean of S' over the keys so far, by their probabilities;  c = Σ P (S' - r), which only rounding keeps from 0
+//   r = the mean of S' over the keys so far, by their probabilities
+//   c = Σ P (S' - r), which only rounding keeps from 0
 //   a tile moves r by m:   c = c rescale - m l + Σ P (S' - r);   T = (T - m O) rescale + (P (S' - r)) V + P V'
 //   out' = T / l - (c / l) out;   lse' = r + c / l
 //

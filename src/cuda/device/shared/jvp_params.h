@@ -1,4 +1,5 @@
-// What a forward-mode kernel takes at the launch: the call, and its tangents in the same places. Strides are in elements.
+// What a forward-mode kernel takes at the launch: the call, and its tangents in the same places. Strides are in
+// elements.
 #pragma once
 
 #include "shared/forward_params.h"

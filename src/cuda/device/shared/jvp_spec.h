@@ -22,8 +22,8 @@ struct JvpSpec : TeamSpec {
   bool operator==(const JvpSpec&) const = default;
 };
 
-/// Shared memory of sm80/attention_jvp_f32: rows of f32, each a word longer than a multiple of 32 words; none of tangents
-/// that there are not.
+/// Shared memory of sm80/attention_jvp_f32: rows of f32, each a word longer than a multiple of 32 words; none of
+/// tangents that there are not.
 struct PlainJvpLayout {
   std::int32_t qk_pitch, v_pitch, p_pitch;  // words of a row
 

@@ -9,15 +9,15 @@
 // (S' - r), are accumulators that become A operands as they stand; a fragment of K serves Q and Q', one of V both
 // weights, and one of Q both K and K'.
 //
-// Six products where forward has two. Heads whose O and T leave no registers come in two launches, each with half of the
-// columns of V: S and S' are then computed twice.
+// Six products where forward has two. Heads whose O and T leave no registers come in two launches, each with half of
+// the columns of V: S and S' are then computed twice.
 //
 // Bound: tensor cores at mma.sync's rate. For each key a warp reads 2 rows of head_dim_qk and 2 of head_dim_v elements
 // from shared memory, and multiplies each twice or once: 3 (head_dim_qk + head_dim_v) multiply-adds of 16 rows for 4
 // bytes of each pair of columns. docs/kernels/attention_jvp_sm80.md counts.
 //
-// NaN and infinity, and what leaves the range of f16: a CTA whose sums are not finite computes its rows again key by key
-// in f32, by sm80/attention_jvp_f32.cuh.
+// NaN and infinity, and what leaves the range of f16: a CTA whose sums are not finite computes its rows again key by
+// key in f32, by sm80/attention_jvp_f32.cuh.
 //
 // Refused: f32 inputs, tangents of another dtype than q, head dims above 256 (sm80/attention_jvp_f32.cuh).
 #pragma once

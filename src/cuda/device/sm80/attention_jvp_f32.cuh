@@ -1,17 +1,17 @@
-// Attention and its tangent by plain f32 multiply-adds: f32 inputs in full precision, tangents of other dtypes than their
-// tensors, and the head dims that the tensor-core kernel has no room for. What sm80/attention_jvp.cuh computes again
-// where its sums were not finite is computed by this text too.
+// Attention and its tangent by plain f32 multiply-adds: f32 inputs in full precision, tangents of other dtypes than
+// their tensors, and the head dims that the tensor-core kernel has no room for. What sm80/attention_jvp.cuh computes
+// again where its sums were not finite is computed by this text too.
 //
 //   S = scale Q Kᵀ,  S' = f_s(S) scale (Q' Kᵀ + Q K'ᵀ) + g(S),  S = mask(f(S)),  S' = 0 where S = -inf
 //   O += P V,  T += (P (S' - r)) V + P V'                      common/tangent_row.cuh has r and the ends
 //
 // f is the score program, f_s its derivative by the score, g what tangents of captured data add.
 //
-// The shape is attention_forward_f32.cuh's: a CTA owns up to 32 rows, four neighbouring threads share a row. They divide
-// the keys of a tile among them for the scores, and the columns for O and T, and meet by shuffles.
+// The shape is attention_forward_f32.cuh's: a CTA owns up to 32 rows, four neighbouring threads share a row. They
+// divide the keys of a tile among them for the scores, and the columns for O and T, and meet by shuffles.
 //
-// Bound: shared memory. A column of S and S' reads 2 words of Q and 2 of K for each of 3 multiply-adds; a column of O and
-// T 2 words for 3.
+// Bound: shared memory. A column of S and S' reads 2 words of Q and 2 of K for each of 3 multiply-adds; a column of O
+// and T 2 words for 3.
 //
 // NaN and infinity: values and their tangents are added key by key, to the rows that see them.
 #pragma once
