@@ -48,8 +48,8 @@ struct AttentionJvp {
 ///          rounded likewise, where q, k, v and their tangents are of one dtype of 16 bits; else, or where
 ///          forward.compute_dtype is f32, by f32 multiply-adds. Above a head_dim_v of 128, or 256 in f32, products of
 ///          scores are taken again for each so many columns.
-/// Memory   workspace of O(threads · tile), on a GPU of tables of what the mask loads; allocated by the call where it is
-///          not given.
+/// Memory   workspace of O(threads · tile), on a GPU of tables of what the mask loads; allocated by the call where it
+///          is not given.
 /// Device   one for all tensors: the cpu, or a GPU of compute capability 8.0 or above, on forward.stream.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
