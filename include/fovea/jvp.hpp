@@ -1,6 +1,7 @@
 // Forward mode: how out and lse move when q, k, v and captured tensors move. Read backward.hpp for reverse mode.
 //
-// Call path: this header -> src/plan/jvp.cpp (find or make the plan) -> src/cpu/attention_jvp.cpp (walk tiles).
+// Call path: this header -> src/plan/jvp.cpp (find or make the plan) -> src/cpu/attention_jvp.cpp (walk
+// tiles), or src/cuda/jvp/attention_jvp.hpp.
 #pragma once
 
 #include <cstddef>
@@ -40,11 +41,16 @@ struct AttentionJvp {
 /// Shapes, dtypes, kinks, bits and errors as in attention_forward and attention_backward; tangents f32, f16 or bf16,
 /// any strides. A row that sees no key has tangents of exactly 0; with a sink, its lse is the sink and moves with it.
 ///
-/// Work     about 2.5 times attention_forward: five products where that has two. They are taken in f32; in bf16 where
-///          forward.compute_dtype is bf16, or where forward.cpu_target is a target of bf16 products and q, k and v are
-///          bf16: by the dot products of AVX512-BF16, with P and P · (s' - its mean) rounded between.
-/// Memory   workspace of O(threads · tile); allocated by the call where it is not given.
-/// Device   the cpu. Tensors on cuda are refused by name before anything is read or written: no kernel takes them yet.
+/// Work     up to three times attention_forward: a product for each tangent of q, k and v and one for P · (s' - its
+///          mean) beside its two. On the CPU they are taken in f32; in bf16 where forward.compute_dtype is bf16, or
+///          where forward.cpu_target is a target of bf16 products and q, k and v are bf16: by the dot products of
+///          AVX512-BF16, with P and P · (s' - its mean) rounded between. On a GPU they are taken by tensor cores, and
+///          rounded likewise, where q, k, v and their tangents are of one dtype of 16 bits; else, or where
+///          forward.compute_dtype is f32, by f32 multiply-adds. Above a head_dim_v of 128, or 256 in f32, products of
+///          scores are taken again for each so many columns.
+/// Memory   workspace of O(threads · tile), on a GPU of tables of what the mask loads; allocated by the call where it
+///          is not given.
+/// Device   one for all tensors: the cpu, or a GPU of compute capability 8.0 or above, on forward.stream.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args, Runtime& runtime);

@@ -111,15 +111,6 @@ struct Item {
   std::int64_t num_rows() const { return row_end - row_begin; }
 };
 
-/// Captures of the score program, and behind them the tangents under the names that by_captured reads them by.
-Captures with_tangents(const ScoreMod& score, const std::vector<std::string>& slots,
-                       const std::vector<CapturedTensor>& tangents) {
-  Captures captures = score.captures();
-  for (std::size_t i = 0; i < slots.size(); ++i)
-    captures.tensors.push_back({slots[i], tangents[i].view});
-  return captures;
-}
-
 /// All of a call's workspace.
 struct JvpMemory {
   std::int64_t* first_item = nullptr;  // [num_sequences + 1]
@@ -152,8 +143,8 @@ class JvpRun {
         score_bindings_(plan.forward.score.bindings(args.forward.score)),
         mask_bindings_(plan.forward.mask.bindings(args.forward.mask)),
         by_score_bindings_(plan.by_score.bindings(args.forward.score)),
-        by_captured_bindings_(plan.by_captured.bindings(
-            with_tangents(args.forward.score, plan.tangent_slots, args.captured_tangents))),
+        by_captured_bindings_(plan.by_captured.bindings(captures_with_tangents(
+            args.forward.score, plan.tangent_slots, args.captured_tangents))),
         dropout_(panel_dropout(dropout_of(args.forward))),
         carver_(workspace),
         memory_(JvpMemory::carve(carver_, problem_, plan)) {
@@ -594,26 +585,18 @@ class JvpRun {
   const JvpMemory memory_;
 };
 
-/// The tangents of a problem, as tensors without memory.
-std::vector<CapturedTensor> tangents_of(const JvpProblem& problem) {
-  std::vector<CapturedTensor> tangents;
-  for (const JvpProblem::Captured& each : problem.captured_tangents)
-    tangents.push_back({each.name, TensorView(static_cast<const void*>(nullptr), each.spec)});
-  return tangents;
-}
-
 void prepare_programs(const TangentProblem& problem, JvpPlan& plan) {
   const ScoreMod& score = problem.forward.problem.score;
   const MaskMod& mask = problem.forward.problem.mask;
   if (!score.is_identity()) {
     const expr::NodePtr formula = score.expr().shared();
-    const std::vector<CapturedTensor> tangents = tangents_of(problem.posed);
+    const std::vector<CapturedTensor> tangents = captured_tangents_of(problem.posed);
     const expr::NodePtr derivative = expr::derivative_by_score(formula);
     if (derivative->op != expr::Op::constant || derivative->float_value != 1)
       plan.by_score = {derivative, score.captures()};
     plan.tangent_slots = expr::tangent_slots(formula, tangents);
     if (const expr::NodePtr tangent = expr::captured_tangent(formula, tangents))
-      plan.by_captured = {tangent, with_tangents(score, plan.tangent_slots, tangents)};
+      plan.by_captured = {tangent, captures_with_tangents(score, plan.tangent_slots, tangents)};
   }
   plan.program_bytes = plan.forward.program_bytes;
   for (const BoundTape* tape : {&plan.by_score, &plan.by_captured}) {

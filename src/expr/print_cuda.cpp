@@ -58,6 +58,7 @@ class Printer {
  public:
   struct Derivatives {
     NodePtr by_score = nullptr;                        // null where nobody asks for it
+    std::optional<NodePtr> by_tangents = {};           // of captured data; null: they add nothing
     std::vector<CapturedDerivative> by_captured = {};  // those that somebody asks for
     std::vector<std::string> gradients = {};           // of these slots
   };
@@ -66,6 +67,7 @@ class Printer {
       : score_(score),
         mask_(mask),
         derivative_(std::move(derivatives.by_score)),
+        tangent_(std::move(derivatives.by_tangents)),
         sites_(std::move(derivatives.by_captured)),
         gradients_(std::move(derivatives.gradients)),
         limits_(kv_limits(mask)),
@@ -73,6 +75,9 @@ class Printer {
         slots_(program_) {
     slots_.add_all(score_.nodes(), ProgramRole::score);
     slots_.add_all(mask_.nodes(), ProgramRole::mask);
+    // Tangents are read beside what they are tangents of.
+    if (tangent_ && *tangent_ != nullptr)
+      slots_.add_all(IntervalProgram(*tangent_).nodes(), ProgramRole::score);
     // A line along the keys and limits of a row ask for less than parts do.
     if (!is_score(*score)) slope_ = score_slope(score);
     cap_ = cap_of(score);
@@ -99,13 +104,13 @@ class Printer {
         "  static constexpr bool mask_reads_tensors = {};\n"
         "  static constexpr bool has_kv_limits = {};\n"
         "  static constexpr bool has_mask_parts = {};\n\n"
-        "{}\n{}{}{}{}{}\n{}{}{}{}"
+        "{}\n{}{}{}{}{}{}\n{}{}{}{}"
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
         has_score, slope_ != nullptr, cap_ != nullptr, split_score_.has_value(), has_mask,
         mask_reads_tensors, limits_.has_value(), split_mask_.has_value(), score_function(),
-        derivative_function(), slope_function(), cap_function(),
+        derivative_function(), tangent_function(), slope_function(), cap_function(),
         part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
         part_functions(split_mask_, ProgramRole::mask), tile_function(), site_functions());
     return std::move(program_);
@@ -125,20 +130,32 @@ class Printer {
 
   std::string derivative_function() {
     if (derivative_ == nullptr) return "";
-    constexpr std::string_view kFlag = "  static constexpr bool has_score_derivative = {};\n{}\n";
     const bool is_one = derivative_->op == Op::constant && derivative_->float_value == 1;
-    if (is_one) return fmt::format(fmt::runtime(kFlag), false, "");
-    const IntervalProgram program(derivative_);
+    return flagged_function("score_derivative", "By the score before it.",
+                            is_one ? nullptr : derivative_);
+  }
+
+  std::string tangent_function() {
+    if (!tangent_) return "";
+    return flagged_function("score_tangent", "What tangents of captured data add to its own.",
+                            *tangent_);
+  }
+
+  /// has_<name>, and where there is a formula the function.
+  std::string flagged_function(std::string_view name, std::string_view meaning,
+                               const NodePtr& formula) {
+    std::string text =
+        fmt::format("  static constexpr bool has_{} = {};\n", name, formula != nullptr);
+    if (formula == nullptr) return text + "\n";
+    const IntervalProgram program(formula);
     const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
-    return fmt::format(
-        fmt::runtime(kFlag), true,
-        fmt::format(
-            "  // By the score before it.\n"
-            "  FOVEA_DEVICE float score_derivative(float{}, {}, {}) {{\n{}    return {};\n  }}\n",
-            reads(*derivative_, Variable::score) ? " score" : "",
-            parameter("const Position&", "at", body.reads_variables),
-            parameter("const Captures&", "captures", body.reads_captures), body.lines,
-            body.result));
+    return text + fmt::format(
+                      "  // {}\n"
+                      "  FOVEA_DEVICE float {}(float{}, {}, {}) {{\n{}    return {};\n  }}\n\n",
+                      meaning, name, reads(*formula, Variable::score) ? " score" : "",
+                      parameter("const Position&", "at", body.reads_variables),
+                      parameter("const Captures&", "captures", body.reads_captures), body.lines,
+                      body.result);
   }
 
   std::string mask_function() {
@@ -327,7 +344,9 @@ class Printer {
 
   CudaProgram program_;
   IntervalProgram score_, mask_;
-  NodePtr derivative_, slope_, cap_;
+  NodePtr derivative_;
+  std::optional<NodePtr> tangent_;
+  NodePtr slope_, cap_;
   std::vector<CapturedDerivative> sites_;
   std::vector<std::string> gradients_;
   std::optional<SplitLoads> split_score_, split_mask_;
@@ -347,6 +366,16 @@ CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask, Slot
   const NodePtr formula = simplify(score.expr().shared());
   return Printer(formula, simplify(mask.expr().shared()),
                  {.by_score = derivative_by_score(formula)}, names)
+      .print();
+}
+
+CudaProgram print_cuda_tangent(const ScoreMod& score, const MaskMod& mask,
+                               const std::vector<CapturedTensor>& tangents, SlotNames names) {
+  const NodePtr formula = simplify(score.expr().shared());
+  return Printer(formula, simplify(mask.expr().shared()),
+                 {.by_score = derivative_by_score(formula),
+                  .by_tangents = captured_tangent(score.expr().shared(), tangents)},
+                 names)
       .print();
 }
 

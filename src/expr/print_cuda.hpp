@@ -9,6 +9,9 @@
 //     static constexpr bool has_score_derivative;                            // of gradients alone; else it is 1
 //     static float score_derivative(float score, const Position&,            // by the scaled score
 //                                   const Captures&);
+//     static constexpr bool has_score_tangent;                               // of forward mode alone; else it is 0
+//     static float score_tangent(float score, const Position&,               // what tangents of captured data add
+//                                const Captures&);
 //     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
 //                                                                            // score + score(0, first) + slope *
 //                                                                            (kv_idx - first)
@@ -87,8 +90,14 @@ CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask,
 CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask,
                                 SlotNames names = SlotNames::numbered);
 
-/// The same with the places that read any of these tensors and scalars of the score program, for the sums of their
-/// gradients: site_gradient counts in the order given.
+/// The same with what tangents of captured data add to the score's: forward mode. Slots of tangents are the score's, by
+/// the names of tangent_slots (differentiate.hpp).
+CudaProgram print_cuda_tangent(const ScoreMod& score, const MaskMod& mask,
+                               const std::vector<CapturedTensor>& tangents,
+                               SlotNames names = SlotNames::numbered);
+
+/// The same as print_cuda with the places that read any of these tensors and scalars of the score program, for the sums
+/// of their gradients: site_gradient counts in the order given.
 CudaProgram print_cuda_captured(const ScoreMod& score, const MaskMod& mask,
                                 const std::vector<std::string>& gradients,
                                 SlotNames names = SlotNames::numbered);

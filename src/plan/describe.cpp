@@ -172,10 +172,12 @@ std::vector<Description::Operation> describe_operations() {
   std::vector<std::string> backward = formulas;
   for (const char* feature : {"dlse", "dsinks", "dcaptured", "plan"})
     backward.emplace_back(feature);
+  std::vector<std::string> jvp = formulas;
+  for (const char* feature : {"lse", "plan"}) jvp.emplace_back(feature);
   return {
       {"attention_forward", floats, both, forward},
       {"attention_backward", floats, both, backward},
-      {"attention_jvp", floats, cpu, formulas},
+      {"attention_jvp", floats, both, jvp},
       {"attention_double_backward", floats, cpu, formulas},
       {"attention_probabilities", floats, cpu, formulas},
       {"attention_decode",

@@ -211,9 +211,31 @@ Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan&
   return e;
 }
 
-Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data) {
+namespace {
+
+int given(const TensorSpec& spec) { return spec.rank != 0 ? 1 : 0; }
+
+/// How many products there are of a score's worth: S and what q and k move it by; O, P S' against V and P against V'.
+/// Those of head_dim_qk are taken so many times.
+void describe_tangent_work(const TangentProblem& problem, int times, double visible,
+                           Explanation& e) {
   const ForwardProblem& f = problem.forward;
   const JvpProblem& posed = problem.posed;
+  describe_work(f,
+                times * (1 + given(posed.q_tangent) + given(posed.k_tangent)) * f.head_dim_qk +
+                    (2 + given(posed.v_tangent)) * f.head_dim_v,
+                visible, e);
+  for (const TensorSpec* spec :
+       {&posed.q_tangent, &posed.k_tangent, &posed.v_tangent, &posed.out_tangent}) {
+    if (given(*spec) != 0) e.bytes += tensor_bytes(*spec);
+  }
+  describe_bound(e);
+}
+
+}  // namespace
+
+Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data) {
+  const ForwardProblem& f = problem.forward;
   Explanation e;
   e.problem = describe(problem);
   describe_programs(f, e);
@@ -225,17 +247,24 @@ Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, 
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const double visible =
       describe_tiles(f, cpu.forward.spec.lanes, cpu.forward.spec.tile_kv, data, e);
-  const auto given = [](const TensorSpec& spec) { return spec.rank != 0 ? 1 : 0; };
-  // S and what q and k move it by; O, P S' against V and P against V'.
-  describe_work(f,
-                (1 + given(posed.q_tangent) + given(posed.k_tangent)) * f.head_dim_qk +
-                    (2 + given(posed.v_tangent)) * f.head_dim_v,
-                visible, e);
-  for (const TensorSpec* spec :
-       {&posed.q_tangent, &posed.k_tangent, &posed.v_tangent, &posed.out_tangent}) {
-    if (spec->rank != 0) e.bytes += tensor_bytes(*spec);
-  }
-  describe_bound(e);
+  describe_tangent_work(problem, 1, visible, e);
+  return e;
+}
+
+Explanation explain_jvp(const TangentProblem& problem, const cuda::JvpPlan& plan, MaskData data) {
+  const ForwardProblem& f = problem.forward;
+  Explanation e;
+  e.problem = describe(problem);
+  describe_programs(f, e);
+  e.refused = plan.refused;
+  if (plan.candidate.empty()) return e;
+  e.kernel = plan.candidate;
+  e.kernel_source = plan.kernel_source;
+  e.target = to_string(f.device());
+  e.compute_dtype = name(f.problem.q.dtype);
+  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  const double visible = describe_tiles(f, plan.spec.tile_q, plan.spec.tile_kv, data, e);
+  describe_tangent_work(problem, plan.num_launches, visible, e);
   return e;
 }
 

@@ -18,6 +18,7 @@
 #include "cpu/attention_jvp.hpp"
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/jvp/attention_jvp.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
 #include "problem/jvp.hpp"
@@ -49,7 +50,7 @@ struct BackwardPlan::Impl {
 
 struct JvpPlan::Impl {
   TangentProblem problem;
-  cpu::JvpPlan cpu;
+  std::variant<cpu::JvpPlan, cuda::JvpPlan> backend;  // by problem.forward.device()
 };
 
 /// A line of FOVEA_VERBOSE, where it is wanted.
@@ -80,6 +81,7 @@ Explanation explain_backward(const GradientProblem& problem, const cpu::Backward
 Explanation explain_backward(const GradientProblem& problem, const cuda::BackwardPlan& plan,
                              MaskData data);
 Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
+Explanation explain_jvp(const TangentProblem& problem, const cuda::JvpPlan& plan, MaskData data);
 /// `obstacle`: why it cannot run; empty: it can.
 Explanation explain_double_backward(const ForwardProblem& problem, const std::string& obstacle);
 

@@ -132,6 +132,21 @@ void validate_arguments(const TangentProblem& problem, const AttentionJvp& args,
   Checker(problem, args, where).check();
 }
 
+std::vector<CapturedTensor> captured_tangents_of(const JvpProblem& problem) {
+  std::vector<CapturedTensor> tangents;
+  for (const JvpProblem::Captured& each : problem.captured_tangents)
+    tangents.push_back({each.name, TensorView(static_cast<const void*>(nullptr), each.spec)});
+  return tangents;
+}
+
+Captures captures_with_tangents(const ScoreMod& score, const std::vector<std::string>& slots,
+                                const std::vector<CapturedTensor>& tangents) {
+  Captures captures = score.captures();
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    captures.tensors.push_back({slots[i], tangents[i].view});
+  return captures;
+}
+
 std::string describe(const TangentProblem& problem) {
   std::string text = describe(problem.forward) + ", along";
   const auto add = [&](bool moves, std::string_view name) {

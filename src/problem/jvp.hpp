@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "fovea/jvp.hpp"
 
@@ -24,6 +25,14 @@ void validate_arguments(const TangentProblem& problem, const AttentionJvp& args,
 
 /// Everything that a plan depends on, as one number: the key of the plan cache.
 expr::Digest problem_key(const JvpProblem& problem);
+
+/// Tangents of captured data, as tensors without memory.
+std::vector<CapturedTensor> captured_tangents_of(const JvpProblem& problem);
+
+/// Captures of the score program, and behind them the tangents by the names that derivatives read them by
+/// (expr/differentiate.hpp: tangent_slots).
+Captures captures_with_tangents(const ScoreMod& score, const std::vector<std::string>& slots,
+                                const std::vector<CapturedTensor>& tangents);
 
 /// One line: that of the forward problem, and what moves.
 std::string describe(const TangentProblem& problem);

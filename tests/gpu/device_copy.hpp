@@ -10,6 +10,7 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
 
 #include "cuda/driver/resources.hpp"
@@ -105,6 +106,18 @@ class DeviceCopies {
           static_cast<TensorView*>(&call.dv), static_cast<TensorView*>(&call.dsinks)})
       *tensor = view(*tensor);
     for (CapturedTensor& each : call.dcaptured) each.view = view(each.view);
+    return call;
+  }
+
+  AttentionJvp call(const AttentionJvp& host) const {
+    AttentionJvp call = host;
+    call.forward = this->call(host.forward);
+    for (TensorView* tensor :
+         {static_cast<TensorView*>(&call.q_tangent), static_cast<TensorView*>(&call.k_tangent),
+          static_cast<TensorView*>(&call.v_tangent), static_cast<TensorView*>(&call.sinks_tangent),
+          static_cast<TensorView*>(&call.out_tangent), static_cast<TensorView*>(&call.lse_tangent)})
+      *tensor = view(*tensor);
+    for (CapturedTensor& each : call.captured_tangents) each.view = view(each.view);
     return call;
   }
 

@@ -62,6 +62,10 @@ std::string GradientCase::describe() const {
   std::string text = forward.describe();
   if (dout_dtype) text += fmt::format("; dout {}", fovea::name(*dout_dtype));
   if (gradient_dtype) text += fmt::format("; gradients {}", fovea::name(*gradient_dtype));
+  if (tangent_dtype) text += fmt::format("; tangents {}", fovea::name(*tangent_dtype));
+  if (!moves_q) text += "; q stays";
+  if (!moves_k) text += "; k stays";
+  if (!moves_v) text += "; v stays";
   if (!has_dlse) text += "; no dlse";
   return text;
 }
@@ -79,9 +83,10 @@ GradientMemory::GradientMemory(const GradientCase& problem)
   dq = tensor_like(forward.q.view().spec(), gradient_dtype, of.out_layout);
   dk = tensor_like(forward.k.view().spec(), gradient_dtype, of.out_layout);
   dv = tensor_like(forward.v.view().spec(), gradient_dtype, of.out_layout);
-  q_tangent = tensor_like(forward.q.view().spec(), of.dtype, of.layout);
-  k_tangent = tensor_like(forward.k.view().spec(), of.dtype, of.layout);
-  v_tangent = tensor_like(forward.v.view().spec(), of.dtype, of.layout);
+  const Dtype tangent_dtype = problem.tangent_dtype.value_or(of.dtype);
+  q_tangent = tensor_like(forward.q.view().spec(), tangent_dtype, of.layout);
+  k_tangent = tensor_like(forward.k.view().spec(), tangent_dtype, of.layout);
+  v_tangent = tensor_like(forward.v.view().spec(), tangent_dtype, of.layout);
   out_tangent = tensor_like(out, out_dtype, of.out_layout);
   lse_tangent = drawn.like(lse, Dtype::f32, Strides::of_output);
   if (of.has_sinks) {
@@ -210,11 +215,10 @@ AttentionBackward GradientMemory::args(CpuTarget target) {
 }
 
 AttentionJvp GradientMemory::jvp_args(CpuTarget target) {
-  AttentionJvp args{.forward = forward.args(target),
-                    .q_tangent = q_tangent.view(),
-                    .k_tangent = k_tangent.view(),
-                    .v_tangent = v_tangent.view(),
-                    .sinks_tangent = sinks_tangent.view()};
+  AttentionJvp args{.forward = forward.args(target), .sinks_tangent = sinks_tangent.view()};
+  if (problem_.moves_q) args.q_tangent = q_tangent.view();
+  if (problem_.moves_k) args.k_tangent = k_tangent.view();
+  if (problem_.moves_v) args.v_tangent = v_tangent.view();
   args.captured_tangents = views(captured_tangents);
   args.out_tangent = out_tangent.mutable_view();
   args.lse_tangent = lse_tangent.mutable_view();

@@ -18,6 +18,8 @@ struct GradientCase {
   Case forward{};
   std::optional<Dtype> dout_dtype{};      // default: dtype of out
   std::optional<Dtype> gradient_dtype{};  // of dq, dk, dv and dcaptured; default: dtype of q, f32
+  std::optional<Dtype> tangent_dtype{};   // of those of q, k and v; default: dtype of q
+  bool moves_q = true, moves_k = true, moves_v = true;  // in forward mode
   bool has_dlse = true;
   bool wants_captured = true;
   /// A dense dout holds NaN in one element of some rows, and so does q of one that sees something.

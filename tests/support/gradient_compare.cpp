@@ -157,7 +157,8 @@ std::string backward_difference(const GradientCase& problem,
 }
 
 std::string jvp_difference(const GradientCase& problem,
-                           const std::function<void(const AttentionJvp&)>& run) {
+                           const std::function<void(const AttentionJvp&)>& run,
+                           ComputeDtype products_of_run) {
   GradientMemory memory(problem);
   const AttentionJvp of_case = memory.jvp_args();
   const reference::JvpResult expected = reference::attention_jvp(of_case);
@@ -168,7 +169,7 @@ std::string jvp_difference(const GradientCase& problem,
   if (run) targets = {CpuTarget::scalar};
   for (const CpuTarget target : targets) {
     const ComputeDtype products =
-        run ? ComputeDtype::f32
+        run ? products_of_run
             : compute_dtype_on(target, problem.forward.dtype, problem.forward.compute_dtype);
     auto& allowed_here = of_products[products == ComputeDtype::bf16 ? 1 : 0];
     if (!allowed_here) allowed_here = tolerances(of_case, expected, products);

@@ -28,9 +28,10 @@ struct BackwardCompareOptions {
 std::string backward_difference(const GradientCase& problem,
                                 const BackwardCompareOptions& options = {});
 
-/// The same of forward mode: out, lse and their tangents. `run` is what is tested, by default
-/// attention_jvp on every target.
+/// The same of forward mode: out, lse and their tangents. `run` is what is tested, a kernel of these
+/// products; by default attention_jvp on every target.
 std::string jvp_difference(const GradientCase& problem,
-                           const std::function<void(const AttentionJvp&)>& run = {});
+                           const std::function<void(const AttentionJvp&)>& run = {},
+                           ComputeDtype products_of_run = ComputeDtype::f32);
 
 }  // namespace fovea::testing

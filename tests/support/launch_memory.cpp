@@ -59,6 +59,23 @@ std::vector<TensorBytes> tensors_of_gradients(const AttentionBackward& args) {
   return tensors;
 }
 
+std::vector<TensorBytes> tensors_of_tangents(const AttentionJvp& args) {
+  std::vector<TensorBytes> tensors = tensors_of_call(args.forward);
+  const auto add = [&](const std::string& name, const TensorView& view, bool is_output) {
+    tensors.push_back(tensor_bytes(name, view, is_output));
+  };
+  add("q_tangent", args.q_tangent, false);
+  add("k_tangent", args.k_tangent, false);
+  add("v_tangent", args.v_tangent, false);
+  add("sinks_tangent", args.sinks_tangent, false);
+  for (const CapturedTensor& each : args.captured_tangents)
+    add(each.name + "_tangent", each.view, false);
+  add("out_tangent", args.out_tangent, true);
+  add("lse_tangent", args.lse_tangent, true);
+  std::erase_if(tensors, [](const TensorBytes& each) { return each.size == 0; });
+  return tensors;
+}
+
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
   std::vector<TensorBytes> tensors = {tensor_bytes("cache.k", cache.k, false),
                                       tensor_bytes("cache.v", cache.v, false),

@@ -9,6 +9,7 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
 #include "fovea/kv_cache.hpp"
 #include "fovea/state.hpp"
 
@@ -33,6 +34,8 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args);
 
 /// The same of gradients: out and lse are read.
 std::vector<TensorBytes> tensors_of_gradients(const AttentionBackward& args);
+/// And of forward mode.
+std::vector<TensorBytes> tensors_of_tangents(const AttentionJvp& args);
 
 /// The same of a cache.
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache);

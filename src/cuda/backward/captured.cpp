@@ -9,8 +9,8 @@
 
 #include "core/check.hpp"
 #include "cuda/backward/candidates.hpp"
-#include "cuda/backward/kernel_unit.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "expr/differentiate.hpp"
 #include "expr/passes.hpp"

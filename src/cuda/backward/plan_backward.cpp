@@ -9,8 +9,8 @@
 #include "core/check.hpp"
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
-#include "cuda/backward/kernel_unit.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "cuda/spec_text.hpp"
 #include "expr/print_cuda.hpp"
@@ -136,17 +136,6 @@ struct BackwardOperation {
 using BackwardLadder = PlanLadder<BackwardOperation>;
 
 }  // namespace
-
-std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit) {
-  return fmt::format(
-      "#include \"{}\"\n#include \"{}\"\n"
-      "namespace fovea::cuda {{\n{}\n{}}}\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}("
-      "const __grid_constant__ fovea::cuda::{} p) {{\n"
-      "  fovea::cuda::{}(p);\n}}\n",
-      unit.header, program.include, program.mods, unit.spec, unit.bounds, jit::kEntryName,
-      unit.params, unit.call);
-}
 
 PlannedKernels planned_kernels(const BackwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::delta, delta_text(plan)}};

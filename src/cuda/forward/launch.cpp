@@ -117,6 +117,20 @@ class CallFiller {
   const Operands tensors_;
 };
 
+/// Pairs (batch, head unit) whose keys and values share the L2 cache.
+std::int64_t pairs_per_section(const ForwardSpec& spec, const ForwardProblem& f,
+                               const DeviceTraits& device) {
+  const double bytes = static_cast<double>(f.seqlen_kv) *
+                       static_cast<double>(f.head_dim_qk + f.head_dim_v) *
+                       static_cast<double>(size_bytes(f.problem.k.dtype));
+  const double heads = kSectionOfL2 * static_cast<double>(device.l2_bytes) / std::max(1.0, bytes);
+  const std::int64_t units_per_kv_head = f.group / spec.heads_per_tile;
+  const double units = heads * static_cast<double>(units_per_kv_head);
+  const std::int64_t num_pairs = f.num_sequences * f.num_heads_q / spec.heads_per_tile;
+  return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(units, 1e9)), 1,
+                                  std::max<std::int64_t>(1, num_pairs));
+}
+
 class Filler {
  public:
   Filler(const ForwardProblem& problem, const ForwardPlan& plan, const AttentionForward& args,
@@ -128,7 +142,7 @@ class Filler {
     launch.params = call_params(f_, args_, cache_);
     launch.params.captures = plan_.capture_slots.bind(args_.score, args_.mask);
     launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
-    fill_grid(launch);
+    launch.grid.x = fill_row_tiles(spec_, f_, plan_.device, launch.params);
     if (spec_.is_split) fill_split(launch, workspace);
     launch.clears_rows = clears_rows(spec_, f_);
     if (launch.clears_rows) fill_clear(launch, f_);
@@ -136,30 +150,6 @@ class Filler {
   }
 
  private:
-  /// Pairs (batch, head unit) whose keys and values share the L2 cache.
-  std::int64_t pairs_per_section(std::int64_t num_pairs) const {
-    const double bytes = static_cast<double>(f_.seqlen_kv) *
-                         static_cast<double>(f_.head_dim_qk + f_.head_dim_v) *
-                         static_cast<double>(size_bytes(f_.problem.k.dtype));
-    const double heads =
-        kSectionOfL2 * static_cast<double>(plan_.device.l2_bytes) / std::max(1.0, bytes);
-    const std::int64_t units_per_kv_head = f_.group / spec_.heads_per_tile;
-    const double units = heads * static_cast<double>(units_per_kv_head);
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::min(units, 1e9)), 1,
-                                    std::max<std::int64_t>(1, num_pairs));
-  }
-
-  void fill_grid(ForwardLaunch& launch) const {
-    ForwardParams& p = launch.params;
-    if (f_.is_varlen && p.total_q == 0) return;  // no tiles, whatever sequences there are
-    launch.grid.x = static_cast<std::uint32_t>(num_row_tiles(spec_, f_, p.seqlen_q, p.total_q));
-    if (spec_.is_varlen) return;
-    const std::int64_t rows = spec_.tile_q / spec_.heads_per_tile;
-    const std::int64_t pairs = f_.num_sequences * f_.num_heads_q / spec_.heads_per_tile;
-    p.num_q_tiles = static_cast<std::int32_t>((p.seqlen_q + rows - 1) / rows);
-    p.heads_per_section = static_cast<std::int32_t>(pairs_per_section(pairs));
-  }
-
   void fill_split(ForwardLaunch& launch, void* workspace) const {
     ForwardParams& p = launch.params;
     const std::int64_t rows = f_.num_sequences * f_.num_heads_q * p.seqlen_q;
@@ -244,6 +234,17 @@ std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& proble
   if (!spec.is_varlen) return problem.num_sequences * head_units * ((seqlen_q + rows - 1) / rows);
   // Every sequence may waste a tile, and so may the rows behind the last one.
   return total_q == 0 ? 0 : (total_q / rows + problem.num_sequences + 1) * head_units;
+}
+
+std::uint32_t fill_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
+                             const DeviceTraits& device, ForwardParams& p) {
+  if (problem.is_varlen && p.total_q == 0) return 0;  // no tiles, whatever sequences there are
+  if (!spec.is_varlen) {
+    const std::int64_t rows = spec.tile_q / spec.heads_per_tile;
+    p.num_q_tiles = static_cast<std::int32_t>((p.seqlen_q + rows - 1) / rows);
+    p.heads_per_section = static_cast<std::int32_t>(pairs_per_section(spec, problem, device));
+  }
+  return static_cast<std::uint32_t>(num_row_tiles(spec, problem, p.seqlen_q, p.total_q));
 }
 
 ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& plan,

@@ -70,6 +70,11 @@ bool clears_rows(const ForwardSpec& spec, const ForwardProblem& problem);
 std::int64_t num_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
                            std::int64_t seqlen_q, std::int64_t total_q);
 
+/// Divides the rows among CTAs, so many, as find_work of common/sequence.cuh takes them; `params` are filled with what
+/// it reads beside the arguments of a call.
+std::uint32_t fill_row_tiles(const ForwardSpec& spec, const ForwardProblem& problem,
+                             const DeviceTraits& device, ForwardParams& params);
+
 /// What the arguments of a call say, whatever kernel runs: tensors, lengths, scalars. Grids, splits and captures are
 /// not filled.
 ForwardParams call_params(const ForwardProblem& problem, const AttentionForward& args,

@@ -14,8 +14,8 @@ namespace {
 
 using expr::ProgramRole;
 
-const fovea::Captures& captures_of(ProgramRole role, const ScoreMod& score, const MaskMod& mask) {
-  return role == ProgramRole::score ? score.captures() : mask.captures();
+const fovea::Captures& captures_of(ProgramRole role, const CaptureSlots::Captured& captured) {
+  return role == ProgramRole::score ? captured.score : captured.mask;
 }
 
 template <typename Captured>
@@ -63,27 +63,26 @@ std::optional<std::string> captures_refusal(const expr::CudaProgram& program) {
   return std::nullopt;
 }
 
-CaptureSlots::CaptureSlots(const expr::CudaProgram& program, const ScoreMod& score,
-                           const MaskMod& mask) {
+CaptureSlots::CaptureSlots(const expr::CudaProgram& program, const Captured& captured) {
   FOVEA_ASSERT(!captures_refusal(program));
   for (const expr::CudaTensorSlot& slot : program.tensors) {
-    const auto& tensors = captures_of(slot.role, score, mask).tensors;
+    const auto& tensors = captures_of(slot.role, captured).tensors;
     tensors_.push_back({slot.role, index_of(tensors, slot.name)});
   }
   for (const expr::CudaScalarSlot& slot : program.scalars) {
-    const auto& scalars = captures_of(slot.role, score, mask).scalars;
+    const auto& scalars = captures_of(slot.role, captured).scalars;
     scalars_.push_back({slot.role, index_of(scalars, slot.name)});
   }
 }
 
-Captures CaptureSlots::bind(const ScoreMod& score, const MaskMod& mask) const {
+Captures CaptureSlots::bind(const Captured& captured) const {
   Captures captures{};
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    const auto& tensors = captures_of(tensors_[i].role, score, mask).tensors;
+    const auto& tensors = captures_of(tensors_[i].role, captured).tensors;
     captures.tensors[i] = parameter(tensors[tensors_[i].idx].view);
   }
   for (std::size_t i = 0; i < scalars_.size(); ++i) {
-    const auto& scalars = captures_of(scalars_[i].role, score, mask).scalars;
+    const auto& scalars = captures_of(scalars_[i].role, captured).scalars;
     captures.scalars[i] = parameter(scalars[scalars_[i].idx]);
   }
   return captures;

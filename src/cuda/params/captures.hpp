@@ -22,11 +22,22 @@ class CaptureSlots {
  public:
   CaptureSlots() = default;
   /// The programs that were printed, or equal ones.
-  CaptureSlots(const expr::CudaProgram& program, const ScoreMod& score, const MaskMod& mask);
+  CaptureSlots(const expr::CudaProgram& program, const ScoreMod& score, const MaskMod& mask)
+      : CaptureSlots(program, {score.captures(), mask.captures()}) {}
+
+  /// What the two programs capture; the score's may hold more than its formula reads, tangents of it.
+  struct Captured {
+    const fovea::Captures& score;
+    const fovea::Captures& mask;
+  };
+  CaptureSlots(const expr::CudaProgram& program, const Captured& captured);
 
   /// The parameters of a call whose programs equal the plan's: their captures stand in the same order. No table of
   /// ranges yet.
-  Captures bind(const ScoreMod& score, const MaskMod& mask) const;
+  Captures bind(const ScoreMod& score, const MaskMod& mask) const {
+    return bind({score.captures(), mask.captures()});
+  }
+  Captures bind(const Captured& captured) const;
 
  private:
   struct Place {

@@ -305,10 +305,26 @@ def test_gradients_of_what_is_captured(dtype, is_dense) -> None:
         assert (one.float() - there.float()).abs().max() <= 4 * TOLERANCE * there.float().abs().max()
 
 
-def test_other_derivatives_are_refused_by_name() -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_forward_mode(dtype) -> None:
+    """Of everything that moves, out and its tangent, as on the CPU."""
+    shapes = (*SHAPES, (4,))
+    both = tensors(*shapes, *shapes, dtype=dtype)
+    given, tangents = both[:4], both[4:]
+
+    def attend(q, k, v, slopes):
+        return fovea.attention(q, k, v, causal=True, score_mod=lambda s, b, h, i, j: s + slopes[h] * (j - i) / 64)
+
+    def run(device):
+        return torch.func.jvp(attend, *(tuple(x.to(device) for x in group) for group in (given, tangents)))
+
+    for got, expected in zip(run("cuda"), run("cpu")):
+        assert got.is_cuda and got.dtype == dtype
+        assert (got.cpu().float() - expected.float()).abs().max() <= 4 * TOLERANCE * expected.float().abs().max()
+
+
+def test_gradients_of_gradients_are_refused_by_name() -> None:
     given = [x.requires_grad_() for x in on_gpu()]
-    with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
-        torch.func.jvp(fovea.attention, tuple(given), tuple(map(torch.ones_like, given)))
     (dq,) = torch.autograd.grad(fovea.attention(*given).sum(), given[0], create_graph=True)
     with pytest.raises((fovea.InvalidArgument, fovea.Unsupported)):
         dq.sum().backward()

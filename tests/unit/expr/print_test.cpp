@@ -55,6 +55,22 @@ TEST(PrintCuda, OfPartsThatRepeatIsAsLongAsTheirNumber) {
   EXPECT_LT(program.mods.size(), 20000U);
 }
 
+/// Tangents have slots behind those of the score, by the names that derivatives read them by.
+TEST(PrintCuda, OfTangentsReadsThemBesideWhatTheyAreTangentsOf) {
+  const TensorView slopes = testing::shape_only(Dtype::f32, {8});
+  const ScoreMod score =
+      parse_score_mod("score + slopes[q_head] * kv_idx", {.tensors = {{"slopes", slopes}}});
+  const expr::CudaProgram moved = expr::print_cuda_tangent(score, {}, {{"slopes", slopes}});
+  ASSERT_EQ(moved.tensors.size(), 2U);
+  EXPECT_EQ(moved.tensors[0].name, "slopes");
+  EXPECT_EQ(moved.tensors[1].name, "slopes_tangent");
+  EXPECT_NE(moved.mods.find("has_score_tangent = true"), std::string::npos);
+  const expr::CudaProgram still = expr::print_cuda_tangent(score, {}, {});
+  EXPECT_EQ(still.tensors.size(), 1U);
+  EXPECT_NE(still.mods.find("has_score_tangent = false"), std::string::npos);
+  EXPECT_EQ(expr::print_cuda(score, {}).mods.find("score_tangent"), std::string::npos);
+}
+
 TEST(Print, FloatsLookLikeFloats) {
   EXPECT_EQ(to_string(Expr(3.0)), "3.0");
   EXPECT_EQ(to_string(Expr(0.1F)), "0.1");

@@ -128,22 +128,25 @@ class Call {
 
 struct Operation {
   const char* name;
+  const char* kernel_of_gpus;  // the last that is asked; null: there is none
   std::function<void(Call&)> run;
   std::function<void(Call&)> make_plan;       // or nothing
   std::function<Explanation(Call&)> explain;  // or nothing
 };
 
 std::vector<Operation> operations() {
-  return {{"attention_backward", [](Call& call) { attention_backward(call.backward()); },
+  return {{"attention_backward", "cuda/sm80/attention_backward_f32",
+           [](Call& call) { attention_backward(call.backward()); },
            [](Call& call) { (void)plan_backward(problem_of(call.backward())); },
            [](Call& call) { return explain(problem_of(call.backward())); }},
-          {"attention_jvp", [](Call& call) { attention_jvp(call.jvp()); },
+          {"attention_jvp", "cuda/sm80/attention_jvp_f32",
+           [](Call& call) { attention_jvp(call.jvp()); },
            [](Call& call) { (void)plan_jvp(problem_of(call.jvp())); },
            [](Call& call) { return explain(problem_of(call.jvp())); }},
-          {"attention_double_backward",
+          {"attention_double_backward", nullptr,
            [](Call& call) { attention_double_backward(call.double_backward()); }, nullptr,
            [](Call& call) { return explain_double_backward(call.double_backward()); }},
-          {"attention_probabilities",
+          {"attention_probabilities", nullptr,
            [](Call& call) { attention_probabilities(call.probabilities()); }, nullptr, nullptr}};
 }
 
@@ -170,7 +173,7 @@ TEST(CpuOnly, TensorsOnTheHostAreTaken) {
 
 TEST(CpuOnly, ACallOnAGpuIsUnsupportedByName) {
   for (const Operation& operation : operations()) {
-    if (std::string_view(operation.name) == "attention_backward") continue;  // of GPUs too
+    if (operation.kernel_of_gpus) continue;
     Call call({}, /*all=*/true);
     EXPECT_EQ(refusal_of<Unsupported>(operation.run, call),
               std::string(operation.name) + ": " + kWhyQ);
@@ -188,17 +191,19 @@ TEST(CpuOnly, ACallOnAGpuIsUnsupportedByName) {
   }
 }
 
-/// Kernels of GPUs sum no gradients of what a program captures; where there is no driver they say so first.
-TEST(CpuOnly, GradientsOfAGpuThatNoKernelTakesAreRefusedByEachWithItsReason) {
-  Call call({}, /*all=*/true);
-  const std::string refusal =
-      refusal_of<Unsupported>([](Call& again) { attention_backward(again.backward()); }, call);
-  EXPECT_THAT(refusal, HasSubstr("no kernel for this problem on cuda:0"));
-  EXPECT_THAT(refusal, HasSubstr("cuda/sm80/attention_backward_f32"));
-  const Explanation explained = explain(problem_of(call.backward()));
-  EXPECT_EQ(explained.kernel, "");
-  EXPECT_FALSE(explained.refused.empty());
-  EXPECT_TRUE(call.is_untouched());
+/// Where there is no driver every kernel says so.
+TEST(CpuOnly, DerivativesOnAGpuThatIsNotThereAreRefusedByEachKernelWithItsReason) {
+  for (const Operation& operation : operations()) {
+    if (!operation.kernel_of_gpus) continue;
+    Call call({}, /*all=*/true);
+    const std::string refusal = refusal_of<Unsupported>(operation.run, call);
+    EXPECT_THAT(refusal, HasSubstr("no kernel for this problem on cuda:0"));
+    EXPECT_THAT(refusal, HasSubstr(operation.kernel_of_gpus));
+    const Explanation explained = operation.explain(call);
+    EXPECT_EQ(explained.kernel, "");
+    EXPECT_FALSE(explained.refused.empty());
+    EXPECT_TRUE(call.is_untouched());
+  }
 }
 
 TEST(CpuOnly, OneTensorOnAGpuIsRefusedBeforeItIsFollowed) {

@@ -1,4 +1,5 @@
-// The unit of a kernel that is compiled for a spec and for programs: what every kernel of gradients is made of.
+// The unit of a kernel that is compiled for a spec and for programs: what kernels of gradients and of tangents are made
+// of.
 #pragma once
 
 #include <string>

@@ -1,0 +1,20 @@
+#include "cuda/kernel_unit.hpp"
+
+#include <fmt/format.h>
+
+#include "cuda/jit/cubin.hpp"
+
+namespace fovea::cuda {
+
+std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit) {
+  return fmt::format(
+      "#include \"{}\"\n#include \"{}\"\n"
+      "namespace fovea::cuda {{\n{}\n{}}}\n"
+      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+      "const __grid_constant__ fovea::cuda::{} p) {{\n"
+      "  fovea::cuda::{}(p);\n}}\n",
+      unit.header, program.include, program.mods, unit.spec, unit.bounds, jit::kEntryName,
+      unit.params, unit.call);
+}
+
+}  // namespace fovea::cuda
