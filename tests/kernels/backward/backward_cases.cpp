@@ -308,8 +308,8 @@ GradientCase hopper_packed(std::string label, std::int64_t head_dim) {
   return packed;
 }
 
-/// NaN and infinity that some rows do not see: in keys that all mask, in rows that see nothing, in rows of dout and q
-/// that see some keys of their tiles, behind the end of a sequence.
+/// NaN and infinity that some rows do not see: in keys that all mask, in one element of such a key, in rows that see
+/// nothing, in rows of dout and q that see some keys of their tiles, behind the end of a sequence.
 void add_hidden_nan(std::vector<GradientCase>& cases) {
   for (const HopperPosed& posed : std::vector<HopperPosed>{
            {"blind_rows_d64", 64, 150, 141, 2, 1, causal()},
@@ -321,6 +321,12 @@ void add_hidden_nan(std::vector<GradientCase>& cases) {
     cases.push_back(hopper_case(posed));
   }
   for (const std::int64_t head_dim : {64, 128}) {
+    GradientCase key =
+        hopper_case({"nan_of_a_hidden_key_d" + std::to_string(head_dim), head_dim, 150, 141, 2, 1,
+                     mask_mod([](auto x) { return x.kv_idx != 77; })});
+    key.forward.poisons_hidden_keys = false;
+    key.nan_key = 77;
+    cases.push_back(std::move(key));
     GradientCase rows =
         hopper_case({"nan_rows_d" + std::to_string(head_dim), head_dim, 150, 141, 2, 1, causal()});
     rows.has_nan_rows = true;
