@@ -17,6 +17,12 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
+/// In the first head of the first sequence.
+void set_nan(GuardedTensor& tensor, std::int64_t row, std::int64_t col) {
+  const TensorSpec spec = tensor.view().spec();
+  tensor.set(row * spec.strides[1] + col * spec.strides[3], kNaN);
+}
+
 /// lse is an input of backward, and row_max is none of its business.
 Case as_backward(Case problem) {
   problem.wants_lse = true;
@@ -127,17 +133,19 @@ void GradientMemory::fill_inputs() {
     fill(*each);
   for (NamedTensor& each : captured_tangents) fill(each.tensor);
   if (problem_.has_nan_rows) set_nan_rows();
+  if (problem_.nan_key) set_nan_key(*problem_.nan_key);
 }
 
 void GradientMemory::set_nan_rows() {
-  const auto set = [](GuardedTensor& tensor, std::int64_t row, std::int64_t col) {
-    const TensorSpec spec = tensor.view().spec();
-    tensor.set(row * spec.strides[1] + col * spec.strides[3], kNaN);
-  };
   const std::int64_t rows = dout.view().size(1);
-  set(dout, rows / 2, 3);
-  set(dout, rows - 1, 0);
-  set(forward.q, rows / 3, 1);
+  set_nan(dout, rows / 2, 3);
+  set_nan(dout, rows - 1, 0);
+  set_nan(forward.q, rows / 3, 1);
+}
+
+void GradientMemory::set_nan_key(std::int64_t key) {
+  set_nan(forward.k, key, 5);
+  forward.k.seal();
 }
 
 void GradientMemory::poison_blind_rows() {

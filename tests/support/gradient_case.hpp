@@ -24,6 +24,8 @@ struct GradientCase {
   bool wants_captured = true;
   /// A dense dout holds NaN in one element of some rows, and so does q of one that sees something.
   bool has_nan_rows = false;
+  /// This key of a dense k holds NaN in one element. No row sees it.
+  std::optional<std::int64_t> nan_key{};
 
   std::string describe() const;
 };
@@ -69,6 +71,7 @@ class GradientMemory {
   void make_captured();
   void fill_inputs();
   void set_nan_rows();
+  void set_nan_key(std::int64_t key);
   void poison_blind_rows();
   void poison_hidden_tangents();
 

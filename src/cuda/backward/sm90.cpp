@@ -8,6 +8,10 @@
 #include "core/check.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/device/shared/backward_spec_sm90.h"
+#include "expr/differentiate.hpp"
+#include "expr/interval.hpp"
+#include "expr/kv_affine.hpp"
+#include "expr/passes.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -29,9 +33,9 @@ std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool 
   return has_mask ? std::min(fitting, kMostMaskedPairs) : with_sums;
 }
 
-/// A float, three numbers of a row's delta with zeros behind them; sums of dq.
+/// A float, a row's delta; sums of dq.
 std::int64_t row_bytes(const Sm90BackwardSpec& spec) {
-  return 4 + kDeltaBytes + (spec.is_staggered ? 8 : 4) * spec.head_dim_qk;
+  return 4 + delta_bytes(spec) + (spec.is_staggered ? 8 : 4) * spec.head_dim_qk;
 }
 
 std::int64_t tiles_of(std::int64_t length, std::int64_t rows) { return (length + rows - 1) / rows; }
@@ -53,11 +57,40 @@ std::int64_t num_rows(const GradientProblem& g) {
 /// Rows do not see all keys of a tile.
 bool hides_keys(const ForwardProblem& f) { return f.is_varlen || !f.problem.mask.is_all_visible(); }
 
+/// Gradients that are not finite are computed again: pairs that are hidden or dropped may have made them so.
+bool asks_redo(const GradientProblem& g) {
+  return hides_keys(g.forward) || has_program(g) || g.forward.problem.dropout.p > 0;
+}
+
 /// Every tile of keys visits every tile of queries, and there are some that would wait for each other.
 bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
   if (!f.problem.is_deterministic || hides_keys(f)) return false;
   const std::int64_t key_tiles = tiles_of(f.seqlen_kv, kSm90BackwardKeys);
   return key_tiles > 1 && key_tiles * tiles_of(f.seqlen_q, tile_q) < kMostStaggeredPairs;
+}
+
+/// Are gradients of scores other than those of what the program makes of them?
+bool has_slope(const expr::NodePtr& program) {
+  const expr::NodePtr derivative = expr::derivative_by_score(program);
+  return derivative->op != expr::Op::constant || derivative->float_value != 1;
+}
+
+/// Loads whose addresses are registers, for scores one by one.
+bool loads_for_each_score(const expr::NodePtr& program) {
+  if (expr::score_slope(program) != nullptr) return false;  // a line's are those of rows
+  const expr::IntervalProgram formula(program);
+  return std::ranges::any_of(formula.nodes(), [](const expr::Node* node) {
+    return node->op == expr::Op::load && (expr::reads(*node, expr::Variable::q_idx) ||
+                                          expr::reads(*node, expr::Variable::kv_idx) ||
+                                          expr::reads(*node, expr::Variable::score));
+  });
+}
+
+/// What takes registers beside sums and scores: weights of gradients that are not P, what is loaded for each score.
+bool needs_registers(const GradientProblem& g) {
+  const Problem& p = g.forward.problem;
+  const expr::NodePtr program = expr::simplify(p.score.expr().shared());
+  return p.dropout.p > 0 || has_slope(program) || loads_for_each_score(program);
 }
 
 /// Words that stand for tiles of keys, and for tiles of queries (tile_place).
@@ -75,10 +108,11 @@ std::int64_t num_query_words(const GradientProblem& g) {
   return num_words(f, f.seqlen_q, f.is_varlen ? f.problem.q.shape[0] : 0, f.num_heads_q);
 }
 
-/// Progress; behind it, where keys are hidden, a word for all tiles of keys, one for each, and the same of queries.
+/// Progress; behind it, where tiles may be computed again, a word for all tiles of keys, one for each, and the same of
+/// queries.
 std::int64_t num_all_words(const GradientProblem& g) {
   const std::int64_t progress = num_key_words(g);
-  return progress + (hides_keys(g.forward) ? 2 + num_key_words(g) + num_query_words(g) : 0);
+  return progress + (asks_redo(g) ? 2 + num_key_words(g) + num_query_words(g) : 0);
 }
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
@@ -107,8 +141,6 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
-  if (has_program(g)) return Refusal{"scores have a program; this kernel computes plain ones"};
-  if (p.dropout.p > 0) return Refusal{"there is dropout; this kernel drops nothing"};
   if (f.softmax_scale < kSmallestScale) {
     return Refusal{fmt::format("softmax_scale is {}; expected at least 2^-100", f.softmax_scale)};
   }
@@ -129,11 +161,14 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   const std::int64_t widest = std::max(f.head_dim_qk, f.head_dim_v);
   spec.head_dim_qk = spec.head_dim_v = static_cast<std::int32_t>(panels_of(widest));
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
-  spec.tile_q = spec.head_dim_qk == 128 ? 64 : 128;
+  spec.spares_registers = needs_registers(g);
+  spec.tile_q = spec.head_dim_qk == 128 || spec.spares_registers ? 64 : 128;
   spec.is_deterministic = f.problem.is_deterministic;
   spec.num_warps = spec.is_deterministic ? 16 : 12;
   spec.writes_elements = !stores_by_tma(g);
+  spec.has_origins = has_program(g);
   spec.hides_keys = hides_keys(f);
+  spec.asks_redo = asks_redo(g);
   spec.is_staggered = is_staggered(f, spec.tile_q);
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;
@@ -148,7 +183,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   finish.header = "sm90/backward/finish_queries.cuh";
   finish.entry = "sm90::finish_queries";
   std::vector<BackwardStep> steps = {main, prepare, finish};
-  if (spec.hides_keys) {
+  if (spec.asks_redo) {
     const std::vector<BackwardStep> again = Sm80Backward::choose_redo(g, device);
     steps.insert(steps.end(), again.begin(), again.end());
   }
@@ -181,7 +216,7 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
       spec.is_staggered
           ? 1
           : pairs_of_section(p.common.kv_pairs_per_section, spec.is_deterministic, hides_keys(f));
-  p.rows.delta = take(rows * kDeltaBytes);
+  p.rows.delta = take(rows * delta_bytes(spec));
   p.rows.dq_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
   if (spec.is_staggered)
     p.rows.dq_round_sums = reinterpret_cast<float*>(take(4 * rows * spec.head_dim_qk));
@@ -190,7 +225,7 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
     return reinterpret_cast<std::int32_t*>(take(4 * count));
   };
   p.rows.progress = take_words(num_key_words(g));
-  if (spec.hides_keys) {
+  if (spec.asks_redo) {
     const auto take_redo = [&](std::int64_t num_tiles) -> RedoTiles {
       // prepare_redo counts what is owned
       return {.any = take_words(1), .tiles = take_words(num_tiles), .num_owned = 0};

@@ -39,10 +39,10 @@ struct Sm90Backward {
   static constexpr std::string_view kEntry = "sm90::attention_backward";
   static constexpr std::string_view kParams = "Sm90BackwardParams";
 
-  static bool has_origins(const GradientProblem&) { return false; }
+  static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
-  /// The kernel, prepare_rows, finish_queries, and where rows do not see all keys what computes tiles again that NaN or
-  /// infinity in hidden pairs has reached; none where no gradient of q, k or v is wanted.
+  /// The kernel, prepare_rows, finish_queries, and what computes tiles again that NaN or infinity in hidden or dropped
+  /// pairs may have reached, where there are such; none where no gradient of q, k or v is wanted.
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
   /// What is prepared of rows, f32 sums of dq, progress, tiles to be computed again.

@@ -64,6 +64,8 @@ struct SpecText<Sm90BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_deterministic),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, writes_elements),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, hides_keys),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, asks_redo),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, spares_registers),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered)};
 };
 

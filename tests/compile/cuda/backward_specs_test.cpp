@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "compile/cuda/compiler.hpp"
@@ -21,7 +23,7 @@ namespace fovea::cuda {
 namespace {
 
 struct Posed {
-  std::string name;
+  std::string name{};
   std::int64_t head_dim = 128;
   Dtype dtype = Dtype::bf16;
   MaskMod mask{};
@@ -161,6 +163,14 @@ TEST_P(BackwardSpecs, CompileAndSpillNextToNothing) {
 
 /// Two registers around the formula of a mask, on tiles that it cuts; a loop over tiles around a kernel of sm_80.
 constexpr int kMostSpilledByMasks = 16, kMostSpilledAgain = 48;
+/// Sums of head_dim 128 leave too few registers for the bits of dropout, and for what a program loads for each score.
+constexpr int kMostSpilledByDropout = 112, kMostSpilledByLoads = 88;
+
+int most_spilled(const Posed& posed, const Sm90BackwardSpec& spec) {
+  if (spec.head_dim_qk == 128 && spec.has_dropout) return kMostSpilledByDropout;
+  if (posed.name.ends_with("bias")) return kMostSpilledByLoads;
+  return posed.mask != MaskMod() && posed.mask != causal() ? kMostSpilledByMasks : 0;
+}
 
 /// sm90/attention_backward: both of its forms.
 class HopperBackwardSpecs : public ::testing::TestWithParam<Posed> {};
@@ -176,28 +186,31 @@ TEST_P(HopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
       EXPECT_LE(cubin.report.spill_bytes, kMostSpilledAgain) << kernel.text.label;
       continue;
     }
-    const bool has_formula = GetParam().mask != MaskMod() && GetParam().mask != causal();
-    EXPECT_LE(cubin.report.spill_bytes, has_formula ? kMostSpilledByMasks : 0) << kernel.text.label;
-    EXPECT_LE(cubin.report.local_bytes, has_formula ? kMostSpilledByMasks : 0) << kernel.text.label;
+    const auto& spec = plan.steps.front().spec.as<Sm90BackwardSpec>();
+    const int most = kernel.role == KernelRole::main ? most_spilled(GetParam(), spec) : 0;
+    EXPECT_LE(cubin.report.spill_bytes, most) << kernel.text.label;
+    EXPECT_LE(cubin.report.local_bytes, most) << kernel.text.label;
     EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;
     if (kernel.role != KernelRole::main) continue;
     const auto code = machine_code(cubin);
     if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-    const auto& spec = plan.steps.front().spec.as<Sm90BackwardSpec>();
     const int depth = spec.head_dim_qk / 16;
-    // Scores before the loop and in it, dP and its delta, dk and dv, dq.
-    const std::string narrow = fmt::format("HGMMA.64x{}x16.F32", spec.tile_q);
-    const std::string wide = fmt::format("HGMMA.64x{}x16.F32", spec.head_dim_qk);
-    const int scores = 2 * depth + depth + 1;
-    const int sums = 2 * (spec.tile_q / 16);
-    const int queries = 2 * (kSm90BackwardKeys / 16);
-    EXPECT_EQ(count(*code, narrow), scores + (spec.tile_q == 64 ? queries : 0));
-    EXPECT_EQ(count(*code, wide), sums + (spec.tile_q == 64 ? 0 : queries));
+    std::map<std::string, int> products;
+    const auto expect = [&](int columns, int times) {
+      products[fmt::format("HGMMA.64x{}x16.F32", columns)] += times;
+    };
+    expect(spec.tile_q, 2 * depth + depth);            // scores before the loop and in it, dP
+    expect(spec.tile_q, spec.has_dropout ? 0 : 1);     // delta
+    expect(spec.head_dim_qk, 2 * (spec.tile_q / 16));  // dk and dv
+    expect(64, spec.tile_q * spec.head_dim_qk / (64 * 64) * (kSm90BackwardKeys / 16));  // dq
+    for (const auto& [name, times] : products) {
+      EXPECT_EQ(count(*code, name), times) << name;
+    }
   }
 }
 
 std::vector<Posed> posed_to_hopper() {
-  return {
+  std::vector<Posed> all = {
       {.name = "d128"},
       {.name = "d128_any_order", .is_in_any_order = true},
       {.name = "d128_causal", .mask = causal()},
@@ -213,6 +226,27 @@ std::vector<Posed> posed_to_hopper() {
       {.name = "d64", .head_dim = 64},
       {.name = "d64_any_order", .head_dim = 64, .is_in_any_order = true},
       {.name = "d64_causal", .head_dim = 64, .mask = causal()}};
+  const ScoreMod distances = alibi(shaped({16})), dense = bias(shaped({16, 4096, 4096}));
+  for (const std::int64_t head_dim : {64, 128}) {
+    for (const bool is_in_any_order : {false, true}) {
+      const auto add = [&](const char* name, Posed posed) {
+        posed.name = fmt::format("d{}{}_{}", head_dim, is_in_any_order ? "_any_order" : "", name);
+        posed.head_dim = head_dim;
+        posed.is_in_any_order = is_in_any_order;
+        all.push_back(std::move(posed));
+      };
+      add("softcap", {.score = softcap(30)});
+      add("causal_softcap", {.mask = causal(), .score = softcap(30)});
+      add("alibi", {.score = distances});
+      add("causal_alibi", {.mask = causal(), .score = distances});
+      add("causal_bias", {.mask = causal(), .score = dense});
+      add("dropout", {.dropout_p = 0.1F});
+      add("causal_dropout", {.mask = causal(), .dropout_p = 0.1F});
+    }
+  }
+  all.push_back(
+      {.name = "d128_packed_softcap", .mask = causal(), .score = softcap(30), .is_packed = true});
+  return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_hopper()),
@@ -243,7 +277,9 @@ TEST_P(CapturedSpecs, CompileAndSpillNextToNothing) {
           << kernel.text.label << " for " << architecture.major << "." << architecture.minor << ", "
           << cubin.report.registers << " registers, " << cubin.report.compile_ms << " ms";
       // Its sums are registers. In the others the walk over tiles has a few words of a stack.
-      if (are_tiles) EXPECT_LE(cubin.report.local_bytes, kMostSpilledByTiles) << kernel.text.label;
+      if (are_tiles) {
+        EXPECT_LE(cubin.report.local_bytes, kMostSpilledByTiles) << kernel.text.label;
+      }
     }
   }
 }

@@ -310,8 +310,8 @@ GradientCase hopper_packed(std::string label, std::int64_t head_dim) {
   return packed;
 }
 
-/// NaN and infinity that some rows do not see: in keys that all mask, in rows that see nothing, in rows of dout and q
-/// that see some keys of their tiles, behind the end of a sequence.
+/// NaN and infinity that some rows do not see: in keys that all mask, in one element of such a key, in rows that see
+/// nothing, in rows of dout and q that see some keys of their tiles, behind the end of a sequence.
 void add_hidden_nan(std::vector<GradientCase>& cases) {
   for (const HopperPosed& posed : std::vector<HopperPosed>{
            {"blind_rows_d64", 64, 150, 141, 2, 1, causal()},
@@ -323,6 +323,12 @@ void add_hidden_nan(std::vector<GradientCase>& cases) {
     cases.push_back(hopper_case(posed));
   }
   for (const std::int64_t head_dim : {64, 128}) {
+    GradientCase key =
+        hopper_case({"nan_of_a_hidden_key_d" + std::to_string(head_dim), head_dim, 150, 141, 2, 1,
+                     mask_mod([](auto x) { return x.kv_idx != 77; })});
+    key.forward.poisons_hidden_keys = false;
+    key.nan_key = 77;
+    cases.push_back(std::move(key));
     GradientCase rows =
         hopper_case({"nan_rows_d" + std::to_string(head_dim), head_dim, 150, 141, 2, 1, causal()});
     rows.has_nan_rows = true;
@@ -343,6 +349,80 @@ GradientCase hopper_documents(std::string label, std::int64_t head_dim) {
       problem.forward.capture(Dtype::i32, {2, 200}, [](std::int64_t i) { return i % 200 / 70; });
   problem.forward.mask = documents(ids) && causal();
   return problem;
+}
+
+/// Forward's words, in tiles that end inside a group of four keys.
+void add_hopper_dropout(std::vector<GradientCase>& cases) {
+  const auto add = [&](const HopperPosed& posed, const ScoreMod& score = {}) {
+    GradientCase problem = hopper_case(posed);
+    problem.wants_captured = false;
+    problem.forward.dropout = kSomeDropped;
+    problem.forward.score = score;
+    problem.forward.reads_dropout_seed = posed.head_dim == 64;
+    cases.push_back(std::move(problem));
+  };
+  add({"dropped_d128", 128, 150, 270, 2, 1});
+  add({"dropped_d128_any_order", 128, 200, 141, 2, 2, causal()});
+  add({"dropped_d64", 64, 200, 270, 2, 1, causal()});
+  add({"dropped_d64_f16_any_order", 64, 150, 203, 2, 2, {}, Dtype::f16});
+  add({"dropped_softcap_d128", 128, 200, 200, 2, 2, window(40, 7)}, softcap(2));
+  add({"dropped_softcap_d64", 64, 150, 270, 2, 1}, softcap(2));
+  GradientCase packed = hopper_packed("packed_dropped_d64", 64);
+  packed.forward.dropout = kSomeDropped;
+  cases.push_back(std::move(packed));
+  GradientCase all = hopper_case({"all_dropped_d64", 64, 70, 141});
+  all.forward.dropout = {.p = 1, .seed = 7};
+  cases.push_back(std::move(all));
+}
+
+/// Programs with and without a slope, of one register or many, on whole tiles, cut ones and masked ones.
+void add_hopper_programs(std::vector<GradientCase>& cases) {
+  const auto add = [&](const HopperPosed& posed, const auto& program) {
+    GradientCase problem = hopper_case(posed);
+    problem.wants_captured = false;
+    problem.forward.score = program(problem.forward);
+    cases.push_back(std::move(problem));
+  };
+  const auto slopes = [](Case& c) { return captured_normal(c, Dtype::f32, {c.num_heads_q}, 70); };
+  const auto distances = [&](Case& c) { return alibi(slopes(c)); };
+  const auto line = [&](Case& c) {
+    return parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx) / 16",
+                           {.tensors = {{"slopes", slopes(c)}}});
+  };
+  const auto cap = [](Case&) { return softcap(2); };
+  const auto all = [&](Case& c) { return softcap(3) | by_distance(c, 90, 71) | line(c); };
+  add({"alibi_d128", 128, 200, 300, 2, 1, causal()}, distances);
+  add({"alibi_d64", 64, 300, 390, 2, 2}, distances);
+  add({"line_d128_any_order", 128, 150, 200, 2, 2}, line);
+  add({"line_d64_f16", 64, 300, 200, 2, 1, causal(), Dtype::f16}, line);
+  add({"softcap_d128", 128, 200, 300, 2, 1, causal()}, cap);
+  add({"softcap_d128_full", 128, 310, 390, 2, 2}, cap);
+  add({"softcap_d64_any_order", 64, 150, 200, 2, 1}, cap);
+  add({"softcap_d64_window", 64, 200, 200, 2, 2, window(70, 3)}, cap);
+  add({"programs_d128_any_order", 128, 140, 270, 2, 1, causal()}, all);
+  add({"programs_d64_f16", 64, 140, 270, 2, 1, {}, Dtype::f16}, all);
+  // Slopes of 0 and of both signs; a slope that is infinite where the score is hidden.
+  add({"squares_d128", 128, 140, 140, 1, 1, causal()},
+      [](Case&) { return parse_score_mod("score * score / 4 + abs(score)"); });
+  // A key in three is hidden by the bias alone, and so are all keys of some rows; these rows hold NaN.
+  add({"hiding_bias_d128", 128, 150, 141}, [](Case& c) {
+    return bias(c.capture(Dtype::f32, {150, 141}, [](std::int64_t i) {
+      const bool is_hidden = i % 141 % 3 == 1 || i / 141 % 50 == 7;
+      return is_hidden ? -std::numeric_limits<double>::infinity()
+                       : 0.01 * static_cast<double>(i % 89);
+    }));
+  });
+  // Rows whose lse has no digits left for P.
+  add({"large_bias_d64", 64, 150, 200, 1, 1, causal()}, [](Case& c) {
+    const TensorView table = c.capture(Dtype::f32, {150}, [](std::int64_t i) {
+      return i == 40 ? 131072.0 : i == 70 ? -2048.0 : 0.0;
+    });
+    return parse_score_mod("score + table[q_idx]", {.tensors = {{"table", table}}});
+  });
+  GradientCase packed = hopper_packed("packed_programs_d128", 128);
+  packed.wants_captured = false;
+  packed.forward.score = all(packed.forward);
+  cases.push_back(std::move(packed));
 }
 
 }  // namespace
@@ -371,6 +451,8 @@ std::vector<GradientCase> hopper_backward_cases() {
   cases.push_back(hopper_documents("documents_d64", 64));
   cases.push_back(hopper_documents("documents_d128_any_order", 128));
   add_hidden_nan(cases);
+  add_hopper_programs(cases);
+  add_hopper_dropout(cases);
   GradientCase f32 = hopper_case({"f32_gradients", 64, 140, 200, 2, 1, causal()});
   f32.gradient_dtype = Dtype::f32;
   cases.push_back(std::move(f32));

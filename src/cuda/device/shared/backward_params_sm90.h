@@ -13,7 +13,8 @@ struct Sm90BackwardRows {
   /// -log_sum, in each 16 rows in the order in which lanes read four at a time: of lane l of a quad rows 2 l, 2 l + 1,
   /// 2 l + 8, 2 l + 9.
   float* log_sum;
-  /// kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros.
+  /// kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros. With dropout floats, in the
+  /// order of log_sum.
   void* delta;
   /// [tile of tile_q rows][half][8][128 threads][4] fragments of the two products that a tile is.
   float* dq_sums;

@@ -14,9 +14,12 @@ struct Sm90BackwardSpec : BackwardSpec {
   std::int32_t stages = 3;       // such tiles in shared memory
   bool is_deterministic = true;  // dq is summed in the order of keys, by turns
   bool writes_elements = false;  // of dk and dv, one by one: what TMA cannot write
-  // Rows do not see all keys of a tile. NaN and infinity in what is hidden meet weights of 0: gradients that are not
-  // finite are named by tiles (RedoTiles).
-  bool hides_keys = false;
+  bool hides_keys = false;       // rows do not see all keys of a tile
+  // Gradients that are not finite are named by tiles (RedoTiles). NaN and infinity in what is hidden or dropped meet
+  // weights of 0; and rows that has_origins gives an origin are NaN from the start (prepare_rows).
+  bool asks_redo = false;
+  // For what programs load for each score, and for weights of gradients that are not P: fewer queries, or dv before dP.
+  bool spares_registers = false;
   bool is_staggered = false;  // walks begin at tiles of queries of their own (StaggeredWalk)
 
   bool operator==(const Sm90BackwardSpec&) const = default;
@@ -76,6 +79,10 @@ inline constexpr std::int32_t kSm90BackwardWords = 8;
 inline constexpr std::int32_t kSm90BackwardTurns = 4;
 /// What a row's delta is to the tensor cores: 8 elements of 16 bits.
 inline constexpr std::int32_t kDeltaBytes = 16;
+/// And where they do not subtract it a float: dP of a dropped pair is 0, less its row's delta.
+constexpr std::int32_t delta_bytes(const Sm90BackwardSpec& spec) {
+  return spec.has_dropout ? 4 : kDeltaBytes;
+}
 
 /// Warps of prepare_rows and finish_queries; what the latter takes of shared memory.
 inline constexpr std::int32_t kSm90RowWarps = 8;
@@ -88,7 +95,7 @@ struct Sm90BackwardLayout {
   std::int32_t k, v;                            // later dv lies where v did
   std::int32_t q, dout;                         // [stage]; later dk lies where q did
   std::int32_t ds;                              // [2] transposed: rows of keys
-  std::int32_t delta;                           // [stage] kDeltaBytes of each row
+  std::int32_t delta;                           // [stage] delta_bytes of each row
   std::int32_t zeros;                           // kDeltaBytes of each row
   std::int32_t log_sum;                         // [stage] a float of each row
   std::int32_t k_full, v_full;                  // barriers of 8 bytes, as all up to passed
@@ -110,7 +117,7 @@ constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) 
   at.q = take(spec.stages * spec.tile_q * bytes * spec.head_dim_qk);
   at.dout = take(spec.stages * spec.tile_q * bytes * spec.head_dim_v);
   at.ds = take(2 * kSm90BackwardKeys * bytes * spec.tile_q);
-  at.delta = take(spec.stages * spec.tile_q * kDeltaBytes);
+  at.delta = take(spec.stages * spec.tile_q * delta_bytes(spec));
   at.zeros = take(spec.tile_q * kDeltaBytes);
   at.log_sum = take(spec.stages * spec.tile_q * 4);
   at.k_full = take(8);

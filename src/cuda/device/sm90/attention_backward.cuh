@@ -1,6 +1,7 @@
 // Attention backward by wgmma and TMA: Hopper.
 //
-//   P = exp(scale S - lse);  dv = Pᵀ dout;  dS = P (dout vᵀ - delta);  dk = scale dSᵀ q;  dq = scale Σ dS k
+//   P = exp(program(scale S) - lse);  dS = P (dout vᵀ - delta) program'
+//   dv = Pᵀ dout;  dk = scale dSᵀ q;  dq = scale Σ dS k
 //
 // (Dao 2023, FlashAttention-2.) A CTA owns 128 keys of a head and walks over the tiles of queries that see them, of all
 // q heads of its group. Two groups of 64 keys each hold dk and dv in registers; their scores are transposed, so that P
@@ -17,6 +18,11 @@
 // Deltas are subtracted by the tensor cores: a row's delta as three 16-bit numbers, one more step of depth of dP
 // (prepare_rows), for loads of shared memory are what there is no time for.
 //
+// Score programs are those of sm80's kernel, with their derivatives. With a slope gradients have weights of their own,
+// P program', where dS will be. Registers are what bounds them (spares_registers): at head_dim 128 dv is computed
+// before dP, at 64 a tile has 64 queries. With dropout P of dv is without what is dropped, weights are with it, and
+// threads subtract deltas.
+//
 // Bound: the data path of shared memory. Of a block of 64 queries and 128 keys at head_dim 128, products take 2,560
 // clocks and read 256 KB, 2,048 clocks; additions to memory pass there as well, 256 clocks, what lse and dS need
 // another 300. Laboratory's best: 3,100 clocks a block.
@@ -30,7 +36,7 @@
 //
 // NaN and infinity at pairs that a row does not see reach neither P nor dS; in q, dout and k of such a row or key they
 // meet those zeros in products. Tiles of gradients that are not finite are named, and computed again by
-// sm80/attention_backward (hides_keys).
+// sm80/attention_backward (asks_redo).
 //
 // Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns;
 // around the kernel prepare_rows and finish_queries. The entry is here.

@@ -30,6 +30,7 @@ struct Posed {
   bool wants_dq = true, wants_dk = true, wants_dv = true, wants_dsinks = false;
   bool is_packed = false;
   int sm_margin = 0;
+  float dropout_p = 0;
 };
 
 BackwardProblem problem_of(const Posed& posed) {
@@ -48,6 +49,7 @@ BackwardProblem problem_of(const Posed& posed) {
   problem.forward.mask = posed.mask;
   problem.forward.has_sinks = problem.wants_dsinks = posed.wants_dsinks;
   problem.forward.sm_margin = posed.sm_margin;
+  problem.forward.dropout.p = posed.dropout_p;
   if (posed.is_packed) {
     problem.forward.num_sequences = 3;
     problem.forward.seqlen_q = problem.forward.seqlen_kv = up_to(200);
@@ -91,6 +93,54 @@ TEST(BackwardCandidates, HopperComputesAgainWhereKeysAreHidden) {
                           KernelRole::convert, KernelRole::redo_keys));
 }
 
+/// Nothing reads it.
+TensorView shaped(const std::vector<std::int64_t>& shape) {
+  static const float nothing = 0;
+  return {&nothing, make_spec(Dtype::f32, shape)};
+}
+
+/// Programs may hide keys, and dropped pairs have weights of 0: walks stay staggered, but tiles may be computed again.
+TEST(BackwardCandidates, HopperTakesProgramsAndDropout) {
+  for (const Posed& posed : {Posed{.score = softcap(30)}, Posed{.score = alibi(shaped({8}))},
+                             Posed{.dropout_p = 0.1F}}) {
+    const BackwardPlan plan =
+        choose_backward(validate(problem_of(posed), "test"), typical_device(9, 0));
+    EXPECT_EQ(plan.candidate, "cuda/sm90/attention_backward");
+    EXPECT_THAT(roles_of(plan),
+                ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                            KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
+    const auto& spec = plan.steps.front().spec.as<Sm90BackwardSpec>();
+    EXPECT_TRUE(spec.is_staggered);
+    EXPECT_FALSE(spec.hides_keys);
+    EXPECT_TRUE(spec.asks_redo);
+    EXPECT_EQ(plan.delta.has_origins, posed.dropout_p == 0);
+  }
+}
+
+/// A slope, elements of captured data for each score and dropout take registers; slopes of ALiBi and lines do not.
+TEST(BackwardCandidates, HopperTakesFewerQueriesWhereProgramsNeedRegisters) {
+  const auto spec_of = [](const Posed& posed) {
+    const BackwardPlan plan =
+        choose_backward(validate(problem_of(posed), "test"), typical_device(9, 0));
+    return plan.steps.front().spec.as<Sm90BackwardSpec>();
+  };
+  const auto of_text = [](std::string_view text, const std::vector<std::int64_t>& shape) {
+    return parse_score_mod(text, {.tensors = {{"t", shaped(shape)}}});
+  };
+  const auto tile_of_d64 = [&](const ScoreMod& score, float dropout_p = 0) {
+    return spec_of({.head_dim = 64, .score = score, .dropout_p = dropout_p}).tile_q;
+  };
+  EXPECT_EQ(tile_of_d64({}), 128);
+  EXPECT_EQ(tile_of_d64(alibi(shaped({8}))), 128);
+  EXPECT_EQ(tile_of_d64(of_text("score + t[q_idx] * kv_idx", {300})), 128);
+  EXPECT_EQ(tile_of_d64(softcap(30)), 64);
+  EXPECT_EQ(tile_of_d64(of_text("score * t[q_head]", {8})), 64);
+  EXPECT_EQ(tile_of_d64(bias(shaped({300, 500}))), 64);
+  EXPECT_EQ(tile_of_d64({}, 0.1F), 64);
+  EXPECT_TRUE(spec_of({.score = softcap(30)}).spares_registers);
+  EXPECT_FALSE(spec_of({.score = alibi(shaped({8}))}).spares_registers);
+}
+
 TEST(BackwardCandidates, BothGradientsOfKeysShareAWalkUpTo128) {
   EXPECT_THAT(roles_of(plan_of({})),
               ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries));
@@ -131,12 +181,6 @@ BackwardPlan captured_plan(const ScoreMod& score, Dtype dtype = Dtype::bf16) {
     problem.dcaptured.push_back({each.name, make_spec(Dtype::f32, shape)});
   }
   return choose_backward(validate(problem, "test"), typical_device(8, 0));
-}
-
-/// Nothing reads it.
-TensorView shaped(const std::vector<std::int64_t>& shape) {
-  static const float nothing = 0;
-  return {&nothing, make_spec(Dtype::f32, shape)};
 }
 
 TEST(BackwardCandidates, ADenseBiasIsStoredTileByTile) {

@@ -4,7 +4,7 @@
 
 #include "common/backward_work.cuh"
 #include "common/online_softmax.cuh"
-#include "common/position.cuh"
+#include "common/score.cuh"
 #include "ptx/math.cuh"
 #include "shared/backward_params.h"
 #include "shared/backward_spec.h"
@@ -16,20 +16,6 @@ struct Pair {
   float weight;    // P
   float gradient;  // dS, before the softmax scale
 };
-
-/// Of the scores that follow from a product: the score as the softmax has it, and its slope by the scaled product.
-struct Score {
-  float value, slope;
-};
-
-template <class Mods>
-FOVEA_DEVICE Score score_of(float scaled, const Position& at, const Captures& captures) {
-  Score score{scaled, 1.0F};
-  if constexpr (Mods::has_score) score.value = Mods::score(scaled, at, captures);
-  if constexpr (Mods::has_score_derivative)
-    score.slope = Mods::score_derivative(scaled, at, captures);
-  return score;
-}
 
 /// exp(score - lse). c: log2(e), or with the softmax scale in it.
 template <bool has_origins>

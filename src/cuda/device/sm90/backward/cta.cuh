@@ -22,7 +22,8 @@ struct BackwardTraits {
   static_assert(spec.dout_element == spec.element, "dout is multiplied with v, and P with dout");
   static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
                 "rows are whole panels of 128 bytes");
-  static_assert(spec.tile_q * spec.head_dim_qk == 2 * 64 * 64, "dq of a tile is two products");
+  static constexpr int kQueryProducts = spec.tile_q * spec.head_dim_qk / (64 * 64);
+  static_assert(kQueryProducts == 1 || kQueryProducts == 2, "dq of a tile is one product or two");
   static_assert(spec.head_dim_qk == spec.head_dim_v, "dk lies where q did, dv where v did");
   static_assert(!spec.is_staggered ||
                     (spec.is_deterministic && !spec.is_varlen && !spec.hides_keys),
@@ -42,7 +43,6 @@ struct BackwardTraits {
   using QTile = SharedTile<spec.tile_q, kElementBytes * spec.head_dim_qk, Swizzle::bytes128>;
   using DoutTile = SharedTile<spec.tile_q, kElementBytes * spec.head_dim_v, Swizzle::bytes128>;
   using DsTile = SharedTile<kKeys, kElementBytes * spec.tile_q, Swizzle::bytes128>;
-  using DeltaTile = SharedTile<spec.tile_q, 16, Swizzle::none>;
   using DkTile = SharedTile<64, kElementBytes * spec.head_dim_qk, Swizzle::bytes128>;
   using DvTile = SharedTile<64, kElementBytes * spec.head_dim_v, Swizzle::bytes128>;
 
@@ -53,14 +53,10 @@ struct BackwardTraits {
   static constexpr int kKeyRegisters = kHasAside ? 208 : 216;
   static constexpr int kQueryRegisters = kHasAside ? 64 : 72;
   static constexpr int kAsideRegisters = 32;
-  /// With 208 registers P, which dv still reads, dP and dS are too much at once: dS waits for dv.
-  static constexpr bool kAwaitsDv = kHasAside;
-  /// Powers of so many 16 rows come ahead of dP, the others beside it.
-  static constexpr int kPowersAhead = kHasAside && spec.tile_q == 128 ? 4 : 0;
 
-  /// Floats of dq_sums that a tile of queries has, and of each of its two products.
-  static constexpr int kTileSums = spec.tile_q * spec.head_dim_qk;
-  static constexpr int kHalfSums = kTileSums / 2;
+  static constexpr int kDeltaTileBytes = spec.tile_q * delta_bytes(spec);
+  /// Floats of dq_sums that one product has.
+  static constexpr int kProductSums = 64 * 64;
 };
 
 /// A tile of queries as the loading warp posts it.
@@ -109,7 +105,7 @@ struct BackwardCta : RoleWarp {
     return smem + T::kAt.ds + buffer * T::DsTile::kBytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress delta_at(int stage) const {
-    return smem + T::kAt.delta + stage * T::DeltaTile::kBytes;
+    return smem + T::kAt.delta + stage * T::kDeltaTileBytes;
   }
   FOVEA_DEVICE_MEMBER SharedAddress log_sum_at(int stage) const {
     return smem + T::kAt.log_sum + stage * 4 * spec.tile_q;

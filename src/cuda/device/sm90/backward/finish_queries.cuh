@@ -80,7 +80,7 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
   const int half = thread / 128;
   const int lane = thread % 32;
   const int row = thread % 128 / 32 * 16 + lane / 4 + (kHalvesAreColumns ? 0 : 64 * half);
-  const int column = 2 * (lane % 4) + (kHalvesAreColumns ? 64 * half : 0);
+  const int column = 2 * (lane % 4) + (kHalvesAreColumns ? kWidth / 2 * half : 0);
   const std::int64_t first =
       statistics_at<spec.is_varlen>(p.common.rows, s, tile.head) + tile.begin;
   const std::int64_t fragment =
@@ -88,10 +88,10 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
   const bool has_row[2] = {tile.begin + row < s.seqlen_q, tile.begin + row + 8 < s.seqlen_q};
   float zero = 0;  // NaN where a sum is not finite
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int j = 0; j < spec.tile_q * kWidth / (4 * kFinishThreads); ++j) {
     const ptx::F32x4 x =
         s.is_trailing ? ptx::F32x4{} : load_sums<spec>(p, tile.begin, fragment + 128 * j);
-    if constexpr (spec.hides_keys) {
+    if constexpr (spec.asks_redo) {
       if (has_row[0]) zero = ptx::fma_rn(x.x, 0.0F, ptx::fma_rn(x.y, 0.0F, zero));
       if (has_row[1]) zero = ptx::fma_rn(x.z, 0.0F, ptx::fma_rn(x.w, 0.0F, zero));
     }
@@ -99,7 +99,7 @@ FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
     ptx::st_shared(at, ptx::F32x2{x.x, x.y});
     ptx::st_shared(at + 8 * kRowBytes, ptx::F32x2{x.z, x.w});
   }
-  if (spec.hides_keys && ptx::vote_any(is_nan(zero)) && lane == 0)
+  if (spec.asks_redo && ptx::vote_any(is_nan(zero)) && lane == 0)
     ask_redo<spec.is_varlen, false>(p.common, s, tile.head, tile.begin);
   ptx::sync_threads();
   const GradientParam& dq = p.common.dq;

@@ -43,7 +43,7 @@ struct KeyGradients {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, 0), 0);
     const bool is_seen = !ptx::vote_any(cta.posted(0).is_none());
     if (is_seen) sum(dk, dv);
-    if constexpr (spec.hides_keys) {
+    if constexpr (spec.asks_redo) {
       if (is_seen && ptx::vote_any(is_nan(zero_if_finite(dk) + zero_if_finite(dv)))) ask_redo();
     }
     // The groups' last products have read what is written over now.
@@ -56,14 +56,15 @@ struct KeyGradients {
     Scores scores(cta, group, warp);
     float s[kNumScores], dp[kNumScores];
     typename Scores::Operand p, ds;
-    std::uint32_t weights[4];
-    take_delta_weights<spec.element>(cta.lane, weights);
+    std::uint32_t delta_weights[4];
+    take_delta_weights<spec.element>(cta.lane, delta_weights);
 
     await_queries();
     issue_scores(s);
     scores.look_ahead(stages.stage);
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, 0), 0);
     PostedQueries tile = cta.posted(0);
+    scores.draw(tile);
     for (int i = 0;; ++i) {
       ptx::wgmma_wait_group<0>();  // dk of the tile before, scores of this one
       if (i > 0 && cta.lane == 0)
@@ -73,17 +74,23 @@ struct KeyGradients {
       if (is_masked) scores.mask(s, tile);
       // Waits stand ahead of the loads whose results they would wait for as well.
       ptx::mbarrier_wait_parity(cta.barrier(T::kAt.ds_empty, buffers.stage), buffers.parity);
-      constexpr int kAhead = T::kPowersAhead;
-      scores.template exponentiate<0, kAhead>(s, p, stages.stage);
+      constexpr int kAhead = Scores::kPowersAhead;
+      scores.template exponentiate<0, kAhead>(s, tile, stages.stage, p, ds);
       ptx::mbarrier_wait_parity(
           cta.barrier(T::kAt.dout_full, stages.stage) + scores.template zero_behind<kAhead>(p),
           stages.parity);
-      scores.template exponentiate<kAhead, spec.tile_q / 16>(s, p, stages.stage);
-      issue_probability_gradients(dp, weights);
-      issue_dv(dv, p, i > 0);
-      ptx::wgmma_wait_group<T::kAwaitsDv ? 0 : 1>();
-      if (is_masked) Scores::hide(dp, p);
-      Scores::score_gradients(dp, p, ds);
+      scores.template exponentiate<kAhead, spec.tile_q / 16>(s, tile, stages.stage, p, ds);
+      if constexpr (Scores::kIsDvFirst) {
+        issue_dv(dv, p, i > 0);
+        ptx::wgmma_wait_group<0>();
+      }
+      issue_probability_gradients(dp, delta_weights);
+      if constexpr (!Scores::kIsDvFirst) issue_dv(dv, p, i > 0);
+      ptx::wgmma_wait_group<Scores::kAwaitsDv ? 0 : 1>();
+      const auto& weights = Scores::kHasWeights ? ds : p;
+      if constexpr (spec.has_dropout) scores.drop(dp, stages.stage);
+      if (is_masked) Scores::hide(dp, weights);
+      Scores::score_gradients(dp, weights, ds);
       store(ds);
       ptx::wgmma_wait_group<0>();  // dv: P's registers are free
       issue_dk(dk, ds, i > 0);
@@ -95,6 +102,7 @@ struct KeyGradients {
       issue_scores(s);
       scores.look_ahead(stages.stage);
       tile = cta.posted(i + 1);
+      scores.draw(tile);
     }
     ptx::wgmma_wait_group<0>();
   }
@@ -131,24 +139,28 @@ struct KeyGradients {
   }
 
   /// dPᵀ - delta = V doutᵀ - 1 deltaᵀ: the delta of a row is three numbers whose weighted sum it is, one step of depth.
-  FOVEA_DEVICE_MEMBER void issue_probability_gradients(float (&dp)[kNumScores],
-                                                       const std::uint32_t (&weights)[4]) const {
+  /// With dropout V doutᵀ alone.
+  FOVEA_DEVICE_MEMBER void issue_probability_gradients(
+      float (&dp)[kNumScores], const std::uint32_t (&delta_weights)[4]) const {
+    constexpr bool kHasDelta = !spec.has_dropout;
     using VTile = typename T::VTile;
     using DoutTile = typename T::DoutTile;
     const SharedAddress delta = cta.delta_at(stages.stage);
     const auto a = own_rows<VTile>(cta.smem + T::kAt.v);
     const auto b = k_major_descriptor(DoutTile{cta.dout_at(stages.stage)});
     ptx::wgmma_fence();
-    // Behind the eight numbers of each row come the zeros of all.
-    ptx::wgmma_rs<T::kType, T::kType, spec.tile_q>(
-        dp, weights,
-        matrix_descriptor(delta, cta.smem + T::kAt.zeros - delta, 8 * kDeltaBytes, Swizzle::none),
-        false);
+    if constexpr (kHasDelta) {
+      // Behind the eight numbers of each row come the zeros of all.
+      ptx::wgmma_rs<T::kType, T::kType, spec.tile_q>(
+          dp, delta_weights,
+          matrix_descriptor(delta, cta.smem + T::kAt.zeros - delta, 8 * kDeltaBytes, Swizzle::none),
+          false);
+    }
 #pragma unroll
     for (int i = 0; i < spec.head_dim_v / 16; ++i) {
       ptx::wgmma_ss<T::kType, T::kType, spec.tile_q>(dp, advanced(a, k_major_offset<VTile>(i)),
                                                      advanced(b, k_major_offset<DoutTile>(i)),
-                                                     true);
+                                                     kHasDelta || i > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -212,15 +224,16 @@ struct KeyGradients {
     using DkTile = typename T::DkTile;
     using DvTile = typename T::DvTile;
     const float scale = cta.p.common.forward.softmax_scale;
+    const float value_scale = spec.has_dropout ? cta.p.common.forward.dropout_keep_scale : 1.0F;
     if constexpr (spec.writes_elements) {
-      write_elements(cta.p.common.dv, dv, is_seen, 1.0F);
+      write_elements(cta.p.common.dv, dv, is_seen, value_scale);
       write_elements(cta.p.common.dk, dk, is_seen, scale);
       return;
     }
     const DvTile values{cta.smem + T::kAt.v + static_cast<SharedAddress>(group * DvTile::kBytes)};
     const DkTile scores{cta.smem + T::kAt.q + static_cast<SharedAddress>(group * DkTile::kBytes)};
     if (is_seen) {
-      pack<DvTile, kNumDv>(values, dv, 1.0F);
+      pack<DvTile, kNumDv>(values, dv, value_scale);
       pack<DkTile, kNumDk>(scores, dk, scale);
     } else {
       clear(values);

@@ -35,13 +35,15 @@ struct QueryWalk {
     return Tiles(span, {0, kMostCounted, spec.tile_q}, p.captures);
   }
 
-  /// idx -1: there are no more. A tile is not full where the end of its side cuts it or the keys.
+  /// idx -1: there are no more. A tile is not full where the end of its side cuts it or the keys. (Dense, rows behind
+  /// the end are zeros, which need no mask; a program may make anything of them.)
   FOVEA_DEVICE_MEMBER WalkedTile next() {
     for (;;) {
       VisitedTile tile;
       if (tiles.next(tile)) {
-        const bool is_cut = span.kv_end - span.kv_begin < kSm90BackwardKeys ||
-                            (spec.is_varlen && (tile.idx + 1) * spec.tile_q > span.seqlen_q);
+        const bool is_cut =
+            span.kv_end - span.kv_begin < kSm90BackwardKeys ||
+            ((spec.is_varlen || Mods::has_score) && (tile.idx + 1) * spec.tile_q > span.seqlen_q);
         return {tile.idx, span.q_head_begin, tile.is_full && !is_cut};
       }
       if (span.q_head_begin == last_head) return {-1, last_head, false};
@@ -53,7 +55,7 @@ struct QueryWalk {
 };
 
 /// All tiles of queries, of one q head of the group after the other, from the CTA's own beginning.
-template <Sm90BackwardSpec spec>
+template <Sm90BackwardSpec spec, class Mods>
 struct StaggeredQueryWalk {
   const std::int32_t num_tiles, last_head;
   const bool is_full;
@@ -77,6 +79,8 @@ struct StaggeredQueryWalk {
     --num_left;
     const std::int32_t tile = idx;
     idx = (idx == 0 ? num_tiles : idx) - 1;
+    // With a program the last one counts as cut (QueryWalk): who does not ask whether it is has a register less.
+    if constexpr (Mods::has_score) return {tile, q_head, is_full && tile != num_tiles - 1};
     return {tile, q_head, is_full};
   }
 };
@@ -160,10 +164,11 @@ struct BackwardLoad {
     ptx::cp_async_bulk_load(cta.log_sum_at(stages.stage), rows.log_sum + prepared, 4 * spec.tile_q,
                             q_full, ptx::CachePolicy::evict_normal);
     copy<typename T::DoutTile>(cta.dout_at(stages.stage), cta.p.dout, dout_full, keys.q_row + row,
-                               tile.q_head, ptx::CachePolicy::evict_normal, T::DeltaTile::kBytes);
-    ptx::cp_async_bulk_load(cta.delta_at(stages.stage),
-                            static_cast<const unsigned char*>(rows.delta) + prepared * kDeltaBytes,
-                            T::DeltaTile::kBytes, dout_full, ptx::CachePolicy::evict_normal);
+                               tile.q_head, ptx::CachePolicy::evict_normal, T::kDeltaTileBytes);
+    ptx::cp_async_bulk_load(
+        cta.delta_at(stages.stage),
+        static_cast<const unsigned char*>(rows.delta) + prepared * delta_bytes(spec),
+        T::kDeltaTileBytes, dout_full, ptx::CachePolicy::evict_normal);
   }
 
   /// A box for each panel of 64 elements; what lies outside the tensor arrives as zeros. `more`: bytes that the barrier
@@ -187,7 +192,7 @@ template <Sm90BackwardSpec spec, class Mods, class Visit>
 FOVEA_DEVICE void with_load(const BackwardCta<spec>& cta, Visit&& visit) {
   const OwnedKeys keys = cta.owned();
   if constexpr (spec.is_staggered) {
-    using Walk = StaggeredQueryWalk<spec>;
+    using Walk = StaggeredQueryWalk<spec, Mods>;
     Walk walk(cta, keys);
     BackwardLoad<spec, Walk> load(cta, keys, walk);
     visit(load);

@@ -2,6 +2,7 @@
 // dq. A CTA for each kStatisticsRows rows of a head: bound by the zeros, 4 head_dim bytes a row.
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -49,9 +50,17 @@ FOVEA_DEVICE void prepare_rows(const PrepareRowsParams& p) {
   ptx::griddepcontrol_wait();  // for who knows the rows
   if (thread >= kStatisticsRows) return;
   const std::int64_t row = first + thread;
-  ptx::st_global(p.to.log_sum + log_sum_place(row), -ptx::ld_global(p.from.log_sum + row));
-  ptx::st_global(static_cast<ptx::U32x4*>(p.to.delta) + row,
-                 delta_pieces<spec.element>(-ptx::ld_global(p.from.delta + row)));
+  float log_sum = ptx::ld_global(p.from.log_sum + row);
+  // The kernel takes no score less its row's origin: what such a row has a part in is computed again (asks_redo).
+  if (spec.has_origins && ptx::ld_global(p.from.origin + row) != 0) log_sum = quiet_nan();
+  ptx::st_global(p.to.log_sum + log_sum_place(row), -log_sum);
+  const float minus_delta = -ptx::ld_global(p.from.delta + row);
+  if constexpr (spec.has_dropout) {
+    ptx::st_global(static_cast<float*>(p.to.delta) + log_sum_place(row), minus_delta);
+  } else {
+    ptx::st_global(static_cast<ptx::U32x4*>(p.to.delta) + row,
+                   delta_pieces<spec.element>(minus_delta));
+  }
 }
 
 }  // namespace fovea::cuda::sm90

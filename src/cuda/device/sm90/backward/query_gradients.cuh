@@ -11,8 +11,8 @@
 
 namespace fovea::cuda::sm90 {
 
-/// dq += dS K, as two products of 64 x 64: panels of K at head_dim 128, of dS at 64. Sums go to memory as fragments, 16
-/// bytes a lane, so that no shared memory is passed on the way.
+/// dq += dS K, as products of 64 x 64: of panels of K at head_dim 128, of dS where a tile has 128 queries. Sums go to
+/// memory as fragments, 16 bytes a lane, so that no shared memory is passed on the way.
 template <Sm90BackwardSpec spec, class Mods>
 struct QueryGradients {
   using T = BackwardTraits<spec>;
@@ -61,12 +61,14 @@ struct QueryGradients {
       if constexpr (spec.is_deterministic)
         ptx::mbarrier_wait_parity(cta.barrier(T::kAt.turn, turns.stage), turns.parity);
       ptx::wgmma_wait_group<0>();
-      add(to, is_first);
-      issue(1);
-      ptx::wgmma_wait_group<0>();
+      if constexpr (T::kQueryProducts == 2) {
+        add(to, is_first);
+        issue(1);
+        ptx::wgmma_wait_group<0>();
+      }
       cta.release(cta.barrier(T::kAt.ds_empty, buffers.stage));
       buffers.advance();
-      add(to + T::kHalfSums, is_first);
+      add(to + (T::kQueryProducts - 1) * T::kProductSums, is_first);
       if constexpr (spec.is_deterministic) {
         cta.release(cta.barrier(T::kAt.added, turns.stage));
         turns.advance();
