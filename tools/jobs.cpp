@@ -16,8 +16,9 @@ Job job_of_case(const Case& problem) {
     bad_input(
         fmt::format("case '{}' has a shared_prefix, which fovea pack alone takes; expected none",
                     problem.name));
-  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); },
-          problem.page_size};
+  return {problem.name,      problem.why,
+          problem.options,   [problem] { return make_inputs(problem); },
+          problem.page_size, problem.is_backward};
 }
 
 Job job_of_shapes(const AttentionOptions& options) {
@@ -80,6 +81,8 @@ std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>&
     job.options.target = options.attention.target;
     job.options.compute_dtype = options.attention.compute_dtype;
     job.options.sm_margin = options.attention.sm_margin;
+    if (options.attention.is_deterministic)
+      job.options.is_deterministic = options.attention.is_deterministic;
     jobs.push_back(std::move(job));
   };
   for (const std::string& name : options.case_names) {

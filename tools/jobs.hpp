@@ -20,6 +20,7 @@ struct Job {
   AttentionOptions options;
   std::function<Inputs()> make;
   std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
+  bool is_backward = false;    // its gradients
 };
 
 struct JobOptions {

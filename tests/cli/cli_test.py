@@ -591,15 +591,15 @@ class Devices(CommandTest):
 
     def test_gradients_equal_the_oracle_where_there_is_a_gpu(self):
         self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
-        result = self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy", "--check")
+        self.write("bias.npy", npy((SEQLEN_Q, SEQLEN_KV), normal(SEQLEN_Q * SEQLEN_KV, 4)))
+        self.write("sinks.npy", npy((HEADS_Q,), normal(HEADS_Q, 6)))
+        result = self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy", "--bias", "bias.npy", "--sinks", "sinks.npy",
+                                   "--grad", "bias=dbias.npy", "--grad", "sinks=dsinks.npy", "--check")
         if any(device["runs_here"] for device in self.cuda()["devices"]):
             self.expect(result, 0)
         else:
             self.expect(result, 3, "--device cuda:0: ")
             self.assertFalse((self.folder / "dq.npy").exists())
-
-    def test_bench_times_no_gradients_of_a_gpu(self):
-        self.expect(self.run_fovea("bench", "--device", "cuda", "--backward"), 3, "--backward: runs on the cpu only")
 
     def test_bench_names_its_bounds_and_compares(self):
         self.need_gpu()
@@ -828,6 +828,27 @@ class Kernels(CommandTest):
         self.assertIn("another class", kept)
         self.assertNotIn(large, kept)
 
+    def test_bench_times_gradients_on_a_driver_that_computes_nothing(self):
+        """A call takes a millisecond there: gradients alone are five products, with forward seven, of what is visible."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        case = {"name": "small", "why": "a kernel of Hopper's", "seqlen_q": 64, "num_heads_q": 2, "head_dim": 64, "dtype": "bf16",
+                "causal": "bottom_right"}
+        cases = [case, {**case, "name": "gradients", "backward": True}]
+        (self.folder / "cases.json").write_text(json.dumps({"cases": cases}))
+
+        def rows(*words):
+            result = self.run_with("bench", "--cases", "cases.json", "--device", "cuda", "--json", *words, LD_LIBRARY_PATH=str(self.folder))
+            self.expect(result, 0)
+            return [(row["name"], row["kernel"].split("/")[-1], row["flops"], row["median_ms"]) for row in json.loads(result.stdout)["rows"]]
+
+        product = 2 * 2 * (64 * 65 // 2) * 64
+        backward = "attention_backward"
+        self.assertEqual(rows(), [("small", "attention_forward", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
+        self.assertEqual(rows("--backward"), [(f"{case['name']}+backward", backward, 7 * product, 1) for case in cases])
+
     def plan_there(self, **variables):
         result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json",
                                LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", **variables)
@@ -911,6 +932,24 @@ class Bench(CommandTest):
         self.assertEqual(row["flops"], 3.5 * 2 * 2 * 64 * 64 * 128)
         self.assertEqual(row["name"], "given shapes+backward")
         self.assertEqual(row["kernel"], "cpu/attention_backward")
+
+    def test_cases_of_backward_count_five_products(self):
+        case = {"name": "x", "why": "small", "seqlen_q": 64, "num_heads_q": 2, "head_dim": 64, "head_dim_v": 32, "backward": True, "sinks": True}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+        words = ("bench", "--cases", "cases.json", "--runs", "3", "--threads", "1", "--json")
+        result = self.run_fovea(*words)
+        self.expect(result, 0)
+        row = json.loads(result.stdout)["rows"][0]
+        self.assertEqual((row["name"], row["kernel"]), ("x", "cpu/attention_backward"))
+        self.assertEqual(row["flops"], 2 * 2 * 64 * 64 * (3 * 64 + 2 * 32))
+        (self.folder / "kept.json").write_text(result.stdout)
+        self.expect(self.run_fovea(*words, "--against", "kept.json", "--backward"), 2, "none of these cases")
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [{**case, "page_size": 8}]}))
+        self.expect(self.run_fovea(*words), 2, "page_size stands beside backward: a cache has no gradients")
+
+    def test_sums_are_deterministic_or_not(self):
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--nondeterministic"), 0)
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--nondeterministic", "--deterministic"), 2, "--nondeterministic", "--deterministic")
 
     def test_paged_cases(self):
         case = {"name": "pages", "why": "small", "batch": 2, "seqlen_q": 2, "seqlen_kv": 24, "num_heads_q": 2, "page_size": 8}
