@@ -687,7 +687,8 @@ class Kernels(CommandTest):
         self.assertIn("/nowhere", report["compiler"]["reason"])
         self.assertEqual(report["cache"]["folder"], str(self.folder / "cache" / "kernels"))
         text = self.run_with("doctor", FOVEA_NVRTC="/nowhere", FOVEA_PACK="missing.pack").stdout
-        for needle in ("driver ", "compiler    none: ", "kernel pack none: ", "missing.pack", "cache "):
+        for needle in ("driver ", "compiler    none: ", "kernel pack none: ", "missing.pack", "cache ",
+                       "operation   attention_backward: f32 f16 bf16 on cpu cuda; packed "):
             self.assertIn(needle, text)
         text = self.run_with("doctor", FOVEA_CACHE_MAX_MIB="many").stdout
         self.assertIn("FOVEA_CACHE_MAX_MIB is 'many'", text)
@@ -849,8 +850,8 @@ class Kernels(CommandTest):
         self.assertEqual(rows(), [("small", "attention_forward", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
         self.assertEqual(rows("--backward"), [(f"{case['name']}+backward", backward, 7 * product, 1) for case in cases])
 
-    def plan_there(self, **variables):
-        result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json",
+    def plan_there(self, *words, **variables):
+        result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json", *words,
                                LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", **variables)
         self.expect(result, 0)
         return json.loads(result.stdout)
@@ -884,6 +885,24 @@ class Kernels(CommandTest):
         self.assertIn("no kernel compiler", page.stdout)
         page = self.run_with(*words, LD_LIBRARY_PATH=str(self.folder))
         self.assertIn("from       disk cache", page.stdout)
+
+    def test_gradients_are_explained_with_the_order_of_their_sums(self):
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        words = ("explain", "--seqlen-q", "2048", "--head-dim", "64", "--dtype", "bf16", "--device", "cuda", "--backward")
+
+        def sums(*more):
+            page = self.run_with(*words, *more, LD_LIBRARY_PATH=str(self.folder)).stdout
+            return next((line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("sums ")), None)
+
+        self.need_compiler()
+        self.assertRegex(sums(), "dq in the order of keys, in [0-9]+ bytes of the workspace; the same bits in every run")
+        self.assertRegex(sums("--nondeterministic"), "dq in any order, in [0-9]+ bytes of the workspace; its last bits differ")
+        self.assertEqual(sums("--softcap", "30"), "each by one CTA, in registers; the same bits in every run")
+        page = self.run_with("explain", "--seqlen-q", "64", "--backward").stdout
+        self.assertIn("kernel     cpu/attention_backward", page)
+        self.assertNotIn("\nsums ", page)
 
     def test_tune_asks_for_a_gpu_in_one_line(self):
         self.expect(self.run_with("tune", "--device", "cpu"), 2, "--device", "expected cuda")

@@ -78,6 +78,9 @@ struct ProductDepths {
 };
 ProductDepths product_depths(const BackwardPlan& plan);
 
+/// In what order gradients are summed and in how much of the workspace, for explain; empty where there is nothing to sum.
+std::string describe_sums(const BackwardPlan& plan);
+
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 BackwardPlan plan_backward(const GradientProblem& problem, Device device);
 

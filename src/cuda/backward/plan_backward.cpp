@@ -187,6 +187,20 @@ ProductDepths product_depths(const BackwardPlan& plan) {
   return depths;
 }
 
+std::string describe_sums(const BackwardPlan& plan) {
+  if (plan.steps.empty()) return "";
+  const BackwardStep& main = plan.steps.front();
+  if (main.spec.owner() != nullptr)
+    return "each by one CTA, in registers; the same bits in every run";
+  const std::size_t bytes = plan.memory.captured_at - plan.memory.scratch_at;
+  if (main.spec.as<Sm90BackwardSpec>().is_deterministic) {
+    return fmt::format(
+        "dq in the order of keys, in {} bytes of the workspace; the same bits in every run", bytes);
+  }
+  return fmt::format(
+      "dq in any order, in {} bytes of the workspace; its last bits differ from run to run", bytes);
+}
+
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device) {
   BackwardPlan plan = plan_programs(problem, device);
   if (plan.program == nullptr) return plan;

@@ -29,7 +29,8 @@ TEST(VisibleWork, CausalCountsTheTriangle) {
 
 TEST(VisibleWork, GradientsHaveThreeProductsOverKeysAndTwoOverValues) {
   constexpr std::int64_t kSeqlenQ = 3, kSeqlenKv = 5, kHeadDimV = 6;
-  const float some = 0, others = 0;  // what is absent has no bytes, and v in k's memory is read with it
+  const float some = 0,
+              others = 0;  // what is absent has no bytes, and v in k's memory is read with it
   const AttentionForward args{.q = view(&some, {kBatch, kSeqlenQ, kHeadsQ, kHeadDim}),
                               .k = view(&some, {kBatch, kSeqlenKv, kHeadsKv, kHeadDim}),
                               .v = view(&others, {kBatch, kSeqlenKv, kHeadsKv, kHeadDimV}),
