@@ -6,6 +6,7 @@
 #include "fovea/backward.hpp"
 
 #include "attention_options.hpp"
+#include "case_problems.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
 #include "failure.hpp"
@@ -33,18 +34,6 @@ constexpr const char* kExamples =
 
 Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons are printed).
 )";
-
-/// Gradients of q, k and v, and of sinks where there are some. dout and they are as the call's tensors are.
-BackwardProblem gradients_of(const Problem& problem) {
-  BackwardProblem gradients{.forward = problem,
-                            .dout = problem.out,
-                            .dq = problem.q,
-                            .dk = problem.k,
-                            .dv = problem.v,
-                            .wants_dsinks = problem.has_sinks};
-  gradients.forward.wants_lse = true;
-  return gradients;
-}
 
 }  // namespace
 

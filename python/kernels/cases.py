@@ -45,8 +45,30 @@ def prefixed():
             yield "prefix", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096, "shared_prefix": prefix} | shape
 
 
+def grouped():
+    """The same in groups that each share keys of their own, with packed queries, and under a window: bf16 over pages of 16."""
+    for group in (1, 4, 8):
+        shape = {"seqlen_q": 1, "num_heads_q": 32, "num_heads_kv": 32 // group, "head_dim": 128, "dtype": "bf16", "page_size": 16,
+                 "seqlen_kv": 4096, "shared_prefix": 1000}
+        for batch, mask in itertools.product((4, 16, 64), ("causal", "window")):
+            yield "grouped", {"batch": batch, "prefix_groups": 2} | shape | MASKS[mask]
+            yield "packed_prefix", {"batch": batch, "packed_queries": True} | shape | MASKS[mask]
+            if mask == "window":
+                yield "prefix_window", {"batch": batch} | shape | MASKS[mask]
+
+
+def gradients():
+    """Training: gradients of q, k and v, dense and packed. Lengths decide no tile; one tile of keys alone is a kernel of its own."""
+    for dtype, head_dim, seqlen in itertools.product(("bf16", "f16"), (64, 128), (128, 2048)):
+        for mask, fields in MASKS.items():
+            yield f"backward_{mask}", {"seqlen_q": seqlen, "num_heads_q": 32, "head_dim": head_dim, "dtype": dtype, "backward": True} | fields
+    lengths = {"seqlen_q": [1500, 3, 700, 2000], "seqlen_kv": [1500, 3, 700, 2000]}
+    for dtype, head_dim, mask in itertools.product(("bf16", "f16"), (64, 128), ("full", "causal")):
+        yield f"backward_packed_{mask}", lengths | {"num_heads_q": 32, "head_dim": head_dim, "dtype": dtype, "backward": True} | MASKS[mask]
+
+
 def cases():
-    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed())):
+    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), grouped(), gradients())):
         yield {"name": f"{name}_{number}", "why": "a common call", "batch": 1} | fields
 
 

@@ -28,16 +28,32 @@ def source(dtype, head_dim, features, heads_kv=8, seqlen=2048, packed=False):
     except fovea.Unsupported as error:
         return str(error)
 
+def source_of_gradients(dtype, head_dim, features, heads_kv, seqlen, packed=False):
+    shape = (seqlen, 32, head_dim) if packed else (1, seqlen, 32, head_dim)
+    q, k = spec(shape, dtype), spec(shape[:-2] + (heads_kv, head_dim), dtype)
+    if packed:
+        features = {**features, "cu_seqlens": fovea.TensorSpec((5,), "i32", "cuda:0")}
+    try:
+        return fovea.plan_backward(q, k, k, **features).explain(as_json=True)["kernel_source"]
+    except fovea.Unsupported as error:
+        return str(error)
+
 def spec(shape, dtype):
     return fovea.TensorSpec(shape, dtype, "cuda:0")
 
-def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, **options):
+def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, groups=0, packed=False, **options):
     rows = (batch, 4096) if page_size is None else (batch * 4096 // page_size, page_size)
     kv, new = spec((*rows, heads_kv, 128), dtype), spec((batch, seqlen_q, heads_kv, 128), dtype)
     table = None if page_size is None else spec((batch, 4096 // page_size), "i32")
     cache = fovea.KvCache(kv, kv, spec((batch,), "i32"), table)
+    q = spec((batch, seqlen_q, 32, 128), dtype)
+    if groups:
+        options["shared_cu_sequences"] = spec((groups + 1,), "i32")
+    if packed:
+        q, new = spec((batch * seqlen_q, 32, 128), dtype), spec((batch * seqlen_q, heads_kv, 128), dtype)
+        options |= {"cu_seqlens_q": spec((batch + 1,), "i32"), "append_cu_seqlens": spec((batch + 1,), "i32"), "max_seqlen_q": seqlen_q}
     try:
-        plan = fovea.plan_decode(spec((batch, seqlen_q, 32, 128), dtype), cache, append_k=new, append_v=new, **options)
+        plan = fovea.plan_decode(q, cache, append_k=new, append_v=new, **options)
         return plan.explain(as_json=True)["kernel_source"]
     except fovea.Unsupported as error:
         return str(error)
@@ -53,6 +69,16 @@ for dtype, heads_kv, page_size, lse in itertools.product(("bf16", "f16"), (32, 8
     for batch, prefix in itertools.product((2, 4, 16, 48, 64), (0, 500, 1024, 2050)):
         found[f"{dtype} kv={heads_kv} pages of {page_size} lse={lse} {batch} sequences, {prefix} keys shared"] = source_over_cache(
             dtype, heads_kv, batch, page_size, return_lse=lse, shared_prefix=prefix)
+for dtype, head_dim, (name, mask) in itertools.product(("bf16", "f16"), (64, 128), masks.items()):
+    for heads_kv, seqlen in ((32, 100), (32, 300), (8, 2048), (8, 8192)):
+        found[f"gradients of {dtype} d{head_dim} {name} kv={heads_kv} {seqlen}"] = source_of_gradients(dtype, head_dim, mask, heads_kv, seqlen)
+    if name in ("full", "causal"):
+        found[f"gradients of {dtype} d{head_dim} {name} packed"] = source_of_gradients(dtype, head_dim, mask, 8, 2048, packed=True)
+for heads_kv, batch, prefix in itertools.product((32, 8, 4), (4, 16, 48, 64), (500, 1024)):
+    for name, options in {"groups": {"groups": 3}, "packed": {"packed": True}, "window": {"window": (300, 0)},
+                          "groups window": {"groups": 2, "window": (300, 0)}, "packed window": {"packed": True, "window": (300, 0)}}.items():
+        found[f"kv={heads_kv} {name} {batch} sequences, {prefix} keys shared"] = source_over_cache(
+            "bf16", heads_kv, batch, 16, shared_prefix=prefix, **options)
 found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
 print(json.dumps(found))
 """
