@@ -348,20 +348,6 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
   return rows;
 }
 
-/// Those that --backward can run.
-std::vector<Job> jobs_of(const BenchOptions& options, const std::vector<Case>& cases) {
-  std::vector<Job> jobs = choose_jobs(options.jobs, cases);
-  if (!options.wants_backward) return jobs;
-  const auto reads_cache = [](const Job& job) { return job.page_size > 0; };
-  const auto found = std::ranges::find_if(jobs, reads_cache);
-  if (!options.jobs.case_names.empty() && found != jobs.end()) {
-    bad_input(
-        fmt::format("--backward: case '{}' reads a cache, which has no gradients", found->name));
-  }
-  std::erase_if(jobs, reads_cache);
-  return jobs;
-}
-
 int list_cases(const std::vector<Case>& cases) {
   std::string text;
   for (const Case& problem : cases) text += fmt::format("{:<28} {}\n", problem.name, problem.why);
@@ -382,7 +368,8 @@ int bench(const BenchOptions& options) {
   if (options.wants_list) return list_cases(cases);
   OutputFiles files;
   if (options.json_file) files.add("--json", *options.json_file);
-  const std::vector<Job> jobs = jobs_of(options, cases);
+  const std::vector<Job> jobs = options.wants_backward ? choose_gradient_jobs(options.jobs, cases)
+                                                       : choose_jobs(options.jobs, cases);
   KeptRun kept;
   if (options.against) {
     kept = read_kept(*options.against);

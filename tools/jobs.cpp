@@ -98,4 +98,16 @@ std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>&
   return jobs;
 }
 
+std::vector<Job> choose_gradient_jobs(const JobOptions& options, const std::vector<Case>& cases) {
+  std::vector<Job> jobs = choose_jobs(options, cases);
+  const auto reads_cache = [](const Job& job) { return job.page_size > 0; };
+  const auto found = std::ranges::find_if(jobs, reads_cache);
+  if (!options.case_names.empty() && found != jobs.end()) {
+    bad_input(
+        fmt::format("--backward: case '{}' reads a cache, which has no gradients", found->name));
+  }
+  std::erase_if(jobs, reads_cache);
+  return jobs;
+}
+
 }  // namespace fovea::tools

@@ -18,7 +18,7 @@
 #include "command_line.hpp"
 #include "core/num_threads.hpp"
 #include "cuda/append/append_to_cache.hpp"
-#include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/choices.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/tuning.hpp"
@@ -137,6 +137,13 @@ void add_plan(const Case& named, const ForwardProblem& problem, const cuda::Forw
   add_jobs(named, texts_of(named, problem, plan, work.is_written), architecture, work);
 }
 
+void add_plan(const Case& named, const GradientProblem&, const cuda::BackwardPlan& plan,
+              const Architecture& architecture, Work& work) {
+  std::vector<KernelText> texts;
+  add_texts(planned_kernels(plan), texts);
+  add_jobs(named, std::move(texts), architecture, work);
+}
+
 template <typename Plan>
 bool is_left_out(const Case& named, const Plan& plan, const Architecture& architecture,
                  Work& work) {
@@ -147,7 +154,8 @@ bool is_left_out(const Case& named, const Plan& plan, const Architecture& archit
 }
 
 /// What the tuning has for this problem, on each of its devices of the architecture.
-void add_tuned(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
+template <typename Problem>
+void add_tuned(const Case& named, const Problem& problem, const Architecture& architecture,
                Work& work) {
   if (!work.tuning.tuning) return;
   const std::string problem_class = cuda::problem_class(problem);
@@ -156,7 +164,7 @@ void add_tuned(const Case& named, const ForwardProblem& problem, const Architect
     if (Architecture{device.major, device.minor}.name() != architecture.name()) continue;
     cuda::DeviceTraits traits = cuda::typical_device(device.major, device.minor);
     traits.num_sms = device.num_sms;
-    const cuda::TunedChoice tuned = tuned_choice(problem, traits, work.tuning);
+    const auto tuned = tuned_choice(problem, traits, work.tuning);
     if (tuned.choice) {
       add_plan(named, problem, plan_choice(problem, traits, *tuned.choice), architecture, work);
       work.packed.set(traits, problem_class, *work.tuning.tuning->find(traits, problem_class));
@@ -193,9 +201,8 @@ void add_problem(const Case& named, const GradientProblem& problem,
   const cuda::BackwardPlan plan =
       choose_backward(problem, cuda::typical_device(architecture.major, architecture.minor));
   if (is_left_out(named, plan, architecture, work)) return;
-  std::vector<KernelText> texts;
-  add_texts(planned_kernels(plan), texts);
-  add_jobs(named, std::move(texts), architecture, work);
+  add_plan(named, problem, plan, architecture, work);
+  add_tuned(named, problem, architecture, work);
 }
 
 void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {

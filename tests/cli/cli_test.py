@@ -893,6 +893,31 @@ class Kernels(CommandTest):
         self.assertEqual(rows(), [("small", "attention_forward", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
         self.assertEqual(rows("--backward"), [(f"{case['name']}+backward", backward, 7 * product, 1) for case in cases])
 
+    def test_tune_measures_gradients_too(self):
+        """As above: the winner of a file is raced against the table's choice, which stands where all take a millisecond."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        case = {**self.LARGE["cases"][0], "backward": True}
+        (self.folder / "large.json").write_text(json.dumps({"cases": [case]}))
+        tile = "tile_q={} tile_kv={} num_warps={} stages=1 q_stages=1 ctas_per_sm=1 heads_per_tile=1 is_split=0 is_dynamic=0"
+        winner = f"cuda/sm80/attention_backward_f32 {tile.format(8, 16, 2)} + {tile.format(32, 16, 4)}"
+        problem = "gradients of q k v: " + self.CLASS.replace(" 64 seqlen_kv 64 rows 64", " 2048 seqlen_kv 2048 rows 2048")
+        self.write_tuning((winner, problem), device="9.0 132")
+        pack = self.run_with("pack", "--cases", "large.json", "--arch", "sm_90a", "--tuning", "made.tuning", "--out", "fovea.pack", "--json")
+        self.expect(pack, 0)
+        self.assertEqual(json.loads(pack.stdout)["left_out"], [])
+        plan = self.plan_there("--backward", FOVEA_PACK="fovea.pack")
+        self.assertEqual((plan["tile_q"], plan["tile_kv"]), (8, 16))
+        self.assertIn("fovea.pack: 1.5 us measured there, 2.5 us without", plan["tuning"])
+        result = self.run_with("tune", "--cases", "large.json", "--out", "made.tuning", "--json", LD_LIBRARY_PATH=str(self.folder),
+                               FOVEA_NVRTC="/nowhere", FOVEA_PACK="fovea.pack")
+        self.expect(result, 1, "choices were wrong or did not run")
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["class"], row["verdict"], row["num_choices"]), (problem, "table", 25))
+        self.assertNotIn(problem, (self.folder / "made.tuning").read_text())
+
     def plan_there(self, *words, **variables):
         result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json", *words,
                                LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", **variables)

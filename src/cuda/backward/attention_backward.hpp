@@ -91,6 +91,9 @@ BackwardPlan try_plan_backward(const GradientProblem& problem, Device device);
 /// The choice alone, for a device that need not be here: nothing is compiled or loaded.
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device);
 
+/// Loads what a plan that was made without a device was chosen to run.
+void load(jit::Loader& loader, const driver::DeviceContext& context, BackwardPlan& plan);
+
 /// The plan of one candidate by name, whatever it refuses: what its own tests ask for.
 BackwardPlan choose_backward_by(std::string_view candidate, const GradientProblem& problem,
                                 const DeviceTraits& device);
