@@ -78,7 +78,7 @@ struct ProductDepths {
 };
 ProductDepths product_depths(const BackwardPlan& plan);
 
-/// In what order gradients are summed and in how much of the workspace, for explain; empty where there is nothing to sum.
+/// In what order gradients are summed and in how much of the workspace, for explain; empty where nothing is summed.
 std::string describe_sums(const BackwardPlan& plan);
 
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.

@@ -83,7 +83,7 @@ TuningFile open_tuning(const std::optional<std::string>& path, const jit::Kernel
 /// FOVEA_TUNING, else the pack's; read at the first call.
 const TuningFile& process_tuning();
 
-/// What a file has for a class on a device: the winner, or, where the file might have had one and does not serve, why not.
+/// What a file has for a class on a device: the winner, or why a file that might have had one does not serve.
 struct FoundWinner {
   const Winner* winner = nullptr;
   std::string why_not{};
