@@ -57,7 +57,8 @@ constexpr const char* kExamples =
   Does every kernel fit its registers? (what CI asks; writes nothing)
     fovea pack --arch sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_103a,sm_120a --strict
 
-Each case is compiled with and without lse; of one of backward its gradients and, into a file, forward with lse. Text alone makes a kernel: cases that differ in lengths alone share one.
+Each case is compiled with and without lse; of one of backward its gradients and, into a file, forward with lse. Text
+alone makes a kernel: cases that differ in lengths alone share one.
 
 Exit codes: 0 done; 1 a kernel did not compile, or --strict found one that spills; 2 bad input; 3 no kernel compiler here.
 )";

@@ -70,9 +70,11 @@ for dtype, heads_kv, page_size, lse in itertools.product(("bf16", "f16"), (32, 8
         found[f"{dtype} kv={heads_kv} pages of {page_size} lse={lse} {batch} sequences, {prefix} keys shared"] = source_over_cache(
             dtype, heads_kv, batch, page_size, return_lse=lse, shared_prefix=prefix)
 for dtype, head_dim, (name, mask) in itertools.product(("bf16", "f16"), (64, 128), masks.items()):
-    for heads_kv, seqlen in ((32, 100), (32, 300), (8, 2048), (8, 8192)):
+    if dtype == "f16" and name == "window":
+        continue
+    for heads_kv, seqlen in ((32, 300), (8, 2048), (8, 8192)):
         found[f"gradients of {dtype} d{head_dim} {name} kv={heads_kv} {seqlen}"] = source_of_gradients(dtype, head_dim, mask, heads_kv, seqlen)
-    if name in ("full", "causal"):
+    if dtype == "bf16" and name == "causal":
         found[f"gradients of {dtype} d{head_dim} {name} packed"] = source_of_gradients(dtype, head_dim, mask, 8, 2048, packed=True)
 for heads_kv, batch, prefix in itertools.product((32, 8, 4), (4, 16, 48, 64), (500, 1024)):
     for name, options in {"groups": {"groups": 3}, "packed": {"packed": True}, "window": {"window": (300, 0)},
