@@ -87,6 +87,7 @@ std::string problem_class(const GradientProblem& g) {
 
 TunedBackwardChoice tuned_choice(const GradientProblem& problem, const DeviceTraits& device,
                                  const TuningFile& file) {
+  if (file.where.empty()) return {};
   FoundWinner found = find_winner(problem_class(problem), device, file);
   if (found.winner == nullptr) return {std::nullopt, std::move(found.why_not)};
   std::vector<BackwardChoice> choices = choices_of(problem, device);

@@ -83,7 +83,7 @@ TuningFile open_tuning(const std::optional<std::string>& path, const jit::Kernel
 /// FOVEA_TUNING, else the pack's; read at the first call.
 const TuningFile& process_tuning();
 
-/// What a file has for a class on a device: the winner, or why a file that might have had one does not serve.
+/// What a file that there is has for a class on a device: the winner, or why one that might have had it does not serve.
 struct FoundWinner {
   const Winner* winner = nullptr;
   std::string why_not{};
