@@ -22,23 +22,6 @@ AttentionForward call_of_case(const Case& named, const Inputs& inputs) {
   return call;
 }
 
-/// Offsets of so many parts.
-TensorView offsets(std::int64_t count) {
-  return shaped(make_spec(Dtype::i32, std::array{count + 1}));
-}
-
-/// Queries and out of all sequences behind each other.
-void pack_queries(AttentionDecode& args) {
-  const auto packed = [](const TensorView& view) {
-    return shaped(make_spec(view.dtype(),
-                            std::array{view.size(0) * view.size(1), view.size(2), view.size(3)}));
-  };
-  args.cu_seqlens_q = offsets(args.q.size(0));
-  args.max_seqlen_q = args.q.size(1);
-  args.q = packed(args.q);
-  args.out = packed(args.out);
-}
-
 AttentionDecode decode_call(const Case& named, const AttentionForward& call,
                             const PagedCall& paged) {
   AttentionDecode args = paged.args;
@@ -47,10 +30,7 @@ AttentionDecode decode_call(const Case& named, const AttentionForward& call,
     args.cache.v = call.v;
     args.cache.page_table = {};
   }
-  if (named.has_packed_queries) pack_queries(args);
   args.shared_prefix.seqlen = named.shared_prefix;
-  if (named.num_prefix_groups > 0)
-    args.shared_prefix.cu_sequences = offsets(named.num_prefix_groups);
   return args;
 }
 
@@ -63,8 +43,7 @@ ForwardProblem decode_problem_of(const AttentionDecode& args, std::int64_t most_
 std::vector<ForwardProblem> prefixed_problems(const Case& named, const AttentionForward& call) {
   const PagedCall paged(call, std::max<std::int64_t>(1, named.page_size), nullptr);
   const AttentionDecode args = decode_call(named, call, paged);
-  const PrefixPrograms programs =
-      prefix_programs(args.score, args.mask, named.num_prefix_groups > 0);
+  const PrefixPrograms programs = prefix_programs(args.score, args.mask, /*has_groups=*/false);
   const PrefixCalls calls = split_at_prefix(args, args.q, programs, nullptr);
   return {decode_problem_of(calls.prefix, named.shared_prefix),
           decode_problem_of(calls.suffix, call.k.size(1))};

@@ -51,9 +51,6 @@ class CaseReader {
 
   void check_cache() {
     const AttentionOptions& o = result_.options;
-    key_ = result_.num_prefix_groups > 0 ? "prefix_groups" : "packed_queries";
-    if ((result_.num_prefix_groups > 0 || result_.has_packed_queries) && result_.shared_prefix == 0)
-      fail("stands without a shared_prefix");
     if (result_.page_size == 0 && result_.shared_prefix == 0) return;
     key_ = result_.page_size > 0 ? "page_size" : "shared_prefix";
     if (result_.is_backward) fail("stands beside backward: a cache has no gradients");
@@ -180,10 +177,6 @@ class CaseReader {
         {"page_size", [](CaseReader& r, const Json& v) { r.result_.page_size = r.count(v); }},
         {"shared_prefix",
          [](CaseReader& r, const Json& v) { r.result_.shared_prefix = r.count(v); }},
-        {"prefix_groups",
-         [](CaseReader& r, const Json& v) { r.result_.num_prefix_groups = r.count(v); }},
-        {"packed_queries",
-         [](CaseReader& r, const Json& v) { r.result_.has_packed_queries = r.boolean(v); }},
         {"documents", [](CaseReader& r, const Json& v) { r.result_.num_documents = r.count(v); }},
         {"mask_mod",
          [](CaseReader& r, const Json& v) { r.result_.options.mask_mod = r.string(v); }},

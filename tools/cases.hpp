@@ -20,10 +20,8 @@ struct Case {
   std::int64_t num_documents = 0;  // of equal length; 0: no document mask
   bool is_backward = false;        // the gradients are what counts, not the call that they are of
   std::int64_t page_size = 0;      // keys lie in pages of a cache; 0: in a tensor
-  // Of a cache, fovea pack alone:
-  std::int64_t shared_prefix = 0;      // keys that all sequences begin with
-  std::int64_t num_prefix_groups = 0;  // so many groups of them do, each with its own; 0: all do
-  bool has_packed_queries = false;
+  std::int64_t shared_prefix =
+      0;  // keys of a cache that all sequences begin with; fovea pack alone
   std::vector<std::int64_t> seqlens_q, seqlens_kv;  // packed sequences; empty: dense
 };
 

@@ -114,7 +114,6 @@ std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& proble
                                  const cuda::ForwardPlan& plan, bool is_written) {
   std::vector<KernelText> texts;
   add_texts(planned_kernels(plan), texts);
-  if (plan.few != nullptr) add_texts(planned_kernels(plan.few->plan), texts);
   if (is_written) add_texts(planned_unaligned_kernels(plan), texts);
   if (problem.is_cached) texts.push_back(cuda::append_text());
   if (problem.problem.wants_lse)
@@ -191,7 +190,7 @@ void list_unposed(Work& work) {
 void add_problem(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
                  Work& work) {
   const cuda::ForwardPlan plan =
-      choose_in_parts(problem, cuda::typical_device(architecture.major, architecture.minor));
+      choose_forward(problem, cuda::typical_device(architecture.major, architecture.minor));
   if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);

@@ -45,18 +45,6 @@ def prefixed():
             yield "prefix", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096, "shared_prefix": prefix} | shape
 
 
-def grouped():
-    """The same in groups that each share keys of their own, with packed queries, and under a window: bf16 over pages of 16."""
-    for group in (1, 4, 8):
-        shape = {"seqlen_q": 1, "num_heads_q": 32, "num_heads_kv": 32 // group, "head_dim": 128, "dtype": "bf16", "page_size": 16,
-                 "seqlen_kv": 4096, "shared_prefix": 1000}
-        for batch, mask in itertools.product((4, 16, 64), ("causal", "window")):
-            yield "grouped", {"batch": batch, "prefix_groups": 2} | shape | MASKS[mask]
-            yield "packed_prefix", {"batch": batch, "packed_queries": True} | shape | MASKS[mask]
-            if mask == "window":
-                yield "prefix_window", {"batch": batch} | shape | MASKS[mask]
-
-
 def gradients():
     """Training: gradients of q, k and v. Of f16, dense without a window: each is a few hundred kilobytes. Lengths decide nothing here."""
     dense_masks = [("bf16", mask) for mask in MASKS] + [("f16", "full"), ("f16", "causal")]
@@ -68,7 +56,7 @@ def gradients():
 
 
 def cases():
-    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), grouped(), gradients())):
+    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), gradients())):
         yield {"name": f"{name}_{number}", "why": "a common call", "batch": 1} | fields
 
 

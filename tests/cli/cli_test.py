@@ -745,25 +745,6 @@ class Kernels(CommandTest):
             self.assertTrue({"common/append_to_cache", "common/merge_states"} <= set(labels))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
 
-    def test_pack_has_prefixes_of_groups_and_of_packed_queries(self):
-        self.need_compiler()
-        case = {"name": "prefix", "why": "small kernels", "batch": 16, "seqlen_q": 1, "seqlen_kv": 1024, "num_heads_q": 1,
-                "head_dim": 64, "dtype": "bf16", "causal": "bottom_right", "page_size": 16}
-
-        def labels(*cases):
-            (self.folder / "cases.json").write_text(json.dumps({"cases": list(cases)}))
-            result = self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", "--json")
-            self.expect(result, 0)
-            return [kernel["kernel"] for kernel in json.loads(result.stdout)["kernels"]]
-
-        plain = labels({**case, "shared_prefix": 512})
-        for fields in ({"prefix_groups": 2}, {"packed_queries": True}):
-            both = labels({**case, "shared_prefix": 512}, {**case, "name": "other", "shared_prefix": 512, **fields})
-            self.assertTrue(any("packed" in label for label in both), both)
-            self.assertGreater(len(both), len(plain))
-            (self.folder / "cases.json").write_text(json.dumps({"cases": [{**case, **fields}]}))
-            self.expect(self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a"), 2, "stands without a shared_prefix")
-
     def test_a_plan_of_gradients_finds_its_kernels_in_a_pack(self):
         """A step of training on a machine without a compiler: forward with lse, and gradients."""
         self.need_compiler()

@@ -41,19 +41,13 @@ def source_of_gradients(dtype, head_dim, features, heads_kv, seqlen, packed=Fals
 def spec(shape, dtype):
     return fovea.TensorSpec(shape, dtype, "cuda:0")
 
-def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, groups=0, packed=False, **options):
+def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, **options):
     rows = (batch, 4096) if page_size is None else (batch * 4096 // page_size, page_size)
     kv, new = spec((*rows, heads_kv, 128), dtype), spec((batch, seqlen_q, heads_kv, 128), dtype)
     table = None if page_size is None else spec((batch, 4096 // page_size), "i32")
     cache = fovea.KvCache(kv, kv, spec((batch,), "i32"), table)
-    q = spec((batch, seqlen_q, 32, 128), dtype)
-    if groups:
-        options["shared_cu_sequences"] = spec((groups + 1,), "i32")
-    if packed:
-        q, new = spec((batch * seqlen_q, 32, 128), dtype), spec((batch * seqlen_q, heads_kv, 128), dtype)
-        options |= {"cu_seqlens_q": spec((batch + 1,), "i32"), "append_cu_seqlens": spec((batch + 1,), "i32"), "max_seqlen_q": seqlen_q}
     try:
-        plan = fovea.plan_decode(q, cache, append_k=new, append_v=new, **options)
+        plan = fovea.plan_decode(spec((batch, seqlen_q, 32, 128), dtype), cache, append_k=new, append_v=new, **options)
         return plan.explain(as_json=True)["kernel_source"]
     except fovea.Unsupported as error:
         return str(error)
@@ -76,11 +70,6 @@ for dtype, head_dim, (name, mask) in itertools.product(("bf16", "f16"), (64, 128
         found[f"gradients of {dtype} d{head_dim} {name} kv={heads_kv} {seqlen}"] = source_of_gradients(dtype, head_dim, mask, heads_kv, seqlen)
     if dtype == "bf16" and name == "causal":
         found[f"gradients of {dtype} d{head_dim} {name} packed"] = source_of_gradients(dtype, head_dim, mask, 8, 2048, packed=True)
-for heads_kv, batch, prefix in itertools.product((32, 8, 4), (4, 16, 48, 64), (500, 1024)):
-    for name, options in {"groups": {"groups": 3}, "packed": {"packed": True}, "window": {"window": (300, 0)},
-                          "groups window": {"groups": 2, "window": (300, 0)}, "packed window": {"packed": True, "window": (300, 0)}}.items():
-        found[f"kv={heads_kv} {name} {batch} sequences, {prefix} keys shared"] = source_over_cache(
-            "bf16", heads_kv, batch, 16, shared_prefix=prefix, **options)
 found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
 print(json.dumps(found))
 """
