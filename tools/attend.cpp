@@ -133,9 +133,8 @@ struct Report {
   std::optional<CheckResult> check;
 
   double gflops_per_second() const { return work.flops / (milliseconds * 1e6); }
-  double backward_flops() const { return kBackwardFlops * work.flops; }
   double backward_gflops_per_second() const {
-    return backward_flops() / (backward->milliseconds * 1e6);
+    return work.backward_flops / (backward->milliseconds * 1e6);
   }
   double skipped_share() const {
     return work.tiles.total() == 0
@@ -227,7 +226,7 @@ Json json_of(const Report& report, const AttendOptions& options) {
   if (report.backward) {
     json["backward"] = {{"explanation", Json::parse(report.backward->explanation.json())},
                         {"time_ms", report.backward->milliseconds},
-                        {"flops", report.backward_flops()},
+                        {"flops", report.work.backward_flops},
                         {"gflops_per_second", report.backward_gflops_per_second()}};
   }
   if (options.out) json["out"] = *options.out;
@@ -325,7 +324,8 @@ BackwardReport run_backward(AttentionBackward args, int num_threads) {
 }
 
 /// The same on a GPU, after the forward call there; timed as that.
-BackwardReport run_backward_on_gpu(const HostCall& host, const Gradients& gradients) {
+BackwardReport run_backward_on_gpu(const HostCall& host, const Gradients& gradients,
+                                   const GradientOptions& options) {
   const Gpu gpu(host.options.device);
   const Inputs inputs = gpu.copy(host.inputs);
   const Array out = gpu.copy(host.out);
@@ -346,12 +346,8 @@ BackwardReport run_backward_on_gpu(const HostCall& host, const Gradients& gradie
   args.workspace = {static_cast<std::byte*>(workspace.data()), workspace.bytes()};
   plan.run(args);
   const double milliseconds = gpu.milliseconds([&] { plan.run(args); });
-  for (const auto& [from, to] : {std::pair{&there.dq, &gradients.dq},
-                                 {&there.dk, &gradients.dk},
-                                 {&there.dv, &gradients.dv},
-                                 {&there.dsinks, &gradients.dsinks}}) {
-    if (*to) gpu.copy_back(*from, *to);
-  }
+  const std::vector<NamedGradient> from = named(there, options), to = named(gradients, options);
+  for (std::size_t i = 0; i < to.size(); ++i) gpu.copy_back(from[i].array, to[i].array);
   return {.explanation = plan.explain(), .milliseconds = milliseconds};
 }
 
@@ -397,10 +393,10 @@ int attend(const AttendOptions& options) {
   AttentionBackward backward;
   if (options.gradients.is_wanted) {
     backward = make_backward(gradients, args, options.attention.layout);
-    report.backward =
-        options.attention.is_on_gpu()
-            ? run_backward_on_gpu({options.attention, inputs, args, out, lse}, gradients)
-            : run_backward(backward, options.attention.threads);
+    report.backward = options.attention.is_on_gpu()
+                          ? run_backward_on_gpu({options.attention, inputs, args, out, lse},
+                                                gradients, options.gradients)
+                          : run_backward(backward, options.attention.threads);
   }
   if (options.wants_check) {
     progress.set("fovea attend: comparing with fp64");

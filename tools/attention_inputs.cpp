@@ -303,6 +303,7 @@ AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs
       .cu_seqlens_kv = inputs.cu_seqlens_kv.view(),
       .compute_dtype = options.compute_dtype,
       .cpu_target = options.target,
+      .is_deterministic = options.is_deterministic.value_or(true),
       .sm_margin = options.sm_margin,
   };
   if (options.has_latent_values) args.v = first_columns(args.k, args.v.size(args.v.rank() - 1));

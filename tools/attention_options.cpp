@@ -53,6 +53,12 @@ void refuse_repeated_name(const AttentionOptions& options, const std::string& op
     bad_input(fmt::format("{}: the name {} is given twice", option, name));
 }
 
+void set_deterministic(bool is_wanted, AttentionOptions& o) {
+  if (o.is_deterministic.value_or(is_wanted) != is_wanted)
+    bad_input("--nondeterministic: stands beside --deterministic; expected one of them");
+  o.is_deterministic = is_wanted;
+}
+
 }  // namespace
 
 void add_file_options(CommandLine& line, AttentionOptions& o) {
@@ -189,8 +195,12 @@ void add_run_options(CommandLine& line, AttentionOptions& o) {
         o.target = parse_target(option, text);
       });
   line.add_flag({"--deterministic", "", kRunGroup,
-                 "the same bits in every run, for any number of threads; always so"},
-                [] {});
+                 "the same bits in every run, for any number of threads (default)"},
+                [&o] { set_deterministic(true, o); });
+  line.add_flag({"--nondeterministic", "", kRunGroup,
+                 "gradients on a GPU may be summed in any order, which is faster: their last bits "
+                 "differ from run to run"},
+                [&o] { set_deterministic(false, o); });
 }
 
 void add_device_option(CommandLine& line, Device& device) {

@@ -58,6 +58,7 @@ struct AttentionOptions {
   Device device{};
   int threads = 0;
   int sm_margin = 0;
+  std::optional<bool> is_deterministic;  // default: true
 
   bool is_on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool names_files() const { return input || q || k || v; }

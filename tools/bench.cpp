@@ -22,6 +22,7 @@
 #include "files.hpp"
 #include "gpu.hpp"
 #include "gpu_bound.hpp"
+#include "gradient_call.hpp"
 #include "jobs.hpp"
 #include "paged_call.hpp"
 #include "progress.hpp"
@@ -42,12 +43,13 @@ constexpr const char* kExamples =
     fovea bench --list
   Two named cases, on one thread and on all:
     fovea bench --case gpt2_prefill --case llama_decode --threads 1,0
-  Training: forward and backward together
+  Training: gradients alone; forward and backward together
+    fovea bench --case backward_causal
     fovea bench --case gpt2_prefill --backward
   A problem of your own:
     fovea bench --batch 1 --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --causal
   On a GPU:
-    fovea bench --device cuda --case encoder_2k_bf16 --case paged_decode
+    fovea bench --device cuda --case encoder_2k_bf16 --case paged_decode --case backward_causal
   Is it slower than it was?
     fovea bench --json before.json
     fovea bench --against before.json
@@ -55,8 +57,8 @@ constexpr const char* kExamples =
 What the columns mean
   median, min   of --runs runs, after one that warms up; spread: the middle half of the runs, relative to the median.
   GFLOP/s       2 * batch * num_heads_q * seqlen_q * seqlen_kv * (head_dim + head_dim_v) * visible share, as peers count,
-                divided by the median. --backward: forward and backward are timed together and count 3.5 times as much,
-                seven products where forward has two.
+                divided by the median. Cases of backward time gradients alone: five products where forward has two.
+                --backward: forward and backward are timed together, seven products.
   bound         the larger of work / fp32 multiply-add rate and bytes / read bandwidth, both measured in this run with the
                 same number of threads; the fraction is bound / median. bf16 products may pass 100 % of the fp32 rate.
   --device cuda times kernels by CUDA events, the L2 cache flushed before each run. The bound there: the rate of tensor cores
@@ -126,17 +128,10 @@ double seconds_of(const std::function<void()>& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Forward, with lse, and all three gradients; out stands in for its own gradient.
-Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs) {
-  const Array dq = make_array(forward.q.dtype(), shape_of(forward.q.spec()));
-  const Array dk = make_array(forward.k.dtype(), shape_of(forward.k.spec()));
-  const Array dv = make_array(forward.v.dtype(), shape_of(forward.v.spec()));
-  AttentionBackward args{.dout = forward.out,
-                         .forward = forward,
-                         .dq = dq.mutable_view(),
-                         .dk = dk.mutable_view(),
-                         .dv = dv.mutable_view(),
-                         .executor = forward.executor};
+/// All gradients; of training forward too, with lse.
+Times time_gradients(const AttentionForward& forward, Timed timed, Row& row, std::int64_t runs) {
+  GradientCall call(forward, nullptr);
+  AttentionBackward& args = call.args;
   Problem problem = problem_of(forward);
   BackwardProblem backward_problem = problem_of(args);
   problem.num_threads = backward_problem.forward.num_threads = forward.executor->concurrency();
@@ -147,12 +142,11 @@ Times time_training(const AttentionForward& forward, Row& row, std::int64_t runs
   args.forward.workspace = workspace.bytes();
   args.workspace = backward_workspace.bytes();
   row.explanation = backward.explain();
-  row.work.flops *= 1 + kBackwardFlops;
-  row.work.bytes *= 3;  // backward reads what forward reads and writes, and writes as much
+  plan.run(args.forward);
   return time_runs(
       [&] {
         return seconds_of([&] {
-          plan.run(args.forward);
+          if (timed == Timed::training) plan.run(args.forward);
           backward.run(args);
         });
       },
@@ -173,7 +167,8 @@ Times time_forward(AttentionForward args, const Plan& plan, std::int64_t runs) {
   return time_runs([&] { return seconds_of([&] { plan.run(args); }); }, runs);
 }
 
-Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const BenchOptions& options) {
+Row run_job(const Job& job, Timed timed, Executor& executor, const Bounds& bounds,
+            std::int64_t runs) {
   const Inputs inputs = job.make();
   AttentionForward args = make_call(job.options, inputs);
   const TensorSpec spec = out_spec(inputs, inputs.q.spec.dtype);
@@ -183,7 +178,7 @@ Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const Benc
   Problem problem = problem_of(args);
   problem.num_threads = executor.concurrency();
   const Plan plan = fovea::plan(problem);
-  Row row{.name = job.name,
+  Row row{.name = row_name(job, timed),
           .why = job.why,
           .device = to_string(Device::cpu()),
           .threads = 0,
@@ -192,16 +187,15 @@ Row run_job(const Job& job, Executor& executor, const Bounds& bounds, const Benc
           .work = {},
           .times = {},
           .bounds = bounds};
-  row.work = visible_work(args, row.explanation.tile_q, row.explanation.tile_kv);
-  if (options.wants_backward) {
-    const Array lse = make_array(Dtype::f32, shape_of(lse_spec(job.options, inputs)));
-    args.lse = lse.mutable_view();
-    row.name += "+backward";
-    row.times = time_training(args, row, options.runs);
+  const Array lse = make_array(Dtype::f32, shape_of(lse_spec(job.options, inputs)));
+  if (timed != Timed::forward) args.lse = lse.mutable_view();
+  row.work = work_of(timed, visible_work(args, row.explanation.tile_q, row.explanation.tile_kv));
+  if (timed != Timed::forward) {
+    row.times = time_gradients(args, timed, row, runs);
   } else if (job.page_size > 0) {
-    row.times = time_decode(args, job.page_size, options.runs);
+    row.times = time_decode(args, job.page_size, runs);
   } else {
-    row.times = time_forward(args, plan, options.runs);
+    row.times = time_forward(args, plan, runs);
   }
   return row;
 }
@@ -311,7 +305,7 @@ void refuse_disjoint(const KeptRun& kept, const std::vector<Job>& jobs,
                      const BenchOptions& options) {
   for (const Job& job : jobs) {
     for (const int threads : options.threads) {
-      if (kept.contains({job.name + (options.wants_backward ? "+backward" : ""),
+      if (kept.contains({row_name(job, timed_of(job, options.wants_backward)),
                          to_string(options.jobs.attention.device), threads})) {
         return;
       }
@@ -328,7 +322,8 @@ std::vector<Row> run_jobs_on_gpu(const std::vector<Job>& jobs, const BenchOption
   const GpuBounds bounds = measure_bounds(gpu);
   for (const Job& job : jobs) {
     progress.set(fmt::format("fovea bench: {} on {}", job.name, gpu.describe()));
-    rows.push_back(run_on_gpu(job, gpu, bounds, options.runs));
+    rows.push_back(
+        run_on_gpu(job, timed_of(job, options.wants_backward), gpu, bounds, options.runs));
     if (!options.prints_json()) print_out(print(rows.back()));
   }
   return rows;
@@ -344,26 +339,13 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
     const Bounds bounds = measure_bounds(*executor);
     for (const Job& job : jobs) {
       progress.set(fmt::format("fovea bench: {} on {} threads", job.name, executor->concurrency()));
-      rows.push_back(run_job(job, *executor, bounds, options));
+      rows.push_back(
+          run_job(job, timed_of(job, options.wants_backward), *executor, bounds, options.runs));
       rows.back().threads = threads;
       if (!options.prints_json()) print_out(print(rows.back()));
     }
   }
   return rows;
-}
-
-/// Those that --backward can run.
-std::vector<Job> jobs_of(const BenchOptions& options, const std::vector<Case>& cases) {
-  std::vector<Job> jobs = choose_jobs(options.jobs, cases);
-  if (!options.wants_backward) return jobs;
-  const auto reads_cache = [](const Job& job) { return job.page_size > 0; };
-  const auto found = std::ranges::find_if(jobs, reads_cache);
-  if (!options.jobs.case_names.empty() && found != jobs.end()) {
-    bad_input(
-        fmt::format("--backward: case '{}' reads a cache, which has no gradients", found->name));
-  }
-  std::erase_if(jobs, reads_cache);
-  return jobs;
 }
 
 int list_cases(const std::vector<Case>& cases) {
@@ -378,8 +360,6 @@ void refuse_on_gpu(const BenchOptions& options) {
   if (!options.jobs.attention.is_on_gpu()) return;
   if (options.threads != std::vector{0})
     bad_input("--threads: is for the cpu; expected none with --device cuda");
-  if (options.wants_backward)
-    throw Failure(kUnsupported, "--backward: runs on the cpu only; expected no --device cuda");
 }
 
 int bench(const BenchOptions& options) {
@@ -388,7 +368,8 @@ int bench(const BenchOptions& options) {
   if (options.wants_list) return list_cases(cases);
   OutputFiles files;
   if (options.json_file) files.add("--json", *options.json_file);
-  const std::vector<Job> jobs = jobs_of(options, cases);
+  const std::vector<Job> jobs = options.wants_backward ? choose_gradient_jobs(options.jobs, cases)
+                                                       : choose_jobs(options.jobs, cases);
   KeptRun kept;
   if (options.against) {
     kept = read_kept(*options.against);
@@ -423,6 +404,23 @@ int bench(const BenchOptions& options) {
 }
 
 }  // namespace
+
+Timed timed_of(const Job& job, bool wants_training) {
+  if (wants_training) return Timed::training;
+  return job.is_backward ? Timed::backward : Timed::forward;
+}
+
+std::string row_name(const Job& job, Timed timed) {
+  return job.name + (timed == Timed::training ? "+backward" : "");
+}
+
+VisibleWork work_of(Timed timed, VisibleWork work) {
+  if (timed == Timed::forward) return work;
+  const bool has_forward = timed == Timed::training;
+  work.flops = work.backward_flops + (has_forward ? work.flops : 0);
+  work.bytes = work.backward_bytes + (has_forward ? work.bytes : 0);
+  return work;
+}
 
 Times time_runs(const std::function<double()>& run, std::int64_t runs) {
   run();

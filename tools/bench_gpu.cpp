@@ -1,11 +1,13 @@
 // fovea bench --device cuda: the same jobs, their tensors on a GPU.
 #include <algorithm>
 
+#include "fovea/backward.hpp"
 #include "fovea/kv_cache.hpp"
 
 #include "bench_row.hpp"
 #include "core/shape.hpp"
 #include "cuda/driver/resources.hpp"
+#include "gradient_call.hpp"
 #include "paged_call.hpp"
 #include "plan/plan.hpp"
 #include "problem/decode.hpp"
@@ -53,9 +55,32 @@ void run_forward(AttentionForward args, const Gpu& gpu, std::int64_t runs, Row& 
       gpu, [&] { plan.run(args); }, runs);
 }
 
+/// All gradients; of training forward too, with lse.
+void run_gradients(const AttentionForward& forward, Timed timed, const Gpu& gpu, std::int64_t runs,
+                   Row& row) {
+  GradientCall call(forward, &gpu);
+  AttentionBackward& args = call.args;
+  const Plan plan = fovea::plan(problem_of(forward));
+  const BackwardPlan backward = plan_backward(problem_of(args));
+  const DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
+  const DeviceMemory backward_workspace(gpu.context(), backward.workspace_bytes());
+  args.forward.workspace = bytes_of(workspace);
+  args.workspace = bytes_of(backward_workspace);
+  row.explanation = backward.explain();
+  plan.run(args.forward);
+  row.times = time_flushed(
+      gpu,
+      [&] {
+        if (timed == Timed::training) plan.run(args.forward);
+        backward.run(args);
+      },
+      runs);
+}
+
 }  // namespace
 
-Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int64_t runs) {
+Row run_on_gpu(const Job& job, Timed timed, const Gpu& gpu, const GpuBounds& bounds,
+               std::int64_t runs) {
   const Inputs host = job.make();
   const Inputs inputs = gpu.copy(host);
   const TensorSpec spec = out_spec(host, host.q.spec.dtype);
@@ -64,7 +89,9 @@ Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int
   AttentionForward args = make_call(job.options, inputs);
   args.out = as_bshd(out.mutable_view(), job.options.layout);
   args.stream = gpu.stream_handle();
-  Row row{.name = job.name,
+  const Array lse = gpu.copy(make_array(Dtype::f32, shape_of(lse_spec(job.options, host))));
+  if (timed != Timed::forward) args.lse = lse.mutable_view();
+  Row row{.name = row_name(job, timed),
           .why = job.why,
           .device = to_string(gpu.device()),
           .threads = 0,
@@ -73,14 +100,17 @@ Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int
           .work = {},
           .times = {},
           .bounds = bounds.of(host.q.spec.dtype)};
-  if (job.page_size > 0) {
+  if (timed != Timed::forward) {
+    run_gradients(args, timed, gpu, runs, row);
+  } else if (job.page_size > 0) {
     run_decode(args, job, gpu, runs, row);
   } else {
     run_forward(args, gpu, runs, row);
   }
   AttentionForward on_host = make_call(job.options, host);
   on_host.out = as_bshd(host_out.mutable_view(), job.options.layout);
-  row.work = visible_work(on_host, row.explanation.tile_q, row.explanation.tile_kv);
+  if (timed != Timed::forward) on_host.lse = lse.mutable_view();  // for its bytes
+  row.work = work_of(timed, visible_work(on_host, row.explanation.tile_q, row.explanation.tile_kv));
   return row;
 }
 

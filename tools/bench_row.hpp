@@ -40,7 +40,16 @@ struct Row {
   double gflops_per_second() const { return work.flops / times.median * 1e-9; }
 };
 
+/// What of a job is timed: the call, its gradients, or both as a step of training takes them.
+enum class Timed : std::uint8_t { forward, backward, training };
+Timed timed_of(const Job& job, bool wants_training);
+/// "gpt2_prefill+backward" of a step of training.
+std::string row_name(const Job& job, Timed timed);
+/// The work of what is timed, of its visible_work.
+VisibleWork work_of(Timed timed, VisibleWork work);
+
 /// Times a job on a GPU: kernels alone, by events, the L2 cache flushed before each run.
-Row run_on_gpu(const Job& job, const Gpu& gpu, const GpuBounds& bounds, std::int64_t runs);
+Row run_on_gpu(const Job& job, Timed timed, const Gpu& gpu, const GpuBounds& bounds,
+               std::int64_t runs);
 
 }  // namespace fovea::tools

@@ -53,6 +53,7 @@ class CaseReader {
     const AttentionOptions& o = result_.options;
     if (result_.page_size == 0 && result_.shared_prefix == 0) return;
     key_ = result_.page_size > 0 ? "page_size" : "shared_prefix";
+    if (result_.is_backward) fail("stands beside backward: a cache has no gradients");
     if (!result_.seqlens_q.empty()) fail("stands beside packed sequences");
     if (result_.num_documents > 0 || o.dropout.p > 0) fail("stands beside documents or dropout");
     const std::int64_t seqlen_kv = o.seqlen_kv.value_or(*o.seqlen_q);
@@ -164,6 +165,9 @@ class CaseReader {
         {"sinks", [](CaseReader& r, const Json& v) { r.result_.has_sinks = r.boolean(v); }},
         {"score_mod",
          [](CaseReader& r, const Json& v) { r.result_.options.score_mod = r.string(v); }},
+        {"backward", [](CaseReader& r, const Json& v) { r.result_.is_backward = r.boolean(v); }},
+        {"deterministic",
+         [](CaseReader& r, const Json& v) { r.result_.options.is_deterministic = r.boolean(v); }},
         {"causal",
          [](CaseReader& r, const Json& v) {
            r.result_.options.is_causal = true;

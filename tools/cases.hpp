@@ -18,6 +18,7 @@ struct Case {
   bool has_alibi = false;    // slopes 2^(-8 (h + 1) / num_heads_q)
   bool has_sinks = false;
   std::int64_t num_documents = 0;  // of equal length; 0: no document mask
+  bool is_backward = false;        // the gradients are what counts, not the call that they are of
   std::int64_t page_size = 0;      // keys lie in pages of a cache; 0: in a tensor
   std::int64_t shared_prefix =
       0;  // keys of a cache that all sequences begin with; fovea pack alone

@@ -16,9 +16,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kAbout =
     "Prints what this machine offers: processor, instruction sets and why others are missing, "
-    "threads, versions, GPUs with what is needed to run on them, and the environment variables "
-    "that "
-    "Fovea reads.";
+    "threads, versions, GPUs with what is needed to run on them, what each operation takes and "
+    "where it runs, and the environment variables that Fovea reads.";
 
 constexpr const char* kExamples =
     R"(Examples
@@ -96,6 +95,13 @@ std::string print_cuda(const Json& report) {
   return text;
 }
 
+/// "operation   attention_backward: f32 f16 bf16 on cpu cuda; packed score_mod ..."
+std::string print_operation(const Json& operation) {
+  return fmt::format("operation   {}: {} on {}; {}\n", text_of(operation["name"]),
+                     joined(operation["dtypes"]), joined(operation["devices"]),
+                     joined(operation["features"]));
+}
+
 std::string print(const Json& report) {
   std::string text =
       fmt::format("fovea       {}, compiler {}\nprocessor   {}\n", text_of(report["fovea"]),
@@ -112,6 +118,7 @@ std::string print(const Json& report) {
                       text_of(threads["automatic"]), text_of(threads["affinity"]),
                       text_of(threads["cgroup_quota"]));
   text += print_cuda(report["cuda"]);
+  for (const Json& operation : report["operations"]) text += print_operation(operation);
   for (const auto& [key, value] : report["environment"].items()) {
     text += fmt::format("environment {}: {}\n", key, text_of(value));
   }

@@ -3,11 +3,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "fovea/backward.hpp"
+
 #include "attention_options.hpp"
+#include "case_problems.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
 #include "failure.hpp"
 #include "files.hpp"
+#include "plan/plan.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -24,8 +28,9 @@ constexpr const char* kExamples =
     fovea explain --q q.npy --k k.npy --v v.npy --mask-mod 'kv_idx % 4 == 0 || kv_idx <= q_idx'
   Why not that one?
     fovea explain --seqlen-q 1024 --target amx_bf16
-  On a GPU:
+  On a GPU; its gradients there:
     fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
+    fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda --backward
 
 Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons are printed).
 )";
@@ -34,7 +39,7 @@ Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons
 
 int run_explain(const std::vector<std::string>& words) {
   AttentionOptions options;
-  bool wants_json = false;
+  bool wants_json = false, wants_backward = false;
   CommandLine line("fovea explain", kAbout, kExamples);
   add_shape_options(line, options);
   add_file_options(line, options);
@@ -44,6 +49,8 @@ int run_explain(const std::vector<std::string>& words) {
   add_device_option(line, options.device);
   add_sm_margin_option(line, options.sm_margin);
   add_threads_option(line, options.threads);
+  line.add_flag({"--backward", "", "Gradients", "the plan of gradients of q, k, v and sinks"},
+                wants_backward);
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
@@ -55,7 +62,9 @@ int run_explain(const std::vector<std::string>& words) {
                      options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
-  const Explanation explanation = explain(problem, options.device);
+  problem = on_device(problem, options.device);
+  const Explanation explanation =
+      wants_backward ? explain(gradients_of(problem)) : explain(problem);
   print_out(wants_json ? nlohmann::ordered_json::parse(explanation.json()).dump() + "\n"
                        : explanation.print());
   if (explanation.kernel.empty()) throw Failure(kUnsupported, "nothing here can run this problem");

@@ -16,8 +16,9 @@ Job job_of_case(const Case& problem) {
     bad_input(
         fmt::format("case '{}' has a shared_prefix, which fovea pack alone takes; expected none",
                     problem.name));
-  return {problem.name, problem.why, problem.options, [problem] { return make_inputs(problem); },
-          problem.page_size};
+  return {problem.name,      problem.why,
+          problem.options,   [problem] { return make_inputs(problem); },
+          problem.page_size, problem.is_backward};
 }
 
 Job job_of_shapes(const AttentionOptions& options) {
@@ -80,6 +81,8 @@ std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>&
     job.options.target = options.attention.target;
     job.options.compute_dtype = options.attention.compute_dtype;
     job.options.sm_margin = options.attention.sm_margin;
+    if (options.attention.is_deterministic)
+      job.options.is_deterministic = options.attention.is_deterministic;
     jobs.push_back(std::move(job));
   };
   for (const std::string& name : options.case_names) {
@@ -92,6 +95,18 @@ std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>&
   if (options.case_names.empty()) {
     for (const Case& problem : cases) add(problem);
   }
+  return jobs;
+}
+
+std::vector<Job> choose_gradient_jobs(const JobOptions& options, const std::vector<Case>& cases) {
+  std::vector<Job> jobs = choose_jobs(options, cases);
+  const auto reads_cache = [](const Job& job) { return job.page_size > 0; };
+  const auto found = std::ranges::find_if(jobs, reads_cache);
+  if (!options.case_names.empty() && found != jobs.end()) {
+    bad_input(
+        fmt::format("--backward: case '{}' reads a cache, which has no gradients", found->name));
+  }
+  std::erase_if(jobs, reads_cache);
   return jobs;
 }
 

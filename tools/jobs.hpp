@@ -20,6 +20,7 @@ struct Job {
   AttentionOptions options;
   std::function<Inputs()> make;
   std::int64_t page_size = 0;  // attention over a paged cache; 0: over tensors
+  bool is_backward = false;    // its gradients
 };
 
 struct JobOptions {
@@ -35,6 +36,9 @@ void add_problem_options(CommandLine& line, AttentionOptions& options);
 
 /// The built-in ones, or those of --cases.
 std::vector<Case> read_cases(const JobOptions& options);
+
+/// Those of choose_jobs that have gradients: not those that read a cache, which `--case` may not name.
+std::vector<Job> choose_gradient_jobs(const JobOptions& options, const std::vector<Case>& cases);
 
 /// Those that --case names, all where it names none, or the problem of the shapes.
 std::vector<Job> choose_jobs(const JobOptions& options, const std::vector<Case>& cases);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <string_view>
 
@@ -61,6 +63,23 @@ std::string why_differs(const KernelResults& got, const KernelResults& expected,
   if (!why.empty()) return why;
   return why_differs("lse", got.lse, expected.lse,
                      {.absolute = unit, .relative = unit, .relative_l2 = unit});
+}
+
+std::string why_gradients_differ(const std::vector<std::vector<double>>& got,
+                                 const std::vector<std::vector<double>>& expected, Dtype dtype) {
+  constexpr std::array kNames{"dq", "dk", "dv", "dsinks"};
+  const double unit = kRoundings * unit_of(dtype);
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    double largest = 0;
+    for (const double value : expected[i]) {
+      if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
+    }
+    std::string why =
+        why_differs(kNames.at(i), got[i], expected[i],
+                    {.absolute = unit * largest, .relative = unit, .relative_l2 = unit});
+    if (!why.empty()) return why;
+  }
+  return "";
 }
 
 }  // namespace fovea::tools

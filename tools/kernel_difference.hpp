@@ -19,4 +19,9 @@ struct KernelResults {
 std::string why_differs(const KernelResults& got, const KernelResults& expected, Dtype dtype,
                         double largest_value);
 
+/// The same of gradients, each a sum of products with what was rounded to `dtype`: rounding errors have the size of
+/// roundings of the sum, whose terms have signs of their own, and of the largest element where an element is small.
+std::string why_gradients_differ(const std::vector<std::vector<double>>& got,
+                                 const std::vector<std::vector<double>>& expected, Dtype dtype);
+
 }  // namespace fovea::tools

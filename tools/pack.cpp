@@ -11,14 +11,14 @@
 #include <thread>
 #include <tuple>
 
-#include "fovea/attention.hpp"
 #include "fovea/error.hpp"
 
-#include "cases.hpp"
+#include "case_problems.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
 #include "core/num_threads.hpp"
 #include "cuda/append/append_to_cache.hpp"
+#include "cuda/backward/choices.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/tuning.hpp"
@@ -29,10 +29,6 @@
 #include "cuda/rotary/rotary.hpp"
 #include "failure.hpp"
 #include "files.hpp"
-#include "paged_call.hpp"
-#include "problem/decode.hpp"
-#include "problem/forward.hpp"
-#include "problem/shared_prefix.hpp"
 #include "progress.hpp"
 
 namespace fovea::tools {
@@ -61,7 +57,8 @@ constexpr const char* kExamples =
   Does every kernel fit its registers? (what CI asks; writes nothing)
     fovea pack --arch sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_103a,sm_120a --strict
 
-Each case is compiled with and without lse. Text alone makes a kernel: cases that differ in lengths alone share one.
+Each case is compiled with and without lse; of one of backward its gradients and, into a file, forward with lse. Text
+alone makes a kernel: cases that differ in lengths alone share one.
 
 Exit codes: 0 done; 1 a kernel did not compile, or --strict found one that spills; 2 bad input; 3 no kernel compiler here.
 )";
@@ -108,64 +105,16 @@ std::vector<Case> cases_of(const PackOptions& options) {
   return cases;
 }
 
-/// Shapes alone.
-AttentionForward call_of_case(const Case& named, const Inputs& inputs) {
-  AttentionForward call = make_call(named.options, inputs);
-  call.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, inputs.q.spec.dtype)),
-                     named.options.layout);
-  return call;
-}
-
-ForwardProblem plain_problem(const Case& named, const AttentionForward& call, bool wants_lse) {
-  Problem problem = fovea::problem_of(call);
-  problem.wants_lse = wants_lse;
-  if (named.page_size > 0) {
-    return validate_decode_problem(problem,
-                                   {.page_size = named.page_size,
-                                    .has_aligned_rows = true,
-                                    .has_latent_values = named.options.has_latent_values},
-                                   "pack");
-  }
-  return validate(problem, "pack");
-}
-
-/// The two calls over a cache whose sequences begin with the same keys.
-std::vector<ForwardProblem> prefixed_problems(const Case& named, const AttentionForward& call) {
-  const PagedCall paged(call, std::max<std::int64_t>(1, named.page_size), nullptr);
-  AttentionDecode args = paged.args;
-  args.shared_prefix.seqlen = named.shared_prefix;
-  if (named.page_size == 0) {
-    args.cache.k = call.k;
-    args.cache.v = call.v;
-    args.cache.page_table = {};
-  }
-  const PrefixPrograms programs = prefix_programs(args.score, args.mask, /*has_groups=*/false);
-  const PrefixCalls calls = split_at_prefix(args, args.q, programs, nullptr);
-  std::vector<ForwardProblem> problems;
-  for (const auto& [part, most] :
-       {std::pair{&calls.prefix, named.shared_prefix}, {&calls.suffix, call.k.size(1)}}) {
-    problems.push_back(validate_decode_problem(decode_problem(*part, most, 0, "pack"),
-                                               cache_layout(*part), "pack"));
-  }
-  return problems;
-}
-
-std::vector<ForwardProblem> problems_of_case(const Case& named, const Inputs& inputs,
-                                             bool wants_lse) {
-  const AttentionForward call = call_of_case(named, inputs);
-  if (named.shared_prefix > 0) return prefixed_problems(named, call);
-  return {plain_problem(named, call, wants_lse)};
+void add_texts(cuda::PlannedKernels kernels, std::vector<KernelText>& texts) {
+  for (cuda::PlannedKernel& kernel : kernels) texts.push_back(std::move(kernel.text));
 }
 
 /// All that calls of this problem load; into a file, for tensors that start anywhere too.
 std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& problem,
                                  const cuda::ForwardPlan& plan, bool is_written) {
   std::vector<KernelText> texts;
-  const auto add = [&](cuda::PlannedKernels kernels) {
-    for (cuda::PlannedKernel& kernel : kernels) texts.push_back(std::move(kernel.text));
-  };
-  add(planned_kernels(plan));
-  if (is_written) add(planned_unaligned_kernels(plan));
+  add_texts(planned_kernels(plan), texts);
+  if (is_written) add_texts(planned_unaligned_kernels(plan), texts);
   if (problem.is_cached) texts.push_back(cuda::append_text());
   if (problem.problem.wants_lse)
     texts.push_back(cuda::merge_text());  // its out and lse are a state
@@ -174,17 +123,39 @@ std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& proble
   return texts;
 }
 
-void add_plan(const Case& named, const ForwardProblem& problem, const cuda::ForwardPlan& plan,
-              const Architecture& architecture, Work& work) {
-  for (KernelText& text : texts_of(named, problem, plan, work.is_written)) {
+void add_jobs(const Case& named, std::vector<KernelText> texts, const Architecture& architecture,
+              Work& work) {
+  for (KernelText& text : texts) {
     const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
     Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
     job.cases.insert(named.name);
   }
 }
 
+void add_plan(const Case& named, const ForwardProblem& problem, const cuda::ForwardPlan& plan,
+              const Architecture& architecture, Work& work) {
+  add_jobs(named, texts_of(named, problem, plan, work.is_written), architecture, work);
+}
+
+void add_plan(const Case& named, const GradientProblem&, const cuda::BackwardPlan& plan,
+              const Architecture& architecture, Work& work) {
+  std::vector<KernelText> texts;
+  add_texts(planned_kernels(plan), texts);
+  add_jobs(named, std::move(texts), architecture, work);
+}
+
+template <typename Plan>
+bool is_left_out(const Case& named, const Plan& plan, const Architecture& architecture,
+                 Work& work) {
+  if (!plan.candidate.empty()) return false;
+  work.left_out.push_back(
+      {named.name, architecture.name(), plan.refused.empty() ? "" : plan.refused.back().reason});
+  return true;
+}
+
 /// What the tuning has for this problem, on each of its devices of the architecture.
-void add_tuned(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
+template <typename Problem>
+void add_tuned(const Case& named, const Problem& problem, const Architecture& architecture,
                Work& work) {
   if (!work.tuning.tuning) return;
   const std::string problem_class = cuda::problem_class(problem);
@@ -193,7 +164,7 @@ void add_tuned(const Case& named, const ForwardProblem& problem, const Architect
     if (Architecture{device.major, device.minor}.name() != architecture.name()) continue;
     cuda::DeviceTraits traits = cuda::typical_device(device.major, device.minor);
     traits.num_sms = device.num_sms;
-    const cuda::TunedChoice tuned = tuned_choice(problem, traits, work.tuning);
+    const auto tuned = tuned_choice(problem, traits, work.tuning);
     if (tuned.choice) {
       add_plan(named, problem, plan_choice(problem, traits, *tuned.choice), architecture, work);
       work.packed.set(traits, problem_class, *work.tuning.tuning->find(traits, problem_class));
@@ -219,12 +190,17 @@ void list_unposed(Work& work) {
 void add_problem(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
                  Work& work) {
   const cuda::ForwardPlan plan =
-      cuda::choose_forward(problem, cuda::typical_device(architecture.major, architecture.minor));
-  if (plan.candidate.empty()) {
-    work.left_out.push_back(
-        {named.name, architecture.name(), plan.refused.empty() ? "" : plan.refused.back().reason});
-    return;
-  }
+      choose_forward(problem, cuda::typical_device(architecture.major, architecture.minor));
+  if (is_left_out(named, plan, architecture, work)) return;
+  add_plan(named, problem, plan, architecture, work);
+  add_tuned(named, problem, architecture, work);
+}
+
+void add_problem(const Case& named, const GradientProblem& problem,
+                 const Architecture& architecture, Work& work) {
+  const cuda::BackwardPlan plan =
+      choose_backward(problem, cuda::typical_device(architecture.major, architecture.minor));
+  if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);
 }
@@ -232,8 +208,14 @@ void add_problem(const Case& named, const ForwardProblem& problem, const Archite
 void add_case(const Case& named, const std::vector<Architecture>& architectures, Work& work) {
   const Inputs inputs = make_shapes(named);
   for (const bool wants_lse : {false, true}) {
-    for (const ForwardProblem& problem : problems_of_case(named, inputs, wants_lse)) {
-      for (const Architecture& architecture : architectures)
+    const CaseProblems problems = problems_of_case(named, inputs, wants_lse);
+    for (const Architecture& architecture : architectures) {
+      // Of a case of backward, forward is what a step of training runs before.
+      if (!named.is_backward || work.is_written) {
+        for (const ForwardProblem& problem : problems.forward)
+          add_problem(named, problem, architecture, work);
+      }
+      for (const GradientProblem& problem : problems.backward)
         add_problem(named, problem, architecture, work);
     }
   }

@@ -38,6 +38,8 @@ constexpr const char* kExamples =
   Problems of your own, for five minutes; the file's other entries stay:
     fovea tune --cases my_cases.json --seconds 300 --out fovea.tuning
     fovea tune --seqlen-q 4096 --num-heads-q 32 --num-heads-kv 8 --head-dim 128 --dtype bf16 --causal --out fovea.tuning
+  Their gradients:
+    fovea tune --seqlen-q 4096 --num-heads-q 32 --num-heads-kv 8 --head-dim 128 --dtype bf16 --causal --backward --out fovea.tuning
   Use it, ship it:
     FOVEA_TUNING=fovea.tuning fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
     fovea pack --arch sm_90a --tuning fovea.tuning --out fovea.pack
@@ -54,7 +56,7 @@ struct TuneOptions {
   JobOptions jobs;
   float seconds = 60;
   std::optional<std::string> out;
-  bool wants_json = false;
+  bool wants_json = false, wants_backward = false;
 };
 
 /// Ctrl-C ends the measuring, not the program: what was measured is kept.
@@ -113,8 +115,10 @@ Report run_jobs(const std::vector<Job>& jobs, const TuneOptions& options, cuda::
       const Clock::time_point share = in(share_of_time(seconds_until(end), jobs.size() - i));
       const auto is_over = [&] { return is_interrupted != 0 || seconds_until(share) <= 0; };
       if (is_over()) break;
-      GpuTrack track(jobs[i], gpu, clock, is_over);
-      report.rows.push_back(tune(track.tuned(), track, static_cast<std::uint32_t>(i + 1), tuning));
+      const bool is_of_gradients = jobs[i].is_backward || options.wants_backward;
+      const auto track = GpuTrack::make(jobs[i], is_of_gradients, gpu, clock, is_over);
+      const TunedProblem& tuned = std::as_const(*track).tuned();
+      report.rows.push_back(tune(tuned, *track, static_cast<std::uint32_t>(i + 1), tuning));
     }
   } catch (const Error& error) {
     report.failure = error.what();
@@ -203,7 +207,9 @@ void throw_what_went_wrong(const Report& report) {
 }
 
 int tune_all(const TuneOptions& options) {
-  const std::vector<Job> jobs = choose_jobs(options.jobs, read_cases(options.jobs));
+  const std::vector<Case> cases = read_cases(options.jobs);
+  const std::vector<Job> jobs = options.wants_backward ? choose_gradient_jobs(options.jobs, cases)
+                                                       : choose_jobs(options.jobs, cases);
   OutputFiles files;
   if (options.out) files.add("--out", *options.out);
   std::string note;
@@ -234,6 +240,9 @@ int run_tune(const std::vector<std::string>& words) {
             "the file; entries of an earlier run stay where nothing new is measured. Without it, "
             "nothing is written"},
            [&](const std::string&, const std::string& path) { options.out = path; });
+  line.add_flag({"--backward", "", kGroup,
+                 "kernels of the problems' gradients, which are those of cases of backward anyway"},
+                options.wants_backward);
   line.add_flag({"--json", "", kGroup, "print one JSON object"}, options.wants_json);
   add_problem_options(line, options.jobs.attention);
   add_device_option(line, options.jobs.attention.device);

@@ -7,22 +7,20 @@ namespace fovea::tools {
 TuneRow tune(const TunedProblem& tuned, Track& track, std::uint32_t seed, cuda::Tuning& tuning,
              const RaceRules& rules) {
   TuneRow row{.name = tuned.name,
-              .problem_class = cuda::problem_class(tuned.problem),
+              .problem_class = tuned.problem_class,
               .choices = {},
               .verdict = race(tuned.choices.size(), track, seed, rules)};
-  for (const cuda::Choice& choice : tuned.choices) row.choices.push_back(print_choice(choice));
+  for (const cuda::Winner& choice : tuned.choices) row.choices.push_back(print_choice(choice));
   const Verdict& verdict = row.verdict;
   if (!verdict.is_decided) return row;
   if (verdict.winner == 0) {
     tuning.forget(tuned.device, row.problem_class);
     return row;
   }
-  const cuda::Choice& winner = tuned.choices[verdict.winner];
-  tuning.set(tuned.device, row.problem_class,
-             {.candidate = std::string(winner.candidate->name),
-              .tile = tile_of(winner.spec),
-              .us = verdict.seconds * 1e6,
-              .table_us = verdict.default_seconds * 1e6});
+  cuda::Winner winner = tuned.choices[verdict.winner];
+  winner.us = verdict.seconds * 1e6;
+  winner.table_us = verdict.default_seconds * 1e6;
+  tuning.set(tuned.device, row.problem_class, std::move(winner));
   return row;
 }
 

@@ -7,17 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "cuda/forward/choices.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "race.hpp"
 
 namespace fovea::tools {
 
 struct TunedProblem {
-  std::string name;
-  ForwardProblem problem;
+  std::string name, problem_class;
   cuda::DeviceTraits device;
-  std::vector<cuda::Choice> choices;  // choices_of, the table's first
+  std::vector<cuda::Winner> choices;  // choices_of, the table's first; no times
 };
 
 /// The verdict of one problem, in the words of a report.

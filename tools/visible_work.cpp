@@ -91,12 +91,15 @@ VisibleWork visible_work(const AttentionForward& args, std::int64_t tile_q, std:
       static_cast<double>(is_packed ? args.cu_seqlens_q.size(0) - 1 : args.q.size(0));
   const double copies = matrices.empty() ? 0 : num_matrices / static_cast<double>(matrices.size());
   work.share = area > 0 ? visible / area : 1;
-  work.flops = 2 * visible * copies *
-               static_cast<double>(args.q.size(heads_axis + 1) + args.v.size(heads_axis + 1));
+  const auto head_dim_qk = static_cast<double>(args.q.size(heads_axis + 1));
+  const auto head_dim_v = static_cast<double>(args.v.size(heads_axis + 1));
+  work.flops = 2 * visible * copies * (head_dim_qk + head_dim_v);
+  work.backward_flops = 2 * visible * copies * (3 * head_dim_qk + 2 * head_dim_v);
   // Values in the memory of keys are read with them.
   const double of_values = args.v.data() == args.k.data() ? 0 : tensor_bytes(args.v);
   work.bytes = tensor_bytes(args.q) + tensor_bytes(args.k) + of_values + tensor_bytes(args.out) +
                tensor_bytes(args.lse);
+  work.backward_bytes = 2 * work.bytes;
   const auto times = static_cast<std::int64_t>(copies);
   work.tiles = {work.tiles.empty * times, work.tiles.partial * times, work.tiles.full * times};
   return work;

@@ -100,6 +100,7 @@ struct FOVEA_EXPORT Explanation {
   std::string tuning;   // cuda: what measurements of fovea tune said of this choice, if anything
   // cuda: "kernel pack FILE", "disk cache" or "NVRTC 13.0.88": where its kernels came from, or would come from
   std::string kernel_source;
+  std::string sums;    // of gradients on a GPU: in what order and memory
   std::string target;  // "avx512"
   std::string compute_dtype;
   std::string score, mask;  // formulas, of which 4,096 bytes are shown

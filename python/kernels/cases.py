@@ -45,8 +45,18 @@ def prefixed():
             yield "prefix", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096, "shared_prefix": prefix} | shape
 
 
+def gradients():
+    """Training: gradients of q, k and v. Of f16, dense without a window: each is a few hundred kilobytes. Lengths decide nothing here."""
+    dense_masks = [("bf16", mask) for mask in MASKS] + [("f16", "full"), ("f16", "causal")]
+    for (dtype, mask), head_dim in itertools.product(dense_masks, (64, 128)):
+        yield f"backward_{mask}", {"seqlen_q": 2048, "num_heads_q": 32, "head_dim": head_dim, "dtype": dtype, "backward": True} | MASKS[mask]
+    lengths = {"seqlen_q": [1500, 3, 700, 2000], "seqlen_kv": [1500, 3, 700, 2000]}
+    for head_dim in (64, 128):
+        yield "backward_packed", lengths | {"num_heads_q": 32, "head_dim": head_dim, "dtype": "bf16", "backward": True} | MASKS["causal"]
+
+
 def cases():
-    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed())):
+    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), gradients())):
         yield {"name": f"{name}_{number}", "why": "a common call", "batch": 1} | fields
 
 

@@ -199,6 +199,8 @@ Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan&
   e.kernel = plan.candidate;
   if (!plan.captured.is_empty()) e.kernel += ", " + cuda::describe(g, plan.captured);
   e.tuning = plan.tuning;
+  e.kernel_source = plan.kernel_source;
+  e.sums = cuda::describe_sums(plan);
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
   e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
@@ -318,6 +320,7 @@ std::string Explanation::print() const {
                         compute_dtype, compute_dtype == "f64" ? "fp64" : "fp32");
     if (!kernel_source.empty()) text += fmt::format("from       {}\n", kernel_source);
     if (!tuning.empty()) text += fmt::format("tuning     {}\n", tuning);
+    if (!sums.empty()) text += fmt::format("sums       {}\n", sums);
     if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
       const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
@@ -344,6 +347,7 @@ std::string Explanation::json() const {
   if (!kernel_source.empty())
     text += fmt::format(R"("kernel_source": {}, )", quoted_json(kernel_source));
   if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted_json(tuning));
+  if (!sums.empty()) text += fmt::format(R"("sums": {}, )", quoted_json(sums));
   if (tiles) {
     text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,
                         tiles->partial, tiles->full);

@@ -591,15 +591,15 @@ class Devices(CommandTest):
 
     def test_gradients_equal_the_oracle_where_there_is_a_gpu(self):
         self.write("dout.npy", npy(OUT_SHAPE, normal(count(OUT_SHAPE), 5)))
-        result = self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy", "--check")
+        self.write("bias.npy", npy((SEQLEN_Q, SEQLEN_KV), normal(SEQLEN_Q * SEQLEN_KV, 4)))
+        self.write("sinks.npy", npy((HEADS_Q,), normal(HEADS_Q, 6)))
+        result = self.attend_there("--backward", "--dout", "dout.npy", "--dq", "dq.npy", "--bias", "bias.npy", "--sinks", "sinks.npy",
+                                   "--grad", "bias=dbias.npy", "--grad", "sinks=dsinks.npy", "--check")
         if any(device["runs_here"] for device in self.cuda()["devices"]):
             self.expect(result, 0)
         else:
             self.expect(result, 3, "--device cuda:0: ")
             self.assertFalse((self.folder / "dq.npy").exists())
-
-    def test_bench_times_no_gradients_of_a_gpu(self):
-        self.expect(self.run_fovea("bench", "--device", "cuda", "--backward"), 3, "--backward: runs on the cpu only")
 
     def test_bench_names_its_bounds_and_compares(self):
         self.need_gpu()
@@ -687,7 +687,8 @@ class Kernels(CommandTest):
         self.assertIn("/nowhere", report["compiler"]["reason"])
         self.assertEqual(report["cache"]["folder"], str(self.folder / "cache" / "kernels"))
         text = self.run_with("doctor", FOVEA_NVRTC="/nowhere", FOVEA_PACK="missing.pack").stdout
-        for needle in ("driver ", "compiler    none: ", "kernel pack none: ", "missing.pack", "cache "):
+        for needle in ("driver ", "compiler    none: ", "kernel pack none: ", "missing.pack", "cache ",
+                       "operation   attention_backward: f32 f16 bf16 on cpu cuda; packed "):
             self.assertIn(needle, text)
         text = self.run_with("doctor", FOVEA_CACHE_MAX_MIB="many").stdout
         self.assertIn("FOVEA_CACHE_MAX_MIB is 'many'", text)
@@ -743,6 +744,30 @@ class Kernels(CommandTest):
             self.assertEqual(labels.count("sm90/decode"), 2 if shared else 1)
             self.assertTrue({"common/append_to_cache", "common/merge_states"} <= set(labels))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
+
+    def test_a_plan_of_gradients_finds_its_kernels_in_a_pack(self):
+        """A step of training on a machine without a compiler: forward with lse, and gradients."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        case = {"name": "gradients", "why": "small kernels", "seqlen_q": 2048, "num_heads_q": 1, "head_dim": 64, "dtype": "bf16", "backward": True}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+
+        def labels(*words):
+            result = self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", "--json", *words)
+            self.expect(result, 0)
+            return {kernel["kernel"].split(" ")[0] for kernel in json.loads(result.stdout)["kernels"]}
+
+        gradients = {"sm90/attention_backward", "sm90::prepare_rows", "sm90::finish_queries", "common/backward_delta"}
+        self.assertEqual(labels(), gradients)
+        self.assertTrue(gradients | {"sm90/attention_forward", "common/merge_states"} <= labels("--out", "fovea.pack"))
+        source = self.plan_there("--dtype", "bf16", "--backward", FOVEA_PACK="fovea.pack")["kernel_source"]
+        self.assertEqual(source, "kernel pack fovea.pack")
+        other_head_dim = ("explain", "--seqlen-q", "64", "--head-dim", "128", "--dtype", "bf16", "--device", "cuda", "--backward")
+        other = self.run_with(*other_head_dim, LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", FOVEA_PACK="fovea.pack")
+        self.expect(other, 3)
+        self.assertIn("no kernel compiler", other.stdout)
 
     def test_second_pack_compiles_nothing(self):
         self.need_compiler()
@@ -828,8 +853,54 @@ class Kernels(CommandTest):
         self.assertIn("another class", kept)
         self.assertNotIn(large, kept)
 
-    def plan_there(self, **variables):
-        result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json",
+    def test_bench_times_gradients_on_a_driver_that_computes_nothing(self):
+        """A call takes a millisecond there: gradients alone are five products, with forward seven, of what is visible."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        case = {"name": "small", "why": "a kernel of Hopper's", "seqlen_q": 64, "num_heads_q": 2, "head_dim": 64, "dtype": "bf16",
+                "causal": "bottom_right"}
+        cases = [case, {**case, "name": "gradients", "backward": True}]
+        (self.folder / "cases.json").write_text(json.dumps({"cases": cases}))
+
+        def rows(*words):
+            result = self.run_with("bench", "--cases", "cases.json", "--device", "cuda", "--json", *words, LD_LIBRARY_PATH=str(self.folder))
+            self.expect(result, 0)
+            return [(row["name"], row["kernel"].split("/")[-1], row["flops"], row["median_ms"]) for row in json.loads(result.stdout)["rows"]]
+
+        product = 2 * 2 * (64 * 65 // 2) * 64
+        backward = "attention_backward"
+        self.assertEqual(rows(), [("small", "attention_forward", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
+        self.assertEqual(rows("--backward"), [(f"{case['name']}+backward", backward, 7 * product, 1) for case in cases])
+
+    def test_tune_measures_gradients_too(self):
+        """As above: the winner of a file is raced against the table's choice, which stands where all take a millisecond."""
+        self.need_compiler()
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        case = {**self.LARGE["cases"][0], "backward": True}
+        (self.folder / "large.json").write_text(json.dumps({"cases": [case]}))
+        tile = "tile_q={} tile_kv={} num_warps={} stages=1 q_stages=1 ctas_per_sm=1 heads_per_tile=1 is_split=0 is_dynamic=0"
+        winner = f"cuda/sm80/attention_backward_f32 {tile.format(8, 16, 2)} + {tile.format(32, 16, 4)}"
+        problem = "gradients of q k v: " + self.CLASS.replace(" 64 seqlen_kv 64 rows 64", " 2048 seqlen_kv 2048 rows 2048")
+        self.write_tuning((winner, problem), device="9.0 132")
+        pack = self.run_with("pack", "--cases", "large.json", "--arch", "sm_90a", "--tuning", "made.tuning", "--out", "fovea.pack", "--json")
+        self.expect(pack, 0)
+        self.assertEqual(json.loads(pack.stdout)["left_out"], [])
+        plan = self.plan_there("--backward", FOVEA_PACK="fovea.pack")
+        self.assertEqual((plan["tile_q"], plan["tile_kv"]), (8, 16))
+        self.assertIn("fovea.pack: 1.5 us measured there, 2.5 us without", plan["tuning"])
+        result = self.run_with("tune", "--cases", "large.json", "--out", "made.tuning", "--json", LD_LIBRARY_PATH=str(self.folder),
+                               FOVEA_NVRTC="/nowhere", FOVEA_PACK="fovea.pack")
+        self.expect(result, 1, "choices were wrong or did not run")
+        (row,) = json.loads(result.stdout)["rows"]
+        self.assertEqual((row["class"], row["verdict"], row["num_choices"]), (problem, "table", 25))
+        self.assertNotIn(problem, (self.folder / "made.tuning").read_text())
+
+    def plan_there(self, *words, **variables):
+        result = self.run_with("explain", "--seqlen-q", "2048", "--head-dim", "64", "--device", "cuda", "--json", *words,
                                LD_LIBRARY_PATH=str(self.folder), FOVEA_NVRTC="/nowhere", **variables)
         self.expect(result, 0)
         return json.loads(result.stdout)
@@ -863,6 +934,24 @@ class Kernels(CommandTest):
         self.assertIn("no kernel compiler", page.stdout)
         page = self.run_with(*words, LD_LIBRARY_PATH=str(self.folder))
         self.assertIn("from       disk cache", page.stdout)
+
+    def test_gradients_are_explained_with_the_order_of_their_sums(self):
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        words = ("explain", "--seqlen-q", "2048", "--head-dim", "64", "--dtype", "bf16", "--device", "cuda", "--backward")
+
+        def sums(*more):
+            page = self.run_with(*words, *more, LD_LIBRARY_PATH=str(self.folder)).stdout
+            return next((line.split(maxsplit=1)[1] for line in page.splitlines() if line.startswith("sums ")), None)
+
+        self.need_compiler()
+        self.assertRegex(sums(), "dq in the order of keys, in [0-9]+ bytes of the workspace; the same bits in every run")
+        self.assertRegex(sums("--nondeterministic"), "dq in any order, in [0-9]+ bytes of the workspace; its last bits differ")
+        self.assertEqual(sums("--softcap", "30"), "each by one CTA, in registers; the same bits in every run")
+        page = self.run_with("explain", "--seqlen-q", "64", "--backward").stdout
+        self.assertIn("kernel     cpu/attention_backward", page)
+        self.assertNotIn("\nsums ", page)
 
     def test_tune_asks_for_a_gpu_in_one_line(self):
         self.expect(self.run_with("tune", "--device", "cpu"), 2, "--device", "expected cuda")
@@ -911,6 +1000,24 @@ class Bench(CommandTest):
         self.assertEqual(row["flops"], 3.5 * 2 * 2 * 64 * 64 * 128)
         self.assertEqual(row["name"], "given shapes+backward")
         self.assertEqual(row["kernel"], "cpu/attention_backward")
+
+    def test_cases_of_backward_count_five_products(self):
+        case = {"name": "x", "why": "small", "seqlen_q": 64, "num_heads_q": 2, "head_dim": 64, "head_dim_v": 32, "backward": True, "sinks": True}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+        words = ("bench", "--cases", "cases.json", "--runs", "3", "--threads", "1", "--json")
+        result = self.run_fovea(*words)
+        self.expect(result, 0)
+        row = json.loads(result.stdout)["rows"][0]
+        self.assertEqual((row["name"], row["kernel"]), ("x", "cpu/attention_backward"))
+        self.assertEqual(row["flops"], 2 * 2 * 64 * 64 * (3 * 64 + 2 * 32))
+        (self.folder / "kept.json").write_text(result.stdout)
+        self.expect(self.run_fovea(*words, "--against", "kept.json", "--backward"), 2, "none of these cases")
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [{**case, "page_size": 8}]}))
+        self.expect(self.run_fovea(*words), 2, "page_size stands beside backward: a cache has no gradients")
+
+    def test_sums_are_deterministic_or_not(self):
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--nondeterministic"), 0)
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--nondeterministic", "--deterministic"), 2, "--nondeterministic", "--deterministic")
 
     def test_paged_cases(self):
         case = {"name": "pages", "why": "small", "batch": 2, "seqlen_q": 2, "seqlen_kv": 24, "num_heads_q": 2, "page_size": 8}

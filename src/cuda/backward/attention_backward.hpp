@@ -78,6 +78,9 @@ struct ProductDepths {
 };
 ProductDepths product_depths(const BackwardPlan& plan);
 
+/// In what order gradients are summed and in how much of the workspace, for explain; empty where nothing is summed.
+std::string describe_sums(const BackwardPlan& plan);
+
 /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
 BackwardPlan plan_backward(const GradientProblem& problem, Device device);
 
@@ -87,6 +90,9 @@ BackwardPlan try_plan_backward(const GradientProblem& problem, Device device);
 
 /// The choice alone, for a device that need not be here: nothing is compiled or loaded.
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device);
+
+/// Loads what a plan that was made without a device was chosen to run.
+void load(jit::Loader& loader, const driver::DeviceContext& context, BackwardPlan& plan);
 
 /// The plan of one candidate by name, whatever it refuses: what its own tests ask for.
 BackwardPlan choose_backward_by(std::string_view candidate, const GradientProblem& problem,

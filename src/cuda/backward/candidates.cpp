@@ -42,6 +42,14 @@ void launch_call(const GradientProblem& problem, const BackwardPlan& plan,
   enqueue(kernels, call.launches(plan), stream);
 }
 
+template <typename Kernel>
+constexpr decltype(BackwardCandidate::alternatives) alternatives_of() {
+  if constexpr (requires { Kernel::alternatives; })
+    return Kernel::alternatives;
+  else
+    return nullptr;
+}
+
 /// The row of a kernel: its files name it Sm80Backward, ... and give it what a row asks for.
 template <typename Kernel>
 constexpr BackwardCandidate candidate_of() {
@@ -52,6 +60,7 @@ constexpr BackwardCandidate candidate_of() {
           .has_origins = Kernel::has_origins,
           .refuses = Kernel::refuses,
           .choose = Kernel::choose,
+          .alternatives = alternatives_of<Kernel>(),
           .scratch_bytes = Kernel::scratch_bytes,
           .launch = launch_call<Kernel>};
 }
@@ -115,6 +124,19 @@ void set_gradients(Gradients gradients, OwnerSpec& spec) {
   spec.owns_keys = gradients != Gradients::dq;
   spec.sums_scores = gradients != Gradients::dv;
   spec.sums_values = gradients == Gradients::dv || gradients == Gradients::dk_and_dv;
+}
+
+std::vector<std::vector<BackwardStep>> combinations(
+    const std::vector<std::vector<BackwardStep>>& steps_of_parts) {
+  std::vector<std::vector<BackwardStep>> all(1);
+  for (const std::vector<BackwardStep>& steps : steps_of_parts) {
+    std::vector<std::vector<BackwardStep>> longer;
+    for (const std::vector<BackwardStep>& others : all) {
+      for (const BackwardStep& step : steps) longer.emplace_back(others).push_back(step);
+    }
+    all = std::move(longer);
+  }
+  return all;
 }
 
 std::int64_t num_owned_tiles(const OwnerSpec& spec, const GradientProblem& g,

@@ -26,6 +26,9 @@ struct BackwardCandidate {
   std::optional<Refusal> (*refuses)(const GradientProblem& problem, const DeviceTraits& device);
   /// Its kernels, one for each part of the gradients that are wanted.
   std::vector<BackwardStep> (*choose)(const GradientProblem& problem, const DeviceTraits& device);
+  /// Other tiles of those kernels, for fovea tune; null: none.
+  std::vector<std::vector<BackwardStep>> (*alternatives)(const GradientProblem& problem,
+                                                         const DeviceTraits& device);
   /// Of workspace, beside statistics of rows and range tables.
   std::size_t (*scratch_bytes)(const std::vector<BackwardStep>& steps,
                                const GradientProblem& problem);
@@ -58,6 +61,10 @@ std::vector<Gradients> wanted_gradients(const GradientProblem& problem, bool sum
 /// role and what is owned and summed.
 KernelRole role_of(Gradients gradients);
 void set_gradients(Gradients gradients, OwnerSpec& spec);
+
+/// Every way to take one step of each part.
+std::vector<std::vector<BackwardStep>> combinations(
+    const std::vector<std::vector<BackwardStep>>& steps_of_parts);
 
 /// Tiles of owned rows of all heads; packed: a bound, whatever the lengths of the sequences.
 std::int64_t num_owned_tiles(const OwnerSpec& spec, const GradientProblem& problem,

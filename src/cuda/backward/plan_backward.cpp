@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
+#include "cuda/backward/choices.hpp"
 #include "cuda/backward/launch.hpp"
 #include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
@@ -63,11 +64,12 @@ BackwardPlan plan_programs(const GradientProblem& problem, const DeviceTraits& d
   return plan;
 }
 
-void take(const BackwardCandidate& candidate, const GradientProblem& g, BackwardPlan& plan) {
+void take(const BackwardCandidate& candidate, std::vector<BackwardStep> steps,
+          const GradientProblem& g, BackwardPlan& plan) {
   plan.candidate = candidate.name;
   plan.delta = delta_spec(g, candidate.has_origins(g));
   plan.wants_dsinks = g.wants_dsinks;
-  plan.steps = candidate.choose(g, plan.device);
+  plan.steps = std::move(steps);
   plan.captured = plan_captured(g, plan.device);
   FOVEA_ASSERT(plan.captured.is_empty() || plan.delta.has_origins);
   if (!plan.steps.empty()) plan.shared_bytes = plan.steps.front().shared_bytes;
@@ -128,7 +130,7 @@ struct BackwardOperation {
     return choose_backward(problem, device);
   }
   static Plan choose_measured(const Problem& problem, const DeviceTraits& device) {
-    return choose_backward(problem, device);
+    return choose_backward(problem, device, process_tuning());
   }
   static PlannedKernels planned_kernels(const Plan& plan) { return cuda::planned_kernels(plan); }
   static Plan refused_by_all(const std::string& reason) { return cuda::refused_by_all(reason); }
@@ -176,17 +178,51 @@ ProductDepths product_depths(const BackwardPlan& plan) {
   return depths;
 }
 
+std::string describe_sums(const BackwardPlan& plan) {
+  if (plan.steps.empty()) return "";
+  const BackwardStep& main = plan.steps.front();
+  if (main.spec.owner() != nullptr)
+    return "each by one CTA, in registers; the same bits in every run";
+  const std::size_t bytes = plan.memory.captured_at - plan.memory.scratch_at;
+  if (main.spec.as<Sm90BackwardSpec>().is_deterministic) {
+    return fmt::format(
+        "dq in the order of keys, in {} bytes of the workspace; the same bits in every run", bytes);
+  }
+  return fmt::format(
+      "dq in any order, in {} bytes of the workspace; its last bits differ from run to run", bytes);
+}
+
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device) {
+  return choose_backward(problem, device, TuningFile{});
+}
+
+BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device,
+                             const TuningFile& tuning) {
   BackwardPlan plan = plan_programs(problem, device);
   if (plan.program == nullptr) return plan;
+  TunedBackwardChoice tuned = tuned_choice(problem, device, tuning);
+  plan.is_tuned = tuned.choice.has_value();
+  plan.tuning = std::move(tuned.words);
   for (const BackwardCandidate& candidate : backward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, device)) {
       plan.refused.push_back({std::string(candidate.name), refusal->reason});
-      continue;
+    } else if (!tuned.choice || tuned.choice->candidate == &candidate) {
+      take(candidate,
+           tuned.choice ? std::move(tuned.choice->steps) : candidate.choose(problem, device),
+           problem, plan);
+      break;
+    } else {
+      plan.refused.push_back({std::string(candidate.name), "another was measured as faster"});
     }
-    take(candidate, problem, plan);
-    break;
   }
+  return plan;
+}
+
+BackwardPlan plan_choice(const GradientProblem& problem, const DeviceTraits& device,
+                         const BackwardChoice& choice) {
+  BackwardPlan plan = plan_programs(problem, device);
+  FOVEA_ASSERT(plan.program != nullptr);
+  take(*choice.candidate, choice.steps, problem, plan);
   return plan;
 }
 
@@ -194,12 +230,17 @@ BackwardPlan choose_backward_by(std::string_view candidate, const GradientProble
                                 const DeviceTraits& device) {
   BackwardPlan plan = plan_programs(problem, device);
   FOVEA_ASSERT(plan.program != nullptr);
-  take(backward_candidate_named(candidate), problem, plan);
+  const BackwardCandidate& named = backward_candidate_named(candidate);
+  take(named, named.choose(problem, device), problem, plan);
   return plan;
 }
 
 BackwardPlan try_plan_backward(const GradientProblem& problem, Device device) {
   return BackwardLadder::try_plan_on(problem, device);
+}
+
+void load(jit::Loader& loader, const driver::DeviceContext& context, BackwardPlan& plan) {
+  BackwardLadder::load(loader, context, plan);
 }
 
 BackwardPlan plan_backward(const GradientProblem& problem, Device device) {

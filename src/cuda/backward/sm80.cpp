@@ -42,14 +42,19 @@ bool fits(const Sm80BackwardSpec& spec, const DeviceTraits& device) {
          of_sm <= static_cast<std::size_t>(device.shared_bytes_per_sm);
 }
 
+Sm80BackwardSpec with_tile(Sm80BackwardSpec spec, const Tile& tile) {
+  spec.tile_owned = tile.owned;
+  spec.tile_walked = tile.walked;
+  spec.stages = tile.stages;
+  spec.num_warps = tile.num_warps;
+  spec.ctas_per_sm = tile.ctas_per_sm;
+  return spec;
+}
+
 Sm80BackwardSpec choose_tile(Sm80BackwardSpec spec, std::span<const Tile> tiles,
                              const DeviceTraits& device) {
   for (const Tile& tile : tiles) {
-    spec.tile_owned = tile.owned;
-    spec.tile_walked = tile.walked;
-    spec.stages = tile.stages;
-    spec.num_warps = tile.num_warps;
-    spec.ctas_per_sm = tile.ctas_per_sm;
+    spec = with_tile(spec, tile);
     if (fits(spec, device)) break;
   }
   return spec;
@@ -63,6 +68,27 @@ std::span<const Tile> tiles_of(const Sm80BackwardSpec& spec) {
   return widest > 64 ? std::span<const Tile>(kQueryTiles) : kSlimQueryTiles;
 }
 
+/// Those of tiles_of, and where sums are slim what wider heads have too.
+std::span<const Tile> tuned_tiles_of(const Sm80BackwardSpec& spec) {
+  const std::span<const Tile> tiles = tiles_of(spec);
+  if (tiles.data() == kSlimKeyTiles.data()) return kKeyTiles;
+  return tiles.data() == kSlimQueryTiles.data() ? std::span<const Tile>(kQueryTiles) : tiles;
+}
+
+BackwardStep step_of(Gradients part, const Sm80BackwardSpec& spec) {
+  return {role_of(part), spec, shared_bytes(spec)};
+}
+
+Sm80BackwardSpec spec_without_tile(const GradientProblem& g) {
+  Sm80BackwardSpec spec{{common_spec(g)}};
+  spec.has_origins = has_program(g);
+  return spec;
+}
+
+std::vector<Gradients> parts_of(const GradientProblem& g, const Sm80BackwardSpec& spec) {
+  return wanted_gradients(g, std::max(spec.head_dim_qk, spec.head_dim_v) <= 128);
+}
+
 }  // namespace
 
 std::optional<Refusal> Sm80Backward::refuses(const GradientProblem& g, const DeviceTraits& device) {
@@ -74,16 +100,28 @@ std::optional<Refusal> Sm80Backward::refuses(const GradientProblem& g, const Dev
 
 std::vector<BackwardStep> Sm80Backward::choose(const GradientProblem& g,
                                                const DeviceTraits& device) {
-  Sm80BackwardSpec spec{{common_spec(g)}};
-  spec.has_origins = has_program(g);
+  Sm80BackwardSpec spec = spec_without_tile(g);
   std::vector<BackwardStep> steps;
-  const bool sums_both = std::max(spec.head_dim_qk, spec.head_dim_v) <= 128;
-  for (const Gradients part : wanted_gradients(g, sums_both)) {
+  for (const Gradients part : parts_of(g, spec)) {
     set_gradients(part, spec);
-    const Sm80BackwardSpec chosen = choose_tile(spec, tiles_of(spec), device);
-    steps.push_back({role_of(part), chosen, shared_bytes(chosen)});
+    steps.push_back(step_of(part, choose_tile(spec, tiles_of(spec), device)));
   }
   return steps;
+}
+
+std::vector<std::vector<BackwardStep>> Sm80Backward::alternatives(const GradientProblem& g,
+                                                                  const DeviceTraits& device) {
+  Sm80BackwardSpec spec = spec_without_tile(g);
+  std::vector<std::vector<BackwardStep>> steps_of_parts;
+  for (const Gradients part : parts_of(g, spec)) {
+    set_gradients(part, spec);
+    std::vector<BackwardStep>& steps = steps_of_parts.emplace_back();
+    for (const Tile& tile : tuned_tiles_of(spec)) {
+      const Sm80BackwardSpec other = with_tile(spec, tile);
+      if (fits(other, device)) steps.push_back(step_of(part, other));
+    }
+  }
+  return combinations(steps_of_parts);
 }
 
 std::vector<BackwardStep> Sm80Backward::choose_redo(const GradientProblem& g,

@@ -23,6 +23,8 @@ struct Sm80Backward {
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
+  static std::vector<std::vector<BackwardStep>> alternatives(const GradientProblem& problem,
+                                                             const DeviceTraits& device);
   /// The same behind a kernel that finds tiles to be computed again: its steps, for those tiles alone.
   static std::vector<BackwardStep> choose_redo(const GradientProblem& problem,
                                                const DeviceTraits& device);

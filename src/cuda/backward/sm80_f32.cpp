@@ -23,14 +23,37 @@ std::size_t shared_bytes(const PlainBackwardSpec& spec) {
   return static_cast<std::size_t>(plain_backward_shared_bytes(spec));
 }
 
+bool fits(const PlainBackwardSpec& spec, const DeviceTraits& device) {
+  return shared_bytes(spec) <= static_cast<std::size_t>(device.shared_bytes_per_cta);
+}
+
+PlainBackwardSpec with_tile(PlainBackwardSpec spec, const Tile& tile) {
+  spec.tile_owned = tile.owned;
+  spec.tile_walked = tile.walked;
+  spec.num_warps = tile.owned / 8;  // four threads to a row
+  return spec;
+}
+
 PlainBackwardSpec choose_tile(PlainBackwardSpec spec, const DeviceTraits& device) {
   for (const Tile& tile : kTiles) {
-    spec.tile_owned = tile.owned;
-    spec.tile_walked = tile.walked;
-    spec.num_warps = tile.owned / 8;  // four threads to a row
-    if (shared_bytes(spec) <= static_cast<std::size_t>(device.shared_bytes_per_cta)) break;
+    spec = with_tile(spec, tile);
+    if (fits(spec, device)) break;
   }
   return spec;
+}
+
+BackwardStep step_of(Gradients part, const PlainBackwardSpec& spec) {
+  return {role_of(part), spec, shared_bytes(spec)};
+}
+
+PlainBackwardSpec spec_without_tile(const GradientProblem& g) {
+  PlainBackwardSpec spec{{common_spec(g)}};
+  spec.has_origins = true;
+  return spec;
+}
+
+std::vector<Gradients> parts_of(const GradientProblem& g, const PlainBackwardSpec& spec) {
+  return wanted_gradients(g, spec.head_dim_qk + spec.head_dim_v <= kMostBothDims);
 }
 
 }  // namespace
@@ -53,16 +76,28 @@ std::optional<Refusal> Sm80BackwardF32::refuses(const GradientProblem& g,
 
 std::vector<BackwardStep> Sm80BackwardF32::choose(const GradientProblem& g,
                                                   const DeviceTraits& device) {
-  PlainBackwardSpec spec{{common_spec(g)}};
-  spec.has_origins = true;
+  PlainBackwardSpec spec = spec_without_tile(g);
   std::vector<BackwardStep> steps;
-  const bool sums_both = spec.head_dim_qk + spec.head_dim_v <= kMostBothDims;
-  for (const Gradients part : wanted_gradients(g, sums_both)) {
+  for (const Gradients part : parts_of(g, spec)) {
     set_gradients(part, spec);
-    const PlainBackwardSpec chosen = choose_tile(spec, device);
-    steps.push_back({role_of(part), chosen, shared_bytes(chosen)});
+    steps.push_back(step_of(part, choose_tile(spec, device)));
   }
   return steps;
+}
+
+std::vector<std::vector<BackwardStep>> Sm80BackwardF32::alternatives(const GradientProblem& g,
+                                                                     const DeviceTraits& device) {
+  PlainBackwardSpec spec = spec_without_tile(g);
+  std::vector<std::vector<BackwardStep>> steps_of_parts;
+  for (const Gradients part : parts_of(g, spec)) {
+    set_gradients(part, spec);
+    std::vector<BackwardStep>& steps = steps_of_parts.emplace_back();
+    for (const Tile& tile : kTiles) {
+      const PlainBackwardSpec other = with_tile(spec, tile);
+      if (fits(other, device)) steps.push_back(step_of(part, other));
+    }
+  }
+  return combinations(steps_of_parts);
 }
 
 }  // namespace fovea::cuda

@@ -23,6 +23,8 @@ struct Sm80BackwardF32 {
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
+  static std::vector<std::vector<BackwardStep>> alternatives(const GradientProblem& problem,
+                                                             const DeviceTraits& device);
   static std::size_t scratch_bytes(const std::vector<BackwardStep>&, const GradientProblem&) {
     return 0;
   }

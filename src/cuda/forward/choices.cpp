@@ -52,10 +52,6 @@ std::string print_tile(const TileChoice& tile) {
   return text;
 }
 
-std::string print_choice(const Choice& choice) {
-  return fmt::format("{} {}", choice.candidate->name, print_tile(tile_of(choice.spec)));
-}
-
 std::vector<Choice> choices_of(const ForwardProblem& problem, const DeviceTraits& device) {
   std::vector<Choice> choices;
   for (const Candidate& candidate : forward_candidates()) {

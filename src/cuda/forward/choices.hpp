@@ -38,9 +38,6 @@ struct Choice {
   AnyForwardSpec spec;
 };
 
-/// "cuda/sm90/decode tile_q=16 ..."
-std::string print_choice(const Choice& choice);
-
 /// All that can run the problem, each once: the table's choice, its kernel's other tiles, then what other kernels have.
 /// Empty where every kernel refuses.
 std::vector<Choice> choices_of(const ForwardProblem& problem, const DeviceTraits& device);

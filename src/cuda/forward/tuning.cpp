@@ -130,23 +130,44 @@ const TuningFile& process_tuning() {
   return *file;
 }
 
-TunedChoice tuned_choice(const ForwardProblem& problem, const DeviceTraits& device,
-                         const TuningFile& file) {
-  if (file.where.empty()) return {};
-  if (!file.tuning) return {std::nullopt, file.why_not};
+Winner winner_of(const Choice& choice) {
+  return {.candidate = std::string(choice.candidate->name), .tile = tile_of(choice.spec)};
+}
+
+std::string print_choice(const Winner& winner) {
+  std::string text = fmt::format("{} {}", winner.candidate, print_tile(winner.tile));
+  for (const TileChoice& tile : winner.more_tiles) text += " + " + print_tile(tile);
+  return text;
+}
+
+FoundWinner find_winner(const std::string& problem_class, const DeviceTraits& device,
+                        const TuningFile& file) {
+  if (!file.tuning) return {nullptr, file.why_not};
   if (!file.tuning->winners().contains(tuned_device(device))) {
-    return {std::nullopt,
+    return {nullptr,
             fmt::format("{} has no measurements of {}", file.where, name_of(tuned_device(device)))};
   }
-  const Winner* winner = file.tuning->find(device, problem_class(problem));
-  if (winner == nullptr) return {};
-  std::optional<Choice> choice = find_choice(*winner, problem, device);
-  if (!choice) {
-    return {std::nullopt, fmt::format("{} names {} {}, which this problem cannot have", file.where,
-                                      winner->candidate, print_tile(winner->tile))};
-  }
-  return {choice, fmt::format("by {}: {:.1f} us measured there, {:.1f} us without", file.where,
-                              winner->us, winner->table_us)};
+  return {file.tuning->find(device, problem_class)};
+}
+
+std::string describe_taken(const Winner& winner, const TuningFile& file) {
+  return fmt::format("by {}: {:.1f} us measured there, {:.1f} us without", file.where, winner.us,
+                     winner.table_us);
+}
+
+std::string describe_missing(const Winner& winner, const TuningFile& file) {
+  return fmt::format("{} names {}, which this problem cannot have", file.where,
+                     print_choice(winner));
+}
+
+TunedChoice tuned_choice(const ForwardProblem& problem, const DeviceTraits& device,
+                         const TuningFile& file) {
+  if (file.where.empty()) return {};  // the class is text, which takes longer than all else
+  FoundWinner found = find_winner(problem_class(problem), device, file);
+  if (found.winner == nullptr) return {std::nullopt, std::move(found.why_not)};
+  std::optional<Choice> choice = find_choice(*found.winner, problem, device);
+  if (!choice) return {std::nullopt, describe_missing(*found.winner, file)};
+  return {choice, describe_taken(*found.winner, file)};
 }
 
 }  // namespace fovea::cuda

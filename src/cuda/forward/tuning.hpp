@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cuda/forward/choices.hpp"
 #include "cuda/jit/kernel_pack.hpp"
@@ -29,10 +30,17 @@ TunedDevice tuned_device(const DeviceTraits& device);
 struct Winner {
   std::string candidate;  // its name in the table
   TileChoice tile;
-  double us = 0, table_us = 0;  // medians of one run: its own, the table's choice's
+  std::vector<TileChoice> more_tiles{};  // of gradients, which several kernels share
+  double us = 0, table_us = 0;           // medians of one run: its own, the table's choice's
 
   bool operator==(const Winner&) const = default;
 };
+
+/// "cuda/sm80/attention_backward tile_q=64 ... + tile_q=128 ...": all but the times.
+std::string print_choice(const Winner& winner);
+
+/// The name and tile of a choice, as files and people know it: no times.
+Winner winner_of(const Choice& choice);
 
 class Tuning {
  public:
@@ -74,6 +82,17 @@ TuningFile open_tuning(const std::optional<std::string>& path, const jit::Kernel
 
 /// FOVEA_TUNING, else the pack's; read at the first call.
 const TuningFile& process_tuning();
+
+/// What a file that there is has for a class on a device: the winner, or why one that might have had it does not serve.
+struct FoundWinner {
+  const Winner* winner = nullptr;
+  std::string why_not{};
+};
+FoundWinner find_winner(const std::string& problem_class, const DeviceTraits& device,
+                        const TuningFile& file);
+/// What explain says of a winner that is taken, and of one that the problem cannot have.
+std::string describe_taken(const Winner& winner, const TuningFile& file);
+std::string describe_missing(const Winner& winner, const TuningFile& file);
 
 /// The measured choice for a problem; empty: the table's. `words` say so, or why a file that might have had one
 /// does not serve.

@@ -5,6 +5,7 @@
 //   device 9.0 132                                     compute capability, SMs; its winners follow, in the order of
 //                                                      their classes
 //   winner CANDIDATE tile_q=128 ... | 10.200 us, 11.900 us | CLASS
+//   winner CANDIDATE tile_q=64 ... + tile_q=128 ... | ...   where several kernels share the work
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,6 +52,15 @@ bool parse_tile(std::string_view text, TileChoice& tile) {
   return text.empty();
 }
 
+/// That of the first kernel, and those of the others.
+bool parse_tiles(std::string_view text, Winner& winner) {
+  if (!parse_tile(take_until(text, " + "), winner.tile)) return false;
+  while (!text.empty()) {
+    if (!parse_tile(take_until(text, " + "), winner.more_tiles.emplace_back())) return false;
+  }
+  return true;
+}
+
 bool parse_us(std::string_view text, double& us) {
   return text.ends_with(" us") && parse_number(text.substr(0, text.size() - 3), us) &&
          std::isfinite(us) && us > 0;
@@ -72,7 +82,7 @@ bool parse_winner(std::string_view text, ClassWinner& result) {
   Winner& winner = result.winner;
   winner.candidate = take_until(choice, " ");
   result.problem_class = text;
-  return !winner.candidate.empty() && !text.empty() && parse_tile(choice, winner.tile) &&
+  return !winner.candidate.empty() && !text.empty() && parse_tiles(choice, winner) &&
          parse_us(take_until(times, ", "), winner.us) && parse_us(times, winner.table_us);
 }
 
@@ -140,8 +150,8 @@ std::string Tuning::print() const {
   for (const auto& [device, winners] : winners_) {
     text += fmt::format("device {}.{} {}\n", device.major, device.minor, device.num_sms);
     for (const auto& [problem_class, winner] : winners) {
-      text += fmt::format("winner {} {} | {:.3f} us, {:.3f} us | {}\n", winner.candidate,
-                          print_tile(winner.tile), winner.us, winner.table_us, problem_class);
+      text += fmt::format("winner {} | {:.3f} us, {:.3f} us | {}\n", print_choice(winner),
+                          winner.us, winner.table_us, problem_class);
     }
   }
   return text;

@@ -8,6 +8,7 @@
 
 #include "compile/cuda/compiler.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -52,8 +53,8 @@ TEST(Choices, FurthestTilesCompile) {
     const jit::KernelText text = planned_kernels(plan_choice(problem, hopper, choice)).front().text;
     const jit::Cubin cubin = compiler().compile(text, {9, 0});
     EXPECT_FALSE(cubin.image.empty());
-    EXPECT_EQ(cubin.report.spill_bytes, 0) << print_choice(choice);
-    EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << print_choice(choice);
+    EXPECT_EQ(cubin.report.spill_bytes, 0) << print_choice(winner_of(choice));
+    EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << print_choice(winner_of(choice));
   }
 }
 

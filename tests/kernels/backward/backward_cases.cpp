@@ -151,7 +151,7 @@ void add_biases(std::vector<GradientCase>& cases) {
   add("of_queries", {1, 2, 70, 1});
   add("of_more_keys", {2, 72, 140});  // beyond the lengths: 0
   add("of_fewer_keys", {70, 40});     // the last stands for all beyond
-  add("unmasked", {70, 130});         // a whole tile, and pairs beyond the lengths that no mask hides
+  add("unmasked", {70, 130});  // a whole tile, and pairs beyond the lengths that no mask hides
   cases.back().forward.mask = {};
   GradientCase of_keys = capturing("bias_of_kv_heads", Dtype::f16);  // dimensions in another order
   of_keys.forward.num_heads_q = 4;

@@ -28,6 +28,16 @@ def source(dtype, head_dim, features, heads_kv=8, seqlen=2048, packed=False):
     except fovea.Unsupported as error:
         return str(error)
 
+def source_of_gradients(dtype, head_dim, features, heads_kv, seqlen, packed=False):
+    shape = (seqlen, 32, head_dim) if packed else (1, seqlen, 32, head_dim)
+    q, k = spec(shape, dtype), spec(shape[:-2] + (heads_kv, head_dim), dtype)
+    if packed:
+        features = {**features, "cu_seqlens": fovea.TensorSpec((5,), "i32", "cuda:0")}
+    try:
+        return fovea.plan_backward(q, k, k, **features).explain(as_json=True)["kernel_source"]
+    except fovea.Unsupported as error:
+        return str(error)
+
 def spec(shape, dtype):
     return fovea.TensorSpec(shape, dtype, "cuda:0")
 
@@ -53,6 +63,13 @@ for dtype, heads_kv, page_size, lse in itertools.product(("bf16", "f16"), (32, 8
     for batch, prefix in itertools.product((2, 4, 16, 48, 64), (0, 500, 1024, 2050)):
         found[f"{dtype} kv={heads_kv} pages of {page_size} lse={lse} {batch} sequences, {prefix} keys shared"] = source_over_cache(
             dtype, heads_kv, batch, page_size, return_lse=lse, shared_prefix=prefix)
+for dtype, head_dim, (name, mask) in itertools.product(("bf16", "f16"), (64, 128), masks.items()):
+    if dtype == "f16" and name == "window":
+        continue
+    for heads_kv, seqlen in ((32, 300), (8, 2048), (8, 8192)):
+        found[f"gradients of {dtype} d{head_dim} {name} kv={heads_kv} {seqlen}"] = source_of_gradients(dtype, head_dim, mask, heads_kv, seqlen)
+    if dtype == "bf16" and name == "causal":
+        found[f"gradients of {dtype} d{head_dim} {name} packed"] = source_of_gradients(dtype, head_dim, mask, 8, 2048, packed=True)
 found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
 print(json.dumps(found))
 """

@@ -35,23 +35,30 @@ struct OneIsFast : Track {
   bool is_over() override { return runs_left <= 0; }
 };
 
-TunedProblem problem_of(std::int64_t seqlen) {
+struct MadeUp : TunedProblem {
+  ForwardProblem problem{};
+  std::vector<cuda::Choice> made_of{};
+};
+
+MadeUp problem_of(std::int64_t seqlen) {
   const TensorSpec spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{1, seqlen, 8, 128});
-  TunedProblem tuned{.name = "made up",
-                     .problem = validate({.q = spec, .k = spec, .v = spec}, "test"),
-                     .device = cuda::typical_device(9, 0),
-                     .choices = {}};
-  tuned.choices = choices_of(tuned.problem, tuned.device);
+  MadeUp tuned;
+  tuned.name = "made up";
+  tuned.problem = validate({.q = spec, .k = spec, .v = spec}, "test");
+  tuned.problem_class = cuda::problem_class(tuned.problem);
+  tuned.device = cuda::typical_device(9, 0);
+  tuned.made_of = choices_of(tuned.problem, tuned.device);
+  for (const cuda::Choice& choice : tuned.made_of) tuned.choices.push_back(winner_of(choice));
   return tuned;
 }
 
-cuda::ForwardPlan plan_by(const cuda::Tuning& tuning, const TunedProblem& tuned) {
+cuda::ForwardPlan plan_by(const cuda::Tuning& tuning, const MadeUp& tuned) {
   return choose_forward(tuned.problem, tuned.device,
                         cuda::TuningFile{.where = "x", .tuning = tuning, .why_not = ""});
 }
 
 TEST(Tune, WinnerIsWhatPlansTakeAfterwards) {
-  const TunedProblem tuned = problem_of(1024);
+  const MadeUp tuned = problem_of(1024);
   for (const std::size_t fast : {std::size_t{1}, std::size_t{2}, tuned.choices.size() - 1}) {
     cuda::Tuning tuning;
     OneIsFast track(fast);
@@ -59,8 +66,8 @@ TEST(Tune, WinnerIsWhatPlansTakeAfterwards) {
     EXPECT_EQ(row.verdict.winner, fast);
     EXPECT_EQ(row.choices[fast], print_choice(tuned.choices[fast]));
     const cuda::Tuning read = cuda::Tuning::parse(tuning.print(), "test");
-    EXPECT_EQ(plan_by(read, tuned).spec, tuned.choices[fast].spec);
-    EXPECT_EQ(plan_by(read, tuned).candidate, tuned.choices[fast].candidate->name);
+    EXPECT_EQ(plan_by(read, tuned).spec, tuned.made_of[fast].spec);
+    EXPECT_EQ(plan_by(read, tuned).candidate, tuned.made_of[fast].candidate->name);
     const cuda::Winner* winner = read.find(tuned.device, row.problem_class);
     ASSERT_NE(winner, nullptr);
     EXPECT_NEAR(winner->us, 8, 1e-9);
@@ -73,8 +80,8 @@ TEST(Tune, ProblemsOfTheClassShareIt) {
   OneIsFast track(2);
   tune(problem_of(1024), track, 1, tuning);
   EXPECT_EQ(tile_of(plan_by(tuning, problem_of(800)).spec),
-            tile_of(problem_of(1024).choices[2].spec));
-  EXPECT_EQ(plan_by(tuning, problem_of(1025)).spec, problem_of(1025).choices[0].spec);
+            tile_of(problem_of(1024).made_of[2].spec));
+  EXPECT_EQ(plan_by(tuning, problem_of(1025)).spec, problem_of(1025).made_of[0].spec);
 }
 
 TEST(Tune, AWrongKernelIsReportedAndNeverKept) {
@@ -92,12 +99,12 @@ TEST(Tune, AgainRefreshesWhatItMeasuresAndNothingElse) {
   tune(problem_of(1024), second, 1, tuning);
   tune(problem_of(4096), second, 1, tuning);
   tune(problem_of(1024), first, 1, tuning);
-  EXPECT_EQ(plan_by(tuning, problem_of(1024)).spec, problem_of(1024).choices[1].spec);
-  EXPECT_EQ(plan_by(tuning, problem_of(4096)).spec, problem_of(4096).choices[2].spec);
+  EXPECT_EQ(plan_by(tuning, problem_of(1024)).spec, problem_of(1024).made_of[1].spec);
+  EXPECT_EQ(plan_by(tuning, problem_of(4096)).spec, problem_of(4096).made_of[2].spec);
   tune(problem_of(1024), table, 1, tuning);
-  EXPECT_EQ(plan_by(tuning, problem_of(1024)).spec, problem_of(1024).choices[0].spec);
+  EXPECT_EQ(plan_by(tuning, problem_of(1024)).spec, problem_of(1024).made_of[0].spec);
   EXPECT_EQ(plan_by(tuning, problem_of(1024)).tuning, "");
-  EXPECT_EQ(plan_by(tuning, problem_of(4096)).spec, problem_of(4096).choices[2].spec);
+  EXPECT_EQ(plan_by(tuning, problem_of(4096)).spec, problem_of(4096).made_of[2].spec);
 }
 
 TEST(Tune, WhatIsUndecidedStays) {
@@ -114,7 +121,7 @@ TEST(Tune, WhatIsUndecidedStays) {
 }
 
 TEST(Tune, ProblemThatAllRefuseIsNotDecided) {
-  TunedProblem tuned = problem_of(64);
+  MadeUp tuned = problem_of(64);
   tuned.choices.clear();
   cuda::Tuning tuning;
   OneIsFast track(0);
@@ -190,6 +197,21 @@ TEST(KernelDifference, WhatIsNotFiniteMustBeEqual) {
               HasSubstr("element 0 of out is nan"));
   EXPECT_THAT(why_differs({{0, 0}, {-50}}, empty_row, Dtype::bf16, 1), HasSubstr("lse"));
   EXPECT_THAT(why_differs({{0, 0}, {kInfinity}}, empty_row, Dtype::bf16, 1), HasSubstr("lse"));
+}
+
+TEST(KernelDifference, GradientsMayDifferByRoundingsAndNotByAKey) {
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal;
+  std::vector<double> exact(4096), rounded, one_more;
+  for (double& each : exact) each = normal(random);
+  for (const double each : exact) {
+    rounded.push_back(static_cast<double>(float(bfloat16(static_cast<float>(each)))));
+    one_more.push_back(each + 0.05 * normal(random));  // of some hundred keys
+  }
+  EXPECT_EQ(why_gradients_differ({exact, rounded}, {rounded, exact}, Dtype::bf16), "");
+  EXPECT_THAT(why_gradients_differ({exact, one_more}, {exact, exact}, Dtype::bf16),
+              HasSubstr("dk"));
+  EXPECT_THAT(why_gradients_differ({rounded}, {exact}, Dtype::f32), HasSubstr("dq"));
 }
 
 }  // namespace

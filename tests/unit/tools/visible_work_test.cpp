@@ -22,8 +22,26 @@ TEST(VisibleWork, CausalCountsTheTriangle) {
   const VisibleWork work = visible_work(dense(10, 10, causal()), 4, 4);
   EXPECT_DOUBLE_EQ(work.share, 0.55);
   EXPECT_DOUBLE_EQ(work.flops, 2.0 * kBatch * kHeadsQ * 55 * 2 * kHeadDim);
+  EXPECT_DOUBLE_EQ(work.backward_flops, 2.0 * kBatch * kHeadsQ * 55 * 5 * kHeadDim);
   EXPECT_EQ(work.tiles.total(), 9 * kBatch * kHeadsQ);
   EXPECT_EQ(work.tiles.empty, 3 * kBatch * kHeadsQ);
+}
+
+TEST(VisibleWork, GradientsHaveThreeProductsOverKeysAndTwoOverValues) {
+  constexpr std::int64_t kSeqlenQ = 3, kSeqlenKv = 5, kHeadDimV = 6;
+  const float some = 0,
+              others = 0;  // what is absent has no bytes, and v in k's memory is read with it
+  const AttentionForward args{.q = view(&some, {kBatch, kSeqlenQ, kHeadsQ, kHeadDim}),
+                              .k = view(&some, {kBatch, kSeqlenKv, kHeadsKv, kHeadDim}),
+                              .v = view(&others, {kBatch, kSeqlenKv, kHeadsKv, kHeadDimV}),
+                              .out = view(&some, {kBatch, kSeqlenQ, kHeadsQ, kHeadDimV}),
+                              .lse = view(&some, {kBatch, kHeadsQ, kSeqlenQ})};
+  const VisibleWork work = visible_work(args, 4, 4);
+  EXPECT_DOUBLE_EQ(work.backward_flops,
+                   2.0 * kBatch * kHeadsQ * kSeqlenQ * kSeqlenKv * (3 * kHeadDim + 2 * kHeadDimV));
+  const double of_queries = kHeadsQ * kSeqlenQ * (kHeadDim + kHeadDimV + 1);
+  const double of_keys = kHeadsKv * kSeqlenKv * (kHeadDim + kHeadDimV);
+  EXPECT_DOUBLE_EQ(work.backward_bytes, 2 * 4 * kBatch * (of_queries + of_keys));
 }
 
 TEST(VisibleWork, LargeProblemsAreCountedByTiles) {

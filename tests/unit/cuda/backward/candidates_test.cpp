@@ -141,6 +141,20 @@ TEST(BackwardCandidates, HopperTakesFewerQueriesWhereProgramsNeedRegisters) {
   EXPECT_FALSE(spec_of({.score = alibi(shaped({8}))}).spares_registers);
 }
 
+TEST(BackwardCandidates, OrderOfSumsIsSaid) {
+  BackwardProblem problem = problem_of({});
+  const auto sums = [&](const DeviceTraits& device) {
+    return describe_sums(choose_backward(validate(problem, "test"), device));
+  };
+  EXPECT_THAT(sums(typical_device(9, 0)), HasSubstr("dq in the order of keys, in "));
+  problem.forward.is_deterministic = false;
+  EXPECT_THAT(sums(typical_device(9, 0)), HasSubstr("dq in any order, in "));
+  EXPECT_THAT(sums(typical_device(8, 0)), HasSubstr("the same bits in every run"));
+  EXPECT_EQ(describe_sums(plan_of(
+                {.wants_dq = false, .wants_dk = false, .wants_dv = false, .wants_dsinks = true})),
+            "");
+}
+
 TEST(BackwardCandidates, BothGradientsOfKeysShareAWalkUpTo128) {
   EXPECT_THAT(roles_of(plan_of({})),
               ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries));

@@ -30,6 +30,13 @@ Handle handle(std::uintptr_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
+/// Addresses that nobody else has; there is no memory behind them.
+DevicePointer taken(std::size_t bytes) {
+  constexpr std::size_t kAlignment = 512;
+  return std::exchange(state.next_address,
+                       state.next_address + (bytes + kAlignment) / kAlignment * kAlignment);
+}
+
 }  // namespace
 
 #define FAKE(name, ...) extern "C" __attribute__((visibility("default"))) Result name(__VA_ARGS__)
@@ -211,13 +218,13 @@ FAKE(cuEventElapsedTime, float* milliseconds, EventHandle, EventHandle) {
   return called("cuEventElapsedTime");
 }
 FAKE(cuEventDestroy_v2, EventHandle) { return called("cuEventDestroy_v2"); }
-FAKE(cuMemAlloc_v2, DevicePointer* pointer, std::size_t) {
-  *pointer = 0x10000;
+FAKE(cuMemAlloc_v2, DevicePointer* pointer, std::size_t bytes) {
+  *pointer = taken(bytes);
   return called("cuMemAlloc_v2");
 }
 FAKE(cuMemFree_v2, DevicePointer) { return called("cuMemFree_v2"); }
-FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t, StreamHandle) {
-  *pointer = 0x20000;
+FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t bytes, StreamHandle) {
+  *pointer = taken(bytes);
   return called("cuMemAllocAsync");
 }
 FAKE(cuMemFreeAsync, DevicePointer, StreamHandle) { return called("cuMemFreeAsync"); }

@@ -32,6 +32,7 @@ struct FakeState {
   std::vector<unsigned char> first_parameter;  // first_parameter_bytes of it
   std::size_t first_parameter_bytes = 0;
   int max_dynamic_shared_bytes = 0;
+  DevicePointer next_address = 0x10000;  // of what is allocated next
   std::vector<std::uint64_t> map_strides;
 
   void fail(const std::string& call, Result result, int times = -1) {

@@ -9,6 +9,7 @@
 #include "fovea/mask.hpp"
 
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/tuning.hpp"
 #include "unit/cuda/forward/posed.hpp"
 
 namespace fovea::cuda {
@@ -60,7 +61,8 @@ TEST(ForwardChoices, EachIsThereOnce) {
     for (const Posed& posed : many_problems()) {
       std::set<std::string> seen;
       for (const Choice& choice : choices_of(pose(posed), device))
-        EXPECT_TRUE(seen.insert(print_choice(choice)).second) << print_choice(choice);
+        EXPECT_TRUE(seen.insert(print_choice(winner_of(choice))).second)
+            << print_choice(winner_of(choice));
     }
   }
 }
@@ -71,9 +73,9 @@ TEST(ForwardChoices, EachFitsTheDevice) {
       for (const Choice& choice : choices_of(pose(posed), device)) {
         EXPECT_LE(choice.candidate->shared_bytes(choice.spec),
                   static_cast<std::size_t>(device.shared_bytes_per_cta))
-            << print_choice(choice);
-        EXPECT_LE(choice.spec->num_warps, 16) << print_choice(choice);
-        EXPECT_GE(choice.spec->ctas_per_sm, 1) << print_choice(choice);
+            << print_choice(winner_of(choice));
+        EXPECT_LE(choice.spec->num_warps, 16) << print_choice(winner_of(choice));
+        EXPECT_GE(choice.spec->ctas_per_sm, 1) << print_choice(winner_of(choice));
       }
     }
   }
@@ -100,7 +102,7 @@ TEST(ForwardChoices, TilesAreAllThatDiffers) {
       }
       if (auto* team = spec.get_if<TeamSpec>())  // follows from the tile
         team->keeps_queries = choice.spec.as<TeamSpec>().keeps_queries;
-      EXPECT_EQ(choice.spec, spec) << print_choice(choice);
+      EXPECT_EQ(choice.spec, spec) << print_choice(winner_of(choice));
     }
   }
 }

@@ -18,8 +18,11 @@ using testing::HasSubstr;
 
 const DeviceTraits kHopper = typical_device(9, 0);
 
-Winner winner_of(const Choice& choice, double us = 8.125, double table_us = 10.5) {
-  return {std::string(choice.candidate->name), tile_of(choice.spec), us, table_us};
+Winner measured(const Choice& choice, double us = 8.125, double table_us = 10.5) {
+  Winner winner = winner_of(choice);
+  winner.us = us;
+  winner.table_us = table_us;
+  return winner;
 }
 
 /// The last choice for a problem, as far from the table's as can be.
@@ -30,7 +33,7 @@ Choice last_choice(const ForwardProblem& problem, const DeviceTraits& device = k
 Tuning tuning_of(const Posed& posed) {
   Tuning tuning;
   const ForwardProblem problem = pose(posed);
-  tuning.set(kHopper, problem_class(problem), winner_of(last_choice(problem)));
+  tuning.set(kHopper, problem_class(problem), measured(last_choice(problem)));
   return tuning;
 }
 
@@ -136,7 +139,7 @@ TEST(TunedChoice, OtherDevicesKeepTheTableAndSayWhy) {
 
 TEST(TunedChoice, TileThatNoKernelHasIsIgnoredAndNamed) {
   const ForwardProblem problem = pose({});
-  Winner winner = winner_of(last_choice(problem));
+  Winner winner = measured(last_choice(problem));
   winner.tile.tile_kv = 48;
   for (const std::string& name : {winner.candidate, std::string("cuda/sm70/attention_forward")}) {
     winner.candidate = name;
@@ -153,7 +156,7 @@ TEST(TunedChoice, TileThatNoKernelHasIsIgnoredAndNamed) {
 TEST(TunedChoice, ProblemsThatTheWinnerRefusesKeepTheTable) {
   const ForwardProblem dense = pose({});
   Tuning tuning;
-  tuning.set(kHopper, problem_class(dense), winner_of(choices_of(dense, kHopper)[1]));
+  tuning.set(kHopper, problem_class(dense), measured(choices_of(dense, kHopper)[1]));
   ForwardProblem odd = pose({});
   odd.problem.k.strides[1] += 1;
   ASSERT_EQ(problem_class(odd), problem_class(dense));
@@ -175,8 +178,8 @@ TEST(Tuning, EveryChoiceSurvivesItsFile) {
           const ForwardProblem problem = pose(posed);
           for (const Choice& choice : choices_of(problem, device)) {
             const double us = 1 + 0.125 * static_cast<double>(rows + choice.spec->tile_kv);
-            tuning.set(device, problem_class(problem) + " " + print_choice(choice),
-                       winner_of(choice, us, 3 * us));
+            tuning.set(device, problem_class(problem) + " " + print_choice(winner_of(choice)),
+                       measured(choice, us, 3 * us));
           }
         }
       }
@@ -188,7 +191,7 @@ TEST(Tuning, EveryChoiceSurvivesItsFile) {
 }
 
 TEST(Tuning, OrderOfMeasuringDoesNotShow) {
-  const Winner winner = winner_of(last_choice(pose({})));
+  const Winner winner = measured(last_choice(pose({})));
   Tuning forth, back;
   for (const char* name : {"a", "b", "c"}) forth.set(kHopper, name, winner);
   for (const char* name : {"c", "b", "a"}) back.set(kHopper, name, winner);
