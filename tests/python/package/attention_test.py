@@ -9,6 +9,7 @@ import pytest
 
 import fovea
 import oracle
+from fovea import _calls
 
 
 def draw(shape: tuple, seed: int = 0) -> np.ndarray:
@@ -286,7 +287,7 @@ def test_describe_says_what_there_is() -> None:
 def test_many_calls_leak_nothing(route: str) -> None:
     q = draw((1, 1, 1, 8))
     program = fovea.score_mod("score + slopes[q_head]", slopes=SLOPES[:1])
-    calls = 10_000 if route == "extension" else 1_000
+    calls = 10_000 if route == _calls.ROUTE else 1_000
 
     def run() -> int:
         for _ in range(calls // 10):
