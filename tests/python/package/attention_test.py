@@ -12,6 +12,10 @@ import oracle
 from fovea import _calls
 
 
+# The CPU target without vectors on x86-64; NEON on 64-bit Arm, which always has it.
+PLAIN_TARGET = next(target["name"] for target in fovea.describe()["targets"] if target["runs_here"])
+
+
 def draw(shape: tuple, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
 

@@ -9,7 +9,7 @@ import pytest
 
 import conftest
 import fovea
-from attention_test import SLOPES, draw, qkv
+from attention_test import PLAIN_TARGET, SLOPES, draw, qkv
 from fovea import _attention, _forward, _quick
 
 PROGRAM = fovea.score_mod("score * gain + slopes[q_head]", slopes=SLOPES, gain=0.5)
@@ -24,7 +24,7 @@ USUAL = {
     "dropout": {"dropout": fovea.Dropout(0.3, 5, 2)},
     "dropout of two": {"dropout": (0.3, 2**64 + 5)},
     "dropout from memory": {"dropout": fovea.Dropout(0.3, np.array([5]), np.array([2]))},
-    "bits": {"deterministic": False, "cpu_target": "scalar"},
+    "bits": {"deterministic": False, "cpu_target": PLAIN_TARGET},
 }
 UNUSUAL = {
     "text": {"score_mod": "score * 0.5"},
