@@ -16,13 +16,21 @@ from ._arrays import Array, Description, NotAnArray, describe
 from ._library import address_of, check, library, take_error
 from .errors import InvalidArgument, error_of
 
-#: The part in C; None where there is none.
-extension: Any
-try:
-    extension = importlib.import_module("fovea._fovea")
-except ImportError:  # a free-threaded interpreter, or a checkout without a build
-    extension = None
+def _find_extension() -> Any:
+    """The part in C; None where there is none.
 
+    A free-threaded interpreter has objects of another layout than the limited API of 3.10 knows; 3.13 loads the file
+    all the same, and crashes in it.
+    """
+    if "t" in sys.abiflags:
+        return None
+    try:
+        return importlib.import_module("fovea._fovea")
+    except ImportError:  # a checkout without a build
+        return None
+
+
+extension = _find_extension()
 
 #: "extension" or "ctypes": which of the two runs calls.
 ROUTE = "ctypes" if extension is None else "extension"

@@ -70,6 +70,20 @@ def test_a_decode_plan_of_packed_queries_and_a_shared_prefix() -> None:
     np.testing.assert_array_equal(plan.run(q, cache, cu_seqlens=offsets), fovea.decode(q, cache, cu_seqlens=offsets, **options))
 
 
+def test_a_decode_plan_takes_views_and_copies() -> None:
+    # Strides of an axis of one element: those of the array that it was cut from, or of a packed one. NumPy 2.2 hands over the latter through DLPack.
+    steps = draw((1, 64, 4, 32))
+    view, copy = steps[:, :1], steps[:, :1].copy()
+    assert view.strides != copy.strides
+    cache = fovea.kv_cache(copy, 1, 48, 2, 32, head_dim_v=24)
+    cache.k[:], cache.v[:], cache.seqlens[:] = draw(cache.k.shape, 1), draw(cache.v.shape, 2), 30
+    expected = fovea.decode(copy, cache)
+    for planned in (view, copy):
+        plan = fovea.plan_decode(planned, cache)
+        for q in (view, copy):
+            np.testing.assert_array_equal(plan.run(q, cache), expected)
+
+
 def test_a_decode_plan_explains_itself() -> None:
     q, cache = draw((2, 1, 4, 32)), filled_cache()
     plan = fovea.plan_decode(q, cache, max_seqlen_kv=40)

@@ -100,6 +100,21 @@ TEST(ProblemKey, ContentsOfCapturesDoNotMatter) {
   EXPECT_FALSE(problem_key(a) == problem_key(b));  // the type is structure
 }
 
+TEST(ProblemKey, StridesOfAxesOfOneElementDoNotMatterButTheLast) {
+  Problem a = dense_problem(), b = dense_problem();
+  a.q.shape[1] = b.q.shape[1] = 1;
+  a.q.strides[1] = 5;
+  b.q.strides[1] = 7;
+  EXPECT_EQ(problem_key(a), problem_key(b));
+  a.q.shape[1] = b.q.shape[1] = 2;
+  EXPECT_FALSE(problem_key(a) == problem_key(b));
+  a = b;
+  a.q.shape[3] = b.q.shape[3] = 1;
+  a.q.strides[3] = 2;
+  b.q.strides[3] = 1;
+  EXPECT_FALSE(problem_key(a) == problem_key(b));
+}
+
 TEST(ProblemKey, OfRanksThatNoTensorHasIsTakenBeforeTheyAreRefused) {
   for (const int rank : {-1, 9, 1 << 30}) {
     Problem problem = dense_problem();
