@@ -100,7 +100,7 @@ _FLASH_ATTN_2 = DropIn(
     parts=(
         Row("flash_attn.flash_attn_interface", "honoured", "and its _flash_attn_forward, _flash_attn_backward, their varlen and _wrapped_ kinds"),
         Row("flash_attn.bert_padding", "honoured", "pad_input, unpad_input, unpad_input_for_concatenated_sequences, index_first_axis, index_put_first_axis, index_first_axis_residual"),
-        Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch, RotaryEmbedding with XPos"),
+        Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb (also as apply_rotary_emb_func), apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch, RotaryEmbedding with XPos"),
         Row("flash_attn.modules, .models, .ops, .losses, .cute", "refused", "not there: ModuleNotFoundError"),
         Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
         Row("torch.compile", "honoured", "of functions without a cache; over caches and block_table a graph breaks"),

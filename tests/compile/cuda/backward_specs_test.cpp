@@ -255,8 +255,8 @@ INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_
 /// Of steps that are beside those of the candidate: nothing is spilled.
 class CapturedSpecs : public ::testing::TestWithParam<Posed> {};
 
-/// Bytes of a thread of captured_tiles, for three of whose CTAs 168 registers are left: of a few addresses among those that
-/// its loads need at once.
+/// Bytes of a thread of captured_tiles, for three of whose CTAs 168 registers are left: a few of the addresses that its
+/// loads need at once.
 constexpr int kMostSpilledByTiles = 48;
 
 TEST_P(CapturedSpecs, CompileAndSpillNextToNothing) {

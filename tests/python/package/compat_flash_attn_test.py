@@ -392,7 +392,7 @@ def test_the_extension_reads_caches_by_position() -> None:
 
 def test_the_extension_refuses_what_it_did() -> None:
     gpu, generator = interface.flash_attn_gpu, torch.Generator()
-    with pytest.raises(RuntimeError, match="generator is given; the argument is no longer supported"):
+    with pytest.raises(RuntimeError, match="`generator` argument is no longer supported"):
         gpu.fwd(Q, K, V, None, None, 0.1, 0.25, False, -1, -1, 0.0, False, generator)
     with pytest.raises(RuntimeError, match="return_softmax is only supported when p_dropout > 0.0"):
         gpu.fwd(Q, K, V, None, None, 0.0, 0.25, False, -1, -1, 0.0, True, None)
@@ -486,7 +486,7 @@ def test_rows_turn_by_their_positions(start, interleaved) -> None:
     formula.assert_close((got,), expected)
     if isinstance(start, int) and not start:
         formula.assert_close((rotary.apply_rotary_emb_torch(x, *ANGLES, interleaved),), expected)
-    packed = rotary.apply_rotary_emb(x.flatten(0, 1), *ANGLES, interleaved, seqlen_offsets=start, cu_seqlens=offsets(5), max_seqlen=5)
+    packed = rotary.apply_rotary_emb_func(x.flatten(0, 1), *ANGLES, interleaved, seqlen_offsets=start, cu_seqlens=offsets(5), max_seqlen=5)
     assert torch.equal(packed, got.flatten(0, 1))
     assert rotary.apply_rotary_emb(x, *ANGLES, interleaved, inplace=True, seqlen_offsets=start) is x
     assert torch.equal(x, got)

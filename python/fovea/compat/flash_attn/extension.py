@@ -16,7 +16,7 @@ from .flash_attn_interface import (
 
 def _check_generator(function: str, generator: Any) -> None:
     if generator is not None:
-        raise InvalidCall(f"{function}: generator is given; the argument is no longer supported, expected None and torch.manual_seed")
+        raise InvalidCall(f"{function}: the `generator` argument is no longer supported; expected None, and torch.manual_seed before the call")
 
 
 def _into(out: Any, made: Any) -> Any:

@@ -41,6 +41,10 @@ def apply_rotary_emb(
     return rotary(x, cos, sin, offsets=offsets, cu_seqlens=cu_seqlens, is_interleaved=interleaved, out=x if inplace else None)
 
 
+#: An older name.
+apply_rotary_emb_func = apply_rotary_emb
+
+
 def apply_rotary_emb_torch(x: Any, cos: Any, sin: Any, interleaved: bool = False) -> Any:
     """The same by PyTorch's operators, of rows that begin at position 0: to compare with."""
     rotary_dim = 2 * cos.shape[-1]
