@@ -7,13 +7,13 @@ call pays for it again; and PyTorch cannot make room in its cache for what it do
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any, Callable
 
 from . import _abi
 from ._library import check
 
 _kept: list[_abi.Allocator] = []  # the library calls their functions
+_lenders: list[Any] = []  # PyTorch, once it lends
 
 
 def set_allocator(device_type: int, allocate: Callable[..., int | None], deallocate: Callable[..., None]) -> None:
@@ -25,13 +25,12 @@ def set_allocator(device_type: int, allocate: Callable[..., int | None], dealloc
     _kept.append(allocator)
 
 
-@functools.cache
 def lend_torch_memory(torch: Any) -> None:
     """From now on workspace on a GPU is PyTorch's, of the call's stream. Nothing happens where this PyTorch has no GPUs.
 
     An allocator that C or C++ code has set before for calls without a runtime is replaced.
     """
-    if torch.version.cuda is None:
+    if torch.version.cuda is None or torch in _lenders:
         return
 
     def allocate(_context: int, num_bytes: int, _alignment: int, device: _abi.Device, stream: int | None) -> int | None:
@@ -44,3 +43,4 @@ def lend_torch_memory(torch: Any) -> None:
         torch.cuda.caching_allocator_delete(address)
 
     set_allocator(_abi.CUDA, allocate, deallocate)
+    _lenders.append(torch)

@@ -508,6 +508,29 @@ def test_packed_tensors_turn_in_place(is_flat, has_own_angles) -> None:
         assert torch.allclose(gradient, leaf, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["apply_rotary_emb", "apply_rotary_emb_qkv_", "apply_rotary_emb_kv_"])
+def test_leaves_turn_in_place_and_have_gradients(name) -> None:
+    q, k, v = qkv(5, 5)
+    x = {"apply_rotary_emb": q, "apply_rotary_emb_qkv_": torch.stack([q, k, v], 2), "apply_rotary_emb_kv_": torch.stack([k, v], 2)}[name]
+    options = {"inplace": True} if name == "apply_rotary_emb" else {}
+    starts = torch.tensor([3, 0])[: len(x)]
+    leaf, copy = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out = getattr(rotary, name)(leaf, *ANGLES, seqlen_offsets=starts, **options)
+    expected = getattr(rotary, name)(copy.clone(), *ANGLES, seqlen_offsets=starts, **options)
+    assert torch.equal(out, expected) and out.data_ptr() == leaf.data_ptr()
+    seed = formula.draw(*x.shape)
+    (got,), (wanted,) = torch.autograd.grad(out, leaf, seed.clone()), torch.autograd.grad(expected, copy, seed.clone())
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_formula_takes_angles_of_each_sequence(interleaved) -> None:
+    x, starts = formula.draw(2, 5, HEADS, DIM), torch.tensor([3, 1])
+    cos, sin = (table[starts[:, None] + torch.arange(5)] for table in ANGLES)
+    got = rotary.apply_rotary_emb_torch(x, cos, sin, interleaved)
+    assert torch.allclose(got, rotary.apply_rotary_emb(x, *ANGLES, interleaved, seqlen_offsets=starts), atol=1e-5)
+
+
 def test_keys_beside_values_turn_in_place() -> None:
     k, v = qkv(5, 5)[1:]
     kv = torch.stack([k, v], 2)

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from ...._rotary import rotary
 from ..._flash import InvalidCall
+
+
+class _OfLeaf(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """Turns a leaf that wants a gradient where it lies, as flash_attn does; PyTorch's own operators in place refuse that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, turn: Callable[[Any, bool], None]) -> Any:
+        turn(x.detach(), False)
+        ctx.turn = turn
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any) -> tuple[Any, None]:
+        gradient = dout.clone()
+        ctx.turn(gradient, True)
+        return gradient, None
+
+
+def _in_place(x: Any, turn: Callable[[Any, bool], None]) -> Any:
+    """x after `turn(x, False)`; `turn(gradient, True)` turns back."""
+    is_leaf = (x if x._base is None else x._base).is_leaf
+    if is_leaf and x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _OfLeaf.apply(x, turn)
+    turn(x, False)
+    return x
 
 
 def apply_rotary_emb(
@@ -38,7 +63,13 @@ def apply_rotary_emb(
         offsets = seqlen_offsets
     elif seqlen_offsets:
         cos, sin = cos[seqlen_offsets:], sin[seqlen_offsets:]
-    return rotary(x, cos, sin, offsets=offsets, cu_seqlens=cu_seqlens, is_interleaved=interleaved, out=x if inplace else None)
+
+    def turned(rows: Any, is_conjugate: bool, out: Any) -> Any:
+        return rotary(
+            rows, cos, sin, offsets=offsets, cu_seqlens=cu_seqlens, is_interleaved=interleaved, is_conjugate=is_conjugate, out=out
+        )
+
+    return _in_place(x, lambda rows, back: turned(rows, back, rows)) if inplace else turned(x, False, None)
 
 
 #: An older name.
@@ -46,9 +77,11 @@ apply_rotary_emb_func = apply_rotary_emb
 
 
 def apply_rotary_emb_torch(x: Any, cos: Any, sin: Any, interleaved: bool = False) -> Any:
-    """The same by PyTorch's operators, of rows that begin at position 0: to compare with."""
+    """The same by PyTorch's operators, to compare with: angles are those of the rows, [seqlen or more, rotary_dim / 2] or
+    [batch, seqlen, rotary_dim / 2].
+    """
     rotary_dim = 2 * cos.shape[-1]
-    cos, sin = cos[: x.shape[-3], None], sin[: x.shape[-3], None]
+    cos, sin = (table[..., : x.shape[-3], None, :] for table in (cos, sin))
     turned, kept = x[..., :rotary_dim], x[..., rotary_dim:]
     first, second = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
     pair = (first * cos - second * sin, first * sin + second * cos)
@@ -64,22 +97,31 @@ def apply_rotary_emb_qkv_(
 
     qkv is [batch, seqlen, 3, heads, dim], or [batch, seqlen, num_heads_q + 2 * heads_k, dim] beside `num_heads_q`.
     """
-    if qkv.dim() == 5:
-        q, k = qkv.select(2, 0), qkv.select(2, 1)
-    elif num_heads_q is None:
+    if qkv.dim() == 4 and num_heads_q is None:
         raise InvalidCall("apply_rotary_emb_qkv_: qkv has rank 4 without num_heads_q; expected [batch, seqlen, 3, heads, dim] or num_heads_q")
-    else:
-        num_heads_k = (qkv.shape[2] - num_heads_q) // 2
-        q, k = qkv.narrow(2, 0, num_heads_q), qkv.narrow(2, num_heads_q, num_heads_k)
-    for rows, angles in ((q, (cos, sin)), (k, (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k))):
-        apply_rotary_emb(rows, *angles, interleaved=interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
-    return qkv
+    tables = (cos, sin), (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
+
+    def turn(packed: Any, back: bool) -> None:
+        for rows, (of_cos, of_sin) in zip(_queries_and_keys(packed, num_heads_q), tables):
+            apply_rotary_emb(rows, of_cos, -of_sin if back else of_sin, interleaved, True, seqlen_offsets)
+
+    return _in_place(qkv, turn)
+
+
+def _queries_and_keys(qkv: Any, num_heads_q: int | None) -> tuple[Any, Any]:
+    if num_heads_q is None or qkv.dim() == 5:
+        return qkv.select(2, 0), qkv.select(2, 1)
+    num_heads_k = (qkv.shape[2] - num_heads_q) // 2
+    return qkv.narrow(2, 0, num_heads_q), qkv.narrow(2, num_heads_q, num_heads_k)
 
 
 def apply_rotary_emb_kv_(kv: Any, cos: Any, sin: Any, interleaved: bool = False, seqlen_offsets: Any = 0) -> Any:
     """Turns the keys of kv [batch, seqlen, 2, heads, dim] in place; returns kv."""
-    apply_rotary_emb(kv.select(2, 0), cos, sin, interleaved=interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
-    return kv
+
+    def turn(packed: Any, back: bool) -> None:
+        apply_rotary_emb(packed.select(2, 0), cos, -sin if back else sin, interleaved, True, seqlen_offsets)
+
+    return _in_place(kv, turn)
 
 
 class _Angles(NamedTuple):
