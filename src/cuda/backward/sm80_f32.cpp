@@ -1,7 +1,5 @@
 #include "cuda/backward/sm80_f32.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -66,10 +64,7 @@ std::optional<Refusal> Sm80BackwardF32::refuses(const GradientProblem& g,
     return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
   if (auto refusal = refuses_head_dims(f, kMaxHeadDim)) return refusal;
   for (const BackwardStep& step : choose(g, device)) {
-    if (step.shared_bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta)) continue;
-    return Refusal{
-        fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}",
-                    step.shared_bytes, device.shared_bytes_per_cta)};
+    if (auto refusal = refuses_shared_bytes(step.shared_bytes, device)) return refusal;
   }
   return std::nullopt;
 }

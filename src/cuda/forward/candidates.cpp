@@ -99,6 +99,13 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& f, const Devic
   return refuses_head_dims(f, kMaxTensorCoreHeadDim);
 }
 
+std::optional<Refusal> refuses_shared_bytes(std::size_t bytes, const DeviceTraits& device) {
+  if (bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta)) return std::nullopt;
+  return Refusal{
+      fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}", bytes,
+                  device.shared_bytes_per_cta)};
+}
+
 std::optional<Refusal> refuses_margin(const ForwardProblem& f) {
   if (f.problem.sm_margin == 0) return std::nullopt;
   return Refusal{

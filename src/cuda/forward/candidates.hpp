@@ -73,6 +73,9 @@ std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
 std::optional<Refusal> refuses_head_dims(const ForwardProblem& problem, std::int64_t most);
 inline constexpr std::int64_t kMaxTensorCoreHeadDim = 256;
 
+/// Tiles that do not fit.
+std::optional<Refusal> refuses_shared_bytes(std::size_t bytes, const DeviceTraits& device);
+
 /// Of kernels whose CTAs are as many as their tiles: SMs to be left free.
 std::optional<Refusal> refuses_margin(const ForwardProblem& problem);
 /// Of kernels with a CTA for each SM: those that are not left free. Of a problem that refuses_any does not refuse.

@@ -1,7 +1,5 @@
 #include "cuda/forward/sm80_f32.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 
 #include "cuda/device/shared/split.h"
@@ -48,13 +46,7 @@ std::optional<Refusal> Sm80ForwardF32::refuses(const ForwardProblem& f,
   if (f.problem.compute_dtype == ComputeDtype::bf16)
     return Refusal{"compute_dtype is bf16; this kernel multiplies f32"};
   if (auto refusal = refuses_head_dims(f, kMaxHeadDim)) return refusal;
-  const std::size_t bytes = shared_bytes(choose(f, device));
-  if (bytes > static_cast<std::size_t>(device.shared_bytes_per_cta)) {
-    return Refusal{
-        fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}", bytes,
-                    device.shared_bytes_per_cta)};
-  }
-  return std::nullopt;
+  return refuses_shared_bytes(shared_bytes(choose(f, device)), device);
 }
 
 PlainSpec Sm80ForwardF32::choose(const ForwardProblem& f, const DeviceTraits& device) {

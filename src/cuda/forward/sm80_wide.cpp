@@ -86,13 +86,8 @@ std::optional<Refusal> Sm80ForwardWide::refuses(const ForwardProblem& f,
     return Refusal{fmt::format("head dims are {} and {}; expected more than {}", f.head_dim_qk,
                                f.head_dim_v, kMaxTensorCoreHeadDim)};
   }
-  const TeamSpec spec = choose(f, device);
-  if (!fits(spec, device)) {
-    return Refusal{
-        fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}",
-                    sm80_forward_layout(spec).bytes, device.shared_bytes_per_cta)};
-  }
-  return std::nullopt;
+  const std::int32_t bytes = sm80_forward_layout(choose(f, device)).bytes;
+  return refuses_shared_bytes(static_cast<std::size_t>(bytes), device);
 }
 
 TeamSpec Sm80ForwardWide::choose(const ForwardProblem& f, const DeviceTraits& device) {

@@ -1,7 +1,5 @@
 #include "cuda/jvp/candidates.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <tuple>
@@ -69,13 +67,6 @@ std::string print_jvp_spec(const JvpSpec& spec, std::string_view name) {
 std::optional<Refusal> refuses_any(const TangentProblem& problem, const DeviceTraits& device) {
   if (auto refusal = refuses_any(problem.forward, device)) return refusal;
   return refuses_margin(problem.forward);
-}
-
-std::optional<Refusal> refuses_shared_bytes(std::size_t bytes, const DeviceTraits& device) {
-  if (bytes <= static_cast<std::size_t>(device.shared_bytes_per_cta)) return std::nullopt;
-  return Refusal{
-      fmt::format("tiles of these head dims take {} bytes of shared memory; there are {}", bytes,
-                  device.shared_bytes_per_cta)};
 }
 
 JvpSpec common_spec(const TangentProblem& problem, std::int32_t most_columns) {

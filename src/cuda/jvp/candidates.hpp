@@ -38,8 +38,6 @@ std::string print_jvp_spec(const JvpSpec& spec, std::string_view name = "spec");
 
 /// What neither takes.
 std::optional<Refusal> refuses_any(const TangentProblem& problem, const DeviceTraits& device);
-/// Tiles that do not fit.
-std::optional<Refusal> refuses_shared_bytes(std::size_t bytes, const DeviceTraits& device);
 
 /// What follows from the problem whatever the kernel and its tile. Columns of V are divided among launches where a CTA
 /// has no registers for more than `most_columns` of O and T.
