@@ -127,6 +127,16 @@ void describe_bound(Explanation& e) {
   e.bound = e.flops > kComputeBoundIntensity * e.bytes ? "compute" : "memory";
 }
 
+/// The kernel of a plan that has one, on a GPU.
+void describe_kernel(const ForwardProblem& f, const cuda::KernelPlan& plan, Explanation& e) {
+  e.kernel = plan.candidate;
+  e.tuning = plan.tuning;
+  e.kernel_source = plan.kernel_source;
+  e.target = to_string(f.device());
+  e.compute_dtype = name(f.problem.q.dtype);
+  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+}
+
 }  // namespace
 
 Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu, MaskData data) {
@@ -151,16 +161,11 @@ Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cu
   describe_programs(f, e);
   e.refused = cuda.refused;
   if (cuda.candidate.empty()) return e;
-  e.kernel = cuda.candidate;
+  describe_kernel(f, cuda, e);
   if (cuda.few != nullptr) {
     e.problem += fmt::format("; sequences of up to {} queries by {}", cuda.few->problem.seqlen_q,
                              cuda.few->plan.candidate);
   }
-  e.tuning = cuda.tuning;
-  e.kernel_source = cuda.kernel_source;
-  e.target = to_string(f.device());
-  e.compute_dtype = name(f.problem.q.dtype);
-  e.workspace_bytes = unaligned_workspace_bytes(cuda.workspace_bytes, kDeviceWorkspaceAlignment);
   const double visible = describe_tiles(f, cuda.spec->tile_q, cuda.spec->tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
@@ -196,14 +201,9 @@ Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan&
   describe_programs(f, e);
   e.refused = plan.refused;
   if (plan.candidate.empty()) return e;
-  e.kernel = plan.candidate;
+  describe_kernel(f, plan, e);
   if (!plan.captured.is_empty()) e.kernel += ", " + cuda::describe(g, plan.captured);
-  e.tuning = plan.tuning;
-  e.kernel_source = plan.kernel_source;
   e.sums = cuda::describe_sums(plan);
-  e.target = to_string(f.device());
-  e.compute_dtype = name(f.problem.q.dtype);
-  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
   const cuda::BackwardTile tile = cuda::tile_of(plan);
   const double visible = tile.q == 0 ? 1 : describe_tiles(f, tile.q, tile.kv, data, e);
   const cuda::ProductDepths depths = cuda::product_depths(plan);
@@ -260,11 +260,7 @@ Explanation explain_jvp(const TangentProblem& problem, const cuda::JvpPlan& plan
   describe_programs(f, e);
   e.refused = plan.refused;
   if (plan.candidate.empty()) return e;
-  e.kernel = plan.candidate;
-  e.kernel_source = plan.kernel_source;
-  e.target = to_string(f.device());
-  e.compute_dtype = name(f.problem.q.dtype);
-  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  describe_kernel(f, plan, e);
   const double visible = describe_tiles(f, plan.spec.tile_q, plan.spec.tile_kv, data, e);
   describe_tangent_work(problem, plan.num_launches, visible, e);
   return e;
