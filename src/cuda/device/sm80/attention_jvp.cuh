@@ -145,21 +145,10 @@ struct Jvp {
 
   // ---- softmax ---------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER static float greatest_of(const Fragments& s, int i, int half) {
-    float greatest = s[i][0][half * 2];
-#pragma unroll
-    for (int j = 0; j < T::kKeyBlocks; ++j) {
-      greatest = ptx::max_ftz(greatest, s[i][j][half * 2]);
-      greatest = ptx::max_ftz(greatest, s[i][j][half * 2 + 1]);
-    }
-    greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
-    return ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
-  }
-
   /// Of one row: s becomes P, t becomes P (S' - r).
   FOVEA_DEVICE_MEMBER TangentStep softmax_row(Fragments& s, Fragments& t, int i, int half) {
     TangentRow& row = rows[i][half];
-    TangentStep step = begin_tile<Mods::has_score>(row, greatest_of(s, i, half));
+    TangentStep step = begin_tile<Mods::has_score>(row, greatest_of_row<kTeam>(s, i, half));
     float sum = 0, moments = 0, rest = 0;
 #pragma unroll
     for (int j = 0; j < T::kKeyBlocks; ++j) {

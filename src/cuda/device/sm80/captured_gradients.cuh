@@ -243,7 +243,11 @@ FOVEA_DEVICE void captured_deltas(const CapturedParams& c) {
 
 template <CapturedSpec spec, class Mods>
 FOVEA_DEVICE void captured_tiles(const CapturedParams& c) {
-  DenseSumsOf<spec, Mods>(c).run();
+  if constexpr (spec.multiplies_by_mma) {
+    DenseMmaSums<spec, Mods>(c).run();
+  } else {
+    DensePlainSums<spec, Mods>(c).run();
+  }
 }
 
 }  // namespace fovea::cuda::sm80

@@ -21,6 +21,19 @@ FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
   return ptx::cvt_f16x2(lo, hi);
 }
 
+/// Of a row whose scores four neighbouring threads have; in each of them.
+template <TeamSpec spec>
+FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int half) {
+  float greatest = s[i][0][half * 2];
+#pragma unroll
+  for (int j = 0; j < Traits<spec>::kKeyBlocks; ++j) {
+    greatest = ptx::max_ftz(greatest, s[i][j][half * 2]);
+    greatest = ptx::max_ftz(greatest, s[i][j][half * 2 + 1]);
+  }
+  greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
+  return ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+}
+
 /// What this thread has of its warp's rows: what their scores need, and what has been summed so far.
 template <TeamSpec spec, class Mods>
 struct Sums {
@@ -60,14 +73,7 @@ struct Sums {
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float greatest = s[i][0][half * 2];
-#pragma unroll
-        for (int j = 0; j < T::kKeyBlocks; ++j) {
-          greatest = ptx::max_ftz(greatest, s[i][j][half * 2]);
-          greatest = ptx::max_ftz(greatest, s[i][j][half * 2 + 1]);
-        }
-        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
-        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+        const float greatest = greatest_of_row<spec>(s, i, half);
         if constexpr (spec.wants_row_max)
           row_max[i][half] = ptx::max_ftz(row_max[i][half], greatest);
         RowState& row = rows[i][half];

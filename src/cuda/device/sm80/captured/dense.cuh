@@ -269,15 +269,4 @@ struct DensePlainSums {
   }
 };
 
-template <CapturedSpec spec, class Mods, bool multiplies_by_mma = spec.multiplies_by_mma>
-struct DenseSumsOfType {
-  using Type = DenseMmaSums<spec, Mods>;
-};
-template <CapturedSpec spec, class Mods>
-struct DenseSumsOfType<spec, Mods, false> {
-  using Type = DensePlainSums<spec, Mods>;
-};
-template <CapturedSpec spec, class Mods>
-using DenseSumsOf = typename DenseSumsOfType<spec, Mods>::Type;
-
 }  // namespace fovea::cuda::sm80
