@@ -8,19 +8,14 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
+#include "kernels/renamed.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
 
 namespace {
 
 using namespace fovea;
-
-/// The programs of every case stand in one namespace.
-std::string renamed(std::string text, const std::string& from, const std::string& to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
-}
+using testing::renamed;
 
 /// The kernel's unit without its entry; its row of a table of functions.
 void print(const std::string& label, const cuda::ForwardPlan& plan, std::ofstream& out,

@@ -9,18 +9,13 @@
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "kernels/backward/backward_cases.hpp"
+#include "kernels/renamed.hpp"
 #include "problem/backward.hpp"
 
 namespace {
 
 using namespace fovea;
-
-/// The programs of every case stand in one namespace.
-std::string renamed(std::string text, const std::string& from, const std::string& to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
-}
+using testing::renamed;
 
 /// Kernels of gradients of captured data, as members of a row of the table.
 std::string print_captured(const std::string& label, const cuda::CapturedPlan& plan,

@@ -9,18 +9,13 @@
 #include "cuda/jvp/attention_jvp.hpp"
 #include "cuda/jvp/candidates.hpp"
 #include "kernels/jvp/jvp_cases.hpp"
+#include "kernels/renamed.hpp"
 #include "problem/jvp.hpp"
 
 namespace {
 
 using namespace fovea;
-
-/// The programs of every case stand in one namespace.
-std::string renamed(std::string text, const std::string& from, const std::string& to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
-}
+using testing::renamed;
 
 /// The kernel of a case without its entry; its row of a table of functions.
 std::string print(const testing::GradientCase& each, std::ofstream& out) {
