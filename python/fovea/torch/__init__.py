@@ -8,7 +8,7 @@
 
 import torch as _torch
 
-from .. import _attention, _memory, _rotary as _rows
+from .. import _attention, _rotary as _rows
 from . import _ops, _rotary
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._module import MultiheadAttention
@@ -22,7 +22,6 @@ class _Compiled:
     attention = staticmethod(_ops.attention)
 
 
-_memory.lend_torch_memory(_torch)
 _attention.compiled = _Compiled
 _rows.recorded, _rows.is_compiling = _rotary.rotary, _torch.compiler.is_compiling
 
