@@ -33,7 +33,7 @@ void check_captured_specs(const TensorChecks& checks, const JvpProblem& problem)
 class Checker {
  public:
   Checker(const TangentProblem& problem, const AttentionJvp& args, std::string_view where)
-      : posed_(problem.posed), args_(args), door_(where) {}
+      : posed_(problem.posed), args_(args), door_(where, problem.forward.device()) {}
 
   void check() const {
     const AttentionForward& f = args_.forward;
