@@ -146,7 +146,7 @@ struct PassTurns {
     std::int32_t said = -1;  // the word
     for (int i = 0;; ++i) {
       cta.await(cta.barrier(T::kAt.added, turns.stage), turns.parity);
-      const PostedQueries tile = cta.posted(i);
+      const PostedTile tile = cta.posted(i);
       cta.release(cta.barrier(T::kAt.passed, turns.stage));
       turns.advance();
       const std::int32_t position = own.position(tile.idx(), tile.q_head);
