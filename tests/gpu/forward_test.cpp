@@ -289,15 +289,15 @@ void expect_right_short(const Case& problem) {
   expect_kernel_equals_oracle(problem, run, 0);
 }
 
-/// Of every head dim, the longest that an SM has room for several of.
+/// Of every head dim, up to the longest that is taken.
 TEST_F(GpuShort, LengthsAndHeadDims) {
   for (const auto& [head_dim, longest] : {std::pair<std::int64_t, std::int64_t>{32, 288},
-                                          {40, 288},
-                                          {64, 288},
-                                          {72, 200},
-                                          {80, 200},
-                                          {128, 150}}) {
-    for (const std::int64_t seqlen : {17, 49, 64, 77, 80, 81, 97, 128, 150, 197, 257, 288}) {
+                                          {40, 128},
+                                          {64, 128},
+                                          {72, 128},
+                                          {80, 128},
+                                          {128, 128}}) {
+    for (const std::int64_t seqlen : {17, 49, 64, 77, 80, 81, 113, 128, 197, 288}) {
       if (seqlen > longest) continue;
       Case problem = plain_case(seqlen == 64 ? Dtype::f16 : Dtype::bf16);
       problem.label = "short";
@@ -308,7 +308,7 @@ TEST_F(GpuShort, LengthsAndHeadDims) {
       problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
       problem.mask = causal();
       problem.has_sinks = true;
-      problem.has_infinite_values = seqlen == 150;
+      problem.has_infinite_values = seqlen == 128;
       expect_right_short(problem);
     }
   }
@@ -320,7 +320,7 @@ TEST_F(GpuShort, Features) {
     Case problem = plain_case(Dtype::bf16);
     problem.label = feature.name;
     problem.seqlen_q = 90;
-    problem.seqlen_kv = 140;
+    problem.seqlen_kv = 120;
     feature.add(problem);
     expect_right_short(problem);
   }
@@ -332,7 +332,7 @@ TEST_F(GpuShort, Packed) {
     problem.label = "short_packed";
     problem.head_dim_qk = problem.head_dim_v = head_dim;
     for (std::int64_t i = 0; i < 300; ++i)
-      problem.sequences.push_back({i * 37 % 151, i % 7 == 0 ? i * 11 % 151 : i * 37 % 151});
+      problem.sequences.push_back({i * 37 % 129, i % 7 == 0 ? i * 11 % 129 : i * 37 % 129});
     problem.trailing_rows = 5;
     problem.mask = causal();
     expect_right_short(problem);

@@ -41,7 +41,7 @@ std::vector<Case> decode_cases();
 /// Of sm80/attention_forward_short, on Hopper.
 std::vector<Case> short_cases();
 /// The longest of their packed sequences, rows and keys, and their problems as a caller poses them who says so.
-inline constexpr std::int64_t kMostPacked = 160;
+inline constexpr std::int64_t kMostPacked = 128;
 ForwardProblem planned_for_short(ForwardProblem problem);
 
 struct NamedCacheCase {

@@ -25,7 +25,7 @@ Case started(const char* label, Lengths lengths, std::int64_t head_dim) {
 Case packed(const char* label, std::int64_t head_dim) {
   Case problem = started(label, {}, head_dim);
   problem.sequences = {{0, 0},   {1, 1}, {77, 77}, {80, 80},  {81, 81},
-                       {96, 97}, {5, 0}, {0, 70},  {37, 160}, {kMostPacked, kMostPacked}};
+                       {96, 97}, {5, 0}, {0, 70},  {37, 128}, {kMostPacked, kMostPacked}};
   problem.trailing_rows = 3;
   problem.mask = causal();
   return problem;
@@ -49,8 +49,8 @@ std::vector<Case> short_cases() {
   Case one_stage = started("short_d64", {77, 77}, 64);
   one_stage.batch = 2;
   one_stage.wants_row_max = true;
-  // Two row tiles, two stages of 80; the first row tile sees the first alone.
-  Case two_stages = started("short_causal_d128", {129, 150}, 128);
+  // Two row tiles, two stages of 64; the first row tile sees the first alone.
+  Case two_stages = started("short_causal_d128", {100, 128}, 128);
   two_stages.mask = causal(Align::top_left);
   two_stages.has_sinks = true;
   // Of three stages no row tile sees all; keys that nobody sees are NaN.
@@ -67,20 +67,20 @@ std::vector<Case> short_cases() {
   group.num_heads_q = 8;
   group.num_heads_kv = 2;
   group.mask = causal();
-  Case f32_out = started("short_f32_out", {100, 200}, 64);
+  Case f32_out = started("short_f32_out", {100, 125}, 64);
   f32_out.out_dtype = Dtype::f32;
   f32_out.softmax_scale = -0.25F;
-  Case dropped = started("short_dropout", {90, 130}, 64);
+  Case dropped = started("short_dropout", {90, 126}, 64);
   dropped.score = softcap(2);
   dropped.dropout = kSomeDropped;
   dropped.reads_dropout_seed = true;
-  Case infinite = started("short_infinite", {90, 170}, 64);
+  Case infinite = started("short_infinite", {90, 120}, 64);
   infinite.mask = causal();
   infinite.has_infinite_values = true;
   Case sinks = packed("short_packed_d64", 64);
   sinks.has_sinks = true;
   sinks.cu_seqlens_dtype = Dtype::i64;
-  Case extreme = with_extreme_scores(started("short_extreme", {60, 150}, 64));
+  Case extreme = with_extreme_scores(started("short_extreme", {60, 128}, 64));
   return {one_stage,
           two_stages,
           three_stages,
@@ -92,7 +92,7 @@ std::vector<Case> short_cases() {
           infinite,
           sinks,
           packed("short_packed_d128", 128),
-          with_programs(started("short_programs", {170, 170}, 64)),
+          with_programs(started("short_programs", {123, 123}, 64)),
           extreme,
           started("short_no_keys", {40, 0}, 64)};
 }

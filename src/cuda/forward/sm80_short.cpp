@@ -13,10 +13,15 @@ namespace {
 constexpr std::int64_t kRowsOfWarp = 16;
 /// Of a CTA, best first: the more rows, the fewer CTAs read the same keys; the fewer rows, the more room for others.
 constexpr std::array<std::int64_t, 3> kMostRows = {128, 96, 64};
-/// Scores of more take registers that another CTA would have; 197 and 257 keys are cut into two and three tiles.
+/// Scores of more take registers that another CTA would have; 128 keys are cut into two tiles, 257 into three.
 constexpr std::int64_t kMostKeysOfTile = 112;
-/// From there on Hopper's own kernel, whose products are twice as fast, fills its tiles well enough.
-constexpr std::int64_t kMostTokens = 288;
+/// Measured (docs/kernels/attention_short_sm90.md): from there on Hopper's own kernel, whose products are twice as fast,
+/// fills its tiles well enough; at head dims of half a panel it does not for long.
+constexpr std::int64_t kMostTokens = 128, kMostNarrowTokens = 288, kNarrowHeadDim = 32;
+std::int64_t most_tokens(const ForwardProblem& f) {
+  return std::max(f.head_dim_qk, f.head_dim_v) <= kNarrowHeadDim ? kMostNarrowTokens : kMostTokens;
+}
+
 /// Beside sums of wider heads a few hundred keys leave no room for another CTA.
 constexpr std::int64_t kWidestHeadDim = 128;
 /// Fewer rows of a kv head are no work for the warps that it takes to load its keys.
@@ -102,8 +107,8 @@ std::optional<Refusal> Sm80ForwardShort::refuses(const ForwardProblem& f,
   if (auto refusal = refuses_head_dims(f, kWidestHeadDim)) return refusal;
   for (const auto& [label, length] :
        {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
-    if (length > kMostTokens)
-      return Refusal{fmt::format("{} is {}; expected at most {}", label, length, kMostTokens)};
+    if (length > most_tokens(f))
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, length, most_tokens(f))};
   }
   if (f.group * f.seqlen_q < kFewestRows) {
     return Refusal{fmt::format("{} rows share a kv head; expected at least {}",

@@ -504,8 +504,9 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTilesOfTheirLength) {
   };
   for (const Expected& e : {Expected{49, 64, 64, 64, 1, 5},
                             {77, 64, 80, 80, 1, 3},
-                            {197, 64, 112, 112, 2, 2},
-                            {257, 64, 96, 96, 3, 2},
+                            {112, 64, 112, 112, 1, 2},
+                            {128, 64, 128, 64, 2, 2},
+                            {257, 32, 96, 96, 3, 3},
                             {288, 32, 96, 96, 3, 3},
                             {77, 72, 80, 80, 1, 3},
                             {77, 128, 80, 80, 1, 2},
@@ -568,10 +569,12 @@ TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   EXPECT_EQ(chosen(shape, 9).candidate, kShort);
   EXPECT_EQ(reason(problem_of(shape), 8), "compute capability is 8.0; expected 9.0");
   Shape other = shape;
-  other.seqlen_kv = 289;
-  EXPECT_EQ(reason(problem_of(other)), "seqlen_kv is 289; expected at most 288");
+  other.seqlen_kv = 129;
+  EXPECT_EQ(reason(problem_of(other)), "seqlen_kv is 129; expected at most 128");
   other = shape;
-  other.seqlen_q = 289;
+  other.seqlen_q = 129;
+  EXPECT_EQ(reason(problem_of(other)), "seqlen_q is 129; expected at most 128");
+  other = {.seqlen_q = 289, .seqlen_kv = 77, .head_dim_qk = 32, .head_dim_v = 32};
   EXPECT_EQ(reason(problem_of(other)), "seqlen_q is 289; expected at most 288");
   other = shape;
   other.seqlen_q = 16;
@@ -579,9 +582,11 @@ TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   other = shape;
   other.head_dim_v = 136;
   EXPECT_EQ(reason(problem_of(other)), "head_dim_v is 136; expected at most 128");
-  other = {.seqlen_q = 197, .seqlen_kv = 197};
-  EXPECT_EQ(reason(problem_of(other)),
-            "197 keys of head dims 128 and 128 leave no room for 2 CTAs on an SM");
+  DeviceTraits narrow = typical_device(9, 0);
+  narrow.shared_bytes_per_sm = 100 << 10;
+  const ForwardProblem wide = validate(problem_of({.seqlen_q = 100, .seqlen_kv = 100}), "test");
+  EXPECT_EQ(reason_of(choose_forward(wide, narrow), kShort),
+            "100 keys of head dims 128 and 128 leave no room for 2 CTAs on an SM");
   Problem margin = problem_of(shape);
   margin.sm_margin = 1;
   EXPECT_EQ(reason(margin),
