@@ -9,7 +9,7 @@ import pytest
 
 import fovea.compat
 
-MODULES = [fovea, fovea.compat]
+MODULES = [fovea, fovea.compat, fovea.parallel]
 try:
     MODULES.append(importlib.import_module("fovea.torch"))
 except ImportError:
