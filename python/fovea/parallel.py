@@ -94,7 +94,7 @@ class ShardPlan:
     Attributes
     ----------
     scheme : str
-    world_size, seqlen : int
+    world_size, seqlen, num_heads_q, num_heads_kv : int
     dealing : str
         How tokens were dealt: "contiguous", "zigzag", "balanced", or "evened out", neighbours but for some exchanged chunks.
     balance : float
@@ -103,18 +103,29 @@ class ShardPlan:
         Ranks that compute the same rows, each a part of the heads: 1 but for "ulysses" and "hybrid".
     head_parts : int
         In which keys are gathered: 1 but for "head_group_all_gather".
+    text : str
+        All that it says, as JSON.
+    mask_words : dict
+        causal, window, mask, segment_ids and so on, as the plan was made with: what runs it, masks by them.
+    engines : dict
+        What runs it, by process group: made by the first call.
     """
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, mask_words: dict[str, Any]) -> None:
+        self.mask_words = mask_words
         address = ctypes.c_void_p()
         check("fovea_shard_plan_create", bound.address, ctypes.byref(address))
         self._address = address.value or 0
         self._destroy = library.fovea_shard_plan_destroy
-        page = json.loads(take_text("fovea_shard_plan_explain", self._address, _abi.JSON))
+        self.engines: dict[Any, Any] = {}
+        self.text = take_text("fovea_shard_plan_explain", self._address, _abi.JSON)
+        page = json.loads(self.text)
         self._ranks: list[dict[str, Any]] = page["ranks"]
         self.scheme: str = page["scheme"]
         self.world_size: int = page["world_size"]
         self.seqlen: int = page["seqlen"]
+        self.num_heads_q: int = page["num_heads_q"]
+        self.num_heads_kv: int = page["num_heads_kv"]
         self.dealing: str = page["dealing"]
         self.balance: float = page["balance"]
         self.head_ranks: int = page["head_ranks"]
@@ -487,7 +498,7 @@ def context_parallel_plan(
         "layout": layout,
     }  # fmt: skip
     bound, _kept = _bound(function, q, k, v, numbers, words)
-    return ShardPlan(bound)
+    return ShardPlan(bound, words)
 
 
 class Forecast(NamedTuple):

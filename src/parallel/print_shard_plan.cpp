@@ -95,6 +95,8 @@ std::string ShardPlan::json() const {
       .text("scheme", name(plan.scheme))
       .number("world_size", plan.world_size)
       .number("seqlen", plan.shape.seqlen)
+      .number("num_heads_q", plan.shape.num_heads_q)
+      .number("num_heads_kv", plan.shape.num_heads_kv)
       .text("dealing", plan.dealing)
       .number("chunk", plan.options.chunk)
       .number("tile_q", plan.options.tile_q)
