@@ -697,9 +697,10 @@ def context_parallel_attention(
     return_lse : bool
         Whether `lse` is returned, too.
     deterministic : bool
-        With "all_gather", "head_group_all_gather" and "ulysses", bits do not depend on the number of ranks: gradients by k and v are computed from all rows
-        by who has them. False: partial sums are exchanged in f32, which is less work and, with few kv heads, fewer bytes. Other schemes are alike in both:
-        the same bits in every run, rounded elsewhere with other ranks.
+        With "all_gather", "head_group_all_gather" and "ulysses", bits do not depend on the number of ranks (but for parts of a few
+        rows): gradients by k and v are computed from all rows by who has them. False: partial sums are exchanged in f32, which is
+        less work and, with few kv heads, fewer bytes. Other schemes are alike in both: the same bits in every run, rounded elsewhere
+        with other ranks.
 
     Returns
     -------
