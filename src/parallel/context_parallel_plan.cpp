@@ -378,7 +378,7 @@ class Planner {
     for (int rank = 0; rank < plan_.world_size; ++rank) {
       const TileCount* of_group = &of_groups[static_cast<std::size_t>(plan_.group(rank)) * heads];
       TileCount sum;
-      const HeadRange q_heads = plan_.q_heads(rank);
+      const HeadRange q_heads = parallel::q_heads_of(plan_, rank);
       for (std::int64_t head = q_heads.begin; head < q_heads.end; ++head)
         add(sum, of_group[rows.mapped_head(head)], alike_sequences);
       plan_.tiles.push_back(sum);
@@ -425,14 +425,14 @@ void parallel::check_sequence_and_head(const Shape& shape, std::int64_t sequence
   check_index("q_head", q_head, shape.num_heads_q);
 }
 
-HeadRange ShardPlan::Impl::q_heads(int rank) const {
-  const std::int64_t heads = shape.num_heads_q / head_ranks;
-  return {part(rank) * heads, (part(rank) + 1) * heads};
+HeadRange parallel::q_heads_of(const ShardPlan::Impl& plan, int rank) {
+  const std::int64_t heads = plan.shape.num_heads_q / plan.head_ranks;
+  return {plan.part(rank) * heads, (plan.part(rank) + 1) * heads};
 }
 
-HeadRange ShardPlan::Impl::kv_heads(int rank) const {
-  const HeadRange heads = q_heads(rank);
-  const std::int64_t group = shape.group();
+HeadRange parallel::kv_heads_of(const ShardPlan::Impl& plan, int rank) {
+  const HeadRange heads = q_heads_of(plan, rank);
+  const std::int64_t group = plan.shape.group();
   return {heads.begin / group, (heads.end + group - 1) / group};
 }
 
@@ -459,11 +459,11 @@ std::span<const TokenRange> ShardPlan::needed_kv(int rank) const {
 }
 HeadRange ShardPlan::q_heads(int rank) const {
   checked_rank(*impl_, rank);
-  return impl_->q_heads(rank);
+  return parallel::q_heads_of(*impl_, rank);
 }
 HeadRange ShardPlan::kv_heads(int rank) const {
   checked_rank(*impl_, rank);
-  return impl_->kv_heads(rank);
+  return parallel::kv_heads_of(*impl_, rank);
 }
 
 std::vector<RowTile> ShardPlan::row_tiles(int rank, std::int64_t sequence,

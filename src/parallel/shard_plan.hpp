@@ -95,11 +95,13 @@ struct ShardPlan::Impl {
   int num_groups() const { return world_size / head_ranks; }
   int group(int rank) const { return rank / head_ranks; }
   int part(int rank) const { return rank % head_ranks; }
-  HeadRange q_heads(int rank) const;
-  HeadRange kv_heads(int rank) const;
 };
 
 namespace parallel {
+
+/// The part of the heads that a rank computes.
+HeadRange q_heads_of(const ShardPlan::Impl& plan, int rank);
+HeadRange kv_heads_of(const ShardPlan::Impl& plan, int rank);
 
 /// Throws InvalidArgument for an index out of range.
 void check_sequence_and_head(const Shape& shape, std::int64_t sequence, std::int64_t q_head);

@@ -74,18 +74,18 @@ class TransferList {
     const bool shares_heads = plan_.head_ranks > 1;
     for (int from = first; shares_heads && from < first + plan_.head_ranks; ++from) {
       if (from == rank_) continue;
-      add(0, from, Tensor::q, tokens(from), plan_.q_heads(rank_));
-      add(0, from, Tensor::kv, tokens(from), plan_.kv_heads(rank_));
+      add(0, from, Tensor::q, tokens(from), q_heads_of(plan_, rank_));
+      add(0, from, Tensor::kv, tokens(from), kv_heads_of(plan_, rank_));
     }
     const int num_groups = plan_.num_groups(), group = plan_.group(rank_);
     const int neighbour =
         (group + num_groups - 1) % num_groups * plan_.head_ranks + plan_.part(rank_);
     for (int step = 1; step < num_groups; ++step) {
       const auto origin = static_cast<std::size_t>((group + num_groups - step) % num_groups);
-      add(step, neighbour, Tensor::kv, plan_.group_rows[origin], plan_.kv_heads(rank_));
+      add(step, neighbour, Tensor::kv, plan_.group_rows[origin], kv_heads_of(plan_, rank_));
     }
     for (int from = first; shares_heads && from < first + plan_.head_ranks; ++from) {
-      if (from != rank_) add(num_groups, from, Tensor::out, tokens(rank_), plan_.q_heads(from));
+      if (from != rank_) add(num_groups, from, Tensor::out, tokens(rank_), q_heads_of(plan_, from));
     }
   }
 
@@ -158,8 +158,8 @@ class Bytes {
   }
 
   void write_heads_and_ring(RankLoad& load) const {
-    const std::int64_t kv_heads = plan_.kv_heads(rank_).size(),
-                       q_heads = plan_.q_heads(rank_).size();
+    const std::int64_t kv_heads = kv_heads_of(plan_, rank_).size(),
+                       q_heads = q_heads_of(plan_, rank_).size();
     const std::int64_t group_tokens = shape_.seqlen / plan_.num_groups();
     const std::int64_t of_partners = group_tokens - own();
     const std::int64_t heads_of_partners = shape_.num_heads_q - q_heads;

@@ -237,6 +237,7 @@ class _Engine:
         self.rank = ranks.rank
         self.own_places = self.places(shards.tokens(self.rank))
         self.head_ranges = shards.q_heads(self.rank), shards.kv_heads(self.rank)
+        self.agreed: set[tuple[tuple[str, str], ...]] = set()  # facts that all ranks have said
         self._mask = _mask_program(shards, device)
         self._placed_masks: dict[Any, Program] = {}
 
@@ -726,16 +727,19 @@ def context_parallel_attention(
     try:
         _check_shapes(shards, ranks, q, k, v)
         score = _score_program(bias, alibi, score_mod)
-        words["score_mod"] = None if score is None else score.text_with_numbers
+        words["score_mod"] = None if score is None else score.text
         words["sinks"] = None if sinks is None else tuple(sinks.shape)
     except (TypeError, ValueError) as error:
         problem = str(error).removeprefix(f"{_FUNCTION}: ")
     facts = _facts(shards, (q, k, v), words)
-    key = (ranks.group, q.device, *facts.items())
-    engine = None if problem else shards.engines.get(key)
-    if engine is None:
+    key = (ranks.group, getattr(q, "device", None), deterministic)
+    engine = shards.engines.get(key)
+    said = tuple(facts.items())
+    if problem or engine is None or said not in engine.agreed:
         _agree(ranks, facts, problem)
-        engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
+        if engine is None:
+            engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
+        engine.agreed.add(said)
     features = _Features(score, scale, softcap)
     out, lse = _Node.apply(engine, features, q, k, v, sinks, *features.differentiable().values())
     return (out, lse) if return_lse else out
