@@ -595,7 +595,7 @@ class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         q, k, v, sinks, out, lse, *captured = ctx.saved_tensors
         needs = ctx.needs_input_grad
         names = tuple(name for name, is_needed in zip(ctx.features.differentiable(), needs[6:]) if is_needed)
-        # Ranks exchange whatever their own losses are: one without a gradient takes part with zeros.
+        # Ranks exchange both, whichever of the two their own losses read.
         dout = torch.zeros_like(out) if dout is None else dout
         dlse = torch.zeros_like(lse) if dlse is None else dlse
         rows = _Saved(_tokens_first(q), _tokens_first(out), lse, _tokens_first(dout), dlse)
