@@ -46,6 +46,8 @@ class DropIn:
         Of all its functions.
     parts : tuple of Row
         All else.
+    operators : str, optional
+        The module of ours whose `register` puts operators of the package in place.
     """
 
     name: str
@@ -54,6 +56,7 @@ class DropIn:
     modules: dict[str, str]
     arguments: tuple[Row, ...]
     parts: tuple[Row, ...]
+    operators: str | None = None
 
 
 _FLASH_ATTN = "fovea.compat.flash_attn"
@@ -111,7 +114,11 @@ _FLASH_ATTN_3 = DropIn(
     name="flash_attn_3",
     distribution="flash_attn_3",
     version="3.0.0",
-    modules={"flash_attn_interface": "fovea.compat.flash_attn_3", "flash_attn_3": "fovea.compat.flash_attn_3"},
+    modules={
+        "flash_attn_interface": "fovea.compat.flash_attn_3",
+        "flash_attn_3": "fovea.compat.flash_attn_3",
+        "flash_attn_3._C": "fovea.compat.flash_attn_3.operators",
+    },
     arguments=(
         Row("q, k, v, qkv", "honoured", "f32, f16, bf16, any head dims up to 576, head_dim_v too; float8 is refused; gradients but over caches"),
         Row("num_heads_q", "honoured", "of a qkv of rank 4"),
@@ -143,7 +150,12 @@ _FLASH_ATTN_3 = DropIn(
         Row("batch_size, max_seqlen_k_new, num_heads_kv, headdim, headdim_v, qkv_dtype, page_size, has_softcap", "taken", "of get_scheduler_metadata, "
             "which gives a tensor without elements"),
     ),
-    parts=(Row("torch.ops.flash_attn_3", "refused", "the operators and the module flash_attn_3._C are not there"),),
+    parts=(
+        Row("torch.ops.flash_attn_3", "honoured", "fwd, bwd, fwd_combine, get_scheduler_metadata, in graphs too; those of another package stay where they are there already"),
+        Row("flash_attn_3._C", "honoured", "importing it is no error"),
+        Row("torch.nn.attention", "honoured", 'activate_flash_attention_impl("FA3") runs on the operators, on GPUs of compute capability 9.0: PyTorch asks for one'),
+    ),
+    operators="fovea.compat.flash_attn_3.operators",
 )  # fmt: skip
 
 DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3)}

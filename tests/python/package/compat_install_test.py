@@ -123,6 +123,16 @@ def test_list_prints_the_tables(capsys) -> None:
     assert one.strip() in capsys.readouterr().out
 
 
+def test_list_ends_quietly_where_its_reader_does() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-B", "-m", "fovea.compat", "list"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run(words, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 def test_other_drop_ins_are_refused(capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         command.main(["run", "--drop-in", "xformers", "script.py"])
