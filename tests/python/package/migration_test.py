@@ -12,6 +12,7 @@ from conftest import PACKAGE_SOURCES
 
 torch = pytest.importorskip("torch")
 import fovea.compat.flash_attn.bert_padding  # noqa: E402
+import fovea.compat.flash_attn.modules.mha  # noqa: E402
 import fovea.torch  # noqa: E402
 from fovea.compat import flash_attn, flash_attn_3  # noqa: E402
 
