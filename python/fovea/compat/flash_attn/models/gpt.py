@@ -88,7 +88,7 @@ def _init_weights(module: Any, config: Any) -> None:
         if isinstance(part, (nn.Linear, nn.Embedding)):
             joins = name.endswith(("out_proj", "fc2"))
             nn.init.normal_(part.weight, std=config.initializer_range / ((2 * config.num_hidden_layers) ** 0.5 if joins else 1.0))
-            if getattr(part, "bias", None) is not None:
+            if isinstance(part, nn.Linear) and part.bias is not None:
                 nn.init.zeros_(part.bias)
 
 
