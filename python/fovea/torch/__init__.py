@@ -11,6 +11,7 @@ import torch as _torch
 from .. import _attention, _rotary as _rows
 from . import _ops, _rotary
 from ._context_parallel import context_parallel_attention
+from ._diffusers import install_diffusers
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._module import MultiheadAttention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
@@ -32,6 +33,7 @@ __all__ = [
     "context_parallel_attention",
     "create_block_mask",
     "flex_attention",
+    "install_diffusers",
     "install_sdpa",
     "install_transformers",
     "scaled_dot_product_attention",
