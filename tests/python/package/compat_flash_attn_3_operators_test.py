@@ -95,7 +95,7 @@ def test_gradients_of_rows_that_lie_in_every_way(q_kind, k_kind, used) -> None:
     dout = placed(weights, q_kind)
     *made, delta = OPS.bwd(dout, *rows, out, lse, *buffers, **given, deterministic=True, **MASKS)[:4]
     assert all(x.data_ptr() == buffer.data_ptr() for x, buffer in zip(made, buffers))
-    for x, buffer in zip(OPS.bwd(dout, *rows, out, lse, **given, deterministic=True, **MASKS), buffers):
+    for x, buffer in zip(OPS.bwd(dout, *rows, out, lse, **given, deterministic=True, sm_margin=2, **MASKS), buffers):
         assert torch.equal(x, buffer)
     assert torch.allclose(delta, (dout * out).sum(-1).transpose(-1, -2), atol=1e-5)
     finite = [x.nan_to_num(0.0) for x in tensors]
@@ -301,6 +301,8 @@ REFUSED = {
     "float8": (lambda: OPS.fwd(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V))), "fwd: q is torch.float8_e4m3fn; expected f32, f16 or bf16"),
     "splits": (lambda: OPS.fwd(Q, K, V, num_splits=257), "num_splits > 256 is not supported"),
     "offsets": (lambda: OPS.fwd(Q, K, V, page_table=USED["k"][:, None], cu_seqlens_k=offsets(4)), "cu_seqlens_k over a cache; expected seqused_k"),
+    "margin": (lambda: OPS.fwd(Q, K, V, sm_margin=-1), "sm_margin is -1"),
+    "margin of gradients": (lambda: OPS.bwd(Q, Q, K, V, Q, OPS.fwd(Q, K, V)[1], sm_margin=-1), "sm_margin is -1"),
     "angles": (lambda: OPS.fwd(Q, K, V, rotary_cos=ANGLES[0], rotary_sin=ANGLES[1]), "rotary_cos without k; expected new keys"),
     "used": (lambda: OPS.fwd(Q, K, V, K[:, :1], V[:, :1], rotary_cos=ANGLES[0], rotary_sin=ANGLES[1], seqused_q=USED["q"], seqused_k=USED["k"]),
              "seqused_q beside rotary_cos; expected packed queries"),

@@ -243,6 +243,7 @@ REFUSED = {
     "padding": (lambda: made(use_flash_attn=True)(X, key_padding_mask=KEEP), "key_padding_mask; expected use_flash_attn=False"),
     "subset": (lambda: made()(X, mixer_subset=torch.tensor([0])), "mixer_subset; expected cross_attn=True"),
     "cache": (lambda: mha.MHA(WIDTH, HEADS)(X, inference_params=InferenceParams(8, 2)), "inference_params; expected layer_idx"),
+    "beside a cache": (lambda: made(causal=True)(X, inference_params=InferenceParams(8, 2), causal=False), "causal beside inference_params"),
     "group": (lambda: fused_dense_func(X, X[0], process_group=1), "process_group; expected None"),
 }  # fmt: skip
 

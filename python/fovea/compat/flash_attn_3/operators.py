@@ -163,7 +163,7 @@ def _bwd(
     """(dq, dk, dv, delta) and four tensors without elements; delta is rowsum(dout * out), f32 in lse's shape."""
     features: dict[str, Any] = {
         "scale": softmax_scale, "causal": is_causal, "window": window_of((window_size_left, window_size_right), is_causal),
-        "softcap": softcap_of(softcap), "deterministic": deterministic,
+        "softcap": softcap_of(softcap), "deterministic": deterministic, "sm_margin": sm_margin,
     }  # fmt: skip
     with torch.no_grad():
         if cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None:

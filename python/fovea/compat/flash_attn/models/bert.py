@@ -187,14 +187,13 @@ class BertForPreTraining(nn.Module):  # type: ignore[misc, unused-ignore]
 
 # ---- Weights of transformers ----
 
-_LAYER = r"bert\.encoder\.layer\.(\d+)\."
-_OURS = r"bert.encoder.layers.\1."
+_LAYER, _OURS = "bert.encoder.layer.{i}.", "bert.encoder.layers.{i}."
 _NAMES = (
-    (r"bert\.embeddings\.LayerNorm\.", "bert.emb_ln."), (rf"{_LAYER}attention\.output\.dense\.", f"{_OURS}mixer.out_proj."),
-    (rf"{_LAYER}attention\.output\.LayerNorm\.", f"{_OURS}norm1."), (rf"{_LAYER}intermediate\.dense\.", f"{_OURS}mlp.fc1."),
-    (rf"{_LAYER}output\.dense\.", f"{_OURS}mlp.fc2."), (rf"{_LAYER}output\.LayerNorm\.", f"{_OURS}norm2."),
-    (r"cls\.predictions\.transform\.LayerNorm\.", "cls.predictions.transform.layer_norm."),
-    (r"cls\.predictions\.bias", "cls.predictions.decoder.bias"),
+    ("bert.embeddings.LayerNorm.", "bert.emb_ln."), (f"{_LAYER}attention.output.dense.", f"{_OURS}mixer.out_proj."),
+    (f"{_LAYER}attention.output.LayerNorm.", f"{_OURS}norm1."), (f"{_LAYER}intermediate.dense.", f"{_OURS}mlp.fc1."),
+    (f"{_LAYER}output.dense.", f"{_OURS}mlp.fc2."), (f"{_LAYER}output.LayerNorm.", f"{_OURS}norm2."),
+    ("cls.predictions.transform.LayerNorm.", "cls.predictions.transform.layer_norm."),
+    ("cls.predictions.bias", "cls.predictions.decoder.bias"),
 )  # fmt: skip
 _UNLIKELY = -100.0  # the logit of a token that is padding of the vocabulary
 

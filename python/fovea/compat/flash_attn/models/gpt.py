@@ -201,24 +201,24 @@ def pad_rows(weight: Any, num_rows: int, value: float = 0.0) -> Any:
     return torch.cat([weight, more])
 
 
-def renamed(state_dict: dict[str, Any], patterns: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Weights by their new names; the first pattern that a name begins with decides, a name without one stays."""
+def renamed(state_dict: dict[str, Any], beginnings: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Weights by their new names: (old, new) beginnings of names, in which {i} is a number; a name without one stays."""
+    patterns = [(re.escape(old).replace(r"\{i\}", r"(\d+)"), new.replace("{i}", r"\1")) for old, new in beginnings]
 
     def name_of(name: str) -> str:
-        for pattern, replacement in patterns:
+        for pattern, new in patterns:
             if re.match(pattern, name):
-                return re.sub(f"^{pattern}", replacement, name)
+                return re.sub(f"^{pattern}", new, name)
         return name
 
     return {name_of(name): weight for name, weight in state_dict.items()}
 
 
 _GPT2 = (
-    (r"wte\.", "transformer.embeddings.word_embeddings."), (r"wpe\.", "transformer.embeddings.position_embeddings."),
-    (r"ln_f\.", "transformer.ln_f."), (r"h\.(\d+)\.ln_(\d)\.", r"transformer.layers.\1.norm\2."),
-    (r"h\.(\d+)\.attn\.c_attn\.", r"transformer.layers.\1.mixer.Wqkv."),
-    (r"h\.(\d+)\.attn\.c_proj\.", r"transformer.layers.\1.mixer.out_proj."),
-    (r"h\.(\d+)\.mlp\.c_fc\.", r"transformer.layers.\1.mlp.fc1."), (r"h\.(\d+)\.mlp\.c_proj\.", r"transformer.layers.\1.mlp.fc2."),
+    ("wte.", "transformer.embeddings.word_embeddings."), ("wpe.", "transformer.embeddings.position_embeddings."),
+    ("ln_f.", "transformer.ln_f."), ("h.{i}.ln_1.", "transformer.layers.{i}.norm1."), ("h.{i}.ln_2.", "transformer.layers.{i}.norm2."),
+    ("h.{i}.attn.c_attn.", "transformer.layers.{i}.mixer.Wqkv."), ("h.{i}.attn.c_proj.", "transformer.layers.{i}.mixer.out_proj."),
+    ("h.{i}.mlp.c_fc.", "transformer.layers.{i}.mlp.fc1."), ("h.{i}.mlp.c_proj.", "transformer.layers.{i}.mlp.fc2."),
 )  # fmt: skip
 
 

@@ -9,19 +9,13 @@ import torch
 from ..._flash import InvalidCall
 from .gpt import _padded_vocab, pad_rows, renamed
 
+#: transformers' beginnings of names and ours, of what is neither cut nor joined.
 _NAMES = (
-    (r"model\.embed_tokens\.", "transformer.embeddings.word_embeddings."), (r"model\.norm\.", "transformer.ln_f."),
-    (r"model\.layers\.(\d+)\.input_layernorm\.", r"transformer.layers.\1.norm1."),
-    (r"model\.layers\.(\d+)\.post_attention_layernorm\.", r"transformer.layers.\1.norm2."),
-    (r"model\.layers\.(\d+)\.self_attn\.o_proj\.", r"transformer.layers.\1.mixer.out_proj."),
-    (r"model\.layers\.(\d+)\.mlp\.down_proj\.", r"transformer.layers.\1.mlp.fc2."),
-)  # fmt: skip
-_INVERSE = (
-    (r"transformer\.embeddings\.word_embeddings\.", "model.embed_tokens."), (r"transformer\.ln_f\.", "model.norm."),
-    (r"transformer\.layers\.(\d+)\.norm1\.", r"model.layers.\1.input_layernorm."),
-    (r"transformer\.layers\.(\d+)\.norm2\.", r"model.layers.\1.post_attention_layernorm."),
-    (r"transformer\.layers\.(\d+)\.mixer\.out_proj\.", r"model.layers.\1.self_attn.o_proj."),
-    (r"transformer\.layers\.(\d+)\.mlp\.fc2\.", r"model.layers.\1.mlp.down_proj."),
+    ("model.embed_tokens.", "transformer.embeddings.word_embeddings."), ("model.norm.", "transformer.ln_f."),
+    ("model.layers.{i}.input_layernorm.", "transformer.layers.{i}.norm1."),
+    ("model.layers.{i}.post_attention_layernorm.", "transformer.layers.{i}.norm2."),
+    ("model.layers.{i}.self_attn.o_proj.", "transformer.layers.{i}.mixer.out_proj."),
+    ("model.layers.{i}.mlp.down_proj.", "transformer.layers.{i}.mlp.fc2."),
 )  # fmt: skip
 
 
@@ -87,7 +81,7 @@ def inv_remap_state_dict_hf_llama(state_dict: dict[str, Any], config: Any) -> di
         made |= {f"{theirs}self_attn.{part}_proj.weight": weight for part, weight in zip("qkv", rows)}
         up, gate = own.pop(f"{ours}mlp.fc1.weight").chunk(2)
         made |= {f"{theirs}mlp.up_proj.weight": up, f"{theirs}mlp.gate_proj.weight": gate}
-    made |= renamed(own, _INVERSE)
+    made |= renamed(own, tuple((ours, theirs) for theirs, ours in _NAMES))
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         made[name] = made[name][: config.vocab_size]
     return made

@@ -239,7 +239,7 @@ class MHA(nn.Module):  # type: ignore[misc, unused-ignore]
         -------
         Tensor, shape of x; with return_residual (out, x)
         """
-        self._check_call(key_padding_mask, cu_seqlens, mixer_subset, inference_params)
+        self._check_call(key_padding_mask, cu_seqlens, mixer_subset, inference_params, kwargs)
         rows, residual = self._project(x, x_kv, mixer_subset)
         if inference_params is not None:
             context = self._over_cache(rows, inference_params)
@@ -254,7 +254,9 @@ class MHA(nn.Module):  # type: ignore[misc, unused-ignore]
         out = self.out_proj(context.flatten(-2))
         return (out, residual) if self.return_residual else out
 
-    def _check_call(self, key_padding_mask: Any, cu_seqlens: Any, mixer_subset: Any, inference_params: Any) -> None:
+    def _check_call(
+        self, key_padding_mask: Any, cu_seqlens: Any, mixer_subset: Any, inference_params: Any, others: dict[str, Any]
+    ) -> None:
         if cu_seqlens is not None and (not self.use_flash_attn or self.rotary_emb_dim or self.dwconv or key_padding_mask is not None):
             raise InvalidCall("MHA: cu_seqlens; expected use_flash_attn=True beside it, and neither rotary_emb_dim nor dwconv nor key_padding_mask")
         if key_padding_mask is not None and (self.use_flash_attn or inference_params is not None):
@@ -263,6 +265,8 @@ class MHA(nn.Module):  # type: ignore[misc, unused-ignore]
             raise InvalidCall("MHA: mixer_subset; expected cross_attn=True beside it")
         if inference_params is not None and (self.dwconv or self.cross_attn or cu_seqlens is not None or self.layer_idx is None):
             raise InvalidCall("MHA: inference_params; expected layer_idx beside it, and neither cross_attn nor dwconv nor cu_seqlens")
+        if inference_params is not None and others:
+            raise InvalidCall(f"MHA: {', '.join(others)} beside inference_params; expected nothing more")
 
     def _project(self, x: Any, x_kv: Any, mixer_subset: Any) -> tuple[tuple[Any, ...], Any]:
         """(qkv [..., 3, heads, dim],), or (q [..., heads, dim], kv [..., 2, heads_kv, dim]); and what keys were made of."""
