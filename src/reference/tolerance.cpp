@@ -11,6 +11,8 @@ namespace fovea::reference {
 
 namespace {
 
+Tolerances quantized_tolerances(const AttentionForward& args, const Products& products);
+
 constexpr double kFactor = 2;          // "at most twice the error of the plain formula"
 constexpr double kRoundF32 = 0x1p-24;  // half a unit in the last place of 1
 
@@ -63,6 +65,25 @@ Floor out_floor(const PlainResult& plain, const Products& products) {
           2 * plain.largest_value + lost};
 }
 
+/// From one code of a probability to the next, relative to it (int8: to the greatest of its tile).
+double step_of_codes(QuantFormat format) {
+  return format == QuantFormat::int8 ? 1.0 / 255 : format == QuantFormat::e4m3 ? 0x1p-3 : 0x1p-10;
+}
+
+/// Codes of probabilities whose scores lie so near to the boundary of two codes that a rounding of the score decides: an
+/// element may meet one such code of the heaviest key; in the norm as many count as are to be expected, and one.
+Floor code_floor(const PlainResult& plain, QuantFormat format, double of_value) {
+  if (format == QuantFormat::none) return {};
+  const double step = step_of_codes(format);
+  const double absolute = step * plain.largest_weight * of_value;
+  const double num_codes =
+      static_cast<double>(plain.lse.size()) * static_cast<double>(plain.most_keys);
+  const double num_met = 1 + num_codes * 4 * score_floor(plain, 1).absolute / step;
+  const double per_row =
+      static_cast<double>(plain.out.size()) / std::max(1.0, static_cast<double>(plain.lse.size()));
+  return {absolute, absolute * std::sqrt(num_met * per_row)};
+}
+
 /// What an output may err by for one reason: `relative` of the largest sum that it is relative to.
 struct Reason {
   double relative = 0;
@@ -103,6 +124,25 @@ double num_terms(const AttentionForward& args) {
 
 /// A tensor that is not wanted is not compared.
 Dtype dtype_of(const TensorView& view) { return view ? view.dtype() : Dtype::f32; }
+
+/// What the arithmetic of the same problem without a recipe may err by, and codes that a rounding decides: what a recipe
+/// costs is in the oracle's result.
+Tolerances quantized_tolerances(const AttentionForward& args, const Products& products) {
+  AttentionForward exact = args;
+  exact.quant = {};
+  exact.q_scale = exact.k_scale = exact.v_scale = {};
+  const PlainResult plain = plain_formula(exact, products);
+  Tolerances result = tolerances(exact, reference::attention_forward(exact), products);
+  const Floor out = code_floor(plain, args.quant.pv, 2 * plain.largest_value);
+  result.out.absolute += out.absolute;
+  result.out.norm += out.norm;
+  if (args.quant.row_sums == RowSums::codes) {
+    const Floor lse = code_floor(plain, args.quant.pv, 1);
+    result.lse.absolute += lse.absolute;
+    result.lse.norm += lse.norm;
+  }
+  return result;
+}
 
 }  // namespace
 
@@ -149,6 +189,7 @@ bool Tolerance::allows(double got, double expected) const {
 
 Tolerances tolerances(const AttentionForward& args, const ForwardResult& expected,
                       const Products& products) {
+  if (!args.quant.is_none()) return quantized_tolerances(args, products);
   const PlainResult plain = plain_formula(args, products);
   const Floor statistic = score_floor(plain, plain.lse.size());
   return {.out = tolerance(plain.out, expected.out, args.out.dtype(), out_floor(plain, products)),
