@@ -198,6 +198,18 @@ TEST(ForwardCandidates, SmsAreLeftFreeByKernelsThatRunACtaOnEach) {
   }
 }
 
+TEST(ForwardCandidates, RecipesAreRefusedByAll) {
+  Problem problem = problem_of(Shape{});
+  problem.quant = parse_quantization("accurate");
+  for (const int major : {8, 9}) {
+    const ForwardPlan plan = chosen(problem, major, 0);
+    EXPECT_EQ(plan.candidate, "");
+    EXPECT_EQ(plan.refused.size(), forward_candidates().size());
+    EXPECT_EQ(reason_of(plan, kTensorCores),
+              "quant is accurate; kernels of GPUs have no quantised path yet");
+  }
+}
+
 TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
   for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {12, 0}}) {
     const DeviceTraits device = typical_device(major, minor);
