@@ -72,6 +72,7 @@ int run_explain(const std::vector<std::string>& words) {
   add_run_options(line, options);
   add_device_option(line, options.device);
   add_sm_margin_option(line, options.sm_margin);
+  add_quant_option(line, options.quant);
   add_threads_option(line, options.threads);
   add_rank_options(line, sharding);
   add_speed_options(line, sharding);

@@ -332,6 +332,14 @@ typedef struct fovea_attention_forward_args {
    * runs, where it runs. A captured graph draws anew when they have changed. */
   const DLTensor* dropout_seed;
   const DLTensor* dropout_offset;
+
+  /* kDLCPU, forward: what q, k, probabilities and v are rounded to: "accurate", "accurate,hadamard=yes"; see quant.hpp.
+   * NULL: nothing. The scales [batch, num_heads_kv] f32 (packed: [num_sequences, num_heads_kv]) where the recipe has
+   * scales=given. */
+  const char* quant;
+  const DLTensor* q_scale;
+  const DLTensor* k_scale;
+  const DLTensor* v_scale;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See

@@ -162,6 +162,10 @@ class ForwardArgs(ctypes.Structure):
         ("reserved_3", c_uint32),
         ("dropout_seed", _TENSOR),
         ("dropout_offset", _TENSOR),
+        ("quant", c_char_p),
+        ("q_scale", _TENSOR),
+        ("k_scale", _TENSOR),
+        ("v_scale", _TENSOR),
     ]
 
 

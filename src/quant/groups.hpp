@@ -38,16 +38,16 @@ constexpr std::int64_t k_group(const Quantization& quant, std::int64_t n) {
   }
 }
 
-/// Most groups that `rows` rows have.
+/// Most groups that `rows` rows have: those of whole blocks.
 constexpr std::int64_t num_q_groups(const Quantization& quant, std::int64_t rows) {
-  const auto blocks = [rows](std::int64_t size) { return (rows + size - 1) / size; };
+  const std::int64_t blocks = (rows + quant.block_q - 1) / quant.block_q;
   switch (quant.q_scales) {
     case ScaleGranularity::block:
-      return blocks(quant.block_q);
+      return blocks;
     case ScaleGranularity::warp:
-      return blocks(quant.warp_q);
+      return blocks * (quant.block_q / quant.warp_q);
     case ScaleGranularity::thread:
-      return blocks(quant.warp_q) * 8;
+      return blocks * (quant.block_q / quant.warp_q) * 8;
     case ScaleGranularity::token:
       return rows;
     default:

@@ -173,6 +173,15 @@ class Results(CommandTest):
         self.expect(self.attend("--dropout", "0.5", "--seed", "3", "--check"), 0)
         self.expect(self.attend("--dropout", "0.5", "--seed", str(2**64 - 1), "--check"), 0)
 
+    def test_recipes_round_and_are_checked_against_their_own_oracle(self):
+        for recipe in ("accurate", "fast", "int8,hadamard=yes", "sage1", "sage2"):
+            result = self.attend("--quant", recipe, "--causal", "--check", "--json")
+            self.expect(result, 0)
+            report = json.loads(result.stdout)
+            self.assertEqual(report["explanation"]["kernel"], "cpu/attention_quantized")
+            self.assertIn(f"quant {recipe}", report["explanation"]["problem"])
+        self.refuse(self.attend("--quant", "fp8_static"), "--quant", "scales=measured")
+
     def test_bhsd_is_bshd_transposed(self):
         def transposed(values, shape):
             b, s, h, d = shape
@@ -1102,7 +1111,7 @@ class Refusals(CommandTest):
             "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5", str(2**64)),
             "--threads": ("-1", "x", "1,2"), "--layout": ("bsdh", ""), "--dtype": ("f64", ""), "--align": ("left",),
             "--target": ("sse9",), "--compute-dtype": ("f16",), "--out-dtype": ("f64",), "--scalar": ("n", "n=x", "=3", "1n=3"),
-            "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
+            "--quant": ("acurate", "accurate,block_kv=x", ""), "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
             "--mask-mod": ("", "score > 0", "q_idx"),
         }.items():
             for value in values:

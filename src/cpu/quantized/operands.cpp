@@ -237,24 +237,34 @@ std::uint16_t value_code(QuantFormat format, float value) {
 
 }  // namespace
 
-QuantizedOperands QuantizedOperands::carve(Carver& carver, const ForwardProblem& f) {
-  const Quantization& quant = f.problem.quant;
-  QuantizedOperands to;
-  if (quant.qk != QuantFormat::none) {
-    to.q = carve_codes(carver, f.total_q, f.num_heads_q, f.head_dim_qk);
-    to.k = carve_codes(carver, total_kv(f), f.num_heads_kv, f.head_dim_qk);
-    to.q_shift = carver.take<float>(product_of({f.total_q, f.num_heads_q}));
-    to.k_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_qk}));
-  }
-  if (quant.smooth_q != Smoothing::none)
-    to.q_mean = carver.take<float>(product_of({f.total_q, f.num_heads_q, f.head_dim_qk}));
-  if (quant.pv == QuantFormat::none) return to;
-  to.v_dtype = quant.pv == QuantFormat::f16 ? Dtype::f16 : Dtype::bf16;
-  to.v = carver.take<std::uint16_t>(product_of({total_kv(f), f.num_heads_kv, f.head_dim_v}));
+void QuantizedOperands::carve_queries(Carver& carver, const ForwardProblem& f) {
+  q = carve_codes(carver, f.total_q, f.num_heads_q, f.head_dim_qk);
+  if (f.problem.quant.smooth_q != Smoothing::none)
+    q_mean = carver.take<float>(product_of({f.total_q, f.num_heads_q, f.head_dim_qk}));
+}
+
+void QuantizedOperands::carve_keys(Carver& carver, const ForwardProblem& f) {
+  k = carve_codes(carver, total_kv(f), f.num_heads_kv, f.head_dim_qk);
+  k_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_qk}));
+}
+
+void QuantizedOperands::carve_values(Carver& carver, const ForwardProblem& f) {
+  v_dtype = f.problem.quant.pv == QuantFormat::f16 ? Dtype::f16 : Dtype::bf16;
+  v = carver.take<std::uint16_t>(product_of({total_kv(f), f.num_heads_kv, f.head_dim_v}));
   // Tiles start with their sequence: a last one that is not full each.
-  const std::int64_t tiles = total_kv(f) / quant.block_kv + f.num_sequences;
-  to.v_scale = carver.take<float>(product_of({tiles, f.num_heads_kv, f.head_dim_v}));
-  to.v_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_v}));
+  const std::int64_t tiles = total_kv(f) / f.problem.quant.block_kv + f.num_sequences;
+  v_scale = carver.take<float>(product_of({tiles, f.num_heads_kv, f.head_dim_v}));
+  v_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_v}));
+}
+
+QuantizedOperands QuantizedOperands::carve(Carver& carver, const ForwardProblem& f) {
+  QuantizedOperands to;
+  if (f.problem.quant.qk != QuantFormat::none) {
+    to.carve_queries(carver, f);
+    to.carve_keys(carver, f);
+    to.q_shift = carver.take<float>(product_of({f.total_q, f.num_heads_q}));
+  }
+  if (f.problem.quant.pv != QuantFormat::none) to.carve_values(carver, f);
   return to;
 }
 
@@ -326,17 +336,14 @@ void quantize_values(const ForwardProblem& f, const AttentionForward& args, cons
   }
 }
 
-void quantize_queries(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
-                      std::int64_t q_head, const QuantizedOperands& to) {
+void round_queries(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
+                   std::int64_t q_head, const QuantizedOperands& to) {
   const Quantization& quant = f.problem.quant;
-  if (quant.qk == QuantFormat::none || s.seqlen_q == 0 || s.seqlen_kv == 0) return;
-  const std::int64_t kv_head = q_head / f.group;
   const SourceRows source(args.q, s.batch_offset, s.q_begin, q_head);
   const RoundedRows rounded{to.q, operand_rows(f, s).q, f.num_heads_q, q_head};
   const auto head_dim = static_cast<std::size_t>(f.head_dim_qk);
-  const auto mean_of = [&](std::int64_t n) -> float* {
-    return to.q_mean == nullptr ? nullptr
-                                : to.q_mean + rounded.at(n - n % quant.block_q) * head_dim;
+  const auto mean_of = [&](std::int64_t n) {
+    return to.q_mean == nullptr ? nullptr : to.q_mean_of(rounded.at(n - n % quant.block_q), f);
   };
   if (to.q_mean != nullptr) {
     for (std::int64_t begin = 0; begin < s.seqlen_q; begin += quant.block_q) {
@@ -349,16 +356,26 @@ void quantize_queries(const ForwardProblem& f, const AttentionForward& args, con
               .count = s.seqlen_q,
               .head_dim = f.head_dim_qk,
               .first_of_group = quant::first_of_q_group,
-              .given_scale = given(args.q_scale, s, kv_head)},
+              .given_scale = given(args.q_scale, s, q_head / f.group)},
              mean_of, rounded);
+}
+
+void quantize_queries(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
+                      std::int64_t q_head, const QuantizedOperands& to) {
+  const Quantization& quant = f.problem.quant;
+  if (quant.qk == QuantFormat::none || s.seqlen_q == 0 || s.seqlen_kv == 0) return;
+  round_queries(f, args, s, q_head, to);
   // (q - its mean) · (mean of k): the mean of q meets k itself.
-  const float* const k_mean = to.k_mean + mean_offset(f, s, kv_head, f.head_dim_qk);
-  std::vector<float> row(head_dim);
+  const SourceRows source(args.q, s.batch_offset, s.q_begin, q_head);
+  const RoundedRows rounded{to.q, operand_rows(f, s).q, f.num_heads_q, q_head};
+  const float* const k_mean = to.k_mean + mean_offset(f, s, q_head / f.group, f.head_dim_qk);
+  std::vector<float> row(static_cast<std::size_t>(f.head_dim_qk));
   for (std::int64_t n = 0; n < s.seqlen_q; ++n) {
     source.load(n, row);
-    const float* const q_mean = mean_of(n);
+    const float* const q_mean =
+        to.q_mean == nullptr ? nullptr : to.q_mean_of(rounded.at(n - n % quant.block_q), f);
     double shift = 0;
-    for (std::size_t d = 0; d < head_dim; ++d)
+    for (std::size_t d = 0; d < row.size(); ++d)
       shift += (static_cast<double>(row[d]) - (q_mean != nullptr ? q_mean[d] : 0.0F)) * k_mean[d];
     to.q_shift[rounded.at(n)] = static_cast<float>(shift);
   }

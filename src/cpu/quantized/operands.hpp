@@ -35,6 +35,14 @@ struct QuantizedOperands {
   float* v_mean = nullptr;      // [num_sequences][num_heads_kv][head_dim_v]
 
   static QuantizedOperands carve(Carver& carver, const ForwardProblem& problem);
+  void carve_queries(Carver& carver, const ForwardProblem& problem);
+  void carve_keys(Carver& carver, const ForwardProblem& problem);
+  void carve_values(Carver& carver, const ForwardProblem& problem);
+
+  /// Of the block whose first row this is.
+  float* q_mean_of(std::size_t first_row, const ForwardProblem& problem) const {
+    return q_mean + first_row * static_cast<std::size_t>(problem.head_dim_qk);
+  }
 };
 
 /// A sequence as operands number it: rows of q and k, and tiles of its keys.
@@ -49,7 +57,10 @@ void quantize_keys(const ForwardProblem& problem, const AttentionForward& args,
                    const Sequence& sequence, std::int64_t kv_head, const QuantizedOperands& to);
 void quantize_values(const ForwardProblem& problem, const AttentionForward& args,
                      const Sequence& sequence, std::int64_t kv_head, const QuantizedOperands& to);
-/// Reads the mean of its keys.
+/// Codes, scales and means of blocks alone.
+void round_queries(const ForwardProblem& problem, const AttentionForward& args,
+                   const Sequence& sequence, std::int64_t q_head, const QuantizedOperands& to);
+/// q_shift too: reads the mean of its keys.
 void quantize_queries(const ForwardProblem& problem, const AttentionForward& args,
                       const Sequence& sequence, std::int64_t q_head, const QuantizedOperands& to);
 
