@@ -12,8 +12,8 @@
 
 namespace fovea {
 
-/// What the operands of a product are rounded to. int8: -127 to 127, probabilities 0 to 255. e4m3: 4 bits of exponent, 3
-/// of mantissa, at most 448. f16: without a scale. none: the product is that of the problem without a recipe.
+/// What the operands of a product are rounded to. int8: -127 to 127, probabilities 0 to 255. e4m3: 4 bits of exponent,
+/// 3 of mantissa, at most 448. f16: without a scale. none: the product is that of the problem without a recipe.
 enum class QuantFormat : std::uint8_t { none, int8, e4m3, f16 };
 
 /// Which elements share a scale. Rows are counted from the start of their sequence, so nothing depends on packing.
@@ -27,8 +27,8 @@ enum class ScaleGranularity : std::uint8_t {
   tile_channel,  // a column of block_kv rows of v
 };
 
-/// What is subtracted before rounding. The mean of k moves all scores of a row alike: it is added back to them, exactly,
-/// so lse, programs and sinks know no difference. Means are of one sequence and head.
+/// What is subtracted before rounding. The mean of k moves all scores of a row alike: it is added back to them,
+/// exactly, so lse, programs and sinks know no difference. Means are of one sequence and head.
 enum class Smoothing : std::uint8_t {
   none,
   sample,  // the mean of 64 rows spread evenly (of all where there are fewer), rounded to the dtype of k; of k
@@ -36,19 +36,20 @@ enum class Smoothing : std::uint8_t {
   block,     // the mean of block_q rows; of q
 };
 
-/// Scales are measured, the greatest magnitude over the format's greatest number, or given by the call: q_scale, k_scale
-/// and v_scale.
+/// Scales are measured, the greatest magnitude over the format's greatest number, or given by the call: q_scale,
+/// k_scale and v_scale.
 enum class ScaleSource : std::uint8_t { measured, given };
 
-/// How a probability becomes a code. linear: the bits of e4m3 are a linear function of the exponent, so no exp2 is taken;
-/// between powers of two the value is the chord of the curve, 4 % too large on average, in numerator and denominator.
+/// How a probability becomes a code. linear: the bits of e4m3 are a linear function of the exponent, so no exp2 is
+/// taken; between powers of two the value is the chord of the curve, 4 % too large on average, in numerator and
+/// denominator.
 enum class ProbabilityCodes : std::uint8_t { exp2, linear };
 
 /// What the denominator sums: probabilities before they are rounded, or their codes.
 enum class RowSums : std::uint8_t { exact, codes };
 
-/// two_level: the product of each tile of block_kv keys is added to f32 sums by itself. one_level: the accumulator of the
-/// product holds the whole row. Equal in exact arithmetic.
+/// two_level: the product of each tile of block_kv keys is added to f32 sums by itself. one_level: the accumulator of
+/// the product holds the whole row. Equal in exact arithmetic.
 enum class Accumulation : std::uint8_t { one_level, two_level };
 
 struct Quantization {
@@ -76,8 +77,8 @@ struct Quantization {
   float p_max =
       448;  // the code of the reference of a row. int8: 255, and the reference is the row's maximum in the tile
   float v_max = 448;  // the code of v's greatest magnitude, in e4m3
-  // e4m3, f16: the reference of a row is its greatest score so far. Or, where this is above 0, its greatest score in the
-  // first tile, raised in steps of so many octaves: then codes do not depend on where it was raised.
+  // e4m3, f16: the reference of a row is its greatest score so far. Or, where this is above 0, its greatest score in
+  // the first tile, raised in steps of so many octaves: then codes do not depend on where it was raised.
   float p_step = 0;
 
   bool operator==(const Quantization&) const = default;
@@ -93,8 +94,8 @@ struct NamedQuantization {
 /// "none" first.
 [[nodiscard]] FOVEA_EXPORT std::span<const NamedQuantization> quantizations();
 
-/// The recipe that a text names: "accurate", "accurate,hadamard=yes", "qk=int8,k_scales=thread": a name, by default none,
-/// then fields. Throws InvalidArgument.
+/// The recipe that a text names: "accurate", "accurate,hadamard=yes", "qk=int8,k_scales=thread": a name, by default
+/// none, then fields. Throws InvalidArgument.
 [[nodiscard]] FOVEA_EXPORT Quantization parse_quantization(std::string_view text);
 /// The shortest such text.
 [[nodiscard]] FOVEA_EXPORT std::string print(const Quantization& quant);

@@ -5,9 +5,11 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/check.hpp"
 #include "core/float_environment.hpp"
 #include "cpu/quantized/quantize.hpp"
 #include "plan/plan.hpp"
@@ -93,12 +95,19 @@ std::vector<std::int64_t> columns_of(const TensorView& v, const TensorView& code
   return {v.size(0), v.size(2), v.size(3), padded};
 }
 
+void require_recipe(std::string_view where, const Quantization& quant) {
+  if (const std::string reason = quant::obstacle(quant); !reason.empty())
+    invalid(std::string(where), reason);
+}
+
 }  // namespace
 
 std::int64_t num_q_scales(const Quantization& quant, std::int64_t seqlen_q) {
+  require_recipe("num_q_scales", quant);
   return quant::num_q_groups(quant, seqlen_q);
 }
 std::int64_t num_k_scales(const Quantization& quant, std::int64_t seqlen_kv) {
+  require_recipe("num_k_scales", quant);
   return quant::num_k_groups(quant, seqlen_kv);
 }
 

@@ -128,7 +128,7 @@ class Checker {
 
   void check_quantization() const {
     const Quantization& quant = f_.problem.quant;
-    if (args_.quant != Quantization{} && args_.quant != quant)
+    if (!args_.quant.is_none() && args_.quant != quant)
       refuse(fmt::format("quant is {}; the plan was made with {}, expected that or none",
                          print(args_.quant), print(quant)));
     const bool are_given = quant.scales == ScaleSource::given;

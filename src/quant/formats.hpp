@@ -1,5 +1,5 @@
-// Numbers of eight bits and their scales: the bit rules that every kernel follows. All arithmetic is f32, each operation
-// rounded to nearest even, so that two implementations have the same codes.
+// Numbers of eight bits and their scales: the bit rules that every kernel follows. All arithmetic is f32, each
+// operation rounded to nearest even, so that two implementations have the same codes.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // Recipes with a name, and recipes as text.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -23,8 +24,9 @@ constexpr Quantization kAccurate{.qk = int8,
                                  .k_scales = ScaleGranularity::thread,
                                  .smooth_k = Smoothing::sample};
 
-/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^5: 13 octaves above the least code, 3 below
-/// the greatest, so that a reference may stay while scores grow. Steps of 1/8 octave move linear codes by whole numbers.
+/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^5: 14 octaves above the least code, more
+/// than 3 below the greatest, so that a reference may stay while scores grow. Steps of 1/8 octave move linear codes by
+/// whole numbers.
 constexpr Quantization kFast{.qk = int8,
                              .pv = e4m3,
                              .q_scales = ScaleGranularity::token,

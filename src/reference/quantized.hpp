@@ -9,8 +9,8 @@
 //   p_ij = code of 2^(f_ij - reference), tile by tile of block_kv keys
 //   out_i = (Σ_j p_ij round(v - mean(v))_j  +  mean(v) Σ_j p_ij) / (sink + Σ_j p_ij)
 //
-// A row of q or k that holds a value that is not finite is not rounded: its scores are q · k, and for means and scales it
-// is a row of zeros. Such a value of v is itself, and 0 for them.
+// A row of q or k that holds a value that is not finite is not rounded: its scores are q · k, and for means and scales
+// it is a row of zeros. Such a value of v is itself, and 0 for them.
 #pragma once
 
 #include "fovea/attention.hpp"

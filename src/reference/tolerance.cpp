@@ -70,9 +70,9 @@ double step_of_codes(QuantFormat format) {
   return format == QuantFormat::int8 ? 1.0 / 255 : format == QuantFormat::e4m3 ? 0x1p-3 : 0x1p-10;
 }
 
-/// Codes of probabilities whose scores lie so near to the boundary of two codes that a rounding of the score decides: the
-/// element of a row that meets one errs by a code of the heaviest key, of values up to `of_value`. So many rows may as are
-/// to be expected (a score's error in steps of the codes that it may become), three times over, and one.
+/// Codes of probabilities whose scores lie so near to the boundary of two codes that a rounding of the score decides:
+/// the element of a row that meets one errs by a code of the heaviest key, of values up to `of_value`. So many rows may
+/// as are to be expected (a score's error in steps of the codes that it may become), three times over, and one.
 void add_lumps(const PlainResult& plain, QuantFormat format, double of_value, Tolerance& result,
                double elements_of_row) {
   if (format == QuantFormat::none) return;
@@ -125,8 +125,8 @@ double num_terms(const AttentionForward& args) {
 /// A tensor that is not wanted is not compared.
 Dtype dtype_of(const TensorView& view) { return view ? view.dtype() : Dtype::f32; }
 
-/// What the arithmetic of the same problem without a recipe may err by, and codes that a rounding decides: what a recipe
-/// costs is in the oracle's result.
+/// What the arithmetic of the same problem without a recipe may err by, and codes that a rounding decides: what a
+/// recipe costs is in the oracle's result.
 Tolerances quantized_tolerances(const AttentionForward& args, const Products& products) {
   AttentionForward exact = args;
   exact.quant = {};

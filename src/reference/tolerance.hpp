@@ -32,8 +32,8 @@ struct Tolerance {
   /// are compared all the same, with what the others allow.
   std::int64_t num_beyond_f32 = 0;
 
-  /// Of recipes: where a rounding decides a code, up to `num_lumps` elements may err by `lump` more. They do not count in
-  /// the norm.
+  /// Of recipes: where a rounding decides a code, up to `num_lumps` elements may err by `lump` more. They do not count
+  /// in the norm.
   double lump = 0;
   std::int64_t num_lumps = 0;
 

@@ -1,5 +1,5 @@
-// Attention forward on the CPU by a recipe. The operands are rounded first (operands.hpp); then the rows of each kv head
-// walk, a panel at a time, over tiles of block_kv keys with the f32 kernels of attention_forward:
+// Attention forward on the CPU by a recipe. The operands are rounded first (operands.hpp); then the rows of each kv
+// head walk, a panel at a time, over tiles of block_kv keys with the f32 kernels of attention_forward:
 //
 //   S = codes(K) codes(Q)ᵀ;  S = S · scales + shift;  S = program(S);  S = mask(S)
 //   P = codes of the softmax (probabilities.hpp);  O = O · rescale + weight · scales of V · (codes(V)ᵀ P)
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
 
 #include "fovea/attention.hpp"
 

@@ -1,5 +1,5 @@
-// Scores of a tile become codes of probabilities: the softmax of recipes that round p and v. What a code is, formats.hpp
-// of src/quant says; what it is relative to, reference/quantized.hpp.
+// Scores of a tile become codes of probabilities: the softmax of recipes that round p and v. What a code is,
+// formats.hpp of src/quant says; what it is relative to, reference/quantized.hpp.
 #pragma once
 
 #include <cstdint>

@@ -187,6 +187,17 @@ TEST(Quantizers, WriteMeansOfBlocksOfQ) {
       q[offset(1, 69, 2, 5)], scale / 2 * 1.001F);
 }
 
+TEST(Quantizers, CountScalesOfWholeBlocks) {
+  const Quantization warps = parse_quantization("qk=int8,q_scales=warp,block_q=64,warp_q=16");
+  EXPECT_EQ(num_q_scales(warps, 65), 8);
+  EXPECT_EQ(num_q_scales(parse_quantization("sage2"), 64), 32);
+  EXPECT_EQ(num_k_scales(parse_quantization("sage2"), 129), 8);
+  EXPECT_EQ(num_k_scales(parse_quantization("int8"), 129), 129);
+  Quantization wrong = warps;
+  wrong.block_q = 0;
+  EXPECT_THROW(static_cast<void>(num_q_scales(wrong, 65)), InvalidArgument);
+}
+
 TEST(Quantizers, RefuseByName) {
   const auto refusal = [](const std::function<void(QuantizeK&)>& spoil) {
     static std::vector<float> k = drawn(2), scales(kBatch * kHeads * 8),
