@@ -720,11 +720,11 @@ TEST(CAttentionForward, TakesRecipesAsText) {
   ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
   EXPECT_EQ(call.out.values, exact);
   call.args.quant = "acurate";
-  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 75),
-            "attention_forward: quant 'acurate': no recipe is called 'acurate'; expected");
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 81),
+            "fovea_attention_forward: quant 'acurate': no recipe is called 'acurate'; expected");
   call.args.quant = "fp8_static";
-  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 60),
-            "attention_forward: q_scale is missing and quant is fp8_stati");
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 61),
+            "attention_forward: q_scale is missing and quant is fp8_static");
 }
 
 }  // namespace
