@@ -56,3 +56,13 @@ def test_a_cache_of_tensors() -> None:
     cache = fovea.kv_cache(q, 2, 80, 2, 32, head_dim_v=24, page_size=16)
     out = fovea.decode(q, cache, append_k=k, append_v=v)
     np.testing.assert_array_equal(out.numpy(), fovea.attention(*qkv(), causal=True))
+
+
+def test_recipes_are_refused_where_gradients_are_recorded() -> None:
+    q, k, v = (torch.randn(1, 9, 2, 16) for _ in range(3))
+    rounded = fovea.attention(q, k, v, quant="int8")
+    q.requires_grad_()
+    with pytest.raises(fovea.Unsupported, match="quant is 'int8' where gradients are recorded"):
+        fovea.attention(q, k, v, quant="int8")
+    with torch.no_grad():
+        assert torch.equal(fovea.attention(q, k, v, quant="int8"), rounded)
