@@ -1,7 +1,7 @@
 // A place in an XLA program that calls Fovea: what its text says, read once; XLA hands the same text over at every run.
 //
-// The text has a `name=value` in each line: the operation, what each operand and each result is, programs with the arrays
-// that they read, and the numbers of the C ABI's forward struct that are not 0. fovea/jax/_calls.py writes it.
+// The text has a `name=value` in each line: the operation, what each operand and each result is, programs with the
+// arrays that they read, and the numbers of the C ABI's structs that are not 0. fovea/jax/_calls.py writes it.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ struct ArgumentSet {
   fovea_attention_decode_args decode;
 };
 
-/// Where an operand or a result goes. A result in the place of an operand is the same memory: a cache that the call writes.
+/// Where an operand or a result goes. A result in the place of an operand is the same memory: a cache that the call
+/// writes.
 struct Place {
   enum class Kind {
     field,  // a `const DLTensor*` at byte `at` of the ArgumentSet

@@ -295,8 +295,8 @@ ErrorCode code_of(int kind) {
   }
 }
 
-/// Whether XLA asks for the version alone, and its answer. No trait is claimed: a command buffer would keep the addresses
-/// of scratch memory beyond the call that it was lent for.
+/// Whether XLA asks for the version alone, and its answer. No trait is claimed: a command buffer would keep the
+/// addresses of scratch memory beyond the call that it was lent for.
 bool answers_metadata(const Frame& frame) {
   for (Extension* node = frame.extensions; node != nullptr; node = node->next) {
     if (node->type != kMetadataExtension) continue;
