@@ -1,5 +1,5 @@
-// What a handler sees of XLA's foreign function interface, version 0.1: C structs and functions of XLA, declared here so
-// that no build needs its headers. Later versions change only what is not declared, or append.
+// What a handler sees of XLA's foreign function interface, version 0.1: C structs and functions of XLA, declared here
+// so that no build needs its headers. Later versions change only what is not declared, or append.
 // tests/python/package/jax_abi_test.py compares this file with the headers of the jaxlib that is installed.
 #pragma once
 
