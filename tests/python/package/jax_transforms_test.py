@@ -208,6 +208,7 @@ SCORES = {
     "negative indices": lambda s, b, h, i, j: s + TABLE[h, -1 - i] + TABLE[-1, j],
     "a row's sum": lambda s, b, h, i, j: s + jnp.sum(WIDE[h, i % 3] * WIDE[h, j % 3]),
     "a product of rows": lambda s, b, h, i, j: s + jnp.dot(WIDE[h, i % 3], WIDE[0, 1]),
+    "a slice of each row": lambda s, b, h, i, j: s + jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (3,)))(TABLE, i + jnp.arange(4))[h].sum(),
     "a slice": lambda s, b, h, i, j: s + WIDE[h, 1, 2:5].max() - TABLE[:, 3][h],
     "functions of jax.nn": lambda s, b, h, i, j: jax.nn.relu(s) - jax.nn.sigmoid(s) + jnp.clip(s, -0.5, 0.5) ** 2,
     "min, max, sign, casts": lambda s, b, h, i, j: s * jnp.sign(s) + jnp.maximum(i, j).astype(jnp.float32) * (i < j) + jnp.float32(b),
@@ -232,8 +233,8 @@ def dense(function, *scores):
 @pytest.mark.parametrize("name", SCORES)
 def test_score_callables_are_what_jax_computes(name: str) -> None:
     scores = np.einsum("bihd,bjhd->bhij", Q, K.repeat(2, 2)) / np.float32(8**0.5)
-    expected = fovea.attention(Q, K, V, scale=0.0, bias=np.asarray(dense(SCORES[name], scores), np.float32))
-    equal(attention(Q, K, V, score_mod=SCORES[name]), expected, 1e-5)
+    expected = fovea.attention(Q, K, V, scale=0.0, bias=np.asarray(dense(SCORES[name], scores), np.float32), return_lse=True)
+    equal(attention(Q, K, V, score_mod=SCORES[name], return_lse=True), expected, 1e-5)  # lse sees what is the same for all keys
 
 
 @pytest.mark.parametrize("name", MASKS)
