@@ -7,6 +7,11 @@
     out, cache = fovea.jax.decode(q, cache, append_k=k, append_v=v)
 """
 
+import jax as _jax
+
+if _jax.__version_info__ < (0, 6, 2):
+    raise ImportError(f"fovea.jax: jax is {_jax.__version__}; expected 0.6.2 or newer")
+
 from ._attention import attention
 from ._decode import decode
 from ._sdpa import dot_product_attention

@@ -193,7 +193,7 @@ def _define(primitive: Primitive, run: Callable[..., Any], shapes: Callable[...,
 
 _define(attention_p, _run_attention, _attention_shapes, _attention_jvp, None)
 _define(
-    jvp_p, _run_jvp, _attention_shapes, _refuse("forward mode of forward mode; take one of the two derivatives in reverse mode"),
+    jvp_p, _run_jvp, _attention_shapes, _refuse("a derivative of forward mode; take the inner one of the two in reverse mode"),
     _jvp_transpose,
 )  # fmt: skip
 _define(backward_p, _run_backward, _gradient_shapes, _backward_jvp, _backward_transpose)

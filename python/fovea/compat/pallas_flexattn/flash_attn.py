@@ -110,7 +110,7 @@ def flash_attention_bwd(
 ) -> Any:
     """(dq, dk, dv). `o` and `logsumexp` are made anew, since logsumexp may have been rounded to q's dtype."""
     call = _read("flash_attention_bwd", mask_mod, sizes, named)
-    _, pull = jax.vjp(lambda *x: _attend(call, *x, score_mod)[0], q, k, v)
+    _, pull = jax.vjp(lambda q, k, v: _attend(call, q, k, v, score_mod)[0], q, k, v)
     return pull(do)
 
 
