@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import _abi
 from .._attention import Window
-from .._forward import Arguments, Dropout, MaskMod, ScoreMod, check_key, gather
+from .._forward import Arguments, Dropout, MaskMod, ScoreMod, _number, _window, check_key, gather
 from .._programs import Program
 from ..errors import InvalidArgument
 from . import _calls
@@ -18,13 +19,6 @@ from ._sharding import alike
 from ._trace import trace
 
 Array = Any
-
-#: What a call says beside q, k and v, as it is unless given.
-FEATURES: dict[str, Any] = {
-    "causal": False, "align": "bottom_right", "window": None, "scale": None, "softcap": None, "bias": None, "alibi": None,
-    "score_mod": None, "mask": None, "mask_mod": None, "segment_ids": None, "cu_seqlens": None, "sinks": None, "dropout": None,
-    "layout": "bshd", "compute_dtype": "auto", "cpu_target": "auto", "deterministic": True, "sm_margin": 0,
-}  # fmt: skip
 
 
 def array_of(value: Any, name: str, function: str) -> Any:
@@ -59,7 +53,7 @@ def _with_seeds(dropout: Any, function: str) -> Any:
     """Numbers stay numbers; where one of seed and offset is an array both are."""
     if not isinstance(dropout, tuple) or len(dropout) < 2:
         return dropout
-    p, seed, offset = (*dropout, 0)[:3]
+    p, seed, offset = _number(dropout[0], "dropout.p", function), *(*dropout, 0)[1:3]
     if not hasattr(seed, "dtype") and not hasattr(offset, "dtype"):
         return Dropout(p, seed, offset)
     return Dropout(p, _halves(seed, function), _halves(offset, function))
@@ -71,8 +65,10 @@ def _with_arrays(program: Program | None) -> Program | None:
 
 
 def _prepared(features: dict[str, Any], function: str) -> dict[str, Any]:
-    """The features with arrays of JAX, and callables as programs."""
-    made = {**features, "dropout": _with_seeds(features["dropout"], function)}
+    """The features with arrays of JAX, numbers of Python's, and callables as programs."""
+    made = {**features, "dropout": _with_seeds(features["dropout"], function), "window": _window(features["window"], function)}
+    for name in ("scale", "softcap"):
+        made[name] = None if made[name] is None else _number(made[name], name, function)
     for name in ("bias", "alibi", "sinks", "segment_ids", "cu_seqlens"):
         value = made[name]
         if isinstance(value, tuple):
@@ -188,3 +184,10 @@ def attention(
     out, lse = attention_p.bind(*alike(arguments.tensors), kind=kind)
     return (out, lse) if return_lse else out
 
+
+#: What a call says beside q, k and v, as it is unless given.
+FEATURES = {
+    name: parameter.default
+    for name, parameter in inspect.signature(attention).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "return_lse"
+}

@@ -23,8 +23,6 @@ _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool"
 
 
 def _register() -> None:
-    library.fovea_xla_handler.restype = ctypes.c_void_p
-    library.fovea_xla_handler.argtypes = [ctypes.c_int32]
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     for platform, device in (("cpu", _abi.CPU), ("CUDA", _abi.CUDA)):

@@ -181,9 +181,10 @@ def register_lowering(primitive: Any, run: Callable[..., list[Any]], shapes_of: 
 
     def lower(context: Any, *values: Any, **params: Any) -> Any:
         axes = context.module_context.axis_context
-        # The partitioner wants devices by name: there is nothing to split in a program for one, or for none yet.
-        devices = axes.mesh.devices.flat if hasattr(axes, "mesh") else getattr(axes, "device_assignment", None)
-        return (split if devices is not None and len(devices) > 1 else whole)(context, *values, **params)
+        # JAX's partitioner wants devices and a mesh by name: not there for one device or for none yet, nor inside of shard_map.
+        has_mesh = getattr(axes, "abstract_mesh", None) is not None
+        is_split = has_mesh and len(getattr(axes, "device_assignment", None) or ()) > 1
+        return (split if is_split else whole)(context, *values, **params)
 
     mlir.register_lowering(primitive, lower)
     # JAX names the devices to lowerings that ask, as custom_partitioning's own primitive does; it has no public name for this. Without

@@ -93,6 +93,13 @@ def test_equals_the_eager_function_bit_for_bit() -> None:
             np.testing.assert_array_equal(one, other)
 
 
+def test_numbers_of_numpy_and_jax_are_numbers() -> None:
+    features = {"scale": np.float32(0.5), "softcap": jnp.float32(2.0), "window": (np.int64(2), None), "dropout": (np.float64(0.5), 3)}
+    equal(attention(Q, K, V, **features), fovea.attention(Q, K, V, scale=0.5, softcap=2.0, window=(2, None), dropout=(0.5, 3)))
+    with pytest.raises(fovea.InvalidArgument, match="scale is .*; expected a number"):
+        jax.jit(lambda scale: attention(Q, K, V, scale=scale))(0.5)
+
+
 def test_new_contents_and_lengths_do_not_trace_anew() -> None:
     traces = []
 
