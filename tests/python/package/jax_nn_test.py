@@ -43,7 +43,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_jax_nn(name: str) -> None:
     if name == "window" and jax.__version_info__ < (0, 7):
-        pytest.skip("this version takes the two sides of a window the other way round than its documentation")
+        pytest.skip("this version does not look at a window that stands alone")
     def results(function):
         def loss(q, k, v):
             return (function(q, k, v, **CASES[name]) ** 2).sum()
