@@ -15,6 +15,7 @@
 #include "ffi/error.hpp"
 #include "ffi/xla/call_site.hpp"
 #include "ffi/xla/frame.hpp"
+#include "ffi/xla/scratch.hpp"
 
 namespace fovea::ffi::xla {
 namespace {
@@ -197,7 +198,7 @@ DLDevice gpu_of(const Frame& frame) {
   return {kDLCUDA, get.ordinal};
 }
 
-/// Workspace out of XLA's scratch memory, of the frame whose call runs on this thread.
+/// The runtime of calls on GPUs: workspace is scratch memory of the call that runs on this thread.
 class ScratchRuntime {
  public:
   ScratchRuntime() : runtime_{Runtime(1)} {
@@ -215,31 +216,28 @@ class ScratchRuntime {
   /// For the length of a call.
   class Lend {
    public:
-    explicit Lend(const Frame& frame) { current = &frame; }
+    explicit Lend(const Frame& frame) : scratch_(frame) { current = &scratch_; }
     ~Lend() { current = nullptr; }
     Lend(const Lend&) = delete;
     Lend& operator=(const Lend&) = delete;
+
+   private:
+    Scratch scratch_;
   };
 
  private:
   static void* allocate(void*, std::size_t bytes, std::size_t alignment, DLDevice, void*) {
-    MemoryAllocate args{.context = current->context, .size = bytes, .alignment = alignment};
-    check(current->api->memory_allocate(&args), *current, "scratch memory");
-    return args.data;
+    return current == nullptr ? nullptr : current->allocate(bytes, alignment);
   }
 
-  static void deallocate(void*, void* data, std::size_t bytes, DLDevice, void*) {
-    MemoryFree args{.context = current->context, .size = bytes, .data = data};
-    if (Error* const error = current->api->memory_free(&args)) {
-      ErrorDestroy destroy{.error = error};
-      current->api->error_destroy(&destroy);  // the call is done, and XLA frees what it lent
-    }
+  static void deallocate(void*, void* data, std::size_t, DLDevice, void*) {
+    if (current != nullptr) current->deallocate(data);
   }
 
-  static thread_local const Frame* current;
+  static thread_local Scratch* current;
   fovea_runtime runtime_;
 };
-thread_local const Frame* ScratchRuntime::current = nullptr;
+thread_local Scratch* ScratchRuntime::current = nullptr;
 
 // ---- The handlers ----
 

@@ -11,6 +11,7 @@
 #include "fovea/fovea.h"
 
 #include "ffi/xla/frame.hpp"
+#include "ffi/xla/scratch.hpp"
 #include "unit/ffi/c_call.hpp"
 
 namespace fovea::ffi::xla {
@@ -256,6 +257,59 @@ TEST(XlaHandler, AGpusCallIsOfItsDeviceAndItsStream) {
   const Error* const no_stream = frame.run(kDLCUDA);
   ASSERT_NE(no_stream, nullptr);
   EXPECT_EQ(no_stream->code, ErrorCode::unavailable);
+  EXPECT_EQ(num_destroyed, 1);
+}
+
+// ---- Scratch memory ----
+
+struct Lender {
+  alignas(512) std::byte memory[4096];
+  std::size_t asked = 0, returned = 0;
+  void* taken_back = nullptr;
+};
+Lender lender;
+
+/// As XLA: at 16 bytes and no more.
+Error* lend(MemoryAllocate* args) {
+  if (args->alignment > 16 || args->size > 2048)
+    return &errors.emplace_back(Error{ErrorCode::invalid_argument, "Unsupported"});
+  lender.asked = args->size;
+  args->data = lender.memory + 16;
+  return nullptr;
+}
+Error* take_back(MemoryFree* args) {
+  lender.returned = args->size;
+  lender.taken_back = args->data;
+  return nullptr;
+}
+
+TEST(XlaScratch, IsAlignedAsTheCallWantsAndGoesBackAsItCame) {
+  FrameByHand frame("");
+  frame.api().memory_allocate = lend;
+  frame.api().memory_free = take_back;
+  Scratch scratch(frame.frame());
+  for (const std::size_t alignment : {1, 16, 256, 512}) {
+    lender = {};
+    void* const data = scratch.allocate(100, alignment);
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % alignment, 0U);
+    const auto* const begin = static_cast<std::byte*>(data);
+    EXPECT_GE(begin, lender.memory + 16);
+    EXPECT_LE(begin + 100, lender.memory + 16 + lender.asked);
+    scratch.deallocate(data);
+    EXPECT_EQ(lender.taken_back, lender.memory + 16);
+    EXPECT_EQ(lender.returned, lender.asked);
+    lender.taken_back = nullptr;
+    scratch.deallocate(data);
+    EXPECT_EQ(lender.taken_back, nullptr);
+  }
+}
+
+TEST(XlaScratch, NullWhereXlaHasNone) {
+  FrameByHand frame("");
+  frame.api().memory_allocate = lend;
+  num_destroyed = 0;
+  EXPECT_EQ(Scratch(frame.frame()).allocate(4096, 256), nullptr);
   EXPECT_EQ(num_destroyed, 1);
 }
 
