@@ -430,6 +430,7 @@ int run_attend(const std::vector<std::string>& words) {
   add_run_options(line, options.attention);
   add_device_option(line, options.attention.device);
   add_sm_margin_option(line, options.attention.sm_margin);
+  add_quant_option(line, options.attention.quant);
   add_output_options(line, options);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return attend(options);

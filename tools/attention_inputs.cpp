@@ -299,6 +299,7 @@ AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs
       .softmax_scale = options.softmax_scale,
       .sinks = inputs.sinks.view(),
       .dropout = options.dropout,
+      .quant = options.quant,
       .cu_seqlens_q = inputs.cu_seqlens_q.view(),
       .cu_seqlens_kv = inputs.cu_seqlens_kv.view(),
       .compute_dtype = options.compute_dtype,

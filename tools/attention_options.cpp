@@ -220,6 +220,23 @@ void add_sm_margin_option(CommandLine& line, int& sm_margin) {
            });
 }
 
+void add_quant_option(CommandLine& line, Quantization& quant) {
+  line.add({"--quant", "RECIPE", kRunGroup,
+            "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1 or sage2, "
+            "and fields behind it: "
+            "accurate,hadamard=yes (cpu)"},
+           [&quant](const std::string& option, const std::string& text) {
+             try {
+               quant = parse_quantization(text);
+             } catch (const InvalidArgument& error) {
+               bad_input(fmt::format("{}: {}", option, error.what()));
+             }
+             if (quant.scales == ScaleSource::given)
+               bad_input(fmt::format("{}: {} wants scales of the call; expected scales=measured",
+                                     option, text));
+           });
+}
+
 void refuse_options_of_other_devices(const AttentionOptions& options) {
   const auto refuse = [&](std::string_view option) {
     bad_input(fmt::format("{}: is for {}; expected none with --device {}", option,

@@ -58,6 +58,7 @@ struct AttentionOptions {
   Device device{};
   int threads = 0;
   int sm_margin = 0;
+  Quantization quant{};
   std::optional<bool> is_deterministic;  // default: true
 
   bool is_on_gpu() const { return device.kind == Device::Kind::cuda; }
@@ -74,6 +75,7 @@ void add_mask_options(CommandLine& line, AttentionOptions& options);
 void add_run_options(CommandLine& line, AttentionOptions& options);
 void add_device_option(CommandLine& line, Device& device);
 void add_sm_margin_option(CommandLine& line, int& sm_margin);
+void add_quant_option(CommandLine& line, Quantization& quant);
 void add_threads_option(CommandLine& line, int& threads);
 
 /// The tensors of a call, in the layout of the options; absent ones have rank 0. An array without storage has a shape

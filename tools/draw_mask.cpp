@@ -11,6 +11,7 @@
 #include "failure.hpp"
 #include "files.hpp"
 #include "png.hpp"
+#include "shard_options.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -27,12 +28,15 @@ constexpr const char* kExamples =
     fovea draw-mask --seqlen-q 512 --mask-mod 'q_idx // 64 == kv_idx // 64 || kv_idx < 16' --tile-q 16 --tile-kv 16
   Documents of a batch, into a picture:
     fovea draw-mask --batch 2 --seqlen-q 4096 --segments-q ids.npy --sequence 1 --png mask.png
+  Who computes what over 8 ranks:
+    fovea draw-mask --seqlen-q 8192 --causal --ranks 8
 )";
 
 constexpr double kMaxTiles = 1 << 26;  // seconds to minutes; at 64 x 64 half a million tokens
 
 struct DrawMaskOptions {
   AttentionOptions attention;
+  ShardingOptions sharding;
   std::int64_t tile_q = 64, tile_kv = 64, sequence = 0, q_head = 0;
   std::optional<std::string> png;
   bool wants_json = false;
@@ -104,8 +108,20 @@ std::string statistics(const TileCount& count, const DrawMaskOptions& options,
       share(count.empty), count.partial, share(count.partial), count.full, share(count.full));
 }
 
-void write_png(const std::string& path, const BlockMap& map) {
-  const MaskPicture image = map.draw();
+/// The same problem over ranks: every head and sequence of it, since tokens are dealt by all of them.
+std::optional<ShardPlan> build_shards(const DrawMaskOptions& options, const Inputs& inputs,
+                                      const MaskMod& mask) {
+  if (!options.sharding.num_ranks) return std::nullopt;
+  const auto shape = [&](const Array& array) {
+    return as_bshd(array.view(), options.attention.layout).spec();
+  };
+  const Problem problem{
+      .q = shape(inputs.q), .k = shape(inputs.k), .v = shape(inputs.v), .mask = mask};
+  return context_parallel_plan(problem, *options.sharding.num_ranks, options.sharding.scheme,
+                               {.tile_q = options.tile_q, .tile_kv = options.tile_kv});
+}
+
+void write_png(const std::string& path, const MaskPicture& image) {
   if (image.width <= 0 || image.height <= 0)
     bad_input("--png: the mask has no elements; expected lengths above 0");
   OutputFiles::write({{path, encode_png(image.width, image.height, image.rgb), {}}});
@@ -118,10 +134,14 @@ int draw(const DrawMaskOptions& options) {
   files.refuse_clashes();
   const MaskMod mask = make_mask(options.attention, inputs);
   const BlockMap map = build(options, inputs, mask);
+  const auto shards = build_shards(options, inputs, mask);
   const TileCount count = map.count();
-  if (options.png) write_png(*options.png, map);
+  if (options.png) {
+    write_png(*options.png,
+              shards ? shards->draw_ranks(options.sequence, options.q_head) : map.draw());
+  }
   if (options.wants_json) {
-    const nlohmann::ordered_json json = {
+    nlohmann::ordered_json json = {
         {"command", "draw-mask"},
         {"mask", mask.to_string()},
         {"seqlen_q", map.seqlen_q()},
@@ -129,11 +149,13 @@ int draw(const DrawMaskOptions& options) {
         {"tile_q", options.tile_q},
         {"tile_kv", options.tile_kv},
         {"tiles", {{"empty", count.empty}, {"partial", count.partial}, {"full", count.full}}}};
+    if (shards) json["context_parallel"] = nlohmann::ordered_json::parse(shards->json());
     print_out(json.dump() + "\n");
     return kSuccess;
   }
-  std::string text = map.print();
+  std::string text = shards ? shards->print_ranks(options.sequence, options.q_head) : map.print();
   if (!text.ends_with('\n')) text += '\n';
+  if (shards) text += shards->print();
   text += statistics(count, options, mask);
   if (options.png) text += fmt::format("wrote  {}\n", *options.png);
   print_out(text);
@@ -148,6 +170,7 @@ int run_draw_mask(const std::vector<std::string>& words) {
   add_shape_options(line, options.attention);
   add_mask_options(line, options.attention);
   add_picture_options(line, options);
+  add_rank_options(line, options.sharding);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   return draw(options);
 }

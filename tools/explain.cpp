@@ -12,6 +12,7 @@
 #include "failure.hpp"
 #include "files.hpp"
 #include "plan/plan.hpp"
+#include "shard_options.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -31,14 +32,37 @@ constexpr const char* kExamples =
   On a GPU; its gradients there:
     fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
     fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda --backward
+  Over the ranks of a node: who holds and computes what, bytes and predicted times of each scheme
+    fovea explain --seqlen-q 65536 --num-heads-q 64 --num-heads-kv 8 --head-dim 128 --dtype bf16 --causal --ranks 8
 
 Exit codes: 0 something can run it; 2 bad input; 3 nothing here can (the reasons are printed).
 )";
+
+/// The plan over ranks, and what each scheme is predicted to cost.
+struct Sharding {
+  std::string text, json;
+};
+
+Sharding explain_ranks(const Problem& problem, const ShardingOptions& options) {
+  const ShardPlan plan = context_parallel_plan(problem, *options.num_ranks, options.scheme);
+  const auto forecasts = forecast_context_parallel(problem, *options.num_ranks, {}, options.speed);
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(plan.json());
+  json["predicted"] = nlohmann::ordered_json::parse(json_forecasts(forecasts));
+  return {"\n" + plan.print() + "\n" + print_forecasts(forecasts), json.dump()};
+}
+
+std::string joined_json(const Explanation& explanation, const Sharding& sharding) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(explanation.json());
+  if (!sharding.json.empty())
+    json["context_parallel"] = nlohmann::ordered_json::parse(sharding.json);
+  return json.dump() + "\n";
+}
 
 }  // namespace
 
 int run_explain(const std::vector<std::string>& words) {
   AttentionOptions options;
+  ShardingOptions sharding;
   bool wants_json = false, wants_backward = false;
   CommandLine line("fovea explain", kAbout, kExamples);
   add_shape_options(line, options);
@@ -48,7 +72,10 @@ int run_explain(const std::vector<std::string>& words) {
   add_run_options(line, options);
   add_device_option(line, options.device);
   add_sm_margin_option(line, options.sm_margin);
+  add_quant_option(line, options.quant);
   add_threads_option(line, options.threads);
+  add_rank_options(line, sharding);
+  add_speed_options(line, sharding);
   line.add_flag({"--backward", "", "Gradients", "the plan of gradients of q, k, v and sinks"},
                 wants_backward);
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
@@ -65,8 +92,8 @@ int run_explain(const std::vector<std::string>& words) {
   problem = on_device(problem, options.device);
   const Explanation explanation =
       wants_backward ? explain(gradients_of(problem)) : explain(problem);
-  print_out(wants_json ? nlohmann::ordered_json::parse(explanation.json()).dump() + "\n"
-                       : explanation.print());
+  const Sharding ranks = sharding.num_ranks ? explain_ranks(problem, sharding) : Sharding{};
+  print_out(wants_json ? joined_json(explanation, ranks) : explanation.print() + ranks.text);
   if (explanation.kernel.empty()) throw Failure(kUnsupported, "nothing here can run this problem");
   return kSuccess;
 }

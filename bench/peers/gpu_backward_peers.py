@@ -10,7 +10,7 @@ host's time behind the device's. "any order" gives determinism up (deterministic
 heads before anything is timed: one that is farther off than FlashAttention-2 by three tenths has no speed.
 
 "bias" and "table" learn what a score program reads, a bias [heads, seqlen, seqlen] or a table [heads, 257] by distance, both of bf16: the
-gradient of that and of q, k and v, beside compiled FlexAttention. Their errors are those of the first head's.
+gradient of that and of q, k and v, beside compiled FlexAttention. Their errors are those of the first head's, at most a hundredth.
 
 "plain" is Fovea in the same run on what a case is to be as fast as: of "gqa" (a quarter of the heads are those of keys) as many heads of
 keys as of queries; of "packed" (16 lengths that fall as 1/n) a batch of one length, of about the same tokens and pairs; of "window" (1,024 keys,
@@ -41,6 +41,7 @@ GROUP = 4  # query heads that share keys in "gqa"
 WINDOW, NUM_DOCUMENTS, NUM_PACKED = 1024, 12, 16
 PRODUCT_SIZE = 8192
 CAPTURED_CASES = ("bias", "table")
+CAPTURED_ERROR = 1e-2  # sums of a table's ends cancel: Flex's and ours are off by 1.6e-3 to 6.8e-3, now one more, now the other
 
 
 def fovea_call(tensors, dout, **features):
@@ -317,9 +318,8 @@ def captured_row_of(case: str, head_dim: int, seqlen: int, rounds: int) -> dict:
             continue
         row["errors"][name] = [error.item()]
         calls[name] = call
-    allowed = 1.3 * row["errors"].get("flex", [1e-2])[0]
     for name, values in times_of(calls, rounds).items():
-        is_right = name == "flex" or row["errors"][name][0] <= allowed
+        is_right = row["errors"][name][0] <= CAPTURED_ERROR
         median = statistics.median(values)
         row["tflops"][name] = work_of(batch, heads, head_dim, seqlen**2) / median / 1e9 if is_right else math.nan
         row["spread"][name] = (max(values) - min(values)) / median

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Decoding over a KV cache next to its peers on one GPU: bytes of keys and values a second, and their share of a device copy of as many bytes in the same run.
+"""Decoding over a KV cache next to its peers on one GPU: times, and shares of what a kernel that only reads makes of as many bytes in the same run.
 
 usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
 
@@ -20,6 +20,7 @@ import time
 import torch
 
 from gpu_peers import Clock, fovea, keep, started
+from gpu_reader import reader_of
 
 try:
     from fa3_fwd_interface import flash_attn_with_kvcache as fa3_decode
@@ -120,7 +121,7 @@ def measure(problem, libraries, clock, rounds):
     problem.make()
     calls, why_not = contenders_of(problem, libraries)
     expected = problem.expected()
-    row = {"case": problem.label, "bytes": problem.bytes(), "us": {}, "of_copy": {}, "to": {}, "measured": {}, "difference": {}, "why_not": why_not}
+    row = {"case": problem.label, "bytes": problem.bytes(), "us": {}, "of_read": {}, "to": {}, "measured": {}, "difference": {}, "why_not": why_not}
     for name, call in calls.items():
         out = call()
         out = out[0] if isinstance(out, (tuple, list)) else out
@@ -129,11 +130,12 @@ def measure(problem, libraries, clock, rounds):
             raise AssertionError(f"{problem.label}: {name} differs by {row['difference'][name]:.2g}; expected at most {DIFFERENCE}")
     source = torch.empty(problem.bytes() // 2, dtype=torch.uint8, device="cuda")  # read and written: as many bytes
     target = torch.empty_like(source)
-    figures = clock.figures(calls | {"copy": lambda: target.copy_(source)}, rounds, as_calls=("copy",))
-    copy_ms = figures.pop("copy").ms
-    row["copy_tbs"] = problem.bytes() / copy_ms / 1e9
+    bounds = {"copy": lambda: target.copy_(source), "read": reader_of(problem.bytes())}
+    figures = clock.figures(calls | bounds, rounds, as_calls=tuple(bounds))
+    copy_ms, read_ms = (figures.pop(name).ms for name in bounds)
+    row["copy_tbs"], row["read_tbs"] = (problem.bytes() / ms / 1e9 for ms in (copy_ms, read_ms))
     for name, figure in figures.items():
-        row["us"][name], row["of_copy"][name] = 1e3 * figure.ms, copy_ms / figure.ms
+        row["us"][name], row["of_read"][name] = 1e3 * figure.ms, read_ms / figure.ms
         row["measured"][name] = "replayed" if figure.is_replayed else "called"
     row["to"] = {name: us / row["us"]["fovea"] for name, us in row["us"].items() if name != "fovea" and "fovea" in row["us"]}
     return row
@@ -152,15 +154,15 @@ def problems(match):
 def markdown(rows):
     names = [name for name in ("fovea", "before", "fa3") if any(name in row["us"] for row in rows)]
     others = names[1:]
-    lines = ["| case | MB | copy TB/s | " + " | ".join(f"{name} us | of the copy" for name in names) + " | " +
+    lines = ["| case | MB | copy TB/s | read TB/s | " + " | ".join(f"{name} us | of the read" for name in names) + " | " +
              "".join(f"to {name} | " for name in others) + "difference |",
-             "|---" * (2 * len(names) + len(others) + 4) + "|"]
+             "|---" * (2 * len(names) + len(others) + 5) + "|"]
     for row in rows:
         cells = [cell for name in names for cell in (
-            (f"{row['us'][name]:.1f}", f"{row['of_copy'][name]:.0%}") if name in row["us"] else ("-", "-"))]
+            (f"{row['us'][name]:.1f}", f"{row['of_read'][name]:.0%}") if name in row["us"] else ("-", "-"))]
         difference = row["difference"].get("fovea")
         cells += [f"{row['to'][name]:.2f}" if name in row["to"] else "-" for name in others]
-        lines.append(f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['copy_tbs']:.2f} | " + " | ".join(cells) +
+        lines.append(f"| {row['case']} | {row['bytes'] / 1e6:.0f} | {row['copy_tbs']:.2f} | {row['read_tbs']:.2f} | " + " | ".join(cells) +
                      f" | {'-' if difference is None else f'{difference:.1e}'} |")
     reasons = {(name, why) for row in rows for name, why in row["why_not"].items()}
     return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
@@ -192,7 +194,7 @@ def main():
             break
         try:
             result["rows"].append(measure(problem, libraries, clock, args.rounds))
-            print(f"gpu_decode_peers: {problem.label}: {result['rows'][-1]['of_copy']}", file=sys.stderr, flush=True)
+            print(f"gpu_decode_peers: {problem.label}: {result['rows'][-1]['us']} us, of a read {result['rows'][-1]['of_read']}", file=sys.stderr, flush=True)
         except AssertionError as error:
             result["wrong"].append(str(error))
         if args.json:

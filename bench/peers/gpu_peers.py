@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
-usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,shapes,inputs,programs] [--match REGEX] [--seconds 300]
+usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,shapes,short,inputs,programs] [--match REGEX] [--seconds 300]
        [--rounds 9] [--sustained SECONDS] [--json FILE] [--picture FILE.svg]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
@@ -51,6 +51,9 @@ SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (128, 64, 256)
 WINDOW, NUM_DOCUMENTS, SOFTCAP = 1024, 12, 30.0
 NUM_PACKED = 16  # sequences
+# Encoders of images (7 x 7 windows, 14 x 14 and 16 x 16 patches beside a class token) and of text (77): tokens, batch, heads * head_dim
+SHORT = ((49, 64, 1024), (77, 64, 1280), (197, 16, 1024), (257, 16, 1024), (384, 16, 1024))
+SHORT_HEAD_DIMS = (32, 64, 72, 80, 128)
 PRODUCT_SIZE, COPY_BYTES = 8192, 1 << 30
 FLUSH_BYTES = 1 << 30  # some 0.25 ms: more than the host takes for any call
 REST_S = 0.05  # between rounds: a power-capped part cools a little
@@ -297,6 +300,21 @@ def measure_shape(setup, heads, heads_kv, head_dim, head_dim_v, causal, seqlen):
     return contest(setup, q, k, v, standard_peers(q, k, v, causal), flops, {"causal": int(causal)}, label)
 
 
+def short_cases(setup):
+    """So few tokens that a launch, a latency and the last, cut tile count."""
+    for causal in (False, True):
+        for seqlen, batch, width in SHORT:
+            for head_dim in SHORT_HEAD_DIMS:
+                yield lambda n=seqlen, b=batch, h=width // head_dim, d=head_dim, c=causal: measure_short(setup, b, n, h, d, c)
+
+
+def measure_short(setup, batch, seqlen, heads, head_dim, causal):
+    q, k, v = random_inputs(batch, seqlen, heads, head_dim, "bf16")
+    label = f"bf16 {batch}x{seqlen}x{heads}x{head_dim}{' causal' if causal else ''}"
+    flops = attention_flops(batch, heads, seqlen, head_dim, 0.5 if causal else 1)
+    return contest(setup, q, k, v, standard_peers(q, k, v, causal), flops, {"causal": int(causal)}, label)
+
+
 def input_cases(setup):
     for kind in ("heavy", "heavy100", "sink", "climbing"):
         for head_dim in (128, 64):
@@ -349,7 +367,7 @@ def measure_program(setup, name, seqlen, head_dim=128):
 
 
 TABLES = {"forward": ("Forward", forward_cases), "packed": ("Packed sequences", packed_cases),
-          "shapes": ("Other shapes", shape_cases), "inputs": ("Other inputs", input_cases),
+          "shapes": ("Other shapes", shape_cases), "short": ("Short sequences", short_cases), "inputs": ("Other inputs", input_cases),
           "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
 PEERS = ("fovea", "before", "dense", "fa3", "cudnn", "flash", "flex")
 

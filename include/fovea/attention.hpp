@@ -15,6 +15,7 @@
 #include "fovea/expr.hpp"
 #include "fovea/mask.hpp"
 #include "fovea/problem.hpp"
+#include "fovea/quant.hpp"
 #include "fovea/runtime.hpp"
 #include "fovea/tensor.hpp"
 
@@ -40,6 +41,13 @@ struct AttentionForward {
   /// of one graph draw apart by offsets of their own. Backward takes the same.
   Int64View dropout_seed{};
   Int64View dropout_offset{};
+  /// q, k, probabilities and v in eight bits: parse_quantization("accurate"), or fields of one's own. On the cpu.
+  Quantization quant{};
+  // [batch, num_heads_kv] f32, packed [num_sequences, num_heads_kv]: where quant.scales is given, what q, k and v are
+  // divided by before they are rounded
+  Float32View q_scale{};
+  Float32View k_scale{};
+  Float32View v_scale{};
   IndexView cu_seqlens_q{};   // [num_sequences + 1] i32 or i64: makes q, out, lse packed
   IndexView cu_seqlens_kv{};  // [num_sequences + 1] i32 or i64: makes k, v packed
 

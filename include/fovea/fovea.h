@@ -332,6 +332,14 @@ typedef struct fovea_attention_forward_args {
    * runs, where it runs. A captured graph draws anew when they have changed. */
   const DLTensor* dropout_seed;
   const DLTensor* dropout_offset;
+
+  /* kDLCPU, forward: what q, k, probabilities and v are rounded to: "accurate", "accurate,hadamard=yes"; see quant.hpp.
+   * NULL: nothing. The scales [batch, num_heads_kv] f32 (packed: [num_sequences, num_heads_kv]) where the recipe has
+   * scales=given. */
+  const char* quant;
+  const DLTensor* q_scale;
+  const DLTensor* k_scale;
+  const DLTensor* v_scale;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See
@@ -661,6 +669,92 @@ FOVEA_API int fovea_mask_print(const fovea_block_map_args* args, int32_t max_wid
  * NULL: the size alone. Refused where num_bytes is not 3 * height * width. */
 FOVEA_API int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t* rgb,
                               size_t num_bytes, int32_t* size, fovea_error** error);
+
+/* ---- Context parallelism ---- */
+
+typedef enum fovea_parallel_scheme { /* see ParallelScheme in parallel.hpp */
+                                     FOVEA_ALL_GATHER = 0,
+                                     FOVEA_HEAD_GROUP_ALL_GATHER = 1,
+                                     FOVEA_RING = 2,
+                                     FOVEA_ULYSSES = 3,
+                                     FOVEA_HYBRID = 4,
+                                     FOVEA_NEEDED_ONLY = 5,
+} fovea_parallel_scheme;
+
+/* A problem whose tokens go to several ranks. */
+typedef struct fovea_shard_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  /* Shapes of q, k and v (NULL: as k), and all that masks, on the host; nothing else is read. */
+  const fovea_attention_forward_args* forward;
+  int32_t world_size;
+  int32_t scheme;     /* a fovea_parallel_scheme */
+  int64_t tile_q;     /* in which work and needs are counted; 0: 128 */
+  int64_t tile_kv;    /* 0: 128 */
+  int64_t chunk;      /* tokens that stay together; 0: chosen */
+  int64_t head_parts; /* of FOVEA_HEAD_GROUP_ALL_GATHER; 0: chosen */
+  int32_t head_ranks; /* of FOVEA_HYBRID; 0: chosen */
+  uint32_t reserved_1;
+} fovea_shard_args;
+
+/* Who holds, computes and receives what. Immutable: any number of threads may read one. */
+typedef struct fovea_shard_plan fovea_shard_plan;
+
+typedef enum fovea_shard_ranges_kind {
+  FOVEA_SHARD_TOKENS = 0, /* whose q, k, v and out the rank holds */
+  FOVEA_SHARD_ROWS = 1,   /* whose outputs it computes */
+  FOVEA_SHARD_NEEDED = 2, /* keys that these rows see, in whole tiles */
+} fovea_shard_ranges_kind;
+
+typedef enum fovea_transfer_tensor {
+  FOVEA_TRANSFER_Q = 0,
+  FOVEA_TRANSFER_KV = 1,
+  FOVEA_TRANSFER_OUT = 2,
+} fovea_transfer_tensor;
+
+/* One tensor's part that a rank receives in a forward pass; ranges are half-open. */
+typedef struct fovea_transfer {
+  int32_t step; /* transfers of one step go at once */
+  int32_t from;
+  int64_t tensor; /* a fovea_transfer_tensor; keys and values travel together */
+  int64_t token_begin;
+  int64_t token_end;
+  int64_t head_begin; /* kv heads for keys and values, query heads else */
+  int64_t head_end;
+} fovea_transfer;
+
+/* A pure function of its arguments: every rank makes the same plan. See context_parallel_plan in parallel.hpp. */
+FOVEA_API int fovea_shard_plan_create(const fovea_shard_args* args, fovea_shard_plan** plan,
+                                      fovea_error** error);
+FOVEA_API void fovea_shard_plan_destroy(fovea_shard_plan* plan);
+
+/* Ranges of tokens [num_ranges, 2], begin and end, ascending. ranges NULL: their number alone, in *count. Refused where
+ * num_ranges is not their number. */
+FOVEA_API int fovea_shard_plan_ranges(const fovea_shard_plan* plan, int32_t rank, int32_t kind,
+                                      int64_t* ranges, size_t num_ranges, size_t* count,
+                                      fovea_error** error);
+/* What a rank receives in a forward pass, by step; sizes as above. */
+FOVEA_API int fovea_shard_plan_transfers(const fovea_shard_plan* plan, int32_t rank,
+                                         fovea_transfer* transfers, size_t num_transfers,
+                                         size_t* count, fovea_error** error);
+/* The token at each place when ranks' tokens stand one after the other; num_tokens is the sequence's length. */
+FOVEA_API int fovea_shard_plan_permutation(const fovea_shard_plan* plan, int64_t* tokens,
+                                           size_t num_tokens, fovea_error** error);
+
+/* A page, or a JSON object with each rank's tokens, heads, tiles and bytes; freed by fovea_string_free. */
+FOVEA_API int fovea_shard_plan_explain(const fovea_shard_plan* plan, int32_t format, char** text,
+                                       fovea_error** error);
+/* Who computes what, as a picture in text of at most so many characters (0: 96 x 48). */
+FOVEA_API int fovea_shard_plan_print_ranks(const fovea_shard_plan* plan, int64_t sequence,
+                                           int64_t q_head, int32_t max_width, int32_t max_height,
+                                           char** text, fovea_error** error);
+
+/* Bytes, balance and predicted times of every scheme, as a table or a JSON list; args->scheme is not read. flops and
+ * bytes: what a rank computes and receives in a second; 0: those of an H200 on NVLink. */
+FOVEA_API int fovea_forecast_context_parallel(const fovea_shard_args* args, double flops,
+                                              double bytes, int32_t format, char** text,
+                                              fovea_error** error);
 
 /* ---- Probabilities ---- */
 

@@ -8,6 +8,7 @@
 
 #include "fovea/expr.hpp"
 #include "fovea/mask.hpp"
+#include "fovea/quant.hpp"
 #include "fovea/tensor.hpp"
 
 namespace fovea {
@@ -60,6 +61,8 @@ struct Problem {
   bool has_sinks = false;                // learnable sinks, one logit per q head
   Dropout dropout{};
   bool reads_dropout_seed = false;  // from tensors of the call: see AttentionForward
+  // what q, k, probabilities and v are rounded to; a forward call on the cpu
+  Quantization quant{};
   // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
   std::optional<std::int64_t> num_sequences{};
 

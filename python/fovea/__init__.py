@@ -6,9 +6,11 @@
     out, lse = fovea.attention(q, k, v, mask=fovea.causal() & fovea.documents(ids), return_lse=True)
     print(fovea.explain(q, k, v, causal=True))
 
-Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says otherwise. `fovea.torch` has what only PyTorch needs.
+Arrays are [batch, seqlen, num_heads, head_dim] unless ``layout="bhsd"`` says otherwise. `fovea.torch` has what only PyTorch needs,
+`fovea.parallel` plans for several ranks.
 """
 
+from . import parallel as parallel
 from ._arrays import TensorSpec
 from ._attention import Gradients, Plan, attention, attention_backward, describe_library as describe, explain, plan
 from ._backward_plan import BackwardPlan, plan_backward

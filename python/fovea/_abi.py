@@ -162,6 +162,10 @@ class ForwardArgs(ctypes.Structure):
         ("reserved_3", c_uint32),
         ("dropout_seed", _TENSOR),
         ("dropout_offset", _TENSOR),
+        ("quant", c_char_p),
+        ("q_scale", _TENSOR),
+        ("k_scale", _TENSOR),
+        ("v_scale", _TENSOR),
     ]
 
 
@@ -308,6 +312,33 @@ class BlockMapArgs(ctypes.Structure):
     ]
 
 
+class ShardArgs(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("forward", c_void_p),
+        ("world_size", c_int32),
+        ("scheme", c_int32),
+        ("tile_q", c_int64),
+        ("tile_kv", c_int64),
+        ("chunk", c_int64),
+        ("head_parts", c_int64),
+        ("head_ranks", c_int32),
+        ("reserved_1", c_uint32),
+    ]
+
+
+class Transfer(ctypes.Structure):
+    _fields_ = [
+        ("step", c_int32),
+        ("from", c_int32),
+        ("tensor", c_int64),
+        ("token_begin", c_int64),
+        ("token_end", c_int64),
+        ("head_begin", c_int64),
+        ("head_end", c_int64),
+    ]
+
+
 class Allocator(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -337,6 +368,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_attention_decode_args": DecodeArgs,
     "fovea_attention_probabilities_args": ProbabilitiesArgs,
     "fovea_block_map_args": BlockMapArgs,
+    "fovea_shard_args": ShardArgs,
+    "fovea_transfer": Transfer,
     "fovea_allocator": Allocator,
 }
 
@@ -373,6 +406,12 @@ FALLIBLE: dict[str, list[object]] = {
     "fovea_mask_elements": [c_void_p, c_int64, c_int64, POINTER(Tensor)],
     "fovea_mask_print": [c_void_p, c_int32, c_int32, _TEXT],
     "fovea_mask_draw": [c_void_p, c_int32, POINTER(c_uint8), c_size_t, POINTER(c_int32)],
+    "fovea_shard_plan_create": [c_void_p, POINTER(c_void_p)],
+    "fovea_shard_plan_transfers": [c_void_p, c_int32, POINTER(Transfer), c_size_t, POINTER(c_size_t)],
+    "fovea_shard_plan_permutation": [c_void_p, POINTER(c_int64), c_size_t],
+    "fovea_shard_plan_explain": [c_void_p, c_int32, _TEXT],
+    "fovea_shard_plan_print_ranks": [c_void_p, c_int64, c_int64, c_int32, c_int32, _TEXT],
+    "fovea_forecast_context_parallel": [c_void_p, c_double, c_double, c_int32, _TEXT],
 }
 
 #: The others: arguments and result.
@@ -387,6 +426,7 @@ PLAIN: dict[str, tuple[list[object], object]] = {
     "fovea_xla_handler": ([c_int32], c_void_p),
     "fovea_program_destroy": ([c_void_p], None),
     "fovea_plan_destroy": ([c_void_p], None),
+    "fovea_shard_plan_destroy": ([c_void_p], None),
     "fovea_plan_workspace_bytes": ([c_void_p], c_size_t),
 }
 

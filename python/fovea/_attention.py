@@ -133,6 +133,7 @@ def attention(
     cpu_target: str = "auto",
     deterministic: bool = True,
     sm_margin: int = 0,
+    quant: str | None = None,
 ) -> Any:
     """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -194,6 +195,9 @@ def attention(
         False allows a faster kernel whose bits may differ from run to run.
     sm_margin : int
         On a GPU, multiprocessors that stay free for what runs beside the call.
+    quant : str, optional
+        A recipe of eight-bit attention: "accurate", "fast", "int8", "sage1" or "sage2", and fields behind a name:
+        ``"accurate,hadamard=yes"``. Of arrays on the CPU that record no gradients.
 
     Returns
     -------
@@ -216,6 +220,8 @@ def attention(
     >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
     if compiled is not None and compiled.is_compiling():
+        if quant is not None:
+            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph; expected None")
         if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto":
             raise Unsupported("attention: out, lse, row_max, compute_dtype or cpu_target in a compiled graph; expected none of them")
         return compiled.attention(
@@ -223,7 +229,7 @@ def attention(
             score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,
             dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
         )  # fmt: skip
-    if _quick.attend is not None:
+    if _quick.attend is not None and quant is None:
         result = _quick.attend(
             0, 0, 0, return_lse, out, lse, row_max, q, k, v, causal, align, window, scale, softcap, bias, alibi, score_mod, mask,
             mask_mod, segment_ids, cu_seqlens, sinks, dropout, layout, compute_dtype, cpu_target, deterministic, sm_margin,
@@ -241,11 +247,13 @@ def attention(
         "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
         alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
         sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
-        deterministic=deterministic, sm_margin=sm_margin, stream=framework.stream(q),
+        deterministic=deterministic, sm_margin=sm_margin, quant=quant, stream=framework.stream(q),
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
+            if quant is not None:
+                raise Unsupported(f"attention: quant is {quant!r} where gradients are recorded or calls transformed; expected None")
             if all(given):
                 return (recorded or _recorder())(arguments, return_lse)
             if is_recorded:

@@ -46,6 +46,7 @@ class Key(NamedTuple):
     cpu_target: str
     deterministic: bool
     sm_margin: int
+    quant: str | None
     present: int  # bit i: FIELDS[i] is given
     score: int  # addresses of programs, 0 for none
     mask: int
@@ -188,6 +189,7 @@ def gather(
     cpu_target: str = "auto",
     deterministic: bool = True,
     sm_margin: int = 0,
+    quant: str | None = None,
     stream: int = 0,
 ) -> Arguments:
     """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
@@ -230,8 +232,8 @@ def gather(
         words += [word_of_float(value) for value in mask_program.scalars]
         counts = (counts[0], counts[1], len(mask_program.tensors), len(mask_program.scalars))
     key = _new(Key, (
-        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, sm_margin, present,
-        score, mask_address, *counts,
+        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, sm_margin, quant,
+        present, score, mask_address, *counts,
     ))  # fmt: skip
     return _new(Arguments, (key, tuple(tensors), tuple(words), (score_program, mask_program)))
 
@@ -253,6 +255,8 @@ def check_key(key: Key, function: str) -> None:
     _choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
     _choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
     _window(key.window, function)
+    if key.quant is not None and not isinstance(key.quant, str):
+        raise InvalidArgument(f"{function}: quant is {key.quant!r}; expected the text of a recipe, such as 'accurate'")
     if key.softcap is not None and not _number(key.softcap, "softcap", function) > 0:
         raise InvalidArgument(f"{function}: softcap is {key.softcap}; expected a number above 0, or None")
     if key.scale is not None and not math.isfinite(_number(key.scale, "scale", function)):
@@ -292,7 +296,11 @@ def add_forward(builder: Builder, arguments: Arguments, function: str) -> int:
     key = arguments.key
     check_key(key, function)
     struct = _abi.ForwardArgs
-    at = builder.add(_static_struct(key, function))
+    static = _static_struct(key, function)
+    if key.quant is not None:
+        static.quant = recipe = key.quant.encode()
+        builder.kept.append(recipe)  # the struct has its address
+    at = builder.add(static)
     # The struct has their addresses, which must not come again; tensors that they capture are the calls'.
     builder.kept += [program._handle for program in arguments.kept if program is not None]
     for index, field in enumerate(FIELDS):

@@ -175,6 +175,38 @@ class Program:
         captures = {names.get(name, name): value for name, value in self.captures.items()}
         return Program(self._kind, rename(self._formula), captures, lets)
 
+    def placed(self, places: Mapping[str, str], captures: Mapping[str, Capture]) -> Program:
+        """The same formula where variables are read as other formulas.
+
+        Parameters
+        ----------
+        places : dict
+            A variable, ``"q_idx"``, to the formula in its place, ``"places[q_idx]"``.
+        captures : dict
+            What these formulas read, by names of their own: a name that the program has already is changed.
+
+        Returns
+        -------
+        Program
+        """
+        taken = {name for name, _ in self._lets} | set(self.captures)
+        names = {}
+        for name in captures:
+            number, chosen = 1, name
+            while chosen in taken:
+                number += 1
+                chosen = f"{name}_{number}"
+            names[name] = chosen
+            taken.add(chosen)
+
+        def substitute(text: str, found: Mapping[str, str]) -> str:
+            return _NAME.sub(lambda match: found.get(match[0], match[0]), text)
+
+        there = {variable: substitute(text, names) for variable, text in places.items()}
+        lets = tuple((name, substitute(part, there)) for name, part in self._lets)
+        read = {**self.captures, **{names[name]: value for name, value in captures.items()}}
+        return Program(self._kind, substitute(self._formula, there), read, lets)
+
     def _beside(self, other: Program) -> Program:
         """`other` with no name that means something else here."""
         taken = {name for name, _ in self._lets} | set(self.captures)

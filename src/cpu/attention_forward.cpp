@@ -39,6 +39,7 @@
 #include "cpu/forward/split_states.hpp"
 #include "cpu/forward/tile_walk.hpp"
 #include "cpu/forward/workspace.hpp"
+#include "cpu/quantized/attention_quantized.hpp"
 #include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
@@ -147,6 +148,8 @@ class ForwardRun {
 void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
                        const AttentionForward& args, std::byte* workspace, Executor& executor,
                        const GrownCache* cache) {
+  if (!problem.problem.quant.is_none())
+    return attention_quantized(problem, plan, args, workspace, executor);
   ForwardRun(problem, plan, args, workspace, executor, cache).run();
 }
 

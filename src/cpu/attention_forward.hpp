@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/attention.hpp"
@@ -32,11 +33,19 @@ struct ForwardPlan {
   std::size_t workspace_bytes = 0;
 };
 
+/// A plan's candidate without its target.
+inline std::string_view kernel_name(const ForwardPlan& plan) {
+  return std::string_view(plan.candidate).substr(0, plan.candidate.find(' '));
+}
+
 /// Asks each candidate in order. Throws Unsupported with every reason.
 ForwardPlan plan_forward(const ForwardProblem& problem, int num_threads);
 
 /// As plan_forward, but where nothing can run the plan's candidate is empty and refused holds every reason.
 ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads);
+
+/// Tapes of the programs, their scratch and the block map, for the spec that the plan has.
+void prepare_programs(const ForwardProblem& problem, ForwardPlan& plan);
 
 /// Arguments have been validated. `workspace` holds plan.workspace_bytes, aligned to 64. With a cache, its k and v are
 /// read in the place of the arguments' and the lengths of sequences are the cache's after the append.

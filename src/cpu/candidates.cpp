@@ -29,20 +29,6 @@ bool is_bf16_target(CpuTarget target) {
   return target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16;
 }
 
-/// What the caller asked for: the problem's field, else FOVEA_CPU_TARGET.
-CpuTarget wanted_target(const ForwardProblem& f) {
-  if (f.problem.cpu_target != CpuTarget::automatic) return f.problem.cpu_target;
-  const Environment env = read_environment();
-  if (!env.cpu_target) return CpuTarget::automatic;
-  const auto target = parse_cpu_target(*env.cpu_target);
-  if (!target) {
-    throw InvalidArgument(fmt::format(
-        "FOVEA_CPU_TARGET is '{}'; expected scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon",
-        *env.cpu_target));
-  }
-  return *target;
-}
-
 /// bf16 only where q, k and v all are; a cache may differ from q.
 Dtype widest_input(const Problem& p) {
   for (const Dtype dtype : {p.q.dtype, p.k.dtype, p.v.dtype}) {
@@ -143,6 +129,19 @@ constexpr std::array kCandidates = {
 };
 
 }  // namespace
+
+CpuTarget wanted_target(const ForwardProblem& f) {
+  if (f.problem.cpu_target != CpuTarget::automatic) return f.problem.cpu_target;
+  const Environment env = read_environment();
+  if (!env.cpu_target) return CpuTarget::automatic;
+  const auto target = parse_cpu_target(*env.cpu_target);
+  if (!target) {
+    throw InvalidArgument(fmt::format(
+        "FOVEA_CPU_TARGET is '{}'; expected scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon",
+        *env.cpu_target));
+  }
+  return *target;
+}
 
 const PanelKernels& forward_kernels(const ForwardSpec& spec) {
   return spec.is_split ? *panel_kernels_amx_split() : *panel_kernels(spec.target);

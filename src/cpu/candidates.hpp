@@ -40,6 +40,9 @@ constexpr std::int64_t panels_of_an_item(std::int64_t remaining, int num_workers
   return std::max<std::int64_t>(1, (remaining + parts - 1) / parts);
 }
 
+/// What the caller asked for: the problem's field, else FOVEA_CPU_TARGET.
+CpuTarget wanted_target(const ForwardProblem& problem);
+
 const PanelKernels& forward_kernels(const ForwardSpec& spec);
 
 /// The kernels of the same panels that take and give fp32 numbers step by step.

@@ -35,6 +35,7 @@ enum class KernelRole : std::uint8_t {
   prepare,        // of gradients: zeros for sums, and rows as main reads them
   convert,        // of gradients: f32 sums to what is wanted
   redo_keys,      // of gradients: dk and dv of tiles whose sums were not finite
+  redo_values,    // of gradients: dv of such tiles, where redo_keys does not sum it
   redo_queries,   // of gradients: dq of such tiles
   // Of gradients of captured data: delta again, sums of elements, tiles of a dense bias.
   captured_deltas,
@@ -43,7 +44,7 @@ enum class KernelRole : std::uint8_t {
   write_sums,
   captured_tiles,
 };
-inline constexpr std::size_t kNumKernelRoles = 19;
+inline constexpr std::size_t kNumKernelRoles = 20;
 
 struct PlannedKernel {
   KernelRole role;

@@ -81,6 +81,15 @@ class Reader {
     return static_cast<Enum>(value);
   }
 
+  Quantization recipe(const char* text) const {
+    if (text == nullptr) return {};
+    try {
+      return parse_quantization(text);
+    } catch (const InvalidArgument& error) {
+      invalid(where_, error.what());
+    }
+  }
+
   ProgramSource program_source() const;
 
  private:
@@ -334,6 +343,10 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};
   args.dropout_seed = read.number(c.dropout_seed, "dropout_seed");
   args.dropout_offset = read.number(c.dropout_offset, "dropout_offset");
+  args.quant = read.recipe(c.quant);
+  args.q_scale = read.input(c.q_scale, "q_scale");
+  args.k_scale = read.input(c.k_scale, "k_scale");
+  args.v_scale = read.input(c.v_scale, "v_scale");
   args.cu_seqlens_q = read.input(c.cu_seqlens_q, "cu_seqlens_q");
   args.cu_seqlens_kv = read.input(c.cu_seqlens_kv, "cu_seqlens_kv");
 

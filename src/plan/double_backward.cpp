@@ -14,13 +14,15 @@
 #include "cpu/attention_double_backward.hpp"
 #include "cpu/features.hpp"
 #include "plan/plan.hpp"
+#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
 namespace {
 
-Problem posed_problem(const AttentionDoubleBackward& args) {
+Problem posed_problem(const AttentionDoubleBackward& args, std::string_view where) {
   Problem problem = problem_of(args.backward.forward);
+  refuse_quantization(TensorChecks(where), problem.quant, "gradients of gradients");
   problem.wants_row_max = false;
   return problem;
 }
@@ -53,7 +55,7 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
   const AttentionForward& forward = args.backward.forward;
   if (!forward.out)
     TensorChecks(kWhere).refuse("forward.out is missing; expected what attention_forward wrote");
-  const Problem posed = posed_problem(args);
+  const Problem posed = posed_problem(args, kWhere);
   if (const std::string obstacle = obstacle_of(posed, args); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));
   const ForwardProblem problem = validate(posed, kWhere);
@@ -69,8 +71,9 @@ void attention_double_backward(const AttentionDoubleBackward& args) {
 
 Explanation explain_double_backward(const AttentionDoubleBackward& args) {
   const FloatEnvironment environment;
-  const Problem posed = posed_problem(args);
-  return explain_double_backward(validate(posed, "explain"), obstacle_of(posed, args));
+  constexpr std::string_view kWhere = "explain";
+  const Problem posed = posed_problem(args, kWhere);
+  return explain_double_backward(validate(posed, kWhere), obstacle_of(posed, args));
 }
 
 }  // namespace fovea

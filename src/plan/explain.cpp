@@ -145,7 +145,7 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   describe_programs(f, e);
   e.refused = cpu.refused;
   if (cpu.candidate.empty()) return e;
-  e.kernel = "cpu/attention_forward";
+  e.kernel = cpu::kernel_name(cpu);
   e.target = name(cpu.spec.target);
   e.compute_dtype = name(cpu::forward_kernels(cpu.spec).product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);

@@ -73,7 +73,7 @@ std::string target_of(const cuda::ForwardPlan& /*plan*/, const ForwardProblem& p
   return to_string(problem.device());
 }
 
-std::string_view kernel_of(const cpu::ForwardPlan& /*plan*/) { return "cpu/attention_forward"; }
+std::string_view kernel_of(const cpu::ForwardPlan& plan) { return cpu::kernel_name(plan); }
 
 std::string_view kernel_of(const cuda::ForwardPlan& plan) { return plan.candidate; }
 
@@ -161,6 +161,7 @@ Problem problem_of(const AttentionForward& args) {
                   .has_sinks = static_cast<bool>(args.sinks),
                   .dropout = {.p = args.dropout.p},
                   .reads_dropout_seed = args.dropout_seed || args.dropout_offset,
+                  .quant = args.quant,
                   .wants_lse = static_cast<bool>(args.lse),
                   .wants_row_max = static_cast<bool>(args.row_max),
                   .compute_dtype = args.compute_dtype,

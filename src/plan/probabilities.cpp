@@ -13,6 +13,7 @@
 #include "cpu/features.hpp"
 #include "plan/plan.hpp"
 #include "problem/backward.hpp"
+#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -70,12 +71,13 @@ void attention_probabilities(const AttentionProbabilities& args, Runtime& runtim
   const CallLog log(kWhere);
   const AttentionProbabilities call{scores_of(args.forward), args.probabilities};
   const Problem posed = problem_of(call.forward);
+  const TensorChecks checks(kWhere);
+  refuse_quantization(checks, posed.quant, "probabilities");
   const NamedSpec written[] = {{"probabilities", call.probabilities.spec()}};
   if (const std::string obstacle = why_not_cpu(posed, written); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));
   const ForwardProblem problem = validate(posed, kWhere);
   validate_past_arguments(problem, call.forward, kWhere);
-  const TensorChecks checks(kWhere);
   check_probabilities(problem, call.forward, call.probabilities, checks);
   check_overlap(call, checks);
   Executor* const executor = call.forward.executor;

@@ -16,6 +16,10 @@
 namespace fovea {
 namespace {
 
+/// Of scales that a call gives: reciprocals and products with codes are finite then.
+constexpr float kLeastScale = 0x1p-126F;
+constexpr float kMostScale = 0x1p118F;
+
 class Checker {
  public:
   Checker(const ForwardProblem& problem, const AttentionForward& args, std::string_view where,
@@ -26,6 +30,7 @@ class Checker {
     check_tensors();
     check_programs();
     check_features();
+    check_quantization();
     check_sequences();
     if (is_written_) check_overlap();
   }
@@ -121,6 +126,43 @@ class Checker {
     }
   }
 
+  void check_quantization() const {
+    const Quantization& quant = f_.problem.quant;
+    if (!args_.quant.is_none() && args_.quant != quant)
+      refuse(fmt::format("quant is {}; the plan was made with {}, expected that or none",
+                         print(args_.quant), print(quant)));
+    const bool are_given = quant.scales == ScaleSource::given;
+    const bool has_qk = are_given && quant.qk != QuantFormat::none;
+    check_scale("q_scale", args_.q_scale, has_qk);
+    check_scale("k_scale", args_.k_scale, has_qk);
+    check_scale("v_scale", args_.v_scale, are_given && quant.pv != QuantFormat::none);
+  }
+
+  void check_scale(std::string_view name, const TensorView& scale, bool is_expected) const {
+    const Quantization& quant = f_.problem.quant;
+    const std::vector<std::int64_t> shape{f_.num_sequences, f_.num_heads_kv};
+    if (static_cast<bool>(scale) != is_expected) {
+      refuse(fmt::format("{} is {} and quant is {}; expected {}", name, scale ? "given" : "missing",
+                         print(quant),
+                         is_expected ? fmt::format("f32 {}: its scales are given", shape)
+                                     : "none: only recipes with scales=given read it"));
+    }
+    if (!scale) return;
+    door_.check({name, scale}, Dtype::f32, shape);
+    if (door_.is_host()) check_scale_values(name, scale);
+  }
+
+  void check_scale_values(std::string_view name, const TensorView& scale) const {
+    for (std::int64_t sequence = 0; sequence < scale.size(0); ++sequence) {
+      for (std::int64_t head = 0; head < scale.size(1); ++head) {
+        const float value = scale_at(scale, sequence, head);
+        if (value >= kLeastScale && value <= kMostScale) continue;
+        refuse(fmt::format("{}[{}, {}] is {}; expected a number from {} to {}", name, sequence,
+                           head, value, kLeastScale, kMostScale));
+      }
+    }
+  }
+
   void check_sequences() const {
     if (!f_.is_varlen) {
       if (args_.cu_seqlens_q || args_.cu_seqlens_kv) {
@@ -172,6 +214,11 @@ Dropout dropout_of(const AttentionForward& args) {
   return {.p = args.dropout.p,
           .seed = args.dropout.seed + number(args.dropout_seed),
           .offset = args.dropout.offset + number(args.dropout_offset)};
+}
+
+float scale_at(const TensorView& scale, std::int64_t sequence, std::int64_t kv_head) {
+  return static_cast<const float*>(
+      scale.data())[sequence * scale.stride(0) + kv_head * scale.stride(1)];
 }
 
 std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index) {

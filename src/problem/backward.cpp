@@ -8,6 +8,7 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
+#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -118,6 +119,7 @@ class Checker {
 
 GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
+  refuse_quantization(checks, problem.forward.quant, "gradients");
   Problem forward = problem.forward;
   forward.wants_lse = true;
   forward.wants_row_max = false;

@@ -66,6 +66,9 @@ expr::Digest problem_key(const Problem& problem);
 /// With what the call's tensors add to seed and offset, which lie on the host.
 Dropout dropout_of(const AttentionForward& args);
 
+/// Of q_scale, k_scale or v_scale, on the host.
+float scale_at(const TensorView& scale, std::int64_t sequence, std::int64_t kv_head);
+
 /// cu_seqlens entry as int64 (the tensor is i32 or i64).
 std::int64_t cu_seqlen(const TensorView& cu_seqlens, std::int64_t index);
 

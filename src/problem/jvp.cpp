@@ -11,6 +11,7 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
+#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -33,7 +34,7 @@ void check_captured_specs(const TensorChecks& checks, const JvpProblem& problem)
 class Checker {
  public:
   Checker(const TangentProblem& problem, const AttentionJvp& args, std::string_view where)
-      : posed_(problem.posed), args_(args), door_(where) {}
+      : posed_(problem.posed), args_(args), door_(where, problem.forward.device()) {}
 
   void check() const {
     const AttentionForward& f = args_.forward;
@@ -110,6 +111,7 @@ class Checker {
 
 TangentProblem validate(const JvpProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
+  refuse_quantization(checks, problem.forward.quant, "tangents");
   if (problem.forward.wants_row_max)
     checks.refuse("row_max is given; expected none, it has no tangent");
   TangentProblem result{.forward = validate(problem.forward, where), .posed = problem};

@@ -49,6 +49,30 @@ class Mixer {
     add(std::uint64_t{text.size()});
     for (const char c : text) add(std::uint64_t{static_cast<unsigned char>(c)});
   }
+  void add(const Quantization& quant) {
+    std::uint64_t choices = 0;
+    const auto choose = [&choices](auto choice) {
+      choices = choices << 4U | static_cast<std::uint64_t>(choice);
+    };
+    choose(quant.qk);
+    choose(quant.pv);
+    choose(quant.q_scales);
+    choose(quant.k_scales);
+    choose(quant.v_scales);
+    choose(quant.scales);
+    choose(quant.smooth_q);
+    choose(quant.smooth_k);
+    choose(quant.smooth_v);
+    choose(quant.hadamard);
+    choose(quant.p_codes);
+    choose(quant.row_sums);
+    choose(quant.accumulation);
+    add(choices);
+    for (const int size : {quant.block_q, quant.warp_q, quant.block_kv})
+      add(static_cast<std::uint64_t>(size));
+    for (const float number : {quant.p_max, quant.v_max, quant.p_step})
+      add(std::uint64_t{std::bit_cast<std::uint32_t>(number)});
+  }
   expr::Digest digest() const { return {lo_, hi_}; }
 
  private:
@@ -82,6 +106,7 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);
   mixer.add(static_cast<std::uint64_t>(p.sm_margin));
+  if (p.quant != Quantization{}) mixer.add(p.quant);
   return mixer.digest();
 }
 

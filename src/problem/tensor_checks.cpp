@@ -181,6 +181,9 @@ void OverlapCheck::add_inputs(const AttentionForward& call) {
   add_input("k", call.k);
   add_input("v", call.v);
   add_input("sinks", call.sinks);
+  add_input("q_scale", call.q_scale);
+  add_input("k_scale", call.k_scale);
+  add_input("v_scale", call.v_scale);
   add_input("cu_seqlens_q", call.cu_seqlens_q);
   add_input("cu_seqlens_kv", call.cu_seqlens_kv);
   add_input("dropout_seed", call.dropout_seed);

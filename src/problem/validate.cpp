@@ -10,6 +10,7 @@
 #include "expr/passes.hpp"
 #include "problem/forward.hpp"
 #include "problem/strided_overlap.hpp"
+#include "quant/check.hpp"
 
 namespace fovea {
 namespace {
@@ -263,6 +264,8 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
   resolve_heads(checks, f);
   resolve_lengths(checks, f);
   check_sizes(checks, f);
+  if (const std::string reason = quant::obstacle(problem.quant, f.head_dim_qk); !reason.empty())
+    checks.refuse(reason);
   if (f.problem.out.rank == 0) {
     TensorSpec out = problem.q;
     out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;
@@ -305,6 +308,7 @@ std::string describe(const ForwardProblem& f) {
     text += fmt::format(", dropout {}", p.dropout.p);
     if (p.reads_dropout_seed) text += " by a seed in memory";
   }
+  if (!p.quant.is_none()) text += fmt::format(", quant {}", print(p.quant));
   if (p.wants_lse) text += ", lse";
   if (p.wants_row_max) text += ", row_max";
   if (p.sm_margin > 0) text += fmt::format(", sm_margin {}", p.sm_margin);

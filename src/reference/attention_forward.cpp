@@ -3,12 +3,14 @@
 #include <limits>
 
 #include "reference/head_rows.hpp"
+#include "reference/quantized.hpp"
 #include "reference/query_rows.hpp"
 #include "reference/softmax.hpp"
 
 namespace fovea::reference {
 
 ForwardResult attention_forward(const AttentionForward& args) {
+  if (!args.quant.is_none()) return quantized_forward(args);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const HeadRows q(args.q);
   const HeadRows k(args.k);

@@ -18,8 +18,8 @@ struct ForwardResult {
   std::vector<double> row_max;
 };
 
-/// Reads q, k, v, score, mask, softmax_scale, sinks, dropout and cu_seqlens of `args`; writes
-/// nothing of it.
+/// Reads q, k, v, score, mask, softmax_scale, sinks, dropout, quant and its scales, and cu_seqlens of
+/// `args`; writes nothing of it. With a recipe: read quantized.hpp.
 ForwardResult attention_forward(const AttentionForward& args);
 
 }  // namespace fovea::reference

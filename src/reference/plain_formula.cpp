@@ -184,9 +184,11 @@ class Plain {
     sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);
     averages_.assign(static_cast<std::size_t>(head_dim_v_), 0);
     float largest_value = 0;
+    float largest_weight = 0;
     for (std::int64_t kv_idx = 0; kv_idx < at.seqlen_kv; ++kv_idx) {
       const float score = scores_[static_cast<std::size_t>(kv_idx)];
       if (score == -kInfinity) continue;
+      largest_weight = std::max(largest_weight, key_weight(score - largest));
       const bool keeps = args_.dropout.p == 0 || philox::random_word(key, at.batch, at.q_head,
                                                                      at.q_idx, kv_idx) >= threshold;
       if (!keeps) continue;
@@ -204,6 +206,9 @@ class Plain {
       if (std::isfinite(average))
         result_.largest_average = std::max(result_.largest_average, average);
     }
+    const double normal_weight = double{largest_weight} / row_sum;
+    if (std::isfinite(normal_weight))
+      result_.largest_weight = std::max(result_.largest_weight, normal_weight);
     const double kept_value = double{largest_value} * kept_scale;
     result_.largest_value = std::max(result_.largest_value, kept_value);
   }

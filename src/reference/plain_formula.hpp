@@ -34,6 +34,7 @@ struct PlainResult {
   double largest_score = 0;  // max |final score| over visible keys and sinks
   // max over out of Σ weight · |v| : what a relative error of the weights is relative to
   double largest_average = 0;
+  double largest_weight = 0;   // of a visible key, dropped or not
   double largest_value = 0;    // max |v| of a visible key, as what is kept by dropout counts it
   std::int64_t most_keys = 0;  // that a row sees
 };

@@ -25,8 +25,12 @@ Softmax::Softmax(const AttentionForward& args)
       dropout_(dropout_of(args)) {}
 
 SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, const HeadRows& k) {
+  return (*this)(row, [&](std::int64_t kv_idx) { return dot(q, k[row.key(kv_idx)]); });
+}
+
+SoftmaxRow Softmax::operator()(const QueryRow& row, const Product& product) {
   SoftmaxRow result;
-  find_visible(row, q, k, result);
+  find_visible(row, product, result);
   normalise(sinks_ ? element(sinks_, row.at.q_head * sinks_.stride(0)) : -kInfinity, result);
   drop(result);
   return result;
@@ -34,13 +38,12 @@ SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, c
 
 /// What the mask hides is not even multiplied, and a score below the range of f32 is -inf. A NaN in sight wins over
 /// every number as row_max.
-void Softmax::find_visible(const QueryRow& row, std::span<const double> q, const HeadRows& k,
-                           SoftmaxRow& result) {
+void Softmax::find_visible(const QueryRow& row, const Product& product, SoftmaxRow& result) {
   Position at = row.at;
   for (at.kv_idx = 0; at.kv_idx < at.seqlen_kv; ++at.kv_idx) {
     at.score = 0;
     if (mask_(at) == 0) continue;
-    at.score = scale_ * dot(q, k[row.key(at.kv_idx)]);
+    at.score = scale_ * product(at.kv_idx);
     const double score = score_(at);
     if (static_cast<float>(score) == -kInfinity) continue;
     result.keys.push_back({.at = at, .score = score});

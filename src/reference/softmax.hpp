@@ -1,6 +1,8 @@
 // One row of probabilities: what forward, backward and forward mode have in common.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -35,13 +37,15 @@ class Softmax {
 
   /// The row of query q. `row` says where it stands, and its keys in k.
   SoftmaxRow operator()(const QueryRow& row, std::span<const double> q, const HeadRows& k);
+  /// The same of other products: product(kv_idx) in place of q · k.
+  using Product = std::function<double(std::int64_t)>;
+  SoftmaxRow operator()(const QueryRow& row, const Product& product);
 
   double scale() const { return scale_; }
   Evaluator& score() { return score_; }
 
  private:
-  void find_visible(const QueryRow& row, std::span<const double> q, const HeadRows& k,
-                    SoftmaxRow& result);
+  void find_visible(const QueryRow& row, const Product& product, SoftmaxRow& result);
   void normalise(double sink, SoftmaxRow& result) const;
   void drop(SoftmaxRow& result) const;
 

@@ -32,6 +32,11 @@ struct Tolerance {
   /// are compared all the same, with what the others allow.
   std::int64_t num_beyond_f32 = 0;
 
+  /// Of recipes: where a rounding decides a code, up to `num_lumps` elements may err by `lump` more. They do not count
+  /// in the norm.
+  double lump = 0;
+  std::int64_t num_lumps = 0;
+
   double allowed(double expected) const;
   /// What is not finite must be equal, NaN with NaN; but a number beyond the range of `dtype` may be infinite of its
   /// sign.
@@ -85,7 +90,8 @@ struct Comparison {
   std::size_t largest = 0;     // that of the largest error
   double largest_error = 0;    // of finite elements
   std::int64_t num_wrong = 0;  // elements beyond what they may err by
-  double norm = 0;             // of the errors of finite elements
+  std::int64_t num_lumps = 0;  // elements that err by a lump; more than there may be are wrong
+  double norm = 0;             // of the errors of all other finite elements
   double expected_norm = 0;
 
   bool passes(const Tolerance& tolerance) const { return num_wrong == 0 && norm <= tolerance.norm; }

@@ -173,6 +173,15 @@ class Results(CommandTest):
         self.expect(self.attend("--dropout", "0.5", "--seed", "3", "--check"), 0)
         self.expect(self.attend("--dropout", "0.5", "--seed", str(2**64 - 1), "--check"), 0)
 
+    def test_recipes_round_and_are_checked_against_their_own_oracle(self):
+        for recipe in ("accurate", "fast", "int8,hadamard=yes", "sage1", "sage2"):
+            result = self.attend("--quant", recipe, "--causal", "--check", "--json")
+            self.expect(result, 0)
+            report = json.loads(result.stdout)
+            self.assertEqual(report["explanation"]["kernel"], "cpu/attention_quantized")
+            self.assertIn(f"quant {recipe}", report["explanation"]["problem"])
+        self.refuse(self.attend("--quant", "fp8_static"), "--quant", "scales=measured")
+
     def test_bhsd_is_bshd_transposed(self):
         def transposed(values, shape):
             b, s, h, d = shape
@@ -534,6 +543,30 @@ class Reports(CommandTest):
                                 "--tile-kv", "32", "--json")
         self.expect(result, 0)
         self.assertEqual(json.loads(result.stdout)["tiles"], {"empty": 6, "partial": 4, "full": 6})
+
+    def test_draw_mask_over_ranks(self):
+        words = ("--seqlen-q", "64", "--causal", "--tile-q", "8", "--tile-kv", "8", "--ranks", "4")
+        result = self.run_fovea("draw-mask", *words, "--png", "ranks.png")
+        self.expect(result, 0)
+        rows = [line.strip("│") for line in result.stdout.splitlines() if line.startswith("│")]
+        self.assertEqual([row[0] for row in rows], list("01233210"))
+        self.assertIn("all_gather over 4 ranks, zigzag", result.stdout)
+        self.run_fovea("draw-mask", *words[:-2], "--png", "kinds.png")
+        self.assertNotEqual((self.folder / "ranks.png").read_bytes(), (self.folder / "kinds.png").read_bytes())
+        counts = json.loads(self.run_fovea("draw-mask", *words, "--scheme", "ring", "--json").stdout)["context_parallel"]
+        self.assertEqual((counts["scheme"], counts["ranks"][0]["tokens"]), ("ring", [[0, 8], [56, 64]]))
+
+    def test_explain_over_ranks(self):
+        words = ("explain", "--seqlen-q", "4096", "--num-heads-q", "8", "--num-heads-kv", "2", "--head-dim", "64", "--dtype",
+                 "bf16", "--causal", "--ranks", "4")
+        result = self.run_fovea(*words)
+        self.expect(result, 0)
+        for needle in ("all_gather over 4 ranks, zigzag", "512..1024 3072..3584", "predicted", "ulysses", "needed_only"):
+            self.assertIn(needle, result.stdout)
+        schemes = {x["scheme"]: x for x in json.loads(self.run_fovea(*words, "--json").stdout)["context_parallel"]["predicted"]}
+        self.assertEqual(schemes["all_gather"]["forward_bytes"], 3 * 1024 * 2 * 128 * 2)
+        twice = json.loads(self.run_fovea(*words, "--json", "--rank-tflops", "1300", "--rank-gbps", "500").stdout)
+        self.assertAlmostEqual(2 * twice["context_parallel"]["predicted"][0]["forward_ms"], schemes["all_gather"]["forward_ms"], 5)
 
     def test_doctor(self):
         result = self.run_fovea("doctor")
@@ -1078,7 +1111,7 @@ class Refusals(CommandTest):
             "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5", str(2**64)),
             "--threads": ("-1", "x", "1,2"), "--layout": ("bsdh", ""), "--dtype": ("f64", ""), "--align": ("left",),
             "--target": ("sse9",), "--compute-dtype": ("f16",), "--out-dtype": ("f64",), "--scalar": ("n", "n=x", "=3", "1n=3"),
-            "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
+            "--quant": ("acurate", "accurate,block_kv=x", ""), "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
             "--mask-mod": ("", "score > 0", "q_idx"),
         }.items():
             for value in values:
@@ -1255,6 +1288,12 @@ class Refusals(CommandTest):
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--tile-q", "0"), "--tile-q")
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "1000000000"), "--tile-q", "take larger ones")
         self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--mask-mod", "kv_idx <"), "column")
+
+    def test_ranks(self):
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "8", "--ranks", "0"), "--ranks")
+        self.refuse(self.run_fovea("draw-mask", "--seqlen-q", "9", "--ranks", "2"), "pad to 10")
+        self.refuse(self.run_fovea("explain", "--seqlen-q", "8", "--ranks", "2", "--scheme", "all-gather"), "--scheme", "needed_only")
+        self.refuse(self.run_fovea("explain", "--seqlen-q", "8", "--ranks", "2", "--rank-gbps", "0"), "--rank-gbps", "above 0")
 
 
 def with_header(text: bytes, size: int = 0) -> bytes:

@@ -343,6 +343,9 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
     if (args.dropout_seed != nullptr && bytes.next() % 4 != 1)
       args.dropout_offset = loan.indices(bytes.flag() ? Extents{} : Extents{1});
   }
+  constexpr const char* kRecipes[] = {"accurate", "int8,hadamard=yes", "fp8_static", "no recipe"};
+  if (bytes.next() % 8 == 1) args.quant = kRecipes[bytes.next() % 4];
+  if (bytes.next() % 16 == 1) args.q_scale = args.k_scale = args.v_scale = args.sinks;
   args.executor = loan.lend(own_thread());
   return args;
 }
@@ -675,6 +678,40 @@ int run_block_map(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_mask_tiles, lent, kinds.data(), kinds.size(), shape);
 }
 
+/// A plan, and each question that it answers about a rank that may not be.
+int run_shards(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_shard_args args{};
+  const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes);
+  if (is_huge(forward.q) || is_huge(forward.k)) return FOVEA_INVALID_ARGUMENT;
+  args.forward = loan.lend(forward);
+  args.world_size = bytes.next() % 5;
+  args.scheme = bytes.next() % 7;
+  args.tile_q = bytes.next() % 8;
+  args.tile_kv = bytes.next() % 8;
+  args.chunk = bytes.next() % 4;
+  args.head_parts = bytes.next() % 3;
+  args.head_ranks = bytes.next() % 3;
+  fovea_shard_plan* plan = nullptr;
+  const int created = call(fovea_shard_plan_create, loan.lend(args), &plan);
+  require((plan != nullptr) == (created == FOVEA_OK));
+  if (created != FOVEA_OK) return created;
+  const std::int32_t rank = bytes.next() % 5;
+  std::size_t count = 0;
+  std::int64_t* no_ranges = nullptr;
+  fovea_transfer* no_transfers = nullptr;
+  const int kind = call(fovea_shard_plan_ranges, plan, rank, std::int32_t{bytes.next()}, no_ranges,
+                        std::size_t{0}, &count);
+  call(fovea_shard_plan_transfers, plan, rank, no_transfers, std::size_t{0}, &count);
+  char* text = nullptr;
+  const int printed = call(fovea_shard_plan_print_ranks, plan, std::int64_t{bytes.next()},
+                           std::int64_t{bytes.next()}, std::int32_t{bytes.next()},
+                           std::int32_t{bytes.next()}, &text);
+  require((text != nullptr) == (printed == FOVEA_OK));
+  fovea_string_free(text);
+  fovea_shard_plan_destroy(plan);
+  return kind;
+}
+
 int run_rotary(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   const bool is_packed = bytes.next() % 4 == 1;
   const std::int64_t rows = sizes.batch * sizes.seqlen_q;
@@ -708,7 +745,7 @@ int run_probabilities(Loan& loan, Bytes& bytes, const Sizes& sizes) {
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 12) {
+  switch (operation % 13) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -731,6 +768,8 @@ int run(Loan& loan, Bytes& bytes) {
       return run_rotary(loan, bytes, sizes);
     case 10:
       return run_probabilities(loan, bytes, sizes);
+    case 11:
+      return run_shards(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

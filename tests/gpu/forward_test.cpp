@@ -9,17 +9,21 @@
 #include <array>
 #include <cstring>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/sm80_short.hpp"
 #include "gpu/device_copy.hpp"
 #include "problem/decode.hpp"
 #include "support/cache_case.hpp"
 #include "support/case.hpp"
 #include "support/features.hpp"
 #include "support/kernel_compare.hpp"
+#include "support/plan_without.hpp"
 #include "support/random.hpp"
 
 namespace fovea::testing {
@@ -38,8 +42,20 @@ cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
   return plan;
 }
 
-cuda::ForwardPlan plan_as(const ForwardProblem& problem, int major) {
-  return loaded(cuda::choose_forward(problem, traits_as(major)));
+/// Whose kernels a problem runs by: those of a major compute capability; on Hopper those for long sequences too where
+/// it is short.
+struct Generation {
+  int major = 8;
+  bool takes_short = true;
+};
+
+cuda::ForwardPlan plan_as(const ForwardProblem& problem, const Generation& generation) {
+  constexpr std::string_view kShort = cuda::Sm80ForwardShort::kName;
+  const cuda::DeviceTraits device = traits_as(generation.major);
+  cuda::ForwardPlan plan = cuda::choose_forward(problem, device);
+  if (plan.candidate == kShort && !generation.takes_short)
+    plan = plan_without(kShort, problem, device);
+  return loaded(std::move(plan));
 }
 
 void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
@@ -49,19 +65,19 @@ void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
   cuda::attention_forward(problem, plan, args, workspace.data(), nullptr, cache);
 }
 
-void run_as(int major, const AttentionForward& args) {
+void run_as(const Generation& generation, const AttentionForward& args) {
   DeviceCopies copies;
   copies.add(tensors_of_call(args));
   const AttentionForward call = copies.call(args);
   const ForwardProblem problem = validate(problem_of(call), "test");
-  run_plan(problem, plan_as(problem, major), call, nullptr);
+  run_plan(problem, plan_as(problem, generation), call, nullptr);
   copies.copy_back();
 }
 
 /// Whose kernels this device runs: those of sm_80 everywhere, those of sm_90a on Hopper alone.
-std::vector<int> generations() {
-  const bool is_hopper = cuda::driver::process_context(0).info().compute_capability_major == 9;
-  return is_hopper ? std::vector{8, 9} : std::vector{8};
+std::vector<Generation> generations() {
+  if (cuda::driver::process_context(0).info().compute_capability_major != 9) return {{.major = 8}};
+  return {{.major = 8}, {.major = 9}, {.major = 9, .takes_short = false}};
 }
 
 /// On Hopper a reference stands some 80 octaves above a row's scores: exponents are rounded at 2^-18, which shows in
@@ -69,10 +85,11 @@ std::vector<int> generations() {
 constexpr double kHopperLseError = 0x1p-18;
 
 void expect_right(const Case& problem) {
-  for (const int major : generations()) {
-    SCOPED_TRACE(fmt::format("as compute capability {}.0", major));
-    const auto run = [major](const AttentionForward& args) { run_as(major, args); };
-    expect_kernel_equals_oracle(problem, run, major == 9 ? kHopperLseError : 0);
+  for (const Generation& generation : generations()) {
+    SCOPED_TRACE(fmt::format("as compute capability {}.0{}", generation.major,
+                             generation.takes_short ? "" : ", as if long"));
+    const auto run = [&](const AttentionForward& args) { run_as(generation, args); };
+    expect_kernel_equals_oracle(problem, run, generation.major == 9 ? kHopperLseError : 0);
   }
 }
 
@@ -238,6 +255,90 @@ TEST_F(Gpu, TensorsOfOnePlanStartAnywhere) {
   }
 }
 
+// ---- short sequences on Hopper ----
+
+class GpuShort : public Gpu {
+ protected:
+  void SetUp() override {
+    Gpu::SetUp();
+    if (IsSkipped()) return;
+    if (cuda::driver::process_context(0).info().compute_capability_major != 9)
+      GTEST_SKIP() << "the device is not of sm_90";
+  }
+};
+
+/// A caller who says how long packed sequences are at most.
+ForwardProblem bounded(const AttentionForward& args, std::int64_t most) {
+  Problem problem = problem_of(args);
+  if (problem.num_sequences) problem.seqlen_q = problem.seqlen_kv = up_to(most);
+  return validate(problem, "test");
+}
+
+void expect_right_short(const Case& problem) {
+  const std::int64_t most = std::max(problem.max_seqlen_q(), problem.max_seqlen_kv());
+  const auto run = [&](const AttentionForward& args) {
+    DeviceCopies copies;
+    copies.add(tensors_of_call(args));
+    const AttentionForward call = copies.call(args);
+    const ForwardProblem posed = bounded(call, most);
+    const cuda::ForwardPlan plan = plan_as(posed, {.major = 9});
+    ASSERT_EQ(plan.candidate, cuda::Sm80ForwardShort::kName);
+    run_plan(posed, plan, call, nullptr);
+    copies.copy_back();
+  };
+  expect_kernel_equals_oracle(problem, run, 0);
+}
+
+/// Of every head dim, up to the longest that is taken.
+TEST_F(GpuShort, LengthsAndHeadDims) {
+  for (const auto& [head_dim, longest] : {std::pair<std::int64_t, std::int64_t>{32, 288},
+                                          {40, 128},
+                                          {64, 128},
+                                          {72, 128},
+                                          {80, 128},
+                                          {128, 128}}) {
+    for (const std::int64_t seqlen : {17, 49, 64, 77, 80, 81, 113, 128, 197, 288}) {
+      if (seqlen > longest) continue;
+      Case problem = plain_case(seqlen == 64 ? Dtype::f16 : Dtype::bf16);
+      problem.label = "short";
+      problem.seqlen_q = problem.seqlen_kv = seqlen;
+      problem.head_dim_qk = problem.head_dim_v = head_dim;
+      problem.wants_row_max = false;
+      expect_right_short(problem);
+      problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
+      problem.mask = causal();
+      problem.has_sinks = true;
+      problem.has_infinite_values = seqlen == 128;
+      expect_right_short(problem);
+    }
+  }
+}
+
+TEST_F(GpuShort, Features) {
+  for (const Feature& feature : features()) {
+    if (feature.group == "shape" || feature.group == "products") continue;
+    Case problem = plain_case(Dtype::bf16);
+    problem.label = feature.name;
+    problem.seqlen_q = 90;
+    problem.seqlen_kv = 120;
+    feature.add(problem);
+    expect_right_short(problem);
+  }
+}
+
+TEST_F(GpuShort, Packed) {
+  for (const std::int64_t head_dim : {64, 80, 128}) {
+    Case problem = plain_case(Dtype::bf16);
+    problem.label = "short_packed";
+    problem.head_dim_qk = problem.head_dim_v = head_dim;
+    for (std::int64_t i = 0; i < 300; ++i)
+      problem.sequences.push_back({i * 37 % 129, i % 7 == 0 ? i * 11 % 129 : i * 37 % 129});
+    problem.trailing_rows = 5;
+    problem.mask = causal();
+    expect_right_short(problem);
+  }
+}
+
 // ---- few rows on Hopper: sm90/decode up to 16, sm90/attention_forward up to 64 ----
 
 class GpuFewRows : public Gpu {
@@ -250,7 +351,9 @@ class GpuFewRows : public Gpu {
   }
 };
 
-void few_rows_on_gpu(const AttentionForward& args) { run_as(9, args); }
+void few_rows_on_gpu(const AttentionForward& args) {
+  run_as({.major = 9, .takes_short = false}, args);
+}
 
 void decode_on_gpu(const CacheCase& each, const AttentionDecode& host) {
   DeviceCopies copies;
@@ -261,7 +364,7 @@ void decode_on_gpu(const CacheCase& each, const AttentionDecode& host) {
   const ForwardProblem problem = validate_decode_problem(decode_problem(decode, longest, 1, "test"),
                                                          cache_layout(decode), "test");
   const GrownCache cache{decode.cache};
-  run_plan(problem, plan_as(problem, 9), forward_of(decode), &cache);
+  run_plan(problem, plan_as(problem, {.major = 9}), forward_of(decode), &cache);
   copies.copy_back();
 }
 

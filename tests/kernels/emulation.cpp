@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/emulator/tensor_map.hpp"
+#include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
@@ -126,6 +127,13 @@ void run_emulated(const Run& run, Emulation& emulation) {
   cuda::ForwardLaunch call =
       cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
   launch(call);
+}
+
+void run_short(const Run& run, Emulation& emulation) {
+  const ForwardProblem problem = planned_for_short(run.problem);
+  ASSERT_EQ(plan_of(run.label, problem, run.device).candidate, cuda::Sm80ForwardShort::kName);
+  run_emulated({.label = run.label, .problem = problem, .args = run.args, .device = run.device},
+               emulation);
 }
 
 namespace {

@@ -30,6 +30,8 @@ void run_args(Runner run, const std::string& label, const AttentionForward& args
 
 /// The kernels of sm_80, sm90/decode, sm90/decode_latent, sm90/attention_forward; then what joins splits, either form.
 void run_emulated(const Run& run, Emulation& emulation);
+/// Short sequences on Hopper, packed ones planned for the longest.
+void run_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);

@@ -38,6 +38,12 @@ std::vector<Case> hopper_few_rows_cases();
 /// Of sm90/decode, dense: few rows, more keys than one split has, and programs, masks and statistics beside.
 std::vector<Case> decode_cases();
 
+/// Of sm80/attention_forward_short, on Hopper.
+std::vector<Case> short_cases();
+/// The longest of their packed sequences, rows and keys, and their problems as a caller poses them who says so.
+inline constexpr std::int64_t kMostPacked = 128;
+ForwardProblem planned_for_short(ForwardProblem problem);
+
 struct NamedCacheCase {
   std::string label;
   CacheCase problem;

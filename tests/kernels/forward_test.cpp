@@ -84,6 +84,7 @@ TEST(ExtremeScores, AreOrdinaryNumbersInDecode) {
 TEST(ExtremeScores, AreOrdinaryNumbersOnHopper) {
   expect_exact_rows_of(hopper_cases(), run_hopper, sectioned_hopper());
   expect_exact_rows_of(hopper_few_rows_cases(), run_hopper, sectioned_hopper());
+  expect_exact_rows_of(short_cases(), run_short, small_hopper());
 }
 
 TensorView columns_from(const TensorView& t, std::int64_t first) {
@@ -132,6 +133,41 @@ class EmulatedForwards : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedForwards, EqualTheOracle) {
   expect_equals_oracle(GetParam(), run_emulated, cuda::typical_device(8, 0));
+}
+
+class EmulatedShorts : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedShorts, EqualTheOracle) {
+  expect_equals_oracle(GetParam(), run_short, small_hopper());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedShorts, ::testing::ValuesIn(short_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+/// Each packed sequence as the only one that cu_seqlens names, planned for the same lengths.
+TEST(ShortSequences, HaveTheBitsOfOneAlone) {
+  const std::vector<Case> cases = short_cases();
+  const Case& problem = *std::ranges::find(cases, "short_packed_d64", &Case::label);
+  const auto run = [&](const AttentionForward& args) {
+    Emulation emulation;
+    run_args(run_short, problem.label, args, small_hopper(), emulation);
+    EXPECT_EQ(emulation.findings, "");
+  };
+  CaseMemory together(problem);
+  const AttentionForward all = together.args();
+  run(all);
+  std::int64_t begin = 0;
+  for (std::int64_t i = 0; i < problem.num_sequences(); ++i) {
+    const std::int64_t rows = problem.lengths(i).q;
+    CaseMemory alone(problem);
+    AttentionForward one = alone.args();
+    one.cu_seqlens_q = entry_of(one.cu_seqlens_q, i, 2);
+    one.cu_seqlens_kv = entry_of(one.cu_seqlens_kv, i, 2);
+    run(one);
+    EXPECT_EQ(bits_of(entry_of(one.out, begin, rows)), bits_of(entry_of(all.out, begin, rows)))
+        << i;
+    begin += rows;
+  }
 }
 
 /// One SM of two is left free: CTAs take other tiles and splits, and more of them.

@@ -55,6 +55,10 @@ void print_forwards(std::ofstream& out) {
     print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, table);
   for (const auto& each : testing::kernel_cache_cases())
     print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+  for (const auto& each : testing::short_cases()) {
+    const ForwardProblem problem = testing::planned_for_short(problem_of_case(each));
+    print(each.label, testing::plan_of(each.label, problem, hopper), out, table);
+  }
   std::string decodes;
   for (const auto& each : testing::decode_cases())
     print(each.label, testing::plan_of(each.label, problem_of_case(each), hopper), out, decodes);

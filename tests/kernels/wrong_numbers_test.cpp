@@ -51,6 +51,7 @@ std::vector<PackedKernel> packed_kernels() {
   };
   for (Case& each : kernel_cases()) add(std::move(each), run_emulated, cuda::typical_device(8, 0));
   for (Case& each : hopper_cases()) add(std::move(each), run_hopper, sectioned_hopper());
+  for (Case& each : short_cases()) add(std::move(each), run_short, small_hopper());
   return kernels;
 }
 
@@ -213,6 +214,7 @@ std::vector<CapturingKernel> capturing_kernels() {
   add(decode_cases, run_decode, small_hopper());
   add(hopper_cases, run_hopper, sectioned_hopper());
   add(hopper_few_rows_cases, run_hopper, sectioned_hopper());
+  add(short_cases, run_short, small_hopper());
   return kernels;
 }
 

@@ -72,7 +72,8 @@ class ForwardArgs(ctypes.Structure):
         ("score_tensors", POINTER(_TENSOR)), ("num_score_tensors", c_size_t), ("score_scalars", POINTER(ctypes.c_double)),
         ("num_score_scalars", c_size_t), ("mask_program", c_void_p), ("mask_tensors", POINTER(_TENSOR)), ("num_mask_tensors", c_size_t),
         ("mask_scalars", POINTER(ctypes.c_double)), ("num_mask_scalars", c_size_t), ("sm_margin", c_int32), ("reserved_3", c_uint32),
-        ("dropout_seed", _TENSOR), ("dropout_offset", _TENSOR)]
+        ("dropout_seed", _TENSOR), ("dropout_offset", _TENSOR),
+        ("quant", c_char_p), ("q_scale", _TENSOR), ("k_scale", _TENSOR), ("v_scale", _TENSOR)]
 
 
 class PlanOptions(ctypes.Structure):
@@ -135,6 +136,14 @@ class BlockMapArgs(ctypes.Structure):
     ]
 
 
+class ShardArgs(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
+        ("world_size", c_int32), ("scheme", c_int32), ("tile_q", c_int64), ("tile_kv", c_int64), ("chunk", c_int64),
+        ("head_parts", c_int64), ("head_ranks", c_int32), ("reserved_1", c_uint32),
+    ]
+
+
 class Allocator(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("device_type", c_int32), ("context", c_void_p),
                 ("allocate", ALLOCATE), ("deallocate", DEALLOCATE)]
@@ -146,7 +155,7 @@ STRUCTS = {"fovea_named_tensor": NamedTensor, "fovea_named_scalar": NamedScalar,
            "fovea_attention_backward_args": BackwardArgs, "fovea_attention_jvp_args": JvpArgs,
            "fovea_attention_double_backward_args": DoubleBackwardArgs,
            "fovea_merge_states_args": MergeStatesArgs, "fovea_attention_decode_args": DecodeArgs,
-           "fovea_block_map_args": BlockMapArgs, "fovea_allocator": Allocator}
+           "fovea_block_map_args": BlockMapArgs, "fovea_shard_args": ShardArgs, "fovea_allocator": Allocator}
 
 
 class FoveaError(RuntimeError):

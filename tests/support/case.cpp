@@ -149,6 +149,7 @@ std::string Case::describe() const {
   if (out_dtype) text += fmt::format(" out {}", fovea::name(*out_dtype));
   if (softmax_scale) text += fmt::format(" scale {}", *softmax_scale);
   if (has_sinks) text += " sinks";
+  if (!quant.is_none()) text += fmt::format(" quant {}", print(quant));
   if (dropout.p > 0) text += fmt::format(" dropout {} seed {}", dropout.p, dropout.seed);
   if (reads_dropout_seed) text += " in memory";
   if (!score.is_identity()) text += "; score: " + score.to_string();
@@ -229,11 +230,23 @@ void CaseMemory::fill_inputs() {
     dropout_seed.fill([](std::int64_t) { return kSeedInMemory; });
     dropout_offset.fill([](std::int64_t) { return kOffsetInMemory; });
   }
+  fill_scales();
   poison_trailing_rows();
   if (problem_.poisons_hidden_keys) poison_hidden_keys();
   if (problem_.has_infinite_values) set_infinite_values();
   if (problem_.has_huge_value) set_huge_value();
   for (GuardedTensor* input : {&q, &k, &v}) input->seal();
+}
+
+/// About the greatest magnitude of a normal sample over that of e4m3: some numbers are saturated.
+void CaseMemory::fill_scales() {
+  if (problem_.quant.scales != ScaleSource::given) return;
+  const std::array<std::int64_t, 2> shape{problem_.num_sequences(), problem_.num_heads_kv};
+  const Random random(problem_.seed, 4);
+  for (GuardedTensor* scale : {&q_scale, &k_scale, &v_scale}) {
+    *scale = GuardedTensor(problem_.drawn(Dtype::f32, shape, kScaleLayout, Strides::of_input));
+    scale->fill([&](std::int64_t i) { return (2.5 + random.uniform(i)) / 448; });
+  }
 }
 
 void CaseMemory::poison_trailing_rows() {
@@ -311,6 +324,10 @@ AttentionForward CaseMemory::args(CpuTarget target) {
   args.mask = problem_.mask;
   args.softmax_scale = problem_.softmax_scale;
   args.sinks = sinks.view();
+  args.quant = problem_.quant;
+  args.q_scale = q_scale.view();
+  args.k_scale = k_scale.view();
+  args.v_scale = v_scale.view();
   args.dropout = problem_.dropout;
   if (problem_.reads_dropout_seed) {
     args.dropout.seed -= static_cast<std::uint64_t>(kSeedInMemory);
@@ -339,6 +356,9 @@ std::string CaseMemory::damage() const {
                              {&k, "k"},
                              {&v, "v"},
                              {&sinks, "sinks"},
+                             {&q_scale, "q_scale"},
+                             {&k_scale, "k_scale"},
+                             {&v_scale, "v_scale"},
                              {&cu_seqlens_q, "cu_seqlens_q"},
                              {&cu_seqlens_kv, "cu_seqlens_kv"},
                              {&dropout_seed, "dropout_seed"},

@@ -72,6 +72,7 @@ struct Case {
   std::optional<float> softmax_scale{};
   bool has_sinks = false;
   Dropout dropout{};
+  Quantization quant{};             // scales that it wants given are drawn
   bool reads_dropout_seed = false;  // most of its seed and offset is in tensors
   bool wants_lse = true, wants_row_max = true;
 
@@ -117,6 +118,7 @@ enum LayoutStream : std::uint64_t {
   kRowMaxLayout,
   kDropoutSeedLayout,
   kDropoutOffsetLayout,
+  kScaleLayout,
   kGradientLayout = 1100,
   kCapturedGradientLayout = 1150,
   kCapturedLayout = 1200,
@@ -142,11 +144,13 @@ class CaseMemory {
   /// "k was written", "wrote outside of out": empty when inputs and guards are as they were.
   std::string damage() const;
 
+  GuardedTensor q_scale, k_scale, v_scale;
   GuardedTensor q, k, v, sinks, cu_seqlens_q, cu_seqlens_kv, dropout_seed, dropout_offset;
   GuardedTensor out, lse, row_max;
 
  private:
   void fill_inputs();
+  void fill_scales();
   void poison_trailing_rows();
   void poison_hidden_keys();
   void set_infinite_values();

@@ -35,13 +35,21 @@ def _run(program: str, words: list[str], is_module: bool) -> None:
         runpy.run_path(program, run_name="__main__")
 
 
+def _print(text: str) -> None:
+    """A reader that has enough, as head, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the interpreter's last flush goes
+
+
 def main(words: list[str] | None = None) -> int:
     """Runs the words of the command line."""
     args = _parser().parse_args(words)
     if args.command == "list":
         names = DROP_INS if args.name is None else (args.name,)
         chosen = [DROP_INS[name] for name in names]
-        print("\n".join(f"# {drop_in.distribution} {drop_in.version}: {drop_in.name}\n\n{table(drop_in)}" for drop_in in chosen))
+        _print("\n".join(f"# {drop_in.distribution} {drop_in.version}: {drop_in.name}\n\n{table(drop_in)}" for drop_in in chosen))
         return 0
     for name in args.drop_in:
         install(name)

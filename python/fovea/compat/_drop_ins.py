@@ -46,6 +46,8 @@ class DropIn:
         Of all its functions.
     parts : tuple of Row
         All else.
+    operators : str, optional
+        The module of ours whose `register` puts operators of the package in place.
     """
 
     name: str
@@ -54,9 +56,16 @@ class DropIn:
     modules: dict[str, str]
     arguments: tuple[Row, ...]
     parts: tuple[Row, ...]
+    operators: str | None = None
 
 
 _FLASH_ATTN = "fovea.compat.flash_attn"
+#: Of flash_attn, with weights, and what they are made of.
+_MODULES = (
+    "modules", "modules.mha", "modules.mlp", "modules.block", "modules.embedding", "ops", "ops.activations", "ops.fused_dense",
+    "ops.rms_norm", "ops.triton", "ops.triton.layer_norm", "models", "models.gpt", "models.llama", "models.bert", "utils",
+    "utils.generation",
+)  # fmt: skip
 _WINDOW = "both ends count; a negative side is open; beside causal the right side is 0; a pair, list or tensor"
 _SCALE_AND_CAUSAL = (
     Row("softmax_scale", "honoured", "1 / sqrt(head_dim) unless given"),
@@ -73,6 +82,7 @@ _FLASH_ATTN_2 = DropIn(
         "flash_attn.bert_padding": f"{_FLASH_ATTN}.bert_padding",
         "flash_attn.layers": f"{_FLASH_ATTN}.layers",
         "flash_attn.layers.rotary": f"{_FLASH_ATTN}.layers.rotary",
+        **{f"flash_attn.{name}": f"{_FLASH_ATTN}.{name}" for name in _MODULES},
         "flash_attn_2_cuda": f"{_FLASH_ATTN}.extension",
     },
     arguments=(
@@ -101,7 +111,16 @@ _FLASH_ATTN_2 = DropIn(
         Row("flash_attn.flash_attn_interface", "honoured", "and its _flash_attn_forward, _flash_attn_backward, their varlen and _wrapped_ kinds"),
         Row("flash_attn.bert_padding", "honoured", "pad_input, unpad_input, unpad_input_for_concatenated_sequences, index_first_axis, index_put_first_axis, index_first_axis_residual"),
         Row("flash_attn.layers.rotary", "honoured", "apply_rotary_emb (also as apply_rotary_emb_func), apply_rotary_emb_qkv_, apply_rotary_emb_kv_, apply_rotary_emb_torch, RotaryEmbedding with XPos"),
-        Row("flash_attn.modules, .models, .ops, .losses, .cute", "refused", "not there: ModuleNotFoundError"),
+        Row("flash_attn.modules.mha", "honoured", "MHA, FlashSelfAttention, FlashCrossAttention, SelfAttention, CrossAttention, get_alibi_slopes, LinearResidual; caches keep to window_size, "
+            "where the peer's forget it; SelfAttention hides padding truly, a row that sees no key is 0; ParallelMHA is not there"),
+        Row("flash_attn.modules.mlp, .modules.block, .modules.embedding", "honoured", "Mlp, GatedMlp, FusedMLP; Block, ParallelBlock; GPT2Embeddings, BertEmbeddings, by PyTorch's layers: words "
+            "about fused kernels and checkpoint_lvl change nothing; tensor parallel classes are not there"),
+        Row("flash_attn.ops.triton.layer_norm, .ops.rms_norm, .ops.activations, .ops.fused_dense", "honoured", "layer_norm_fn, rms_norm_fn, RMSNorm, rms_norm, swiglu, sqrelu_fwd, FusedDense, "
+            "fused_dense_func, by PyTorch's operators"),
+        Row("flash_attn.models.gpt, .models.llama, .models.bert", "honoured", "GPTModel, GPTLMHeadModel, BertModel, BertForPreTraining, and remap_state_dict_hf_gpt2, llama_config_to_gpt2_config, "
+            "remap_state_dict_hf_llama and its inverse, bert's remap_state_dict; refused by name: process_group, dense_seq_output, last_layer_subset; from_pretrained is not there"),
+        Row("flash_attn.utils.generation", "honoured", "InferenceParams; generate is not there"),
+        Row("flash_attn.losses, .cute, .layers.patch_embed, .models.vit, .utils.benchmark", "refused", "not there: ModuleNotFoundError"),
         Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
         Row("torch.compile", "honoured", "of functions without a cache; over caches and block_table a graph breaks"),
     ),
@@ -111,7 +130,11 @@ _FLASH_ATTN_3 = DropIn(
     name="flash_attn_3",
     distribution="flash_attn_3",
     version="3.0.0",
-    modules={"flash_attn_interface": "fovea.compat.flash_attn_3", "flash_attn_3": "fovea.compat.flash_attn_3"},
+    modules={
+        "flash_attn_interface": "fovea.compat.flash_attn_3",
+        "flash_attn_3": "fovea.compat.flash_attn_3",
+        "flash_attn_3._C": "fovea.compat.flash_attn_3.operators",
+    },
     arguments=(
         Row("q, k, v, qkv", "honoured", "f32, f16, bf16, any head dims up to 576, head_dim_v too; float8 is refused; gradients but over caches"),
         Row("num_heads_q", "honoured", "of a qkv of rank 4"),
@@ -143,7 +166,12 @@ _FLASH_ATTN_3 = DropIn(
         Row("batch_size, max_seqlen_k_new, num_heads_kv, headdim, headdim_v, qkv_dtype, page_size, has_softcap", "taken", "of get_scheduler_metadata, "
             "which gives a tensor without elements"),
     ),
-    parts=(Row("torch.ops.flash_attn_3", "refused", "the operators and the module flash_attn_3._C are not there"),),
+    parts=(
+        Row("torch.ops.flash_attn_3", "honoured", "fwd, bwd, fwd_combine, get_scheduler_metadata, in graphs too; those of another package stay where they are there already"),
+        Row("flash_attn_3._C", "honoured", "importing it is no error"),
+        Row("torch.nn.attention", "honoured", 'activate_flash_attention_impl("FA3") runs on the operators, on GPUs of compute capability 9.0: PyTorch asks for one'),
+    ),
+    operators="fovea.compat.flash_attn_3.operators",
 )  # fmt: skip
 
 _PALLAS = "fovea.compat.pallas_flexattn"

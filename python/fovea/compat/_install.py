@@ -60,8 +60,11 @@ class _Installed:
             del sys.modules[name]
         sys.modules.update(ours)
         sys.meta_path.insert(0, self._finder)
+        self._operators = None if drop_in.operators is None else importlib.import_module(drop_in.operators).register()
 
     def remove(self) -> None:
+        if self._operators is not None:
+            self._operators.remove()
         sys.meta_path.remove(self._finder)
         for name in self._names:
             sys.modules.pop(name, None)

@@ -10,6 +10,8 @@ import torch as _torch
 
 from .. import _attention, _rotary as _rows
 from . import _ops, _rotary
+from ._context_parallel import context_parallel_attention
+from ._diffusers import install_diffusers
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._module import MultiheadAttention
 from ._sdpa import install_sdpa, scaled_dot_product_attention, uninstall_sdpa
@@ -28,8 +30,10 @@ _rows.recorded, _rows.is_compiling = _rotary.rotary, _torch.compiler.is_compilin
 __all__ = [
     "BlockMask",
     "MultiheadAttention",
+    "context_parallel_attention",
     "create_block_mask",
     "flex_attention",
+    "install_diffusers",
     "install_sdpa",
     "install_transformers",
     "scaled_dot_product_attention",

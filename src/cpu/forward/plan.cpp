@@ -9,9 +9,9 @@
 #include "cpu/attention_forward.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "cpu/program.hpp"
+#include "cpu/quantized/attention_quantized.hpp"
 
 namespace fovea::cpu {
-namespace {
 
 void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
   const ScoreMod& score = f.problem.score;
@@ -27,9 +27,8 @@ void prepare_programs(const ForwardProblem& f, ForwardPlan& plan) {
   plan.mapper.emplace(mask::BlockMapper::of_formula(mask, plan.spec.map_keys));
 }
 
-}  // namespace
-
 ForwardPlan try_plan_forward(const ForwardProblem& problem, int num_threads) {
+  if (!problem.problem.quant.is_none()) return try_plan_quantized(problem, num_threads);
   ForwardPlan plan;
   for (const Candidate& candidate : forward_candidates()) {
     if (const auto refusal = candidate.refuses(problem, candidate)) {

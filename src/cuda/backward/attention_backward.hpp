@@ -4,7 +4,7 @@
 //   range_tables    bounds of what a mask loads, where it loads
 //   delta           what is known of each row (RowStatistics)
 //   main, values, queries    the gradients, as the candidate divides them among kernels
-//   redo_keys, redo_queries  tiles of them that were not finite, where the candidate cannot tell why
+//   redo_keys, redo_values, redo_queries  tiles of them that were not finite, where the candidate cannot tell why
 //   sinks           dsinks, where wanted
 //   captured_deltas, ...    gradients of captured data (captured.hpp)
 #pragma once
@@ -38,7 +38,14 @@ struct BackwardStep {
   bool multiplies_by_wgmma = false;
 
   /// Computes what another step found not finite: hardly ever anything.
-  bool is_redo() const { return role == KernelRole::redo_keys || role == KernelRole::redo_queries; }
+  bool is_redo() const {
+    return role == KernelRole::redo_keys || role == KernelRole::redo_values ||
+           role == KernelRole::redo_queries;
+  }
+  /// Walks over tiles: neither that, nor what prepares and converts.
+  bool is_walk() const {
+    return role == KernelRole::main || role == KernelRole::values || role == KernelRole::queries;
+  }
 };
 
 /// Of the workspace: statistics of rows from its start, then what the candidate sums in, what gradients of captured

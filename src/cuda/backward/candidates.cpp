@@ -10,6 +10,7 @@
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_f32.hpp"
 #include "cuda/backward/sm90.hpp"
+#include "cuda/backward/sm90_wide.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/params/tensor_params.hpp"
 
@@ -65,8 +66,8 @@ constexpr BackwardCandidate candidate_of() {
           .launch = launch_call<Kernel>};
 }
 
-constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<Sm80Backward>(),
-                                    candidate_of<Sm80BackwardF32>()};
+constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<Sm90WideBackward>(),
+                                    candidate_of<Sm80Backward>(), candidate_of<Sm80BackwardF32>()};
 
 }  // namespace
 

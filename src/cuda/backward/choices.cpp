@@ -32,12 +32,9 @@ TileChoice tile_of(const OwnerSpec& spec) {
 std::vector<TileChoice> tiles_of(const std::vector<BackwardStep>& steps) {
   std::vector<TileChoice> tiles;
   for (const BackwardStep& step : steps) {
-    if (step.is_redo()) continue;
-    if (const OwnerSpec* owner = step.spec.owner()) {
-      tiles.push_back(tile_of(*owner));
-    } else if (step.role == KernelRole::main) {
-      tiles.push_back(tile_of(step.spec.as<Sm90BackwardSpec>()));
-    }
+    if (!step.is_walk()) continue;
+    const OwnerSpec* const owner = step.spec.owner();
+    tiles.push_back(owner != nullptr ? tile_of(*owner) : tile_of(step.spec.as<Sm90BackwardSpec>()));
   }
   return tiles;
 }

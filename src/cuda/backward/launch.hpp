@@ -12,8 +12,8 @@
 
 namespace fovea::cuda {
 
-/// prepare_rows, sm90/attention_backward, finish_queries and two that compute tiles again.
-inline constexpr std::size_t kMostBackwardSteps = 5;
+/// Two walks of sm90/attention_backward_wide, what clears words ahead of them, and three that compute tiles again.
+inline constexpr std::size_t kMostBackwardSteps = 6;
 
 struct BackwardLaunch {
   BackwardParams params;

@@ -164,10 +164,9 @@ ProductDepths product_depths(const BackwardPlan& plan) {
   const int walks = plan.captured.num_walks();
   ProductDepths depths{.qk = walks, .v = walks};
   for (const BackwardStep& step : plan.steps) {
+    if (!step.is_walk()) continue;
     const OwnerSpec* spec = step.spec.owner();
-    if (step.is_redo()) continue;
     if (spec == nullptr) {
-      if (step.role != KernelRole::main) continue;
       depths.qk += 3;
       depths.v += 2;
       continue;

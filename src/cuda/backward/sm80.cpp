@@ -131,7 +131,9 @@ std::vector<BackwardStep> Sm80Backward::choose_redo(const GradientProblem& g,
     auto spec = step.spec.as<Sm80BackwardSpec>();
     spec.is_redo = true;
     step.spec = spec;
-    step.role = spec.owns_keys ? KernelRole::redo_keys : KernelRole::redo_queries;
+    step.role = !spec.owns_keys    ? KernelRole::redo_queries
+                : spec.sums_scores ? KernelRole::redo_keys
+                                   : KernelRole::redo_values;
     step.header = kHeader;
     step.entry = kEntry;
     step.params = kParams;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/check.hpp"
+#include "cuda/backward/redo.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/device/shared/backward_spec_sm90.h"
 #include "expr/differentiate.hpp"
@@ -54,14 +55,6 @@ std::int64_t num_rows(const GradientProblem& g) {
   return num_statistics(g) * f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
 }
 
-/// Rows do not see all keys of a tile.
-bool hides_keys(const ForwardProblem& f) { return f.is_varlen || !f.problem.mask.is_all_visible(); }
-
-/// Gradients that are not finite are computed again: pairs that are hidden or dropped may have made them so.
-bool asks_redo(const GradientProblem& g) {
-  return hides_keys(g.forward) || has_program(g) || g.forward.problem.dropout.p > 0;
-}
-
 /// Every tile of keys visits every tile of queries, and there are some that would wait for each other.
 bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
   if (!f.problem.is_deterministic || hides_keys(f)) return false;
@@ -93,26 +86,9 @@ bool needs_registers(const GradientProblem& g) {
   return p.dropout.p > 0 || has_slope(program) || loads_for_each_score(program);
 }
 
-/// Words that stand for tiles of keys, and for tiles of queries (tile_place).
-std::int64_t num_words(const ForwardProblem& f, std::int64_t length, std::int64_t total,
-                       std::int64_t heads) {
-  return heads * (f.is_varlen ? num_packed_tiles(total, f.num_sequences)
-                              : f.num_sequences * tiles_of(length, kStatisticsRows));
-}
-std::int64_t num_key_words(const GradientProblem& g) {
-  const ForwardProblem& f = g.forward;
-  return num_words(f, f.seqlen_kv, f.is_varlen ? f.problem.k.shape[0] : 0, f.num_heads_kv);
-}
-std::int64_t num_query_words(const GradientProblem& g) {
-  const ForwardProblem& f = g.forward;
-  return num_words(f, f.seqlen_q, f.is_varlen ? f.problem.q.shape[0] : 0, f.num_heads_q);
-}
-
-/// Progress; behind it, where tiles may be computed again, a word for all tiles of keys, one for each, and the same of
-/// queries.
+/// Progress; behind it, where tiles may be computed again, the words that stand for them.
 std::int64_t num_all_words(const GradientProblem& g) {
-  const std::int64_t progress = num_key_words(g);
-  return progress + (asks_redo(g) ? 2 + num_key_words(g) + num_query_words(g) : 0);
+  return num_key_words(g) + (asks_redo(g) ? num_redo_words(g) : 0);
 }
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
@@ -225,14 +201,7 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
     return reinterpret_cast<std::int32_t*>(take(4 * count));
   };
   p.rows.progress = take_words(num_key_words(g));
-  if (spec.asks_redo) {
-    const auto take_redo = [&](std::int64_t num_tiles) -> RedoTiles {
-      // prepare_redo counts what is owned
-      return {.any = take_words(1), .tiles = take_words(num_tiles), .num_owned = 0};
-    };
-    p.common.redo_keys = take_redo(num_key_words(g));
-    p.common.redo_queries = take_redo(num_query_words(g));
-  }
+  if (spec.asks_redo) place_redo(g, take_words(num_redo_words(g)), p.common);
   launch.prepare = {
       .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g)};
   launch.prepare_redo(plan);
@@ -259,13 +228,8 @@ void Sm90BackwardLaunch::prepare_redo(const BackwardPlan& plan) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const BackwardStep& step = plan.steps[i];
     if (!step.is_redo()) continue;
-    const bool owns_keys = step.role == KernelRole::redo_keys;
-    RedoTiles& redo = owns_keys ? params.common.redo_keys : params.common.redo_queries;
-    redo.num_owned = static_cast<std::int32_t>(common.num_ctas[i]);
-    const auto of_machine =
-        static_cast<std::uint32_t>(step.spec->ctas_per_sm * plan.device.num_sms);
-    (owns_keys ? num_redo_key_ctas : num_redo_query_ctas) =
-        std::min(common.num_ctas[i], of_machine);
+    (step.role == KernelRole::redo_keys ? redo_keys : redo_queries) =
+        redo_launch(plan, step, params.common, common.num_ctas[i]);
   }
 }
 
@@ -285,8 +249,8 @@ KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
   add(KernelRole::prepare, prepare, num_prepare_ctas);
   add(KernelRole::main, params, num_ctas);
   add(KernelRole::convert, params, num_finish_ctas);
-  add(KernelRole::redo_keys, params.common, num_redo_key_ctas);
-  add(KernelRole::redo_queries, params.common, num_redo_query_ctas);
+  add(KernelRole::redo_keys, redo_keys.params, redo_keys.num_ctas);
+  add(KernelRole::redo_queries, redo_queries.params, redo_queries.num_ctas);
   common.add_after(all);
   return all;
 }

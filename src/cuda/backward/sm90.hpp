@@ -10,6 +10,7 @@
 
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/redo.hpp"
 #include "cuda/device/shared/backward_params_sm90.h"
 #include "cuda/params/tensor_maps.hpp"
 
@@ -23,12 +24,12 @@ struct Sm90BackwardLaunch {
   std::uint32_t num_prepare_ctas = 0;
   std::uint32_t num_ctas = 0;         // 0: there are no keys
   std::uint32_t num_finish_ctas = 0;  // 0: there are no rows, or dq is not wanted
-  std::uint32_t num_redo_key_ctas = 0, num_redo_query_ctas = 0;
+  RedoLaunch redo_keys{}, redo_queries{};
 
   /// Statistics of rows, prepare_rows, the kernel, finish_queries, tiles again, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
 
-  /// Grids of kernels that compute tiles again. After RedoTiles have their places.
+  /// What computes tiles again. After all else of params.
   void prepare_redo(const BackwardPlan& plan);
 };
 

@@ -70,6 +70,14 @@ struct SpecText<Sm90BackwardSpec> {
 };
 
 template <>
+struct SpecText<Sm90WideBackwardSpec> {
+  static constexpr std::string_view kName = "Sm90WideBackwardSpec";
+  using Base = OwnerSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90WideBackwardSpec, v_stages),
+                                       FOVEA_SPEC_MEMBER(Sm90WideBackwardSpec, asks_redo)};
+};
+
+template <>
 struct SpecText<DeltaSpec> {
   static constexpr std::string_view kName = "DeltaSpec";
   using Base = void;

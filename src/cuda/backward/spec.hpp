@@ -7,12 +7,13 @@
 
 #include "cuda/device/shared/backward_spec.h"
 #include "cuda/device/shared/backward_spec_sm90.h"
+#include "cuda/device/shared/backward_spec_sm90_wide.h"
 #include "cuda/device/shared/captured_params.h"
 
 namespace fovea::cuda {
 
-/// One of the specs of device/shared/backward_spec.h and backward_spec_sm90.h. What all of them have is read as of a
-/// pointer: spec->num_warps.
+/// One of the specs of device/shared/backward_spec.h and of backward_spec_sm90.h and backward_spec_sm90_wide.h beside
+/// it. What all of them have is read as of a pointer: spec->num_warps.
 class AnyBackwardSpec {
  public:
   AnyBackwardSpec() = default;
@@ -41,7 +42,7 @@ class AnyBackwardSpec {
   std::string describe() const;
 
  private:
-  std::variant<Sm80BackwardSpec, PlainBackwardSpec, Sm90BackwardSpec> spec_;
+  std::variant<Sm80BackwardSpec, PlainBackwardSpec, Sm90BackwardSpec, Sm90WideBackwardSpec> spec_;
 };
 
 /// As AnyBackwardSpec::print.

@@ -11,6 +11,7 @@
 #include "cuda/forward/candidate_of.hpp"
 #include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_f32.hpp"
+#include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
@@ -34,10 +35,10 @@ bool is_split_among_ctas(const ForwardProblem& f) {
 }
 
 constexpr std::array kCandidates = {
-    candidate_of<Sm90Decode>(),    candidate_of<Sm90DecodeLatent>(),
-    candidate_of<Sm90Forward>(),   candidate_of<Sm90ForwardCpAsync>(),
-    candidate_of<Sm80Forward>(),   candidate_of<Sm80ForwardWide>(),
-    candidate_of<Sm80ForwardF32>()};
+    candidate_of<Sm90Decode>(),         candidate_of<Sm90DecodeLatent>(),
+    candidate_of<Sm80ForwardShort>(),   candidate_of<Sm90Forward>(),
+    candidate_of<Sm90ForwardCpAsync>(), candidate_of<Sm80Forward>(),
+    candidate_of<Sm80ForwardWide>(),    candidate_of<Sm80ForwardF32>()};
 
 }  // namespace
 

@@ -43,6 +43,9 @@ ForwardPlan refused_by_all(const std::string& reason) {
 /// All of a plan that no kernel decides; program is null where its captures are refused.
 ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& device) {
   const Problem& p = problem.problem;
+  if (!p.quant.is_none())
+    return refused_by_all(
+        fmt::format("quant is {}; kernels of GPUs have no quantised path yet", print(p.quant)));
   auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
   if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
   ForwardPlan plan;

@@ -20,7 +20,8 @@ struct SpecText<TeamSpec> {
   static constexpr std::string_view kName = "TeamSpec";
   using Base = ForwardSpec;
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(TeamSpec, keeps_queries),
-                                       FOVEA_SPEC_MEMBER(TeamSpec, has_panels)};
+                                       FOVEA_SPEC_MEMBER(TeamSpec, has_panels),
+                                       FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys)};
 };
 
 /// A row of the table of candidates.

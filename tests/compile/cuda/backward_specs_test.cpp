@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -17,6 +18,7 @@
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm90.hpp"
+#include "cuda/backward/sm90_wide.hpp"
 #include "problem/backward.hpp"
 
 namespace fovea::cuda {
@@ -250,6 +252,55 @@ std::vector<Posed> posed_to_hopper() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_hopper()),
+                         [](const auto& each) { return each.param.name; });
+
+/// Words of dropout beside sums of head_dim 256.
+constexpr int kMostSpilledByWideDropout = 160;
+
+/// sm90/attention_backward_wide: both of its walks.
+class WideHopperBackwardSpecs : public ::testing::TestWithParam<Posed> {};
+
+TEST_P(WideHopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const BackwardPlan plan =
+      choose_backward_by(Sm90WideBackward::kName, validated(GetParam()), typical_device(9, 0));
+  for (const PlannedKernel& kernel : planned_kernels(plan)) {
+    const auto step = std::ranges::find(plan.steps, kernel.role, &BackwardStep::role);
+    if (step == plan.steps.end() || step->is_redo()) continue;
+    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});
+    const int most = step->spec->has_dropout ? kMostSpilledByWideDropout : 0;
+    EXPECT_LE(cubin.report.spill_bytes, most) << kernel.text.label;
+    EXPECT_LE(cubin.report.local_bytes, most) << kernel.text.label;
+    EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;
+    if (!step->is_walk()) continue;
+    const auto code = machine_code(cubin);
+    if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+    const auto& spec = step->spec.as<Sm90WideBackwardSpec>();
+    std::map<std::string, int> products;
+    const auto expect = [&](int columns, int times) {
+      products[fmt::format("HGMMA.64x{}x16.F32", columns)] += times;
+    };
+    // Scores before the loop and in it, and of keys dP; sums of 64 walked rows.
+    expect(64, 2 * spec.head_dim_qk / 16 + (spec.owns_keys ? 2 : 1) * spec.head_dim_v / 16);
+    expect(spec.head_dim_qk, 4);
+    if (spec.owns_keys) expect(spec.head_dim_v, 4);
+    for (const auto& [name, times] : products) EXPECT_EQ(count(*code, name), times) << name;
+  }
+}
+
+std::vector<Posed> posed_to_wide_hopper() {
+  return {{.name = "d256", .head_dim = 256},
+          {.name = "d192_128_causal", .head_dim = 192, .mask = causal(), .head_dim_v = 128},
+          {.name = "d256_f16_packed_causal",
+           .head_dim = 256,
+           .dtype = Dtype::f16,
+           .mask = causal(),
+           .is_packed = true},
+          {.name = "d256_causal_softcap", .head_dim = 256, .mask = causal(), .score = softcap(30)},
+          {.name = "d256_dropout", .head_dim = 256, .dropout_p = 0.1F}};
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WideHopperBackwardSpecs, ::testing::ValuesIn(posed_to_wide_hopper()),
                          [](const auto& each) { return each.param.name; });
 
 /// Of steps that are beside those of the candidate: nothing is spilled.

@@ -459,6 +459,67 @@ std::vector<GradientCase> hopper_backward_cases() {
   return cases;
 }
 
+std::vector<GradientCase> wide_backward_cases() {
+  std::vector<GradientCase> cases;
+  const auto add = [&](const HopperPosed& posed, std::int64_t head_dim_v = 0) -> GradientCase& {
+    GradientCase& problem = cases.emplace_back(hopper_case(posed));
+    problem.wants_captured = false;
+    if (head_dim_v > 0) problem.forward.head_dim_v = head_dim_v;
+    return problem;
+  };
+  add({"full_d256", 256, 140, 200, 1, 1});
+  add({"full_d192_128", 192, 200, 70, 2, 1}, 128);
+  add({"causal_d256_f16", 256, 141, 141, 1, 1, causal(), Dtype::f16});
+  add({"window_d200_136", 200, 150, 150, 1, 1, window(70, 3)}, 136);  // padded
+  add({"full_d64_256", 64, 70, 130}, 256);
+  add({"one_key_d256", 256, 70, 1});
+  add({"no_query_d192", 192, 0, 70});
+  add({"no_key_d192", 192, 70, 0});
+  cases.push_back(hopper_packed("packed_edges_d192_128", 192));
+  GradientCase& edges = cases.back();
+  edges.forward.head_dim_v = 128;
+  edges.forward.sequences = {{5, 0}, {0, 0}, {0, 7}, {1, 1}, {63, 65}, {70, 133}};
+  edges.forward.trailing_rows = 5;
+  edges.forward.has_sinks = true;
+  add({"blind_rows_d256", 256, 100, 70, 1, 1, causal()});
+  add({"hidden_keys_d192_128", 192, 70, 141, 1, 1,
+       causal() && mask_mod([](auto x) { return x.kv_idx % 3 != 1; })},
+      128);
+  GradientCase& key = add({"nan_of_a_hidden_key_d256", 256, 70, 141, 1, 1,
+                           mask_mod([](auto x) { return x.kv_idx != 77; })});
+  key.forward.poisons_hidden_keys = false;
+  key.nan_key = 77;
+  add({"nan_rows_d192", 192, 100, 100, 1, 1, causal()}).has_nan_rows = true;
+  Case& all = add({"programs_d256", 256, 70, 141, 2, 1, causal()}).forward;
+  all.score = softcap(3) | by_distance(all, 90, 71) |
+              parse_score_mod("score + slopes[q_head] * (kv_idx - q_idx) / 16",
+                              {.tensors = {{"slopes", captured_normal(all, Dtype::f32, {2}, 70)}}});
+  // Slopes of 0 and of both signs; a slope that is infinite where the score is hidden.
+  add({"squares_d192", 192, 70, 70, 1, 1, causal()}).forward.score =
+      parse_score_mod("score * score / 4 + abs(score)");
+  // A key in three is hidden by the bias alone, and so are all keys of some rows.
+  Case& biased = add({"hiding_bias_d256", 256, 75, 70}).forward;
+  biased.score = bias(biased.capture(Dtype::f32, {75, 70}, [](std::int64_t i) {
+    const bool is_hidden = i % 70 % 3 == 1 || i / 70 % 50 == 7;
+    return is_hidden ? -std::numeric_limits<double>::infinity()
+                     : 0.01 * static_cast<double>(i % 89);
+  }));
+  // Rows whose lse has no digits left for P, and nothing that would be computed again.
+  Case& large = add({"large_bias_d192", 192, 70, 70, 1, 1, causal()}).forward;
+  const TensorView table = large.capture(
+      Dtype::f32, {70}, [](std::int64_t i) { return i % 3 == 0 ? -131072.0 : -2048.0; });
+  large.score = parse_score_mod("score + table[q_idx]", {.tensors = {{"table", table}}});
+  const auto drop = [](GradientCase& problem, const ScoreMod& score = {}) {
+    problem.forward.dropout = kSomeDropped;
+    problem.forward.score = score;
+  };
+  drop(add({"dropped_d256", 256, 70, 141, 2, 1, causal()}));
+  drop(add({"dropped_softcap_d192_128", 192, 70, 141, 1, 1}, 128), softcap(2));
+  cases.back().forward.reads_dropout_seed = true;
+  add({"f32_gradients_d192", 192, 20, 30, 2, 1, causal()}).gradient_dtype = Dtype::f32;
+  return cases;
+}
+
 bool is_in_any_order(const GradientCase& problem) {
   return problem.forward.label.ends_with("any_order");
 }

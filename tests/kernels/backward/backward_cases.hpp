@@ -18,6 +18,8 @@ std::vector<GradientCase> captured_cases();
 /// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and
 /// layouts of gradients.
 std::vector<GradientCase> hopper_backward_cases();
+/// What sm90/attention_backward_wide takes: the same of head dims above 128.
+std::vector<GradientCase> wide_backward_cases();
 /// May dq of a case be summed in any order? Those whose label says so.
 bool is_in_any_order(const GradientCase& problem);
 

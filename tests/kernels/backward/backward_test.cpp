@@ -65,5 +65,26 @@ TEST_P(EmulatedHopperBackwards, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperBackwards, ::testing::ValuesIn(hopper_backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
+class EmulatedWideBackwards : public ::testing::TestWithParam<GradientCase> {};
+
+/// All gradients have the same bits, whatever lands when.
+TEST_P(EmulatedWideBackwards, EqualTheOracle) {
+  const GradientCase& problem = GetParam();
+  std::vector<std::vector<Bits>> bits;
+  for_each_landing([&](Emulation& emulation) {
+    BackwardCompareOptions options;
+    options.products = ComputeDtype::bf16;
+    options.run = [&](const AttentionBackward& args) {
+      run_wide_backward(problem.forward.label, args, emulation);
+      bits.push_back({bits_of(args.dq), bits_of(args.dk), bits_of(args.dv)});
+    };
+    EXPECT_EQ(backward_difference(problem, options), "");
+  });
+  for (const auto& each : bits) EXPECT_EQ(each, bits.front());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedWideBackwards, ::testing::ValuesIn(wide_backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
 }  // namespace
 }  // namespace fovea::testing

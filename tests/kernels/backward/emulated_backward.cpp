@@ -11,6 +11,7 @@
 #include "common/range_table.cuh"
 #include "cuda/backward/launch.hpp"
 #include "cuda/backward/sm90.hpp"
+#include "cuda/backward/sm90_wide.hpp"
 #include "cuda/emulator/tensor_map.hpp"
 #include "problem/backward.hpp"
 #include "support/launch_memory.hpp"
@@ -76,6 +77,12 @@ void run_captured(const cuda::EmulatedBackward& kernels, const cuda::BackwardLau
   run(captured.num_dense_ctas, captured.dense, kernels.captured_tiles);
 }
 
+void run_redo(const cuda::BackwardStep& step, const cuda::RedoLaunch& redo,
+              void (*kernel)(const cuda::BackwardParams&), Emulation& emulation) {
+  emulation.launch({.x = redo.num_ctas}, static_cast<std::uint32_t>(step.spec->num_warps) * 32,
+                   step.shared_bytes, [&] { kernel(redo.params); });
+}
+
 }  // namespace
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
@@ -119,6 +126,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
       cuda::Sm90Backward::prepare(problem, plan, args, workspace, encode);
   build_tables(plan, call.common, emulation);
   call.params.common.forward.captures = call.common.params.forward.captures;
+  call.prepare_redo(plan);
   emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
                    [&] { kernels.delta(call.common.params); });
   constexpr std::uint32_t kRowThreads = 32 * cuda::kSm90RowWarps;
@@ -134,10 +142,48 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   for (const cuda::BackwardStep& step : plan.steps) {
     if (!step.is_redo()) continue;
     const bool owns_keys = step.role == cuda::KernelRole::redo_keys;
-    emulation.launch({.x = owns_keys ? call.num_redo_key_ctas : call.num_redo_query_ctas},
-                     static_cast<std::uint32_t>(step.spec->num_warps) * 32, step.shared_bytes, [&] {
-                       (owns_keys ? kernels.redo_keys : kernels.redo_queries)(call.params.common);
-                     });
+    run_redo(step, owns_keys ? call.redo_keys : call.redo_queries,
+             owns_keys ? kernels.redo_keys : kernels.redo_queries, emulation);
+  }
+  run_sinks(plan, call.common, emulation);
+}
+
+void run_wide_backward(const std::string& label, const AttentionBackward& args,
+                       Emulation& emulation) {
+  const GradientProblem problem = validate(problem_of(args), "test");
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.num_sms = 1;  // a CTA computes several tiles again
+  const cuda::BackwardPlan plan =
+      cuda::choose_backward_by(cuda::Sm90WideBackward::kName, problem, device);
+  const cuda::EmulatedWideBackward& kernels = cuda::wide_backward_named(label);
+  register_tensors(args, emulation);
+  constexpr unsigned char kGarbage = 0xFF;  // NaN
+  auto* const workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
+  const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
+    return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
+  };
+  cuda::Sm90WideBackwardLaunch call =
+      cuda::Sm90WideBackward::prepare(problem, plan, args, workspace, encode);
+  build_tables(plan, call.common, emulation);
+  call.params.common.forward.captures = call.common.params.forward.captures;
+  call.prepare_redo(plan);
+  emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
+                   [&] { kernels.delta(call.common.params); });
+  if (call.num_clear_ctas > 0)
+    emulation.launch({.x = call.num_clear_ctas}, cuda::kClearThreads, 0,
+                     [&] { kernels.clear(call.clear); });
+  std::size_t num_redone = 0;
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    const cuda::BackwardStep& step = plan.steps[i];
+    if (step.is_walk()) {
+      emulation.launch(
+          {.x = call.common.num_ctas[i]}, static_cast<std::uint32_t>(step.spec->num_warps) * 32,
+          step.shared_bytes,
+          [&] { (step.spec.owner()->owns_keys ? kernels.keys : kernels.queries)(call.params); });
+    } else if (step.is_redo()) {
+      run_redo(step, call.redo[i], kernels.redo[num_redone++], emulation);
+    }
   }
   run_sinks(plan, call.common, emulation);
 }

@@ -10,6 +10,7 @@
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/device/shared/backward_params.h"
 #include "cuda/device/shared/backward_params_sm90.h"
+#include "cuda/device/shared/backward_params_sm90_wide.h"
 #include "kernels/emulated_device.hpp"
 
 namespace fovea::cuda {
@@ -35,7 +36,18 @@ struct EmulatedHopperBackward {
   void (*redo_queries)(const BackwardParams& params);
 };
 
+/// sm90/attention_backward_wide and what runs around it.
+struct EmulatedWideBackward {
+  std::string_view name;
+  void (*delta)(const BackwardParams& params);
+  void (*keys)(const Sm90WideBackwardParams& params);
+  void (*queries)(const Sm90WideBackwardParams& params);
+  void (*clear)(const ClearWordsParams& params);  // null, as what follows, where nothing is hidden
+  void (*redo[3])(const BackwardParams& params);  // in the order of the plan's steps
+};
+
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
+const EmulatedWideBackward& wide_backward_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
 std::span<const EmulatedBackward> other_half_of_backwards();
 /// Of captured_cases().
@@ -50,5 +62,8 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
 /// The same on Hopper, by sm90/attention_backward, so many CTAs at once.
 void run_hopper_backward(const std::string& label, const AttentionBackward& args, int ctas_at_once,
                          Emulation& emulation);
+/// And by sm90/attention_backward_wide.
+void run_wide_backward(const std::string& label, const AttentionBackward& args,
+                       Emulation& emulation);
 
 }  // namespace fovea::testing

@@ -1,5 +1,5 @@
 // Writes the kernels of backward_cases.hpp as text for the host compiler:
-// print_backward_units HALF OTHER_HALF CAPTURED HOPPER
+// print_backward_units HALF OTHER_HALF CAPTURED HOPPER WIDE
 #include <fmt/format.h>
 
 #include <fstream>
@@ -8,6 +8,7 @@
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/sm90.hpp"
+#include "cuda/backward/sm90_wide.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "kernels/renamed.hpp"
 #include "problem/backward.hpp"
@@ -37,18 +38,19 @@ std::string print_captured(const std::string& label, const cuda::CapturedPlan& p
          kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense");
 }
 
-/// The kernels of a case without their entries; their row of a table of functions.
-void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, std::ofstream& out,
+/// The kernels of a case without their entries, of a candidate of Hopper or where it is empty of the first of sm_80;
+/// their row of a table of functions.
+void print(const testing::GradientCase& each, std::string_view candidate, std::ofstream& out,
            std::string& table) {
   testing::GradientMemory memory(each);
   const std::string& label = each.forward.label;
   AttentionBackward args = memory.args();
   args.forward.is_deterministic = !testing::is_in_any_order(each);
   const GradientProblem problem = validate(problem_of(args), "print_backward_units");
-  const bool is_hopper = device.major == 9;
+  const bool is_hopper = !candidate.empty();
   const cuda::BackwardPlan plan =
-      is_hopper ? cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device)
-                : cuda::choose_backward(problem, device);
+      is_hopper ? cuda::choose_backward_by(candidate, problem, cuda::typical_device(9, 0))
+                : cuda::choose_backward(problem, cuda::typical_device(8, 0));
   const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
   out << fmt::format(
@@ -74,27 +76,32 @@ void print(const testing::GradientCase& each, const cuda::DeviceTraits& device, 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
+  if (argc != 6) return 2;
   std::ofstream parts[] = {std::ofstream(argv[1]), std::ofstream(argv[2]), std::ofstream(argv[3])};
   std::string tables[3];
   const std::vector<testing::GradientCase> cases = testing::backward_cases();
   const std::size_t first_captured = cases.size() - testing::captured_cases().size();
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const std::size_t part = i < first_captured ? i % 2 : 2;
-    print(cases[i], cuda::typical_device(8, 0), parts[part], tables[part]);
+    print(cases[i], "", parts[part], tables[part]);
   }
   for (int part = 0; part < 3; ++part) {
     parts[part] << fmt::format(
         "namespace fovea::cuda {{\nconstexpr EmulatedBackward kBackwards[] = {{\n{}}};\n}}\n",
         tables[part]);
   }
-  std::ofstream hopper(argv[4]);
-  std::string table;
-  for (const auto& each : testing::hopper_backward_cases())
-    print(each, cuda::typical_device(9, 0), hopper, table);
-  hopper << fmt::format(
-      "namespace fovea::cuda {{\nconstexpr EmulatedHopperBackward kHopperBackwards[] = "
-      "{{\n{}}};\n}}\n",
-      table);
-  return parts[0] && parts[1] && parts[2] && hopper ? 0 : 1;
+  const auto print_all = [](const std::vector<testing::GradientCase>& all,
+                            std::string_view candidate, std::string_view type, const char* path) {
+    std::ofstream out(path);
+    std::string table;
+    for (const auto& each : all) print(each, candidate, out, table);
+    out << fmt::format("namespace fovea::cuda {{\nconstexpr Emulated{0} k{0}s[] = {{\n{1}}};\n}}\n",
+                       type, table);
+    return static_cast<bool>(out);
+  };
+  const bool has_hopper = print_all(testing::hopper_backward_cases(), cuda::Sm90Backward::kName,
+                                    "HopperBackward", argv[4]);
+  const bool has_wide = print_all(testing::wide_backward_cases(), cuda::Sm90WideBackward::kName,
+                                  "WideBackward", argv[5]);
+  return parts[0] && parts[1] && parts[2] && has_hopper && has_wide ? 0 : 1;
 }

@@ -84,6 +84,23 @@ def test_equals_the_oracle(name: str, layout: str) -> None:
     oracle.assert_close(oracle.Result(out, lse), *arrays, **expected)
 
 
+@pytest.mark.parametrize("recipe", ["accurate", "fast", "int8", "sage2", "accurate,hadamard=yes"])
+def test_recipes_round_and_stay_near(recipe: str) -> None:
+    arrays = qkv()
+    features = {"causal": True, "softcap": 4.0, "sinks": np.float32([0, 1, -1, 3]), "return_lse": True}
+    out, lse = fovea.attention(*arrays, **features, quant=recipe)
+    exact, exact_lse = fovea.attention(*arrays, **features)
+    error = np.linalg.norm(out - exact) / np.linalg.norm(exact)
+    assert 0.002 < error < (0.08 if recipe in ("fast", "sage2") else 0.02)
+    # Codes that are linear in the exponent are corrected by their mean, which rows of few keys do not meet.
+    np.testing.assert_allclose(lse, exact_lse, atol=0.05 if recipe == "fast" else 0.02)
+    plan = fovea.plan(*arrays, **features, quant=recipe)
+    assert np.array_equal(plan.run(*arrays)[0], out)
+    explained = fovea.explain(*arrays, **features, quant=recipe, as_json=True)
+    assert explained["kernel"] == "cpu/attention_quantized" and f"quant {recipe}" in explained["problem"]
+    assert np.array_equal(fovea.attention(*arrays, **features, quant="none")[0], exact)
+
+
 def test_strides_of_any_kind_are_right() -> None:
     q, k, v = qkv()
     strided = np.full((2, 33, 4, 64), np.nan, np.float32)[:, :, ::-1, ::2]
@@ -204,6 +221,12 @@ REFUSED = {
     "dropout": (lambda q, k, v: fovea.attention(q, k, v, dropout=(1.5, 1)), "1.5"),
     "seed of two kinds": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, np.int64([1]))), "one of dropout.seed and dropout.offset is an array"),
     "seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, 1.5)), "dropout.seed is 1.5"),
+    "quant": (lambda q, k, v: fovea.attention(q, k, v, quant="acurate"), "quant 'acurate': no recipe is called 'acurate'; expected none, accurate"),
+    "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
+    "gradients of a recipe": (
+        lambda q, k, v: fovea.attention_backward(np.zeros((2, 33, 4, 24), np.float32), q, k, v, *fovea.attention(q, k, v, return_lse=True), quant="int8"),
+        "quant is int8; expected none: gradients have no quantised path yet",
+    ),
     "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),
     "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "a tuple of 3"),
     "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),

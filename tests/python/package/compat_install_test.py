@@ -75,13 +75,13 @@ def test_package_managers_find_the_distribution(name, root, distribution) -> Non
 
 
 def test_a_package_that_is_there_comes_back(monkeypatch) -> None:
-    theirs = {name: types.ModuleType(name) for name in ("flash_attn", "flash_attn.modules", "flash_attn.bert_padding", "flash_attnother")}
+    theirs = {name: types.ModuleType(name) for name in ("flash_attn", "flash_attn.losses", "flash_attn.bert_padding", "flash_attnother")}
     for name, module in theirs.items():
         monkeypatch.setitem(sys.modules, name, module)
     compat.install("flash_attn")
     assert importlib.import_module("flash_attn.bert_padding") is fovea.compat.flash_attn.bert_padding
     with pytest.raises(ModuleNotFoundError):  # no half of it is theirs
-        importlib.import_module("flash_attn.modules")
+        importlib.import_module("flash_attn.losses")
     assert sys.modules["flash_attnother"] is theirs["flash_attnother"]
     compat.uninstall("flash_attn")
     assert {name: sys.modules[name] for name in theirs} == theirs
@@ -122,6 +122,16 @@ def test_list_prints_the_tables(capsys) -> None:
     assert "flash-attn" not in one
     assert command.main(["list"]) == 0
     assert one.strip() in capsys.readouterr().out
+
+
+def test_list_ends_quietly_where_its_reader_does() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-B", "-m", "fovea.compat", "list"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    answer = subprocess.run(words, env=environment, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 def test_other_drop_ins_are_refused(capsys) -> None:

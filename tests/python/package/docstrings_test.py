@@ -9,7 +9,7 @@ import pytest
 
 import fovea.compat
 
-MODULES = [fovea, fovea.compat]
+MODULES = [fovea, fovea.compat, fovea.parallel]
 for name in ("fovea.torch", "fovea.jax"):
     try:
         MODULES.append(importlib.import_module(name))

@@ -12,14 +12,24 @@ from conftest import PACKAGE_SOURCES
 
 torch = pytest.importorskip("torch")
 import fovea.compat.flash_attn.bert_padding  # noqa: E402
+import fovea.compat.flash_attn.modules.mha  # noqa: E402
 import fovea.torch  # noqa: E402
 from fovea.compat import flash_attn, flash_attn_3  # noqa: E402
 
 ROOT = PACKAGE_SOURCES.parents[1]
+
+
+def blocks_of(page) -> list[str]:
+    """Each block; behind the formula of old calls, where a page begins with one."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    formula = blocks[0] if blocks[0].startswith("def formula") else ""
+    return [formula + block for block in (blocks[1:] if formula else blocks)]
+
+
 BLOCKS = [
     pytest.param(block, id=f"{page.stem}-{index}")
     for page in sorted((ROOT / "docs" / "guides").glob("migrate_*.md"))
-    for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    for index, block in enumerate(blocks_of(page))
 ]
 EXAMPLES = sorted((ROOT / "examples" / "python").glob("*.py"))
 
@@ -34,7 +44,7 @@ def test_old_and_new_agree(block: str) -> None:
         flex = None
     seeds = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 64, 16, generator=seeds) for _ in range(3))
-    if "flash_attn" in block:  # [batch, seqlen, heads, head_dim]
+    if "flash_attn" in block or "def formula" in block:  # [batch, seqlen, heads, head_dim]
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     names = {
         "torch": torch, "fovea": fovea, "flex": flex, "q": q, "k": k, "v": v, "x": torch.randn(2, 64, 32, generator=seeds),

@@ -117,6 +117,10 @@ class CCall {
     args.sm_margin = source.sm_margin;
     args.dropout_seed = tensor(source.dropout_seed);
     args.dropout_offset = tensor(source.dropout_offset);
+    if (!source.quant.is_none()) args.quant = text(print(source.quant));
+    args.q_scale = tensor(source.q_scale);
+    args.k_scale = tensor(source.k_scale);
+    args.v_scale = tensor(source.v_scale);
     args.workspace = source.workspace.data();
     args.workspace_bytes = source.workspace.size();
     if (!source.score.is_identity()) args.score_mod = text(source.score.to_string());

@@ -708,5 +708,24 @@ TEST(CAttentionForward, DropoutTakesASeedOfRankZeroFromMemory) {
   EXPECT_NE(call.out.values, expected);
 }
 
+TEST(CAttentionForward, TakesRecipesAsText) {
+  SmallCall call;
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  const std::vector<float> exact = call.out.values;
+  call.args.quant = "int8,hadamard=no";
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_NE(call.out.values, exact);
+  for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(call.out.values[i], exact[i], 0.1);
+  call.args.quant = "none";
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_EQ(call.out.values, exact);
+  call.args.quant = "acurate";
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 75),
+            "attention_forward: quant 'acurate': no recipe is called 'acurate'; expected");
+  call.args.quant = "fp8_static";
+  EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 60),
+            "attention_forward: q_scale is missing and quant is fp8_stati");
+}
+
 }  // namespace
 }  // namespace fovea::testing

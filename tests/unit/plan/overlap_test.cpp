@@ -23,6 +23,15 @@ namespace {
 constexpr std::size_t kRoom = 1024;  // bytes: more than any tensor below
 alignas(64) std::array<std::byte, 64 * kRoom> memory{};
 
+// Of every tensor below. Checks read nothing at addresses of a GPU, so `memory` serves as both.
+Device device = Device::cpu();
+
+TensorSpec placed(Dtype dtype, const std::vector<std::int64_t>& shape) {
+  TensorSpec spec = spec_of(dtype, shape);
+  spec.device = device;
+  return spec;
+}
+
 std::byte* place(int index) { return memory.data() + static_cast<std::size_t>(index) * kRoom; }
 
 template <typename Args>
@@ -43,7 +52,7 @@ template <typename Args, typename Find>
 Moved<Args> tensor(std::string name, Dtype dtype, const std::vector<std::int64_t>& shape,
                    const Find& find) {
   return {std::move(name), [=](Args& args, std::byte* to) {
-            find(args) = TensorView(static_cast<void*>(to), spec_of(dtype, shape));
+            find(args) = TensorView(static_cast<void*>(to), placed(dtype, shape));
           }};
 }
 
@@ -81,12 +90,12 @@ std::vector<Moved<Args>> captured(const Find& find_forward) {
   return {
       {"slopes",
        [=](Args& args, std::byte* to) {
-         const TensorView slopes(static_cast<void*>(to), spec_of(Dtype::f32, {4}));
+         const TensorView slopes(static_cast<void*>(to), placed(Dtype::f32, {4}));
          find_forward(args).score =
              parse_score_mod("score + slopes[q_head]", {.tensors = {{"slopes", slopes}}});
        }},
       {"ids", [=](Args& args, std::byte* to) {
-         const TensorView ids(static_cast<void*>(to), spec_of(Dtype::i32, {9}));
+         const TensorView ids(static_cast<void*>(to), placed(Dtype::i32, {9}));
          find_forward(args).mask = parse_mask_mod("ids[kv_idx] == 0", {.tensors = {{"ids", ids}}});
        }}};
 }
@@ -119,6 +128,15 @@ std::vector<Moved<Args>> out_and_lse(const Find& f) {
       tensor<Args>("lse", Dtype::f32, {4, 7}, [=](Args& a) -> TensorView& { return f(a).lse; })};
 }
 
+/// Of an operation that GPUs have too: arguments there are accepted and refused as here.
+template <typename Args>
+void expect_every_overlap_refused_everywhere(const Call<Args>& call) {
+  for (const Device each : {Device::cuda(0), Device::cpu()}) {
+    device = each;
+    expect_every_overlap_refused(call);
+  }
+}
+
 template <typename Args, typename Find>
 Moved<Args> workspace(const Find& find) {
   return {"workspace",
@@ -135,7 +153,7 @@ TEST(Overlap, OfEverythingInAForwardCall) {
   call.refusal_of = [](const Args& args) {
     return refusal([&] { validate_arguments(validate(problem_of(args), "plan"), args, "run"); });
   };
-  expect_every_overlap_refused(call);
+  expect_every_overlap_refused_everywhere(call);
 }
 
 TEST(Overlap, OfEverythingInABackwardCall) {
@@ -155,14 +173,14 @@ TEST(Overlap, OfEverythingInABackwardCall) {
       tensor<Args>("dsinks", Dtype::f32, {4}, [](Args& a) -> TensorView& { return a.dsinks; }),
       {"slopes",
        [](Args& args, std::byte* to) {
-         const TensorView dslopes(static_cast<void*>(to), spec_of(Dtype::f32, {4}));
+         const TensorView dslopes(static_cast<void*>(to), placed(Dtype::f32, {4}));
          args.dcaptured = {{"slopes", dslopes}};
        }},
       workspace<Args>(self)};
   call.refusal_of = [](const Args& args) {
     return refusal([&] { validate_arguments(validate(problem_of(args), "plan"), args, "run"); });
   };
-  expect_every_overlap_refused(call);
+  expect_every_overlap_refused_everywhere(call);
 }
 
 TEST(Overlap, OfEverythingInADoubleBackwardCall) {
@@ -191,7 +209,7 @@ TEST(Overlap, OfEverythingInADoubleBackwardCall) {
   static std::array<std::byte, kRoom> out;
   call.refusal_of = [](Args args) {
     args.backward.forward.out =
-        TensorView(static_cast<const void*>(out.data()), spec_of(Dtype::f32, {7, 4, 6}));
+        TensorView(static_cast<const void*>(out.data()), placed(Dtype::f32, {7, 4, 6}));
     return refusal([&] {
       validate_arguments(validate(problem_of(args.backward.forward), "plan"), args, "run");
     });
@@ -212,8 +230,7 @@ TEST(Overlap, OfEverythingInAJvpCall) {
                        tensor<Args>("sinks_tangent", Dtype::f32, {4},
                                     [](Args& a) -> TensorView& { return a.sinks_tangent; }),
                        {"slopes", [](Args& args, std::byte* to) {
-                          const TensorView tangent(static_cast<void*>(to),
-                                                   spec_of(Dtype::f32, {4}));
+                          const TensorView tangent(static_cast<void*>(to), placed(Dtype::f32, {4}));
                           args.captured_tangents = {{"slopes", tangent}};
                         }}});
   call.outputs = out_and_lse<Args>(forward);
@@ -224,7 +241,7 @@ TEST(Overlap, OfEverythingInAJvpCall) {
   call.refusal_of = [](const Args& args) {
     return refusal([&] { validate_arguments(validate(problem_of(args), "plan"), args, "run"); });
   };
-  expect_every_overlap_refused(call);
+  expect_every_overlap_refused_everywhere(call);
 }
 
 /// What a call over a cache reads beside the cache: a batch of one, two pages of four rows, one new token.
@@ -295,7 +312,7 @@ TEST(Overlap, OfEverythingInADecodeCall) {
         tensor<Args>("lse", Dtype::f32, {1, 4, 1}, [](Args& a) -> TensorView& { return a.lse; }),
         workspace<Args>(self)};
     call.refusal_of = refusal_of_decode;
-    expect_every_overlap_refused(call);
+    expect_every_overlap_refused_everywhere(call);
   }
 }
 
@@ -307,10 +324,10 @@ TEST(Overlap, OfACacheThatIsAppendedTo) {
     call.outputs = caches();
     call.refusal_of = [](Args args) {
       static std::array<std::byte, kRoom> out;
-      args.out = TensorView(static_cast<void*>(out.data()), spec_of(Dtype::f32, {1, 1, 4, 6}));
+      args.out = TensorView(static_cast<void*>(out.data()), placed(Dtype::f32, {1, 1, 4, 6}));
       return refusal_of_decode(args);
     };
-    expect_every_overlap_refused(call);
+    expect_every_overlap_refused_everywhere(call);
     // Without attention.
     std::erase_if(call.inputs,
                   [](const Moved<Args>& each) { return each.name.find('.') == std::string::npos; });
@@ -320,7 +337,7 @@ TEST(Overlap, OfACacheThatIsAppendedTo) {
         validate_append(args.cache, args.append, args.rotary, "run");
       });
     };
-    expect_every_overlap_refused(call);
+    expect_every_overlap_refused_everywhere(call);
   }
 }
 

@@ -153,7 +153,6 @@ class OwnerWalk {
     }
   }
 
- private:
   FOVEA_DEVICE_MEMBER static TileSpan span_of(const ForwardParams& p, const OwnedTile& owned,
                                               int rows) {
     const Sequence& s = owned.sequence;
@@ -170,6 +169,7 @@ class OwnerWalk {
     return span;
   }
 
+ private:
   TileSpan span_;
   TileWalk<Mods, WalkOrder::rising, owns_keys ? WalkAxis::queries : WalkAxis::keys> tiles_;
   std::int32_t last_head_;

@@ -89,6 +89,39 @@ FOVEA_DEVICE ptx::U32x4 fragment_words(DropoutKey key, std::int32_t batch, std::
   return {own.x, own.y, lo, hi};
 }
 
+/// One bit for each of a thread's four scores in a fragment of 16 queries and eight keys, from the first of its first
+/// row on: it is dropped.
+FOVEA_DEVICE std::uint32_t dropped_of_queries(const ForwardParams& p, DropoutKey key,
+                                              std::int32_t batch, std::int32_t q_head,
+                                              std::int32_t first_query, std::int32_t first_key) {
+  const int lane = ptx::lane_idx();
+  const ptx::U32x4 words =
+      fragment_words(key, batch, q_head, first_query + lane / 4 + lane % 2 * 8, first_key);
+  return (is_dropped(p, words.x) ? 1U : 0U) | (is_dropped(p, words.y) ? 2U : 0U) |
+         (is_dropped(p, words.z) ? 4U : 0U) | (is_dropped(p, words.w) ? 8U : 0U);
+}
+
+/// The same of 16 keys and eight queries. Four lanes, 4 apart, have four neighbouring keys of the same four (query,
+/// half): each draws one of these.
+FOVEA_DEVICE std::uint32_t dropped_of_keys(const ForwardParams& p, DropoutKey key,
+                                           std::int32_t batch, std::int32_t q_head,
+                                           std::int32_t first_query, std::int32_t first_key) {
+  const int lane = ptx::lane_idx();
+  const int turn = lane / 4 % 4;
+  const ptx::U32x4 words = random_words(key, batch, q_head, first_query + lane % 4 * 2 + turn % 2,
+                                        (first_key + turn / 2 * 8) / 4 + lane / 16);
+  const std::uint32_t own = (is_dropped(p, words.x) ? 1U : 0U) |
+                            (is_dropped(p, words.y) ? 2U : 0U) |
+                            (is_dropped(p, words.z) ? 4U : 0U) | (is_dropped(p, words.w) ? 8U : 0U);
+  std::uint32_t mine = 0;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const std::uint32_t theirs = ptx::shfl_idx(own, lane / 16 * 16 + e * 4 + lane % 4);
+    mine |= (theirs >> static_cast<std::uint32_t>(turn) & 1U) << static_cast<std::uint32_t>(e);
+  }
+  return mine;
+}
+
 /// The same as bits, 4 of a fragment: x, y, z, w from the lowest on. What lanes draw is exchanged for eight fragments
 /// at once.
 struct DroppedBits {

@@ -103,7 +103,8 @@ struct Sm90BackwardLayout {
   std::int32_t ds_full, ds_empty;               // [2]
   std::int32_t turn, added, passed;             // [kSm90BackwardTurns]
   std::int32_t words;                           // [kSm90BackwardWords] posted tiles of queries
-  std::int32_t work;                            // the owned tile
+  std::int32_t num_watched;  // tiles of lower keys that may not have ended (turns.cuh)
+  std::int32_t work;         // the owned tile
   std::int32_t bytes;
 };
 
@@ -131,6 +132,7 @@ constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) 
   at.added = take(8 * kSm90BackwardTurns);
   at.passed = take(8 * kSm90BackwardTurns);
   at.words = take(8 * kSm90BackwardWords);
+  at.num_watched = take(4);
   end = (end + 15) / 16 * 16;
   at.work = take(16 * 2);
   at.bytes = end;

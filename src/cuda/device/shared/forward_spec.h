@@ -42,6 +42,8 @@ struct ForwardSpec {
 struct TeamSpec : ForwardSpec {
   bool keeps_queries = false;  // Q in registers, for warps of 16 rows
   bool has_panels = false;     // K and V lie in shared memory as TMA writes them
+  // Of a sequence: its kv tile i lies in stage i, and there are no more.
+  bool holds_all_keys = false;
 
   bool operator==(const TeamSpec&) const = default;
 };

@@ -23,8 +23,9 @@
 //
 //   owner.cuh    who owns which rows, where things lie, rows on their way in
 //   sums.cuh     a tile in a warp's registers
-//   pair.cuh     one score on its way back
 //   passes.cuh   NaN and infinity in walked rows, which may reach only rows that they see
+//
+// common/backward_pair.cuh: one score on its way back.
 //
 // Refused: f32 inputs, dout of another dtype, head dims above 256 (sm80/attention_backward_f32.cuh).
 #pragma once

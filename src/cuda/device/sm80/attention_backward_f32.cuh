@@ -14,6 +14,7 @@
 // no effect.
 #pragma once
 
+#include "common/backward_pair.cuh"
 #include "common/backward_work.cuh"
 #include "common/dropout.cuh"
 #include "common/element.cuh"
@@ -23,7 +24,6 @@
 #include "ptx/warp.cuh"
 #include "shared/backward_params.h"
 #include "shared/backward_spec.h"
-#include "sm80/backward/pair.cuh"
 
 namespace fovea::cuda::sm80 {
 

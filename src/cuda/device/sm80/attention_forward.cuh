@@ -12,8 +12,8 @@
 //   a warp            wait, barrier | S0  softmax  O |  wait, barrier | S1  softmax  O | ...
 //
 // One barrier for each tile: a stage is written again only after the barrier that follows its last reader. (With one
-// stage there are two: walk_in_place.) While a warp is in its softmax, the other warps of its scheduler (a second CTA
-// too) keep the tensor cores busy.
+// stage there are two: walk_in_place. Sequences that shared memory holds as a whole have two in all: walk_at_once.)
+// While a warp is in its softmax, the other warps of its scheduler (a second CTA too) keep the tensor cores busy.
 //
 // Bound: tensor cores, at mma.sync's rate. A warp of 32 rows reads each K and V element from shared memory once: 2 (32
 // keys rows) flops for 2 bytes, so that 128 bytes a clock feed 4096 flops a clock, more than mma.sync takes; with 16
@@ -162,12 +162,44 @@ struct Forward {
     }
   }
 
+  /// The same where shared memory has a stage for each tile: all are asked for at once, none waits for another's place.
+  /// What hides the memory's latency is the SM's other CTAs.
+  FOVEA_DEVICE_MEMBER void walk_at_once(Tiles& tiles, Pass pass) {
+    const bool has_rows = team.warp_has_rows();
+    VisitedGroup group{};
+#pragma unroll 1
+    for (VisitedTile tile = next_tile(tiles); tile.idx >= 0; tile = next_tile(tiles)) {
+      group.visible |= 1U << tile.idx;
+      group.full |= static_cast<std::uint32_t>(tile.is_full) << tile.idx;
+    }
+    load_all_tiles(team, group);
+    ptx::cp_async_wait_group<1>();
+    team.meet();
+    bool has_values = false;
+#pragma unroll 1
+    while (group.visible != 0) {
+      const VisitedTile tile = take_tile<WalkOrder::rising>(group);
+      const typename T::VTile values = team.values_at(tile.idx);
+      Fragments s;
+      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(tile.idx));
+      if (!has_values) {
+        ptx::cp_async_wait_group<0>();
+        team.meet();
+        has_values = true;
+      }
+      if (pass != Pass::all) rewrite_values(team, values, pass);
+      if (has_rows) add_tile(s, tile, values, pass);
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = span_of<spec>(team.work);
     Tiles tiles = start_tiles<Tiles>(team, rows_span);
     sums.start();
     load_queries(team);
-    if constexpr (spec.stages == 1) {
+    if constexpr (spec.holds_all_keys) {
+      walk_at_once(tiles, pass);
+    } else if constexpr (spec.stages == 1) {
       walk_in_place(tiles, pass);
     } else {
       walk_ahead(tiles, pass);

@@ -180,8 +180,12 @@ FOVEA_DEVICE Places<spec, Tile> places_of(const Team<spec>& team, VisitedTile ti
   return tile.idx >= 0 ? find_places<Tile>(team, tile.idx) : Places<spec, Tile>{};
 }
 
-/// Tile `idx` of aligned rows. In pages, those behind the last key become zeros, whatever lies there; else there are
-/// none of them.
+/// Are rows behind the last key left out where rows are copied, and not only where chunks are? Each sequence that lies
+/// in shared memory as a whole ends in a tile that is cut; pages are looked up for all rows.
+template <TeamSpec spec>
+inline constexpr bool kCutsRows = spec.is_paged || spec.holds_all_keys;
+
+/// Tile `idx` of aligned rows. Those behind the last key become zeros, whatever lies there, or there are none of them.
 template <TeamSpec spec, class Tile>
 FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdParam& t,
                             const char* head, const Places<spec, Tile>& places, std::int32_t idx,
@@ -196,7 +200,7 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdPa
   for (int i = 0; i < Places<spec, Tile>::kNumRows; ++i) {
     const int mine = first + i * kRowsAtOnce;
     if (spec.tile_kv % kRowsAtOnce != 0 && mine >= spec.tile_kv) break;
-    const bool exists = !spec.is_paged || begin + mine < team.work.kv_end;
+    const bool exists = !kCutsRows<spec> || begin + mine < team.work.kv_end;
     if constexpr (spec.is_paged)
       row = head + (places.page[i] * t.batch_stride + places.slot[i] * t.row_stride) * kBytes;
     const SharedAddress first_smem = to.chunk(mine, chunk);
@@ -230,21 +234,25 @@ FOVEA_DEVICE void copy_chunks(const Team<spec>& team, const Tile& to, const Bshd
   }
 }
 
+/// Tile `idx`, part of the group of copies to come.
+template <TeamSpec spec, class Tile>
+FOVEA_DEVICE void copy_tile(const Team<spec>& team, const Tile& to, const BshdParam& t, int head_at,
+                            const Places<spec, Tile>& places, std::int32_t idx, int head_dim) {
+  const auto head = ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
+  const bool is_whole = (idx + 1) * spec.tile_kv <= team.work.kv_end;
+  const bool is_aligned = team.p.is_kv_aligned != 0;
+  if (is_aligned && (kCutsRows<spec> || is_whole)) {
+    copy_rows(team, to, t, head, places, idx, head_dim);
+  } else {
+    copy_chunks(team, to, t, head, idx, head_dim);
+  }
+}
+
 /// A group of copies of its own; an empty group where there is no tile.
 template <TeamSpec spec, class Tile>
 FOVEA_DEVICE void load_rows(const Team<spec>& team, const Tile& to, const BshdParam& t, int head_at,
                             const Places<spec, Tile>& places, VisitedTile tile, int head_dim) {
-  if (tile.idx >= 0) {
-    const auto head =
-        ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at));
-    const bool is_whole = (tile.idx + 1) * spec.tile_kv <= team.work.kv_end;
-    const bool is_aligned = team.p.is_kv_aligned != 0;
-    if (is_aligned && (spec.is_paged || is_whole)) {
-      copy_rows(team, to, t, head, places, tile.idx, head_dim);
-    } else {
-      copy_chunks(team, to, t, head, tile.idx, head_dim);
-    }
-  }
+  if (tile.idx >= 0) copy_tile(team, to, t, head_at, places, tile.idx, head_dim);
   ptx::cp_async_commit_group();
 }
 
@@ -286,6 +294,27 @@ FOVEA_DEVICE void load_tile(const Team<spec>& team, VisitedTile tile, int stage)
   } else {
     load_values(team, tile, stage);
   }
+}
+
+/// Keys of all these tiles, and the queries before them, are a group of copies; their values are the next. Tile i comes
+/// into stage i.
+template <TeamSpec spec>
+FOVEA_DEVICE void load_all_tiles(const Team<spec>& team, const VisitedGroup& tiles) {
+  using T = Traits<spec>;
+  const auto copy = [&](const auto& tile_at, const BshdParam& t, int head_at, int head_dim) {
+    using Tile = decltype(tile_at(0));
+    VisitedGroup rest = tiles;
+#pragma unroll 1
+    while (rest.visible != 0) {
+      const std::int32_t idx = take_tile<WalkOrder::rising>(rest).idx;
+      copy_tile(team, tile_at(idx), t, head_at, Places<spec, Tile>{}, idx, head_dim);
+    }
+    ptx::cp_async_commit_group();
+  };
+  copy([&](int stage) { return team.keys_at(stage); }, team.p.k, T::kAt.key_head,
+       team.p.head_dim_qk);
+  copy([&](int stage) { return team.values_at(stage); }, team.p.v, T::kAt.value_head,
+       team.p.head_dim_v);
 }
 
 }  // namespace fovea::cuda::team

@@ -35,7 +35,9 @@ struct WalkOf<Mods, false> {
 template <class Tiles, TeamSpec spec>
 FOVEA_DEVICE Tiles start_tiles(const Team<spec>& team, const TileSpan& rows) {
   const std::int32_t begin = team.work.kv_begin / spec.tile_kv;
-  const std::int32_t end = ceil_div(team.work.kv_end, spec.tile_kv);
+  std::int32_t end = ceil_div(team.work.kv_end, spec.tile_kv);
+  // Lengths in memory may say more than the plan was made for.
+  if constexpr (spec.holds_all_keys) end = least(end, spec.stages);
   return Tiles(rows, TileRange{begin, end, spec.tile_kv}, team.p.captures);
 }
 

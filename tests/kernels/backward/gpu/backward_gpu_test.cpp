@@ -53,6 +53,19 @@ TEST_P(GpuHopperBackward, EqualsTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, GpuHopperBackward, ::testing::ValuesIn(hopper_backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
+class GpuWideBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+/// Elsewhere other kernels take them.
+TEST_P(GpuWideBackward, EqualsTheOracle) {
+  BackwardCompareOptions options;
+  options.products = ComputeDtype::bf16;
+  options.run = run_on_device;
+  EXPECT_EQ(backward_difference(GetParam(), options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuWideBackward, ::testing::ValuesIn(wide_backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
 /// A second run, and the same sequence beside others, have the same bits.
 TEST_F(Gpu, GradientsRepeatBitForBit) {
   for (const char* label : {"grouped_f16_d64", "grouped_f16_d128", "grouped_f16_d256",

@@ -15,6 +15,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm90_wide.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -139,6 +140,58 @@ TEST(BackwardCandidates, HopperTakesFewerQueriesWhereProgramsNeedRegisters) {
   EXPECT_EQ(tile_of_d64({}, 0.1F), 64);
   EXPECT_TRUE(spec_of({.score = softcap(30)}).spares_registers);
   EXPECT_FALSE(spec_of({.score = alibi(shaped({8}))}).spares_registers);
+}
+
+/// dk and dv in one walk, dq in another; where keys are hidden words are cleared ahead, and sm80's three walks behind.
+TEST(BackwardCandidates, WideHeadsOnHopperHaveAWalkForEachSide) {
+  const auto plan_of_hopper = [](const Posed& posed) {
+    return choose_backward(validate(problem_of(posed), "test"), typical_device(9, 0));
+  };
+  for (const std::int64_t head_dim : {136, 192, 256}) {
+    const BackwardPlan plan = plan_of_hopper({.head_dim = head_dim});
+    EXPECT_EQ(plan.candidate, "cuda/sm90/attention_backward_wide");
+    EXPECT_EQ(refusal_of(plan, "cuda/sm90/attention_backward"),
+              "head_dim_qk is " + std::to_string(head_dim) + "; expected at most 128");
+    EXPECT_THAT(roles_of(plan),
+                ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries));
+    EXPECT_EQ(describe_sums(plan), "each by one CTA, in registers; the same bits in every run");
+    EXPECT_EQ(product_depths(plan).qk, 4);
+    EXPECT_EQ(product_depths(plan).v, 3);
+    EXPECT_EQ(plan.workspace_bytes, 2U * 8 * 384 * 2 * 4);
+  }
+  EXPECT_THAT(
+      roles_of(plan_of_hopper({.head_dim = 256, .mask = causal()})),
+      ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries, KernelRole::prepare,
+                  KernelRole::redo_keys, KernelRole::redo_values, KernelRole::redo_queries));
+  EXPECT_THAT(roles_of(plan_of_hopper(
+                  {.head_dim = 256, .mask = causal(), .wants_dk = false, .wants_dv = false})),
+              ElementsAre(KernelRole::delta, KernelRole::queries, KernelRole::prepare,
+                          KernelRole::redo_queries));
+  EXPECT_EQ(plan_of_hopper({.dtype = Dtype::f32, .head_dim = 256}).candidate,
+            "cuda/sm80/attention_backward_f32");
+  EXPECT_EQ(plan_of_hopper({.head_dim = 264}).candidate, "cuda/sm80/attention_backward_f32");
+  EXPECT_EQ(refusal_of(plan_of({.head_dim = 256}), "cuda/sm90/attention_backward_wide"),
+            "compute capability is 8.0; expected 9.0");
+  EXPECT_EQ(
+      Sm90WideBackward::refuses(validate(problem_of({}), "test"), typical_device(9, 0))->reason,
+      "head dims are 128 and 128; expected one above 128");
+}
+
+/// Q, K and their like: two stages of 64 rows at head_dim 256, where v has one beside 128 queries; three at 192 and
+/// below.
+TEST(BackwardCandidates, WideHeadsHaveTheStagesThatFit) {
+  const auto stages_of = [](std::int64_t head_dim) {
+    const BackwardPlan plan =
+        choose_backward(validate(problem_of({.head_dim = head_dim}), "test"), typical_device(9, 0));
+    std::vector<std::int32_t> stages;
+    for (const BackwardStep& step : plan.steps) {
+      const auto& spec = step.spec.as<Sm90WideBackwardSpec>();
+      stages.insert(stages.end(), {spec.stages, spec.v_stages});
+    }
+    return stages;
+  };
+  EXPECT_THAT(stages_of(256), ElementsAre(2, 2, 2, 1));
+  EXPECT_THAT(stages_of(192), ElementsAre(3, 3, 3, 2));
 }
 
 TEST(BackwardCandidates, OrderOfSumsIsSaid) {
@@ -303,10 +356,8 @@ TEST(BackwardCandidates, PackedSequencesHaveRoomForTheirPadding) {
   }
 }
 
-TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
-  const GradientProblem problem = validate(problem_of({.wants_dsinks = true}), "test");
-  const BackwardPlan plan = choose_backward(problem, typical_device(8, 0));
-  alignas(16) std::uint16_t memory[8] = {};
+/// A call whose tensors nobody reads, all at `memory`.
+AttentionBackward call_of(const GradientProblem& problem, std::uint16_t* memory) {
   const auto tensor = [&](const TensorSpec& spec) { return TensorView(memory, spec); };
   AttentionBackward args;
   args.forward.q = tensor(problem.forward.problem.q);
@@ -317,6 +368,14 @@ TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
   args.dq = tensor(problem.dq);
   args.dk = tensor(problem.dk);
   args.dv = tensor(problem.dv);
+  return args;
+}
+
+TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
+  const GradientProblem problem = validate(problem_of({.wants_dsinks = true}), "test");
+  const BackwardPlan plan = choose_backward(problem, typical_device(8, 0));
+  alignas(16) std::uint16_t memory[8] = {};
+  AttentionBackward args = call_of(problem, memory);
   float sinks[8] = {};
   args.dsinks = view(sinks, {8});
   const BackwardLaunch launch = backward_launch(problem, plan, args, memory);
@@ -325,6 +384,31 @@ TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
   EXPECT_EQ(launch.num_ctas[1], 2U * 8 * 3);  // 300 queries
   EXPECT_EQ(launch.num_sink_ctas, 8U);
   EXPECT_EQ(launch.launches(plan).size(), 4U);
+}
+
+/// Words are cleared ahead of the walks that set them; all but the first kernel start while the one before ends.
+TEST(BackwardLaunch, WalksOfWideHeadsComeBetweenClearedWordsAndTilesAgain) {
+  const GradientProblem problem = validate(problem_of({.head_dim = 256, .mask = causal()}), "test");
+  const BackwardPlan plan = choose_backward(problem, typical_device(9, 0));
+  alignas(256) std::uint16_t memory[128] = {};
+  const auto encode = [](const driver::TensorMapSpec&, const void*) { return TensorMapParam{}; };
+  const Sm90WideBackwardLaunch call =
+      Sm90WideBackward::prepare(problem, plan, call_of(problem, memory), memory, encode);
+  std::vector<KernelRole> roles;
+  std::vector<unsigned> ctas;
+  for (const KernelLaunch& launch : call.launches(plan)) {
+    EXPECT_EQ(launch.is_pdl, !roles.empty());
+    roles.push_back(launch.role);
+    ctas.push_back(launch.grid.x);
+  }
+  EXPECT_THAT(roles, ElementsAre(KernelRole::delta, KernelRole::prepare, KernelRole::main,
+                                 KernelRole::queries, KernelRole::redo_keys,
+                                 KernelRole::redo_values, KernelRole::redo_queries));
+  EXPECT_THAT(ctas,
+              ElementsAre(2 * 8 * 3, 1, 2 * 2 * 8, 2 * 8 * 3, 2 * 2 * 4, 2 * 2 * 4, 2 * 8 * 3));
+  // A word for each 128 keys and 128 queries of each head, and two for all.
+  EXPECT_EQ(call.clear.count, 2 + 2 * 2 * 4 + 2 * 8 * 3);
+  EXPECT_EQ(call.redo[3].params.redo_keys.num_owned, 2 * 2 * 4);
 }
 
 }  // namespace

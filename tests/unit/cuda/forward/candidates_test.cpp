@@ -20,6 +20,7 @@ constexpr const char* kWide = "cuda/sm80/attention_forward_wide";
 constexpr const char* kLatent = "cuda/sm90/decode_latent";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
+constexpr const char* kShort = "cuda/sm80/attention_forward_short";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -194,6 +195,18 @@ TEST(ForwardCandidates, SmsAreLeftFreeByKernelsThatRunACtaOnEach) {
   for (const char* kernel : {kTensorCores, kPlain}) {
     EXPECT_EQ(reason_of(ampere, kernel),
               "sm_margin is 1; this kernel has a CTA for each tile and leaves no SM free");
+  }
+}
+
+TEST(ForwardCandidates, RecipesAreRefusedByAll) {
+  Problem problem = problem_of(Shape{});
+  problem.quant = parse_quantization("accurate");
+  for (const int major : {8, 9}) {
+    const ForwardPlan plan = chosen(problem, major, 0);
+    EXPECT_EQ(plan.candidate, "");
+    EXPECT_EQ(plan.refused.size(), forward_candidates().size());
+    EXPECT_EQ(reason_of(plan, kTensorCores),
+              "quant is accurate; kernels of GPUs have no quantised path yet");
   }
 }
 
@@ -490,6 +503,113 @@ TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   EXPECT_EQ(chosen(a).spec, chosen(b).spec);
 }
 
+ForwardPlan short_plan(std::int64_t seqlen, std::int64_t head_dim) {
+  return chosen(
+      {.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = head_dim, .head_dim_v = head_dim}, 9,
+      0);
+}
+
+TEST(ForwardCandidates, ShortSequencesOnHopperHaveTilesOfTheirLength) {
+  struct Expected {
+    std::int64_t seqlen, head_dim;
+    std::int32_t tile_q, tile_kv, stages, ctas_per_sm;
+  };
+  for (const Expected& e : {Expected{49, 64, 64, 64, 1, 5},
+                            {77, 64, 80, 80, 1, 3},
+                            {112, 64, 112, 112, 1, 2},
+                            {128, 64, 128, 64, 2, 2},
+                            {257, 32, 96, 96, 3, 3},
+                            {288, 32, 96, 96, 3, 3},
+                            {77, 72, 80, 80, 1, 3},
+                            {77, 128, 80, 80, 1, 2},
+                            // 128 rows leave no registers for another CTA.
+                            {128, 128, 64, 64, 2, 2}}) {
+    SCOPED_TRACE(testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
+    const ForwardPlan plan = short_plan(e.seqlen, e.head_dim);
+    ASSERT_EQ(plan.candidate, kShort);
+    EXPECT_TRUE(plan.spec.as<TeamSpec>().holds_all_keys);
+    EXPECT_EQ(plan.spec->tile_q, e.tile_q);
+    EXPECT_EQ(plan.spec->num_warps, e.tile_q / 16);
+    EXPECT_EQ(plan.spec->tile_kv, e.tile_kv);
+    EXPECT_EQ(plan.spec->stages, e.stages);
+    EXPECT_EQ(plan.spec->ctas_per_sm, e.ctas_per_sm);
+  }
+}
+
+/// A plan's CTAs fit the registers and the shared memory of an SM, its stages all keys, its tiles all
+/// rows.
+TEST(ForwardCandidates, ShortSequencesFitTheSm) {
+  const DeviceTraits device = typical_device(9, 0);
+  for (std::int64_t seqlen = 17; seqlen <= 289; seqlen += 4) {
+    for (const std::int64_t head_dim : {1, 32, 64, 72, 96, 128}) {
+      for (const std::int64_t group : {1, 3, 8}) {
+        Problem problem = problem_of({.seqlen_q = group == 3 ? 20 : seqlen,
+                                      .seqlen_kv = seqlen,
+                                      .num_heads_q = 2 * group,
+                                      .num_heads_kv = 2,
+                                      .head_dim_qk = head_dim,
+                                      .head_dim_v = head_dim});
+        if (seqlen % 8 == 1) problem.mask = causal();
+        if (seqlen % 3 == 0) problem.score = softcap(3);
+        const ForwardPlan plan = chosen(problem, 9, 0);
+        if (plan.candidate != kShort) continue;
+        const ForwardSpec& spec = *plan.spec;
+        SCOPED_TRACE(testing::Message()
+                     << seqlen << " tokens, head_dim " << head_dim << ", group " << group);
+        EXPECT_GE(spec.ctas_per_sm, 2);
+        EXPECT_LE(spec.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes),
+                  device.shared_bytes_per_sm);
+        EXPECT_LE(spec.ctas_per_sm * spec.num_warps, 4 * (512 / 96)) << "of 96 registers at least";
+        EXPECT_GE(spec.stages * spec.tile_kv, seqlen);
+        EXPECT_LT((spec.stages - 1) * spec.tile_kv, seqlen);
+        EXPECT_EQ(group % spec.heads_per_tile, 0);
+        if (spec.heads_per_tile > 1) {
+          EXPECT_GE(spec.tile_q / spec.heads_per_tile, problem.q.shape[1]);
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
+  const auto reason = [](const Problem& problem, int major = 9) {
+    const ForwardPlan plan = chosen(problem, major, 0);
+    EXPECT_NE(plan.candidate, kShort);
+    return reason_of(plan, kShort);
+  };
+  const Shape shape{.seqlen_q = 77, .seqlen_kv = 77, .head_dim_qk = 64, .head_dim_v = 64};
+  EXPECT_EQ(chosen(shape, 9).candidate, kShort);
+  EXPECT_EQ(reason(problem_of(shape), 8), "compute capability is 8.0; expected 9.0");
+  Shape other = shape;
+  other.seqlen_kv = 129;
+  EXPECT_EQ(reason(problem_of(other)), "seqlen_kv is 129; expected at most 128");
+  other = shape;
+  other.seqlen_q = 129;
+  EXPECT_EQ(reason(problem_of(other)), "seqlen_q is 129; expected at most 128");
+  other = {.seqlen_q = 289, .seqlen_kv = 77, .head_dim_qk = 32, .head_dim_v = 32};
+  EXPECT_EQ(reason(problem_of(other)), "seqlen_q is 289; expected at most 288");
+  other = shape;
+  other.seqlen_q = 16;
+  EXPECT_EQ(reason(problem_of(other)), "16 rows share a kv head; expected at least 17");
+  other = shape;
+  other.head_dim_v = 136;
+  EXPECT_EQ(reason(problem_of(other)), "head_dim_v is 136; expected at most 128");
+  DeviceTraits narrow = typical_device(9, 0);
+  narrow.shared_bytes_per_sm = 100 << 10;
+  const ForwardProblem wide = validate(problem_of({.seqlen_q = 100, .seqlen_kv = 100}), "test");
+  EXPECT_EQ(reason_of(choose_forward(wide, narrow), kShort),
+            "100 keys of head dims 128 and 128 leave no room for 2 CTAs on an SM");
+  Problem margin = problem_of(shape);
+  margin.sm_margin = 1;
+  EXPECT_EQ(reason(margin),
+            "sm_margin is 1; this kernel has a CTA for each tile and leaves no SM free");
+  ForwardProblem cached = validate(problem_of(shape), "test");
+  cached.is_cached = true;
+  cached.cache = {.has_aligned_rows = true};
+  EXPECT_EQ(reason_of(choose_forward(cached, typical_device(9, 0)), kShort),
+            "keys lie in a cache; expected those of a call");
+}
+
 Problem packed_problem(std::int64_t rows) {
   Problem p;
   const std::array<std::int64_t, 3> shape{rows, 8, 128};
@@ -505,6 +625,19 @@ TEST(ForwardCandidates, PackedSequencesRunOnHoppersOwnKernel) {
   EXPECT_TRUE(plan.spec.as<Sm90ForwardSpec>().is_dynamic);  // row tiles of unequal length
   // 1000 / 128 tiles, one more for each of 5 sequences and the rows behind them, a word each for 8 heads; a counter.
   EXPECT_EQ(plan.workspace_bytes, 256 * ((256 + 13U * 8 * 4 + 255) / 256));
+}
+
+/// Else the bits of a sequence would depend on what is packed beside it.
+TEST(ForwardCandidates, PackedSequencesAreShortWhereTheirBoundsSaySo) {
+  Problem problem = packed_problem(200);
+  EXPECT_EQ(reason_of(chosen(problem, 9, 0), kShort),
+            "sequences are packed; expected bounds of their lengths, seqlen_q and seqlen_kv");
+  problem = packed_problem(5000);
+  problem.seqlen_q = problem.seqlen_kv = up_to(77);
+  const ForwardPlan plan = chosen(problem, 9, 0);
+  EXPECT_EQ(plan.candidate, kShort);
+  EXPECT_TRUE(plan.spec->is_varlen);
+  EXPECT_EQ(plan.spec->tile_kv, 80);
 }
 
 TEST(ForwardCandidates, PackedSequencesOfFewRowsShareTiles) {

@@ -2,20 +2,14 @@
 // sm80/attention_backward.cuh; read passes.cuh next.
 #pragma once
 
+#include "common/backward_pair.cuh"
 #include "common/dropout.cuh"
+#include "common/element_pair.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "sm80/backward/owner.cuh"
-#include "sm80/backward/pair.cuh"
 
 namespace fovea::cuda::sm80 {
-
-/// Rounds to the tensor cores' element, `lo` in the low half.
-template <Element element>
-FOVEA_DEVICE std::uint32_t pack_pair(float lo, float hi) {
-  if constexpr (element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
-  return ptx::cvt_f16x2(lo, hi);
-}
 
 template <Sm80BackwardSpec spec, class Mods>
 struct BackwardSums {
@@ -86,7 +80,7 @@ struct BackwardSums {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float* const pair = &pairs[i][step * 2 + e / 2][e % 2 * 2];
-          a[i][e] = pack_pair<spec.element>(pair[0], pair[1]);
+          a[i][e] = pair_of<spec.element>(pair[0], pair[1]);
         }
       }
 #pragma unroll
@@ -126,36 +120,15 @@ struct BackwardSums {
     }
   }
 
-  /// One bit for each accumulator of a block: its pair is dropped.
+  /// Of the four accumulators of a block.
   FOVEA_DEVICE_MEMBER static std::uint32_t dropped(const Owner<spec>& owner, DropoutKey key,
                                                    const WalkedTile& tile, int i, int j) {
-    const ForwardParams& p = owner.p;
-    const int lane = owner.lane;
     const std::int32_t batch = owner.owned.sequence.idx;
-    const std::int32_t walked = tile.idx * spec.tile_walked + j * 8;
-    const auto bit = [&](std::uint32_t word, int at) {
-      return is_dropped(p, word) ? 1U << static_cast<std::uint32_t>(at) : 0U;
-    };
-    if constexpr (!spec.owns_keys) {
-      const U32x4 words =
-          fragment_words(key, batch, tile.q_head, owner.owned_row(i, lane % 2), walked);
-      return bit(words.x, 0) | bit(words.y, 1) | bit(words.z, 2) | bit(words.w, 3);
-    } else {
-      // Four lanes, 4 apart, have four neighbouring keys of the same four (query, half): each draws one of these.
-      const int turn = lane / 4 % 4;
-      const std::int32_t first_key = owner.owned.begin + owner.warp * T::kWarpRows + i * 16;
-      const U32x4 words = random_words(key, batch, tile.q_head, walked + lane % 4 * 2 + turn % 2,
-                                       (first_key + turn / 2 * 8) / 4 + lane / 16);
-      const std::uint32_t own =
-          bit(words.x, 0) | bit(words.y, 1) | bit(words.z, 2) | bit(words.w, 3);
-      std::uint32_t mine = 0;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const std::uint32_t theirs = ptx::shfl_idx(own, lane / 16 * 16 + e * 4 + lane % 4);
-        mine |= (theirs >> static_cast<std::uint32_t>(turn) & 1U) << static_cast<std::uint32_t>(e);
-      }
-      return mine;
-    }
+    const std::int32_t mine = owner.owned.begin + owner.warp * T::kWarpRows + i * 16;
+    const std::int32_t theirs = tile.idx * spec.tile_walked + j * 8;
+    if constexpr (spec.owns_keys)
+      return dropped_of_keys(owner.p, key, batch, tile.q_head, theirs, mine);
+    return dropped_of_queries(owner.p, key, batch, tile.q_head, mine, theirs);
   }
 
   /// From q·k and dout·v to P and dS, in place. selects: what is hidden is 0 whatever it holds. indicates: P is 1 where

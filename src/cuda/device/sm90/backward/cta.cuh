@@ -10,6 +10,7 @@
 #include "ptx/wgmma.cuh"
 #include "shared/backward_params_sm90.h"
 #include "shared/backward_spec_sm90.h"
+#include "sm90/backward/posted_tile.cuh"
 #include "sm90/role_warp.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -59,26 +60,6 @@ struct BackwardTraits {
   static constexpr int kProductSums = 64 * 64;
 };
 
-/// A tile of queries as the loading warp posts it.
-struct PostedQueries {
-  std::uint32_t word;  // is_full, is_last, 30 bits of the index
-  std::int32_t q_head;
-
-  FOVEA_DEVICE PostedQueries make(const WalkedTile& tile, bool is_last) {
-    return {(tile.is_full ? 0x80000000U : 0U) | (is_last ? 0x40000000U : 0U) |
-                static_cast<std::uint32_t>(tile.idx),
-            tile.q_head};
-  }
-  /// No query sees the keys.
-  FOVEA_DEVICE PostedQueries none() { return {0x3fffffffU, 0}; }
-  FOVEA_DEVICE_MEMBER std::int32_t idx() const {
-    return static_cast<std::int32_t>(word & 0x3fffffffU);
-  }
-  FOVEA_DEVICE_MEMBER bool is_full() const { return static_cast<std::int32_t>(word) < 0; }
-  FOVEA_DEVICE_MEMBER bool is_last() const { return (word & 0x40000000U) != 0; }
-  FOVEA_DEVICE_MEMBER bool is_none() const { return word == none().word; }
-};
-
 /// What the CTA owns: keys kv_begin and on of one head, of one sequence.
 struct OwnedKeys {
   std::int32_t kv_begin, kv_head, batch, seqlen_q;
@@ -115,7 +96,7 @@ struct BackwardCta : RoleWarp {
     return smem + T::kAt.words + 8 * (i % kSm90BackwardWords);
   }
 
-  FOVEA_DEVICE_MEMBER PostedQueries posted(int i) const {
+  FOVEA_DEVICE_MEMBER PostedTile posted(int i) const {
     const auto words = ptx::ld_shared<ptx::U32x2>(word_at(i));
     return {words.x, static_cast<std::int32_t>(words.y)};
   }

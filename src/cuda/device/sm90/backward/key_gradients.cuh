@@ -63,7 +63,7 @@ struct KeyGradients {
     issue_scores(s);
     scores.look_ahead(stages.stage);
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, 0), 0);
-    PostedQueries tile = cta.posted(0);
+    PostedTile tile = cta.posted(0);
     scores.draw(tile);
     for (int i = 0;; ++i) {
       ptx::wgmma_wait_group<0>();  // dk of the tile before, scores of this one

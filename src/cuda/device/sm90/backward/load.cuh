@@ -110,14 +110,14 @@ struct BackwardLoad {
     const std::int32_t row = keys.kv_row + keys.kv_begin;
     if (!has_next()) {
       if (cta.lane == 0) {
-        post(PostedQueries::none());
+        post(PostedTile::none());
         ptx::mbarrier_arrive(k_full);
       }
       return first;
     }
     next = walk.next();
     if (ptx::elect_one()) {
-      post(PostedQueries::make(first, !has_next()));
+      post(PostedTile::make(first, !has_next()));
       copy<typename T::KTile>(cta.smem + T::kAt.k, cta.p.k, k_full, row, keys.kv_head,
                               ptx::CachePolicy::evict_first);
       load(first);
@@ -134,7 +134,7 @@ struct BackwardLoad {
     next = walk.next();
     cta.await(cta.barrier(T::kAt.stage_empty, stages.stage), stages.parity);
     if (ptx::elect_one()) {
-      post(PostedQueries::make(tile, !has_next()));
+      post(PostedTile::make(tile, !has_next()));
       load(tile);
     }
     done();
@@ -148,7 +148,7 @@ struct BackwardLoad {
     ++count;
   }
 
-  FOVEA_DEVICE_MEMBER void post(const PostedQueries& tile) const {
+  FOVEA_DEVICE_MEMBER void post(const PostedTile& tile) const {
     ptx::st_shared(cta.word_at(count),
                    ptx::U32x2{tile.word, static_cast<std::uint32_t>(tile.q_head)});
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/dropout.cuh"
+#include "common/element_pair.cuh"
 #include "common/float_constants.cuh"
 #include "common/position.cuh"
 #include "common/score.cuh"
@@ -12,22 +13,6 @@
 #include "sm90/backward/cta.cuh"
 
 namespace fovea::cuda::sm90 {
-
-template <Element element>
-FOVEA_DEVICE std::uint32_t pair_of(float lo, float hi) {
-  if constexpr (element == Element::bf16) return ptx::cvt_bf16x2(lo, hi);
-  return ptx::cvt_f16x2(lo, hi);
-}
-template <Element element>
-FOVEA_DEVICE float low_of(std::uint32_t pair) {
-  if constexpr (element == Element::bf16) return ptx::f32_of_bf16_lo(pair);
-  return ptx::f32_of_f16_lo(pair);
-}
-template <Element element>
-FOVEA_DEVICE float high_of(std::uint32_t pair) {
-  if constexpr (element == Element::bf16) return ptx::f32_of_bf16_hi(pair);
-  return ptx::f32_of_f16_hi(pair);
-}
 
 /// Weights of the three numbers that make a row's delta (delta_pieces), f16 for want of range. As the operand of
 /// products: every row has them, depth 0, 1 and 2.
@@ -87,13 +72,13 @@ struct Probabilities {
   }
 
   /// Which scores of a tile are dropped: drawn while they are multiplied.
-  FOVEA_DEVICE_MEMBER void draw(const PostedQueries& tile) {
+  FOVEA_DEVICE_MEMBER void draw(const PostedTile& tile) {
     if constexpr (spec.has_dropout) dropped = dropped_scores(first_position(tile, cta.owned()));
   }
 
   /// P = 2^(score - log_sum), rounded, of rows [16 first, 16 end).
   template <int first, int end>
-  FOVEA_DEVICE_MEMBER void exponentiate(const Scores& s, const PostedQueries& tile, int stage,
+  FOVEA_DEVICE_MEMBER void exponentiate(const Scores& s, const PostedTile& tile, int stage,
                                         Operand& p, Operand& weights) const {
     if constexpr (first == end) return;
     Position at{};
@@ -163,7 +148,7 @@ struct Probabilities {
   }
 
   /// Scores that a row does not see become -inf, whatever they were.
-  FOVEA_DEVICE_MEMBER void mask(Scores& s, const PostedQueries& tile) const {
+  FOVEA_DEVICE_MEMBER void mask(Scores& s, const PostedTile& tile) const {
     const OwnedKeys keys = cta.owned();
     if constexpr (spec.hides_keys || Mods::has_score) {
       mask_pairs(s, tile, keys);
@@ -186,15 +171,14 @@ struct Probabilities {
   }
 
   /// Of the thread's first row and first key.
-  FOVEA_DEVICE_MEMBER Position first_position(const PostedQueries& tile,
-                                              const OwnedKeys& keys) const {
+  FOVEA_DEVICE_MEMBER Position first_position(const PostedTile& tile, const OwnedKeys& keys) const {
     return {keys.batch,      tile.q_head,
             keys.kv_head,    tile.idx() * spec.tile_q + 2 * (cta.lane % 4),
             first_key(keys), keys.seqlen_q,
             keys.seqlen_kv};
   }
 
-  FOVEA_DEVICE_MEMBER void mask_pairs(Scores& s, const PostedQueries& tile,
+  FOVEA_DEVICE_MEMBER void mask_pairs(Scores& s, const PostedTile& tile,
                                       const OwnedKeys& keys) const {
     Position at = first_position(tile, keys);
     const std::int32_t first_query = at.q_idx;

@@ -52,7 +52,7 @@ struct QueryGradients {
       before_tile(i);
       ptx::mbarrier_wait_parity(cta.barrier(T::kAt.ds_full, buffers.stage), buffers.parity);
       issue(0);
-      const PostedQueries tile = cta.posted(i);
+      const PostedTile tile = cta.posted(i);
       float* const to =
           sums_of(keys, tile.idx()) + lane_at +
           (cta.first_row(keys, tile.q_head) + tile.idx() * spec.tile_q) * spec.head_dim_qk;

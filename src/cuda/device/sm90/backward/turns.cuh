@@ -5,7 +5,9 @@
 // lower keys are launched first, so a CTA follows behind the one before it. Where a CTA has come to is one number in
 // memory, how many positions of its walk are over: by its own sums, and by those of all tiles of keys before its own.
 // Positions count tiles of queries that it visits and others alike, so that masks of any form keep the order. A CTA
-// that has ended says so, and is passed over: whoever follows it looks at the one before it.
+// that has ended is passed over: its last word says how many tiles of keys before its own might not have, and whoever
+// follows goes on from there. (Passed over one by one they take 0.4 us each. CTAs of a causal mask end at about the
+// same time, so that every eighth of 128 tiles looked at all before it, and those behind it waited as long.)
 //
 // Where every tile of queries is visited, walks are staggered (StaggeredWalk): positions count from the CTA's own
 // beginning, and it follows the CTA of the keys before its own alone.
@@ -25,7 +27,8 @@ namespace fovea::cuda::sm90 {
 /// Where progress is kept, and how positions are counted.
 template <Sm90BackwardSpec spec>
 struct WalkProgress {
-  /// Added where a walk has ended: more than there are positions.
+  /// The word of a walk that has ended, less the tiles of keys before it that may not have: more than there are
+  /// positions.
   static constexpr std::int32_t kEnded = 0x40000000;
 
   std::int32_t* word;       // of this CTA; those of lower keys of its head lie before it
@@ -66,21 +69,17 @@ struct TakeTurns {
   const BackwardCta<spec>& cta;
   const WalkProgress<spec> own;
   Ring<kSm90BackwardTurns> turns{1};
-  const std::int32_t* watched;
-  std::int32_t num_watched;
+  std::int32_t num_watched;  // tiles of lower keys: all but these have ended
   std::int32_t skipped = 0;  // positions before the first tile
 
   FOVEA_DEVICE_MEMBER TakeTurns(const BackwardCta<spec>& of_cta, const OwnedKeys& keys)
-      : cta(of_cta),
-        own(WalkProgress<spec>::of(of_cta, keys)),
-        watched(own.word - 1),
-        num_watched(own.num_before) {}
+      : cta(of_cta), own(WalkProgress<spec>::of(of_cta, keys)), num_watched(own.num_before) {}
 
   template <class Load>
   FOVEA_DEVICE_MEMBER void run(Load& load) {
     const WalkedTile first = load.begin();
     if (first.idx < 0) {
-      if (cta.lane == 0) ptx::red_add_release_global(own.word, own.kEnded);
+      if (cta.lane == 0) ptx::red_add_release_global(own.word, own.kEnded + num_watched);
       return;
     }
     skipped = own.position(first.idx, first.q_head);
@@ -104,6 +103,7 @@ struct TakeTurns {
       await_others(position);
       // What lies before the first tile is no affair of this CTA: whoever follows need not wait for it.
       if (skipped > 0) ptx::red_add_release_global(own.word, skipped);
+      ptx::st_shared(cta.smem + T::kAt.num_watched, static_cast<std::uint32_t>(num_watched));
       ptx::mbarrier_arrive(cta.barrier(T::kAt.turn, turns.stage));
     }
     ptx::sync_warp();
@@ -118,11 +118,11 @@ struct TakeTurns {
       }
       return;
     }
+    const std::int32_t* const first = own.word - own.num_before;
     while (num_watched > 0) {
-      const std::int32_t done = ptx::ld_acquire_global(watched);
+      const std::int32_t done = ptx::ld_acquire_global(first + num_watched - 1);
       if (done >= own.kEnded) {
-        --watched;
-        --num_watched;
+        num_watched = done - own.kEnded;
       } else if (done > position) {
         return;
       }
@@ -143,21 +143,26 @@ struct PassTurns {
     cta.await(cta.barrier(T::kAt.k_full, 0), 0);
     if (ptx::vote_any(cta.posted(0).is_none())) return;
     const auto own = WalkProgress<spec>::of(cta, cta.owned());
-    std::int32_t said = -1;
+    std::int32_t said = -1;  // the word
     for (int i = 0;; ++i) {
       cta.await(cta.barrier(T::kAt.added, turns.stage), turns.parity);
-      const PostedQueries tile = cta.posted(i);
+      const PostedTile tile = cta.posted(i);
       cta.release(cta.barrier(T::kAt.passed, turns.stage));
       turns.advance();
       const std::int32_t position = own.position(tile.idx(), tile.q_head);
       const bool is_last = ptx::vote_any(tile.is_last());
-      // The first time what lies before its first tile has been said already.
-      if (cta.lane == 0)
-        ptx::red_add_release_global(own.word,
-                                    (said < 0 ? 1 : position - said) + (is_last ? own.kEnded : 0));
-      said = position;
+      if (said < 0) said = position;  // what lies before its first tile
+      const std::int32_t next = is_last ? own.kEnded + num_watched() : position + 1;
+      if (cta.lane == 0) ptx::red_add_release_global(own.word, next - said);
+      said = next;
       if (is_last) return;
     }
+  }
+
+ private:
+  /// As the last turn was taken.
+  FOVEA_DEVICE_MEMBER std::int32_t num_watched() const {
+    return static_cast<std::int32_t>(ptx::ld_shared<std::uint32_t>(cta.smem + T::kAt.num_watched));
   }
 };
 

@@ -1,5 +1,5 @@
 // One score on its way back: from q·k and dout·v of a pair (query, key) to its probability and the gradient of its
-// score. What both kernels of sm_80 share; attention_backward_f32.cuh is the plainer one of them.
+// score. What kernels that own rows share; sm80/attention_backward_f32.cuh is the plainest of them.
 #pragma once
 
 #include "common/backward_work.cuh"
@@ -9,7 +9,7 @@
 #include "shared/backward_params.h"
 #include "shared/backward_spec.h"
 
-namespace fovea::cuda::sm80 {
+namespace fovea::cuda {
 
 /// A pair that its query does not see has weight and gradient of exactly 0, whatever it holds.
 struct Pair {
@@ -30,4 +30,4 @@ FOVEA_DEVICE float through_slope(float gradient, float slope) {
   return gradient == 0 ? 0.0F : gradient * slope;
 }
 
-}  // namespace fovea::cuda::sm80
+}  // namespace fovea::cuda

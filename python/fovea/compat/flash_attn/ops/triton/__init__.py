@@ -1,0 +1,1 @@
+"""What flash_attn has written in Triton, by PyTorch's operators."""

@@ -1,0 +1,1 @@
+"""Helpers of flash_attn: what generation keeps between calls."""

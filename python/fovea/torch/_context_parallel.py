@@ -1,0 +1,745 @@
+"""A plan of context parallelism, run by the ranks of a process group: exchanges, calls on what a rank has, and their gradients.
+
+Every exchange is an all-gather or a swap of one message for each pair of ranks. What ranks add up is added in the order of ranks, in
+f32, so that no bits depend on who was first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Iterator, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .. import _programs
+from .._arrays import framework_of
+from .._attention import attention, backward_template
+from .._cache import merge_states
+from .._forward import ScoreMod, gather, resolve_mask, resolved
+from .._library import address_of
+from .._programs import Program
+from ..errors import InvalidArgument
+from ..parallel import Range, ShardPlan
+
+_FUNCTION = "context_parallel_attention"
+_BACKWARD = address_of("fovea_attention_backward")
+
+_Heads = tuple[Range, Range]  # query heads, kv heads
+
+
+# ---- Ranks ----
+
+
+class _Ranks:
+    """A process group. Tensors have tokens first, so that those of several ranks stand one after the other."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def gather(self, x: Tensor) -> _Pending:
+        """[n, ...] of every rank as [size * n, ...], once it is waited for."""
+        x = x.contiguous()
+        whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        return _Pending([dist.all_gather_into_tensor(whole, x, group=self.group, async_op=True)], whole, [x])
+
+    def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> _Pending:
+        """Sends one tensor to each rank and fills one from each; what is a rank's own is handed over."""
+        sent = {peer: x.contiguous() for peer, x in outgoing.items()}
+        works = [
+            dist.P2POp(dist.isend, x, group=self.group, group_peer=peer)
+            for peer, x in sent.items()
+            if peer != self.rank and x.numel()
+        ] + [
+            dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer)
+            for peer, x in incoming.items()
+            if peer != self.rank and x.numel()
+        ]
+        received = {**incoming, self.rank: sent[self.rank]} if self.rank in sent else incoming
+        return _Pending(dist.batch_isend_irecv(works) if works else [], received, list(sent.values()))
+
+
+class _Pending:
+    """What an exchange will have brought when it is waited for."""
+
+    def __init__(self, works: list[Any], result: Any, sent: list[Tensor]) -> None:
+        self._works, self._result = works, result
+        self._sent = sent  # alive until they are read
+
+    def wait(self) -> Any:
+        for work in self._works:
+            work.wait()
+        self._sent = []
+        return self._result
+
+
+def _group_of(group: Any) -> Any:
+    """The process group of a DeviceMesh of one dimension, or the group itself."""
+    if not hasattr(group, "get_group"):
+        return group
+    if group.ndim != 1:
+        raise InvalidArgument(f"{_FUNCTION}: group is a mesh of {group.ndim} dimensions; expected one, mesh[\"name of it\"]")
+    return group.get_group()
+
+
+# ---- What a call says ----
+
+
+class _Keys(NamedTuple):
+    """Of some tokens: [n, batch, heads, head_dim]."""
+
+    k: Tensor
+    v: Tensor
+
+
+class _Gradients(NamedTuple):
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+    dsinks: Tensor | None
+    captured: dict[str, Tensor]
+
+
+class _Features(NamedTuple):
+    """What a call says beside tokens and the plan."""
+
+    score: Program | None
+    scale: float | None
+    softcap: float | None
+
+    def differentiable(self) -> dict[str, Tensor]:
+        """Float tensors that scores read, by name."""
+        if self.score is None:
+            return {}
+        return {
+            name: x
+            for name, x in zip(self.score.tensor_names, self.score.tensors)
+            if isinstance(x, Tensor) and x.is_floating_point()
+        }
+
+
+def _on_device(program: Program, device: torch.device) -> Program:
+    moved = {name: x.to(device) for name, x in zip(program.tensor_names, program.tensors) if isinstance(x, Tensor)}
+    others = [name for name in program.tensor_names if name not in moved]
+    moved |= {name: torch.as_tensor(program.captures[name]).to(device) for name in others}
+    return program.with_captures(**moved) if moved else program
+
+
+def _mask_program(shards: ShardPlan, device: torch.device) -> Program | None:
+    """The plan's mask as one program; what it captures lies on the device."""
+    words = shards.mask_words
+    align = words["align"]
+    array, program = resolve_mask(words["mask"], words["mask_mod"])
+    parts = [] if program is None else [program]
+    if words["causal"]:
+        parts.append(_programs.causal(align))
+    if words["window"] is not None:
+        left, right = words["window"]
+        parts.append(_programs.window(left, right, align))
+    if words["segment_ids"] is not None:
+        ids = words["segment_ids"]
+        parts.append(_programs.documents(*(ids if isinstance(ids, tuple) else (ids,))))
+    if array is not None:
+        parts.append(_programs.dense_mask(array))
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole & part
+    return _on_device(whole, device)
+
+
+def _score_program(bias: Tensor | None, alibi: Tensor | None, score_mod: ScoreMod | None) -> Program | None:
+    parts = [] if bias is None else [_programs.bias(bias)]
+    if alibi is not None:
+        parts.append(_programs.alibi(alibi))
+    if score_mod is not None:
+        parts.append(_programs.score_mod(score_mod))
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole | part
+    return whole
+
+
+# ---- Calls on what a rank has ----
+
+
+def _attend(q: Tensor, keys: _Keys, words: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """out [n, batch, heads, head_dim_v] of a dtype, and lse [batch, heads, n]."""
+    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]), dtype=dtype)
+    views = [x.transpose(0, 1) for x in (q, keys.k, keys.v)]
+    made, lse = attention(views[0], views[1], views[2], out=out.transpose(0, 1), return_lse=True, **words)
+    return made.transpose(0, 1), lse
+
+
+class _Saved(NamedTuple):
+    """Rows of a forward call with what a loss says of them; tokens first, but for lse and dlse [batch, heads, n]."""
+
+    q: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+
+
+def _differentiate(rows: _Saved, keys: _Keys, words: dict[str, Any], wanted: set[str], captured: tuple[str, ...] = ()) -> _Gradients:
+    """Gradients by "q", "kv" or "sinks", where `wanted` has them, and by what scores capture, from these rows and keys
+    alone: out and lse are those of all keys."""
+    q, k, v, out, dout = (x.transpose(0, 1) for x in (rows.q, keys.k, keys.v, rows.out, rows.dout))
+    framework = framework_of(q, _FUNCTION, "q")
+    arguments = resolved(framework, gather(_FUNCTION, q, k, v, out, rows.lse, stream=framework.stream(q), **words))
+    made: dict[str, Tensor] = {}
+    # f32: they are summed over ranks.
+    if "q" in wanted:
+        made["dq"] = torch.empty(rows.q.shape, dtype=torch.float32, device=q.device)
+    if "kv" in wanted:
+        made["dk"] = torch.empty(keys.k.shape, dtype=torch.float32, device=q.device)
+        made["dv"] = torch.empty(keys.v.shape, dtype=torch.float32, device=q.device)
+    views = {name: x.transpose(0, 1) for name, x in made.items()}
+    if "sinks" in wanted and words["sinks"] is not None:
+        made["dsinks"] = views["dsinks"] = torch.empty_like(words["sinks"])
+    program: Program | None = words["score_mod"]
+    by_name = {} if program is None else dict(zip(program.tensor_names, program.tensors))
+    of_captured = {name: torch.empty_like(by_name[name]) for name in captured}
+    template = backward_template(arguments, tuple(views), captured, rows.dlse is not None)
+    seeds = (dout,) if rows.dlse is None else (dout, rows.dlse)
+    template.invoke((*arguments.tensors, *seeds, *views.values(), *of_captured.values()), (*arguments.words, 0, 0), _BACKWARD)
+    return _Gradients(made.get("dq"), made.get("dk"), made.get("dv"), made.get("dsinks"), of_captured)
+
+
+# ---- Engines ----
+
+
+def _tokens_first(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)
+
+
+def _size(ranges: list[Range]) -> int:
+    return sum(end - begin for begin, end in ranges)
+
+
+def _intersection(a: list[Range], b: list[Range]) -> list[Range]:
+    return sorted((max(x[0], y[0]), min(x[1], y[1])) for x in a for y in b if max(x[0], y[0]) < min(x[1], y[1]))
+
+
+class _Engine:
+    """One scheme over one group, for tensors of one device. Tokens come first everywhere."""
+
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
+        self.shards, self.ranks, self.device = shards, ranks, device
+        self.rank = ranks.rank
+        self.own_places = self.places(shards.tokens(self.rank))
+        self.head_ranges = shards.q_heads(self.rank), shards.kv_heads(self.rank)
+        self.agreed: set[tuple[tuple[str, str], ...]] = set()  # facts that all ranks have said
+        self._mask = _mask_program(shards, device)
+        self._placed_masks: dict[Any, Program] = {}
+
+    def places(self, ranges: list[Range]) -> Tensor:
+        """Positions of these tokens, as programs read them."""
+        parts = [torch.arange(begin, end, dtype=torch.int32) for begin, end in ranges]
+        return torch.cat(parts or [torch.empty(0, dtype=torch.int32)]).to(self.device)
+
+    def words(
+        self, features: _Features, q_places: Tensor | None, kv_places: Tensor | None, heads: _Heads, sinks: Tensor | None
+    ) -> dict[str, Any]:
+        """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem."""
+        places: dict[str, str] = {}
+        captures: dict[str, Any] = {}
+        for variable, there in (("q", q_places), ("kv", kv_places)):
+            if there is not None:
+                places[f"{variable}_idx"] = f"{variable}_places[{variable}_idx]"
+                captures[f"{variable}_places"] = there
+        if places:
+            places["seqlen_q"] = places["seqlen_kv"] = "whole_seqlen"
+            captures["whole_seqlen"] = self.shards.seqlen
+        for variable, (first, _) in zip(("q_head", "kv_head"), heads):
+            if first:
+                places[variable] = f"({variable} + first_{variable})"
+                captures[f"first_{variable}"] = first
+        mask, score = self._mask, features.score
+        if places and mask is not None:
+            key = (id(q_places), id(kv_places), heads)  # places live as long as the engine
+            if key not in self._placed_masks:
+                self._placed_masks[key] = mask.placed(places, captures)
+            mask = self._placed_masks[key]
+        if places and score is not None:
+            score = score.placed(places, captures)
+        return {"scale": features.scale, "softcap": features.softcap, "mask_mod": mask, "score_mod": score, "sinks": sinks}
+
+    def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def backward(
+        self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
+    ) -> _Gradients:
+        raise NotImplementedError
+
+
+class _Gathering(_Engine):
+    """all_gather and head_group_all_gather: whole keys, in parts of the heads, each attended to while the next one arrives."""
+
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_invariant: bool) -> None:
+        super().__init__(shards, ranks, device)
+        self._is_invariant = is_invariant
+        order = torch.as_tensor(shards.permutation()).to(device)
+        self._permutation = order
+        self._inverse = torch.empty_like(order)
+        self._inverse[order] = torch.arange(len(order), device=device)
+
+    def _whole(self, pending: _Pending) -> Tensor:
+        """The sequence in its own order: no bits then depend on who had which token."""
+        return pending.wait().index_select(0, self._inverse)
+
+    def _parts(self) -> list[_Heads]:
+        """Query and kv heads of each part."""
+        num_q, num_kv, count = self.shards.num_heads_q, self.shards.num_heads_kv, self.shards.head_parts
+        return [
+            ((i * num_q // count, (i + 1) * num_q // count), (i * num_kv // count, (i + 1) * num_kv // count))
+            for i in range(count)
+        ]
+
+    def _keys(self, k: Tensor, v: Tensor) -> Iterator[tuple[_Heads, _Keys]]:
+        """Each part's keys; the next part is on its way while the caller has one."""
+        parts = self._parts()
+
+        def begin(heads: _Heads) -> tuple[_Pending, _Pending]:
+            return self.ranks.gather(k[:, :, slice(*heads[1])]), self.ranks.gather(v[:, :, slice(*heads[1])])
+
+        arriving = begin(parts[0])
+        for index, heads in enumerate(parts):
+            keys = _Keys(self._whole(arriving[0]), self._whole(arriving[1]))
+            if index + 1 < len(parts):
+                arriving = begin(parts[index + 1])
+            yield heads, keys
+
+    def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        outs, lses = [], []
+        for heads, keys in self._keys(k, v):
+            part = slice(*heads[0])
+            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
+            out, lse = _attend(q[:, :, part], keys, words, q.dtype)
+            outs.append(out)
+            lses.append(lse)
+        return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs, 2), torch.cat(lses, 1))
+
+    def backward(
+        self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
+    ) -> _Gradients:
+        made = []
+        for heads, keys in self._keys(k, v):
+            part = slice(*heads[0])
+            of_part = _of_heads(rows, part)
+            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
+            wanted = {"q", "sinks"} if self._is_invariant else {"q", "kv", "sinks"}
+            made.append(_differentiate(of_part, keys, words, wanted, captured))
+        dsinks = None if sinks is None else torch.cat([x.dsinks for x in made])
+        by_name = {name: _sum([x.captured[name] for x in made]) for name in captured}
+        dq = torch.cat([x.dq for x in made], 2)
+        if self._is_invariant:
+            dk, dv = self._by_all_rows(features, rows, k, v, sinks)
+        else:
+            dk, dv = (self._returned(torch.cat([x[i] for x in made], 2)) for i in (1, 2))
+        return _Gradients(dq, dk, dv, dsinks, by_name)
+
+    def _by_all_rows(self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gradients by this rank's own keys, of the rows of all ranks in their own order: each sum is one call's."""
+        last = (2, 0, 1)  # lse with tokens first
+        parts = [rows.q, rows.out, rows.lse.permute(last), rows.dout]
+        if rows.dlse is not None:
+            parts.append(rows.dlse.permute(last))
+        whole = [self._whole(pending) for pending in [self.ranks.gather(x) for x in parts]]
+        lse, dlse = whole[2].permute(1, 2, 0), None if rows.dlse is None else whole[4].permute(1, 2, 0)
+        everything = _Saved(whole[0], whole[1], lse.contiguous(), whole[3], None if dlse is None else dlse.contiguous())
+        words = self.words(features, None, self.own_places, self.head_ranges, sinks)
+        made = _differentiate(everything, _Keys(k, v), words, {"kv"})
+        assert made.dk is not None and made.dv is not None
+        return made.dk, made.dv
+
+    def _returned(self, x: Tensor) -> Tensor:
+        """The sum of what every rank has for this rank's tokens."""
+        parts = x.index_select(0, self._permutation).chunk(self.ranks.size)
+        incoming = {peer: torch.empty_like(parts[0]) for peer in range(self.ranks.size)}
+        received = self.ranks.swap(dict(enumerate(parts)), incoming).wait()
+        return _sum([received[peer] for peer in range(self.ranks.size)])
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    """In the order given."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _of_heads(rows: _Saved, part: slice) -> _Saved:
+    dlse = None if rows.dlse is None else rows.dlse[:, part]
+    return _Saved(rows.q[:, :, part], rows.out[:, :, part], rows.lse[:, part], rows.dout[:, :, part], dlse)
+
+
+class _NeededOnly(_Engine):
+    """Tiles of keys that this rank's rows see; sums of their gradients go back to those who have them."""
+
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
+        super().__init__(shards, ranks, device)
+        own, needs = shards.tokens(self.rank), shards.needed_kv(self.rank)
+        self._wanted = {peer: _intersection(needs, shards.tokens(peer)) for peer in range(ranks.size)}
+        asked = {peer: _intersection(shards.needed_kv(peer), own) for peer in range(ranks.size)}
+        place_of_token = torch.empty(shards.seqlen, dtype=torch.int64)
+        place_of_token[self.own_places.cpu().long()] = torch.arange(len(self.own_places))
+        self._asked = {peer: place_of_token[self.places(ranges).cpu().long()].to(device) for peer, ranges in asked.items()}
+        # Received rank by rank, attended to in the order of the sequence.
+        received = torch.cat([self.places(self._wanted[peer]) for peer in range(ranks.size)])
+        self._order = received.argsort()
+        self._kv_places = received[self._order]
+
+    def _fetch(self, x: Tensor) -> _Pending:
+        outgoing = {peer: x.index_select(0, places) for peer, places in self._asked.items()}
+        incoming = {peer: x.new_empty((_size(ranges), *x.shape[1:])) for peer, ranges in self._wanted.items()}
+        return self.ranks.swap(outgoing, incoming)
+
+    def _keys(self, k: Tensor, v: Tensor) -> _Keys:
+        pending = self._fetch(k), self._fetch(v)
+        whole = [torch.cat([x[peer] for peer in range(self.ranks.size)]).index_select(0, self._order) for x in (p.wait() for p in pending)]
+        return _Keys(whole[0], whole[1])
+
+    def _returned(self, x: Tensor, num_own: int) -> Tensor:
+        by_peer = torch.empty_like(x)
+        by_peer[self._order] = x
+        sizes = [_size(self._wanted[peer]) for peer in range(self.ranks.size)]
+        outgoing = dict(enumerate(by_peer.split(sizes)))
+        incoming = {peer: x.new_empty((len(places), *x.shape[1:])) for peer, places in self._asked.items()}
+        received = self.ranks.swap(outgoing, incoming).wait()
+        total = x.new_zeros((num_own, *x.shape[1:]))
+        for peer in range(self.ranks.size):
+            total.index_add_(0, self._asked[peer], received[peer])
+        return total
+
+    def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
+        return _attend(q, self._keys(k, v), words, q.dtype)
+
+    def backward(
+        self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
+    ) -> _Gradients:
+        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
+        made = _differentiate(rows, self._keys(k, v), words, {"q", "kv", "sinks"}, captured)
+        assert made.dk is not None and made.dv is not None
+        return made._replace(dk=self._returned(made.dk, len(k)), dv=self._returned(made.dv, len(v)))
+
+
+class _HeadsAndRing(_Engine):
+    """ulysses, ring and hybrid: ranks of a group exchange tokens for heads, keys travel from group to group.
+
+    A ring has groups of one rank, ulysses one group. Keys of a group are those of its tokens, of this rank's heads.
+    """
+
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
+        super().__init__(shards, ranks, device)
+        self._head_ranks = shards.head_ranks
+        self._num_groups = ranks.size // shards.head_ranks
+        self._group, self._part = divmod(self.rank, shards.head_ranks)
+        first = self._group * self._head_ranks
+        self._partners = range(first, first + self._head_ranks)
+        self._row_places = [self.places(shards.rows(group * self._head_ranks)) for group in range(self._num_groups)]
+        self._next, self._before = (
+            (self._group + step) % self._num_groups * self._head_ranks + self._part for step in (1, -1)
+        )
+
+    # Tokens for heads, and back.
+
+    def _to_heads(self, x: Tensor, heads: str) -> Tensor:
+        """[own tokens, batch, all heads, ...] to [tokens of the group, batch, this rank's heads, ...]."""
+        if self._head_ranks == 1:
+            return x
+        ranges = getattr(self.shards, heads)
+        begin, end = ranges(self.rank)
+        outgoing = {peer: x[:, :, slice(*ranges(peer))] for peer in self._partners}
+        shape = (x.shape[0], x.shape[1], end - begin, *x.shape[3:])
+        received = self.ranks.swap(outgoing, {peer: x.new_empty(shape) for peer in self._partners}).wait()
+        return torch.cat([received[peer] for peer in self._partners])
+
+    def _to_tokens(self, x: Tensor, heads: str) -> Tensor:
+        """The way back; a kv head that several ranks computed with is summed, in their order."""
+        if self._head_ranks == 1:
+            return x
+        ranges = getattr(self.shards, heads)
+        parts = x.chunk(self._head_ranks)
+        sizes = {peer: ranges(peer)[1] - ranges(peer)[0] for peer in self._partners}
+        shape = parts[0].shape
+        incoming = {peer: x.new_empty((shape[0], shape[1], sizes[peer], *shape[3:])) for peer in self._partners}
+        received = self.ranks.swap(dict(zip(self._partners, parts)), incoming).wait()
+        num_heads = ranges(self._partners[-1])[1]
+        whole = x.new_zeros((shape[0], shape[1], num_heads, *shape[3:]))
+        for peer in self._partners:
+            whole[:, :, slice(*ranges(peer))] += received[peer]
+        return whole
+
+    # The ring.
+
+    def _pass_on(self, tensors: list[Tensor]) -> list[_Pending]:
+        """To the next group, from the one before."""
+        return [
+            self.ranks.swap({self._next: x}, {self._before: torch.empty_like(x, memory_format=torch.contiguous_format)})
+            for x in tensors
+        ]
+
+    def _received(self, pending: list[_Pending]) -> list[Tensor]:
+        return [x.wait()[self._before] for x in pending]
+
+    def _words(self, features: _Features, origin: int, sinks: Tensor | None) -> dict[str, Any]:
+        is_whole = self._num_groups == 1
+        q_places = None if is_whole else self._row_places[self._group]
+        return self.words(features, q_places, None if is_whole else self._row_places[origin], self.head_ranges, sinks)
+
+    def _origins(self) -> list[int]:
+        return [(self._group - step) % self._num_groups for step in range(self._num_groups)]
+
+    def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = self._to_heads(q, "q_heads"), self._to_heads(k, "kv_heads"), self._to_heads(v, "kv_heads")
+        sinks = None if sinks is None else sinks[slice(*self.head_ranges[0])]
+        dtype = q.dtype if self._num_groups == 1 else torch.float32  # partial results are rounded once, at the end
+        out = lse = None
+        origins = self._origins()
+        for step, origin in enumerate(origins):
+            pending = self._pass_on([k, v]) if step + 1 < len(origins) else []
+            # A sink joins one partial result, and with it the whole.
+            words = self._words(features, origin, sinks if step == 0 else None)
+            made, made_lse = _attend(q, _Keys(k, v), words, dtype)
+            if out is None or lse is None:
+                out, lse = made, made_lse
+            else:
+                views = [x.transpose(0, 1) for x in (out, made)]
+                merged, lse = merge_states(views, [lse, made_lse])
+                out = merged.transpose(0, 1)
+            if pending:
+                k, v = self._received(pending)
+        assert out is not None and lse is not None
+        lse = self._to_tokens(lse.permute(2, 0, 1), "q_heads").permute(1, 2, 0)
+        return self._to_tokens(out.to(q.dtype), "q_heads"), lse
+
+    def backward(
+        self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
+    ) -> _Gradients:
+        def of_heads(lse: Tensor) -> Tensor:
+            return self._to_heads(lse.permute(2, 0, 1), "q_heads").permute(1, 2, 0).contiguous()
+
+        q, out, dout = (self._to_heads(x, "q_heads") for x in (rows.q, rows.out, rows.dout))
+        here = _Saved(q, out, of_heads(rows.lse), dout, None if rows.dlse is None else of_heads(rows.dlse))
+        k, v = self._to_heads(k, "kv_heads"), self._to_heads(v, "kv_heads")
+        own_sinks = None if sinks is None else sinks[slice(*self.head_ranges[0])]
+        dq: Tensor | None = None
+        sums: list[Tensor] = []
+        dsinks = None
+        by_name: dict[str, Tensor] = {}
+        origins = self._origins()
+        for step, origin in enumerate(origins):
+            arriving = self._pass_on([k, v]) if step + 1 < len(origins) else []
+            words = self._words(features, origin, own_sinks if step == 0 else None)
+            keys = _Keys(k, v)
+            made = _differentiate(here, keys, words, {"q", "kv", "sinks"}, captured)
+            assert made.dq is not None and made.dk is not None and made.dv is not None
+            dq = made.dq if dq is None else dq + made.dq
+            dsinks = made.dsinks if step == 0 else dsinks
+            by_name = {name: made.captured[name] + by_name[name] if by_name else made.captured[name] for name in captured}
+            # Sums travel with their keys and one step more, home.
+            sums = [made.dk, made.dv] if not sums else [sums[0] + made.dk, sums[1] + made.dv]
+            if len(origins) > 1:
+                sums = self._received(self._pass_on(sums))
+            if arriving:
+                k, v = self._received(arriving)
+        assert dq is not None
+        if sinks is not None and dsinks is not None:
+            whole = torch.zeros_like(sinks)
+            whole[slice(*self.head_ranges[0])] = dsinks
+            dsinks = whole
+        dk, dv = (self._to_tokens(x, "kv_heads") for x in sums)
+        return _Gradients(self._to_tokens(dq, "q_heads"), dk, dv, dsinks, by_name)
+
+
+def _engine_of(shards: ShardPlan, ranks: _Ranks, device: torch.device, deterministic: bool) -> _Engine:
+    if shards.scheme in ("all_gather", "head_group_all_gather"):
+        return _Gathering(shards, ranks, device, deterministic)
+    if shards.scheme == "needed_only":
+        return _NeededOnly(shards, ranks, device)
+    return _HeadsAndRing(shards, ranks, device)
+
+
+# ---- The graph ----
+
+
+class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """(engine, features, q, k, v, sinks or None, *what scores read) -> (out, lse); tokens second."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, engine: _Engine, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *captured: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = engine.forward(features, _tokens_first(q), _tokens_first(k), _tokens_first(v), sinks)
+        out = _tokens_first(out).contiguous()
+        lse = lse.contiguous()
+        ctx.engine, ctx.features = engine, features
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, sinks, out, lse, *captured)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, sinks, out, lse, *captured = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        names = tuple(name for name, is_needed in zip(ctx.features.differentiable(), needs[6:]) if is_needed)
+        # Ranks exchange both, whichever of the two their own losses read.
+        dout = torch.zeros_like(out) if dout is None else dout
+        dlse = torch.zeros_like(lse) if dlse is None else dlse
+        rows = _Saved(_tokens_first(q), _tokens_first(out), lse, _tokens_first(dout), dlse)
+        made = ctx.engine.backward(ctx.features, rows, _tokens_first(k), _tokens_first(v), sinks, names)
+        plain = [_tokens_first(x).to(like.dtype) for x, like in ((made.dq, q), (made.dk, k), (made.dv, v))]
+        of_captured = [made.captured.get(name) for name in ctx.features.differentiable()]
+        return None, None, *plain, made.dsinks, *of_captured
+
+
+# ---- Agreement ----
+
+
+def _check_shapes(shards: ShardPlan, ranks: _Ranks, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if ranks.size != shards.world_size:
+        raise InvalidArgument(f"{_FUNCTION}: the group has {ranks.size} ranks; expected {shards.world_size}, those of the plan")
+    num_tokens = shards.seqlen // shards.world_size
+    for name, x, num_heads in (("q", q, shards.num_heads_q), ("k", k, shards.num_heads_kv), ("v", v, shards.num_heads_kv)):
+        if not isinstance(x, Tensor) or x.dim() != 4 or tuple(x.shape[1:3]) != (num_tokens, num_heads):
+            got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
+            raise InvalidArgument(
+                f"{_FUNCTION}: {name} {got}; expected [batch, {num_tokens}, {num_heads}, head_dim], this rank's tokens"
+            )
+
+
+_facts_of_plans: WeakKeyDictionary[ShardPlan, dict[str, str]] = WeakKeyDictionary()
+
+
+def _plan_facts(shards: ShardPlan) -> dict[str, str]:
+    found = _facts_of_plans.get(shards)
+    if found is None:
+        mask = _mask_program(shards, torch.device("cpu"))
+        found = _facts_of_plans[shards] = {
+            "scheme": shards.scheme,
+            "world_size": str(shards.world_size),
+            "seqlen": str(shards.seqlen),
+            "mask": "none" if mask is None else mask.text_with_numbers,
+            "plan": hashlib.sha256(shards.text.encode()).hexdigest()[:16],
+        }
+    return found
+
+
+def _facts(shards: ShardPlan, tensors: tuple[Any, ...], words: dict[str, Any]) -> dict[str, str]:
+    """All that ranks must agree on, in words."""
+    facts = dict(_plan_facts(shards))
+    for name, x in zip("qkv", tensors):
+        facts[name] = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    return {**facts, **{name: str(value) for name, value in words.items()}}
+
+
+def _agree(ranks: _Ranks, facts: dict[str, str], problem: str) -> None:
+    """The same error on every rank where one of them has another problem, or none that can run."""
+    told: list[Any] = [None] * ranks.size
+    dist.all_gather_object(told, (facts, problem), group=ranks.group)
+    for rank, (_, found) in enumerate(told):
+        if found:
+            raise InvalidArgument(f"{_FUNCTION}: rank {rank}: {found}")
+    first = told[0][0]
+    for rank, (found, _) in enumerate(told):
+        for name, value in found.items():
+            if first[name] != value:
+                raise InvalidArgument(
+                    f"{_FUNCTION}: {name} is {value} on rank {rank} but {first[name]} on rank 0; expected one problem on all ranks"
+                )
+
+
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    shards: ShardPlan,
+    *,
+    group: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    alibi: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    deterministic: bool = True,
+) -> Any:
+    """Attention of a sequence whose tokens lie on several ranks, by a plan; every rank of the group calls it.
+
+    The mask is the plan's. Positions and heads in masks and scores are those of the whole sequence. Gradients by q, k and v are of all
+    ranks' losses; those by bias, alibi, sinks and what score_mod reads are what this rank's rows (and heads) contribute, as those of
+    any weight are: their sum over ranks is the whole.
+
+    Parameters
+    ----------
+    q : Tensor, [batch, seqlen // world_size, num_heads_q, head_dim_qk], f32, f16 or bf16
+        This rank's tokens, in the order of the plan: ``shards.shard(whole, rank)``.
+    k : Tensor, [batch, seqlen // world_size, num_heads_kv, head_dim_qk]
+    v : Tensor, [batch, seqlen // world_size, num_heads_kv, head_dim_v]
+    shards : ShardPlan
+        Of `fovea.parallel.context_parallel_plan`: scheme, ranks and mask.
+    group : ProcessGroup or DeviceMesh, optional
+        A mesh has one dimension, ``mesh["context"]``; the default group unless given.
+    scale, softcap, bias, alibi, score_mod, sinks
+        As `fovea.attention`'s; positions are those of the whole sequence.
+    return_lse : bool
+        Whether `lse` is returned, too.
+    deterministic : bool
+        With "all_gather", "head_group_all_gather" and "ulysses", bits do not depend on the number of ranks (but for parts of a few
+        rows): gradients by k and v are computed from all rows by who has them. False: partial sums are exchanged in f32, which is
+        less work and, with few kv heads, fewer bytes. Other schemes are alike in both: the same bits in every run, rounded elsewhere
+        with other ranks.
+
+    Returns
+    -------
+    out : Tensor, [batch, seqlen // world_size, num_heads_q, head_dim_v]
+        Of this rank's tokens.
+    lse : Tensor, [batch, num_heads_q, seqlen // world_size] f32
+        With `return_lse`.
+
+    Raises
+    ------
+    InvalidArgument
+        On every rank, where ranks do not have one problem (plan, shapes, dtypes, programs, keywords) or one of them has none that can
+        run: the message names the rank. Ranks agree at the first call of each problem with a plan; later calls exchange no words.
+
+    Examples
+    --------
+    >>> shards = fovea.parallel.context_parallel_plan(spec, spec, world_size=8, causal=True)
+    >>> out = fovea.torch.context_parallel_attention(q, k, v, shards, group=mesh["context"])
+    """
+    ranks = _Ranks(_group_of(group))
+    words: dict[str, Any] = {"scale": scale, "softcap": softcap, "deterministic": deterministic}
+    problem, score = "", None
+    try:
+        _check_shapes(shards, ranks, q, k, v)
+        score = _score_program(bias, alibi, score_mod)
+        words["score_mod"] = None if score is None else score.text
+        words["sinks"] = None if sinks is None else tuple(sinks.shape)
+    except (TypeError, ValueError) as error:
+        problem = str(error).removeprefix(f"{_FUNCTION}: ")
+    facts = _facts(shards, (q, k, v), words)
+    key = (ranks.group, getattr(q, "device", None), deterministic)
+    engine = shards.engines.get(key)
+    said = tuple(facts.items())
+    if problem or engine is None or said not in engine.agreed:
+        _agree(ranks, facts, problem)
+        if engine is None:
+            engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
+        engine.agreed.add(said)
+    features = _Features(score, scale, softcap)
+    out, lse = _Node.apply(engine, features, q, k, v, sinks, *features.differentiable().values())
+    return (out, lse) if return_lse else out

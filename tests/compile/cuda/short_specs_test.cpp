@@ -1,0 +1,115 @@
+// Short sequences on Hopper: with the registers that let several CTAs share an SM nothing spills, and products are
+// there once, whatever the number of stages.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <ostream>
+#include <string>
+
+#include "fovea/attention.hpp"
+#include "fovea/mask.hpp"
+
+#include "compile/cuda/compiler.hpp"
+#include "compile/cuda/sass.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+struct Short {
+  const char* name;
+  std::int64_t seqlen, head_dim;
+  std::int64_t num_heads_q = 8;  // on 8 kv heads
+  MaskMod mask{};
+  ScoreMod score{};
+  float dropout = 0;
+  bool is_packed = false;
+  bool wants_row_max = false;
+};
+
+void PrintTo(const Short& each, std::ostream* out) { *out << each.name; }
+
+ForwardPlan plan_of(const Short& each) {
+  const auto spec = [&](std::int64_t heads) {
+    if (each.is_packed)
+      return make_spec(Dtype::bf16, std::array{64 * each.seqlen, heads, each.head_dim});
+    return make_spec(Dtype::bf16, std::array{std::int64_t{64}, each.seqlen, heads, each.head_dim});
+  };
+  Problem problem;
+  problem.q = spec(each.num_heads_q);
+  problem.k = problem.v = spec(8);
+  problem.wants_lse = true;
+  problem.wants_row_max = each.wants_row_max;
+  problem.mask = each.mask;
+  problem.score = each.score;
+  problem.dropout.p = each.dropout;
+  if (each.is_packed) {
+    problem.num_sequences = 64;
+    problem.seqlen_q = problem.seqlen_kv = up_to(each.seqlen);
+  }
+  return choose_forward(validate(problem, "test"), typical_device(9, 0));
+}
+
+class ShortSpecsOf : public ::testing::TestWithParam<Short> {};
+
+jit::Cubin compiled(const ForwardPlan& plan) {
+  return compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+}
+
+TEST_P(ShortSpecsOf, SpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of(GetParam());
+  ASSERT_EQ(plan.candidate, "cuda/sm80/attention_forward_short");
+  EXPECT_EQ(compiled(plan).report.spill_bytes, 0);
+}
+
+TEST(ShortSpecs, HaveProductsOfOneStage) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of({.name = "", .seqlen = 257, .head_dim = 32});
+  ASSERT_EQ(plan.spec->stages, 3);
+  const auto code = machine_code(compiled(plan));
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  const ForwardSpec& spec = *plan.spec;
+  EXPECT_EQ(count(*code, "HMMA."),
+            spec.head_dim_qk / 16 * (spec.tile_kv / 8) + spec.tile_kv / 16 * (spec.head_dim_v / 8));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ShortSpecsOf,
+    ::testing::Values(
+        Short{"d64_49", 49, 64}, Short{"d64_77", 77, 64}, Short{"d64_112", 112, 64},
+        Short{"d64_128", 128, 64}, Short{"d72_77", 77, 72}, Short{"d80_113", 113, 80},
+        Short{"d128_77", 77, 128}, Short{"d128_128", 128, 128},
+        Short{.name = "d32_33_row_max", .seqlen = 33, .head_dim = 32, .wants_row_max = true},
+        Short{.name = "d64_49_row_max", .seqlen = 49, .head_dim = 64, .wants_row_max = true},
+        Short{.name = "d32_288_causal", .seqlen = 288, .head_dim = 32, .mask = causal()},
+        Short{.name = "d64_77_causal", .seqlen = 77, .head_dim = 64, .mask = causal()},
+        Short{.name = "d128_32_group",
+              .seqlen = 32,
+              .head_dim = 128,
+              .num_heads_q = 32,
+              .mask = causal()},
+        Short{.name = "d64_113_softcap", .seqlen = 113, .head_dim = 64, .score = softcap(30)},
+        Short{.name = "d64_77_window_dropout",
+              .seqlen = 77,
+              .head_dim = 64,
+              .mask = window(20, 10),
+              .dropout = 0.5F,
+              .wants_row_max = true},
+        Short{.name = "d128_77_dropout", .seqlen = 77, .head_dim = 128, .dropout = 0.1F},
+        Short{.name = "d64_128_packed",
+              .seqlen = 128,
+              .head_dim = 64,
+              .mask = causal(),
+              .is_packed = true,
+              .wants_row_max = true},
+        Short{.name = "d96_128_packed",
+              .seqlen = 128,
+              .head_dim = 96,
+              .mask = causal(),
+              .is_packed = true}),
+    [](const auto& each) { return std::string(each.param.name); });
+
+}  // namespace
+}  // namespace fovea::cuda

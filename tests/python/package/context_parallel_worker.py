@@ -1,0 +1,232 @@
+"""Four processes that attend together, over gloo. The first prints a JSON object: the name of each case to what was wrong.
+
+usage: context_parallel_worker.py STORE
+
+Cases run on groups of the first 1, 2, 3 and 4 ranks and are compared with fovea.attention of the whole sequence in one process.
+FOVEA_TEST_LONG=1: every mask with every number of kv heads.
+"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import fovea
+import fovea.torch
+from fovea import parallel
+
+# A rank of four has 12 rows: with as few as 8 the CPU would read them in another order than the whole's (docs/design/contract.md).
+WORLD, BATCH, SEQLEN, HEADS, HEAD_DIM, HEAD_DIM_V = 4, 2, 48, 12, 16, 8
+INVARIANT = ("all_gather", "head_group_all_gather", "ulysses")
+TENSORS = ("out", "lse", "dq", "dk", "dv")
+
+
+def masks():
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, 2, (BATCH, SEQLEN), generator=generator).cumsum(1).int() // 6
+    ids[:, -5:] = -1
+    return {
+        "none": {},
+        "causal": {"causal": True},
+        "window": {"window": (5, 2)},
+        "documents": {"causal": True, "segment_ids": ids},
+        "heads": {"mask_mod": "kv_idx <= q_idx && (q_head % 2 == 0 || kv_idx > q_idx - 9)"},
+        "nothing": {"mask_mod": "kv_idx < 0"},
+    }
+
+
+def inputs(num_heads_kv, dtype):
+    generator = torch.Generator().manual_seed(num_heads_kv)
+
+    def tensor(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    return (
+        tensor(BATCH, SEQLEN, HEADS, HEAD_DIM), tensor(BATCH, SEQLEN, num_heads_kv, HEAD_DIM), tensor(BATCH, SEQLEN, num_heads_kv, HEAD_DIM_V),
+        tensor(BATCH, SEQLEN, HEADS, HEAD_DIM_V), torch.randn((BATCH, HEADS, SEQLEN), generator=generator),
+    )  # fmt: skip
+
+
+def with_gradients(attend, q, k, v, dout, dlse, leaves=()):
+    """out, lse and gradients by q, k, v and the leaves."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+    for leaf in leaves:
+        leaf.grad = None
+    out, lse = attend(q, k, v)
+    torch.autograd.backward((out, lse), (dout, dlse))
+    return [x.detach() for x in (out, lse, q.grad, k.grad, v.grad, *(leaf.grad for leaf in leaves))]
+
+
+def differences(name, got, expected, is_exact, dtype):
+    if is_exact:
+        return "" if torch.equal(got, expected) else f"{name} has other bits, {(got.float() - expected.float()).abs().max():.2e} away"
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    close = torch.allclose(got.float(), expected.float(), atol=tolerance, rtol=tolerance)
+    return "" if close else f"{name} is {(got.float() - expected.float()).abs().max():.2e} away"
+
+
+class Case:
+    """One problem, shared out by every plan that can."""
+
+    def __init__(self, mask_words, num_heads_kv, dtype=torch.float32, features=None, leaves=()):
+        self.mask_words, self.dtype = mask_words, dtype
+        self.features, self.leaves = features or {}, leaves
+        self.q, self.k, self.v, self.dout, self.dlse = inputs(num_heads_kv, dtype)
+        whole = {**mask_words, **self.features}
+        self.expected = with_gradients(
+            lambda q, k, v: fovea.attention(q, k, v, return_lse=True, **whole), self.q, self.k, self.v, self.dout, self.dlse, leaves
+        )
+
+    def plan(self, world_size, scheme):
+        try:
+            return parallel.context_parallel_plan(
+                self.q, self.k, self.v, world_size=world_size, scheme=scheme, tile_q=4, tile_kv=4, **self.mask_words
+            )
+        except fovea.InvalidArgument:
+            return None  # heads that do not divide
+
+    def run(self, group, scheme, deterministic=True, mesh=None):
+        """What is wrong on this rank; None where there is no such plan."""
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        plan = self.plan(size, scheme)
+        if plan is None:
+            return None
+        q, k, v, dout = (plan.shard(x, rank) for x in (self.q, self.k, self.v, self.dout))
+        made = with_gradients(
+            lambda q, k, v: fovea.torch.context_parallel_attention(
+                q, k, v, plan, group=mesh or group, return_lse=True, deterministic=deterministic, **self.features
+            ),
+            q, k, v, dout, plan.shard(self.dlse, rank, dim=2), self.leaves,
+        )  # fmt: skip
+        wrong = []
+        for index, (name, got) in enumerate(zip(TENSORS, made)):
+            expected = plan.shard(self.expected[index], rank, dim=2 if name == "lse" else 1)
+            is_exact = scheme in INVARIANT and (deterministic or name in ("out", "lse", "dq"))
+            wrong.append(differences(name, got, expected, is_exact and name not in self.summed(plan), self.dtype))
+        for index, got in enumerate(made[len(TENSORS) :]):
+            dist.all_reduce(got, group=group)  # what ranks contribute
+            wrong.append(differences(f"leaf {index}", got, self.expected[len(TENSORS) + index], False, self.dtype))
+        return "; ".join(x for x in wrong if x)
+
+    def summed(self, plan):
+        """Gradients by kv heads that several ranks compute with are sums over these ranks."""
+        return ("dk", "dv") if plan.scheme == "ulysses" and plan.head_ranks > self.k.shape[2] else ()
+
+
+KV_HEADS = {"none": [12], "causal": [4], "window": [1], "documents": [12, 4, 1], "heads": [4], "nothing": [4]}
+
+
+def every_case():
+    for name, words in masks().items():
+        for num_heads_kv in (12, 4, 1) if os.environ.get("FOVEA_TEST_LONG") else KV_HEADS[name]:
+            yield f"{name}, {num_heads_kv} kv heads", Case(words, num_heads_kv)
+
+
+def featured_case():
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn((HEADS, 7), generator=generator).requires_grad_()
+    bias = torch.randn((1, HEADS, SEQLEN, SEQLEN), generator=generator).requires_grad_()
+    sinks = torch.randn((HEADS,), generator=generator).requires_grad_()
+    score = fovea.score_mod("score + table[q_head, (q_idx - kv_idx) % 7] * 0.5", table=table)
+    features = {"score_mod": score, "bias": bias, "sinks": sinks, "softcap": 20.0, "scale": 0.3}
+    return Case({"causal": True}, 4, features=features, leaves=(table, bias, sinks))
+
+
+def rounding_of(group, scheme):
+    """Partial results in bf16 would be rounded once for each: the error must be that of one call, rounded once."""
+    case = Case({"causal": True}, 4, dtype=torch.bfloat16)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    plan = case.plan(size, scheme)
+    exact, once = fovea.attention(case.q.float(), case.k.float(), case.v.float(), causal=True), case.expected[0]
+    q, k, v = (plan.shard(x, rank) for x in (case.q, case.k, case.v))
+    out = fovea.torch.context_parallel_attention(q, k, v, plan, group=group)
+    errors = torch.stack([(x.float() - plan.shard(exact, rank)).square().sum() for x in (out, plan.shard(once, rank))])
+    dist.all_reduce(errors, group=group)
+    ratio = float((errors[0] / errors[1]).sqrt())
+    return "" if ratio < 1.05 else f"the error is {ratio:.3f} times that of one call"
+
+
+def refusals(group, rank):
+    """The errors of each rank where one of them has something else."""
+    case = Case({"causal": True}, 4)
+    plan = case.plan(WORLD, "all_gather")
+    q, k, v = (plan.shard(x, rank) for x in (case.q, case.k, case.v))
+    last = rank == WORLD - 1
+
+    def error_of(*tensors, shards=plan, **words):
+        try:
+            fovea.torch.context_parallel_attention(*tensors, shards, group=group, **words)
+        except fovea.InvalidArgument as error:
+            return str(error)
+        return "accepted"
+
+    found = {
+        "shape": error_of(q[:, :5] if last else q, k, v),
+        "scheme": error_of(q, k, v, shards=case.plan(WORLD, "ring" if last else "all_gather")),
+        "mask": error_of(q, k, v, shards=Case({"window": (5, 0 if last else 1)}, 4).plan(WORLD, "all_gather")),
+        "dtype": error_of(*(x.bfloat16() if last else x for x in (q, k, v))),
+        "score_mod": error_of(q, k, v, score_mod="score * 2" if last else "score * 3"),
+        "world_size": error_of(q, k, v, shards=case.plan(2, "all_gather") if last else plan),
+        "accepted": error_of(q, k, v),
+    }
+    told = [None] * WORLD
+    dist.all_gather_object(told, found, group=group)
+    return {name: [rank_found[name] for rank_found in told] for name in found}
+
+
+def run(rank):
+    groups = {size: dist.new_group(range(size)) for size in (1, 2, 3, 4)}
+    results = {}
+
+    def record(name, case, schemes=parallel.SCHEMES, sizes=groups, **words):
+        for size in sizes:
+            for scheme in schemes if rank < size else ():
+                wrong = case.run(groups[size], scheme, **words)
+                if wrong is not None:
+                    results[f"{name}, {scheme}, {size} ranks"] = wrong
+
+    for name, case in every_case():
+        record(name, case)
+    record("features", featured_case())
+    record("bf16", Case({"causal": True}, 4, dtype=torch.bfloat16))
+    record("summed", Case({"causal": True}, 4), schemes=INVARIANT, deterministic=False)
+    for scheme in ("ring", "hybrid"):
+        results[f"bf16 rounded once, {scheme}, 4 ranks"] = rounding_of(groups[WORLD], scheme)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))["context"]
+    results["mesh, all_gather, 2 ranks"] = Case({"causal": True}, 4).run(mesh.get_group(), "all_gather", mesh=mesh)
+    told = [None] * WORLD
+    dist.all_gather_object(told, results)
+    wrong = dict.fromkeys(told[0], "")
+    for other, found in enumerate(told):
+        for name, text in found.items():
+            wrong[name] += f"rank {other}: {text}; " if text else ""
+    return {"cases": wrong, "refusals": refusals(groups[WORLD], rank)}
+
+
+def main():
+    torch.set_num_threads(1)
+    rank = 0
+    children = []
+    # Four interpreters would take longer to import PyTorch than to run.
+    for other in range(1, WORLD):
+        child = os.fork()
+        if child == 0:
+            rank, children = other, []
+            break
+        children.append(child)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    results = run(rank)
+    dist.destroy_process_group()
+    if rank == 0:
+        assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+// A recipe at the doors: where it is refused, what it wants, how it is explained.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "fovea/attention.hpp"
+#include "fovea/backward.hpp"
+#include "fovea/jvp.hpp"
+#include "fovea/probabilities.hpp"
+
+#include "support/case.hpp"
+#include "support/compare.hpp"
+
+namespace fovea::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+template <typename Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(not refused)";
+}
+
+Case case_of(const char* recipe) {
+  Case problem;
+  problem.batch = 2;
+  problem.seqlen_q = 9;
+  problem.seqlen_kv = 40;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.quant = parse_quantization(recipe);
+  return problem;
+}
+
+TEST(QuantizationAtTheDoors, IsRefusedByNameWhereNothingRunsIt) {
+  CaseMemory memory(case_of("accurate"));
+  const AttentionForward forward = memory.args();
+  const AttentionBackward backward{.dout = forward.out, .forward = forward, .dq = forward.q};
+  const AttentionDoubleBackward twice{.backward = backward};
+  const std::pair<const char*, std::function<void()>> calls[] = {
+      {"attention_backward", [&] { attention_backward(backward); }},
+      {"plan_backward", [&] { static_cast<void>(plan_backward(problem_of(backward))); }},
+      {"explain", [&] { static_cast<void>(explain(problem_of(backward))); }},
+      {"attention_jvp", [&] { attention_jvp({.forward = forward, .out_tangent = forward.out}); }},
+      {"attention_double_backward", [&] { attention_double_backward(twice); }},
+      {"explain", [&] { static_cast<void>(explain_double_backward(twice)); }},
+      {"attention_probabilities", [&] { attention_probabilities({.forward = forward}); }},
+  };
+  for (const auto& [where, call] : calls) {
+    const std::string message = refusal(call);
+    EXPECT_THAT(message, StartsWith(std::string(where) + ": quant is accurate; expected none: "));
+    EXPECT_THAT(message, HasSubstr("have no quantised path yet"));
+  }
+  EXPECT_EQ(memory.damage(), "");
+}
+
+TEST(QuantizationAtTheDoors, IsRefusedByPlansMadeWithoutIt) {
+  CaseMemory memory(case_of("none"));
+  const AttentionForward args = memory.args();
+  const Plan plain = plan(problem_of(args));
+  AttentionForward quantised = args;
+  quantised.quant = parse_quantization("fast");
+  std::vector<std::byte> workspace(plain.workspace_bytes());
+  quantised.workspace = workspace;
+  EXPECT_EQ(refusal([&] { plain.run(quantised); }),
+            "attention_forward: quant is fast; the plan was made with none, expected that or none");
+  const Plan accurate = [&] {
+    AttentionForward other = args;
+    other.quant = parse_quantization("accurate");
+    return plan(problem_of(other));
+  }();
+  EXPECT_THAT(refusal([&] { accurate.run(quantised); }),
+              HasSubstr("quant is fast; the plan was made with accurate"));
+}
+
+TEST(QuantizationAtTheDoors, IsCheckedBeforeAnythingRuns) {
+  CaseMemory memory(case_of("accurate"));
+  AttentionForward args = memory.args();
+  args.quant.smooth_v = Smoothing::sequence;
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              StartsWith("attention_forward: quant.smooth_v is set and quant.pv is none"));
+  args.quant = parse_quantization("accurate,hadamard=yes");
+  Case odd = case_of("accurate,hadamard=yes");
+  odd.head_dim_qk = 7;
+  CaseMemory odd_memory(odd);
+  EXPECT_THAT(refusal([&] { attention_forward(odd_memory.args()); }),
+              StartsWith("attention_forward: quant.hadamard is yes and head_dim_qk is 7"));
+}
+
+TEST(QuantizationAtTheDoors, WantsGivenScalesAndNoOthers) {
+  CaseMemory memory(case_of("fp8_static"));
+  const AttentionForward good = memory.args();
+  EXPECT_EQ(refusal([&] { attention_forward(good); }), "(not refused)");
+  AttentionForward args = good;
+  args.k_scale = {};
+  EXPECT_EQ(refusal([&] { attention_forward(args); }),
+            "attention_forward: k_scale is missing and quant is fp8_static; expected f32 [2, 2]: "
+            "its scales "
+            "are given");
+  std::vector<float> scales{1, 1, 1, 1};
+  args.k_scale = view(scales.data(), {4});
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("k_scale is f32 [4]; expected f32 [2, 2]"));
+  args.k_scale = view(scales.data(), {2, 2});
+  for (const float wrong : {0.0F, -1.0F, std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity()}) {
+    scales[2] = wrong;
+    EXPECT_THAT(refusal([&] { attention_forward(args); }), HasSubstr("k_scale[1, 0] is "));
+  }
+  args = good;
+  args.quant = parse_quantization("fast");
+  EXPECT_EQ(
+      refusal([&] { attention_forward(args); }),
+      "attention_forward: q_scale is given and quant is fast; expected none: only recipes with "
+      "scales=given read it");
+  args = good;
+  args.quant = {};
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("q_scale is given and quant is none"));
+  args = good;
+  memory.out.fill([](std::int64_t) { return 1.0; });
+  args.v_scale = view(static_cast<float*>(args.out.mutable_data()), {2, 2});
+  EXPECT_THAT(refusal([&] { attention_forward(args); }), HasSubstr("overlaps"));
+}
+
+TEST(QuantizationAtTheDoors, RefusesTargetsAndProductsOfBf16) {
+  CaseMemory memory(case_of("int8"));
+  AttentionForward args = memory.args(CpuTarget::amx_bf16);
+  EXPECT_THAT(
+      refusal([&] { attention_forward(args); }),
+      HasSubstr(
+          "cpu/attention_quantized  target amx_bf16 was asked for; codes are multiplied in f32"));
+  args.cpu_target = CpuTarget::automatic;
+  args.compute_dtype = ComputeDtype::bf16;
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("cpu/attention_quantized  compute_dtype is bf16"));
+}
+
+TEST(QuantizationAtTheDoors, IsExplained) {
+  CaseMemory memory(case_of("accurate,hadamard=yes"));
+  const Explanation explanation = explain(problem_of(memory.args()));
+  EXPECT_EQ(explanation.kernel, "cpu/attention_quantized");
+  EXPECT_EQ(explanation.tile_kv, 128);
+  EXPECT_EQ(explanation.compute_dtype, "f32");
+  EXPECT_THAT(explanation.problem, HasSubstr(", quant accurate,hadamard=yes"));
+  EXPECT_GT(explanation.workspace_bytes, 0);
+}
+
+/// One plan for all lengths up to a bound: the same bits as the plan of each length.
+TEST(QuantizationAtTheDoors, RunsPlansOfBoundedLengths) {
+  CaseMemory memory(case_of("int8"));
+  AttentionForward args = memory.args();
+  attention_forward(args);
+  const auto out = bits_of(args.out);
+  Problem problem = problem_of(args);
+  problem.seqlen_q = up_to(64);
+  problem.seqlen_kv = up_to(300);
+  const Plan bounded = plan(problem);
+  std::vector<std::byte> workspace(bounded.workspace_bytes());
+  args.workspace = workspace;
+  memory.poison_outputs();
+  bounded.run(args);
+  EXPECT_EQ(bits_of(args.out), out);
+}
+
+}  // namespace
+}  // namespace fovea::testing
