@@ -423,6 +423,7 @@ PLAIN: dict[str, tuple[list[object], object]] = {
     "fovea_error_column": ([c_void_p], c_size_t),
     "fovea_error_free": ([c_void_p], None),
     "fovea_string_free": ([c_void_p], None),
+    "fovea_xla_handler": ([c_int32], c_void_p),
     "fovea_program_destroy": ([c_void_p], None),
     "fovea_plan_destroy": ([c_void_p], None),
     "fovea_shard_plan_destroy": ([c_void_p], None),

@@ -91,19 +91,19 @@ def _describe_numpy(array: Array) -> Description:
     return Description(interface["data"][0], array.shape, strides, code, 8 * width, _abi.CPU, 0)
 
 
-_TORCH_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8)}
-_TORCH_CODES |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
+_NAMED_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8)}
+_NAMED_CODES |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
 
 
-def _torch_code(tensor: Array) -> tuple[int, int]:
-    code = _TORCH_CODES.get(str(tensor.dtype).removeprefix("torch."))
+def _named_code(tensor: Array) -> tuple[int, int]:
+    code = _NAMED_CODES.get(str(tensor.dtype).removeprefix("torch."))
     if code is None:
         raise NotAnArray(f"has dtype {tensor.dtype}; expected floats, integers or bools")
     return code
 
 
 def _describe_torch(tensor: Array) -> Description:
-    code, bits = _torch_code(tensor)
+    code, bits = _named_code(tensor)
     kinds = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
     if tensor.layout is not sys.modules["torch"].strided or tensor.device.type not in kinds:
         raise NotAnArray(f"is a {tensor.layout} tensor on {tensor.device}; expected a strided one on cpu or cuda")
@@ -192,10 +192,12 @@ def check_writable(array: Array, name: str, function: str) -> None:
 
 
 def element_of(array: Array) -> tuple[int, int, int]:
-    """DLPack's code and bits, and the rank, of arrays without memory, too: those of PyTorch's transforms and of its tracers."""
-    torch = sys.modules.get("torch")
+    """DLPack's code and bits, and the rank, of arrays without memory, too: those of transforms and tracers of PyTorch and JAX."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(array, torch.Tensor):
-        return *_torch_code(array), array.dim()
+        return *_named_code(array), array.dim()
+    if jax is not None and isinstance(array, jax.core.Tracer):
+        return *_named_code(array), array.ndim
     described = describe(array)
     return described.code, described.bits, len(described.shape)
 

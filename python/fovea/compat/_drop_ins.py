@@ -174,7 +174,30 @@ _FLASH_ATTN_3 = DropIn(
     operators="fovea.compat.flash_attn_3.operators",
 )  # fmt: skip
 
-DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3)}
+_PALLAS = "fovea.compat.pallas_flexattn"
+_PALLAS_FLEXATTN = DropIn(
+    name="pallas_flexattn",
+    distribution="pallas-flexattn",
+    version="0.1.0",
+    modules={"pallas_flexattn": _PALLAS, **{f"pallas_flexattn.{part}": f"{_PALLAS}.{part}" for part in ("flash_attn", "mask_mod", "block_mask", "kernel_tuner")}},
+    arguments=(
+        Row("q, k, v", "honoured", "any lengths, no multiples of blocks; k and v with fewer heads, too; derivatives of all orders that fovea.jax has"),
+        Row("mask_mod", "honoured", "of (q_idx, kv_idx) or of (batch, head, q_idx, kv_idx); a row that sees no key gives 0, where the peer gives NaN"),
+        Row("causal, window_size, sliding_window", "honoured", "of the package's first signature, by position too; beside causal the window is not looked at; -1 is open on its side alone"),
+        Row("score_mod", "honoured", "of (score, batch, head, q_idx, kv_idx), which the peer planned"),
+        Row("block_mask", "honoured", "what it does not list is not seen; the peer's kernels do not look at theirs"),
+        Row("block_r, block_c, num_warps, num_stages, interpret", "taken", "plans choose; the CPU needs no interpreter"),
+        Row("o, logsumexp, do", "honoured", "of flash_attention_bwd; o and logsumexp are made anew"),
+    ),
+    parts=(
+        Row("create_block_mask", "honoured", "exact, where the peer looks at nine cells of a block"),
+        Row("document_mask", "honoured", "of mask_mod, without block_size; the peer raises NotImplementedError"),
+        Row("get_optimal_params, get_kernel_config, print_kernel_config", "honoured", "the peer's numbers, which nothing here reads"),
+        Row("pallas_flexattn.benchmark", "refused", "not there: ModuleNotFoundError"),
+    ),
+)  # fmt: skip
+
+DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN)}
 
 
 def table(drop_in: DropIn) -> str:

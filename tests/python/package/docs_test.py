@@ -12,7 +12,7 @@ from attention_test import draw
 from conftest import PACKAGE_SOURCES
 
 ROOT = PACKAGE_SOURCES.parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "python.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "python.md", ROOT / "docs" / "guides" / "jax.md"]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{index}")
     for page in PAGES
@@ -31,6 +31,10 @@ def test_blocks_run(block: str, capsys) -> None:
         torch = pytest.importorskip("torch")
         names = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in names.items()}
         names["torch"] = torch
+    elif "jax" in block:
+        jax = pytest.importorskip("jax")
+        names = {name: jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in names.items()}
+        names["jax"], names["jnp"] = jax, jax.numpy
     # A file of its own, since traced callables name their lines.
     exec(compile(block, "<block>", "exec"), names)
     assert "out" in names

@@ -10,10 +10,11 @@ import pytest
 import fovea.compat
 
 MODULES = [fovea, fovea.compat, fovea.parallel]
-try:
-    MODULES.append(importlib.import_module("fovea.torch"))
-except ImportError:
-    pass
+for name in ("fovea.torch", "fovea.jax"):
+    try:
+        MODULES.append(importlib.import_module(name))
+    except ImportError:
+        pass
 
 
 def public_names():
