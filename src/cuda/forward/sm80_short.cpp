@@ -15,8 +15,8 @@ constexpr std::int64_t kRowsOfWarp = 16;
 constexpr std::array<std::int64_t, 3> kMostRows = {128, 96, 64};
 /// Scores of more take registers that another CTA would have; 128 keys are cut into two tiles, 257 into three.
 constexpr std::int64_t kMostKeysOfTile = 112;
-/// Measured (docs/kernels/attention_short_sm90.md): from there on Hopper's own kernel, whose products are twice as fast,
-/// fills its tiles well enough; at head dims of half a panel it does not for long.
+/// Measured (docs/kernels/attention_short_sm90.md): from there on Hopper's own kernel, whose products are twice as
+/// fast, fills its tiles well enough; at head dims of half a panel it does not for long.
 constexpr std::int64_t kMostTokens = 128, kMostNarrowTokens = 288, kNarrowHeadDim = 32;
 std::int64_t most_tokens(const ForwardProblem& f) {
   return std::max(f.head_dim_qk, f.head_dim_v) <= kNarrowHeadDim ? kMostNarrowTokens : kMostTokens;

@@ -503,6 +503,9 @@ TEST(ShardPlan, RefusalsNameArgumentGotExpectedAndHint) {
   other = causal_96;
   other.seqlen_q = up_to(96);
   EXPECT_THAT(refusal_of(other, 2), HasSubstr("is a bound"));
+  other = causal_96;
+  other.quant = parse_quantization("accurate");
+  EXPECT_THAT(refusal_of(other, 2), HasSubstr("quant is accurate; expected none: shards have no"));
   const ShardPlan plan = context_parallel_plan(causal_96, 2);
   EXPECT_THROW(plan.tokens(2), InvalidArgument);
   EXPECT_THROW(static_cast<void>(plan.print_ranks(1)), InvalidArgument);
