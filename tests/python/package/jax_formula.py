@@ -13,6 +13,7 @@ import jax.numpy as jnp  # isort: skip
 
 # What is compiled here runs once: compiling it well took most of the time of these tests.
 jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_default_matmul_precision", "highest")  # a GPU would multiply f32 in TF32
 
 BATCH, ROWS, KEYS, HEADS, HEADS_KV, DIM, DIM_V = 2, 5, 7, 4, 2, 8, 6
 
