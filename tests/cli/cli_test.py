@@ -904,7 +904,7 @@ class Kernels(CommandTest):
 
         product = 2 * 2 * (64 * 65 // 2) * 64
         backward = "attention_backward"
-        self.assertEqual(rows(), [("small", "attention_forward", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
+        self.assertEqual(rows(), [("small", "attention_forward_short", 2 * product, 1), ("gradients", backward, 5 * product, 1)])
         self.assertEqual(rows("--backward"), [(f"{case['name']}+backward", backward, 7 * product, 1) for case in cases])
 
     def test_tune_measures_gradients_too(self):
