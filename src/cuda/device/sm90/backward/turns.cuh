@@ -83,6 +83,7 @@ struct TakeTurns {
       return;
     }
     skipped = own.position(first.idx, first.q_head);
+    if (cta.lane == 0) share_num_watched();
     constexpr std::int32_t kNone = -2;
     std::int32_t before_last = kNone;
     std::int32_t last = own.awaited(first.idx, first.q_head);
@@ -103,12 +104,16 @@ struct TakeTurns {
       await_others(position);
       // What lies before the first tile is no affair of this CTA: whoever follows need not wait for it.
       if (skipped > 0) ptx::red_add_release_global(own.word, skipped);
-      ptx::st_shared(cta.smem + T::kAt.num_watched, static_cast<std::uint32_t>(num_watched));
       ptx::mbarrier_arrive(cta.barrier(T::kAt.turn, turns.stage));
     }
     ptx::sync_warp();
     skipped = 0;
     turns.advance();
+  }
+
+  /// With who says at the end how far down to look.
+  FOVEA_DEVICE_MEMBER void share_num_watched() const {
+    ptx::st_shared(cta.smem + T::kAt.num_watched, static_cast<std::uint32_t>(num_watched));
   }
 
   /// Until lower keys are done with the position.
@@ -118,11 +123,12 @@ struct TakeTurns {
       }
       return;
     }
-    const std::int32_t* const first = own.word - own.num_before;
     while (num_watched > 0) {
-      const std::int32_t done = ptx::ld_acquire_global(first + num_watched - 1);
+      const std::int32_t done =
+          ptx::ld_acquire_global(own.word + (num_watched - own.num_before - 1));
       if (done >= own.kEnded) {
         num_watched = done - own.kEnded;
+        share_num_watched();
       } else if (done > position) {
         return;
       }
