@@ -31,7 +31,7 @@ def test_blocks_run(block: str, capsys) -> None:
         torch = pytest.importorskip("torch")
         names = {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in names.items()}
         names["torch"] = torch
-    elif "jax" in block:
+    elif "jax" in block or "pallas" in block:
         jax = pytest.importorskip("jax")
         names = {name: jax.numpy.asarray(value) if isinstance(value, np.ndarray) else value for name, value in names.items()}
         names["jax"], names["jnp"] = jax, jax.numpy
