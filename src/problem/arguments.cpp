@@ -142,10 +142,10 @@ class Checker {
     const Quantization& quant = f_.problem.quant;
     const std::vector<std::int64_t> shape{f_.num_sequences, f_.num_heads_kv};
     if (static_cast<bool>(scale) != is_expected) {
-      refuse(fmt::format("{} is {} and quant is {}; expected {}", name, scale ? "given" : "missing",
-                         print(quant),
-                         is_expected ? fmt::format("f32 {}: its scales are given", shape)
-                                     : "none: only recipes with scales=given read it"));
+      refuse(fmt::format(
+          "{} is {} and quant is {}; expected {}", name, scale ? "given" : "missing", print(quant),
+          is_expected ? fmt::format("f32 [{}]: its scales are given", fmt::join(shape, ", "))
+                      : "none: only recipes with scales=given read it"));
     }
     if (!scale) return;
     door_.check({name, scale}, Dtype::f32, shape);
