@@ -197,6 +197,7 @@ GRAPHS = {
 }  # fmt: skip
 
 
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5), reason="graphs of PyTorch 2.4 do not take results written in place")
 @pytest.mark.parametrize("function, inputs", GRAPHS.values(), ids=GRAPHS)
 def test_graphs_take_them(function, inputs) -> None:
     eager, compiled = ([x.clone() for x in inputs] for _ in range(2))

@@ -21,7 +21,9 @@ def route() -> str:
 
 def native(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, _parallel_config=None):
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa).transpose(1, 2)
+    if enable_gqa:  # which PyTorch knows from 2.5 on
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal, scale=scale).transpose(1, 2)
 
 
 @pytest.fixture
