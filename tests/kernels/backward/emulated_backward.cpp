@@ -83,6 +83,26 @@ void run_redo(const cuda::BackwardStep& step, const cuda::RedoLaunch& redo,
                    step.shared_bytes, [&] { kernel(redo.params); });
 }
 
+/// The launch of a kernel of wgmma, over a workspace of garbage; what is known of rows has been found.
+template <class Kernel, class Kernels>
+auto prepared(const GradientProblem& problem, const cuda::BackwardPlan& plan,
+              const AttentionBackward& args, const Kernels& kernels, Emulation& emulation) {
+  register_tensors(args, emulation);
+  constexpr unsigned char kGarbage = 0xFF;  // NaN
+  auto* const workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
+  const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
+    return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
+  };
+  auto call = Kernel::prepare(problem, plan, args, workspace, encode);
+  build_tables(plan, call.common, emulation);
+  call.params.common.forward.captures = call.common.params.forward.captures;
+  call.prepare_redo(plan);
+  emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
+                   [&] { kernels.delta(call.common.params); });
+  return call;
+}
+
 }  // namespace
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
@@ -115,20 +135,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   const cuda::BackwardPlan plan =
       cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device);
   const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
-  register_tensors(args, emulation);
-  constexpr unsigned char kGarbage = 0xFF;  // NaN
-  auto* const workspace = emulation.device.buffer(
-      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
-  const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
-    return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
-  };
-  cuda::Sm90BackwardLaunch call =
-      cuda::Sm90Backward::prepare(problem, plan, args, workspace, encode);
-  build_tables(plan, call.common, emulation);
-  call.params.common.forward.captures = call.common.params.forward.captures;
-  call.prepare_redo(plan);
-  emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
-                   [&] { kernels.delta(call.common.params); });
+  const auto call = prepared<cuda::Sm90Backward>(problem, plan, args, kernels, emulation);
   constexpr std::uint32_t kRowThreads = 32 * cuda::kSm90RowWarps;
   emulation.launch({.x = call.num_prepare_ctas}, kRowThreads, 0,
                    [&] { kernels.prepare(call.prepare); });
@@ -156,20 +163,7 @@ void run_wide_backward(const std::string& label, const AttentionBackward& args,
   const cuda::BackwardPlan plan =
       cuda::choose_backward_by(cuda::Sm90WideBackward::kName, problem, device);
   const cuda::EmulatedWideBackward& kernels = cuda::wide_backward_named(label);
-  register_tensors(args, emulation);
-  constexpr unsigned char kGarbage = 0xFF;  // NaN
-  auto* const workspace = emulation.device.buffer(
-      "workspace", std::vector<unsigned char>(plan.memory.tables_at, kGarbage));
-  const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
-    return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
-  };
-  cuda::Sm90WideBackwardLaunch call =
-      cuda::Sm90WideBackward::prepare(problem, plan, args, workspace, encode);
-  build_tables(plan, call.common, emulation);
-  call.params.common.forward.captures = call.common.params.forward.captures;
-  call.prepare_redo(plan);
-  emulation.launch({.x = call.common.num_delta_ctas}, cuda::kDeltaThreads, 0,
-                   [&] { kernels.delta(call.common.params); });
+  const auto call = prepared<cuda::Sm90WideBackward>(problem, plan, args, kernels, emulation);
   if (call.num_clear_ctas > 0)
     emulation.launch({.x = call.num_clear_ctas}, cuda::kClearThreads, 0,
                      [&] { kernels.clear(call.clear); });
