@@ -7,14 +7,13 @@
 
 #include "fovea/attention.hpp"
 
+#include "core/ceil_div.hpp"
 #include "core/philox.hpp"
 #include "cpu/kernels/panel.hpp"
 #include "mask/block_map.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cpu {
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// A tensor of rows, dense or packed: [batch,] row, head, element.
 struct Rows {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
+
 namespace fovea::mask {
 namespace {
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 void add_run(CoverageGrid& grid, std::int64_t row, const TileRun& run) {
   for (std::int64_t tile = run.begin; tile < run.end;) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "mask/element_range.hpp"
 
 namespace fovea::mask {
@@ -13,8 +14,6 @@ using expr::Interval;
 // a seventh of the lowest.
 constexpr std::int64_t kElementsPerSegment = 32;
 constexpr std::int64_t kFanOut = 8;
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Grows from nothing to the bounds of all that was added.
 class Bounds {

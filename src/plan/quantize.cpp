@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/ceil_div.hpp"
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
 #include "cpu/quantized/quantize.hpp"
@@ -76,8 +77,6 @@ void check_overlap(const Quantizer& q, const TensorView& codes, const TensorView
 std::vector<std::int64_t> shape_of(const TensorView& x) {
   return {x.size(0), x.size(1), x.size(2), x.size(3)};
 }
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 Executor& executor_of(Executor* given) {
   return given != nullptr ? *given : Runtime::process_default().executor();

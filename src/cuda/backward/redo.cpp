@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "cuda/backward/candidates.hpp"
 
 namespace fovea::cuda {
@@ -9,7 +10,7 @@ namespace {
 
 std::int64_t num_words(const ForwardProblem& f, std::int64_t length, std::int64_t total,
                        std::int64_t heads) {
-  const std::int64_t tiles = (length + kStatisticsRows - 1) / kStatisticsRows;
+  const std::int64_t tiles = ceil_div(length, kStatisticsRows);
   return heads * (f.is_varlen ? num_packed_tiles(total, f.num_sequences) : f.num_sequences * tiles);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/ceil_div.hpp"
 #include "core/check.hpp"
 #include "cuda/backward/redo.hpp"
 #include "cuda/backward/sm80.hpp"
@@ -39,8 +40,6 @@ std::int64_t row_bytes(const Sm90BackwardSpec& spec) {
   return 4 + delta_bytes(spec) + (spec.is_staggered ? 8 : 4) * spec.head_dim_qk;
 }
 
-std::int64_t tiles_of(std::int64_t length, std::int64_t rows) { return (length + rows - 1) / rows; }
-
 bool stores_by_tma(const GradientProblem& g) {
   const Dtype dtype = g.forward.problem.q.dtype;
   for (const TensorSpec* gradient : {&g.dk, &g.dv})
@@ -58,8 +57,8 @@ std::int64_t num_rows(const GradientProblem& g) {
 /// Every tile of keys visits every tile of queries, and there are some that would wait for each other.
 bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
   if (!f.problem.is_deterministic || hides_keys(f)) return false;
-  const std::int64_t key_tiles = tiles_of(f.seqlen_kv, kSm90BackwardKeys);
-  return key_tiles > 1 && key_tiles * tiles_of(f.seqlen_q, tile_q) < kMostStaggeredPairs;
+  const std::int64_t key_tiles = ceil_div(f.seqlen_kv, kSm90BackwardKeys);
+  return key_tiles > 1 && key_tiles * ceil_div(f.seqlen_q, tile_q) < kMostStaggeredPairs;
 }
 
 /// Are gradients of scores other than those of what the program makes of them?
@@ -94,7 +93,7 @@ std::int64_t num_all_words(const GradientProblem& g) {
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
 std::uint32_t num_tiles(const ForwardProblem& f, std::int64_t length, std::int64_t rows,
                         std::int64_t heads) {
-  const std::int64_t tiles = !f.is_varlen  ? f.num_sequences * tiles_of(length, rows)
+  const std::int64_t tiles = !f.is_varlen  ? f.num_sequences * ceil_div(length, rows)
                              : length == 0 ? 0
                                            : length / rows + f.num_sequences + 1;
   return static_cast<std::uint32_t>(tiles * heads);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/ceil_div.hpp"
+
 namespace fovea::cuda {
 namespace {
 
@@ -11,8 +13,6 @@ constexpr std::size_t kAlignment = 256;
 
 constexpr int kThreads = 32 * kRunsPerGroup;
 constexpr unsigned kSharedBytes = kRunsPerGroup * sizeof(RangeEntry);
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
