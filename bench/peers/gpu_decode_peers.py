@@ -4,7 +4,7 @@
 usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
 
 8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16 and 64 rows of a key head (1, 2 and 8 queries of a group of 8 heads) and 1 row
-(of one head); contiguous and in shuffled pages of 16. Contenders are Fovea through the C ABI and FlashAttention-3's
+(of one head); contiguous and in shuffled pages of 16; and, over pages, one long sequence among short ones beside as many of equal length. Contenders are Fovea through the C ABI and FlashAttention-3's
 flash_attn_with_kvcache where the wheel fa3-fwd has it, with the scheduler's metadata made before, as serving engines do. Clocks, flushes and rounds
 are gpu_peers.py's. Outputs are compared with a formula in f32 first; a case in which any contender is wrong has no row. Ratios are of one row.
 """
@@ -32,41 +32,46 @@ BATCHES, KEYS = (1, 8, 32, 128), (1024, 4096, 8192, 32768, 131072)
 ROWS, PAGE_SIZES = (8, 16, 64, 1), (0, 16)
 HEADS_KV, HEAD_DIM = 8, 128
 MOST_BYTES = 8 << 30  # of keys and values
+RAGGED = {"one of 131,072 keys among 127 of 1,024": [131072] + [1024] * 127, "128 of 2,040, as many keys": [2040] * 128}
 DIFFERENCE = 1e-2  # of the whole: outputs and probabilities are rounded to 16 bits
 
 
 class Problem:
     """Queries and a cache; every sequence is full but for one key, so that lengths are read."""
 
-    def __init__(self, batch, keys, rows, page_size):
-        self.batch, self.keys, self.page_size = batch, keys, page_size
+    def __init__(self, label, lengths, rows, page_size):
+        self.lengths, self.page_size = lengths, page_size
+        self.batch, self.keys = len(lengths), max(lengths)
         self.group = 1 if rows == 1 else 8
         self.seqlen_q = rows // self.group
-        self.label = f"{batch} x {keys} keys, {rows} rows{f', pages of {page_size}' if page_size else ''}"
+        self.label = f"{label}, {rows} rows{f', pages of {page_size}' if page_size else ''}"
 
     def bytes(self):
         """Of keys and values that a call reads."""
-        return 2 * 2 * self.batch * (self.keys - 1) * HEADS_KV * HEAD_DIM
+        return 2 * 2 * (sum(self.lengths) - self.batch) * HEADS_KV * HEAD_DIM
 
     def make(self):
         normal = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
         self.q = normal(self.batch, self.seqlen_q, self.group * HEADS_KV, HEAD_DIM)
-        self.page_table = None
-        if self.page_size:
-            pages = self.batch * self.keys // self.page_size
-            self.page_table = torch.randperm(pages, device="cuda").int().view(self.batch, -1)
-            shape = (pages, self.page_size)
-        else:
-            shape = (self.batch, self.keys)
+        self.page_table = self.pages_of_all() if self.page_size else None
+        shape = (self.batch, self.keys) if self.page_table is None else (int(self.page_table.max()) + 1, self.page_size)
         self.k, self.v = (normal(*shape, HEADS_KV, HEAD_DIM) for _ in range(2))
-        self.seqlens = torch.full((self.batch,), self.keys - 1, device="cuda", dtype=torch.int32)
+        self.seqlens = torch.tensor(self.lengths, device="cuda", dtype=torch.int32) - 1
+
+    def pages_of_all(self):
+        """[batch, pages of the longest]: shuffled; what lies behind a sequence names page 0."""
+        counts = torch.tensor([-(-length // self.page_size) for length in self.lengths])
+        table = torch.zeros(self.batch, int(counts.max()), dtype=torch.int32)
+        table[torch.arange(table.shape[1]) < counts[:, None]] = torch.randperm(int(counts.sum())).int()
+        return table.to("cuda")
 
     def first_sequence(self):
         """Keys and values [keys, heads, head_dim] of sequence 0."""
+        length = self.lengths[0] - 1
         if self.page_table is None:
-            return self.k[0, :-1], self.v[0, :-1]
+            return self.k[0, :length], self.v[0, :length]
         pages = self.page_table[0].long()
-        return tuple(t[pages].flatten(0, 1)[:-1] for t in (self.k, self.v))
+        return tuple(t[pages].flatten(0, 1)[:length] for t in (self.k, self.v))
 
     def expected(self):
         """Of sequence 0, in f32, a key head at a time."""
@@ -141,14 +146,20 @@ def measure(problem, libraries, clock, rounds):
     return row
 
 
-def problems(match):
+def every_problem():
     for rows in ROWS:
         for page_size in PAGE_SIZES:
             for batch in BATCHES:
                 for keys in KEYS:
-                    problem = Problem(batch, keys, rows, page_size)
-                    if problem.bytes() <= MOST_BYTES and re.search(match, problem.label):
-                        yield problem
+                    yield Problem(f"{batch} x {keys} keys", [keys] * batch, rows, page_size)
+        for label, lengths in RAGGED.items():
+            yield Problem(label, lengths, rows, PAGE_SIZES[-1])
+
+
+def problems(match):
+    for problem in every_problem():
+        if problem.bytes() <= MOST_BYTES and re.search(match, problem.label):
+            yield problem
 
 
 def markdown(rows):
