@@ -197,7 +197,48 @@ _PALLAS_FLEXATTN = DropIn(
     ),
 )  # fmt: skip
 
-DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN)}
+_SAGE = "fovea.compat.sageattention"
+_SAGEATTENTION = DropIn(
+    name="sageattention",
+    distribution="sageattention",
+    version="2.2.0",
+    modules={"sageattention": _SAGE, **{f"sageattention.{part}": f"{_SAGE}.{part}" for part in ("core", "quant")}},
+    arguments=(
+        Row("q, k, v", "honoured", "f32, too; any head dims up to 576, lengths and strides; fewer heads of k and v; on the CPU, on GPUs as far as a plan has a kernel of the recipe, "
+            "else its refusal; forward: asking for a gradient is an error"),
+        Row("tensor_layout", "honoured", "HND unless given, or NHD"),
+        Row("is_causal", "honoured", "top left, as there, of any lengths"),
+        Row("sm_scale, scale", "honoured", "1 / sqrt(head_dim) unless given; scale is PyTorch's word for it"),
+        Row("return_lse", "honoured", "(out, lse), lse of the problem before smoothing, -inf where a row sees no key; of sageattn_varlen, too, which drops it there"),
+        Row("attn_mask", "honoured", "of every function, where all but one drop it there, and beside is_causal; bool: hidden truly, a row that sees no key is 0; any other is added: in powers of two "
+            "in sageattn_qk_int8_pv_fp16_triton, as there, in those of e elsewhere, as PyTorch does; not in sageattn_varlen"),
+        Row("smooth_k", "honoured", "True unless given; the mean is a sequence's in sageattn_varlen, where the peer takes that of the pack"),
+        Row("smooth_v", "honoured", "beside every pv_accum_dtype, where the peer warns and forgets it; exact means, without the peer's padding"),
+        Row("qk_quant_gran", "honoured", "per_thread or per_warp"),
+        Row("pv_accum_dtype", "honoured", "the format of v, the range of its codes and the levels of sums; sums are f32, where the peer's may be f16 or have 22 bits; "
+            "an unknown word is refused, where the peer's fp8 kernels return what lay in memory"),
+        Row("quantization_backend", "taken", "triton or cuda: halves are rounded to even for both"),
+        Row("dropout_p", "honoured", "of PyTorch's generator; dropped there"),
+        Row("enable_gqa", "taken", "heads say it"),
+        Row("align, window, softcap, bias, alibi, score_mod, mask, mask_mod, segment_ids, sinks, dropout, cpu_target, deterministic, sm_margin", "honoured", "Fovea's own words, which the peer "
+            "lacks; any other keyword is refused, where the peer drops it"),
+        Row("quant", "honoured", "another recipe in place of the function's: accurate, fast, none"),
+        Row("cu_seqlens_q, cu_seqlens_k", "honoured", "i32 or i64"),
+        Row("max_seqlen_q, max_seqlen_k", "taken", "lengths are read from the offsets"),
+        Row("km, BLKQ, WARPQ, BLKK, scale_max", "honoured", "of sageattention.quant: any sizes, WARPQ divides BLKQ; km [batch, heads, dim], or with its axis of rows"),
+    ),
+    parts=(
+        Row("sageattention.core", "honoured", "the six functions, get_cuda_version, get_cuda_arch_versions, SM80_ENABLED and its like; sageattn runs what the peer runs on sm80, 86, 89, 90, 120 and 121, "
+            "and on others, which the peer refuses, and on the CPU what it runs on sm80"),
+        Row("sageattention.quant", "honoured", "per_block_int8, per_warp_int8, sub_mean, per_channel_fp8, by PyTorch's operators on every device; zeros have scales above 0"),
+        Row("sageattention.triton, sageattention.fa3_wrapper, sageattention._fused, sageattention._qattn_sm80, sageattention._qattn_sm89, sageattention._qattn_sm90", "refused", "not there: "
+            "ModuleNotFoundError"),
+        Row("sageattn3", "refused", "not there: four bits"),
+        Row("torch.compile", "honoured", "a graph breaks at each call"),
+    ),
+)  # fmt: skip
+
+DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN, _SAGEATTENTION)}
 
 
 def table(drop_in: DropIn) -> str:

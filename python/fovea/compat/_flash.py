@@ -43,25 +43,22 @@ def empty_rows_are(lse: Any, value: float) -> Any:
 
 
 class _ForwardOnly(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """(function, call, *tensors) -> what the call gives."""
+    """(refusal, call, *tensors) -> what the call gives."""
 
     @staticmethod
-    def forward(ctx: Any, function: str, call: Callable[[], Any], *tensors: Any) -> Any:
-        ctx.function = function
+    def forward(ctx: Any, refusal: str, call: Callable[[], Any], *tensors: Any) -> Any:
+        ctx.refusal = refusal
         return call()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise Unsupported(
-            f"{ctx.function}: a gradient through a KV cache; expected none: call it with k and v as they are, without pages, or "
-            "under torch.no_grad()"
-        )
+        raise Unsupported(ctx.refusal)
 
 
-def without_gradient(function: str, call: Callable[[], Any], *tensors: Any) -> Any:
-    """What the call gives, of tensors that may want gradients: the call is no error, asking for a gradient is."""
+def without_gradient(refusal: str, call: Callable[[], Any], *tensors: Any) -> Any:
+    """What the call gives, of tensors that may want gradients: the call is no error, asking for a gradient is, by `refusal`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors if tensor is not None):
-        return _ForwardOnly.apply(function, call, *tensors)
+        return _ForwardOnly.apply(refusal, call, *tensors)
     return call()
 
 
@@ -151,7 +148,11 @@ def _attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any =
             made: tuple[Any, Any] = decode(q, cache, append_k=k, append_v=v, sees_all_keys=True, return_lse=True, **options)
         return made
 
-    results: tuple[Any, Any] = without_gradient(function, call, q, cache.k, cache.v, k, v)
+    refusal = (
+        f"{function}: a gradient through a KV cache; expected none: call it with k and v as they are, without pages, or under "
+        "torch.no_grad()"
+    )
+    results: tuple[Any, Any] = without_gradient(refusal, call, q, cache.k, cache.v, k, v)
     return results
 
 

@@ -60,7 +60,7 @@ def test_both_generations_live_side_by_side() -> None:
     assert importlib.import_module("flash_attn_interface") is flash_attn_interface
 
 
-@pytest.mark.parametrize("name, root, distribution", [("flash_attn", "flash_attn", "flash-attn"), ("flash_attn_3", "flash_attn_interface", "flash-attn-3")])
+@pytest.mark.parametrize("name, root, distribution", [("flash_attn", "flash_attn", "flash-attn"), ("flash_attn_3", "flash_attn_interface", "flash-attn-3"), ("sageattention", "sageattention", "sageattention")])
 def test_package_managers_find_the_distribution(name, root, distribution) -> None:
     compat.install(name)
     version = importlib.import_module(root).__version__
@@ -160,6 +160,6 @@ def test_refused_parts_are_not_there(name) -> None:
     compat.install(name)
     for row in _drop_ins.DROP_INS[name].parts:
         for part in row.name.replace(" .", " flash_attn.").split(", "):
-            if part.startswith("flash_attn"):
+            if part.startswith(("flash_attn", "sageattn", "sageattention")):
                 is_there = importlib.util.find_spec(part.strip()) is not None
                 assert is_there == (row.verdict == "honoured"), part

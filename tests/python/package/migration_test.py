@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import fovea.compat.flash_attn.bert_padding  # noqa: E402
 import fovea.compat.flash_attn.modules.mha  # noqa: E402
 import fovea.torch  # noqa: E402
-from fovea.compat import flash_attn, flash_attn_3  # noqa: E402
+from fovea.compat import flash_attn, flash_attn_3, sageattention  # noqa: E402
 
 ROOT = PACKAGE_SOURCES.parents[1]
 
@@ -50,6 +50,7 @@ def test_old_and_new_agree(block: str) -> None:
         "torch": torch, "fovea": fovea, "flex": flex, "q": q, "k": k, "v": v, "x": torch.randn(2, 64, 32, generator=seeds),
         "weight": torch.randn(192, 32, generator=seeds) / 6, "slopes": torch.rand(4, generator=seeds), "lengths": torch.tensor([40, 64]),
         "ids": (torch.arange(64) // 20).repeat(2, 1).int(), "flash_attn": flash_attn, "flash_attn_interface": flash_attn_3,
+        "sageattention": sageattention,
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that FlexAttention is slow uncompiled
