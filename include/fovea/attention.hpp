@@ -109,6 +109,7 @@ struct FOVEA_EXPORT Explanation {
   // cuda: "kernel pack FILE", "disk cache" or "NVRTC 13.0.88": where its kernels came from, or would come from
   std::string kernel_source;
   std::string sums;    // of gradients on a GPU: in what order and memory
+  std::string quant;   // of a problem that states an accuracy: the recipe that was taken, and why
   std::string target;  // "avx512"
   std::string compute_dtype;
   std::string score, mask;  // formulas, of which 4,096 bytes are shown

@@ -81,6 +81,11 @@ struct Quantization {
   // the first tile, raised in steps of so many octaves: then codes do not depend on where it was raised.
   float p_step = 0;
 
+  // Above 0, and nothing else is set: the error of out that is allowed, ‖got - exact‖ / ‖exact‖. A forward plan takes
+  // the first of quantizations(), largest error first, whose error is within it and that is faster than no recipe where
+  // the call runs; else none, as every operation without a quantised path. explain says which, and why.
+  float accuracy = 0;
+
   bool operator==(const Quantization&) const = default;
   [[nodiscard]] bool is_none() const { return qk == QuantFormat::none && pv == QuantFormat::none; }
 };
@@ -90,6 +95,9 @@ struct NamedQuantization {
   std::string_view name;
   std::string_view summary;  // a line
   Quantization quant;
+  // Of out on normal numbers, head dims 64 and 128, 2,048 keys (tests/unit/cpu/quantized/error_test.cpp). 0: no plan
+  // chooses it. Outliers cost more: `fovea calibrate` measures them.
+  float error = 0;
 };
 /// "none" first.
 [[nodiscard]] FOVEA_EXPORT std::span<const NamedQuantization> quantizations();

@@ -287,22 +287,37 @@ Explanation explain_double_backward(const ForwardProblem& f, const std::string& 
 
 Explanation Plan::explain() const {
   const FloatEnvironment environment;
-  return std::visit(
+  Explanation explanation = std::visit(
       [&](const auto& plan) { return explain_forward(impl_->problem, plan, MaskData::gone); },
       impl_->backend);
+  explain_choice(impl_->choice, explanation);
+  return explanation;
 }
 
 Explanation explain(const Problem& problem, Device device) {
   return explain(on_device(problem, device));
 }
 
+namespace {
+
+Explanation explain_validated(const ForwardProblem& f) {
+  if (f.device().kind == Device::Kind::cuda)
+    return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::lent);
+  const int asked = f.problem.num_threads;
+  return explain_forward(f, cpu::try_plan_forward(f, asked > 0 ? asked : default_num_threads()),
+                         MaskData::lent);
+}
+
+}  // namespace
+
 Explanation explain(const Problem& problem) {
   const FloatEnvironment environment;
   const ForwardProblem f = validate(problem, "explain");
-  if (f.device().kind == Device::Kind::cuda)
-    return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::lent);
-  const int num_threads = problem.num_threads > 0 ? problem.num_threads : default_num_threads();
-  return explain_forward(f, cpu::try_plan_forward(f, num_threads), MaskData::lent);
+  if (problem.quant.accuracy == 0) return explain_validated(f);
+  const Chosen chosen = with_chosen_recipe(problem);
+  Explanation explanation = explain_validated(validate(chosen.problem, "explain"));
+  explain_choice(chosen.choice, explanation);
+  return explanation;
 }
 
 std::string Explanation::print() const {
@@ -317,6 +332,7 @@ std::string Explanation::print() const {
     if (!kernel_source.empty()) text += fmt::format("from       {}\n", kernel_source);
     if (!tuning.empty()) text += fmt::format("tuning     {}\n", tuning);
     if (!sums.empty()) text += fmt::format("sums       {}\n", sums);
+    if (!quant.empty()) text += fmt::format("quant      {}\n", quant);
     if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
       const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
@@ -344,6 +360,7 @@ std::string Explanation::json() const {
     text += fmt::format(R"("kernel_source": {}, )", quoted_json(kernel_source));
   if (!tuning.empty()) text += fmt::format(R"("tuning": {}, )", quoted_json(tuning));
   if (!sums.empty()) text += fmt::format(R"("sums": {}, )", quoted_json(sums));
+  if (!quant.empty()) text += fmt::format(R"("quant": {}, )", quoted_json(quant));
   if (tiles) {
     text += fmt::format(R"("tiles": {{"empty": {}, "partial": {}, "full": {}}}, )", tiles->empty,
                         tiles->partial, tiles->full);

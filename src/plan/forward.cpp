@@ -14,6 +14,7 @@
 #include "core/num_threads.hpp"
 #include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
+#include "plan/recipe_choice.hpp"
 #include "plan/runtime.hpp"
 
 namespace fovea {
@@ -25,6 +26,11 @@ Plan make_plan(const Problem& problem, std::string_view where) {
   const FloatEnvironment environment;
   auto impl = std::make_shared<Plan::Impl>();
   impl->problem = validate(problem, where);
+  if (problem.quant.accuracy > 0) {
+    Chosen chosen = with_chosen_recipe(problem);
+    impl->problem = validate(chosen.problem, where);
+    impl->choice = std::move(chosen.choice);
+  }
   if (is_cpu(impl->problem.device())) {
     impl->backend = cpu::plan_forward(
         impl->problem, problem.num_threads > 0 ? problem.num_threads : default_num_threads());

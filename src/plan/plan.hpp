@@ -19,6 +19,7 @@
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/jvp/attention_jvp.hpp"
+#include "plan/recipe_choice.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
 #include "problem/jvp.hpp"
@@ -38,6 +39,7 @@ constexpr std::size_t unaligned_workspace_bytes(std::size_t needed,
 
 struct Plan::Impl {
   ForwardProblem problem;
+  RecipeChoice choice{};
   std::variant<cpu::ForwardPlan, cuda::ForwardPlan> backend;  // by problem.device()
 
   const cpu::ForwardPlan& cpu() const { return std::get<cpu::ForwardPlan>(backend); }

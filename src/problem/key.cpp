@@ -70,7 +70,7 @@ class Mixer {
     add(choices);
     for (const int size : {quant.block_q, quant.warp_q, quant.block_kv})
       add(static_cast<std::uint64_t>(size));
-    for (const float number : {quant.p_max, quant.v_max, quant.p_step})
+    for (const float number : {quant.p_max, quant.v_max, quant.p_step, quant.accuracy})
       add(std::uint64_t{std::bit_cast<std::uint32_t>(number)});
   }
   expr::Digest digest() const { return {lo_, hi_}; }

@@ -26,6 +26,18 @@ std::string refuse_other(std::string_view field, Enum got, std::initializer_list
   return fmt::format("quant.{} is {}; expected {}", field, name(got), fmt::join(words, ", "));
 }
 
+std::string check_accuracy(const Quantization& q) {
+  if (!(q.accuracy >= 0 && std::isfinite(q.accuracy)))
+    return fmt::format("quant.accuracy is {}; expected a relative error above 0, or 0 for none",
+                       q.accuracy);
+  Quantization rest = q;
+  rest.accuracy = 0;
+  if (q.accuracy > 0 && rest != Quantization{})
+    return fmt::format("quant.accuracy is {} beside {}; expected one of them: it chooses a recipe",
+                       q.accuracy, print(rest));
+  return "";
+}
+
 std::string check_formats(const Quantization& q) {
   return refuse_other("qk", q.qk, {QuantFormat::none, QuantFormat::int8, QuantFormat::e4m3});
 }
@@ -144,8 +156,8 @@ std::string check_accumulation(const Quantization& q) {
 }  // namespace
 
 std::string obstacle(const Quantization& quant) {
-  for (const auto check :
-       {check_formats, check_granularities, check_smoothing, check_given, check_blocks}) {
+  for (const auto check : {check_accuracy, check_formats, check_granularities, check_smoothing,
+                           check_given, check_blocks}) {
     if (std::string reason = check(quant); !reason.empty()) return reason;
   }
   if (quant.pv == QuantFormat::none) return "";

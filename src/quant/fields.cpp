@@ -112,6 +112,7 @@ constexpr Field kFields[] = {
     field<&Quantization::p_max>("p_max"),
     field<&Quantization::v_max>("v_max"),
     field<&Quantization::p_step>("p_step"),
+    field<&Quantization::accuracy>("accuracy"),
 };
 
 }  // namespace

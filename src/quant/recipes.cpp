@@ -81,9 +81,9 @@ constexpr Quantization kFp8Static{.qk = e4m3,
 
 constexpr std::array<NamedQuantization, 7> kQuantizations{{
     {"none", "no rounding beyond that of the inputs", {}},
-    {"accurate", "int8 q k, error about 1 %", kAccurate},
-    {"fast", "int8 q k, e4m3 p v without exp2, error about 4 %", kFast},
-    {"int8", "int8 q k and p v, exact integer sums, error about 1.2 %", kInt8},
+    {"accurate", "int8 q k, error about 1 %", kAccurate, .0115F},
+    {"fast", "int8 q k, e4m3 p v without exp2, error about 4 %", kFast, .045F},
+    {"int8", "int8 q k and p v, exact integer sums, error about 1.3 %", kInt8, .013F},
     {"sage1", "SageAttention: int8 q k by blocks, f16 p v", kSage1},
     {"sage2", "SageAttention2: int8 q k by threads, e4m3 p v by channels", kSage2},
     {"fp8_static", "e4m3 q k and p v by scales that the call gives", kFp8Static},

@@ -152,6 +152,18 @@ TEST_P(Errors, StayBelowTheBarsOfEachRecipe) {
   }
 }
 
+/// What plans choose by.
+TEST_P(Errors, AreThoseThatRecipesState) {
+  Inputs in = inputs(patterns().front());
+  const Result exact = attend(in, {});
+  for (const NamedQuantization& named : quantizations()) {
+    if (named.error == 0) continue;
+    const double error = relative_error(attend(in, named.quant).out, exact.out);
+    EXPECT_LE(error, named.error * slack()) << named.name;
+    EXPECT_GE(error, named.error / slack() * 0.8) << named.name;
+  }
+}
+
 TEST_P(Errors, OfLseStayBelowAHundredth) {
   for (const Pattern& pattern : patterns()) {
     if (pattern.name != std::string("normal") && pattern.name != std::string("biased")) continue;
