@@ -6,6 +6,7 @@
 
 #include "command_line.hpp"
 #include "failure.hpp"
+#include "recipe_file.hpp"
 
 namespace fovea::tools {
 namespace {
@@ -67,6 +68,17 @@ void add_file_options(CommandLine& line, AttentionOptions& o) {
   add_file(line, kInputGroup, "--v", "values, .npy", o.v);
   add_file(line, kInputGroup, "--input",
            "a .safetensors file with tensors q, k and v, instead of three files", o.input);
+  add_layout_options(line, o);
+  line.add(
+      {"--dtype", "NAME", kInputGroup,
+       "f32, f16 or bf16: what q, k and v hold. .npy has no bf16: it travels as uint16, and needs "
+       "--dtype bf16"},
+      [&o](const std::string& option, const std::string& text) {
+        o.dtype = parse_float_dtype(option, text);
+      });
+}
+
+void add_layout_options(CommandLine& line, AttentionOptions& o) {
   line.add(
       {"--layout", "NAME", kInputGroup,
        "bshd: [batch, seqlen, heads, head_dim] (default). bhsd: [batch, heads, seqlen, head_dim]. "
@@ -78,13 +90,6 @@ void add_file_options(CommandLine& line, AttentionOptions& o) {
            "thd: where sequences of q begin, and the last one ends; int32 or int64",
            o.cu_seqlens_q);
   add_file(line, kInputGroup, "--cu-seqlens-kv", "the same for k and v", o.cu_seqlens_kv);
-  line.add(
-      {"--dtype", "NAME", kInputGroup,
-       "f32, f16 or bf16: what q, k and v hold. .npy has no bf16: it travels as uint16, and needs "
-       "--dtype bf16"},
-      [&o](const std::string& option, const std::string& text) {
-        o.dtype = parse_float_dtype(option, text);
-      });
 }
 
 void add_shape_options(CommandLine& line, AttentionOptions& o) {
@@ -221,19 +226,23 @@ void add_sm_margin_option(CommandLine& line, int& sm_margin) {
 }
 
 void add_quant_option(CommandLine& line, Quantization& quant) {
-  line.add({"--quant", "RECIPE", kRunGroup,
-            "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1 or sage2, "
-            "and fields behind it: "
-            "accurate,hadamard=yes (cpu)"},
+  line.add(
+      {"--quant", "RECIPE", kRunGroup,
+       "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1 or sage2, "
+       "and fields behind it: accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
+      [&quant](const std::string& option, const std::string& text) {
+        const float accuracy = quant.accuracy;  // --accuracy beside it is refused, in any order
+        quant = is_recipe_file(text) ? read_recipe(option, text) : parse_recipe(option, text);
+        if (quant.scales == ScaleSource::given)
+          bad_input(fmt::format("{}: {} wants scales of the call; expected scales=measured", option,
+                                text));
+        if (accuracy > 0) quant.accuracy = accuracy;
+      });
+  line.add({"--accuracy", "X", kRunGroup,
+            "instead of --quant: the relative error that out may have; the plan takes the fastest "
+            "recipe within it, or none; see explain"},
            [&quant](const std::string& option, const std::string& text) {
-             try {
-               quant = parse_quantization(text);
-             } catch (const InvalidArgument& error) {
-               bad_input(fmt::format("{}: {}", option, error.what()));
-             }
-             if (quant.scales == ScaleSource::given)
-               bad_input(fmt::format("{}: {} wants scales of the call; expected scales=measured",
-                                     option, text));
+             quant.accuracy = parse_accuracy(option, text);
            });
 }
 

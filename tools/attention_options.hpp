@@ -69,6 +69,8 @@ struct AttentionOptions {
 };
 
 void add_file_options(CommandLine& line, AttentionOptions& options);
+/// Those of them that say how tensors lie.
+void add_layout_options(CommandLine& line, AttentionOptions& options);
 void add_shape_options(CommandLine& line, AttentionOptions& options);
 void add_score_options(CommandLine& line, AttentionOptions& options);
 void add_mask_options(CommandLine& line, AttentionOptions& options);

@@ -12,6 +12,7 @@ int run_decode(const std::vector<std::string>& words);
 int run_bench(const std::vector<std::string>& words);
 int run_tune(const std::vector<std::string>& words);
 int run_explain(const std::vector<std::string>& words);
+int run_calibrate(const std::vector<std::string>& words);
 int run_draw_mask(const std::vector<std::string>& words);
 int run_pack(const std::vector<std::string>& words);
 int run_cache(const std::vector<std::string>& words);

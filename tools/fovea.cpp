@@ -25,6 +25,7 @@ constexpr Command kCommands[] = {
     {"bench", run_bench, "how fast it is here: named cases or given shapes"},
     {"tune", run_tune, "which kernel and tile this GPU runs fastest, kept in a file"},
     {"explain", run_explain, "what would run, and why"},
+    {"calibrate", run_calibrate, "what eight bits cost a layer, and the recipe that it bears"},
     {"draw-mask", run_draw_mask, "a picture of what a mask shows, and what it costs"},
     {"pack", run_pack, "GPU kernels compiled before they are needed"},
     {"cache", run_cache, "GPU kernels that were compiled here: list, verify, clear"},
@@ -50,8 +51,8 @@ std::string overview() {
 int run_named(const std::vector<std::string>& words) {
   if (words.empty()) {
     bad_input(
-        "which command? expected attend, decode, bench, tune, explain, draw-mask, pack, cache "
-        "or doctor; see fovea --help");
+        "which command? expected attend, decode, bench, tune, explain, calibrate, draw-mask, pack, "
+        "cache or doctor; see fovea --help");
   }
   const std::string& word = words.front();
   if (word == "--help" || word == "-h" || word == "help") {
@@ -66,8 +67,8 @@ int run_named(const std::vector<std::string>& words) {
     if (command.name == word) return command.run({words.begin() + 1, words.end()});
   }
   bad_input(fmt::format(
-      "unknown command '{}'; expected attend, decode, bench, tune, explain, draw-mask, pack, cache "
-      "or doctor",
+      "unknown command '{}'; expected attend, decode, bench, tune, explain, calibrate, draw-mask, "
+      "pack, cache or doctor",
       word));
 }
 

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "fovea/error.hpp"
+
 #include "failure.hpp"
 
 namespace fovea::tools {
@@ -66,6 +68,21 @@ float parse_real(std::string_view option, std::string_view text) {
   const std::optional<float> value = parse_number<float>(text);
   if (!value || !std::isfinite(*value)) refuse(option, text, "a finite number");
   return *value;
+}
+
+float parse_accuracy(std::string_view option, std::string_view text) {
+  const std::optional<float> value = parse_number<float>(text);
+  if (!value || !std::isfinite(*value) || *value <= 0)
+    refuse(option, text, "a relative error above 0, as in 0.02");
+  return *value;
+}
+
+Quantization parse_recipe(std::string_view option, std::string_view text) {
+  try {
+    return parse_quantization(text);
+  } catch (const InvalidArgument& error) {
+    bad_input(fmt::format("{}: {}", option, error.what()));
+  }
 }
 
 Window parse_window(std::string_view option, std::string_view text) {

@@ -27,6 +27,10 @@ std::uint64_t parse_counter(std::string_view option, std::string_view text);
 
 /// A finite number.
 float parse_real(std::string_view option, std::string_view text);
+/// A relative error that results may have: above 0.
+float parse_accuracy(std::string_view option, std::string_view text);
+/// A recipe of eight-bit attention.
+Quantization parse_recipe(std::string_view option, std::string_view text);
 
 struct Window {
   std::optional<std::int64_t> left, right;

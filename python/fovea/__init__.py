@@ -48,6 +48,7 @@ from ._programs import (
     window,
 )
 from ._probabilities import attention_probabilities
+from ._recipes import Recipe, load_recipe
 from ._rotary import rotary
 from .errors import (
     CompileError,
@@ -78,6 +79,7 @@ __all__ = [
     "Plan",
     "Program",
     "ProgramError",
+    "Recipe",
     "Rotary",
     "TensorSpec",
     "TraceError",
@@ -98,6 +100,7 @@ __all__ = [
     "documents",
     "explain",
     "kv_cache",
+    "load_recipe",
     "mask_mod",
     "merge_states",
     "plan",

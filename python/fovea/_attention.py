@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any, Callable, Literal, NamedTuple, Sequence, overload
+import os
+from typing import Any, Callable, Literal, NamedTuple, Sequence, Union, overload
 
 from . import _abi, _quick
 from ._arrays import Array, Framework, TensorSpec, check_writable, framework_of
@@ -12,6 +13,7 @@ from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
 from ._library import address_of, take_text
 from ._prepared import PreparedPlan, is_on_host, kept_features, rendered, spec_beside
+from ._recipes import Recipe
 from .errors import InvalidArgument, Unsupported
 
 _ATTENTION = address_of("fovea_attention_forward")
@@ -21,6 +23,7 @@ _PLAN_RUN_BACKWARD = address_of("fovea_plan_run_backward")
 _MAX_TEMPLATES = 512
 
 Window = tuple[int | None, int | None]
+Quant = Union[str, Recipe, "os.PathLike[str]"]
 
 
 _forward_templates: dict[Any, Template] = {}
@@ -133,7 +136,8 @@ def attention(
     cpu_target: str = "auto",
     deterministic: bool = True,
     sm_margin: int = 0,
-    quant: str | None = None,
+    quant: Quant | None = None,
+    accuracy: float | None = None,
 ) -> Any:
     """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -195,9 +199,14 @@ def attention(
         False allows a faster kernel whose bits may differ from run to run.
     sm_margin : int
         On a GPU, multiprocessors that stay free for what runs beside the call.
-    quant : str, optional
+    quant : str, Recipe or path, optional
         A recipe of eight-bit attention: "accurate", "fast", "int8", "sage1" or "sage2", and fields behind a name:
-        ``"accurate,hadamard=yes"``. Of arrays on the CPU that record no gradients.
+        ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better read once by `load_recipe`. Of arrays
+        on the CPU that record no gradients.
+    accuracy : float, optional
+        In place of `quant`: the relative error that out may have. The plan takes the fastest recipe whose stated error is within
+        it, if one is faster here than none, and `explain` says which and why; where gradients are recorded or graphs compiled it
+        takes none.
 
     Returns
     -------
@@ -229,7 +238,7 @@ def attention(
             score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,
             dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
         )  # fmt: skip
-    if _quick.attend is not None and quant is None:
+    if _quick.attend is not None and quant is None and accuracy is None:
         result = _quick.attend(
             0, 0, 0, return_lse, out, lse, row_max, q, k, v, causal, align, window, scale, softcap, bias, alibi, score_mod, mask,
             mask_mod, segment_ids, cu_seqlens, sinks, dropout, layout, compute_dtype, cpu_target, deterministic, sm_margin,
@@ -247,13 +256,14 @@ def attention(
         "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
         alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
         sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
-        deterministic=deterministic, sm_margin=sm_margin, quant=quant, stream=framework.stream(q),
+        deterministic=deterministic, sm_margin=sm_margin, quant=quant, accuracy=accuracy, stream=framework.stream(q),
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
             if quant is not None:
                 raise Unsupported(f"attention: quant is {quant!r} where gradients are recorded or calls transformed; expected None")
+            arguments = arguments._replace(key=arguments.key._replace(quant=None))
             if all(given):
                 return (recorded or _recorder())(arguments, return_lse)
             if is_recorded:

@@ -10,6 +10,7 @@ from . import _abi
 from ._arrays import Array, Framework
 from ._calls import Builder, offset, word_of_float
 from ._programs import Program, mask_mod as make_mask_mod, score_mod as make_score_mod
+from ._recipes import recipe_text
 from .errors import InvalidArgument, Unsupported
 
 ScoreMod = Union[str, Callable[..., Any], Program]
@@ -189,10 +190,13 @@ def gather(
     cpu_target: str = "auto",
     deterministic: bool = True,
     sm_margin: int = 0,
-    quant: str | None = None,
+    quant: Any = None,
+    accuracy: float | None = None,
     stream: int = 0,
 ) -> Arguments:
     """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
+    if quant is not None or accuracy is not None:
+        quant = recipe_text(quant, accuracy, function)
     score_program = None if score_mod is None else make_score_mod(score_mod)
     if mask is not None or mask_mod is not None:
         mask, mask_program = resolve_mask(mask, mask_mod)
@@ -256,7 +260,7 @@ def check_key(key: Key, function: str) -> None:
     _choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
     _window(key.window, function)
     if key.quant is not None and not isinstance(key.quant, str):
-        raise InvalidArgument(f"{function}: quant is {key.quant!r}; expected the text of a recipe, such as 'accurate'")
+        raise InvalidArgument(f"{function}: quant is {key.quant!r}; expected the text of a recipe, such as 'accurate', a Recipe or its file")
     if key.softcap is not None and not _number(key.softcap, "softcap", function) > 0:
         raise InvalidArgument(f"{function}: softcap is {key.softcap}; expected a number above 0, or None")
     if key.scale is not None and not math.isfinite(_number(key.scale, "scale", function)):

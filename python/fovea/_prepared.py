@@ -12,6 +12,7 @@ from ._arrays import Array, Framework, NotAnArray, TensorSpec, describe
 from ._calls import Template
 from ._library import check, library, take_text
 from ._programs import mask_mod, score_mod
+from ._recipes import recipe_text
 from .errors import InvalidArgument
 
 _ALIGNMENT = 256
@@ -54,6 +55,8 @@ def kept_features(features: dict[str, Any]) -> dict[str, Any]:
     for name, make in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if kept.get(name) is not None:
             kept[name] = make(kept[name])
+    if kept.get("quant") is not None:
+        kept["quant"] = recipe_text(kept["quant"], kept.pop("accuracy", None), "plan")  # a file is read once
     return kept
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from files import bf16, count, elements, from_bf16, normal, npy, read_npy, read_safetensors, safetensors
 
 FOVEA = ""
+ROOT = Path(__file__).resolve().parents[2]
 # seqlen_q 5 and seqlen_kv 7 differ from each other and from every other extent, so swapped axes show.
 BATCH, SEQLEN_Q, SEQLEN_KV, HEADS_Q, HEADS_KV, HEAD_DIM, HEAD_DIM_V = 2, 5, 7, 4, 2, 8, 6
 Q_SHAPE = (BATCH, SEQLEN_Q, HEADS_Q, HEAD_DIM)
@@ -181,6 +182,15 @@ class Results(CommandTest):
             self.assertEqual(report["explanation"]["kernel"], "cpu/attention_quantized")
             self.assertIn(f"quant {recipe}", report["explanation"]["problem"])
         self.expect(self.attend("--quant", "fp8_static"), 2, "--quant", "scales=measured")
+
+    def test_an_accuracy_chooses_a_recipe_or_none(self):
+        report = json.loads(self.attend("--accuracy", "0.05", "--check", "--json").stdout)
+        self.assertEqual(report["explanation"]["kernel"], "cpu/attention_forward")
+        self.assertIn("none: no recipe is within 0.05", report["explanation"]["quant"])
+        page = self.run_fovea("explain", "--seqlen-q", "64", "--accuracy", "0.02").stdout
+        self.assertIn("refused    quant fast: its error is 0.045; 0.02 is allowed", page)
+        for words in (("--accuracy", "0.02", "--quant", "fast"), ("--quant", "fast", "--accuracy", "0.02")):
+            self.expect(self.attend(*words), 2, "quant.accuracy is 0.02 beside fast; expected one of them")
 
     def test_bhsd_is_bshd_transposed(self):
         def transposed(values, shape):
@@ -486,6 +496,110 @@ class Decode(CommandTest):
         self.expect(self.decode("--page-size", "x"), 2, "--page-size")
         self.write("c.safetensors", safetensors({**self.tensors, "q": self.tensors["k"]}))
         self.expect(self.decode("--input", "c.safetensors"), 2, "c.safetensors", "the shape of the first layer")
+
+
+class Calibrate(CommandTest):
+    """Two sequences; in head 2 one channel of k is forty times as large: int8 rounds the others away, a rotation spreads it."""
+
+    SHAPE = (2, 24, 4, 16)
+
+    def setUp(self):
+        super().setUp()
+        tensors = {}
+        for seed, name in enumerate("qkv"):
+            gain = {"q": 1 / 40, "k": 40, "v": 1}[name]
+            values = [gain * x if i // 16 % 4 == 2 and i % 16 == 5 else x for i, x in enumerate(normal(count(self.SHAPE), seed))]
+            tensors[name] = ("F32", self.SHAPE, elements(values, "<f4"))
+        self.write("layer.safetensors", safetensors(tensors))
+
+    def attended(self, *words):
+        """out of each head, as f32."""
+        self.expect(self.run_fovea("attend", "--input", "layer.safetensors", "--causal", "--out", "out.npy", *words), 0)
+        values = read_npy(self.folder / "out.npy")[2]
+        return [[x for i, x in enumerate(values) if i // 16 % 4 == head] for head in range(4)]
+
+    def test_errors_are_those_of_attend(self):
+        result = self.run_fovea("calibrate", "layer.safetensors", "--causal", "--json")
+        self.expect(result, 0)
+        report = json.loads(result.stdout)
+        self.assertEqual([head["q_head"] for head in report["heads"]], [0, 1, 2, 3])
+        names = ["fast", "fast,hadamard=yes", "accurate", "accurate,hadamard=yes", "int8", "sage1", "sage2", "fp8_static,scales=measured"]
+        exact = self.attended("--compute-dtype", "f32")
+        for name in names:
+            got = self.attended("--quant", name)
+            for head, (a, b) in enumerate(zip(got, exact)):
+                error = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
+                self.assertEqual(list(report["heads"][head]["errors"]), names)
+                self.assertAlmostEqual(report["heads"][head]["errors"][name], error, delta=1e-3 * error)
+
+    def test_the_choice_is_the_first_that_the_worst_head_bears(self):
+        report = json.loads(self.run_fovea("calibrate", "layer.safetensors", "--json").stdout)
+        errors = {name: [head["errors"][name] for head in report["heads"]] for name in report["heads"][0]["errors"]}
+        self.assertGreater(errors["accurate"][2], 2 * errors["accurate,hadamard=yes"][2])
+        between = (max(errors["accurate,hadamard=yes"]) + errors["accurate"][2]) / 2
+        words = ("calibrate", "layer.safetensors", "--recipe", "accurate", "--recipe", "accurate,hadamard=yes", "--accuracy", f"{between:.9f}")
+        report = json.loads(self.run_fovea(*words, "--json").stdout)
+        self.assertEqual((report["quant"], report["error"]), ("accurate,hadamard=yes", max(errors["accurate,hadamard=yes"])))
+        self.assertEqual([head["quant"] for head in report["heads"]], ["accurate", "accurate", "accurate,hadamard=yes", "accurate"])
+        self.assertEqual(report["heads"][0]["error"], errors["accurate"][0])
+        table = self.run_fovea(*words, "--out", "recipe.json", "--png", "recipe.png")
+        self.expect(table, 0)
+        lines = table.stdout.splitlines()
+        self.assertEqual(lines[0].split()[:3], ["q_head", "accurate", "accurate,hadamard=yes"])
+        self.assertEqual(lines[1].split()[0], "2")  # the worst first
+        self.assertIn(f"chosen  accurate,hadamard=yes, of all heads: the worst has {report['error']:.4f}", lines)
+        self.assertEqual(json.loads((self.folder / "recipe.json").read_text()), report)
+        data = (self.folder / "recipe.png").read_bytes()
+        self.assertEqual(struct.unpack(">II", data[16:24]), (2 * 24, 4 * 24))
+        begin = data.index(b"IDAT")
+        (length,) = struct.unpack(">I", data[begin - 4 : begin])
+        rows = zlib.decompress(data[begin + 4 : begin + 4 + length])
+        red, green = (rows[12 * (1 + 3 * 48) + 1 + 3 * 12 + channel] for channel in range(2))  # head 2, accurate: beyond
+        self.assertGreater(red, green)
+        red, green = (rows[84 * (1 + 3 * 48) + 1 + 3 * 12 + channel] for channel in range(2))  # the best head: within
+        self.assertGreater(green, red)
+        # What takes it.
+        chosen = self.attended("--quant", "accurate,hadamard=yes")
+        self.assertEqual(self.attended("--quant", "recipe.json"), chosen)
+        explained = self.run_fovea("explain", "--seqlen-q", "64", "--quant", "recipe.json")
+        self.assertIn("quant accurate,hadamard=yes", explained.stdout)
+
+    def test_the_guide_shows_what_it_prints(self):
+        guide = (ROOT / "docs" / "guides" / "quantization.md").read_text()
+        command, _, rest = guide.partition("$ fovea calibrate ")[2].partition("\n")
+        words = [str(ROOT / word) if word.startswith("examples/") else word for word in command.split()]
+        result = self.run_fovea("calibrate", *words)
+        self.expect(result, 0)
+        printed, shown = result.stdout.split(), rest.partition("```")[0].split()
+        self.assertEqual(len(printed), len(shown))
+        for got, expected in zip(printed, shown):
+            if "." in expected and expected.replace(".", "").isdigit():
+                self.assertAlmostEqual(float(got), float(expected), delta=3e-4)
+            else:
+                self.assertEqual(got, expected)
+
+    def test_nothing_good_enough_is_none(self):
+        report = json.loads(self.run_fovea("calibrate", "layer.safetensors", "--accuracy", "1e-6", "--json", "--out", "none.json").stdout)
+        self.assertEqual((report["quant"], report["heads"][0]["quant"]), ("none", "none"))
+        self.assertEqual(self.attended("--quant", "none.json"), self.attended())
+
+    def test_refusals(self):
+        for words, *needles in (
+            (("missing.safetensors",), "missing.safetensors", "No such file"),
+            (("layer.safetensors", "--accuracy", "0"), "--accuracy: got '0'; expected a relative error above 0"),
+            (("layer.safetensors", "--recipe", "acurate"), "--recipe: quant 'acurate': no recipe is called"),
+            (("layer.safetensors", "--out", "recipe.txt"), "--out: recipe.txt; expected a name that ends in .json"),
+            (("layer.safetensors", "--out", "missing/recipe.json"), "--out", "No such file"),
+            ((), "FILE"),
+        ):
+            with self.subTest(words=words):
+                self.expect(self.run_fovea("calibrate", *words), 2, *needles)
+        for text, needle in (("{", "no JSON object"), ("[]", "no JSON object"), ("{}", 'another "format", or none'),
+                             ('{"format": "fovea recipe 1", "quant": 3}', 'no text "quant"'),
+                             ('{"format": "fovea recipe 1", "quant": "acurate"}', "no recipe is called 'acurate'")):
+            self.write("wrong.json", text.encode())
+            self.expect(self.attend("--quant", "wrong.json"), 2, "--quant: wrong.json: ", needle)
+        self.expect(self.attend("--quant", "missing.json"), 2, "--quant: cannot read missing.json: No such file")
 
 
 class Reports(CommandTest):
@@ -1111,7 +1225,7 @@ class Refusals(CommandTest):
             "--softcap": ("-1", "0", "x"), "--dropout": ("-0.1", "1.5", "x"), "--seed": ("-1", "x", "1.5", str(2**64)),
             "--threads": ("-1", "x", "1,2"), "--layout": ("bsdh", ""), "--dtype": ("f64", ""), "--align": ("left",),
             "--target": ("sse9",), "--compute-dtype": ("f16",), "--out-dtype": ("f64",), "--scalar": ("n", "n=x", "=3", "1n=3"),
-            "--quant": ("acurate", "accurate,block_kv=x", ""), "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
+            "--quant": ("acurate", "accurate,block_kv=x", ""), "--accuracy": ("0", "-1", "inf", "x"), "--tensor": ("t", "t=", "a-b=q.npy"), "--score-mod": ("", "score +", "nonsense"),
             "--mask-mod": ("", "score > 0", "q_idx"),
         }.items():
             for value in values:

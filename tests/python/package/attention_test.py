@@ -101,6 +101,34 @@ def test_recipes_round_and_stay_near(recipe: str) -> None:
     assert np.array_equal(fovea.attention(*arrays, **features, quant="none")[0], exact)
 
 
+def test_an_accuracy_chooses_a_recipe_or_none() -> None:
+    arrays = qkv()
+    exact = fovea.attention(*arrays, causal=True)
+    for accuracy in (0.05, 1e-5):  # no recipe is faster on the CPU
+        assert np.array_equal(fovea.attention(*arrays, causal=True, accuracy=accuracy), exact)
+    assert np.array_equal(fovea.plan(*arrays, causal=True, accuracy=0.05).run(*arrays), exact)
+    explained = fovea.explain(*arrays, accuracy=0.02, as_json=True)
+    assert explained["quant"] == "none: no recipe is within 0.02 and faster here"
+    assert explained["refused"][0] == {"candidate": "quant fast", "reason": "its error is 0.045; 0.02 is allowed"}
+
+
+def test_recipes_of_files(tmp_path) -> None:
+    arrays = qkv()
+    file = tmp_path / "layer.json"
+    file.write_text('{"format": "fovea recipe 1", "quant": "int8", "error": 0.01, "accuracy": 0.02, "heads": [{"q_head": 0}]}')
+    recipe = fovea.load_recipe(file)
+    assert recipe == fovea.Recipe("int8", 0.01, 0.02, ({"q_head": 0},))
+    expected = fovea.attention(*arrays, quant="int8")
+    for quant in (recipe, file, str(file)):
+        assert np.array_equal(fovea.attention(*arrays, quant=quant), expected)
+        plan = fovea.plan(*arrays, quant=quant)
+        assert np.array_equal(plan.run(*arrays), expected)
+    for text in ("{", "[]", "{}", '{"format": "fovea recipe 1", "quant": 3}'):
+        file.write_text(text)
+        with pytest.raises(fovea.InvalidArgument, match="load_recipe: .*layer.json is no recipe; expected what fovea calibrate --out writes"):
+            fovea.load_recipe(file)
+
+
 def test_strides_of_any_kind_are_right() -> None:
     q, k, v = qkv()
     strided = np.full((2, 33, 4, 64), np.nan, np.float32)[:, :, ::-1, ::2]
@@ -222,6 +250,8 @@ REFUSED = {
     "seed of two kinds": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, np.int64([1]))), "one of dropout.seed and dropout.offset is an array"),
     "seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, 1.5)), "dropout.seed is 1.5"),
     "quant": (lambda q, k, v: fovea.attention(q, k, v, quant="acurate"), "quant 'acurate': no recipe is called 'acurate'; expected none, accurate"),
+    "accuracy": (lambda q, k, v: fovea.attention(q, k, v, accuracy=-1), "accuracy is -1; expected a relative error above 0"),
+    "accuracy beside a recipe": (lambda q, k, v: fovea.attention(q, k, v, quant="fast", accuracy=0.1), "accuracy is 0.1 beside quant 'fast'; expected one"),
     "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
     "gradients of a recipe": (
         lambda q, k, v: fovea.attention_backward(np.zeros((2, 33, 4, 24), np.float32), q, k, v, *fovea.attention(q, k, v, return_lse=True), quant="int8"),

@@ -64,5 +64,7 @@ def test_recipes_are_refused_where_gradients_are_recorded() -> None:
     q.requires_grad_()
     with pytest.raises(fovea.Unsupported, match="quant is 'int8' where gradients are recorded"):
         fovea.attention(q, k, v, quant="int8")
+    (gradient,) = torch.autograd.grad(fovea.attention(q, k, v, accuracy=0.05).sum(), q)  # without a recipe
+    assert torch.equal(gradient, torch.autograd.grad(fovea.attention(q, k, v).sum(), q)[0])
     with torch.no_grad():
         assert torch.equal(fovea.attention(q, k, v, quant="int8"), rounded)
