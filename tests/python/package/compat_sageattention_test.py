@@ -217,6 +217,14 @@ def test_refusals(function, positions, words, message) -> None:
         function(*qkv(8, 8), *positions, **words)
 
 
+def test_a_recipe_without_a_kernel_is_refused_with_every_reason_and_a_hint() -> None:
+    message = r"sageattn_varlen: nothing here runs quant 'qk=int8,.*; expected another recipe, .* or quant='none'[^\n]*\n(.|\n)*codes are multiplied in f32"
+    q, k, v = (x[0].transpose(0, 1) for x in qkv(8, 8))
+    offsets = torch.tensor([0, 8], dtype=torch.int32)
+    with pytest.raises(fovea.Unsupported, match=message):
+        sage.sageattn_varlen(q, k, v, offsets, offsets, 8, 8, cpu_target="amx_bf16")
+
+
 # ---- Codes ----
 
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from ..._attention import attention
+from ...errors import Unsupported
 from ...torch._sdpa import random_dropout
 from .._flash import InvalidCall, without_gradient
 
@@ -121,8 +122,12 @@ def _attend_by(function: str, q: Any, k: Any, v: Any, recipe: str, features: dic
     features = {**features, "quant": features.get("quant") or recipe}
 
     def call() -> Any:
-        with torch.no_grad():
-            return attention(q, k, v, **features)
+        try:
+            with torch.no_grad():
+                return attention(q, k, v, **features)
+        except Unsupported as error:
+            hint = "expected another recipe, quant='accurate' or 'fast', or quant='none' for sixteen bits"
+            raise Unsupported(f"{function}: nothing here runs quant {features['quant']!r}; {hint}\n{error}") from error
 
     refusal = (
         f"{function}: a gradient through eight-bit attention; expected none: call it under torch.no_grad(), or fovea.attention "
