@@ -36,6 +36,7 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   if (args.dropout.p != 0) refuse("dropout");
   if (args.dropout_seed || args.dropout_offset) refuse("dropout_seed");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
+  if (!args.quant.is_none()) refuse("quant");
 }
 
 fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string& where) {
