@@ -231,12 +231,10 @@ void add_quant_option(CommandLine& line, Quantization& quant) {
        "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1 or sage2, "
        "and fields behind it: accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
       [&quant](const std::string& option, const std::string& text) {
-        const float accuracy = quant.accuracy;  // --accuracy beside it is refused, in any order
         quant = is_recipe_file(text) ? read_recipe(option, text) : parse_recipe(option, text);
         if (quant.scales == ScaleSource::given)
           bad_input(fmt::format("{}: {} wants scales of the call; expected scales=measured", option,
                                 text));
-        if (accuracy > 0) quant.accuracy = accuracy;
       });
   line.add({"--accuracy", "X", kRunGroup,
             "instead of --quant: the relative error that out may have; the plan takes the fastest "
