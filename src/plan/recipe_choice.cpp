@@ -25,8 +25,8 @@ RecipeChoice choose_recipe(const Problem& problem, const RecipeObstacle& obstacl
   const float accuracy = problem.quant.accuracy;
   if (accuracy == 0) return {.quant = problem.quant};
   RecipeChoice choice;
-  const auto refuse = [&](std::string_view name, std::string reason) {
-    choice.refused.push_back({fmt::format("quant {}", name), std::move(reason)});
+  const auto refuse = [&](std::string_view name, const std::string& reason) {
+    choice.refused.push_back({fmt::format("quant {}", name), reason});
   };
   for (const NamedQuantization& named : by_error()) {
     if (named.error > accuracy) {
@@ -35,8 +35,8 @@ RecipeChoice choose_recipe(const Problem& problem, const RecipeObstacle& obstacl
     }
     Problem posed = problem;
     posed.quant = named.quant;
-    if (std::string reason = obstacle(posed); !reason.empty()) {
-      refuse(named.name, std::move(reason));
+    if (const std::string reason = obstacle(posed); !reason.empty()) {
+      refuse(named.name, reason);
       continue;
     }
     choice.quant = named.quant;

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import fovea
+from conftest import PACKAGE_SOURCES
 from fovea import __main__, _files
 
 pytestmark = pytest.mark.skipif(_files.installed("bin", "fovea") is None, reason="this build has no command")
+
+ROOT = PACKAGE_SOURCES.parents[1]
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
@@ -29,7 +33,7 @@ def test_version_is_the_packages() -> None:
 def test_pages_name_the_commands() -> None:
     page = run("--help")
     assert page.returncode == 0
-    for name in ("attend", "bench", "decode", "doctor", "draw-mask", "explain", "pack", "tune"):
+    for name in ("attend", "bench", "calibrate", "decode", "doctor", "draw-mask", "explain", "pack", "tune"):
         assert name in page.stdout
 
 
@@ -45,6 +49,26 @@ def test_pictures_are_equal() -> None:
     spec = fovea.TensorSpec((1, 64, 1, 8))
     rows = [line for line in fovea.block_map(spec, spec, causal=True, window=(16, 0)).print().splitlines() if "█" in line]
     assert rows and all(row in picture for row in rows)
+
+
+def test_a_calibrated_recipe_is_taken(tmp_path) -> None:
+    """Of the pattern whose outliers a rotation spreads: the recipe is a rotated one, and costs in a call what the file says."""
+    script = ROOT / "scripts" / "outliers.py"
+    if not script.exists():
+        pytest.skip("the scripts are not here")
+    layer, file = str(tmp_path / "layer.safetensors"), str(tmp_path / "recipe.json")
+    subprocess.run([sys.executable, "-B", str(script), "spikes", layer, "--seqlen", "192", "--heads", "2"], check=True, timeout=120)
+    answer = run("calibrate", layer, "--out", file)
+    assert answer.returncode == 0, answer.stderr
+    recipe = fovea.load_recipe(file)
+    assert recipe.quant == "accurate,hadamard=yes" and recipe.error <= recipe.accuracy == 0.02
+    data = pathlib.Path(layer).read_bytes()
+    floats = np.frombuffer(data[8 + int.from_bytes(data[:8], "little") :], "<f4").reshape(3, 1, 192, 2, 64)
+    assert np.abs(floats).max() > 10
+    got, exact = fovea.attention(*floats, quant=recipe), fovea.attention(*floats)
+    errors = [np.linalg.norm((got - exact)[:, :, head]) / np.linalg.norm(exact[:, :, head]) for head in range(2)]
+    assert max(errors) == pytest.approx(recipe.error, rel=1e-2)
+    assert [head["errors"][recipe.quant] for head in recipe.heads] == pytest.approx(errors, rel=1e-2)
 
 
 def test_exit_codes_and_messages_come_through() -> None:
