@@ -13,7 +13,8 @@ if _jax.__version_info__ < (0, 6, 2):
     raise ImportError(f"fovea.jax: jax is {_jax.__version__}; expected 0.6.2 or newer")
 
 from ._attention import attention
+from ._context_parallel import context_parallel_attention
 from ._decode import decode
 from ._sdpa import dot_product_attention
 
-__all__ = ["attention", "decode", "dot_product_attention"]
+__all__ = ["attention", "context_parallel_attention", "decode", "dot_product_attention"]

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import _programs
 from .._arrays import framework_of
 from .._attention import attention, backward_template
 from .._cache import merge_states
-from .._forward import ScoreMod, gather, resolve_mask, resolved
+from .._forward import ScoreMod, gather, resolved
+from .._joined import mask_program, score_program
 from .._library import address_of
 from .._programs import Program
 from ..errors import InvalidArgument
@@ -131,41 +131,9 @@ def _on_device(program: Program, device: torch.device) -> Program:
 
 
 def _mask_program(shards: ShardPlan, device: torch.device) -> Program | None:
-    """The plan's mask as one program; what it captures lies on the device."""
-    words = shards.mask_words
-    align = words["align"]
-    array, program = resolve_mask(words["mask"], words["mask_mod"])
-    parts = [] if program is None else [program]
-    if words["causal"]:
-        parts.append(_programs.causal(align))
-    if words["window"] is not None:
-        left, right = words["window"]
-        parts.append(_programs.window(left, right, align))
-    if words["segment_ids"] is not None:
-        ids = words["segment_ids"]
-        parts.append(_programs.documents(*(ids if isinstance(ids, tuple) else (ids,))))
-    if array is not None:
-        parts.append(_programs.dense_mask(array))
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole & part
-    return _on_device(whole, device)
-
-
-def _score_program(bias: Tensor | None, alibi: Tensor | None, score_mod: ScoreMod | None) -> Program | None:
-    parts = [] if bias is None else [_programs.bias(bias)]
-    if alibi is not None:
-        parts.append(_programs.alibi(alibi))
-    if score_mod is not None:
-        parts.append(_programs.score_mod(score_mod))
-    if not parts:
-        return None
-    whole = parts[0]
-    for part in parts[1:]:
-        whole = whole | part
-    return whole
+    """The plan's mask; what it captures lies on the device."""
+    program = mask_program(shards.mask_words)
+    return None if program is None else _on_device(program, device)
 
 
 # ---- Calls on what a rank has ----
@@ -726,7 +694,7 @@ def context_parallel_attention(
     problem, score = "", None
     try:
         _check_shapes(shards, ranks, q, k, v)
-        score = _score_program(bias, alibi, score_mod)
+        score = score_program(bias, alibi, score_mod)
         words["score_mod"] = None if score is None else score.text
         words["sinks"] = None if sinks is None else tuple(sinks.shape)
     except (TypeError, ValueError) as error:

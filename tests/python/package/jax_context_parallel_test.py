@@ -1,0 +1,180 @@
+"""Context parallelism on eight devices of the host, in a process of its own: every scheme equals one device, forward and backward.
+
+FOVEA_TEST_LONG=1: every scheme with every mask, number of kv heads and number of ranks.
+"""
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fovea
+from fovea import parallel
+
+jax = pytest.importorskip("jax")
+fovea_jax = pytest.importorskip("fovea.jax")
+jnp = jax.numpy
+
+from jax.sharding import Mesh, PartitionSpec as P  # noqa: E402
+
+from jax_formula import draw  # noqa: E402
+
+# 24 heads divide among 1, 2, 3, 4 and 8 ranks. A rank of four has 12 rows: with as few as 8 the CPU would read them in another order
+# than the whole's (docs/design/contract.md).
+BATCH, SEQLEN, HEADS, DIM, DIM_V = 2, 48, 24, 4, 8
+TENSORS = ("out", "lse", "dq", "dk", "dv")
+INVARIANT = ("all_gather", "head_group_all_gather", "ulysses")
+IDS = np.random.default_rng(0).integers(0, 2, (BATCH, SEQLEN)).cumsum(1).astype(np.int32) // 6
+IDS[:, -5:] = -1
+MASKS = {
+    "none": {}, "causal": {"causal": True}, "window": {"window": (5, 2)}, "documents": {"causal": True, "segment_ids": IDS},
+    "heads": {"mask_mod": "kv_idx <= q_idx && (q_head % 2 == 0 || kv_idx > q_idx - 9)"}, "nothing": {"mask_mod": "kv_idx < 0"},
+}  # fmt: skip
+# Each scheme with few and with many ranks, each mask with several schemes.
+CASES = [
+    ("all_gather", "documents", 4, 3), ("all_gather", "window", 1, 1), ("head_group_all_gather", "heads", 4, 4), ("ring", "documents", 4, 8),
+    ("ring", "nothing", 1, 2), ("ulysses", "heads", 4, 4), ("ulysses", "causal", 4, 8), ("hybrid", "documents", 4, 8), ("needed_only", "window", 4, 8),
+    ("needed_only", "nothing", 1, 4), ("needed_only", "none", 4, 2),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def route() -> None:
+    """XLA calls the library itself: the routes of the other tests are one."""
+
+
+def test_every_scheme_equals_one_device() -> None:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-B", __file__], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+
+
+def test_refusals() -> None:
+    plan, x = plan_of("all_gather", {"causal": True}, 4, 1), [jnp.zeros((1, SEQLEN, heads, 4)) for heads in (HEADS, 4, 4)]
+    with pytest.raises(fovea.InvalidArgument, match="no axis 'context' here; expected a call within jax.shard_map"):
+        fovea_jax.context_parallel_attention(*x, plan, axis_name="context")
+
+    def within(plan, *arrays, **words):
+        call = functools.partial(fovea_jax.context_parallel_attention, shards=plan, axis_name="context", **words)
+        mapped(1, call)(*arrays)
+
+    with pytest.raises(fovea.InvalidArgument, match="axis 'context' has 1 devices; expected 2, those of the plan"):
+        within(plan_of("all_gather", {}, 4, 2), *x)
+    with pytest.raises(fovea.InvalidArgument, match=r"k has shape \(1, 48, 24, 4\); expected \[batch, 48, 4, head_dim\]"):
+        within(plan, x[0], x[0], x[2])
+    with pytest.raises(fovea.InvalidArgument, match="bias is a list"):
+        within(plan, *x, bias=[0.0])
+
+
+# ---- What runs there ----
+
+
+def plan_of(scheme, words, num_heads_kv, num_ranks):
+    """None of heads that do not divide."""
+    q, k, v = (fovea.TensorSpec((BATCH, SEQLEN, *shape), "f32") for shape in ((HEADS, DIM), (num_heads_kv, DIM), (num_heads_kv, DIM_V)))
+    try:
+        return parallel.context_parallel_plan(q, k, v, world_size=num_ranks, scheme=scheme, tile_q=4, tile_kv=4, **words)
+    except fovea.InvalidArgument:
+        return None
+
+
+def mapped(num_ranks, call, in_specs=P(None, "context"), out_specs=P(None, "context"), checks=False):
+    mesh = Mesh(np.array(jax.devices()[:num_ranks]), ("context",))
+    return jax.shard_map(call, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=checks)
+
+
+@functools.cache
+def drawn(num_heads_kv):
+    shapes = ((SEQLEN, HEADS, DIM), (SEQLEN, num_heads_kv, DIM), (SEQLEN, num_heads_kv, DIM_V), (SEQLEN, HEADS, DIM_V), (HEADS, SEQLEN))
+    return [jnp.asarray(draw(BATCH, *shape, seed=i)) for i, shape in enumerate(shapes)]
+
+
+def with_gradients(attend):
+    def run(q, k, v, dout, dlse):
+        (out, lse), pull = jax.vjp(attend, q, k, v)
+        return (out, lse, *pull((dout, jnp.where(jnp.isfinite(lse), dlse, 0))))
+
+    return jax.jit(run)
+
+
+@functools.cache
+def expected_of(name, num_heads_kv):
+    return with_gradients(functools.partial(fovea_jax.attention, return_lse=True, **MASKS[name]))(*drawn(num_heads_kv))
+
+
+def compare(scheme, name, num_heads_kv, num_ranks, checks) -> bool:
+    plan = plan_of(scheme, MASKS[name], num_heads_kv, num_ranks)
+    if plan is None:
+        return False
+    call = functools.partial(fovea_jax.context_parallel_attention, shards=plan, axis_name="context", return_lse=True)
+    attend = mapped(num_ranks, call, out_specs=(P(None, "context"), P(None, None, "context")), checks=checks)
+    *rows, dlse = drawn(num_heads_kv)
+    made = with_gradients(attend)(*map(plan.permute, rows), plan.permute(dlse, dim=2))
+    shares_heads = scheme == "ulysses" and num_ranks > num_heads_kv
+    for tensor, got, expected in zip(TENSORS, made, expected_of(name, num_heads_kv)):
+        got = plan.restore(got, dim=2 if tensor == "lse" else 1)
+        what = f"{tensor} of {scheme}, {name}, {num_heads_kv} kv heads, {num_ranks} ranks"
+        if scheme in INVARIANT and num_ranks <= 4 and not (shares_heads and tensor in ("dk", "dv")):
+            np.testing.assert_array_equal(got, expected, err_msg=what)
+        else:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5, err_msg=what)
+    return True
+
+
+def check_features() -> None:
+    """Scores that learn, sinks, and a batch that is split, too; gradients by what devices share are sums of all of them."""
+    plans = {scheme: plan_of(scheme, {"causal": True, "segment_ids": IDS}, 4, 4) for scheme in ("all_gather", "ulysses", "ring")}
+    leaves = {"table": draw(HEADS, 7), "bias": draw(BATCH, HEADS, SEQLEN, SEQLEN), "alibi": np.abs(draw(HEADS)), "sinks": draw(HEADS, seed=1)}
+    q, k, v, dout, _ = drawn(4)
+
+    def words(leaves):
+        score = lambda s, b, h, i, j: s + leaves["table"][h, (i - j) % 7] * (b + 1)  # noqa: E731
+        return {"score_mod": score, "softcap": 20.0, "scale": 0.3, **{name: leaves[name] for name in ("bias", "alibi", "sinks")}}
+
+    def gradients(attend, rows, dout):
+        return jax.jit(jax.grad(lambda rows, leaves: (attend(*rows, leaves) * dout).sum(), argnums=(0, 1)))(rows, leaves)
+
+    expected = gradients(lambda q, k, v, leaves: fovea_jax.attention(q, k, v, causal=True, segment_ids=IDS, **words(leaves)), (q, k, v), dout)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "context"))
+    split = P("data", "context")
+    for number, (scheme, plan) in enumerate(plans.items()):
+
+        def here(q, k, v, leaves, plan=plan):
+            return fovea_jax.context_parallel_attention(
+                q, k, v, plan, axis_name="context", batch_axis="data", deterministic=number > 0, **words(leaves)
+            )
+
+        attend = jax.shard_map(here, mesh=mesh, in_specs=(split, split, split, P()), out_specs=split, check_vma=number % 2 == 0)
+        of_rows, of_leaves = gradients(attend, tuple(map(plan.permute, (q, k, v))), plan.permute(dout))
+        made = (tuple(map(plan.restore, of_rows)), of_leaves)
+        for got, other in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(got, other, rtol=2e-5, atol=2e-5, err_msg=scheme)
+
+
+def check_rounding() -> None:
+    """Partial results in bf16 would be rounded once for each: the error is that of one call, rounded once."""
+    plan, rows = plan_of("ring", {"causal": True}, 4, 8), [x.astype(jnp.bfloat16) for x in drawn(4)[:3]]
+    ring = mapped(8, functools.partial(fovea_jax.context_parallel_attention, shards=plan, axis_name="context"))
+    got, once = plan.restore(jax.jit(ring)(*map(plan.permute, rows))), fovea_jax.attention(*rows, causal=True)
+    exact = fovea_jax.attention(*(x.astype(jnp.float32) for x in rows), causal=True)
+    error, of_once = (float(((x.astype(jnp.float32) - exact) ** 2).sum() ** 0.5) for x in (got, once))
+    assert error < 1.05 * of_once, (error, of_once)
+
+
+def main() -> None:
+    cases = CASES
+    if os.environ.get("FOVEA_TEST_LONG"):
+        cases = list(itertools.product(parallel.SCHEMES, MASKS, (24, 4, 1), (1, 2, 3, 4, 8)))
+    ran = [compare(*case, checks=number % 2 == 0) for number, case in enumerate(cases)]
+    assert sum(ran) > len(cases) // 2 and (cases is not CASES or all(ran)), ran
+    check_features()
+    check_rounding()
+
+
+if __name__ == "__main__":
+    main()
