@@ -6,8 +6,8 @@
     python -m fovea.compat run --drop-in flash_attn train.py --lr 1e-4
     python -m fovea.compat list flash_attn        # what each argument does, what is refused and why
 
-The modules are `fovea.compat.flash_attn`, `fovea.compat.flash_attn_3`, `fovea.compat.pallas_flexattn` and `fovea.compat.sageattention`, for
-who would rather import them by that name.
+The modules are `fovea.compat.flash_attn`, `fovea.compat.flash_attn_3`, `fovea.compat.pallas_flexattn`, `fovea.compat.sageattention` and
+`fovea.compat.kvax`, for who would rather import them by that name.
 """
 
 from ._install import install, installed, uninstall

@@ -238,7 +238,45 @@ _SAGEATTENTION = DropIn(
     ),
 )  # fmt: skip
 
-DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN, _SAGEATTENTION)}
+_KVAX = "fovea.compat.kvax"
+_KVAX_MODULES = (
+    "ops", "ops.flash_attention_triton", "ops.flash_attention_clean", "ops.flash_attention_cudnn", "ops.mask_creator", "utils",
+    "utils.benchmarking", "utils.common", "utils.math", "utils.permutation", "utils.sharding", "utils.specs", "utils.typing",
+)  # fmt: skip
+_KVAX_DROP_IN = DropIn(
+    name="kvax",
+    distribution="kvax",
+    version="0.1.1",
+    modules={"kvax": _KVAX, **{f"kvax.{part}": f"{_KVAX}.{part}" for part in _KVAX_MODULES}},
+    arguments=(
+        Row("query, key, value", "honoured", "f32, too; any head dims up to 576, any lengths, no multiples of blocks; gradients once, in reverse mode"),
+        Row("query_positions, kv_positions", "honoured", "any integers"),
+        Row("query_segment_ids, kv_segment_ids", "honoured", "a document may lie in several pieces; padding sees nothing and is seen by nobody, with output and gradients 0"),
+        Row("mask", "honoured", "one or three; gradients are those of the first; None looks at positions and ids alone. A mask of other block sizes than fwd_params is refused"),
+        Row("scale", "honoured", "1 unless given, as there"),
+        Row("bias", "refused", "NotImplementedError, as there; fovea.jax.attention takes one"),
+        Row("fwd_params, bwd_params", "honoured", "sizes of a mask's blocks; kernels choose their own"),
+        Row("assume_sequential_positions", "honoured", "positions are indices, under context parallelism those of the whole sequence"),
+        Row("memory_optimized_gqa_backward", "taken", "heads of a group are always summed in the kernel, in f32 and in a fixed order"),
+        Row("permute_tokens_for_load_balance", "honoured", "key and value are put in order again, also by the API without context managers"),
+        Row("debug", "taken", "fovea.explain says which kernel runs"),
+        Row("mesh", "honoured", "that of jax.set_mesh or of `with mesh:` unless given"),
+        Row("query_spec, kv_spec", "honoured", "kv heads may stay whole beside split query heads, also more than one"),
+        Row("calc_bwd_mask, skip_pad_tokens", "honoured", "of create_attention_mask"),
+    ),
+    parts=(
+        Row("kvax.ops.flash_attention", "honoured", "both versions' in one: with attention_specs, or with mesh, query_spec and kv_spec, or neither on one device"),
+        Row("kvax.ops.flash_attention_clean", "honoured", "flash_attention and create_attention_mask"),
+        Row("kvax.ops.flash_attention_cudnn", "honoured", "jax.nn.dot_product_attention, by cuDNN on GPUs alone"),
+        Row("kvax.ops.mask_creator", "honoured", "in jax.numpy; also print_mask, calculate_mask_sparsity, make_attention_mask_specs"),
+        Row("kvax.utils", "honoured", "FlashAttentionParamsConfig, PADDING_SEGMENT_ID, attention_specs, (un)permute_tokens_context_parallelism; and of its modules what they have"),
+        Row("kvax.utils.benchmarking", "honoured", "inputs, timing and comparison"),
+        Row("kvax.ops.ring_attention_sketch, kernels of kvax.ops.flash_attention_triton", "refused", "not there: ModuleNotFoundError, AttributeError"),
+        Row("jax.checkpoint", "honoured", 'out and lse are named "attention_outputs"'),
+    ),
+)  # fmt: skip
+
+DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN, _SAGEATTENTION, _KVAX_DROP_IN)}
 
 
 def table(drop_in: DropIn) -> str:

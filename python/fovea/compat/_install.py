@@ -88,7 +88,7 @@ def install(name: str) -> None:
 
     Parameters
     ----------
-    name : {"flash_attn", "flash_attn_3", "pallas_flexattn", "sageattention"}
+    name : {"flash_attn", "flash_attn_3", "pallas_flexattn", "sageattention", "kvax"}
         ``python -m fovea.compat list`` says what each does. "flash_attn_3" is the module flash_attn_interface.
 
     Raises
@@ -111,7 +111,7 @@ def uninstall(name: str) -> None:
 
     Parameters
     ----------
-    name : {"flash_attn", "flash_attn_3", "pallas_flexattn", "sageattention"}
+    name : {"flash_attn", "flash_attn_3", "pallas_flexattn", "sageattention", "kvax"}
         Nothing happens where it is not installed.
 
     Raises

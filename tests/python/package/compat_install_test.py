@@ -18,7 +18,7 @@ from fovea import compat  # noqa: E402
 from fovea.compat import __main__ as command, _drop_ins  # noqa: E402
 
 ROOT = PACKAGE_SOURCES.parents[1]
-INSTALLABLE = [name for name in _drop_ins.DROP_INS if name != "pallas_flexattn" or importlib.util.find_spec("jax")]
+INSTALLABLE = [name for name in _drop_ins.DROP_INS if name not in ("pallas_flexattn", "kvax") or importlib.util.find_spec("jax")]
 
 
 @pytest.fixture(autouse=True)

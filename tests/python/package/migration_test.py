@@ -1,11 +1,13 @@
 """The code of the migration pages: old calls and new ones agree; and the examples run."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 
 from conftest import PACKAGE_SOURCES
@@ -52,10 +54,16 @@ def test_old_and_new_agree(block: str) -> None:
         "ids": (torch.arange(64) // 20).repeat(2, 1).int(), "flash_attn": flash_attn, "flash_attn_interface": flash_attn_3,
         "sageattention": sageattention,
     }  # fmt: skip
+    if "jax" in block:
+        jax = pytest.importorskip("jax")
+        importlib.import_module("fovea.jax")
+        names |= {name: jax.numpy.asarray(x) for name, x in (("q", q), ("k", k), ("v", v))}
+        names["jax"], names["jnp"] = jax, jax.numpy
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that FlexAttention is slow uncompiled
         exec(compile(block, "<block>", "exec"), names)
-    assert torch.allclose(names["old"], names["new"], atol=2e-5, rtol=1e-5)
+    old, new = (torch.tensor(np.asarray(names[name])) if "jax" in block else names[name] for name in ("old", "new"))
+    assert torch.allclose(old, new, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not EXAMPLES, reason="the examples are not here")
