@@ -29,7 +29,7 @@ class Counts(NamedTuple):
     full: int
 
 
-def _png(rgb: bytes, height: int, width: int) -> bytes:
+def png_of(rgb: bytes, height: int, width: int) -> bytes:
     """A PNG of 8-bit RGB pixels, row-major."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -97,7 +97,7 @@ class BlockMap:
         pixels = (ctypes.c_uint8 * max(count, 1))()
         if count:
             check("fovea_mask_draw", self._bound.address, max_size, pixels, count, size)
-        picture = _png(bytes(pixels)[:count], size[0], size[1])
+        picture = png_of(bytes(pixels)[:count], size[0], size[1])
         if path is not None:
             with open(path, "wb") as file:
                 file.write(picture)

@@ -270,7 +270,7 @@ _KVAX_DROP_IN = DropIn(
         Row("kvax.ops.flash_attention_cudnn", "honoured", "jax.nn.dot_product_attention, by cuDNN on GPUs alone"),
         Row("kvax.ops.mask_creator", "honoured", "in jax.numpy; also print_mask, calculate_mask_sparsity, make_attention_mask_specs"),
         Row("kvax.utils", "honoured", "FlashAttentionParamsConfig, PADDING_SEGMENT_ID, attention_specs, (un)permute_tokens_context_parallelism; and of its modules what they have"),
-        Row("kvax.utils.benchmarking", "honoured", "inputs, timing and comparison"),
+        Row("kvax.utils.benchmarking", "honoured", "inputs, timing and comparison; benchmarks.py is `python -m fovea bench mha` and its kin"),
         Row("kvax.ops.ring_attention_sketch, kernels of kvax.ops.flash_attention_triton", "refused", "not there: ModuleNotFoundError, AttributeError"),
         Row("jax.checkpoint", "honoured", 'out and lse are named "attention_outputs"'),
     ),

@@ -17,12 +17,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .. import _abi
 from .._forward import ScoreMod, _number
-from .._joined import mask_program, score_program
+from .._joined import score_program
 from .._programs import Program, mask_mod
 from ..errors import InvalidArgument
-from ..parallel import Range, ShardPlan
+from ..parallel import ShardPlan
 from . import _rows
 from ._attention import _traced, _with_arrays, array_of
+from ._device_plan import DevicePlan, device_plan
 from ._primitives import LSE_NAME, OUT_NAME
 from ._rows import Gradients, Rows
 from ._sharding import alike
@@ -64,11 +65,6 @@ def _sum(parts: Sequence[Array]) -> Array:
     return functools.reduce(operator.add, parts)
 
 
-def _places(ranges: list[Range]) -> Any:
-    """Positions of these tokens."""
-    return np.concatenate([np.arange(begin, end, dtype=np.int32) for begin, end in ranges] or [np.empty(0, np.int32)])
-
-
 # ---- What a call says ----
 
 
@@ -91,9 +87,8 @@ class _Features(NamedTuple):
 class _Engine:
     """One scheme, within one call."""
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, features: _Features) -> None:
+    def __init__(self, shards: DevicePlan, ranks: _Ranks, features: _Features) -> None:
         self.shards, self.ranks, self.features = shards, ranks, features
-        self.table = np.asarray(shards.permutation(), np.int32).reshape(ranks.size, -1)
 
     def words(
         self, batch: int, q_places: Array | None, kv_places: Array | None, heads: tuple[Any, Any], sinks: Array | None
@@ -139,17 +134,14 @@ class _Engine:
 class _Gathering(_Engine):
     """all_gather and head_group_all_gather: whole keys, in parts of the heads, which XLA may gather while it attends to another."""
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, features: _Features, is_invariant: bool) -> None:
+    def __init__(self, shards: DevicePlan, ranks: _Ranks, features: _Features, is_invariant: bool) -> None:
         super().__init__(shards, ranks, features)
         self._is_invariant = is_invariant
-        self._own_places = ranks.own(self.table)
-        order = self.table.reshape(-1)
-        self._order = None if (order == np.arange(len(order))).all() else order
+        self._own_places = ranks.own(shards.table)
 
     def _whole(self, x: Array) -> Array:
         """The sequence in its own order: no bits then depend on who had which token."""
-        gathered = self.ranks.gather(x)
-        return gathered if self._order is None else jnp.take(gathered, np.argsort(self._order), axis=1, unique_indices=True)
+        return self.shards.restore(self.ranks.gather(x))
 
     def _keys(self, k: Array, v: Array) -> Iterator[tuple[slice, tuple[Any, Any], Array, Array]]:
         """Each part of the heads: its query heads, its first heads, its keys and values."""
@@ -200,7 +192,7 @@ class _Gathering(_Engine):
 
     def _returned(self, x: Array) -> Array:
         """The sum of what every rank has for this rank's tokens."""
-        return self.ranks.sum_of_parts(x if self._order is None else jnp.take(x, self._order, axis=1, unique_indices=True))
+        return self.ranks.sum_of_parts(self.shards.permute(x))
 
 
 def _of_heads(rows: Rows, part: slice) -> Rows:
@@ -209,42 +201,14 @@ def _of_heads(rows: Rows, part: slice) -> Rows:
 
 
 class _NeededOnly(_Engine):
-    """Tiles of keys that a device's rows see; sums of their gradients go back to those who have them.
+    """Tiles of keys that a device's rows see; sums of their gradients go back to those who have them."""
 
-    Devices need different numbers of keys from one another, but messages of one exchange have one size: there is an exchange for each
-    distance between ranks, as large as its largest message, and none where nobody needs anything. What fills up is masked.
-    """
-
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, features: _Features) -> None:
-        super().__init__(shards, ranks, features)
+    def __init__(self, shards: DevicePlan, ranks: _Ranks, features: _Features) -> None:
         # Keys that fill up have no place in the sequence.
         is_there = mask_mod("kv_idx < seqlen_kv")
-        self.features = features._replace(mask=is_there if features.mask is None else features.mask & is_there)
-        size, length = ranks.size, shards.seqlen // ranks.size
-        owner_of, local_of = (np.empty(shards.seqlen, np.int64) for _ in range(2))
-        owner_of[self.table.reshape(-1)], local_of[self.table.reshape(-1)] = divmod(np.arange(shards.seqlen), length)
-        needed = [_places(shards.needed_kv(rank)) for rank in range(size)]
-        # By distance what each rank sends to the one that is so far behind it.
-        self._sent: dict[int, Array] = {}
-        arrived: list[list[Any]] = [[] for _ in range(size)]
-        for distance in range(size):
-            of_rank = [tokens[owner_of[tokens] == (rank - distance) % size] for rank, tokens in enumerate(needed)]
-            largest = max(map(len, of_rank))
-            if distance == 0:
-                largest = max(largest, 1)  # a call has a key, if one that nobody sees
-            if largest == 0:
-                continue
-            sent = np.zeros((size, largest), np.int32)
-            for rank, tokens in enumerate(of_rank):
-                sent[(rank - distance) % size, : len(tokens)] = local_of[tokens]
-                arrived[rank].append(np.pad(tokens, (0, largest - len(tokens)), constant_values=shards.seqlen))
-            self._sent[distance] = ranks.own(sent)
-        tokens = np.array([np.concatenate(parts) for parts in arrived])
-        # Attended to in the order of the sequence, what fills up behind it.
-        order = np.argsort(tokens, axis=1, kind="stable")[:, : max(1, *map(len, needed))]
-        self._order, self._num_arrived = ranks.own(order.astype(np.int32)), tokens.shape[1]
-        self._kv_places = ranks.own(np.take_along_axis(tokens, order, 1).astype(np.int32))
-        self._own_places = ranks.own(self.table)
+        super().__init__(shards, ranks, features._replace(mask=is_there if features.mask is None else features.mask & is_there))
+        self._sent = {distance: ranks.own(sent) for distance, sent in zip(shards.distances, shards.sent)}
+        self._own_places, self._order, self._kv_places = map(ranks.own, (shards.table, shards.order, shards.kv_places))
 
     def _fetched(self, x: Array) -> Array:
         arrived = [self.ranks.pass_on(jnp.take(x, places, axis=1), distance) for distance, places in self._sent.items()]
@@ -252,8 +216,9 @@ class _NeededOnly(_Engine):
 
     def _returned(self, x: Array, like: Array) -> Array:
         """The sum of what others have for this rank's keys; of what filled up it is 0."""
-        arrived = jnp.zeros((x.shape[0], self._num_arrived, *x.shape[2:]), x.dtype).at[:, self._order].set(x, unique_indices=True)
-        ends = np.cumsum([places.shape[0] for places in self._sent.values()])[:-1]
+        sizes = [places.shape[0] for places in self._sent.values()]
+        arrived = jnp.zeros((x.shape[0], sum(sizes), *x.shape[2:]), x.dtype).at[:, self._order].set(x, unique_indices=True)
+        ends = np.cumsum(sizes)[:-1]
         total = jnp.zeros(like.shape, x.dtype)
         for (distance, places), part in zip(self._sent.items(), jnp.split(arrived, ends, axis=1)):
             total = total.at[:, places].add(self.ranks.pass_on(part, -distance))
@@ -276,18 +241,12 @@ class _HeadsAndRing(_Engine):
     A ring has groups of one rank, ulysses one group. Keys of a group are those of its tokens, of this rank's heads.
     """
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, features: _Features) -> None:
+    def __init__(self, shards: DevicePlan, ranks: _Ranks, features: _Features) -> None:
         super().__init__(shards, ranks, features)
         self._head_ranks = shards.head_ranks
         self._num_groups = ranks.size // shards.head_ranks
         self._group = ranks.rank // shards.head_ranks
-        self._row_places = [_places(shards.rows(group * shards.head_ranks)) for group in range(self._num_groups)]
-        # Of every group alike: the heads of its ranks, one rank's behind the other's.
-        partners = range(shards.head_ranks)
-        self._heads = {
-            "q": np.concatenate([_places([shards.q_heads(rank)]) for rank in partners]),
-            "kv": np.concatenate([_places([shards.kv_heads(rank)]) for rank in partners]),
-        }
+        self._heads = {"q": np.array(shards.q_heads), "kv": np.array(shards.kv_heads)}
 
     # Tokens for heads, and back.
 
@@ -323,7 +282,7 @@ class _HeadsAndRing(_Engine):
         """Of the keys that arrive in a step, those of a group so far before this one."""
         q_places = kv_places = None
         if self._num_groups > 1:
-            table = jnp.asarray(np.stack(self._row_places))
+            table = jnp.asarray(self.shards.table).reshape(self._num_groups, -1)
             q_places, kv_places = table[self._group], table[(self._group - step) % self._num_groups]
         firsts = (None, None) if self._head_ranks == 1 else (self._own_heads("q")[0], self._own_heads("kv")[0])
         # A sink joins one partial result, and with it the whole.
@@ -378,7 +337,7 @@ def _merged(out: Array, lse: Array, other_out: Array, other_lse: Array) -> tuple
     return weighted(out, lse) + weighted(other_out, other_lse), whole
 
 
-def _engine_of(shards: ShardPlan, ranks: _Ranks, features: _Features, deterministic: bool) -> _Engine:
+def _engine_of(shards: DevicePlan, ranks: _Ranks, features: _Features, deterministic: bool) -> _Engine:
     if shards.scheme in ("all_gather", "head_group_all_gather"):
         return _Gathering(shards, ranks, features, deterministic)
     if shards.scheme == "needed_only":
@@ -389,7 +348,7 @@ def _engine_of(shards: ShardPlan, ranks: _Ranks, features: _Features, determinis
 # ---- The call ----
 
 
-def _check_shapes(shards: ShardPlan, axis_name: str, arrays: Sequence[Array]) -> None:
+def _check_shapes(shards: DevicePlan, axis_name: str, arrays: Sequence[Array]) -> None:
     try:
         size = int(jax.lax.psum(1, axis_name))
     except NameError:
@@ -404,15 +363,11 @@ def _check_shapes(shards: ShardPlan, axis_name: str, arrays: Sequence[Array]) ->
             )
 
 
-def _tensors_of(program: Program | None) -> tuple[Array, ...]:
-    return () if program is None else program.tensors
-
-
 def context_parallel_attention(
     q: Array,
     k: Array,
     v: Array,
-    shards: ShardPlan,
+    shards: ShardPlan | DevicePlan,
     *,
     axis_name: str,
     batch_axis: str | None = None,
@@ -436,8 +391,9 @@ def context_parallel_attention(
         This device's tokens, of a sequence in the order of the plan: ``shards.permute(whole)``.
     k : array, [batch, seqlen // world_size, num_heads_kv, head_dim_qk]
     v : array, [batch, seqlen // world_size, num_heads_kv, head_dim_v]
-    shards : ShardPlan
-        Of `fovea.parallel.context_parallel_plan`: scheme, ranks and mask; a constant of the compiled program.
+    shards : ShardPlan or DevicePlan
+        Of `fovea.parallel.context_parallel_plan`: scheme, ranks and mask; a constant of the compiled program. `device_plan` makes an
+        argument of it, so that other documents are not compiled anew.
     axis_name : str
         The axis of the mesh, of as many devices as the plan has ranks.
     batch_axis : str, optional
@@ -469,35 +425,35 @@ def context_parallel_attention(
     >>> out = jax.shard_map(attend, mesh=mesh, in_specs=P(None, "context"), out_specs=P(None, "context"))(q, k, v)
     """
     arrays = [array_of(x, name, _FUNCTION) for name, x in zip("qkv", (q, k, v))]
-    _check_shapes(shards, axis_name, arrays)
+    plan = device_plan(shards) if isinstance(shards, ShardPlan) else shards
+    _check_shapes(plan, axis_name, arrays)
     scale, softcap = (None if x is None else _number(x, name, _FUNCTION) for name, x in (("scale", scale), ("softcap", softcap)))
     named = (("bias", bias), ("alibi", alibi), ("sinks", sinks))
     bias, alibi, sinks = (None if x is None else array_of(x, name, _FUNCTION) for name, x in named)
     score = _with_arrays(score_program(bias, alibi, _traced(score_mod, _abi.SCORE_MOD)))
-    mask = _with_arrays(mask_program(shards.mask_words))
 
-    def engine_of(of_score: tuple[Array, ...], of_mask: tuple[Array, ...]) -> _Engine:
-        here = [program and program._rebound(tensors) for program, tensors in ((score, of_score), (mask, of_mask))]
-        features = _Features(here[0], here[1], scale, softcap, batch_axis)
-        return _engine_of(shards, _Ranks(axis_name, shards.world_size), features, deterministic)
+    def engine_of(plan: DevicePlan, of_score: tuple[Array, ...]) -> _Engine:
+        here = score and score._rebound(of_score)
+        features = _Features(here, _with_arrays(plan.mask_program()), scale, softcap, batch_axis)
+        return _engine_of(plan, _Ranks(axis_name, plan.world_size), features, deterministic)
 
-    def fwd(q: Array, k: Array, v: Array, sinks: Array, of_score: Any, of_mask: Any) -> tuple[Any, Any]:
-        out, lse = engine_of(of_score, of_mask).forward(q, k, v, sinks)
+    def fwd(q: Array, k: Array, v: Array, sinks: Array, of_score: Any, plan: DevicePlan) -> tuple[Any, Any]:
+        out, lse = engine_of(plan, of_score).forward(q, k, v, sinks)
         out, lse = checkpoint_name(out, OUT_NAME), checkpoint_name(lse, LSE_NAME)
-        return (out, lse) if return_lse else out, (q, k, v, sinks, of_score, of_mask, out, lse)
+        return (out, lse) if return_lse else out, (q, k, v, sinks, of_score, plan, out, lse)
 
     def bwd(saved: Any, cotangents: Any) -> tuple[Any, ...]:
-        q, k, v, sinks, of_score, of_mask, out, lse = saved
+        q, k, v, sinks, of_score, plan, out, lse = saved
         dout, dlse = cotangents if return_lse else (cotangents, None)
-        made = engine_of(of_score, of_mask).backward(Rows(q, out, lse, dout, dlse), k, v, sinks)
+        made = engine_of(plan, of_score).backward(Rows(q, out, lse, dout, dlse), k, v, sinks)
         plain = [x.astype(like.dtype) for x, like in ((made.dq, q), (made.dk, k), (made.dv, v))]
         of_captured = tuple(made.captured.get(name) for name in (() if score is None else score.tensor_names))
         return (*plain, made.dsinks, of_captured, None)
 
     attend = jax.custom_vjp(lambda *args: fwd(*args)[0])
     attend.defvjp(fwd, bwd)
-    of_score, of_mask = _tensors_of(score), _tensors_of(mask)
+    of_score = () if score is None else score.tensors
     of_sinks = () if sinks is None else (sinks.astype(jnp.float32),)
-    q, k, v, *rest = alike((*arrays, *of_sinks, *of_score, *of_mask))
+    q, k, v, *rest = alike((*arrays, *of_sinks, *of_score))
     sinks = rest.pop(0) if of_sinks else None
-    return attend(q, k, v, sinks, tuple(rest[: len(of_score)]), tuple(rest[len(of_score) :]))
+    return attend(q, k, v, sinks, tuple(rest), plan)

@@ -166,6 +166,27 @@ def check_rounding() -> None:
     assert error < 1.05 * of_once, (error, of_once)
 
 
+def check_plans_of_one_structure() -> None:
+    """Other documents are an argument of the same program; needed_only's, too, where messages are as long."""
+    q, k, v = drawn(4)[:3]
+    for scheme in ("all_gather", "needed_only"):
+        compiled = 0
+
+        @jax.jit
+        def attend(q, k, v, shards):
+            nonlocal compiled
+            compiled += 1
+            call = functools.partial(fovea_jax.context_parallel_attention, axis_name="context")
+            out = mapped(4, call, in_specs=(P(None, "context"),) * 3 + (P(),))(*map(shards.permute, (q, k, v)), shards)
+            return shards.restore(out)
+
+        for ids in (IDS, IDS[::-1] if scheme == "all_gather" else np.where(IDS < 0, IDS, IDS + 5)):
+            shards = fovea_jax.device_plan(plan_of(scheme, {"causal": True, "segment_ids": ids}, 4, 4))
+            expected = fovea_jax.attention(q, k, v, causal=True, segment_ids=ids)
+            np.testing.assert_allclose(attend(q, k, v, shards), expected, rtol=1e-5, atol=1e-5, err_msg=scheme)
+        assert compiled == 1, scheme
+
+
 def main() -> None:
     cases = CASES
     if os.environ.get("FOVEA_TEST_LONG"):
@@ -174,6 +195,7 @@ def main() -> None:
     assert sum(ran) > len(cases) // 2 and (cases is not CASES or all(ran)), ran
     check_features()
     check_rounding()
+    check_plans_of_one_structure()
 
 
 if __name__ == "__main__":

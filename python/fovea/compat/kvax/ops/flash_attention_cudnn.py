@@ -36,10 +36,13 @@ def create_cudnn_attn_mask(query_segment_ids: Any, kv_segment_ids: Any) -> Any:
 def _part(scale: float, is_causal: bool, skip_pad_tokens: bool, q: Any, k: Any, v: Any, q_ids: Any, kv_ids: Any, mask: Any = None) -> Any:
     lengths = [(ids != PADDING_SEGMENT_ID).sum(1, dtype=jnp.int32) if skip_pad_tokens else None for ids in (q_ids, kv_ids)]
     on_gpu = jax.default_backend() == "gpu" and q.dtype != jnp.float32
-    return jax.nn.dot_product_attention(
+    head_dim_v, width = v.shape[-1], max(q.shape[-1], v.shape[-1])  # JAX has one head dim for all
+    q, k, v = (jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),)) for x in (q, k, v))
+    out = jax.nn.dot_product_attention(
         q, k, v, mask=mask, scale=scale, is_causal=is_causal, query_seq_lengths=lengths[0], key_value_seq_lengths=lengths[1],
         implementation="cudnn" if on_gpu else None,
     )  # fmt: skip
+    return out[..., :head_dim_v]
 
 
 def flash_attention_cudnn(
