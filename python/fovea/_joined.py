@@ -38,3 +38,27 @@ def score_program(bias: Array | None, alibi: Array | None, score_mod: ScoreMod |
     if score_mod is not None:
         parts.append(_programs.score_mod(score_mod))
     return functools.reduce(operator.or_, parts) if parts else None
+
+
+def places_in_whole(
+    q_places: Array | None, kv_places: Array | None, seqlen: int, firsts: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """What variables are in the whole problem where a call has some rows, keys or heads of it, and what that reads: for `Program.placed`.
+
+    `q_places` and `kv_places` are positions of rows and keys, None where they are indices; `firsts` has the first head or sequence by
+    variable, None where that is 0.
+    """
+    places: dict[str, str] = {}
+    captures: dict[str, Any] = {}
+    for variable, there in (("q", q_places), ("kv", kv_places)):
+        if there is not None:
+            places[f"{variable}_idx"] = f"{variable}_places[{variable}_idx]"
+            captures[f"{variable}_places"] = there
+    if places:
+        places["seqlen_q"] = places["seqlen_kv"] = "whole_seqlen"
+        captures["whole_seqlen"] = seqlen
+    for variable, first in firsts.items():
+        if first is not None:
+            places[variable] = f"({variable} + first_{variable})"
+            captures[f"first_{variable}"] = first
+    return places, captures

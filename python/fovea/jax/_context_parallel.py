@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from .. import _abi
 from .._forward import ScoreMod, _number
-from .._joined import score_program
+from .._joined import places_in_whole, score_program
 from .._programs import Program, mask_mod
 from ..errors import InvalidArgument
 from ..parallel import ShardPlan
@@ -95,22 +95,11 @@ class _Engine:
     ) -> dict[str, Any]:
         """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem. `heads` are the first
         query head and the first kv head, None for those that are the first anyway."""
-        places: dict[str, str] = {}
-        captures: dict[str, Any] = {}
-        for variable, there in (("q", q_places), ("kv", kv_places)):
-            if there is not None:
-                places[f"{variable}_idx"] = f"{variable}_places[{variable}_idx]"
-                captures[f"{variable}_places"] = there
-        if places:
-            places["seqlen_q"] = places["seqlen_kv"] = "whole_seqlen"
-            captures["whole_seqlen"] = self.shards.seqlen
         firsts: dict[str, Any] = dict(zip(("q_head", "kv_head"), heads))
         if self.features.batch_axis is not None:
             firsts["batch"] = jax.lax.axis_index(self.features.batch_axis) * batch
-        for variable, first in firsts.items():
-            if first is not None:
-                places[variable] = f"({variable} + first_{variable})"
-                captures[f"first_{variable}"] = jnp.asarray(first, jnp.int32)
+        firsts = {variable: None if first is None else jnp.asarray(first, jnp.int32) for variable, first in firsts.items()}
+        places, captures = places_in_whole(q_places, kv_places, self.shards.seqlen, firsts)
 
         def placed(program: Program | None) -> Program | None:
             return program if program is None or not places else program.placed(places, captures)
@@ -211,8 +200,8 @@ class _NeededOnly(_Engine):
         self._own_places, self._order, self._kv_places = map(ranks.own, (shards.table, shards.order, shards.kv_places))
 
     def _fetched(self, x: Array) -> Array:
-        arrived = [self.ranks.pass_on(jnp.take(x, places, axis=1), distance) for distance, places in self._sent.items()]
-        return jnp.take(jnp.concatenate(arrived, 1), self._order, axis=1)
+        arrived = [self.ranks.pass_on(jnp.take(x, places, axis=1, mode="clip"), distance) for distance, places in self._sent.items()]
+        return jnp.take(jnp.concatenate(arrived, 1), self._order, axis=1, mode="clip")
 
     def _returned(self, x: Array, like: Array) -> Array:
         """The sum of what others have for this rank's keys; of what filled up it is 0."""
@@ -260,7 +249,7 @@ class _HeadsAndRing(_Engine):
         """[batch, own tokens, all heads, ...] to [batch, tokens of the group, this rank's heads, ...]."""
         if self._head_ranks == 1:
             return x
-        return self._exchange(jnp.take(x, self._heads[heads], axis=2), 2, 1)
+        return self._exchange(jnp.take(x, self._heads[heads], axis=2, mode="clip"), 2, 1)
 
     def _to_tokens(self, x: Array, heads: str) -> Array:
         """The way back; a kv head that several ranks computed with is summed, in their order."""

@@ -19,7 +19,7 @@ from .._arrays import framework_of
 from .._attention import attention, backward_template
 from .._cache import merge_states
 from .._forward import ScoreMod, gather, resolved
-from .._joined import mask_program, score_program
+from .._joined import mask_program, places_in_whole, score_program
 from .._library import address_of
 from .._programs import Program
 from ..errors import InvalidArgument
@@ -218,19 +218,8 @@ class _Engine:
         self, features: _Features, q_places: Tensor | None, kv_places: Tensor | None, heads: _Heads, sinks: Tensor | None
     ) -> dict[str, Any]:
         """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem."""
-        places: dict[str, str] = {}
-        captures: dict[str, Any] = {}
-        for variable, there in (("q", q_places), ("kv", kv_places)):
-            if there is not None:
-                places[f"{variable}_idx"] = f"{variable}_places[{variable}_idx]"
-                captures[f"{variable}_places"] = there
-        if places:
-            places["seqlen_q"] = places["seqlen_kv"] = "whole_seqlen"
-            captures["whole_seqlen"] = self.shards.seqlen
-        for variable, (first, _) in zip(("q_head", "kv_head"), heads):
-            if first:
-                places[variable] = f"({variable} + first_{variable})"
-                captures[f"first_{variable}"] = first
+        firsts = {variable: first or None for variable, (first, _) in zip(("q_head", "kv_head"), heads)}
+        places, captures = places_in_whole(q_places, kv_places, self.shards.seqlen, firsts)
         mask, score = self._mask, features.score
         if places and mask is not None:
             key = (id(q_places), id(kv_places), heads)  # places live as long as the engine

@@ -92,13 +92,13 @@ def _heads_of_keys(call: Call, num_heads_q: int, num_heads_kv: int) -> Any:
 def _forward_part(call: Call, q: Any, k: Any, v: Any, tokens: dict[str, Any]) -> tuple[Any, Any]:
     heads = _heads_of_keys(call, q.shape[2], k.shape[2])
     if heads is not None:
-        k, v = (jnp.take(x, heads, axis=2) for x in (k, v))
+        k, v = (jnp.take(x, heads, axis=2, mode="clip") for x in (k, v))
     return _rows.attend(_FUNCTION, q, k, v, _features(call, tokens, q.shape[1]))
 
 
 def _backward_part(call: Call, q: Any, k: Any, v: Any, tokens: dict[str, Any], out: Any, lse: Any, dout: Any) -> tuple[Any, Any, Any]:
     heads = _heads_of_keys(call, q.shape[2], k.shape[2])
-    own_k, own_v = (k, v) if heads is None else (jnp.take(x, heads, axis=2) for x in (k, v))
+    own_k, own_v = (k, v) if heads is None else (jnp.take(x, heads, axis=2, mode="clip") for x in (k, v))
     made = _rows.differentiate(_FUNCTION, _rows.Rows(q, out, lse, dout), own_k, own_v, _features(call, tokens, q.shape[1]))
 
     def summed(x: Any, like: Any) -> Any:
