@@ -6,6 +6,7 @@ f32, so that no bits depend on who was first.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any, Iterator, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,7 +23,7 @@ from .._forward import ScoreMod, gather, resolved
 from .._joined import mask_program, places_in_whole, score_program
 from .._library import address_of
 from .._programs import Program
-from ..errors import InvalidArgument
+from ..errors import DeviceError, InvalidArgument
 from ..parallel import Range, ShardPlan
 
 _FUNCTION = "context_parallel_attention"
@@ -32,6 +33,16 @@ _Heads = tuple[Range, Range]  # query heads, kv heads
 
 
 # ---- Ranks ----
+
+
+@contextlib.contextmanager
+def _exchange() -> Iterator[None]:
+    """What fails in an exchange, by the backend or by the group's timeout, as an error of the call."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"{_FUNCTION}: an exchange with other ranks failed; has one of them ended or raised an error? {reason}") from error
 
 
 class _Ranks:
@@ -46,7 +57,9 @@ class _Ranks:
         """[n, ...] of every rank as [size * n, ...], once it is waited for."""
         x = x.contiguous()
         whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        return _Pending([dist.all_gather_into_tensor(whole, x, group=self.group, async_op=True)], whole, [x])
+        with _exchange():
+            works = [dist.all_gather_into_tensor(whole, x, group=self.group, async_op=True)]
+        return _Pending(works, whole, [x])
 
     def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> _Pending:
         """Sends one tensor to each rank and fills one from each; what is a rank's own is handed over."""
@@ -61,7 +74,9 @@ class _Ranks:
             if peer != self.rank and x.numel()
         ]
         received = {**incoming, self.rank: sent[self.rank]} if self.rank in sent else incoming
-        return _Pending(dist.batch_isend_irecv(works) if works else [], received, list(sent.values()))
+        with _exchange():
+            begun = dist.batch_isend_irecv(works) if works else []
+        return _Pending(begun, received, list(sent.values()))
 
 
 class _Pending:
@@ -72,8 +87,9 @@ class _Pending:
         self._sent = sent  # alive until they are read
 
     def wait(self) -> Any:
-        for work in self._works:
-            work.wait()
+        with _exchange():
+            for work in self._works:
+                work.wait()
         self._sent = []
         return self._result
 
@@ -605,7 +621,8 @@ def _facts(shards: ShardPlan, tensors: tuple[Any, ...], words: dict[str, Any]) -
 def _agree(ranks: _Ranks, facts: dict[str, str], problem: str) -> None:
     """The same error on every rank where one of them has another problem, or none that can run."""
     told: list[Any] = [None] * ranks.size
-    dist.all_gather_object(told, (facts, problem), group=ranks.group)
+    with _exchange():
+        dist.all_gather_object(told, (facts, problem), group=ranks.group)
     for rank, (_, found) in enumerate(told):
         if found:
             raise InvalidArgument(f"{_FUNCTION}: rank {rank}: {found}")
@@ -672,6 +689,8 @@ def context_parallel_attention(
     InvalidArgument
         On every rank, where ranks do not have one problem (plan, shapes, dtypes, programs, keywords) or one of them has none that can
         run: the message names the rank. Ranks agree at the first call of each problem with a plan; later calls exchange no words.
+    DeviceError
+        An exchange failed, as where a rank has ended: by the group's timeout, or sooner if its backend notices.
 
     Examples
     --------

@@ -42,6 +42,12 @@ def test_every_mask_and_head_count_equals_one_rank(results, scheme) -> None:
     assert {name: wrong for name, wrong in cases.items() if wrong} == {}
 
 
+def test_ranks_are_told_that_one_has_ended(results) -> None:
+    assert len(results["survivors"]) == 3
+    for error in results["survivors"]:
+        assert "an exchange with other ranks failed; has one of them ended" in error
+
+
 @pytest.mark.parametrize(
     "what, text",
     [
