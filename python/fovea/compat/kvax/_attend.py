@@ -31,7 +31,6 @@ class Call(NamedTuple):
     of_q: PartitionSpec
     of_kv: PartitionSpec
     scale: float
-    block_size: int  # of queries, of which `first_keys` and `end_keys` speak
     is_sequential: bool
     is_permuted: bool
 
@@ -70,9 +69,8 @@ def _features(call: Call, tokens: dict[str, Any], num_rows: int) -> dict[str, An
     else:
         features |= {"causal": True, "align": "top_left"}
     if "first_keys" in tokens:
-        row = f"[batch, q_idx // {call.block_size}]"
         bounds = {name: tokens[name] for name in ("first_keys", "end_keys")}
-        parts.append(mask_mod(f"kv_idx >= first_keys{row} && kv_idx < end_keys{row}", **bounds))
+        parts.append(mask_mod("kv_idx >= first_keys[batch, q_idx] && kv_idx < end_keys[batch, q_idx]", **bounds))
     if parts:
         features["mask_mod"] = functools.reduce(lambda one, other: one & other, parts)
     return features
@@ -167,6 +165,19 @@ def _checked_mask(mask: Any, sizes: tuple[int, int], batch: int, num_rows: int) 
     return forward
 
 
+def _keys_of_rows(mask: Any, params: FlashAttentionParamsConfig, batch: int, seqlen: int, num_shards: int) -> dict[str, Any]:
+    """Of each query the first key of the blocks that its block visits, and the one behind the last; shards have whole blocks each."""
+    length = seqlen // num_shards
+    num_blocks = -(-length // params.query_block_size)
+    forward = _checked_mask(mask, (params.query_block_size, params.kv_block_size), batch, num_shards * num_blocks)
+
+    def of_rows(bounds: Any) -> Any:
+        keys = bounds.reshape(batch, num_shards, num_blocks) * params.kv_block_size
+        return jnp.repeat(keys, params.query_block_size, axis=2)[:, :, :length].reshape(batch, seqlen)
+
+    return {"first_keys": of_rows(forward.lower_bounds), "end_keys": of_rows(forward.upper_bounds)}
+
+
 def attend(
     q: Any, k: Any, v: Any, tokens: tuple[Any, Any, Any, Any], mask: Any, mesh: Any, specs: Optional[AttentionSpecs], scale: float,
     fwd_params: Optional[FlashAttentionParamsConfig], is_sequential: bool, is_permuted: bool,
@@ -182,13 +193,11 @@ def attend(
     fwd = fwd_params or get_default_flash_attention_params(backward=False)
     num_shards = num_query_shards(specs, mesh)
     if mask is not None:
-        num_blocks = num_shards * -(-(q.shape[1] // num_shards) // fwd.query_block_size)
-        forward = _checked_mask(mask, (fwd.query_block_size, fwd.kv_block_size), q.shape[0], num_blocks)
-        read["first_keys"], read["end_keys"] = (x[:, 0] * fwd.kv_block_size for x in (forward.lower_bounds, forward.upper_bounds))
+        read |= _keys_of_rows(mask, fwd, q.shape[0], q.shape[1], num_shards)
     is_permuted = is_permuted and num_shards > 1
     if is_permuted:
         k, v = apply_permutation((k, v), 2 * num_shards, reverse_permutation=True)
     whole = (None,) * 4
     of_q, of_kv = (PartitionSpec(*x) for x in ((whole, whole) if specs is None else (specs.query_specs, specs.kv_specs)))
-    call = Call(mesh, of_q, of_kv, float(scale), fwd.query_block_size, is_sequential, is_permuted)
+    call = Call(mesh, of_q, of_kv, float(scale), is_sequential, is_permuted)
     return _attention(call, q, k, v, read)
