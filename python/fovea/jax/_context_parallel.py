@@ -414,7 +414,7 @@ def context_parallel_attention(
     >>> out = jax.shard_map(attend, mesh=mesh, in_specs=P(None, "context"), out_specs=P(None, "context"))(q, k, v)
     """
     arrays = [array_of(x, name, _FUNCTION) for name, x in zip("qkv", (q, k, v))]
-    plan = device_plan(shards) if isinstance(shards, ShardPlan) else shards
+    plan = shards if isinstance(shards, DevicePlan) else device_plan(shards)
     _check_shapes(plan, axis_name, arrays)
     scale, softcap = (None if x is None else _number(x, name, _FUNCTION) for name, x in (("scale", scale), ("softcap", softcap)))
     named = (("bias", bias), ("alibi", alibi), ("sinks", sinks))

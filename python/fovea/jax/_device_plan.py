@@ -74,7 +74,7 @@ class DevicePlan:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Ranks, which the devices along an axis are."""
         return int(self.table.shape[0])
 
     def mask_program(self) -> Program | None:
@@ -183,11 +183,18 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     -------
     DevicePlan
 
+    Raises
+    ------
+    InvalidArgument
+        `shards` is no plan.
+
     Examples
     --------
     >>> shards = fovea.jax.device_plan(fovea.parallel.context_parallel_plan(spec, spec, world_size=8, causal=True, segment_ids=ids))
     >>> loss = jax.jit(train_step)(weights, tokens, shards)
     """
+    if not isinstance(shards, ShardPlan):
+        raise InvalidArgument(f"device_plan: shards is a {type(shards).__name__}; expected a ShardPlan")
     table = np.asarray(shards.permutation(), np.int32).reshape(shards.world_size, -1)
     none = np.zeros((shards.world_size, 0), np.int32)
     exchanges: dict[str, Any] = {"sent": (), "distances": (), "order": none, "kv_places": none}

@@ -36,7 +36,7 @@ MASKS = {
 }  # fmt: skip
 # Each scheme with few and with many ranks, each mask with several schemes.
 CASES = [
-    ("all_gather", "documents", 4, 3), ("all_gather", "window", 1, 1), ("head_group_all_gather", "heads", 4, 4), ("ring", "documents", 4, 8),
+    ("all_gather", "documents", 4, 3), ("all_gather", "window", 1, 1), ("head_group_all_gather", "heads", 4, 4), ("ring", "documents", 4, 3),
     ("ring", "nothing", 1, 2), ("ulysses", "heads", 4, 4), ("ulysses", "causal", 4, 8), ("hybrid", "documents", 4, 8), ("needed_only", "window", 4, 8),
     ("needed_only", "nothing", 1, 4), ("needed_only", "none", 4, 2),
 ]  # fmt: skip
@@ -67,6 +67,10 @@ def test_refusals() -> None:
         within(plan_of("all_gather", {}, 4, 2), *x)
     with pytest.raises(fovea.InvalidArgument, match=r"k has shape \(1, 48, 24, 4\); expected \[batch, 48, 4, head_dim\]"):
         within(plan, x[0], x[0], x[2])
+    with pytest.raises(fovea.InvalidArgument, match="shards is a str; expected a ShardPlan"):
+        within("causal", *x)
+    with pytest.raises(fovea.InvalidArgument, match=r"x has shape \(1, 48\); expected 48 tokens in dimension 0"):
+        fovea_jax.device_plan(plan).permute(jnp.zeros((1, SEQLEN)), dim=0)
     with pytest.raises(fovea.InvalidArgument, match="bias is a list"):
         within(plan, *x, bias=[0.0])
 
