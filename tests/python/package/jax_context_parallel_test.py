@@ -23,8 +23,8 @@ from jax.sharding import Mesh, PartitionSpec as P  # noqa: E402
 
 from jax_formula import draw  # noqa: E402
 
-# 24 heads divide among 1, 2, 3, 4 and 8 ranks. A rank of four has 12 rows: with as few as 8 the CPU would read them in another order
-# than the whole's (docs/design/contract.md).
+# 24 heads divide among 1, 2, 3, 4 and 8 ranks. A rank of four has 12 rows: with as few as 8 the CPU would read them in
+# another order than the whole's (docs/design/contract.md).
 BATCH, SEQLEN, HEADS, DIM, DIM_V = 2, 48, 24, 4, 8
 TENSORS = ("out", "lse", "dq", "dk", "dv")
 INVARIANT = ("all_gather", "head_group_all_gather", "ulysses")

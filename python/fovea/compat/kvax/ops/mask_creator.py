@@ -70,7 +70,7 @@ def _mask_of(queries: _Blocks, keys: _Blocks, skip_pad_tokens: bool, rows_are_ke
     is_full = is_visited & q.is_single() & kv.is_single() & (q.least_position >= kv.greatest_position)
     lower, upper = _bounds(is_visited)
     lower_full, upper_full = _bounds(is_full)
-    # Where full blocks do not lie together, as those of a document in several pieces, or there are none, all count as partial.
+    # Where full blocks do not lie together, as those of a document in several pieces, or there are none, all are partial.
     has_full = (upper_full > lower_full) & (is_full.sum(-1) == upper_full - lower_full)
     without = upper if rows_are_keys else lower
     lower_full, upper_full = (jnp.where(has_full, x, without) for x in (lower_full, upper_full))
