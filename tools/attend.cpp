@@ -362,7 +362,7 @@ void name_as_user_does(const Gradients& gradients, CheckResult& check) {
 /// Products of f16, which GPUs have, are held to what is allowed to those of bf16; AMX has f32 products as sums of bf16
 /// parts.
 reference::Products products_of(const Explanation& explanation) {
-  if (explanation.compute_dtype != "f32") return ComputeDtype::bf16;
+  if (explanation.compute_dtype.find("16") != std::string::npos) return ComputeDtype::bf16;
   return {ComputeDtype::f32, explanation.target == name(CpuTarget::amx_bf16)};
 }
 

@@ -193,12 +193,13 @@ void add_run_options(CommandLine& line, AttentionOptions& o) {
            [&o](const std::string& option, const std::string& text) {
              o.compute_dtype = parse_compute_dtype(option, text);
            });
-  line.add(
-      {"--target", "NAME", kRunGroup,
-       "auto (default), scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon; see fovea doctor"},
-      [&o](const std::string& option, const std::string& text) {
-        o.target = parse_target(option, text);
-      });
+  line.add({"--target", "NAME", kRunGroup,
+            "auto (default), scalar, avx2, avx512, avx512_bf16, amx_bf16, neon, and for --quant "
+            "avx512_vnni "
+            "or avx_vnni; see fovea doctor"},
+           [&o](const std::string& option, const std::string& text) {
+             o.target = parse_target(option, text);
+           });
   line.add_flag({"--deterministic", "", kRunGroup,
                  "the same bits in every run, for any number of threads (default)"},
                 [&o] { set_deterministic(true, o); });

@@ -46,6 +46,8 @@ constexpr const char* kExamples =
   Training: gradients alone; forward and backward together
     fovea bench --case backward_causal
     fovea bench --case gpt2_prefill --backward
+  Eight bits beside sixteen
+    fovea bench --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --quant int8
   A problem of your own:
     fovea bench --batch 1 --seqlen-q 4096 --num-heads-q 8 --head-dim 128 --dtype bf16 --causal
   On a GPU:
@@ -348,6 +350,25 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
   return rows;
 }
 
+/// Behind each forward call over tensors the same by a recipe.
+std::vector<Job> with_recipe(const std::vector<Job>& jobs, const BenchOptions& options) {
+  const Quantization& quant = options.jobs.attention.quant;
+  if (quant.is_none()) return jobs;
+  if (options.wants_backward)
+    bad_input("--quant: stands beside --backward, and gradients take no recipe");
+  std::vector<Job> both;
+  for (const Job& job : jobs) {
+    both.push_back(job);
+    both.back().options.quant = {};
+    if (job.page_size > 0 || job.is_backward) continue;
+    both.push_back(job);
+    both.back().options.quant = quant;
+  }
+  if (both.size() == jobs.size())
+    bad_input("--quant: these cases are gradients or read a cache; expected a forward call");
+  return both;
+}
+
 int list_cases(const std::vector<Case>& cases) {
   std::string text;
   for (const Case& problem : cases) text += fmt::format("{:<28} {}\n", problem.name, problem.why);
@@ -368,8 +389,10 @@ int bench(const BenchOptions& options) {
   if (options.wants_list) return list_cases(cases);
   OutputFiles files;
   if (options.json_file) files.add("--json", *options.json_file);
-  const std::vector<Job> jobs = options.wants_backward ? choose_gradient_jobs(options.jobs, cases)
-                                                       : choose_jobs(options.jobs, cases);
+  const std::vector<Job> jobs =
+      with_recipe(options.wants_backward ? choose_gradient_jobs(options.jobs, cases)
+                                         : choose_jobs(options.jobs, cases),
+                  options);
   KeptRun kept;
   if (options.against) {
     kept = read_kept(*options.against);
@@ -411,7 +434,9 @@ Timed timed_of(const Job& job, bool wants_training) {
 }
 
 std::string row_name(const Job& job, Timed timed) {
-  return job.name + (timed == Timed::training ? "+backward" : "");
+  const Quantization& quant = job.options.quant;
+  return job.name + (timed == Timed::training ? "+backward" : "") +
+         (quant.is_none() ? "" : " " + fovea::print(quant));
 }
 
 VisibleWork work_of(Timed timed, VisibleWork work) {
@@ -439,6 +464,7 @@ int run_bench(const std::vector<std::string>& words) {
   CommandLine line("fovea bench", kAbout, kExamples);
   add_bench_options(line, options);
   add_problem_options(line, options.jobs.attention);
+  add_quant_option(line, options.jobs.attention.quant);
   add_device_option(line, options.jobs.attention.device);
   add_sm_margin_option(line, options.jobs.attention.sm_margin);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;

@@ -43,7 +43,7 @@ struct Row {
 /// What of a job is timed: the call, its gradients, or both as a step of training takes them.
 enum class Timed : std::uint8_t { forward, backward, training };
 Timed timed_of(const Job& job, bool wants_training);
-/// "gpt2_prefill+backward" of a step of training.
+/// "gpt2_prefill+backward" of a step of training, "gpt2_prefill int8" of a recipe.
 std::string row_name(const Job& job, Timed timed);
 /// The work of what is timed, of its visible_work.
 VisibleWork work_of(Timed timed, VisibleWork work);

@@ -135,7 +135,9 @@ ComputeDtype parse_compute_dtype(std::string_view option, std::string_view text)
 CpuTarget parse_target(std::string_view option, std::string_view text) {
   if (text == "auto") return CpuTarget::automatic;
   const std::optional<CpuTarget> target = parse_cpu_target(text);
-  if (!target) refuse(option, text, "auto, scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon");
+  if (!target)
+    refuse(option, text,
+           "auto, scalar, avx2, avx512, avx512_bf16, amx_bf16, neon, avx512_vnni or avx_vnni");
   return *target;
 }
 

@@ -243,6 +243,8 @@ typedef enum fovea_cpu_target {
   FOVEA_CPU_AVX512_BF16 = 4,
   FOVEA_CPU_AMX_BF16 = 5,
   FOVEA_CPU_NEON = 6,
+  FOVEA_CPU_AVX512_VNNI = 7, /* recipes alone, as the next */
+  FOVEA_CPU_AVX_VNNI = 8,
 } fovea_cpu_target;
 
 /* Lies inside a struct, so it never grows; its padding never gets a meaning. */

@@ -18,6 +18,8 @@ namespace fovea {
 enum class ComputeDtype : std::uint8_t { automatic, f32, bf16 };
 
 /// Instruction set of the CPU kernels. `automatic` takes the best that this processor has (or FOVEA_CPU_TARGET).
+/// avx512_vnni and avx_vnni multiply int8 codes of a recipe and are for nothing else; avx512_bf16 and amx_bf16 multiply
+/// these in eight bits too.
 enum class CpuTarget : std::uint8_t {
   automatic,
   scalar,
@@ -25,7 +27,9 @@ enum class CpuTarget : std::uint8_t {
   avx512,
   avx512_bf16,
   amx_bf16,
-  neon
+  neon,
+  avx512_vnni,
+  avx_vnni
 };
 FOVEA_EXPORT std::string_view name(CpuTarget target);
 FOVEA_EXPORT std::optional<CpuTarget> parse_cpu_target(std::string_view name);

@@ -34,7 +34,17 @@ SCORE_MOD, MASK_MOD = 0, 1
 SCALAR_INT, SCALAR_FLOAT = 0, 1
 ALIGN = {"bottom_right": 0, "top_left": 1}
 COMPUTE_DTYPE = {"auto": 0, "f32": 1, "bf16": 2}
-CPU_TARGET = {"auto": 0, "scalar": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx_bf16": 5, "neon": 6}
+CPU_TARGET = {
+    "auto": 0,
+    "scalar": 1,
+    "avx2": 2,
+    "avx512": 3,
+    "avx512_bf16": 4,
+    "amx_bf16": 5,
+    "neon": 6,
+    "avx512_vnni": 7,
+    "avx_vnni": 8,
+}
 TEXT, JSON = 0, 1
 
 

@@ -193,8 +193,8 @@ def attention(
         Order of the dimensions of q, k, v and out.
     compute_dtype : {"auto", "f32", "bf16"}
         What products are made of.
-    cpu_target : {"auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon"}
-        Instruction set of the CPU kernels.
+    cpu_target : {"auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon", "avx512_vnni", "avx_vnni"}
+        Instruction set of the CPU kernels; the last two are for ``quant`` alone.
     deterministic : bool
         False allows a faster kernel whose bits may differ from run to run.
     sm_margin : int

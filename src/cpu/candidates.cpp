@@ -89,7 +89,6 @@ std::optional<Refusal> refuses(const ForwardProblem& f, const Candidate& candida
   return candidate.is_split ? refuses_split(f.problem) : refuses_product(f, target, wanted);
 }
 
-/// Panels per item: as many as share a tile well, but enough items for every worker. Never changes a bit.
 ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_threads) {
   ForwardSpec spec{.target = candidate.target,
                    .is_split = candidate.is_split,
@@ -99,11 +98,7 @@ ForwardSpec choose(const ForwardProblem& f, const Candidate& candidate, int num_
   const PanelKernels& kernels = forward_kernels(spec);
   // Tiles of AMX want whole strips; vectors take any keys, and a finer map costs more than it saves.
   if (kernels.product == Dtype::f32 && kernels.push == nullptr) spec.map_keys = kSubTileKeys / 2;
-  const std::size_t bytes = kernels.query_bytes(f.head_dim_qk) + kernels.output_bytes(f.head_dim_v);
-  const auto fitting = static_cast<std::int64_t>(kPanelBudget / bytes);
-  const std::int64_t panels = f.total_q * f.num_heads_q / spec.lanes;
-  spec.panels = std::min(panels_of_an_item(panels, num_threads),
-                         std::clamp(fitting, kLeastPanels, kMaxPanels));
+  spec.panels = panels_that_share(f, spec, num_threads);
   return spec;
 }
 
@@ -137,10 +132,20 @@ CpuTarget wanted_target(const ForwardProblem& f) {
   const auto target = parse_cpu_target(*env.cpu_target);
   if (!target) {
     throw InvalidArgument(fmt::format(
-        "FOVEA_CPU_TARGET is '{}'; expected scalar, avx2, avx512, avx512_bf16, amx_bf16 or neon",
+        "FOVEA_CPU_TARGET is '{}'; expected scalar, avx2, avx512, avx512_bf16, amx_bf16, neon, "
+        "avx512_vnni or avx_vnni",
         *env.cpu_target));
   }
   return *target;
+}
+
+std::int64_t panels_that_share(const ForwardProblem& f, const ForwardSpec& spec, int num_threads) {
+  const PanelKernels& kernels = forward_kernels(spec);
+  const std::size_t bytes = kernels.query_bytes(f.head_dim_qk) + kernels.output_bytes(f.head_dim_v);
+  const auto fitting = static_cast<std::int64_t>(kPanelBudget / bytes);
+  const std::int64_t panels = f.total_q * f.num_heads_q / spec.lanes;
+  return std::min(panels_of_an_item(panels, num_threads),
+                  std::clamp(fitting, kLeastPanels, kMaxPanels));
 }
 
 const PanelKernels& forward_kernels(const ForwardSpec& spec) {

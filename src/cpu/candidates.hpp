@@ -48,6 +48,10 @@ const PanelKernels& forward_kernels(const ForwardSpec& spec);
 /// The kernels of the same panels that take and give fp32 numbers step by step.
 const PanelKernels& plain_kernels(const ForwardSpec& spec);
 
+/// Panels of an item: as many as share a tile well, but enough items for every worker. Never changes a bit.
+std::int64_t panels_that_share(const ForwardProblem& problem, const ForwardSpec& spec,
+                               int num_threads);
+
 struct Refusal {
   std::string reason;
 };

@@ -19,6 +19,7 @@ namespace {
 
 struct Features {
   bool has_avx2 = false, has_avx512 = false, has_avx512_bf16 = false, has_amx_bf16 = false;
+  bool has_avx_vnni = false, has_avx512_vnni = false, has_amx_int8 = false;
   bool is_amd = false;
 };
 
@@ -47,8 +48,11 @@ Features detect() {
   f.has_avx512 = f.has_avx2 && (state & kZmm) == kZmm && bit(ext_b, 16) && bit(ext_b, 17) &&
                  bit(ext_b, 28) && bit(ext_b, 30) && bit(ext_b, 31);
   f.has_avx512_bf16 = f.has_avx512 && bit(sub_a, 5);
+  f.has_avx_vnni = f.has_avx2 && bit(sub_a, 4);
+  f.has_avx512_vnni = f.has_avx512 && bit(ext_c, 11);
   f.has_amx_bf16 =
       f.has_avx512_bf16 && (state & kTiles) == kTiles && bit(ext_d, 22) && bit(ext_d, 24);
+  f.has_amx_int8 = f.has_amx_bf16 && f.has_avx512_vnni && bit(ext_d, 25);
   return f;
 }
 
@@ -84,8 +88,19 @@ std::string_view missing_for(CpuTarget target) {
       return request_amx() ? "" : "the system refuses the use of AMX tiles";
     case CpuTarget::neon:
       return "the processor is not an Arm";
+    case CpuTarget::avx512_vnni:
+      return f.has_avx512_vnni ? "" : "the processor lacks AVX512-VNNI";
+    case CpuTarget::avx_vnni:
+      return f.has_avx_vnni ? "" : "the processor lacks AVX-VNNI";
   }
   return "unknown target";
+}
+
+std::string_view missing_for_codes(CpuTarget target) {
+  if (const std::string_view missing = missing_for(target); !missing.empty()) return missing;
+  if (target == CpuTarget::avx512_bf16) return missing_for(CpuTarget::avx512_vnni);
+  return target == CpuTarget::amx_bf16 && !features().has_amx_int8 ? "the processor lacks AMX-INT8"
+                                                                   : "";
 }
 
 CpuTarget best_f32_target() {
@@ -125,6 +140,8 @@ std::string_view missing_for(CpuTarget target) {
 #endif
   return "the processor is not an x86-64";
 }
+
+std::string_view missing_for_codes(CpuTarget target) { return missing_for(target); }
 
 CpuTarget best_f32_target() {
 #if defined(__aarch64__)

@@ -11,6 +11,9 @@ namespace fovea::cpu {
 /// Empty when the target runs here, else the reason in words ("the processor lacks AMX-BF16").
 std::string_view missing_for(CpuTarget target);
 
+/// The same where the target multiplies codes of eight bits: avx512_bf16 and amx_bf16 need more for it.
+std::string_view missing_for_codes(CpuTarget target);
+
 /// The best target that runs here for f32 products (avx512, avx2, neon or scalar).
 CpuTarget best_f32_target();
 

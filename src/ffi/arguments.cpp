@@ -29,6 +29,8 @@ static_assert(static_cast<int>(CpuTarget::avx512) == FOVEA_CPU_AVX512);
 static_assert(static_cast<int>(CpuTarget::avx512_bf16) == FOVEA_CPU_AVX512_BF16);
 static_assert(static_cast<int>(CpuTarget::amx_bf16) == FOVEA_CPU_AMX_BF16);
 static_assert(static_cast<int>(CpuTarget::neon) == FOVEA_CPU_NEON);
+static_assert(static_cast<int>(CpuTarget::avx512_vnni) == FOVEA_CPU_AVX512_VNNI);
+static_assert(static_cast<int>(CpuTarget::avx_vnni) == FOVEA_CPU_AVX_VNNI);
 
 // Ends of the fields that the first release had and that mean nothing when cut off.
 constexpr std::size_t kLeastArgsSize = offsetof(fovea_attention_forward_args, lse);
@@ -352,7 +354,7 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
 
   args.compute_dtype =
       read.enumerator<ComputeDtype>(c.compute_dtype, FOVEA_COMPUTE_BF16, "compute_dtype");
-  args.cpu_target = read.enumerator<CpuTarget>(c.cpu_target, FOVEA_CPU_NEON, "cpu_target");
+  args.cpu_target = read.enumerator<CpuTarget>(c.cpu_target, FOVEA_CPU_AVX_VNNI, "cpu_target");
   args.is_deterministic = !read.boolean(c.allows_nondeterminism, "allows_nondeterminism");
   args.sm_margin = c.sm_margin;
   if (c.workspace == nullptr && c.workspace_bytes > 0) {

@@ -26,8 +26,9 @@
 namespace fovea {
 namespace {
 
-constexpr CpuTarget kTargets[] = {CpuTarget::scalar,      CpuTarget::avx2,     CpuTarget::avx512,
-                                  CpuTarget::avx512_bf16, CpuTarget::amx_bf16, CpuTarget::neon};
+constexpr CpuTarget kTargets[] = {
+    CpuTarget::scalar,      CpuTarget::avx2,        CpuTarget::avx_vnni, CpuTarget::avx512,
+    CpuTarget::avx512_vnni, CpuTarget::avx512_bf16, CpuTarget::amx_bf16, CpuTarget::neon};
 
 std::vector<Description::Target> describe_targets() {
   std::vector<Description::Target> targets;

@@ -8,6 +8,7 @@
 #include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
+#include "cpu/quantized/attention_quantized.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
 #include "mask/block_map.hpp"
@@ -147,7 +148,9 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   if (cpu.candidate.empty()) return e;
   e.kernel = cpu::kernel_name(cpu);
   e.target = name(cpu.spec.target);
-  e.compute_dtype = name(cpu::forward_kernels(cpu.spec).product);
+  const Quantization& quant = f.problem.quant;
+  e.compute_dtype = quant.is_none() ? std::string(name(cpu::forward_kernels(cpu.spec).product))
+                                    : cpu::quantized_products(cpu, quant);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);

@@ -6,8 +6,9 @@
 namespace fovea {
 namespace {
 
-constexpr std::array<std::string_view, 7> kCpuTargets = {
-    "auto", "scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16", "neon"};
+constexpr std::array<std::string_view, 9> kCpuTargets = {"auto",   "scalar",      "avx2",
+                                                         "avx512", "avx512_bf16", "amx_bf16",
+                                                         "neon",   "avx512_vnni", "avx_vnni"};
 
 }  // namespace
 

@@ -18,8 +18,9 @@ namespace fovea::testing {
 
 namespace {
 
-constexpr CpuTarget kTargets[] = {CpuTarget::scalar,      CpuTarget::avx2,     CpuTarget::avx512,
-                                  CpuTarget::avx512_bf16, CpuTarget::amx_bf16, CpuTarget::neon};
+constexpr CpuTarget kTargets[] = {
+    CpuTarget::scalar,      CpuTarget::avx2,        CpuTarget::avx_vnni, CpuTarget::avx512,
+    CpuTarget::avx512_vnni, CpuTarget::avx512_bf16, CpuTarget::amx_bf16, CpuTarget::neon};
 
 /// A problem that says what a target does with a dtype; its size does not matter.
 Problem probe(CpuTarget target, Dtype dtype, ComputeDtype compute_dtype) {
@@ -43,6 +44,13 @@ std::optional<ComputeDtype> answer(CpuTarget target, Dtype dtype, ComputeDtype r
   } catch (const Unsupported&) {
   }
   return entry->second;
+}
+
+/// The same of a recipe: its codes are exact in every product, so that only inputs that it leaves alone are bf16.
+ComputeDtype product_of_recipe(const AttentionForward& args) {
+  const bool rounds_all = args.quant.qk != QuantFormat::none && args.quant.pv != QuantFormat::none;
+  const bool is_bf16 = explain(problem_of(args)).compute_dtype.find("bf16") != std::string::npos;
+  return is_bf16 && !rounds_all ? ComputeDtype::bf16 : ComputeDtype::f32;
 }
 
 constexpr std::size_t kGuardBytes = 256;
@@ -112,6 +120,16 @@ std::vector<CpuTarget> targets_for(Dtype dtype, ComputeDtype compute_dtype) {
   return supported;
 }
 
+std::vector<CpuTarget> targets_for(const Case& problem) {
+  if (problem.quant.is_none()) return targets_for(problem.dtype, problem.compute_dtype);
+  CaseMemory memory(problem);
+  std::vector<CpuTarget> supported;
+  for (const CpuTarget target : kTargets) {
+    if (!explain(problem_of(memory.args(target))).kernel.empty()) supported.push_back(target);
+  }
+  return supported;
+}
+
 ComputeDtype compute_dtype_on(CpuTarget target, Dtype dtype, ComputeDtype requested) {
   return answer(target, dtype, requested).value_or(ComputeDtype::f32);
 }
@@ -166,7 +184,7 @@ std::string difference_from_oracle(const Case& problem, const CompareOptions& op
   Judge judge(memory.args());
   const bool is_public = !options.run;
   std::vector<CpuTarget> targets = options.targets;
-  if (targets.empty() && is_public) targets = targets_for(problem.dtype, problem.compute_dtype);
+  if (targets.empty() && is_public) targets = targets_for(problem);
   if (targets.empty()) targets = {CpuTarget::scalar};
   std::string differences;
   for (const CpuTarget target : targets) {
@@ -181,8 +199,9 @@ std::string difference_from_oracle(const Case& problem, const CompareOptions& op
         options.run(args);
       }
       const ComputeDtype compute_dtype =
-          is_public ? compute_dtype_on(target, problem.dtype, problem.compute_dtype)
-                    : ComputeDtype::f32;
+          !is_public                ? ComputeDtype::f32
+          : problem.quant.is_none() ? compute_dtype_on(target, problem.dtype, problem.compute_dtype)
+                                    : product_of_recipe(args);
       found += judge.difference_of(args, compute_dtype) + memory.damage();
     } catch (const Error& error) {
       found += fmt::format("threw: {}\n", error.what());

@@ -30,6 +30,9 @@ struct CompareOptions {
 std::vector<CpuTarget> targets_for(Dtype dtype,
                                    ComputeDtype compute_dtype = ComputeDtype::automatic);
 
+/// Every target that runs this very problem.
+std::vector<CpuTarget> targets_for(const Case& problem);
+
 /// f32 or bf16: what this target multiplies in when asked for `requested`.
 ComputeDtype compute_dtype_on(CpuTarget target, Dtype dtype, ComputeDtype requested);
 

@@ -211,6 +211,8 @@ struct PanelKernels {
   /// state; scale_log2 > 0.
   void (*softmax)(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
                   const PanelState& state, const PanelDropout& dropout);
+  /// Probabilities in f32 become what accumulate wants, in place; null where they are it.
+  void (*pack_probabilities)(float* probabilities, std::int64_t num_keys) = nullptr;
   /// out[d][lane] = out[d][lane] * rescale[lane] + Σ_i values[range.begin + i][d] · probabilities[i][lane]; values hold
   /// tile_keys keys. Calls next.fetch once every value_block columns.
   void (*accumulate)(const void* values, std::int64_t tile_keys, KeyRange range,

@@ -347,15 +347,20 @@ FOVEA_AMX void scores(const void* queries, const KeyTile& keys, KeyRange range,
   }
 }
 
+/// Of probabilities in one part.
+void pack_probabilities(float* probabilities, std::int64_t num_keys) {
+  bf16::pack_probabilities(probabilities, num_keys, round_up(num_keys, kTileDepth));
+}
+
 template <int kInputParts>
 FOVEA_AMX void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
                        const PanelState& state, const PanelDropout& dropout) {
   panel_kernels(CpuTarget::avx512)
       ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout);
-  const std::int64_t padded = round_up(num_keys, kTileDepth);
   if constexpr (kInputParts == 1) {
-    bf16::pack_probabilities(scores, num_keys, padded);
+    pack_probabilities(scores, num_keys);
   } else {
+    const std::int64_t padded = round_up(num_keys, kTileDepth);
     std::fill(scores + num_keys * kLanes, scores + padded * kLanes, 0.0F);
     auto* pairs = reinterpret_cast<std::uint32_t*>(reinterpret_cast<std::byte*>(scores) +
                                                    Layout<kInputParts>::scores(num_keys));
@@ -576,6 +581,7 @@ PanelKernels make_kernels() {
   kernels.load_values = load_values<kInputParts>;
   kernels.scores = scores<kInputParts>;
   kernels.softmax = softmax<kInputParts>;
+  if (kInputParts == 1) kernels.pack_probabilities = pack_probabilities;
   kernels.accumulate = accumulate<kInputParts>;
   kernels.pipeline_bytes = Pipeline<kInputParts>::bytes;
   kernels.push = Pipeline<kInputParts>::push;

@@ -137,11 +137,15 @@ FOVEA_AVX512_BF16 void scores(const void* queries, const KeyTile& keys, KeyRange
   }
 }
 
+void pack_probabilities(float* probabilities, std::int64_t num_keys) {
+  bf16::pack_probabilities(probabilities, num_keys, round_up(num_keys, 2));
+}
+
 void softmax(float* scores, std::int64_t num_keys, int num_vectors, float scale_log2,
              const PanelState& state, const PanelDropout& dropout) {
   panel_kernels(CpuTarget::avx512)
       ->softmax(scores, num_keys, num_vectors, scale_log2, state, dropout);
-  bf16::pack_probabilities(scores, num_keys, round_up(num_keys, 2));
+  pack_probabilities(scores, num_keys);
 }
 
 /// kPairPitch: from one pair of keys to the next, in pairs of one lane.
@@ -200,6 +204,7 @@ PanelKernels make_kernels() {
   kernels.load_values = load_values;
   kernels.scores = scores;
   kernels.softmax = softmax;
+  kernels.pack_probabilities = pack_probabilities;
   kernels.accumulate = accumulate<kLanes>;
   return kernels;
 }

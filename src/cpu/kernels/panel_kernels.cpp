@@ -16,6 +16,7 @@ const PanelKernels* panel_kernels(CpuTarget target) {
   switch (target) {
 #if HWY_TARGETS & HWY_AVX3
     case CpuTarget::avx512:
+    case CpuTarget::avx512_vnni:  // for what is not multiplied as codes
       return &N_AVX3::f32_panel_kernels();
     case CpuTarget::avx512_bf16:
       return panel_kernels_avx512_bf16();
@@ -24,6 +25,7 @@ const PanelKernels* panel_kernels(CpuTarget target) {
 #endif
 #if HWY_TARGETS & HWY_AVX2
     case CpuTarget::avx2:
+    case CpuTarget::avx_vnni:
       return &N_AVX2::f32_panel_kernels();
 #endif
 #if HWY_TARGETS & HWY_NEON

@@ -5,13 +5,15 @@
 #include <span>
 #include <vector>
 
-#include "core/scalar_io.hpp"
 #include "quant/formats.hpp"
 #include "quant/groups.hpp"
 #include "quant/hadamard.hpp"
 
 namespace fovea::cpu {
 namespace {
+
+/// Rows that a task rounds, about: so many that what it finds out first costs nothing.
+constexpr std::int64_t kPieceRows = 512;
 
 std::size_t product_of(std::initializer_list<std::int64_t> sizes) {
   std::size_t product = 1;
@@ -23,136 +25,28 @@ std::int64_t total_kv(const ForwardProblem& f) {
   return f.is_varlen ? f.problem.k.shape[0] : f.num_sequences * f.seqlen_kv;
 }
 
-RowCodes carve_codes(Carver& carver, std::int64_t rows, std::int64_t heads, std::int64_t head_dim) {
-  return {.codes = carver.take<bfloat16>(product_of({rows, heads, head_dim})),
-          .scale = carver.take<float>(product_of({rows, heads})),
-          .is_plain = carver.take<std::uint8_t>(product_of({rows, heads}))};
+/// Tiles start with their sequence: a last one that is not full each.
+std::int64_t total_tiles(const ForwardProblem& f) {
+  return total_kv(f) / f.problem.quant.block_kv + f.num_sequences;
 }
 
-/// Rows of one head of one sequence in the caller's memory, as f32.
-class SourceRows {
- public:
-  SourceRows(const TensorView& view, std::int64_t batch, std::int64_t first, std::int64_t head)
-      : rows_(view), batch_(batch), first_(first), head_(head) {}
-
-  float at(std::int64_t n, std::int64_t d) const {
-    return load_scalar(rows_.at(batch_, first_ + n, head_), rows_.dtype, d * rows_.col_stride);
+RowCodes carve_codes(Carver& carver, std::int64_t rows, std::int64_t heads, std::int64_t head_dim,
+                     bool as_bytes) {
+  RowCodes codes{.num_rows = rows};
+  if (as_bytes) {
+    codes.bytes = carver.take<std::uint8_t>(
+        product_of({rows, heads, CodeProducts::pitch_of(head_dim)}) + CodeProducts::kReadBeyond);
+  } else {
+    codes.wide = carver.take<std::uint16_t>(product_of({rows, heads, head_dim}));
   }
-  /// False where a value is not finite.
-  bool load(std::int64_t n, std::span<float> row) const {
-    const std::byte* data = rows_.at(batch_, first_ + n, head_);
-    bool is_finite = true;
-    for (std::size_t d = 0; d < row.size(); ++d) {
-      row[d] = load_scalar(data, rows_.dtype, static_cast<std::int64_t>(d) * rows_.col_stride);
-      is_finite = is_finite && std::isfinite(row[d]);
-    }
-    return is_finite;
-  }
-
- private:
-  const Rows rows_;
-  const std::int64_t batch_, first_, head_;
-};
-
-/// The mean of `count` rows, row_of(0), row_of(1), ...; those that are not finite count as zeros.
-template <typename RowOf>
-void write_mean(const SourceRows& source, std::int64_t count, const RowOf& row_of,
-                std::span<float> mean) {
-  std::vector<double> sum(mean.size());
-  std::vector<float> row(mean.size());
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (!source.load(row_of(i), row)) continue;
-    for (std::size_t d = 0; d < row.size(); ++d) sum[d] += row[d];
-  }
-  for (std::size_t d = 0; d < mean.size(); ++d)
-    mean[d] = static_cast<float>(sum[d] / static_cast<double>(count));
+  codes.scale = carver.take<float>(product_of({rows, heads}));
+  codes.is_plain = carver.take<std::uint8_t>(product_of({rows, heads}));
+  return codes;
 }
 
 float to_dtype(float value, Dtype dtype) {
   if (dtype == Dtype::bf16) return static_cast<float>(bfloat16(value));
   return dtype == Dtype::f16 ? static_cast<float>(float16(value)) : value;
-}
-
-float greatest_of(std::span<const float> row) {
-  float greatest = 0;
-  for (const float x : row) greatest = std::max(greatest, std::fabs(x));
-  return greatest;
-}
-
-/// How rows of q or k of one head become codes.
-struct RowsToRound {
-  const Quantization& quant;
-  const SourceRows& source;
-  std::int64_t count = 0, head_dim = 0;
-  std::int64_t (*first_of_group)(const Quantization& quant, std::int64_t n) = nullptr;
-  float given_scale = 0;  // 0: measured
-};
-
-/// Where codes, scale and flag of row n lie; `pitch` rows of all heads apart.
-struct RoundedRows {
-  RowCodes to;
-  std::int64_t first = 0, pitch = 0, head = 0;
-
-  std::size_t at(std::int64_t n) const {
-    return static_cast<std::size_t>((first + n) * pitch + head);
-  }
-};
-
-/// Row n without its mean, rotated where the recipe says so. False: it is not finite.
-template <typename MeanOf>
-bool load_smoothed(const RowsToRound& rows, std::int64_t n, const MeanOf& mean_of,
-                   std::span<float> row) {
-  if (!rows.source.load(n, row)) return false;
-  const float* mean = mean_of(n);
-  if (mean != nullptr)
-    for (std::size_t d = 0; d < row.size(); ++d) row[d] -= mean[d];
-  if (rows.quant.hadamard) quant::rotate(row);
-  return true;
-}
-
-/// Scales first, of which a group has one: the greatest of each row, then of each group in the group's first row.
-template <typename MeanOf>
-void write_scales(const RowsToRound& rows, const MeanOf& mean_of, const RoundedRows& to) {
-  std::vector<float> row(static_cast<std::size_t>(rows.head_dim));
-  const float largest_code = rows.quant.qk == QuantFormat::int8 ? quant::kInt8Max : quant::kE4m3Max;
-  float* const scale = to.to.scale;
-  for (std::int64_t n = 0; n < rows.count; ++n) {
-    const bool is_finite = load_smoothed(rows, n, mean_of, row);
-    to.to.is_plain[to.at(n)] = is_finite ? 0 : 1;
-    scale[to.at(n)] = is_finite ? greatest_of(row) : 0;
-    float& of_group = scale[to.at(rows.first_of_group(rows.quant, n))];
-    of_group = std::max(of_group, scale[to.at(n)]);
-  }
-  for (std::int64_t n = 0; n < rows.count; ++n) {
-    const std::int64_t first = rows.first_of_group(rows.quant, n);
-    float& own = scale[to.at(n)];
-    if (rows.given_scale > 0) {
-      own = rows.given_scale;
-    } else {
-      own = first == n ? quant::scale_of(own, largest_code) : scale[to.at(first)];
-    }
-  }
-}
-
-template <typename MeanOf>
-void write_codes(const RowsToRound& rows, const MeanOf& mean_of, const RoundedRows& to) {
-  std::vector<float> row(static_cast<std::size_t>(rows.head_dim));
-  const bool is_int8 = rows.quant.qk == QuantFormat::int8;
-  for (std::int64_t n = 0; n < rows.count; ++n) {
-    if (!load_smoothed(rows, n, mean_of, row)) std::ranges::fill(row, 0.0F);
-    const float reciprocal = 1 / to.to.scale[to.at(n)];
-    bfloat16* const codes = to.to.codes + to.at(n) * row.size();
-    for (std::size_t d = 0; d < row.size(); ++d) {
-      const float scaled = row[d] * reciprocal;
-      codes[d] = bfloat16(is_int8 ? quant::int8_code(scaled) : quant::e4m3_code(scaled));
-    }
-  }
-}
-
-template <typename MeanOf>
-void round_rows(const RowsToRound& rows, const MeanOf& mean_of, const RoundedRows& to) {
-  write_scales(rows, mean_of, to);
-  write_codes(rows, mean_of, to);
 }
 
 float given(const TensorView& scale, const Sequence& s, std::int64_t kv_head) {
@@ -164,108 +58,240 @@ std::size_t mean_offset(const ForwardProblem& f, const Sequence& s, std::int64_t
   return static_cast<std::size_t>((s.index * f.num_heads_kv + kv_head) * head_dim);
 }
 
-// ---- v ----
+/// Rows of a piece: whole blocks, or all where one scale serves all.
+std::int64_t piece_rows(std::int64_t block, ScaleGranularity scales, std::int64_t seqlen) {
+  if (scales == ScaleGranularity::tensor) return std::max<std::int64_t>(1, seqlen);
+  return ceil_div(kPieceRows, block) * block;
+}
 
-/// Greatest magnitudes, then scales, of each tile and channel.
-class ValueScales {
+/// Rows of q or k of one sequence and head on their way to codes, a block at a time.
+struct RowsToRound {
+  const Quantization& quant;
+  const RoundingSteps& steps;
+  const RowCodes& to;
+  std::int64_t head = 0, first_row = 0;  // in `to`
+  std::int64_t head_dim = 0, block = 0;
+  std::int64_t (*first_of_group)(const Quantization& quant, std::int64_t n) = nullptr;
+  float given_scale = 0;    // 0: measured
+  std::uint8_t offset = 0;  // of bytes
+};
+
+/// source_of(n) is a row of the caller's, mean_of(n) what is taken from it (null: nothing), and note(n, row, facts) is
+/// told of each row so smoothed, before it is rotated.
+template <typename SourceOf, typename MeanOf, typename Note>
+class RowRounding {
  public:
-  ValueScales(const ForwardProblem& f, std::int64_t first_tile, std::int64_t num_tiles,
-              std::int64_t kv_head, float* scales)
-      : quant_(f.problem.quant),
-        width_(static_cast<std::size_t>(f.head_dim_v)),
-        num_tiles_(num_tiles),
-        pitch_(f.num_heads_kv * f.head_dim_v),
-        first_(scales + first_tile * pitch_ + kv_head * f.head_dim_v) {}
+  RowRounding(const RowsToRound& rows, const SourceOf& source_of, const MeanOf& mean_of,
+              const Note& note)
+      : rows_(rows),
+        source_of_(source_of),
+        mean_of_(mean_of),
+        note_(note),
+        buffer_(product_of({rows.block, rows.head_dim})) {}
 
-  std::span<float> tile(std::int64_t t) const { return {first_ + t * pitch_, width_}; }
-
-  void clear() const {
-    for (std::int64_t t = 0; t < num_tiles_; ++t) std::ranges::fill(tile(t), 0.0F);
+  void run(std::int64_t begin, std::int64_t end, ScaleGranularity scales) {
+    if (scales == ScaleGranularity::tensor) {
+      each_block(begin, end, [&](std::int64_t from, std::int64_t to) { measure(from, to); });
+      settle(begin, end);
+      each_block(begin, end, [&](std::int64_t from, std::int64_t to) {
+        for (std::int64_t n = from; n < to; ++n) load(n, row_of(n - from));
+        write(from, to);
+      });
+    } else {
+      each_block(begin, end, [&](std::int64_t from, std::int64_t to) {
+        measure(from, to);
+        settle(from, to);
+        write(from, to);
+      });
+    }
   }
 
-  /// Each group's greatest, in all its tiles and channels; then scales.
-  void settle(float given_scale) const {
+ private:
+  template <typename F>
+  void each_block(std::int64_t begin, std::int64_t end, const F& f) const {
+    for (std::int64_t from = begin; from < end; from += rows_.block)
+      f(from, std::min(end, from + rows_.block));
+  }
+  float* row_of(std::int64_t index) { return buffer_.data() + index * rows_.head_dim; }
+  std::size_t at(std::int64_t n) const { return rows_.to.at(rows_.head, rows_.first_row + n); }
+
+  RowFacts load(std::int64_t n, float* row) const {
+    RowFacts facts = rows_.steps.smooth_row(source_of_(n), mean_of_(n), row);
+    note_(n, row, facts);
+    if (rows_.quant.hadamard) {
+      quant::rotate({row, static_cast<std::size_t>(rows_.head_dim)});
+      facts.greatest = rows_.steps.greatest_of(row, rows_.head_dim);
+    }
+    return facts;
+  }
+
+  /// The greatest of each row, then of each group in the group's first row.
+  void measure(std::int64_t begin, std::int64_t end) {
+    float* const scale = rows_.to.scale;
+    for (std::int64_t n = begin; n < end; ++n) {
+      const RowFacts facts = load(n, row_of(n - begin));
+      rows_.to.is_plain[at(n)] = facts.is_finite ? 0 : 1;
+      scale[at(n)] = facts.is_finite ? facts.greatest : 0;
+      float& of_group = scale[at(rows_.first_of_group(rows_.quant, n))];
+      of_group = std::max(of_group, scale[at(n)]);
+    }
+  }
+
+  void settle(std::int64_t begin, std::int64_t end) const {
+    const float largest_code =
+        rows_.quant.qk == QuantFormat::int8 ? quant::kInt8Max : quant::kE4m3Max;
+    float* const scale = rows_.to.scale;
+    for (std::int64_t n = begin; n < end; ++n) {
+      const std::int64_t first = rows_.first_of_group(rows_.quant, n);
+      float& own = scale[at(n)];
+      if (rows_.given_scale > 0) {
+        own = rows_.given_scale;
+      } else {
+        own = first == n ? quant::scale_of(own, largest_code) : scale[at(first)];
+      }
+    }
+  }
+
+  void write(std::int64_t begin, std::int64_t end) {
+    const std::int64_t pitch = CodeProducts::pitch_of(rows_.head_dim);
+    for (std::int64_t n = begin; n < end; ++n) {
+      const float reciprocal = 1 / rows_.to.scale[at(n)];
+      const float* const row = row_of(n - begin);
+      if (rows_.to.bytes == nullptr) {
+        rows_.steps.wide_codes(row, &reciprocal, /*is_of_row=*/true, rows_.head_dim, rows_.quant.qk,
+                               rows_.to.wide + at(n) * static_cast<std::size_t>(rows_.head_dim));
+        continue;
+      }
+      std::uint8_t* const codes = rows_.to.bytes + at(n) * static_cast<std::size_t>(pitch);
+      rows_.steps.int8_codes(row, &reciprocal, /*is_of_row=*/true, rows_.head_dim, rows_.offset,
+                             codes);
+      std::fill(codes + rows_.head_dim, codes + pitch, rows_.offset);
+    }
+  }
+
+  const RowsToRound& rows_;
+  const SourceOf& source_of_;
+  const MeanOf& mean_of_;
+  const Note& note_;
+  std::vector<float> buffer_;
+};
+
+/// a · b in eight sums, which a vector unit takes side by side.
+double dot_of(const float* a, const float* b, std::int64_t count) {
+  double sums[8] = {};
+  std::int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int k = 0; k < 8; ++k) sums[k] += static_cast<double>(a[i + k]) * b[i + k];
+  }
+  for (; i < count; ++i) sums[0] += static_cast<double>(a[i]) * b[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// ---- v ----
+
+/// Greatest magnitudes, then scales, of each tile and channel of one head.
+class ValueScales {
+ public:
+  ValueScales(const ForwardProblem& f, const RoundingSteps& steps, const QuantizedOperands& to,
+              const Sequence& s, std::int64_t kv_head)
+      : quant_(f.problem.quant),
+        steps_(steps),
+        width_(f.head_dim_v),
+        pitch_(f.num_heads_kv * f.head_dim_v),
+        first_(to.v_scale + operand_rows(f, s).tile * pitch_ + kv_head * f.head_dim_v) {}
+
+  std::span<float> tile(std::int64_t t) const {
+    return {first_ + t * pitch_, static_cast<std::size_t>(width_)};
+  }
+
+  /// Of one tile, whose greatest have been found.
+  void settle(std::int64_t t, float given_scale) const {
     using G = ScaleGranularity;
-    if (quant_.v_scales == G::channel || quant_.v_scales == G::tensor) join_tiles();
-    if (quant_.v_scales == G::block || quant_.v_scales == G::tensor) join_channels();
+    if (quant_.v_scales == G::block || quant_.v_scales == G::tensor)
+      std::ranges::fill(tile(t), steps_.greatest_of(tile(t).data(), width_));
     const float largest_code = quant_.pv == QuantFormat::int8 ? quant::kInt8Max : quant_.v_max;
-    for (std::int64_t t = 0; t < num_tiles_; ++t) {
-      for (float& scale : tile(t)) {
-        if (given_scale > 0) {
-          scale = given_scale;
-        } else {
-          scale = quant_.pv == QuantFormat::f16 ? 1 : quant::scale_of(scale, largest_code);
-        }
+    for (float& scale : tile(t)) {
+      if (given_scale > 0) {
+        scale = given_scale;
+      } else {
+        scale = quant_.pv == QuantFormat::f16 ? 1 : quant::scale_of(scale, largest_code);
       }
     }
   }
 
  private:
-  void join_tiles() const {
-    for (std::int64_t t = 1; t < num_tiles_; ++t) {
-      for (std::size_t d = 0; d < width_; ++d) tile(0)[d] = std::max(tile(0)[d], tile(t)[d]);
-    }
-    for (std::int64_t t = 1; t < num_tiles_; ++t) std::ranges::copy(tile(0), tile(t).begin());
-  }
-  void join_channels() const {
-    for (std::int64_t t = 0; t < num_tiles_; ++t) std::ranges::fill(tile(t), greatest_of(tile(t)));
-  }
-
   const Quantization& quant_;
-  const std::size_t width_;
-  const std::int64_t num_tiles_, pitch_;
+  const RoundingSteps& steps_;
+  const std::int64_t width_, pitch_;
   float* const first_;
 };
 
-/// The mean of the values of each channel, of which those that are not finite count as 0.
-void write_value_mean(const SourceRows& source, std::int64_t count, std::span<float> mean) {
-  for (std::size_t d = 0; d < mean.size(); ++d) {
-    double sum = 0;
-    for (std::int64_t n = 0; n < count; ++n) {
-      const float value = source.at(n, static_cast<std::int64_t>(d));
-      if (std::isfinite(value)) sum += value;
-    }
-    mean[d] = static_cast<float>(sum / static_cast<double>(count));
-  }
+bool shares_scales_of_tiles(const Quantization& quant) {
+  return quant.v_scales == ScaleGranularity::channel || quant.v_scales == ScaleGranularity::tensor;
 }
 
-std::uint16_t value_code(QuantFormat format, float value) {
-  if (format == QuantFormat::f16) return float16(quant::f16_code(value)).bits;
-  return bfloat16(format == QuantFormat::int8 ? quant::int8_code(value) : quant::e4m3_code(value))
-      .bits;
+/// Rows of codes [count][width] become columns, `pitch` apart; zeros behind the last row.
+void transpose_codes(const std::uint8_t* rows, std::int64_t count, std::int64_t width,
+                     std::int64_t pitch, std::uint8_t* columns) {
+  for (std::int64_t n = 0; n < pitch; n += 4) {
+    for (std::int64_t d = 0; d < width; ++d) {
+      for (std::int64_t i = n; i < n + 4; ++i)
+        columns[d * pitch + i] = i < count ? rows[i * width + d] : std::uint8_t{0};
+    }
+  }
 }
 
 }  // namespace
 
-void QuantizedOperands::carve_queries(Carver& carver, const ForwardProblem& f) {
-  q = carve_codes(carver, f.total_q, f.num_heads_q, f.head_dim_qk);
+// ---- memory ----
+
+void QuantizedOperands::carve_queries(Carver& carver, const ForwardProblem& f, bool as_bytes) {
+  q = carve_codes(carver, f.total_q, f.num_heads_q, f.head_dim_qk, as_bytes);
+  q_shift = carver.take<float>(product_of({f.total_q, f.num_heads_q}));
   if (f.problem.quant.smooth_q != Smoothing::none)
     q_mean = carver.take<float>(product_of({f.total_q, f.num_heads_q, f.head_dim_qk}));
 }
 
-void QuantizedOperands::carve_keys(Carver& carver, const ForwardProblem& f) {
-  k = carve_codes(carver, total_kv(f), f.num_heads_kv, f.head_dim_qk);
+void QuantizedOperands::carve_keys(Carver& carver, const ForwardProblem& f, bool as_bytes) {
+  k = carve_codes(carver, total_kv(f), f.num_heads_kv, f.head_dim_qk, as_bytes);
   k_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_qk}));
+  has_plain_keys = carver.take<std::uint8_t>(product_of({total_tiles(f), f.num_heads_kv}));
 }
 
-void QuantizedOperands::carve_values(Carver& carver, const ForwardProblem& f) {
-  v_dtype = f.problem.quant.pv == QuantFormat::f16 ? Dtype::f16 : Dtype::bf16;
-  v = carver.take<std::uint16_t>(product_of({total_kv(f), f.num_heads_kv, f.head_dim_v}));
-  // Tiles start with their sequence: a last one that is not full each.
-  const std::int64_t tiles = total_kv(f) / f.problem.quant.block_kv + f.num_sequences;
-  v_scale = carver.take<float>(product_of({tiles, f.num_heads_kv, f.head_dim_v}));
+void QuantizedOperands::carve_values(Carver& carver, const ForwardProblem& f, bool as_bytes) {
+  num_kv_rows = total_kv(f);
   v_mean = carver.take<float>(product_of({f.num_sequences, f.num_heads_kv, f.head_dim_v}));
+  has_plain_values = carver.take<std::uint8_t>(product_of({total_tiles(f), f.num_heads_kv}));
+  const Quantization& quant = f.problem.quant;
+  if (quant.pv == QuantFormat::none) return;
+  v_scale = carver.take<float>(product_of({total_tiles(f), f.num_heads_kv, f.head_dim_v}));
+  v_dtype = quant.pv == QuantFormat::f16 ? Dtype::f16 : Dtype::bf16;
+  if (as_bytes) {
+    const std::int64_t tile_bytes =
+        CodeProducts::value_rows(f.head_dim_v) * CodeProducts::pitch_of(quant.block_kv);
+    v_bytes = carver.take<std::uint8_t>(product_of({total_tiles(f), f.num_heads_kv, tile_bytes}) +
+                                        CodeProducts::kReadBeyond);
+  } else {
+    v_wide = carver.take<std::uint16_t>(product_of({total_kv(f), f.num_heads_kv, f.head_dim_v}));
+  }
 }
 
-QuantizedOperands QuantizedOperands::carve(Carver& carver, const ForwardProblem& f) {
+QuantizedOperands QuantizedOperands::carve(Carver& carver, const ForwardProblem& f,
+                                           const ByteProducts& bytes) {
   QuantizedOperands to;
   if (f.problem.quant.qk != QuantFormat::none) {
-    to.carve_queries(carver, f);
-    to.carve_keys(carver, f);
-    to.q_shift = carver.take<float>(product_of({f.total_q, f.num_heads_q}));
+    to.carve_queries(carver, f, bytes.qk);
+    to.carve_keys(carver, f, bytes.qk);
   }
-  if (f.problem.quant.pv != QuantFormat::none) to.carve_values(carver, f);
+  to.carve_values(carver, f, bytes.pv);
   return to;
+}
+
+std::uint8_t* QuantizedOperands::v_tile(std::int64_t tile, std::int64_t kv_head,
+                                        const ForwardProblem& f) const {
+  const std::int64_t tile_bytes =
+      CodeProducts::value_rows(f.head_dim_v) * CodeProducts::pitch_of(f.problem.quant.block_kv);
+  return v_bytes + (tile * f.num_heads_kv + kv_head) * tile_bytes;
 }
 
 OperandRows operand_rows(const ForwardProblem& f, const Sequence& s) {
@@ -275,110 +301,197 @@ OperandRows operand_rows(const ForwardProblem& f, const Sequence& s) {
           .tile = kv / f.problem.quant.block_kv + s.index};
 }
 
-void quantize_keys(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
-                   std::int64_t kv_head, const QuantizedOperands& to) {
-  const Quantization& quant = f.problem.quant;
-  if (quant.qk == QuantFormat::none || s.seqlen_kv == 0) return;
-  const SourceRows source(args.k, s.batch_offset, s.kv_begin, kv_head);
-  const std::span<float> mean(to.k_mean + mean_offset(f, s, kv_head, f.head_dim_qk),
-                              static_cast<std::size_t>(f.head_dim_qk));
-  if (quant.smooth_k == Smoothing::sample) {
-    write_mean(
-        source, quant::num_sampled(s.seqlen_kv),
-        [&](std::int64_t i) { return quant::sampled_row(i, s.seqlen_kv); }, mean);
-  } else if (quant.smooth_k == Smoothing::sequence) {
-    write_mean(
-        source, s.seqlen_kv, [](std::int64_t i) { return i; }, mean);
-  } else {
-    std::ranges::fill(mean, 0.0F);
-  }
-  for (float& x : mean) x = to_dtype(x, args.k.dtype());
-  const RowsToRound rows{.quant = quant,
-                         .source = source,
-                         .count = s.seqlen_kv,
-                         .head_dim = f.head_dim_qk,
-                         .first_of_group = quant::first_of_k_group,
-                         .given_scale = given(args.k_scale, s, kv_head)};
-  round_rows(rows, [&](std::int64_t /*n*/) { return mean.data(); },
-             {to.k, operand_rows(f, s).kv, f.num_heads_kv, kv_head});
+// ---- passes ----
+
+RowSource OperandRounding::source(const Rows& rows, const Sequence& s, std::int64_t row,
+                                  std::int64_t head, std::int64_t head_dim) const {
+  return {rows.at(s.batch_offset, row, head), rows.dtype, rows.col_stride, head_dim};
 }
 
-void quantize_values(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
-                     std::int64_t kv_head, const QuantizedOperands& to) {
-  const Quantization& quant = f.problem.quant;
-  if (quant.pv == QuantFormat::none) return;
-  const SourceRows source(args.v, s.batch_offset, s.kv_begin, kv_head);
-  const std::span<float> mean(to.v_mean + mean_offset(f, s, kv_head, f.head_dim_v),
-                              static_cast<std::size_t>(f.head_dim_v));
+void OperandRounding::measure_keys(const Sequence& s, std::int64_t kv_head) const {
+  const auto width = static_cast<std::size_t>(f_.head_dim_qk);
+  const std::span<float> mean(to_.k_mean + mean_offset(f_, s, kv_head, f_.head_dim_qk), width);
+  std::ranges::fill(mean, 0.0F);
+  if (quant_.smooth_k == Smoothing::none || s.seqlen_kv == 0) return;
+  const bool is_sample = quant_.smooth_k == Smoothing::sample;
+  const std::int64_t count = is_sample ? quant::num_sampled(s.seqlen_kv) : s.seqlen_kv;
+  const Rows rows(args_.k);
+  std::vector<double> sums(width);
+  std::vector<float> scratch(width);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t n = is_sample ? quant::sampled_row(i, s.seqlen_kv) : i;
+    steps_.add_to_sums(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_qk),
+                       /*by_element=*/false, scratch.data(), sums.data());
+  }
+  for (std::size_t d = 0; d < width; ++d)
+    mean[d] = to_dtype(static_cast<float>(sums[d] / static_cast<double>(count)), rows.dtype);
+}
+
+void OperandRounding::measure_values(const Sequence& s, std::int64_t kv_head) const {
+  const auto width = static_cast<std::size_t>(f_.head_dim_v);
+  const std::span<float> mean(to_.v_mean + mean_offset(f_, s, kv_head, f_.head_dim_v), width);
   std::ranges::fill(mean, 0.0F);
   if (s.seqlen_kv == 0) return;
-  if (quant.smooth_v != Smoothing::none) write_value_mean(source, s.seqlen_kv, mean);
-  const OperandRows rows = operand_rows(f, s);
-  const ValueScales scales(f, rows.tile, ceil_div(s.seqlen_kv, quant.block_kv), kv_head,
-                           to.v_scale);
-  // What is not finite is added apart (forward/non_finite.hpp): here it is the mean.
-  const auto at = [&](std::int64_t n, std::size_t d) {
-    const float value = source.at(n, static_cast<std::int64_t>(d));
-    return std::isfinite(value) ? value - mean[d] : 0;
-  };
-  scales.clear();
-  for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
-    const std::span<float> greatest = scales.tile(n / quant.block_kv);
-    for (std::size_t d = 0; d < mean.size(); ++d)
-      greatest[d] = std::max(greatest[d], std::fabs(at(n, d)));
+  const Rows rows(args_.v);
+  std::vector<float> row(width);
+  if (quant_.smooth_v != Smoothing::none) {
+    std::vector<double> sums(width);
+    for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
+      steps_.add_to_sums(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_v),
+                         /*by_element=*/true, row.data(), sums.data());
+    }
+    for (std::size_t d = 0; d < width; ++d)
+      mean[d] = static_cast<float>(sums[d] / static_cast<double>(s.seqlen_kv));
   }
-  scales.settle(given(args.v_scale, s, kv_head));
+  if (quant_.pv == QuantFormat::none || !shares_scales_of_tiles(quant_)) return;
+  const ValueScales scales(f_, steps_, to_, s, kv_head);
+  const std::span<float> greatest = scales.tile(0);
+  std::ranges::fill(greatest, 0.0F);
   for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
-    const std::span<const float> scale = scales.tile(n / quant.block_kv);
-    std::uint16_t* const codes = to.v + ((rows.kv + n) * f.num_heads_kv + kv_head) * f.head_dim_v;
-    for (std::size_t d = 0; d < mean.size(); ++d)
-      codes[d] = value_code(quant.pv, at(n, d) * (1 / scale[d]));
+    steps_.smooth_values(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_v), mean.data(),
+                         row.data());
+    steps_.raise_greatest(row.data(), f_.head_dim_v, greatest.data());
   }
+  scales.settle(0, given(args_.v_scale, s, kv_head));
+  for (std::int64_t t = 1; t < ceil_div(s.seqlen_kv, quant_.block_kv); ++t)
+    std::ranges::copy(greatest, scales.tile(t).begin());
 }
 
-void round_queries(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
-                   std::int64_t q_head, const QuantizedOperands& to) {
-  const Quantization& quant = f.problem.quant;
-  const SourceRows source(args.q, s.batch_offset, s.q_begin, q_head);
-  const RoundedRows rounded{to.q, operand_rows(f, s).q, f.num_heads_q, q_head};
-  const auto head_dim = static_cast<std::size_t>(f.head_dim_qk);
-  const auto mean_of = [&](std::int64_t n) {
-    return to.q_mean == nullptr ? nullptr : to.q_mean_of(rounded.at(n - n % quant.block_q), f);
+std::int64_t OperandRounding::num_key_pieces() const {
+  // Keys and values have the same pieces: those of keys are whole tiles too.
+  return ceil_div(f_.seqlen_kv, piece_rows(quant_.block_kv, quant_.k_scales, f_.seqlen_kv));
+}
+
+std::int64_t OperandRounding::num_query_pieces() const {
+  return ceil_div(f_.seqlen_q, piece_rows(quant_.block_q, quant_.q_scales, f_.seqlen_q));
+}
+
+void OperandRounding::round_keys(const Sequence& s, std::int64_t kv_head,
+                                 std::int64_t piece) const {
+  const std::int64_t count = piece_rows(quant_.block_kv, quant_.k_scales, f_.seqlen_kv);
+  const std::int64_t begin = piece * count;
+  const std::int64_t end = std::min(begin + count, s.seqlen_kv);
+  if (begin >= end) return;
+  const Rows rows(args_.k);
+  const OperandRows first = operand_rows(f_, s);
+  const float* const mean = to_.k_mean + mean_offset(f_, s, kv_head, f_.head_dim_qk);
+  const auto flag_of = [&](std::int64_t n) -> std::uint8_t& {
+    return to_.has_plain_keys[(first.tile + n / quant_.block_kv) * f_.num_heads_kv + kv_head];
   };
-  if (to.q_mean != nullptr) {
-    for (std::int64_t begin = 0; begin < s.seqlen_q; begin += quant.block_q) {
-      write_mean(source, std::min<std::int64_t>(quant.block_q, s.seqlen_q - begin),
-                 [&](std::int64_t i) { return begin + i; }, {mean_of(begin), head_dim});
+  for (std::int64_t n = begin; n < end; n += quant_.block_kv) flag_of(n) = 0;
+  const RowsToRound to_round{.quant = quant_,
+                             .steps = steps_,
+                             .to = to_.k,
+                             .head = kv_head,
+                             .first_row = first.kv,
+                             .head_dim = f_.head_dim_qk,
+                             .block = quant_.block_kv,
+                             .first_of_group = quant::first_of_k_group,
+                             .given_scale = given(args_.k_scale, s, kv_head),
+                             .offset = 128};
+  const auto source_of = [&](std::int64_t n) {
+    return source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_qk);
+  };
+  const auto mean_of = [&](std::int64_t /*n*/) { return mean; };
+  const auto note = [&](std::int64_t n, const float* /*row*/, const RowFacts& facts) {
+    if (!facts.is_finite) flag_of(n) = 1;
+  };
+  RowRounding(to_round, source_of, mean_of, note).run(begin, end, quant_.k_scales);
+}
+
+void OperandRounding::round_values(const Sequence& s, std::int64_t kv_head,
+                                   std::int64_t piece) const {
+  const std::int64_t rows_of_piece = piece_rows(quant_.block_kv, quant_.k_scales, f_.seqlen_kv);
+  const std::int64_t end = std::min((piece + 1) * rows_of_piece, s.seqlen_kv);
+  const Rows rows(args_.v);
+  const OperandRows first = operand_rows(f_, s);
+  const std::int64_t width = f_.head_dim_v;
+  const float* const mean = to_.v_mean + mean_offset(f_, s, kv_head, width);
+  const ValueScales scales(f_, steps_, to_, s, kv_head);
+  std::vector<float> values(product_of({quant_.block_kv, width}));
+  std::vector<std::uint8_t> codes(to_.v_bytes != nullptr ? values.size() : 0);
+  std::vector<float> reciprocals(static_cast<std::size_t>(width));
+  for (std::int64_t begin = piece * rows_of_piece; begin < end; begin += quant_.block_kv) {
+    const std::int64_t count = std::min<std::int64_t>(quant_.block_kv, end - begin);
+    const std::int64_t tile = begin / quant_.block_kv;
+    bool is_finite = true;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const RowSource row = source(rows, s, s.kv_begin + begin + i, kv_head, width);
+      is_finite = steps_.smooth_values(row, mean, values.data() + i * width) && is_finite;
+    }
+    to_.has_plain_values[(first.tile + tile) * f_.num_heads_kv + kv_head] = is_finite ? 0 : 1;
+    if (quant_.pv == QuantFormat::none) continue;
+    const std::span<float> scale = scales.tile(tile);
+    if (!shares_scales_of_tiles(quant_)) {
+      std::ranges::fill(scale, 0.0F);
+      for (std::int64_t i = 0; i < count; ++i)
+        steps_.raise_greatest(values.data() + i * width, width, scale.data());
+      scales.settle(tile, given(args_.v_scale, s, kv_head));
+    }
+    std::ranges::transform(scale, reciprocals.begin(), [](float x) { return 1 / x; });
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float* const row = values.data() + i * width;
+      if (to_.v_bytes != nullptr) {
+        steps_.int8_codes(row, reciprocals.data(), /*is_of_row=*/false, width, /*offset=*/0,
+                          codes.data() + i * width);
+      } else {
+        steps_.wide_codes(row, reciprocals.data(), /*is_of_row=*/false, width, quant_.pv,
+                          to_.v_wide + (kv_head * to_.num_kv_rows + first.kv + begin + i) * width);
+      }
+    }
+    if (to_.v_bytes != nullptr) {
+      transpose_codes(codes.data(), count, width, CodeProducts::pitch_of(quant_.block_kv),
+                      to_.v_tile(first.tile + tile, kv_head, f_));
     }
   }
-  round_rows({.quant = quant,
-              .source = source,
-              .count = s.seqlen_q,
-              .head_dim = f.head_dim_qk,
-              .first_of_group = quant::first_of_q_group,
-              .given_scale = given(args.q_scale, s, q_head / f.group)},
-             mean_of, rounded);
 }
 
-void quantize_queries(const ForwardProblem& f, const AttentionForward& args, const Sequence& s,
-                      std::int64_t q_head, const QuantizedOperands& to) {
-  const Quantization& quant = f.problem.quant;
-  if (quant.qk == QuantFormat::none || s.seqlen_q == 0 || s.seqlen_kv == 0) return;
-  round_queries(f, args, s, q_head, to);
-  // (q - its mean) · (mean of k): the mean of q meets k itself.
-  const SourceRows source(args.q, s.batch_offset, s.q_begin, q_head);
-  const RoundedRows rounded{to.q, operand_rows(f, s).q, f.num_heads_q, q_head};
-  const float* const k_mean = to.k_mean + mean_offset(f, s, q_head / f.group, f.head_dim_qk);
-  std::vector<float> row(static_cast<std::size_t>(f.head_dim_qk));
-  for (std::int64_t n = 0; n < s.seqlen_q; ++n) {
-    source.load(n, row);
-    const float* const q_mean =
-        to.q_mean == nullptr ? nullptr : to.q_mean_of(rounded.at(n - n % quant.block_q), f);
-    double shift = 0;
-    for (std::size_t d = 0; d < row.size(); ++d)
-      shift += (static_cast<double>(row[d]) - (q_mean != nullptr ? q_mean[d] : 0.0F)) * k_mean[d];
-    to.q_shift[rounded.at(n)] = static_cast<float>(shift);
+void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,
+                                    std::int64_t piece) const {
+  const std::int64_t count = piece_rows(quant_.block_q, quant_.q_scales, f_.seqlen_q);
+  const std::int64_t begin = piece * count;
+  const std::int64_t end = std::min(begin + count, s.seqlen_q);
+  if (begin >= end) return;
+  const Rows rows(args_.q);
+  const std::int64_t first_row = operand_rows(f_, s).q;
+  const std::int64_t width = f_.head_dim_qk;
+  const std::int64_t kv_head = q_head / f_.group;
+  const float* const k_mean =
+      to_.k_mean == nullptr ? nullptr : to_.k_mean + mean_offset(f_, s, kv_head, width);
+  const auto source_of = [&](std::int64_t n) {
+    return source(rows, s, s.q_begin + n, q_head, width);
+  };
+  const auto mean_of = [&](std::int64_t n) -> float* {
+    if (to_.q_mean == nullptr) return nullptr;
+    const std::size_t at = to_.q.at(q_head, first_row + n - n % quant_.block_q);
+    return to_.q_mean + at * static_cast<std::size_t>(width);
+  };
+  if (to_.q_mean != nullptr) {
+    std::vector<float> scratch(static_cast<std::size_t>(width));
+    for (std::int64_t from = begin; from < end; from += quant_.block_q) {
+      const std::int64_t to = std::min<std::int64_t>(end, from + quant_.block_q);
+      std::vector<double> sums(static_cast<std::size_t>(width));
+      for (std::int64_t n = from; n < to; ++n)
+        steps_.add_to_sums(source_of(n), /*by_element=*/false, scratch.data(), sums.data());
+      for (std::size_t d = 0; d < sums.size(); ++d)
+        mean_of(from)[d] = static_cast<float>(sums[d] / static_cast<double>(to - from));
+    }
   }
+  // (q - its mean) · (mean of k): the mean of q meets k itself.
+  const auto note = [&](std::int64_t n, const float* row, const RowFacts& /*facts*/) {
+    to_.q_shift[to_.q.at(q_head, first_row + n)] =
+        k_mean == nullptr ? 0 : static_cast<float>(dot_of(row, k_mean, width));
+  };
+  const RowsToRound to_round{.quant = quant_,
+                             .steps = steps_,
+                             .to = to_.q,
+                             .head = q_head,
+                             .first_row = first_row,
+                             .head_dim = width,
+                             .block = quant_.block_q,
+                             .first_of_group = quant::first_of_q_group,
+                             .given_scale = given(args_.q_scale, s, kv_head)};
+  RowRounding(to_round, source_of, mean_of, note).run(begin, end, quant_.q_scales);
 }
 
 }  // namespace fovea::cpu

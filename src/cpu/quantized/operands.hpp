@@ -1,5 +1,6 @@
-// q, k and v of a call as codes and scales, in workspace. Codes are kept in 16 bits that hold them exactly, so that the
-// f32 kernels multiply them as they are: sums of int8 products below 2^24 are exact. Read attention_quantized.hpp next.
+// q, k and v of a call as codes and scales, in workspace. Codes that are multiplied as such are bytes in the layouts of
+// codes.hpp; others are kept in 16 bits that hold them exactly, which the kernels of panels multiply as numbers: sums
+// of int8 products below 2^24 are exact in f32. Read attention_quantized.hpp next.
 #pragma once
 
 #include <cstddef>
@@ -8,41 +9,58 @@
 #include "fovea/attention.hpp"
 
 #include "cpu/carver.hpp"
+#include "cpu/kernels/codes.hpp"
 #include "cpu/operands.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cpu {
 
-/// Of q and k: rows of all sequences, dense and packed alike, each with its heads.
+/// Which products multiply codes of eight bits.
+struct ByteProducts {
+  bool qk = false, pv = false;
+  bool operator==(const ByteProducts&) const = default;
+};
+
+/// Of q and k: rows of all sequences, dense and packed alike, head by head.
 struct RowCodes {
-  bfloat16* codes = nullptr;  // [rows][heads][head_dim]
-  float* scale = nullptr;     // [rows][heads]: a code times this is the number
+  std::int64_t num_rows = 0;
+  std::uint8_t* bytes = nullptr;  // [heads][rows][pitch_of(head_dim)]: s8 of q, code + 128 of k
+  std::uint16_t* wide = nullptr;  // [heads][rows][head_dim] bf16; null where bytes are not
+  float* scale = nullptr;         // [heads][rows]: a code times this is the number
   std::uint8_t* is_plain =
-      nullptr;  // [rows][heads]: holds a value that is not finite, and is not rounded
+      nullptr;  // [heads][rows]: holds a value that is not finite, and is not rounded
+
+  std::size_t at(std::int64_t head, std::int64_t row) const {
+    return static_cast<std::size_t>(head * num_rows + row);
+  }
 };
 
 struct QuantizedOperands {
-  RowCodes q, k;  // codes are null where quant.qk is none
+  RowCodes q, k;  // null where quant.qk is none
   float* q_shift =
-      nullptr;  // [rows][heads]: what scores of the row have beside codes and mean of q, from k's mean
+      nullptr;  // [heads][rows]: what scores of the row have beside codes and mean of q, from k's mean
   float* q_mean =
-      nullptr;  // [rows][heads][head_dim_qk] in first rows of blocks; null without smooth_q
+      nullptr;  // [heads][rows][head_dim_qk] in first rows of blocks; null without smooth_q
   float* k_mean = nullptr;  // [num_sequences][num_heads_kv][head_dim_qk]
-  std::uint16_t* v =
-      nullptr;  // [rows][num_heads_kv][head_dim_v] in v_dtype; null where quant.pv is none
+  std::int64_t num_kv_rows = 0;
+  std::uint8_t* v_bytes = nullptr;  // [tiles][heads][value_rows(head_dim_v)][pitch_of(block_kv)] s8
+  std::uint16_t* v_wide =
+      nullptr;                  // [heads][rows][head_dim_v] in v_dtype; null where bytes are not
   Dtype v_dtype = Dtype::bf16;  // f16 where that is the format
   float* v_scale = nullptr;     // [tiles][num_heads_kv][head_dim_v]
   float* v_mean = nullptr;      // [num_sequences][num_heads_kv][head_dim_v]
+  // [tiles][num_heads_kv]: keys, or values, of the tile are not all finite
+  std::uint8_t* has_plain_keys = nullptr;
+  std::uint8_t* has_plain_values = nullptr;
 
-  static QuantizedOperands carve(Carver& carver, const ForwardProblem& problem);
-  void carve_queries(Carver& carver, const ForwardProblem& problem);
-  void carve_keys(Carver& carver, const ForwardProblem& problem);
-  void carve_values(Carver& carver, const ForwardProblem& problem);
+  static QuantizedOperands carve(Carver& carver, const ForwardProblem& problem,
+                                 const ByteProducts& bytes);
+  void carve_queries(Carver& carver, const ForwardProblem& problem, bool as_bytes);
+  void carve_keys(Carver& carver, const ForwardProblem& problem, bool as_bytes);
+  void carve_values(Carver& carver, const ForwardProblem& problem, bool as_bytes);
 
-  /// Of the block whose first row this is.
-  float* q_mean_of(std::size_t first_row, const ForwardProblem& problem) const {
-    return q_mean + first_row * static_cast<std::size_t>(problem.head_dim_qk);
-  }
+  std::uint8_t* v_tile(std::int64_t tile, std::int64_t kv_head,
+                       const ForwardProblem& problem) const;
 };
 
 /// A sequence as operands number it: rows of q and k, and tiles of its keys.
@@ -52,16 +70,34 @@ struct OperandRows {
 };
 OperandRows operand_rows(const ForwardProblem& problem, const Sequence& sequence);
 
-/// Of one sequence and head.
-void quantize_keys(const ForwardProblem& problem, const AttentionForward& args,
-                   const Sequence& sequence, std::int64_t kv_head, const QuantizedOperands& to);
-void quantize_values(const ForwardProblem& problem, const AttentionForward& args,
-                     const Sequence& sequence, std::int64_t kv_head, const QuantizedOperands& to);
-/// Codes, scales and means of blocks alone.
-void round_queries(const ForwardProblem& problem, const AttentionForward& args,
-                   const Sequence& sequence, std::int64_t q_head, const QuantizedOperands& to);
-/// q_shift too: reads the mean of its keys.
-void quantize_queries(const ForwardProblem& problem, const AttentionForward& args,
-                      const Sequence& sequence, std::int64_t q_head, const QuantizedOperands& to);
+/// The passes over the operands of a call, in this order: what is known of whole sequences, then rows, a piece at a
+/// time. Queries read the mean of their keys.
+class OperandRounding {
+ public:
+  OperandRounding(const ForwardProblem& problem, const AttentionForward& args,
+                  const RoundingSteps& steps, const QuantizedOperands& to)
+      : f_(problem), quant_(problem.problem.quant), args_(args), steps_(steps), to_(to) {}
+
+  /// Means, and scales that all values of a head share.
+  void measure_keys(const Sequence& sequence, std::int64_t kv_head) const;
+  void measure_values(const Sequence& sequence, std::int64_t kv_head) const;
+
+  /// Pieces are whole groups of rows that share a scale; those behind the end of a sequence do nothing.
+  std::int64_t num_key_pieces() const;
+  std::int64_t num_query_pieces() const;
+  void round_keys(const Sequence& sequence, std::int64_t kv_head, std::int64_t piece) const;
+  void round_values(const Sequence& sequence, std::int64_t kv_head, std::int64_t piece) const;
+  void round_queries(const Sequence& sequence, std::int64_t q_head, std::int64_t piece) const;
+
+ private:
+  RowSource source(const Rows& rows, const Sequence& sequence, std::int64_t row, std::int64_t head,
+                   std::int64_t head_dim) const;
+
+  const ForwardProblem& f_;
+  const Quantization& quant_;
+  const AttentionForward& args_;
+  const RoundingSteps& steps_;
+  const QuantizedOperands& to_;
+};
 
 }  // namespace fovea::cpu

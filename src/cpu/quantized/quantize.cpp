@@ -5,6 +5,7 @@
 
 #include "fovea/attention.hpp"
 
+#include "cpu/features.hpp"
 #include "cpu/quantized/operands.hpp"
 #include "cpu/tasks.hpp"
 #include "quant/formats.hpp"
@@ -60,12 +61,12 @@ void store_rows(const HeadOfRows& to, const ForwardProblem& f, const RowCodes& f
   for (std::int64_t group = 0; group < to.scales.size(2); ++group)
     element(to.scales, {to.batch, to.head, group}) = quant::kLeastScale;  // of groups without rows
   for (std::int64_t n = 0; n < f.seqlen_q; ++n) {
-    const auto row =
-        static_cast<std::size_t>((to.batch * f.seqlen_q + n) * f.num_heads_q + to.head);
+    const std::size_t row = from.at(to.head, to.batch * f.seqlen_q + n);
     element(to.scales, {to.batch, to.head, to.group_of(f.problem.quant, n)}) = from.scale[row];
-    const bfloat16* const codes = from.codes + row * static_cast<std::size_t>(f.head_dim_qk);
+    const std::uint16_t* const codes = from.wide + row * static_cast<std::size_t>(f.head_dim_qk);
     for (std::int64_t d = 0; d < f.head_dim_qk; ++d)
-      store_code(to.codes, {to.batch, n, to.head, d}, static_cast<float>(codes[d]));
+      store_code(to.codes, {to.batch, n, to.head, d},
+                 static_cast<float>(bfloat16::from_bits(codes[d])));
   }
 }
 
@@ -83,8 +84,9 @@ void store_values(const QuantizeV& args, const ForwardProblem& f, const Quantize
     const std::int64_t padded = is_transposed ? args.codes.size(3) : 0;
     for (std::int64_t n = 0; n < padded; ++n) store_code(args.codes, {batch, head, d, n}, 0);
     for (std::int64_t n = 0; n < f.seqlen_kv; ++n) {
-      const std::int64_t row = (batch * f.seqlen_kv + n) * f.num_heads_kv + head;
-      const auto code = static_cast<float>(bfloat16::from_bits(from.v[row * f.head_dim_v + d]));
+      const std::int64_t row = head * from.num_kv_rows + batch * f.seqlen_kv + n;
+      const auto code =
+          static_cast<float>(bfloat16::from_bits(from.v_wide[row * f.head_dim_v + d]));
       const std::array<std::int64_t, 4> at = is_transposed
                                                  ? std::array{batch, head, d, column_place(n)}
                                                  : std::array{batch, n, head, d};
@@ -123,21 +125,25 @@ void for_each_head(const TensorView& x, Executor& executor, const F& f) {
             [&](int /*worker*/, std::int64_t task) { f(task / x.size(2), task % x.size(2)); });
 }
 
+const RoundingSteps& best_steps() { return rounding_steps(best_f32_target()); }
+
 }  // namespace
 
 void quantize_q(const QuantizeQ& args, Executor& executor) {
   const ForwardProblem f = problem_of(args.q, args.quant);
   QuantizedOperands to;
-  const AlignedBytes memory = memory_of([&](Carver& carver) { to.carve_queries(carver, f); });
+  const AlignedBytes memory =
+      memory_of([&](Carver& carver) { to.carve_queries(carver, f, /*as_bytes=*/false); });
   const AttentionForward call{.q = args.q};
+  const OperandRounding rounding(f, call, best_steps(), to);
   for_each_head(args.q, executor, [&](std::int64_t batch, std::int64_t head) {
-    round_queries(f, call, sequence_of(args.q, batch), head, to);
+    for (std::int64_t piece = 0; piece < rounding.num_query_pieces(); ++piece)
+      rounding.round_queries(sequence_of(args.q, batch), head, piece);
     store_rows({args.codes, args.scales, batch, head, quant::q_group}, f, to.q);
     if (!args.means) return;
     for (std::int64_t block = 0; block < args.means.size(2); ++block) {
-      const std::int64_t row = batch * f.seqlen_q + block * args.quant.block_q;
-      const float* const mean =
-          to.q_mean_of(static_cast<std::size_t>(row * f.num_heads_q + head), f);
+      const std::size_t row = to.q.at(head, batch * f.seqlen_q + block * args.quant.block_q);
+      const float* const mean = to.q_mean + row * static_cast<std::size_t>(f.head_dim_qk);
       for (std::int64_t d = 0; d < f.head_dim_qk; ++d)
         element(args.means, {batch, head, block, d}) = mean[d];
     }
@@ -147,10 +153,15 @@ void quantize_q(const QuantizeQ& args, Executor& executor) {
 void quantize_k(const QuantizeK& args, Executor& executor) {
   const ForwardProblem f = problem_of(args.k, args.quant);
   QuantizedOperands to;
-  const AlignedBytes memory = memory_of([&](Carver& carver) { to.carve_keys(carver, f); });
+  const AlignedBytes memory =
+      memory_of([&](Carver& carver) { to.carve_keys(carver, f, /*as_bytes=*/false); });
   const AttentionForward call{.k = args.k};
+  const OperandRounding rounding(f, call, best_steps(), to);
   for_each_head(args.k, executor, [&](std::int64_t batch, std::int64_t head) {
-    quantize_keys(f, call, sequence_of(args.k, batch), head, to);
+    const Sequence sequence = sequence_of(args.k, batch);
+    rounding.measure_keys(sequence, head);
+    for (std::int64_t piece = 0; piece < rounding.num_key_pieces(); ++piece)
+      rounding.round_keys(sequence, head, piece);
     store_rows({args.codes, args.scales, batch, head, quant::k_group}, f, to.k);
     store_mean(args.mean, f, to.k_mean, batch, head);
   });
@@ -159,10 +170,15 @@ void quantize_k(const QuantizeK& args, Executor& executor) {
 void quantize_v(const QuantizeV& args, Executor& executor) {
   const ForwardProblem f = problem_of(args.v, args.quant);
   QuantizedOperands to;
-  const AlignedBytes memory = memory_of([&](Carver& carver) { to.carve_values(carver, f); });
+  const AlignedBytes memory =
+      memory_of([&](Carver& carver) { to.carve_values(carver, f, /*as_bytes=*/false); });
   const AttentionForward call{.v = args.v};
+  const OperandRounding rounding(f, call, best_steps(), to);
   for_each_head(args.v, executor, [&](std::int64_t batch, std::int64_t head) {
-    quantize_values(f, call, sequence_of(args.v, batch), head, to);
+    const Sequence sequence = sequence_of(args.v, batch);
+    rounding.measure_values(sequence, head);
+    for (std::int64_t piece = 0; piece < rounding.num_key_pieces(); ++piece)
+      rounding.round_values(sequence, head, piece);
     store_values(args, f, to, batch, head);
     store_mean(args.mean, f, to.v_mean, batch, head);
   });

@@ -1,34 +1,66 @@
-// The walk of one panel of rows over the tiles of its keys. Read attention_quantized.hpp first.
+// The walk of an item's panels over the tiles of its keys. Read attention_quantized.hpp first.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cpu/forward/call.hpp"
 #include "cpu/forward/results.hpp"
 #include "cpu/forward/row_panel.hpp"
 #include "cpu/forward/score_programs.hpp"
+#include "cpu/kernels/codes.hpp"
 #include "cpu/quantized/operands.hpp"
-#include "cpu/quantized/probabilities.hpp"
 
 namespace fovea::cpu {
+
+/// What multiplies and rounds codes beside the kernels of panels.
+struct QuantizedKernels {
+  const RoundingSteps* steps = nullptr;
+  const CodeProducts* products = nullptr;  // null: codes are multiplied by the kernels of panels
+  ByteProducts bytes;
+};
 
 /// What a worker needs beside the scratch of attention_forward.
 struct QuantizedScratch {
   ForwardScratch forward{};
-  float* tile_out = nullptr;     // one panel's Oᵀ of a tile of codes
-  float* zeros = nullptr;        // [lanes]
-  float* weight = nullptr;       // [lanes]
-  float* kept_sum = nullptr;     // [lanes]
-  float* mean_scores = nullptr;  // one panel's tile: means of q times keys; null without smooth_q
-  std::byte* mean_queries = nullptr;  // a packed panel of them
+  std::byte* code_queries =
+      nullptr;                // packed panels of codes; null where codes are multiplied as numbers
+  float* scale = nullptr;     // [panels][lanes]: of q
+  float* shift = nullptr;     // [panels][lanes]: q_shift
+  float* octaves = nullptr;   // [panels][lanes]: of a score as the softmax gets it
+  float* kept_sum = nullptr;  // [panels][lanes]
+  float* tile_out = nullptr;  // Oᵀ of a tile of codes
+  float* zeros = nullptr;     // [lanes]
+  float* weight = nullptr;    // [lanes]
+  float* mean_scores = nullptr;       // a tile of means of q times keys; null without smooth_q
+  std::byte* mean_keys = nullptr;     // a converted tile for them
+  std::byte* mean_queries = nullptr;  // [panels] packed panels of them
 
   static QuantizedScratch carve(Carver& carver, const ForwardSpec& spec,
-                                const ForwardProblem& problem, std::size_t program_bytes);
+                                const ForwardProblem& problem, const ByteProducts& bytes,
+                                std::size_t program_bytes);
+};
+
+/// A panel, and what is known of its rows beside RowPanel.
+struct QuantizedPanel {
+  RowPanel rows;
+  const std::byte* code_queries = nullptr;
+  const std::byte* mean_queries = nullptr;
+  float* scale = nullptr;
+  float* shift = nullptr;
+  float* octaves = nullptr;
+  QuantizedRows sums{};
+  std::vector<float> extra{};  // Oᵀ of values that are not finite; empty where none has been seen
+  bool has_plain_rows = false;
+  // Scores stay sums of codes times the scale of their key: the softmax multiplies by the scale of the row, and what
+  // shifts all scores of a row is added to its maximum in the end.
+  bool is_unscaled = false;
 };
 
 class QuantizedWalk {
  public:
-  QuantizedWalk(const ForwardCall& call, const QuantizedOperands& operands, const ForwardItem& item,
+  QuantizedWalk(const ForwardCall& call, const QuantizedKernels& how,
+                const QuantizedOperands& operands, const ForwardItem& item,
                 const QuantizedScratch& scratch);
 
   /// Over all tiles; out, lse and row_max are written.
@@ -37,29 +69,39 @@ class QuantizedWalk {
  private:
   bool rounds_qk() const { return quant_.qk != QuantFormat::none; }
   bool rounds_pv() const { return quant_.pv != QuantFormat::none; }
-  std::size_t query_row(std::int64_t lane) const;
+  std::size_t query_row(const RowPanel& panel, std::int64_t lane) const;
   std::size_t key_row(std::int64_t kv_idx) const;
+  std::size_t tile_flag(std::int64_t tile) const;
 
-  void pack();
-  void pack_means();
-  void step(std::int64_t tile);
+  QuantizedPanel panel_of(const RowPanel& rows, std::size_t index) const;
+  void start(QuantizedPanel& panel) const;
+  void find_scales(QuantizedPanel& panel) const;
+  bool can_stay_unscaled(const QuantizedPanel& panel) const;
+  void pack_codes(const QuantizedPanel& panel) const;
+  void pack_means(const QuantizedPanel& panel) const;
+
+  void load(std::int64_t tile, std::int64_t count);
+  void step(QuantizedPanel& panel, std::int64_t tile, std::int64_t count);
   TileSource keys_of(std::int64_t tile, std::int64_t count) const;
   TileSource values_of(std::int64_t tile, std::int64_t count) const;
-  void dequantize(const TileStep& step);
-  void add_means(const TileStep& step);
-  void restore_plain(const TileStep& step);
+  void multiply_keys(const QuantizedPanel& panel, const TileStep& step);
+  void add_means(const QuantizedPanel& panel, const TileStep& step);
+  void restore_plain(const QuantizedPanel& panel, const TileStep& step) const;
+  void add_plain(QuantizedPanel& panel, const TileStep& step) const;
   void add_values(const TileStep& step);
-  void add_rounded(const TileStep& step);
-  void finish(const ForwardResults& results);
+  void add_rounded(const QuantizedPanel& panel, const TileStep& step);
+  void finish(QuantizedPanel& panel, const ForwardResults& results) const;
 
   const ForwardCall& call_;
   const Quantization& quant_;
+  const QuantizedKernels& how_;
   const PanelKernels& kernels_;
   const QuantizedOperands& operands_;
   const ForwardItem& item_;
   const QuantizedScratch& scratch_;
   const OperandRows rows_;
-  RowPanel panel_;
+  std::vector<QuantizedPanel> panels_;
+  KeyTile keys_{};  // of the tile that is loaded
   NextTile next_{};
 };
 

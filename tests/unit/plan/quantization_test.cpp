@@ -134,16 +134,27 @@ TEST(QuantizationAtTheDoors, WantsGivenScalesAndNoOthers) {
 }
 
 TEST(QuantizationAtTheDoors, RefusesTargetsAndProductsOfBf16) {
-  CaseMemory memory(case_of("int8"));
+  CaseMemory memory(case_of("accurate"));
   AttentionForward args = memory.args(CpuTarget::amx_bf16);
-  EXPECT_THAT(
-      refusal([&] { attention_forward(args); }),
-      HasSubstr(
-          "cpu/attention_quantized  target amx_bf16 was asked for; codes are multiplied in f32"));
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("cpu/attention_quantized amx_bf16  inputs are f32, which bf16 products "
+                        "would round"));
+  args.quant = parse_quantization("fp8_static,scales=measured");
+  args.cpu_target = CpuTarget::avx512_vnni;
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("cpu/attention_quantized avx512_vnni  the recipe has no products of int8"));
   args.cpu_target = CpuTarget::automatic;
+  args.quant = parse_quantization("sage1");
   args.compute_dtype = ComputeDtype::bf16;
   EXPECT_THAT(refusal([&] { attention_forward(args); }),
-              HasSubstr("cpu/attention_quantized  compute_dtype is bf16"));
+              HasSubstr("cpu/attention_quantized scalar  compute_dtype is bf16"));
+}
+
+/// Targets of codes of eight bits are for recipes.
+TEST(QuantizationAtTheDoors, RefusesTargetsOfCodesWithoutARecipe) {
+  CaseMemory memory(case_of("none"));
+  EXPECT_THAT(refusal([&] { attention_forward(memory.args(CpuTarget::avx512_vnni)); }),
+              HasSubstr("target avx512_vnni was asked for"));
 }
 
 TEST(QuantizationAtTheDoors, IsExplained) {
@@ -151,9 +162,26 @@ TEST(QuantizationAtTheDoors, IsExplained) {
   const Explanation explanation = explain(problem_of(memory.args()));
   EXPECT_EQ(explanation.kernel, "cpu/attention_quantized");
   EXPECT_EQ(explanation.tile_kv, 128);
-  EXPECT_EQ(explanation.compute_dtype, "f32");
   EXPECT_THAT(explanation.problem, HasSubstr(", quant accurate,hadamard=yes"));
   EXPECT_GT(explanation.workspace_bytes, 0);
+}
+
+TEST(QuantizationAtTheDoors, ExplainsWhatEachTargetMultiplies) {
+  const auto products = [](const char* recipe, CpuTarget target) {
+    CaseMemory memory(case_of(recipe));
+    const Explanation explanation = explain(problem_of(memory.args(target)));
+    return explanation.kernel.empty() ? "(not here)" : explanation.compute_dtype;
+  };
+  for (const CpuTarget target : targets_for(case_of("int8"))) {
+    const bool has_codes = target == CpuTarget::avx512_vnni || target == CpuTarget::avx_vnni ||
+                           target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16;
+    EXPECT_EQ(products("int8", target), has_codes ? "int8" : "f32") << name(target);
+    EXPECT_EQ(products("fast", target),
+              target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16 ? "int8 and bf16"
+              : has_codes                                                       ? "int8 and f32"
+                                                                                : "f32")
+        << name(target);
+  }
 }
 
 /// One plan for all lengths up to a bound: the same bits as the plan of each length.

@@ -36,7 +36,6 @@ Case case_with(const std::string& recipe, Dtype dtype) {
 class Recipes : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Recipes, EqualOracleWithEachFeature) {
-  const CompareOptions options{.targets = targets_for(Dtype::f32)};
   std::uint64_t layout = 0;
   for (const Feature& feature : features()) {
     const Dtype dtype = ++layout % 3 == 0 ? Dtype::f32 : layout % 3 == 1 ? Dtype::bf16 : Dtype::f16;
@@ -45,7 +44,7 @@ TEST_P(Recipes, EqualOracleWithEachFeature) {
     problem.layout_seed = layout;
     problem.label += " + " + std::string(feature.name);
     feature.add(problem);
-    expect_equals_oracle(problem, options);
+    expect_equals_oracle(problem);
   }
 }
 
@@ -63,7 +62,7 @@ TEST_P(Recipes, EqualOracleWithAllTogether) {
   problem.has_sinks = true;
   problem.score = softcap(3);
   problem.mask = causal() && window(200, 0);
-  expect_equals_oracle(problem, {.targets = targets_for(Dtype::f32)});
+  expect_equals_oracle(problem);
 }
 
 TEST_P(Recipes, InfinitiesOfValuesReachTheirRows) {
@@ -71,7 +70,7 @@ TEST_P(Recipes, InfinitiesOfValuesReachTheirRows) {
   problem.seqlen_q = problem.seqlen_kv = 150;
   problem.mask = causal();
   problem.has_infinite_values = true;
-  expect_equals_oracle(problem, {.targets = targets_for(Dtype::f32)});
+  expect_equals_oracle(problem);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, Recipes, ::testing::ValuesIn(recipes()), [](const auto& each) {

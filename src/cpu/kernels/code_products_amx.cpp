@@ -1,0 +1,221 @@
+// Products of codes of eight bits by AMX: a tile instruction multiplies 16 rows by 16 lanes over 64 codes and sums in
+// s32. Layouts and contracts: codes.hpp.
+//
+//   Sᵀ[16 keys][16 lanes]  += K[16 keys][64 d] · Qᵀ quads[16 quads of d][16 lanes]           u8 · s8
+//   Oᵀ[16 d][16 lanes]     += Vᵀ[16 d][64 keys] · P quads[16 quads of keys][16 lanes]        s8 · u8
+//
+// Bound: 2048 multiply-adds and additions a cycle in the tile unit; vectors turn sums into scores, scores into codes
+// and sums into Oᵀ, and take three times as long at head_dim 128. What they do with one block of sums stands beside the
+// tile instructions of the next, which a core does at the same time.
+#include "cpu/kernels/codes.hpp"
+
+#if defined(__x86_64__)
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/kernels/amx.hpp"
+
+// What amx.hpp knows, and products of eight bits.
+#define FOVEA_AMX_INT8 \
+  __attribute__((      \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")))
+#define FOVEA_AMX_INT8_INLINE FOVEA_AMX_INT8 __attribute__((always_inline)) inline
+
+namespace fovea::cpu {
+namespace {
+
+using amx::CompilerFence;
+using amx::kTileRows;
+
+constexpr std::int64_t kLanes = 48;  // of the AVX-512 f32 panel
+constexpr std::int64_t kVectorLanes = 16;
+constexpr std::int64_t kLaneBytes = kLanes * 4;
+constexpr std::int64_t kBlock = CodeProducts::kBlock;
+constexpr std::int64_t kTileCodes = CodeProducts::kPitch;  // of a tile's row
+static_assert(kBlock == 2 * kTileRows && kTileCodes == amx::kTileBytes);
+
+/// Sums of kBlock rows: tiles 0 to 2 and 3 to 5.
+FOVEA_AMX_INT8_INLINE void store_sums(std::int32_t* sums) {
+  std::int32_t* const second = sums + kTileRows * kLanes;
+  _tile_stored(0, sums, kLaneBytes);
+  _tile_stored(1, sums + 16, kLaneBytes);
+  _tile_stored(2, sums + 32, kLaneBytes);
+  _tile_stored(3, second, kLaneBytes);
+  _tile_stored(4, second + 16, kLaneBytes);
+  _tile_stored(5, second + 32, kLaneBytes);
+}
+
+/// One tile of 16 rows in two halves of a block against the three vectors of lanes. Rows come with the hint that they
+/// will not be needed soon (panel_amx_tiles.hpp).
+#define FOVEA_MULTIPLY_CODES(multiply, rows, pitch, quads)    \
+  _tile_stream_loadd(6, rows, pitch);                         \
+  _tile_loadd(7, quads, kLaneBytes);                          \
+  multiply(0, 6, 7);                                          \
+  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
+  multiply(1, 6, 7);                                          \
+  _tile_loadd(7, (quads) + 32, kLaneBytes);                   \
+  multiply(2, 6, 7);                                          \
+  _tile_stream_loadd(6, (rows) + kTileRows * (pitch), pitch); \
+  multiply(5, 6, 7);                                          \
+  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
+  multiply(4, 6, 7);                                          \
+  _tile_loadd(7, quads, kLaneBytes);                          \
+  multiply(3, 6, 7)
+
+/// Of kBlock keys. A row stride of 0 puts what sums start from into every row.
+FOVEA_AMX_INT8_INLINE void multiply_keys(const std::uint8_t* codes, std::int64_t pitch,
+                                         std::int64_t depth, const std::int32_t* quads,
+                                         const std::int32_t* corrections, std::int32_t* sums) {
+  _tile_loadd(0, corrections, 0);
+  _tile_loadd(1, corrections + 16, 0);
+  _tile_loadd(2, corrections + 32, 0);
+  _tile_loadd(3, corrections, 0);
+  _tile_loadd(4, corrections + 16, 0);
+  _tile_loadd(5, corrections + 32, 0);
+  for (std::int64_t i = 0; i < depth; i += kTileCodes) {
+    const std::uint8_t* const rows = codes + i;
+    const std::int32_t* const at = quads + i / 4 * kLanes;
+    FOVEA_MULTIPLY_CODES(_tile_dpbusd, rows, pitch, at);
+  }
+  store_sums(sums);
+}
+
+/// Of kBlock channels.
+FOVEA_AMX_INT8_INLINE void multiply_values(const std::uint8_t* codes, std::int64_t pitch,
+                                           std::int64_t num_keys, const std::int32_t* quads,
+                                           std::int32_t* sums) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (std::int64_t i = 0; i < num_keys; i += kTileCodes) {
+    const std::uint8_t* const rows = codes + i;
+    const std::int32_t* const at = quads + i / 4 * kLanes;
+    FOVEA_MULTIPLY_CODES(_tile_dpbsud, rows, pitch, at);
+  }
+  store_sums(sums);
+}
+
+#undef FOVEA_MULTIPLY_CODES
+
+/// In place: sums of `count` keys from `key` on become scores.
+FOVEA_AMX_INT8_INLINE void to_scores(const CodedKeys& keys, std::int64_t key, std::int64_t count,
+                                     const LaneScales& lanes, float* scores) {
+  for (std::int64_t i = key; i < key + count; ++i) {
+    const __m512 of_key = _mm512_set1_ps(keys.scale[i]);
+#pragma GCC unroll 3
+    for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
+      float* const at = scores + i * kLanes + lane;
+      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(at));
+      __m512 score = _mm512_mul_ps(sum, of_key);
+      if (lanes.shift != nullptr) {
+        const __m512 both = _mm512_mul_ps(of_key, _mm512_load_ps(lanes.scale + lane));
+        score = _mm512_fmadd_ps(sum, both, _mm512_load_ps(lanes.shift + lane));
+      }
+      _mm512_store_ps(at, score);
+    }
+  }
+}
+
+FOVEA_AMX_INT8 void scores(const void* queries, const CodedKeys& keys, std::int64_t head_dim,
+                           const LaneScales& lanes, float* out) {
+  const auto* const quads = static_cast<const std::int32_t*>(queries);
+  const std::int64_t depth = CodeProducts::pitch_of(head_dim);
+  const std::int32_t* const corrections = quads + depth / 4 * kLanes;
+  std::int64_t done = 0;
+  for (std::int64_t key = 0; key < keys.count; key += kBlock) {
+    {
+      const CompilerFence fence;
+      multiply_keys(keys.codes + key * keys.pitch, keys.pitch, depth, quads, corrections,
+                    reinterpret_cast<std::int32_t*>(out + key * kLanes));
+    }
+    if (key > 0) to_scores(keys, done, kBlock, lanes, out);
+    done = key;
+  }
+  to_scores(keys, done, keys.count - done, lanes, out);
+}
+
+/// Sums of `count` channels from `channel` on.
+template <bool kRescales>
+FOVEA_AMX_INT8_INLINE void add_sums(const CodedValues& values, std::int64_t channel,
+                                    std::int64_t count, const std::int32_t* sums,
+                                    const QuantizedRows& rows, float* out) {
+#pragma GCC unroll 3
+  for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
+    const __m512 weight = _mm512_load_ps(rows.weight + lane);
+    const __m512 rescale = _mm512_load_ps(rows.rescale + lane);
+    for (std::int64_t i = 0; i < count; ++i) {
+      float* const at = out + (channel + i) * kLanes + lane;
+      __m512 before = _mm512_load_ps(at);
+      if constexpr (kRescales) before = _mm512_mul_ps(before, rescale);
+      const __m512 factor = _mm512_mul_ps(weight, _mm512_set1_ps(values.scale[channel + i]));
+      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + i * kLanes + lane));
+      _mm512_store_ps(at, _mm512_fmadd_ps(factor, sum, before));
+    }
+  }
+}
+
+template <bool kRescales>
+FOVEA_AMX_INT8 void accumulate_blocks(const CodedValues& values, const std::int32_t* quads,
+                                      const QuantizedRows& rows, float* out) {
+  alignas(64) std::int32_t sums[2][kBlock * kLanes];
+  std::int64_t done = 0;
+  int half = 0;
+  for (std::int64_t channel = 0; channel < values.head_dim; channel += kBlock, half ^= 1) {
+    {
+      const CompilerFence fence;
+      multiply_values(values.codes + channel * values.pitch, values.pitch, values.num_keys, quads,
+                      sums[half]);
+    }
+    if (channel > 0) add_sums<kRescales>(values, done, kBlock, sums[half ^ 1], rows, out);
+    done = channel;
+  }
+  add_sums<kRescales>(values, done, values.head_dim - done, sums[half ^ 1], rows, out);
+}
+
+FOVEA_AMX_INT8_INLINE bool keeps_sums(const QuantizedRows& rows) {
+  unsigned keeps = 0xffffU;
+#pragma GCC unroll 3
+  for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
+    const __m512 rescale = _mm512_load_ps(rows.rescale + lane);
+    keeps &= _mm512_cmp_ps_mask(rescale, _mm512_set1_ps(1.0F), _CMP_EQ_OQ);
+  }
+  return keeps == 0xffffU;
+}
+
+FOVEA_AMX_INT8 void accumulate(const CodedValues& values, const void* probabilities,
+                               const QuantizedRows& rows, float* out) {
+  const auto* const quads = static_cast<const std::int32_t*>(probabilities);
+  if (keeps_sums(rows)) {
+    accumulate_blocks<false>(values, quads, rows, out);
+  } else {
+    accumulate_blocks<true>(values, quads, rows, out);
+  }
+}
+
+CodeProducts make_products() {
+  CodeProducts products = *code_products_avx512();
+  products.scores = scores;
+  products.accumulate = accumulate;
+  return products;
+}
+
+}  // namespace
+
+const CodeProducts* code_products_amx() {
+  static const CodeProducts products = make_products();
+  return &products;
+}
+
+}  // namespace fovea::cpu
+
+#else
+
+namespace fovea::cpu {
+const CodeProducts* code_products_amx() { return nullptr; }
+}  // namespace fovea::cpu
+
+#endif

@@ -1,0 +1,203 @@
+// Scores of a tile become codes of probabilities: the softmax of recipes that round p and v. What a code is,
+// formats.hpp of src/quant says; what it is relative to, reference/quantized.hpp.
+//
+// Bound: as softmax_of of panel-inl.hpp, some 15 operations a score; codes of 8 bits cost 10 more for each four.
+
+#if defined(FOVEA_CPU_KERNELS_ROUND_PROBABILITIES_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_KERNELS_ROUND_PROBABILITIES_INL_HPP_
+#undef FOVEA_CPU_KERNELS_ROUND_PROBABILITIES_INL_HPP_
+#else
+#define FOVEA_CPU_KERNELS_ROUND_PROBABILITIES_INL_HPP_
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/kernels/codes.hpp"
+#include "hwy/highway.h"
+#include "quant/formats.hpp"
+// after highway.h: per-target headers
+#include "cpu/kernels/dropout-inl.hpp"
+#include "cpu/kernels/math-inl.hpp"
+#include "cpu/kernels/round_rows-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// What codes of one vector of rows are relative to, and what they weigh in sums relative to the rows' origins.
+struct TileOrigin {
+  HWY_ALIGN float origin[kVectorLanes];
+  HWY_ALIGN float weight[kVectorLanes];
+};
+
+/// The reference follows the maximum: at once, in steps of p_step octaves, or, where codes are relative to the maximum
+/// of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row by
+/// inf - inf.
+HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTile& tile,
+                                   const QuantizedRows& rows, int lane, TileOrigin& to) {
+  const FloatTag d;
+  const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const FloatVector octaves = hn::Load(d, tile.octaves + lane);
+  const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
+  FloatVector greatest = nothing;
+  for (std::int64_t key = 0; key < tile.num_keys; ++key)
+    greatest = hn::Max(hn::Load(d, tile.scores + key * kPanelLanes + lane), greatest);
+  const FloatVector before = hn::Load(d, rows.origin + lane);
+  const FloatVector row_max = hn::Max(greatest, hn::Load(d, rows.row_max + lane));
+  const bool is_of_tile = quant.pv == QuantFormat::int8;
+  FloatVector after = hn::Max(row_max, before);
+  if (is_of_tile) {
+    const auto keeps = hn::Le(hn::Mul(hn::Sub(row_max, before), octaves), hn::Set(d, kMaxGrowth));
+    after = hn::IfThenElse(keeps, before, row_max);
+  } else if (quant.p_step > 0) {
+    const FloatVector step = hn::Div(hn::Set(d, quant.p_step), octaves);
+    const FloatVector steps = hn::Ceil(hn::Div(hn::Sub(after, before), step));
+    const FloatVector raised = hn::MulAdd(step, steps, before);
+    const auto moves = hn::AndNot(hn::Eq(before, nothing), hn::Gt(after, before));
+    after = hn::IfThenElse(moves, raised, after);
+  }
+  const FloatVector from = hn::IfThenZeroElse(hn::Eq(after, nothing), after);
+  const FloatVector factor = exp2_nonpositive(d, hn::Sub(before, from), octaves, lowest);
+  const FloatVector rescale = hn::IfThenElse(hn::Eq(before, after), hn::Set(d, 1.0F), factor);
+  hn::Store(row_max, d, rows.row_max + lane);
+  hn::Store(after, d, rows.origin + lane);
+  hn::Store(rescale, d, rows.rescale + lane);
+  for (float* sums : {rows.row_sum + lane, rows.kept_sum + lane})
+    hn::Store(hn::Mul(hn::Load(d, sums), rescale), d, sums);
+  if (is_of_tile) {
+    hn::Store(hn::IfThenZeroElse(hn::Eq(greatest, nothing), greatest), d, to.origin);
+    hn::Store(exp2_nonpositive(d, hn::Sub(greatest, from), octaves, lowest), d, to.weight);
+  } else {
+    hn::Store(from, d, to.origin);
+    hn::Store(hn::Set(d, 1.0F), d, to.weight);
+  }
+}
+
+/// sums += weight · of the tile
+HWY_ATTR HWY_INLINE void add_weighted(FloatVector weight, FloatVector of_tile, float* sums) {
+  const FloatTag d;
+  hn::Store(hn::MulAdd(weight, of_tile, hn::Load(d, sums)), d, sums);
+}
+
+/// quant::linear_code; NaN stays NaN.
+HWY_ATTR HWY_INLINE FloatVector linear_codes(FloatVector exponent) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const FloatVector eighths =
+      hn::Round(hn::Mul(hn::Set(d, 8.0F), hn::Add(exponent, hn::Set(d, 7.0F))));
+  const FloatVector limited = hn::Min(hn::Max(eighths, hn::Zero(d)), hn::Set(d, 126.0F));
+  const auto bits = hn::ConvertTo(di, limited);
+  const auto rebased = hn::Add(hn::ShiftLeft<20>(bits), hn::Set(di, 120 << 23));
+  const FloatVector denormal = hn::Mul(limited, hn::Set(d, 0x1p-9F));
+  const auto is_denormal = hn::Lt(limited, hn::Set(d, 8.0F));
+  const FloatVector code = hn::IfThenElse(is_denormal, denormal, hn::BitCast(d, rebased));
+  return hn::IfThenElse(hn::Eq(exponent, exponent), code, exponent);
+}
+
+/// Of probabilities that are 2^(x · octaves).
+HWY_ATTR HWY_INLINE FloatVector codes_of(const Quantization& quant, FloatVector probability,
+                                         FloatVector exponent) {
+  const FloatTag d;
+  if (quant.p_codes == ProbabilityCodes::linear)
+    return linear_codes(hn::Add(exponent, hn::Set(d, std::log2(quant.p_max))));
+  const FloatVector p = hn::Mul(hn::Set(d, quant.p_max), probability);
+  if (quant.pv == QuantFormat::int8) return hn::Round(p);
+  return quant.pv == QuantFormat::e4m3 ? nearest_e4m3(p) : nearest_f16(p);
+}
+
+/// In place, of one vector of rows.
+HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile& tile,
+                                  const PanelDropout& dropout, const QuantizedRows& rows,
+                                  int vector) {
+  const FloatTag d;
+  const int lane = vector * kVectorLanes;
+  TileOrigin of_tile;
+  raise_origins(quant, tile, rows, lane, of_tile);
+  const FloatVector octaves = hn::Load(d, tile.octaves + lane);
+  const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
+  const FloatVector origin = hn::Load(d, of_tile.origin);
+  const bool counts_codes = quant.row_sums == RowSums::codes;
+  const float code_unit = 1 / (quant.p_max * (quant.p_codes == ProbabilityCodes::linear
+                                                  ? static_cast<float>(quant::kLinearMean)
+                                                  : 1.0F));
+  const bool drops = dropout.threshold > 0;
+  // What is kept is scaled by the weight: times it, a code would be none, and no number of bf16.
+  const FloatVector keep_scale = hn::Set(d, drops ? dropout.keep_scale : 1.0F);
+  DropoutColumn column(dropout, vector);
+  FloatVector sum = hn::Zero(d), kept = hn::Zero(d);
+  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
+    float* const at = tile.scores + key * kPanelLanes + lane;
+    const FloatVector x = hn::Sub(hn::Load(d, at), origin);
+    const FloatVector p = exp2_nonpositive(d, x, octaves, lowest);
+    FloatVector code = codes_of(quant, p, hn::Mul(x, octaves));
+    const FloatVector counted = counts_codes ? code : p;
+    sum = hn::Add(sum, counted);
+    if (drops) {
+      const auto keeps = column.keeps(key);
+      kept = hn::Add(kept, hn::IfThenElseZero(keeps, counted));
+      code = hn::IfThenElseZero(keeps, code);
+    }
+    hn::Store(code, d, at);
+  }
+  const FloatVector weight = hn::Load(d, of_tile.weight);
+  const FloatVector unit = hn::Set(d, code_unit);
+  hn::Store(hn::Mul(hn::Mul(unit, weight), keep_scale), d, rows.weight + lane);
+  const FloatVector of_sum = counts_codes ? hn::Mul(unit, weight) : weight;
+  add_weighted(of_sum, sum, rows.row_sum + lane);
+  if (drops) add_weighted(hn::Mul(of_sum, keep_scale), kept, rows.kept_sum + lane);
+}
+
+HWY_ATTR inline void round_probabilities(const Quantization& quant, const QuantizedTile& tile,
+                                         const PanelDropout& dropout, const QuantizedRows& rows) {
+  for (int vector = 0; vector < kPanelVectors; ++vector)
+    round_vector(quant, tile, dropout, rows, vector);
+}
+
+HWY_ATTR inline void dequantize(float* HWY_RESTRICT scores, std::int64_t num_keys,
+                                const float* HWY_RESTRICT key_scale,
+                                const float* HWY_RESTRICT scale, const float* HWY_RESTRICT shift) {
+  const FloatTag d;
+  for (std::int64_t key = 0; key < num_keys; ++key) {
+    const FloatVector of_key = hn::Set(d, key_scale[key]);
+    for (int lane = 0; lane < kPanelLanes; lane += kVectorLanes) {
+      float* const at = scores + key * kPanelLanes + lane;
+      const FloatVector both = hn::Mul(of_key, hn::Load(d, scale + lane));
+      hn::Store(hn::MulAdd(hn::Load(d, at), both, hn::Load(d, shift + lane)), d, at);
+    }
+  }
+}
+
+HWY_ATTR inline void add_scaled(const float* HWY_RESTRICT sums, const float* HWY_RESTRICT scale,
+                                std::int64_t head_dim, const QuantizedRows& rows,
+                                float* HWY_RESTRICT out) {
+  const FloatTag d;
+  for (std::int64_t c = 0; c < head_dim; ++c) {
+    for (int lane = 0; lane < kPanelLanes; lane += kVectorLanes) {
+      float* const at = out + c * kPanelLanes + lane;
+      const FloatVector factor = hn::Mul(hn::Load(d, rows.weight + lane), hn::Set(d, scale[c]));
+      const FloatVector before = hn::Mul(hn::Load(d, at), hn::Load(d, rows.rescale + lane));
+      hn::Store(hn::MulAdd(factor, hn::Load(d, sums + c * kPanelLanes + lane), before), d, at);
+    }
+  }
+}
+
+inline const RoundingSteps& rounding_steps() {
+  static constexpr RoundingSteps kSteps{.smooth_row = smooth_row,
+                                        .smooth_values = smooth_values,
+                                        .add_to_sums = add_to_sums,
+                                        .greatest_of = greatest_of,
+                                        .raise_greatest = raise_greatest,
+                                        .int8_codes = int8_codes,
+                                        .wide_codes = wide_codes,
+                                        .dequantize = dequantize,
+                                        .round_probabilities = round_probabilities,
+                                        .add_scaled = add_scaled};
+  return kSteps;
+}
+
+}  // namespace fovea::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,206 @@
+// Rows of operands become codes: one read of the caller's numbers, one write of codes. The bit rules are those of
+// quant/formats.hpp, each operation of f32 in the same order. Read round_probabilities-inl.hpp next.
+
+#if defined(FOVEA_CPU_KERNELS_ROUND_ROWS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FOVEA_CPU_KERNELS_ROUND_ROWS_INL_HPP_
+#undef FOVEA_CPU_KERNELS_ROUND_ROWS_INL_HPP_
+#else
+#define FOVEA_CPU_KERNELS_ROUND_ROWS_INL_HPP_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/kernels/codes.hpp"
+#include "hwy/highway.h"
+#include "quant/formats.hpp"
+// after highway.h: per-target headers
+#include "cpu/kernels/panel_rows-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace fovea::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// |x| to the nearest number with kMantissa bits of mantissa, normal from 2^kLeast on; ties to even; no limit above.
+template <int kMantissa, int kLeast>
+HWY_ATTR HWY_INLINE FloatVector nearest_magnitude(FloatVector magnitude) {
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  constexpr int kDropped = 23 - kMantissa;
+  const auto bits = hn::BitCast(du, magnitude);
+  const auto odd = hn::And(hn::ShiftRight<kDropped>(bits), hn::Set(du, 1));
+  const auto half = hn::Add(odd, hn::Set(du, (1U << (kDropped - 1)) - 1));
+  const auto kept = hn::Set(du, ~((1U << kDropped) - 1));
+  const FloatVector normal = hn::BitCast(d, hn::And(hn::Add(bits, half), kept));
+  // Denormals are multiples of 2^(kLeast - kMantissa), the unit in the last place of this number:
+  constexpr auto kShift = static_cast<std::uint32_t>(127 + 23 + kLeast - kMantissa);
+  constexpr auto kNormal = static_cast<std::uint32_t>(127 + kLeast);
+  const FloatVector shift = hn::Set(d, std::bit_cast<float>(kShift << 23U));
+  const FloatVector denormal = hn::Sub(hn::Add(magnitude, shift), shift);
+  const FloatVector least = hn::Set(d, std::bit_cast<float>(kNormal << 23U));
+  return hn::IfThenElse(hn::Lt(magnitude, least), denormal, normal);
+}
+
+/// Numbers of e4m3 and f16, saturated; NaN stays NaN.
+HWY_ATTR HWY_INLINE FloatVector nearest_e4m3(FloatVector x) {
+  const FloatTag d;
+  const FloatVector limited = hn::Min(hn::Abs(x), hn::Set(d, quant::kE4m3Max));
+  return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(nearest_magnitude<3, -6>(limited), x), x);
+}
+HWY_ATTR HWY_INLINE FloatVector nearest_f16(FloatVector x) {
+  const FloatTag d;
+  const FloatVector limited = hn::Min(hn::Abs(x), hn::Set(d, 65504.0F));
+  return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(nearest_magnitude<10, -14>(limited), x), x);
+}
+
+HWY_ATTR HWY_INLINE FloatVector nearest_int8(FloatVector x) {
+  const FloatTag d;
+  const FloatVector most = hn::Set(d, quant::kInt8Max);
+  return hn::Max(hn::Min(hn::Round(x), most), hn::Neg(most));
+}
+
+HWY_ATTR inline void convert_row(const RowSource& source, float* HWY_RESTRICT row) {
+  convert_row(source.data, source.dtype, source.col_stride, source.count, row);
+}
+
+HWY_ATTR inline RowFacts smooth_row(const RowSource& source, const float* mean,
+                                    float* HWY_RESTRICT row) {
+  const FloatTag d;
+  convert_row(source, row);
+  FloatVector zero = hn::Zero(d);  // NaN once an element is not finite
+  FloatVector greatest = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= source.count; i += kVectorLanes) {
+    FloatVector x = hn::LoadU(d, row + i);
+    zero = hn::MulAdd(x, hn::Zero(d), zero);
+    if (mean != nullptr) x = hn::Sub(x, hn::LoadU(d, mean + i));
+    greatest = hn::Max(greatest, hn::Abs(x));
+    hn::StoreU(x, d, row + i);
+  }
+  RowFacts facts{.is_finite = hn::AllTrue(d, hn::Eq(zero, hn::Zero(d))),
+                 .greatest = hn::GetLane(hn::MaxOfLanes(d, greatest))};
+  for (; i < source.count; ++i) {
+    facts.is_finite = facts.is_finite && std::isfinite(row[i]);
+    if (mean != nullptr) row[i] -= mean[i];
+    facts.greatest = std::max(facts.greatest, std::fabs(row[i]));
+  }
+  if (!facts.is_finite) std::fill_n(row, source.count, 0.0F);
+  return facts;
+}
+
+HWY_ATTR inline bool smooth_values(const RowSource& source, const float* HWY_RESTRICT mean,
+                                   float* HWY_RESTRICT row) {
+  const FloatTag d;
+  convert_row(source, row);
+  FloatVector zero = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= source.count; i += kVectorLanes) {
+    const FloatVector x = hn::LoadU(d, row + i);
+    zero = hn::MulAdd(x, hn::Zero(d), zero);
+    const auto is_number = hn::Eq(hn::Sub(x, x), hn::Zero(d));
+    hn::StoreU(hn::IfThenElseZero(is_number, hn::Sub(x, hn::LoadU(d, mean + i))), d, row + i);
+  }
+  bool is_finite = hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+  for (; i < source.count; ++i) {
+    const bool is_number = std::isfinite(row[i]);
+    row[i] = is_number ? row[i] - mean[i] : 0;
+    is_finite = is_finite && is_number;
+  }
+  return is_finite;
+}
+
+HWY_ATTR inline void add_to_sums(const RowSource& source, bool by_element,
+                                 float* HWY_RESTRICT scratch, double* HWY_RESTRICT sums) {
+  convert_row(source, scratch);
+  if (!zero_non_finite(scratch, source.count) && !by_element) return;
+  for (std::int64_t i = 0; i < source.count; ++i) sums[i] += static_cast<double>(scratch[i]);
+}
+
+HWY_ATTR inline float greatest_of(const float* HWY_RESTRICT row, std::int64_t count) {
+  const FloatTag d;
+  FloatVector of_vector = hn::Zero(d);
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= count; i += kVectorLanes)
+    of_vector = hn::Max(of_vector, hn::Abs(hn::LoadU(d, row + i)));
+  float greatest = hn::GetLane(hn::MaxOfLanes(d, of_vector));
+  for (; i < count; ++i) greatest = std::max(greatest, std::fabs(row[i]));
+  return greatest;
+}
+
+HWY_ATTR inline void raise_greatest(const float* HWY_RESTRICT row, std::int64_t count,
+                                    float* HWY_RESTRICT greatest) {
+  const FloatTag d;
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= count; i += kVectorLanes) {
+    const FloatVector x = hn::Abs(hn::LoadU(d, row + i));
+    hn::StoreU(hn::Max(hn::LoadU(d, greatest + i), x), d, greatest + i);
+  }
+  for (; i < count; ++i) greatest[i] = std::max(greatest[i], std::fabs(row[i]));
+}
+
+HWY_ATTR HWY_INLINE FloatVector scaled(const float* row, const float* reciprocals, bool is_of_row,
+                                       std::int64_t i) {
+  const FloatTag d;
+  const FloatVector r = is_of_row ? hn::Set(d, *reciprocals) : hn::LoadU(d, reciprocals + i);
+  return hn::Mul(hn::LoadU(d, row + i), r);
+}
+inline float scaled_element(const float* row, const float* reciprocals, bool is_of_row,
+                            std::int64_t i) {
+  return row[i] * reciprocals[is_of_row ? 0 : i];
+}
+
+HWY_ATTR inline void int8_codes(const float* HWY_RESTRICT row,
+                                const float* HWY_RESTRICT reciprocals, bool is_of_row,
+                                std::int64_t count, std::uint8_t offset,
+                                std::uint8_t* HWY_RESTRICT codes) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const hn::Rebind<std::uint8_t, FloatTag> d8;
+  for (; i + kVectorLanes <= count; i += kVectorLanes) {
+    const auto code = hn::ConvertTo(di, nearest_int8(scaled(row, reciprocals, is_of_row, i)));
+    const auto bits = hn::And(hn::Add(code, hn::Set(di, offset)), hn::Set(di, 0xff));
+    hn::StoreU(hn::DemoteTo(d8, bits), d8, codes + i);
+  }
+#endif
+  for (; i < count; ++i) {
+    const float code = quant::int8_code(scaled_element(row, reciprocals, is_of_row, i));
+    codes[i] = static_cast<std::uint8_t>(static_cast<int>(code) + offset);
+  }
+}
+
+HWY_ATTR inline void wide_codes(const float* HWY_RESTRICT row,
+                                const float* HWY_RESTRICT reciprocals, bool is_of_row,
+                                std::int64_t count, QuantFormat format,
+                                std::uint16_t* HWY_RESTRICT codes) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  const hn::RebindToSigned<FloatTag> di;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  for (; format != QuantFormat::f16 && i + kVectorLanes <= count; i += kVectorLanes) {
+    const FloatVector x = scaled(row, reciprocals, is_of_row, i);
+    const FloatVector code = format == QuantFormat::int8 ? nearest_int8(x) : nearest_e4m3(x);
+    const auto high = hn::ShiftRight<16>(hn::BitCast(du, code));  // all that these codes have
+    hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, codes + i);
+  }
+#endif
+  for (; i < count; ++i) {
+    const float x = scaled_element(row, reciprocals, is_of_row, i);
+    if (format == QuantFormat::f16) {
+      codes[i] = float16(quant::f16_code(x)).bits;
+    } else {
+      codes[i] =
+          bfloat16(format == QuantFormat::int8 ? quant::int8_code(x) : quant::e4m3_code(x)).bits;
+    }
+  }
+}
+
+}  // namespace fovea::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
