@@ -350,22 +350,20 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
   return rows;
 }
 
-/// Behind each forward call over tensors the same by a recipe.
+/// Behind each call over tensors the same by a recipe.
 std::vector<Job> with_recipe(const std::vector<Job>& jobs, const BenchOptions& options) {
   const Quantization& quant = options.jobs.attention.quant;
   if (quant.is_none()) return jobs;
-  if (options.wants_backward)
-    bad_input("--quant: stands beside --backward, and gradients take no recipe");
   std::vector<Job> both;
   for (const Job& job : jobs) {
     both.push_back(job);
     both.back().options.quant = {};
-    if (job.page_size > 0 || job.is_backward) continue;
+    if (job.page_size > 0) continue;
     both.push_back(job);
     both.back().options.quant = quant;
   }
   if (both.size() == jobs.size())
-    bad_input("--quant: these cases are gradients or read a cache; expected a forward call");
+    bad_input("--quant: these cases read a cache, which is not rounded; expected tensors");
   return both;
 }
 

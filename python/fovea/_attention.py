@@ -202,7 +202,7 @@ def attention(
     quant : str, Recipe or path, optional
         A recipe of eight-bit attention: "accurate", "fast", "int8", "sage1" or "sage2", and fields behind a name:
         ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better read once by `load_recipe`. Of arrays
-        on the CPU that record no gradients.
+        on the CPU. Gradients pass straight through the rounding.
     accuracy : float, optional
         In place of `quant`: the relative error that out may have. The plan takes the fastest recipe whose stated error is within
         it, if one is faster here than none, and `explain` says which and why; where gradients are recorded or graphs compiled it
@@ -261,9 +261,10 @@ def attention(
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
-            if quant is not None:
-                raise Unsupported(f"attention: quant is {quant!r} where gradients are recorded or calls transformed; expected None")
-            arguments = arguments._replace(key=arguments.key._replace(quant=None))
+            if quant is not None and not is_recorded:
+                raise Unsupported(f"attention: quant is {quant!r} where calls are transformed or cast; expected None")
+            if accuracy is not None:
+                arguments = arguments._replace(key=arguments.key._replace(quant=None))
             if all(given):
                 return (recorded or _recorder())(arguments, return_lse)
             if is_recorded:

@@ -44,6 +44,7 @@
 #include "cpu/backward/schedule.hpp"
 #include "cpu/backward/summed_delta.hpp"
 #include "cpu/backward/workspace.hpp"
+#include "cpu/quantized/attention_quantized_backward.hpp"
 #include "cpu/tasks.hpp"
 
 namespace fovea::cpu {
@@ -119,6 +120,8 @@ class BackwardRun {
 
 void attention_backward(const GradientProblem& problem, const BackwardPlan& plan,
                         const AttentionBackward& args, std::byte* workspace, Executor& executor) {
+  if (plan.rounded != nullptr)
+    return attention_quantized_backward(problem, plan, args, workspace, executor);
   BackwardRun(problem, plan, args, workspace, executor).run();
 }
 

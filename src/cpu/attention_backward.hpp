@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ struct BackwardSchedule {
   std::int64_t num_tasks = 0;  // task t runs the groups t, t + num_tasks, ...
 };
 
+struct RoundedGradients;  // quantized/attention_quantized_backward.hpp
+
 /// What a call needs beyond its arguments, found once.
 struct BackwardPlan {
   BackwardSpec spec;
@@ -55,6 +58,8 @@ struct BackwardPlan {
   int num_workers = 1;
   std::size_t program_bytes = 0;  // scratch of the programs
   std::size_t workspace_bytes = 0;
+  std::shared_ptr<const RoundedGradients>
+      rounded;  // where the problem has a recipe: what is run in its place
 };
 
 /// Keys of one chunk of a sequence: a function of its own length, so that its bits are. At most kMaxChunks chunks.

@@ -77,7 +77,9 @@ std::string target_of(const cuda::BackwardPlan& /*plan*/, const GradientProblem&
   return to_string(problem.forward.device());
 }
 
-std::string_view kernel_of(const cpu::BackwardPlan& /*plan*/) { return "cpu/attention_backward"; }
+std::string_view kernel_of(const cpu::BackwardPlan& plan) {
+  return plan.rounded != nullptr ? "cpu/attention_quantized_backward" : "cpu/attention_backward";
+}
 
 std::string_view kernel_of(const cuda::BackwardPlan& plan) { return plan.candidate; }
 

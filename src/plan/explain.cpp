@@ -183,13 +183,14 @@ Explanation explain_backward(const GradientProblem& g, const cpu::BackwardPlan& 
   describe_programs(f, e);
   e.refused = cpu.refused;
   if (cpu.candidate.empty()) return e;
-  e.kernel = "cpu/attention_backward";
+  const bool is_rounded = cpu.rounded != nullptr;
+  e.kernel = is_rounded ? "cpu/attention_quantized_backward" : "cpu/attention_backward";
   e.target = name(cpu.spec.target);
   e.compute_dtype = name(cpu::panel_kernels(cpu.spec.target)->product);
   e.workspace_bytes = unaligned_workspace_bytes(cpu.workspace_bytes);
   const double visible = describe_tiles(f, cpu.spec.lanes, cpu.spec.tile_kv, data, e);
-  // S, dQ and dK; dP and dV; S and dP once more where they give delta.
-  const int walks = cpu.sums_delta ? 1 : 0;
+  // S, dQ and dK; dP and dV; S and dP once more where they give delta, and S and O where a recipe has them anew.
+  const int walks = (cpu.sums_delta ? 1 : 0) + (is_rounded ? 1 : 0);
   describe_work(f, (3 + walks) * f.head_dim_qk + (2 + walks) * f.head_dim_v, visible, e);
   add_gradient_bytes(g, e);
   describe_bound(e);

@@ -19,5 +19,7 @@ constexpr bool is_flipped(std::int64_t channel) {
 
 /// Signs, then sums and differences of channels 1, 2, 4, ... apart, then a factor of 1 / √block; in f32, in this order.
 void rotate(std::span<float> row);
+/// What rotate has done, undone.
+void rotate_back(std::span<float> row);
 
 }  // namespace fovea::quant

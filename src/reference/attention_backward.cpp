@@ -4,6 +4,7 @@
 
 #include "reference/element.hpp"
 #include "reference/head_rows.hpp"
+#include "reference/quantized.hpp"
 #include "reference/query_rows.hpp"
 #include "reference/softmax.hpp"
 
@@ -18,13 +19,17 @@ std::vector<double> values_or_zeros(const TensorView& view, std::size_t count) {
   return view ? elements(view) : std::vector<double>(count);
 }
 
+/// A recipe's rounding is passed straight through: gradients are those of attention at the rounded operands.
+RoundedOperands operands_of(const AttentionForward& forward) {
+  if (!forward.quant.is_none()) return rounded_operands(forward);
+  return {HeadRows(forward.q), HeadRows(forward.k), HeadRows(forward.v)};
+}
+
 }  // namespace
 
 BackwardResult attention_backward(const AttentionBackward& args) {
   const AttentionForward& forward = args.forward;
-  const HeadRows q(forward.q);
-  const HeadRows k(forward.k);
-  const HeadRows v(forward.v);
+  const auto [q, k, v] = operands_of(forward);
   const HeadRows dout(args.dout);
   const std::vector<double> dlse = values_or_zeros(args.dlse, num_statistics(forward));
   HeadRows dq = HeadRows::zeros_like(forward.q.spec());

@@ -21,6 +21,8 @@ struct BackwardResult {
 /// Reads dout, dlse and the inputs of forward; recomputes out and lse instead of reading them; writes
 /// nothing. What shares memory in a view of stride 0 has a gradient for each of its elements.
 ///
+/// With a recipe: of attention without one at the rounded q, k and v (quantized.hpp).
+///
 /// A row without visible keys passes nothing to q, k and v. If it has a sink, its lse is the sink, so
 /// dlse flows to dsinks there as everywhere.
 BackwardResult attention_backward(const AttentionBackward& args);

@@ -1,6 +1,7 @@
 #include "reference/quantized.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -141,6 +142,23 @@ FloatRow smoothed(const Row& row, const FloatRow& mean, bool hadamard) {
     }
   }
   for (float& x : result) x *= 1 / std::sqrt(static_cast<float>(block));
+  return result;
+}
+
+/// The rotation is orthogonal: each number is the sum of what it went into.
+Row turned_back(const Row& row) {
+  const auto block =
+      static_cast<std::size_t>(quant::hadamard_block(static_cast<std::int64_t>(row.size())));
+  Row result(row.size());
+  for (std::size_t d = 0; d < row.size(); ++d) {
+    const std::size_t first = d - d % block;
+    for (std::size_t i = 0; i < block; ++i) {
+      const bool is_odd = std::popcount(i & (d % block)) % 2 == 1;
+      result[d] += is_odd ? -row[first + i] : row[first + i];
+    }
+    result[d] /= std::sqrt(static_cast<double>(block));
+    if (quant::is_flipped(static_cast<std::int64_t>(d))) result[d] = -result[d];
+  }
   return result;
 }
 
@@ -411,6 +429,14 @@ HeadOfCall head_of(const AttentionForward& args, const HeadRows& q, const HeadRo
                 given_scale(args.v_scale, at))};
 }
 
+/// Row i of q or k as a number again: to, which holds the row as given, stays that where it is not rounded.
+void write_rounded(const Quantization& quant, const Operand& operand, std::size_t i,
+                   const FloatRow& mean, std::span<double> to) {
+  if (quant.qk == QuantFormat::none || !operand.is_rounded[i]) return;
+  const Row row = quant.hadamard ? turned_back(operand.rounded[i]) : operand.rounded[i];
+  for (std::size_t d = 0; d < to.size(); ++d) to[d] = row[d] + static_cast<double>(mean[d]);
+}
+
 /// The row's out; lse where it is that of codes.
 std::vector<double> attend(const Quantization& quant, const Values& values, double sink,
                            SoftmaxRow& p) {
@@ -435,6 +461,34 @@ std::vector<double> attend(const Quantization& quant, const Values& values, doub
 }
 
 }  // namespace
+
+RoundedOperands rounded_operands(const AttentionForward& args) {
+  const HeadRows q(args.q);
+  const HeadRows k(args.k);
+  const HeadRows v(args.v);
+  RoundedOperands to{q, k, v};
+  for (const QueryRow& row : query_rows(args)) {
+    if (row.at.q_idx != 0) continue;  // the first row of a head stands for all
+    const HeadOfCall head = head_of(args, q, k, v, row);
+    const auto width = static_cast<std::size_t>(args.quant.block_q);
+    for (std::int64_t n = 0; n < row.at.seqlen_q; ++n) {
+      const auto i = static_cast<std::size_t>(n);
+      const RowIndex at{row.query.batch, row.query.row + n, row.query.head};
+      write_rounded(args.quant, head.q, i, head.q.block_means[i / width], to.q[at]);
+    }
+    for (std::int64_t n = 0; n < row.at.seqlen_kv; ++n) {
+      const auto i = static_cast<std::size_t>(n);
+      write_rounded(args.quant, head.k, i, head.k.mean, to.k[row.key(n)]);
+      if (args.quant.pv == QuantFormat::none) continue;
+      const std::span<double> values = to.v[row.key(n)];
+      for (std::size_t d = 0; d < values.size(); ++d) {
+        if (std::isfinite(values[d]))
+          values[d] = head.v.rounded[i][d] + static_cast<double>(head.v.mean[d]);
+      }
+    }
+  }
+  return to;
+}
 
 double nearest_e4m3(double value) { return nearest(value, kE4m3); }
 

@@ -16,11 +16,18 @@
 #include "fovea/attention.hpp"
 
 #include "reference/attention_forward.hpp"
+#include "reference/head_rows.hpp"
 
 namespace fovea::reference {
 
 /// args.quant is not none.
 ForwardResult quantized_forward(const AttentionForward& args);
+
+/// q, k and v as a recipe rounds them: sums of a rounded row and its mean, turned back.
+struct RoundedOperands {
+  HeadRows q, k, v;
+};
+RoundedOperands rounded_operands(const AttentionForward& args);
 
 /// The nearest number of e4m3, ties to even, at most 448 in magnitude.
 double nearest_e4m3(double value);

@@ -141,6 +141,14 @@ Tolerances quantized_tolerances(const AttentionForward& args, const Products& pr
   return result;
 }
 
+/// Rounded operands are as large as those of the call.
+GradientTolerances quantized_tolerances(const AttentionBackward& args, const Products& products) {
+  AttentionBackward exact = args;
+  exact.forward.quant = {};
+  exact.forward.q_scale = exact.forward.k_scale = exact.forward.v_scale = {};
+  return tolerances(exact, reference::attention_backward(exact), products);
+}
+
 }  // namespace
 
 double rounding(Dtype dtype, double value) {
@@ -196,6 +204,7 @@ Tolerances tolerances(const AttentionForward& args, const ForwardResult& expecte
 
 GradientTolerances tolerances(const AttentionBackward& args, const BackwardResult& expected,
                               const Products& products) {
+  if (!args.forward.quant.is_none()) return quantized_tolerances(args, products);
   const PlainBackward plain = plain_backward(args, products);
   const double scores = error_of_scores(plain.largest_score);
   const double inputs = rounding(dtype_of(products), 1);

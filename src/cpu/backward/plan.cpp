@@ -9,6 +9,7 @@
 #include "cpu/backward/workspace.hpp"
 #include "cpu/candidates.hpp"
 #include "cpu/kernels/gradient.hpp"
+#include "cpu/quantized/attention_quantized_backward.hpp"
 #include "expr/differentiate.hpp"
 #include "expr/passes.hpp"
 
@@ -133,6 +134,8 @@ std::int64_t chunk_keys(const BackwardSpec& spec, std::int64_t seqlen_kv) {
 }
 
 BackwardPlan try_plan_backward(const GradientProblem& problem, int num_threads) {
+  if (!problem.forward.problem.quant.is_none())
+    return try_plan_quantized_backward(problem, num_threads);
   BackwardPlan plan;
   for (const Candidate& candidate : forward_candidates()) {
     std::string name = fmt::format("cpu/attention_backward {}", fovea::name(candidate.target));

@@ -253,10 +253,6 @@ REFUSED = {
     "accuracy": (lambda q, k, v: fovea.attention(q, k, v, accuracy=-1), "accuracy is -1; expected a relative error above 0"),
     "accuracy beside a recipe": (lambda q, k, v: fovea.attention(q, k, v, quant="fast", accuracy=0.1), "accuracy is 0.1 beside quant 'fast'; expected one"),
     "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
-    "gradients of a recipe": (
-        lambda q, k, v: fovea.attention_backward(np.zeros((2, 33, 4, 24), np.float32), q, k, v, *fovea.attention(q, k, v, return_lse=True), quant="int8"),
-        "quant is int8; expected none: gradients have no quantised path yet",
-    ),
     "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),
     "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "a tuple of 3"),
     "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),

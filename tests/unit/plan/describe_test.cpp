@@ -113,12 +113,14 @@ TEST(Describe, OperationsTakeTheDtypesThatItNamesAndNoOthers) {
 }
 
 TEST(Describe, TargetsAreThoseThatRunHere) {
-  ASSERT_EQ(here().targets.size(), 6U);
+  ASSERT_EQ(here().targets.size(), 8U);
   for (const Description::Target& target : here().targets) {
     EXPECT_EQ(target.runs_here, target.reason.empty()) << name(target.target);
     Problem problem{.q = TinyCall(Dtype::bf16).spec};  // every target multiplies it
     problem.k = problem.v = problem.q;
     problem.cpu_target = target.target;
+    if (target.target == CpuTarget::avx512_vnni || target.target == CpuTarget::avx_vnni)
+      problem.quant = parse_quantization("int8");  // their codes, and nothing else
     EXPECT_EQ(!explain(problem).kernel.empty(), target.runs_here) << name(target.target);
   }
   EXPECT_EQ(here().version, version());

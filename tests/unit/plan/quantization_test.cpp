@@ -45,12 +45,9 @@ Case case_of(const char* recipe) {
 TEST(QuantizationAtTheDoors, IsRefusedByNameWhereNothingRunsIt) {
   CaseMemory memory(case_of("accurate"));
   const AttentionForward forward = memory.args();
-  const AttentionBackward backward{.dout = forward.out, .forward = forward, .dq = forward.q};
-  const AttentionDoubleBackward twice{.backward = backward};
+  const AttentionDoubleBackward twice{
+      .backward = {.dout = forward.out, .forward = forward, .dq = forward.q}};
   const std::pair<const char*, std::function<void()>> calls[] = {
-      {"attention_backward", [&] { attention_backward(backward); }},
-      {"plan_backward", [&] { static_cast<void>(plan_backward(problem_of(backward))); }},
-      {"explain", [&] { static_cast<void>(explain(problem_of(backward))); }},
       {"attention_jvp", [&] { attention_jvp({.forward = forward, .out_tangent = forward.out}); }},
       {"attention_double_backward", [&] { attention_double_backward(twice); }},
       {"explain", [&] { static_cast<void>(explain_double_backward(twice)); }},
@@ -62,6 +59,17 @@ TEST(QuantizationAtTheDoors, IsRefusedByNameWhereNothingRunsIt) {
     EXPECT_THAT(message, HasSubstr("have no quantised path yet"));
   }
   EXPECT_EQ(memory.damage(), "");
+}
+
+TEST(QuantizationAtTheDoors, ExplainsItsGradients) {
+  CaseMemory memory(case_of("accurate"));
+  const AttentionForward forward = memory.args();
+  const AttentionBackward backward{.dout = forward.out, .forward = forward, .dq = forward.q};
+  const Explanation rounded = explain(problem_of(backward));
+  EXPECT_EQ(rounded.kernel, "cpu/attention_quantized_backward");
+  AttentionBackward exact = backward;
+  exact.forward.quant = {};
+  EXPECT_GT(rounded.flops, explain(problem_of(exact)).flops);
 }
 
 TEST(QuantizationAtTheDoors, IsRefusedByPlansMadeWithoutIt) {
