@@ -148,13 +148,13 @@ inline constexpr float kIntegerShift = 0x1p+23F;
 /// The codes of four keys' probabilities: bits above a code leave by the shift, and those of the first are taken off.
 template <bool kDrops>
 HWY_ATTR HWY_INLINE void round_quads(const QuantizedTile& tile, const PanelDropout& dropout,
-                                     const QuantizedRows& rows, int vector) {
+                                     const float* greatest, const QuantizedRows& rows, int vector) {
   const FloatTag d;
   const SumTag di;
   constexpr float kMost = 255;
   const int lane = vector * kVectorLanes;
   TileOrigin of_tile;
-  raise_origins({.pv = QuantFormat::int8}, tile, rows, lane, of_tile);
+  raise_origins({.pv = QuantFormat::int8}, tile, greatest, rows, lane, of_tile);
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
   const FloatVector origin = hn::Load(d, of_tile.origin);
@@ -203,11 +203,13 @@ HWY_ATTR HWY_INLINE void round_quads(const QuantizedTile& tile, const PanelDropo
 
 HWY_ATTR inline void round_to_quads(const QuantizedTile& tile, const PanelDropout& dropout,
                                     const QuantizedRows& rows) {
+  HWY_ALIGN float greatest[kPanelLanes];
+  find_greatest(tile, greatest);
   for (int vector = 0; vector < kPanelVectors; ++vector) {
     if (dropout.threshold > 0) {
-      round_quads<true>(tile, dropout, rows, vector);
+      round_quads<true>(tile, dropout, greatest, rows, vector);
     } else {
-      round_quads<false>(tile, dropout, rows, vector);
+      round_quads<false>(tile, dropout, greatest, rows, vector);
     }
   }
 }

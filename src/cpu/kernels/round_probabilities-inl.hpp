@@ -26,6 +26,30 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+/// The greatest score of each row, in two halves of the keys: one chain of maxima a vector would wait for itself.
+HWY_ATTR inline void find_greatest(const QuantizedTile& tile, float* HWY_RESTRICT greatest) {
+  const FloatTag d;
+  FloatVector even[kPanelVectors], odd[kPanelVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v)
+    even[v] = odd[v] = hn::Set(d, -std::numeric_limits<float>::infinity());
+  std::int64_t key = 0;
+  for (; key + 2 <= tile.num_keys; key += 2) {
+    const float* const at = tile.scores + key * kPanelLanes;
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      even[v] = hn::Max(hn::Load(d, at + v * kVectorLanes), even[v]);
+      odd[v] = hn::Max(hn::Load(d, at + kPanelLanes + v * kVectorLanes), odd[v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; ++v) {
+    if (key < tile.num_keys)
+      even[v] = hn::Max(hn::Load(d, tile.scores + key * kPanelLanes + v * kVectorLanes), even[v]);
+    hn::Store(hn::Max(even[v], odd[v]), d, greatest + v * kVectorLanes);
+  }
+}
+
 /// What codes of one vector of rows are relative to, and what they weigh in sums relative to the rows' origins.
 struct TileOrigin {
   HWY_ALIGN float origin[kVectorLanes];
@@ -36,14 +60,13 @@ struct TileOrigin {
 /// of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row by
 /// inf - inf.
 HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTile& tile,
-                                   const QuantizedRows& rows, int lane, TileOrigin& to) {
+                                   const float* greatest_of_rows, const QuantizedRows& rows,
+                                   int lane, TileOrigin& to) {
   const FloatTag d;
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
-  FloatVector greatest = nothing;
-  for (std::int64_t key = 0; key < tile.num_keys; ++key)
-    greatest = hn::Max(hn::Load(d, tile.scores + key * kPanelLanes + lane), greatest);
+  const FloatVector greatest = hn::Load(d, greatest_of_rows + lane);
   const FloatVector before = hn::Load(d, rows.origin + lane);
   const FloatVector row_max = hn::Max(greatest, hn::Load(d, rows.row_max + lane));
   const bool is_of_tile = quant.pv == QuantFormat::int8;
@@ -109,12 +132,12 @@ HWY_ATTR HWY_INLINE FloatVector codes_of(const Quantization& quant, FloatVector 
 
 /// In place, of one vector of rows.
 HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile& tile,
-                                  const PanelDropout& dropout, const QuantizedRows& rows,
-                                  int vector) {
+                                  const PanelDropout& dropout, const float* greatest,
+                                  const QuantizedRows& rows, int vector) {
   const FloatTag d;
   const int lane = vector * kVectorLanes;
   TileOrigin of_tile;
-  raise_origins(quant, tile, rows, lane, of_tile);
+  raise_origins(quant, tile, greatest, rows, lane, of_tile);
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
   const FloatVector origin = hn::Load(d, of_tile.origin);
@@ -151,8 +174,10 @@ HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile
 
 HWY_ATTR inline void round_probabilities(const Quantization& quant, const QuantizedTile& tile,
                                          const PanelDropout& dropout, const QuantizedRows& rows) {
+  HWY_ALIGN float greatest[kPanelLanes];
+  find_greatest(tile, greatest);
   for (int vector = 0; vector < kPanelVectors; ++vector)
-    round_vector(quant, tile, dropout, rows, vector);
+    round_vector(quant, tile, dropout, greatest, rows, vector);
 }
 
 HWY_ATTR inline void dequantize(float* HWY_RESTRICT scores, std::int64_t num_keys,

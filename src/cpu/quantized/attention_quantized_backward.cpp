@@ -78,31 +78,24 @@ class NumbersAgain {
       : f_(f), quant_(f.problem.quant), args_(args), memory_(memory) {}
 
   void queries(const Sequence& s, std::int64_t head) const {
-    const std::int64_t width = f_.head_dim_qk;
     const std::int64_t first = operand_rows(f_, s).q;
-    for (std::int64_t n = 0; n < s.seqlen_q; ++n) {
-      const std::span<float> row = row_of(memory_.q, first + n, head, f_.num_heads_q, width);
-      load(Rows(args_.q), s, s.q_begin + n, head, row);
-      if (quant_.qk == QuantFormat::none) continue;
-      const RowCodes& codes = memory_.codes.q;
-      const std::size_t block = codes.at(head, first + n - n % quant_.block_q);
-      const float* const mean = memory_.codes.q_mean;
-      restore(codes, codes.at(head, first + n),
-              mean == nullptr ? nullptr : mean + block * static_cast<std::size_t>(width), row);
-    }
+    const float* const means = memory_.codes.q_mean;
+    const auto mean_of = [&](std::int64_t n) {
+      const std::size_t block = memory_.codes.q.at(head, first + n - n % quant_.block_q);
+      return means == nullptr ? nullptr : means + block * static_cast<std::size_t>(f_.head_dim_qk);
+    };
+    rows_again({Rows(args_.q), memory_.codes.q, memory_.q, f_.num_heads_q}, s,
+               {.head = head, .source = s.q_begin, .first = first, .count = s.seqlen_q}, mean_of);
   }
 
   void keys(const Sequence& s, std::int64_t head) const {
-    const std::int64_t width = f_.head_dim_qk;
-    const std::int64_t first = operand_rows(f_, s).kv;
-    for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
-      const std::span<float> row = row_of(memory_.k, first + n, head, f_.num_heads_kv, width);
-      load(Rows(args_.k), s, s.kv_begin + n, head, row);
-      if (quant_.qk == QuantFormat::none) continue;
-      const RowCodes& codes = memory_.codes.k;
-      restore(codes, codes.at(head, first + n),
-              memory_.codes.k_mean + (s.index * f_.num_heads_kv + head) * width, row);
-    }
+    const auto mean_of = [&](std::int64_t /*n*/) {
+      return memory_.codes.k_mean + (s.index * f_.num_heads_kv + head) * f_.head_dim_qk;
+    };
+    rows_again(
+        {Rows(args_.k), memory_.codes.k, memory_.k, f_.num_heads_kv}, s,
+        {.head = head, .source = s.kv_begin, .first = operand_rows(f_, s).kv, .count = s.seqlen_kv},
+        mean_of);
   }
 
   void values(const Sequence& s, std::int64_t head) const {
@@ -126,6 +119,30 @@ class NumbersAgain {
   }
 
  private:
+  /// q or k: the call's rows, their codes, and where numbers go.
+  struct Operand {
+    Rows given;
+    const RowCodes& codes;
+    float* numbers;
+    std::int64_t num_heads;
+  };
+  /// Rows of one head, from `source` on in the call and from `first` on in codes and numbers.
+  struct HeadOfRows {
+    std::int64_t head = 0, source = 0, first = 0, count = 0;
+  };
+
+  template <typename MeanOf>
+  void rows_again(const Operand& operand, const Sequence& s, const HeadOfRows& rows,
+                  const MeanOf& mean_of) const {
+    for (std::int64_t n = 0; n < rows.count; ++n) {
+      const std::span<float> row =
+          row_of(operand.numbers, rows.first + n, rows.head, operand.num_heads, f_.head_dim_qk);
+      load(operand.given, s, rows.source + n, rows.head, row);
+      if (quant_.qk == QuantFormat::none) continue;
+      restore(operand.codes, operand.codes.at(rows.head, rows.first + n), mean_of(n), row);
+    }
+  }
+
   static float number(std::uint16_t code, Dtype dtype) {
     return dtype == Dtype::f16 ? static_cast<float>(float16::from_bits(code))
                                : static_cast<float>(bfloat16::from_bits(code));

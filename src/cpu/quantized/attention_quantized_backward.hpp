@@ -3,8 +3,8 @@
 //
 // The operands are rounded as for forward, and become numbers again, in f32: round(q - mean) + mean, turned back
 // where the recipe rotates, and k likewise. Scores are products of these, which differ from forward's by a number of
-// the row and, for programs that see it and for block means of q, by less than a rounding; so lse is computed anew from them
-// rather than read, and so is out. All products are those of the f32 kernels.
+// the row and, for programs that see it and for block means of q, by less than a rounding; so lse is computed anew from
+// them rather than read, and so is out. All products are those of the f32 kernels.
 #pragma once
 
 #include <cstddef>

@@ -401,49 +401,65 @@ void OperandRounding::round_keys(const Sequence& s, std::int64_t kv_head,
 
 void OperandRounding::round_values(const Sequence& s, std::int64_t kv_head,
                                    std::int64_t piece) const {
-  const std::int64_t rows_of_piece = piece_rows(quant_.block_kv, quant_.k_scales, f_.seqlen_kv);
-  const std::int64_t end = std::min((piece + 1) * rows_of_piece, s.seqlen_kv);
-  const Rows rows(args_.v);
-  const OperandRows first = operand_rows(f_, s);
-  const std::int64_t width = f_.head_dim_v;
-  const float* const mean = to_.v_mean + mean_offset(f_, s, kv_head, width);
+  const std::int64_t rows = piece_rows(quant_.block_kv, quant_.k_scales, f_.seqlen_kv);
+  const std::int64_t end = std::min((piece + 1) * rows, s.seqlen_kv);
   const ValueScales scales(f_, steps_, to_, s, kv_head);
-  std::vector<float> values(product_of({quant_.block_kv, width}));
-  std::vector<std::uint8_t> codes(to_.v_bytes != nullptr ? values.size() : 0);
-  std::vector<float> reciprocals(static_cast<std::size_t>(width));
-  for (std::int64_t begin = piece * rows_of_piece; begin < end; begin += quant_.block_kv) {
-    const std::int64_t count = std::min<std::int64_t>(quant_.block_kv, end - begin);
-    const std::int64_t tile = begin / quant_.block_kv;
-    bool is_finite = true;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const RowSource row = source(rows, s, s.kv_begin + begin + i, kv_head, width);
-      is_finite = steps_.smooth_values(row, mean, values.data() + i * width) && is_finite;
-    }
-    to_.has_plain_values[(first.tile + tile) * f_.num_heads_kv + kv_head] = is_finite ? 0 : 1;
+  std::vector<float> values(product_of({quant_.block_kv, f_.head_dim_v}));
+  for (std::int64_t begin = piece * rows; begin < end; begin += quant_.block_kv) {
+    const ValueTile tile{.sequence = s,
+                         .kv_head = kv_head,
+                         .index = begin / quant_.block_kv,
+                         .count = std::min<std::int64_t>(quant_.block_kv, end - begin)};
+    load_values(tile, values.data());
     if (quant_.pv == QuantFormat::none) continue;
-    const std::span<float> scale = scales.tile(tile);
+    const std::span<float> scale = scales.tile(tile.index);
     if (!shares_scales_of_tiles(quant_)) {
       std::ranges::fill(scale, 0.0F);
-      for (std::int64_t i = 0; i < count; ++i)
-        steps_.raise_greatest(values.data() + i * width, width, scale.data());
-      scales.settle(tile, given(args_.v_scale, s, kv_head));
+      for (std::int64_t i = 0; i < tile.count; ++i)
+        steps_.raise_greatest(values.data() + i * f_.head_dim_v, f_.head_dim_v, scale.data());
+      scales.settle(tile.index, given(args_.v_scale, s, kv_head));
     }
-    std::ranges::transform(scale, reciprocals.begin(), [](float x) { return 1 / x; });
-    for (std::int64_t i = 0; i < count; ++i) {
-      const float* const row = values.data() + i * width;
-      if (to_.v_bytes != nullptr) {
-        steps_.int8_codes(row, reciprocals.data(), /*is_of_row=*/false, width, /*offset=*/0,
-                          codes.data() + i * width);
-      } else {
-        steps_.wide_codes(row, reciprocals.data(), /*is_of_row=*/false, width, quant_.pv,
-                          to_.v_wide + (kv_head * to_.num_kv_rows + first.kv + begin + i) * width);
-      }
-    }
-    if (to_.v_bytes != nullptr) {
-      transpose_codes(codes.data(), count, width, CodeProducts::pitch_of(quant_.block_kv),
-                      to_.v_tile(first.tile + tile, kv_head, f_));
-    }
+    write_values(tile, values.data(), scale);
   }
+}
+
+/// Without their mean, and whether all are finite.
+void OperandRounding::load_values(const ValueTile& tile, float* values) const {
+  const Sequence& s = tile.sequence;
+  const Rows rows(args_.v);
+  const float* const mean = to_.v_mean + mean_offset(f_, s, tile.kv_head, f_.head_dim_v);
+  bool is_finite = true;
+  for (std::int64_t i = 0; i < tile.count; ++i) {
+    const std::int64_t n = s.kv_begin + tile.index * quant_.block_kv + i;
+    const RowSource row = source(rows, s, n, tile.kv_head, f_.head_dim_v);
+    is_finite = steps_.smooth_values(row, mean, values + i * f_.head_dim_v) && is_finite;
+  }
+  const std::int64_t of_all = operand_rows(f_, s).tile + tile.index;
+  to_.has_plain_values[of_all * f_.num_heads_kv + tile.kv_head] = is_finite ? 0 : 1;
+}
+
+void OperandRounding::write_values(const ValueTile& tile, const float* values,
+                                   std::span<const float> scale) const {
+  const std::int64_t width = f_.head_dim_v;
+  const OperandRows first = operand_rows(f_, tile.sequence);
+  std::vector<float> reciprocals(scale.size());
+  std::ranges::transform(scale, reciprocals.begin(), [](float x) { return 1 / x; });
+  if (to_.v_bytes == nullptr) {
+    const std::int64_t row =
+        tile.kv_head * to_.num_kv_rows + first.kv + tile.index * quant_.block_kv;
+    for (std::int64_t i = 0; i < tile.count; ++i) {
+      steps_.wide_codes(values + i * width, reciprocals.data(), /*is_of_row=*/false, width,
+                        quant_.pv, to_.v_wide + (row + i) * width);
+    }
+    return;
+  }
+  std::vector<std::uint8_t> codes(product_of({tile.count, width}));
+  for (std::int64_t i = 0; i < tile.count; ++i) {
+    steps_.int8_codes(values + i * width, reciprocals.data(), /*is_of_row=*/false, width,
+                      /*offset=*/0, codes.data() + i * width);
+  }
+  transpose_codes(codes.data(), tile.count, width, CodeProducts::pitch_of(quant_.block_kv),
+                  to_.v_tile(first.tile + tile.index, tile.kv_head, f_));
 }
 
 void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,

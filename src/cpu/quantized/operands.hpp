@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "fovea/attention.hpp"
 
@@ -90,6 +91,14 @@ class OperandRounding {
   void round_queries(const Sequence& sequence, std::int64_t q_head, std::int64_t piece) const;
 
  private:
+  /// Of block_kv keys of one sequence and head.
+  struct ValueTile {
+    const Sequence& sequence;
+    std::int64_t kv_head = 0, index = 0, count = 0;
+  };
+
+  void load_values(const ValueTile& tile, float* values) const;
+  void write_values(const ValueTile& tile, const float* values, std::span<const float> scale) const;
   RowSource source(const Rows& rows, const Sequence& sequence, std::int64_t row, std::int64_t head,
                    std::int64_t head_dim) const;
 
