@@ -17,7 +17,7 @@ namespace fovea::cpu {
 struct QuantizedKernels {
   const RoundingSteps* steps = nullptr;
   const CodeProducts* products = nullptr;  // null: codes are multiplied by the kernels of panels
-  ByteProducts bytes;
+  ByteProducts bytes{};
 };
 
 /// What a worker needs beside the scratch of attention_forward.
