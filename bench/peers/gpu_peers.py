@@ -285,8 +285,8 @@ def shape_cases(setup):
     """Heads that share keys, and head dims beside 64, 128 and 256."""
     for causal in (False, True):
         for seqlen in (1024, 4096, 16384):
-            for heads, heads_kv, head_dim, head_dim_v in ((32, 8, 128, 128), (32, 8, 64, 64), (16, 1, 128, 128), (16, 16, 96, 96), (8, 8, 192, 192),
-                                                          (8, 8, 192, 128)):
+            for heads, heads_kv, head_dim, head_dim_v in ((32, 8, 128, 128), (32, 8, 64, 64), (16, 1, 128, 128), (16, 16, 72, 72), (16, 16, 80, 80),
+                                                          (16, 16, 96, 96), (8, 8, 192, 192), (8, 8, 192, 128)):
                 yield lambda h=heads, kv=heads_kv, d=head_dim, v=head_dim_v, c=causal, s=seqlen: measure_shape(setup, h, kv, d, v, c, s)
 
 

@@ -35,6 +35,9 @@ const std::vector<NamedChoice>& named_choices() {
        {{&Tile::tile_q, 128}, {&Tile::tile_kv, 96}, {&Tile::stages, 3}, {&Tile::q_stages, 1}}},
       {"choice_hopper_three_groups",
        {{&Tile::tile_q, 192}, {&Tile::tile_kv, 64}, {&Tile::stages, 3}}},
+      // Of masks that show more than 2,048 keys.
+      {"choice_hopper_d96",
+       {{&Tile::tile_q, 192}, {&Tile::tile_kv, 96}, {&Tile::stages, 2}, {&Tile::q_stages, 2}}},
       {"choice_decode_four_readers", {{&Tile::num_warps, 6}}},
   };
   return all;
@@ -88,7 +91,8 @@ std::vector<Case> sm80_choice_cases() {
 std::vector<Case> hopper_choice_cases() {
   return {several_tiles("choice_hopper_long_tile", 64, 640),
           several_tiles("choice_hopper_three_stages", 64, 500),
-          several_tiles("choice_hopper_three_groups", 64, 500)};
+          several_tiles("choice_hopper_three_groups", 64, 500),
+          several_tiles("choice_hopper_d96", 96, 500)};
 }
 
 std::vector<Case> decode_choice_cases() { return {few_rows("choice_decode_four_readers", 64)}; }

@@ -294,6 +294,12 @@ void add_packed_hopper_cases(std::vector<Case>& cases) {
   slim.has_sinks = true;
   slim.cu_seqlens_dtype = Dtype::i64;
   cases.push_back(std::move(slim));
+  // Groups that the sequence's end cuts are stored row by row.
+  Case middle =
+      packed_hopper_case("hopper_packed_d96", 96, {{5, 0}, {70, 129}, {193, 1}, {129, 270}});
+  middle.trailing_rows = 3;
+  middle.mask = causal();
+  cases.push_back(std::move(middle));
   cases.push_back(packed_hopper_case("hopper_packed_no_keys", 128, {{70, 0}, {0, 0}, {3, 0}}));
   // Keys far from the window are NaN, at the start of a sequence too: the neighbour's cut tile reads them.
   Case window_case =
@@ -401,8 +407,10 @@ std::vector<Case> hopper_cases() {
   extreme_line.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx) + offsets[q_idx % 3]",
                                        {.tensors = {{"offsets", offsets}}});
   cases.push_back(std::move(extreme_line));
-  for (const std::int64_t head_dim : {64, 128, 256}) {
-    cases.push_back(hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim));
+  for (const std::int64_t head_dim : {64, 96, 128, 256}) {
+    Case full = hopper_case("hopper_full_d" + std::to_string(head_dim), head_dim);
+    if (head_dim == 96) full.seqlen_kv = 1030;  // up to 1,024 two groups compute
+    cases.push_back(std::move(full));
     Case masked = hopper_case("hopper_causal_d" + std::to_string(head_dim), head_dim);
     masked.mask = causal();
     cases.push_back(std::move(masked));
@@ -432,6 +440,13 @@ std::vector<Case> hopper_cases() {
   unequal.head_dim_v = 72;
   unequal.mask = window(100, 20);
   cases.push_back(std::move(unequal));
+  // 96 and 64 columns: one swizzle for both, whose panels are 32.
+  Case narrow = hopper_case("hopper_unequal_narrow", 80);
+  narrow.seqlen_kv = 1100;
+  narrow.head_dim_v = 40;
+  narrow.mask = window(100, 20);
+  narrow.has_infinite_values = true;
+  cases.push_back(std::move(narrow));
   Case heavy = hopper_case("hopper_heavy", 64);
   heavy.distribution = Distribution::heavy_tailed;
   heavy.seqlen_kv = 700;
@@ -441,6 +456,10 @@ std::vector<Case> hopper_cases() {
     cases.push_back(climbing_case("hopper_climbing" + tail, head_dim, false));
     cases.push_back(climbing_case("hopper_descending" + tail, head_dim, true));
   }
+  // Every tile has a mask, and powers that a step took without a maximum do not stand.
+  Case masked_climb = climbing_case("hopper_climbing_masked", 96, true);
+  masked_climb.mask = parse_mask_mod("kv_idx % 7 != 3");
+  cases.push_back(std::move(masked_climb));
   Case steep = climbing_case("hopper_climbing_f16", 128, false);
   steep.dtype = Dtype::f16;
   cases.push_back(std::move(steep));

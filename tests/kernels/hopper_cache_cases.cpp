@@ -42,6 +42,9 @@ std::vector<NamedCacheCase> hopper_cache_cases() {
   CacheCase unequal = base_case(128, 192);
   unequal.head_dim_v = 72;
   unequal.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  // Narrower boxes; values of a page that the end cuts are cleared there.
+  CacheCase middle = base_case(16, 96);
+  middle.seqlens = {385, 200, 130, 192};
   CacheCase widest = base_case(256, 256);
   widest.seqlens = {520, 64, 257};
   widest.mask = MaskMod();
@@ -79,8 +82,9 @@ std::vector<NamedCacheCase> hopper_cache_cases() {
           {"hopper_pages_of_8", small},         {"hopper_pages_of_16", common},
           {"hopper_pages_of_32", narrow},       {"hopper_pages_of_64", wide},
           {"hopper_pages_of_128", unequal},     {"hopper_pages_of_256", widest},
-          {"hopper_pages_nan", poisoned},       {"hopper_slots_left_padding", slots},
-          {"hopper_slots_nan", slots_poisoned}, {"hopper_packed_slots", packed_slots}};
+          {"hopper_pages_d96", middle},         {"hopper_pages_nan", poisoned},
+          {"hopper_slots_left_padding", slots}, {"hopper_slots_nan", slots_poisoned},
+          {"hopper_packed_slots", packed_slots}};
 }
 
 std::vector<NamedCacheCase> hopper_copied_cache_cases() {

@@ -226,6 +226,9 @@ def check_all(checker):
     checker.check("empty rows", (1, 333, 200, 2, 1, 128), mask=causal(333, 200), causal=1)
     checker.check("one key", (2, 130, 1, 4, 4, 128))
     checker.check("long", (1, 1000, 5000, 4, 4, 128), mask=causal(1000, 5000), causal=1)
+    for head_dim in (72, 96):  # three groups of warps compute
+        checker.check(f"long {head_dim}", (1, 1000, 5000, 4, 2, head_dim), mask=causal(1000, 5000), causal=1)
+        checker.check(f"long full {head_dim}", (1, 500, 1100, 4, 2, head_dim))
     i, j = index(1111, 1111)
     checker.check("window", (1, 1111, 1111, 4, 4, 128), mask=(j <= i) & (i - j <= 100), causal=1, has_window_left=1, window_left=100)
     documents = torch.sort(torch.randint(0, 7, (2, 1000), device="cuda")).values.int()
@@ -298,7 +301,7 @@ EDGES = [(n, n) for n in (0, 1, 63, 64, 65, 127, 128, 129, 191, 192, 193)]  # of
 def check_infinities_all(checker):
     rows, keys = index(700, 913)
     causal = keys <= rows + 213
-    for head_dim in (64, 128, 192, 256):
+    for head_dim in (64, 96, 128, 192, 256):
         shape = (2, 700, 913, 3, head_dim)
         for dtype in (torch.bfloat16, torch.float16):
             label = f"{'bf16' if dtype == torch.bfloat16 else 'f16'} d{head_dim}"

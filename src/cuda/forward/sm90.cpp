@@ -27,15 +27,24 @@ bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible()
 struct Tile {
   std::int64_t widest;  // of both head dims
   std::int32_t num_groups, tile_kv, q_stages;
+  // Up to so many keys, without a mask and with one, three groups have too little to share: two take tiles of 128 keys.
+  std::int64_t short_full = 0, short_masked = 0;
 };
 constexpr Tile kTiles[] = {
-    {64, 3, 128, 2},   // three groups hide each other's exponentials: the bound here
+    // Three groups hide each other's exponentials, the bound up to 96 columns.
+    {.widest = 64, .num_groups = 3, .tile_kv = 128, .q_stages = 2, .short_masked = 1024},
+    {96, 3, 96, 2, 1024, 4096},
     {128, 2, 128, 2},  // two fill the tensor cores
     {192, 2, 96, 1},   // shared memory has no room for a second Q
     {256, 2, 64, 1},
 };
-/// Below, a causal mask leaves three groups too little to share.
-constexpr std::int64_t kShortCausal = 1024;
+constexpr std::int32_t kKeysOfTwoGroups = 128;
+/// Where neither head dim is more, those beyond 64 can be padded to this, not to 128: a quarter of the products less.
+constexpr std::int32_t kNarrow = 96;
+constexpr std::int64_t kNarrowPanel = 32;
+/// Rows that do not fill their panels (head_dim 72, 80, 88) are bound by the number of boxes, which narrow panels have
+/// more of: they want the row tiles of three groups, which load keys less often, and more keys than these.
+constexpr std::int64_t kShortCut = 1024;
 
 /// Sections before the last one take so much of what the L2 cache has room for: measured,
 /// docs/kernels/attention_forward_sm90.md.
@@ -53,7 +62,7 @@ std::int32_t tile_registers(const Sm90ForwardSpec& spec) {
 /// three groups spill whatever the tile: compiled.)
 bool has_registers(const Sm90ForwardSpec& spec, std::int32_t num_groups) {
   if (num_groups == 2) return tile_registers(spec) <= 200;
-  return tile_registers(spec) <= 128 && spec.head_dim_v <= kPanelElements;
+  return tile_registers(spec) <= 128 && spec.head_dim_v <= kNarrow;
 }
 
 /// What the kernel takes from neither loader.
@@ -102,12 +111,34 @@ std::optional<Refusal> refuses_unaligned_rows(const ForwardProblem& f) {
 /// Sums in f32 go from registers to memory.
 bool stores_by_tma(const ForwardProblem& f) { return f.problem.out.dtype != Dtype::f32; }
 
+bool fills_narrow_panels(const ForwardProblem& f) {
+  return f.head_dim_qk % kNarrowPanel == 0 && f.head_dim_v % kNarrowPanel == 0;
+}
+
+bool has_narrow_panels(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  if (spec.loads_by_cp_async || std::max(f.head_dim_qk, f.head_dim_v) > kNarrow) return false;
+  return fills_narrow_panels(f) || (f.seqlen_kv > kShortCut && !spec.has_dropout);
+}
+
+/// The most keys that two groups take instead of three.
+std::int64_t most_keys_of_two_groups(const Tile& tile, const ForwardProblem& f) {
+  if (tile.widest == kNarrow && !fills_narrow_panels(f)) return kShortCut;
+  return has_mask(f) ? tile.short_masked : tile.short_full;
+}
+
 Sm90ForwardSpec choose_for_many_rows(Sm90ForwardSpec spec, const ForwardProblem& f) {
+  if (has_narrow_panels(spec, f)) {
+    spec.head_dim_qk = std::min(spec.head_dim_qk, kNarrow);
+    spec.head_dim_v = std::min(spec.head_dim_v, kNarrow);
+  }
   const std::int64_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
   Tile tile = *std::ranges::find_if(kTiles, [&](const Tile& t) { return t.widest >= widest; });
-  const bool is_short_causal = has_mask(f) && f.seqlen_kv <= kShortCausal;
+  const bool is_short = f.seqlen_kv <= most_keys_of_two_groups(tile, f);
   // The generator of dropout needs registers, and is the bound then; threads that copy need registers.
-  if (is_short_causal || spec.has_dropout || spec.loads_by_cp_async) tile.num_groups = 2;
+  if (tile.num_groups == 3 && (is_short || spec.has_dropout || spec.loads_by_cp_async)) {
+    tile.num_groups = 2;
+    tile.tile_kv = kKeysOfTwoGroups;
+  }
   if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
   spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
   spec.tile_kv = tile.tile_kv;
@@ -275,14 +306,16 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
                    .zero = 0,
                    .rows_per_box = rows_per_box};
   if (!spec.loads_by_cp_async) {
+    const std::int32_t panel = sm90_panel_elements(spec);
     launch.params.q =
         spec.heads_per_tile == 1
-            ? tensor_map(encode, tensors.q, kRowsOfGroup)
+            ? tensor_map(encode, tensors.q, kRowsOfGroup, panel)
             : tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
                                   spec.heads_per_tile);
-    launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box);
-    launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box);
-    if (stores_by_tma(problem)) launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup);
+    launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box, panel);
+    launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box, panel);
+    if (stores_by_tma(problem))
+      launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup, panel);
   }
   launch.counter.counter = launch.params.next_tile;
   return launch;

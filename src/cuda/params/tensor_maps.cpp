@@ -101,9 +101,12 @@ driver::TensorMapSpec four_dimensions(const TensorView& t, bool has_neighbours =
 
 }  // namespace
 
-TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows) {
+TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
+                          std::int64_t panel) {
   driver::TensorMapSpec spec = four_dimensions(t);
-  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows), 1, 1};
+  spec.box = {static_cast<std::uint32_t>(panel), static_cast<std::uint32_t>(rows), 1, 1};
+  spec.swizzle = panel == kPanelElements ? driver::TensorMapSwizzle::bytes_128
+                                         : driver::TensorMapSwizzle::bytes_64;
   return encode(spec, t.data());
 }
 

@@ -60,6 +60,7 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
 
 INSTANTIATE_TEST_SUITE_P(All, ForwardSpecs,
                          ::testing::Values(Shape{"full_64", 64, false},
+                                           Shape{"causal_96", 96, true},
                                            Shape{"causal_128", 128, true},
                                            Shape{"full_256", 256, false}),
                          [](const auto& each) { return std::string(each.param.name); });

@@ -12,8 +12,9 @@ struct alignas(64) TensorMapParam {
 };
 
 struct Sm90ForwardParams {
-  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of 64 elements x 64 rows (q,
-  // out; where heads share a tile, 64 / heads_per_tile rows of so many heads) or tile_kv rows (k, v), 128-byte swizzle.
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of a panel
+  // (sm90_panel_elements: 64 elements and the swizzle of 128 bytes, or 32 and 64) x 64 rows (q, out; where heads share
+  // a tile, 64 / heads_per_tile rows of so many heads) or tile_kv rows (k, v).
   // Paged k and v: (head_dim, row of the page, head, page), boxes of rows_per_box rows.
   TensorMapParam q, k, v, out;
   ForwardParams common;

@@ -256,6 +256,15 @@ constexpr bool sm90_posts_place(const Sm90ForwardSpec& spec) {
   return spec.is_varlen || spec.is_cached || spec.is_split;
 }
 
+/// Elements of a row of a box of TMA, which is the span of the swizzle: 128 bytes, or 64 where a head dim is no
+/// multiple of that. One for all tensors: each warp puts O where it alone has read Q, so rows of both begin at the same
+/// places.
+constexpr std::int32_t sm90_panel_elements(const Sm90ForwardSpec& spec) {
+  const std::int32_t widest = element_traits(spec.element).of_panel;
+  const bool is_whole = spec.head_dim_qk % widest == 0 && spec.head_dim_v % widest == 0;
+  return is_whole ? widest : widest / 2;
+}
+
 /// Warps that load.
 constexpr std::int32_t sm90_num_loaders(const Sm90ForwardSpec& spec) {
   return spec.loads_by_cp_async ? 2 : 1;

@@ -235,6 +235,29 @@ TEST(ForwardCandidates, HeadDimsArePaddedToTheSwizzle) {
   EXPECT_FALSE(chosen(Shape{}).spec->has_padded_head_dim);
 }
 
+TEST(ForwardCandidates, HopperPadsHeadDimsToPanelsOfOneSwizzle) {
+  struct Dims {
+    std::int64_t seqlen_kv, qk, v;
+    std::int32_t tile_qk, tile_v, tile_q;
+  };
+  for (const Dims& dims : {Dims{4096, 64, 40, 64, 64, 192},
+                           {4096, 72, 72, 96, 96, 192},
+                           {1024, 72, 72, 128, 128, 128},
+                           {4096, 96, 64, 96, 64, 192},
+                           {1024, 96, 64, 96, 64, 128},
+                           {4096, 104, 72, 128, 128, 128}}) {
+    const ForwardSpec spec = *chosen({.seqlen_q = 4096,
+                                      .seqlen_kv = dims.seqlen_kv,
+                                      .head_dim_qk = dims.qk,
+                                      .head_dim_v = dims.v},
+                                     9, 0)
+                                  .spec;
+    EXPECT_EQ(spec.head_dim_qk, dims.tile_qk) << dims.qk;
+    EXPECT_EQ(spec.head_dim_v, dims.tile_v) << dims.v;
+    EXPECT_EQ(spec.tile_q, dims.tile_q) << dims.qk << " of " << dims.seqlen_kv;
+  }
+}
+
 TEST(ForwardCandidates, DecodePacksTheHeadsOfAGroupAndSplitsKeys) {
   const ForwardPlan plan =
       chosen({.seqlen_q = 1, .seqlen_kv = 32768, .num_heads_q = 64, .num_heads_kv = 8});

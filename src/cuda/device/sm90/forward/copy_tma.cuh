@@ -138,7 +138,7 @@ class TmaCopies {
     ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes / Tile::kRows * rows);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const std::int32_t coordinates[4] = {T::kElement.of_panel * panel, at[1], at[2], at[3]};
+      const std::int32_t coordinates[4] = {T::kPanelElements * panel, at[1], at[2], at[3]};
       ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map),
                                         coordinates, full, policy);
     }
@@ -160,7 +160,7 @@ class TmaCopies {
       const auto page = ptx::ld_shared<std::int32_t>(pages + 4 * box);
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        const std::int32_t coordinates[4] = {T::kElement.of_panel * panel,
+        const std::int32_t coordinates[4] = {T::kPanelElements * panel,
                                              (key + row) & (cta_.p.common.page_size - 1),
                                              kv.kv_head, page};
         ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes + row * Tile::kSpan,

@@ -23,8 +23,10 @@ namespace fovea::cuda::sm90 {
 template <Sm90ForwardSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
-  static_assert(spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0,
-                "rows are whole panels of 128 bytes");
+  static constexpr int kPanelElements = sm90_panel_elements(spec);
+  static_assert(spec.head_dim_qk % kPanelElements == 0 && spec.head_dim_v % kPanelElements == 0,
+                "rows are whole panels, of 128 or of 64 bytes");
+  static_assert(kPanelElements == 64 || !spec.loads_by_cp_async, "threads copy 128 bytes of a row");
   static constexpr int kGroups = spec.num_warps / 4 - 1;  // of 64 rows
   static_assert(kGroups <= 3, "two or three warpgroups take turns; one has nobody to wait for");
   static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
@@ -55,18 +57,21 @@ struct Traits {
   static_assert(kElement.can_be_mn_major, "rows of V are its depth in P V");
   static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
 
-  using QTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, Swizzle::bytes128>;
-  using KTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_qk, Swizzle::bytes128>;
-  using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, Swizzle::bytes128>;
-  using OTile = SharedTile<64, 2 * spec.head_dim_v, Swizzle::bytes128>;
+  static constexpr Swizzle kSwizzle = widest_swizzle(kElement.bytes * kPanelElements);
+  using QTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, kSwizzle>;
+  using KTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_qk, kSwizzle>;
+  using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
+  using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it.
   static constexpr bool kIsWide = spec.head_dim_qk > 128 || spec.head_dim_v > 128;
+  /// Three groups of 96 columns have tiles of fewer keys.
+  static constexpr bool kIsMiddle = kPanelElements < 64;
   static constexpr int kLoadRegisters = spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
-                                        : kGroups == 3         ? 32
+                                        : kGroups == 3         ? (kIsMiddle ? 56 : 32)
                                                                : 40;
   static constexpr int kComputeRegisters = spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
-                                           : kGroups == 3         ? 160
+                                           : kGroups == 3         ? (kIsMiddle ? 152 : 160)
                                                                   : 232;
   static_assert(kGroups < 3 || !spec.loads_by_cp_async, "threads that copy want more registers");
   /// Powers between two links of the chain in OptimisticRows::exponentiate.

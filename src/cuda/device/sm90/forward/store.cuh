@@ -58,8 +58,9 @@ struct Store {
     const typename T::OTile out{cta.q_at(q.stage, group)};
 #pragma unroll
     for (int panel = 0; panel < T::OTile::kPanels; ++panel) {
-      const std::int32_t at[4] = {64 * panel, place.q_row + rows.idx * spec.tile_q + 64 * group,
-                                  rows.q_head, cta.map_batch(rows)};
+      const std::int32_t at[4] = {T::kPanelElements * panel,
+                                  place.q_row + rows.idx * spec.tile_q + 64 * group, rows.q_head,
+                                  cta.map_batch(rows)};
       ptx::cp_async_bulk_tensor_store<4>(tensor_map(cta.p.out), at, out.panel(panel));
     }
     ptx::cp_async_bulk_commit_group();
