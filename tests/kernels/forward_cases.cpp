@@ -456,7 +456,7 @@ std::vector<Case> hopper_cases() {
     cases.push_back(climbing_case("hopper_climbing" + tail, head_dim, false));
     cases.push_back(climbing_case("hopper_descending" + tail, head_dim, true));
   }
-  // Every tile has a mask, and powers that a step took without a maximum do not stand.
+  // Every tile has a mask.
   Case masked_climb = climbing_case("hopper_climbing_masked", 96, true);
   masked_climb.mask = parse_mask_mod("kv_idx % 7 != 3");
   cases.push_back(std::move(masked_climb));

@@ -65,6 +65,26 @@ INSTANTIATE_TEST_SUITE_P(All, ForwardSpecs,
                                            Shape{"full_256", 256, false}),
                          [](const auto& each) { return std::string(each.param.name); });
 
+TEST(ForwardSpecs, StepsWithoutAMaskLoadNothingForOne) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  Problem problem;
+  problem.q = problem.k = problem.v =
+      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{4, 4096, 16, 128});
+  const TensorView documents(static_cast<const void*>(nullptr),
+                             make_spec(Dtype::i32, std::array<std::int64_t, 2>{4, 4096}));
+  problem.mask =
+      parse_mask_mod("doc[batch, q_idx] == doc[batch, kv_idx]", {.tensors = {{"doc", documents}}});
+  const ForwardPlan plan = choose_forward(validate(problem, "test"), typical_device(9, 0));
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  EXPECT_EQ(cubin.report.spill_bytes, 0);
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  const auto loops = loops_with(*code, "HGMMA.", 8 + 8);
+  ASSERT_FALSE(loops.empty());
+  EXPECT_EQ(count(loops[0], "LDG"), 0);
+}
+
 /// What else the kernel is compiled for: who loads, where keys lie, what it writes.
 struct Form {
   const char* name;

@@ -108,7 +108,7 @@ struct Compute {
           float part[2];
           bool stands = true;
           while (is_next_full && stands) {
-            is_next_full = products(tile);
+            is_next_full = products<true>(tile);
             modify(tile);
             await_sums();
             stands =
@@ -222,7 +222,7 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
-    scores.look_ahead(tile, posted(0));
+    scores.template look_ahead<false>(tile, posted(0));
     await_turn();
     issue_scores(q.stage);
     pass_turn();
@@ -236,9 +236,10 @@ struct Compute {
 
   /// Scores of the next kv tile beside the sums of the last one, which still run then. Whether the kv tile after it is
   /// full.
+  template <bool is_known_full>
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
     await_keys();
-    scores.look_ahead(tile, next);
+    scores.template look_ahead<is_known_full>(tile, next);
     const KvTile posted_next = posted_to_leader(1);
     const bool is_next_full = ptx::vote_any(posted_next.is_full());
     next = {ptx::shfl_idx(posted_next.word, 0)};
@@ -273,7 +274,7 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER bool careful_step(const RowTile& tile) {
-    const bool is_next_full = products(tile);
+    const bool is_next_full = products<false>(tile);
     modify(tile);
     if (!scores.kv_tile.is_full()) mask<true>(tile);
     const bool is_raised =
@@ -293,7 +294,7 @@ struct Compute {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
-    scores.look_ahead(after, posted(0));
+    scores.template look_ahead<false>(after, posted(0));
     post_misses();
     await_turn();
     issue_scores(q.stage);
