@@ -115,15 +115,18 @@ def test_an_accuracy_chooses_a_recipe_or_none() -> None:
 def test_recipes_of_files(tmp_path) -> None:
     arrays = qkv()
     file = tmp_path / "layer.json"
-    file.write_text('{"format": "fovea recipe 1", "quant": "int8", "error": 0.01, "accuracy": 0.02, "heads": [{"q_head": 0}]}')
+    text = '{"format": "fovea recipe 1", "quant": "int8", "error": 0.01, "accuracy": 0.02, "heads": [{"q_head": 0}]}'
+    file.write_text(text)
     recipe = fovea.load_recipe(file)
     assert recipe == fovea.Recipe("int8", 0.01, 0.02, ({"q_head": 0},))
     expected = fovea.attention(*arrays, quant="int8")
     for quant in (recipe, file, str(file)):
         assert np.array_equal(fovea.attention(*arrays, quant=quant), expected)
         plan = fovea.plan(*arrays, quant=quant)
+        file.unlink()  # a plan reads it once
         assert np.array_equal(plan.run(*arrays), expected)
-    for text in ("{", "[]", "{}", '{"format": "fovea recipe 1", "quant": 3}'):
+        file.write_text(text)
+    for text in ("{", "[]", '{"quant": "int8"}', '{"format": "fovea recipe 1", "quant": 3}'):
         file.write_text(text)
         with pytest.raises(fovea.InvalidArgument, match="load_recipe: .*layer.json is no recipe; expected what fovea calibrate --out writes"):
             fovea.load_recipe(file)
@@ -251,6 +254,7 @@ REFUSED = {
     "seed": (lambda q, k, v: fovea.attention(q, k, v, dropout=(0.5, 1.5)), "dropout.seed is 1.5"),
     "quant": (lambda q, k, v: fovea.attention(q, k, v, quant="acurate"), "quant 'acurate': no recipe is called 'acurate'; expected none, accurate"),
     "accuracy": (lambda q, k, v: fovea.attention(q, k, v, accuracy=-1), "accuracy is -1; expected a relative error above 0"),
+    "accuracy 0": (lambda q, k, v: fovea.attention(q, k, v, accuracy=0), "accuracy is 0; expected a relative error above 0"),
     "accuracy beside a recipe": (lambda q, k, v: fovea.attention(q, k, v, quant="fast", accuracy=0.1), "accuracy is 0.1 beside quant 'fast'; expected one"),
     "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
     "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),

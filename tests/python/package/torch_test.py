@@ -78,8 +78,11 @@ def test_recipes_are_refused_in_forward_mode() -> None:
         torch.func.jvp(lambda x: fovea.attention(x, k, v, quant="int8"), (q,), (q,))
 
 
-def test_an_accuracy_takes_no_recipe_where_gradients_are_recorded() -> None:
+def test_an_accuracy_takes_no_recipe_where_gradients_are_recorded(monkeypatch) -> None:
     q, k, v = (torch.randn(1, 9, 2, 16) for _ in range(3))
     q.requires_grad_()
     (gradient,) = torch.autograd.grad(fovea.attention(q, k, v, accuracy=0.05).sum(), q)
     assert torch.equal(gradient, torch.autograd.grad(fovea.attention(q, k, v).sum(), q)[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(fovea._attention, "recorded", lambda arguments, return_lse: arguments.key)
+        assert fovea.attention(q, k, v, accuracy=0.05).quant is None
