@@ -351,6 +351,10 @@ class Gradients(CommandTest):
     def backward(self, *words):
         return self.attend("--backward", "--dout", "dout.npy", *words)
 
+    def test_gradients_of_a_recipe_are_checked_against_their_own_oracle(self):
+        result = self.backward("--quant", "int8,hadamard=yes", "--causal", "--check")
+        self.expect(result, 0)
+
     def expect_slopes(self, file, shape, values, loss):
         """Some elements of a gradient; `loss` is a function of all values."""
         descr, got_shape, got = read_npy(self.folder / file)
@@ -1173,6 +1177,19 @@ class Bench(CommandTest):
         self.expect(self.run_fovea("bench", "--cases", "cases.json", "--case", "pages", "--backward"), 2, "'pages'", "cache")
         (self.folder / "cases.json").write_text(json.dumps({"cases": [{**case, "page_size": 7}]}))
         self.expect(self.run_fovea("bench", "--cases", "cases.json"), 2, "page_size does not divide seqlen_kv")
+
+    def test_a_recipe_stands_behind_the_call_without_one(self):
+        for words, name, operation in (((), "given shapes", "attention"), (("--backward",), "given shapes+backward", "attention_backward")):
+            result = self.run_fovea("bench", *self.SHAPES, *words, "--quant", "int8", "--json")
+            self.expect(result, 0)
+            rows = json.loads(result.stdout)["rows"]
+            self.assertEqual([row["name"] for row in rows], [name, f"{name} int8"])
+            rounded = "cpu/attention_quantized" + operation.removeprefix("attention")
+            plain = "cpu/attention_forward" if operation == "attention" else f"cpu/{operation}"
+            self.assertEqual([row["kernel"] for row in rows], [plain, rounded])
+        case = {"name": "pages", "why": "small", "seqlen_q": 2, "seqlen_kv": 24, "num_heads_q": 2, "page_size": 8}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+        self.expect(self.run_fovea("bench", "--cases", "cases.json", "--quant", "int8"), 2, "--quant", "cache")
 
     def test_json_on_stdout(self):
         result = self.run_fovea("bench", *self.SHAPES, "--json")
