@@ -15,6 +15,15 @@ namespace {
 /// Rows that a task rounds, about: so many that what it finds out first costs nothing.
 constexpr std::int64_t kPieceRows = 512;
 
+/// Rows of one head that are fetched ahead: they lie as far apart as all heads are long, which prefetchers do not follow.
+constexpr std::int64_t kRowsAhead = 16;
+
+void fetch(const RowSource& row) {
+  constexpr std::int64_t kLine = 64;
+  const std::int64_t bytes = row.count * static_cast<std::int64_t>(size_bytes(row.dtype));
+  for (std::int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(row.data + at);
+}
+
 std::size_t product_of(std::initializer_list<std::int64_t> sizes) {
   std::size_t product = 1;
   for (const std::int64_t size : sizes) product *= static_cast<std::size_t>(size);
@@ -303,9 +312,13 @@ OperandRows operand_rows(const ForwardProblem& f, const Sequence& s) {
 
 // ---- passes ----
 
-RowSource OperandRounding::source(const Rows& rows, const Sequence& s, std::int64_t row,
-                                  std::int64_t head, std::int64_t head_dim) const {
-  return {rows.at(s.batch_offset, row, head), rows.dtype, rows.col_stride, head_dim};
+RowSource OperandRounding::source(const Rows& rows, const RowAt& at, std::int64_t head_dim) const {
+  const auto row = [&](std::int64_t n) {
+    return RowSource{rows.at(at.sequence.batch_offset, at.begin + n, at.head), rows.dtype,
+                     rows.col_stride, head_dim};
+  };
+  if (at.n + kRowsAhead < at.count) fetch(row(at.n + kRowsAhead));
+  return row(at.n);
 }
 
 void OperandRounding::measure_keys(const Sequence& s, std::int64_t kv_head) const {
@@ -320,7 +333,7 @@ void OperandRounding::measure_keys(const Sequence& s, std::int64_t kv_head) cons
   std::vector<float> scratch(width);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t n = is_sample ? quant::sampled_row(i, s.seqlen_kv) : i;
-    steps_.add_to_sums(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_qk),
+    steps_.add_to_sums(source(rows, {s, s.kv_begin, n, s.seqlen_kv, kv_head}, f_.head_dim_qk),
                        /*by_element=*/false, scratch.data(), sums.data());
   }
   for (std::size_t d = 0; d < width; ++d)
@@ -337,7 +350,7 @@ void OperandRounding::measure_values(const Sequence& s, std::int64_t kv_head) co
   if (quant_.smooth_v != Smoothing::none) {
     std::vector<double> sums(width);
     for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
-      steps_.add_to_sums(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_v),
+      steps_.add_to_sums(source(rows, {s, s.kv_begin, n, s.seqlen_kv, kv_head}, f_.head_dim_v),
                          /*by_element=*/true, row.data(), sums.data());
     }
     for (std::size_t d = 0; d < width; ++d)
@@ -348,8 +361,8 @@ void OperandRounding::measure_values(const Sequence& s, std::int64_t kv_head) co
   const std::span<float> greatest = scales.tile(0);
   std::ranges::fill(greatest, 0.0F);
   for (std::int64_t n = 0; n < s.seqlen_kv; ++n) {
-    steps_.smooth_values(source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_v), mean.data(),
-                         row.data());
+    steps_.smooth_values(source(rows, {s, s.kv_begin, n, s.seqlen_kv, kv_head}, f_.head_dim_v),
+                         mean.data(), row.data());
     steps_.raise_greatest(row.data(), f_.head_dim_v, greatest.data());
   }
   scales.settle(0, given(args_.v_scale, s, kv_head));
@@ -390,7 +403,7 @@ void OperandRounding::round_keys(const Sequence& s, std::int64_t kv_head,
                              .given_scale = given(args_.k_scale, s, kv_head),
                              .offset = 128};
   const auto source_of = [&](std::int64_t n) {
-    return source(rows, s, s.kv_begin + n, kv_head, f_.head_dim_qk);
+    return source(rows, {s, s.kv_begin, n, s.seqlen_kv, kv_head}, f_.head_dim_qk);
   };
   const auto mean_of = [&](std::int64_t /*n*/) { return mean; };
   const auto note = [&](std::int64_t n, const float* /*row*/, const RowFacts& facts) {
@@ -430,8 +443,9 @@ void OperandRounding::load_values(const ValueTile& tile, float* values) const {
   const float* const mean = to_.v_mean + mean_offset(f_, s, tile.kv_head, f_.head_dim_v);
   bool is_finite = true;
   for (std::int64_t i = 0; i < tile.count; ++i) {
-    const std::int64_t n = s.kv_begin + tile.index * quant_.block_kv + i;
-    const RowSource row = source(rows, s, n, tile.kv_head, f_.head_dim_v);
+    const std::int64_t n = tile.index * quant_.block_kv + i;
+    const RowSource row =
+        source(rows, {s, s.kv_begin, n, s.seqlen_kv, tile.kv_head}, f_.head_dim_v);
     is_finite = steps_.smooth_values(row, mean, values + i * f_.head_dim_v) && is_finite;
   }
   const std::int64_t of_all = operand_rows(f_, s).tile + tile.index;
@@ -475,7 +489,7 @@ void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,
   const float* const k_mean =
       to_.k_mean == nullptr ? nullptr : to_.k_mean + mean_offset(f_, s, kv_head, width);
   const auto source_of = [&](std::int64_t n) {
-    return source(rows, s, s.q_begin + n, q_head, width);
+    return source(rows, {s, s.q_begin, n, s.seqlen_q, q_head}, width);
   };
   const auto mean_of = [&](std::int64_t n) -> float* {
     if (to_.q_mean == nullptr) return nullptr;

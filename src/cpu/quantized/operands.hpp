@@ -99,8 +99,13 @@ class OperandRounding {
 
   void load_values(const ValueTile& tile, float* values) const;
   void write_values(const ValueTile& tile, const float* values, std::span<const float> scale) const;
-  RowSource source(const Rows& rows, const Sequence& sequence, std::int64_t row, std::int64_t head,
-                   std::int64_t head_dim) const;
+  /// Row n of `count` that one head of a sequence has from `begin` on.
+  struct RowAt {
+    const Sequence& sequence;
+    std::int64_t begin = 0, n = 0, count = 0, head = 0;
+  };
+  /// The row; one that comes soon is fetched.
+  RowSource source(const Rows& rows, const RowAt& at, std::int64_t head_dim) const;
 
   const ForwardProblem& f_;
   const Quantization& quant_;
