@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fovea next to its peers on one GPU: one process, the same tensors and stream, contenders in random order.
 
-usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,shapes,short,inputs,programs] [--match REGEX] [--seconds 300]
+usage: gpu_peers.py --library libfovea.so [--before libother.so] [--tables forward,packed,shapes,short,inputs,programs,blocks] [--match REGEX] [--seconds 300]
        [--rounds 9] [--sustained SECONDS] [--json FILE] [--picture FILE.svg]
 
 Contenders are Fovea through the C ABI, PyTorch's scaled_dot_product_attention with its flash and cuDNN backends, compiled
@@ -50,6 +50,8 @@ WIDTH = 2048  # heads * head_dim
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 HEAD_DIMS = (128, 64, 256)
 WINDOW, NUM_DOCUMENTS, SOFTCAP = 1024, 12, 30.0
+# Tiles that a table selects: tokens, heads, head_dim, side of a tile, how many of each row. A minute of video, and contexts of text.
+SELECTIONS = ((109632, 7, 128, 128, 64), (109632, 7, 128, 64, 64), (32768, 16, 128, 64, 32), (32768, 32, 64, 64, 32), (32768, 16, 128, 32, 64))
 NUM_PACKED = 16  # sequences
 # Encoders of images (7 x 7 windows, 14 x 14 and 16 x 16 patches beside a class token) and of text (77): tokens, batch, heads * head_dim
 SHORT = ((49, 64, 1024), (77, 64, 1280), (197, 16, 1024), (257, 16, 1024), (384, 16, 1024))
@@ -366,9 +368,56 @@ def measure_program(setup, name, seqlen, head_dim=128):
     return contest(setup, q, k, v, peers, flops, fields, f"{name} {batch}x{seqlen}x{heads}x{head_dim}")
 
 
+def block_cases(setup):
+    for selection in SELECTIONS:
+        yield lambda s=selection: measure_blocks(setup, *s, causal=False)
+    yield lambda: measure_blocks(setup, *SELECTIONS[2], causal=True)
+
+
+def measure_blocks(setup, seqlen, heads, head_dim, side, count, causal):
+    """Of each head and row of tiles, so many tiles at random; under a causal mask of those up to the diagonal, which is always among them."""
+    q, k, v = random_inputs(1, seqlen, heads, head_dim, "bf16")
+    tiles = -(-seqlen // side)
+    weights = torch.rand(heads, tiles, tiles, device="cuda")
+    if causal:
+        weights = weights.tril().diagonal_scatter(torch.full((heads, tiles), 2.0, device="cuda"), dim1=1, dim2=2)
+    chosen = weights.topk(count, dim=-1).indices
+    table = torch.zeros_like(weights, dtype=torch.bool).scatter_(2, chosen, True)
+    if causal:
+        table = table.tril()
+    sizes = torch.full((tiles,), side, device="cuda", dtype=torch.float64)
+    sizes[-1] = seqlen - side * (tiles - 1)
+    pairs = (sizes @ table.double() @ sizes).sum().item()
+    text = f"sel[q_head, q_idx // {side}, kv_idx // {side}]"
+    if causal:
+        text += " && kv_idx <= q_idx"
+        pairs -= heads * (sizes * (sizes - 1) / 2).sum().item()
+    label = f"{count} of {tiles} tiles of {side} 1x{seqlen}x{heads}x{head_dim}{' causal' if causal else ''}"
+    fields = {"mask_mod": text, "tensors": {"sel": fovea.torch_tensor(table)}}
+    peers = {"flex": lambda: compiled_flex_of_tiles(q, k, v, table, side, causal)}
+    return contest(setup, q, k, v, peers, 4 * head_dim * pairs, fields, label)
+
+
+def compiled_flex_of_tiles(q, k, v, table, side, causal):
+    """Of the lists of tiles that FlexAttention's kernel walks: full ones, but on the diagonal of a causal mask."""
+    from torch.nn.attention.flex_attention import BlockMask, flex_attention
+    torch._dynamo.reset()
+    diagonal = torch.eye(table.shape[-1], dtype=torch.bool, device="cuda") if causal else torch.zeros_like(table[0])
+
+    def lists(tiles):
+        return tiles.sum(-1, dtype=torch.int32)[None], tiles.int().argsort(dim=-1, descending=True, stable=True).int()[None]
+    mask = BlockMask.from_kv_blocks(*lists(table & diagonal), *lists(table & ~diagonal), BLOCK_SIZE=side,
+                                    mask_mod=(lambda b, h, i, j: i >= j) if causal else None, seq_lengths=(q.shape[1], k.shape[1]))
+    options = {"BLOCK_M": min(side, 128), "BLOCK_N": min(side, 64)}
+    inputs = [t.transpose(1, 2) for t in (q, k, v)]
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled(*inputs, block_mask=mask, kernel_options=options)
+
+
 TABLES = {"forward": ("Forward", forward_cases), "packed": ("Packed sequences", packed_cases),
           "shapes": ("Other shapes", shape_cases), "short": ("Short sequences", short_cases), "inputs": ("Other inputs", input_cases),
-          "programs": ("Programs (TFLOP/s of visible pairs)", program_cases)}
+          "programs": ("Programs (TFLOP/s of visible pairs)", program_cases),
+          "blocks": ("Tiles that a table selects (TFLOP/s of visible pairs)", block_cases)}
 PEERS = ("fovea", "before", "dense", "fa3", "cudnn", "flash", "flex")
 
 

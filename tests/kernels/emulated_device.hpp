@@ -18,6 +18,7 @@ struct Emulation {
   /// Findings that are no mistake here; empty: all are.
   std::function<bool(const cuda::emulator::Finding&)> passes_over;
   int ctas_at_once = 1;
+  int ctas_per_sm = 1;          // that share its registers
   bool is_dependent = false;    // launches start beside those before them
   std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again
 

@@ -189,9 +189,10 @@ void run_hopper(const Run& run, Emulation& emulation) {
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
   emulation.is_dependent = call.has_counter;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
+  emulation.ctas_per_sm = plan.spec->ctas_per_sm;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { cuda::hopper_named(run.label).run(call.params); });
-  emulation.ctas_at_once = 1;
+  emulation.ctas_at_once = emulation.ctas_per_sm = 1;
   emulation.is_dependent = false;
   const std::span words(call.params.next_redo,
                         reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));

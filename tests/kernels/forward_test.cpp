@@ -43,6 +43,8 @@ INSTANTIATE_TEST_SUITE_P(Copied, EmulatedHoppers, ::testing::ValuesIn(hopper_cp_
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(F32Out, EmulatedHoppers, ::testing::ValuesIn(hopper_f32_out_cases()),
                          [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Selections, EmulatedHoppers, ::testing::ValuesIn(hopper_selection_cases()),
+                         [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHoppers, ::testing::ValuesIn(hopper_few_rows_cases()),
                          [](const auto& each) { return each.param.label; });
 

@@ -73,8 +73,9 @@ void print_forwards(std::ofstream& out) {
 
 void print_hoppers(std::ofstream& out) {
   std::string table;
-  for (const auto& cases : {testing::hopper_cases(), testing::hopper_cp_async_cases(),
-                            testing::hopper_f32_out_cases(), testing::hopper_few_rows_cases()}) {
+  for (const auto& cases :
+       {testing::hopper_cases(), testing::hopper_cp_async_cases(), testing::hopper_f32_out_cases(),
+        testing::hopper_selection_cases(), testing::hopper_few_rows_cases()}) {
     for (const auto& each : cases) print_hopper(each.label, problem_of_case(each), out, table);
   }
   for (const auto& cases : {testing::hopper_cache_cases(), testing::hopper_copied_cache_cases(),

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "cuda/forward/sm90_few_rows.hpp"
+#include "cuda/forward/sm90_selections.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/params/tensor_params.hpp"
 
@@ -198,14 +199,19 @@ std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const Devic
 
 Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
   const Sm90ForwardSpec spec = hopper_spec(f);
-  return has_few_rows(f) ? with_few_rows(spec, f, device) : choose_for_many_rows(spec, f);
+  if (has_few_rows(f)) return with_few_rows(spec, f, device);
+  const Sm90ForwardSpec usual = choose_for_many_rows(spec, f);
+  return has_selections(f, usual) ? with_selections(usual, f, device) : usual;
 }
 
 std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
                                                        const DeviceTraits& device) {
-  const Sm90ForwardSpec chosen = choose(f, device);
-  return has_few_rows(f) ? few_rows_alternatives(chosen, device)
-                         : alternatives_for_many_rows(chosen, device);
+  if (has_few_rows(f)) return few_rows_alternatives(choose(f, device), device);
+  const Sm90ForwardSpec usual = choose_for_many_rows(hopper_spec(f), f);
+  if (!has_selections(f, usual)) return alternatives_for_many_rows(usual, device);
+  std::vector<Sm90ForwardSpec> specs = selections_alternatives(choose(f, device), device);
+  specs.push_back(usual);
+  return specs;
 }
 
 bool Sm90Forward::reads(const AttentionForward& args, const GrownCache* cache) {
@@ -288,8 +294,8 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   if (launch.common.grid.x == 0) return launch;
   const std::uint32_t num_tiles =
       launch.common.grid.x * static_cast<std::uint32_t>(max_splits(spec, problem));
-  launch.num_ctas =
-      std::min(num_tiles, static_cast<std::uint32_t>(usable_sms(problem, plan.device)));
+  launch.num_ctas = std::min(
+      num_tiles, static_cast<std::uint32_t>(spec.ctas_per_sm * usable_sms(problem, plan.device)));
   launch.has_counter = spec.is_dynamic && num_tiles > launch.num_ctas;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(spec, launch.common.params.page_size);

@@ -141,5 +141,45 @@ INSTANTIATE_TEST_SUITE_P(
                       Form{"f32_out_256", 256, -1, false, Dtype::f32, 32}),
     [](const auto& each) { return std::string(each.param.name); });
 
+/// Masks that select pieces of the score matrix: tiles of those, and several CTAs on an SM.
+struct Selection {
+  const char* name;
+  std::int64_t head_dim;
+  const char* mask;
+  bool has_dropout = false;
+};
+
+void PrintTo(const Selection& selection, std::ostream* out) { *out << selection.name; }
+
+class ForwardSelections : public ::testing::TestWithParam<Selection> {};
+
+TEST_P(ForwardSelections, SpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const Selection& selection = GetParam();
+  Problem problem;
+  problem.q = problem.k = problem.v =
+      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{1, 8192, 8, selection.head_dim});
+  const TensorSpec table = make_spec(Dtype::boolean, std::array<std::int64_t, 3>{8, 256, 256});
+  problem.mask = parse_mask_mod(
+      selection.mask, {.tensors = {{"sel", TensorView(static_cast<const void*>(nullptr), table)}}});
+  if (selection.has_dropout) problem.dropout = {.p = 0.1F, .seed = 7};
+  const ForwardPlan plan = choose_forward(validate(problem, "test"), typical_device(9, 0));
+  ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  EXPECT_EQ(cubin.report.spill_bytes, 0) << plan.spec.describe();
+  EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ForwardSelections,
+    ::testing::Values(Selection{"pieces_of_64_d128", 128, "sel[q_head, q_idx // 64, kv_idx // 64]"},
+                      Selection{"pieces_of_64_d64", 64, "sel[q_head, q_idx // 64, kv_idx // 64]"},
+                      Selection{"pieces_of_32_d128", 128, "sel[q_head, q_idx // 32, kv_idx // 32]"},
+                      Selection{"causal_d128", 128,
+                                "sel[q_head, q_idx // 64, kv_idx // 64] && kv_idx <= q_idx"},
+                      Selection{"dropout_d64", 64, "sel[q_head, q_idx // 64, kv_idx // 64]", true}),
+    [](const auto& each) { return std::string(each.param.name); });
+
 }  // namespace
 }  // namespace fovea::cuda

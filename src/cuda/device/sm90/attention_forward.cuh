@@ -57,6 +57,10 @@
 // memory for common/combine, which starts beside the last CTAs and waits for them. Of packed queries over a cache the
 // box of a sequence may end with rows of the next one: nobody asks for those.
 //
+// Selected tiles: where a mask selects tiles of 64 rows by a table (expr/position_steps.hpp), those are the tiles. A CTA
+// is one warpgroup with a walk and buffers of its own, and an SM has two or three of them, which hide each other's
+// softmax as groups do: the bound is what L2 gives, 32 KB for each tile of 64 x 64 at head_dim 128.
+//
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.
 //
@@ -125,7 +129,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-/// num_warps * 32 threads, one CTA on an SM: as many CTAs as there are SMs, or fewer.
+/// num_warps * 32 threads: as many CTAs as the SMs hold together, spec.ctas_per_sm each, or fewer.
 template <Sm90ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
@@ -135,12 +139,12 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   if constexpr (spec.is_split) ptx::griddepcontrol_launch_dependents();  // the combine kernel waits
   ptx::sync_threads();
   if (cta.warp < 4) {
-    if constexpr (T::kGroups > 1) ptx::setmaxnreg_dec<T::kLoadRegisters>();
+    if constexpr (T::kTradesRegisters) ptx::setmaxnreg_dec<T::kLoadRegisters>();
     if (cta.warp == 0 || (T::kLoaders == 2 && cta.warp == 3)) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
   } else {
-    if constexpr (T::kGroups > 1) ptx::setmaxnreg_inc<T::kComputeRegisters>();
+    if constexpr (T::kTradesRegisters) ptx::setmaxnreg_inc<T::kComputeRegisters>();
     Compute<spec, Mods>(cta).run();
   }
 }

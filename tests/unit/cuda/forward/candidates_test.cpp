@@ -559,6 +559,50 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTilesOfTheirLength) {
   }
 }
 
+/// A mask that selects tiles of so many queries and keys, of a problem that it leaves long.
+Problem selecting(std::int64_t rows, std::int64_t keys, std::int64_t head_dim) {
+  Problem problem = problem_of(
+      {.seqlen_q = 4096, .seqlen_kv = 4096, .head_dim_qk = head_dim, .head_dim_v = head_dim});
+  const TensorSpec table = make_spec(Dtype::boolean, std::array<std::int64_t, 3>{8, 4096, 4096});
+  const std::string mask = "sel[q_head, q_idx // " + std::to_string(rows) + ", kv_idx // " +
+                           std::to_string(keys) + "] && kv_idx <= q_idx";
+  problem.mask = parse_mask_mod(
+      mask, {.tensors = {{"sel", TensorView(static_cast<const void*>(nullptr), table)}}});
+  return problem;
+}
+
+TEST(ForwardCandidates, SelectionsOnHopperHaveTilesThatNoSelectedTileCuts) {
+  struct Expected {
+    std::int64_t rows, keys, head_dim;
+    std::int32_t tile_q, tile_kv, ctas_per_sm, stages;
+  };
+  for (const Expected& e :
+       {Expected{64, 64, 128, 64, 64, 2, 3},
+        {64, 64, 64, 64, 64, 3, 4},
+        {192, 128, 128, 64, 64, 2, 3},
+        {128, 64, 128, 128, 64, 1, 4},
+        {32, 32, 128, 64, 32, 2, 4},
+        {64, 96, 128, 64, 32, 2, 4},
+        {128, 128, 64, 128, 128, 1, 4},
+        // The usual tiles: of such pieces already, of others' width, of no piece at all.
+        {128, 128, 128, 128, 128, 1, 2},
+        {192, 128, 64, 192, 128, 1, 2},
+        {64, 64, 192, 128, 96, 1, 2},
+        {8, 64, 128, 128, 128, 1, 2},
+        {64, 1, 128, 128, 128, 1, 2}}) {
+    SCOPED_TRACE(testing::Message() << e.rows << " x " << e.keys << ", head_dim " << e.head_dim);
+    const ForwardPlan plan = chosen(selecting(e.rows, e.keys, e.head_dim), 9, 0);
+    ASSERT_EQ(plan.candidate, kHopper);
+    EXPECT_EQ(plan.spec->tile_q, e.tile_q);
+    EXPECT_EQ(plan.spec->tile_kv, e.tile_kv);
+    EXPECT_EQ(plan.spec->ctas_per_sm, e.ctas_per_sm);
+    EXPECT_EQ(plan.spec->stages, e.stages);
+    EXPECT_EQ(plan.spec->num_warps, 4 + e.tile_q / 16);
+    const int of_sm = e.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes);
+    EXPECT_LE(of_sm, typical_device(9, 0).shared_bytes_per_sm);
+  }
+}
+
 /// A plan's CTAs fit the registers and the shared memory of an SM, its stages all keys, its tiles all
 /// rows.
 TEST(ForwardCandidates, ShortSequencesFitTheSm) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "fovea/mask.hpp"
@@ -15,7 +16,15 @@
 namespace fovea::cuda {
 namespace {
 
-// Widths on both sides of every row of the tables, few rows and many, one dtype of each kernel.
+MaskMod selected_tiles() {
+  const TensorSpec table = make_spec(Dtype::boolean, std::array<std::int64_t, 3>{8, 32, 32});
+  return parse_mask_mod(
+      "sel[q_head, q_idx // 64, kv_idx // 64]",
+      {.tensors = {{"sel", TensorView(static_cast<const void*>(nullptr), table)}}});
+}
+
+// Widths on both sides of every row of the tables, few rows and many, one dtype of each kernel; tiles that a mask
+// selects.
 std::vector<Posed> many_problems() {
   std::vector<Posed> problems;
   for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
@@ -30,6 +39,12 @@ std::vector<Posed> many_problems() {
                               .head_dim_v = v,
                               .mask = rows == 5 ? causal() : MaskMod()});
         }
+        problems.push_back({.dtype = dtype,
+                            .seqlen_q = 2048,
+                            .seqlen_kv = 2048,
+                            .head_dim_qk = qk,
+                            .head_dim_v = v,
+                            .mask = selected_tiles()});
       }
     }
   }

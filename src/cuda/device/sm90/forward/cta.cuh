@@ -63,15 +63,21 @@ struct Traits {
   using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
-  // 65,536 registers: what the launch gives a thread, and what each role makes of it.
+  // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all it
+  // could take.
   static constexpr bool kIsWide = spec.head_dim_qk > 128 || spec.head_dim_v > 128;
   /// Three groups of 96 columns have tiles of fewer keys.
   static constexpr bool kIsMiddle = kPanelElements < 64;
+  static constexpr int kCtas = spec.ctas_per_sm;
+  static_assert(kGroups == 1 || kCtas == 1, "two groups fill an SM's registers");
+  static constexpr bool kTradesRegisters = kGroups > 1 || kCtas > 1;
   static constexpr int kLoadRegisters = spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
                                         : kGroups == 3         ? (kIsMiddle ? 56 : 32)
                                                                : 40;
   static constexpr int kComputeRegisters = spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
                                            : kGroups == 3         ? (kIsMiddle ? 152 : 160)
+                                           : kCtas == 3           ? 120
+                                           : kCtas == 2           ? 216
                                                                   : 232;
   static_assert(kGroups < 3 || !spec.loads_by_cp_async, "threads that copy want more registers");
   /// Powers between two links of the chain in OptimisticRows::exponentiate.
