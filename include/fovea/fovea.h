@@ -673,6 +673,23 @@ FOVEA_API int fovea_mask_print(const fovea_block_map_args* args, int32_t max_wid
 FOVEA_API int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t* rgb,
                               size_t num_bytes, int32_t* size, fovea_error** error);
 
+/* ---- Visible tiles as lists ---- */
+
+/* Row r of the table sees tiles indices[indptr[r]] to indices[indptr[r + 1] - 1] (BSR). On the host. */
+typedef struct fovea_tile_lists_args {
+  size_t struct_size;
+  uint32_t version;
+  uint32_t reserved_0;
+  const DLTensor* indptr;  /* [rows + 1] i32 or i64, rows being those of the table in its order */
+  const DLTensor* indices; /* [number of visible tiles] i32 or i64, rising in each row */
+  const DLTensor*
+      table; /* [q_tiles, kv_tiles], [heads, ...] or [batch, heads, ...] bool or u8, written */
+} fovea_tile_lists_args;
+
+/* Checks lists, and writes the table that a mask reads: "table[q_head, q_idx // 64, kv_idx // 64]". See tile_table in
+ * mask.hpp. */
+FOVEA_API int fovea_tile_table(const fovea_tile_lists_args* args, fovea_error** error);
+
 /* ---- Context parallelism ---- */
 
 typedef enum fovea_parallel_scheme { /* see ParallelScheme in parallel.hpp */

@@ -67,6 +67,25 @@ struct PackedSegments {
 /// mask[batch, q_head, q_idx, kv_idx], bool or u8; rank 2 [q, kv], 3 [heads, q, kv] or 4; extents of 1 broadcast.
 [[nodiscard]] FOVEA_EXPORT MaskMod dense_mask(const TensorView& mask);
 
+/// table[batch, q_head, q_idx // tile_q, kv_idx // tile_kv], bool or u8: tiles of the score matrix that are visible or
+/// hidden whole. Rank 2 [q_tiles, kv_tiles], 3 [heads, q_tiles, kv_tiles] or 4; extents of 1 broadcast. Positions
+/// behind the table's end are as its last tiles. tile_q and tile_kv are part of the formula: kernels choose their own
+/// tiles by them. Throws InvalidArgument unless both are > 0.
+[[nodiscard]] FOVEA_EXPORT MaskMod tile_mask(const TensorView& table, std::int64_t tile_q,
+                                             std::int64_t tile_kv);
+
+/// Visible tiles as lists (BSR): row r of the table sees tiles indices[indptr[r]] to indices[indptr[r + 1] - 1].
+struct TileLists {
+  TensorView indptr{};   // [rows + 1] i32 or i64, rows being those of the table in its order
+  TensorView indices{};  // [number of visible tiles] i32 or i64, rising in each row
+  TensorView table{};    // what tile_mask takes, bool or u8, contents written
+};
+
+/// Writes the table of lists. All tensors are the host's: lists are checked, once, here.
+/// Throws   InvalidArgument, before anything is written: a tensor of another dtype or rank, offsets that do not begin
+///          at 0, fall, or do not end at the number of indices, a tile out of range, twice in its row or out of order.
+FOVEA_EXPORT void tile_table(const TileLists& lists);
+
 /// softcap * tanh(score / softcap). Throws InvalidArgument unless cap > 0 and finite.
 [[nodiscard]] FOVEA_EXPORT ScoreMod softcap(float cap);
 

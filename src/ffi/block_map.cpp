@@ -1,4 +1,5 @@
-// The functions of fovea.h that say what a mask leaves: tiles, runs, elements, pictures.
+// The functions of fovea.h that say what a mask leaves: tiles, runs, elements, pictures; and lists of tiles as a mask's
+// table.
 #include "fovea/block_map.hpp"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "fovea/fovea.h"
+#include "fovea/mask.hpp"
 
 #include "core/check.hpp"
 #include "ffi/arguments.hpp"
@@ -222,6 +224,18 @@ int fovea_mask_draw(const fovea_block_map_args* args, int32_t max_size, uint8_t*
     }
     size[0] = picture.height;
     size[1] = picture.width;
+  });
+}
+
+int fovea_tile_table(const fovea_tile_lists_args* args, fovea_error** error) {
+  return guarded(error, [&] {
+    using fovea::ffi::Access;
+    using fovea::ffi::to_view;
+    const std::string where = "fovea_tile_table";
+    const auto c = fovea::ffi::read_struct(args, sizeof(fovea_tile_lists_args), where);
+    fovea::tile_table({.indptr = to_view(c.indptr, Access::read, where + ": indptr"),
+                       .indices = to_view(c.indices, Access::read, where + ": indices"),
+                       .table = to_view(c.table, Access::write, where + ": table")});
   });
 }
 

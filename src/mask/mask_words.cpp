@@ -168,4 +168,22 @@ MaskMod dense_mask(const TensorView& mask) {
   return MaskMod(mask.dtype() == Dtype::boolean ? element : element != 0);
 }
 
+MaskMod tile_mask(const TensorView& table, std::int64_t tile_q, std::int64_t tile_kv) {
+  check_at_least("tile_mask", "tile_q", tile_q, 1);
+  check_at_least("tile_mask", "tile_kv", tile_kv, 1);
+  check_tensor(table, {.word = "tile_mask",
+                       .argument = "table",
+                       .ranks = {2, 3, 4},
+                       .dtypes = {Dtype::boolean, Dtype::u8},
+                       .shape = "[q_tiles, kv_tiles], [heads, q_tiles, kv_tiles] or [batch, heads, "
+                                "q_tiles, kv_tiles]"});
+  const auto tile_of = [](const Expr& position, std::int64_t size) {
+    return floor_div(position, Expr(static_cast<int>(std::min(size, kLongestDistance))));
+  };
+  const Arguments x = arguments();
+  const Expr element = mask::load_broadcast(
+      "table", table, {.q = tile_of(x.q_idx, tile_q), .kv = tile_of(x.kv_idx, tile_kv)});
+  return MaskMod(table.dtype() == Dtype::boolean ? element : element != 0);
+}
+
 }  // namespace fovea

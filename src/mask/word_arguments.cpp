@@ -35,9 +35,9 @@ void check_at_least(std::string_view word, std::string_view argument, std::int64
           fmt::format("{} is {}; expected >= {}{}", argument, value, least, hint));
 }
 
-Expr load_broadcast(std::string_view name, const TensorView& view) {
+Expr load_broadcast(std::string_view name, const TensorView& view, const PairIndex& pair) {
   const Arguments x = arguments();
-  const Expr axes[] = {x.batch, x.q_head, x.q_idx, x.kv_idx};
+  const Expr axes[] = {x.batch, x.q_head, pair.q, pair.kv};
   const int num_left_out = 4 - view.rank();
   std::vector<Expr> indices;
   indices.reserve(static_cast<std::size_t>(view.rank()));

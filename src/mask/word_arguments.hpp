@@ -26,8 +26,12 @@ void check_tensor(const TensorView& view, const TensorRule& rule);
 void check_at_least(std::string_view word, std::string_view argument, std::int64_t value,
                     std::int64_t least, std::string_view hint = "");
 
+/// What the last two dimensions of a tensor are indexed by.
+struct PairIndex {
+  Expr q = arguments().q_idx, kv = arguments().kv_idx;
+};
 /// The element of a [q, kv], [heads, q, kv] or [batch, heads, q, kv] tensor for this score; extents of 1 load index 0.
-Expr load_broadcast(std::string_view name, const TensorView& view);
+Expr load_broadcast(std::string_view name, const TensorView& view, const PairIndex& pair = {});
 
 /// A distance between positions that no sequence reaches; longer ones are cut to it, so that a position plus or minus a
 /// distance stays inside the 32 bits of a program's int.

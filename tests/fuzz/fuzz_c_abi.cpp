@@ -742,10 +742,19 @@ int run_probabilities(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_attention_probabilities, loan.lend(args));
 }
 
+int run_tile_table(Loan& loan, Bytes& bytes, const Sizes& sizes) {
+  fovea_tile_lists_args args{};
+  const std::int64_t count = bytes.next() % 8;
+  args.indptr = loan.indices({sizes.heads_q * sizes.seqlen_q + 1});
+  args.indices = loan.indices({count});
+  args.table = loan.tensor({kDLBool, 8, 1}, {sizes.heads_q, sizes.seqlen_q, sizes.seqlen_kv}, true);
+  return call(fovea_tile_table, loan.lend(args));
+}
+
 int run(Loan& loan, Bytes& bytes) {
   const std::uint8_t operation = bytes.next();
   const Sizes sizes = some_sizes(bytes);
-  switch (operation % 13) {
+  switch (operation % 14) {
     case 0:
       return call(fovea_attention_forward, loan.lend(forward_args(loan, bytes, sizes)));
     case 1:
@@ -770,6 +779,8 @@ int run(Loan& loan, Bytes& bytes) {
       return run_probabilities(loan, bytes, sizes);
     case 11:
       return run_shards(loan, bytes, sizes);
+    case 12:
+      return run_tile_table(loan, bytes, sizes);
     default:
       return run_explain(loan, bytes, sizes);
   }

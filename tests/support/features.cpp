@@ -58,6 +58,17 @@ void add_dense_mask(Case& problem) {
           [&](std::int64_t i) { return random.uniform(i) < 0.7 ? 1 : 0; })));
 }
 
+void add_tile_mask(Case& problem) {
+  const Random random(problem.seed, 24);
+  constexpr std::int64_t kTileQ = 6, kTileKv = 8;
+  const std::int64_t q_tiles = (problem.max_seqlen_q() + kTileQ - 1) / kTileQ;
+  const std::int64_t kv_tiles = (problem.max_seqlen_kv() + kTileKv - 1) / kTileKv;
+  see(problem,
+      tile_mask(problem.capture(Dtype::boolean, {problem.num_heads_q, q_tiles, kv_tiles},
+                                [&](std::int64_t i) { return random.uniform(i) < 0.4 ? 1 : 0; }),
+                kTileQ, kTileKv));
+}
+
 void add_documents(Case& problem) {
   const TensorView q_ids = capture_segments(problem, problem.max_seqlen_q(), 22);
   const TensorView kv_ids = capture_segments(problem, problem.max_seqlen_kv(), 23);
@@ -195,6 +206,7 @@ constexpr Feature kFeatures[] = {
     {"window", "", [](Case& c) { see(c, window(9, 2)); }},
     {"right_window", "", [](Case& c) { see(c, window(std::nullopt, 3, Align::top_left)); }},
     {"dense_mask", "", add_dense_mask},
+    {"tile_mask", "", add_tile_mask},
     {"documents", "", add_documents},
     {"prefix_lm", "", add_prefix_lm},
     {"chunked", "", [](Case& c) { see(c, chunked(10)); }},

@@ -212,5 +212,25 @@ TEST(CBlockMap, RefusalsNameTheArgument) {
               HasSubstr("forward: q: is NULL"));
 }
 
+TEST(CTileTable, ListsBecomeTheTable) {
+  IndexTensor indptr({4}, {0, 2, 2, 3}), indices({3}, {0, 3, 1});
+  std::vector<std::uint8_t> got(12, 9);
+  std::int64_t shape[] = {3, 4};
+  const DLTensor table{got.data(), {kDLCPU, 0}, 2, {kDLBool, 8, 1}, shape, nullptr, 0};
+  fovea_tile_lists_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  args.indptr = &indptr.tensor;
+  args.indices = &indices.tensor;
+  args.table = &table;
+  ASSERT_EQ(outcome_of(fovea_tile_table, &args).message, "");
+  EXPECT_THAT(got, ElementsAre(1, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0));
+  indices.values[1] = 4;
+  EXPECT_THAT(outcome_of(fovea_tile_table, &args).message,
+              HasSubstr("tile_table: indices[1] is 4, in row 0; expected 0 to 3"));
+  args.table = nullptr;
+  EXPECT_THAT(outcome_of(fovea_tile_table, &args).message, HasSubstr("table is missing"));
+}
+
 }  // namespace
 }  // namespace fovea::testing

@@ -86,6 +86,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, score_program, 304U, dropout_offset, 408U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, workspace, 88U, workspace_bytes, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);
+  FOVEA_EXPECT_LAYOUT(fovea_tile_lists_args, indptr, 16U, table, 40U);
   FOVEA_EXPECT_LAYOUT(fovea_shard_args, forward, 16U, reserved_1, 72U);
   FOVEA_EXPECT_LAYOUT(fovea_allocator, context, 16U, deallocate, 40U);
 #undef FOVEA_EXPECT_LAYOUT

@@ -97,6 +97,21 @@ TEST(MaskWords, ExtentsOfOneLoadIndexZero) {
             parse_score_mod("score + bias[q_head, q_idx, kv_idx]", {.tensors = {{"bias", table}}}));
 }
 
+TEST(MaskWords, TilesOfATableArePartOfTheFormula) {
+  const TensorView table = view(static_cast<const bool*>(nullptr), {4, 3, 5});
+  EXPECT_EQ(tile_mask(table, 64, 32), parse_mask_mod("table[q_head, q_idx // 64, kv_idx // 32]",
+                                                     {.tensors = {{"table", table}}}));
+  const TensorView shared = view(static_cast<const std::uint8_t*>(nullptr), {2, 1, 3, 1});
+  EXPECT_EQ(tile_mask(shared, 128, 64), parse_mask_mod("table[batch, 0, q_idx // 128, 0] != 0",
+                                                       {.tensors = {{"table", shared}}}));
+  EXPECT_EQ(message_of([&] { static_cast<void>(tile_mask(table, 64, 0)); }),
+            "tile_mask: tile_kv is 0; expected >= 1");
+  EXPECT_EQ(message_of([] {
+              static_cast<void>(tile_mask(view(kNoInts, {2, 3}), 64, 64));
+            }),
+            "tile_mask: table has dtype i32; expected bool or u8");
+}
+
 TEST(MaskWords, RefuseNegativeSizes) {
   EXPECT_EQ(message_of([] { static_cast<void>(window(-3, 0)); }),
             "window: left is -3; expected >= 0, or nullopt for an unbounded side");
