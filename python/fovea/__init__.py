@@ -44,12 +44,14 @@ from ._programs import (
     score_mod,
     softcap,
     streaming,
+    tile_mask,
     tree,
     window,
 )
 from ._probabilities import attention_probabilities
 from ._recipes import Recipe, load_recipe
 from ._rotary import rotary
+from ._tiles import tile_table, top_k_tiles
 from .errors import (
     CompileError,
     DeviceError,
@@ -113,6 +115,9 @@ __all__ = [
     "score_mod",
     "softcap",
     "streaming",
+    "tile_mask",
+    "tile_table",
+    "top_k_tiles",
     "tree",
     "window",
 ]

@@ -322,6 +322,10 @@ class BlockMapArgs(ctypes.Structure):
     ]
 
 
+class TileListsArgs(ctypes.Structure):
+    _fields_ = [*_HEAD, ("indptr", c_void_p), ("indices", c_void_p), ("table", c_void_p)]
+
+
 class ShardArgs(ctypes.Structure):
     _fields_ = [
         *_HEAD,
@@ -378,6 +382,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "fovea_attention_decode_args": DecodeArgs,
     "fovea_attention_probabilities_args": ProbabilitiesArgs,
     "fovea_block_map_args": BlockMapArgs,
+    "fovea_tile_lists_args": TileListsArgs,
     "fovea_shard_args": ShardArgs,
     "fovea_transfer": Transfer,
     "fovea_allocator": Allocator,
@@ -416,6 +421,7 @@ FALLIBLE: dict[str, list[object]] = {
     "fovea_mask_elements": [c_void_p, c_int64, c_int64, POINTER(Tensor)],
     "fovea_mask_print": [c_void_p, c_int32, c_int32, _TEXT],
     "fovea_mask_draw": [c_void_p, c_int32, POINTER(c_uint8), c_size_t, POINTER(c_int32)],
+    "fovea_tile_table": [c_void_p],
     "fovea_shard_plan_create": [c_void_p, POINTER(c_void_p)],
     "fovea_shard_plan_transfers": [c_void_p, c_int32, POINTER(Transfer), c_size_t, POINTER(c_size_t)],
     "fovea_shard_plan_permutation": [c_void_p, POINTER(c_int64), c_size_t],

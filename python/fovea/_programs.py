@@ -575,8 +575,8 @@ def streaming(num_sinks: int, window_left: int, align: Align = "bottom_right") -
     )
 
 
-def _broadcast_indices(array: Array, function: str, argument: str) -> str:
-    names = ("batch", "q_head", "q_idx", "kv_idx")
+def _broadcast_indices(array: Array, function: str, argument: str, pair: tuple[str, str] = ("q_idx", "kv_idx")) -> str:
+    names = ("batch", "q_head", *pair)
     shape = tuple(array.shape)
     if not 2 <= len(shape) <= 4:
         raise InvalidArgument(f"{function}: {argument} has rank {len(shape)}; expected 2, 3 or 4")
@@ -602,6 +602,34 @@ def dense_mask(mask: Array) -> Program:
         `mask` has another rank or dtype.
     """
     return mask_mod(f"visible[{_broadcast_indices(mask, 'dense_mask', 'mask')}] != 0", visible=mask)
+
+
+def tile_mask(table: Array, tile_q: int, tile_kv: int) -> Program:
+    """Tiles that are visible or hidden whole: ``table[batch, q_head, q_idx // tile_q, kv_idx // tile_kv] != 0``.
+
+    Kernels choose their own tiles by these. `tile_table` makes a table of lists, `top_k_tiles` one of mean-pooled scores.
+
+    Parameters
+    ----------
+    table : array, [q_tiles, kv_tiles], [heads, q_tiles, kv_tiles] or [batch, heads, q_tiles, kv_tiles], bool or u8
+        Extents of 1 broadcast. Positions behind its end are as its last tiles.
+    tile_q, tile_kv : int
+        Queries and keys of a tile.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    InvalidArgument
+        `table` has another rank or dtype, or a size is below 1 or no whole number.
+    """
+    pair = (
+        f"q_idx // {_count(tile_q, 'tile_q', 'tile_mask', 1)}",
+        f"kv_idx // {_count(tile_kv, 'tile_kv', 'tile_mask', 1)}",
+    )
+    return mask_mod(f"table[{_broadcast_indices(table, 'tile_mask', 'table', pair)}] != 0", table=table)
 
 
 def softcap(cap: float) -> Program:

@@ -12,7 +12,8 @@ from attention_test import draw
 from conftest import PACKAGE_SOURCES
 
 ROOT = PACKAGE_SOURCES.parents[1]
-PAGES = [ROOT / "README.md", ROOT / "docs" / "guides" / "python.md", ROOT / "docs" / "guides" / "jax.md"]
+GUIDES = ROOT / "docs" / "guides"
+PAGES = [ROOT / "README.md", GUIDES / "python.md", GUIDES / "jax.md", GUIDES / "block_sparse.md"]
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{index}")
     for page in PAGES

@@ -36,6 +36,10 @@ MASKS = {
         lambda p: ((p.kv_idx < 4) | (p.kv_idx >= p.q_idx + SHIFT - 8)) & (p.kv_idx <= p.q_idx + SHIFT),
     ),
     "dense": (fovea.dense_mask(draw((4, 33, 1)) > 0), lambda p: (draw((4, 33, 1)) > 0)[p.head, p.q_idx, 0 * p.kv_idx]),
+    "tiles": (
+        fovea.tile_mask(draw((4, 3, 5)) > 0, 12, 16),
+        lambda p: (draw((4, 3, 5)) > 0)[p.head, p.q_idx // 12, p.kv_idx // 16],
+    ),
     "and, or, not": (
         (fovea.causal() & ~fovea.dilated(2)) | fovea.window(0, 0),
         lambda p: ((p.kv_idx <= p.q_idx + SHIFT) & ((p.q_idx + SHIFT - p.kv_idx) % 2 != 0)) | (p.kv_idx == p.q_idx + SHIFT),
