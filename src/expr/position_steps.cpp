@@ -43,24 +43,38 @@ PositionSteps common(const PositionSteps& a, const PositionSteps& b) {
   return {.q = std::gcd(a.q, b.q), .kv = std::gcd(a.kv, b.kv)};
 }
 
-}  // namespace
-
-PositionSteps position_steps(const Node& mask) {
+/// visit(node, steps of all that it reads), operands before users.
+template <typename Visit>
+void for_each_node(const Node& root, const Visit& visit) {
   std::unordered_map<Digest, Reads, DigestHash> reads;
-  PositionSteps of_loads{.q = 0, .kv = 0};
-  for (const Node* node : topological(mask)) {
+  for (const Node* node : topological(root)) {
     Reads mine = node->op == Op::variable ? reads_of_variable(node->variable) : Reads{};
     for (const NodePtr& operand : node->operands)
       mine.steps = common(mine.steps, reads.at(operand->digest).steps);
     if (const std::int64_t by = divisor(*node); by > 0) {
-      const Reads& divided_one = reads.at(node->operands[0]->digest);
-      if (divided_one.is_quotient) mine = divided(divided_one, by);
+      const Reads& position = reads.at(node->operands[0]->digest);
+      if (position.is_quotient) mine = divided(position, by);
     }
-    const bool reads_both = mine.steps.q > 0 && mine.steps.kv > 0;
-    if (node->op == Op::load && reads_both) of_loads = common(of_loads, mine.steps);
+    visit(*node, mine.steps);
     reads.emplace(node->digest, mine);
   }
+}
+
+}  // namespace
+
+PositionSteps position_steps(const Node& mask) {
+  PositionSteps of_loads{.q = 0, .kv = 0};
+  for_each_node(mask, [&](const Node& node, const PositionSteps& steps) {
+    const bool reads_both = steps.q > 0 && steps.kv > 0;
+    if (node.op == Op::load && reads_both) of_loads = common(of_loads, steps);
+  });
   return of_loads.q > 0 ? of_loads : PositionSteps{};
+}
+
+PositionSteps mask_steps(const Node& mask) {
+  PositionSteps last;
+  for_each_node(mask, [&](const Node&, const PositionSteps& steps) { last = steps; });
+  return last;
 }
 
 }  // namespace fovea::expr

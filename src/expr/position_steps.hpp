@@ -19,4 +19,8 @@ struct PositionSteps {
 /// A step is known from `q_idx // n` and `q_idx >> n` with constants alone.
 PositionSteps position_steps(const Node& mask);
 
+/// The same of all that the mask reads, comparisons too: it has one value from a multiple of a step up to the next. 0:
+/// the mask does not read that position at all.
+PositionSteps mask_steps(const Node& mask);
+
 }  // namespace fovea::expr

@@ -21,8 +21,8 @@ Case base_case(const char* label, std::int64_t head_dim) {
   return problem;
 }
 
-/// sel[q_head, row, column] of pieces that cover 512 x 512 positions: three of seven, in no order, and none in the
-/// second row of the first head.
+/// sel[q_head, row, column] of pieces that cover 512 x 512 positions and more: three of seven, in no order, and none in
+/// the second row of the first head.
 Case selecting(Case problem, const char* mask, std::int64_t piece) {
   const std::int64_t pieces = 512 / piece;
   const TensorView table =
@@ -44,18 +44,21 @@ std::vector<Case> hopper_selection_cases() {
   Case causal_too = selecting(base_case("hopper_selected_causal_d64", 64),
                               "sel[q_head, q_idx // 64, kv_idx // 64] && kv_idx <= q_idx + 65", 64);
   causal_too.has_infinite_values = true;
-  // Tiles of 64 x 32, in which two rows of pieces meet.
+  // Tiles of 64 x 32, in which four pieces meet.
   Case fine = selecting(base_case("hopper_selected_fine", 128),
-                        "sel[q_head, q_idx // 32, kv_idx // 32]", 32);
+                        "sel[q_head, q_idx // 32, kv_idx // 16]", 16);
   fine.score = softcap(3);
   // Two groups, tiles of 128 x 64.
   Case tall = selecting(base_case("hopper_selected_tall", 128),
                         "sel[q_head, q_idx // 128, kv_idx // 64]", 64);
   Case packed = selecting(base_case("hopper_selected_packed", 128), kPiecesOf64, 64);
   packed.sequences = {{150, 270}, {0, 3}, {70, 130}};
+  // Keys that the cache has no room for (sectioned_hopper): row tiles wait for those of the wave before.
+  Case waves = selecting(base_case("hopper_selected_waves", 128), kPiecesOf64, 64);
+  waves.seqlen_kv = 530;
   Case dropped = selecting(base_case("hopper_selected_dropout", 64), kPiecesOf64, 64);
   dropped.dropout = kSomeDropped;
-  return {plain, causal_too, fine, tall, packed, dropped};
+  return {plain, causal_too, fine, tall, packed, waves, dropped};
 }
 
 }  // namespace fovea::testing

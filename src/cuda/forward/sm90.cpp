@@ -9,6 +9,7 @@
 #include "cuda/forward/sm90_selections.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/params/tensor_params.hpp"
+#include "expr/position_steps.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -22,6 +23,12 @@ std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
 }
 
 bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
+
+/// Tables of pieces and no comparison of positions, say.
+bool has_coarse_mask(const ForwardProblem& f) {
+  const expr::PositionSteps steps = expr::mask_steps(f.problem.mask.expr().node());
+  return has_mask(f) && steps.q % kCoarseRows == 0 && steps.kv % kCoarseKeys == 0;
+}
 
 /// Tiles that keep everything in registers and shared memory, with measured reasons:
 /// docs/kernels/attention_forward_sm90.md.
@@ -148,6 +155,7 @@ Sm90ForwardSpec choose_for_many_rows(Sm90ForwardSpec spec, const ForwardProblem&
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
   spec.is_dynamic = has_mask(f) || f.is_varlen || f.is_cached;  // row tiles of unequal length
+  spec.has_coarse_mask = has_coarse_mask(f);
   return spec;
 }
 
@@ -201,7 +209,7 @@ Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits&
   const Sm90ForwardSpec spec = hopper_spec(f);
   if (has_few_rows(f)) return with_few_rows(spec, f, device);
   const Sm90ForwardSpec usual = choose_for_many_rows(spec, f);
-  return has_selections(f, usual) ? with_selections(usual, f, device) : usual;
+  return has_selections(f, usual) ? with_selections(usual, f) : usual;
 }
 
 std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
@@ -299,18 +307,21 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   launch.has_counter = spec.is_dynamic && num_tiles > launch.num_ctas;
   const Sections sections = sections_of(launch.common.params);
   const std::int32_t rows_per_box = rows_of_box(spec, launch.common.params.page_size);
-  launch.params = {.q{},
-                   .k{},
-                   .v{},
-                   .out{},
-                   .common = launch.common.params,
-                   .num_tiles = static_cast<std::int32_t>(num_tiles),
-                   .next_tile = reinterpret_cast<std::int32_t*>(scratch),
-                   .heads_per_section = sections.heads,
-                   .last_section = sections.last,
-                   .next_redo = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
-                   .zero = 0,
-                   .rows_per_box = rows_per_box};
+  launch.params = {
+      .q{},
+      .k{},
+      .v{},
+      .out{},
+      .common = launch.common.params,
+      .num_tiles = static_cast<std::int32_t>(num_tiles),
+      .next_tile = reinterpret_cast<std::int32_t*>(scratch),
+      .heads_per_section = sections.heads,
+      .last_section = sections.last,
+      .next_redo = reinterpret_cast<std::int32_t*>(scratch + kCounterBytes),
+      .zero = 0,
+      .rows_per_box = rows_per_box,
+      .claims_of_wave =
+          launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0};
   if (!spec.loads_by_cp_async) {
     const std::int32_t panel = sm90_panel_elements(spec);
     launch.params.q =

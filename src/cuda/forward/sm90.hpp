@@ -26,7 +26,8 @@ struct SpecText<Sm90ForwardSpec> {
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90ForwardSpec, q_stages),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_dynamic),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_cached),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask)};
 };
 
 /// A call's parameters and grids; where they run is not known here.

@@ -4,6 +4,7 @@
 // the bound.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "cuda/forward/candidates.hpp"
@@ -14,9 +15,12 @@ namespace fovea::cuda {
 bool has_selections(const ForwardProblem& problem, const Sm90ForwardSpec& usual);
 
 /// `usual` with tiles that pieces of the problem's selections are made of.
-Sm90ForwardSpec with_selections(const Sm90ForwardSpec& usual, const ForwardProblem& problem,
-                                const DeviceTraits& device);
+Sm90ForwardSpec with_selections(const Sm90ForwardSpec& usual, const ForwardProblem& problem);
 std::vector<Sm90ForwardSpec> selections_alternatives(const Sm90ForwardSpec& chosen,
                                                      const DeviceTraits& device);
+
+/// Of a grid of so many CTAs: Sm90ForwardParams::claims_of_wave.
+std::int32_t claims_of_wave(const Sm90ForwardSpec& spec, const ForwardProblem& problem,
+                            const DeviceTraits& device, std::uint32_t num_ctas);
 
 }  // namespace fovea::cuda

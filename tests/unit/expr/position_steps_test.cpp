@@ -55,6 +55,20 @@ TEST(PositionSteps, WithoutTablesOfBothThereAreNone) {
     EXPECT_EQ(steps_of(mask), "1 x 1") << mask;
 }
 
+TEST(MaskSteps, AreThoseOfAllThatAMaskReads) {
+  const auto steps_of_all = [](const char* mask) {
+    Captures captures = testing::some_captures();
+    captures.tensors.push_back({"sel", testing::shape_only(Dtype::boolean, {8, 100, 100})});
+    const PositionSteps steps = mask_steps(*parse(mask, captures, "mask"));
+    return std::to_string(steps.q) + " x " + std::to_string(steps.kv);
+  };
+  EXPECT_EQ(steps_of_all("sel[q_head, q_idx // 64, kv_idx // 32]"), "64 x 32");
+  EXPECT_EQ(steps_of_all("sel[0, q_idx // 64, kv_idx // 32] && kv_idx <= q_idx"), "1 x 1");
+  EXPECT_EQ(steps_of_all("sel[0, q_idx // 64, kv_idx // 32] || kv_idx // 16 == 0"), "64 x 16");
+  EXPECT_EQ(steps_of_all("q_idx // 64 == 0"), "64 x 0");
+  EXPECT_EQ(steps_of_all("true"), "0 x 0");
+}
+
 // A sum divided steps elsewhere than at multiples; a run-time scalar is not known when a kernel is chosen.
 TEST(PositionSteps, AreNotGuessed) {
   for (const char* index :

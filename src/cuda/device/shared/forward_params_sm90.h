@@ -31,6 +31,8 @@ struct Sm90ForwardParams {
   // 0, which the compiler does not know: it chains instructions that it would otherwise reorder
   float zero;
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
+  // Several CTAs on an SM: so many claims of its wave a row tile waits for; 0: none
+  std::int32_t claims_of_wave;
 };
 
 /// What sm90/decode_latent takes.

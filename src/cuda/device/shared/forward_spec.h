@@ -63,6 +63,10 @@ struct Sm90LatentSpec : ForwardSpec {
   bool operator==(const Sm90LatentSpec&) const = default;
 };
 
+/// What a warp has of the rows of wgmma's sums, and what a thread has of neighbouring keys, with three others.
+inline constexpr std::int32_t kCoarseRows = 16;
+inline constexpr std::int32_t kCoarseKeys = 8;
+
 /// sm90/attention_forward.
 struct Sm90ForwardSpec : ForwardSpec {
   std::int32_t q_stages = 1;  // buffers of Q, later O; with two, row tiles overlap
@@ -70,6 +74,7 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool is_cached = false;     // keys lie in slots of a cache, or in its pages
   // Q, K and V are copied by threads, whatever their alignment, strides and pages; else by TMA
   bool loads_by_cp_async = false;
+  bool has_coarse_mask = false;  // it has one value for each kCoarseRows rows and kCoarseKeys keys
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };

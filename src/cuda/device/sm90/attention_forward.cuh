@@ -57,8 +57,8 @@
 // memory for common/combine, which starts beside the last CTAs and waits for them. Of packed queries over a cache the
 // box of a sequence may end with rows of the next one: nobody asks for those.
 //
-// Selected tiles: where a mask selects tiles of 64 rows by a table (expr/position_steps.hpp), those are the tiles. A CTA
-// is one warpgroup with a walk and buffers of its own, and an SM has two or three of them, which hide each other's
+// Selected tiles: where a mask selects tiles of 64 rows by a table (expr/position_steps.hpp), those are the tiles. A
+// CTA is one warpgroup with a walk and buffers of its own, and an SM has two or three of them, which hide each other's
 // softmax as groups do: the bound is what L2 gives, 32 KB for each tile of 64 x 64 at head_dim 128.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded

@@ -9,6 +9,7 @@
 
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm90_selections.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -577,13 +578,13 @@ TEST(ForwardCandidates, SelectionsOnHopperHaveTilesThatNoSelectedTileCuts) {
     std::int32_t tile_q, tile_kv, ctas_per_sm, stages;
   };
   for (const Expected& e :
-       {Expected{64, 64, 128, 64, 64, 2, 3},
-        {64, 64, 64, 64, 64, 3, 4},
-        {192, 128, 128, 64, 64, 2, 3},
+       {Expected{64, 64, 128, 64, 64, 2, 2},
+        {64, 64, 64, 64, 64, 3, 2},
+        {192, 128, 128, 64, 64, 2, 2},
         {128, 64, 128, 128, 64, 1, 4},
         {32, 32, 128, 64, 32, 2, 4},
         {64, 96, 128, 64, 32, 2, 4},
-        {128, 128, 64, 128, 128, 1, 4},
+        {128, 128, 64, 128, 128, 1, 2},
         // The usual tiles: of such pieces already, of others' width, of no piece at all.
         {128, 128, 128, 128, 128, 1, 2},
         {192, 128, 64, 192, 128, 1, 2},
@@ -601,6 +602,22 @@ TEST(ForwardCandidates, SelectionsOnHopperHaveTilesThatNoSelectedTileCuts) {
     const int of_sm = e.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes);
     EXPECT_LE(of_sm, typical_device(9, 0).shared_bytes_per_sm);
   }
+}
+
+// 50 MB of keys and values of a head, and more; with one CTA on an SM row tiles are claimed as ever.
+TEST(ForwardCandidates, SelectionsOfMoreKeysThanTheCacheHoldsComeInWaves) {
+  const DeviceTraits device = typical_device(9, 0);
+  const auto claims = [&](std::int64_t seqlen_kv, std::int64_t rows) {
+    Problem problem = selecting(rows, 64, 128);
+    problem.k.shape[1] = problem.v.shape[1] = seqlen_kv;
+    const ForwardProblem f = validate(problem, "test");
+    const ForwardPlan plan = choose_forward(f, device);
+    return claims_of_wave(plan.spec.as<Sm90ForwardSpec>(), f, device, 264);
+  };
+  const std::int64_t that_fit = device.l2_bytes / (2 * (128 + 128));
+  EXPECT_EQ(claims(that_fit, 64), 0);
+  EXPECT_EQ(claims(that_fit + 1, 64), 132);
+  EXPECT_EQ(claims(that_fit + 1, 128), 0);
 }
 
 /// A plan's CTAs fit the registers and the shared memory of an SM, its stages all keys, its tiles all

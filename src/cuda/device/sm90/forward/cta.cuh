@@ -63,8 +63,8 @@ struct Traits {
   using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
-  // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all it
-  // could take.
+  // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all
+  // it could take.
   static constexpr bool kIsWide = spec.head_dim_qk > 128 || spec.head_dim_v > 128;
   /// Three groups of 96 columns have tiles of fewer keys.
   static constexpr bool kIsMiddle = kPanelElements < 64;

@@ -85,6 +85,7 @@ struct Schedule {
       cta.await(cta.barrier(T::kAt.claim, 0), claims.parity);
       claims.advance();
       id = redo.pass == Pass::all ? claim(id) : cta.p.num_tiles;
+      if constexpr (spec.ctas_per_sm > 1) await_wave(id);
     }
   }
 
@@ -191,6 +192,21 @@ struct Schedule {
     std::int32_t next = 0;
     if (cta.lane == 0) next = ptx::atom_add_global(cta.p.next_tile, 1) + num_ctas;
     return ptx::shfl_idx(next, 0);
+  }
+
+  /// Where the keys of a head do not fit the L2 cache: waits until enough CTAs have claimed a row tile of the same
+  /// wave. Those that begin together walk the keys in step, and find there what others have just loaded. Bits do not
+  /// depend on it, and whoever waits in vain goes on.
+  FOVEA_DEVICE_MEMBER void await_wave(std::int32_t id) const {
+    constexpr int kMostLooks = 128;  // some 1,000 clocks each: a row tile of 64 tiles takes 200,000
+    if (cta.p.claims_of_wave == 0 || id >= cta.p.num_tiles) return;
+    const std::int32_t num_ctas = ptx::grid_dim().x;
+    const std::int32_t wanted = (id / num_ctas - 1) * num_ctas + cta.p.claims_of_wave;
+    for (int i = 0; i < kMostLooks; ++i) {
+      std::int32_t claims = 0;
+      if (cta.lane == 0) claims = ptx::ld_acquire_global(cta.p.next_tile);
+      if (ptx::shfl_idx(claims, 0) >= wanted) return;
+    }
   }
 
   /// `id` is of no use with an end, and does no harm: the next row tile comes behind a round.

@@ -70,7 +70,7 @@ struct Scores {
     Position at = row(work, 0).position();
     at.kv_idx = kv_tile.idx() * spec.tile_kv;
     if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
-    if constexpr (Mods::has_mask_parts && !is_known_full) {
+    if constexpr (Mods::has_mask_parts && !is_known_full && !spec.has_coarse_mask) {
       if (!kv_tile.is_full()) mask_parts.load(at, captures);
     }
     if constexpr (Mods::has_score_slope) {
@@ -133,6 +133,9 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
     if constexpr (Mods::has_kv_limits || !Mods::has_mask) {
       mask_by_limits(tile);
+    } else if constexpr (spec.has_coarse_mask) {
+      mask_by_pieces(tile);
+      mask_by_limits(tile);  // keys behind the last
     } else {
       const ForwardParams& common = warp.cta.p.common;
       const std::int32_t num_keys = warp.cta.place_of(tile).seqlen_kv - first_column();
@@ -174,6 +177,20 @@ struct Scores {
         at.q_idx = q_idx[r];
         visit(s[4 * (n / 2) + 2 * r + n % 2], offset, at, key, parts.rows[r]);
       }
+    }
+  }
+
+  /// The mask has one value for a warp's rows and kCoarseKeys keys, and is evaluated once for those.
+  FOVEA_DEVICE_MEMBER void mask_by_pieces(const RowTile& tile) {
+    static_assert(spec.heads_per_tile == 1, "rows of a warp are neighbours");
+    const Work work = warp.work_of(tile);
+    Position at = row(work, 0).position();
+#pragma unroll
+    for (int piece = 0; piece < spec.tile_kv / kCoarseKeys; ++piece) {
+      at.kv_idx = kv_tile.idx() * spec.tile_kv + kCoarseKeys * piece;
+      const bool is_visible = Mods::mask(at, warp.cta.p.common.captures);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * piece + i] = is_visible ? s[4 * piece + i] : -infinity();
     }
   }
 
