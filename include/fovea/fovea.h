@@ -682,8 +682,7 @@ typedef struct fovea_tile_lists_args {
   uint32_t reserved_0;
   const DLTensor* indptr;  /* [rows + 1] i32 or i64, rows being those of the table in its order */
   const DLTensor* indices; /* [number of visible tiles] i32 or i64, rising in each row */
-  const DLTensor*
-      table; /* [q_tiles, kv_tiles], [heads, ...] or [batch, heads, ...] bool or u8, written */
+  const DLTensor* table;   /* [q_tiles, kv_tiles], heads and batch before; bool or u8, written */
 } fovea_tile_lists_args;
 
 /* Checks lists, and writes the table that a mask reads: "table[q_head, q_idx // 64, kv_idx // 64]". See tile_table in
