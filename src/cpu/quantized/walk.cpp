@@ -163,7 +163,7 @@ void QuantizedWalk::pack_codes(const QuantizedPanel& panel) const {
   }
   if (how_.bytes.qk) {
     how_.products->pack_queries(reinterpret_cast<const std::uint8_t* const*>(rows), head_dim,
-                                const_cast<std::byte*>(panel.code_queries));
+                                panel.code_queries);
   } else {
     kernels_.pack_queries(rows, Dtype::bf16, 1, head_dim, panel.rows.queries);
   }
@@ -179,8 +179,7 @@ void QuantizedWalk::pack_means(const QuantizedPanel& panel) const {
     rows[lane] =
         lane < panel.rows.rows.num_rows() ? reinterpret_cast<const std::byte*>(mean) : nullptr;
   }
-  kernels_.pack_queries(rows, Dtype::f32, 1, call_.problem.head_dim_qk,
-                        const_cast<std::byte*>(panel.mean_queries));
+  kernels_.pack_queries(rows, Dtype::f32, 1, call_.problem.head_dim_qk, panel.mean_queries);
 }
 
 // ---- one tile ----

@@ -44,8 +44,8 @@ struct QuantizedScratch {
 /// A panel, and what is known of its rows beside RowPanel.
 struct QuantizedPanel {
   RowPanel rows;
-  const std::byte* code_queries = nullptr;
-  const std::byte* mean_queries = nullptr;
+  std::byte* code_queries = nullptr;
+  std::byte* mean_queries = nullptr;
   float* scale = nullptr;
   float* shift = nullptr;
   float* octaves = nullptr;
