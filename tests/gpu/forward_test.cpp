@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/sm80_short.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "gpu/device_copy.hpp"
 #include "problem/decode.hpp"
 #include "support/cache_case.hpp"
@@ -50,12 +52,10 @@ struct Generation {
 };
 
 cuda::ForwardPlan plan_as(const ForwardProblem& problem, const Generation& generation) {
-  constexpr std::string_view kShort = cuda::Sm80ForwardShort::kName;
   const cuda::DeviceTraits device = traits_as(generation.major);
-  cuda::ForwardPlan plan = cuda::choose_forward(problem, device);
-  if (plan.candidate == kShort && !generation.takes_short)
-    plan = plan_without(kShort, problem, device);
-  return loaded(std::move(plan));
+  if (generation.takes_short) return loaded(cuda::choose_forward(problem, device));
+  return loaded(plan_without({cuda::Sm80ForwardShort::kName, cuda::Sm90ForwardShort::kName},
+                             problem, device));
 }
 
 void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
@@ -274,6 +274,8 @@ ForwardProblem bounded(const AttentionForward& args, std::int64_t most) {
   return validate(problem, "test");
 }
 
+/// By a kernel for short sequences, of which the table would take Hopper's own first.
+template <typename Kernel>
 void expect_right_short(const Case& problem) {
   const std::int64_t most = std::max(problem.max_seqlen_q(), problem.max_seqlen_kv());
   const auto run = [&](const AttentionForward& args) {
@@ -281,8 +283,11 @@ void expect_right_short(const Case& problem) {
     copies.add(tensors_of_call(args));
     const AttentionForward call = copies.call(args);
     const ForwardProblem posed = bounded(call, most);
-    const cuda::ForwardPlan plan = plan_as(posed, {.major = 9});
-    ASSERT_EQ(plan.candidate, cuda::Sm80ForwardShort::kName);
+    constexpr bool kIsHoppers = std::is_same_v<Kernel, cuda::Sm90ForwardShort>;
+    const cuda::ForwardPlan plan =
+        kIsHoppers ? plan_as(posed, {.major = 9})
+                   : loaded(plan_without({cuda::Sm90ForwardShort::kName}, posed, traits_as(9)));
+    ASSERT_EQ(plan.candidate, Kernel::kName);
     run_plan(posed, plan, call, nullptr);
     copies.copy_back();
   };
@@ -304,12 +309,12 @@ TEST_F(GpuShort, LengthsAndHeadDims) {
       problem.seqlen_q = problem.seqlen_kv = seqlen;
       problem.head_dim_qk = problem.head_dim_v = head_dim;
       problem.wants_row_max = false;
-      expect_right_short(problem);
+      expect_right_short<cuda::Sm80ForwardShort>(problem);
       problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
       problem.mask = causal();
       problem.has_sinks = true;
       problem.has_infinite_values = seqlen == 128;
-      expect_right_short(problem);
+      expect_right_short<cuda::Sm80ForwardShort>(problem);
     }
   }
 }
@@ -322,7 +327,7 @@ TEST_F(GpuShort, Features) {
     problem.seqlen_q = 90;
     problem.seqlen_kv = 120;
     feature.add(problem);
-    expect_right_short(problem);
+    expect_right_short<cuda::Sm80ForwardShort>(problem);
   }
 }
 
@@ -335,7 +340,40 @@ TEST_F(GpuShort, Packed) {
       problem.sequences.push_back({i * 37 % 129, i % 7 == 0 ? i * 11 % 129 : i * 37 % 129});
     problem.trailing_rows = 5;
     problem.mask = causal();
-    expect_right_short(problem);
+    expect_right_short<cuda::Sm80ForwardShort>(problem);
+  }
+}
+
+/// Hopper's own: around row tiles, kv tiles and the longest; then what it has of features, packed sequences among them.
+TEST_F(GpuShort, LengthsAndHeadDimsOfHoppersOwn) {
+  for (const std::int64_t head_dim : {32, 40, 64, 72, 80, 96, 128}) {
+    for (const std::int64_t seqlen : {17, 49, 63, 64, 65, 77, 127, 128, 129, 197, 208, 256, 257}) {
+      Case problem = plain_case(seqlen % 2 == 0 ? Dtype::f16 : Dtype::bf16);
+      problem.label = "hopper_short";
+      problem.seqlen_q = problem.seqlen_kv = seqlen;
+      problem.head_dim_qk = problem.head_dim_v = head_dim;
+      const std::int64_t most_without_mask = head_dim > 64 && head_dim <= 96 ? 112 : 208;
+      if (seqlen <= most_without_mask) expect_right_short<cuda::Sm90ForwardShort>(problem);
+      problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
+      problem.num_heads_q = 2 * problem.num_heads_kv;
+      problem.mask = seqlen % 3 == 0 ? window(40, 7) : causal();
+      problem.has_sinks = true;
+      problem.has_infinite_values = seqlen == 129 || seqlen == 257;
+      expect_right_short<cuda::Sm90ForwardShort>(problem);
+    }
+  }
+}
+
+TEST_F(GpuShort, PackedByHoppersOwn) {
+  for (const std::int64_t head_dim : {64, 80, 128}) {
+    Case problem = plain_case(Dtype::bf16);
+    problem.label = "hopper_short_packed";
+    problem.head_dim_qk = problem.head_dim_v = head_dim;
+    for (std::int64_t i = 0; i < 150; ++i)
+      problem.sequences.push_back({i * 37 % 273, i % 7 == 0 ? i * 11 % 273 : i * 37 % 273});
+    problem.trailing_rows = 5;
+    problem.mask = causal();
+    expect_right_short<cuda::Sm90ForwardShort>(problem);
   }
 }
 

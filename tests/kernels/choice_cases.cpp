@@ -6,6 +6,7 @@
 
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/sm80_short.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "support/features.hpp"
 #include "support/plan_without.hpp"
 
@@ -101,9 +102,13 @@ cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& proble
                           const cuda::DeviceTraits& device) {
   // On Hopper most cases are short; those that do not say so are of the kernels for long ones.
   constexpr std::string_view kShort = cuda::Sm80ForwardShort::kName;
+  constexpr std::string_view kHopperShort = cuda::Sm90ForwardShort::kName;
   cuda::ForwardPlan plan = choose_forward(problem, device);
-  if (plan.candidate == kShort && !label.starts_with("short_"))
-    plan = plan_without(kShort, problem, device);
+  const bool is_short = plan.candidate == kShort || plan.candidate == kHopperShort;
+  if (is_short && !label.starts_with("wgmma_short_")) {
+    plan = label.starts_with("short_") ? plan_without({kHopperShort}, problem, device)
+                                       : plan_without({kHopperShort, kShort}, problem, device);
+  }
   if (!label.starts_with("choice_")) return plan;
   const auto named = std::ranges::find(named_choices(), label, &NamedChoice::label);
   for (const cuda::Choice& choice : choices_of(problem, device)) {

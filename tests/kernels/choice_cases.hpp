@@ -14,8 +14,8 @@ std::vector<Case> sm80_choice_cases();
 std::vector<Case> hopper_choice_cases();
 std::vector<Case> decode_choice_cases();
 
-/// The plan of a labelled problem: by the choice that its label names, else by the table; by the kernel for short
-/// sequences only where it begins with "short_".
+/// The plan of a labelled problem: by the choice that its label names, else by the table; by the kernels for short
+/// sequences only where it begins with "short_" or "wgmma_short_".
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device);
 

@@ -35,6 +35,13 @@ struct EmulatedLatent {
   LatentFunction run;
 };
 
+using HopperShortFunction = void (*)(const Sm90ShortParams& params);
+
+struct EmulatedHopperShort {
+  std::string_view name;
+  HopperShortFunction run;
+};
+
 /// A kernel of sm_90.
 struct EmulatedHopper {
   std::string_view name;
@@ -45,6 +52,7 @@ const EmulatedHopper& hopper_named(std::string_view name);
 ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);
+HopperShortFunction hopper_short_named(std::string_view name);
 CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
 void run_clear_rows(const ClearRowsParams& params);

@@ -12,6 +12,7 @@
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/forward_cases.hpp"
@@ -130,10 +131,21 @@ void run_emulated(const Run& run, Emulation& emulation) {
 }
 
 void run_short(const Run& run, Emulation& emulation) {
-  const ForwardProblem problem = planned_for_short(run.problem);
+  const ForwardProblem problem = planned_for_short(run.problem, kMostPacked);
   ASSERT_EQ(plan_of(run.label, problem, run.device).candidate, cuda::Sm80ForwardShort::kName);
   run_emulated({.label = run.label, .problem = problem, .args = run.args, .device = run.device},
                emulation);
+}
+
+void run_hopper_short(const Run& run, Emulation& emulation) {
+  const ForwardProblem problem = planned_for_short(run.problem, kMostHopperPacked);
+  const cuda::ForwardPlan plan = plan_of(run.label, problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::Sm90ForwardShort::kName);
+  register_tensors(run, emulation);
+  cuda::Sm90ShortLaunch call = cuda::Sm90ForwardShort::prepare(problem, plan, run.args, run.cache,
+                                                               nullptr, encode_for_emulator);
+  emulation.launch(call.common.grid, call.common.num_threads, plan.shared_bytes,
+                   [&] { cuda::hopper_short_named(run.label)(call.params); });
 }
 
 namespace {

@@ -30,8 +30,9 @@ void run_args(Runner run, const std::string& label, const AttentionForward& args
 
 /// The kernels of sm_80, sm90/decode, sm90/decode_latent, sm90/attention_forward; then what joins splits, either form.
 void run_emulated(const Run& run, Emulation& emulation);
-/// Short sequences on Hopper, packed ones planned for the longest.
+/// Short sequences on Hopper, packed ones planned for the longest: by sm_80's kernel, by Hopper's own.
 void run_short(const Run& run, Emulation& emulation);
+void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);

@@ -41,11 +41,12 @@ std::vector<Case> hopper_few_rows_cases();
 /// Of sm90/decode, dense: few rows, more keys than one split has, and programs, masks and statistics beside.
 std::vector<Case> decode_cases();
 
-/// Of sm80/attention_forward_short, on Hopper.
+/// Of sm80/attention_forward_short, on Hopper; of sm90/attention_forward_short.
 std::vector<Case> short_cases();
+std::vector<Case> hopper_short_cases();
 /// The longest of their packed sequences, rows and keys, and their problems as a caller poses them who says so.
-inline constexpr std::int64_t kMostPacked = 128;
-ForwardProblem planned_for_short(ForwardProblem problem);
+inline constexpr std::int64_t kMostPacked = 128, kMostHopperPacked = 208;
+ForwardProblem planned_for_short(ForwardProblem problem, std::int64_t most_packed);
 
 struct NamedCacheCase {
   std::string label;

@@ -146,6 +146,15 @@ TEST_P(EmulatedShorts, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedShorts, ::testing::ValuesIn(short_cases()),
                          [](const auto& each) { return each.param.label; });
 
+class EmulatedHopperShorts : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedHopperShorts, EqualTheOracle) {
+  expect_equals_oracle(GetParam(), run_hopper_short, small_hopper());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperShorts, ::testing::ValuesIn(hopper_short_cases()),
+                         [](const auto& each) { return each.param.label; });
+
 /// Each packed sequence as the only one that cu_seqlens names, planned for the same lengths.
 TEST(ShortSequences, HaveTheBitsOfOneAlone) {
   const std::vector<Case> cases = short_cases();

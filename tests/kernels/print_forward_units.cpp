@@ -1,5 +1,5 @@
 // Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
-// LATENT_OUT
+// LATENT_OUT SHORT_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -56,7 +56,8 @@ void print_forwards(std::ofstream& out) {
   for (const auto& each : testing::kernel_cache_cases())
     print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
   for (const auto& each : testing::short_cases()) {
-    const ForwardProblem problem = testing::planned_for_short(problem_of_case(each));
+    const ForwardProblem problem =
+        testing::planned_for_short(problem_of_case(each), testing::kMostPacked);
     print(each.label, testing::plan_of(each.label, problem, hopper), out, table);
   }
   std::string decodes;
@@ -104,13 +105,27 @@ void print_latents(std::ofstream& out) {
       table);
 }
 
+void print_hopper_shorts(std::ofstream& out) {
+  std::string table;
+  for (const auto& each : testing::hopper_short_cases()) {
+    print_hopper(each.label,
+                 testing::planned_for_short(problem_of_case(each), testing::kMostHopperPacked), out,
+                 table);
+  }
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedHopperShort kHopperShorts[] = "
+      "{{\n{}}};\n}}\n",
+      table);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
-  std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]);
+  if (argc != 5) return 2;
+  std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]), shorts(argv[4]);
   print_forwards(forwards);
   print_hoppers(hoppers);
   print_latents(latents);
-  return forwards && hoppers && latents ? 0 : 1;
+  print_hopper_shorts(shorts);
+  return forwards && hoppers && latents && shorts ? 0 : 1;
 }

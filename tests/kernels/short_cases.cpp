@@ -97,10 +97,10 @@ std::vector<Case> short_cases() {
           started("short_no_keys", {40, 0}, 64)};
 }
 
-ForwardProblem planned_for_short(ForwardProblem problem) {
+ForwardProblem planned_for_short(ForwardProblem problem, std::int64_t most_packed) {
   if (!problem.is_varlen) return problem;
-  problem.problem.seqlen_q = problem.problem.seqlen_kv = up_to(kMostPacked);
-  problem.seqlen_q = problem.seqlen_kv = kMostPacked;
+  problem.problem.seqlen_q = problem.problem.seqlen_kv = up_to(most_packed);
+  problem.seqlen_q = problem.seqlen_kv = most_packed;
   return problem;
 }
 

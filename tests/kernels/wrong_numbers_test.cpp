@@ -52,6 +52,7 @@ std::vector<PackedKernel> packed_kernels() {
   for (Case& each : kernel_cases()) add(std::move(each), run_emulated, cuda::typical_device(8, 0));
   for (Case& each : hopper_cases()) add(std::move(each), run_hopper, sectioned_hopper());
   for (Case& each : short_cases()) add(std::move(each), run_short, small_hopper());
+  for (Case& each : hopper_short_cases()) add(std::move(each), run_hopper_short, small_hopper());
   return kernels;
 }
 

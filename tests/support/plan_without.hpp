@@ -1,6 +1,8 @@
 // Problems of several kernels, by another than the table's first.
 #pragma once
 
+#include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -10,12 +12,15 @@
 
 namespace fovea::testing {
 
-/// The plan that the table would have without this candidate. Its kernels are not loaded.
-inline cuda::ForwardPlan plan_without(std::string_view candidate, const ForwardProblem& problem,
+/// The plan that the table would have without these candidates. Its kernels are not loaded.
+inline cuda::ForwardPlan plan_without(std::initializer_list<std::string_view> candidates,
+                                      const ForwardProblem& problem,
                                       const cuda::DeviceTraits& device) {
-  for (const cuda::Choice& choice : cuda::choices_of(problem, device))
-    if (choice.candidate->name != candidate) return cuda::plan_choice(problem, device, choice);
-  throw std::logic_error("no kernel but " + std::string(candidate));
+  for (const cuda::Choice& choice : cuda::choices_of(problem, device)) {
+    if (std::ranges::find(candidates, choice.candidate->name) == candidates.end())
+      return cuda::plan_choice(problem, device, choice);
+  }
+  throw std::logic_error("no kernel but those that are left out");
 }
 
 }  // namespace fovea::testing

@@ -16,6 +16,7 @@
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -35,10 +36,11 @@ bool is_split_among_ctas(const ForwardProblem& f) {
 }
 
 constexpr std::array kCandidates = {
-    candidate_of<Sm90Decode>(),         candidate_of<Sm90DecodeLatent>(),
-    candidate_of<Sm80ForwardShort>(),   candidate_of<Sm90Forward>(),
-    candidate_of<Sm90ForwardCpAsync>(), candidate_of<Sm80Forward>(),
-    candidate_of<Sm80ForwardWide>(),    candidate_of<Sm80ForwardF32>()};
+    candidate_of<Sm90Decode>(),       candidate_of<Sm90DecodeLatent>(),
+    candidate_of<Sm90ForwardShort>(), candidate_of<Sm80ForwardShort>(),
+    candidate_of<Sm90Forward>(),      candidate_of<Sm90ForwardCpAsync>(),
+    candidate_of<Sm80Forward>(),      candidate_of<Sm80ForwardWide>(),
+    candidate_of<Sm80ForwardF32>()};
 
 }  // namespace
 

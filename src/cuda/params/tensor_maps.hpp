@@ -45,7 +45,7 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
                           std::int64_t rows, std::int64_t panel = kPanelElements);
 
-/// The same as (head_dim, heads, seqlen, batch), in boxes of one panel of `rows` rows of `heads` heads, which are
+/// The first as (head_dim, heads, seqlen, batch), in boxes of one panel of `rows` rows of `heads` heads, which are
 /// neighbours in it.
 TensorMapParam tensor_map_of_heads(const TensorMapEncoder& encode, const TensorView& tensor,
                                    std::int64_t rows, std::int64_t heads);

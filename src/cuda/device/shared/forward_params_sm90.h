@@ -35,6 +35,14 @@ struct Sm90ForwardParams {
   std::int32_t claims_of_wave;
 };
 
+/// What sm90/attention_forward_short takes.
+struct Sm90ShortParams {
+  // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1); boxes of a panel (128 bytes, or
+  // 64, as the head dim's rows consist of, and their swizzle) x 64 rows (q) or tile_kv rows (k, v).
+  TensorMapParam q, k, v;
+  ForwardParams common;
+};
+
 /// What sm90/decode_latent takes.
 struct Sm90LatentParams {
   // Dimensions (head_dim, head, row, batch); boxes of 64 elements of heads_per_tile heads of 64 / heads_per_tile rows,

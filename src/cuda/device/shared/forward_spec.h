@@ -79,6 +79,13 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
+/// sm90/attention_forward_short: tile_q are the rows of a CTA, 64 after 64, num_warps its groups of four, which share
+/// them; all keys lie in `stages` tiles of tile_kv, each of which is multiplied at once. Head dims are those of the
+/// products, in steps of 16.
+struct Sm90ShortSpec : ForwardSpec {
+  bool operator==(const Sm90ShortSpec&) const = default;
+};
+
 /// The larger of a spec's head dims.
 constexpr std::int32_t widest_head_dim(const ForwardSpec& spec) {
   return spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;
@@ -343,6 +350,55 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.pass = room.take(4);
   at.needs_low = room.take(4);
   at.ids = room.take(4 * 4);
+  at.bytes = room.end;
+  return at;
+}
+
+/// Of a warpgroup, and of its products.
+inline constexpr std::int32_t kShortRows = 64;
+
+/// Bytes of a panel of rows, as TMA writes them: 128 or, where that would leave half of the last one empty, 64. Of Q, K
+/// and V one size: a warp's rows of O lie where its rows of Q did.
+constexpr std::int32_t sm90_short_panel_bytes(const Sm90ShortSpec& spec) {
+  const auto leaves_half = [&](std::int32_t head_dim) {
+    const std::int32_t rest = element_bytes(spec.element) * head_dim % 128;
+    return rest > 0 && rest <= 64;
+  };
+  return leaves_half(spec.head_dim_qk) && leaves_half(spec.head_dim_v) ? 64 : 128;
+}
+
+/// Shared memory of sm90/attention_forward_short.
+struct Sm90ShortLayout {
+  std::int32_t panel_bytes, qk_row_bytes, v_row_bytes;
+  std::int32_t q_bytes;  // of 64 rows: Q, later O
+
+  std::int32_t q;               // [row tile]
+  std::int32_t k, v;            // [stage]
+  std::int32_t q_full;          // [row tile] barriers of 8 bytes
+  std::int32_t k_full, v_full;  // [stage]
+  std::int32_t votes;           // [warp] a word
+  std::int32_t bytes;
+};
+
+constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
+  const std::int32_t row_tiles = spec.tile_q / kShortRows;
+  SharedRoom room;
+  Sm90ShortLayout at{};
+  at.panel_bytes = sm90_short_panel_bytes(spec);
+  const auto in_panels = [&](std::int32_t head_dim) {
+    const std::int32_t bytes = element_bytes(spec.element) * head_dim;
+    return (bytes + at.panel_bytes - 1) / at.panel_bytes * at.panel_bytes;
+  };
+  at.qk_row_bytes = in_panels(spec.head_dim_qk);
+  at.v_row_bytes = in_panels(spec.head_dim_v);
+  at.q_bytes = kShortRows * (at.qk_row_bytes > at.v_row_bytes ? at.qk_row_bytes : at.v_row_bytes);
+  at.q = room.take(row_tiles * at.q_bytes);
+  at.k = room.take(spec.stages * spec.tile_kv * at.qk_row_bytes);
+  at.v = room.take(spec.stages * spec.tile_kv * at.v_row_bytes);
+  at.q_full = room.take(8 * row_tiles);
+  at.k_full = room.take(8 * spec.stages);
+  at.v_full = room.take(8 * spec.stages);
+  at.votes = room.take(4 * spec.num_warps);
   at.bytes = room.end;
   return at;
 }

@@ -9,8 +9,11 @@
 
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm90_selections.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "problem/forward.hpp"
+#include "support/plan_without.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -22,6 +25,7 @@ constexpr const char* kLatent = "cuda/sm90/decode_latent";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
 constexpr const char* kShort = "cuda/sm80/attention_forward_short";
+constexpr const char* kHopperShort = "cuda/sm90/attention_forward_short";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -356,7 +360,7 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
   for (const int major : {9, 10}) {
     const DeviceTraits device = typical_device(major, 0);
     for (const std::int64_t head_dim : {16, 64, 128}) {
-      SCOPED_TRACE(testing::Message() << "sm_" << major << "0, head_dim " << head_dim);
+      SCOPED_TRACE(::testing::Message() << "sm_" << major << "0, head_dim " << head_dim);
       const Shape shape{.seqlen_q = 1, .head_dim_qk = head_dim, .head_dim_v = head_dim};
       const ForwardPlan plan = chosen(shape, major, 0);
       ASSERT_EQ(plan.candidate, kDecode);
@@ -527,10 +531,13 @@ TEST(ForwardCandidates, LengthsAndWantedLseMakeNoOtherKernel) {
   EXPECT_EQ(chosen(a).spec, chosen(b).spec);
 }
 
-ForwardPlan short_plan(std::int64_t seqlen, std::int64_t head_dim) {
-  return chosen(
-      {.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = head_dim, .head_dim_v = head_dim}, 9,
-      0);
+/// Of sm_80's kernel and those behind it: without Hopper's own.
+ForwardPlan sm80_short_plan(const Problem& problem) {
+  return testing::plan_without({kHopperShort}, validate(problem, "test"), typical_device(9, 0));
+}
+
+Shape square(std::int64_t seqlen, std::int64_t head_dim) {
+  return {.seqlen_q = seqlen, .seqlen_kv = seqlen, .head_dim_qk = head_dim, .head_dim_v = head_dim};
 }
 
 TEST(ForwardCandidates, ShortSequencesOnHopperHaveTilesOfTheirLength) {
@@ -548,8 +555,8 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTilesOfTheirLength) {
                             {77, 128, 80, 80, 1, 2},
                             // 128 rows leave no registers for another CTA.
                             {128, 128, 64, 64, 2, 2}}) {
-    SCOPED_TRACE(testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
-    const ForwardPlan plan = short_plan(e.seqlen, e.head_dim);
+    SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
+    const ForwardPlan plan = sm80_short_plan(problem_of(square(e.seqlen, e.head_dim)));
     ASSERT_EQ(plan.candidate, kShort);
     EXPECT_TRUE(plan.spec.as<TeamSpec>().holds_all_keys);
     EXPECT_EQ(plan.spec->tile_q, e.tile_q);
@@ -635,10 +642,10 @@ TEST(ForwardCandidates, ShortSequencesFitTheSm) {
                                       .head_dim_v = head_dim});
         if (seqlen % 8 == 1) problem.mask = causal();
         if (seqlen % 3 == 0) problem.score = softcap(3);
-        const ForwardPlan plan = chosen(problem, 9, 0);
+        const ForwardPlan plan = sm80_short_plan(problem);
         if (plan.candidate != kShort) continue;
         const ForwardSpec& spec = *plan.spec;
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << seqlen << " tokens, head_dim " << head_dim << ", group " << group);
         EXPECT_GE(spec.ctas_per_sm, 2);
         EXPECT_LE(spec.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes),
@@ -655,14 +662,20 @@ TEST(ForwardCandidates, ShortSequencesFitTheSm) {
   }
 }
 
+/// Why a kernel refuses, whatever is asked before it.
+template <typename Kernel>
+std::string refusal_of(const ForwardProblem& problem,
+                       const DeviceTraits& device = typical_device(9, 0)) {
+  const auto refusal = Kernel::refuses(problem, device);
+  return refusal ? refusal->reason : "";
+}
+
 TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   const auto reason = [](const Problem& problem, int major = 9) {
-    const ForwardPlan plan = chosen(problem, major, 0);
-    EXPECT_NE(plan.candidate, kShort);
-    return reason_of(plan, kShort);
+    return refusal_of<Sm80ForwardShort>(validate(problem, "test"), typical_device(major, 0));
   };
-  const Shape shape{.seqlen_q = 77, .seqlen_kv = 77, .head_dim_qk = 64, .head_dim_v = 64};
-  EXPECT_EQ(chosen(shape, 9).candidate, kShort);
+  const Shape shape = square(77, 64);
+  EXPECT_EQ(reason(problem_of(shape)), "");
   EXPECT_EQ(reason(problem_of(shape), 8), "compute capability is 8.0; expected 9.0");
   Shape other = shape;
   other.seqlen_kv = 129;
@@ -681,7 +694,7 @@ TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   DeviceTraits narrow = typical_device(9, 0);
   narrow.shared_bytes_per_sm = 100 << 10;
   const ForwardProblem wide = validate(problem_of({.seqlen_q = 100, .seqlen_kv = 100}), "test");
-  EXPECT_EQ(reason_of(choose_forward(wide, narrow), kShort),
+  EXPECT_EQ(refusal_of<Sm80ForwardShort>(wide, narrow),
             "100 keys of head dims 128 and 128 leave no room for 2 CTAs on an SM");
   Problem margin = problem_of(shape);
   margin.sm_margin = 1;
@@ -690,8 +703,79 @@ TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   ForwardProblem cached = validate(problem_of(shape), "test");
   cached.is_cached = true;
   cached.cache = {.has_aligned_rows = true};
-  EXPECT_EQ(reason_of(choose_forward(cached, typical_device(9, 0)), kShort),
-            "keys lie in a cache; expected those of a call");
+  EXPECT_EQ(refusal_of<Sm80ForwardShort>(cached), "keys lie in a cache; expected those of a call");
+}
+
+/// By tiles of rows and keys in equal parts, whose CTAs fit the SM.
+TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength) {
+  struct Expected {
+    std::int64_t seqlen, head_dim;
+    bool is_causal;
+    std::int32_t tile_q, num_warps, tile_kv, stages, ctas_per_sm;
+  };
+  for (const Expected& e : {Expected{49, 64, false, 64, 4, 64, 1, 5},
+                            {77, 64, false, 128, 8, 80, 1, 2},
+                            {77, 128, false, 128, 8, 80, 1, 2},
+                            {197, 64, false, 64, 4, 208, 1, 3},
+                            {197, 64, true, 256, 8, 64, 4, 2},
+                            {197, 128, false, 256, 8, 112, 2, 1}}) {
+    SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
+    Problem problem = problem_of(square(e.seqlen, e.head_dim));
+    if (e.is_causal) problem.mask = causal();
+    const ForwardPlan plan = chosen(problem, 9, 0);
+    ASSERT_EQ(plan.candidate, kHopperShort);
+    EXPECT_EQ(plan.spec->tile_q, e.tile_q);
+    EXPECT_EQ(plan.spec->num_warps, e.num_warps);
+    EXPECT_EQ(plan.spec->tile_kv, e.tile_kv);
+    EXPECT_EQ(plan.spec->stages, e.stages);
+    EXPECT_EQ(plan.spec->ctas_per_sm, e.ctas_per_sm);
+    EXPECT_LE(e.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes),
+              typical_device(9, 0).shared_bytes_per_sm);
+  }
+}
+
+/// What Hopper's own kernel for short sequences leaves to the others.
+TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresAreRefusedInWords) {
+  const auto reason = [](const Problem& problem, int major = 9) {
+    return refusal_of<Sm90ForwardShort>(validate(problem, "test"), typical_device(major, 0));
+  };
+  const auto changed = [](auto&& change) {
+    Problem problem = problem_of(square(77, 64));
+    change(problem);
+    return problem;
+  };
+  EXPECT_EQ(reason(problem_of(square(77, 64))), "");
+  EXPECT_EQ(reason(problem_of(square(77, 64)), 8), "compute capability is 8.0; expected 9.0");
+  EXPECT_EQ(reason(problem_of(square(209, 64))), "seqlen_q is 209; expected at most 208");
+  EXPECT_EQ(reason(problem_of(square(113, 80))), "seqlen_q is 113; expected at most 112");
+  Problem masked = problem_of(square(272, 64));
+  masked.mask = causal();
+  EXPECT_EQ(reason(masked), "");
+  masked = problem_of(square(273, 64));
+  masked.mask = causal();
+  EXPECT_EQ(reason(masked), "seqlen_q is 273; expected at most 272");
+  Shape few = square(77, 64);
+  few.seqlen_q = 16;
+  EXPECT_EQ(reason(problem_of(few)), "seqlen_q is 16; expected at least 17");
+  EXPECT_EQ(reason(problem_of(square(77, 136))), "head_dim_qk is 136; expected at most 128");
+  EXPECT_EQ(reason(problem_of(square(77, 68))), "q has head_dim 68; expected a multiple of 8");
+  EXPECT_EQ(reason(changed([](Problem& p) { p.sm_margin = 1; })),
+            "sm_margin is 1; this kernel has a CTA for each tile and leaves no SM free");
+  EXPECT_EQ(reason(changed([](Problem& p) { p.dropout.p = 0.5F; })),
+            "dropout is given; this kernel has none");
+  EXPECT_EQ(reason(changed([](Problem& p) { p.out = p.q, p.out.dtype = Dtype::f32; })),
+            "out is f32; expected f16 or bf16");
+  const std::string no_programs =
+      "a score program is given, or the scale is below 1e-30; this kernel has neither";
+  EXPECT_EQ(reason(changed([](Problem& p) { p.score = softcap(3); })), no_programs);
+  EXPECT_EQ(reason(changed([](Problem& p) { p.softmax_scale = -1.0F; })), no_programs);
+  EXPECT_EQ(reason(changed([](Problem& p) { p.mask = causal(); })), "");
+  EXPECT_EQ(reason(changed([](Problem& p) { p.mask = parse_mask_mod("kv_idx % 2 == 0"); })),
+            "the mask is no range of keys for each row, as causal and window are");
+  ForwardProblem cached = validate(problem_of(square(77, 64)), "test");
+  cached.is_cached = true;
+  cached.cache = {.has_aligned_rows = true};
+  EXPECT_EQ(refusal_of<Sm90ForwardShort>(cached), "keys lie in a cache; expected those of a call");
 }
 
 Problem packed_problem(std::int64_t rows) {
@@ -714,11 +798,14 @@ TEST(ForwardCandidates, PackedSequencesRunOnHoppersOwnKernel) {
 /// Else the bits of a sequence would depend on what is packed beside it.
 TEST(ForwardCandidates, PackedSequencesAreShortWhereTheirBoundsSaySo) {
   Problem problem = packed_problem(200);
-  EXPECT_EQ(reason_of(chosen(problem, 9, 0), kShort),
-            "sequences are packed; expected bounds of their lengths, seqlen_q and seqlen_kv");
+  for (const char* const candidate : {kShort, kHopperShort}) {
+    EXPECT_EQ(reason_of(chosen(problem, 9, 0), candidate),
+              "sequences are packed; expected bounds of their lengths, seqlen_q and seqlen_kv");
+  }
   problem = packed_problem(5000);
   problem.seqlen_q = problem.seqlen_kv = up_to(77);
-  const ForwardPlan plan = chosen(problem, 9, 0);
+  EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopperShort);
+  const ForwardPlan plan = sm80_short_plan(problem);
   EXPECT_EQ(plan.candidate, kShort);
   EXPECT_TRUE(plan.spec->is_varlen);
   EXPECT_EQ(plan.spec->tile_kv, 80);

@@ -10,7 +10,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/cta.cuh"
-#include "sm90/forward/redo.cuh"
+#include "sm90/values_of_pass.cuh"
 
 namespace fovea::cuda::sm90 {
 

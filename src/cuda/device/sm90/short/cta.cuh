@@ -1,0 +1,174 @@
+// What all warps of sm90/attention_forward_short know: what follows from the spec, where things lie in shared memory,
+// whose rows are which, and the tiles that a group multiplies one after the other. Read load.cuh next.
+#pragma once
+
+#include "common/passes.cuh"
+#include "common/row_view.cuh"
+#include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
+#include "ptx/warp.cuh"
+#include "shared/forward_params_sm90.h"
+#include "shared/forward_spec.h"
+#include "sm90/role_warp.cuh"
+#include "tile/matrix_descriptor.cuh"
+#include "tile/shared_tile.cuh"
+
+namespace fovea::cuda::sm90::short_keys {
+
+template <Sm90ShortSpec spec>
+struct Traits {
+  static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
+  static_assert(spec.head_dim_qk % 16 == 0 && spec.head_dim_v % 16 == 0,
+                "products have a depth of 16; O is written by matrices of 16 columns");
+  static_assert(spec.tile_kv % 16 == 0 && spec.tile_kv <= 256, "keys are columns, then depth");
+  static_assert(spec.tile_q % kShortRows == 0 && spec.heads_per_tile == 1);
+  static_assert(spec.stages <= 32, "tiles of keys are bits of a word");
+  static constexpr int kGroups = spec.num_warps / 4;
+  static constexpr int kRowTiles = spec.tile_q / kShortRows;
+  static constexpr Sm90ShortLayout kAt = sm90_short_layout(spec);
+  static_assert(kAt.bytes <= 232448, "an SM has no more");
+  /// Is there one product of each kind, of all rows with all keys?
+  static constexpr bool kIsOneStep = kRowTiles == kGroups && spec.stages == 1;
+  /// Are warps without rows spared the softmax? Beside more scores the branch takes registers that are not there.
+  static constexpr bool kSkipsWarps = kIsOneStep && spec.tile_kv <= 112;
+  static constexpr ElementTraits kElement = element_traits(spec.element);
+  static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
+
+  static constexpr Swizzle kSwizzle = kAt.panel_bytes == 128 ? Swizzle::bytes128 : Swizzle::bytes64;
+  using QTile = SharedTile<kShortRows, kAt.qk_row_bytes, kSwizzle>;
+  using OTile = SharedTile<kShortRows, kAt.v_row_bytes, kSwizzle>;
+  using KTile = SharedTile<spec.tile_kv, kAt.qk_row_bytes, kSwizzle>;
+  using VTile = SharedTile<spec.tile_kv, kAt.v_row_bytes, kSwizzle>;
+};
+
+/// What rows of 64 are to RowView and span_of.
+template <Sm90ShortSpec spec>
+constexpr Sm90ShortSpec row_tile_spec() {
+  Sm90ShortSpec of_rows = spec;
+  of_rows.tile_q = kShortRows;
+  return of_rows;
+}
+template <Sm90ShortSpec spec>
+using Row = RowView<row_tile_spec<spec>()>;
+
+/// Dense: the grid's x counts heads of sequences, neighbours in memory first, its y tiles of rows from the last one on,
+/// which a causal mask leaves the most keys.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE Work work_of_cta(const ForwardParams& p) {
+  if constexpr (spec.is_varlen) return find_work<spec>(p);
+  const ptx::Index3 cta = ptx::block_idx();
+  const auto num_heads = static_cast<std::uint32_t>(p.num_heads_q);
+  const auto id = static_cast<std::uint32_t>(cta.x);
+  const auto batch = static_cast<std::int32_t>(id / num_heads);
+  Work work{};
+  work.sequence = {batch, batch, 0, batch, 0, p.seqlen_q, p.seqlen_kv, false};
+  work.q_begin = (p.num_q_tiles - 1 - static_cast<std::int32_t>(cta.y)) * spec.tile_q;
+  work.q_head = static_cast<std::int32_t>(id) - batch * p.num_heads_q;
+  work.kv_head = p.group == 1 ? work.q_head : work.q_head / p.group;
+  return work;
+}
+
+/// Of Q and V, which every pass loads again.
+FOVEA_DEVICE std::uint32_t parity_of(Pass pass) { return static_cast<std::uint32_t>(pass) & 1U; }
+
+template <Sm90ShortSpec spec>
+struct Cta : RoleWarp {
+  using T = Traits<spec>;
+  const Sm90ShortParams& p;
+  const Work work;
+
+  FOVEA_DEVICE_MEMBER SharedAddress q_at(int row_tile) const {
+    return smem + T::kAt.q + row_tile * T::kAt.q_bytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress k_at(int kv_tile) const {
+    return smem + T::kAt.k + kv_tile * T::KTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress v_at(int kv_tile) const {
+    return smem + T::kAt.v + kv_tile * T::VTile::kBytes;
+  }
+
+  FOVEA_DEVICE_MEMBER int first_query(int row_tile) const {
+    return work.q_begin + kShortRows * row_tile;
+  }
+  FOVEA_DEVICE_MEMBER bool has_rows(int row_tile) const {
+    return first_query(row_tile) < work.sequence.seqlen_q;
+  }
+  FOVEA_DEVICE_MEMBER bool warp_has_rows(int row_tile) const {
+    return first_query(row_tile) + first_row_of_warp() < work.sequence.seqlen_q;
+  }
+
+  /// The CTA's work as RowView has it, of one row tile.
+  FOVEA_DEVICE_MEMBER Work work_of(int row_tile) const {
+    Work of_rows = work;
+    of_rows.q_begin = first_query(row_tile);
+    return of_rows;
+  }
+
+  FOVEA_DEVICE_MEMBER int group() const { return warp / 4; }
+  /// In a row tile.
+  FOVEA_DEVICE_MEMBER int first_row_of_warp() const { return warp % 4 * 16; }
+  /// Row r of this thread's two.
+  FOVEA_DEVICE_MEMBER int my_row(int r) const { return first_row_of_warp() + lane / 4 + 8 * r; }
+};
+
+/// kv tiles that some of these rows see, and those that are full. Lengths in memory may say more than the plan was made
+/// for.
+template <class Mods, Sm90ShortSpec spec>
+FOVEA_DEVICE VisitedGroup visible_tiles(const Cta<spec>& cta, const TileSpan& rows) {
+  if constexpr (spec.stages == 1)
+    return {0, 1, !Mods::has_mask && rows.seqlen_kv >= spec.tile_kv ? 1U : 0U};
+  const int whole = least(rows.seqlen_kv / spec.tile_kv, spec.stages);
+  const int all = least(ceil_div(rows.seqlen_kv, spec.tile_kv), spec.stages);
+  VisitedGroup tiles{0, (1U << all) - 1U, (1U << whole) - 1U};
+  if constexpr (Mods::has_mask) {
+    TileWalk<Mods> walk(rows, {0, all, spec.tile_kv}, cta.p.common.captures);
+    VisitedGroup seen{};
+    if (!walk.next_group(seen)) seen = {};
+    tiles.visible = seen.visible;
+    tiles.full &= seen.full;
+  }
+  return tiles;
+}
+
+/// Rows that see nothing multiply a tile all the same, masked: one way for all.
+template <class Mods, Sm90ShortSpec spec>
+FOVEA_DEVICE std::uint32_t tiles_to_load(const Cta<spec>& cta) {
+  const std::uint32_t visible = visible_tiles<Mods>(cta, span_of<spec>(cta.work)).visible;
+  return visible != 0 ? visible : 1U;
+}
+
+/// A product of 64 rows with a tile of keys; the first of its rows, the last of them.
+struct Step {
+  std::int32_t row_tile, kv_tile;
+  bool is_full, is_first, is_last;
+};
+
+/// Those of a group.
+template <Sm90ShortSpec spec, class Mods>
+class Steps {
+ public:
+  using T = Traits<spec>;
+
+  FOVEA_DEVICE_MEMBER explicit Steps(const Cta<spec>& cta)
+      : cta_(cta), row_tile_(cta.group() - T::kGroups) {}
+
+  FOVEA_DEVICE_MEMBER bool next(Step& step) {
+    const bool is_first = tiles_.visible == 0;
+    if (is_first) {
+      row_tile_ += T::kGroups;
+      if (row_tile_ >= T::kRowTiles || !cta_.has_rows(row_tile_)) return false;
+      tiles_ = visible_tiles<Mods>(cta_, span_of<row_tile_spec<spec>()>(cta_.work_of(row_tile_)));
+      if (tiles_.visible == 0) tiles_ = {0, tiles_to_load<Mods>(cta_), 0};
+    }
+    const VisitedTile tile = take_tile<WalkOrder::rising>(tiles_);
+    step = {row_tile_, tile.idx, tile.is_full, is_first, tiles_.visible == 0};
+    return true;
+  }
+
+ private:
+  const Cta<spec>& cta_;
+  std::int32_t row_tile_;
+  VisitedGroup tiles_{};
+};
+
+}  // namespace fovea::cuda::sm90::short_keys

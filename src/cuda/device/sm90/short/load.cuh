@@ -1,0 +1,132 @@
+// Q, K and V into shared memory, all of it at once; and again for passes over values that are not finite. Read
+// softmax.cuh next.
+#pragma once
+
+#include "common/bits.cuh"
+#include "common/passes.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/fence.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
+#include "sm90/short/cta.cuh"
+#include "sm90/values_of_pass.cuh"
+
+namespace fovea::cuda::sm90::short_keys {
+
+/// Rows from at[1] on: a box for each panel; what lies outside the tensor arrives as zeros.
+template <class Tile>
+FOVEA_DEVICE void copy(SharedAddress to, const TensorMapParam& map, SharedAddress full,
+                       const std::int32_t (&at)[4], ptx::CachePolicy policy) {
+  constexpr int kPanelElements = Tile::kSpan / 2;
+  ptx::mbarrier_arrive_expect_tx(full, Tile::kBytes);
+#pragma unroll
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    const std::int32_t coordinates[4] = {kPanelElements * panel, at[1], at[2], at[3]};
+    ptx::cp_async_bulk_tensor_load<4>(to + panel * Tile::kPanelBytes, tensor_map(map), coordinates,
+                                      full, policy);
+  }
+}
+
+/// Row tiles [begin, end).
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
+  using T = Traits<spec>;
+  const Sequence& sequence = cta.work.sequence;
+#pragma unroll 1
+  for (int i = begin; i < end && cta.has_rows(i); ++i) {
+    const auto row = static_cast<std::int32_t>(sequence.q_row) + cta.first_query(i);
+    copy<typename T::QTile>(cta.q_at(i), cta.p.q, cta.barrier(T::kAt.q_full, i),
+                            {0, row, cta.work.q_head, static_cast<std::int32_t>(sequence.q_batch)},
+                            ptx::CachePolicy::evict_first);
+  }
+}
+
+/// `tiles`: a bit each. CTAs of the same keys run side by side.
+template <class Tile, Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, SharedAddress to, const TensorMapParam& map,
+                             int full, std::uint32_t tiles) {
+  const Sequence& sequence = cta.work.sequence;
+#pragma unroll 1
+  for (; tiles != 0; tiles &= tiles - 1) {
+    const std::int32_t i = lowest_bit(tiles);
+    copy<Tile>(to + i * Tile::kBytes, map, cta.barrier(full, i),
+               {0, static_cast<std::int32_t>(sequence.kv_row) + i * spec.tile_kv, cta.work.kv_head,
+                static_cast<std::int32_t>(sequence.kv_batch)},
+               ptx::CachePolicy::evict_normal);
+  }
+}
+
+/// Barriers, and all copies, by one thread: the others meet it behind them. What the first products read comes first.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void start(const Cta<spec>& cta, std::uint32_t tiles) {
+  using T = Traits<spec>;
+  if (cta.warp != 0 || !ptx::elect_one()) return;
+  for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
+    ptx::prefetch_tensormap(tensor_map(*map));
+  constexpr int kBarriers = T::kRowTiles + 2 * spec.stages;  // side by side, from q_full on
+  for (int i = 0; i < kBarriers; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
+  ptx::fence_mbarrier_init_release_cluster();
+  copy_queries(cta, 0, T::kGroups);
+  copy_tiles<typename T::KTile>(cta, cta.k_at(0), cta.p.k, T::kAt.k_full, tiles);
+  copy_tiles<typename T::VTile>(cta, cta.v_at(0), cta.p.v, T::kAt.v_full, tiles);
+  copy_queries(cta, T::kGroups, T::kRowTiles);
+}
+
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void await_tiles(const Cta<spec>& cta, int full, std::uint32_t tiles,
+                              std::uint32_t parity) {
+#pragma unroll 1
+  for (; tiles != 0; tiles &= tiles - 1)
+    ptx::mbarrier_wait_parity(cta.barrier(full, lowest_bit(tiles)), parity);
+}
+
+/// Before the CTA ends, or loads again: no copy may still be on its way, not of a tile that no row turned out to see.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void await_all(const Cta<spec>& cta, std::uint32_t tiles) {
+  using T = Traits<spec>;
+  if (spec.stages == 1 || cta.warp != 0) return;  // rows have waited for the only one
+  await_tiles(cta, T::kAt.k_full, tiles, 0);
+  await_tiles(cta, T::kAt.v_full, tiles, 0);
+}
+
+/// For another pass: Q, where O lies by now, and values as the pass wants them.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void load_again(const Cta<spec>& cta, std::uint32_t tiles, Pass pass) {
+  using T = Traits<spec>;
+  constexpr int kUnitBytes = 1024;
+  static_assert(T::VTile::kBytes % kUnitBytes == 0);
+  ptx::fence_proxy_async_shared_cta();
+  ptx::sync_threads();
+  if (cta.warp == 0 && ptx::elect_one()) {
+    copy_tiles<typename T::VTile>(cta, cta.v_at(0), cta.p.v, T::kAt.v_full, tiles);
+    copy_queries(cta, 0, T::kRowTiles);
+  }
+  ptx::sync_warp();
+  await_tiles(cta, T::kAt.v_full, tiles, parity_of(pass));
+#pragma unroll 1
+  for (std::uint32_t left = tiles; left != 0; left &= left - 1) {
+    const SharedAddress values = cta.v_at(lowest_bit(left));
+#pragma unroll 1
+    for (int at = cta.warp * kUnitBytes; at < T::VTile::kBytes; at += spec.num_warps * kUnitBytes)
+      rewrite_values<spec.element, kUnitBytes>(values + at, cta.lane, pass);
+  }
+  ptx::fence_proxy_async_shared_cta();
+  ptx::sync_threads();
+}
+
+/// The same answer in all threads of the CTA.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE bool are_all_finite(const Cta<spec>& cta, bool is_finite) {
+  using T = Traits<spec>;
+  const SharedAddress votes = cta.smem + T::kAt.votes;
+  const bool mine = ptx::vote_all(is_finite);
+  if (cta.lane == 0) ptx::st_shared(votes + 4 * cta.warp, static_cast<std::uint32_t>(mine));
+  ptx::sync_threads();
+  const bool is_one =
+      cta.lane >= spec.num_warps || ptx::ld_shared<std::uint32_t>(votes + 4 * cta.lane) != 0;
+  return ptx::vote_all(is_one);
+}
+
+}  // namespace fovea::cuda::sm90::short_keys

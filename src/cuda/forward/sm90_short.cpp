@@ -1,0 +1,224 @@
+#include "cuda/forward/sm90_short.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/params/tensor_params.hpp"
+#include "expr/kv_limits.hpp"
+#include "expr/passes.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// A length in equal parts of at most `most`, each of whole steps.
+struct Parts {
+  std::int32_t count, each;
+};
+Parts parts_of(std::int64_t length, std::int64_t most, std::int64_t step) {
+  const std::int64_t count = std::max<std::int64_t>(1, (length + most - 1) / most);
+  const std::int64_t steps =
+      std::max<std::int64_t>(1, (length + count * step - 1) / (count * step));
+  return {static_cast<std::int32_t>(count), static_cast<std::int32_t>(steps * step)};
+}
+
+/// The depth of products and the columns of a matrix that is stored.
+constexpr std::int64_t kHeadDimStep = 16;
+constexpr std::int64_t kKeyStep = 16;
+constexpr std::int64_t kWidestHeadDim = 128;
+/// Fewer leave most of 64 rows empty.
+constexpr std::int64_t kFewestQueries = 17;
+
+/// Of an SM: 64 K registers.
+constexpr int kRegisters = 65536, kMostRegisters = 255;
+
+bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
+
+/// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
+/// the one before. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
+/// 128 columns: both measured as faster than a CTA less.
+int wanted_registers(const Sm90ShortSpec& spec) {
+  const bool is_only_product = spec.stages == 1 && spec.tile_q == kShortRows * spec.num_warps / 4;
+  const int probabilities = is_only_product ? 0 : spec.tile_kv / 4;
+  return spec.tile_kv / 2 + probabilities + spec.head_dim_v / 2 + 24;
+}
+
+std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device) {
+  const int bytes = sm90_short_layout(spec).bytes + kReservedSharedBytes;
+  int ctas = device.shared_bytes_per_sm / bytes;
+  const auto registers_beside = [&] {
+    return std::min(kMostRegisters, kRegisters / (32 * spec.num_warps * ctas) / 8 * 8);
+  };
+  while (ctas > 0 && registers_beside() < wanted_registers(spec)) --ctas;
+  return ctas;
+}
+
+/// Rows of a CTA, the groups that share them, and the most keys of a product.
+struct Tile {
+  std::int64_t most_row_tiles, groups, most_keys;
+};
+
+Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
+  const auto padded = [](std::int64_t head_dim) {
+    return static_cast<std::int32_t>((head_dim + kHeadDimStep - 1) / kHeadDimStep * kHeadDimStep);
+  };
+  Sm90ShortSpec spec{common_spec(f)};
+  spec.head_dim_qk = padded(f.head_dim_qk);
+  spec.head_dim_v = padded(f.head_dim_v);
+  spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // whoever loads pads Q, K and V
+  const Parts rows = parts_of(f.seqlen_q, kShortRows * tile.most_row_tiles, kShortRows);
+  const Parts keys = parts_of(f.seqlen_kv, tile.most_keys, kKeyStep);
+  spec.tile_q = rows.each;
+  spec.num_warps =
+      static_cast<std::int32_t>(4 * std::min<std::int64_t>(tile.groups, rows.each / kShortRows));
+  spec.tile_kv = keys.each;
+  spec.stages = keys.count;
+  spec.ctas_per_sm = ctas_that_fit(spec, device);
+  return spec;
+}
+
+std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
+
+// Measured (docs/kernels/attention_short_sm90.md).
+constexpr std::int64_t kFewKeys = 112;
+constexpr std::int64_t kNarrowHeadDim = 64, kWideHeadDim = 97;
+
+/// A row tile a group up to some 100 keys. Of more, masks leave out tiles of 64; narrow heads without a mask have one
+/// product with all keys, wider ones several row tiles a group.
+Tile best_tile(const ForwardProblem& f) {
+  if (f.seqlen_kv <= kFewKeys) return {.most_row_tiles = 2, .groups = 2, .most_keys = kFewKeys};
+  if (has_mask(f)) return {.most_row_tiles = 4, .groups = 2, .most_keys = 64};
+  if (widest(f) <= kNarrowHeadDim) return {.most_row_tiles = 1, .groups = 1, .most_keys = 256};
+  return {.most_row_tiles = 4, .groups = 2, .most_keys = kFewKeys};
+}
+
+/// Of queries and keys. Beyond, the kernel for long sequences fills its tiles as well: later where a mask leaves half
+/// of them, earlier where a head dim leaves half a panel.
+std::int64_t most_tokens(const ForwardProblem& f) {
+  if (has_mask(f)) return 272;
+  return widest(f) <= kNarrowHeadDim || widest(f) >= kWideHeadDim ? 208 : kFewKeys;
+}
+
+/// Is each row's share of the keys a range of them?
+bool has_kv_limits(const ForwardProblem& f) {
+  const MaskMod& mask = f.problem.mask;
+  return mask.is_all_visible() || expr::kv_limits(expr::simplify(mask.expr().shared())).has_value();
+}
+
+std::optional<Refusal> refuses_features(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  if (f.is_cached) return Refusal{"keys lie in a cache; expected those of a call"};
+  // All packed rows bound a sequence too, but then what lies beside it would choose its kernel, and its bits.
+  if (f.is_varlen && !(p.seqlen_q && p.seqlen_kv)) {
+    return Refusal{
+        "sequences are packed; expected bounds of their lengths, seqlen_q and seqlen_kv"};
+  }
+  if (p.dropout.p > 0) return Refusal{"dropout is given; this kernel has none"};
+  if (p.out.dtype == Dtype::f32) return Refusal{"out is f32; expected f16 or bf16"};
+  if (common_spec(f).is_prescaled)
+    return Refusal{
+        "a score program is given, or the scale is below 1e-30; this kernel has neither"};
+  if (!has_kv_limits(f))
+    return Refusal{"the mask is no range of keys for each row, as causal and window are"};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_lengths(const ForwardProblem& f) {
+  const std::int64_t most = most_tokens(f);
+  for (const auto& [label, length] :
+       {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {
+    if (length > most)
+      return Refusal{fmt::format("{} is {}; expected at most {}", label, length, most)};
+  }
+  if (f.seqlen_q >= kFewestQueries) return std::nullopt;
+  return Refusal{fmt::format("seqlen_q is {}; expected at least {}", f.seqlen_q, kFewestQueries)};
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm90ForwardShort::refuses(const ForwardProblem& f,
+                                                 const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  if (auto refusal = refuses_margin(f)) return refusal;
+  if (device.compute_capability() != 90) {
+    return Refusal{
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+  }
+  if (auto refusal = refuses_features(f)) return refusal;
+  if (auto refusal = refuses_head_dims(f, kWidestHeadDim)) return refusal;
+  if (auto refusal = refuses_lengths(f)) return refusal;
+  const Problem& p = f.problem;
+  const std::string why =
+      why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"out", &p.out}});
+  if (!why.empty()) return Refusal{why};
+  return refuses_shared_bytes(shared_bytes(choose(f, device)), device);
+}
+
+Sm90ShortSpec Sm90ForwardShort::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  Sm90ShortSpec spec;
+  for (Tile tile = best_tile(f); tile.most_row_tiles > 0; --tile.most_row_tiles) {
+    spec = with_tile(f, tile, device);
+    if (spec.ctas_per_sm > 0) break;
+  }
+  return spec;
+}
+
+std::vector<Sm90ShortSpec> Sm90ForwardShort::alternatives(const ForwardProblem& f,
+                                                          const DeviceTraits& device) {
+  std::vector<Sm90ShortSpec> specs;
+  constexpr Tile kTiles[] = {{1, 1, 64},  {1, 1, 112}, {1, 1, 128}, {1, 1, 192}, {1, 1, 256},
+                             {2, 1, 128}, {2, 1, 256}, {4, 1, 256}, {2, 2, 64},  {2, 2, 80},
+                             {2, 2, 128}, {4, 2, 64},  {4, 2, 80},  {6, 3, 64},  {3, 3, 128}};
+  for (const Tile& tile : kTiles) {
+    const Sm90ShortSpec spec = with_tile(f, tile, device);
+    if (spec.ctas_per_sm > 0) specs.push_back(spec);
+  }
+  return specs;
+}
+
+bool Sm90ForwardShort::reads(const AttentionForward& args, const GrownCache* cache) {
+  const Operands tensors(args, cache);
+  return have_tensor_maps({&tensors.q, &tensors.k, &tensors.v, &tensors.out});
+}
+
+std::size_t Sm90ForwardShort::shared_bytes(const Sm90ShortSpec& spec) {
+  return static_cast<std::size_t>(sm90_short_layout(spec).bytes);
+}
+
+std::size_t Sm90ForwardShort::scratch_bytes(const Sm90ShortSpec&, const ForwardProblem&) {
+  return 0;
+}
+
+Sm90ShortLaunch Sm90ForwardShort::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                          const AttentionForward& args, const GrownCache* cache,
+                                          void* workspace, const TensorMapEncoder& encode) {
+  const Operands tensors(args, cache);
+  const std::int64_t keys = plan.spec->tile_kv;
+  Sm90ShortLaunch launch;
+  launch.common = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch.common);
+  if (launch.common.grid.x == 0) return launch;
+  if (!plan.spec->is_varlen) {
+    const auto row_tiles = static_cast<std::uint32_t>(launch.common.params.num_q_tiles);
+    launch.common.grid = {.x = launch.common.grid.x / row_tiles, .y = row_tiles};
+  }
+  const std::int64_t panel = sm90_short_panel_bytes(plan.spec.as<Sm90ShortSpec>()) / 2;
+  launch.params = {.q = tensor_map(encode, tensors.q, kShortRows, panel),
+                   .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), keys, panel),
+                   .v = tensor_map(encode, tensors.keys_or_queries(tensors.v), keys, panel),
+                   .common = launch.common.params};
+  return launch;
+}
+
+KernelLaunches Sm90ShortLaunch::launches(const ForwardPlan& plan) const {
+  KernelLaunches all;
+  if (common.grid.x == 0) return all;
+  common.add_tables(all);
+  KernelLaunch main = common.main_launch(plan, params);
+  main.grid = {.x = common.grid.x, .y = common.grid.y};
+  all.add(main);
+  return all;
+}
+
+}  // namespace fovea::cuda

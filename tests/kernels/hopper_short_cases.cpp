@@ -1,0 +1,84 @@
+// Problems of sm90/attention_forward_short: one product and several, row tiles of one group and of two, cut tiles of
+// both, and every refusal's nearest neighbour. See forward_cases.hpp.
+#include <utility>
+#include <vector>
+
+#include "kernels/forward_cases.hpp"
+#include "support/features.hpp"
+
+namespace fovea::testing {
+namespace {
+
+Case started(const char* label, Lengths lengths, std::int64_t head_dim) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.seqlen_q = lengths.q;
+  problem.seqlen_kv = lengths.kv;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  return problem;
+}
+
+/// Around row tiles of 64, kv tiles and the longest that is taken without a mask; some lack rows or keys. Trailing rows
+/// hold NaN.
+Case packed(const char* label, std::int64_t head_dim, std::vector<Lengths> sequences) {
+  Case problem = started(label, {}, head_dim);
+  problem.num_heads_q = problem.num_heads_kv = 1;
+  problem.sequences = std::move(sequences);
+  problem.trailing_rows = 3;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<Case> hopper_short_cases() {
+  Case one_step = started("wgmma_short_d64", {77, 77}, 64);
+  one_step.batch = 2;
+  one_step.wants_row_max = true;
+  // Several row tiles a group, several kv tiles, of which the first rows see the first alone.
+  Case several = started("wgmma_short_causal_d128", {193, 257}, 128);
+  several.num_heads_q = several.num_heads_kv = 1;
+  several.mask = causal(Align::top_left);
+  several.has_sinks = true;
+  // Keys that nobody sees are NaN.
+  Case window_f16 = started("wgmma_short_window_d32", {256, 272}, 32);
+  window_f16.dtype = Dtype::f16;
+  window_f16.mask = window(30, 10);
+  Case padded = started("wgmma_short_padded", {65, 63}, 72);
+  padded.head_dim_v = 40;
+  padded.dtype = Dtype::f16;
+  padded.softmax_scale = 0.25F;
+  Case group = started("wgmma_short_group", {129, 127}, 80);
+  group.num_heads_q = 6;
+  group.num_heads_kv = 2;
+  group.mask = causal();
+  group.softmax_scale = 3;  // maxima that leave those of the tiles before far below
+  Case infinite = started("wgmma_short_infinite", {193, 197}, 64);
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  Case sinks = packed("wgmma_short_packed_d64", 64,
+                      {{0, 0},
+                       {1, 1},
+                       {63, 64},
+                       {64, 63},
+                       {65, 77},
+                       {77, 1},
+                       {5, 0},
+                       {0, 70},
+                       {127, 128},
+                       {128, 129},
+                       {129, 97},
+                       {193, 208},
+                       {1, 200}});
+  sinks.has_sinks = true;
+  sinks.cu_seqlens_dtype = Dtype::i64;
+  Case packed_causal =
+      packed("wgmma_short_packed_causal", 128, {{197, 193}, {64, 127}, {65, 1}, {70, 208}});
+  packed_causal.mask = causal();
+  return {one_step, several,       window_f16,
+          padded,   group,         infinite,
+          sinks,    packed_causal, started("wgmma_short_no_keys", {40, 0}, 64)};
+}
+
+}  // namespace fovea::testing
