@@ -15,7 +15,7 @@ namespace {
 /// Rows that a task rounds, about: so many that what it finds out first costs nothing.
 constexpr std::int64_t kPieceRows = 512;
 
-/// Rows of one head that are fetched ahead: they lie as far apart as all heads are long, which prefetchers do not follow.
+/// Rows of one head that are fetched ahead: they lie a row of all heads apart, which prefetchers do not follow.
 constexpr std::int64_t kRowsAhead = 16;
 
 void fetch(const RowSource& row) {
