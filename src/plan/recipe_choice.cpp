@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 
+#include "cpu/quantized/attention_quantized.hpp"
 #include "plan/plan.hpp"
 
 namespace fovea {
@@ -17,6 +19,26 @@ std::vector<NamedQuantization> by_error() {
   }
   std::ranges::stable_sort(named, std::ranges::greater(), &NamedQuantization::error);
   return named;
+}
+
+/// Below, rounding k and v costs a call on the CPU more than products of eight bits save.
+constexpr std::int64_t kFewestRowsOnCpu = 1024;
+
+std::string refusal_of(const Explanation::Refused& refused) {
+  return fmt::format("{}: {}", refused.candidate, refused.reason);
+}
+
+/// docs/kernels/attention_quantized_cpu.md has what was measured.
+std::string obstacle_on_cpu(const ForwardProblem& f) {
+  const std::int64_t rows = f.group * f.seqlen_q;
+  if (rows < kFewestRowsOnCpu)
+    return fmt::format("{} rows share a kv head; it is faster from {} on", rows, kFewestRowsOnCpu);
+  const cpu::ForwardPlan plan = cpu::try_plan_forward(f, 1);
+  if (plan.candidate.empty()) return refusal_of(plan.refused.front());
+  const Quantization& quant = f.problem.quant;
+  if (cpu::has_fastest_products(plan, quant)) return "";
+  return fmt::format("products of {} on {} are no faster", cpu::quantized_products(plan, quant),
+                     name(plan.spec.target));
 }
 
 }  // namespace
@@ -49,13 +71,10 @@ RecipeChoice choose_recipe(const Problem& problem, const RecipeObstacle& obstacl
 }
 
 std::string recipe_obstacle(const Problem& problem) {
-  if (is_cpu(problem.q.device))
-    return "cpu/attention_quantized uses no instructions of eight bits: it is no faster";
   const ForwardProblem f = validate(problem, "plan");
+  if (is_cpu(problem.q.device)) return obstacle_on_cpu(f);
   const cuda::ForwardPlan plan = cuda::try_plan_forward(f, f.device());
-  if (!plan.candidate.empty()) return "";
-  const auto& first = plan.refused.front();
-  return fmt::format("{}: {}", first.candidate, first.reason);
+  return plan.candidate.empty() ? refusal_of(plan.refused.front()) : "";
 }
 
 Chosen with_chosen_recipe(const Problem& problem) {

@@ -222,6 +222,11 @@ ForwardPlan try_plan_quantized(const ForwardProblem& f, int num_threads) {
   return plan;
 }
 
+bool has_fastest_products(const ForwardPlan& plan, const Quantization& quant) {
+  const ByteProducts bytes = kernels_of(plan.spec, quant).bytes;
+  return bytes.qk && bytes.pv && plan.spec.target != CpuTarget::amx_bf16;
+}
+
 std::string quantized_products(const ForwardPlan& plan, const Quantization& quant) {
   const ByteProducts bytes = kernels_of(plan.spec, quant).bytes;
   const auto panels = std::string(name(forward_kernels(plan.spec).product));

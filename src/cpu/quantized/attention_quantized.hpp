@@ -27,6 +27,9 @@ inline constexpr std::string_view kQuantizedCandidate = "cpu/attention_quantized
 /// cannot: then the plan's candidate is empty.
 ForwardPlan try_plan_quantized(const ForwardProblem& problem, int num_threads);
 
+/// Whether both products of a recipe's plan are of eight bits, outside AMX's pipeline of 16 bits, which is faster.
+bool has_fastest_products(const ForwardPlan& plan, const Quantization& quant);
+
 /// What the plan of a recipe multiplies: "int8", "int8 and bf16", "f32".
 std::string quantized_products(const ForwardPlan& plan, const Quantization& quant);
 

@@ -32,6 +32,8 @@ std::vector<std::string> names_of(const std::vector<Explanation::Refused>& refus
   return names;
 }
 
+bool plan_can_run(const Problem& problem) { return !explain(problem).kernel.empty(); }
+
 TEST(RecipeChoice, IsTheFastestWithinTheAccuracy) {
   const RecipeChoice coarse = choose_recipe(within(.05F), everything_runs);
   EXPECT_EQ(coarse.quant, parse_quantization("fast"));
@@ -74,11 +76,32 @@ TEST(RecipeChoice, IsExplainedByPlansAndProblems) {
     EXPECT_EQ(e.quant, "none: no recipe is within 0.05 and faster here");
     ASSERT_GE(e.refused.size(), 3U);
     EXPECT_EQ(e.refused[0].candidate, "quant fast");
-    EXPECT_THAT(e.refused[0].reason, HasSubstr("uses no instructions of eight bits"));
+    EXPECT_THAT(e.refused[0].reason, HasSubstr("rows share a kv head; it is faster from 1024 on"));
     EXPECT_THAT(e.print(), HasSubstr("quant      none: no recipe"));
     EXPECT_THAT(e.json(), HasSubstr(R"("quant": "none: no recipe)"));
   }
   EXPECT_EQ(explain(problem_of(memory.args())).quant, "");
+}
+
+TEST(RecipeChoice, OnTheCpuIsTheOneWhoseProductsAreAllOfEightBits) {
+  Case c;
+  c.seqlen_q = 1024;
+  CaseMemory memory(c);
+  Problem problem = problem_of(memory.args());
+  problem.quant.accuracy = .05F;
+  problem.cpu_target = CpuTarget::scalar;
+  const Explanation plain = explain(problem);
+  EXPECT_THAT(plain.quant, HasSubstr("none"));
+  EXPECT_EQ(plain.refused.at(1).candidate, "quant int8");
+  EXPECT_EQ(plain.refused.at(1).reason, "products of f32 on scalar are no faster");
+
+  for (const CpuTarget target : {CpuTarget::avx512_vnni, CpuTarget::avx_vnni}) {
+    problem.cpu_target = target;
+    problem.quant = parse_quantization("int8");
+    const bool is_there = plan_can_run(problem);
+    problem.quant = {.accuracy = .05F};
+    EXPECT_EQ(explain(problem).quant.starts_with("int8"), is_there) << name(target);
+  }
 }
 
 TEST(RecipeChoice, OfNoneHasTheBitsOfNoRecipe) {
