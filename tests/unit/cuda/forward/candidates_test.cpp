@@ -598,7 +598,7 @@ TEST(ForwardCandidates, SelectionsOnHopperHaveTilesThatNoSelectedTileCuts) {
         {64, 64, 192, 128, 96, 1, 2},
         {8, 64, 128, 128, 128, 1, 2},
         {64, 1, 128, 128, 128, 1, 2}}) {
-    SCOPED_TRACE(testing::Message() << e.rows << " x " << e.keys << ", head_dim " << e.head_dim);
+    SCOPED_TRACE(::testing::Message() << e.rows << " x " << e.keys << ", head_dim " << e.head_dim);
     const ForwardPlan plan = chosen(selecting(e.rows, e.keys, e.head_dim), 9, 0);
     ASSERT_EQ(plan.candidate, kHopper);
     EXPECT_EQ(plan.spec->tile_q, e.tile_q);
