@@ -218,7 +218,7 @@ def test_refusals(function, positions, words, message) -> None:
 
 
 def test_a_recipe_without_a_kernel_is_refused_with_every_reason_and_a_hint() -> None:
-    message = r"sageattn_varlen: nothing here runs quant 'qk=int8,.*; expected another recipe, .* or quant='none'[^\n]*\n(.|\n)*codes are multiplied in f32"
+    message = r"sageattn_varlen: nothing here runs quant 'qk=int8,.*; expected another recipe, .* or quant='none'[^\n]*\n(.|\n)*cpu/attention_quantized amx_bf16  codes are f16, which bf16 would round"
     q, k, v = (x[0].transpose(0, 1) for x in qkv(8, 8))
     offsets = torch.tensor([0, 8], dtype=torch.int32)
     with pytest.raises(fovea.Unsupported, match=message):
