@@ -24,6 +24,8 @@ namespace fovea::cuda {
 enum class KernelRole : std::uint8_t {
   range_tables,   // bounds of what a mask loads
   clear_counter,  // of row tiles, before they are claimed from it
+  key_mean,       // of keys, where a recipe takes it off
+  quantize,       // q and k, where a recipe rounds them
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows
@@ -44,7 +46,7 @@ enum class KernelRole : std::uint8_t {
   write_sums,
   captured_tiles,
 };
-inline constexpr std::size_t kNumKernelRoles = 20;
+inline constexpr std::size_t kNumKernelRoles = 22;
 
 struct PlannedKernel {
   KernelRole role;

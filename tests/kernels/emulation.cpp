@@ -12,6 +12,7 @@
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
+#include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
@@ -184,34 +185,64 @@ cuda::DeviceTraits sectioned_hopper() {
   return device;
 }
 
-void run_hopper(const Run& run, Emulation& emulation) {
-  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  const bool is_copied = run.label.find("copied") != std::string::npos;
-  ASSERT_EQ(plan.candidate, is_copied ? cuda::Sm90ForwardCpAsync::kName : cuda::Sm90Forward::kName);
+void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
+                    Emulation& emulation) {
+  const cuda::QuantizeQkParams& p = launch.params;
+  emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
+                   [&] { cuda::run_mean_of_keys(spec, p); });
+  emulation.is_dependent = true;
+  emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads, cuda::kQuantizeSharedBytes,
+                   [&] { cuda::run_quantize_qk(spec, p); });
+  emulation.is_dependent = false;
+}
+
+namespace {
+
+/// Hopper's forward, of whichever candidate, and what comes before it.
+template <typename Kernel>
+void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
+                     const cuda::EmulatedHopper& kernel, Emulation& emulation) {
   register_tensors(run, emulation);
   constexpr unsigned char kGarbage = 0x5A;
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
-  cuda::Sm90Launch call = cuda::Sm90Forward::prepare(run.problem, plan, run.args, run.cache,
-                                                     workspace, encode_for_emulator);
+  cuda::Sm90Launch call =
+      Kernel::prepare(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
   build_tables(plan, call.common, emulation);
   call.params.common.captures = call.common.params.captures;
   if (call.has_counter)
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
-  emulation.is_dependent = call.has_counter;
+  if (call.quantize.num_ctas > 0)
+    run_quantizers(cuda::quantize_qk_spec(*plan.spec), call.quantize, emulation);
+  emulation.is_dependent = call.has_counter || call.quantize.num_ctas > 0;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
   emulation.ctas_per_sm = plan.spec->ctas_per_sm;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
-                   [&] { cuda::hopper_named(run.label).run(call.params); });
+                   [&] { kernel.run(call.params); });
   emulation.ctas_at_once = emulation.ctas_per_sm = 1;
   emulation.is_dependent = false;
-  const std::span words(call.params.next_redo,
-                        reinterpret_cast<std::int32_t*>(workspace + plan.tables_at));
+  const std::span words(call.params.next_redo, static_cast<std::size_t>(call.params.num_tiles));
   emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
   if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
   clear_rows(call.common, emulation);
+}
+
+}  // namespace
+
+void run_hopper(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  const bool is_copied = run.label.find("copied") != std::string::npos;
+  ASSERT_EQ(plan.candidate, is_copied ? cuda::Sm90ForwardCpAsync::kName : cuda::Sm90Forward::kName);
+  run_hopper_plan<cuda::Sm90Forward>(run, plan, cuda::hopper_named(run.label), emulation);
+}
+
+void run_quantized(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::Sm90ForwardQuantized::kName);
+  run_hopper_plan<cuda::Sm90ForwardQuantized>(run, plan, cuda::quantized_named(run.label),
+                                              emulation);
 }
 
 cuda::DeviceTraits small_hopper() {

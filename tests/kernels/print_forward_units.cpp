@@ -1,5 +1,5 @@
 // Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
-// LATENT_OUT SHORT_OUT
+// LATENT_OUT SHORT_OUT QUANTIZED_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -118,14 +118,25 @@ void print_hopper_shorts(std::ofstream& out) {
       table);
 }
 
+void print_quantizeds(std::ofstream& out) {
+  std::string table;
+  for (const auto& each : testing::hopper_quantized_cases())
+    print_hopper(each.label, problem_of_case(each), out, table);
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n}}\n",
+      table);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return 2;
-  std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]), shorts(argv[4]);
+  if (argc != 6) return 2;
+  std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]), shorts(argv[4]),
+      quantizeds(argv[5]);
   print_forwards(forwards);
   print_hoppers(hoppers);
   print_latents(latents);
   print_hopper_shorts(shorts);
-  return forwards && hoppers && latents && shorts ? 0 : 1;
+  print_quantizeds(quantizeds);
+  return forwards && hoppers && latents && shorts && quantizeds ? 0 : 1;
 }

@@ -16,6 +16,7 @@
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
+#include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "cuda/params/tensor_params.hpp"
 
@@ -40,7 +41,7 @@ constexpr std::array kCandidates = {
     candidate_of<Sm90ForwardShort>(), candidate_of<Sm80ForwardShort>(),
     candidate_of<Sm90Forward>(),      candidate_of<Sm90ForwardCpAsync>(),
     candidate_of<Sm80Forward>(),      candidate_of<Sm80ForwardWide>(),
-    candidate_of<Sm80ForwardF32>()};
+    candidate_of<Sm80ForwardF32>(),   candidate_of<Sm90ForwardQuantized>()};
 
 }  // namespace
 
@@ -50,6 +51,8 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                device.minor)};
   }
   const Problem& p = f.problem;
+  if (!p.quant.is_none())
+    return Refusal{fmt::format("quant is {}; this kernel rounds no operand", print(p.quant))};
   if (p.sm_margin > 0 && p.sm_margin >= device.num_sms) {
     return Refusal{fmt::format("sm_margin is {}; expected less than the {} SMs of the device",
                                p.sm_margin, device.num_sms)};

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/quantize_qk.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -43,9 +45,6 @@ ForwardPlan refused_by_all(const std::string& reason) {
 /// All of a plan that no kernel decides; program is null where its captures are refused.
 ForwardPlan plan_programs(const ForwardProblem& problem, const DeviceTraits& device) {
   const Problem& p = problem.problem;
-  if (!p.quant.is_none())
-    return refused_by_all(
-        fmt::format("quant is {}; kernels of GPUs have no quantised path yet", print(p.quant)));
   auto program = std::make_shared<const expr::CudaProgram>(expr::print_cuda(p.score, p.mask));
   if (const auto reason = captures_refusal(*program)) return refused_by_all(*reason);
   ForwardPlan plan;
@@ -85,11 +84,14 @@ void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan
   plan.unaligned = std::make_shared<ForwardPlan::Unaligned>(std::move(unaligned));
 }
 
-/// The bodies of wgmma for one element: a unit reads those that it uses.
-std::string include_of_products(const Candidate& candidate, const ForwardSpec& spec) {
+/// The bodies of wgmma for the types that are multiplied: a unit reads those that it uses.
+std::string include_of_products(const Candidate& candidate, const AnyForwardSpec& spec) {
   if (!candidate.multiplies_by_wgmma) return "";
-  return fmt::format("#include \"ptx/generated/wgmma_{}.cuh\"\n",
-                     spec.element == Element::f16 ? "f16" : "bf16");
+  constexpr std::string_view kInclude = "#include \"ptx/generated/wgmma_{}.cuh\"\n";
+  const auto* const sm90 = spec.get_if<Sm90ForwardSpec>();
+  std::string includes =
+      sm90 != nullptr && sm90->multiplies_codes ? fmt::format(kInclude, "s8") : "";
+  return includes + fmt::format(kInclude, spec->element == Element::f16 ? "f16" : "bf16");
 }
 
 jit::KernelText forward_text(const ForwardPlan& plan) {
@@ -100,10 +102,10 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::{} p) {{\n"
                       "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
-                      include_of_products(candidate, spec), candidate.header, plan.program->include,
-                      plan.program->mods, plan.spec.print(), spec.num_warps * 32,
-                      std::max(1, spec.ctas_per_sm), jit::kEntryName, candidate.params,
-                      candidate.entry),
+                      include_of_products(candidate, plan.spec), candidate.header,
+                      plan.program->include, plan.program->mods, plan.spec.print(),
+                      spec.num_warps * 32, std::max(1, spec.ctas_per_sm), jit::kEntryName,
+                      candidate.params, candidate.entry),
           fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
                       plan.spec.describe())};
 }
@@ -145,6 +147,8 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   const auto* sm90 = plan.spec.get_if<Sm90ForwardSpec>();
   if (sm90 != nullptr && sm90->is_dynamic)
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
+  if (sm90 != nullptr && sm90->multiplies_codes)
+    std::ranges::move(quantize_qk_kernels(quantize_qk_spec(*sm90)), std::back_inserter(kernels));
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

@@ -193,11 +193,14 @@ std::vector<Sm90ForwardSpec> alternatives_for_many_rows(const Sm90ForwardSpec& c
 }  // namespace
 
 std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_many_rows(f, device)) return refusal;
+  return has_few_rows(f) ? refuses_few_rows(f) : std::nullopt;
+}
+
+std::optional<Refusal> Sm90Forward::refuses_many_rows(const ForwardProblem& f,
+                                                      const DeviceTraits& device) {
   if (auto refusal = refuses_hopper(f, device)) return refusal;
   if (auto refusal = refuses_cache(f)) return refusal;
-  if (has_few_rows(f)) {
-    if (auto refusal = refuses_few_rows(f)) return refusal;
-  }
   const Problem& p = f.problem;
   std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
   if (why.empty() && stores_by_tma(f)) why = why_no_tensor_maps({{"out", &p.out}});
@@ -210,6 +213,10 @@ Sm90ForwardSpec Sm90Forward::choose(const ForwardProblem& f, const DeviceTraits&
   if (has_few_rows(f)) return with_few_rows(spec, f, device);
   const Sm90ForwardSpec usual = choose_for_many_rows(spec, f);
   return has_selections(f, usual) ? with_selections(usual, f) : usual;
+}
+
+Sm90ForwardSpec Sm90Forward::choose_many_rows(const ForwardProblem& f) {
+  return choose_for_many_rows(hopper_spec(f), f);
 }
 
 std::vector<Sm90ForwardSpec> Sm90Forward::alternatives(const ForwardProblem& f,
@@ -321,7 +328,8 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
       .zero = 0,
       .rows_per_box = rows_per_box,
       .claims_of_wave =
-          launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0};
+          launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0,
+      .quantized = {}};
   if (!spec.loads_by_cp_async) {
     const std::int32_t panel = sm90_panel_elements(spec);
     launch.params.q =
@@ -347,9 +355,10 @@ KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
     clear.num_threads = 1;
     all.add(clear);
   }
+  if (quantize.num_ctas > 0) quantize.add_to(all);
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
-  main.is_pdl = has_counter;
+  main.is_pdl = has_counter || quantize.num_ctas > 0;
   all.add(main);
   common.add_combine(plan, all);
   return all;

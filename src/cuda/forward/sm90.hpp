@@ -14,6 +14,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/quantize_qk.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
 
@@ -27,7 +28,8 @@ struct SpecText<Sm90ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_dynamic),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_cached),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes)};
 };
 
 /// A call's parameters and grids; where they run is not known here.
@@ -37,9 +39,10 @@ struct Sm90Launch {
   ClearCounterParams counter{};
   std::uint32_t num_ctas = 0;  // 0: there are no rows
   bool has_counter = false;    // params.next_tile is read, and must be cleared
+  QuantizeQkLaunch quantize;   // where the spec multiplies codes
 
-  /// Range tables and the counter of row tiles, where there are any, the kernel, then the combine kernel of splits. The
-  /// kernel starts while the counter's ends, and so does the combine kernel.
+  /// Range tables, the counter of row tiles and the codes of Q and K, where there are any, the kernel, then the combine
+  /// kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
@@ -58,6 +61,10 @@ struct Sm90Forward {
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
   static bool reads(const AttentionForward& args, const GrownCache* cache);
   static constexpr decltype(Candidate::reads) kReads = reads;
+  /// As for more rows than share a tile with their heads, however few there are.
+  static std::optional<Refusal> refuses_many_rows(const ForwardProblem& problem,
+                                                  const DeviceTraits& device);
+  static Spec choose_many_rows(const ForwardProblem& problem);
   static std::size_t shared_bytes(const Spec& spec);
   /// Partial states, the counter of row tiles and a word for each 64 rows of a head.
   static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);

@@ -74,6 +74,7 @@ std::string problem_class(const ForwardProblem& f) {
                                     {p.wants_row_max, " row_max"}}) {
     if (is_so) text += word;
   }
+  if (!p.quant.is_none()) text += " quant " + print(p.quant);
   constexpr std::size_t kMostShown =
       4096;  // bytes of a formula: what differs behind shares a choice
   if (!p.mask.is_all_visible())

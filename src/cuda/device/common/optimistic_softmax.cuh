@@ -30,9 +30,15 @@
 // all else. A row that later sees an ordinary score, or one that is as far above, starts anew; one that sees such
 // scores below gives them 0, as any unit does.
 //
+// Scores that are products of codes (are_codes) come as floats kIntegerOrigin above an integer, and whoever brings them
+// sets `unit` for each tile: a row's, and of a tile the keys' that the lane holds. So a maximum is of products with it,
+// and the fma that makes arguments takes the origin off too. That loses nothing: units have 21 bits (code_unit), so
+// their product with the origin is exact, and references are whole octaves, so its sum with one is as well.
+//
 // Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/math.cuh"
 #include "ptx/ordered.cuh"
@@ -55,12 +61,18 @@ struct Headroom {
   static constexpr float kRoom = kCanSoften ? 90.0F : 0.0F;
 };
 
+/// The unit of a row's codes, to the nearest number of 21 bits.
+FOVEA_DEVICE float code_unit(float unit) {
+  return ptx::bit_cast<float>((ptx::bit_cast<std::uint32_t>(unit) + 4U) & ~7U);
+}
+
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2.
 /// `columns` scores of each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in
 /// logarithms to base 2 and less `base`.
 template <Element element, int columns, int width, bool keeps_greatest, bool is_relative,
-          bool can_be_huge>
+          bool can_be_huge, bool are_codes = false>
 struct OptimisticRows {
+  static_assert(!are_codes || !(is_relative || can_be_huge), "codes are no program's scores");
   static_assert(!is_relative || !can_be_huge, "such a program makes logarithms itself");
   static_assert(!keeps_greatest || !is_relative, "what is less a reference has lost bits");
   using H = Headroom<element>;
@@ -79,7 +91,7 @@ struct OptimisticRows {
   float reference[2];  // m, log2
   float sum[2];        // l, this thread's part
   float factor[2];     // what the last step of m scales O by
-  float greatest[2];   // score so far, where it is kept
+  float greatest[2];   // score so far, where it is kept; of codes in logarithms
   float base[2] = {};  // what scores come less of
   float unit[2];       // what makes scores logarithms, where that differs from row to row
 
@@ -103,7 +115,7 @@ struct OptimisticRows {
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c, bool is_low = false) {
     is_low = is_low && H::kCanSoften;
     float top[2];
-    row_maxima(s, top);
+    row_maxima(s, top, c);
     bool is_raised[2];
     bool starts_anew[2] = {false, false};
 #pragma unroll
@@ -119,7 +131,7 @@ struct OptimisticRows {
           if (starts_anew[r]) unit[r] = unit_of(top[r], c);
         }
       }
-      top[r] = is_relative ? top[r] + base[r] : top[r] * factor_of(r, c);
+      if constexpr (!are_codes) top[r] = is_relative ? top[r] + base[r] : top[r] * factor_of(r, c);
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
       is_raised[r] = is_first || starts_anew[r] ||
                      !(top[r] - reference[r] <= (is_low || is_huge_row(r) ? 0.0F : H::kJump));
@@ -143,6 +155,10 @@ struct OptimisticRows {
     if constexpr (is_careful) {
       if (reference[0] == -infinity()) shift[0] = 0.0F;
       if (reference[1] == -infinity()) shift[1] = 0.0F;
+    }
+    if constexpr (are_codes) {
+      shift[0] = ptx::fma_rn_ftz(-kIntegerOrigin, unit[0], shift[0]);
+      shift[1] = ptx::fma_rn_ftz(-kIntegerOrigin, unit[1], shift[1]);
     }
     float argument[kScores], power[kScores], parts[4];
     constexpr int kAhead = 4;   // from the fma to its ex2
@@ -238,7 +254,7 @@ struct OptimisticRows {
 
  private:
   FOVEA_DEVICE_MEMBER float factor_of(int r, float c) const {
-    if constexpr (can_be_huge) return unit[r];
+    if constexpr (can_be_huge || are_codes) return unit[r];
     return c;
   }
 
@@ -253,7 +269,8 @@ struct OptimisticRows {
     return (reference[r] + exponent) + ptx::lg2_approx_ftz(fraction);
   }
 
-  FOVEA_DEVICE_MEMBER static void row_maxima(const Scores& s, float (&top)[2]) {
+  /// Of codes in logarithms.
+  FOVEA_DEVICE_MEMBER void row_maxima(const Scores& s, float (&top)[2], float c) const {
     float other[2] = {s[1], s[3]};
     top[0] = s[0], top[1] = s[2];
 #pragma unroll
@@ -266,6 +283,7 @@ struct OptimisticRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       top[r] = ptx::max_ftz(top[r], other[r]);
+      if constexpr (are_codes) top[r] = (top[r] - kIntegerOrigin) * factor_of(r, c);
       top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
       top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
     }
@@ -280,6 +298,9 @@ struct OptimisticRows {
       const float longest = ptx::max_ftz(reference[r] + static_cast<float>(H::kLongestStep), least);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
     }
+    // Up to the next whole octave; -inf stays.
+    if constexpr (are_codes)
+      next = ptx::add_rn(ptx::add_rn(next, 0.5F), kIntegerOrigin) - kIntegerOrigin;
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if constexpr (can_be_huge) {
       if (starts_anew) factor[r] = 0.0F;

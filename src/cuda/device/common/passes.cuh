@@ -18,6 +18,7 @@
 #include "common/float_constants.cuh"
 #include "ptx/base.cuh"
 #include "ptx/math.cuh"
+#include "ptx/memory.cuh"
 #include "shared/element.h"
 
 namespace fovea::cuda {
@@ -58,6 +59,17 @@ FOVEA_DEVICE float infinity_of(Pass pass) {
 /// All ones of the exponent.
 template <Element element>
 inline constexpr std::uint32_t kInfinityBits = element == Element::bf16 ? 0x7f80U : 0x7c00U;
+
+/// Is there a NaN or infinity among 8 elements? An exponent of ones and one more carries into the place of the sign.
+template <Element element>
+FOVEA_DEVICE bool has_nonfinite(const ptx::U32x4& chunk) {
+  constexpr std::uint32_t kExponents = kInfinityBits<element> * 0x10001U;
+  constexpr std::uint32_t kLastBits = (kInfinityBits<element> & -kInfinityBits<element>)*0x10001U;
+  const auto carries = [](std::uint32_t pair) { return (pair & kExponents) + kLastBits; };
+  const std::uint32_t all =
+      carries(chunk.x) | carries(chunk.y) | carries(chunk.z) | carries(chunk.w);
+  return (all & 0x80008000U) != 0;
+}
 
 /// One element's bits, as this pass wants it: finite, or one of indicators.
 template <Element element>

@@ -75,6 +75,8 @@ struct Sm90ForwardSpec : ForwardSpec {
   // Q, K and V are copied by threads, whatever their alignment, strides and pages; else by TMA
   bool loads_by_cp_async = false;
   bool has_coarse_mask = false;  // it has one value for each kCoarseRows rows and kCoarseKeys keys
+  // Q and K are codes of 8 bits, rounded by a kernel before it (quantize_qk.h)
+  bool multiplies_codes = false;
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
@@ -289,6 +291,11 @@ constexpr std::int32_t sm90_page_words(const Sm90ForwardSpec& spec) {
   return spec.loads_by_cp_async ? 3 * spec.tile_kv : spec.tile_kv / 8;
 }
 
+/// Bytes of an element of Q or K as it is multiplied.
+constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
+  return spec.multiplies_codes ? 1 : element_bytes(spec.element);
+}
+
 /// Shared memory of sm90/attention_forward: where each member begins, in bytes from the start of the CTA's.
 struct Sm90ForwardLayout {
   // Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is
@@ -322,9 +329,11 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   Sm90ForwardLayout at{};
   at.num_slots = sm90_posts_place(spec) ? 3 : 2;
   at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
-  at.q_bytes = 64 * element_bytes(spec.element) * widest_head_dim(spec);
+  const std::int32_t q_row_bytes = sm90_qk_bytes(spec) * spec.head_dim_qk;
+  const std::int32_t o_row_bytes = element_bytes(spec.element) * spec.head_dim_v;
+  at.q_bytes = 64 * (q_row_bytes > o_row_bytes ? q_row_bytes : o_row_bytes);
   at.q = room.take(queries * at.q_bytes);
-  at.k = room.take(spec.stages * spec.tile_kv * element_bytes(spec.element) * spec.head_dim_qk);
+  at.k = room.take(spec.stages * spec.tile_kv * q_row_bytes);
   at.v = room.take(spec.stages * spec.tile_kv * element_bytes(spec.element) * spec.head_dim_v);
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);

@@ -61,6 +61,9 @@
 // CTA is one warpgroup with a walk and buffers of its own, and an SM has two or three of them, which hide each other's
 // softmax as groups do: the bound is what L2 gives, 32 KB for each tile of 64 x 64 at head_dim 128.
 //
+// Codes of eight bits in the place of Q and K (common/quantize_qk.cuh, launched before): panels of bytes, products of
+// integers, scales beside them (forward/code_scores.cuh). Lab book: docs/kernels/attention_quantized_sm90.md.
+//
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.
 //
@@ -68,7 +71,7 @@
 // that TMA does not have. Their output is written row by row.
 //
 // Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma or
-// copy_cp_async, compute with scores, softcap and output, store. The entry is here.
+// copy_cp_async, compute with scores, code_scores, softcap and output, store. The entry is here.
 //
 // Refused (forward/sm90.cpp has the words): f32 inputs, rows that do not lie at multiples of 16 bytes, few rows that
 // TMA cannot read.

@@ -11,17 +11,6 @@ namespace fovea::cuda::sm90 {
 
 using ptx::SharedAddress;
 
-/// Is there a NaN or infinity among 8 elements? An exponent of ones and one more carries into the place of the sign.
-template <Element element>
-FOVEA_DEVICE bool has_redo(const ptx::U32x4& chunk) {
-  constexpr std::uint32_t kExponents = kInfinityBits<element> * 0x10001U;
-  constexpr std::uint32_t kLastBits = (kInfinityBits<element> & -kInfinityBits<element>)*0x10001U;
-  const auto carries = [](std::uint32_t pair) { return (pair & kExponents) + kLastBits; };
-  const std::uint32_t all =
-      carries(chunk.x) | carries(chunk.y) | carries(chunk.z) | carries(chunk.w);
-  return (all & 0x80008000U) != 0;
-}
-
 /// Values as a pass wants them, wherever in `bytes` of a tile they lie: four chunks of 8 a lane at once, or two,
 /// which nearly always are finite.
 template <Element element, int bytes>
@@ -35,7 +24,7 @@ FOVEA_DEVICE void rewrite_values(SharedAddress begin, int lane, Pass pass) {
     bool is_redo = false;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      is_redo |= has_redo<element>(ptx::ld_shared<ptx::U32x4>(at + i * kStep));
+      is_redo |= has_nonfinite<element>(ptx::ld_shared<ptx::U32x4>(at + i * kStep));
     if (is_redo) {
 #pragma unroll 1
       for (int i = 0; i < 4 * kAtOnce; ++i) {

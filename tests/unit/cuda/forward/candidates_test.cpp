@@ -26,6 +26,7 @@ constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
 constexpr const char* kShort = "cuda/sm80/attention_forward_short";
 constexpr const char* kHopperShort = "cuda/sm90/attention_forward_short";
+constexpr const char* kQuantized = "cuda/sm90/attention_quantized";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -203,16 +204,43 @@ TEST(ForwardCandidates, SmsAreLeftFreeByKernelsThatRunACtaOnEach) {
   }
 }
 
-TEST(ForwardCandidates, RecipesAreRefusedByAll) {
-  Problem problem = problem_of(Shape{});
-  problem.quant = parse_quantization("accurate");
-  for (const int major : {8, 9}) {
-    const ForwardPlan plan = chosen(problem, major, 0);
-    EXPECT_EQ(plan.candidate, "");
-    EXPECT_EQ(plan.refused.size(), forward_candidates().size());
-    EXPECT_EQ(reason_of(plan, kTensorCores),
-              "quant is accurate; kernels of GPUs have no quantised path yet");
+Problem with_recipe(const Shape& shape, std::string_view recipe) {
+  Problem problem = problem_of(shape);
+  problem.quant = parse_quantization(recipe);
+  return problem;
+}
+
+TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnHopper) {
+  for (const std::int64_t head_dim : {32, 64, 72, 128}) {
+    const Shape shape{.num_heads_kv = 2, .head_dim_qk = head_dim, .head_dim_v = 64};
+    const ForwardPlan plan = chosen(with_recipe(shape, "accurate"), 9, 0);
+    EXPECT_EQ(plan.candidate, kQuantized);
+    EXPECT_EQ(plan.spec->tile_kv, 128) << "keys that share scales";
+    EXPECT_EQ(plan.spec->head_dim_qk, head_dim <= 64 ? 64 : 128);
+    EXPECT_GT(plan.workspace_bytes, chosen(shape, 9, 0).workspace_bytes + 2 * 1024 * 10 * head_dim)
+        << "codes of q and k";
+    EXPECT_EQ(reason_of(plan, kHopper), "quant is accurate; this kernel rounds no operand");
   }
+}
+
+TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
+  const auto reason = [](const Shape& shape, std::string_view recipe, int major = 9) {
+    const ForwardPlan plan = chosen(with_recipe(shape, recipe), major, 0);
+    EXPECT_EQ(plan.candidate, "") << recipe;
+    EXPECT_EQ(plan.refused.size(), forward_candidates().size());
+    return reason_of(plan, kQuantized);
+  };
+  EXPECT_EQ(reason({}, "fast"), "quant.pv is e4m3; expected none");
+  EXPECT_EQ(reason({}, "fp8_static"), "quant.qk is e4m3; expected int8");
+  EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
+  EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
+  EXPECT_EQ(reason({}, "accurate,block_kv=64"), "quant.block_kv is 64; expected 128");
+  EXPECT_EQ(reason({.head_dim_qk = 192, .head_dim_v = 128}, "accurate"),
+            "head_dim_qk is 192; expected at most 128");
+  EXPECT_EQ(reason({.dtype = Dtype::f32}, "accurate"), "inputs are f32; expected f16 or bf16");
+  EXPECT_EQ(reason({}, "accurate", 8), "compute capability is 8.0; expected 9.0");
+  EXPECT_EQ(reason_of(chosen(Shape{.dtype = Dtype::f32, .head_dim_qk = 700}, 9, 0), kQuantized),
+            "quant is none; this kernel multiplies codes of eight bits");
 }
 
 TEST(ForwardCandidates, EveryTileFitsEveryDevice) {

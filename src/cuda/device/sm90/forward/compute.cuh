@@ -222,11 +222,14 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void begin(const RowTile& tile) {
     await_queries();
     await_keys();
-    scores.template look_ahead<false>(tile, posted(0));
+    const KvTile first = posted(0);
+    scores.look_at_rows(tile, first);
+    scores.template look_ahead<false>(tile, first);
     await_turn();
     issue_scores(q.stage);
     pass_turn();
     next = posted(1);
+    scores.look_further(tile, next);
     ptx::wgmma_wait_group<0>();
     q.advance();
     release_keys();
@@ -243,6 +246,7 @@ struct Compute {
     const KvTile posted_next = posted_to_leader(1);
     const bool is_next_full = ptx::vote_any(posted_next.is_full());
     next = {ptx::shfl_idx(posted_next.word, 0)};
+    scores.look_further(tile, next);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
@@ -294,13 +298,16 @@ struct Compute {
     const int q_stage = q_stage_of_last();
     await_queries();
     await_keys();
-    scores.template look_ahead<false>(after, posted(0));
+    const KvTile first = posted(0);
+    scores.look_at_rows(after, first);
+    scores.template look_ahead<false>(after, first);
     post_misses();
     await_turn();
     issue_scores(q.stage);
     issue_sums();
     pass_turn();
     next = posted(1);
+    scores.look_further(after, next);
     choose_kind_of_steps();
     // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1
     // % at 512 keys).
@@ -341,6 +348,7 @@ struct Compute {
 
   FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
     rows.rebase();
+    if constexpr (Scores<spec, Mods>::kKeepsCodes) scores.codes.set_units(rows.unit);
     scores.modify(tile, rows.base);
   }
 

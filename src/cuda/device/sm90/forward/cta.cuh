@@ -55,11 +55,19 @@ struct Traits {
   static constexpr bool kWritesSums = spec.is_split || spec.out_element == Element::f32;
   static constexpr ElementTraits kElement = element_traits(spec.element);
   static_assert(kElement.can_be_mn_major, "rows of V are its depth in P V");
-  static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
+  static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);  // of P V
 
   static constexpr Swizzle kSwizzle = widest_swizzle(kElement.bytes * kPanelElements);
-  using QTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, kSwizzle>;
-  using KTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_qk, kSwizzle>;
+  /// Of Q Kᵀ: a step of depth is 32 bytes whatever the type.
+  static constexpr int kQkRowBytes = sm90_qk_bytes(spec) * spec.head_dim_qk;
+  static constexpr int kQkSteps = kQkRowBytes / 32;
+  static constexpr Swizzle kQkSwizzle =
+      spec.multiplies_codes ? widest_swizzle(kQkRowBytes) : kSwizzle;
+  using QTile = SharedTile<64, kQkRowBytes, kQkSwizzle>;
+  using KTile = SharedTile<spec.tile_kv, kQkRowBytes, kQkSwizzle>;
+  static_assert(!spec.multiplies_codes || KTile::kPanels == 1, "rows of codes are one panel");
+  static_assert(!spec.multiplies_codes || spec.tile_kv == kQuantizedTile,
+                "a lane's keys of a tile share a scale");
   using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 

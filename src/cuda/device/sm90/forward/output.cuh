@@ -61,6 +61,11 @@ struct Output {
     sum += ptx::shfl_bfly(sum, 2);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.lse(r, sum);
+    [[maybe_unused]] float of_mean = 0;  // what the scores of all keys lack
+    if constexpr (ScoreUnit<spec, Mods>::kKeepsCodes) {
+      of_mean = quantized_row<spec>(warp.cta.p.quantized, row).of_mean;
+      lse = ptx::fma_rn(common().softmax_scale, of_mean, lse);
+    }
     if (!spec.is_split && common().sinks != nullptr && !row.work.sequence.is_trailing) {
       const float sink = ptx::ld_global(common().sinks + row.q_head * common().sinks_stride);
       if (sum == 0.0F) {
@@ -72,9 +77,11 @@ struct Output {
       }
     }
     if (warp.cta.lane % 4 == 0 && row.exists) {
-      row.store_values(
-          lse, sum,
-          finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common())));
+      float greatest =
+          finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common()));
+      if constexpr (ScoreUnit<spec, Mods>::kKeepsCodes)
+        greatest = ptx::fma_rn(common().softmax_scale, of_mean, greatest);
+      row.store_values(lse, sum, greatest);
     }
     if constexpr (spec.has_dropout) factor *= common().dropout_keep_scale;
     return factor;

@@ -12,6 +12,7 @@ namespace fovea::cuda::sm90 {
 template <Sm90ForwardSpec spec, class Mods>
 using RowsOf = OptimisticRows<spec.element, spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
                               ScoreUnit<spec, Mods>::kIsLog2 && !spec.wants_row_max,
-                              Mods::has_score && !ScoreUnit<spec, Mods>::kIsLog2>;
+                              Mods::has_score && !ScoreUnit<spec, Mods>::kIsLog2,
+                              ScoreUnit<spec, Mods>::kKeepsCodes>;
 
 }  // namespace fovea::cuda::sm90

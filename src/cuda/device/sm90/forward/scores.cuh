@@ -8,6 +8,7 @@
 #include "common/row_view.cuh"
 #include "ptx/math.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/forward/code_scores.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/forward/softcap.cuh"
 #include "tile/matrix_descriptor.cuh"
@@ -18,6 +19,8 @@ namespace fovea::cuda::sm90 {
 template <Sm90ForwardSpec spec, class Mods>
 struct ScoreUnit {
   static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
+  /// Codes that no program reads stay codes: the softmax scales them.
+  static constexpr bool kKeepsCodes = spec.multiplies_codes && !spec.is_prescaled;
 
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE float log2(const ForwardParams& common) {
@@ -26,7 +29,7 @@ struct ScoreUnit {
   }
 
   FOVEA_DEVICE float natural(const ForwardParams& common) {
-    if constexpr (kIsLog2) return kLn2;
+    if constexpr (kIsLog2 || kKeepsCodes) return kLn2;
     return spec.is_prescaled ? 1.0F : common.softmax_scale;
   }
 };
@@ -37,6 +40,7 @@ template <Sm90ForwardSpec spec, class Mods>
 struct Scores {
   using T = Traits<spec>;
   static constexpr int kScores = spec.tile_kv / 2;
+  static constexpr bool kKeepsCodes = ScoreUnit<spec, Mods>::kKeepsCodes;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -45,6 +49,7 @@ struct Scores {
 
   const ComputingWarp<spec> warp;
   float s[kScores];
+  CodeScores<spec> codes;  // where s is a product of codes
   KvTile kv_tile = KvTile::none();
 
   // What programs need for it, from look_ahead.
@@ -53,20 +58,32 @@ struct Scores {
   float line_base[2], line_slope[2];  // what a row's scores get added from key to key, log2
   Softcap cap;
 
-  FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {
+  FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp)
+      : warp(of_warp), codes(of_warp) {
     if constexpr (Mods::has_softcap) {
       const ForwardParams& common = warp.cta.p.common;
       cap = Softcap::of(Mods::softcap(common.captures), common.softmax_scale);
     }
   }
 
-  /// Before the scores of this kv tile are there: loads that the product hides. is_known_full: where the compiler may
-  /// know it, so that steps without a mask have no code for what one reads (80 instructions of 420 with documents).
+  /// Before the first scores of a row tile: loads that the product hides.
+  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first) {
+    if constexpr (spec.multiplies_codes) codes.look_at_rows(tile, first);
+  }
+
+  /// As soon as the kv tile behind that of look_ahead is known.
+  FOVEA_DEVICE_MEMBER void look_further(const RowTile& tile, KvTile next) {
+    if constexpr (spec.multiplies_codes) codes.look_further(tile, next);
+  }
+
+  /// Before the scores of this kv tile are there: likewise. is_known_full: where the compiler may know it, so that
+  /// steps without a mask have no code for what one reads (80 instructions of 420 with documents).
   template <bool is_known_full>
   FOVEA_DEVICE_MEMBER void look_ahead(const RowTile& tile, KvTile to_come) {
     kv_tile = to_come;
     const Captures& captures = warp.cta.p.common.captures;
     const Work work = warp.work_of(tile);
+    if constexpr (spec.multiplies_codes) codes.look_at_keys();
     Position at = row(work, 0).position();
     at.kv_idx = kv_tile.idx() * spec.tile_kv;
     if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
@@ -88,9 +105,10 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void issue(ptx::MatrixDescriptor queries, ptx::MatrixDescriptor keys) {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
+    if constexpr (spec.multiplies_codes) return codes.issue(queries, keys);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < spec.head_dim_qk / T::kElement.k_step; ++i) {
+    for (int i = 0; i < T::kQkSteps; ++i) {
       ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
           s, advanced(queries, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
           i > 0);
@@ -101,6 +119,11 @@ struct Scores {
   /// What the score program makes of them; where that are logarithms, less the base of each of the two rows.
   FOVEA_DEVICE_MEMBER void modify(const RowTile& tile, const float (&base)[2]) {
     const ForwardParams& common = warp.cta.p.common;
+    if constexpr (spec.multiplies_codes) {
+      codes.take(s);
+      if constexpr (!kKeepsCodes) codes.multiply_out(s);
+      codes.restore_unrounded(tile, kv_tile.idx(), s);
+    }
     if constexpr (Mods::has_score_slope) {
       const float first[2] = {line_base[0] - base[0], line_base[1] - base[1]};
 #pragma unroll
@@ -126,7 +149,12 @@ struct Scores {
   /// -inf stays.
   FOVEA_DEVICE_MEMBER void shrink() {
 #pragma unroll
-    for (float& x : s) x = ptx::mul_rn(x, 0x1p-126F);
+    for (float& x : s) {
+      if constexpr (kKeepsCodes)
+        x = ptx::fma_rn(x, 0x1p-126F, kIntegerOrigin);
+      else
+        x = ptx::mul_rn(x, 0x1p-126F);
+    }
   }
 
   /// What a row does not see becomes -inf, whatever it was.

@@ -1,0 +1,181 @@
+// Scores of codes of 8 bits: their product, exact in 32 bits, and what turns it into scores. Called by scores.cuh.
+//
+//   score = scale_i scale_g (code_i · code_j) + q_i · μ                                    shared/quantize_qk.h
+//
+// A lane holds keys of a tile that share one scale, so a row's scores of it have one factor. The last term is the same
+// for all keys of a row: the softmax does not need it, lse and row_max get it at the end (output.cuh), programs with
+// each score.
+//
+// Sums of products begin at the bits of 1.5 · 2^23, so that they *are* floats, that number and the sum: no conversion.
+// A sum is below 127² 128, half of what may be added. The softmax takes the origin off in the fma that scales
+// (common/optimistic_softmax.cuh).
+//
+// A key or a row that holds NaN or infinity has no codes; its scores are products of what was given, one by one.
+#pragma once
+
+#include "common/bits.cuh"
+#include "common/element.cuh"
+#include "common/float_constants.cuh"
+#include "common/row_view.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/wgmma.cuh"
+#include "shared/quantize_qk.h"
+#include "sm90/forward/cta.cuh"
+#include "tile/matrix_descriptor.cuh"
+
+namespace fovea::cuda::sm90 {
+
+/// What is beside the codes of a row; rows that there are not are like rows of zeros.
+template <Sm90ForwardSpec spec>
+FOVEA_DEVICE QuantizedRow quantized_row(const QuantizedParams& q, const RowView<spec>& row) {
+  const Sequence& sequence = row.work.sequence;
+  if (!row.exists || sequence.is_trailing) return {1.0F, 0.0F};
+  return ptx::ld_global(q.rows + sequence.q_batch * q.rows_batch_stride +
+                        row.q_head * q.rows_head_stride + sequence.q_row + row.q_idx);
+}
+
+/// Kernels that multiply Q and K themselves have none.
+template <Sm90ForwardSpec spec, bool multiplies_codes = spec.multiplies_codes>
+struct CodeScores {
+  FOVEA_DEVICE_MEMBER explicit CodeScores(const ComputingWarp<spec>&) {}
+};
+
+/// Of one thread: two rows, and a lane's keys of a tile.
+template <Sm90ForwardSpec spec>
+struct CodeScores<spec, true> {
+  using T = Traits<spec>;
+  static constexpr int kScores = spec.tile_kv / 2;
+
+  const ComputingWarp<spec> warp;
+  std::int32_t sums[kScores];
+  float row_scale[2];
+  const QuantizedKeys* first_keys;  // of this lane, of the row tile's keys
+  QuantizedKeys keys, keys_ahead;   // of the kv tile, and of the next
+  float of_mean[2];                 // of rows, where programs read scores
+
+  FOVEA_DEVICE_MEMBER explicit CodeScores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
+
+  /// And at its first kv tile.
+  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first) {
+    first_keys = keys_of(tile);
+    look_further(tile, first);
+    const Work work = warp.work_of(tile);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const RowView<spec> view(warp.cta.p.common, work, warp.row(r));
+      const QuantizedRow row = quantized_row<spec>(warp.cta.p.quantized, view);
+      row_scale[r] = row.scale;
+      of_mean[r] = row.of_mean;
+    }
+  }
+
+  /// Its tile 0; the division by the group is slow.
+  FOVEA_DEVICE_MEMBER const QuantizedKeys* keys_of(const RowTile& tile) const {
+    const QuantizedParams& q = warp.cta.p.quantized;
+    const QuantizedKeys* keys_of_head = q.keys + Cta<spec>::map_batch(tile) * q.keys_batch_stride +
+                                        tile.q_head / warp.cta.p.common.group * q.keys_head_stride;
+    if constexpr (spec.is_varlen)
+      keys_of_head += first_packed_tile(tile.batch, warp.cta.place_of(tile).kv_row) * kScalesOfTile;
+    return keys_of_head + warp.cta.lane % kScalesOfTile;
+  }
+
+  /// Of a kv tile before its product is issued; it is the one that was looked further to, but for a row tile's first.
+  FOVEA_DEVICE_MEMBER void look_at_keys() { keys = keys_ahead; }
+
+  /// To the kv tile after it: behind a product that waits for them these loads would hold up the tensor cores.
+  FOVEA_DEVICE_MEMBER void look_further(const RowTile& tile, KvTile next) {
+    keys_ahead = {1.0F, 0};
+    const std::int32_t seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
+    if (next.is_none() || next.idx() * spec.tile_kv >= seqlen_kv) return;  // there are no keys
+    keys_ahead = ptx::ld_global(first_keys + next.idx() * kScalesOfTile);
+  }
+
+  FOVEA_DEVICE_MEMBER void issue(ptx::MatrixDescriptor queries, ptx::MatrixDescriptor key_tile) {
+#pragma unroll
+    for (std::int32_t& sum : sums) sum = ptx::bit_cast<std::int32_t>(kIntegerOrigin);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < T::kQkSteps; ++i) {
+      ptx::wgmma_ss<ptx::WgmmaType::s8, ptx::WgmmaType::s8, spec.tile_kv>(
+          sums, advanced(queries, k_major_offset<typename T::QTile>(i)),
+          advanced(key_tile, k_major_offset<typename T::KTile>(i)), true);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  /// When the product is there.
+  FOVEA_DEVICE_MEMBER void take(float (&s)[kScores]) const {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) s[i] = ptx::bit_cast<float>(sums[i]);
+  }
+
+  /// What makes codes of each row logarithms to base 2. Rows or keys of zeros have scales so small that their product
+  /// is 0, and what they do not see, -inf · 0, would be NaN.
+  FOVEA_DEVICE_MEMBER void set_units(float (&unit)[2]) const {
+    constexpr float kLeast = 0x1p-100F;  // beside which their scores are 0
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float scale = row_scale[r] * warp.cta.p.common.softmax_scale_log2;
+      unit[r] = code_unit(ptx::max_ftz(scale * keys.scale, kLeast));
+    }
+  }
+
+  /// For programs: the products that scores are scaled from.
+  FOVEA_DEVICE_MEMBER void multiply_out(float (&s)[kScores]) const {
+    const float factor[2] = {row_scale[0] * keys.scale, row_scale[1] * keys.scale};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      s[i] = ptx::fma_rn(s[i] - kIntegerOrigin, factor[i / 2 % 2], of_mean[i / 2 % 2]);
+  }
+
+  /// Rare, so it may take long: a product of given numbers for each pair of which one is not rounded. Products of
+  /// values are under way meanwhile, so all lanes go the same way.
+  FOVEA_DEVICE_MEMBER void restore_unrounded(const RowTile& tile, std::int32_t kv_idx,
+                                             float (&s)[kScores]) const {
+    const bool is_row_unrounded[2] = {row_scale[0] == 0.0F, row_scale[1] == 0.0F};
+    const bool is_any = keys.unrounded != 0 || is_row_unrounded[0] || is_row_unrounded[1];
+    if (!ptx::vote_any(is_any)) return;
+    const Work work = warp.work_of(tile);
+    if (work.sequence.seqlen_kv == 0) return;
+#pragma unroll 1
+    for (int bit = 0; bit < kScores / 2; ++bit) {
+      const bool is_key_unrounded = (keys.unrounded >> bit & 1U) != 0;
+      const std::int32_t of_tile = bit / 2 * 8 + warp.cta.lane % 4 * 2 + bit % 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const bool is_mine = is_key_unrounded || is_row_unrounded[r];
+        if (!ptx::vote_any(is_mine)) continue;
+        const RowView<spec> row(warp.cta.p.common, work, warp.row(r));
+        const float product = given_product(tile, row, kv_idx * spec.tile_kv + of_tile);
+        const int at = is_mine ? bit / 2 * 4 + 2 * r + bit % 2 : -1;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) s[i] = i == at ? product : s[i];
+      }
+    }
+  }
+
+ private:
+  /// q · k of a row and a key; of the last ones where they do not exist.
+  FOVEA_DEVICE_MEMBER float given_product(const RowTile& tile, const RowView<spec>& row,
+                                          std::int32_t key) const {
+    const ForwardParams& p = warp.cta.p.common;
+    const Sequence& sequence = row.work.sequence;
+    const std::int32_t q_idx = least(row.q_idx, sequence.seqlen_q - 1);
+    const std::int32_t kv_idx = least(key, sequence.seqlen_kv - 1);
+    const std::int64_t q_at = sequence.q_batch * p.q.batch_stride + row.q_head * p.q.head_stride +
+                              (sequence.q_row + q_idx) * p.q.row_stride;
+    const std::int64_t k_at = Cta<spec>::map_batch(tile) * p.k.batch_stride +
+                              row.work.kv_head * p.k.head_stride +
+                              (warp.cta.place_of(tile).kv_row + kv_idx) * p.k.row_stride;
+    float sum = 0;
+#pragma unroll 1
+    for (std::int32_t d = 0; d < p.head_dim_qk; ++d) {
+      sum = ptx::fma_rn(load_element(p.q.data, spec.element, q_at + d),
+                        load_element(p.k.data, spec.element, k_at + d), sum);
+    }
+    return sum;
+  }
+};
+
+}  // namespace fovea::cuda::sm90

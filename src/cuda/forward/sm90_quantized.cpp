@@ -1,0 +1,101 @@
+#include "cuda/forward/sm90_quantized.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "quant/fields.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int32_t kRowsOfGroup = 64;
+constexpr std::size_t kCodesAlignment = 256;
+/// Rows of codes are one panel of 128 bytes.
+constexpr std::int64_t kMostHeadDim = 128;
+
+/// What the kernel computes. Other fields say how p and v are rounded, which they are not, or are of no effect then.
+constexpr Quantization kComputed{.qk = QuantFormat::int8,
+                                 .q_scales = ScaleGranularity::token,
+                                 .k_scales = ScaleGranularity::thread,
+                                 .smooth_k = Smoothing::sample,
+                                 .block_kv = kQuantizedTile};
+constexpr std::string_view kFieldsThatMatter[] = {
+    "qk", "pv", "q_scales", "k_scales", "scales", "smooth_q", "smooth_k", "hadamard", "block_kv"};
+
+std::optional<Refusal> refuses_recipe(const Quantization& quant) {
+  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
+  for (const quant::Field& field : quant::fields()) {
+    if (std::ranges::find(kFieldsThatMatter, field.name) == std::end(kFieldsThatMatter)) continue;
+    const std::string got = field.print(quant);
+    const std::string expected = field.print(kComputed);
+    if (got != expected)
+      return Refusal{fmt::format("quant.{} is {}; expected {}", field.name, got, expected)};
+  }
+  return std::nullopt;
+}
+
+ForwardProblem without_recipe(ForwardProblem f) {
+  f.problem.quant = {};
+  return f;
+}
+
+std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  return (Sm90Forward::scratch_bytes(spec, f) + kCodesAlignment - 1) / kCodesAlignment *
+         kCodesAlignment;
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
+                                                     const DeviceTraits& device) {
+  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
+  if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
+  if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
+  if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
+  if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
+  return std::nullopt;
+}
+
+Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const DeviceTraits&) {
+  Sm90ForwardSpec spec = choose_many_rows(f);
+  spec.multiplies_codes = true;
+  // Not the narrower panels that 16-bit elements may have: 64 or 128 codes, and values beside them.
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
+  spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  spec.tile_kv = kQuantizedTile;
+  spec.tile_q = 2 * kRowsOfGroup;  // with three groups scales and units of codes spill
+  spec.num_warps = 4 * 3;
+  return spec;
+}
+
+std::vector<Sm90ForwardSpec> Sm90ForwardQuantized::alternatives(const ForwardProblem& f,
+                                                                const DeviceTraits& device) {
+  Sm90ForwardSpec deeper = choose(f, device);
+  ++deeper.stages;
+  if (sm90_forward_layout(deeper).bytes > device.shared_bytes_per_cta) return {};
+  return {deeper};
+}
+
+std::size_t Sm90ForwardQuantized::scratch_bytes(const Sm90ForwardSpec& spec,
+                                                const ForwardProblem& f) {
+  return codes_at(spec, f) + quantized_bytes(quantize_qk_spec(spec), f);
+}
+
+Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
+                                         const AttentionForward& args, const GrownCache* cache,
+                                         void* workspace, const TensorMapEncoder& encode) {
+  Sm90Launch launch = Sm90Forward::prepare(f, plan, args, cache, workspace, encode);
+  if (launch.num_ctas == 0) return launch;
+  const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+  const QuantizeQkSpec quantize = quantize_qk_spec(spec);
+  launch.quantize = quantize_qk_launch(quantize, f, launch.common.params,
+                                       static_cast<std::byte*>(workspace) + codes_at(spec, f));
+  const QuantizeQkParams& codes = launch.quantize.params;
+  launch.params.q = map_of_codes(encode, quantize, codes, CodesOf::queries, kRowsOfGroup);
+  launch.params.k = map_of_codes(encode, quantize, codes, CodesOf::keys, kQuantizedTile);
+  launch.params.quantized = codes.beside;
+  return launch;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,109 @@
+// Problems of sm90/attention_quantized: Q and K in eight bits. See forward_cases.hpp.
+#include <iterator>
+
+#include "kernels/forward_cases.hpp"
+#include "support/features.hpp"
+
+namespace fovea::testing {
+namespace {
+
+/// Two row tiles, three tiles of 128 keys, the last of each cut; two heads share keys.
+Case base_case(const char* label, std::int64_t head_dim) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.seqlen_q = 205;
+  problem.seqlen_kv = 270;
+  problem.num_heads_q = 2;
+  problem.num_heads_kv = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  problem.quant = parse_quantization("accurate");
+  return problem;
+}
+
+/// Programs, which read scores and not codes.
+std::vector<Case> program_cases() {
+  Case capped = base_case("quantized_softcap", 64);
+  capped.score = softcap(3);
+  capped.has_sinks = true;
+  capped.wants_row_max = true;
+  Case line = base_case("quantized_alibi", 128);
+  const TensorView slopes =
+      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.1 : 0.02; });
+  line.score = alibi(slopes);
+  line.mask = causal();
+  Case formula = base_case("quantized_program", 64);
+  formula.score = parse_score_mod("score * abs(score) + 0.01 * float(kv_idx % 7)");
+  formula.mask = parse_mask_mod("(q_idx + kv_idx) % 5 != 0");
+  Case negative = base_case("quantized_negative_scale", 128);
+  negative.softmax_scale = -0.07F;
+  return {capped, line, formula, negative};
+}
+
+}  // namespace
+
+std::vector<Case> hopper_quantized_cases() {
+  std::vector<Case> cases = program_cases();
+  Case full_128 = base_case("quantized_full_d128", 128);
+  full_128.batch = 2;
+  cases.push_back(full_128);
+  Case causal_128 = base_case("quantized_causal_d128", 128);
+  causal_128.mask = causal();
+  causal_128.wants_row_max = true;
+  causal_128.has_sinks = true;
+  cases.push_back(causal_128);
+  Case full_64 = base_case("quantized_full_d64", 64);
+  full_64.dtype = Dtype::f16;
+  full_64.seqlen_kv = 1100;  // optimistic steps behind the first
+  cases.push_back(full_64);
+  Case causal_64 = base_case("quantized_causal_d64", 64);
+  causal_64.mask = causal() && window(150, 0);
+  cases.push_back(causal_64);
+  // One value for each piece of 16 x 8 scores and more: masked by pieces.
+  Case coarse = base_case("quantized_coarse_mask", 64);
+  const TensorView pieces =
+      coarse.capture(Dtype::boolean, {2, 16, 32}, [](std::int64_t i) { return i * 5 % 7 < 3; });
+  coarse.mask =
+      parse_mask_mod("sel[q_head, q_idx // 16, kv_idx // 16]", {.tensors = {{"sel", pieces}}});
+  cases.push_back(coarse);
+  // Narrower panels than those of codes are not taken.
+  Case middle = base_case("quantized_d96", 96);
+  cases.push_back(middle);
+  Case padded = base_case("quantized_padded", 72);
+  padded.head_dim_v = 40;
+  padded.layout = Layout::bhsd;
+  padded.out_dtype = Dtype::f32;
+  cases.push_back(padded);
+  // Values hold NaN and infinity: sums are computed again, in passes.
+  Case infinite = base_case("quantized_infinite", 128);
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  infinite.dropout = kSomeDropped;
+  cases.push_back(infinite);
+  // Tiles and means of each sequence: one has no keys, one no queries, one ends a tile; rows behind them are nobody's.
+  Case packed = base_case("quantized_packed", 64);
+  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+  packed.trailing_rows = 3;
+  packed.mask = causal();
+  packed.has_sinks = true;
+  cases.push_back(packed);
+  // Fewer keys than the sample has, and fewer rows than a group.
+  Case few = base_case("quantized_few", 64);
+  few.seqlen_q = 3;
+  few.seqlen_kv = 41;
+  cases.push_back(few);
+  Case none = base_case("quantized_no_keys", 128);
+  none.seqlen_kv = 0;
+  none.seqlen_q = 70;
+  cases.push_back(none);
+  // Scores climb by more than a softmax without a maximum bears.
+  Case heavy = base_case("quantized_heavy", 128);
+  heavy.distribution = Distribution::heavy_tailed;
+  heavy.seqlen_kv = 700;
+  heavy.softmax_scale = 1;
+  cases.push_back(heavy);
+  return cases;
+}
+
+}  // namespace fovea::testing

@@ -1,0 +1,214 @@
+// Attention of eight bits on Hopper under the emulator: its codes are the CPU's, its results the oracle's of the same
+// recipe.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fovea/quantize.hpp"
+
+#include "cuda/forward/quantize_qk.hpp"
+#include "kernels/each_landing.hpp"
+#include "kernels/emulated_forward.hpp"
+#include "kernels/emulation.hpp"
+#include "kernels/forward_cases.hpp"
+#include "reference/attention_forward.hpp"
+#include "support/compare.hpp"
+#include "support/kernel_compare.hpp"
+#include "support/launch_memory.hpp"
+#include "support/long_run.hpp"
+#include "support/tolerance.hpp"
+
+namespace fovea::testing {
+namespace {
+
+const Quantization& accurate() {
+  static const Quantization recipe = parse_quantization("accurate");
+  return recipe;
+}
+
+Case case_named(const std::string& label) {
+  const std::vector<Case> cases = hopper_quantized_cases();
+  return *std::ranges::find(cases, label, &Case::label);
+}
+
+void expect_equals_oracle(const Case& problem, Emulation& emulation) {
+  expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
+    run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
+  });
+}
+
+class EmulatedQuantized : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedQuantized, EqualsTheOracle) {
+  Emulation emulation;
+  emulation.options = {.seed = first_seed() + 1};
+  expect_equals_oracle(GetParam(), emulation);
+  EXPECT_EQ(emulation.findings, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedQuantized, ::testing::ValuesIn(hopper_quantized_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+TEST(EmulatedQuantized, EqualsTheOracleHoweverCopiesLand) {
+  for_each_landing([](Emulation& emulation) {
+    expect_equals_oracle(case_named("quantized_packed"), emulation);
+  });
+}
+
+/// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
+void put_nonfinite(CaseMemory& memory) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto put = [](GuardedTensor& tensor, std::int64_t batch, std::int64_t row, double value) {
+    const TensorView view = tensor.view();
+    tensor.set(batch * view.stride(0) + row * view.stride(1) + 3 * view.stride(3), value);
+  };
+  put(memory.k, 0, 4, -kInfinity);
+  put(memory.k, 1, 150, kInfinity);
+  put(memory.k, 1, 201, std::numeric_limits<double>::quiet_NaN());
+  put(memory.q, 0, 17, kInfinity);
+  put(memory.q, 0, 130, std::numeric_limits<double>::quiet_NaN());
+}
+
+/// Those rows are not rounded: NaN reaches who sees them, a product of -inf hides a key.
+TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
+  for (const std::string label : {"quantized_causal_d64", "quantized_softcap"}) {
+    SCOPED_TRACE(label);
+    Case problem = case_named(label);
+    problem.batch = 2;
+    CaseMemory memory(problem);
+    put_nonfinite(memory);
+    memory.poison_outputs();
+    const AttentionForward args = memory.args();
+    const reference::ForwardResult expected = reference::attention_forward(args);
+    Emulation emulation;
+    run_args(run_quantized, label, args, sectioned_hopper(), emulation);
+    EXPECT_EQ(emulation.findings, "");
+    const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+    EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+    EXPECT_TRUE(std::ranges::any_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
+    EXPECT_FALSE(std::ranges::all_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
+  }
+}
+
+/// What the kernel before attention leaves of an operand, and what the library's own quantisers do.
+struct Rounded {
+  std::vector<std::int8_t> codes;
+  std::vector<float> scales;
+};
+
+/// A tensor of codes as the kernel lays them out: heads before rows, `width` codes of each row.
+template <typename T>
+TensorView codes_of(T* codes, const TensorView& x, std::int64_t width) {
+  const std::int64_t rows = x.size(1), heads = x.size(2);
+  return view(codes, {x.size(0), rows, heads, x.size(3)},
+              {heads * rows * width, width, rows * width, 1});
+}
+
+class Codes : public ::testing::TestWithParam<const char*> {
+ protected:
+  Codes() : memory_(case_of(GetParam())) {
+    put_nonfinite(memory_);
+    args_ = memory_.args();
+    f_ = validate(problem_of(args_), "test");
+    spec_ = cuda::quantize_qk_spec(*cuda::choose_forward(f_, cuda::typical_device(9, 0)).spec);
+  }
+
+  static Case case_of(const std::string& label) {
+    Case problem = case_named(label);
+    problem.batch = 2;
+    return problem;
+  }
+
+  std::size_t size_of_codes(const TensorView& x) const {
+    return static_cast<std::size_t>(x.size(0) * x.size(1) * x.size(2) * spec_.head_dim);
+  }
+
+  /// Scales of rows that are not rounded are 0 here, and of no use there.
+  Rounded queries_by_cpu(const cuda::QuantizedRow* beside) const {
+    const std::int64_t groups = num_q_scales(accurate(), args_.q.size(1));
+    Rounded r{
+        std::vector<std::int8_t>(size_of_codes(args_.q)),
+        std::vector<float>(static_cast<std::size_t>(args_.q.size(0) * args_.q.size(2) * groups))};
+    quantize_q({.q = args_.q,
+                .codes = codes_of(r.codes.data(), args_.q, spec_.head_dim),
+                .scales = view(r.scales.data(), {args_.q.size(0), args_.q.size(2), groups}),
+                .quant = accurate()});
+    for (std::size_t i = 0; i < r.scales.size(); ++i) {
+      if (beside[i].scale == 0) r.scales[i] = 0;
+    }
+    return r;
+  }
+
+  Rounded keys_by_cpu() const {
+    const std::int64_t groups = num_k_scales(accurate(), args_.k.size(1));
+    Rounded r{
+        std::vector<std::int8_t>(size_of_codes(args_.k)),
+        std::vector<float>(static_cast<std::size_t>(args_.k.size(0) * args_.k.size(2) * groups))};
+    std::vector<float> mean(
+        static_cast<std::size_t>(args_.k.size(0) * args_.k.size(2) * args_.k.size(3)));
+    quantize_k({.k = args_.k,
+                .codes = codes_of(r.codes.data(), args_.k, spec_.head_dim),
+                .scales = view(r.scales.data(), {args_.k.size(0), args_.k.size(2), groups}),
+                .mean = view(mean.data(), {args_.k.size(0), args_.k.size(2), args_.k.size(3)}),
+                .quant = accurate()});
+    return r;
+  }
+
+  CaseMemory memory_;
+  AttentionForward args_;
+  ForwardProblem f_;
+  cuda::QuantizeQkSpec spec_;
+};
+
+TEST_P(Codes, AreThoseOfTheCpu) {
+  Emulation emulation;
+  for (const auto& [name, x] : {std::pair{"q", args_.q}, {"k", args_.k}}) {
+    const TensorBytes bytes = tensor_bytes(name, x);
+    emulation.device.register_buffer(bytes.name, bytes.begin, bytes.size);
+  }
+  unsigned char* const to = emulation.device.buffer(
+      "codes", std::vector<unsigned char>(cuda::quantized_bytes(spec_, f_), 0x5A));
+  const cuda::QuantizeQkLaunch launch =
+      cuda::quantize_qk_launch(spec_, f_, cuda::call_params(f_, args_, nullptr), to);
+  const cuda::QuantizeQkParams& p = launch.params;
+  run_quantizers(spec_, launch, emulation);
+  EXPECT_EQ(emulation.findings, "");
+
+  const Rounded q = queries_by_cpu(p.beside.rows);
+  EXPECT_TRUE(std::ranges::equal(q.codes, std::span(p.q_codes, q.codes.size())));
+  std::int64_t num_unrounded = 0;
+  for (std::size_t i = 0; i < q.scales.size(); ++i) {
+    ASSERT_EQ(p.beside.rows[i].scale, q.scales[i]) << i;
+    num_unrounded += q.scales[i] == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(num_unrounded, 2);
+
+  const Rounded k = keys_by_cpu();
+  EXPECT_TRUE(std::ranges::equal(k.codes, std::span(p.k_codes, k.codes.size())));
+  std::vector<std::pair<std::size_t, std::uint32_t>> unrounded;
+  for (std::size_t i = 0; i < k.scales.size(); ++i) {
+    ASSERT_EQ(p.beside.keys[i].scale, k.scales[i]) << i;
+    if (p.beside.keys[i].unrounded != 0) unrounded.emplace_back(i, p.beside.keys[i].unrounded);
+  }
+  // Keys 4 of the first sequence, 150 and 201 of the second, whose first tile is the fourth: group 2, then 3 and 0.
+  using Bits = std::pair<std::size_t, std::uint32_t>;
+  EXPECT_EQ(unrounded,
+            (std::vector<Bits>{
+                {2, 1U << 0}, {4 * 4 + 0, 1U << (2 * 9 + 1)}, {4 * 4 + 3, 1U << (2 * 2)}}));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Codes,
+                         ::testing::Values("quantized_full_d128", "quantized_causal_d64",
+                                           "quantized_padded"),
+                         [](const auto& each) { return std::string(each.param); });
+
+}  // namespace
+}  // namespace fovea::testing
