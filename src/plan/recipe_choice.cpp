@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/quantized/attention_quantized.hpp"
+#include "cuda/forward/sm90_quantized.hpp"
 #include "plan/plan.hpp"
 
 namespace fovea {
@@ -41,6 +42,14 @@ std::string obstacle_on_cpu(const ForwardProblem& f) {
                      name(plan.spec.target));
 }
 
+/// One kernel of GPUs takes recipes.
+std::string obstacle_on_gpu(const ForwardProblem& f) {
+  const cuda::ForwardPlan plan = cuda::try_plan_forward(f, f.device());
+  if (plan.candidate.empty()) return refusal_of(plan.refused.front());
+  const std::string why = cuda::Sm90ForwardQuantized::why_slower(f);
+  return why.empty() ? "" : fmt::format("{}: {}", plan.candidate, why);
+}
+
 }  // namespace
 
 RecipeChoice choose_recipe(const Problem& problem, const RecipeObstacle& obstacle) {
@@ -72,9 +81,7 @@ RecipeChoice choose_recipe(const Problem& problem, const RecipeObstacle& obstacl
 
 std::string recipe_obstacle(const Problem& problem) {
   const ForwardProblem f = validate(problem, "plan");
-  if (is_cpu(problem.q.device)) return obstacle_on_cpu(f);
-  const cuda::ForwardPlan plan = cuda::try_plan_forward(f, f.device());
-  return plan.candidate.empty() ? refusal_of(plan.refused.front()) : "";
+  return is_cpu(f.device()) ? obstacle_on_cpu(f) : obstacle_on_gpu(f);
 }
 
 Chosen with_chosen_recipe(const Problem& problem) {

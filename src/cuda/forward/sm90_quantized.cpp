@@ -14,6 +14,11 @@ constexpr std::size_t kCodesAlignment = 256;
 /// Rows of codes are one panel of 128 bytes.
 constexpr std::int64_t kMostHeadDim = 128;
 
+/// Where it was measured to be faster than 16 bits, rounding included: so many queries and keys, and head dims that
+/// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
+constexpr std::int64_t kFewestToPay = 16384;
+constexpr std::int64_t kWidestOfNarrow = 96;
+
 /// What the kernel computes. Other fields say how p and v are rounded, which they are not, or are of no effect then.
 constexpr Quantization kComputed{.qk = QuantFormat::int8,
                                  .q_scales = ScaleGranularity::token,
@@ -55,6 +60,23 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;
+}
+
+std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  if (std::min(f.head_dim_qk, f.head_dim_v) <= kWidestOfNarrow) {
+    return fmt::format("head dims are {} and {}; it is faster with more than {}", f.head_dim_qk,
+                       f.head_dim_v, kWidestOfNarrow);
+  }
+  if (f.seqlen_kv < kFewestToPay) {
+    return fmt::format("seqlen_kv is {}; it is faster from {} on", f.seqlen_kv, kFewestToPay);
+  }
+  if (f.seqlen_q < kFewestToPay) {
+    return fmt::format("seqlen_q is {}; it is faster from {} on", f.seqlen_q, kFewestToPay);
+  }
+  if (f.is_varlen || !p.mask.is_all_visible() || !p.score.is_identity() || p.dropout.p > 0)
+    return "it is faster with dense tensors and neither mask, score program nor dropout";
+  return "";
 }
 
 Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const DeviceTraits&) {

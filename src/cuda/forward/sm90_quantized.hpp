@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct Sm90ForwardQuantized : Sm90Forward {
   static constexpr std::string_view kName = "cuda/sm90/attention_quantized";
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
+  /// Why calls that name no recipe (Quantization::accuracy) are faster without this kernel; empty: they are not.
+  static std::string why_slower(const ForwardProblem& problem);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
   /// That of Sm90Forward, then codes of Q and K with what is beside them.

@@ -10,6 +10,7 @@
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/sm80_short.hpp"
+#include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_selections.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "problem/forward.hpp"
@@ -241,6 +242,39 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "accurate", 8), "compute capability is 8.0; expected 9.0");
   EXPECT_EQ(reason_of(chosen(Shape{.dtype = Dtype::f32, .head_dim_qk = 700}, 9, 0), kQuantized),
             "quant is none; this kernel multiplies codes of eight bits");
+}
+
+TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
+  const auto why = [](Problem problem) {
+    return Sm90ForwardQuantized::why_slower(validate(problem, "test"));
+  };
+  const Shape measured{
+      .seqlen_q = 16384, .seqlen_kv = 16384, .head_dim_qk = 128, .head_dim_v = 128};
+  const auto differing = [&](auto change) {
+    Shape shape = measured;
+    change(shape);
+    return why(problem_of(shape));
+  };
+  EXPECT_EQ(why(problem_of(measured)), "");
+  EXPECT_EQ(differing([](Shape& s) { s.head_dim_qk = s.head_dim_v = 64; }),
+            "head dims are 64 and 64; it is faster with more than 96");
+  EXPECT_EQ(differing([](Shape& s) { s.head_dim_v = 96; }),
+            "head dims are 128 and 96; it is faster with more than 96");
+  EXPECT_EQ(differing([](Shape& s) { s.seqlen_kv = 8192; }),
+            "seqlen_kv is 8192; it is faster from 16384 on");
+  EXPECT_EQ(differing([](Shape& s) { s.seqlen_q = 1; }),
+            "seqlen_q is 1; it is faster from 16384 on");
+  constexpr const char* kOthers =
+      "it is faster with dense tensors and neither mask, score program nor dropout";
+  Problem masked = problem_of(measured);
+  masked.mask = causal();
+  EXPECT_EQ(why(masked), kOthers);
+  Problem scored = problem_of(measured);
+  scored.score = softcap(30);
+  EXPECT_EQ(why(scored), kOthers);
+  Problem dropped = problem_of(measured);
+  dropped.dropout.p = 0.1F;
+  EXPECT_EQ(why(dropped), kOthers);
 }
 
 TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
