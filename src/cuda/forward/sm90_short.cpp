@@ -37,7 +37,7 @@ bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible()
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
 /// the one before. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
-/// 128 columns: both measured as faster than a CTA less.
+/// 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
   const bool is_only_product = spec.stages == 1 && spec.tile_q == kShortRows * spec.num_warps / 4;
   const int probabilities = is_only_product ? 0 : spec.tile_kv / 4;
