@@ -202,6 +202,7 @@ struct Schedule {
     if (cta.p.claims_of_wave == 0 || id >= cta.p.num_tiles) return;
     const std::int32_t num_ctas = ptx::grid_dim().x;
     const std::int32_t wanted = (id / num_ctas - 1) * num_ctas + cta.p.claims_of_wave;
+#pragma unroll 1
     for (int i = 0; i < kMostLooks; ++i) {
       std::int32_t claims = 0;
       if (cta.lane == 0) claims = ptx::ld_acquire_global(cta.p.next_tile);
