@@ -201,8 +201,8 @@ def attention(
         On a GPU, multiprocessors that stay free for what runs beside the call.
     quant : str, Recipe or path, optional
         A recipe of eight-bit attention: "accurate", "fast", "int8", "sage1" or "sage2", and fields behind a name:
-        ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better read once by `load_recipe`. Of arrays
-        on the CPU. Gradients pass straight through the rounding.
+        ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better read once by `load_recipe`. On the
+        CPU, where gradients pass straight through the rounding; on Hopper "accurate", forward.
     accuracy : float, optional
         In place of `quant`: the relative error that out may have. The plan takes the fastest recipe whose stated error is within
         it, if one is faster here than none, and `explain` says which and why; where gradients are recorded or graphs compiled it
