@@ -10,8 +10,8 @@ namespace {
 /// Steps of what a node reads; 0: it does not read that position.
 struct Reads {
   PositionSteps steps{.q = 0, .kv = 0};
-  bool is_quotient =
-      false;  // a position, or one rounded down to its multiples and divided by a step
+  // A position, or one rounded down to its multiples and divided by a step
+  bool is_quotient = false;
 };
 
 /// What is 1 from 2^31 on is no divisor of a position.

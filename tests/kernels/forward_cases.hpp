@@ -47,6 +47,8 @@ std::vector<Case> decode_cases();
 /// Of sm80/attention_forward_short, on Hopper; of sm90/attention_forward_short.
 std::vector<Case> short_cases();
 std::vector<Case> hopper_short_cases();
+/// What these start from: one sequence in bf16, without row maxima.
+Case short_case(const char* label, Lengths lengths, std::int64_t head_dim);
 /// The longest of their packed sequences, rows and keys, and their problems as a caller poses them who says so.
 inline constexpr std::int64_t kMostPacked = 128, kMostHopperPacked = 208;
 ForwardProblem planned_for_short(ForwardProblem problem, std::int64_t most_packed);

@@ -9,21 +9,10 @@
 namespace fovea::testing {
 namespace {
 
-Case started(const char* label, Lengths lengths, std::int64_t head_dim) {
-  Case problem = plain_case(Dtype::bf16);
-  problem.label = label;
-  problem.batch = 1;
-  problem.seqlen_q = lengths.q;
-  problem.seqlen_kv = lengths.kv;
-  problem.head_dim_qk = problem.head_dim_v = head_dim;
-  problem.wants_row_max = false;
-  return problem;
-}
-
 /// Around row tiles of 64, kv tiles and the longest that is taken without a mask; some lack rows or keys. Trailing rows
 /// hold NaN.
 Case packed(const char* label, std::int64_t head_dim, std::vector<Lengths> sequences) {
-  Case problem = started(label, {}, head_dim);
+  Case problem = short_case(label, {}, head_dim);
   problem.num_heads_q = problem.num_heads_kv = 1;
   problem.sequences = std::move(sequences);
   problem.trailing_rows = 3;
@@ -33,28 +22,28 @@ Case packed(const char* label, std::int64_t head_dim, std::vector<Lengths> seque
 }  // namespace
 
 std::vector<Case> hopper_short_cases() {
-  Case one_step = started("wgmma_short_d64", {77, 77}, 64);
+  Case one_step = short_case("wgmma_short_d64", {77, 77}, 64);
   one_step.batch = 2;
   one_step.wants_row_max = true;
   // Several row tiles a group, several kv tiles, of which the first rows see the first alone.
-  Case several = started("wgmma_short_causal_d128", {193, 257}, 128);
+  Case several = short_case("wgmma_short_causal_d128", {193, 257}, 128);
   several.num_heads_q = several.num_heads_kv = 1;
   several.mask = causal(Align::top_left);
   several.has_sinks = true;
   // Keys that nobody sees are NaN.
-  Case window_f16 = started("wgmma_short_window_d32", {256, 272}, 32);
+  Case window_f16 = short_case("wgmma_short_window_d32", {256, 272}, 32);
   window_f16.dtype = Dtype::f16;
   window_f16.mask = window(30, 10);
-  Case padded = started("wgmma_short_padded", {65, 63}, 72);
+  Case padded = short_case("wgmma_short_padded", {65, 63}, 72);
   padded.head_dim_v = 40;
   padded.dtype = Dtype::f16;
   padded.softmax_scale = 0.25F;
-  Case group = started("wgmma_short_group", {129, 127}, 80);
+  Case group = short_case("wgmma_short_group", {129, 127}, 80);
   group.num_heads_q = 6;
   group.num_heads_kv = 2;
   group.mask = causal();
   group.softmax_scale = 3;  // maxima that leave those of the tiles before far below
-  Case infinite = started("wgmma_short_infinite", {193, 197}, 64);
+  Case infinite = short_case("wgmma_short_infinite", {193, 197}, 64);
   infinite.mask = causal();
   infinite.has_infinite_values = true;
   Case sinks = packed("wgmma_short_packed_d64", 64,
@@ -78,7 +67,7 @@ std::vector<Case> hopper_short_cases() {
   packed_causal.mask = causal();
   return {one_step, several,       window_f16,
           padded,   group,         infinite,
-          sinks,    packed_causal, started("wgmma_short_no_keys", {40, 0}, 64)};
+          sinks,    packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
 }
 
 }  // namespace fovea::testing

@@ -222,6 +222,11 @@ ForwardPlan try_plan_quantized(const ForwardProblem& f, int num_threads) {
   return plan;
 }
 
+CpuTarget f32_target(CpuTarget target) {
+  const auto row = std::ranges::find(kTargets, target, &QuantizedTarget::target);
+  return row == kTargets.end() ? target : row->f32;
+}
+
 bool has_fastest_products(const ForwardPlan& plan, const Quantization& quant) {
   const ByteProducts bytes = kernels_of(plan.spec, quant).bytes;
   return bytes.qk && bytes.pv && plan.spec.target != CpuTarget::amx_bf16;

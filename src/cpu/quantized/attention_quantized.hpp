@@ -27,6 +27,9 @@ inline constexpr std::string_view kQuantizedCandidate = "cpu/attention_quantized
 /// cannot: then the plan's candidate is empty.
 ForwardPlan try_plan_quantized(const ForwardProblem& problem, int num_threads);
 
+/// The target in f32 with the vectors of this one; `automatic` stays.
+CpuTarget f32_target(CpuTarget target);
+
 /// Whether both products of a recipe's plan are of eight bits, outside AMX's pipeline of 16 bits, which is faster.
 bool has_fastest_products(const ForwardPlan& plan, const Quantization& quant);
 

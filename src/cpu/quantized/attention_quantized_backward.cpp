@@ -9,6 +9,7 @@
 #include "core/scalar_io.hpp"
 #include "core/shape.hpp"
 #include "cpu/features.hpp"
+#include "cpu/quantized/attention_quantized.hpp"
 #include "cpu/quantized/operands.hpp"
 #include "cpu/tasks.hpp"
 #include "quant/hadamard.hpp"
@@ -22,27 +23,13 @@ std::size_t num_floats(const TensorSpec& spec) {
   return static_cast<std::size_t>(spec.num_elements());
 }
 
-/// The f32 target of the same vectors: gradients multiply no codes.
-CpuTarget f32_target(CpuTarget asked) {
-  switch (asked) {
-    case CpuTarget::avx512_vnni:
-    case CpuTarget::avx512_bf16:
-    case CpuTarget::amx_bf16:
-      return CpuTarget::avx512;
-    case CpuTarget::avx_vnni:
-      return CpuTarget::avx2;
-    default:
-      return asked;
-  }
-}
-
 GradientProblem without_recipe(const GradientProblem& g) {
   GradientProblem plain = g;
   Problem& p = plain.forward.problem;
   for (TensorSpec* spec : {&p.q, &p.k, &p.v, &p.out}) *spec = in_f32(*spec);
   p.quant = {};
   p.compute_dtype = ComputeDtype::f32;
-  p.cpu_target = f32_target(wanted_target(g.forward));
+  p.cpu_target = f32_target(wanted_target(g.forward));  // gradients multiply no codes
   return plain;
 }
 

@@ -139,6 +139,8 @@ std::optional<Refusal> refuses_boxes(const ForwardProblem& f, std::string_view p
   return std::nullopt;
 }
 
+bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
+
 bool has_few_rows(const ForwardProblem& f) { return f.group * f.seqlen_q <= kFewRows; }
 
 bool has_packed_tiles(const ForwardProblem& f) {

@@ -86,6 +86,8 @@ inline constexpr std::int64_t kFewestRowsOfBox = 8;
 /// What TMA cannot read of a cache by such boxes; `part`: what a kernel calls the keys that it loads together.
 std::optional<Refusal> refuses_boxes(const ForwardProblem& problem, std::string_view part);
 
+bool has_mask(const ForwardProblem& problem);
+
 /// Rows of a tile that streams keys.
 inline constexpr std::int64_t kFewRows = 64;
 /// All rows that share a kv head fit it: memory is the bound, not the tensor cores.

@@ -8,7 +8,7 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::int64_t kAlignment = 256;
 /// Enough bytes of loads are under way then to keep memory busy.
 constexpr int kQuantizeCtasPerSm = 3;
 
@@ -18,7 +18,7 @@ struct Parts {
 };
 
 std::size_t rounded_up(std::int64_t bytes) {
-  return (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  return static_cast<std::size_t>(ceil_div(bytes, kAlignment) * kAlignment);
 }
 
 /// Of one operand: rows of all sequences, tiles of a sequence; packed, a bound of those of all.

@@ -22,8 +22,6 @@ std::size_t counter_at(const ForwardSpec& spec, const ForwardProblem& f) {
   return (partial_bytes(spec, f) + kCounterBytes - 1) / kCounterBytes * kCounterBytes;
 }
 
-bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
-
 /// Tables of pieces and no comparison of positions, say.
 bool has_coarse_mask(const ForwardProblem& f) {
   const expr::PositionSteps steps = expr::mask_steps(f.problem.mask.expr().node());

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 
+#include "core/ceil_div.hpp"
 #include "quant/fields.hpp"
 
 namespace fovea::cuda {
 namespace {
 
 constexpr std::int32_t kRowsOfGroup = 64;
-constexpr std::size_t kCodesAlignment = 256;
+constexpr std::int64_t kCodesAlignment = 256;
 /// Rows of codes are one panel of 128 bytes.
 constexpr std::int64_t kMostHeadDim = 128;
 
@@ -46,8 +47,8 @@ ForwardProblem without_recipe(ForwardProblem f) {
 }
 
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
-  return (Sm90Forward::scratch_bytes(spec, f) + kCodesAlignment - 1) / kCodesAlignment *
-         kCodesAlignment;
+  const auto bytes = static_cast<std::int64_t>(Sm90Forward::scratch_bytes(spec, f));
+  return static_cast<std::size_t>(ceil_div(bytes, kCodesAlignment) * kCodesAlignment);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "expr/kv_limits.hpp"
 #include "expr/passes.hpp"
@@ -17,9 +18,8 @@ struct Parts {
   std::int32_t count, each;
 };
 Parts parts_of(std::int64_t length, std::int64_t most, std::int64_t step) {
-  const std::int64_t count = std::max<std::int64_t>(1, (length + most - 1) / most);
-  const std::int64_t steps =
-      std::max<std::int64_t>(1, (length + count * step - 1) / (count * step));
+  const std::int64_t count = std::max<std::int64_t>(1, ceil_div(length, most));
+  const std::int64_t steps = std::max<std::int64_t>(1, ceil_div(length, count * step));
   return {static_cast<std::int32_t>(count), static_cast<std::int32_t>(steps * step)};
 }
 
@@ -32,8 +32,6 @@ constexpr std::int64_t kFewestQueries = 17;
 
 /// Of an SM: 64 K registers.
 constexpr int kRegisters = 65536, kMostRegisters = 255;
-
-bool has_mask(const ForwardProblem& f) { return !f.problem.mask.is_all_visible(); }
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
 /// the one before. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
@@ -61,7 +59,7 @@ struct Tile {
 
 Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
   const auto padded = [](std::int64_t head_dim) {
-    return static_cast<std::int32_t>((head_dim + kHeadDimStep - 1) / kHeadDimStep * kHeadDimStep);
+    return static_cast<std::int32_t>(ceil_div(head_dim, kHeadDimStep) * kHeadDimStep);
   };
   Sm90ShortSpec spec{common_spec(f)};
   spec.head_dim_qk = padded(f.head_dim_qk);
