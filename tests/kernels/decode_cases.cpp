@@ -74,6 +74,14 @@ std::vector<Case> decode_cases() {
   // Keys on the right leave those on the left no weight that a float has: infinity stays in the sum.
   cases[10].score = parse_score_mod("score + 2 * kv_idx");
   cases[10].head_dim_qk = cases[10].head_dim_v = 104;
+  // Five rows of each of three kv heads: splits of 512 keys, the last one of 7.
+  Case long_splits = with("long_splits");
+  long_splits.batch = 1;
+  long_splits.seqlen_q = 1;
+  long_splits.seqlen_kv = 1031;
+  long_splits.num_heads_q = 15;
+  long_splits.num_heads_kv = 3;
+  cases.push_back(std::move(long_splits));
   Case extreme = with("extreme");
   extreme.seqlen_q = 6;
   extreme.num_heads_q = 2;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "cuda/device/shared/split.h"
 
@@ -18,6 +19,10 @@ constexpr std::int32_t kReaders = 8;       // warps that compute: two for each s
 /// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks:
 /// docs/kernels/decode_sm90.md.
 constexpr double kPaceOfShare = 0.8;
+/// Splits of all kv heads of one sequence: as many as large machines have SMs.
+constexpr std::int64_t kSplitsOfHeads = 128;
+/// 1.5 % of the keys' bytes at 256 keys a split, which is as much as fewer splits cost batches in balance.
+constexpr std::int64_t kRowsOfSmallStates = 4;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
@@ -34,6 +39,16 @@ Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const Dev
   return spec;
 }
 
+/// Where partial states are bytes that count, no more splits than fill the machine with one sequence: longer ones are
+/// joined and stored less often. Not by the batch, nor by the machine: bits follow from how keys are split.
+std::int32_t most_splits(const ForwardProblem& f) {
+  if (f.group * f.seqlen_q <= kRowsOfSmallStates) return kMostSplits;
+  const auto of_a_head =
+      static_cast<std::uint64_t>(kSplitsOfHeads / std::max<std::int64_t>(1, f.num_heads_kv));
+  return std::clamp(static_cast<std::int32_t>(std::bit_floor(of_a_head)), kMostSplits / 4,
+                    kMostSplits);
+}
+
 Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   Sm90DecodeSpec spec{common_spec(f)};
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
@@ -44,6 +59,7 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
+  spec.most_splits = most_splits(f);
   return spec;
 }
 
@@ -136,9 +152,10 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   launch.params.v = map_of(tensors.v);
   launch.params.common = launch.common.params;
   const int num_sms = usable_sms(problem, plan.device);
-  launch.params.clocks_per_slice = clocks_per_slice(plan, num_sms);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
+  // One split each: nobody takes memory from others, and the first bytes are what all wait for.
+  launch.params.clocks_per_slice = splits <= num_sms ? 0 : clocks_per_slice(plan, num_sms);
   return launch;
 }
 

@@ -352,6 +352,30 @@ TEST(ForwardCandidates, FewRowsOnHopperAreStreamed) {
             "compute capability is 8.9; expected 9.0, or 10.0 to 10.3");
 }
 
+// Bits follow from how keys are split: the room of a cache has no say.
+TEST(ForwardCandidates, SplitsOfDecodingAreFewerOfMoreRowsAndKvHeads) {
+  for (const auto& [num_heads_kv, group, most_splits] : {std::array{1, 8, 64},
+                                                         {2, 16, 64},
+                                                         {3, 8, 32},
+                                                         {4, 8, 32},
+                                                         {5, 8, 16},
+                                                         {8, 8, 16},
+                                                         {8, 5, 16},
+                                                         {8, 4, 64},
+                                                         {32, 1, 64},
+                                                         {200, 8, 16}}) {
+    for (const std::int64_t seqlen_kv : {1025, 32768}) {
+      const Shape shape{.seqlen_q = 1,
+                        .seqlen_kv = seqlen_kv,
+                        .num_heads_q = group * num_heads_kv,
+                        .num_heads_kv = num_heads_kv};
+      const ForwardPlan plan = chosen(shape, 9, 0);
+      EXPECT_EQ(plan.candidate, kDecode);
+      EXPECT_EQ(plan.spec->most_splits, most_splits) << num_heads_kv << " heads of " << group;
+    }
+  }
+}
+
 TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
   const Shape shape{.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
   const ForwardPlan plan = chosen(shape, 9, 0);

@@ -138,6 +138,8 @@ TEST(ForwardLaunch, DecodingAsksForSlicesAtThePaceOfMemory) {
   DeviceTraits device = typical_device(9, 0);
   device.memory_bytes_per_clock = 0;
   EXPECT_EQ(call.decode_on(device).params.clocks_per_slice, 0U) << "not known";
+  EXPECT_EQ(call.decode_on_hopper(256).params.clocks_per_slice, 0U) << "a split each";
+  EXPECT_NE(call.decode_on_hopper(255).params.clocks_per_slice, 0U);
 }
 
 TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
