@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "fovea/error.hpp"
 
@@ -19,8 +20,10 @@ std::size_t index_of(KernelRole role) { return static_cast<std::size_t>(role); }
 KernelSet::KernelSet(jit::Loader& loader, const driver::DeviceContext& context,
                      const PlannedKernels& kernels)
     : loader_(&loader), context_(&context) {
-  for (const PlannedKernel& kernel : kernels)
-    kernels_[index_of(kernel.role)] = loader.load(kernel.text, context);
+  std::vector<const jit::KernelText*> texts;
+  for (const PlannedKernel& kernel : kernels) texts.push_back(&kernel.text);
+  const auto loaded = loader.load_all(texts, context);
+  for (std::size_t i = 0; i < kernels.size(); ++i) kernels_[index_of(kernels[i].role)] = loaded[i];
 }
 
 std::shared_ptr<const KernelSet> load_alone(const jit::KernelText& text, Device device,

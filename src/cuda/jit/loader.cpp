@@ -73,7 +73,8 @@ Loader::Loader(LoaderOptions options)
       disk_(std::move(options.disk)),
       pack_(open_pack(options.pack, why_no_pack_)),
       max_unused_(options.max_unused),
-      max_unused_bytes_(options.max_unused_bytes) {}
+      max_unused_bytes_(options.max_unused_bytes),
+      max_compiled_at_once_(options.max_compiled_at_once) {}
 
 const std::string& Loader::compiler_version() {
   std::call_once(version_once_, [&] {
@@ -118,80 +119,135 @@ std::string Loader::describe(KernelSource source) {
   return "NVRTC " + compiler_version();
 }
 
+Loader::Request Loader::request(const KernelText& text, Architecture architecture) const {
+  return {&text, architecture, text_key(text, compiler_.device_text(), architecture)};
+}
+
 template <class Take>
-std::invoke_result_t<Take, Cubin> Loader::take_nearest(const KernelText& text,
-                                                       Architecture architecture, const Sha256& key,
-                                                       const Take& take) {
+std::optional<std::invoke_result_t<Take, Cubin>> Loader::take_kept(const Request& request,
+                                                                   const Take& take) {
   std::string refusal;
-  if (auto entry = pack_ != nullptr ? pack_->find(key) : std::nullopt) {
+  if (auto entry = pack_ != nullptr ? pack_->find(request.key) : std::nullopt) {
     entry->cubin.source = KernelSource::pack;
     if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
       ++from_pack_;
-      return std::move(*taken);
+      return taken;
     }
   }
   const std::string& version = compiler_version();
-  if (version.empty()) throw Unsupported(why_nowhere(text, architecture, refusal));
-  const Sha256 name = disk_key(key, version);
+  if (version.empty()) throw Unsupported(why_nowhere(*request.text, request.architecture, refusal));
+  const Sha256 name = disk_key(request.key, version);
   if (auto entry = disk_.find(name)) {
     entry->cubin.source = KernelSource::disk;
     if (auto taken = unless_refused(take, std::move(entry->cubin), refusal)) {
       ++from_disk_;
-      return std::move(*taken);
+      return taken;
     }
     disk_.remove(name);
   }
-  const CacheEntry entry{.cubin = compiler_.compile(text, architecture),
-                         .label = text.label,
-                         .architecture = architecture.name(),
-                         .compiler = version};
+  return std::nullopt;
+}
+
+CacheEntry Loader::compile(const Request& request) {
+  return {.cubin = compiler_.compile(*request.text, request.architecture),
+          .label = request.text->label,
+          .architecture = request.architecture.name(),
+          .compiler = compiler_version()};
+}
+
+template <class Take>
+std::invoke_result_t<Take, Cubin> Loader::take_compiled(const Request& request,
+                                                        const CacheEntry& entry, const Take& take) {
   auto taken = take(entry.cubin);
-  disk_.store(name, entry);  // not what the driver refused
+  disk_.store(disk_key(request.key, entry.compiler), entry);  // not what the driver refused
   return taken;
 }
 
 Cubin Loader::cubin(const KernelText& text, Architecture architecture) {
-  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
-  return take_nearest(text, architecture, key, [](Cubin cubin) { return cubin; });
+  const auto take = [](Cubin cubin) { return cubin; };
+  const Request wanted = request(text, architecture);
+  if (auto kept = take_kept(wanted, take)) return std::move(*kept);
+  return take_compiled(wanted, compile(wanted), take);
 }
 
 std::shared_ptr<const LoadedKernel> Loader::load(const KernelText& text,
                                                  const driver::DeviceContext& context) {
-  const Architecture architecture = architecture_of(context.info());
-  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
-  const std::pair place(context.handle(), key);
-  std::promise<Kernel> promise;
-  {
-    std::unique_lock lock(mutex_);
-    const auto [found, is_new] = slots_.try_emplace(place);
-    Slot& slot = found->second;
-    slot.last_asked = ++num_asked_;
-    if (!is_new) {
-      const std::shared_future<Kernel> kernel = slot.kernel;
-      lock.unlock();
-      ++from_memory_;
-      return kernel.get();
-    }
-    slot.kernel = promise.get_future().share();
-  }
-  Kernel kernel;
-  try {
-    kernel = take_nearest(text, architecture, key, [&](const Cubin& cubin) {
-      return std::make_shared<const LoadedKernel>(context, cubin, text.label);
+  const KernelText* const one[] = {&text};
+  return load_all(one, context).front();
+}
+
+std::vector<std::shared_ptr<const LoadedKernel>> Loader::load_all(
+    std::span<const KernelText* const> texts, const driver::DeviceContext& context) {
+  std::vector<Load> loads;
+  for (const KernelText* text : texts) loads.push_back(claim(*text, context));
+  std::vector<Load*> to_compile;
+  for (Load& load : loads) {
+    if (!load.is_mine) continue;
+    settle(load, [&] {
+      auto kept = take_kept(load.request, load.into(context));
+      if (!kept) to_compile.push_back(&load);
+      return kept.value_or(nullptr);
     });
-  } catch (...) {
-    // Those who wait learn why; whoever asks later tries anew.
-    promise.set_exception(std::current_exception());
-    const std::lock_guard lock(mutex_);
-    slots_.erase(place);
-    throw;
   }
-  promise.set_value(kernel);
+  compile_at_once(to_compile, context);
+  // What others bring is waited for at last: they may wait for one of these.
+  std::vector<Kernel> kernels;
+  for (const Load& load : loads) kernels.push_back(load.kernel.get());
   std::vector<Kernel> unused;  // outlives the lock
   const std::lock_guard lock(mutex_);
-  slots_.at(place).is_loaded = true;
   unused = take_unused();
-  return kernel;
+  return kernels;
+}
+
+Loader::Load Loader::claim(const KernelText& text, const driver::DeviceContext& context) {
+  const Request wanted = request(text, architecture_of(context.info()));
+  Load load{.request = wanted, .place = {context.handle(), wanted.key}};
+  const std::lock_guard lock(mutex_);
+  const auto [found, is_new] = slots_.try_emplace(load.place);
+  Slot& slot = found->second;
+  slot.last_asked = ++num_asked_;
+  load.is_mine = is_new;
+  if (is_new) {
+    slot.kernel = load.promise.get_future().share();
+  } else {
+    ++from_memory_;
+  }
+  load.kernel = slot.kernel;
+  return load;
+}
+
+template <class Bring>
+void Loader::settle(Load& load, const Bring& bring) {
+  Kernel kernel;
+  try {
+    kernel = bring();
+  } catch (...) {
+    load.promise.set_exception(std::current_exception());
+    const std::lock_guard lock(mutex_);
+    slots_.erase(load.place);
+    return;
+  }
+  if (kernel == nullptr) return;
+  load.promise.set_value(kernel);
+  const std::lock_guard lock(mutex_);
+  slots_.at(load.place).is_loaded = true;
+}
+
+void Loader::compile_at_once(std::span<Load* const> loads, const driver::DeviceContext& context) {
+  std::vector<std::future<CacheEntry>> entries;
+  for (const Load* load : loads) {
+    // This thread is one of them: it compiles what is deferred. Where no thread can be had, all of it.
+    const bool has_thread =
+        entries.size() + 1 < loads.size() && entries.size() + 1 < max_compiled_at_once_;
+    entries.push_back(
+        std::async(has_thread ? std::launch::async | std::launch::deferred : std::launch::deferred,
+                   [this, load] { return compile(load->request); }));
+  }
+  // From behind: first what is deferred.
+  for (std::size_t i = loads.size(); i-- > 0;) {
+    Load& load = *loads[i];
+    settle(load, [&] { return take_compiled(load.request, entries[i].get(), load.into(context)); });
+  }
 }
 
 std::vector<std::shared_ptr<const LoadedKernel>> Loader::take_unused() {

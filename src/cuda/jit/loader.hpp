@@ -11,7 +11,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -52,10 +54,12 @@ struct LoaderOptions {
   // Of kernels that nobody but the loader has; images of attention kernels are 20 to 200 KB.
   std::size_t max_unused = 256;
   std::int64_t max_unused_bytes = std::int64_t{64} << 20U;
+  // Kernels of one plan. Not default_num_threads(): launchers of many ranks set OMP_NUM_THREADS to 1.
+  unsigned max_compiled_at_once = std::thread::hardware_concurrency();
 };
 
 /// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that
-/// ask for one text at once, one compiles and the others wait.
+/// ask for one text at once, one brings it and the others wait.
 class Loader {
  public:
   explicit Loader(LoaderOptions options = {});
@@ -64,6 +68,11 @@ class Loader {
   /// disk holds it and there is no compiler.
   std::shared_ptr<const LoadedKernel> load(const KernelText& text,
                                            const driver::DeviceContext& context);
+
+  /// The same of several, in their order: what has to be compiled is compiled at once, a thread each. Of several
+  /// failures the first is thrown, when all is done.
+  std::vector<std::shared_ptr<const LoadedKernel>> load_all(
+      std::span<const KernelText* const> texts, const driver::DeviceContext& context);
 
   /// What `load` would do, or why it would throw Unsupported. Compiles nothing, and opens NVRTC only for what neither
   /// pack nor disk holds.
@@ -86,15 +95,28 @@ class Loader {
 
  private:
   using Kernel = std::shared_ptr<const LoadedKernel>;
+  /// A kernel that is asked for, and its name everywhere but on the disk.
+  struct Request {
+    const KernelText* text;
+    Architecture architecture;
+    Sha256 key{};
+  };
+  Request request(const KernelText& text, Architecture architecture) const;
   /// Empty where there is no compiler. Opens none whose version the disk remembers: that costs more
   /// than all else that a kernel from disk needs.
   const std::string& compiler_version();
   std::string why_nowhere(const KernelText& text, Architecture architecture,
                           const std::string& refusal);
-  /// What `take` makes of the nearest cubin that it does not throw driver::ImageRefused for.
+  /// What `take` makes of the nearest cubin in pack and on disk that it does not throw driver::ImageRefused for. Throws
+  /// Unsupported where there is none and no compiler.
   template <class Take>
-  std::invoke_result_t<Take, Cubin> take_nearest(const KernelText& text, Architecture architecture,
-                                                 const Sha256& key, const Take& take);
+  std::optional<std::invoke_result_t<Take, Cubin>> take_kept(const Request& request,
+                                                             const Take& take);
+  CacheEntry compile(const Request& request);
+  /// Of what was compiled; the disk keeps it then.
+  template <class Take>
+  std::invoke_result_t<Take, Cubin> take_compiled(const Request& request, const CacheEntry& entry,
+                                                  const Take& take);
 
   Compiler compiler_;
   DiskCache disk_;
@@ -106,13 +128,37 @@ class Loader {
     std::int64_t last_asked = 0;
     bool is_loaded = false;
   };
-  using Slots = std::map<std::pair<driver::ContextHandle, Sha256>, Slot>;
+  using Place = std::pair<driver::ContextHandle, Sha256>;
+  using Slots = std::map<Place, Slot>;
+  /// A request of load_all.
+  struct Load {
+    Request request;
+    Place place;
+    bool is_mine = false;  // to bring; else another thread does, or did
+    std::promise<Kernel> promise{};
+    std::shared_future<Kernel> kernel{};
+
+    /// Makes a kernel of its cubin.
+    auto into(const driver::DeviceContext& context) const {
+      return [this, &context](const Cubin& cubin) {
+        return std::make_shared<const LoadedKernel>(context, cubin, request.text->label);
+      };
+    }
+  };
+  Load claim(const KernelText& text, const driver::DeviceContext& context);
+  /// Gives those who wait for this kernel of mine what `bring` returns, or why it failed; whoever asks later tries anew.
+  /// Nothing yet where it returns null.
+  template <class Bring>
+  void settle(Load& load, const Bring& bring);
+  void compile_at_once(std::span<Load* const> loads, const driver::DeviceContext& context);
+
   /// Takes the least recently asked out of memory while too many are held by nobody else. The lock is held, and the
   /// kernels are unloaded when the caller lets go of them.
   std::vector<Kernel> take_unused();
 
   const std::size_t max_unused_;
   const std::int64_t max_unused_bytes_;
+  const unsigned max_compiled_at_once_;
   mutable std::mutex mutex_;  // of slots_
   Slots slots_;
   std::int64_t num_asked_ = 0;

@@ -1,8 +1,10 @@
 #include "cuda/jit/loader.hpp"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <random>
 #include <thread>
@@ -12,6 +14,7 @@
 #include "cuda/availability.hpp"
 #include "cuda/driver/launch.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
+#include "unit/cuda/jit/fake_libnvrtc.hpp"
 #include "unit/cuda/jit/support.hpp"
 
 namespace fovea::cuda::jit {
@@ -353,6 +356,88 @@ TEST_F(LoaderTest, ThreadsThatAskAtOnceCompileOnce) {
   for (const auto& kernel : kernels) EXPECT_EQ(kernel, kernels[0]);
   EXPECT_EQ(loader.counts().compiled, 1);
   EXPECT_EQ(loader.counts().from_memory, 5);
+}
+
+/// Kernels of one plan, with a compiler that says how many it compiled at once.
+class LoadAllTest : public LoaderTest {
+ protected:
+  LoaderOptions with_fake_compiler(unsigned max_compiled_at_once) const {
+    LoaderOptions result = options();
+    result.nvrtc.named = FOVEA_FAKE_LIBNVRTC;
+    result.max_compiled_at_once = max_compiled_at_once;
+    return result;
+  }
+  /// Its state, as new.
+  static FakeNvrtcState& fresh_compiler(int num_expected, int longest_wait_ms = 5000) {
+    void* const library = ::dlopen(FOVEA_FAKE_LIBNVRTC, RTLD_NOW | RTLD_LOCAL);
+    auto* const find =
+        reinterpret_cast<FakeNvrtcState* (*)()>(::dlsym(library, "fake_nvrtc_state"));
+    return *find() = {.num_expected = num_expected, .longest_wait_ms = longest_wait_ms};
+  }
+
+  const KernelText texts[4] = {small_kernel(0), small_kernel(1), small_kernel(2), small_kernel(3)};
+  const KernelText broken{.unit = "#error of a program", .label = "a broken kernel"};
+};
+
+TEST_F(LoadAllTest, WhatHasToBeCompiledIsCompiledAtOnce) {
+  const FakeNvrtcState& compiler = fresh_compiler(/*num_expected=*/3);
+  LoaderOptions packed = with_fake_compiler(3);
+  packed.pack = make_pack(1);
+  Loader loader(packed);
+  const KernelText* const asked[] = {&texts[3], &texts[0], &texts[1], &texts[1], &texts[2]};
+  const auto kernels = loader.load_all(asked, context);
+  EXPECT_EQ(compiler.most_at_once, 3);
+  EXPECT_EQ(loader.counts().compiled, 3);
+  EXPECT_EQ(loader.counts().from_pack, 1);
+  for (std::size_t i = 0; i < kernels.size(); ++i)
+    EXPECT_EQ(kernels[i], loader.load(*asked[i], context)) << "kernel " << i << " of the set";
+  EXPECT_EQ(kernels[1]->source, KernelSource::pack);
+}
+
+TEST_F(LoadAllTest, AtMostSoManyAreCompiledAtOnce) {
+  const FakeNvrtcState& compiler = fresh_compiler(/*num_expected=*/3, /*longest_wait_ms=*/100);
+  Loader loader(with_fake_compiler(2));
+  const KernelText* const asked[] = {&texts[0], &texts[1], &texts[2], &texts[3]};
+  loader.load_all(asked, context);
+  EXPECT_EQ(compiler.most_at_once, 2);
+}
+
+TEST_F(LoadAllTest, OneThatFailsIsToldWhenTheOthersAreThere) {
+  fresh_compiler(/*num_expected=*/1);
+  for (const unsigned at_once : {1U, 3U}) {
+    Loader loader(with_fake_compiler(at_once));
+    const KernelText* const asked[] = {&texts[0], &broken, &texts[1]};
+    try {
+      loader.load_all(asked, context);
+      FAIL();
+    } catch (const CompileError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("a broken kernel"));
+    }
+    EXPECT_EQ(loader.num_loaded(), 2U) << "the broken one is tried anew";
+    EXPECT_NE(loader.load(texts[0], context), nullptr);
+    EXPECT_EQ(loader.counts().from_memory, 1);
+    EXPECT_THROW(loader.load(broken, context), CompileError);
+    loader.disk().clear();
+  }
+}
+
+// Each waits for what the other brings: at last, or none of them would ever be done.
+TEST_F(LoadAllTest, PlansThatShareKernelsDoNotWaitForEachOtherForever) {
+  fresh_compiler(/*num_expected=*/1);
+  for (int round = 0; round < 50; ++round) {
+    LoaderOptions fresh = with_fake_compiler(1);
+    fresh.disk.folder = "";
+    Loader loader(fresh);
+    const KernelText* const asked[] = {&texts[0], &texts[1], &texts[2], &texts[3]};
+    const KernelText* const reversed[] = {&texts[3], &texts[2], &texts[1], &texts[0]};
+    std::vector<std::shared_ptr<const LoadedKernel>> here, there;
+    {
+      const std::jthread other([&] { there = loader.load_all(reversed, context); });
+      here = loader.load_all(asked, context);
+    }
+    EXPECT_TRUE(std::equal(here.begin(), here.end(), there.rbegin()));
+    EXPECT_EQ(loader.counts().compiled, 4);
+  }
 }
 
 // Some hundred names are asked of the file system: once, not for every plan.

@@ -1,0 +1,84 @@
+// A compiler of which a test knows when it compiles: a shared library with NVRTC's names, whose compilations wait for
+// each other. What it makes is no code; the fake driver takes it.
+#include "unit/cuda/jit/fake_libnvrtc.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+using fovea::cuda::jit::FakeNvrtcState;
+
+namespace {
+
+FakeNvrtcState state;
+std::mutex mutex;
+std::condition_variable changed;
+
+/// Until as many are under way at once as the test expects, or for so long that they never will be.
+void meet() {
+  std::unique_lock lock(mutex);
+  state.most_at_once = std::max(state.most_at_once, ++state.num_under_way);
+  changed.notify_all();
+  changed.wait_for(lock, std::chrono::milliseconds(state.longest_wait_ms),
+                   [] { return state.most_at_once >= state.num_expected; });
+  --state.num_under_way;
+}
+
+struct Program {
+  std::string text;
+  bool has_headers = false;  // the unit that asks for the compiler's version has none
+};
+
+}  // namespace
+
+#define FAKE(result, name, ...) \
+  extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__)
+
+constexpr int kSuccess = 0, kCompilationError = 6;
+
+FAKE(FakeNvrtcState*, fake_nvrtc_state) { return &state; }
+
+FAKE(int, nvrtcVersion, int* major, int* minor) {
+  *major = 13, *minor = 0;
+  return kSuccess;
+}
+FAKE(const char*, nvrtcGetErrorString, int) { return "NVRTC_ERROR_FAKE"; }
+FAKE(int, nvrtcGetNumSupportedArchs, int* count) {
+  *count = 1;
+  return kSuccess;
+}
+FAKE(int, nvrtcGetSupportedArchs, int* numbers) {
+  *numbers = 90;
+  return kSuccess;
+}
+FAKE(int, nvrtcCreateProgram, Program** program, const char* text, const char*, int num_headers,
+     const char* const*, const char* const*) {
+  *program = new Program{text, num_headers > 0};
+  return kSuccess;
+}
+FAKE(int, nvrtcDestroyProgram, Program** program) {
+  delete *program;
+  return kSuccess;
+}
+FAKE(int, nvrtcCompileProgram, Program* program, int, const char* const*) {
+  if (program->has_headers) meet();
+  return program->text.find("#error") == std::string::npos ? kSuccess : kCompilationError;
+}
+
+/// Every text that it can be asked for is the program's own.
+#define FAKE_TEXT(size_name, text_name)                                 \
+  FAKE(int, size_name, Program* program, std::size_t* bytes) {          \
+    *bytes = program->text.size() + 1;                                  \
+    return kSuccess;                                                    \
+  }                                                                     \
+  FAKE(int, text_name, Program* program, char* text) {                  \
+    std::memcpy(text, program->text.c_str(), program->text.size() + 1); \
+    return kSuccess;                                                    \
+  }
+FAKE_TEXT(nvrtcGetPTXSize, nvrtcGetPTX)
+FAKE_TEXT(nvrtcGetCUBINSize, nvrtcGetCUBIN)
+FAKE_TEXT(nvrtcGetProgramLogSize, nvrtcGetProgramLog)
