@@ -67,7 +67,7 @@ CaseProblems problems_of_case(const Case& named, const Inputs& inputs, bool want
   if (named.shared_prefix > 0) return {prefixed_problems(named, call), {}};
   Problem problem = fovea::problem_of(call);
   problem.wants_lse = wants_lse;
-  if (named.page_size > 0) {
+  if (named.page_size > 0 || named.is_cached) {
     return {{validate_decode_problem(problem,
                                      {.page_size = named.page_size,
                                       .has_aligned_rows = true,

@@ -51,8 +51,10 @@ class CaseReader {
 
   void check_cache() {
     const AttentionOptions& o = result_.options;
-    if (result_.page_size == 0 && result_.shared_prefix == 0) return;
-    key_ = result_.page_size > 0 ? "page_size" : "shared_prefix";
+    if (result_.page_size == 0 && result_.shared_prefix == 0 && !result_.is_cached) return;
+    key_ = result_.page_size > 0       ? "page_size"
+           : result_.shared_prefix > 0 ? "shared_prefix"
+                                       : "cached";
     if (result_.is_backward) fail("stands beside backward: a cache has no gradients");
     if (!result_.seqlens_q.empty()) fail("stands beside packed sequences");
     if (result_.num_documents > 0 || o.dropout.p > 0) fail("stands beside documents or dropout");
@@ -175,6 +177,7 @@ class CaseReader {
          }},
         {"window", [](CaseReader& r, const Json& v) { r.window(v); }},
         {"page_size", [](CaseReader& r, const Json& v) { r.result_.page_size = r.count(v); }},
+        {"cached", [](CaseReader& r, const Json& v) { r.result_.is_cached = r.boolean(v); }},
         {"shared_prefix",
          [](CaseReader& r, const Json& v) { r.result_.shared_prefix = r.count(v); }},
         {"documents", [](CaseReader& r, const Json& v) { r.result_.num_documents = r.count(v); }},

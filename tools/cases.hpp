@@ -20,8 +20,9 @@ struct Case {
   std::int64_t num_documents = 0;  // of equal length; 0: no document mask
   bool is_backward = false;        // the gradients are what counts, not the call that they are of
   std::int64_t page_size = 0;      // keys lie in pages of a cache; 0: in a tensor
-  std::int64_t shared_prefix =
-      0;  // keys of a cache that all sequences begin with; fovea pack alone
+  // Of fovea pack alone:
+  bool is_cached = false;                           // keys lie in a contiguous cache
+  std::int64_t shared_prefix = 0;                   // keys of a cache that all sequences begin with
   std::vector<std::int64_t> seqlens_q, seqlens_kv;  // packed sequences; empty: dense
 };
 

@@ -12,10 +12,11 @@ namespace fovea::tools {
 namespace {
 
 Job job_of_case(const Case& problem) {
-  if (problem.shared_prefix > 0)
-    bad_input(
-        fmt::format("case '{}' has a shared_prefix, which fovea pack alone takes; expected none",
-                    problem.name));
+  if (problem.shared_prefix > 0 || problem.is_cached) {
+    bad_input(fmt::format("case '{}' has {}, which fovea pack alone takes; expected none",
+                          problem.name,
+                          problem.is_cached ? "a contiguous cache" : "a shared_prefix"));
+  }
   return {problem.name,      problem.why,
           problem.options,   [problem] { return make_inputs(problem); },
           problem.page_size, problem.is_backward};

@@ -810,6 +810,35 @@ class Devices(CommandTest):
         self.assertIn("bf16 products", result.stdout)
 
 
+def calls_of_models():
+    """What a user of fovea-kernels meets first, by shapes of well-known models and of nobody's; lengths are none of cases.py."""
+    causal = {"causal": "bottom_right"}
+    text = [{"head_dim": 128, "num_heads_q": 32, "num_heads_kv": 8}, {"head_dim": 64, "num_heads_q": 14, "num_heads_kv": 2},
+            {"head_dim": 96, "num_heads_q": 32}, {"head_dim": 256, "num_heads_q": 8, "num_heads_kv": 4}]
+    image = [{"head_dim": 64, "num_heads_q": 12}, {"head_dim": 72, "num_heads_q": 16}, {"head_dim": 80, "num_heads_q": 16}]
+    packed = {"seqlen_q": [900, 31, 4100], "seqlen_kv": [900, 31, 4100]}
+    calls = {
+        "prompts": [{"batch": batch, "seqlen_q": length} | model | causal for model in text for batch in (1, 3) for length in (77, 700, 6000)],
+        "images": [{"batch": 5, "seqlen_q": length} | model for model in image for length in (197, 1024, 4900)],
+        "a window": [{"batch": 1, "seqlen_q": 5000, "window": [511, 0]} | text[i] | causal for i in (0, 1, 3)],
+        "prompts of multi-head latent attention": [{"batch": 1, "seqlen_q": 900, "head_dim": 192, "head_dim_v": 128, "num_heads_q": 16} | causal],
+        "packed text": [packed | model | causal for model in text],
+        "packed images": [packed | model for model in image],
+        "steps of generation": [{"batch": batch, "seqlen_q": 1, "seqlen_kv": 7040} | model | causal | pages
+                                for model in text for batch in (1, 4, 64) for pages in ({"cached": True}, {"page_size": 16}, {"page_size": 64})],
+        "chunks of prompts": [{"batch": 1, "seqlen_q": 300, "seqlen_kv": 7040} | model | causal | pages
+                              for model in (text[0], text[1], text[3]) for pages in ({"cached": True}, {"page_size": 64})],
+        "windows, softcap, ALiBi": [{"batch": 2, "seqlen_q": 1, "seqlen_kv": 7040, "window": [127, 0], "sinks": True, "head_dim": 64, "num_heads_q": 64,
+                                     "num_heads_kv": 8} | causal | pages for pages in ({"cached": True}, {"page_size": 64})]
+                                   + [{"seqlen_q": 5000, "softcap": 30.0} | text[3] | mask for mask in (causal, causal | {"window": [4095, 0]})]
+                                   + [{"seqlen_q": 2000, "alibi": True, "head_dim": 128, "num_heads_q": 32} | causal],
+        "training": [{"batch": 2, "seqlen_q": 3000, "backward": True} | model | causal for model in text]
+                    + [packed | {"backward": True} | model | causal for model in text[:2]]
+                    + [{"batch": 9, "seqlen_q": 197, "backward": True} | model for model in image],
+    }
+    return {call: [{"name": f"case {i}", "why": call, "dtype": "bf16"} | case for i, case in enumerate(cases)] for call, cases in calls.items()}
+
+
 class Kernels(CommandTest):
     """GPU kernels without a GPU: compiled, packed, kept, damaged, cleared."""
 
@@ -895,6 +924,8 @@ class Kernels(CommandTest):
             self.assertEqual(labels.count("sm90/decode"), 2 if shared else 1)
             self.assertTrue({"common/append_to_cache", "common/merge_states"} <= set(labels))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [{"name": "steps", "why": "", "seqlen_q": 1, "cached": True}]}))
+        self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'steps' has a contiguous cache, which fovea pack alone takes")
 
     def test_a_plan_of_gradients_finds_its_kernels_in_a_pack(self):
         """A step of training on a machine without a compiler: forward with lse, and gradients."""
@@ -1003,6 +1034,25 @@ class Kernels(CommandTest):
         kept = (self.folder / "made.tuning").read_text()
         self.assertIn("another class", kept)
         self.assertNotIn(large, kept)
+
+    def test_the_wheels_pack_has_what_models_call(self):
+        """Kernels of fovea-kernels by a compiler that makes no code: what these calls compile is in it already, or it lacks them."""
+        if "FOVEA_FAKE_LIBNVRTC" not in os.environ:
+            self.skipTest("needs the fake compiler")
+        variables = {"FOVEA_NVRTC": os.environ["FOVEA_FAKE_LIBNVRTC"]}
+
+        def compiled(cases, *words):
+            """Of all so far, labels by file."""
+            (self.folder / "cases.json").write_text(json.dumps({"cases": cases}))
+            self.expect(self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", *words, **variables), 0)
+            return {row["file"]: row["kernel"] for row in json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"]}
+
+        carried = subprocess.run([sys.executable, "-B", ROOT / "python" / "kernels" / "cases.py"], capture_output=True, text=True, check=True)
+        before = compiled(json.loads(carried.stdout)["cases"], "--out", "fovea.pack")
+        for call, cases in calls_of_models().items():
+            with self.subTest(call):
+                found, before = before, compiled(cases)
+                self.assertEqual([label for file, label in before.items() if file not in found], [])
 
     def test_bench_times_gradients_on_a_driver_that_computes_nothing(self):
         """A call takes a millisecond there: gradients alone are five products, with forward seven, of what is visible."""

@@ -146,8 +146,8 @@ class Loader {
     }
   };
   Load claim(const KernelText& text, const driver::DeviceContext& context);
-  /// Gives those who wait for this kernel of mine what `bring` returns, or why it failed; whoever asks later tries anew.
-  /// Nothing yet where it returns null.
+  /// Gives those who wait for a kernel of mine what `bring` returns, or why it failed: whoever asks later tries anew.
+  /// Null is nothing yet.
   template <class Bring>
   void settle(Load& load, const Bring& bring);
   void compile_at_once(std::span<Load* const> loads, const driver::DeviceContext& context);

@@ -41,13 +41,14 @@ def source_of_gradients(dtype, head_dim, features, heads_kv, seqlen, packed=Fals
 def spec(shape, dtype):
     return fovea.TensorSpec(shape, dtype, "cuda:0")
 
-def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, **options):
+def source_over_cache(dtype, heads_kv, batch, page_size=None, seqlen_q=1, head_dim=128, group=None, **options):
     rows = (batch, 4096) if page_size is None else (batch * 4096 // page_size, page_size)
-    kv, new = spec((*rows, heads_kv, 128), dtype), spec((batch, seqlen_q, heads_kv, 128), dtype)
+    heads_q = 32 if group is None else heads_kv * group
+    kv, new = spec((*rows, heads_kv, head_dim), dtype), spec((batch, seqlen_q, heads_kv, head_dim), dtype)
     table = None if page_size is None else spec((batch, 4096 // page_size), "i32")
     cache = fovea.KvCache(kv, kv, spec((batch,), "i32"), table)
     try:
-        plan = fovea.plan_decode(spec((batch, seqlen_q, 32, 128), dtype), cache, append_k=new, append_v=new, **options)
+        plan = fovea.plan_decode(spec((batch, seqlen_q, heads_q, head_dim), dtype), cache, append_k=new, append_v=new, **options)
         return plan.explain(as_json=True)["kernel_source"]
     except fovea.Unsupported as error:
         return str(error)
@@ -70,6 +71,23 @@ for dtype, head_dim, (name, mask) in itertools.product(("bf16", "f16"), (64, 128
         found[f"gradients of {dtype} d{head_dim} {name} kv={heads_kv} {seqlen}"] = source_of_gradients(dtype, head_dim, mask, heads_kv, seqlen)
     if dtype == "bf16" and name == "causal":
         found[f"gradients of {dtype} d{head_dim} {name} packed"] = source_of_gradients(dtype, head_dim, mask, 8, 2048, packed=True)
+for head_dim, names in ((72, ("full",)), (80, ("full",)), (96, ("full", "causal")), (256, ("full", "causal", "window"))):
+    for name, seqlen, dtype in itertools.product(names, (197, 300, 2048), ("bf16", "f16")):
+        found[f"{dtype} d{head_dim} {name} {seqlen}"] = source(dtype, head_dim, masks[name], 32, seqlen)
+    if head_dim != 256:
+        found[f"gradients d{head_dim}"] = source_of_gradients("bf16", head_dim, masks[names[-1]], 32, 2048)
+for head_dim, seqlen in itertools.product((128, 256), (300, 4000)):
+    for name in ("causal", "window"):
+        found[f"softcap d{head_dim} {name} {seqlen}"] = source("bf16", head_dim, {"softcap": 20.0, **masks[name]}, 16, seqlen)
+for head_dim in (64, 128):
+    found[f"alibi d{head_dim}"] = source("bf16", head_dim, {"causal": True, "alibi": spec((32,), "f32")}, 32, 2048)
+for head_dim, group, page_size, batch in itertools.product((64, 128, 256), range(1, 9), (None, 16, 64), (2, 32)):
+    found[f"step d{head_dim} group {group} pages {page_size} batch {batch}"] = source_over_cache(
+        "bf16", 2, batch, page_size, head_dim=head_dim, group=group)
+for (head_dim, group, options), page_size in itertools.product(
+        ((64, 8, {}), (128, 4, {}), (256, 2, {"softcap": 50.0})), (None, 16)):
+    found[f"step under a window d{head_dim} pages {page_size}"] = source_over_cache(
+        "bf16", 8, 4, page_size, head_dim=head_dim, group=group, causal=True, window=(127, 0), **options)
 found["rare"] = source("bf16", 64, {"score_mod": "score + 0.5 * tanh(score)"})
 print(json.dumps(found))
 """

@@ -77,6 +77,9 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": [1], "seqlen_kv": [64],
                                    "shared_prefix": 8}]})"),
             "here: case 'x': shared_prefix stands beside packed sequences");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "cached": true,
+                                   "backward": true}]})"),
+            "here: case 'x': cached stands beside backward: a cache has no gradients");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": -3}]})"),
             "here: case 'x': seqlen_q is not a count");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),
