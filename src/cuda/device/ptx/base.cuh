@@ -8,6 +8,9 @@
 
 #define FOVEA_DEVICE static __device__ __forceinline__
 #define FOVEA_DEVICE_MEMBER __device__ __forceinline__
+// A call, of kernels of mma.sync: for what is seldom done, and stands at so many places that it would be most of what
+// is compiled.
+#define FOVEA_DEVICE_CALL static __device__ __noinline__
 
 namespace fovea::cuda::ptx {
 

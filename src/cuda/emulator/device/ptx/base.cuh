@@ -8,6 +8,7 @@
 
 #define FOVEA_DEVICE static inline
 #define FOVEA_DEVICE_MEMBER inline
+#define FOVEA_DEVICE_CALL static inline
 
 namespace fovea::cuda::ptx {
 
