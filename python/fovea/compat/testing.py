@@ -19,6 +19,7 @@ from ._drop_ins import DROP_INS
 from ._install import install
 
 _FOLDER = pytest.StashKey[Any]()
+_SPARE = 16  # cases of a test that stay while they are made, for each that will run
 _CPU_TEXT = (
     (re.compile(r"""(\bdevice\s*=\s*)(["'])cuda\2"""), r'\1"cpu"'),
     (re.compile(r"""torch\.cuda\.get_device_capability\((["'])cuda\1\)"""), "(9, 0)"),
@@ -71,25 +72,49 @@ def pytest_unconfigure(config: Any) -> None:
     config.stash[_FOLDER].cleanup()
 
 
-def _longest(item: Any) -> int:
+def _longest(callspec: Any) -> int:
     """Of all arguments named seqlen, seqlen_q, ..."""
-    arguments = item.callspec.params if hasattr(item, "callspec") else {}
+    arguments = callspec.params if callspec is not None else {}
     return max((value for name, value in arguments.items() if name.startswith("seqlen") and isinstance(value, int)), default=0)
 
 
-def _hash(item: Any) -> bytes:
-    return hashlib.sha256(item.name.encode()).digest()
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def thinned(calls: list[Any], count: int, max_len: int | None) -> list[Any]:
+    """The first `count` by the hash of their ids in the order that they had, long ones only where there are too few short ones."""
+    if len(calls) <= count:
+        return calls
+    kept = sorted(calls, key=lambda call: (max_len is not None and _longest(call) > max_len, _hash(call.id)))[:count]
+    places = {id(call) for call in kept}
+    return [call for call in calls if id(call) in places]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Thins the cases of a test after each of its decorators: flash_attn's file would make half a million, which takes a minute."""
+    per_test = metafunc.config.getoption("per_test")
+    if per_test is None or not hasattr(metafunc, "_calls"):
+        return
+    parametrize = metafunc.parametrize
+
+    def parametrize_and_thin(*arguments: Any, **options: Any) -> None:
+        parametrize(*arguments, **options)
+        metafunc._calls = thinned(metafunc._calls, _SPARE * per_test, metafunc.config.getoption("max_len"))
+
+    metafunc.parametrize = parametrize_and_thin
 
 
 def chosen(items: list[Any], per_test: int | None, max_len: int | None) -> list[Any]:
     """The first `per_test` cases of each test by the hash of their names, in the order that they had."""
-    short = [item for item in items if max_len is None or _longest(item) <= max_len]
+    short = [item for item in items if max_len is None or _longest(getattr(item, "callspec", None)) <= max_len]
     if per_test is None:
         return short
     cases: dict[str, list[Any]] = {}
     for item in short:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {id(item) for of_test in cases.values() for item in sorted(of_test, key=_hash)[:per_test]}
+    kept = {id(item) for of_test in cases.values() for item in sorted(of_test, key=lambda item: _hash(item.name))[:per_test]}
     return [item for item in short if id(item) in kept]
 
 

@@ -86,5 +86,26 @@ def test_the_same_cases_are_chosen_again_in_their_order() -> None:
     assert len(testing.chosen(items, None, None)) == 100
 
 
+class Call:
+    def __init__(self, case: int) -> None:
+        self.id, self.params = str(case), {"seqlen": case}
+
+
+def test_cases_are_thinned_while_they_are_made() -> None:
+    calls = [Call(case) for case in range(100)]
+    kept = testing.thinned(calls, 10, 40)
+    assert len(kept) == 10 and kept == [call for call in calls if call in kept]
+    assert [call.id for call in testing.thinned(calls[::-1], 10, 40)] == [call.id for call in kept[::-1]]
+    cases = [int(call.id) for call in kept]
+    assert max(cases) <= 40 and cases != list(range(10))
+    assert len(testing.thinned(calls, 50, 40)) == 50  # long ones, where there are too few short ones
+    assert testing.thinned(calls, 100, 40) == calls
+
+
+def test_few_cases_are_made_for_the_few_that_run(suite) -> None:
+    # Of 22 cases 16 are made for the one that runs; 15 of them and test_alone are not chosen.
+    assert "1 passed, 16 deselected" in suite("--drop-in", "flash_attn", "--per-test", "1", "-k", "test_output")
+
+
 def test_devices_alone_are_changed() -> None:
     assert testing.on_cpu("x = f(device='cuda', kind='cuda')") == 'x = f(device="cpu", kind=\'cuda\')'
