@@ -96,7 +96,7 @@ _FLASH_ATTN_2 = DropIn(
         Row("alibi_slopes", "honoured", "lse has the bias by distance beside causal, too, where the peer's is larger by slope * position"),
         Row("deterministic", "honoured", "forward always is; without it gradients may take a faster kernel"),
         Row("return_attn_probs", "honoured", "(out, lse, S_dmask): lse +inf where a row sees no key; S_dmask is exp(score - row maximum), the sign bit set where "
-            "dropout drops, without elements where there is no dropout; it is made on the CPU, of tensors on a GPU too"),
+            "dropout drops, without elements where there is no dropout"),
         Row("block_table", "honoured", "pages of any size, no multiple of 256; without gradients"),
         Row("k_cache, v_cache", "honoured", "contiguous or pages; written in place; without gradients"),
         Row("cache_seqlens", "honoured", "a number, a tensor, or None for the whole cache; a sequence without room is refused on the CPU, on a GPU nothing is written there"),

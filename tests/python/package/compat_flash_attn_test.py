@@ -182,6 +182,34 @@ def test_dropout_drops_what_the_signs_say(door) -> None:
     assert not torch.equal(door(*tensors, dropout_p=0.3, causal=True)[0], out)
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
+def test_scores_are_those_of_the_plain_formula(is_packed) -> None:
+    """Signs exactly; nothing behind a sequence's end."""
+    lengths_q, lengths_k = (5, 0, 130, 41), (140, 3, 9, 60)
+    cu_q, cu_k = (torch.tensor([0, *lengths]).cumsum(0).int() for lengths in (lengths_q, lengths_k))
+    q, k, v = (formula.draw(int(cu[-1]), heads, DIM, seed=i) for i, (cu, heads) in enumerate(((cu_q, HEADS), (cu_k, 2), (cu_k, 2))))
+    features = {"softcap": 3.0, "alibi_slopes": SLOPES, "window_size_left": 70, "window_size_right": 4}
+    if is_packed:
+        _, _, scores, state = interface._flash_attn_varlen_forward(
+            q, k, v, cu_q, cu_k, max(lengths_q), max(lengths_k), 0.3, 0.25, False, **features, return_softmax=True
+        )
+        assert scores.shape == (4, HEADS, 256, 256)
+    else:
+        q, k, v = (x[None] for x in (q, k, v))
+        _, _, scores, state = interface._flash_attn_forward(q, k, v, 0.3, 0.25, False, **features, return_softmax=True)
+        assert scores.shape == (1, HEADS, 256, 256)
+    p = fovea.attention_probabilities(
+        q, k, dropout=fovea.Dropout(0.3, *state.tolist()), scale=0.25, softcap=3.0, alibi=SLOPES, window=(70, 4),
+        cu_seqlens=(cu_q, cu_k) if is_packed else None,
+    )  # fmt: skip
+    expected = p / p.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    rows, keys = p.shape[2:]
+    assert torch.allclose(scores[..., :rows, :keys], expected, atol=1e-6)
+    assert not scores[..., rows:, :].any() and not scores[..., keys:].any()
+    is_visible = p != 0
+    assert torch.equal(torch.signbit(scores[..., :rows, :keys])[is_visible], torch.signbit(p)[is_visible])
+
+
 def test_signs_live_in_half_precision() -> None:
     tensors = [x.bfloat16() for x in qkv(7, 150)]
     out, lse, scores = by_func(*tensors, dropout_p=0.3)

@@ -102,6 +102,22 @@ def test_probabilities_are_refused_there() -> None:
         fovea.attention_probabilities(*on_gpu()[:2])
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_scores_of_dropout_are_made_there(is_packed) -> None:
+    from fovea.compat.flash_attn import flash_attn_interface as interface
+
+    def scores(tensors):
+        features = interface._features(None, True, (60, 0), 0.0, None, True, 200)
+        dropout = fovea.Dropout(0.3, *(torch.tensor([x], device=tensors[0].device) for x in (7, 0)))
+        rows = [x.flatten(0, 1) for x in tensors[:2]] if is_packed else tensors[:2]
+        offsets = [torch.arange(3, dtype=torch.int32, device=x.device) * x.shape[1] for x in tensors[:2]] if is_packed else []
+        return interface._dropped_scores(*rows, dropout, features, interface._Sequences(133, 200, *offsets))
+
+    got, expected = scores(on_gpu()), scores(tensors(*SHAPES, dtype=torch.bfloat16))
+    assert got.is_cuda and torch.equal(torch.signbit(got).cpu()[..., :133, :200], torch.signbit(expected)[..., :133, :200])
+    assert (got.cpu() - expected).abs().max() <= 2.0**-8
+
+
 def test_rotary_and_its_gradient() -> None:
     def run(device):
         x = tensors(*SHAPES)[0].to(device).requires_grad_()

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..._attention import attention, attention_backward, lse_shape
+from ..._attention import attention, attention_backward
 from ..._cache import KvCache
 from ..._forward import Dropout
-from ..._probabilities import attention_probabilities
 from ...errors import Unsupported
 from ...torch._sdpa import random_dropout
 from .._flash import (
@@ -61,44 +60,54 @@ def _features(
 # ---- What return_attn_probs returns ----
 
 
+_UNITS = 128  # keys whose probabilities one call gives; S_dmask has multiples of them
+
+
 def _rounded(length: int) -> int:
-    return -(-length // 128) * 128
+    return max(-(-length // _UNITS), 1) * _UNITS
 
 
-def _padded_rows(values: Any, sequences: _Sequences, num_rows: int) -> Any:
-    """[batch, heads, num_rows] of values of rows, [batch, heads, rows] or packed [heads, total]."""
+def _places(k: Any, cu_seqlens: Any) -> Any:
+    """Of each key in its sequence."""
+    if cu_seqlens is None:
+        return torch.arange(k.shape[1], device=k.device)
+    return Rows(k.shape[0], cu_seqlens).positions(torch.zeros_like(cu_seqlens[1:]), 1)
+
+
+def _probabilities(q: Any, k: Any, sequences: _Sequences, **features: Any) -> Any:
+    """[batch, rows, heads, keys] or [total_q, heads, keys], keys up to a multiple of _UNITS: what attention gives of unit vectors as values."""
+    places, blocks = _places(k, sequences.cu_seqlens_k), []
+    for first in range(0, _rounded(sequences.max_seqlen_k), _UNITS):
+        units = (places[:, None] == torch.arange(first, first + _UNITS, device=k.device)).to(k.dtype)
+        values = units.unsqueeze(-2).expand(*k.shape[:-1], _UNITS).contiguous()
+        blocks.append(attention(q, k, values, **features, **sequences.features))
+    return torch.cat(blocks, -1)
+
+
+def _padded_rows(values: Any, sequences: _Sequences) -> Any:
+    """[batch, heads, rows, keys], rows up to a multiple of 128, of what `_probabilities` gives; 0 behind a sequence's end."""
+    num_rows = _rounded(sequences.max_seqlen_q)
     if sequences.cu_seqlens_q is None:
-        return values
-    rows = sequences.cu_seqlens_q[:-1, None] + torch.arange(num_rows, device=values.device)
-    return values[:, rows.clamp(max=max(values.shape[1] - 1, 0))].transpose(0, 1)
+        values = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, num_rows - values.shape[1]))
+    else:
+        rows = sequences.cu_seqlens_q[:-1, None] + torch.arange(num_rows, device=values.device)
+        is_inside = rows < sequences.cu_seqlens_q[1:, None]
+        values = values[rows.where(is_inside, 0)] * is_inside[..., None, None]
+    return values.transpose(1, 2)
 
 
-def _on_host(value: Any) -> Any:
-    """Tensors, alone or in a tuple, on the CPU; anything else as it is."""
-    if isinstance(value, tuple):
-        return tuple(map(_on_host, value))
-    return value.cpu() if isinstance(value, torch.Tensor) else value
+def _dropped_scores(q: Any, k: Any, dropout: Dropout | None, features: dict[str, Any], sequences: _Sequences) -> Any:
+    """S_dmask: exp(score - row_max), the sign bit set where dropout drops; [batch, heads, rows, keys], both padded to multiples of 128.
 
-
-def _dropped_scores(q: Any, k: Any, v: Any, dropout: Dropout | None, features: dict[str, Any], sequences: _Sequences) -> Any:
-    """S_dmask: exp(score - row_max), the sign bit set where dropout drops.
-
-    [batch, heads, rows, keys], both lengths padded to multiples of 128. Made on the CPU, where probabilities are: what dropout
-    drops is the same on every device, and who looks at it is in no hurry.
+    What is dropped depends on places alone: of equal scores no probability is 0 unless it is dropped.
     """
     if dropout is None:
         return q.new_empty(0)
-    sequences = _Sequences(*map(_on_host, sequences))
-    features = {**{name: _on_host(value) for name, value in features.items()}, **sequences.features}
     with torch.no_grad():
-        host_q, host_k, host_v = (x.float().cpu() for x in (q, k, v))
-        row_max = torch.empty(lse_shape(tuple(q.shape), "bshd"))
-        _, lse = attention(host_q, host_k, host_v, row_max=row_max, return_lse=True, **features)
-        p = attention_probabilities(host_q, host_k, dropout=Dropout(dropout.p, *map(_on_host, dropout[1:])), **features)
-        shift = torch.where(lse == -_INFINITY, 0.0, lse - row_max).exp()
-        scores = p * _padded_rows(shift, sequences, p.shape[2])[..., None]
-    pads = (0, _rounded(sequences.max_seqlen_k) - p.shape[3], 0, _rounded(sequences.max_seqlen_q) - p.shape[2])
-    return torch.nn.functional.pad(scores, pads).to(q)
+        p = _probabilities(q.detach().float(), k.detach().float(), sequences, **features)
+        scores = p / p.amax(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
+        kept = _probabilities(torch.zeros_like(q), torch.zeros_like(k), sequences, dropout=dropout) != 0
+        return _padded_rows(torch.where(kept, scores, -scores), sequences).to(q.dtype)
 
 
 def _attend(
@@ -109,7 +118,7 @@ def _attend(
     if not return_attn_probs:
         return attention(q, k, v, dropout=dropout, **features, **sequences.features)
     out, lse = attention(q, k, v, dropout=dropout, return_lse=True, **features, **sequences.features)
-    return out, empty_rows_are(lse, _INFINITY), _dropped_scores(q, k, v, dropout, features, sequences)
+    return out, empty_rows_are(lse, _INFINITY), _dropped_scores(q, k, dropout, features, sequences)
 
 
 # ---- Padded batches ----
@@ -270,7 +279,7 @@ def _raw_forward(
     with torch.no_grad():
         dropout = random_dropout(dropout_p, q)
         out, lse = attention(q, k, v, dropout=dropout, return_lse=True, **features, **sequences.features)
-        scores = _dropped_scores(q, k, v, dropout if return_softmax else None, features, sequences)
+        scores = _dropped_scores(q, k, dropout if return_softmax else None, features, sequences)
     return out, empty_rows_are(lse, _INFINITY), scores, _rng_state(dropout, q)
 
 
