@@ -129,8 +129,11 @@ def kv_cache(
     return KvCache(k, v, seqlens, table)
 
 
+#: What stands in for `decode` and `append_to_cache` where PyTorch compiles a graph: set by fovea.torch.
+compiled: Any = None
+
 _templates: dict[Any, Template] = {}
-_CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices")
+CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices")
 
 
 class _CacheCall(NamedTuple):
@@ -190,7 +193,7 @@ def _cache_arguments(
     if append_k is not None:
         check_writable(cache.k, "cache.k", function)
         check_writable(cache.v, "cache.v", function)
-    given = {name: getattr(cache, name) for name in _CACHE_FIELDS}
+    given = {name: getattr(cache, name) for name in CACHE_FIELDS}
     given |= {"append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens}
     if rotary is not None:
         given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
@@ -303,6 +306,9 @@ def decode(
         "sees_all_keys": sees_all_keys, "max_seqlen_q": max_seqlen_q, "shared_prefix": shared_prefix,
         "shared_cu_sequences": shared_cu_sequences, **features,
     }  # fmt: skip
+    if compiled is not None and compiled.is_compiling():
+        _check_cache(cache, "decode")
+        return compiled.decode(q, cache, return_lse=return_lse, out=out, lse=lse, **options)
     return _decode("decode", q, cache, out, lse, return_lse, options)
 
 
@@ -347,6 +353,10 @@ def append_to_cache(
         A shape or dtype is wrong, or a sequence has no room; nothing was written.
     """
     function = "append_to_cache"
+    if compiled is not None and compiled.is_compiling():
+        _check_cache(cache, function)
+        compiled.append_to_cache(cache, k, v, rotary, cu_seqlens)
+        return
     call = _append_call(function, cache, k, v, rotary, cu_seqlens, framework_of(k, function, "k").stream(k))
     call.template(function).invoke(call.tensors, (*call.words, 0, 0), _APPEND)
 

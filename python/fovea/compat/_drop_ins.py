@@ -122,7 +122,7 @@ _FLASH_ATTN_2 = DropIn(
         Row("flash_attn.utils.generation", "honoured", "InferenceParams; generate is not there"),
         Row("flash_attn.losses, .cute, .layers.patch_embed, .models.vit, .utils.benchmark", "refused", "not there: ModuleNotFoundError"),
         Row("flash_attn_2_cuda", "honoured", "fwd, varlen_fwd, bwd, varlen_bwd, fwd_kvcache, by position: flash_attn's own Python runs on them"),
-        Row("torch.compile", "honoured", "of functions without a cache; over caches and block_table a graph breaks"),
+        Row("torch.compile", "honoured", "whole graphs, over caches and block_table too; a gradient through a cache is an error when it is asked for"),
     ),
 )
 

@@ -8,6 +8,7 @@ import torch
 
 from .._cache import KvCache, Rotary, decode
 from ..errors import InvalidArgument, Unsupported
+from ..torch import _decode
 
 _INFINITY = float("inf")
 
@@ -130,8 +131,8 @@ def check_append(function: str, k: Any, v: Any, cache_seqlens: Any, rotary_cos: 
 
 
 def check_room(function: str, table_name: str, seqlens: Any, num_new: int, k_cache: Any, page_table: Any) -> None:
-    """Pages that a sequence has no entries for, on the CPU; on a GPU reading lengths would stop the stream."""
-    if page_table is None or seqlens.device.type != "cpu" or not len(seqlens):
+    """Pages that a sequence has no entries for, on the CPU; on a GPU reading lengths would stop the stream, in a graph break it."""
+    if page_table is None or seqlens.device.type != "cpu" or torch.compiler.is_compiling() or not len(seqlens):
         return
     room, needed = capacity_of(k_cache, page_table), int(seqlens.max()) + num_new
     if needed > room:
@@ -140,24 +141,25 @@ def check_room(function: str, table_name: str, seqlens: Any, num_new: int, k_cac
         )
 
 
-def _attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any = None, **options: Any) -> tuple[Any, Any]:
+def attend_cache(function: str, q: Any, cache: KvCache, k: Any = None, v: Any = None, **options: Any) -> tuple[Any, Any]:
     """(out, lse) of queries over a cache, which new keys may join."""
-
-    def call() -> tuple[Any, Any]:
-        with torch.no_grad():
-            made: tuple[Any, Any] = decode(q, cache, append_k=k, append_v=v, sees_all_keys=True, return_lse=True, **options)
-        return made
-
     refusal = (
         f"{function}: a gradient through a KV cache; expected none: call it with k and v as they are, without pages, or under "
         "torch.no_grad()"
     )
-    results: tuple[Any, Any] = without_gradient(refusal, call, q, cache.k, cache.v, k, v)
+    options |= {"append_k": k, "append_v": v, "sees_all_keys": True, "return_lse": True}
+    results: tuple[Any, Any]
+    if torch.compiler.is_compiling():
+        results = _decode.decode(q, cache, refusal=refusal, **options)
+        return results
+
+    def call() -> tuple[Any, Any]:
+        with torch.no_grad():
+            made: tuple[Any, Any] = decode(q, cache, **options)
+        return made
+
+    results = without_gradient(refusal, call, q, cache.k, cache.v, k, v)
     return results
-
-
-#: Decoding is no operator of PyTorch yet: a graph breaks here, once and silently.
-attend_cache: Any = torch.compiler.disable(_attend_cache)
 
 
 # ---- Sequences of which some rows count ----

@@ -8,8 +8,8 @@
 
 import torch as _torch
 
-from .. import _attention, _rotary as _rows
-from . import _ops, _rotary
+from .. import _attention, _cache, _rotary as _rows
+from . import _decode, _ops, _rotary
 from ._context_parallel import context_parallel_attention
 from ._diffusers import install_diffusers
 from ._flex import BlockMask, create_block_mask, flex_attention
@@ -22,9 +22,11 @@ from ._varlen import varlen_attn
 class _Compiled:
     is_compiling = staticmethod(_torch.compiler.is_compiling)
     attention = staticmethod(_ops.attention)
+    decode = staticmethod(_decode.decode)
+    append_to_cache = staticmethod(_decode.append_to_cache)
 
 
-_attention.compiled = _Compiled
+_attention.compiled = _cache.compiled = _Compiled
 _rows.recorded, _rows.is_compiling = _rotary.rotary, _torch.compiler.is_compiling
 
 __all__ = [

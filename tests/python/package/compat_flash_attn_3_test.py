@@ -178,6 +178,23 @@ def test_packed_queries_and_keys_join_a_cache(page_size, causal, has_rotary) -> 
         formula.assert_close((out[None, rows], lse[None, :, rows], written), expected)
 
 
+def test_compiled_graphs_take_packed_queries_over_caches() -> None:
+    torch._dynamo.reset()
+    cu, seqlens = torch.tensor([0, 1, 4], dtype=torch.int32), torch.tensor([5, 8], dtype=torch.int32)
+    angles = torch.arange(16)[:, None] / 10.0 ** torch.arange(DIM // 2)
+
+    def call(q, k_cache, v_cache, k, v):
+        return flash.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, rotary_cos=angles.cos(), rotary_sin=angles.sin(), cache_seqlens=seqlens, cu_seqlens_q=cu,
+            cu_seqlens_k_new=cu, max_seqlen_q=3, rotary_seqlens=seqlens + 1, causal=True, attention_chunk=6, return_softmax_lse=True,
+        )  # fmt: skip
+
+    q, k, v = (x.flatten(0, 1)[:4] for x in qkv(4, 4, 2))
+    written = [[x.clone() for x in qkv(1, 16, 2)[1:]] for _ in range(2)]
+    expected, got = call(q, *written[0], k, v), torch.compile(call, backend="aot_eager", fullgraph=True)(q, *written[1], k, v)
+    assert all(map(torch.equal, got, expected)) and all(map(torch.equal, *written))
+
+
 def test_slots_beside_pages_are_rows_of_the_table() -> None:
     q, rows = formula.draw(2, 1, HEADS, DIM), formula.draw(2, 8, 2, DIM, seed=1)
     pages, table = make_cache(rows, page_size=4)

@@ -333,10 +333,38 @@ def test_models_in_training_mode_may_read_caches() -> None:
         out.sum().backward()
 
 
-def test_compiled_graphs_break_at_caches_silently() -> None:  # warnings are errors here
-    q, k, v = qkv(1, 12)
-    call = lambda *x: flash_attn.flash_attn_with_kvcache(*x, cache_seqlens=7) * 2  # noqa: E731
-    assert torch.equal(torch.compile(call, backend="eager")(q, k, v), call(q, k, v))
+def test_compiled_graphs_take_caches_whole() -> None:
+    torch._dynamo.reset()
+    seqlens, leftpad = torch.tensor([5, 8], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+
+    def call(q, k_cache, v_cache, k, v):
+        out, lse = flash_attn.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, *ANGLES, seqlens, None, leftpad, causal=True, window_size=(7, -1), softcap=2.0,
+            alibi_slopes=SLOPES, return_softmax_lse=True,
+        )  # fmt: skip
+        return out * 2, lse, flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=7)
+
+    q, k_cache, v_cache = qkv(2, 12)
+    written = [[x.clone() for x in (k_cache, v_cache)] for _ in range(2)]
+    new = qkv(2, 2)[1:]
+    expected, got = call(q, *written[0], *new), torch.compile(call, backend="aot_eager", fullgraph=True)(q, *written[1], *new)
+    assert all(map(torch.equal, got, expected)) and all(map(torch.equal, *written))
+
+
+def test_compiled_graphs_take_pages_whole() -> None:
+    torch._dynamo.reset()
+    q, k, v = qkv(5, 12)
+    table = torch.tensor([[0, 2, 4], [1, 3, 5]], dtype=torch.int32)
+    pages = [x.unflatten(1, (3, 4)).transpose(0, 1).flatten(0, 1) for x in (k, v)]
+
+    def call(q, k, v):
+        return flash_attn.flash_attn_varlen_func(q, k, v, offsets(5), offsets(12), 5, 12, causal=True, block_table=table)
+
+    rows = q.flatten(0, 1).requires_grad_()
+    got = torch.compile(call, backend="aot_eager", fullgraph=True)(rows, *pages)
+    assert torch.equal(got.detach(), call(rows.detach(), *pages))
+    with pytest.raises(fovea.Unsupported, match="flash_attn_varlen_func: a gradient through a KV cache; expected none"):
+        got.sum().backward()
 
 
 # ---- Private functions ----

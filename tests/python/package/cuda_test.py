@@ -179,6 +179,22 @@ def test_compiled_graphs(backend, kind) -> None:
         assert torch.equal(compiled(*given), call(*given))
 
 
+def test_compiled_graphs_decode_there() -> None:
+    torch._dynamo.reset()
+
+    def call(q, k, v, cache):
+        first = fovea.decode(q[:, :100], cache, append_k=k[:, :100], append_v=v[:, :100])
+        cache.seqlens = cache.seqlens + 100
+        return first, fovea.decode(q[:, 100:101], cache, append_k=k[:, 100:101], append_v=v[:, 100:101])
+
+    def run(call):
+        q, k, v = on_gpu()
+        cache = fovea.kv_cache(q, 2, 256, 2, 64, page_size=16)
+        return *call(q, k, v, cache), cache.k, cache.v, cache.seqlens
+
+    assert all(map(torch.equal, run(torch.compile(call, backend="inductor", fullgraph=True)), run(call)))
+
+
 def test_flex_attention_there() -> None:
     given = [x.cuda() for x in tensors(*BHSD, dtype=torch.bfloat16)]
     ids = (torch.arange(200, device="cuda") // 60).int()
