@@ -230,9 +230,9 @@ def attention(
     """
     if compiled is not None and compiled.is_compiling():
         if quant is not None:
-            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph; expected None")
-        if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto":
-            raise Unsupported("attention: out, lse, row_max, compute_dtype or cpu_target in a compiled graph; expected none of them")
+            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph; expected none")
+        if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto" or sm_margin:
+            raise Unsupported("attention: out, lse, row_max, compute_dtype, cpu_target or sm_margin in a compiled graph; expected none of them")
         return compiled.attention(
             q, k, v, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias, alibi=alibi,
             score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,

@@ -347,3 +347,11 @@ def test_masks_that_would_learn_are_refused_by_the_operator() -> None:
     given, *features = operator_arguments(mask_mod=fovea.mask_mod("kv_idx < reach[q_head]", reach=reach))
     with pytest.raises(fovea.Unsupported, match="reach requires a gradient"):
         torch.ops.fovea.attention([*given[:3], reach.requires_grad_()], *features)
+
+
+@pytest.mark.parametrize("features", [{"sm_margin": 4}, {"compute_dtype": "f32"}, {"quant": "int8"}])
+def test_what_graphs_do_not_take_is_named(features) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: fovea.attention(*given, **features), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=f"{next(iter(features))}.* in a compiled graph; expected none"):
+        compiled(*tensors(*SHAPES))
