@@ -146,7 +146,7 @@ _FLASH_ATTN_3 = DropIn(
         Row("attention_chunk", "honoured", "0 is none; with gradients, too"),
         Row("cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new", "honoured", "i32 or i64; on a GPU packed new keys go with packed queries"),
         Row("max_seqlen_q, max_seqlen_k", "honoured", "may be more than the longest; over a cache they bound kernels, else they are not needed"),
-        Row("seqused_q, seqused_k", "honoured", "with gradients, by a copy of the rows; out of other queries is 0, lse -inf"),
+        Row("seqused_q, seqused_k", "honoured", "with gradients; out of other queries is 0, lse -inf; no row is copied, but queries by seqused_q over a cache"),
         Row("num_splits", "taken", "lengths alone decide where keys are split, so no bits depend on it; above 256 refused"),
         Row("pack_gqa", "taken", "kernels decide"),
         Row("deterministic", "honoured", "forward always is; without it gradients may take a faster kernel"),

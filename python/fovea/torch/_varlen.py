@@ -18,11 +18,25 @@ def _window(sizes: tuple[int, int]) -> tuple[int | None, int | None] | None:
     return None if left is None and right is None else (left, right)
 
 
-def _one_row_pages(key: Any, value: Any, cu_seq_k: Any, seqused_k: Any, max_k: int) -> KvCache:
-    """Packed keys of which the first few of each sequence count: pages of one key each."""
-    rows = cu_seq_k[:-1, None] + torch.arange(max_k, dtype=cu_seq_k.dtype, device=cu_seq_k.device)
-    table = rows.clamp(max=max(key.shape[0] - 1, 0))
-    return KvCache(key.unsqueeze(1), value.unsqueeze(1), seqused_k, page_table=table)
+def offsets_in_use(cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any = None, seqused_k: Any = None) -> tuple[Any, Any]:
+    """Offsets of sequences of which the first `seqused_q` queries and `seqused_k` keys count, [num_sequences] each; no row moves.
+
+    What does not count becomes sequences of its own, behind those that do: queries without keys, whose rows see nothing, then keys
+    without queries.
+    """
+    (start_q, end_q), (start_k, end_k) = ((offsets[:-1], offsets[1:]) for offsets in (cu_seqlens_q, cu_seqlens_k))
+
+    def end_in_use(start: Any, end: Any, seqused: Any) -> Any:
+        return end if seqused is None else torch.minimum(start + seqused.to(start.dtype).clamp(min=0), end)
+
+    used_q, used_k = end_in_use(start_q, end_q, seqused_q), end_in_use(start_k, end_k, seqused_k)
+    starts = [(start_q, start_k)]
+    if seqused_q is not None:
+        starts.append((used_q, used_k))
+    if seqused_k is not None:
+        starts.append((end_q, used_k))
+    made_q, made_k = (torch.stack(side, 1).flatten() for side in zip(*starts))
+    return torch.cat([made_q, cu_seqlens_q[-1:]]), torch.cat([made_k, cu_seqlens_k[-1:]])
 
 
 def varlen_attn(
@@ -63,7 +77,7 @@ def varlen_attn(
     enable_gqa : bool
         Whether num_heads_kv may be smaller than num_heads_q, and divide it.
     seqused_k : Tensor, [num_sequences] i32 or i64, optional
-        Keys of each sequence that count; without gradients.
+        Keys of each sequence that count: its first ones.
     block_table : Tensor, [num_sequences, max_pages] i32 or i64, optional
         Pages of each sequence; with seqused_k.
     num_splits
@@ -76,19 +90,16 @@ def varlen_attn(
     Raises
     ------
     InvalidArgument, Unsupported
-        As `fovea.attention`; of gradients through seqused_k or block_table.
+        As `fovea.attention`; of gradients through block_table.
     """
     num_heads_kv = key.shape[-2]
     if query.shape[1] != num_heads_kv and not enable_gqa:
         raise InvalidArgument(f"varlen_attn: query has {query.shape[1]} heads and key {num_heads_kv}; expected equal, or enable_gqa=True")
     features: dict[str, Any] = {"scale": scale, "window": _window(window_size), "return_lse": bool(return_aux is not None and return_aux.lse)}
+    if block_table is None:
+        cu_seqlens = (cu_seq_q, cu_seq_k) if seqused_k is None else offsets_in_use(cu_seq_q, cu_seq_k, seqused_k=seqused_k)
+        return attention(query, key, value, cu_seqlens=cu_seqlens, **features)
     if seqused_k is None:
-        if block_table is not None:
-            raise InvalidArgument("varlen_attn: block_table without seqused_k; expected both")
-        return attention(query, key, value, cu_seqlens=(cu_seq_q, cu_seq_k), **features)
-    cache = (
-        KvCache(key, value, seqused_k, page_table=block_table)
-        if block_table is not None
-        else _one_row_pages(key, value, cu_seq_k, seqused_k, max_k)
-    )
+        raise InvalidArgument("varlen_attn: block_table without seqused_k; expected both")
+    cache = KvCache(key, value, seqused_k, page_table=block_table)
     return decode(query, cache, cu_seqlens=cu_seq_q, max_seqlen_q=max_q, sees_all_keys=True, **features)

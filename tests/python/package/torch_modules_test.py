@@ -56,6 +56,27 @@ def test_varlen_attn(window, keys) -> None:
         assert torch.allclose(lse[:, rows].double(), exact_lse, atol=4e-6)
 
 
+def test_rows_that_do_not_count_are_sequences_of_their_own() -> None:
+    cu_q, cu_k = torch.tensor([0, 3, 3, 7]), torch.tensor([0, 4, 9, 16])
+    used_q, used_k = torch.tensor([2, 0, 9]), torch.tensor([4, 2, -1])  # limited to what there is
+    in_use = fovea.torch._varlen.offsets_in_use
+    assert [x.tolist() for x in in_use(cu_q, cu_k, seqused_k=used_k)] == [[0, 3, 3, 3, 3, 7, 7], [0, 4, 4, 6, 9, 9, 16]]
+    assert [x.tolist() for x in in_use(cu_q, cu_k, seqused_q=used_q)] == [[0, 2, 3, 3, 3, 7, 7], [0, 4, 4, 9, 9, 16, 16]]
+    both = [[0, 2, 3, 3, 3, 3, 3, 7, 7, 7], [0, 4, 4, 4, 6, 6, 9, 9, 9, 16]]
+    assert [x.tolist() for x in in_use(cu_q, cu_k, used_q, used_k)] == both
+
+
+def test_varlen_attn_learns_from_the_keys_that_count() -> None:
+    q, k, v = (x.requires_grad_() for x in tensors((12, 4, 16), (18, 4, 16), (18, 4, 8)))
+    used = torch.tensor([2, 4, 7], dtype=torch.int32)
+    call = lambda k, v, **features: fovea.torch.varlen_attn(q, k, v, CU_Q, CU_K, 9, 9, **features).square().sum()  # noqa: E731
+    got = torch.autograd.grad(call(k, v, seqused_k=used), (q, k, v))
+    kept = torch.cat([torch.arange(CU_K[i], CU_K[i] + used[i]) for i in range(3)])
+    offsets = torch.nn.functional.pad(used.cumsum(0), (1, 0)).int()
+    alone = fovea.torch.varlen_attn(q, k[kept], v[kept], CU_Q, offsets, 9, 9).square().sum()
+    assert all(map(torch.equal, got, torch.autograd.grad(alone, (q, k, v))))
+
+
 def test_varlen_attn_learns_and_has_pytorchs_signature() -> None:
     q, k, v = (x.requires_grad_() for x in tensors((12, 4, 16), (18, 4, 16), (18, 4, 8)))
     fovea.torch.varlen_attn(q, k, v, CU_Q, CU_K, 9, 9).square().sum().backward()

@@ -13,15 +13,14 @@ import torch
 from ..._attention import attention
 from ..._cache import KvCache, merge_states
 from ...errors import Unsupported
+from ...torch._varlen import offsets_in_use
 from .._flash import (
-    Compacted,
     InvalidCall,
     Rows,
     Turning,
     attend_cache,
     check_append,
     check_room,
-    compact,
     seqlens_of,
     softcap_of,
     window_of,
@@ -119,10 +118,6 @@ def flash_attn_qkvpacked_func(
     )  # fmt: skip
 
 
-def _rows_in_use(cu_seqlens: Any, total: int, seqused: Any) -> Compacted | None:
-    return None if seqused is None else compact(cu_seqlens, total, end=seqused)
-
-
 def flash_attn_varlen_func(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, seqused_q: Any = None,
     seqused_k: Any = None, softmax_scale: float | None = None, causal: bool = False, qv: Any = None, q_descale: Any = None,
@@ -139,15 +134,10 @@ def flash_attn_varlen_func(
     _check(function, q, num_splits, attention_chunk)
     features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin)
     q, k = _latent(function, q, k, v, qv)
-    queries, keys = _rows_in_use(cu_seqlens_q, q.shape[0], seqused_q), _rows_in_use(cu_seqlens_k, k.shape[0], seqused_k)
-    if queries is not None:
-        q, cu_seqlens_q = queries.pack(q), queries.cu_seqlens
-    if keys is not None:
-        k, v, cu_seqlens_k = keys.pack(k), keys.pack(v), keys.cu_seqlens
-    out, lse = attention(q, k, v, cu_seqlens=(cu_seqlens_q, cu_seqlens_k), deterministic=deterministic, return_lse=True, **features)
-    if queries is not None:
-        out, lse = queries.unpack(out), queries.unpack(lse, 1)
-    return (out, lse) if return_attn_probs else out
+    if seqused_q is not None or seqused_k is not None:
+        cu_seqlens_q, cu_seqlens_k = offsets_in_use(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    cu_seqlens = (cu_seqlens_q, cu_seqlens_k)
+    return attention(q, k, v, cu_seqlens=cu_seqlens, deterministic=deterministic, return_lse=return_attn_probs, **features)
 
 
 # ---- Over a cache ----

@@ -14,6 +14,7 @@ import torch
 
 from ..._attention import attention, attention_backward, lse_shape
 from ...errors import Unsupported
+from ...torch._varlen import offsets_in_use
 from .._flash import InvalidCall, compact, softcap_of, window_of
 from . import (
     _check,
@@ -50,26 +51,21 @@ SCHEMAS = {
 
 
 class _Rows:
-    """Rows of q, or of k and v, padded or packed: as packed rows of which all that belong to a sequence count, and back."""
+    """Rows of q, or of k and v, padded or packed: as packed rows, and back; no row moves."""
 
-    def __init__(self, like: Any, cu_seqlens: Any, seqused: Any) -> None:
+    def __init__(self, like: Any, cu_seqlens: Any) -> None:
         self._padded: tuple[int, int] | None = None
-        total = like.shape[0]
         if cu_seqlens is None:
-            batch, seqlen = like.shape[:2]
-            self._padded, total = (batch, seqlen), batch * seqlen
+            batch, seqlen = self._padded = like.shape[:2]
             cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=like.device) * seqlen
-        self._used = None if seqused is None else compact(cu_seqlens, total, end=seqused)
-        self.cu_seqlens = cu_seqlens if self._used is None else self._used.cu_seqlens
+        self.cu_seqlens = cu_seqlens
 
     def pack(self, x: Any) -> Any:
         """[total, ...]."""
-        rows = x if self._padded is None else x.flatten(0, 1)
-        return rows if self._used is None else self._used.pack(rows)
+        return x if self._padded is None else x.flatten(0, 1)
 
     def unpack(self, rows: Any) -> Any:
-        """The shape that `pack` took; 0 where rows do not count, if that is what stands behind the sequences."""
-        rows = rows if self._used is None else self._used.unpack(rows)
+        """The shape that `pack` took."""
         return rows if self._padded is None else rows.unflatten(0, self._padded)
 
     def pack_lse(self, lse: Any) -> Any:
@@ -92,24 +88,25 @@ def _over_cache(q: Any, k: Any, v: Any, cu_seqlens_q: Any, max_seqlen_q: int | N
         return out, lse
     if options["rotary_cos"] is not None:
         raise Unsupported("fwd: seqused_q beside rotary_cos; expected packed queries that all count: cu_seqlens_q alone")
-    rows = _Rows(q, cu_seqlens_q, seqused_q)
-    qv = None if options["qv"] is None else rows.pack(options["qv"])
-    longest = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
-    out, lse = _over_cache(rows.pack(q), k, v, rows.cu_seqlens, longest, None, {**options, "qv": qv})
-    return rows.unpack(out), rows.unpack_lse(lse)
+    rows, longest = _Rows(q, cu_seqlens_q), q.shape[1] if cu_seqlens_q is None else max_seqlen_q
+    packed = rows.pack(q)
+    used = compact(rows.cu_seqlens, packed.shape[0], end=seqused_q)
+    qv = None if options["qv"] is None else used.pack(rows.pack(options["qv"]))
+    out, lse = _over_cache(used.pack(packed), k, v, used.cu_seqlens, longest, None, {**options, "qv": qv})
+    return rows.unpack(used.unpack(out)), rows.unpack_lse(used.unpack(lse, 1))
 
 
 def _without_cache(
     q: Any, k: Any, v: Any, offsets: tuple[Any, Any], seqused: tuple[Any, Any], out: Any, features: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """(out, lse) of padded or packed rows; `out` is written where no row must be moved."""
+    """(out, lse) of padded or packed rows; `out` is written where all are padded, or all packed, and all count."""
     if seqused == (None, None) and (offsets[0] is None) == (offsets[1] is None):
         packed: dict[str, Any] = {} if offsets[0] is None else {"cu_seqlens": offsets}
         made: tuple[Any, Any] = attention(q, k, v, out=out, return_lse=True, **packed, **features)
         return made
-    queries, keys = _Rows(q, offsets[0], seqused[0]), _Rows(k, offsets[1], seqused[1])
-    packed_offsets = queries.cu_seqlens, keys.cu_seqlens
-    made_out, lse = attention(queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens=packed_offsets, return_lse=True, **features)
+    queries, keys = _Rows(q, offsets[0]), _Rows(k, offsets[1])
+    in_use = offsets_in_use(queries.cu_seqlens, keys.cu_seqlens, *seqused)
+    made_out, lse = attention(queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens=in_use, return_lse=True, **features)
     return queries.unpack(made_out), queries.unpack_lse(lse)
 
 
@@ -170,10 +167,10 @@ def _bwd(
             got = attention_backward(dout, q, k, v, out, softmax_lse, **features)
             made = got.q, got.k, got.v
         else:
-            queries, keys = _Rows(q, cu_seqlens_q, seqused_q), _Rows(k, cu_seqlens_k, seqused_k)
+            queries, keys = _Rows(q, cu_seqlens_q), _Rows(k, cu_seqlens_k)
             got = attention_backward(
                 queries.pack(dout), queries.pack(q), keys.pack(k), keys.pack(v), queries.pack(out), queries.pack_lse(softmax_lse),
-                cu_seqlens=(queries.cu_seqlens, keys.cu_seqlens), **features,
+                cu_seqlens=offsets_in_use(queries.cu_seqlens, keys.cu_seqlens, seqused_q, seqused_k), **features,
             )  # fmt: skip
             made = queries.unpack(got.q), keys.unpack(got.k), keys.unpack(got.v)
         gradients = [x if given is None else given.copy_(x) for given, x in zip((dq, dk, dv), made)]
