@@ -80,12 +80,16 @@ class Pages:
 
 
 def run(traffic, pages, step):
-    """Out and lse of each request's tokens of a step."""
+    """Out and lse of each request's tokens of a step, which is padded to the budget: a plan's bounds are those of all steps."""
     requests, begins, ends = zip(*step)
     for request, end in zip(requests, ends):
         pages.reserve(request, end)
-    q, k, v = (torch.cat([rows[r][begin:end] for r, begin, end in step]) for rows in (traffic.q, traffic.k, traffic.v))
     sizes = [end - begin for begin, end in zip(begins, ends)]
+    padding = traffic.budget - sum(sizes)
+    q, k, v = (
+        torch.cat([*(rows[r][begin:end] for r, begin, end in step), torch.full_like(rows[0][:1], torch.nan).expand(padding, -1, -1)])
+        for rows in (traffic.q, traffic.k, traffic.v)
+    )
     offsets = torch.tensor([0, *sizes]).cumsum(0).int().to(traffic.device)
     seqlens = torch.tensor(begins, dtype=torch.int32, device=traffic.device)
     cache = fovea.KvCache(pages.k, pages.v, seqlens, page_table=pages.table(requests, traffic.pages_each, traffic.device))
@@ -95,7 +99,8 @@ def run(traffic, pages, step):
     for request, end in zip(requests, ends):
         if end == traffic.lengths[request]:
             pages.release(request)
-    return zip(requests, out.split(sizes), lse.split(sizes, 1))
+    assert not out[sum(sizes) :].any() and (lse[:, sum(sizes) :] == -torch.inf).all()
+    return zip(requests, out[: sum(sizes)].split(sizes), lse[:, : sum(sizes)].split(sizes, 1))
 
 
 def answers(traffic, pages, steps):
