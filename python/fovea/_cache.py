@@ -129,7 +129,7 @@ def kv_cache(
     return KvCache(k, v, seqlens, table)
 
 
-#: What stands in for `decode` and `append_to_cache` where PyTorch compiles a graph: set by fovea.torch.
+#: What stands in for `decode` and `append_to_cache` where PyTorch watches operators: set by fovea.torch.
 compiled: Any = None
 
 _templates: dict[Any, Template] = {}
@@ -306,7 +306,7 @@ def decode(
         "sees_all_keys": sees_all_keys, "max_seqlen_q": max_seqlen_q, "shared_prefix": shared_prefix,
         "shared_cu_sequences": shared_cu_sequences, **features,
     }  # fmt: skip
-    if compiled is not None and compiled.is_compiling():
+    if compiled is not None and compiled.is_watched():
         _check_cache(cache, "decode")
         return compiled.decode(q, cache, return_lse=return_lse, out=out, lse=lse, **options)
     return _decode("decode", q, cache, out, lse, return_lse, options)
@@ -353,7 +353,7 @@ def append_to_cache(
         A shape or dtype is wrong, or a sequence has no room; nothing was written.
     """
     function = "append_to_cache"
-    if compiled is not None and compiled.is_compiling():
+    if compiled is not None and compiled.is_watched():
         _check_cache(cache, function)
         compiled.append_to_cache(cache, k, v, rotary, cu_seqlens)
         return

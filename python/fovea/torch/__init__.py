@@ -19,8 +19,13 @@ from ._transformers import install_transformers
 from ._varlen import varlen_attn
 
 
+def _is_watched() -> bool:
+    """Whether a graph is compiled, or a mode sees operators: fake tensors, tracers."""
+    return _torch.compiler.is_compiling() or _torch._C._len_torch_dispatch_stack() > 0
+
+
 class _Compiled:
-    is_compiling = staticmethod(_torch.compiler.is_compiling)
+    is_compiling, is_watched = staticmethod(_torch.compiler.is_compiling), staticmethod(_is_watched)
     attention = staticmethod(_ops.attention)
     decode = staticmethod(_decode.decode)
     append_to_cache = staticmethod(_decode.append_to_cache)

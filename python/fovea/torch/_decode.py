@@ -1,4 +1,4 @@
-"""`fovea.decode` and `fovea.append_to_cache` as operators of PyTorch, for compiled graphs: one that reads a cache, two that write to it.
+"""`fovea.decode` and `fovea.append_to_cache` as operators of PyTorch, for graphs and modes: one that reads a cache, two that write to it.
 
     fovea::decode             out and lse of queries over a cache
     fovea::decode_append      the same after new keys and values were written; k and v are written
@@ -149,7 +149,7 @@ def decode(
     bias: Any = None, alibi: Any = None, score_mod: Any = None, mask: Any = None, mask_mod: Any = None, sinks: Any = None,
     deterministic: bool = True, sm_margin: int = 0, **others: Any,
 ) -> Any:  # fmt: skip
-    """`fovea.decode` where a graph is compiled; `refusal` is the error of who asks for a gradient. Forward is deterministic anyway."""
+    """`fovea.decode` where operators are watched; `refusal` is the error of who asks for a gradient. Forward is deterministic anyway."""
     if any(value is not None for value in others.values()):
         raise Unsupported(f"decode: {', '.join(others)} in a compiled graph; expected none of them")
     tensors = {
@@ -174,7 +174,7 @@ def decode(
 
 
 def append_to_cache(cache: KvCache, k: Any, v: Any, rotary: Rotary | None, cu_seqlens: Any) -> None:
-    """`fovea.append_to_cache` where a graph is compiled."""
+    """`fovea.append_to_cache` where operators are watched."""
     given = _given(cache, rotary, {"append_k": k, "append_v": v, "append_cu_seqlens": cu_seqlens})
     is_interleaved = rotary is not None and rotary.is_interleaved
     torch.ops.fovea.append_to_cache(cache.k, cache.v, list(given.values()), ",".join(given), is_interleaved)

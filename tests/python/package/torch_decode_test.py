@@ -121,6 +121,26 @@ def test_shapes_may_be_dynamic() -> None:
         assert torch.equal(compiled(q, given, 0), fovea.decode(q, given))
 
 
+def test_modes_see_operators() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def call(k_cache, v_cache, q, k, v):
+        given = fovea.KvCache(k_cache, v_cache, LENGTHS)
+        fovea.append_to_cache(given, k, v)
+        return fovea.decode(q, given)
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = cache()
+        made = call(*(mode.from_tensor(x) for x in (given.k, given.v, *tokens())))
+        assert made.shape == tokens()[0].shape and type(made).__name__ == "FakeTensor"
+    given = cache()
+    graph = make_fx(call)(given.k, given.v, *tokens())
+    names = [node.target.__name__ for node in graph.graph.nodes if node.op == "call_function"]
+    assert [name for name in names if "fovea" in name or "cache" in name or "decode" in name] == ["append_to_cache.default", "decode.default"]
+    assert torch.equal(graph(cache().k, cache().v, *tokens()), call(cache().k, cache().v, *tokens()))
+
+
 @pytest.mark.parametrize("name", ["decode", "decode_append", "append_to_cache"])
 def test_opcheck(name, monkeypatch) -> None:
     """What the operator writes to is what its schema says, its shapes are those without elements, and graphs of it are right."""
