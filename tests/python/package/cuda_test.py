@@ -190,6 +190,7 @@ def test_compiled_graphs_decode_there() -> None:
     def run(call):
         q, k, v = on_gpu()
         cache = fovea.kv_cache(q, 2, 256, 2, 64, page_size=16)
+        cache.k.zero_(), cache.v.zero_()
         return *call(q, k, v, cache), cache.k, cache.v, cache.seqlens
 
     assert all(map(torch.equal, run(torch.compile(call, backend="inductor", fullgraph=True)), run(call)))
