@@ -21,7 +21,7 @@ from ._varlen import varlen_attn
 
 def _is_watched() -> bool:
     """Whether a graph is compiled, or a mode sees operators: fake tensors, tracers."""
-    return _torch.compiler.is_compiling() or _torch._C._len_torch_dispatch_stack() > 0
+    return bool(_torch.compiler.is_compiling() or _torch._C._len_torch_dispatch_stack() > 0)
 
 
 class _Compiled:
