@@ -131,6 +131,17 @@ for _name in ("decode", "decode_append"):
 
 # ---- Calls in a graph ----
 
+# Before, a graph gave an operator that writes two views of one tensor a copy of each.
+_TAKES_TWO_VIEWS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+
+
+def _check_views(function: str, is_latent: bool) -> None:
+    if is_latent and not _TAKES_TWO_VIEWS:
+        raise Unsupported(
+            f"{function}: new keys without values, of a cache whose values are columns of its keys, in a graph of PyTorch {torch.__version__}; "
+            "expected 2.6 or newer"
+        )
+
 
 def _given(cache: KvCache, rotary: Rotary | None, tensors: dict[str, Any]) -> dict[str, Any]:
     """All tensors but those of q and of the cache's rows."""
@@ -152,6 +163,7 @@ def decode(
     """`fovea.decode` where operators are watched; `refusal` is the error of who asks for a gradient. Forward is deterministic anyway."""
     if any(value is not None for value in others.values()):
         raise Unsupported(f"decode: {', '.join(others)} in a compiled graph; expected none of them")
+    _check_views("decode", append_k is not None and append_v is None)
     tensors = {
         "append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens, "cu_seqlens": cu_seqlens,
         "shared_cu_sequences": shared_cu_sequences, "bias": bias, "alibi": alibi, "sinks": sinks,
@@ -175,6 +187,7 @@ def decode(
 
 def append_to_cache(cache: KvCache, k: Any, v: Any, rotary: Rotary | None, cu_seqlens: Any) -> None:
     """`fovea.append_to_cache` where operators are watched."""
+    _check_views("append_to_cache", v is None)
     given = _given(cache, rotary, {"append_k": k, "append_v": v, "append_cu_seqlens": cu_seqlens})
     is_interleaved = rotary is not None and rotary.is_interleaved
     torch.ops.fovea.append_to_cache(cache.k, cache.v, list(given.values()), ",".join(given), is_interleaved)
