@@ -26,10 +26,14 @@ def offsets_in_use(cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any = None, 
     """
     (start_q, end_q), (start_k, end_k) = ((offsets[:-1], offsets[1:]) for offsets in (cu_seqlens_q, cu_seqlens_k))
 
-    def end_in_use(start: Any, end: Any, seqused: Any) -> Any:
-        return end if seqused is None else torch.minimum(start + seqused.to(start.dtype).clamp(min=0), end)
+    def end_in_use(name: str, start: Any, end: Any, seqused: Any) -> Any:
+        if seqused is None:
+            return end
+        if seqused.shape != start.shape:
+            raise InvalidArgument(f"{name} has shape {tuple(seqused.shape)}; expected [num_sequences], {tuple(start.shape)}")
+        return torch.minimum(start + seqused.to(start.dtype).clamp(min=0), end)
 
-    used_q, used_k = end_in_use(start_q, end_q, seqused_q), end_in_use(start_k, end_k, seqused_k)
+    used_q, used_k = end_in_use("seqused_q", start_q, end_q, seqused_q), end_in_use("seqused_k", start_k, end_k, seqused_k)
     starts = [(start_q, start_k)]
     if seqused_q is not None:
         starts.append((used_q, used_k))

@@ -64,6 +64,8 @@ def test_rows_that_do_not_count_are_sequences_of_their_own() -> None:
     assert [x.tolist() for x in in_use(cu_q, cu_k, seqused_q=used_q)] == [[0, 2, 3, 3, 3, 7, 7], [0, 4, 4, 9, 9, 16, 16]]
     both = [[0, 2, 3, 3, 3, 3, 3, 7, 7, 7], [0, 4, 4, 4, 6, 6, 9, 9, 9, 16]]
     assert [x.tolist() for x in in_use(cu_q, cu_k, used_q, used_k)] == both
+    with pytest.raises(fovea.InvalidArgument, match=r"seqused_k has shape \(1,\); expected \[num_sequences\], \(3,\)"):
+        in_use(cu_q, cu_k, seqused_k=used_k[:1])
 
 
 def test_varlen_attn_learns_from_the_keys_that_count() -> None:
