@@ -77,8 +77,8 @@ struct Quantization {
   float p_max =
       448;  // the code of the reference of a row. int8: 255, and the reference is the row's maximum in the tile
   float v_max = 448;  // the code of v's greatest magnitude, in e4m3
-  // e4m3, f16: the reference of a row is its greatest score so far. Or, where this is above 0, its greatest score in
-  // the first tile, raised in steps of so many octaves: then codes do not depend on where it was raised.
+  // e4m3, f16: the reference of a row is its greatest score so far. Or, where this is above 0, the nearest multiple of
+  // so many octaves: with whole octaves codes do not depend on where it was raised, but for the smallest.
   float p_step = 0;
 
   // Above 0, and nothing else is set: the error of out that is allowed, ‖got - exact‖ / ‖exact‖. A forward plan takes

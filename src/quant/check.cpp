@@ -130,6 +130,12 @@ std::string check_probabilities(const Quantization& q) {
         "quant.p_step is {} and quant.pv is int8; expected 0: the reference is the row's "
         "maximum in each tile",
         q.p_step);
+  if (q.p_max * std::exp2(q.p_step / 2) > most)
+    return fmt::format(
+        "quant.p_step is {} and quant.p_max is {}; expected a greatest probability, half a step "
+        "above "
+        "its reference, of at most {}",
+        q.p_step, q.p_max, most);
   if (is_int8 && q.row_sums == RowSums::codes)
     return "quant.row_sums is codes and quant.pv is int8; expected exact";
   if (q.pv == QuantFormat::e4m3 && !(q.v_max > 0 && q.v_max <= kE4m3Max))

@@ -24,9 +24,9 @@ constexpr Quantization kAccurate{.qk = int8,
                                  .k_scales = ScaleGranularity::thread,
                                  .smooth_k = Smoothing::sample};
 
-/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^5: 14 octaves above the least code, more
-/// than 3 below the greatest, so that a reference may stay while scores grow. Steps of 1/8 octave move linear codes by
-/// whole numbers.
+/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^4.5 to 2^5.5: 13 octaves above the least
+/// code, more than 3 below the greatest, so that a reference may stay while scores grow. Whole octaves leave linear codes as
+/// they are.
 constexpr Quantization kFast{.qk = int8,
                              .pv = e4m3,
                              .q_scales = ScaleGranularity::token,
@@ -36,7 +36,7 @@ constexpr Quantization kFast{.qk = int8,
                              .p_codes = ProbabilityCodes::linear,
                              .row_sums = RowSums::codes,
                              .p_max = 32,
-                             .p_step = 0.125F};
+                             .p_step = 1};
 
 /// Zhang et al. 2024 (arXiv 2410.02367).
 constexpr Quantization kSage1{.qk = int8,

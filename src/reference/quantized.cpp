@@ -261,6 +261,18 @@ double product(const Quantization& quant, const Queries& q, const Keys& k, std::
   return sum;
 }
 
+/// What product() has of all keys alike, which takes no part in their differences.
+double common_product(const Quantization& quant, const Queries& q, const Keys& k,
+                      std::int64_t q_idx) {
+  const auto i = static_cast<std::size_t>(q_idx);
+  if (quant.qk == QuantFormat::none || !q.is_rounded[i]) return 0;
+  const FloatRow& q_mean = q.block_means[i / static_cast<std::size_t>(quant.block_q)];
+  double sum = 0;
+  for (std::size_t d = 0; d < k.mean.size(); ++d)  // none where there are no keys
+    sum += (q.given.rows[i][d] - static_cast<double>(q_mean[d])) * static_cast<double>(k.mean[d]);
+  return sum;
+}
+
 struct Values {
   std::vector<Row> rounded;  // without the mean; what is not finite as it is
   FloatRow mean;
@@ -320,8 +332,9 @@ Values values_of(const Quantization& quant, const Matrix& v, float given_scale) 
 /// Sums of one row, relative to exp(reference).
 class RowOfSums {
  public:
-  RowOfSums(const Quantization& quant, const Values& values)
-      : quant_(quant), values_(values), sums_(values.mean.size()) {}
+  /// `common`: of the row's scores, what references are counted from.
+  RowOfSums(const Quantization& quant, const Values& values, double common)
+      : quant_(quant), values_(values), common_(common), sums_(values.mean.size()) {}
 
   /// The visible keys of one tile.
   void add_tile(std::span<const VisibleKey> keys) {
@@ -377,10 +390,9 @@ class RowOfSums {
 
   void raise_reference(double tile_max) {
     if (tile_max <= reference_) return;
-    double raised = tile_max;
     const double step = static_cast<double>(quant_.p_step) * std::numbers::ln2;
-    if (step > 0 && reference_ != -kInfinity)
-      raised = reference_ + step * std::ceil((tile_max - reference_) / step);
+    const double raised =
+        step > 0 ? common_ + step * std::nearbyint((tile_max - common_) / step) : tile_max;
     const double factor = std::exp(reference_ - raised);
     for (double& sum : sums_) sum = factor == 0 && !std::isfinite(sum) ? sum : sum * factor;
     sum_ *= factor;
@@ -390,6 +402,7 @@ class RowOfSums {
 
   const Quantization& quant_;
   const Values& values_;
+  const double common_;
   double reference_ = -kInfinity;
   double sum_ = 0, kept_ = 0;
   std::vector<double> sums_;
@@ -438,8 +451,8 @@ void write_rounded(const Quantization& quant, const Operand& operand, std::size_
 }
 
 /// The row's out; lse where it is that of codes.
-std::vector<double> attend(const Quantization& quant, const Values& values, double sink,
-                           SoftmaxRow& p) {
+std::vector<double> attend(const Quantization& quant, const Values& values, double common,
+                           double sink, SoftmaxRow& p) {
   if (quant.pv == QuantFormat::none || !std::isfinite(p.row_max)) {
     std::vector<double> out(values.mean.size());
     for (const VisibleKey& key : p.keys)
@@ -447,7 +460,7 @@ std::vector<double> attend(const Quantization& quant, const Values& values, doub
                 values.rounded[static_cast<std::size_t>(key.at.kv_idx)]);
     return out;
   }
-  RowOfSums sums(quant, values);
+  RowOfSums sums(quant, values, common);
   for (std::span<const VisibleKey> rest(p.keys); !rest.empty();) {
     const std::int64_t tile = rest.front().at.kv_idx / quant.block_kv;
     const auto end = std::ranges::find_if(
@@ -510,7 +523,8 @@ ForwardResult quantized_forward(const AttentionForward& args) {
     });
     const double sink =
         args.sinks ? element(args.sinks, row.at.q_head * args.sinks.stride(0)) : -kInfinity;
-    const std::vector<double> attended = attend(quant, head.v, sink, p);
+    const double common = softmax.scale() * common_product(quant, head.q, head.k, row.at.q_idx);
+    const std::vector<double> attended = attend(quant, head.v, common, sink, p);
     std::ranges::copy(attended, out[row.query].begin());
     result.lse[row.statistic] = p.lse;
     result.row_max[row.statistic] = p.row_max;

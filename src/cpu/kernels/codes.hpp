@@ -37,6 +37,7 @@ struct QuantizedTile {
   float* scores = nullptr;  // [num_keys][lanes]; -inf is hidden
   std::int64_t num_keys = 0;
   const float* octaves = nullptr;  // [lanes]: of a score of 1
+  const float* common = nullptr;  // [lanes]: of all scores of a row; references are counted from it
 };
 
 /// Elements of a row or of a tile's columns that become codes.

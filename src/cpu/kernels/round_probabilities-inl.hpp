@@ -56,7 +56,7 @@ struct TileOrigin {
   HWY_ALIGN float weight[kVectorLanes];
 };
 
-/// The reference follows the maximum: at once, in steps of p_step octaves, or, where codes are relative to the maximum
+/// The reference follows the maximum: at once, by multiples of p_step octaves, or, where codes are relative to the maximum
 /// of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row by
 /// inf - inf.
 HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTile& tile,
@@ -75,11 +75,12 @@ HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTil
     const auto keeps = hn::Le(hn::Mul(hn::Sub(row_max, before), octaves), hn::Set(d, kMaxGrowth));
     after = hn::IfThenElse(keeps, before, row_max);
   } else if (quant.p_step > 0) {
+    // What is before is a multiple already: it stays, whatever rounding would make of it.
     const FloatVector step = hn::Div(hn::Set(d, quant.p_step), octaves);
-    const FloatVector steps = hn::Ceil(hn::Div(hn::Sub(after, before), step));
-    const FloatVector raised = hn::MulAdd(step, steps, before);
-    const auto moves = hn::AndNot(hn::Eq(before, nothing), hn::Gt(after, before));
-    after = hn::IfThenElse(moves, raised, after);
+    const FloatVector common = hn::Load(d, tile.common + lane);
+    const FloatVector steps = hn::Round(hn::Div(hn::Sub(after, common), step));
+    const FloatVector raised = hn::MulAdd(step, steps, common);
+    after = hn::IfThenElse(hn::Gt(after, before), raised, after);
   }
   const FloatVector from = hn::IfThenZeroElse(hn::Eq(after, nothing), after);
   const FloatVector factor = exp2_nonpositive(d, hn::Sub(before, from), octaves, lowest);

@@ -30,7 +30,7 @@ QuantizedScratch QuantizedScratch::carve(Carver& carver, const ForwardSpec& spec
     s.code_queries =
         carver.take<std::byte>(panels * CodeProducts::query_bytes(f.head_dim_qk, spec.lanes));
   }
-  for (float** of_panels : {&s.scale, &s.shift, &s.octaves, &s.kept_sum})
+  for (float** of_panels : {&s.scale, &s.shift, &s.octaves, &s.common, &s.kept_sum})
     *of_panels = carver.take<float>(panels * lanes);
   s.tile_out = carver.take<float>(kernels.output_bytes(f.head_dim_v) / sizeof(float));
   for (float** of_lanes : {&s.zeros, &s.weight}) *of_lanes = carver.take<float>(lanes);
@@ -64,6 +64,7 @@ QuantizedPanel QuantizedWalk::panel_of(const RowPanel& rows, std::size_t index) 
                        .scale = scratch_.scale + first,
                        .shift = scratch_.shift + first,
                        .octaves = scratch_.octaves + first,
+                       .common = scratch_.common + first,
                        .sums = {.row_max = rows.state.row_max,
                                 .origin = rows.state.origin,
                                 .row_sum = rows.state.row_sum,
@@ -121,6 +122,7 @@ void QuantizedWalk::start(QuantizedPanel& panel) const {
   cpu::start(panel.rows, call_, kernels_, scratch_.forward);
   std::fill_n(panel.sums.kept_sum, call_.spec.lanes, 0.0F);
   std::fill_n(panel.octaves, call_.spec.lanes, call_.unit * std::numbers::log2e_v<float>);
+  std::fill_n(panel.common, call_.spec.lanes, 0.0F);
   if (!rounds_qk()) return;
   find_scales(panel);
   pack_codes(panel);
@@ -135,7 +137,12 @@ void QuantizedWalk::find_scales(QuantizedPanel& panel) const {
     panel.has_plain_rows = panel.has_plain_rows || operands_.q.is_plain[row] != 0;
   }
   panel.is_unscaled = can_stay_unscaled(panel);
-  if (!panel.is_unscaled) return;
+  if (!panel.is_unscaled) {
+    const float of_score = call_.is_prescaled ? call_.problem.softmax_scale : 1.0F;
+    for (std::int64_t lane = 0; lane < call_.spec.lanes; ++lane)
+      panel.common[lane] = of_score * panel.shift[lane];
+    return;
+  }
   for (std::int64_t lane = 0; lane < call_.spec.lanes; ++lane)
     panel.octaves[lane] *= panel.scale[lane];
 }
@@ -311,8 +318,10 @@ void QuantizedWalk::add_values(const TileStep& step) {
 void QuantizedWalk::add_rounded(const QuantizedPanel& panel, const TileStep& step) {
   const std::int64_t head_dim = call_.problem.head_dim_v;
   const KeyRange range = step.seen.range;
-  const QuantizedTile tile{
-      .scores = step.scores, .num_keys = range.count, .octaves = panel.octaves};
+  const QuantizedTile tile{.scores = step.scores,
+                           .num_keys = range.count,
+                           .octaves = panel.octaves,
+                           .common = panel.common};
   const PanelDropout dropout = dropout_of(step, call_);
   const float* const scale =
       operands_.v_scale + tile_flag(step.tile) * static_cast<std::size_t>(head_dim);

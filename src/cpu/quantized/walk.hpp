@@ -28,6 +28,7 @@ struct QuantizedScratch {
   float* scale = nullptr;     // [panels][lanes]: of q
   float* shift = nullptr;     // [panels][lanes]: q_shift
   float* octaves = nullptr;   // [panels][lanes]: of a score as the softmax gets it
+  float* common = nullptr;    // [panels][lanes]: what q_shift is of such a score
   float* kept_sum = nullptr;  // [panels][lanes]
   float* tile_out = nullptr;  // Oᵀ of a tile of codes
   float* zeros = nullptr;     // [lanes]
@@ -49,6 +50,7 @@ struct QuantizedPanel {
   float* scale = nullptr;
   float* shift = nullptr;
   float* octaves = nullptr;
+  float* common = nullptr;
   QuantizedRows sums{};
   std::vector<float> extra{};  // Oᵀ of values that are not finite; empty where none has been seen
   bool has_plain_rows = false;

@@ -106,6 +106,8 @@ TEST(Recipes, RefuseWhatCannotBe) {
       {"accuracy=inf", "quant.accuracy is inf; expected a relative error"},
       {"fast,accuracy=0.1", "quant.accuracy is 0.1 beside fast; expected one of them"},
       {"fast,p_step=-1", "quant.p_step is -1; expected octaves, 0 to 16"},
+      {"fast,p_max=448",
+       "quant.p_step is 1 and quant.p_max is 448; expected a greatest probability"},
       {"int8,p_step=1", "quant.p_step is 1 and quant.pv is int8; expected 0"},
       {"int8,row_sums=codes", "quant.row_sums is codes and quant.pv is int8; expected exact"},
       {"sage2,v_max=0", "quant.v_max is 0; expected above 0, at most 448"},
