@@ -26,6 +26,7 @@ enum class KernelRole : std::uint8_t {
   clear_counter,  // of row tiles, before they are claimed from it
   key_mean,       // of keys, where a recipe takes it off
   quantize,       // q and k, where a recipe rounds them
+  quantize_v,     // and v
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows

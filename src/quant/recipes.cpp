@@ -24,9 +24,9 @@ constexpr Quantization kAccurate{.qk = int8,
                                  .k_scales = ScaleGranularity::thread,
                                  .smooth_k = Smoothing::sample};
 
-/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^4.5 to 2^5.5: 13 octaves above the least
-/// code, more than 3 below the greatest, so that a reference may stay while scores grow. Whole octaves leave linear codes as
-/// they are.
+/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^4.5 to 2^5.5, 13 octaves above the least
+/// code and more than 2 below the greatest, so that a reference may stay while scores grow. Whole octaves leave linear
+/// codes as they are.
 constexpr Quantization kFast{.qk = int8,
                              .pv = e4m3,
                              .q_scales = ScaleGranularity::token,

@@ -10,6 +10,7 @@
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
 #include "cuda/device/shared/quantize_qk.h"
+#include "cuda/device/shared/quantize_v.h"
 #include "cuda/device/shared/range_table.h"
 
 namespace fovea::cuda {
@@ -54,6 +55,7 @@ const EmulatedHopper& hopper_named(std::string_view name);
 const EmulatedHopper& quantized_named(std::string_view name);
 void run_mean_of_keys(const QuantizeQkSpec& spec, const QuantizeQkParams& params);
 void run_quantize_qk(const QuantizeQkSpec& spec, const QuantizeQkParams& params);
+void run_quantize_v(const QuantizeVSpec& spec, const QuantizeVParams& params);
 ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);

@@ -2,8 +2,10 @@
 #include <stdexcept>
 
 #include "common/quantize_qk.cuh"
+#include "common/quantize_v.cuh"
 #include "kernels/emulated_forward.hpp"
 #include "ptx/generated/wgmma_bf16.cuh"
+#include "ptx/generated/wgmma_e4m3.cuh"
 #include "ptx/generated/wgmma_f16.cuh"
 #include "ptx/generated/wgmma_s8.cuh"
 #include "sm90/attention_forward.cuh"
@@ -21,13 +23,13 @@ const EmulatedHopper& quantized_named(std::string_view name) {
 
 namespace {
 
-/// run.operator()<spec>() of the spec, which is a constant there.
-template <class Run>
-void with_spec(const QuantizeQkSpec& spec, const Run& run) {
+/// run.operator()<spec>() of the spec of either kernel, which is a constant there.
+template <class Spec, class Run>
+void with_spec(const Spec& spec, const Run& run) {
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {
-      constexpr QuantizeQkSpec kDense{.element = element, .head_dim = head_dim};
-      constexpr QuantizeQkSpec kPacked{.element = element, .head_dim = head_dim, .is_packed = true};
+      constexpr Spec kDense{.element = element, .head_dim = head_dim};
+      constexpr Spec kPacked{.element = element, .head_dim = head_dim, .is_packed = true};
       return spec.is_packed ? run.template operator()<kPacked>()
                             : run.template operator()<kDense>();
     };
@@ -46,6 +48,10 @@ void run_mean_of_keys(const QuantizeQkSpec& spec, const QuantizeQkParams& params
 
 void run_quantize_qk(const QuantizeQkSpec& spec, const QuantizeQkParams& params) {
   with_spec(spec, [&]<QuantizeQkSpec of>() { quantize_qk<of>(params); });
+}
+
+void run_quantize_v(const QuantizeVSpec& spec, const QuantizeVParams& params) {
+  with_spec(spec, [&]<QuantizeVSpec of>() { quantize_v<of>(params); });
 }
 
 }  // namespace fovea::cuda

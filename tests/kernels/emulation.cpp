@@ -196,6 +196,14 @@ void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaun
   emulation.is_dependent = false;
 }
 
+void run_value_quantizer(const cuda::QuantizeVLaunch& launch, Emulation& emulation) {
+  emulation.is_dependent = true;
+  emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,
+                   static_cast<std::size_t>(cuda::quantize_v_shared_bytes(launch.spec)),
+                   [&] { cuda::run_quantize_v(launch.spec, launch.params); });
+  emulation.is_dependent = false;
+}
+
 namespace {
 
 /// Hopper's forward, of whichever candidate, and what comes before it.
@@ -213,6 +221,7 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
   if (call.has_counter)
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
+  if (call.quantize_v.num_ctas > 0) run_value_quantizer(call.quantize_v, emulation);
   if (call.quantize.num_ctas > 0)
     run_quantizers(cuda::quantize_qk_spec(*plan.spec), call.quantize, emulation);
   emulation.is_dependent = call.has_counter || call.quantize.num_ctas > 0;

@@ -6,6 +6,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_qk.hpp"
+#include "cuda/forward/quantize_v.hpp"
 #include "kernels/emulated_device.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/cache.hpp"
@@ -37,9 +38,10 @@ void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
-/// What rounds Q and K into workspace; then attention.
+/// What rounds Q and K into workspace, and V; attention behind them.
 void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
                     Emulation& emulation);
+void run_value_quantizer(const cuda::QuantizeVLaunch& launch, Emulation& emulation);
 void run_quantized(const Run& run, Emulation& emulation);
 
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several

@@ -1,4 +1,5 @@
 // Problems of sm90/attention_quantized: Q and K in eight bits. See forward_cases.hpp.
+#include <algorithm>
 #include <iterator>
 
 #include "kernels/forward_cases.hpp"
@@ -39,6 +40,56 @@ std::vector<Case> program_cases() {
   Case negative = base_case("quantized_negative_scale", 128);
   negative.softmax_scale = -0.07F;
   return {capped, line, formula, negative};
+}
+
+/// P and V too.
+std::vector<Case> coded_cases() {
+  const auto coded = [](const char* label, std::int64_t head_dim) {
+    Case problem = base_case(label, head_dim);
+    problem.quant = parse_quantization("fast");
+    return problem;
+  };
+  Case full_128 = coded("coded_full_d128", 128);
+  full_128.batch = 2;
+  full_128.seqlen_kv = 700;  // codes without a maximum behind the first tile
+  Case causal_128 = coded("coded_causal_d128", 128);
+  causal_128.mask = causal();
+  causal_128.has_sinks = true;
+  causal_128.wants_row_max = true;
+  Case full_64 = coded("coded_full_d64", 64);
+  full_64.dtype = Dtype::f16;
+  full_64.seqlen_kv = 1100;
+  Case window_64 = coded("coded_window_d64", 64);
+  window_64.mask = causal() && window(150, 0);
+  // A mask that is a table, columns that nobody has, sums in f32.
+  Case padded = coded("coded_padded", 72);
+  padded.head_dim_v = 40;
+  padded.layout = Layout::bhsd;
+  padded.out_dtype = Dtype::f32;
+  const TensorView table =
+      padded.capture(Dtype::boolean, {205, 270}, [](std::int64_t i) { return i * 7 % 11 < 5; });
+  padded.mask = parse_mask_mod("seen[q_idx, kv_idx]", {.tensors = {{"seen", table}}});
+  Case infinite = coded("coded_infinite", 128);
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  Case packed = coded("coded_packed", 64);
+  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+  packed.trailing_rows = 3;
+  packed.mask = causal();
+  packed.has_sinks = true;
+  packed.has_infinite_values = true;
+  Case few = coded("coded_few", 64);
+  few.seqlen_q = 3;
+  few.seqlen_kv = 41;
+  Case none = coded("coded_no_keys", 128);
+  none.seqlen_kv = 0;
+  none.seqlen_q = 70;
+  // Scores climb by more octaves than codes have.
+  Case heavy = coded("coded_heavy", 128);
+  heavy.distribution = Distribution::heavy_tailed;
+  heavy.seqlen_kv = 700;
+  heavy.softmax_scale = 1;
+  return {full_128, causal_128, full_64, window_64, padded, infinite, packed, few, none, heavy};
 }
 
 }  // namespace
@@ -103,6 +154,7 @@ std::vector<Case> hopper_quantized_cases() {
   heavy.seqlen_kv = 700;
   heavy.softmax_scale = 1;
   cases.push_back(heavy);
+  std::ranges::copy(coded_cases(), std::back_inserter(cases));
   return cases;
 }
 

@@ -14,6 +14,7 @@
 #include "fovea/quantize.hpp"
 
 #include "cuda/forward/quantize_qk.hpp"
+#include "cuda/forward/quantize_v.hpp"
 #include "kernels/each_landing.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/emulation.hpp"
@@ -62,6 +63,11 @@ TEST(EmulatedQuantized, EqualsTheOracleHoweverCopiesLand) {
   });
 }
 
+TEST(EmulatedQuantized, CodesOfProbabilitiesEqualTheOracleHoweverCopiesLand) {
+  for_each_landing(
+      [](Emulation& emulation) { expect_equals_oracle(case_named("coded_packed"), emulation); });
+}
+
 /// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
 void put_nonfinite(CaseMemory& memory) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -78,10 +84,13 @@ void put_nonfinite(CaseMemory& memory) {
 
 /// Those rows are not rounded: NaN reaches who sees them, a product of -inf hides a key.
 TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
-  for (const std::string label : {"quantized_causal_d64", "quantized_softcap"}) {
+  // The last two meet them where no maximum is taken.
+  for (const std::string label : {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128",
+                                  "coded_full_d128", "quantized_full_d64"}) {
     SCOPED_TRACE(label);
     Case problem = case_named(label);
     problem.batch = 2;
+    problem.seqlen_kv = 270;
     CaseMemory memory(problem);
     put_nonfinite(memory);
     memory.poison_outputs();
@@ -96,6 +105,29 @@ TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
     EXPECT_TRUE(std::ranges::any_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
     EXPECT_FALSE(std::ranges::all_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
   }
+}
+
+/// From the tile that is visited third on scores are four octaves larger: codes by the reference of the first ones are
+/// not numbers. All of them are near enough to each other to have the same codes by every reference.
+TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
+  const Case problem = case_named("coded_full_d128");
+  CaseMemory memory(problem);
+  const auto noise = [](std::int64_t i) { return static_cast<double>(i * 7919 % 101 - 50) / 50; };
+  const std::int64_t row = problem.num_heads_kv * problem.head_dim_qk;
+  memory.q.fill([&](std::int64_t i) { return 1 + noise(i) / 8; });
+  memory.k.fill([&](std::int64_t i) {
+    const bool is_high = i / row % problem.seqlen_kv < 4 * cuda::kQuantizedTile;
+    return noise(i) / 4 + (is_high ? 0.25 : 0);
+  });
+  memory.poison_outputs();
+  const AttentionForward args = memory.args();
+  const reference::ForwardResult expected = reference::attention_forward(args);
+  Emulation emulation;
+  run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
+  EXPECT_EQ(emulation.findings, "");
+  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
+  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+  EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
 }
 
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.
@@ -195,8 +227,9 @@ TEST_P(Codes, AreThoseOfTheCpu) {
   EXPECT_TRUE(std::ranges::equal(k.codes, std::span(p.k_codes, k.codes.size())));
   std::vector<std::pair<std::size_t, std::uint32_t>> unrounded;
   for (std::size_t i = 0; i < k.scales.size(); ++i) {
-    ASSERT_EQ(p.beside.keys[i].scale, k.scales[i]) << i;
-    if (p.beside.keys[i].unrounded != 0) unrounded.emplace_back(i, p.beside.keys[i].unrounded);
+    const bool is_whole = p.beside.keys[i].unrounded == 0;
+    ASSERT_EQ(p.beside.keys[i].scale, is_whole ? k.scales[i] : -k.scales[i]) << i;
+    if (!is_whole) unrounded.emplace_back(i, p.beside.keys[i].unrounded);
   }
   // Keys 4 of the first sequence, 150 and 201 of the second, whose first tile is the fourth: group 2, then 3 and 0.
   using Bits = std::pair<std::size_t, std::uint32_t>;
@@ -208,6 +241,75 @@ TEST_P(Codes, AreThoseOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(All, Codes,
                          ::testing::Values("quantized_full_d128", "quantized_causal_d64",
                                            "quantized_padded"),
+                         [](const auto& each) { return std::string(each.param); });
+
+/// Of a case with NaN and infinities in v.
+class ValueCodes : public ::testing::TestWithParam<const char*> {
+ protected:
+  ValueCodes() : memory_(case_named(GetParam())) {
+    for (const std::int64_t row : {5, 129}) {
+      const TensorView v = memory_.v.view();
+      memory_.v.set(row * v.stride(1) + v.stride(3), row == 5 ? kInfinity : kNan);
+    }
+    args_ = memory_.args();
+    f_ = validate(problem_of(args_), "test");
+    spec_ = cuda::quantize_v_spec(*cuda::choose_forward(f_, cuda::typical_device(9, 0)).spec);
+  }
+
+  static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+  CaseMemory memory_;
+  AttentionForward args_;
+  ForwardProblem f_;
+  cuda::QuantizeVSpec spec_;
+};
+
+/// Rows of codes for each channel, keys in the order that they are multiplied in; 0 where there are none.
+TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
+  Emulation emulation;
+  const TensorBytes bytes = tensor_bytes("v", args_.v);
+  emulation.device.register_buffer(bytes.name, bytes.begin, bytes.size);
+  unsigned char* const to = emulation.device.buffer(
+      "codes", std::vector<unsigned char>(cuda::quantized_v_bytes(spec_, f_), 0x5A));
+  const cuda::QuantizeVLaunch launch =
+      cuda::quantize_v_launch(spec_, f_, cuda::call_params(f_, args_, nullptr), to);
+  run_value_quantizer(launch, emulation);
+  EXPECT_EQ(emulation.findings, "");
+
+  const TensorView& v = args_.v;
+  const std::int64_t tiles = launch.params.num_tiles, heads = v.size(2), width = v.size(3);
+  const std::vector<double> given = values_of(v);  // row-major, as codes of the CPU are
+  std::vector<std::uint8_t> codes(given.size());
+  std::vector<float> scales(static_cast<std::size_t>(v.size(0) * heads * tiles * width));
+  quantize_v({.v = v,
+              .codes = view(codes.data(), {v.size(0), v.size(1), heads, width}),
+              .scales = view(scales.data(), {v.size(0), heads, tiles, width}),
+              .quant = args_.quant});
+  std::int64_t num_nan = 0;
+  for (std::int64_t list = 0; list < v.size(0) * heads * tiles; ++list) {
+    const std::int64_t batch = list / tiles / heads, head = list / tiles % heads;
+    ASSERT_EQ(launch.params.beside.scales[list], scales[static_cast<std::size_t>(list * width)]);
+    for (int at = 0; at < spec_.head_dim * cuda::kQuantizedTile; ++at) {
+      const std::int64_t channel = at / cuda::kQuantizedTile;
+      const std::int64_t key =
+          list % tiles * cuda::kQuantizedTile + cuda::key_of_byte(at % cuda::kQuantizedTile);
+      std::uint8_t expected = 0;
+      if (channel < width && key < v.size(1)) {
+        const auto i =
+            static_cast<std::size_t>(((batch * v.size(1) + key) * heads + head) * width + channel);
+        expected = std::isfinite(given[i]) ? codes[i] : cuda::kNanCode;
+        num_nan += std::isfinite(given[i]) ? 0 : 1;
+      }
+      ASSERT_EQ(launch.params.codes[list * spec_.head_dim * cuda::kQuantizedTile + at], expected)
+          << "tile " << list << " channel " << channel << " key " << key;
+    }
+  }
+  EXPECT_EQ(num_nan, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ValueCodes,
+                         ::testing::Values("coded_full_d128", "coded_full_d64", "coded_padded"),
                          [](const auto& each) { return std::string(each.param); });
 
 }  // namespace

@@ -59,6 +59,17 @@ inline std::uint32_t encode_f16(float value) {
   return sign | (((bits + 0xfffU + (bits >> 13 & 1U)) >> 13) - (112U << 10));
 }
 
+/// To nearest even, at most 448 of either sign; NaN is 0x7f.
+inline std::uint32_t encode_e4m3(float value) {
+  if (std::isnan(value)) return 0x7f;
+  const std::uint32_t sign = std::bit_cast<std::uint32_t>(value) >> 24 & 0x80U;
+  const float magnitude = std::fmin(std::fabs(value), 448.0F);
+  if (magnitude < 0x1p-6F)
+    return sign | static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, 9)));
+  const auto bits = std::bit_cast<std::uint32_t>(magnitude);
+  return sign | (((bits + 0x7ffffU + (bits >> 20 & 1U)) >> 20) - (120U << 3));
+}
+
 /// Bytes of one element.
 inline std::uint32_t element_bytes(Format format) {
   switch (format) {

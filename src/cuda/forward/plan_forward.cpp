@@ -16,6 +16,7 @@
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_qk.hpp"
+#include "cuda/forward/quantize_v.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -89,8 +90,9 @@ std::string include_of_products(const Candidate& candidate, const AnyForwardSpec
   if (!candidate.multiplies_by_wgmma) return "";
   constexpr std::string_view kInclude = "#include \"ptx/generated/wgmma_{}.cuh\"\n";
   const auto* const sm90 = spec.get_if<Sm90ForwardSpec>();
-  std::string includes =
-      sm90 != nullptr && sm90->multiplies_codes ? fmt::format(kInclude, "s8") : "";
+  std::string includes;
+  if (sm90 != nullptr && sm90->multiplies_codes) includes = fmt::format(kInclude, "s8");
+  if (sm90 != nullptr && sm90->sums_codes) return includes + fmt::format(kInclude, "e4m3");
   return includes + fmt::format(kInclude, spec->element == Element::f16 ? "f16" : "bf16");
 }
 
@@ -149,6 +151,8 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
   if (sm90 != nullptr && sm90->multiplies_codes)
     std::ranges::move(quantize_qk_kernels(quantize_qk_spec(*sm90)), std::back_inserter(kernels));
+  if (sm90 != nullptr && sm90->sums_codes)
+    kernels.push_back(quantize_v_kernel(quantize_v_spec(*sm90)));
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

@@ -3,12 +3,11 @@
 
 #include <fmt/format.h>
 
-#include "core/ceil_div.hpp"
+#include "cuda/forward/quantized_counts.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;
 /// Enough bytes of loads are under way then to keep memory busy.
 constexpr int kQuantizeCtasPerSm = 3;
 
@@ -17,42 +16,26 @@ struct Parts {
   std::size_t q_codes, k_codes, rows, keys, mean, bytes;
 };
 
-std::size_t rounded_up(std::int64_t bytes) {
-  return static_cast<std::size_t>(ceil_div(bytes, kAlignment) * kAlignment);
-}
-
-/// Of one operand: rows of all sequences, tiles of a sequence; packed, a bound of those of all.
-struct Counts {
-  std::int64_t rows, tiles;
-};
-Counts counts_of(bool is_packed, std::int64_t batch, std::int64_t seqlen, std::int64_t total) {
-  if (is_packed) return {total, first_packed_tile(batch, total)};
-  return {batch * seqlen, ceil_div(seqlen, kQuantizedTile)};
-}
-
-/// `is_packed` makes one list of tiles of all sequences.
-std::int64_t num_lists(bool is_packed, std::int64_t batch) { return is_packed ? 1 : batch; }
-
 /// Of the problem: bounds of those of a call.
 struct Bounds {
-  Counts q, k;
+  QuantizedCounts q, k;
 
   explicit Bounds(const ForwardProblem& f)
-      : q(counts_of(f.is_varlen, f.num_sequences, f.seqlen_q, f.total_q)),
-        k(counts_of(f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0])) {}
+      : q(quantized_counts(f.is_varlen, f.num_sequences, f.seqlen_q, f.total_q)),
+        k(quantized_counts(f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0])) {}
 };
 
 Parts parts_of(const QuantizeQkSpec& spec, const ForwardProblem& f) {
   const auto [q, k] = Bounds(f);
   const std::int64_t batch = f.num_sequences;
-  const std::int64_t tiles = num_lists(spec.is_packed, batch) * f.num_heads_kv * k.tiles;
+  const std::int64_t tiles = num_tile_lists(spec.is_packed, batch) * f.num_heads_kv * k.tiles;
   Parts at{};
-  at.k_codes = at.q_codes + rounded_up(q.rows * f.num_heads_q * spec.head_dim);
-  at.rows = at.k_codes + rounded_up(k.rows * f.num_heads_kv * spec.head_dim);
-  at.keys = at.rows + rounded_up(q.rows * f.num_heads_q * std::int64_t{sizeof(QuantizedRow)});
-  at.mean = at.keys + rounded_up(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
+  at.k_codes = at.q_codes + part_bytes(q.rows * f.num_heads_q * spec.head_dim);
+  at.rows = at.k_codes + part_bytes(k.rows * f.num_heads_kv * spec.head_dim);
+  at.keys = at.rows + part_bytes(q.rows * f.num_heads_q * std::int64_t{sizeof(QuantizedRow)});
+  at.mean = at.keys + part_bytes(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
   at.bytes =
-      at.mean + rounded_up(batch * f.num_heads_kv * spec.head_dim * std::int64_t{sizeof(float)});
+      at.mean + part_bytes(batch * f.num_heads_kv * spec.head_dim * std::int64_t{sizeof(float)});
   return at;
 }
 
@@ -82,7 +65,7 @@ PlannedKernels quantize_qk_kernels(const QuantizeQkSpec& spec) {
 
 std::int64_t num_quantizing_ctas(const ForwardProblem& f) {
   const auto [q, k] = Bounds(f);
-  return num_lists(f.is_varlen, f.num_sequences) *
+  return num_tile_lists(f.is_varlen, f.num_sequences) *
          (f.num_heads_q * q.tiles + f.num_heads_kv * k.tiles);
 }
 
@@ -107,9 +90,11 @@ QuantizeQkLaunch quantize_qk_launch(const QuantizeQkSpec& spec, const ForwardPro
   p.cu_seqlens_q = call.cu_seqlens_q;
   p.cu_seqlens_kv = call.cu_seqlens_kv;
   p.num_sequences = call.num_sequences;
-  const std::int64_t lists = num_lists(spec.is_packed, p.num_sequences);
-  const Counts q = counts_of(spec.is_packed, p.num_sequences, p.seqlen_q, call.total_q);
-  const Counts k = counts_of(spec.is_packed, p.num_sequences, p.seqlen_kv, call.total_kv);
+  const std::int64_t lists = num_tile_lists(spec.is_packed, p.num_sequences);
+  const QuantizedCounts q =
+      quantized_counts(spec.is_packed, p.num_sequences, p.seqlen_q, call.total_q);
+  const QuantizedCounts k =
+      quantized_counts(spec.is_packed, p.num_sequences, p.seqlen_kv, call.total_kv);
   p.total_q = q.rows;
   p.total_kv = k.rows;
   p.num_q_tiles = static_cast<std::int32_t>(q.tiles);
@@ -122,19 +107,21 @@ QuantizeQkLaunch quantize_qk_launch(const QuantizeQkSpec& spec, const ForwardPro
               .keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
               .rows_batch_stride = std::int64_t{p.num_heads_q} * p.seqlen_q,
               .rows_head_stride = spec.is_packed ? p.total_q : p.seqlen_q,
-              .keys_batch_stride = p.num_heads_kv * k.tiles * kScalesOfTile,
-              .keys_head_stride = k.tiles * kScalesOfTile};
+              .num_tiles = p.num_kv_tiles};
   const auto tiles_of_k = static_cast<std::int32_t>(lists * p.num_heads_kv * k.tiles);
   if (p.num_sequences > 0) launch.num_ctas = static_cast<unsigned>(p.num_tiles_of_q + tiles_of_k);
   return launch;
 }
 
-void QuantizeQkLaunch::add_to(KernelLaunches& all) const {
+void QuantizeQkLaunch::add_mean_to(KernelLaunches& all) const {
   KernelLaunch mean = kernel_launch(KernelRole::key_mean, params);
   mean.grid = {.x = num_heads()};
   mean.num_threads = kQuantizeThreads;
   mean.shared_bytes = kMeanSharedBytes;
   all.add(mean);
+}
+
+void QuantizeQkLaunch::add_to(KernelLaunches& all) const {
   KernelLaunch quantize = kernel_launch(KernelRole::quantize, params);
   quantize.grid = {.x = num_ctas};
   quantize.num_threads = kQuantizeThreads;
@@ -147,7 +134,8 @@ TensorMapParam map_of_codes(const TensorMapEncoder& encode, const QuantizeQkSpec
                             const QuantizeQkParams& params, CodesOf operand, std::int64_t rows) {
   const bool are_keys = operand == CodesOf::keys && params.total_kv > 0;
   const auto width = static_cast<std::uint64_t>(spec.head_dim);
-  const auto batch = static_cast<std::uint64_t>(num_lists(spec.is_packed, params.num_sequences));
+  const auto batch =
+      static_cast<std::uint64_t>(num_tile_lists(spec.is_packed, params.num_sequences));
   const auto rows_of_all = static_cast<std::uint64_t>(are_keys ? params.total_kv : params.total_q);
   const std::uint64_t seqlen = rows_of_all / batch;
   const auto heads =

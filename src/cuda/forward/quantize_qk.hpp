@@ -41,6 +41,8 @@ struct QuantizeQkLaunch {
     return static_cast<unsigned>(params.num_heads_kv * params.num_sequences);
   }
 
+  /// The first kernel, and the second, which waits for what it is launched behind.
+  void add_mean_to(KernelLaunches& all) const;
   void add_to(KernelLaunches& all) const;
 };
 /// `to` holds quantized_bytes, at a multiple of 256 as its parts are.

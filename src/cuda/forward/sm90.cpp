@@ -327,7 +327,8 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
       .rows_per_box = rows_per_box,
       .claims_of_wave =
           launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0,
-      .quantized = {}};
+      .quantized = {},
+      .values = {}};
   if (!spec.loads_by_cp_async) {
     const std::int32_t panel = sm90_panel_elements(spec);
     launch.params.q =
@@ -353,7 +354,11 @@ KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
     clear.num_threads = 1;
     all.add(clear);
   }
-  if (quantize.num_ctas > 0) quantize.add_to(all);
+  if (quantize.num_ctas > 0) {
+    quantize.add_mean_to(all);
+    if (quantize_v.num_ctas > 0) quantize_v.add_to(all);
+    quantize.add_to(all);
+  }
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
   main.is_pdl = has_counter || quantize.num_ctas > 0;

@@ -15,6 +15,7 @@
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_qk.hpp"
+#include "cuda/forward/quantize_v.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
 
@@ -29,7 +30,8 @@ struct SpecText<Sm90ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, is_cached),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, sums_codes)};
 };
 
 /// A call's parameters and grids; where they run is not known here.
@@ -40,8 +42,9 @@ struct Sm90Launch {
   std::uint32_t num_ctas = 0;  // 0: there are no rows
   bool has_counter = false;    // params.next_tile is read, and must be cleared
   QuantizeQkLaunch quantize;   // where the spec multiplies codes
+  QuantizeVLaunch quantize_v;  // where it sums them
 
-  /// Range tables, the counter of row tiles and the codes of Q and K, where there are any, the kernel, then the combine
+  /// Range tables, the counter of row tiles, the codes of Q, K and V, where there are any, the kernel, then the combine
   /// kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };

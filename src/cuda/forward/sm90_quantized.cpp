@@ -3,15 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
-#include "core/ceil_div.hpp"
+#include "cuda/forward/quantized_counts.hpp"
 #include "quant/fields.hpp"
 
 namespace fovea::cuda {
 namespace {
 
 constexpr std::int32_t kRowsOfGroup = 64;
-constexpr std::int64_t kCodesAlignment = 256;
 /// Rows of codes are one panel of 128 bytes.
 constexpr std::int64_t kMostHeadDim = 128;
 
@@ -20,7 +20,8 @@ constexpr std::int64_t kMostHeadDim = 128;
 constexpr std::int64_t kFewestToPay = 16384;
 constexpr std::int64_t kWidestOfNarrow = 96;
 
-/// What the kernel computes. Other fields say how p and v are rounded, which they are not, or are of no effect then.
+/// What the kernel computes where P and V stay as they are. Other fields say how they are rounded, or are of no effect
+/// then.
 constexpr Quantization kComputed{.qk = QuantFormat::int8,
                                  .q_scales = ScaleGranularity::token,
                                  .k_scales = ScaleGranularity::thread,
@@ -29,15 +30,51 @@ constexpr Quantization kComputed{.qk = QuantFormat::int8,
 constexpr std::string_view kFieldsThatMatter[] = {
     "qk", "pv", "q_scales", "k_scales", "scales", "smooth_q", "smooth_k", "hadamard", "block_kv"};
 
-std::optional<Refusal> refuses_recipe(const Quantization& quant) {
-  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
+/// And where they are codes of e4m3.
+constexpr Quantization kComputedSums = [] {
+  Quantization quant = kComputed;
+  quant.pv = QuantFormat::e4m3;
+  quant.v_scales = ScaleGranularity::block;
+  quant.p_codes = ProbabilityCodes::linear;
+  quant.row_sums = RowSums::codes;
+  quant.p_max = 32;
+  quant.p_step = 1;
+  return quant;
+}();
+constexpr std::string_view kFieldsThatMatterToSums[] = {
+    "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
+
+bool sums_codes(const Quantization& quant) { return quant.pv == QuantFormat::e4m3; }
+
+/// The first of these fields that is another than the kernel's.
+std::optional<Refusal> refuses_field(const Quantization& quant, const Quantization& computed,
+                                     std::span<const std::string_view> that_matter) {
   for (const quant::Field& field : quant::fields()) {
-    if (std::ranges::find(kFieldsThatMatter, field.name) == std::end(kFieldsThatMatter)) continue;
+    if (std::ranges::find(that_matter, field.name) == that_matter.end()) continue;
     const std::string got = field.print(quant);
-    const std::string expected = field.print(kComputed);
+    const std::string expected = field.print(computed);
     if (got != expected)
       return Refusal{fmt::format("quant.{} is {}; expected {}", field.name, got, expected)};
   }
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_recipe(const Quantization& quant) {
+  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
+  if (quant.pv != QuantFormat::none && !sums_codes(quant))
+    return Refusal{fmt::format("quant.pv is {}; expected none or e4m3", quant::name(quant.pv))};
+  const Quantization& computed = sums_codes(quant) ? kComputedSums : kComputed;
+  if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
+  if (!sums_codes(quant)) return std::nullopt;
+  return refuses_field(quant, computed, kFieldsThatMatterToSums);
+}
+
+/// Codes of P are made of products of codes, and summed with V.
+std::optional<Refusal> refuses_sums(const ForwardProblem& f) {
+  if (f.problem.dropout.p > 0)
+    return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
+  if (common_spec(f).is_prescaled)
+    return Refusal{"a score program, or a scale that is not above 0, beside quant.pv e4m3"};
   return std::nullopt;
 }
 
@@ -48,7 +85,11 @@ ForwardProblem without_recipe(ForwardProblem f) {
 
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   const auto bytes = static_cast<std::int64_t>(Sm90Forward::scratch_bytes(spec, f));
-  return static_cast<std::size_t>(ceil_div(bytes, kCodesAlignment) * kCodesAlignment);
+  return part_bytes(bytes);
+}
+
+std::size_t value_codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  return codes_at(spec, f) + quantized_bytes(quantize_qk_spec(spec), f);
 }
 
 }  // namespace
@@ -59,6 +100,9 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
+  if (sums_codes(f.problem.quant)) {
+    if (auto refusal = refuses_sums(f)) return refusal;
+  }
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;
 }
@@ -83,6 +127,7 @@ std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
 Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const DeviceTraits&) {
   Sm90ForwardSpec spec = choose_many_rows(f);
   spec.multiplies_codes = true;
+  spec.sums_codes = sums_codes(f.problem.quant);
   // Not the narrower panels that 16-bit elements may have: 64 or 128 codes, and values beside them.
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
@@ -102,7 +147,8 @@ std::vector<Sm90ForwardSpec> Sm90ForwardQuantized::alternatives(const ForwardPro
 
 std::size_t Sm90ForwardQuantized::scratch_bytes(const Sm90ForwardSpec& spec,
                                                 const ForwardProblem& f) {
-  return codes_at(spec, f) + quantized_bytes(quantize_qk_spec(spec), f);
+  const std::size_t end = value_codes_at(spec, f);
+  return spec.sums_codes ? end + quantized_v_bytes(quantize_v_spec(spec), f) : end;
 }
 
 Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
@@ -118,6 +164,12 @@ Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardP
   launch.params.q = map_of_codes(encode, quantize, codes, CodesOf::queries, kRowsOfGroup);
   launch.params.k = map_of_codes(encode, quantize, codes, CodesOf::keys, kQuantizedTile);
   launch.params.quantized = codes.beside;
+  if (!spec.sums_codes) return launch;
+  launch.quantize_v =
+      quantize_v_launch(quantize_v_spec(spec), f, launch.common.params,
+                        static_cast<std::byte*>(workspace) + value_codes_at(spec, f));
+  launch.params.v = map_of_value_codes(encode, launch.quantize_v);
+  launch.params.values = launch.quantize_v.params.beside;
   return launch;
 }
 

@@ -66,6 +66,40 @@ FOVEA_DEVICE float code_unit(float unit) {
   return ptx::bit_cast<float>((ptx::bit_cast<std::uint32_t>(unit) + 4U) & ~7U);
 }
 
+/// The nearest; -inf stays.
+FOVEA_DEVICE float whole_octave(float x) { return ptx::add_rn(x, kIntegerOrigin) - kIntegerOrigin; }
+
+/// m + log2 l; -inf where a row has seen nothing. The exponent of l is added to m first: where both are some 80 with
+/// opposite signs, that is exact, while their sum with a fraction would be rounded at 80.
+FOVEA_DEVICE float log2_sum(float m, float l) {
+  if (l == 0.0F) return -infinity();
+  if (!(l < infinity())) return l;
+  const auto bits = ptx::bit_cast<std::uint32_t>(l);
+  const auto exponent = static_cast<float>(static_cast<std::int32_t>(bits >> 23U) - 127);
+  const auto fraction = ptx::bit_cast<float>((bits & 0x7fffffU) | 0x3f800000U);
+  return (m + exponent) + ptx::lg2_approx_ftz(fraction);
+}
+
+/// Of the two rows of a fragment of scores; of_lane(row, this thread's greatest) is what is compared with other lanes'.
+template <int n, class OfLane>
+FOVEA_DEVICE void fragment_maxima(const float (&s)[n], float (&top)[2], OfLane&& of_lane) {
+  float other[2] = {s[1], s[3]};
+  top[0] = s[0], top[1] = s[2];
+#pragma unroll
+  for (int i = 4; i < n; i += 4) {
+    top[0] = ptx::max_ftz(top[0], s[i]);
+    other[0] = ptx::max_ftz(other[0], s[i + 1]);
+    top[1] = ptx::max_ftz(top[1], s[i + 2]);
+    other[1] = ptx::max_ftz(other[1], s[i + 3]);
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = of_lane(r, ptx::max_ftz(top[r], other[r]));
+    top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
+    top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
+  }
+}
+
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2.
 /// `columns` scores of each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in
 /// logarithms to base 2 and less `base`.
@@ -81,6 +115,7 @@ struct OptimisticRows {
   using Scores = float[kScores];
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 16][4];
+  static constexpr bool kHasWholeSums = false;  // a lane's, until the end
   /// Rows are computed again, with references that are maxima, where a thread's sums of p v (64 at most) come to less
   /// than this in all: a row whose sums are all below 2^-110 is. Above, a sum of 2^20 products, each cut at the last
   /// place of denormals, 2^-149, is right to 2^-19; powers of 2^-80 times values from 2^-24 on are.
@@ -144,11 +179,11 @@ struct OptimisticRows {
     return is_any;
   }
 
-  /// P from S, which stays as it is, and the sums of P in `part`; not yet added to sum. Whether these may stand.
-  /// is_careful: rows may have seen no key. `zero`: see Sm90ForwardParams.
+  /// P from S, which stays as it is, and the sums of P in `part`; not yet added to sum. Whether these may stand, unless
+  /// a thread knows better (is_wrong). is_careful: rows may have seen no key. `zero`: see Sm90ForwardParams.
   template <bool is_careful, int chunk>
   FOVEA_DEVICE_MEMBER bool exponentiate(const Scores& s, Probabilities& p, float (&part)[2],
-                                        float c, float zero) const {
+                                        float c, float zero, bool is_wrong = false) const {
     constexpr bool kAreArguments = is_relative && !is_careful;
     float shift[2] = {-reference[0], -reference[1]};
     if constexpr (is_relative) shift[0] += base[0], shift[1] += base[1];
@@ -193,8 +228,11 @@ struct OptimisticRows {
       if (reference[0] == -infinity()) part[0] = infinity();
       if (reference[1] == -infinity()) part[1] = infinity();
     }
-    return !ptx::vote_any(!(part[0] <= H::kSoft && part[1] <= H::kSoft));
+    return !ptx::vote_any(!(part[0] <= H::kSoft && part[1] <= H::kSoft) || is_wrong);
   }
+
+  /// Exponentials of NaN are NaN, and so is their sum.
+  FOVEA_DEVICE_MEMBER void look_for_nan(const Scores&) const {}
 
   /// After exponentiate: could the scores be too far above a reference?
   FOVEA_DEVICE_MEMBER bool must_redo(const float (&part)[2]) const {
@@ -249,7 +287,7 @@ struct OptimisticRows {
   FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
     if (is_huge_row(r) && total > 0.0F && total < infinity())
       return reference[r] * (1.0F / kHugeUnit);
-    return kLn2 * log2_total(r, total);
+    return kLn2 * log2_sum(reference[r], total);
   }
 
  private:
@@ -258,35 +296,11 @@ struct OptimisticRows {
     return c;
   }
 
-  /// m + log2 l for the whole sum l of row r; -inf where it has seen nothing. The exponent of l is added to m first:
-  /// both are some 80 with opposite signs, so that is exact, where their sum with a fraction would be rounded at 80.
-  FOVEA_DEVICE_MEMBER float log2_total(int r, float total) const {
-    if (total == 0.0F) return -infinity();
-    if (!(total < infinity())) return total;
-    const auto bits = ptx::bit_cast<std::uint32_t>(total);
-    const auto exponent = static_cast<float>(static_cast<std::int32_t>(bits >> 23U) - 127);
-    const auto fraction = ptx::bit_cast<float>((bits & 0x7fffffU) | 0x3f800000U);
-    return (reference[r] + exponent) + ptx::lg2_approx_ftz(fraction);
-  }
-
   /// Of codes in logarithms.
   FOVEA_DEVICE_MEMBER void row_maxima(const Scores& s, float (&top)[2], float c) const {
-    float other[2] = {s[1], s[3]};
-    top[0] = s[0], top[1] = s[2];
-#pragma unroll
-    for (int i = 4; i < kScores; i += 4) {
-      top[0] = ptx::max_ftz(top[0], s[i]);
-      other[0] = ptx::max_ftz(other[0], s[i + 1]);
-      top[1] = ptx::max_ftz(top[1], s[i + 2]);
-      other[1] = ptx::max_ftz(other[1], s[i + 3]);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      top[r] = ptx::max_ftz(top[r], other[r]);
-      if constexpr (are_codes) top[r] = (top[r] - kIntegerOrigin) * factor_of(r, c);
-      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
-      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
-    }
+    fragment_maxima(s, top, [&](int r, float x) {
+      return are_codes ? (x - kIntegerOrigin) * factor_of(r, c) : x;
+    });
   }
 
   /// starts_anew: nothing of the row so far counts beside `top`.
@@ -298,9 +312,7 @@ struct OptimisticRows {
       const float longest = ptx::max_ftz(reference[r] + static_cast<float>(H::kLongestStep), least);
       next = ptx::max_ftz(reference[r], ptx::min_ftz(next, longest));
     }
-    // Up to the next whole octave; -inf stays.
-    if constexpr (are_codes)
-      next = ptx::add_rn(ptx::add_rn(next, 0.5F), kIntegerOrigin) - kIntegerOrigin;
+    if constexpr (are_codes) next = whole_octave(ptx::add_rn(next, 0.5F));
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if constexpr (can_be_huge) {
       if (starts_anew) factor[r] = 0.0F;

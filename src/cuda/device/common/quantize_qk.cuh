@@ -22,9 +22,8 @@
 
 #include "common/element_pair.cuh"
 #include "common/float_constants.cuh"
-#include "common/packed_row.cuh"
+#include "common/head_tiles.cuh"
 #include "common/passes.cuh"
-#include "common/sequence.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
@@ -58,25 +57,7 @@ struct QuantizeQk {
   const int lane = ptx::lane_idx();
   const int channel = lane % kLanes * 8;  // the first of this thread's
 
-  /// Rows of one sequence and head: where they lie, and how many there are.
-  struct HeadRows {
-    const std::uint16_t* data;
-    std::int64_t row_stride;
-    std::int32_t count;
-  };
-  /// One operand's part of the launch.
-  struct Operand {
-    const BshdParam& x;
-    const IndexParam& cu_seqlens;
-    std::int64_t total;
-    std::int32_t seqlen, num_heads, num_tiles;
-  };
-  /// A tile of this CTA's: rows from `begin` on of a sequence and head. `number`: of its head's tiles. `row`: of row 0
-  /// of the sequence, among those of all sequences and heads.
-  struct Tile {
-    std::int32_t sequence, head, number, begin;
-    std::int64_t row;
-  };
+  using Tiles = HeadTiles<spec.is_packed>;
 
   /// The first of two kernels: a CTA for each sequence and head of K.
   FOVEA_DEVICE_MEMBER void run_mean() const {
@@ -89,55 +70,22 @@ struct QuantizeQk {
   FOVEA_DEVICE_MEMBER void run() const {
     const std::int32_t number = ptx::block_idx().x;
     if (number < p.num_tiles_of_q) {
-      const Tile tile = tile_of(queries(), number);
-      if (tile.begin < length(queries(), tile.sequence)) round_queries(tile);
+      const HeadTile tile = queries().tile(number);
+      if (tile.begin < queries().length(tile.sequence)) round_queries(tile);
     } else {
-      const Tile tile = tile_of(keys(), number - p.num_tiles_of_q);
-      if (tile.begin < length(keys(), tile.sequence)) round_keys(tile);
+      const HeadTile tile = keys().tile(number - p.num_tiles_of_q);
+      if (tile.begin < keys().length(tile.sequence)) round_keys(tile);
     }
   }
 
  private:
-  FOVEA_DEVICE_MEMBER Operand queries() const {
-    return {p.q, p.cu_seqlens_q, p.total_q, p.seqlen_q, p.num_heads_q, p.num_q_tiles};
+  FOVEA_DEVICE_MEMBER Tiles queries() const {
+    return {p.q,        p.cu_seqlens_q, p.total_q,    p.num_sequences,
+            p.seqlen_q, p.num_heads_q,  p.num_q_tiles};
   }
-  FOVEA_DEVICE_MEMBER Operand keys() const {
-    return {p.k, p.cu_seqlens_kv, p.total_kv, p.seqlen_kv, p.num_heads_kv, p.num_kv_tiles};
-  }
-
-  FOVEA_DEVICE_MEMBER Tile tile_of(const Operand& of, std::int32_t cta) const {
-    const std::int32_t pair = cta / of.num_tiles;
-    const std::int32_t number = cta - pair * of.num_tiles;
-    if constexpr (spec.is_packed) return packed_tile(of, pair, number);
-    const std::int32_t batch = pair / of.num_heads;
-    return {batch, pair - batch * of.num_heads, number, number * kQuantizedTile,
-            std::int64_t{pair} * of.seqlen};
-  }
-
-  FOVEA_DEVICE_MEMBER Tile packed_tile(const Operand& of, std::int32_t head,
-                                       std::int32_t number) const {
-    const auto first_tile = [&](std::int64_t sequence) {
-      return first_packed_tile(sequence, limited(index_at(of.cu_seqlens, sequence), 0, of.total));
-    };
-    const std::int32_t sequence =
-        last_sequence(p.num_sequences, [&](std::int64_t idx) { return first_tile(idx) <= number; });
-    const std::int64_t idx = number - first_tile(sequence);
-    return {sequence, head, number,
-            static_cast<std::int32_t>(limited(idx, 0, number)) * kQuantizedTile,
-            head * of.total + packed_rows(of.cu_seqlens, sequence, of.total).begin};
-  }
-
-  FOVEA_DEVICE std::int32_t length(const Operand& of, std::int32_t sequence) {
-    if constexpr (spec.is_packed) return packed_rows(of.cu_seqlens, sequence, of.total).count;
-    return of.seqlen;
-  }
-
-  FOVEA_DEVICE HeadRows rows_of(const Operand& of, std::int32_t sequence, std::int32_t head) {
-    const std::int64_t first =
-        spec.is_packed ? packed_rows(of.cu_seqlens, sequence, of.total).begin * of.x.row_stride
-                       : sequence * of.x.batch_stride;
-    return {static_cast<const std::uint16_t*>(of.x.data) + first + head * of.x.head_stride,
-            of.x.row_stride, length(of, sequence)};
+  FOVEA_DEVICE_MEMBER Tiles keys() const {
+    return {p.k,         p.cu_seqlens_kv, p.total_kv,    p.num_sequences,
+            p.seqlen_kv, p.num_heads_kv,  p.num_kv_tiles};
   }
 
   // ---- rows in registers ----
@@ -194,7 +142,7 @@ struct QuantizeQk {
   /// Threads that hold the same channels take different keys of the sample.
   FOVEA_DEVICE_MEMBER void write_mean(std::int32_t sequence, std::int32_t head) const {
     constexpr int kAtOnce = kWarps * kRows;
-    const HeadRows rows = rows_of(keys(), sequence, head);
+    const HeadRows rows = keys().rows(sequence, head);
     const int num_sampled = rows.count < kSampledKeys ? rows.count : kSampledKeys;
     double sum[8] = {};
 #pragma unroll
@@ -271,8 +219,8 @@ struct QuantizeQk {
     return greatest;
   }
 
-  FOVEA_DEVICE_MEMBER void round_queries(const Tile& tile) const {
-    const HeadRows rows = rows_of(queries(), tile.sequence, tile.head);
+  FOVEA_DEVICE_MEMBER void round_queries(const HeadTile& tile) const {
+    const HeadRows rows = queries().rows(tile.sequence, tile.head);
     Chunks chunks;
     load_tile(rows, tile.begin, chunks);
     Channels mean;
@@ -303,8 +251,8 @@ struct QuantizeQk {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void round_keys(const Tile& tile) const {
-    const HeadRows rows = rows_of(keys(), tile.sequence, tile.head);
+  FOVEA_DEVICE_MEMBER void round_keys(const HeadTile& tile) const {
+    const HeadRows rows = keys().rows(tile.sequence, tile.head);
     Chunks chunks;
     load_tile(rows, tile.begin, chunks);
     Channels mean;
@@ -324,7 +272,7 @@ struct QuantizeQk {
       greatest = ptx::max_ftz(greatest, greatest_of(x));
     }
     const QuantizedKeys group = of_group(greatest, unrounded);
-    const float reciprocal = ptx::div_rn(1.0F, group.scale);
+    const float reciprocal = ptx::div_rn(1.0F, ptx::abs(group.scale));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int of_tile = row_of(step);
@@ -343,7 +291,7 @@ struct QuantizeQk {
   }
 
   /// Keys less their mean; zeros in the place of those that are not rounded, or that there are not.
-  FOVEA_DEVICE_MEMBER void smooth(const HeadRows& rows, const Tile& tile, int step,
+  FOVEA_DEVICE_MEMBER void smooth(const HeadRows& rows, const HeadTile& tile, int step,
                                   const ptx::U32x4& chunk, bool is_unrounded, const Channels& mean,
                                   Channels& x) const {
     const bool is_none = is_unrounded || tile.begin + row_of(step) >= rows.count;
@@ -361,7 +309,9 @@ struct QuantizeQk {
     if (lane == 0) ptx::st_shared(at(warp), QuantizedKeys{greatest, unrounded});
     ptx::sync_threads();
     const auto other = ptx::ld_shared<QuantizedKeys>(at(warp ^ 4));
-    return {scale_of(ptx::max_ftz(greatest, other.scale)), unrounded | other.unrounded};
+    const std::uint32_t all = unrounded | other.unrounded;
+    const float scale = scale_of(ptx::max_ftz(greatest, other.scale));
+    return {all != 0 ? -scale : scale, all};
   }
 };
 

@@ -154,6 +154,28 @@ FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) {
   return y;
 }
 
+/// cvt.rn.satfinite.e4m3x2.f32 (Data Movement; sm_89): `lo` in bits 0..7, `hi` in bits 8..15, to nearest even, at most
+/// 448 of either sign; NaN is 0x7f.
+FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi) {
+  std::uint32_t r;
+  asm("{ .reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %1, %2; cvt.u32.u16 %0, x; }"
+      : "=r"(r)
+      : "f"(hi), "f"(lo));
+  return r;
+}
+
+/// cvt.rni.s32.f32 and cvt.pack.sat.u8 (Data Movement; sm_72): integers of 0 to 255, the first in bits 0..7, to nearest
+/// even, NaN 0. ptxas makes two instructions of the six.
+FOVEA_DEVICE std::uint32_t cvt_u8x4(float a, float b, float c, float d) {
+  std::uint32_t r;
+  asm("{ .reg .s32 x, y, z, w; .reg .b32 high; cvt.rni.s32.f32 x, %1; cvt.rni.s32.f32 y, %2;"
+      " cvt.rni.s32.f32 z, %3; cvt.rni.s32.f32 w, %4; cvt.pack.sat.u8.s32.b32 high, w, z, 0;"
+      " cvt.pack.sat.u8.s32.b32 %0, y, x, high; }"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+
 /// cvt.rna.tf32.f32 (Data Movement): to 10 bits of fraction, ties away from zero; the low 13 bits are zero.
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x) {
   std::uint32_t r;

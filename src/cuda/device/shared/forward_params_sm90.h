@@ -3,6 +3,7 @@
 
 #include "shared/forward_params.h"
 #include "shared/quantize_qk.h"
+#include "shared/quantize_v.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -37,6 +38,8 @@ struct Sm90ForwardParams {
   // Where Q and K are codes: what is beside them. Then q and k above are maps of the codes, of boxes of head_dim bytes,
   // a swizzle as wide as they are; common.q and common.k are the rows that were rounded.
   QuantizedParams quantized;
+  // Where V is: likewise. v is a map of rows of kQuantizedTile codes, tiles one below the other, of boxes of a tile.
+  QuantizedValues values;
 };
 
 /// What sm90/attention_forward_short takes.

@@ -77,6 +77,8 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool has_coarse_mask = false;  // it has one value for each kCoarseRows rows and kCoarseKeys keys
   // Q and K are codes of 8 bits, rounded by a kernel before it (quantize_qk.h)
   bool multiplies_codes = false;
+  // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
+  bool sums_codes = false;
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
@@ -296,6 +298,15 @@ constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
   return spec.multiplies_codes ? 1 : element_bytes(spec.element);
 }
 
+/// Rows of ones below a tile of values that are codes: their sums are those of P, ready in all lanes.
+inline constexpr std::int32_t kRowsOfOnes = 8;
+
+/// Of a stage of values.
+constexpr std::int32_t sm90_value_bytes(const Sm90ForwardSpec& spec) {
+  if (spec.sums_codes) return spec.tile_kv * (spec.head_dim_v + kRowsOfOnes);
+  return spec.tile_kv * spec.head_dim_v * element_bytes(spec.element);
+}
+
 /// Shared memory of sm90/attention_forward: where each member begins, in bytes from the start of the CTA's.
 struct Sm90ForwardLayout {
   // Row tiles that are posted. With places: one that computes, one that follows it, one to come; else the first is
@@ -334,7 +345,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.q_bytes = 64 * (q_row_bytes > o_row_bytes ? q_row_bytes : o_row_bytes);
   at.q = room.take(queries * at.q_bytes);
   at.k = room.take(spec.stages * spec.tile_kv * q_row_bytes);
-  at.v = room.take(spec.stages * spec.tile_kv * element_bytes(spec.element) * spec.head_dim_v);
+  at.v = room.take(spec.stages * sm90_value_bytes(spec));
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);
   at.o_full = room.take(8 * queries);

@@ -24,7 +24,8 @@ struct alignas(8) QuantizedRow {
 };
 
 /// Beside the codes of the keys that a lane holds of a tile. Bit 2 i + e of `unrounded`: key 8 i + 2 l + e of the tile
-/// holds NaN or infinity, and its codes are 0.
+/// holds NaN or infinity, and its codes are 0. The scale is negative where there is such a key, so that attention need
+/// read no more where there is none.
 struct alignas(8) QuantizedKeys {
   float scale;
   std::uint32_t unrounded;
@@ -41,7 +42,7 @@ struct QuantizedParams {
   const QuantizedRow* rows;   // [batch, num_heads_q, seqlen_q], packed [num_heads_q, total_q]
   const QuantizedKeys* keys;  // [batch, num_heads_kv, tiles, kScalesOfTile], packed without batch
   std::int64_t rows_batch_stride, rows_head_stride;
-  std::int64_t keys_batch_stride, keys_head_stride;
+  std::int32_t num_tiles;  // of keys, of a sequence and head; packed: of a head
 };
 
 /// What the kernel that rounds is compiled for.

@@ -90,6 +90,7 @@
 #include "sm90/forward/load.cuh"
 #include "sm90/forward/schedule.cuh"
 #include "sm90/forward/store.cuh"
+#include "sm90/forward/value_codes.cuh"
 
 namespace fovea::cuda::sm90 {
 
@@ -138,6 +139,7 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
   const Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   start_barriers<spec>(cta);
+  if constexpr (spec.sums_codes) write_rows_of_ones<spec>(cta);
   ptx::griddepcontrol_wait();  // for whoever clears the counter and builds range tables
   if constexpr (spec.is_split) ptx::griddepcontrol_launch_dependents();  // the combine kernel waits
   ptx::sync_threads();

@@ -224,6 +224,16 @@ TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnHopper) {
   }
 }
 
+TEST(ForwardCandidates, CodesOfProbabilitiesRunOnHopper) {
+  const Shape shape{.num_heads_kv = 2, .head_dim_qk = 128, .head_dim_v = 72};
+  const ForwardPlan plan = chosen(with_recipe(shape, "fast"), 9, 0);
+  EXPECT_EQ(plan.candidate, kQuantized);
+  EXPECT_EQ(plan.spec->head_dim_v, 128);
+  EXPECT_GT(plan.workspace_bytes,
+            chosen(with_recipe(shape, "accurate"), 9, 0).workspace_bytes + 2 * 1024 * 2 * 128)
+      << "codes of v";
+}
+
 TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   const auto reason = [](const Shape& shape, std::string_view recipe, int major = 9) {
     const ForwardPlan plan = chosen(with_recipe(shape, recipe), major, 0);
@@ -231,7 +241,10 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
     EXPECT_EQ(plan.refused.size(), forward_candidates().size());
     return reason_of(plan, kQuantized);
   };
-  EXPECT_EQ(reason({}, "fast"), "quant.pv is e4m3; expected none");
+  EXPECT_EQ(reason({}, "sage1"), "quant.pv is f16; expected none or e4m3");
+  EXPECT_EQ(reason({}, "fast,p_step=0"), "quant.p_step is 0; expected 1");
+  EXPECT_EQ(reason({}, "fast,v_scales=tensor"), "quant.v_scales is tensor; expected block");
+  EXPECT_EQ(reason({}, "fast,row_sums=exact"), "quant.row_sums is exact; expected codes");
   EXPECT_EQ(reason({}, "fp8_static"), "quant.qk is e4m3; expected int8");
   EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
@@ -242,6 +255,26 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "accurate", 8), "compute capability is 8.0; expected 9.0");
   EXPECT_EQ(reason_of(chosen(Shape{.dtype = Dtype::f32, .head_dim_qk = 700}, 9, 0), kQuantized),
             "quant is none; this kernel multiplies codes of eight bits");
+}
+
+TEST(ForwardCandidates, WhatCodesOfProbabilitiesCannotDoIsRefused) {
+  const auto reason = [](Problem problem) {
+    const ForwardPlan plan = chosen(problem, 9, 0);
+    EXPECT_EQ(plan.candidate, "");
+    return reason_of(plan, kQuantized);
+  };
+  Problem dropped = with_recipe({}, "fast");
+  dropped.dropout.p = 0.1F;
+  EXPECT_EQ(reason(dropped),
+            "dropout beside quant.pv e4m3, whose row sums are of what is multiplied");
+  constexpr const char* kProgram =
+      "a score program, or a scale that is not above 0, beside quant.pv e4m3";
+  Problem scored = with_recipe({}, "fast");
+  scored.score = softcap(30);
+  EXPECT_EQ(reason(scored), kProgram);
+  Problem negative = with_recipe({}, "fast");
+  negative.softmax_scale = -1;
+  EXPECT_EQ(reason(negative), kProgram);
 }
 
 TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {

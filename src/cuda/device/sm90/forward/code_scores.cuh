@@ -19,6 +19,7 @@
 #include "common/row_view.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/ordered.cuh"
 #include "ptx/wgmma.cuh"
 #include "shared/quantize_qk.h"
 #include "sm90/forward/cta.cuh"
@@ -46,19 +47,21 @@ template <Sm90ForwardSpec spec>
 struct CodeScores<spec, true> {
   using T = Traits<spec>;
   static constexpr int kScores = spec.tile_kv / 2;
+  static constexpr std::int32_t kNoTiles = -0x7fffffff;
 
   const ComputingWarp<spec> warp;
   std::int32_t sums[kScores];
   float row_scale[2];
-  const QuantizedKeys* first_keys;  // of this lane, of the row tile's keys
-  QuantizedKeys keys, keys_ahead;   // of the kv tile, and of the next
-  float of_mean[2];                 // of rows, where programs read scores
+  std::int32_t
+      first_tile;  // of the row tile's keys, among those of all heads; there are none: kNoTiles
+  float key_scale, scale_ahead;  // of this lane's keys of the kv tile, and of the next
+  float of_mean[2];              // of rows, where programs read scores
 
   FOVEA_DEVICE_MEMBER explicit CodeScores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
   /// And at its first kv tile.
   FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first) {
-    first_keys = keys_of(tile);
+    first_tile = first_tile_of(tile);
     look_further(tile, first);
     const Work work = warp.work_of(tile);
 #pragma unroll
@@ -70,30 +73,52 @@ struct CodeScores<spec, true> {
     }
   }
 
-  /// Its tile 0; the division by the group is slow.
-  FOVEA_DEVICE_MEMBER const QuantizedKeys* keys_of(const RowTile& tile) const {
-    const QuantizedParams& q = warp.cta.p.quantized;
-    const QuantizedKeys* keys_of_head = q.keys + Cta<spec>::map_batch(tile) * q.keys_batch_stride +
-                                        tile.q_head / warp.cta.p.common.group * q.keys_head_stride;
-    if constexpr (spec.is_varlen)
-      keys_of_head += first_packed_tile(tile.batch, warp.cta.place_of(tile).kv_row) * kScalesOfTile;
-    return keys_of_head + warp.cta.lane % kScalesOfTile;
+  /// The division by the group is slow.
+  FOVEA_DEVICE_MEMBER std::int32_t first_tile_of(const RowTile& tile) const {
+    const ForwardParams& common = warp.cta.p.common;
+    const SequencePlace place = warp.cta.place_of(tile);
+    if (place.seqlen_kv == 0) return kNoTiles;
+    const std::int32_t pair =
+        Cta<spec>::map_batch(tile) * common.num_heads_kv + tile.q_head / common.group;
+    return pair * warp.cta.p.quantized.num_tiles + Cta<spec>::first_tile_of_codes(tile, place);
+  }
+
+  /// What is beside this lane's keys of a kv tile.
+  FOVEA_DEVICE_MEMBER const QuantizedKeys* keys_of(std::int32_t kv_idx) const {
+    return warp.cta.p.quantized.keys +
+           (std::int64_t{first_tile + kv_idx} * kScalesOfTile + warp.cta.lane % kScalesOfTile);
   }
 
   /// Of a kv tile before its product is issued; it is the one that was looked further to, but for a row tile's first.
-  FOVEA_DEVICE_MEMBER void look_at_keys() { keys = keys_ahead; }
+  FOVEA_DEVICE_MEMBER void look_at_keys() { key_scale = scale_ahead; }
 
   /// To the kv tile after it: behind a product that waits for them these loads would hold up the tensor cores.
   FOVEA_DEVICE_MEMBER void look_further(const RowTile& tile, KvTile next) {
-    keys_ahead = {1.0F, 0};
+    scale_ahead = 1.0F;
     const std::int32_t seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
     if (next.is_none() || next.idx() * spec.tile_kv >= seqlen_kv) return;  // there are no keys
-    keys_ahead = ptx::ld_global(first_keys + next.idx() * kScalesOfTile);
+    scale_ahead = ptx::ld_global(&keys_of(next.idx())->scale);
+  }
+
+  /// Where sums begin, of a row tile's first product.
+  FOVEA_DEVICE_MEMBER void begin_sums() {
+#pragma unroll
+    for (std::int32_t& sum : sums) sum = ptx::bit_cast<std::int32_t>(kIntegerOrigin);
+  }
+
+  /// Of all others: in the place of the scores before, which are done with. `zero`: see Sm90ForwardParams.
+  /// Note: plain moves ptxas puts behind the barrier of the turn, where the tensor cores wait for them.
+  FOVEA_DEVICE_MEMBER void begin_sums_behind(const float (&s)[kScores], float zero) {
+    const auto none = ptx::bit_cast<std::uint32_t>(zero);
+    const auto origin = ptx::bit_cast<std::uint32_t>(kIntegerOrigin);
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      sums[i] = static_cast<std::int32_t>(
+          ptx::ordered_and_or(ptx::bit_cast<std::uint32_t>(s[i]), none, origin));
+    }
   }
 
   FOVEA_DEVICE_MEMBER void issue(ptx::MatrixDescriptor queries, ptx::MatrixDescriptor key_tile) {
-#pragma unroll
-    for (std::int32_t& sum : sums) sum = ptx::bit_cast<std::int32_t>(kIntegerOrigin);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < T::kQkSteps; ++i) {
@@ -117,38 +142,44 @@ struct CodeScores<spec, true> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float scale = row_scale[r] * warp.cta.p.common.softmax_scale_log2;
-      unit[r] = code_unit(ptx::max_ftz(scale * keys.scale, kLeast));
+      unit[r] = code_unit(ptx::max_ftz(scale * ptx::abs_ftz(key_scale), kLeast));
     }
   }
 
   /// For programs: the products that scores are scaled from.
   FOVEA_DEVICE_MEMBER void multiply_out(float (&s)[kScores]) const {
-    const float factor[2] = {row_scale[0] * keys.scale, row_scale[1] * keys.scale};
+    const float scale = ptx::abs_ftz(key_scale);
+    const float factor[2] = {row_scale[0] * scale, row_scale[1] * scale};
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
       s[i] = ptx::fma_rn(s[i] - kIntegerOrigin, factor[i / 2 % 2], of_mean[i / 2 % 2]);
   }
 
-  /// Rare, so it may take long: a product of given numbers for each pair of which one is not rounded. Products of
-  /// values are under way meanwhile, so all lanes go the same way.
+  /// Whether one of this thread's rows or keys is not rounded.
+  FOVEA_DEVICE_MEMBER bool has_unrounded() const {
+    return key_scale < 0.0F || row_scale[0] == 0.0F || row_scale[1] == 0.0F;
+  }
+
+  /// Where a thread of the warp has; products of values may be under way, so all lanes go the same way. Rare, so it may
+  /// take long: a product of given numbers for each pair of which one is not rounded.
   FOVEA_DEVICE_MEMBER void restore_unrounded(const RowTile& tile, std::int32_t kv_idx,
                                              float (&s)[kScores]) const {
-    const bool is_row_unrounded[2] = {row_scale[0] == 0.0F, row_scale[1] == 0.0F};
-    const bool is_any = keys.unrounded != 0 || is_row_unrounded[0] || is_row_unrounded[1];
-    if (!ptx::vote_any(is_any)) return;
     const Work work = warp.work_of(tile);
     if (work.sequence.seqlen_kv == 0) return;
+    const std::uint32_t unrounded =
+        key_scale < 0.0F ? ptx::ld_global(&keys_of(kv_idx)->unrounded) : 0U;
+    constexpr int kRowsAtOnce = spec.sums_codes ? 1 : 2;  // registers are scarce beside its sums
 #pragma unroll 1
-    for (int bit = 0; bit < kScores / 2; ++bit) {
-      const bool is_key_unrounded = (keys.unrounded >> bit & 1U) != 0;
-      const std::int32_t of_tile = bit / 2 * 8 + warp.cta.lane % 4 * 2 + bit % 2;
-#pragma unroll
+    for (int key = 0; key < kScores / 2; ++key) {  // of those that this lane holds
+      const std::int32_t of_tile = key / 2 * 8 + warp.cta.lane % 4 * 2 + key % 2;
+#pragma unroll kRowsAtOnce
       for (int r = 0; r < 2; ++r) {
-        const bool is_mine = is_key_unrounded || is_row_unrounded[r];
+        const bool is_mine =
+            (r == 0 ? row_scale[0] : row_scale[1]) == 0.0F || (unrounded >> key & 1U) != 0;
         if (!ptx::vote_any(is_mine)) continue;
         const RowView<spec> row(warp.cta.p.common, work, warp.row(r));
         const float product = given_product(tile, row, kv_idx * spec.tile_kv + of_tile);
-        const int at = is_mine ? bit / 2 * 4 + 2 * r + bit % 2 : -1;
+        const int at = is_mine ? key / 2 * 4 + 2 * r + key % 2 : -1;
 #pragma unroll
         for (int i = 0; i < kScores; ++i) s[i] = i == at ? product : s[i];
       }

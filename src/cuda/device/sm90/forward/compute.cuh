@@ -11,6 +11,7 @@
 #include "sm90/forward/output.cuh"
 #include "sm90/forward/rows.cuh"
 #include "sm90/forward/scores.cuh"
+#include "sm90/forward/value_sums.cuh"
 #include "tile/matrix_descriptor.cuh"
 
 namespace fovea::cuda::sm90 {
@@ -30,9 +31,8 @@ struct Compute {
   Scores<spec, Mods> scores;
   Output<spec, Mods> output;
   typename Rows::Probabilities p;
-  typename Rows::Sums o;
+  ValueSums<spec, Rows> sums;
   Rows rows;
-  bool has_sums = false;         // o holds something: the next product adds to it
   KvTile next = KvTile::none();  // after scores.kv_tile, of the same row tile
   ptx::MatrixDescriptor keys;    // of the stage that comes next: known before its turn
 
@@ -44,7 +44,7 @@ struct Compute {
   std::uint32_t num_row_tiles = 0;  // so far
 
   FOVEA_DEVICE_MEMBER explicit Compute(const Cta<spec>& of_cta)
-      : cta(of_cta), warp(of_cta), scores(warp), output(warp), keys(keys_at(0)) {}
+      : cta(of_cta), warp(of_cta), scores(warp), output(warp), sums(warp), keys(keys_at(0)) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     // The first group goes first.
@@ -110,13 +110,13 @@ struct Compute {
           while (is_next_full && stands) {
             is_next_full = products<true>(tile);
             modify(tile);
-            await_sums();
-            stands =
-                rows.template exponentiate<false, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+            await_sums(rows);
+            stands = rows.template exponentiate<false, T::kChunk>(
+                scores.s, p, part, c(), cta.p.zero, scores.lacks_given_products());
             if (stands) end_step(tile, part);
           }
           if (!stands) {
-            repair_powers(part);
+            repair_powers(tile, part);
             end_step(tile, part);
           }
           continue;
@@ -190,19 +190,9 @@ struct Compute {
     scores.issue(a, keys);
   }
 
-  /// O += P V.
   FOVEA_DEVICE_MEMBER void issue_sums() {
-    using VTile = typename T::VTile;
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, v.stage), v.parity);
-    const auto b = mn_major_descriptor(VTile{cta.v_at(v.stage)});
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < spec.tile_kv / T::kElement.k_step; ++i) {
-      ptx::wgmma_rs<T::kType, T::kType, spec.head_dim_v, ptx::Major::mn>(
-          o, p[i], advanced(b, mn_major_offset<VTile>(i)), i > 0 || has_sums);
-    }
-    ptx::wgmma_commit_group();
-    has_sums = true;
+    sums.issue(p, cta.v_at(v.stage));
   }
 
   FOVEA_DEVICE_MEMBER void release_keys() {
@@ -225,6 +215,7 @@ struct Compute {
     const KvTile first = posted(0);
     scores.look_at_rows(tile, first);
     scores.template look_ahead<false>(tile, first);
+    scores.begin_sums();
     await_turn();
     issue_scores(q.stage);
     pass_turn();
@@ -241,54 +232,81 @@ struct Compute {
   /// full.
   template <bool is_known_full>
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
+    scores.begin_sums_behind();
     await_keys();
+    const KvTile of_sums = scores.kv_tile;
     scores.template look_ahead<is_known_full>(tile, next);
-    const KvTile posted_next = posted_to_leader(1);
-    const bool is_next_full = ptx::vote_any(posted_next.is_full());
-    next = {ptx::shfl_idx(posted_next.word, 0)};
-    scores.look_further(tile, next);
+    // Codes take so few instructions that what stands before a turn is in nobody's shadow; behind it, products are.
+    constexpr bool kLooksLate = Scores<spec, Mods>::kKeepsCodes;
+    bool is_next_full = false;
+    if constexpr (!kLooksLate) is_next_full = find_next(tile);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
     pass_turn();
+    look_at_values(first_tile(), of_sums);
+    if constexpr (kLooksLate) is_next_full = find_next(tile);
     ptx::wgmma_wait_group<1>();
     release_keys();
     return is_next_full;
   }
 
-  FOVEA_DEVICE_MEMBER void await_sums() {
+  /// The kv tile after the one whose keys have come: is it full?
+  FOVEA_DEVICE_MEMBER bool find_next(const RowTile& tile) {
+    const KvTile posted_next = posted_to_leader(1);
+    const bool is_next_full = ptx::vote_any(posted_next.is_full());
+    next = {ptx::shfl_idx(posted_next.word, 0)};
+    scores.look_further(tile, next);
+    return is_next_full;
+  }
+
+  /// Of codes, of the row tile whose scores were issued last.
+  FOVEA_DEVICE_MEMBER std::int32_t first_tile() const {
+    if constexpr (spec.sums_codes) return scores.codes.first_tile;
+    return 0;
+  }
+
+  /// Of a kv tile whose sums have been issued.
+  FOVEA_DEVICE_MEMBER void look_at_values(std::int32_t first_tile, KvTile of) {
+    if constexpr (spec.sums_codes) sums.look_at_values(first_tile + of.idx(), of);
+  }
+
+  /// `of`: the rows whose P was multiplied.
+  FOVEA_DEVICE_MEMBER void await_sums(Rows& of) {
     ptx::wgmma_wait_group<0>();
     release_values();
+    sums.take(of);
   }
 
   FOVEA_DEVICE_MEMBER void end_step(const RowTile& tile, const float (&part)[2]) {
     rows.add(part);
-    drop(tile);
+    if constexpr (spec.has_dropout) drop(tile);
     ++num_steps;
   }
 
-  /// Sums of powers that may not stand: the reference was too far below.
-  FOVEA_DEVICE_MEMBER void repair_powers(float (&part)[2]) {
-    if (rows.must_redo(part)) {
-      if (rows.template raise<false>(scores.s, c())) rows.scale(o);
+  /// Powers that may not stand: the reference was too far below, or scores are other than codes say.
+  FOVEA_DEVICE_MEMBER void repair_powers(const RowTile& tile, float (&part)[2]) {
+    const bool is_given = scores.give_products(tile);
+    if (is_given || rows.must_redo(part)) {
+      if (is_given) rows.look_for_nan(scores.s);
+      if (rows.template raise<false>(scores.s, c())) rows.scale(sums.o);
       rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
       ++num_misses;
     }
-    rows.soften(p, o, part);
+    rows.soften(p, sums.o, part);
   }
 
   FOVEA_DEVICE_MEMBER bool careful_step(const RowTile& tile) {
     const bool is_next_full = products<false>(tile);
-    modify(tile);
-    if (!scores.kv_tile.is_full()) mask<true>(tile);
+    make_scores<true>(tile);
     const bool is_raised =
         rows.template raise<false>(scores.s, c(), scores.kv_tile.pass() == Pass::low);
     if (is_raised && scores.kv_tile.is_full()) ++num_misses;
-    await_sums();
-    if (is_raised) rows.scale(o);
+    await_sums(rows);
+    if (is_raised) rows.scale(sums.o);
     float part[2];
     if (!rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero))
-      rows.soften(p, o, part);
+      rows.soften(p, sums.o, part);
     end_step(tile, part);
     return is_next_full;
   }
@@ -299,29 +317,33 @@ struct Compute {
     await_queries();
     await_keys();
     const KvTile first = posted(0);
+    const KvTile of_sums = scores.kv_tile;
+    const std::int32_t first_tile_of_sums = first_tile();
     scores.look_at_rows(after, first);
     scores.template look_ahead<false>(after, first);
+    scores.begin_sums();
     post_misses();
     await_turn();
     issue_scores(q.stage);
     issue_sums();
     pass_turn();
+    look_at_values(first_tile_of_sums, of_sums);
     next = posted(1);
     scores.look_further(after, next);
     choose_kind_of_steps();
     // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1
     // % at 512 keys).
-    constexpr bool kFinishesEarly = !Mods::has_mask;
+    constexpr bool kFinishesEarly = !Mods::has_mask && !spec.sums_codes;
     float factor[2];
     if constexpr (kFinishesEarly) output.finish_rows(tile, rows, Pass::all, factor);
     ptx::wgmma_wait_group<1>();
     q.advance();
     release_keys();
-    const Rows last = rows;
+    Rows last = rows;
     begin_rows<false>(after);
-    await_sums();
+    await_sums(last);
     if constexpr (!kFinishesEarly) output.finish_rows(tile, last, Pass::all, factor);
-    output.finish(tile, q_stage, factor, o, num_row_tiles, Pass::all);
+    output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
     first_probabilities(after);
   }
 
@@ -331,18 +353,19 @@ struct Compute {
     await_turn();
     issue_sums();
     pass_turn();
+    look_at_values(first_tile(), scores.kv_tile);
     choose_kind_of_steps();
     float factor[2];
-    output.finish_rows(tile, rows, pass, factor);
-    await_sums();
-    output.finish(tile, q_stage_of_last(), factor, o, num_row_tiles, pass);
+    if constexpr (!spec.sums_codes) output.finish_rows(tile, rows, pass, factor);
+    await_sums(rows);
+    if constexpr (spec.sums_codes) output.finish_rows(tile, rows, pass, factor);
+    output.finish(tile, q_stage_of_last(), factor, sums.o, num_row_tiles, pass);
   }
 
   template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void begin_rows(const RowTile& tile) {
     rows.begin();
-    modify(tile);
-    if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
+    make_scores<can_be_redo>(tile);
     rows.template raise<true>(scores.s, c(), can_be_redo && scores.kv_tile.pass() == Pass::low);
   }
 
@@ -350,6 +373,15 @@ struct Compute {
     rows.rebase();
     if constexpr (Scores<spec, Mods>::kKeepsCodes) scores.codes.set_units(rows.unit);
     scores.modify(tile, rows.base);
+  }
+
+  /// All that there is to scores, for steps that are careful.
+  template <bool can_be_redo>
+  FOVEA_DEVICE_MEMBER void make_scores(const RowTile& tile) {
+    modify(tile);
+    const bool is_given = scores.give_products(tile);
+    if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
+    if (is_given) rows.look_for_nan(scores.s);
   }
 
   template <bool can_be_redo>
@@ -362,13 +394,12 @@ struct Compute {
     float part[2];
     rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
     rows.add(part);
-    drop(tile);
-    has_sums = false;
+    if constexpr (spec.has_dropout) drop(tile);
+    sums.begin();
   }
 
   /// Of P alone: l and the maximum are those of all that a row sees. Infinity reaches a row whatever is dropped.
   FOVEA_DEVICE_MEMBER void drop(const RowTile& tile) {
-    if constexpr (!spec.has_dropout) return;
     if (is_indicator(scores.kv_tile.pass())) return;
     const ForwardParams& common = cta.p.common;
     const Work work = warp.work_of(tile);

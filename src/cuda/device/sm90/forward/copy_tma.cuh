@@ -10,6 +10,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/value_codes.cuh"
 #include "sm90/values_of_pass.cuh"
 
 namespace fovea::cuda::sm90 {
@@ -95,11 +96,23 @@ class TmaCopies {
   FOVEA_DEVICE_MEMBER void copy_values(int stage, const KvRows& kv, SharedAddress full) const {
     if constexpr (spec.is_paged) {
       copy_pages<typename T::VTile>(cta_.v_at(stage), cta_.p.v, full, kv);
+    } else if constexpr (spec.sums_codes) {
+      if (ptx::elect_one()) copy_value_codes(stage, kv, full);
     } else if (ptx::elect_one()) {
       copy<typename T::VTile>(cta_.v_at(stage), cta_.p.v, full,
                               {0, kv.first_row + kv.idx * spec.tile_kv, kv.kv_head, kv.batch},
                               ptx::CachePolicy::evict_last);
     }
+  }
+
+  /// A tile of a sequence without keys lies outside, and arrives as zeros.
+  FOVEA_DEVICE_MEMBER void copy_value_codes(int stage, const KvRows& kv, SharedAddress full) const {
+    const std::int32_t row =
+        kv.num_keys > 0 ? (kv.first_tile + kv.idx) * spec.head_dim_v : -spec.head_dim_v;
+    const std::int32_t at[4] = {0, row, kv.kv_head, kv.batch};
+    ptx::mbarrier_arrive_expect_tx(full, spec.head_dim_v * spec.tile_kv);
+    ptx::cp_async_bulk_tensor_load<4>(cta_.v_at(stage), tensor_map(cta_.p.v), at, full,
+                                      ptx::CachePolicy::evict_last);
   }
 
   /// Where the sequence ends inside the tile there may be NaN behind it, and 0 * NaN is not 0; nor is it in a pass over
@@ -114,7 +127,10 @@ class TmaCopies {
     if (is_cut) clear_behind_keys(values, kv.num_keys);
     if (pass != Pass::all) {
       ptx::sync_warp();
-      rewrite_values<spec.element, T::VTile::kBytes>(values.base, cta_.lane, pass);
+      if constexpr (spec.sums_codes)
+        rewrite_value_codes(cta_, values, kv, pass);
+      else
+        rewrite_values<spec.element, T::VTile::kBytes>(values.base, cta_.lane, pass);
     }
     ptx::fence_proxy_async_shared_cta();
     cta_.release(full);

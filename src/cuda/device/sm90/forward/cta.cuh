@@ -19,6 +19,17 @@
 
 namespace fovea::cuda::sm90 {
 
+/// Values as they lie in shared memory: keys one below the other; codes of a channel's keys side by side, and rows of
+/// ones below them.
+template <Sm90ForwardSpec spec, Swizzle swizzle, bool sums_codes = spec.sums_codes>
+struct ValueTile {
+  using Type = SharedTile<spec.tile_kv, element_bytes(spec.element) * spec.head_dim_v, swizzle>;
+};
+template <Sm90ForwardSpec spec, Swizzle swizzle>
+struct ValueTile<spec, swizzle, true> {
+  using Type = SharedTile<spec.head_dim_v + kRowsOfOnes, spec.tile_kv>;
+};
+
 /// All that follows from the spec.
 template <Sm90ForwardSpec spec>
 struct Traits {
@@ -68,7 +79,10 @@ struct Traits {
   static_assert(!spec.multiplies_codes || KTile::kPanels == 1, "rows of codes are one panel");
   static_assert(!spec.multiplies_codes || spec.tile_kv == kQuantizedTile,
                 "a lane's keys of a tile share a scale");
-  using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
+  using VTile = typename ValueTile<spec, kSwizzle>::Type;
+  static_assert(!spec.sums_codes || spec.multiplies_codes,
+                "P of codes is made of products of codes");
+  static_assert(!spec.sums_codes || !spec.has_dropout, "sums of P are of all keys, dropped or not");
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all
@@ -81,11 +95,13 @@ struct Traits {
   static constexpr bool kTradesRegisters = kGroups > 1 || kCtas > 1;
   static constexpr int kLoadRegisters = spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
                                         : kGroups == 3         ? (kIsMiddle ? 56 : 32)
+                                        : spec.sums_codes      ? 24
                                                                : 40;
   static constexpr int kComputeRegisters = spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
                                            : kGroups == 3         ? (kIsMiddle ? 152 : 160)
                                            : kCtas == 3           ? 120
                                            : kCtas == 2           ? 216
+                                           : spec.sums_codes      ? 240
                                                                   : 232;
   static_assert(kGroups < 3 || !spec.loads_by_cp_async, "threads that copy want more registers");
   /// Powers between two links of the chain in OptimisticRows::exponentiate.
@@ -114,8 +130,9 @@ struct SequencePlace {
 /// the last dimension of K and V; paged: what look_up has found of this tile's pages.
 struct KvRows {
   std::int32_t idx, kv_head, batch, first_row, num_keys;
+  std::int32_t first_tile;  // of the sequence's tiles of codes
 
-  FOVEA_DEVICE KvRows none() { return {-1, 0, 0, 0, 0}; }
+  FOVEA_DEVICE KvRows none() { return {-1, 0, 0, 0, 0, 0}; }
 };
 
 /// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of
@@ -206,6 +223,13 @@ struct Cta : RoleWarp {
   /// The last dimension of tensor maps of queries and of O: packed tensors have one sequence.
   FOVEA_DEVICE_MEMBER static std::int32_t map_batch(const RowTile& rows) {
     return spec.is_varlen || spec.has_packed_q ? 0 : rows.batch;
+  }
+
+  /// The first of its sequence's tiles of codes, among those of a head: packed sequences have one list of them.
+  FOVEA_DEVICE_MEMBER static std::int32_t first_tile_of_codes(const RowTile& rows,
+                                                              const SequencePlace& place) {
+    if constexpr (!spec.multiplies_codes || !spec.is_varlen) return 0;
+    return static_cast<std::int32_t>(first_packed_tile(rows.batch, place.kv_row));
   }
 
   FOVEA_DEVICE_MEMBER void done_with(const RowTile& rows) const {

@@ -65,8 +65,12 @@ struct Load {
         const std::int32_t pages = next_pages;
         const bool has_next = visit(next);
         if (has_next) next_pages = copies.look_up(place, batch, next);
-        const KvRows kv{tile.idx, rows.q_head / cta.p.common.group, spec.is_paged ? pages : batch,
-                        place.kv_row, place.seqlen_kv - tile.idx * spec.tile_kv};
+        const KvRows kv{tile.idx,
+                        rows.q_head / cta.p.common.group,
+                        spec.is_paged ? pages : batch,
+                        place.kv_row,
+                        place.seqlen_kv - tile.idx * spec.tile_kv,
+                        Cta<spec>::first_tile_of_codes(rows, place)};
         load_tile(rows, place, kv, tile, next, has_next, is_first, pending);
         if (!has_next) break;
         tile = next;

@@ -101,19 +101,33 @@ struct Scores {
     }
   }
 
+  /// Before a product is issued, or its turn is awaited: of a row tile's first, and of all others.
+  FOVEA_DEVICE_MEMBER void begin_sums() {
+    if constexpr (spec.multiplies_codes) codes.begin_sums();
+  }
+  FOVEA_DEVICE_MEMBER void begin_sums_behind() {
+    if constexpr (kKeepsCodes)
+      codes.begin_sums_behind(s, warp.cta.p.zero);
+    else
+      begin_sums();
+  }
+
   /// S = Q Kᵀ, given where the group's queries and the tile's keys lie: a group of products that is under way then.
   FOVEA_DEVICE_MEMBER void issue(ptx::MatrixDescriptor queries, ptx::MatrixDescriptor keys) {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
-    if constexpr (spec.multiplies_codes) return codes.issue(queries, keys);
-    ptx::wgmma_fence();
+    if constexpr (spec.multiplies_codes) {
+      codes.issue(queries, keys);
+    } else {
+      ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < T::kQkSteps; ++i) {
-      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
-          s, advanced(queries, k_major_offset<QTile>(i)), advanced(keys, k_major_offset<KTile>(i)),
-          i > 0);
+      for (int i = 0; i < T::kQkSteps; ++i) {
+        ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(
+            s, advanced(queries, k_major_offset<QTile>(i)),
+            advanced(keys, k_major_offset<KTile>(i)), i > 0);
+      }
+      ptx::wgmma_commit_group();
     }
-    ptx::wgmma_commit_group();
   }
 
   /// What the score program makes of them; where that are logarithms, less the base of each of the two rows.
@@ -121,8 +135,10 @@ struct Scores {
     const ForwardParams& common = warp.cta.p.common;
     if constexpr (spec.multiplies_codes) {
       codes.take(s);
-      if constexpr (!kKeepsCodes) codes.multiply_out(s);
-      codes.restore_unrounded(tile, kv_tile.idx(), s);
+      if constexpr (!kKeepsCodes) {
+        codes.multiply_out(s);
+        if (ptx::vote_any(codes.has_unrounded())) codes.restore_unrounded(tile, kv_tile.idx(), s);
+      }
     }
     if constexpr (Mods::has_score_slope) {
       const float first[2] = {line_base[0] - base[0], line_base[1] - base[1]};
@@ -143,6 +159,22 @@ struct Scores {
                          x = Score::value(x, at, key, row, common.captures);
                      });
     }
+  }
+
+  /// Where codes stay codes, rows and keys that are not rounded still lack their scores. Of this thread's.
+  FOVEA_DEVICE_MEMBER bool lacks_given_products() const {
+    if constexpr (kKeepsCodes) return codes.has_unrounded();
+    return false;
+  }
+
+  /// These get them: products of what was given, which are not finite. Whether there were such.
+  FOVEA_DEVICE_MEMBER bool give_products(const RowTile& tile) {
+    if constexpr (kKeepsCodes) {
+      const bool is_given = ptx::vote_any(codes.has_unrounded());
+      if (is_given) codes.restore_unrounded(tile, kv_tile.idx(), s);
+      return is_given;
+    }
+    return false;
   }
 
   /// Where indicators are summed, keys that a row sees are as good as equal: scores of any size come within 2 of 0,

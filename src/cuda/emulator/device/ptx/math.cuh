@@ -129,6 +129,22 @@ FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
 
 FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) { return emulator::decode_f16(pair >> 16); }
 
+FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi, Site site = Site::here()) {
+  check_operands("cvt.e4m3x2", site, lo, hi);
+  return emulator::encode_e4m3(lo) | emulator::encode_e4m3(hi) << 8;
+}
+
+FOVEA_DEVICE std::uint32_t cvt_u8x4(float a, float b, float c, float d, Site site = Site::here()) {
+  check_operands("cvt.u8x4", site, a, b, c);
+  check_operands("cvt.u8x4", site, d);
+  std::uint32_t word = 0;
+  for (const float x : {d, c, b, a}) {
+    const float code = x != x ? 0.0F : std::nearbyint(std::fmin(std::fmax(x, 0.0F), 255.0F));
+    word = word << 8 | static_cast<std::uint32_t>(code);
+  }
+  return word;
+}
+
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {
   check_operands("cvt.rna.tf32", site, x);
   const auto bits = bit_cast<std::uint32_t>(x);

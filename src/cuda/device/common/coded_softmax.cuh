@@ -1,0 +1,160 @@
+// The softmax whose probabilities are codes of e4m3, made without an exponential: of sm90/attention_forward where it
+// sums codes. common/optimistic_softmax.cuh is the other one, and has the same functions.
+//
+//   code = round(8 (x + 7)),  x = log2 p + headroom         the bits of e4m3, of x rounded to an eighth of an octave
+//
+// The bits of a float are a logarithm, exact at powers of two and linear between them: an eighth of an octave is the
+// last place of e4m3. So a code is an fma of the score and a conversion that saturates at 0: a quarter of the
+// instructions of an exponential, and none of the unit that has those. Between powers of two codes are up to 6 % too
+// large, by 1.0407 on average; sums of codes are their own denominator, so that only lse is divided by it.
+//
+// The row sums come with the product, from rows of ones below the values (forward/value_sums.cuh), so they are relative
+// to the reference of the P that was multiplied: `sum` and O are scaled together, by scale().
+//
+// References are whole octaves: a step scales exactly, and codes but the smallest are the same whenever it is made. One
+// is set kHeadroom octaves below the row's maximum, to the nearest; 2^-14 of a p of that much is 0, below 2^-11 it is
+// coarse. Full tiles make codes from the old reference at once and look for any
+// of 2^8 or more, while scores are still in their registers: then maximum, new reference, codes again. Both ways move a
+// reference where the maximum is above kJump, which is above what is looked for: they give the same bits, and a row's
+// do not depend on the rows beside it.
+//
+// What is not finite: a NaN would be code 0. There are such scores where rows or keys are not finite only; whoever
+// brings them asks for a look (look_for_nan).
+#pragma once
+
+#include "common/float_constants.cuh"
+#include "common/optimistic_softmax.cuh"
+#include "ptx/math.cuh"
+#include "ptx/warp.cuh"
+
+namespace fovea::cuda {
+
+/// Two rows of a thread's fragments, as OptimisticRows has them; scores are products of codes. keeps_greatest: every
+/// tile is careful.
+template <int columns, int width, bool keeps_greatest>
+struct CodedRows {
+  static constexpr int kScores = columns / 2;
+  static constexpr int kSums = width / 2;
+  using Scores = float[kScores];
+  using Sums = float[kSums];
+  using Probabilities = std::uint32_t[columns / 32][4];
+
+  static constexpr bool kHasWholeSums = true;  // in all lanes of a row
+  static constexpr int kHeadroom = 5;
+  /// The first code that asks for a new reference is that of 2^8 (kLeastHigh), whose scores begin at 7.9375. So rows
+  /// above kJump are always asked, and below it codes are finite.
+  static constexpr float kJump = 7.95F;
+  static constexpr std::uint32_t kLeastHigh = 0x78;
+  static constexpr float kLog2LinearMean = 0x1.d74eeap-5F;
+  static constexpr float kLeastSum = 0.0F;
+  static constexpr float kIndicatorFactor = 1.0F;
+
+  float reference[2];  // log2 of what has code 1
+  float sum[2];        // of codes
+  float factor[2];     // what the last step scales O and sum by
+  float greatest[2];   // score so far, where it is kept, log2
+  float unit[2];       // what makes scores logarithms
+  static constexpr float base[2] = {};
+
+  FOVEA_DEVICE_MEMBER void begin() {
+    reference[0] = reference[1] = -infinity();
+    sum[0] = sum[1] = 0.0F;
+  }
+  FOVEA_DEVICE_MEMBER void rebase() const {}
+
+  /// Careful: whether any row of the warp got a new reference.
+  template <bool is_first>
+  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float, bool = false) {
+    float top[2];
+    fragment_maxima(s, top, [&](int r, float x) { return (x - kIntegerOrigin) * unit[r]; });
+    bool is_raised[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (keeps_greatest)
+        greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
+      // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
+      is_raised[r] = is_first || !(top[r] - reference[r] <= kJump);
+    }
+    const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
+    factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
+    if (is_any) {
+      move(0, top[0], is_raised[0]);
+      move(1, top[1], is_raised[1]);
+    }
+    return is_any;
+  }
+
+  /// Among scores that a row sees, where they may be NaN: then its sum is, from here on. As that of +inf is.
+  FOVEA_DEVICE_MEMBER void look_for_nan(const Scores& s) {
+    bool is_nan[2] = {false, false};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) is_nan[i / 2 % 2] |= !(s[i] < infinity());
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::uint32_t lanes = ptx::ballot(is_nan[r]);
+      if ((lanes >> (ptx::lane_idx() & ~3) & 0xfU) != 0) sum[r] = quiet_nan();
+    }
+  }
+
+  /// P from S, which stays as it is. Whether it may stand, unless a thread knows better (is_wrong).
+  template <bool is_careful, int chunk>
+  FOVEA_DEVICE_MEMBER bool exponentiate(const Scores& s, Probabilities& p, float (&)[2], float,
+                                        float, bool is_wrong = false) const {
+    float slope[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool is_empty = is_careful && reference[r] == -infinity();
+      const float shift = is_empty ? 0.0F : 7.0F - reference[r];
+      slope[r] = 8.0F * unit[r];
+      // Exact: units have 21 bits, and reference is a whole octave.
+      offset[r] = 8.0F * ptx::fma_rn_ftz(-kIntegerOrigin, unit[r], shift);
+    }
+    const auto code = [&](int i) {
+      return ptx::fma_rn_ftz(s[i], slope[i / 2 % 2], offset[i / 2 % 2]);
+    };
+    std::uint32_t high = 0;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 8) {
+      std::uint32_t(&fragment)[4] = p[i / 16];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int first = i + 2 * r;
+        const std::uint32_t codes =
+            ptx::cvt_u8x4(code(first), code(first + 1), code(first + 4), code(first + 5));
+        fragment[i / 8 % 2 * 2 + r] = codes;
+        if constexpr (!is_careful) high |= codes | (codes + (0x80U - kLeastHigh) * 0x01010101U);
+      }
+    }
+    if constexpr (is_careful) return true;
+    return !ptx::vote_any((high & 0x80808080U) != 0 || is_wrong);
+  }
+
+  /// Where scores do not stand there is one way to repair them.
+  FOVEA_DEVICE_MEMBER bool must_redo(const float (&)[2]) const { return true; }
+  FOVEA_DEVICE_MEMBER void soften(Probabilities&, Sums&, float (&)[2]) const {}
+  FOVEA_DEVICE_MEMBER void add(const float (&)[2]) const {}
+
+  FOVEA_DEVICE_MEMBER void scale(Sums& o) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) o[i] *= factor[i / 2 % 2];
+    sum[0] *= factor[0];
+    sum[1] *= factor[1];
+  }
+
+  FOVEA_DEVICE_MEMBER bool is_huge_row(int) const { return false; }
+
+  /// log Σ exp(score); -inf where the row has seen nothing.
+  FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
+    return kLn2 * (log2_sum(reference[r], total) - kLog2LinearMean);
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_raised) {
+    const float next = whole_octave(top) - static_cast<float>(kHeadroom);
+    factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
+    if (!is_raised || next == -infinity()) factor[r] = 1.0F;
+    if (is_raised) reference[r] = next;
+  }
+};
+
+}  // namespace fovea::cuda

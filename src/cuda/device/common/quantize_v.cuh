@@ -1,0 +1,165 @@
+// V rounded to eight bits, read once and written once, transposed: what attention multiplies in its place.
+//
+//   code = e4m3(v / scale),  scale = greatest |v| of a tile of 128 keys / 448      Zhang et al. 2024 (SageAttention2)
+//
+// A CTA takes a tile of one head. A thread holds 4 keys x 8 channels, whose codes are 8 words of the transposed tile:
+// those keys are neighbours there (shared/quantize_v.h). The tile is put together in shared memory, for 4 bytes a row
+// are no access to memory, and goes out by rows of 128.
+//
+// Arithmetic is f32, each operation rounded to nearest even, as src/reference/quantized.cpp has it: codes and scales
+// have defined bits. Keys behind the end have code 0. NaN and infinities do not count for the scale and have kNanCode.
+//
+// Bound: memory, 3 bytes an element.
+#pragma once
+
+#include "common/element_pair.cuh"
+#include "common/head_tiles.cuh"
+#include "common/warp_reduce.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/griddepcontrol.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/quantize_v.h"
+
+namespace fovea::cuda {
+
+template <QuantizeVSpec spec>
+struct QuantizeV {
+  static_assert(spec.element != Element::f32, "elements have 16 bits");
+  static_assert(spec.head_dim == 64 || spec.head_dim == 128, "a row is 8 or 16 threads'");
+  static constexpr int kOctets = spec.head_dim / 8;  // of channels
+  static constexpr int kWarps = kQuantizeThreads / 32;
+  static constexpr int kKeys = 4;  // of a thread at once
+  static constexpr int kQuads = kQuantizedTile / kKeys;
+  static constexpr int kSteps = kQuads * kOctets / kQuantizeThreads;
+
+  const QuantizeVParams& p;
+  const ptx::SharedAddress smem = ptx::dynamic_shared();
+  const int thread = ptx::thread_idx().x;
+  const int warp = ptx::warp_idx();
+  const int octet = thread % kOctets;
+
+  using Block = ptx::U32x4[kKeys];  // four keys of eight channels
+
+  FOVEA_DEVICE_MEMBER void run() const {
+    ptx::griddepcontrol_launch_dependents();
+    const HeadTiles<spec.is_packed> tiles{p.v,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
+                                          p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
+    const std::int32_t number = ptx::block_idx().x;
+    const HeadTile tile = tiles.tile(number);
+    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    if (tile.begin < rows.count) round(rows, tile.begin, number);
+    // So that who waits for this kernel has waited for the one before it.
+    ptx::griddepcontrol_wait();
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER int quad_of(int step) const {
+    return thread / kOctets + step * (kQuantizeThreads / kOctets);
+  }
+
+  FOVEA_DEVICE_MEMBER void round(const HeadRows& rows, std::int32_t begin,
+                                 std::int32_t number) const {
+    Block blocks[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
+    float greatest = 0;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      greatest = ptx::max_ftz(greatest, greatest_of(blocks[step]));
+    const float scale = scale_of(greatest);
+    const float reciprocal = ptx::div_rn(1.0F, scale);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) put(blocks[step], reciprocal, quad_of(step));
+    ptx::sync_threads();
+    write(number);
+    if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
+  }
+
+  /// Zeros where there are no keys, and behind the problem's head_dim.
+  FOVEA_DEVICE_MEMBER void load(const HeadRows& rows, std::int32_t begin, int quad,
+                                Block& block) const {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const std::int64_t row = std::int64_t{begin} + key_of_byte(kKeys * quad + i);
+      block[i] = {};
+      if (row < rows.count && 8 * octet < p.head_dim) {
+        block[i] = ptx::ld_global_nc(
+            reinterpret_cast<const ptx::U32x4*>(rows.data + row * rows.row_stride + 8 * octet));
+      }
+    }
+  }
+
+  /// Channel c of eight.
+  FOVEA_DEVICE float channel(const ptx::U32x4& chunk, int c) {
+    const std::uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    return c % 2 == 0 ? low_of<spec.element>(pairs[c / 2]) : high_of<spec.element>(pairs[c / 2]);
+  }
+
+  FOVEA_DEVICE float greatest_of(const Block& block) {
+    float greatest = 0;
+#pragma unroll
+    for (const ptx::U32x4& chunk : block) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const float size = ptx::abs(channel(chunk, c));
+        greatest = ptx::max_ftz(greatest, size - size == 0.0F ? size : 0.0F);
+      }
+    }
+    return greatest;
+  }
+
+  /// Of the tile.
+  FOVEA_DEVICE_MEMBER float scale_of(float greatest) const {
+    constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
+    const ptx::SharedAddress of_warps = smem + spec.head_dim * kQuantizedTile;
+    greatest = warp_max(greatest);
+    if (ptx::lane_idx() == 0) ptx::st_shared(of_warps + 4 * warp, greatest);
+    ptx::sync_threads();
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i)
+      greatest = ptx::max_ftz(greatest, ptx::ld_shared<float>(of_warps + 4 * i));
+    const float scale = ptx::div_rn(greatest, 448.0F);
+    return scale > kLeast ? scale : kLeast;
+  }
+
+  /// Word `quad` of a channel's row of 32. Lanes hold all octets and neighbouring quads: moved so, they meet 32 banks.
+  FOVEA_DEVICE_MEMBER ptx::SharedAddress word_at(int of_channel, int quad) const {
+    const int moved = quad ^ of_channel / 8 * (32 / kOctets);
+    return smem + of_channel * kQuantizedTile + 4 * moved;
+  }
+
+  FOVEA_DEVICE_MEMBER void put(const Block& block, float reciprocal, int quad) const {
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+      float scaled[kKeys];
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) {
+        const float x = ptx::mul_rn(channel(block[i], c), reciprocal);
+        scaled[i] = x - x == 0.0F ? x : x - x;  // infinities are NaN
+      }
+      const std::uint32_t codes =
+          ptx::cvt_e4m3x2(scaled[0], scaled[1]) | ptx::cvt_e4m3x2(scaled[2], scaled[3]) << 16U;
+      ptx::st_shared(word_at(8 * octet + c, quad), codes);
+    }
+  }
+
+  /// Two words stay neighbours wherever they are moved.
+  FOVEA_DEVICE_MEMBER void write(std::int32_t number) const {
+    constexpr int kPairs = kQuads / 2;  // of words of a row
+    std::uint8_t* const to = p.codes + std::int64_t{number} * spec.head_dim * kQuantizedTile;
+#pragma unroll
+    for (int i = thread; i < spec.head_dim * kPairs; i += kQuantizeThreads) {
+      const auto words = ptx::ld_shared<ptx::U32x2>(word_at(i / kPairs, i % kPairs * 2));
+      ptx::st_global(reinterpret_cast<ptx::U32x2*>(to + i * 8), words);
+    }
+  }
+};
+
+template <QuantizeVSpec spec>
+FOVEA_DEVICE void quantize_v(const QuantizeVParams& p) {
+  QuantizeV<spec>{p}.run();
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,59 @@
+// V in eight bits: what common/quantize_v.cuh takes and leaves, and what attention reads of it.
+//
+//   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / 448
+//
+// wgmma wants operands of eight bits with their depth side by side, and the depth of P V are keys: V lies transposed, a
+// row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become its operand: it
+// holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
+#pragma once
+
+#include "shared/element.h"
+#include "shared/quantize_qk.h"
+#include "shared/tensor_params.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// The key of a tile whose code stands at this byte of a row.
+constexpr std::int32_t key_of_byte(std::int32_t byte) {
+  return byte / 16 * 16 + byte % 4 / 2 * 8 + byte % 16 / 4 * 2 + byte % 2;
+}
+
+/// Of what is not finite; attention looks at the given number then. No number has this code.
+inline constexpr std::uint32_t kNanCode = 0x7f;
+/// 1 in e4m3.
+inline constexpr std::uint32_t kOneCode = 0x38;
+
+/// Beside the codes, as attention reads them.
+struct QuantizedValues {
+  const float* scales;  // [batch, num_heads_kv, num_tiles], packed without batch
+};
+
+/// What the kernel that rounds is compiled for.
+struct QuantizeVSpec {
+  Element element = Element::bf16;  // of v
+  std::int32_t head_dim = 128;      // of codes: 64 or 128, the problem's padded by zeros
+  bool is_packed = false;
+
+  bool operator==(const QuantizeVSpec&) const = default;
+};
+
+struct QuantizeVParams {
+  BshdParam v;  // [batch, seqlen_kv, num_heads_kv, head_dim], rows at multiples of 16 bytes
+  std::int32_t head_dim;  // of the problem, a multiple of 8
+  std::int32_t num_heads_kv, seqlen_kv;
+  std::int32_t num_tiles;    // of a sequence and head; packed: of a head
+  IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
+  std::int32_t num_sequences;
+  std::int64_t total_kv;  // rows of all of them, of one head
+  std::uint8_t*
+      codes;  // [batch, num_heads_kv, num_tiles, head_dim of the spec, kQuantizedTile], packed without batch
+  QuantizedValues beside;
+};
+
+/// A tile of codes is put together in shared memory; behind it the greatest magnitude of each warp.
+constexpr std::int32_t quantize_v_shared_bytes(const QuantizeVSpec& spec) {
+  return spec.head_dim * kQuantizedTile + kQuantizeThreads / 32 * 4;
+}
+
+}  // namespace fovea::cuda
