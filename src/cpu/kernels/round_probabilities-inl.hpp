@@ -57,8 +57,8 @@ struct TileOrigin {
 };
 
 /// The reference follows the maximum: at once, by multiples of p_step octaves, or, where codes are relative to the
-/// maximum of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row by
-/// inf - inf.
+/// maximum of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row
+/// by inf - inf.
 HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTile& tile,
                                    const float* greatest_of_rows, const QuantizedRows& rows,
                                    int lane, TileOrigin& to) {

@@ -74,6 +74,8 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"f32_of_bf16_hi", 80, "a.f[0] = f32_of_bf16_hi(a.u[1]);", {"LOP3.LUT"}},
     {"f32_of_f16_lo", 80, "a.f[0] = f32_of_f16_lo(a.u[1]);", {"HADD2.F32"}},
     {"f32_of_f16_hi", 80, "const std::uint32_t pair = ld_global(a.u); a.u[1] = pair; a.f[0] = f32_of_f16_hi(pair);", {"HADD2.F32", ".H1_H1"}},
+    {"cvt_e4m3x2", 90, "a.u[0] = cvt_e4m3x2(a.f[1], a.f[2]);", {"F2FP.SATFINITE.E4M3"}},
+    {"cvt_u8x4", 90, "a.u[0] = cvt_u8x4(a.f[1], a.f[2], a.f[3], a.f[4]);", {"F2IP.U8.F32.NTZ"}},
     {"cvt_rna_tf32", 80, "a.u[0] = cvt_rna_tf32(a.f[1]);", {"0xffffe000"}},
     {"mul_bf16x2", 80, "a.u[0] = mul_bf16x2(a.u[1], a.u[2]);", {"HFMA2.BF16"}},
     {"mul_f16x2", 80, "a.u[0] = mul_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},
@@ -84,6 +86,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"ordered_ex2_approx_ftz", 80, "a.f[0] = ordered_ex2_approx_ftz(a.f[1]);", {"MUFU.EX2"}},
     {"ordered_fma_rn_ftz", 80, "a.f[0] = ordered_fma_rn_ftz(a.f[1], a.f[2], a.f[3]);", {"FFMA.FTZ"}},
     {"ordered_add_rn_ftz", 80, "a.f[0] = ordered_add_rn_ftz(a.f[1], a.f[2]);", {"FADD.FTZ"}},
+    {"ordered_and_or", 80, "a.u[0] = ordered_and_or(a.u[1], a.u[2], a.u[3]);", {"LOP3.LUT"}},
     {"ordered_cvt_bf16x2", 80, "a.u[0] = ordered_cvt_bf16x2(a.f[1], a.f[2]);", {"F2FP.BF16"}},
     {"ordered_cvt_f16x2", 80, "a.u[0] = ordered_cvt_f16x2(a.f[1], a.f[2]);", {"F2FP.PACK_AB"}},
 
