@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Attention of eight bits next to that of sixteen on one GPU: error and speed of recipes, quantisation passes included.
 
-usage: gpu_quant_peers.py --library libfovea.so [--recipes accurate] [--seqlens 2048,4096,16384] [--head-dims 128,64] [--rounds 9] [--seconds 120] [--json FILE]
+usage: gpu_quant_peers.py --library libfovea.so [--recipes fast,accurate] [--seqlens 2048,4096,16384] [--head-dims 128,64] [--rounds 9] [--seconds 120] [--json FILE]
 
 Contenders are Fovea with each recipe and without one, PyTorch's scaled_dot_product_attention by cuDNN and FlashAttention-2, and
-FlashAttention-3 where the wheel fa3-fwd is installed; how they are timed is gpu_peers.py's. Errors are ||got - exact|| / ||exact|| of the last
+FlashAttention-3 where the wheel fa3-fwd is installed, also in fp8, whose rounding is not in its figure; how they are timed is gpu_peers.py's. Errors are ||got - exact|| / ||exact|| of the last
 rows of some heads against attention in f64, on four kinds of inputs, and the largest of lse. TFLOP/s count 4 * heads * head_dim * visible pairs.
 """
 
@@ -56,11 +56,24 @@ def errors(setup, kind, causal, seqlen, head_dim):
     return row
 
 
+def fa3_fp8(q, k, v, causal):
+    """FlashAttention-3 of operands that were rounded before, by a scale for each."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+
+    def rounded(x):
+        scale = x.abs().max().float() / largest
+        return (x.float() / scale).to(torch.float8_e4m3fn), scale.expand(x.shape[0], x.shape[2]).contiguous()
+
+    (q8, q_scale), (k8, k_scale), (v8, v_scale) = (rounded(x) for x in (q, k, v))
+    return lambda: peers.fa3(q8, k8, v8, causal=causal, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale)
+
+
 def speeds(setup, causal, seqlen, head_dim):
     batch, heads = peers.TOTAL_TOKENS // seqlen, peers.WIDTH // head_dim
     q, k, v = inputs("normal", batch, seqlen, heads, head_dim)
     own = {name: lambda fields=fields: peers.FoveaCall(setup.library, q, k, v, **fields) for name, fields in setup.own(causal).items()}
-    contenders, why_not = peers.started({**own, **peers.standard_peers(q, k, v, causal)})
+    fp8 = {} if peers.fa3 is None else {"fa3 fp8": lambda: fa3_fp8(q, k, v, causal)}
+    contenders, why_not = peers.started({**own, **peers.standard_peers(q, k, v, causal), **fp8})
     flops = peers.attention_flops(batch, heads, seqlen, head_dim, 0.5 if causal else 1)
     row = {"case": f"{batch}x{seqlen}x{heads}x{head_dim}{' causal' if causal else ''}", "tflops": {}, "spread": {}, "why_not": why_not}
     for name, figure in setup.clock.figures(contenders, setup.rounds).items():
@@ -86,7 +99,7 @@ def table(title, rows, which, form):
 def parse_args():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
-    parser.add_argument("--recipes", default="accurate", help="separated by commas; a recipe with fields of its own has no place here")
+    parser.add_argument("--recipes", default="fast,accurate", help="separated by commas; a recipe with fields of its own has no place here")
     parser.add_argument("--seqlens", default="2048,4096,16384")
     parser.add_argument("--head-dims", default="128,64")
     parser.add_argument("--rounds", type=int, default=9)

@@ -16,7 +16,7 @@ namespace {
 struct Shape {
   const char* name;
   std::int64_t head_dim;
-  bool is_causal;
+  bool is_causal = false;
   bool has_softcap = false;
   int spill_bytes = 0;
   const char* quant = "accurate";
@@ -62,7 +62,8 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
       EXPECT_EQ(count(loops[0], "YIELD"), 0);
       EXPECT_LT(count(loops[0], "I2F"), 16) << "sums of codes are floats";
       EXPECT_LE(count(loops[0], "R2UR"), (sums_codes ? 3 : 2) * steps);
-      if (steps == 1) EXPECT_EQ(count(loops[0], "LDL") + count(loops[0], "STL"), 0);
+      const int of_careful_steps = steps == 1 ? 0 : 8;
+      EXPECT_LE(count(loops[0], "LDL") + count(loops[0], "STL"), of_careful_steps);
     }
   }
 }
