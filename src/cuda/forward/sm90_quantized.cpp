@@ -18,6 +18,7 @@ constexpr std::int64_t kMostHeadDim = 128;
 /// Where it was measured to be faster than 16 bits, rounding included: so many queries and keys, and head dims that
 /// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
 constexpr std::int64_t kFewestToPay = 16384;
+constexpr std::int64_t kFewestToPayOfSums = 4096;  // where codes are summed too
 constexpr std::int64_t kWidestOfNarrow = 96;
 
 /// What the kernel computes where P and V stay as they are. Other fields say how they are rounded, or are of no effect
@@ -113,12 +114,11 @@ std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
     return fmt::format("head dims are {} and {}; it is faster with more than {}", f.head_dim_qk,
                        f.head_dim_v, kWidestOfNarrow);
   }
-  if (f.seqlen_kv < kFewestToPay) {
-    return fmt::format("seqlen_kv is {}; it is faster from {} on", f.seqlen_kv, kFewestToPay);
-  }
-  if (f.seqlen_q < kFewestToPay) {
-    return fmt::format("seqlen_q is {}; it is faster from {} on", f.seqlen_q, kFewestToPay);
-  }
+  const std::int64_t fewest = sums_codes(p.quant) ? kFewestToPayOfSums : kFewestToPay;
+  if (f.seqlen_kv < fewest)
+    return fmt::format("seqlen_kv is {}; it is faster from {} on", f.seqlen_kv, fewest);
+  if (f.seqlen_q < fewest)
+    return fmt::format("seqlen_q is {}; it is faster from {} on", f.seqlen_q, fewest);
   if (f.is_varlen || !p.mask.is_all_visible() || !p.score.is_identity() || p.dropout.p > 0)
     return "it is faster with dense tensors and neither mask, score program nor dropout";
   return "";

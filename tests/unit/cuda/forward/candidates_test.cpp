@@ -297,6 +297,11 @@ TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
             "seqlen_kv is 8192; it is faster from 16384 on");
   EXPECT_EQ(differing([](Shape& s) { s.seqlen_q = 1; }),
             "seqlen_q is 1; it is faster from 16384 on");
+  Shape shorter = measured;
+  shorter.seqlen_q = shorter.seqlen_kv = 4096;
+  EXPECT_EQ(why(with_recipe(shorter, "fast")), "");
+  shorter.seqlen_q = shorter.seqlen_kv = 2048;
+  EXPECT_EQ(why(with_recipe(shorter, "fast")), "seqlen_kv is 2048; it is faster from 4096 on");
   constexpr const char* kOthers =
       "it is faster with dense tensors and neither mask, score program nor dropout";
   Problem masked = problem_of(measured);
