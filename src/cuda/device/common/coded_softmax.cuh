@@ -141,8 +141,6 @@ struct CodedRows {
     sum[1] *= factor[1];
   }
 
-  FOVEA_DEVICE_MEMBER bool is_huge_row(int) const { return false; }
-
   /// log Σ exp(score); -inf where the row has seen nothing.
   FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
     return kLn2 * (log2_sum(reference[r], total) - kLog2LinearMean);
