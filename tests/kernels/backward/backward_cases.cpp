@@ -342,11 +342,11 @@ void add_hidden_nan(std::vector<GradientCase>& cases) {
   }
 }
 
-GradientCase hopper_documents(std::string label, std::int64_t head_dim) {
-  GradientCase problem = hopper_case({std::move(label), head_dim, 200, 200, 2, 1});
+GradientCase hopper_documents(std::string label, std::int64_t head_dim, std::int64_t seqlen) {
+  GradientCase problem = hopper_case({std::move(label), head_dim, seqlen, seqlen, 2, 1});
   problem.forward.batch = 2;
-  const TensorView ids =
-      problem.forward.capture(Dtype::i32, {2, 200}, [](std::int64_t i) { return i % 200 / 70; });
+  const TensorView ids = problem.forward.capture(
+      Dtype::i32, {2, seqlen}, [seqlen](std::int64_t i) { return i % seqlen / 70; });
   problem.forward.mask = documents(ids) && causal();
   return problem;
 }
@@ -448,8 +448,8 @@ std::vector<GradientCase> hopper_backward_cases() {
   }
   cases.push_back(hopper_packed("packed_d128", 128));
   cases.push_back(hopper_packed("packed_d64_any_order", 64));
-  cases.push_back(hopper_documents("documents_d64", 64));
-  cases.push_back(hopper_documents("documents_d128_any_order", 128));
+  cases.push_back(hopper_documents("documents_d64", 64, 200));
+  cases.push_back(hopper_documents("documents_d128_any_order", 128, 200));
   add_hidden_nan(cases);
   add_hopper_programs(cases);
   add_hopper_dropout(cases);
@@ -472,6 +472,7 @@ std::vector<GradientCase> wide_backward_cases() {
   add({"causal_d256_f16", 256, 141, 141, 1, 1, causal(), Dtype::f16});
   add({"window_d200_136", 200, 150, 150, 1, 1, window(70, 3)}, 136);  // padded
   add({"full_d64_256", 64, 70, 130}, 256);
+  cases.push_back(hopper_documents("documents_d192", 192, 100));
   add({"one_key_d256", 256, 70, 1});
   add({"no_query_d192", 192, 0, 70});
   add({"no_key_d192", 192, 70, 0});

@@ -6,6 +6,7 @@
 #include "common/element_pair.cuh"
 #include "common/float_constants.cuh"
 #include "common/position.cuh"
+#include "common/program_parts.cuh"
 #include "common/score.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -150,7 +151,9 @@ struct Probabilities {
   /// Scores that a row does not see become -inf, whatever they were.
   FOVEA_DEVICE_MEMBER void mask(Scores& s, const PostedTile& tile) const {
     const OwnedKeys keys = cta.owned();
-    if constexpr (spec.hides_keys || Mods::has_score) {
+    if constexpr (Mods::has_mask_parts) {
+      mask_by_parts(s, tile, keys);
+    } else if constexpr (spec.hides_keys || Mods::has_score) {
       mask_pairs(s, tile, keys);
     } else {
       mask_keys(s, keys);
@@ -201,6 +204,21 @@ struct Probabilities {
           is_visible = is_visible && Mods::mask(at, captures);
         if (!is_visible) s[4 * (i / 2) + 2 * r + i % 2] = -infinity();
       }
+    }
+  }
+
+  /// What the mask loads by a row or a key alone is loaded once for each (program_parts.cuh).
+  FOVEA_DEVICE_MEMBER void mask_by_parts(Scores& s, const PostedTile& tile,
+                                         const OwnedKeys& keys) const {
+    using Pairs = SeenPairs<Mods, spec.tile_q, WalkAxis::queries>;
+    const Captures& captures = cta.p.common.forward.captures;
+    const auto pairs = Pairs::of(first_position(tile, keys), tile.idx() * spec.tile_q, captures);
+#pragma unroll
+    for (int chunk = 0; chunk < spec.tile_q / 32; ++chunk) {
+      const std::uint32_t seen = pairs.bits(chunk, captures);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if (!is_set(seen, i)) s[16 * chunk + i] = -infinity();
     }
   }
 

@@ -230,7 +230,7 @@ struct Scores {
 #pragma unroll
     for (int n = 0; n < kScores / 2; ++n) {
       const int offset = 8 * (n / 2) + n % 2;
-      const auto key = parts.key(offset);
+      const auto key = parts.walked(offset / 32, offset % 32);
       at.kv_idx = column + offset;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

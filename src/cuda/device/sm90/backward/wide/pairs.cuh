@@ -7,6 +7,7 @@
 #include "common/element_pair.cuh"
 #include "common/float_constants.cuh"
 #include "common/passes.cuh"
+#include "common/program_parts.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/backward/wide/cta.cuh"
@@ -51,6 +52,10 @@ struct WidePairs {
 
   /// What a row does not see, and what does not exist, gets a product of -inf.
   FOVEA_DEVICE_MEMBER void hide(Scores& products, const PostedTile& tile) const {
+    if constexpr (Mods::has_mask_parts) {
+      hide_by_parts(products, tile);
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < T::kNumScores; ++i) {
       const int half = i / 2 % 2;
@@ -61,6 +66,21 @@ struct WidePairs {
                      Mods::mask(position(tile, half, i / 4, i % 2), cta.p.common.forward.captures);
       }
       if (!is_visible) products[i] = -infinity();
+    }
+  }
+
+  /// What the mask loads by a row or a key alone is loaded once for each (program_parts.cuh).
+  FOVEA_DEVICE_MEMBER void hide_by_parts(Scores& products, const PostedTile& tile) const {
+    using Pairs = SeenPairs<Mods, T::kRows, spec.owns_keys ? WalkAxis::queries : WalkAxis::keys>;
+    const Captures& captures = cta.p.common.forward.captures;
+    const auto pairs = Pairs::of(position(tile, 0, 0, 0), tile.idx() * T::kRows, captures);
+#pragma unroll
+    for (int chunk = 0; chunk < T::kRows / 32; ++chunk) {
+      const std::uint32_t seen = pairs.bits(chunk, captures);
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        if ((seen >> static_cast<std::uint32_t>(i) & 1U) == 0)
+          products[16 * chunk + i] = -infinity();
     }
   }
 
