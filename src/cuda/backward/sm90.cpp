@@ -27,9 +27,11 @@ constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;
 /// (batch, head) pairs of a section, measured: docs/kernels/attention_backward_sm90.md. `fitting`: whose queries and
 /// dout the L2 cache holds; sums of dq take as much again.
 std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool has_mask) {
-  constexpr std::int32_t kFewPairs = 4, kManyPairs = 16, kMostMaskedPairs = 32;
+  constexpr std::int32_t kFewPairs = 4, kManyPairs = 16;
+  constexpr std::int32_t kLeastMaskedPairs = 8, kMostMaskedPairs = 32;
   const std::int32_t with_sums = std::max(1, fitting / 2);
-  if (!is_deterministic) return std::min(kManyPairs, with_sums);
+  if (!is_deterministic)
+    return std::max(has_mask ? kLeastMaskedPairs : 1, std::min(kManyPairs, with_sums));
   // By turns, few CTAs of a head are to follow behind each other, even where its rows then come from memory.
   if (with_sums < kFewPairs) return kManyPairs;
   return has_mask ? std::min(fitting, kMostMaskedPairs) : with_sums;
