@@ -57,6 +57,12 @@ struct Compute {
   }
 
  private:
+  /// Where two row tiles meet: scores first where a mask or a program is to come, which takes longer than the sums, and
+  /// where a third group fills the time. (Of 64 columns the sums are so short that a mask is longer either way.)
+  static constexpr bool kSumsFirst = T::kGroups == 2 && !Mods::has_score &&
+                                     !spec.multiplies_codes && !spec.loads_by_cp_async &&
+                                     (!Mods::has_mask || spec.head_dim_v <= 64);
+
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
 
@@ -313,14 +319,19 @@ struct Compute {
 
   /// The same across a boundary: first scores of `after` beside the last sums of `tile`, which is then finished.
   FOVEA_DEVICE_MEMBER void overlap(const RowTile& tile, const RowTile& after) {
+    if constexpr (kSumsFirst) {
+      overlap_sums_first(tile, after);
+    } else {
+      overlap_scores_first(tile, after);
+    }
+    first_probabilities(after);
+  }
+
+  FOVEA_DEVICE_MEMBER void overlap_scores_first(const RowTile& tile, const RowTile& after) {
     const int q_stage = q_stage_of_last();
-    await_queries();
-    await_keys();
-    const KvTile first = posted(0);
     const KvTile of_sums = scores.kv_tile;
     const std::int32_t first_tile_of_sums = first_tile();
-    scores.look_at_rows(after, first);
-    scores.template look_ahead<false>(after, first);
+    look_at_first(after);
     scores.begin_sums();
     post_misses();
     await_turn();
@@ -328,9 +339,7 @@ struct Compute {
     issue_sums();
     pass_turn();
     look_at_values(first_tile_of_sums, of_sums);
-    next = posted(1);
-    scores.look_further(after, next);
-    choose_kind_of_steps();
+    look_behind_first(after);
     // Beside the products, unless a mask is to come, which takes longer than they do: then it would only come later (1
     // % at 512 keys).
     constexpr bool kFinishesEarly = !Mods::has_mask && !spec.sums_codes;
@@ -344,7 +353,42 @@ struct Compute {
     await_sums(last);
     if constexpr (!kFinishesEarly) output.finish_rows(tile, last, Pass::all, factor);
     output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
-    first_probabilities(after);
+  }
+
+  /// O is finished beside the scores; they are issued behind the sums, for which nothing needs to be known of `after`.
+  FOVEA_DEVICE_MEMBER void overlap_sums_first(const RowTile& tile, const RowTile& after) {
+    const int q_stage = q_stage_of_last();
+    post_misses();
+    await_turn();
+    issue_sums();
+    look_at_first(after);
+    issue_scores(q.stage);
+    pass_turn();
+    look_behind_first(after);
+    float factor[2];
+    output.finish_rows(tile, rows, Pass::all, factor);
+    ptx::wgmma_wait_group<1>();
+    release_values();
+    output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
+    ptx::wgmma_wait_group<0>();
+    q.advance();
+    release_keys();
+    begin_rows<false>(after);
+  }
+
+  /// Waits for the queries and first keys of a row tile, and for what its first kv tile is.
+  FOVEA_DEVICE_MEMBER void look_at_first(const RowTile& after) {
+    await_queries();
+    await_keys();
+    const KvTile first = posted(0);
+    scores.look_at_rows(after, first);
+    scores.template look_ahead<false>(after, first);
+  }
+
+  FOVEA_DEVICE_MEMBER void look_behind_first(const RowTile& after) {
+    next = posted(1);
+    scores.look_further(after, next);
+    choose_kind_of_steps();
   }
 
   /// Where no row tile follows that could be multiplied beside it.
