@@ -941,7 +941,7 @@ class Kernels(CommandTest):
             self.expect(result, 0)
             return {kernel["kernel"].split(" ")[0] for kernel in json.loads(result.stdout)["kernels"]}
 
-        gradients = {"sm90/attention_backward", "sm90::prepare_rows", "sm90::finish_queries", "common/backward_delta"}
+        gradients = {"sm90/attention_backward", "sm90::prepare_rows", "common/backward_delta"}
         self.assertEqual(labels(), gradients)
         self.assertTrue(gradients | {"sm90/attention_forward", "common/merge_states"} <= labels("--out", "fovea.pack"))
         source = self.plan_there("--dtype", "bf16", "--backward", FOVEA_PACK="fovea.pack")["kernel_source"]

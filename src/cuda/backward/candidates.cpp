@@ -59,6 +59,7 @@ constexpr BackwardCandidate candidate_of() {
           .entry = Kernel::kEntry,
           .params = Kernel::kParams,
           .has_origins = Kernel::has_origins,
+          .is_chained = Kernel::kIsChained,
           .refuses = Kernel::refuses,
           .choose = Kernel::choose,
           .alternatives = alternatives_of<Kernel>(),

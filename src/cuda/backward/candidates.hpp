@@ -23,6 +23,7 @@ struct BackwardCandidate {
   std::string_view params;  // what the entry takes: "BackwardParams"
   /// Scores less their row's origin, so that a large lse costs no digits.
   bool (*has_origins)(const GradientProblem& problem);
+  bool is_chained;  // its kernels start while the one before ends (programmatic dependent launch)
   std::optional<Refusal> (*refuses)(const GradientProblem& problem, const DeviceTraits& device);
   /// Its kernels, one for each part of the gradients that are wanted.
   std::vector<BackwardStep> (*choose)(const GradientProblem& problem, const DeviceTraits& device);

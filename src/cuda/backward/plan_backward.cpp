@@ -43,13 +43,14 @@ void place_parts(const BackwardCandidate& candidate, const GradientProblem& g, B
                          plan.range_tables.workspace_bytes(plan.capture_slots.bind(score, mask));
 }
 
-DeltaSpec delta_spec(const GradientProblem& g, bool has_origins) {
+DeltaSpec delta_spec(const GradientProblem& g, bool has_origins, bool has_dependents) {
   const Problem& p = g.forward.problem;
   return {.element = element_of(p.q.dtype),
           .out_element = element_of(p.out.dtype),
           .dout_element = element_of(g.dout.dtype),
           .is_varlen = g.forward.is_varlen,
-          .has_origins = has_origins};
+          .has_origins = has_origins,
+          .has_dependents = has_dependents};
 }
 
 /// All of a plan that no kernel decides; program is null where its captures are refused.
@@ -67,7 +68,7 @@ BackwardPlan plan_programs(const GradientProblem& problem, const DeviceTraits& d
 void take(const BackwardCandidate& candidate, std::vector<BackwardStep> steps,
           const GradientProblem& g, BackwardPlan& plan) {
   plan.candidate = candidate.name;
-  plan.delta = delta_spec(g, candidate.has_origins(g));
+  plan.delta = delta_spec(g, candidate.has_origins(g), candidate.is_chained);
   plan.wants_dsinks = g.wants_dsinks;
   plan.steps = std::move(steps);
   plan.captured = plan_captured(g, plan.device);

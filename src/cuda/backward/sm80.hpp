@@ -18,6 +18,7 @@ struct Sm80Backward {
   static constexpr std::string_view kHeader = "sm80/attention_backward.cuh";
   static constexpr std::string_view kEntry = "sm80::attention_backward";
   static constexpr std::string_view kParams = "BackwardParams";
+  static constexpr bool kIsChained = false;
 
   static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);

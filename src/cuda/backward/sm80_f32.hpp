@@ -18,6 +18,7 @@ struct Sm80BackwardF32 {
   static constexpr std::string_view kHeader = "sm80/attention_backward_f32.cuh";
   static constexpr std::string_view kEntry = "sm80::attention_backward_f32";
   static constexpr std::string_view kParams = "BackwardParams";
+  static constexpr bool kIsChained = false;
 
   static bool has_origins(const GradientProblem&) { return true; }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
+
+#include "fovea/mask.hpp"
 
 #include "core/ceil_div.hpp"
 #include "core/check.hpp"
@@ -13,6 +16,7 @@
 #include "expr/differentiate.hpp"
 #include "expr/interval.hpp"
 #include "expr/kv_affine.hpp"
+#include "expr/kv_limits.hpp"
 #include "expr/passes.hpp"
 
 namespace fovea::cuda {
@@ -63,6 +67,35 @@ bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
   return key_tiles > 1 && key_tiles * ceil_div(f.seqlen_q, tile_q) < kMostStaggeredPairs;
 }
 
+/// Tiles of queries whose two sums two CTAs may leave to each other.
+constexpr std::int64_t kMostFinishedKeyTiles = 32;
+
+/// kv_idx <= q_idx, aligned at either end; as a word or as a program.
+bool is_causal(const MaskMod& mask) {
+  if (mask.is_all_visible()) return false;
+  const auto limits_of = [](const MaskMod& of) {
+    return expr::kv_limits(expr::simplify(of.expr().shared()));
+  };
+  const std::optional<expr::KvLimits> limits = limits_of(mask);
+  if (!limits || limits->first != nullptr) return false;
+  return std::ranges::any_of(std::array{Align::bottom_right, Align::top_left}, [&](Align align) {
+    return limits->last == limits_of(causal(align))->last;
+  });
+}
+
+/// Does each tile of queries have a CTA that adds first and one that adds last, few tiles to each of these?
+bool finishes_queries(const GradientProblem& g, bool is_staggered) {
+  const ForwardProblem& f = g.forward;
+  const Problem& p = f.problem;
+  if (!p.is_deterministic || f.is_varlen || !g.wants_dq()) return false;
+  // Without keys no CTA would write zeros.
+  if (p.seqlen_kv.has_value() || f.seqlen_kv == 0) return false;
+  const std::int64_t key_tiles = ceil_div(f.seqlen_kv, kSm90BackwardKeys);
+  if (is_staggered) return key_tiles <= kMostFinishedKeyTiles;
+  if (!hides_keys(f)) return key_tiles == 1;
+  return is_causal(p.mask) && f.seqlen_q <= f.seqlen_kv;
+}
+
 /// Are gradients of scores other than those of what the program makes of them?
 bool has_slope(const expr::NodePtr& program) {
   const expr::NodePtr derivative = expr::derivative_by_score(program);
@@ -87,9 +120,16 @@ bool needs_registers(const GradientProblem& g) {
   return p.dropout.p > 0 || has_slope(program) || loads_for_each_score(program);
 }
 
-/// Progress; behind it, where tiles may be computed again, the words that stand for them.
-std::int64_t num_all_words(const GradientProblem& g) {
-  return num_key_words(g) + (asks_redo(g) ? num_redo_words(g) : 0);
+/// Of sum_ends.
+std::int64_t num_end_words(const GradientProblem& g, const Sm90BackwardSpec& spec) {
+  const ForwardProblem& f = g.forward;
+  if (!spec.is_staggered || !spec.finishes_queries) return 0;
+  return f.num_sequences * f.num_heads_q * ceil_div(f.seqlen_q, std::int64_t{spec.tile_q});
+}
+
+/// Progress; behind it ends of sums and, where tiles may be computed again, the words that stand for them.
+std::int64_t num_all_words(const GradientProblem& g, const Sm90BackwardSpec& spec) {
+  return num_key_words(g) + num_end_words(g, spec) + (asks_redo(g) ? num_redo_words(g) : 0);
 }
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
@@ -147,6 +187,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   spec.hides_keys = hides_keys(f);
   spec.asks_redo = asks_redo(g);
   spec.is_staggered = is_staggered(f, spec.tile_q);
+  spec.finishes_queries = finishes_queries(g, spec.is_staggered);
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;
   BackwardStep main{KernelRole::main, spec,
@@ -156,10 +197,13 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   prepare.header = "sm90/backward/prepare_rows.cuh";
   prepare.entry = "sm90::prepare_rows";
   prepare.params = "PrepareRowsParams";
-  BackwardStep finish{KernelRole::convert, rows, static_cast<std::size_t>(sm90_finish_bytes(spec))};
-  finish.header = "sm90/backward/finish_queries.cuh";
-  finish.entry = "sm90::finish_queries";
-  std::vector<BackwardStep> steps = {main, prepare, finish};
+  std::vector<BackwardStep> steps = {main, prepare};
+  if (!spec.finishes_queries) {
+    BackwardStep& finish = steps.emplace_back(KernelRole::convert, rows,
+                                              static_cast<std::size_t>(sm90_finish_bytes(spec)));
+    finish.header = "sm90/backward/finish_queries.cuh";
+    finish.entry = "sm90::finish_queries";
+  }
   if (spec.asks_redo) {
     const std::vector<BackwardStep> again = Sm80Backward::choose_redo(g, device);
     steps.insert(steps.end(), again.begin(), again.end());
@@ -170,8 +214,8 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
 std::size_t Sm90Backward::scratch_bytes(const std::vector<BackwardStep>& steps,
                                         const GradientProblem& g) {
   if (steps.empty()) return 0;
-  return static_cast<std::size_t>(
-      num_rows(g) * row_bytes(steps.front().spec.as<Sm90BackwardSpec>()) + 4 * num_all_words(g));
+  const auto& spec = steps.front().spec.as<Sm90BackwardSpec>();
+  return static_cast<std::size_t>(num_rows(g) * row_bytes(spec) + 4 * num_all_words(g, spec));
 }
 
 Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const BackwardPlan& plan,
@@ -202,15 +246,17 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
     return reinterpret_cast<std::int32_t*>(take(4 * count));
   };
   p.rows.progress = take_words(num_key_words(g));
+  if (const std::int64_t ends = num_end_words(g, spec)) p.rows.sum_ends = take_words(ends);
   if (spec.asks_redo) place_redo(g, take_words(num_redo_words(g)), p.common);
   launch.prepare = {
-      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g)};
+      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g, spec)};
   launch.prepare_redo(plan);
   const std::int64_t length_q = q.size(q.rank() - 3);
   const std::int64_t length_kv = k.size(k.rank() - 3);
   launch.num_prepare_ctas = static_cast<std::uint32_t>(rows / kStatisticsRows);
   launch.num_ctas = num_tiles(f, length_kv, kSm90BackwardKeys, f.num_heads_kv);
-  if (g.wants_dq()) launch.num_finish_ctas = num_tiles(f, length_q, spec.tile_q, f.num_heads_q);
+  if (g.wants_dq() && !spec.finishes_queries)
+    launch.num_finish_ctas = num_tiles(f, length_q, spec.tile_q, f.num_heads_q);
   if (launch.num_ctas == 0) return launch;
   // Without queries there is nothing that a tensor map could describe, and nothing is loaded.
   const bool has_queries = length_q > 0 && (f.is_varlen || f.num_sequences > 0);
@@ -244,7 +290,7 @@ KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
     launch.grid.x = num;
     launch.num_threads = static_cast<unsigned>(step->spec->num_warps) * 32;
     launch.shared_bytes = static_cast<unsigned>(step->shared_bytes);
-    launch.is_pdl = true;  // each waits for the one before it
+    launch.is_pdl = Sm90Backward::kIsChained;  // each waits for the one before it
     all.add(launch);
   };
   add(KernelRole::prepare, prepare, num_prepare_ctas);

@@ -22,11 +22,12 @@ struct Sm90BackwardLaunch {
   Sm90BackwardParams params{};
   PrepareRowsParams prepare{};
   std::uint32_t num_prepare_ctas = 0;
-  std::uint32_t num_ctas = 0;         // 0: there are no keys
-  std::uint32_t num_finish_ctas = 0;  // 0: there are no rows, or dq is not wanted
+  std::uint32_t num_ctas = 0;  // 0: there are no keys
+  std::uint32_t num_finish_ctas =
+      0;  // 0: dq has no rows, is not wanted, or is written by the kernel
   RedoLaunch redo_keys{}, redo_queries{};
 
-  /// Statistics of rows, prepare_rows, the kernel, finish_queries, tiles again, dsinks.
+  /// Statistics of rows, prepare_rows, the kernel, finish_queries where it is wanted, tiles again, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
 
   /// What computes tiles again. After all else of params.
@@ -39,11 +40,13 @@ struct Sm90Backward {
   static constexpr std::string_view kHeader = "sm90/attention_backward.cuh";
   static constexpr std::string_view kEntry = "sm90::attention_backward";
   static constexpr std::string_view kParams = "Sm90BackwardParams";
+  static constexpr bool kIsChained = true;
 
   static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
-  /// The kernel, prepare_rows, finish_queries, and what computes tiles again that NaN or infinity in hidden or dropped
-  /// pairs may have reached, where there are such; none where no gradient of q, k or v is wanted.
+  /// The kernel, prepare_rows, finish_queries unless the kernel writes dq, and what computes tiles again that NaN or
+  /// infinity in hidden or dropped pairs may have reached, where there are such; none where no gradient of q, k or v is
+  /// wanted.
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
   /// What is prepared of rows, f32 sums of dq, progress, tiles to be computed again.

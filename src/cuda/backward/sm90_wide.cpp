@@ -153,7 +153,7 @@ KernelLaunches Sm90WideBackwardLaunch::launches(const BackwardPlan& plan) const 
     launch.grid.x = num;
     launch.num_threads = static_cast<unsigned>(step.spec->num_warps) * 32;
     launch.shared_bytes = static_cast<unsigned>(step.shared_bytes);
-    launch.is_pdl = true;  // each waits for the one before it
+    launch.is_pdl = Sm90WideBackward::kIsChained;  // each waits for the one before it
     all.add(launch);
   };
   const auto first = std::ranges::find(plan.steps, KernelRole::prepare, &BackwardStep::role);

@@ -37,6 +37,7 @@ struct Sm90WideBackward {
   static constexpr std::string_view kHeader = "sm90/attention_backward_wide.cuh";
   static constexpr std::string_view kEntry = "sm90::attention_backward_wide";
   static constexpr std::string_view kParams = "Sm90WideBackwardParams";
+  static constexpr bool kIsChained = true;
 
   static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);

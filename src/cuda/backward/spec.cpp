@@ -66,7 +66,8 @@ struct SpecText<Sm90BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, hides_keys),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, asks_redo),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, spares_registers),
-                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered)};
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finishes_queries)};
 };
 
 template <>
@@ -82,9 +83,9 @@ struct SpecText<DeltaSpec> {
   static constexpr std::string_view kName = "DeltaSpec";
   using Base = void;
   static constexpr std::tuple kMembers{
-      FOVEA_SPEC_MEMBER(DeltaSpec, element), FOVEA_SPEC_MEMBER(DeltaSpec, out_element),
+      FOVEA_SPEC_MEMBER(DeltaSpec, element),      FOVEA_SPEC_MEMBER(DeltaSpec, out_element),
       FOVEA_SPEC_MEMBER(DeltaSpec, dout_element), FOVEA_SPEC_MEMBER(DeltaSpec, is_varlen),
-      FOVEA_SPEC_MEMBER(DeltaSpec, has_origins)};
+      FOVEA_SPEC_MEMBER(DeltaSpec, has_origins),  FOVEA_SPEC_MEMBER(DeltaSpec, has_dependents)};
 };
 
 namespace {

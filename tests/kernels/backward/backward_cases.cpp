@@ -316,6 +316,8 @@ void add_hidden_nan(std::vector<GradientCase>& cases) {
   for (const HopperPosed& posed : std::vector<HopperPosed>{
            {"blind_rows_d64", 64, 150, 141, 2, 1, causal()},
            {"blind_rows_d128_any_order", 128, 300, 141, 1, 1, causal()},
+           {"hidden_end_d128", 128, 150, 270, 2, 1, causal(Align::top_left)},
+           {"hidden_end_d64_f16", 64, 140, 200, 1, 1, causal(Align::top_left), Dtype::f16},
            {"hidden_keys_d128", 128, 140, 270, 2, 2,
             causal() && mask_mod([](auto x) { return x.kv_idx % 3 != 1; })},
            {"hidden_keys_d64_f16", 64, 150, 200, 1, 1,

@@ -137,6 +137,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
   const auto call = prepared<cuda::Sm90Backward>(problem, plan, args, kernels, emulation);
   constexpr std::uint32_t kRowThreads = 32 * cuda::kSm90RowWarps;
+  emulation.is_dependent = true;
   emulation.launch({.x = call.num_prepare_ctas}, kRowThreads, 0,
                    [&] { kernels.prepare(call.prepare); });
   emulation.ctas_at_once = ctas_at_once;
@@ -144,14 +145,18 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
                    static_cast<std::uint32_t>(plan.steps[0].spec->num_warps) * 32,
                    plan.steps[0].shared_bytes, [&] { kernels.main(call.params); });
   emulation.ctas_at_once = 1;
-  emulation.launch({.x = call.num_finish_ctas}, kRowThreads, plan.steps[2].shared_bytes,
-                   [&] { kernels.finish(call.params); });
+  if (const auto finish =
+          std::ranges::find(plan.steps, cuda::KernelRole::convert, &cuda::BackwardStep::role);
+      finish != plan.steps.end())
+    emulation.launch({.x = call.num_finish_ctas}, kRowThreads, finish->shared_bytes,
+                     [&] { kernels.finish(call.params); });
   for (const cuda::BackwardStep& step : plan.steps) {
     if (!step.is_redo()) continue;
     const bool owns_keys = step.role == cuda::KernelRole::redo_keys;
     run_redo(step, owns_keys ? call.redo_keys : call.redo_queries,
              owns_keys ? kernels.redo_keys : kernels.redo_queries, emulation);
   }
+  emulation.is_dependent = false;
   run_sinks(plan, call.common, emulation);
 }
 
@@ -164,6 +169,7 @@ void run_wide_backward(const std::string& label, const AttentionBackward& args,
       cuda::choose_backward_by(cuda::Sm90WideBackward::kName, problem, device);
   const cuda::EmulatedWideBackward& kernels = cuda::wide_backward_named(label);
   const auto call = prepared<cuda::Sm90WideBackward>(problem, plan, args, kernels, emulation);
+  emulation.is_dependent = true;
   if (call.num_clear_ctas > 0)
     emulation.launch({.x = call.num_clear_ctas}, cuda::kClearThreads, 0,
                      [&] { kernels.clear(call.clear); });
@@ -179,6 +185,7 @@ void run_wide_backward(const std::string& label, const AttentionBackward& args,
       run_redo(step, call.redo[i], kernels.redo[num_redone++], emulation);
     }
   }
+  emulation.is_dependent = false;
   run_sinks(plan, call.common, emulation);
 }
 

@@ -31,8 +31,8 @@ struct EmulatedHopperBackward {
   void (*delta)(const BackwardParams& params);
   void (*main)(const Sm90BackwardParams& params);
   void (*prepare)(const PrepareRowsParams& params);
-  void (*finish)(const Sm90BackwardParams& params);
-  void (*redo_keys)(const BackwardParams& params);  // null where no key is hidden
+  void (*finish)(const Sm90BackwardParams& params);  // null where the kernel finishes queries
+  void (*redo_keys)(const BackwardParams& params);   // null where no key is hidden
   void (*redo_queries)(const BackwardParams& params);
 };
 

@@ -38,6 +38,9 @@ std::string print_captured(const std::string& label, const cuda::CapturedPlan& p
          kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense");
 }
 
+/// Which member of a row the kernel is that not every plan of Hopper has.
+constexpr std::size_t kFinishStep = 2;
+
 /// The kernels of a case without their entries, of a candidate of Hopper or where it is empty of the first of sm_80;
 /// their row of a table of functions.
 void print(const testing::GradientCase& each, std::string_view candidate, std::ofstream& out,
@@ -63,6 +66,9 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
       label, mods, is_hopper ? "" : "{");
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const cuda::BackwardStep& step = plan.steps[i];
+    if (candidate == cuda::Sm90Backward::kName && i == kFinishStep &&
+        step.role != cuda::KernelRole::convert)
+      table += "nullptr,\n    ";
     const std::string name = fmt::format("spec_{}_{}", label, i);
     out << step.spec.print(name);
     table += fmt::format("[](const {}& p) {{ {}<{}, {}>(p); }},\n    ",

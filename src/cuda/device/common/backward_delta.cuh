@@ -13,6 +13,7 @@
 #include "common/element.cuh"
 #include "common/online_softmax.cuh"
 #include "common/warp_reduce.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -247,6 +248,7 @@ struct DeltaTile {
 /// A CTA for kStatisticsRows rows of a head, padding included.
 template <DeltaSpec spec, class Mods>
 FOVEA_DEVICE void backward_delta(const BackwardParams& b) {
+  if constexpr (spec.has_dependents) ptx::griddepcontrol_launch_dependents();
   const OwnedTile tile = find_tile<spec.is_varlen, false>(b, ptx::block_idx().x, kStatisticsRows);
   if (tile.is_nothing || tile.sequence.is_trailing) return;
   DeltaTile<spec, Mods>(b, tile).run();

@@ -20,9 +20,12 @@ struct Sm90BackwardRows {
   float* dq_sums;
   /// The same of walks that have gone round (StaggeredWalk); null where they are not staggered.
   float* dq_round_sums;
-  /// [tile_place of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch. Words of RedoTiles
-  /// lie behind it, 0 as well.
+  /// [tile_place of keys] How far a CTA has come with its sums of dq (turns.cuh), 0 at the launch, as are the words
+  /// behind it, of sum_ends and RedoTiles.
   std::int32_t* progress;
+  /// [q head of a batch entry][tile of queries] How many of a tile's two sums are complete, where that decides who
+  /// writes dq (LastTiles). Null where walks are not staggered, or finish_queries writes dq.
+  std::int32_t* sum_ends;
 };
 
 struct Sm90BackwardParams {
@@ -40,7 +43,7 @@ struct PrepareRowsParams {
   RowStatistics from;
   Sm90BackwardRows to;
   std::int64_t num_rows;   // a multiple of kStatisticsRows
-  std::int64_t num_words;  // of progress and RedoTiles
+  std::int64_t num_words;  // of progress, sum_ends and RedoTiles
 };
 
 }  // namespace fovea::cuda

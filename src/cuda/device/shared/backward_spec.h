@@ -58,7 +58,8 @@ struct DeltaSpec {
   Element out_element = Element::bf16;
   Element dout_element = Element::bf16;
   bool is_varlen = false;
-  bool has_origins = false;  // as BackwardSpec
+  bool has_origins = false;     // as BackwardSpec
+  bool has_dependents = false;  // the kernel behind it starts while it ends, and waits by itself
 
   bool operator==(const DeltaSpec&) const = default;
 };

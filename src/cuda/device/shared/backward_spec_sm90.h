@@ -21,6 +21,9 @@ struct Sm90BackwardSpec : BackwardSpec {
   // For what programs load for each score, and for weights of gradients that are not P: fewer queries, or dv before dP.
   bool spares_registers = false;
   bool is_staggered = false;  // walks begin at tiles of queries of their own (StaggeredWalk)
+  // By turns: the first sum of a tile of queries is stored, and the CTA that adds the last one writes dq (LastTiles).
+  // Else prepare_rows leaves zeros, and finish_queries writes dq.
+  bool finishes_queries = false;
 
   bool operator==(const Sm90BackwardSpec&) const = default;
 };
@@ -104,6 +107,7 @@ struct Sm90BackwardLayout {
   std::int32_t turn, added, passed;             // [kSm90BackwardTurns]
   std::int32_t words;                           // [kSm90BackwardWords] posted tiles of queries
   std::int32_t num_watched;  // tiles of lower keys that may not have ended (turns.cuh)
+  std::int32_t last_tiles;   // [2] a bit for each of 32 tiles of queries (LastTiles)
   std::int32_t work;         // the owned tile
   std::int32_t bytes;
 };
@@ -133,6 +137,7 @@ constexpr Sm90BackwardLayout sm90_backward_layout(const Sm90BackwardSpec& spec) 
   at.passed = take(8 * kSm90BackwardTurns);
   at.words = take(8 * kSm90BackwardWords);
   at.num_watched = take(4);
+  at.last_tiles = take(4 * 2);
   end = (end + 15) / 16 * 16;
   at.work = take(16 * 2);
   at.bytes = end;

@@ -204,6 +204,7 @@ struct Backward {
 template <Sm80BackwardSpec spec, class Mods>
 FOVEA_DEVICE void redo_tiles(const BackwardParams& b) {
   const RedoTiles& redo = spec.owns_keys ? b.redo_keys : b.redo_queries;
+  ptx::griddepcontrol_launch_dependents();  // what computes other gradients of such tiles
   ptx::griddepcontrol_wait();
   if (ptx::ld_global(redo.any) == 0) return;
   const auto num_ctas = static_cast<std::int32_t>(ptx::grid_dim().x);

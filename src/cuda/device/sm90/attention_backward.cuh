@@ -38,8 +38,11 @@
 // meet those zeros in products. Tiles of gradients that are not finite are named, and computed again by
 // sm80/attention_backward (asks_redo).
 //
-// Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns;
-// around the kernel prepare_rows and finish_queries. The entry is here.
+// dq is written from its sums by the CTA that adds last, where that is known (last_tiles.cuh), else by a kernel behind
+// this one. Each kernel of a call starts while the one before it ends, and waits by itself.
+//
+// Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns,
+// last_tiles; around the kernel prepare_rows and finish_queries. The entry is here.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -95,6 +98,7 @@ FOVEA_DEVICE void start_backward(const BackwardCta<spec>& cta) {
 template <Sm90BackwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_backward(const Sm90BackwardParams& p) {
   using T = BackwardTraits<spec>;
+  ptx::griddepcontrol_launch_dependents();
   const BackwardCta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
   if (cta.warp == 0) start_backward<spec>(cta);
   if (cta.warp == 1) {

@@ -81,6 +81,7 @@ FOVEA_DEVICE void start_wide_backward(const WideCta<spec>& cta) {
 template <Sm90WideBackwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_backward_wide(const Sm90WideBackwardParams& p) {
   using T = WideTraits<spec>;
+  ptx::griddepcontrol_launch_dependents();
   const WideCta<spec> cta{
       {ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()},
       p,

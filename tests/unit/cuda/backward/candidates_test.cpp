@@ -82,16 +82,54 @@ TEST(BackwardCandidates, HopperComputesAgainWhereKeysAreHidden) {
     EXPECT_EQ(plan.candidate, "cuda/sm90/attention_backward");
     return roles_of(plan);
   };
-  EXPECT_THAT(roles({}), ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
-                                     KernelRole::convert));
-  for (const Posed& posed : {Posed{.mask = causal()}, Posed{.is_packed = true}}) {
-    EXPECT_THAT(roles(posed),
-                ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
-                            KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
-  }
+  EXPECT_THAT(roles({}), ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare));
+  EXPECT_THAT(roles({.mask = causal()}),
+              ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                          KernelRole::redo_keys, KernelRole::redo_queries));
+  EXPECT_THAT(roles({.is_packed = true}),
+              ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                          KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
   EXPECT_THAT(roles({.mask = causal(), .wants_dq = false}),
               ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
                           KernelRole::convert, KernelRole::redo_keys));
+}
+
+/// By turns, and where each tile of queries has a CTA that adds first, and one that adds last and few besides.
+TEST(BackwardCandidates, HopperWritesDqWithTheLastSum) {
+  const auto finishes = [](const BackwardProblem& problem) {
+    const BackwardPlan plan = choose_backward(validate(problem, "test"), typical_device(9, 0));
+    EXPECT_EQ(plan.candidate, "cuda/sm90/attention_backward");
+    return plan.steps.front().spec.as<Sm90BackwardSpec>().finishes_queries;
+  };
+  const auto of_lengths = [](std::int64_t q, std::int64_t kv, const MaskMod& mask = {}) {
+    BackwardProblem problem = problem_of({.mask = mask});
+    const auto set = [](TensorSpec& spec, std::int64_t rows, std::int64_t heads) {
+      spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, rows, heads, 128});
+    };
+    for (TensorSpec* each : {&problem.forward.q, &problem.forward.out, &problem.dout, &problem.dq})
+      set(*each, q, 8);
+    for (TensorSpec* each : {&problem.forward.k, &problem.forward.v, &problem.dk, &problem.dv})
+      set(*each, kv, 2);
+    return problem;
+  };
+  const MaskMod program = mask_mod([](auto x) { return x.q_idx >= x.kv_idx; });
+  EXPECT_TRUE(finishes(of_lengths(300, 500)));
+  EXPECT_TRUE(finishes(of_lengths(9000, 32 * 128)));
+  EXPECT_TRUE(finishes(of_lengths(9000, 100)));
+  for (const MaskMod& mask : {causal(), causal(Align::top_left), program})
+    EXPECT_TRUE(finishes(of_lengths(9000, 9000, mask)));
+  EXPECT_FALSE(finishes(of_lengths(300, 33 * 128)));
+  EXPECT_FALSE(finishes(of_lengths(301, 300, causal())));
+  EXPECT_FALSE(finishes(of_lengths(300, 300, window(70, 0))));
+  EXPECT_FALSE(finishes(of_lengths(300, 0)));
+  BackwardProblem problem = problem_of({.wants_dq = false});
+  EXPECT_FALSE(finishes(problem));
+  problem = problem_of({});
+  problem.forward.is_deterministic = false;
+  EXPECT_FALSE(finishes(problem));
+  problem = problem_of({});
+  problem.forward.seqlen_kv = up_to(500);  // perhaps none
+  EXPECT_FALSE(finishes(problem));
 }
 
 /// Nothing reads it.
@@ -109,7 +147,7 @@ TEST(BackwardCandidates, HopperTakesProgramsAndDropout) {
     EXPECT_EQ(plan.candidate, "cuda/sm90/attention_backward");
     EXPECT_THAT(roles_of(plan),
                 ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
-                            KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
+                            KernelRole::redo_keys, KernelRole::redo_queries));
     const auto& spec = plan.steps.front().spec.as<Sm90BackwardSpec>();
     EXPECT_TRUE(spec.is_staggered);
     EXPECT_FALSE(spec.hides_keys);

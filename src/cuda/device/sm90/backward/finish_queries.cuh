@@ -1,43 +1,21 @@
 // dq from the fragments that sm90/attention_backward has summed: scaled, rounded once, into a tensor of any strides. A
-// CTA for each tile of tile_q queries of a q head: reads 4 bytes an element, writes 2 or 4.
+// CTA for each tile of tile_q queries of a q head: reads 4 bytes an element, writes 2 or 4. For walks of which nobody
+// knows who adds last; last_tiles.cuh does so for the others.
 #pragma once
 
 #include "common/backward_work.cuh"
-#include "common/element.cuh"
 #include "common/float_constants.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "sm90/backward/cta.cuh"
-#include "sm90/backward/probabilities.cuh"
+#include "sm90/backward/store_eight.cuh"
 
 namespace fovea::cuda::sm90 {
 
 inline constexpr int kFinishThreads = 32 * kSm90RowWarps;
 static_assert(kFinishThreads == 256, "a group for each half of a tile");
-
-/// Eight neighbours of a row, `count` of which exist.
-template <Element element>
-FOVEA_DEVICE void store_eight(const GradientParam& to, std::int64_t at, bool is_aligned, int count,
-                              const float (&x)[8]) {
-  if (is_aligned && count == 8 && to.element == element) {
-    ptx::st_global(reinterpret_cast<ptx::U32x4*>(
-                       static_cast<std::uint16_t*>(const_cast<void*>(to.tensor.data)) + at),
-                   ptx::U32x4{pair_of<element>(x[0], x[1]), pair_of<element>(x[2], x[3]),
-                              pair_of<element>(x[4], x[5]), pair_of<element>(x[6], x[7])});
-    return;
-  }
-  for (int i = 0; i < count; ++i)
-    store_element(const_cast<void*>(to.tensor.data), to.element, at + i * to.tensor.col_stride,
-                  x[i]);
-}
-
-/// Do rows lie at multiples of 16 bytes, their elements side by side?
-FOVEA_DEVICE bool has_aligned_rows(const BshdParam& t) {
-  return t.col_stride == 1 && reinterpret_cast<std::uint64_t>(t.data) % 16 == 0 &&
-         (t.batch_stride | t.row_stride | t.head_stride) % 8 == 0;
-}
 
 /// Four sums of the tile that begins at row `begin`.
 template <Sm90BackwardSpec spec>
@@ -66,6 +44,7 @@ FOVEA_DEVICE ptx::F32x4 load_sums(const Sm90BackwardParams& p, std::int32_t begi
 /// kFinishThreads threads; sm90_finish_bytes of shared memory.
 template <Sm90BackwardSpec spec, class Mods>
 FOVEA_DEVICE void finish_queries(const Sm90BackwardParams& p) {
+  ptx::griddepcontrol_launch_dependents();
   constexpr int kWidth = spec.head_dim_qk;
   constexpr int kRowBytes = 4 * (kWidth + 4);
   constexpr bool kHalvesAreColumns = spec.tile_q == 64;

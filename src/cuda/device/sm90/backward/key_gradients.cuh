@@ -16,6 +16,7 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/backward/cta.cuh"
+#include "sm90/backward/last_tiles.cuh"
 #include "sm90/backward/probabilities.cuh"
 #include "tile/matrix_descriptor.cuh"
 
@@ -29,6 +30,9 @@ struct KeyGradients {
   static constexpr int kNumScores = spec.tile_q / 2;
   static constexpr int kNumDk = spec.head_dim_qk / 2;
   static constexpr int kNumDv = spec.head_dim_v / 2;
+  /// Where there is no register for what follows from a thread's number alone.
+  static constexpr bool kSparesAddress =
+      spec.element == Element::f16 || (spec.finishes_queries && spec.hides_keys);
 
   const BackwardCta<spec>& cta;
   const int group, warp;  // of the CTA, of the group
@@ -41,18 +45,23 @@ struct KeyGradients {
   FOVEA_DEVICE_MEMBER void run() {
     float dk[kNumDk], dv[kNumDv];
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, 0), 0);
-    const bool is_seen = !ptx::vote_any(cta.posted(0).is_none());
-    if (is_seen) sum(dk, dv);
+    int last = -1;  // of the tiles that it visits
+    if (!ptx::vote_any(cta.posted(0).is_none())) last = sum(dk, dv);
+    const bool is_seen = last >= 0;
     if constexpr (spec.asks_redo) {
       if (is_seen && ptx::vote_any(is_nan(zero_if_finite(dk) + zero_if_finite(dv)))) ask_redo();
     }
     // The groups' last products have read what is written over now.
     ptx::bar_sync(1, 256);
     write(dk, dv, is_seen);
+    if constexpr (spec.finishes_queries)
+      if (is_seen) LastTiles<spec, Mods>(cta, group, warp, last).run();
+    ptx::cp_async_bulk_wait_group<0>();
   }
 
  private:
-  FOVEA_DEVICE_MEMBER void sum(float (&dk)[kNumDk], float (&dv)[kNumDv]) {
+  /// Returns which tile was the last.
+  FOVEA_DEVICE_MEMBER int sum(float (&dk)[kNumDk], float (&dv)[kNumDv]) {
     Scores scores(cta, group, warp);
     float s[kNumScores], dp[kNumScores];
     typename Scores::Operand p, ds;
@@ -95,7 +104,10 @@ struct KeyGradients {
       ptx::wgmma_wait_group<0>();  // dv: P's registers are free
       issue_dk(dk, ds, i > 0);
       publish();
-      if (is_last) break;
+      if (is_last) {
+        ptx::wgmma_wait_group<0>();
+        return i;
+      }
       stages.advance();
       buffers.advance();
       await_queries();
@@ -104,7 +116,6 @@ struct KeyGradients {
       tile = cta.posted(i + 1);
       scores.draw(tile);
     }
-    ptx::wgmma_wait_group<0>();
   }
 
   FOVEA_DEVICE_MEMBER int stage_before() const {
@@ -197,7 +208,9 @@ struct KeyGradients {
 
   FOVEA_DEVICE_MEMBER void store(const typename Scores::Operand& ds) const {
     const typename T::DsTile tile{cta.ds_at(buffers.stage)};
-    const SharedAddress mine = tile.chunk(64 * group + 16 * warp + cta.lane % 16, cta.lane / 16);
+    // With a 0 that the compiler does not know to be one: it would keep the address through all tiles.
+    const int lane = kSparesAddress ? cta.lane ^ static_cast<int>(ds[0][0] & cta.p.zero) : cta.lane;
+    const SharedAddress mine = tile.chunk(64 * group + 16 * warp + lane % 16, lane / 16);
 #pragma unroll
     for (int i = 0; i < spec.tile_q / 16; ++i)
       ptx::stmatrix_x4(tile.chunk_ahead(mine, 2 * i), {ds[i][0], ds[i][1], ds[i][2], ds[i][3]});
@@ -251,7 +264,6 @@ struct KeyGradients {
       if (cta.p.common.dv.tensor.data != nullptr) store(cta.p.dv, keys, values);
       if (cta.p.common.dk.tensor.data != nullptr) store(cta.p.dk, keys, scores);
       ptx::cp_async_bulk_commit_group();
-      ptx::cp_async_bulk_wait_group<0>();
     }
   }
 

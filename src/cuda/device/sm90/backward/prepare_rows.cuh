@@ -1,5 +1,6 @@
 // What sm90/attention_backward reads of rows, from what common/backward_delta knows of them; and zeros where it sums
-// dq. A CTA for each kStatisticsRows rows of a head: bound by the zeros, 4 head_dim bytes a row.
+// dq, unless whoever adds first stores. A CTA for each kStatisticsRows rows of a head: bound by the zeros, 4 head_dim
+// bytes a row.
 #pragma once
 
 #include "common/float_constants.cuh"
@@ -35,9 +36,10 @@ FOVEA_DEVICE std::int64_t log_sum_place(std::int64_t row) {
 /// kPrepareThreads threads, a CTA for each kStatisticsRows rows.
 template <Sm90BackwardSpec spec, class Mods>
 FOVEA_DEVICE void prepare_rows(const PrepareRowsParams& p) {
+  ptx::griddepcontrol_launch_dependents();
   const std::int64_t first = static_cast<std::int64_t>(ptx::block_idx().x) * kStatisticsRows;
   const int thread = ptx::thread_idx().x;
-  if constexpr (!spec.is_staggered) {  // whose first sums are stored
+  if constexpr (!spec.is_staggered && !spec.finishes_queries) {  // whose first sums are stored
     auto* const sums = reinterpret_cast<ptx::F32x4*>(p.to.dq_sums + first * spec.head_dim_qk);
 #pragma unroll 4
     for (int i = thread; i < kStatisticsRows * spec.head_dim_qk / 4; i += kPrepareThreads)

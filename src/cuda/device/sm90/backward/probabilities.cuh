@@ -52,8 +52,11 @@ struct Probabilities {
   /// dv is computed before dP, which then has the registers of P.
   static constexpr bool kIsDvFirst = spec.spares_registers && spec.head_dim_qk == 128;
   static constexpr bool kAwaitsDv = T::kHasAside || kIsDvFirst;
-  /// Powers of so many 16 rows come ahead of dP, the others beside it.
-  static constexpr int kPowersAhead = T::kHasAside && spec.tile_q == 128 ? 4 : 0;
+  /// Powers of so many 16 rows come ahead of dP, the others beside it, as registers allow; f16 takes more of them.
+  static constexpr bool kIsF16 = spec.element == Element::f16;
+  static constexpr int kPowersAhead = spec.tile_q == 64 ? (T::kHasAside && kIsF16 ? 2 : 0)
+                                      : T::kHasAside    ? (kIsF16 ? 6 : 4)
+                                                        : (kIsF16 ? 4 : 0);
   /// Ahead of the scores, where there are registers for it: a load behind products takes 300 clocks.
   static constexpr bool kLooksAhead = spec.tile_q == 64 && !kIsDvFirst;
 

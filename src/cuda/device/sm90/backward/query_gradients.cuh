@@ -96,7 +96,7 @@ struct QueryGradients {
     ptx::wgmma_commit_group();
   }
 
-  /// Where a tile is summed, and is there nothing yet? Where walks are not staggered, prepare_rows has left zeros.
+  /// Where a tile is summed, and is there nothing yet? Elsewhere prepare_rows has left zeros.
   FOVEA_DEVICE_MEMBER float* sums_of(const OwnedKeys& keys, std::int32_t tile) const {
     const Sm90BackwardRows& rows = cta.p.rows;
     if constexpr (spec.is_staggered)
@@ -104,7 +104,8 @@ struct QueryGradients {
     return rows.dq_sums;
   }
   FOVEA_DEVICE_MEMBER bool is_first_sum(const OwnedKeys& keys, std::int32_t tile) const {
-    return spec.is_staggered && ptx::vote_any(cta.staggered_walk(keys).is_first(tile));
+    if constexpr (spec.is_staggered) return ptx::vote_any(cta.staggered_walk(keys).is_first(tile));
+    return spec.finishes_queries && ptx::vote_any(keys.kv_begin == 0);  // which every tile sees
   }
 
   FOVEA_DEVICE_MEMBER void add(float* to, bool is_first) const {

@@ -12,6 +12,7 @@ namespace fovea::cuda::sm90 {
 /// kClearThreads threads, kClearedWords words each.
 template <Sm90WideBackwardSpec spec, class Mods>
 FOVEA_DEVICE void clear_words(const ClearWordsParams& p) {
+  ptx::griddepcontrol_launch_dependents();
   const std::int64_t first =
       std::int64_t{ptx::block_idx().x} * kClearThreads * kClearedWords + ptx::thread_idx().x;
 #pragma unroll
