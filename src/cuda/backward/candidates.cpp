@@ -9,6 +9,7 @@
 #include "cuda/backward/launch.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_f32.hpp"
+#include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 #include "cuda/params/tensor_maps.hpp"
@@ -68,7 +69,8 @@ constexpr BackwardCandidate candidate_of() {
 }
 
 constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<Sm90WideBackward>(),
-                                    candidate_of<Sm80Backward>(), candidate_of<Sm80BackwardF32>()};
+                                    candidate_of<Sm80OneWalk>(), candidate_of<Sm80Backward>(),
+                                    candidate_of<Sm80BackwardF32>()};
 
 }  // namespace
 

@@ -172,8 +172,8 @@ ProductDepths product_depths(const BackwardPlan& plan) {
       depths.v += 2;
       continue;
     }
-    depths.qk += spec->sums_scores ? 2 : 1;                                 // S; dk or dq
-    depths.v += (spec->sums_scores ? 1 : 0) + (spec->sums_values ? 1 : 0);  // dP; dv
+    depths.qk += (spec->sums_scores ? 2 : 1) + (step.spec.adds_queries() ? 1 : 0);  // S; dk, dq
+    depths.v += (spec->sums_scores ? 1 : 0) + (spec->sums_values ? 1 : 0);          // dP; dv
   }
   return depths;
 }
@@ -181,10 +181,9 @@ ProductDepths product_depths(const BackwardPlan& plan) {
 std::string describe_sums(const BackwardPlan& plan) {
   if (plan.steps.empty()) return "";
   const BackwardStep& main = plan.steps.front();
-  if (main.spec.owner() != nullptr)
-    return "each by one CTA, in registers; the same bits in every run";
+  if (!main.spec.adds_queries()) return "each by one CTA, in registers; the same bits in every run";
   const std::size_t bytes = plan.memory.captured_at - plan.memory.scratch_at;
-  if (main.spec.as<Sm90BackwardSpec>().is_deterministic) {
+  if (main.spec.takes_turns()) {
     return fmt::format(
         "dq in the order of keys, in {} bytes of the workspace; the same bits in every run", bytes);
   }

@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "cuda/backward/redo.hpp"
 #include "cuda/backward/sm80.hpp"
+#include "cuda/backward/turns.hpp"
 #include "cuda/device/shared/backward_spec_sm90.h"
 #include "expr/differentiate.hpp"
 #include "expr/interval.hpp"
@@ -26,20 +27,6 @@ namespace {
 constexpr std::int64_t kMostHeadDim = 128;
 /// Scales below are not folded into exponents.
 constexpr float kSmallestScale = 0x1p-100F;
-/// Positions of walks over queries are counted up to here (turns.cuh).
-constexpr std::int64_t kMostPositions = std::int64_t{1} << 28;
-/// (batch, head) pairs of a section, measured: docs/kernels/attention_backward_sm90.md. `fitting`: whose queries and
-/// dout the L2 cache holds; sums of dq take as much again.
-std::int32_t pairs_of_section(std::int32_t fitting, bool is_deterministic, bool has_mask) {
-  constexpr std::int32_t kFewPairs = 4, kManyPairs = 16;
-  constexpr std::int32_t kLeastMaskedPairs = 8, kMostMaskedPairs = 32;
-  const std::int32_t with_sums = std::max(1, fitting / 2);
-  if (!is_deterministic)
-    return std::max(has_mask ? kLeastMaskedPairs : 1, std::min(kManyPairs, with_sums));
-  // By turns, few CTAs of a head are to follow behind each other, even where its rows then come from memory.
-  if (with_sums < kFewPairs) return kManyPairs;
-  return has_mask ? std::min(fitting, kMostMaskedPairs) : with_sums;
-}
 
 /// A float, a row's delta; sums of dq.
 std::int64_t row_bytes(const Sm90BackwardSpec& spec) {
@@ -58,13 +45,6 @@ bool stores_by_tma(const GradientProblem& g) {
 std::int64_t num_rows(const GradientProblem& g) {
   const ForwardProblem& f = g.forward;
   return num_statistics(g) * f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
-}
-
-/// Every tile of keys visits every tile of queries, and there are some that would wait for each other.
-bool is_staggered(const ForwardProblem& f, std::int64_t tile_q) {
-  if (!f.problem.is_deterministic || hides_keys(f)) return false;
-  const std::int64_t key_tiles = ceil_div(f.seqlen_kv, kSm90BackwardKeys);
-  return key_tiles > 1 && key_tiles * ceil_div(f.seqlen_q, tile_q) < kMostStaggeredPairs;
 }
 
 /// Tiles of queries whose two sums two CTAs may leave to each other.
@@ -186,7 +166,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   spec.has_origins = has_program(g);
   spec.hides_keys = hides_keys(f);
   spec.asks_redo = asks_redo(g);
-  spec.is_staggered = is_staggered(f, spec.tile_q);
+  spec.is_staggered = is_staggered(f, kSm90BackwardKeys, spec.tile_q);
   spec.finishes_queries = finishes_queries(g, spec.is_staggered);
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;

@@ -37,7 +37,11 @@ template <>
 struct SpecText<Sm80BackwardSpec> {
   static constexpr std::string_view kName = "Sm80BackwardSpec";
   using Base = OwnerSpec;
-  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm80BackwardSpec, is_redo)};
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm80BackwardSpec, is_redo),
+                                       FOVEA_SPEC_MEMBER(Sm80BackwardSpec, column_warps),
+                                       FOVEA_SPEC_MEMBER(Sm80BackwardSpec, takes_turns),
+                                       FOVEA_SPEC_MEMBER(Sm80BackwardSpec, is_staggered),
+                                       FOVEA_SPEC_MEMBER(Sm80BackwardSpec, asks_redo)};
 };
 
 template <>
@@ -98,6 +102,12 @@ std::string describe_tile(const OwnerSpec& spec) {
   return fmt::format(" {} tile {}x{}", what, spec.tile_owned, spec.tile_walked);
 }
 
+std::string describe_tile(const Sm80BackwardSpec& spec) {
+  if (!spec.is_one_walk()) return describe_tile(static_cast<const OwnerSpec&>(spec));
+  return fmt::format(" one walk, tile {}x{}{}", spec.tile_owned, spec.tile_walked,
+                     spec.takes_turns ? "" : ", sums of dq in any order");
+}
+
 std::string describe_tile(const Sm90BackwardSpec& spec) {
   return fmt::format(" tile {}x{}{}", kSm90BackwardKeys, spec.tile_q,
                      spec.is_deterministic ? "" : ", sums of dq in any order");
@@ -122,6 +132,19 @@ const OwnerSpec* AnyBackwardSpec::owner() const {
         return nullptr;
       },
       spec_);
+}
+
+bool AnyBackwardSpec::takes_turns() const {
+  const auto* const sm80 = std::get_if<Sm80BackwardSpec>(&spec_);
+  if (sm80 != nullptr) return sm80->takes_turns;
+  const auto* const sm90 = std::get_if<Sm90BackwardSpec>(&spec_);
+  return sm90 != nullptr && sm90->is_deterministic;
+}
+
+bool AnyBackwardSpec::adds_queries() const {
+  const auto* const sm80 = std::get_if<Sm80BackwardSpec>(&spec_);
+  return std::holds_alternative<Sm90BackwardSpec>(spec_) ||
+         (sm80 != nullptr && sm80->is_one_walk());
 }
 
 std::string AnyBackwardSpec::print(std::string_view name) const {

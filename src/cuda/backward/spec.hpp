@@ -34,6 +34,10 @@ class AnyBackwardSpec {
   /// Of a kernel that owns rows; null where another was chosen.
   const OwnerSpec* owner() const;
 
+  /// Of a walk that sums dq too, in memory; and in the order of keys.
+  bool adds_queries() const;
+  bool takes_turns() const;
+
   bool operator==(const AnyBackwardSpec&) const = default;
 
   /// The definition of a constant of this name, for a generated unit.

@@ -17,6 +17,7 @@
 #include "compile/cuda/sass.hpp"
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/sm80.hpp"
+#include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 #include "problem/backward.hpp"
@@ -158,7 +159,8 @@ TEST_P(BackwardSpecs, CompileAndSpillNextToNothing) {
     const DeviceTraits device = typical_device(architecture.major, architecture.minor);
     BackwardPlan plan = plan_of(GetParam(), device);
     ASSERT_NE(plan.candidate, "");
-    if (plan.candidate == Sm90Backward::kName)  // HopperBackwardSpecs are of it
+    // HopperBackwardSpecs and OneWalkSpecs are of others.
+    if (plan.candidate == Sm90Backward::kName || plan.candidate == Sm80OneWalk::kName)
       plan = choose_backward_by(Sm80Backward::kName, validated(GetParam()), device);
     for (const PlannedKernel& kernel : planned_kernels(plan)) {
       const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
@@ -331,6 +333,54 @@ std::vector<Posed> posed_to_wide_hopper() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, WideHopperBackwardSpecs, ::testing::ValuesIn(posed_to_wide_hopper()),
+                         [](const auto& each) { return each.param.name; });
+
+/// Stores and loads: addresses that the compiler keeps across a tile, and what a mask's walk knows. Without them the
+/// kernel is slower: docs/kernels/attention_backward_sm80.md.
+constexpr int kMostSpilledByOneWalk = 176;
+
+/// sm80/attention_backward_one_walk, and what runs around it.
+class OneWalkSpecs : public ::testing::TestWithParam<Posed> {};
+
+TEST_P(OneWalkSpecs, SpillNextToNothingAndMultiplyATileOnce) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  for (const jit::Architecture architecture :
+       {jit::Architecture{.major = 8, .minor = 0}, {.major = 9, .minor = 0}}) {
+    const BackwardPlan plan =
+        choose_backward_by(Sm80OneWalk::kName, validated(GetParam()),
+                           typical_device(architecture.major, architecture.minor));
+    for (const PlannedKernel& kernel : planned_kernels(plan)) {
+      const auto step = std::ranges::find(plan.steps, kernel.role, &BackwardStep::role);
+      if (step == plan.steps.end()) continue;
+      if (step->is_redo() && architecture.major != 8) continue;
+      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      EXPECT_LE(cubin.report.spill_bytes, step->is_redo()   ? kMostSpilledAgain
+                                          : step->is_walk() ? kMostSpilledByOneWalk
+                                                            : 0)
+          << kernel.text.label << " for " << architecture.major << "." << architecture.minor << ", "
+          << cubin.report.registers << " registers, " << cubin.report.compile_ms << " ms";
+      if (!step->is_walk()) continue;
+      const auto code = machine_code(cubin);
+      if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+      const auto& spec = step->spec.as<Sm80BackwardSpec>();
+      constexpr int kElementsOfProduct = 16 * 8 * 16;
+      const int products = spec.tile_owned * spec.tile_walked / kElementsOfProduct *
+                           (3 * spec.head_dim_qk + 2 * spec.head_dim_v) / spec.num_warps;
+      EXPECT_EQ(count(*code, "HMMA.16816.F32"), products);
+    }
+  }
+}
+
+std::vector<Posed> posed_to_one_walk() {
+  return {{.name = "d128"},
+          {.name = "d128_causal_any_order", .mask = causal(), .is_in_any_order = true},
+          {.name = "d128_packed_causal", .mask = causal(), .is_packed = true},
+          {.name = "d128_f16_softcap", .dtype = Dtype::f16, .score = softcap(30)},
+          {.name = "d64_causal", .head_dim = 64, .mask = causal()},
+          {.name = "d256_any_order", .head_dim = 256, .is_in_any_order = true}};
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OneWalkSpecs, ::testing::ValuesIn(posed_to_one_walk()),
                          [](const auto& each) { return each.param.name; });
 
 /// Of steps that are beside those of the candidate: nothing is spilled.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cuda/backward/sm80.hpp"
 #include "support/features.hpp"
 #include "support/random.hpp"
 
@@ -282,6 +283,13 @@ std::vector<GradientCase> backward_cases() {
   return cases;
 }
 
+cuda::BackwardPlan plan_of_owners(const GradientProblem& problem) {
+  const cuda::DeviceTraits device = cuda::typical_device(8, 0);
+  return cuda::Sm80Backward::refuses(problem, device)
+             ? cuda::choose_backward(problem, device)
+             : cuda::choose_backward_by(cuda::Sm80Backward::kName, problem, device);
+}
+
 namespace {
 
 struct HopperPosed {
@@ -520,6 +528,47 @@ std::vector<GradientCase> wide_backward_cases() {
   drop(add({"dropped_softcap_d192_128", 192, 70, 141, 1, 1}, 128), softcap(2));
   cases.back().forward.reads_dropout_seed = true;
   add({"f32_gradients_d192", 192, 20, 30, 2, 1, causal()}).gradient_dtype = Dtype::f32;
+  return cases;
+}
+
+std::vector<GradientCase> one_walk_cases() {
+  const std::vector<std::string> labels = {"full_d128",
+                                           "full_d128_any_order",
+                                           "full_d64_long",
+                                           "causal_d64",
+                                           "window_d96",
+                                           "one_key",
+                                           "one_query",
+                                           "no_query",
+                                           "no_key",
+                                           "documents_d64",
+                                           "hidden_keys_d128",
+                                           "nan_of_a_hidden_key_d64",
+                                           "nan_rows_d128",
+                                           "packed_edges_d64",
+                                           "packed_edges_d128",
+                                           "programs_d128_any_order",
+                                           "hiding_bias_d128",
+                                           "large_bias_d64",
+                                           "dropped_d128",
+                                           "dropped_d64_f16_any_order",
+                                           "packed_dropped_d64",
+                                           "f32_gradients"};
+  const std::vector<std::string> wide_labels = {"full_d192_128", "window_d200_136",
+                                                "blind_rows_d256", "programs_d256"};
+  std::vector<GradientCase> cases;
+  const auto take = [&](std::vector<GradientCase> from, const std::vector<std::string>& names,
+                        const char* tail) {
+    for (GradientCase& each : from) {
+      if (std::ranges::find(names, each.forward.label) == names.end()) continue;
+      each.forward.label += tail;
+      // Bits of f32 tell in which order three tiles and more were summed.
+      if (each.forward.seqlen_kv > 256) each.gradient_dtype = Dtype::f32;
+      cases.push_back(std::move(each));
+    }
+  };
+  take(hopper_backward_cases(), labels, "");
+  take(wide_backward_cases(), wide_labels, "_any_order");
   return cases;
 }
 

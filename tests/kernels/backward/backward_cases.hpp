@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/backward/attention_backward.hpp"
+#include "problem/backward.hpp"
 #include "support/gradient_case.hpp"
 
 namespace fovea::testing {
@@ -15,11 +17,17 @@ std::vector<GradientCase> backward_cases();
 /// What programs capture, in every order in which its elements are read.
 std::vector<GradientCase> captured_cases();
 
+/// Their plan on an sm_80, where each gradient has an owner: no one walk.
+cuda::BackwardPlan plan_of_owners(const GradientProblem& problem);
+
 /// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and
 /// layouts of gradients.
 std::vector<GradientCase> hopper_backward_cases();
 /// What sm90/attention_backward_wide takes: the same of head dims above 128.
 std::vector<GradientCase> wide_backward_cases();
+/// What sm80/attention_backward_one_walk takes: of those of Hopper, every tile, mask, program and dtype. Head dims
+/// above 128 have no turns.
+std::vector<GradientCase> one_walk_cases();
 /// May dq of a case be summed in any order? Those whose label says so.
 bool is_in_any_order(const GradientCase& problem);
 

@@ -86,5 +86,30 @@ TEST_P(EmulatedWideBackwards, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedWideBackwards, ::testing::ValuesIn(wide_backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
+class EmulatedOneWalks : public ::testing::TestWithParam<GradientCase> {};
+
+/// CTAs of a head run beside each other, in every order of arrival; by turns dq has the same bits, as dk and dv have in
+/// any order.
+TEST_P(EmulatedOneWalks, EqualTheOracle) {
+  const GradientCase& problem = GetParam();
+  std::vector<std::vector<Bits>> bits;
+  int ctas_at_once = 1;
+  for_each_landing([&](Emulation& emulation) {
+    BackwardCompareOptions options;
+    options.products = ComputeDtype::bf16;
+    options.run = [&](AttentionBackward args) {
+      args.forward.is_deterministic = !is_in_any_order(problem);
+      run_one_walk(problem.forward.label, args, ctas_at_once++, emulation);
+      bits.push_back({bits_of(args.dk), bits_of(args.dv)});
+      if (!is_in_any_order(problem)) bits.back().push_back(bits_of(args.dq));
+    };
+    EXPECT_EQ(backward_difference(problem, options), "");
+  });
+  for (const auto& each : bits) EXPECT_EQ(each, bits.front());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedOneWalks, ::testing::ValuesIn(one_walk_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
 }  // namespace
 }  // namespace fovea::testing

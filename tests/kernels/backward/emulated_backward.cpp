@@ -10,9 +10,11 @@
 #include "common/exact_sum.cuh"
 #include "common/range_table.cuh"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 #include "cuda/emulator/tensor_map.hpp"
+#include "kernels/backward/backward_cases.hpp"
 #include "problem/backward.hpp"
 #include "support/launch_memory.hpp"
 
@@ -83,7 +85,7 @@ void run_redo(const cuda::BackwardStep& step, const cuda::RedoLaunch& redo,
                    step.shared_bytes, [&] { kernel(redo.params); });
 }
 
-/// The launch of a kernel of wgmma, over a workspace of garbage; what is known of rows has been found.
+/// The launch of a kernel around which others run, over a workspace of garbage; what is known of rows has been found.
 template <class Kernel, class Kernels>
 auto prepared(const GradientProblem& problem, const cuda::BackwardPlan& plan,
               const AttentionBackward& args, const Kernels& kernels, Emulation& emulation) {
@@ -94,7 +96,12 @@ auto prepared(const GradientProblem& problem, const cuda::BackwardPlan& plan,
   const auto encode = [](const cuda::driver::TensorMapSpec& spec, const void* address) {
     return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
   };
-  auto call = Kernel::prepare(problem, plan, args, workspace, encode);
+  auto call = [&] {
+    if constexpr (requires { Kernel::prepare(problem, plan, args, workspace, encode); })
+      return Kernel::prepare(problem, plan, args, workspace, encode);
+    else
+      return Kernel::prepare(problem, plan, args, workspace);
+  }();
   build_tables(plan, call.common, emulation);
   call.params.common.forward.captures = call.common.params.forward.captures;
   call.prepare_redo(plan);
@@ -107,7 +114,7 @@ auto prepared(const GradientProblem& problem, const cuda::BackwardPlan& plan,
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
   const GradientProblem problem = validate(problem_of(args), "test");
-  const cuda::BackwardPlan plan = cuda::choose_backward(problem, cuda::typical_device(8, 0));
+  const cuda::BackwardPlan plan = plan_of_owners(problem);
   const cuda::EmulatedBackward& kernels = backward_named(label);
   register_tensors(args, emulation);
   constexpr unsigned char kGarbage = 0xFF;  // NaN
@@ -186,6 +193,31 @@ void run_wide_backward(const std::string& label, const AttentionBackward& args,
     }
   }
   emulation.is_dependent = false;
+  run_sinks(plan, call.common, emulation);
+}
+
+void run_one_walk(const std::string& label, const AttentionBackward& args, int ctas_at_once,
+                  Emulation& emulation) {
+  const GradientProblem problem = validate(problem_of(args), "test");
+  cuda::DeviceTraits device = cuda::typical_device(8, 0);
+  device.l2_bytes = 1 << 18;  // heads come in several sections
+  device.num_sms = 1;         // a CTA computes several tiles again
+  const cuda::BackwardPlan plan =
+      cuda::choose_backward_by(cuda::Sm80OneWalk::kName, problem, device);
+  const cuda::EmulatedOneWalk& kernels = cuda::one_walk_named(label);
+  const auto call = prepared<cuda::Sm80OneWalk>(problem, plan, args, kernels, emulation);
+  const auto threads = static_cast<std::uint32_t>(plan.steps[0].spec->num_warps) * 32;
+  emulation.launch({.x = call.num_clear_ctas}, threads, 0, [&] { kernels.clear(call.clear); });
+  emulation.ctas_at_once = ctas_at_once;
+  emulation.launch({.x = call.num_ctas}, threads, plan.steps[0].shared_bytes,
+                   [&] { kernels.main(call.params); });
+  emulation.ctas_at_once = 1;
+  emulation.launch({.x = call.num_finish_ctas}, threads, 0, [&] { kernels.finish(call.params); });
+  std::size_t num_redone = 0;
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    if (plan.steps[i].is_redo())
+      run_redo(plan.steps[i], call.redo[i], kernels.redo[num_redone++], emulation);
+  }
   run_sinks(plan, call.common, emulation);
 }
 

@@ -9,6 +9,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/device/shared/backward_params.h"
+#include "cuda/device/shared/backward_params_sm80.h"
 #include "cuda/device/shared/backward_params_sm90.h"
 #include "cuda/device/shared/backward_params_sm90_wide.h"
 #include "kernels/emulated_device.hpp"
@@ -46,8 +47,20 @@ struct EmulatedWideBackward {
   void (*redo[3])(const BackwardParams& params);  // in the order of the plan's steps
 };
 
+/// sm80/attention_backward_one_walk and what runs around it.
+struct EmulatedOneWalk {
+  std::string_view name;
+  void (*delta)(const BackwardParams& params);
+  void (*main)(const Sm80OneWalkParams& params);
+  void (*clear)(const ClearSumsParams& params);
+  void (*finish)(const Sm80OneWalkParams& params);
+  void (*redo[3])(const BackwardParams&
+                      params);  // in the order of the plan's steps; null where nothing is hidden
+};
+
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
 const EmulatedWideBackward& wide_backward_named(std::string_view name);
+const EmulatedOneWalk& one_walk_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
 std::span<const EmulatedBackward> other_half_of_backwards();
 /// Of captured_cases().
@@ -65,5 +78,9 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
 /// And by sm90/attention_backward_wide.
 void run_wide_backward(const std::string& label, const AttentionBackward& args,
                        Emulation& emulation);
+
+/// And by sm80/attention_backward_one_walk, so many CTAs at once.
+void run_one_walk(const std::string& label, const AttentionBackward& args, int ctas_at_once,
+                  Emulation& emulation);
 
 }  // namespace fovea::testing

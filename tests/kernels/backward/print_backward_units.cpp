@@ -1,5 +1,5 @@
 // Writes the kernels of backward_cases.hpp as text for the host compiler:
-// print_backward_units HALF OTHER_HALF CAPTURED HOPPER WIDE
+// print_backward_units HALF OTHER_HALF CAPTURED HOPPER WIDE ONE_WALK
 #include <fmt/format.h>
 
 #include <fstream>
@@ -7,6 +7,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
+#include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 #include "kernels/backward/backward_cases.hpp"
@@ -41,8 +42,8 @@ std::string print_captured(const std::string& label, const cuda::CapturedPlan& p
 /// Which member of a row the kernel is that not every plan of Hopper has.
 constexpr std::size_t kFinishStep = 2;
 
-/// The kernels of a case without their entries, of a candidate of Hopper or where it is empty of the first of sm_80;
-/// their row of a table of functions.
+/// The kernels of a case without their entries, of a candidate or where it is empty of the first of sm_80; their row of
+/// a table of functions.
 void print(const testing::GradientCase& each, std::string_view candidate, std::ofstream& out,
            std::string& table) {
   testing::GradientMemory memory(each);
@@ -50,10 +51,11 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
   AttentionBackward args = memory.args();
   args.forward.is_deterministic = !testing::is_in_any_order(each);
   const GradientProblem problem = validate(problem_of(args), "print_backward_units");
-  const bool is_hopper = !candidate.empty();
-  const cuda::BackwardPlan plan =
-      is_hopper ? cuda::choose_backward_by(candidate, problem, cuda::typical_device(9, 0))
-                : cuda::choose_backward(problem, cuda::typical_device(8, 0));
+  const bool is_named = !candidate.empty();
+  const cuda::DeviceTraits device =
+      cuda::typical_device(is_named && candidate != cuda::Sm80OneWalk::kName ? 9 : 8, 0);
+  const cuda::BackwardPlan plan = is_named ? cuda::choose_backward_by(candidate, problem, device)
+                                           : testing::plan_of_owners(problem);
   const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
   out << fmt::format(
@@ -63,7 +65,7 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
   table += fmt::format(
       "  {{\"{0}\", [](const BackwardParams& p) {{ backward_delta<delta_{0}, {1}>(p); "
       "}},\n   {2}",
-      label, mods, is_hopper ? "" : "{");
+      label, mods, is_named ? "" : "{");
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const cuda::BackwardStep& step = plan.steps[i];
     if (candidate == cuda::Sm90Backward::kName && i == kFinishStep &&
@@ -75,14 +77,14 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
                          step.params.empty() ? kernel.params : step.params,
                          step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  table += is_hopper ? "},\n" : "},\n    " + print_captured(label, plan.captured, out) + "},\n";
+  table += is_named ? "},\n" : "},\n    " + print_captured(label, plan.captured, out) + "},\n";
   out << "}\n";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
+  if (argc != 7) return 2;
   std::ofstream parts[] = {std::ofstream(argv[1]), std::ofstream(argv[2]), std::ofstream(argv[3])};
   std::string tables[3];
   const std::vector<testing::GradientCase> cases = testing::backward_cases();
@@ -109,5 +111,7 @@ int main(int argc, char** argv) {
                                     "HopperBackward", argv[4]);
   const bool has_wide = print_all(testing::wide_backward_cases(), cuda::Sm90WideBackward::kName,
                                   "WideBackward", argv[5]);
-  return parts[0] && parts[1] && parts[2] && has_hopper && has_wide ? 0 : 1;
+  const bool has_one_walk =
+      print_all(testing::one_walk_cases(), cuda::Sm80OneWalk::kName, "OneWalk", argv[6]);
+  return parts[0] && parts[1] && parts[2] && has_hopper && has_wide && has_one_walk ? 0 : 1;
 }

@@ -133,7 +133,7 @@ struct WalkedTile {
 
 /// Every tile of queries, of one q head of a group after the other, that sees something of the owned keys; or the kv
 /// tiles that the owned queries see.
-template <class Mods, bool owns_keys>
+template <class Mods, bool owns_keys, WalkOrder order = WalkOrder::rising>
 class OwnerWalk {
  public:
   FOVEA_DEVICE_MEMBER OwnerWalk(const ForwardParams& p, const OwnedTile& owned, int rows,
@@ -171,7 +171,7 @@ class OwnerWalk {
 
  private:
   TileSpan span_;
-  TileWalk<Mods, WalkOrder::rising, owns_keys ? WalkAxis::queries : WalkAxis::keys> tiles_;
+  TileWalk<Mods, order, owns_keys ? WalkAxis::queries : WalkAxis::keys> tiles_;
   std::int32_t last_head_;
 };
 

@@ -40,9 +40,21 @@ struct OwnerSpec : BackwardSpec {
   bool operator==(const OwnerSpec&) const = default;
 };
 
-/// sm80/attention_backward.
+/// sm80/attention_backward, and sm80/attention_backward_one_walk.
 struct Sm80BackwardSpec : OwnerSpec {
   bool is_redo = false;  // of the tiles alone that another kernel found not finite (RedoTiles)
+  // Warps side by side along the walked rows; those of a column share owned rows. Above 1 (one walk) a warp has its
+  // columns of both sums, and P and dS of the others through shared memory.
+  std::int32_t column_warps = 1;
+  // Of one walk: sums of dq in the order of keys, by turns; and walks that begin at tiles of queries of their own
+  // (StaggeredWalk).
+  bool takes_turns = false, is_staggered = false;
+  // Of one walk: gradients that are not finite are named by tiles (RedoTiles). NaN and infinity in what is hidden or
+  // dropped meet weights of 0.
+  bool asks_redo = false;
+
+  /// dq, too, by owners of keys.
+  constexpr bool is_one_walk() const { return column_warps > 1; }
 
   bool operator==(const Sm80BackwardSpec&) const = default;
 };
@@ -72,20 +84,34 @@ inline constexpr std::int32_t kDeltaThreads = 256;
 inline constexpr std::int32_t kSinkThreads = 256;
 inline constexpr std::int32_t kConvertThreads = 256;
 
-/// Statistics of a tile of rows in shared memory: log_sum, delta, origin.
+/// Statistics of a tile of rows in shared memory: log_sum, delta, and origin where there is one.
 constexpr std::int32_t sm80_statistics_bytes(const Sm80BackwardSpec& spec) {
-  return spec.owns_keys ? 3 * 4 * spec.tile_walked : 0;
+  return spec.owns_keys ? (spec.has_origins ? 3 : 2) * 4 * spec.tile_walked : 0;
+}
+
+/// P and dS of a tile, where warps pass them on.
+constexpr std::int32_t sm80_pairs_bytes(const Sm80BackwardSpec& spec) {
+  return !spec.is_one_walk() ? 0
+                             : 2 * element_bytes(spec.element) * spec.tile_owned * spec.tile_walked;
+}
+
+/// Warps side by side along the columns of a tile's dq, in one walk; the others along its rows. Tiles that are square
+/// or wide are read least by four.
+constexpr std::int32_t sm80_query_column_warps(const Sm80BackwardSpec& spec) {
+  constexpr std::int32_t kColumnsOfWarp = 16;
+  return spec.head_dim_qk % (4 * kColumnsOfWarp) == 0 && spec.tile_walked <= spec.head_dim_qk ? 4
+                                                                                              : 2;
 }
 
 /// Of sm80/attention_backward: q and dout, or k and v, of the owned rows, the second where scores have gradients;
-/// stages of the walked ones; a word of each warp.
+/// stages of the walked ones; P and dS; a word of each warp.
 constexpr std::int32_t sm80_backward_shared_bytes(const Sm80BackwardSpec& spec) {
   const std::int32_t owned = element_bytes(spec.element) * spec.tile_owned *
                              (spec.head_dim_qk + (spec.sums_scores ? spec.head_dim_v : 0));
   const std::int32_t stage =
       element_bytes(spec.element) * spec.tile_walked * (spec.head_dim_qk + spec.head_dim_v) +
       sm80_statistics_bytes(spec);
-  return owned + spec.stages * stage + 4 * spec.num_warps;
+  return owned + spec.stages * stage + sm80_pairs_bytes(spec) + 4 * spec.num_warps;
 }
 
 /// Dynamic shared memory of sm80/attention_backward_f32: f32 rows of both tensors of both sides, P and dS, each a word

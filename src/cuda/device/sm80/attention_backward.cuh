@@ -24,18 +24,19 @@
 //   owner.cuh    who owns which rows, where things lie, rows on their way in
 //   sums.cuh     a tile in a warp's registers
 //   passes.cuh   NaN and infinity in walked rows, which may reach only rows that they see
+//   store.cuh    sums on their way out
 //
 // common/backward_pair.cuh: one score on its way back.
 //
 // Refused: f32 inputs, dout of another dtype, head dims above 256 (sm80/attention_backward_f32.cuh).
 #pragma once
 
-#include "common/element.cuh"
 #include "common/passes.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "sm80/backward/owner.cuh"
 #include "sm80/backward/passes.cuh"
+#include "sm80/backward/store.cuh"
 #include "sm80/backward/sums.cuh"
 
 namespace fovea::cuda::sm80 {
@@ -54,14 +55,6 @@ struct Backward {
       : owner(b, tile), queries(owner) {}
 
   // ---- the walk --------------------------------------------------------------------------------
-
-  /// Full only where all of its rows and all owned ones exist, too.
-  FOVEA_DEVICE_MEMBER WalkedTile next_tile(Tiles& tiles) const {
-    WalkedTile tile = tiles.next();
-    tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_walked <= owner.walked_length() &&
-                   owner.owned.begin + spec.tile_owned <= owner.owned_length();
-    return tile;
-  }
 
   FOVEA_DEVICE_MEMBER void add_tile(const WalkedTile& tile, SharedAddress walked, Pass pass) {
     typename Sums::Products scores, dweights;
@@ -90,7 +83,7 @@ struct Backward {
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     Tiles tiles(owner.p, owner.owned, spec.tile_owned, spec.tile_walked);
     sums.start();
-    WalkedTile tile = next_tile(tiles);
+    WalkedTile tile = owner.next_tile(tiles);
     if (pass == Pass::all) owner.load_owned();
     owner.load_walked(tile, 0);
     int stage = 0;
@@ -98,7 +91,7 @@ struct Backward {
     while (tile.idx >= 0) {
       ptx::cp_async_wait_group<0>();
       ptx::sync_threads();
-      const WalkedTile next = next_tile(tiles);
+      const WalkedTile next = owner.next_tile(tiles);
       const int other = spec.stages - 1 - stage;
       if constexpr (spec.stages == 2) owner.load_walked(next, other);
       add_tile(tile, owner.stage_at(stage), pass);
@@ -115,75 +108,17 @@ struct Backward {
 
   // ---- the end ---------------------------------------------------------------------------------
 
-  /// Two neighbours of a row. By indicators: infinity, or NaN, is added to what an earlier pass has written.
-  FOVEA_DEVICE_MEMBER static void store_pair(const GradientParam& to, std::int64_t at, int col,
-                                             int head_dim, float lo, float hi, Pass pass) {
-    void* const data = const_cast<void*>(to.tensor.data);
-    if (!is_indicator(pass) && to.is_aligned != 0 && to.element != Element::f32) {
-      if (col >= head_dim) return;
-      const std::uint32_t pair =
-          to.element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
-      ptx::st_global(reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(data) + at + col),
-                     pair);
-      return;
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      float value = e == 0 ? lo : hi;
-      if (col + e >= head_dim) break;
-      const std::int64_t element_at = at + (col + e) * to.tensor.col_stride;
-      if (is_indicator(pass)) {
-        if (value == 0) continue;
-        const float before = load_written(data, to.element, element_at);
-        value = before + (pass == Pass::positive ? infinity() : -infinity());
-      }
-      store_element(data, to.element, element_at, value);
-    }
-  }
-
-  /// By a call, for tiles that are computed again, as hardly any is: in place, at every pair of a thread's sums, this
-  /// was most of what such a kernel took to compile, 1.5 s. Kernels that always store lose 1 to 5 % by calls.
-  FOVEA_DEVICE_CALL void call_store_pair(const GradientParam& to, std::int64_t at, int col,
-                                         int head_dim, float lo, float hi, Pass pass) {
-    store_pair(to, at, col, head_dim, lo, hi, pass);
-  }
-
-  template <int num_blocks>
-  FOVEA_DEVICE_MEMBER void store(const GradientParam& to,
-                                 const float (&values)[T::kRowBlocks][num_blocks][4], float factor,
-                                 int head_dim, Pass pass) const {
-    constexpr auto kStore = spec.is_redo ? call_store_pair : store_pair;
-    const Sequence& s = owner.owned.sequence;
-    const BshdParam& t = to.tensor;
-    const std::int64_t first = (spec.owns_keys ? s.kv_batch : s.q_batch) * t.batch_stride +
-                               (spec.owns_keys ? s.kv_row : s.q_row) * t.row_stride +
-                               owner.owned.head * t.head_stride;
-#pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int32_t row = owner.owned_row(i, half);
-        if (row >= owner.owned_length()) continue;
-        const std::int64_t at = first + row * t.row_stride;
-#pragma unroll
-        for (int j = 0; j < num_blocks; ++j) {
-          kStore(to, at, j * 8 + owner.lane % 4 * 2, head_dim, values[i][j][half * 2] * factor,
-                 values[i][j][half * 2 + 1] * factor, pass);
-        }
-      }
-    }
-  }
-
   FOVEA_DEVICE_MEMBER void finish(Pass pass) const {
     const ForwardParams& p = owner.p;
     if constexpr (spec.sums_values) {
       const bool is_scaled = spec.has_dropout && !is_indicator(pass);
-      store(owner.b.dv, sums.by_value, is_scaled ? p.dropout_keep_scale : 1.0F, p.head_dim_v, pass);
+      store_sums(owner, owner.b.dv, sums.by_value, is_scaled ? p.dropout_keep_scale : 1.0F,
+                 p.head_dim_v, pass);
     }
     if constexpr (spec.sums_scores) {
       if (!is_indicator(pass))
-        store(spec.owns_keys ? owner.b.dk : owner.b.dq, sums.by_score, p.softmax_scale,
-              p.head_dim_qk, pass);
+        store_sums(owner, spec.owns_keys ? owner.b.dk : owner.b.dq, sums.by_score, p.softmax_scale,
+                   p.head_dim_qk, pass);
     }
   }
 

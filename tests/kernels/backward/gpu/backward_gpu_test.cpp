@@ -53,6 +53,22 @@ TEST_P(GpuHopperBackward, EqualsTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, GpuHopperBackward, ::testing::ValuesIn(hopper_backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
+class GpuOneWalk : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+/// On Hopper other kernels take them.
+TEST_P(GpuOneWalk, EqualsTheOracle) {
+  BackwardCompareOptions options;
+  options.products = ComputeDtype::bf16;
+  options.run = [](AttentionBackward args) {
+    args.forward.is_deterministic = !is_in_any_order(GetParam());
+    run_on_device(args);
+  };
+  EXPECT_EQ(backward_difference(GetParam(), options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuOneWalk, ::testing::ValuesIn(one_walk_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
 class GpuWideBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
 
 /// Elsewhere other kernels take them.

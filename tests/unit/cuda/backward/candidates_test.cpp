@@ -15,6 +15,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 
 namespace fovea::cuda {
@@ -60,6 +61,12 @@ BackwardProblem problem_of(const Posed& posed) {
 
 BackwardPlan plan_of(const Posed& posed) {
   return choose_backward(validate(problem_of(posed), "test"), typical_device(8, 0));
+}
+
+/// Where each gradient has an owner, whatever else there is.
+BackwardPlan plan_of_owners(const Posed& posed) {
+  return choose_backward_by(Sm80Backward::kName, validate(problem_of(posed), "test"),
+                            typical_device(8, 0));
 }
 
 std::vector<KernelRole> roles_of(const BackwardPlan& plan) {
@@ -240,14 +247,71 @@ TEST(BackwardCandidates, OrderOfSumsIsSaid) {
   EXPECT_THAT(sums(typical_device(9, 0)), HasSubstr("dq in the order of keys, in "));
   problem.forward.is_deterministic = false;
   EXPECT_THAT(sums(typical_device(9, 0)), HasSubstr("dq in any order, in "));
-  EXPECT_THAT(sums(typical_device(8, 0)), HasSubstr("the same bits in every run"));
+  EXPECT_THAT(sums(typical_device(8, 0)), HasSubstr("dq in any order, in "));
+  problem.forward.is_deterministic = true;
+  EXPECT_THAT(sums(typical_device(8, 0)), HasSubstr("dq in the order of keys, in "));
+  EXPECT_EQ(sums(typical_device(8, 6)),
+            "each by one CTA, in registers; the same bits in every run");
   EXPECT_EQ(describe_sums(plan_of(
                 {.wants_dq = false, .wants_dk = false, .wants_dv = false, .wants_dsinks = true})),
             "");
 }
 
+/// Five products for seven, and a float for each element of dq; where rows hide keys, tiles may be computed again.
+TEST(BackwardCandidates, OneWalkSumsDqInMemory) {
+  const std::string one_walk = "cuda/sm80/attention_backward_one_walk";
+  const auto plan_of_any_order = [](const Posed& posed) {
+    BackwardProblem problem = problem_of(posed);
+    problem.forward.is_deterministic = false;
+    return choose_backward(validate(problem, "test"), typical_device(8, 0));
+  };
+  for (const std::int64_t head_dim : {64, 96, 128, 256}) {
+    const BackwardPlan plan = plan_of_any_order({.head_dim = head_dim});
+    EXPECT_EQ(plan.candidate, one_walk);
+    EXPECT_THAT(roles_of(plan), ElementsAre(KernelRole::delta, KernelRole::main,
+                                            KernelRole::prepare, KernelRole::convert));
+    EXPECT_EQ(product_depths(plan).qk, 3);
+    EXPECT_EQ(product_depths(plan).v, 2);
+    EXPECT_EQ(plan.workspace_bytes, 2U * 8 * 384 * (2 + static_cast<std::size_t>(head_dim)) * 4);
+  }
+  EXPECT_THAT(roles_of(plan_of_any_order({.mask = causal()})),
+              ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                          KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
+  const BackwardPlan without_dv = plan_of_any_order({.wants_dv = false});
+  EXPECT_EQ(without_dv.candidate, "cuda/sm80/attention_backward");
+  EXPECT_EQ(refusal_of(without_dv, one_walk),
+            "one of dq, dk and dv is not wanted; walks for the others alone are less work");
+}
+
+/// By turns: staggered walks have two sums of dq, others one; a word for each tile of keys.
+TEST(BackwardCandidates, OneWalkTakesTurnsUpTo128) {
+  const std::string one_walk = "cuda/sm80/attention_backward_one_walk";
+  const auto aligned = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+  constexpr std::size_t kRows = std::size_t{2} * 8 * 384, kKeyTiles = 2 * 2 * 4,
+                        kQueryTiles = 2 * 8 * 3;
+  const BackwardPlan full = plan_of({});
+  EXPECT_EQ(full.candidate, one_walk);
+  EXPECT_TRUE(full.steps.front().spec.as<Sm80BackwardSpec>().is_staggered);
+  EXPECT_EQ(full.workspace_bytes, aligned(4 * (kRows * (2 + 2 * 128) + kKeyTiles)));
+  EXPECT_EQ(plan_of({.head_dim = 64}).steps.front().spec.owner()->tile_walked, 128);  // just fits
+  const BackwardPlan masked = plan_of({.mask = causal()});
+  EXPECT_FALSE(masked.steps.front().spec.as<Sm80BackwardSpec>().is_staggered);
+  EXPECT_EQ(masked.workspace_bytes,
+            aligned(4 * (kRows * (2 + 128) + kKeyTiles + 2 + kKeyTiles + kQueryTiles)));
+  const BackwardPlan wide = plan_of({.head_dim = 256});
+  EXPECT_EQ(wide.candidate, "cuda/sm80/attention_backward");
+  EXPECT_EQ(refusal_of(wide, one_walk),
+            "head dims are 256 and 256; above 128 dq is summed in any order, and "
+            "is_deterministic is set");
+  const BackwardPlan small =
+      choose_backward(validate(problem_of({}), "test"), typical_device(8, 6));
+  EXPECT_EQ(small.candidate, "cuda/sm80/attention_backward");
+  EXPECT_EQ(refusal_of(small, one_walk),
+            "a CTA takes 131616 bytes of shared memory; the device has 101376");
+}
+
 TEST(BackwardCandidates, BothGradientsOfKeysShareAWalkUpTo128) {
-  EXPECT_THAT(roles_of(plan_of({})),
+  EXPECT_THAT(roles_of(plan_of_owners({})),
               ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::queries));
   EXPECT_THAT(
       roles_of(plan_of({.head_dim = 256})),
@@ -266,7 +330,6 @@ TEST(BackwardCandidates, WhatIsNotWantedHasNoKernel) {
 
 TEST(BackwardCandidates, F32AndWideHeadsAreMultipliedPlainly) {
   const std::string plain = "cuda/sm80/attention_backward_f32";
-  EXPECT_EQ(plan_of({}).candidate, "cuda/sm80/attention_backward");
   const BackwardPlan f32 = plan_of({.dtype = Dtype::f32});
   EXPECT_EQ(f32.candidate, plain);
   EXPECT_EQ(refusal_of(f32, "cuda/sm80/attention_backward"),
@@ -378,10 +441,10 @@ TEST(BackwardCandidates, SmsLeftFreeAreRefused) {
 }
 
 TEST(BackwardCandidates, WorkspaceIsTwoOrThreeFloatsOfEachPaddedRow) {
-  EXPECT_EQ(plan_of({}).workspace_bytes, 2U * 8 * 384 * 2 * 4);
-  EXPECT_EQ(plan_of({.score = softcap(30)}).workspace_bytes, 2U * 8 * 384 * 3 * 4);
+  EXPECT_EQ(plan_of_owners({}).workspace_bytes, 2U * 8 * 384 * 2 * 4);
+  EXPECT_EQ(plan_of_owners({.score = softcap(30)}).workspace_bytes, 2U * 8 * 384 * 3 * 4);
   // Packed: every sequence begins at a multiple of 128.
-  EXPECT_EQ(plan_of({.is_packed = true}).workspace_bytes, 8U * (384 + 5 * 128) * 2 * 4);
+  EXPECT_EQ(plan_of_owners({.is_packed = true}).workspace_bytes, 8U * (384 + 5 * 128) * 2 * 4);
 }
 
 TEST(BackwardCandidates, PackedSequencesHaveRoomForTheirPadding) {
@@ -411,7 +474,7 @@ AttentionBackward call_of(const GradientProblem& problem, std::uint16_t* memory)
 
 TEST(BackwardLaunch, EveryOwnedTileOfEveryHeadHasACta) {
   const GradientProblem problem = validate(problem_of({.wants_dsinks = true}), "test");
-  const BackwardPlan plan = choose_backward(problem, typical_device(8, 0));
+  const BackwardPlan plan = choose_backward_by(Sm80Backward::kName, problem, typical_device(8, 0));
   alignas(16) std::uint16_t memory[8] = {};
   AttentionBackward args = call_of(problem, memory);
   float sinks[8] = {};

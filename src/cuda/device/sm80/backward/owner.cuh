@@ -21,22 +21,32 @@ struct BackwardTraits {
   static_assert(spec.element != Element::f32, "mma.m16n8k16 multiplies 16-bit elements");
   static_assert(spec.element == spec.dout_element, "dout is multiplied by v");
   static constexpr int kThreads = spec.num_warps * 32;
-  static constexpr int kWarpRows = spec.tile_owned / spec.num_warps;
+  static constexpr int kColumnWarps = spec.column_warps;
+  static constexpr int kWarpRows = spec.tile_owned / (spec.num_warps / kColumnWarps);
   static_assert(kWarpRows % 16 == 0, "a warp owns whole blocks of 16 rows");
   static constexpr int kRowBlocks = kWarpRows / 16;
-  static_assert(spec.tile_walked % 16 == 0, "walked rows are the sums' k, in steps of 16");
-  static constexpr int kBlocks = spec.tile_walked / 8;
-  static constexpr int kSteps = spec.tile_walked / 16;
-  static constexpr int kQkSteps = spec.head_dim_qk / 16, kQkBlocks = spec.head_dim_qk / 8;
-  static constexpr int kVSteps = spec.head_dim_v / 16, kVBlocks = spec.head_dim_v / 8;
+  // Of the walked rows that a warp multiplies by its owned ones, and of the columns that it sums.
+  static_assert(spec.tile_walked % (16 * kColumnWarps) == 0,
+                "walked rows are the sums' k, in steps of 16");
+  static constexpr int kBlocks = spec.tile_walked / kColumnWarps / 8;
+  static constexpr int kSteps = spec.tile_walked / kColumnWarps / 16;
+  static_assert(spec.head_dim_qk % (16 * kColumnWarps) == 0 &&
+                    spec.head_dim_v % (16 * kColumnWarps) == 0,
+                "a warp sums whole pairs of blocks of 8 columns");
+  static constexpr int kQkSteps = spec.head_dim_qk / 16;
+  static constexpr int kQkBlocks = spec.head_dim_qk / kColumnWarps / 8;
+  static constexpr int kVSteps = spec.head_dim_v / 16;
+  static constexpr int kVBlocks = spec.head_dim_v / kColumnWarps / 8;
 
   // Of walked rows; owned ones lie the same, as many as there are.
   static constexpr int kElementBytes = element_bytes(spec.element);
   using QkRows = JoinedTile<spec.tile_walked, kElementBytes * spec.head_dim_qk>;
   using VRows = JoinedTile<spec.tile_walked, kElementBytes * spec.head_dim_v>;
+  // P or dS of a tile: a row for each owned one.
+  using PairRows = JoinedTile<spec.tile_owned, kElementBytes * spec.tile_walked>;
 
   // Shared memory. Owned rows of q or k, of dout or v; of each stage the same of walked rows, and what is known of them
-  // where they are queries; a word of each warp.
+  // where they are queries; P and dS; a word of each warp.
   static constexpr int kOwnedVAt = kElementBytes * spec.tile_owned * spec.head_dim_qk;
   static constexpr int kStagesAt =
       kOwnedVAt + (spec.sums_scores ? kElementBytes * spec.tile_owned * spec.head_dim_v : 0);
@@ -45,7 +55,9 @@ struct BackwardTraits {
   static constexpr int kStatisticsAt =
       kWalkedVAt + kElementBytes * spec.tile_walked * spec.head_dim_v;
   static constexpr int kStageBytes = kStatisticsAt + sm80_statistics_bytes(spec);
-  static constexpr int kVotesAt = kStagesAt + spec.stages * kStageBytes;
+  static constexpr int kWeightsAt = kStagesAt + spec.stages * kStageBytes;
+  static constexpr int kGradientsAt = kWeightsAt + sm80_pairs_bytes(spec) / 2;
+  static constexpr int kVotesAt = kWeightsAt + sm80_pairs_bytes(spec);
   static_assert(kVotesAt + 4 * spec.num_warps == sm80_backward_shared_bytes(spec),
                 "host and device count the same bytes");
 };
@@ -69,6 +81,7 @@ struct Owner {
   const std::int32_t kv_head;
   const SharedAddress smem;
   const int warp, lane;
+  const int row_warp, column_warp;  // among those of owned rows, and of walked ones
 
   FOVEA_DEVICE_MEMBER Owner(const BackwardParams& params, const OwnedTile& tile)
       : b(params),
@@ -77,7 +90,9 @@ struct Owner {
         kv_head(spec.owns_keys ? tile.head : tile.head / params.forward.group),
         smem(ptx::dynamic_shared()),
         warp(ptx::warp_idx()),
-        lane(ptx::lane_idx()) {}
+        lane(ptx::lane_idx()),
+        row_warp(warp / T::kColumnWarps),
+        column_warp(warp % T::kColumnWarps) {}
 
   FOVEA_DEVICE_MEMBER SharedAddress stage_at(int stage) const {
     return smem + T::kStagesAt + stage * T::kStageBytes;
@@ -92,11 +107,24 @@ struct Owner {
 
   /// Of the sequence: the owned row that this thread's accumulators of (row block, half) belong to.
   FOVEA_DEVICE_MEMBER std::int32_t owned_row(int block, int half) const {
-    return owned.begin + warp * T::kWarpRows + block * 16 + half * 8 + lane / 4;
+    return first_owned_row(block) + half * 8 + lane / 4;
   }
   /// And the walked row of (column block, element).
   FOVEA_DEVICE_MEMBER std::int32_t walked_row(const WalkedTile& tile, int block, int e) const {
-    return tile.idx * spec.tile_walked + block * 8 + lane % 4 * 2 + e;
+    return first_walked_row(tile, block) + lane % 4 * 2 + e;
+  }
+
+  /// Of the warp's blocks.
+  FOVEA_DEVICE_MEMBER std::int32_t first_owned_row(int block) const {
+    return owned.begin + row_warp * T::kWarpRows + block * 16;
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t first_walked_row(const WalkedTile& tile, int block) const {
+    return tile.idx * spec.tile_walked + (column_warp * T::kBlocks + block) * 8;
+  }
+
+  /// Where block `block` of the warp's columns of a sum begins: warps side by side take pairs of blocks in turn.
+  FOVEA_DEVICE_MEMBER int summed_column(int block) const {
+    return (block / 2 * T::kColumnWarps + column_warp) * 16 + block % 2 * 8;
   }
 
   FOVEA_DEVICE_MEMBER Position position(const WalkedTile& tile, std::int32_t mine,
@@ -109,6 +137,15 @@ struct Owner {
             spec.owns_keys ? mine : theirs,
             s.seqlen_q,
             s.seqlen_kv};
+  }
+
+  /// Of an OwnerWalk. Full only where all of its rows and all owned ones exist, too.
+  template <class Tiles>
+  FOVEA_DEVICE_MEMBER WalkedTile next_tile(Tiles& tiles) const {
+    WalkedTile tile = tiles.next();
+    tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_walked <= walked_length() &&
+                   owned.begin + spec.tile_owned <= owned_length();
+    return tile;
   }
 
   // ---- rows on their way in --------------------------------------------------------------------
@@ -260,8 +297,10 @@ class QueryStatistics {
   struct Pair {
     RowStatistic row[2];
   };
-  FOVEA_DEVICE_MEMBER static Pair of_columns(SharedAddress statistics, int block, int lane) {
-    const SharedAddress at = statistics + (block * 8 + lane % 4 * 2) * 4;
+  FOVEA_DEVICE_MEMBER static Pair of_columns(const Owner<spec>& owner, SharedAddress statistics,
+                                             int block) {
+    const SharedAddress at =
+        statistics + ((owner.column_warp * T::kBlocks + block) * 8 + owner.lane % 4 * 2) * 4;
     const auto log_sum = ptx::ld_shared<ptx::F32x2>(at);
     const auto delta = ptx::ld_shared<ptx::F32x2>(at + 4 * spec.tile_walked);
     ptx::F32x2 origin{0, 0};

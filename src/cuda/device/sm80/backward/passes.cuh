@@ -60,11 +60,4 @@ FOVEA_DEVICE bool is_finite(const Owner<spec>& owner, const BackwardSums<spec, M
   return all;
 }
 
-/// What this thread has written before.
-FOVEA_DEVICE float load_written(const void* data, Element element, std::int64_t at) {
-  if (element == Element::f32) return ptx::ld_global(static_cast<const float*>(data) + at);
-  const std::uint32_t bits = ptx::ld_global(static_cast<const std::uint16_t*>(data) + at);
-  return element == Element::bf16 ? ptx::f32_of_bf16_lo(bits) : ptx::f32_of_f16_lo(bits);
-}
-
 }  // namespace fovea::cuda::sm80

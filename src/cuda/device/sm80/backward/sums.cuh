@@ -41,8 +41,10 @@ struct BackwardSums {
   FOVEA_DEVICE_MEMBER static void multiply_rows(const Owner<spec>& owner, Products& products,
                                                 SharedAddress owned, SharedAddress walked) {
     const int lane = owner.lane;
-    const SharedAddress a_row = Rows{owned}.chunk(owner.warp * T::kWarpRows + lane % 16, lane / 16);
-    const SharedAddress b_row = Rows{walked}.chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    const SharedAddress a_row =
+        Rows{owned}.chunk(owner.row_warp * T::kWarpRows + lane % 16, lane / 16);
+    const SharedAddress b_row = Rows{walked}.chunk(
+        owner.column_warp * T::kBlocks * 8 + lane % 8 + lane / 16 * 8, lane / 8 % 2);
     clear(products);
 #pragma unroll
     for (int step = 0; step < num_steps; ++step) {
@@ -124,8 +126,8 @@ struct BackwardSums {
   FOVEA_DEVICE_MEMBER static std::uint32_t dropped(const Owner<spec>& owner, DropoutKey key,
                                                    const WalkedTile& tile, int i, int j) {
     const std::int32_t batch = owner.owned.sequence.idx;
-    const std::int32_t mine = owner.owned.begin + owner.warp * T::kWarpRows + i * 16;
-    const std::int32_t theirs = tile.idx * spec.tile_walked + j * 8;
+    const std::int32_t mine = owner.first_owned_row(i);
+    const std::int32_t theirs = owner.first_walked_row(tile, j);
     if constexpr (spec.owns_keys)
       return dropped_of_keys(owner.p, key, batch, tile.q_head, theirs, mine);
     return dropped_of_queries(owner.p, key, batch, tile.q_head, mine, theirs);
@@ -146,7 +148,7 @@ struct BackwardSums {
     for (int j = 0; j < T::kBlocks; ++j) {
       typename QueryStatistics<spec>::Pair columns{};
       if constexpr (spec.owns_keys)
-        columns = QueryStatistics<spec>::of_columns(statistics, j, owner.lane);
+        columns = QueryStatistics<spec>::of_columns(owner, statistics, j);
 #pragma unroll
       for (int i = 0; i < T::kRowBlocks; ++i) {
         std::uint32_t drops = 0;

@@ -5,12 +5,12 @@
 
 #include "common/backward_work.cuh"
 #include "common/float_constants.cuh"
+#include "common/store_eight.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "sm90/backward/cta.cuh"
-#include "sm90/backward/store_eight.cuh"
 
 namespace fovea::cuda::sm90 {
 

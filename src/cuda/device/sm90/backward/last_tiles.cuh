@@ -12,6 +12,7 @@
 
 #include "common/bits.cuh"
 #include "common/float_constants.cuh"
+#include "common/store_eight.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"
@@ -19,7 +20,6 @@
 #include "ptx/warp.cuh"
 #include "sm90/backward/cta.cuh"
 #include "sm90/backward/load.cuh"
-#include "sm90/backward/store_eight.cuh"
 
 namespace fovea::cuda::sm90 {
 

@@ -16,6 +16,7 @@
 // some 1,500 clocks. The warp that does it does nothing else. A CTA waits only for CTAs that were launched before it.
 #pragma once
 
+#include "common/walk_progress.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -24,56 +25,31 @@
 
 namespace fovea::cuda::sm90 {
 
-/// Where progress is kept, and how positions are counted.
+/// Of the CTA's walk.
 template <Sm90BackwardSpec spec>
-struct WalkProgress {
-  /// The word of a walk that has ended, less the tiles of keys before it that may not have: more than there are
-  /// positions.
-  static constexpr std::int32_t kEnded = 0x40000000;
-
-  std::int32_t* word;       // of this CTA; those of lower keys of its head lie before it
-  std::int32_t num_before;  // of them
-  std::int32_t first_head, num_tiles;
-  StaggeredWalk staggered;  // is_staggered
-
-  FOVEA_DEVICE WalkProgress of(const BackwardCta<spec>& cta, const OwnedKeys& keys) {
-    const ForwardParams& f = cta.p.common.forward;
-    const std::int64_t at = tile_place<spec.is_varlen, true>(
-        f, BackwardCta<spec>::sequence_of(keys), keys.kv_head, keys.kv_begin);
-    StaggeredWalk staggered{};
-    if constexpr (spec.is_staggered) staggered = cta.staggered_walk(keys);
-    return {cta.p.rows.progress + at, keys.kv_begin / kSm90BackwardKeys, keys.kv_head * f.group,
-            ceil_div(keys.seqlen_q, spec.tile_q), staggered};
-  }
-
-  FOVEA_DEVICE_MEMBER std::int32_t position(std::int32_t tile, std::int32_t q_head) const {
-    if constexpr (spec.is_staggered)
-      return (q_head - first_head) * num_tiles + staggered.position(tile);
-    return (q_head - first_head + 1) * num_tiles - 1 - tile;
-  }
-
-  /// The position of the tile in the walk before, which has to be over; -1: there is nobody to wait for.
-  FOVEA_DEVICE_MEMBER std::int32_t awaited(std::int32_t tile, std::int32_t q_head) const {
-    if constexpr (spec.is_staggered) {
-      if (staggered.is_first(tile)) return -1;
-      return (q_head - first_head) * num_tiles + staggered.position_before(tile);
-    }
-    return position(tile, q_head);
-  }
-};
+FOVEA_DEVICE WalkProgress<spec.is_staggered> progress_of(const BackwardCta<spec>& cta,
+                                                         const OwnedKeys& keys) {
+  const ForwardParams& f = cta.p.common.forward;
+  const std::int64_t at = tile_place<spec.is_varlen, true>(f, BackwardCta<spec>::sequence_of(keys),
+                                                           keys.kv_head, keys.kv_begin);
+  StaggeredWalk staggered{};
+  if constexpr (spec.is_staggered) staggered = cta.staggered_walk(keys);
+  return {cta.p.rows.progress + at, keys.kv_begin / kSm90BackwardKeys, keys.kv_head * f.group,
+          ceil_div(keys.seqlen_q, spec.tile_q), staggered};
+}
 
 /// Loads, and lets sums begin when it is the CTA's turn: two tiles behind what it loads, which is ahead of the sums.
 template <Sm90BackwardSpec spec>
 struct TakeTurns {
   using T = BackwardTraits<spec>;
   const BackwardCta<spec>& cta;
-  const WalkProgress<spec> own;
+  const WalkProgress<spec.is_staggered> own;
   Ring<kSm90BackwardTurns> turns{1};
   std::int32_t num_watched;  // tiles of lower keys: all but these have ended
   std::int32_t skipped = 0;  // positions before the first tile
 
   FOVEA_DEVICE_MEMBER TakeTurns(const BackwardCta<spec>& of_cta, const OwnedKeys& keys)
-      : cta(of_cta), own(WalkProgress<spec>::of(of_cta, keys)), num_watched(own.num_before) {}
+      : cta(of_cta), own(progress_of(of_cta, keys)), num_watched(own.num_before) {}
 
   template <class Load>
   FOVEA_DEVICE_MEMBER void run(Load& load) {
@@ -101,7 +77,7 @@ struct TakeTurns {
   FOVEA_DEVICE_MEMBER void await_turn(std::int32_t position) {
     cta.await(cta.barrier(T::kAt.passed, turns.stage), turns.parity);
     if (cta.lane == 0) {
-      await_others(position);
+      own.await_others(position, num_watched, [this] { share_num_watched(); });
       // What lies before the first tile is no affair of this CTA: whoever follows need not wait for it.
       if (skipped > 0) ptx::red_add_release_global(own.word, skipped);
       ptx::mbarrier_arrive(cta.barrier(T::kAt.turn, turns.stage));
@@ -114,25 +90,6 @@ struct TakeTurns {
   /// With who says at the end how far down to look.
   FOVEA_DEVICE_MEMBER void share_num_watched() const {
     ptx::st_shared(cta.smem + T::kAt.num_watched, static_cast<std::uint32_t>(num_watched));
-  }
-
-  /// Until lower keys are done with the position.
-  FOVEA_DEVICE_MEMBER void await_others(std::int32_t position) {
-    if constexpr (spec.is_staggered) {
-      while (position >= 0 && ptx::ld_acquire_global(own.word - 1) <= position) {
-      }
-      return;
-    }
-    while (num_watched > 0) {
-      const std::int32_t done =
-          ptx::ld_acquire_global(own.word + (num_watched - own.num_before - 1));
-      if (done >= own.kEnded) {
-        num_watched = done - own.kEnded;
-        share_num_watched();
-      } else if (done > position) {
-        return;
-      }
-    }
   }
 };
 
@@ -148,7 +105,7 @@ struct PassTurns {
   FOVEA_DEVICE_MEMBER void run() {
     cta.await(cta.barrier(T::kAt.k_full, 0), 0);
     if (ptx::vote_any(cta.posted(0).is_none())) return;
-    const auto own = WalkProgress<spec>::of(cta, cta.owned());
+    const auto own = progress_of(cta, cta.owned());
     std::int32_t said = -1;  // the word
     for (int i = 0;; ++i) {
       cta.await(cta.barrier(T::kAt.added, turns.stage), turns.parity);

@@ -1,4 +1,4 @@
-// Rows of dq on their way from f32 to a tensor of any strides.
+// Eight neighbours of a row of a gradient, rounded and stored.
 #pragma once
 
 #include "common/element.cuh"
@@ -6,7 +6,7 @@
 #include "ptx/memory.cuh"
 #include "shared/backward_params.h"
 
-namespace fovea::cuda::sm90 {
+namespace fovea::cuda {
 
 /// Eight neighbours of a row, `count` of which exist.
 template <Element element>
@@ -30,4 +30,4 @@ FOVEA_DEVICE bool has_aligned_rows(const BshdParam& t) {
          (t.batch_stride | t.row_stride | t.head_stride) % 8 == 0;
 }
 
-}  // namespace fovea::cuda::sm90
+}  // namespace fovea::cuda
