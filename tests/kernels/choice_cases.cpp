@@ -98,6 +98,12 @@ std::vector<Case> hopper_choice_cases() {
 
 std::vector<Case> decode_choice_cases() { return {few_rows("choice_decode_four_readers", 64)}; }
 
+cuda::DeviceTraits small_hopper() {
+  cuda::DeviceTraits device = cuda::typical_device(9, 0);
+  device.num_sms = 2;
+  return device;
+}
+
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device) {
   // On Hopper most cases are short; those that do not say so are of the kernels for long ones.

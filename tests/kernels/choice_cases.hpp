@@ -19,4 +19,7 @@ std::vector<Case> decode_choice_cases();
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device);
 
+/// So few SMs that CTAs take several splits each, or all rows of a short sequence.
+cuda::DeviceTraits small_hopper();
+
 }  // namespace fovea::testing

@@ -254,12 +254,6 @@ void run_quantized(const Run& run, Emulation& emulation) {
                                               emulation);
 }
 
-cuda::DeviceTraits small_hopper() {
-  cuda::DeviceTraits device = cuda::typical_device(9, 0);
-  device.num_sms = 2;
-  return device;
-}
-
 namespace {
 
 /// With offsets of packed tokens, which are those of the queries where none are given.

@@ -7,6 +7,7 @@
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_qk.hpp"
 #include "cuda/forward/quantize_v.hpp"
+#include "kernels/choice_cases.hpp"
 #include "kernels/emulated_device.hpp"
 #include "kernels/forward_cases.hpp"
 #include "problem/cache.hpp"
@@ -47,8 +48,6 @@ void run_quantized(const Run& run, Emulation& emulation);
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several
 /// sections.
 cuda::DeviceTraits sectioned_hopper();
-/// So few SMs that CTAs take several splits each.
-cuda::DeviceTraits small_hopper();
 
 /// Attention over the cache of a case, as the kernels take it.
 struct CacheCall {

@@ -46,6 +46,11 @@ std::vector<Case> hopper_short_cases() {
   Case infinite = short_case("wgmma_short_infinite", {193, 197}, 64);
   infinite.mask = causal();
   infinite.has_infinite_values = true;
+  // Three groups of two row tiles each, one behind the other in one buffer; keys that are asked for later.
+  Case refilled = short_case("wgmma_short_refilled_d128", {257, 257}, 128);
+  refilled.num_heads_q = refilled.num_heads_kv = 2;
+  refilled.mask = causal();
+  refilled.has_infinite_values = true;
   Case sinks = packed("wgmma_short_packed_d64", 64,
                       {{0, 0},
                        {1, 1},
@@ -65,9 +70,11 @@ std::vector<Case> hopper_short_cases() {
   Case packed_causal =
       packed("wgmma_short_packed_causal", 128, {{197, 193}, {64, 127}, {65, 1}, {70, 208}});
   packed_causal.mask = causal();
-  return {one_step, several,       window_f16,
-          padded,   group,         infinite,
-          sinks,    packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
+  return {one_step,      several,
+          window_f16,    padded,
+          group,         infinite,
+          refilled,      sinks,
+          packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
 }
 
 }  // namespace fovea::testing

@@ -108,9 +108,9 @@ void print_latents(std::ofstream& out) {
 void print_hopper_shorts(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_short_cases()) {
-    print_hopper(each.label,
-                 testing::planned_for_short(problem_of_case(each), testing::kMostHopperPacked), out,
-                 table);
+    const ForwardProblem problem =
+        testing::planned_for_short(problem_of_case(each), testing::kMostHopperPacked);
+    print(each.label, testing::plan_of(each.label, problem, testing::small_hopper()), out, table);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopperShort kHopperShorts[] = "

@@ -42,6 +42,7 @@ TileChoice tile_of(const AnyForwardSpec& spec) {
     tile.q_stages = sm90->q_stages;
     tile.is_dynamic = sm90->is_dynamic ? 1 : 0;
   }
+  if (const auto* sm90_short = spec.get_if<Sm90ShortSpec>()) tile.q_stages = sm90_short->q_stages;
   return tile;
 }
 

@@ -51,6 +51,8 @@ constexpr std::int64_t kNarrowPanel = 32;
 /// Rows that do not fill their panels (head_dim 72, 80, 88) are bound by the number of boxes, which narrow panels have
 /// more of: they want the row tiles of three groups, which load keys less often, and more keys than these.
 constexpr std::int64_t kShortCut = 1024;
+/// Or no mask, and as many queries as two row tiles of three groups hold, and no two of two groups: measured.
+constexpr std::int64_t kRowsOfTwoTiles = 2 * 128, kRowsOfTwoWideTiles = 2 * 192;
 
 /// Sections before the last one take so much of what the L2 cache has room for: measured,
 /// docs/kernels/attention_forward_sm90.md.
@@ -121,14 +123,21 @@ bool fills_narrow_panels(const ForwardProblem& f) {
   return f.head_dim_qk % kNarrowPanel == 0 && f.head_dim_v % kNarrowPanel == 0;
 }
 
+bool fills_two_wide_tiles(const ForwardProblem& f) {
+  return !has_mask(f) && !f.is_varlen && !f.is_cached && f.seqlen_q > kRowsOfTwoTiles &&
+         f.seqlen_q <= kRowsOfTwoWideTiles;
+}
+
 bool has_narrow_panels(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   if (spec.loads_by_cp_async || std::max(f.head_dim_qk, f.head_dim_v) > kNarrow) return false;
-  return fills_narrow_panels(f) || (f.seqlen_kv > kShortCut && !spec.has_dropout);
+  const bool wants_three_groups = f.seqlen_kv > kShortCut || fills_two_wide_tiles(f);
+  return fills_narrow_panels(f) || (wants_three_groups && !spec.has_dropout);
 }
 
 /// The most keys that two groups take instead of three.
 std::int64_t most_keys_of_two_groups(const Tile& tile, const ForwardProblem& f) {
-  if (tile.widest == kNarrow && !fills_narrow_panels(f)) return kShortCut;
+  if (tile.widest == kNarrow && !fills_narrow_panels(f))
+    return fills_two_wide_tiles(f) ? 0 : kShortCut;
   return has_mask(f) ? tile.short_masked : tile.short_full;
 }
 

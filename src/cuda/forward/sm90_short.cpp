@@ -54,8 +54,18 @@ std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device
 
 /// Rows of a CTA, the groups that share them, and the most keys of a product.
 struct Tile {
-  std::int64_t most_row_tiles, groups, most_keys;
+  std::int64_t row_tiles, groups, most_keys;
 };
+
+/// With a buffer of Q for each of a group's row tiles, or with one where that lets more CTAs in.
+Sm90ShortSpec with_queries(Sm90ShortSpec spec, const DeviceTraits& device) {
+  spec.q_stages = 1;
+  spec.ctas_per_sm = ctas_that_fit(spec, device);
+  Sm90ShortSpec all = spec;
+  all.q_stages = static_cast<std::int32_t>(ceil_div(spec.tile_q, kShortRows * spec.num_warps / 4));
+  all.ctas_per_sm = ctas_that_fit(all, device);
+  return all.ctas_per_sm < spec.ctas_per_sm ? spec : all;
+}
 
 Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
   const auto padded = [](std::int64_t head_dim) {
@@ -65,37 +75,66 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
   spec.head_dim_qk = padded(f.head_dim_qk);
   spec.head_dim_v = padded(f.head_dim_v);
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // whoever loads pads Q, K and V
-  const Parts rows = parts_of(f.seqlen_q, kShortRows * tile.most_row_tiles, kShortRows);
+  const Parts rows = parts_of(f.seqlen_q, kShortRows * tile.row_tiles, kShortRows);
   const Parts keys = parts_of(f.seqlen_kv, tile.most_keys, kKeyStep);
   spec.tile_q = rows.each;
   spec.num_warps =
       static_cast<std::int32_t>(4 * std::min<std::int64_t>(tile.groups, rows.each / kShortRows));
   spec.tile_kv = keys.each;
   spec.stages = keys.count;
-  spec.ctas_per_sm = ctas_that_fit(spec, device);
-  return spec;
+  return with_queries(spec, device);
 }
 
 std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
 
 // Measured (docs/kernels/attention_short_sm90.md).
 constexpr std::int64_t kFewKeys = 112;
-constexpr std::int64_t kNarrowHeadDim = 64, kWideHeadDim = 97;
+constexpr std::int64_t kNarrowestHeadDim = 32, kNarrowHeadDim = 64, kWideHeadDim = 97;
+constexpr std::int64_t kKeysOfOneProduct = 208;
+constexpr std::int64_t kMostRowTiles = 6;
 
-/// A row tile a group up to some 100 keys. Of more, masks leave out tiles of 64; narrow heads without a mask have one
-/// product with all keys, wider ones several row tiles a group.
-Tile best_tile(const ForwardProblem& f) {
-  if (f.seqlen_kv <= kFewKeys) return {.most_row_tiles = 2, .groups = 2, .most_keys = kFewKeys};
-  if (has_mask(f)) return {.most_row_tiles = 4, .groups = 2, .most_keys = 64};
-  if (widest(f) <= kNarrowHeadDim) return {.most_row_tiles = 1, .groups = 1, .most_keys = 256};
-  return {.most_row_tiles = 4, .groups = 2, .most_keys = kFewKeys};
+bool is_narrow(const ForwardProblem& f) { return widest(f) <= kNarrowHeadDim; }
+bool is_wide(const ForwardProblem& f) { return widest(f) >= kWideHeadDim; }
+
+/// A row tile a group up to some 100 keys, and of narrow heads a group a CTA, which lets more CTAs in.
+Tile tile_of_few_keys(const ForwardProblem& f) {
+  const std::int64_t groups = is_narrow(f) ? 1 : 2;
+  return {.row_tiles = groups, .groups = groups, .most_keys = kFewKeys};
 }
 
-/// Of queries and keys. Beyond, the kernel for long sequences fills its tiles as well: later where a mask leaves half
-/// of them, earlier where a head dim leaves half a panel.
+/// Of more keys, all row tiles, which choose() may divide.
+Tile tile_of_many_keys(const ForwardProblem& f) {
+  const bool has_four_row_tiles = f.seqlen_q <= 4 * kShortRows;
+  Tile tile{.row_tiles = kMostRowTiles, .groups = 1, .most_keys = 256};
+  // One product, but where a mask leaves out tiles of 64.
+  if (f.seqlen_kv <= kKeysOfOneProduct && !is_wide(f) && !(is_narrow(f) && has_mask(f)))
+    return tile;
+  tile.most_keys = kFewKeys;
+  if (widest(f) <= kNarrowestHeadDim && !has_mask(f)) return tile;
+  // Of narrow heads two CTAs of two groups fit the SM; three groups have two row tiles each.
+  tile.groups = is_narrow(f) || has_four_row_tiles ? 2 : 3;
+  if (!is_wide(f) || !has_four_row_tiles || has_mask(f))
+    tile.most_keys = 64;
+  else if (f.seqlen_kv > 2 * kFewKeys)
+    tile.most_keys = 128;
+  return tile;
+}
+
+/// Of queries and keys. Beyond, and of head dims that leave half a panel earlier, the kernel for long sequences fills
+/// its tiles as well.
 std::int64_t most_tokens(const ForwardProblem& f) {
-  if (has_mask(f)) return 272;
-  return widest(f) <= kNarrowHeadDim || widest(f) >= kWideHeadDim ? 208 : kFewKeys;
+  const bool leaves_half = !is_narrow(f) && !is_wide(f);
+  if (has_mask(f)) return leaves_half ? 320 : 384;
+  return leaves_half ? kKeysOfOneProduct : 320;
+}
+
+/// Time of the CTAs that share a head's row tiles, in halves of a row tile: as many waves as they take on the device,
+/// each with its row tiles and what a CTA does beside them.
+std::int64_t time_of(const Sm90ShortSpec& spec, const ForwardProblem& f,
+                     const DeviceTraits& device) {
+  const std::int64_t ctas = f.num_sequences * f.num_heads_q * ceil_div(f.seqlen_q, spec.tile_q);
+  const std::int64_t at_once = std::int64_t{device.num_sms} * spec.ctas_per_sm;
+  return ceil_div(ctas, at_once) * (2 * spec.tile_q / kShortRows + 1);
 }
 
 /// Is each row's share of the keys a range of them?
@@ -154,12 +193,26 @@ std::optional<Refusal> Sm90ForwardShort::refuses(const ForwardProblem& f,
 }
 
 Sm90ShortSpec Sm90ForwardShort::choose(const ForwardProblem& f, const DeviceTraits& device) {
-  Sm90ShortSpec spec;
-  for (Tile tile = best_tile(f); tile.most_row_tiles > 0; --tile.most_row_tiles) {
-    spec = with_tile(f, tile, device);
-    if (spec.ctas_per_sm > 0) break;
+  if (f.seqlen_kv <= kFewKeys) {
+    Tile tile = tile_of_few_keys(f);
+    const Sm90ShortSpec spec = with_tile(f, tile, device);
+    if (spec.ctas_per_sm > 0) return spec;
+    tile.row_tiles = 1;
+    return with_tile(f, tile, device);
   }
-  return spec;
+  Tile tile = tile_of_many_keys(f);
+  Sm90ShortSpec best = with_tile(f, tile, device);
+  while (best.ctas_per_sm == 0 && tile.groups > 1) {
+    --tile.groups;
+    best = with_tile(f, tile, device);
+  }
+  if (best.ctas_per_sm == 0) return best;
+  // Rows of a CTA change no bits: keys are in the same tiles.
+  while (--tile.row_tiles >= tile.groups) {
+    const Sm90ShortSpec spec = with_tile(f, tile, device);
+    if (spec.ctas_per_sm > 0 && time_of(spec, f, device) <= time_of(best, f, device)) best = spec;
+  }
+  return best;
 }
 
 std::vector<Sm90ShortSpec> Sm90ForwardShort::alternatives(const ForwardProblem& f,
@@ -167,7 +220,8 @@ std::vector<Sm90ShortSpec> Sm90ForwardShort::alternatives(const ForwardProblem& 
   std::vector<Sm90ShortSpec> specs;
   constexpr Tile kTiles[] = {{1, 1, 64},  {1, 1, 112}, {1, 1, 128}, {1, 1, 192}, {1, 1, 256},
                              {2, 1, 128}, {2, 1, 256}, {4, 1, 256}, {2, 2, 64},  {2, 2, 80},
-                             {2, 2, 128}, {4, 2, 64},  {4, 2, 80},  {6, 3, 64},  {3, 3, 128}};
+                             {2, 2, 128}, {4, 2, 64},  {4, 2, 128}, {6, 1, 112}, {6, 2, 64},
+                             {6, 2, 128}, {3, 3, 64},  {6, 3, 64},  {6, 3, 96},  {3, 3, 128}};
   for (const Tile& tile : kTiles) {
     const Sm90ShortSpec spec = with_tile(f, tile, device);
     if (spec.ctas_per_sm > 0) specs.push_back(spec);
@@ -197,10 +251,6 @@ Sm90ShortLaunch Sm90ForwardShort::prepare(const ForwardProblem& problem, const F
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
   if (launch.common.grid.x == 0) return launch;
-  if (!plan.spec->is_varlen) {
-    const auto row_tiles = static_cast<std::uint32_t>(launch.common.params.num_q_tiles);
-    launch.common.grid = {.x = launch.common.grid.x / row_tiles, .y = row_tiles};
-  }
   const std::int64_t panel = sm90_short_panel_bytes(plan.spec.as<Sm90ShortSpec>()) / 2;
   launch.params = {.q = tensor_map(encode, tensors.q, kShortRows, panel),
                    .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), keys, panel),
@@ -214,7 +264,6 @@ KernelLaunches Sm90ShortLaunch::launches(const ForwardPlan& plan) const {
   if (common.grid.x == 0) return all;
   common.add_tables(all);
   KernelLaunch main = common.main_launch(plan, params);
-  main.grid = {.x = common.grid.x, .y = common.grid.y};
   all.add(main);
   return all;
 }

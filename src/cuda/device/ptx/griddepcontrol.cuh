@@ -7,8 +7,8 @@
 namespace fovea::cuda::ptx {
 
 /// griddepcontrol.wait: until the grids ahead have ended and what they wrote is seen. Before any read of their output,
-/// and before any write that they might read. Below sm_90 no grid starts early: neither has an
-/// instruction there.
+/// and before any write that they might read. Below sm_90 no grid starts early, and
+/// neither has an instruction there.
 FOVEA_DEVICE void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

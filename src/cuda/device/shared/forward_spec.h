@@ -87,6 +87,9 @@ struct Sm90ForwardSpec : ForwardSpec {
 /// them; all keys lie in `stages` tiles of tile_kv, each of which is multiplied at once. Head dims are those of the
 /// products, in steps of 16.
 struct Sm90ShortSpec : ForwardSpec {
+  std::int32_t q_stages =
+      1;  // a group's buffers of Q, later O: with fewer than it has row tiles it fills them again
+
   bool operator==(const Sm90ShortSpec&) const = default;
 };
 
@@ -390,20 +393,24 @@ constexpr std::int32_t sm90_short_panel_bytes(const Sm90ShortSpec& spec) {
 /// Shared memory of sm90/attention_forward_short.
 struct Sm90ShortLayout {
   std::int32_t panel_bytes, qk_row_bytes, v_row_bytes;
-  std::int32_t q_bytes;  // of 64 rows: Q, later O
+  std::int32_t q_bytes;      // of 64 rows: Q, later O
+  std::int32_t num_queries;  // buffers of so many
 
-  std::int32_t q;               // [row tile]
+  std::int32_t q;               // [buffer]
   std::int32_t k, v;            // [stage]
-  std::int32_t q_full;          // [row tile] barriers of 8 bytes
+  std::int32_t q_full;          // [buffer] barriers of 8 bytes
   std::int32_t k_full, v_full;  // [stage]
+  std::int32_t q_empty;         // [buffer]
   std::int32_t votes;           // [warp] a word
   std::int32_t bytes;
 };
 
 constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   const std::int32_t row_tiles = spec.tile_q / kShortRows;
+  const std::int32_t queries = spec.q_stages * spec.num_warps / 4;
   SharedRoom room;
   Sm90ShortLayout at{};
+  at.num_queries = queries < row_tiles ? queries : row_tiles;
   at.panel_bytes = sm90_short_panel_bytes(spec);
   const auto in_panels = [&](std::int32_t head_dim) {
     const std::int32_t bytes = element_bytes(spec.element) * head_dim;
@@ -412,12 +419,13 @@ constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   at.qk_row_bytes = in_panels(spec.head_dim_qk);
   at.v_row_bytes = in_panels(spec.head_dim_v);
   at.q_bytes = kShortRows * (at.qk_row_bytes > at.v_row_bytes ? at.qk_row_bytes : at.v_row_bytes);
-  at.q = room.take(row_tiles * at.q_bytes);
+  at.q = room.take(at.num_queries * at.q_bytes);
   at.k = room.take(spec.stages * spec.tile_kv * at.qk_row_bytes);
   at.v = room.take(spec.stages * spec.tile_kv * at.v_row_bytes);
-  at.q_full = room.take(8 * row_tiles);
+  at.q_full = room.take(8 * at.num_queries);
   at.k_full = room.take(8 * spec.stages);
   at.v_full = room.take(8 * spec.stages);
+  at.q_empty = room.take(8 * at.num_queries);
   at.votes = room.take(4 * spec.num_warps);
   at.bytes = room.end;
   return at;

@@ -836,15 +836,28 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
     std::int64_t seqlen, head_dim;
     bool is_causal;
     std::int32_t tile_q, num_warps, tile_kv, stages, ctas_per_sm;
+    std::int64_t num_heads = 128;  // of two sequences
   };
   for (const Expected& e : {Expected{49, 64, false, 64, 4, 64, 1, 5},
-                            {77, 64, false, 128, 8, 80, 1, 2},
+                            {77, 64, false, 64, 4, 80, 1, 5},
                             {77, 128, false, 128, 8, 80, 1, 2},
                             {197, 64, false, 64, 4, 208, 1, 3},
                             {197, 64, true, 256, 8, 64, 4, 2},
-                            {197, 128, false, 256, 8, 112, 2, 1}}) {
+                            {197, 72, false, 256, 4, 208, 1, 2, 112},
+                            {197, 80, false, 64, 4, 208, 1, 2, 96},
+                            {197, 128, false, 256, 8, 112, 2, 1, 64},
+                            {256, 128, false, 256, 8, 128, 2, 1, 64},
+                            {257, 32, false, 320, 4, 96, 3, 4, 256},
+                            {257, 64, false, 320, 8, 64, 5, 2},
+                            {257, 80, true, 192, 12, 64, 5, 1, 96},
+                            {257, 128, false, 320, 12, 64, 5, 1, 64},
+                            {384, 64, true, 384, 8, 64, 6, 2},
+                            {384, 64, true, 128, 8, 64, 6, 2, 8},  // few heads: rows for all SMs
+                            {384, 128, true, 384, 8, 64, 6, 1, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
-    Problem problem = problem_of(square(e.seqlen, e.head_dim));
+    Shape shape = square(e.seqlen, e.head_dim);
+    shape.num_heads_q = shape.num_heads_kv = e.num_heads;
+    Problem problem = problem_of(shape);
     if (e.is_causal) problem.mask = causal();
     const ForwardPlan plan = chosen(problem, 9, 0);
     ASSERT_EQ(plan.candidate, kHopperShort);
@@ -870,14 +883,17 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresAreRefusedInWords) {
   };
   EXPECT_EQ(reason(problem_of(square(77, 64))), "");
   EXPECT_EQ(reason(problem_of(square(77, 64)), 8), "compute capability is 8.0; expected 9.0");
-  EXPECT_EQ(reason(problem_of(square(209, 64))), "seqlen_q is 209; expected at most 208");
-  EXPECT_EQ(reason(problem_of(square(113, 80))), "seqlen_q is 113; expected at most 112");
-  Problem masked = problem_of(square(272, 64));
-  masked.mask = causal();
-  EXPECT_EQ(reason(masked), "");
-  masked = problem_of(square(273, 64));
-  masked.mask = causal();
-  EXPECT_EQ(reason(masked), "seqlen_q is 273; expected at most 272");
+  EXPECT_EQ(reason(problem_of(square(320, 64))), "");
+  EXPECT_EQ(reason(problem_of(square(321, 64))), "seqlen_q is 321; expected at most 320");
+  EXPECT_EQ(reason(problem_of(square(209, 80))), "seqlen_q is 209; expected at most 208");
+  const auto masked = [&](std::int64_t seqlen, std::int64_t head_dim) {
+    Problem problem = problem_of(square(seqlen, head_dim));
+    problem.mask = causal();
+    return reason(problem);
+  };
+  EXPECT_EQ(masked(384, 64), "");
+  EXPECT_EQ(masked(385, 64), "seqlen_q is 385; expected at most 384");
+  EXPECT_EQ(masked(321, 80), "seqlen_q is 321; expected at most 320");
   Shape few = square(77, 64);
   few.seqlen_q = 16;
   EXPECT_EQ(reason(problem_of(few)), "seqlen_q is 16; expected at least 17");

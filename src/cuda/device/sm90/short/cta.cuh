@@ -15,6 +15,8 @@
 
 namespace fovea::cuda::sm90::short_keys {
 
+inline constexpr int kWarpsOfGroup = 4;
+
 template <Sm90ShortSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
@@ -23,7 +25,7 @@ struct Traits {
   static_assert(spec.tile_kv % 16 == 0 && spec.tile_kv <= 256, "keys are columns, then depth");
   static_assert(spec.tile_q % kShortRows == 0 && spec.heads_per_tile == 1);
   static_assert(spec.stages <= 32, "tiles of keys are bits of a word");
-  static constexpr int kGroups = spec.num_warps / 4;
+  static constexpr int kGroups = spec.num_warps / kWarpsOfGroup;
   static constexpr int kRowTiles = spec.tile_q / kShortRows;
   static constexpr Sm90ShortLayout kAt = sm90_short_layout(spec);
   static_assert(kAt.bytes <= 232448, "an SM has no more");
@@ -39,6 +41,10 @@ struct Traits {
   using OTile = SharedTile<kShortRows, kAt.v_row_bytes, kSwizzle>;
   using KTile = SharedTile<spec.tile_kv, kAt.qk_row_bytes, kSwizzle>;
   using VTile = SharedTile<spec.tile_kv, kAt.v_row_bytes, kSwizzle>;
+  /// Has a group more row tiles than buffers of Q?
+  static constexpr bool kRefills = kRowTiles > kAt.num_queries;
+  /// Are a group's next queries there while O lies in the place of these?
+  static constexpr bool kHasNextQueries = !kRefills || spec.q_stages > 1;
 };
 
 /// What rows of 64 are to RowView and span_of.
@@ -51,24 +57,26 @@ constexpr Sm90ShortSpec row_tile_spec() {
 template <Sm90ShortSpec spec>
 using Row = RowView<row_tile_spec<spec>()>;
 
-/// Dense: the grid's x counts heads of sequences, neighbours in memory first, its y tiles of rows from the last one on,
-/// which a causal mask leaves the most keys.
+/// Dense: CTAs of one head of a sequence come side by side, its tiles of rows from the last one on, which a causal mask
+/// leaves the most keys.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE Work work_of_cta(const ForwardParams& p) {
   if constexpr (spec.is_varlen) return find_work<spec>(p);
-  const ptx::Index3 cta = ptx::block_idx();
+  const auto id = static_cast<std::uint32_t>(ptx::block_idx().x);
   const auto num_heads = static_cast<std::uint32_t>(p.num_heads_q);
-  const auto id = static_cast<std::uint32_t>(cta.x);
-  const auto batch = static_cast<std::int32_t>(id / num_heads);
+  const auto row_tiles = static_cast<std::uint32_t>(p.num_q_tiles);
+  const std::uint32_t pair = row_tiles == 1 ? id : id / row_tiles;
+  const std::uint32_t row_tile = id - pair * row_tiles;
+  const auto batch = static_cast<std::int32_t>(pair / num_heads);
   Work work{};
   work.sequence = {batch, batch, 0, batch, 0, p.seqlen_q, p.seqlen_kv, false};
-  work.q_begin = (p.num_q_tiles - 1 - static_cast<std::int32_t>(cta.y)) * spec.tile_q;
-  work.q_head = static_cast<std::int32_t>(id) - batch * p.num_heads_q;
+  work.q_begin = (p.num_q_tiles - 1 - static_cast<std::int32_t>(row_tile)) * spec.tile_q;
+  work.q_head = static_cast<std::int32_t>(pair) - batch * p.num_heads_q;
   work.kv_head = p.group == 1 ? work.q_head : work.q_head / p.group;
   return work;
 }
 
-/// Of Q and V, which every pass loads again.
+/// Of V, which every pass loads again.
 FOVEA_DEVICE std::uint32_t parity_of(Pass pass) { return static_cast<std::uint32_t>(pass) & 1U; }
 
 template <Sm90ShortSpec spec>
@@ -77,8 +85,26 @@ struct Cta : RoleWarp {
   const Sm90ShortParams& p;
   const Work work;
 
+  /// Of a group, one of each round; the groups take turns at who is first, since later rows see more of a causal mask.
+  FOVEA_DEVICE_MEMBER int row_tile_of_round(int round) const {
+    return round * T::kGroups + (round % 2 == 0 ? group() : T::kGroups - 1 - group());
+  }
+  /// Where a group has fewer buffers than rounds it fills them again.
+  FOVEA_DEVICE_MEMBER static int buffer_of(int row_tile) {
+    if constexpr (!T::kRefills) return row_tile;
+    const int round = row_tile / T::kGroups;
+    const int place = row_tile % T::kGroups;
+    const int group = round % 2 == 0 ? place : T::kGroups - 1 - place;
+    return round % spec.q_stages * T::kGroups + group;
+  }
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int row_tile) const {
-    return smem + T::kAt.q + row_tile * T::kAt.q_bytes;
+    return smem + T::kAt.q + buffer_of(row_tile) * T::kAt.q_bytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress q_full(int row_tile) const {
+    return barrier(T::kAt.q_full, buffer_of(row_tile));
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress q_empty(int row_tile) const {
+    return barrier(T::kAt.q_empty, buffer_of(row_tile));
   }
   FOVEA_DEVICE_MEMBER SharedAddress k_at(int kv_tile) const {
     return smem + T::kAt.k + kv_tile * T::KTile::kBytes;
@@ -104,9 +130,9 @@ struct Cta : RoleWarp {
     return of_rows;
   }
 
-  FOVEA_DEVICE_MEMBER int group() const { return warp / 4; }
+  FOVEA_DEVICE_MEMBER int group() const { return warp / kWarpsOfGroup; }
   /// In a row tile.
-  FOVEA_DEVICE_MEMBER int first_row_of_warp() const { return warp % 4 * 16; }
+  FOVEA_DEVICE_MEMBER int first_row_of_warp() const { return warp % kWarpsOfGroup * 16; }
   /// Row r of this thread's two.
   FOVEA_DEVICE_MEMBER int my_row(int r) const { return first_row_of_warp() + lane / 4 + 8 * r; }
 };
@@ -137,6 +163,13 @@ FOVEA_DEVICE std::uint32_t tiles_to_load(const Cta<spec>& cta) {
   return visible != 0 ? visible : 1U;
 }
 
+/// Keys and values are asked for so many tiles before they are multiplied. All at once they arrive together, and late:
+/// measured, docs/kernels/attention_short_sm90.md.
+inline constexpr int kTilesAhead = 2;
+
+/// Bits of the tiles up to this one.
+FOVEA_DEVICE std::uint32_t up_to_tile(int kv_tile) { return (2U << least(kv_tile, 31)) - 1U; }
+
 /// A product of 64 rows with a tile of keys; the first of its rows, the last of them.
 struct Step {
   std::int32_t row_tile, kv_tile;
@@ -149,13 +182,12 @@ class Steps {
  public:
   using T = Traits<spec>;
 
-  FOVEA_DEVICE_MEMBER explicit Steps(const Cta<spec>& cta)
-      : cta_(cta), row_tile_(cta.group() - T::kGroups) {}
+  FOVEA_DEVICE_MEMBER explicit Steps(const Cta<spec>& cta) : cta_(cta) {}
 
   FOVEA_DEVICE_MEMBER bool next(Step& step) {
     const bool is_first = tiles_.visible == 0;
     if (is_first) {
-      row_tile_ += T::kGroups;
+      row_tile_ = cta_.row_tile_of_round(round_++);
       if (row_tile_ >= T::kRowTiles || !cta_.has_rows(row_tile_)) return false;
       tiles_ = visible_tiles<Mods>(cta_, span_of<row_tile_spec<spec>()>(cta_.work_of(row_tile_)));
       if (tiles_.visible == 0) tiles_ = {0, tiles_to_load<Mods>(cta_), 0};
@@ -167,7 +199,7 @@ class Steps {
 
  private:
   const Cta<spec>& cta_;
-  std::int32_t row_tile_;
+  std::int32_t round_ = 0, row_tile_ = 0;
   VisitedGroup tiles_{};
 };
 

@@ -29,49 +29,71 @@ FOVEA_DEVICE void copy(SharedAddress to, const TensorMapParam& map, SharedAddres
   }
 }
 
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int row_tile) {
+  using T = Traits<spec>;
+  const Sequence& sequence = cta.work.sequence;
+  const auto row = static_cast<std::int32_t>(sequence.q_row) + cta.first_query(row_tile);
+  copy<typename T::QTile>(cta.q_at(row_tile), cta.p.q, cta.q_full(row_tile),
+                          {0, row, cta.work.q_head, static_cast<std::int32_t>(sequence.q_batch)},
+                          ptx::CachePolicy::evict_first);
+}
+
 /// Row tiles [begin, end).
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
-  using T = Traits<spec>;
-  const Sequence& sequence = cta.work.sequence;
 #pragma unroll 1
-  for (int i = begin; i < end && cta.has_rows(i); ++i) {
-    const auto row = static_cast<std::int32_t>(sequence.q_row) + cta.first_query(i);
-    copy<typename T::QTile>(cta.q_at(i), cta.p.q, cta.barrier(T::kAt.q_full, i),
-                            {0, row, cta.work.q_head, static_cast<std::int32_t>(sequence.q_batch)},
-                            ptx::CachePolicy::evict_first);
-  }
+  for (int i = begin; i < end && cta.has_rows(i); ++i) copy_queries(cta, i);
 }
 
-/// `tiles`: a bit each. CTAs of the same keys run side by side.
+/// CTAs of the same keys run side by side.
 template <class Tile, Sm90ShortSpec spec>
-FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, SharedAddress to, const TensorMapParam& map,
-                             int full, std::uint32_t tiles) {
+FOVEA_DEVICE void copy_tile(const Cta<spec>& cta, int kv_tile, SharedAddress to,
+                            const TensorMapParam& map, int full) {
   const Sequence& sequence = cta.work.sequence;
+  copy<Tile>(to, map, cta.barrier(full, kv_tile),
+             {0, static_cast<std::int32_t>(sequence.kv_row) + kv_tile * spec.tile_kv,
+              cta.work.kv_head, static_cast<std::int32_t>(sequence.kv_batch)},
+             ptx::CachePolicy::evict_normal);
+}
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_keys(const Cta<spec>& cta, int kv_tile) {
+  using T = Traits<spec>;
+  copy_tile<typename T::KTile>(cta, kv_tile, cta.k_at(kv_tile), cta.p.k, T::kAt.k_full);
+}
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_values(const Cta<spec>& cta, int kv_tile) {
+  using T = Traits<spec>;
+  copy_tile<typename T::VTile>(cta, kv_tile, cta.v_at(kv_tile), cta.p.v, T::kAt.v_full);
+}
+
+/// Keys and values of these tiles, a bit each, in the order in which they are multiplied.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, std::uint32_t tiles) {
 #pragma unroll 1
   for (; tiles != 0; tiles &= tiles - 1) {
-    const std::int32_t i = lowest_bit(tiles);
-    copy<Tile>(to + i * Tile::kBytes, map, cta.barrier(full, i),
-               {0, static_cast<std::int32_t>(sequence.kv_row) + i * spec.tile_kv, cta.work.kv_head,
-                static_cast<std::int32_t>(sequence.kv_batch)},
-               ptx::CachePolicy::evict_normal);
+    copy_keys(cta, lowest_bit(tiles));
+    copy_values(cta, lowest_bit(tiles));
   }
 }
 
-/// Barriers, and all copies, by one thread: the others meet it behind them. What the first products read comes first.
+/// Barriers and the first copies, by one thread: the others meet it behind them. Then the queries that come second.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void start(const Cta<spec>& cta, std::uint32_t tiles) {
   using T = Traits<spec>;
   if (cta.warp != 0 || !ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
     ptx::prefetch_tensormap(tensor_map(*map));
-  constexpr int kBarriers = T::kRowTiles + 2 * spec.stages;  // side by side, from q_full on
-  for (int i = 0; i < kBarriers; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
+  constexpr int kLanding = T::kAt.num_queries + 2 * spec.stages;  // side by side, from q_full on
+  for (int i = 0; i < kLanding; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
+  if constexpr (T::kRefills) {
+    for (int i = 0; i < T::kAt.num_queries; ++i)
+      ptx::mbarrier_init(cta.barrier(T::kAt.q_empty, i), kWarpsOfGroup);
+  }
   ptx::fence_mbarrier_init_release_cluster();
   copy_queries(cta, 0, T::kGroups);
-  copy_tiles<typename T::KTile>(cta, cta.k_at(0), cta.p.k, T::kAt.k_full, tiles);
-  copy_tiles<typename T::VTile>(cta, cta.v_at(0), cta.p.v, T::kAt.v_full, tiles);
-  copy_queries(cta, T::kGroups, T::kRowTiles);
+  copy_tiles(cta, tiles);
+  copy_queries(cta, T::kGroups, T::kAt.num_queries);
 }
 
 template <Sm90ShortSpec spec>
@@ -91,7 +113,7 @@ FOVEA_DEVICE void await_all(const Cta<spec>& cta, std::uint32_t tiles) {
   await_tiles(cta, T::kAt.v_full, tiles, 0);
 }
 
-/// For another pass: Q, where O lies by now, and values as the pass wants them.
+/// For another pass: the first queries, and values as the pass wants them.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void load_again(const Cta<spec>& cta, std::uint32_t tiles, Pass pass) {
   using T = Traits<spec>;
@@ -100,8 +122,10 @@ FOVEA_DEVICE void load_again(const Cta<spec>& cta, std::uint32_t tiles, Pass pas
   ptx::fence_proxy_async_shared_cta();
   ptx::sync_threads();
   if (cta.warp == 0 && ptx::elect_one()) {
-    copy_tiles<typename T::VTile>(cta, cta.v_at(0), cta.p.v, T::kAt.v_full, tiles);
-    copy_queries(cta, 0, T::kRowTiles);
+#pragma unroll 1
+    for (std::uint32_t left = tiles; left != 0; left &= left - 1)
+      copy_values(cta, lowest_bit(left));
+    copy_queries(cta, 0, T::kAt.num_queries);
   }
   ptx::sync_warp();
   await_tiles(cta, T::kAt.v_full, tiles, parity_of(pass));
