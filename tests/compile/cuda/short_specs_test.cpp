@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(
               .seqlen = 112,
               .head_dim = 80,
               .is_hoppers = true,
-              .most_spilled = 16},
+              .most_spilled = 24},
         Short{.name = "hopper_d80_197", .seqlen = 197, .head_dim = 80, .is_hoppers = true},
         Short{.name = "hopper_d128_320", .seqlen = 320, .head_dim = 128, .is_hoppers = true},
         Short{.name = "hopper_d64_384_causal",
