@@ -36,6 +36,7 @@ struct Sm80OneWalk {
   static constexpr std::string_view kHeader = "sm80/attention_backward_one_walk.cuh";
   static constexpr std::string_view kEntry = "sm80::attention_backward_one_walk";
   static constexpr std::string_view kParams = "Sm80OneWalkParams";
+  static constexpr bool kIsChained = false;
 
   static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
