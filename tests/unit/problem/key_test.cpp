@@ -73,7 +73,7 @@ TEST(ProblemKey, EveryFieldChangesTheKey) {
       {"quant.hadamard", [](Problem& p) { p.quant = parse_quantization("fast,hadamard=yes"); }},
       {"quant.block_kv", [](Problem& p) { p.quant = parse_quantization("fast,block_kv=64"); }},
       {"quant.p_max", [](Problem& p) { p.quant = parse_quantization("fast,p_max=64"); }},
-      {"quant.p_step", [](Problem& p) { p.quant = parse_quantization("fast,p_step=1"); }},
+      {"quant.p_step", [](Problem& p) { p.quant = parse_quantization("fast,p_step=2"); }},
       {"quant.accuracy", [](Problem& p) { p.quant.accuracy = 0.02F; }},
       {"compute_dtype f32", [](Problem& p) { p.compute_dtype = ComputeDtype::f32; }},
       {"compute_dtype bf16", [](Problem& p) { p.compute_dtype = ComputeDtype::bf16; }},
