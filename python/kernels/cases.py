@@ -41,11 +41,14 @@ def packed():
 
 def cached():
     """Steps of generation and chunks of prompts over caches, contiguous or in pages of 16. Models have some group or other of up to
-    eight heads, whose number is a tile's; those in f16 are older, and few."""
+    eight heads, whose number is a tile's, and that many kv heads, or a share of them on each GPU, of which splits follow; those in f16 are older, and
+    few."""
     groups = {"bf16": range(1, 9), "f16": (1, 4, 8)}
     for dtype, head_dim, pages in itertools.product(groups, (64, 128, 256), CACHES):
-        for group in groups[dtype]:
-            shape = {"num_heads_q": 8 * group, "num_heads_kv": 8, "head_dim": head_dim, "dtype": dtype, "causal": "bottom_right"} | pages
+        for group, heads in itertools.product(groups[dtype], (8, 4, 2)):
+            if heads < 8 and (group <= 4 or head_dim > 128):
+                continue  # splits are as many as with eight
+            shape = {"num_heads_q": heads * group, "num_heads_kv": heads, "head_dim": head_dim, "dtype": dtype, "causal": "bottom_right"} | pages
             for batch in (1, 16):
                 yield "decode", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096} | shape
             yield "chunk", {"seqlen_q": 512, "seqlen_kv": 4096} | shape

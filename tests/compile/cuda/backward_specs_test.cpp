@@ -182,15 +182,16 @@ constexpr int kMostSpilledByRanges = 392;
 /// Sums of head_dim 128 leave too few registers for the bits of dropout, and for what a program loads for each score.
 constexpr int kMostSpilledByDropout = 112, kMostSpilledByLoads = 88;
 
-/// A register, in f16 under a mask.
-constexpr int kMostSpilledByF16 = 8;
+/// A register: in f16 under a mask, and beside the program of packed rows.
+constexpr int kMostSpilledByF16 = 8, kMostSpilledByPackedPrograms = 8;
 
 int most_spilled(const Posed& posed, const Sm90BackwardSpec& spec) {
   if (spec.head_dim_qk == 128 && spec.has_dropout) return kMostSpilledByDropout;
   if (posed.name.ends_with("bias")) return kMostSpilledByLoads;
   if (posed.name.ends_with("documents") && spec.is_deterministic) return kMostSpilledByRanges;
   if (posed.mask == causal() && posed.dtype == Dtype::f16) return kMostSpilledByF16;
-  return posed.mask != MaskMod() && posed.mask != causal() ? kMostSpilledByMasks : 0;
+  if (posed.mask != MaskMod() && posed.mask != causal()) return kMostSpilledByMasks;
+  return posed.is_packed && posed.score != ScoreMod() ? kMostSpilledByPackedPrograms : 0;
 }
 
 /// sm90/attention_backward: both of its forms.
