@@ -174,11 +174,7 @@ KernelLaunches BackwardLaunch::launches(const BackwardPlan& plan) const {
   add_before(all);
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const BackwardStep& step = plan.steps[i];
-    KernelLaunch launch = kernel_launch(step.role, params);
-    launch.grid.x = num_ctas[i];
-    launch.num_threads = static_cast<unsigned>(step.spec->num_warps) * 32;
-    launch.shared_bytes = static_cast<unsigned>(step.shared_bytes);
-    all.add(launch);
+    all.add(step_launch(step, params, num_ctas[i]));
   }
   add_after(all);
   return all;

@@ -31,6 +31,16 @@ struct BackwardLaunch {
   void add_after(KernelLaunches& all) const;
 };
 
+/// The kernel of a step, on so many CTAs.
+template <class Params>
+KernelLaunch step_launch(const BackwardStep& step, const Params& params, std::uint32_t num_ctas) {
+  KernelLaunch launch = kernel_launch(step.role, params);
+  launch.grid.x = num_ctas;
+  launch.num_threads = static_cast<unsigned>(step.spec->num_warps) * 32;
+  launch.shared_bytes = static_cast<unsigned>(step.shared_bytes);
+  return launch;
+}
+
 /// Rows of statistics of one q head of one batch entry, padding included; packed: of one q head.
 std::int64_t num_statistics(const GradientProblem& problem);
 /// One for each row of all heads.

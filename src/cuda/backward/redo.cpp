@@ -52,4 +52,14 @@ RedoLaunch redo_launch(const BackwardPlan& plan, const BackwardStep& step,
   return launch;
 }
 
+RedoLaunches redo_launches(const BackwardPlan& plan, const BackwardParams& params,
+                           const BackwardLaunch& common) {
+  RedoLaunches all{};
+  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
+    if (plan.steps[i].is_redo())
+      all[i] = redo_launch(plan, plan.steps[i], params, common.num_ctas[i]);
+  }
+  return all;
+}
+
 }  // namespace fovea::cuda

@@ -2,6 +2,7 @@
 // by 0: which problems may have such tiles, and the words that stand for them (RedoTiles).
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "cuda/backward/attention_backward.hpp"
@@ -34,5 +35,10 @@ struct RedoLaunch {
 /// `num_tiles` of the step (BackwardLaunch). After place_redo.
 RedoLaunch redo_launch(const BackwardPlan& plan, const BackwardStep& step,
                        const BackwardParams& params, std::uint32_t num_tiles);
+
+/// Of each of the plan's steps that computes tiles again, where the step stands.
+using RedoLaunches = std::array<RedoLaunch, kMostBackwardSteps>;
+RedoLaunches redo_launches(const BackwardPlan& plan, const BackwardParams& params,
+                           const BackwardLaunch& common);
 
 }  // namespace fovea::cuda

@@ -220,21 +220,14 @@ Sm80OneWalkLaunch Sm80OneWalk::prepare(const GradientProblem& g, const BackwardP
 }
 
 void Sm80OneWalkLaunch::prepare_redo(const BackwardPlan& plan) {
-  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
-    if (plan.steps[i].is_redo())
-      redo[i] = redo_launch(plan, plan.steps[i], params.common, common.num_ctas[i]);
-  }
+  redo = redo_launches(plan, params.common, common);
 }
 
 KernelLaunches Sm80OneWalkLaunch::launches(const BackwardPlan& plan) const {
   KernelLaunches all;
   common.add_before(all);
   const auto add = [&](const BackwardStep& step, const auto& of, std::uint32_t num) {
-    KernelLaunch launch = kernel_launch(step.role, of);
-    launch.grid.x = num;
-    launch.num_threads = static_cast<unsigned>(step.spec->num_warps) * 32;
-    launch.shared_bytes = static_cast<unsigned>(step.shared_bytes);
-    all.add(launch);
+    all.add(step_launch(step, of, num));
   };
   if (!plan.steps.empty()) {
     add(plan.steps[1], clear, num_clear_ctas);

@@ -21,7 +21,7 @@ struct Sm80OneWalkLaunch {
   Sm80OneWalkParams params{};
   ClearSumsParams clear{};
   std::uint32_t num_clear_ctas = 0, num_ctas = 0, num_finish_ctas = 0;
-  RedoLaunch redo[kMostBackwardSteps]{};  // of each of the plan's steps that computes tiles again
+  RedoLaunches redo{};
 
   /// Statistics of rows, zeros, the walk, dq, tiles again, captured data, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;

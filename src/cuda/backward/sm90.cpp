@@ -266,10 +266,7 @@ KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
   const auto add = [&](KernelRole role, const auto& of, std::uint32_t num) {
     const auto step = std::ranges::find(plan.steps, role, &BackwardStep::role);
     if (step == plan.steps.end()) return;
-    KernelLaunch launch = kernel_launch(role, of);
-    launch.grid.x = num;
-    launch.num_threads = static_cast<unsigned>(step->spec->num_warps) * 32;
-    launch.shared_bytes = static_cast<unsigned>(step->shared_bytes);
+    KernelLaunch launch = step_launch(*step, of, num);
     launch.is_pdl = Sm90Backward::kIsChained;  // each waits for the one before it
     all.add(launch);
   };

@@ -139,20 +139,14 @@ Sm90WideBackwardLaunch Sm90WideBackward::prepare(const GradientProblem& g, const
 }
 
 void Sm90WideBackwardLaunch::prepare_redo(const BackwardPlan& plan) {
-  for (std::size_t i = 0; i < plan.steps.size(); ++i) {
-    if (plan.steps[i].is_redo())
-      redo[i] = redo_launch(plan, plan.steps[i], params.common, common.num_ctas[i]);
-  }
+  redo = redo_launches(plan, params.common, common);
 }
 
 KernelLaunches Sm90WideBackwardLaunch::launches(const BackwardPlan& plan) const {
   KernelLaunches all;
   common.add_before(all);
   const auto add = [&](const BackwardStep& step, const auto& of, std::uint32_t num) {
-    KernelLaunch launch = kernel_launch(step.role, of);
-    launch.grid.x = num;
-    launch.num_threads = static_cast<unsigned>(step.spec->num_warps) * 32;
-    launch.shared_bytes = static_cast<unsigned>(step.shared_bytes);
+    KernelLaunch launch = step_launch(step, of, num);
     launch.is_pdl = Sm90WideBackward::kIsChained;  // each waits for the one before it
     all.add(launch);
   };

@@ -22,7 +22,7 @@ struct Sm90WideBackwardLaunch {
   Sm90WideBackwardParams params{};
   ClearWordsParams clear{};
   std::uint32_t num_clear_ctas = 0;       // 0: no tile is ever computed again
-  RedoLaunch redo[kMostBackwardSteps]{};  // of each of the plan's steps that computes tiles again
+  RedoLaunches redo{};
 
   /// Statistics of rows, words, dk and dv, dq, tiles again, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
