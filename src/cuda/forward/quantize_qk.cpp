@@ -8,9 +8,6 @@
 namespace fovea::cuda {
 namespace {
 
-/// Enough bytes of loads are under way then to keep memory busy.
-constexpr int kQuantizeCtasPerSm = 3;
-
 /// Where each part lies, in bytes from the first.
 struct Parts {
   std::size_t q_codes, k_codes, rows, keys, mean, bytes;

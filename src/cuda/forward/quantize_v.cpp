@@ -10,9 +10,6 @@
 namespace fovea::cuda {
 namespace {
 
-/// Enough bytes of loads are under way then to keep memory busy.
-constexpr int kQuantizeCtasPerSm = 3;
-
 /// Tiles of all sequences and heads. Where there are no keys there is one all the same: maps have no empty tensors.
 std::int64_t num_tiles(const QuantizeVSpec& spec, std::int64_t batch, std::int64_t heads,
                        std::int64_t tiles) {

@@ -1,4 +1,4 @@
-// How many rows and tiles the kernels that round an operand take.
+// How many rows and tiles the kernels that round an operand take, and how many of their CTAs an SM.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,9 @@
 #include "cuda/device/shared/quantize_qk.h"
 
 namespace fovea::cuda {
+
+/// Enough bytes of loads are under way then to keep memory busy.
+inline constexpr int kQuantizeCtasPerSm = 3;
 
 /// Of one operand: rows of all sequences, tiles of a sequence; packed, a bound of those of all.
 struct QuantizedCounts {
