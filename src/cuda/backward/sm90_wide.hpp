@@ -21,7 +21,7 @@ struct Sm90WideBackwardLaunch {
   BackwardLaunch common{};
   Sm90WideBackwardParams params{};
   ClearWordsParams clear{};
-  std::uint32_t num_clear_ctas = 0;       // 0: no tile is ever computed again
+  std::uint32_t num_clear_ctas = 0;  // 0: no tile is ever computed again
   RedoLaunches redo{};
 
   /// Statistics of rows, words, dk and dv, dq, tiles again, dsinks.
