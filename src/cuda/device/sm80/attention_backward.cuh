@@ -83,26 +83,11 @@ struct Backward {
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     Tiles tiles(owner.p, owner.owned, spec.tile_owned, spec.tile_walked);
     sums.start();
-    WalkedTile tile = owner.next_tile(tiles);
+    const WalkedTile tile = owner.next_tile(tiles);
     if (pass == Pass::all) owner.load_owned();
-    owner.load_walked(tile, 0);
-    int stage = 0;
-#pragma unroll 1
-    while (tile.idx >= 0) {
-      ptx::cp_async_wait_group<0>();
-      ptx::sync_threads();
-      const WalkedTile next = owner.next_tile(tiles);
-      const int other = spec.stages - 1 - stage;
-      if constexpr (spec.stages == 2) owner.load_walked(next, other);
-      add_tile(tile, owner.stage_at(stage), pass);
-      if constexpr (spec.stages == 1) {
-        ptx::sync_threads();
-        owner.load_walked(next, 0);
-      }
-      tile = next;
-      stage = other;
-    }
-    ptx::cp_async_wait_group<0>();
+    owner.for_each_tile(tiles, tile, [this, pass](const WalkedTile& each, SharedAddress walked) {
+      add_tile(each, walked, pass);
+    });
     ptx::sync_threads();
   }
 

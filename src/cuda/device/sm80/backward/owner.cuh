@@ -250,6 +250,29 @@ struct Owner {
     ptx::cp_async_commit_group();
   }
 
+  /// `tile` and all behind it, with where its rows lie, which all warps see. Of two stages, one is copied meanwhile.
+  template <class Tiles, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_tile(Tiles& tiles, WalkedTile tile, const Visit& visit) const {
+    load_walked(tile, 0);
+    int stage = 0;
+#pragma unroll 1
+    while (tile.idx >= 0) {
+      ptx::cp_async_wait_group<0>();
+      ptx::sync_threads();
+      const WalkedTile next = next_tile(tiles);
+      const int other = spec.stages - 1 - stage;
+      if constexpr (spec.stages == 2) load_walked(next, other);
+      visit(tile, stage_at(stage));
+      if constexpr (spec.stages == 1) {
+        ptx::sync_threads();
+        load_walked(next, 0);
+      }
+      tile = next;
+      stage = other;
+    }
+    ptx::cp_async_wait_group<0>();
+  }
+
   /// Of a tile of queries. Padding makes tiles whole.
   FOVEA_DEVICE_MEMBER void load_statistics(SharedAddress to, const WalkedTile& tile) const {
     constexpr int kChunks = spec.tile_walked / 4;
