@@ -47,7 +47,8 @@ enum class KernelRole : std::uint8_t {
   write_sums,
   captured_tiles,
 };
-inline constexpr std::size_t kNumKernelRoles = 22;
+inline constexpr std::size_t kNumKernelRoles =
+    static_cast<std::size_t>(KernelRole::captured_tiles) + 1;  // the last of them
 
 struct PlannedKernel {
   KernelRole role;
