@@ -2,6 +2,7 @@
 // next.
 #pragma once
 
+#include "common/float_constants.cuh"
 #include "common/row_view.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
@@ -26,7 +27,8 @@ struct Output {
 
   FOVEA_DEVICE_MEMBER explicit Output(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
-  /// What needs no O: lse and row_max go to their places. `factor`: what O is to be scaled by.
+  /// What needs no O: lse and row_max go to their places. `factor`: what O is to be scaled by; NaN where O is nobody's,
+  /// or NaN whatever the values are.
   FOVEA_DEVICE_MEMBER void finish_rows(const RowTile& tile, const Rows& rows, Pass pass,
                                        float (&factor)[2]) const {
     const Work work = warp.work_of(tile);
@@ -86,32 +88,30 @@ struct Output {
       row.store_values(lse, sum, greatest);
     }
     if constexpr (spec.has_dropout) factor *= common().dropout_keep_scale;
-    return factor;
+    return row.exists ? factor : quiet_nan();
   }
 
   /// A NaN or infinity in any sum of the warp's rows (finite minus itself is 0), or sums that have left the normal
   /// range of floats below. In the first pass the first warp of the CTA to say so puts the row tile at the head of its
-  /// list. If it is there still without NaN and infinity among the values, powers were too large, or too small.
+  /// list. If it is there still without NaN and infinity among the values, powers were too large, or too small. Rows
+  /// whose factor is NaN have no say: behind the last row of a sequence are another's, or whatever memory holds.
   FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
                                   Pass pass) const {
     float all[4] = {};
 #pragma unroll
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += ptx::abs(o[i]);
     const float row[2] = {all[0] + all[1], all[2] + all[3]};
-    const float any = row[0] + row[1];
+    const bool is_large = (!(row[0] - row[0] == 0.0F) && factor[0] == factor[0]) ||
+                          (!(row[1] - row[1] == 0.0F) && factor[1] == factor[1]);
     // Rows that see nothing have factor 0.
-    const bool is_small = (row[0] < Rows::kLeastSum && factor[0] != 0.0F) ||
-                          (row[1] < Rows::kLeastSum && factor[1] != 0.0F);
-    if (!ptx::vote_any(!(any - any == 0.0F) || is_small)) return;
+    const bool is_small = (row[0] < Rows::kLeastSum && factor[0] > 0.0F) ||
+                          (row[1] < Rows::kLeastSum && factor[1] > 0.0F);
+    if (!ptx::vote_any(is_large || is_small) || warp.cta.lane != 0) return;
     if (pass == Pass::all) {
-      if (warp.cta.lane == 0) add_to_redo_list(number);
+      add_to_redo_list(number);
     } else if (pass == Pass::finite) {
-      // A factor that is NaN is a score's doing.
-      const bool is_large = (!(row[0] - row[0] == 0.0F) && factor[0] == factor[0]) ||
-                            (!(row[1] - row[1] == 0.0F) && factor[1] == factor[1]);
-      // Warps of a group may say so at once.
-      if (ptx::vote_any(is_large || is_small) && warp.cta.lane == 0)
-        ptx::atom_exch_shared(warp.cta.smem + T::kAt.needs_low, 1U);
+      ptx::atom_exch_shared(warp.cta.smem + T::kAt.needs_low,
+                            1U);  // warps of a group may say so at once
     }
   }
 
