@@ -1,5 +1,9 @@
 #include "kernels/emulated_device.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
 namespace fovea::testing {
 
 namespace emulator = cuda::emulator;
@@ -13,11 +17,22 @@ std::uint32_t registers_per_thread(int ctas_per_sm, std::uint32_t threads) {
   return kRegistersOfSm / (static_cast<std::uint32_t>(ctas_per_sm) * threads) / 8 * 8;
 }
 
+std::string shown(const std::vector<Launched>& launches) {
+  std::vector<std::string> lines;
+  for (const Launched& each : launches) {
+    lines.push_back(fmt::format("{} x {} CTAs of {} threads, {} bytes{}", each.ctas_x, each.ctas_y,
+                                each.threads, each.shared_bytes,
+                                each.is_dependent ? ", dependent" : ""));
+  }
+  return fmt::format("{}", fmt::join(lines, "\n"));
+}
+
 }  // namespace
 
 void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t shared_bytes,
                        const std::function<void()>& kernel) {
   if (grid.x == 0) return;
+  launched.push_back({grid.x, grid.y, threads, shared_bytes, is_dependent});
   const emulator::LaunchConfig config{
       .grid = {static_cast<std::int32_t>(grid.x), static_cast<std::int32_t>(grid.y), 1},
       .block = {static_cast<std::int32_t>(threads), 1, 1},
@@ -30,6 +45,17 @@ void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t share
   for (const emulator::Finding& finding : report.findings) {
     if (!passes_over || !passes_over(finding)) findings += finding.text + "\n";
   }
+}
+
+void Emulation::expect_launched(const cuda::KernelLaunches& by_host) {
+  std::vector<Launched> expected;
+  for (const cuda::KernelLaunch& each : by_host) {
+    if (each.grid.x == 0) continue;
+    expected.push_back(
+        {each.grid.x, each.grid.y, each.num_threads, each.shared_bytes, each.is_pdl});
+  }
+  EXPECT_EQ(shown(expected), shown(launched));
+  launched.clear();
 }
 
 }  // namespace fovea::testing

@@ -74,7 +74,7 @@ void clear_rows(const cuda::ForwardLaunch& call, Emulation& emulation) {
                    cuda::kClearingThreads, 0, [&] { cuda::run_clear_rows(call.clear_params); });
 }
 
-/// In either form: the bits are the same.
+/// In either form: the bits are the same. The host launches one of them.
 void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::ForwardLaunch& call,
                  Emulation& emulation) {
   std::vector<TensorBytes> outputs = tensors_of_call(run.args);
@@ -98,6 +98,11 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
   for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
   EXPECT_EQ(join(cuda::kDeepCombine), wide);
   emulation.is_dependent = false;
+  if (call.combine_params.num_rows == 0) return;
+  const cuda::CombineForm& hosts =
+      cuda::combine_form(call.combine_params.num_rows, call.combine_params.max_splits);
+  const bool is_first = hosts.role == cuda::kWideCombine.role;
+  emulation.launched.erase(emulation.launched.end() - (is_first ? 1 : 2));
 }
 
 cuda::TensorMapParam encode_for_emulator(const cuda::driver::TensorMapSpec& spec,
@@ -117,18 +122,21 @@ void run_emulated(const Run& run, Emulation& emulation) {
     build_tables(plan, call, emulation);
     emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
                      [&] { cuda::forward_named(run.label)(call.params); });
-    clear_rows(call, emulation);
     if (plan.spec->is_split) join_splits(run, plan, call, emulation);
+    clear_rows(call, emulation);
   };
   if (plan.candidate == cuda::Sm80ForwardWide::kName) {
     cuda::WideLaunch call = cuda::Sm80ForwardWide::prepare(run.problem, plan, run.args, run.cache,
                                                            workspace, encode_for_emulator);
     for (int i = 0; i < call.num_parts; ++i) launch(call.parts[static_cast<std::size_t>(i)]);
+    // Here each part has range tables of its own.
+    if (plan.range_tables.is_empty()) emulation.expect_launched(call.launches(plan));
     return;
   }
   cuda::ForwardLaunch call =
       cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
   launch(call);
+  emulation.expect_launched(call.launches(plan));
 }
 
 void run_short(const Run& run, Emulation& emulation) {
@@ -147,6 +155,7 @@ void run_hopper_short(const Run& run, Emulation& emulation) {
                                                                nullptr, encode_for_emulator);
   emulation.launch(call.common.grid, call.common.num_threads, plan.shared_bytes,
                    [&] { cuda::hopper_short_named(run.label)(call.params); });
+  emulation.expect_launched(call.launches(plan));
 }
 
 namespace {
@@ -164,8 +173,9 @@ void run_splits(const Run& run, Function (*named)(std::string_view), Emulation& 
   call.params.common.captures = call.common.params.captures;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { named(run.label)(call.params); });
-  clear_rows(call.common, emulation);
   join_splits(run, plan, call.common, emulation);
+  clear_rows(call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 }  // namespace
@@ -186,10 +196,11 @@ cuda::DeviceTraits sectioned_hopper() {
 }
 
 void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
-                    Emulation& emulation) {
+                    const cuda::QuantizeVLaunch& values, Emulation& emulation) {
   const cuda::QuantizeQkParams& p = launch.params;
   emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
                    [&] { cuda::run_mean_of_keys(spec, p); });
+  if (values.num_ctas > 0) run_value_quantizer(values, emulation);
   emulation.is_dependent = true;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads, cuda::kQuantizeSharedBytes,
                    [&] { cuda::run_quantize_qk(spec, p); });
@@ -221,9 +232,9 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
   if (call.has_counter)
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
-  if (call.quantize_v.num_ctas > 0) run_value_quantizer(call.quantize_v, emulation);
-  if (call.quantize.num_ctas > 0)
-    run_quantizers(cuda::quantize_qk_spec(*plan.spec), call.quantize, emulation);
+  if (call.quantize.num_ctas > 0) {
+    run_quantizers(cuda::quantize_qk_spec(*plan.spec), call.quantize, call.quantize_v, emulation);
+  }
   emulation.is_dependent = call.has_counter || call.quantize.num_ctas > 0;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
   emulation.ctas_per_sm = plan.spec->ctas_per_sm;
@@ -236,6 +247,7 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
   if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
   clear_rows(call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 }  // namespace

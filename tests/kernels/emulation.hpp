@@ -39,9 +39,9 @@ void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
-/// What rounds Q and K into workspace, and V; attention behind them.
+/// What rounds Q and K into workspace, and V; attention behind them. No V: it has no CTAs.
 void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
-                    Emulation& emulation);
+                    const cuda::QuantizeVLaunch& values, Emulation& emulation);
 void run_value_quantizer(const cuda::QuantizeVLaunch& launch, Emulation& emulation);
 void run_quantized(const Run& run, Emulation& emulation);
 

@@ -211,7 +211,7 @@ TEST_P(Codes, AreThoseOfTheCpu) {
   const cuda::QuantizeQkLaunch launch =
       cuda::quantize_qk_launch(spec_, f_, cuda::call_params(f_, args_, nullptr), to);
   const cuda::QuantizeQkParams& p = launch.params;
-  run_quantizers(spec_, launch, emulation);
+  run_quantizers(spec_, launch, {}, emulation);
   EXPECT_EQ(emulation.findings, "");
 
   const Rounded q = queries_by_cpu(p.beside.rows);

@@ -272,9 +272,7 @@ void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) co
 KernelLaunches ForwardLaunch::launches(const ForwardPlan& plan) const {
   KernelLaunches all;
   add_tables(all);
-  KernelLaunch main = main_launch(plan, params);
-  main.grid = {.x = grid.x, .y = grid.y};
-  all.add(main);
+  all.add(main_launch(plan, params));
   add_combine(plan, all);
   return all;
 }

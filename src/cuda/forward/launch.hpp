@@ -53,10 +53,11 @@ struct ForwardLaunch {
   void add_tables(KernelLaunches& all) const;
   /// And rows of nobody.
   void add_combine(const ForwardPlan& plan, KernelLaunches& all) const;
-  /// Its grid is one CTA.
+  /// A CTA for each tile of rows; kernels whose CTAs take one tile after the other launch fewer.
   template <typename Params>
   KernelLaunch main_launch(const ForwardPlan& plan, const Params& main_params) const {
     KernelLaunch launch = kernel_launch(KernelRole::main, main_params);
+    launch.grid = {.x = grid.x, .y = grid.y};
     launch.num_threads = num_threads;
     launch.shared_bytes = static_cast<unsigned>(plan.shared_bytes);
     return launch;

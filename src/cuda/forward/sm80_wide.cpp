@@ -129,9 +129,7 @@ KernelLaunches WideLaunch::launches(const ForwardPlan& plan) const {
   parts[0].add_tables(all);
   for (int i = 0; i < num_parts; ++i) {
     const ForwardLaunch& part = parts[static_cast<std::size_t>(i)];
-    KernelLaunch main = part.main_launch(plan, part.params);
-    main.grid = {.x = part.grid.x, .y = part.grid.y};
-    all.add(main);
+    all.add(part.main_launch(plan, part.params));
     part.add_combine(plan, all);
   }
   return all;

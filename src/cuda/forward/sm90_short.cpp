@@ -263,8 +263,7 @@ KernelLaunches Sm90ShortLaunch::launches(const ForwardPlan& plan) const {
   KernelLaunches all;
   if (common.grid.x == 0) return all;
   common.add_tables(all);
-  KernelLaunch main = common.main_launch(plan, params);
-  all.add(main);
+  all.add(common.main_launch(plan, params));
   return all;
 }
 

@@ -131,6 +131,7 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
   }
   run_captured(kernels, call, emulation);
   run_sinks(plan, call, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 void run_hopper_backward(const std::string& label, const AttentionBackward& args, int ctas_at_once,
@@ -165,6 +166,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
   }
   emulation.is_dependent = false;
   run_sinks(plan, call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 void run_wide_backward(const std::string& label, const AttentionBackward& args,
@@ -194,6 +196,7 @@ void run_wide_backward(const std::string& label, const AttentionBackward& args,
   }
   emulation.is_dependent = false;
   run_sinks(plan, call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 void run_one_walk(const std::string& label, const AttentionBackward& args, int ctas_at_once,
@@ -219,6 +222,7 @@ void run_one_walk(const std::string& label, const AttentionBackward& args, int c
       run_redo(plan.steps[i], call.redo[i], kernels.redo[num_redone++], emulation);
   }
   run_sinks(plan, call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 }  // namespace fovea::testing
