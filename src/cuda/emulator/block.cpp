@@ -21,6 +21,23 @@ bool is_before(const Machine& machine, const Stamp& earlier, const Actor& actor)
 
 }  // namespace
 
+void Readers::note(const Stamp& reader) {
+  auto at = stamps_.begin() + static_cast<std::ptrdiff_t>(next_);
+  if (at == stamps_.end() || at->agent != reader.agent)
+    at = std::ranges::lower_bound(stamps_, reader.agent, {}, &Stamp::agent);
+  if (at != stamps_.end() && at->agent == reader.agent) {
+    *at = reader;
+  } else {
+    at = stamps_.insert(at, reader);
+  }
+  next_ = static_cast<std::size_t>(at - stamps_.begin()) + 1;
+}
+
+void Readers::clear() {
+  stamps_.clear();
+  next_ = 0;
+}
+
 std::uint32_t ReaderLists::make() {
   if (free_.empty()) {
     lists_.emplace_back();
@@ -54,7 +71,7 @@ Block::Cell& Block::cell(std::uint64_t index) {
 }
 
 template <class Visit>
-void Block::for_cells(ByteRange range, Visit visit) {
+void Block::for_cells(const ByteRange& range, Visit visit) {
   const std::uint64_t end = range.begin + range.bytes;
   for (std::uint64_t at = range.begin; at < end;) {
     const std::uint64_t index = at / kCellBytes;
@@ -65,7 +82,8 @@ void Block::for_cells(ByteRange range, Visit visit) {
   }
 }
 
-void Block::check_read(Machine& machine, const Actor& actor, ByteRange range, History& history) {
+void Block::check_read(Machine& machine, const Actor& actor, const ByteRange& range,
+                       History& history) {
   if (!is_before(machine, history.write, actor)) {
     machine.report_race(actor, AccessKind::read, *this, range, history.write, AccessKind::write);
   }
@@ -76,7 +94,7 @@ void Block::check_read(Machine& machine, const Actor& actor, ByteRange range, Hi
     last = stamp(actor);
     return;
   }
-  const bool is_alone = history.more_readers == 0 || readers_.at(history.more_readers).empty();
+  const bool is_alone = history.more_readers == 0 || readers_.at(history.more_readers).is_empty();
   if (is_alone && is_before(machine, last, actor)) {
     last = stamp(actor);
     return;
@@ -86,18 +104,11 @@ void Block::check_read(Machine& machine, const Actor& actor, ByteRange range, Hi
     return;
   }
   if (history.more_readers == 0) history.more_readers = readers_.make();
-  std::vector<Stamp>& others = readers_.at(history.more_readers);
-  const auto own = std::find_if(others.begin(), others.end(),
-                                [&](const Stamp& other) { return other.agent == actor.agent; });
-  if (own != others.end()) {
-    *own = stamp(actor);
-  } else {
-    others.push_back(stamp(actor));
-  }
+  readers_.at(history.more_readers).note(stamp(actor));
 }
 
-void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
-                        History& history) {
+void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind,
+                        const ByteRange& range, History& history) {
   const bool both_atomic = kind == AccessKind::atomic && history.write_is_atomic;
   if (!both_atomic && !is_before(machine, history.write, actor)) {
     machine.report_race(actor, kind, *this, range, history.write, AccessKind::write);
@@ -106,7 +117,7 @@ void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind, B
     machine.report_race(actor, kind, *this, range, history.read, AccessKind::read);
   }
   if (history.more_readers != 0) {
-    for (const Stamp& reader : readers_.at(history.more_readers)) {
+    for (const Stamp& reader : readers_.at(history.more_readers).stamps()) {
       if (is_before(machine, reader, actor)) continue;
       machine.report_race(actor, kind, *this, range, reader, AccessKind::read);
       break;
@@ -123,8 +134,8 @@ void Block::check_write(Machine& machine, const Actor& actor, AccessKind kind, B
   history.write_is_atomic = kind == AccessKind::atomic;
 }
 
-void Block::check_history(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
-                          History& history) {
+void Block::check_history(Machine& machine, const Actor& actor, AccessKind kind,
+                          const ByteRange& range, History& history) {
   if (kind == AccessKind::read) {
     check_read(machine, actor, range, history);
   } else {
@@ -132,7 +143,7 @@ void Block::check_history(Machine& machine, const Actor& actor, AccessKind kind,
   }
 }
 
-void Block::check(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+void Block::check(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
                   Cell& cell, unsigned mask) {
   if (cell.split == 0 && mask != kAllBytes) {
     split_.emplace_back();
@@ -163,14 +174,15 @@ void Block::check(Machine& machine, const Actor& actor, AccessKind kind, ByteRan
   }
 }
 
-void Block::read(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+void Block::read(Machine& machine, const Actor& actor, const ByteRange& range, void* to) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::read, range, cell, mask);
   });
   std::memcpy(to, spec_.data + range.begin, range.bytes);
 }
 
-void Block::read_non_coherent(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+void Block::read_non_coherent(Machine& machine, const Actor& actor, const ByteRange& range,
+                              void* to) {
   for_cells(range, [&](const Cell& cell, unsigned mask) {
     for (unsigned byte = 0; byte < kCellBytes; ++byte) {
       if ((mask >> byte & 1U) == 0) continue;
@@ -184,7 +196,7 @@ void Block::read_non_coherent(Machine& machine, const Actor& actor, ByteRange ra
   read(machine, actor, range, to);
 }
 
-void Block::write(Machine& machine, const Actor& actor, ByteRange range, const void* from) {
+void Block::write(Machine& machine, const Actor& actor, const ByteRange& range, const void* from) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::write, range, cell, mask);
     cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
@@ -192,14 +204,14 @@ void Block::write(Machine& machine, const Actor& actor, ByteRange range, const v
   std::memcpy(spec_.data + range.begin, from, range.bytes);
 }
 
-void Block::touch_atomically(Machine& machine, const Actor& actor, ByteRange range) {
+void Block::touch_atomically(Machine& machine, const Actor& actor, const ByteRange& range) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::atomic, range, cell, mask);
     cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
   });
 }
 
-void Block::read_async(Machine& machine, const Actor& actor, ByteRange range, void* to) {
+void Block::read_async(Machine& machine, const Actor& actor, const ByteRange& range, void* to) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
     const Stamp written = history.write;
@@ -215,7 +227,8 @@ void Block::read_async(Machine& machine, const Actor& actor, ByteRange range, vo
   std::memcpy(to, view + range.begin, range.bytes);
 }
 
-void Block::write_async(Machine& machine, const Actor& actor, ByteRange range, const void* from) {
+void Block::write_async(Machine& machine, const Actor& actor, const ByteRange& range,
+                        const void* from) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
     const Stamp written = history.write;
@@ -228,7 +241,7 @@ void Block::write_async(Machine& machine, const Actor& actor, ByteRange range, c
   if (spec_.is_shared) std::memcpy(async_view_.data() + range.begin, from, range.bytes);
 }
 
-void Block::publish(AgentId writer, const Actor& fence, ByteRange range) {
+void Block::publish(AgentId writer, const Actor& fence, const ByteRange& range) {
   std::uint64_t at = range.begin;
   for_cells(range, [&](Cell& cell, unsigned mask) {
     const std::uint64_t word = at / kCellBytes * kCellBytes;
@@ -246,7 +259,7 @@ void Block::publish(AgentId writer, const Actor& fence, ByteRange range) {
   });
 }
 
-void Block::define(ByteRange range) {
+void Block::define(const ByteRange& range) {
   for_cells(range, [](Cell& cell, unsigned mask) {
     cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
     cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~mask);

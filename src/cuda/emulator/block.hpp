@@ -38,23 +38,23 @@ class Block {
   std::uint64_t bytes() const { return spec_.bytes; }
   bool is_shared() const { return spec_.is_shared; }
 
-  void read(Machine& machine, const Actor& actor, ByteRange range, void* to);
+  void read(Machine& machine, const Actor& actor, const ByteRange& range, void* to);
   /// The read-only path may give what stood there before the launch.
-  void read_non_coherent(Machine& machine, const Actor& actor, ByteRange range, void* to);
-  void write(Machine& machine, const Actor& actor, ByteRange range, const void* from);
+  void read_non_coherent(Machine& machine, const Actor& actor, const ByteRange& range, void* to);
+  void write(Machine& machine, const Actor& actor, const ByteRange& range, const void* from);
   /// The check of a read-modify-write; the caller changes the bytes.
-  void touch_atomically(Machine& machine, const Actor& actor, ByteRange range);
+  void touch_atomically(Machine& machine, const Actor& actor, const ByteRange& range);
 
   /// By TMA and wgmma: sees only what was fenced, and is seen by everyone.
-  void read_async(Machine& machine, const Actor& actor, ByteRange range, void* to);
-  void write_async(Machine& machine, const Actor& actor, ByteRange range, const void* from);
+  void read_async(Machine& machine, const Actor& actor, const ByteRange& range, void* to);
+  void write_async(Machine& machine, const Actor& actor, const ByteRange& range, const void* from);
 
   /// fence.proxy.async: what `writer` wrote in `range` becomes visible to asynchronous operations that know of the
   /// fence.
-  void publish(AgentId writer, const Actor& fence, ByteRange range);
+  void publish(AgentId writer, const Actor& fence, const ByteRange& range);
 
   /// Marks bytes that came from outside the kernel.
-  void define(ByteRange range);
+  void define(const ByteRange& range);
   /// Forgets every access; the bytes stay.
   void forget_accesses();
 
@@ -71,14 +71,14 @@ class Block {
   using Page = std::array<Cell, kPageCells>;
 
   template <class Visit>
-  void for_cells(ByteRange range, Visit visit);
+  void for_cells(const ByteRange& range, Visit visit);
   Cell& cell(std::uint64_t index);
-  void check(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range, Cell& cell,
-             unsigned mask);
-  void check_history(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+  void check(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
+             Cell& cell, unsigned mask);
+  void check_history(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
                      History& history);
-  void check_read(Machine& machine, const Actor& actor, ByteRange range, History& history);
-  void check_write(Machine& machine, const Actor& actor, AccessKind kind, ByteRange range,
+  void check_read(Machine& machine, const Actor& actor, const ByteRange& range, History& history);
+  void check_write(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
                    History& history);
 
   Spec spec_;

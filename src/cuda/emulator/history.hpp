@@ -1,7 +1,9 @@
 // Who touched a few bytes last, and the question whether a new access races with it. Read block.hpp next.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cuda/emulator/vector_clock.hpp"
@@ -36,15 +38,28 @@ struct Stamp {
 
 inline Stamp stamp(const Actor& actor) { return {actor.time, actor.wave, actor.agent, actor.site}; }
 
+/// The last access of each of several readers, by agent.
+class Readers {
+ public:
+  bool is_empty() const { return stamps_.empty(); }
+  std::span<const Stamp> stamps() const { return stamps_; }
+  void note(const Stamp& reader);
+  void clear();
+
+ private:
+  std::vector<Stamp> stamps_;
+  std::size_t next_ = 0;  // who comes next where the lanes of a warp read in turn
+};
+
 /// Every reader since the last write is kept: any one of them may be the one that nobody waited for.
 class ReaderLists {
  public:
   std::uint32_t make();
-  std::vector<Stamp>& at(std::uint32_t list) { return lists_[list - 1]; }
+  Readers& at(std::uint32_t list) { return lists_[list - 1]; }
   void free(std::uint32_t list);
 
  private:
-  std::vector<std::vector<Stamp>> lists_;
+  std::vector<Readers> lists_;
   std::vector<std::uint32_t> free_;
 };
 
