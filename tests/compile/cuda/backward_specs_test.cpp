@@ -163,7 +163,7 @@ TEST_P(BackwardSpecs, CompileAndSpillNextToNothing) {
     if (plan.candidate == Sm90Backward::kName || plan.candidate == Sm80OneWalk::kName)
       plan = choose_backward_by(Sm80Backward::kName, validated(GetParam()), device);
     for (const PlannedKernel& kernel : planned_kernels(plan)) {
-      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      const jit::Cubin& cubin = compiled(kernel.text, architecture);
       EXPECT_LE(cubin.report.spill_bytes, kMostSpilled)
           << kernel.text.label << " for " << architecture.major << "." << architecture.minor << ", "
           << cubin.report.registers << " registers, " << cubin.report.compile_ms << " ms";
@@ -203,7 +203,7 @@ TEST_P(HopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
       choose_backward_by(Sm90Backward::kName, validated(GetParam()), typical_device(9, 0));
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
     if (kernel.role == KernelRole::delta || kernel.role == KernelRole::sinks) continue;
-    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});
+    const jit::Cubin& cubin = compiled(kernel.text, {.major = 9, .minor = 0});
     if (kernel.role == KernelRole::redo_keys || kernel.role == KernelRole::redo_queries) {
       EXPECT_LE(cubin.report.spill_bytes, kMostSpilledAgain) << kernel.text.label;
       EXPECT_LE(cubin.image.size(), kMostBytesAgain) << kernel.text.label;
@@ -297,7 +297,7 @@ TEST_P(WideHopperBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
     const auto step = std::ranges::find(plan.steps, kernel.role, &BackwardStep::role);
     if (step == plan.steps.end() || step->is_redo()) continue;
-    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});
+    const jit::Cubin& cubin = compiled(kernel.text, {.major = 9, .minor = 0});
     const int most = step->spec->has_dropout                  ? kMostSpilledByWideDropout
                      : GetParam().name.ends_with("documents") ? kMostSpilledByWideParts
                                                               : 0;
@@ -354,7 +354,7 @@ TEST_P(OneWalkSpecs, SpillNextToNothingAndMultiplyATileOnce) {
       const auto step = std::ranges::find(plan.steps, kernel.role, &BackwardStep::role);
       if (step == plan.steps.end()) continue;
       if (step->is_redo() && architecture.major != 8) continue;
-      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      const jit::Cubin& cubin = compiled(kernel.text, architecture);
       EXPECT_LE(cubin.report.spill_bytes, step->is_redo()   ? kMostSpilledAgain
                                           : step->is_walk() ? kMostSpilledByOneWalk
                                                             : 0)
@@ -403,7 +403,7 @@ TEST_P(CapturedSpecs, CompileAndSpillNextToNothing) {
     add_captured_kernels(plan_of(GetParam(), device).captured, kernels);
     ASSERT_FALSE(kernels.empty());
     for (const PlannedKernel& kernel : kernels) {
-      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      const jit::Cubin& cubin = compiled(kernel.text, architecture);
       const bool are_tiles = kernel.role == KernelRole::captured_tiles;
       EXPECT_LE(cubin.report.spill_bytes, are_tiles ? 3 * kMostSpilledByTiles : 0)
           << kernel.text.label << " for " << architecture.major << "." << architecture.minor << ", "

@@ -51,7 +51,7 @@ TEST(Choices, FurthestTilesCompile) {
     const Choice choice = find(furthest, problem, hopper);
     ASSERT_NE(choice.candidate, nullptr) << furthest.candidate;
     const jit::KernelText text = planned_kernels(plan_choice(problem, hopper, choice)).front().text;
-    const jit::Cubin cubin = compiler().compile(text, {9, 0});
+    const jit::Cubin& cubin = compiled(text, {9, 0});
     EXPECT_FALSE(cubin.image.empty());
     EXPECT_EQ(cubin.report.spill_bytes, 0) << print_choice(winner_of(choice));
     EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << print_choice(winner_of(choice));

@@ -1,8 +1,10 @@
 // The compiler of the compile tests: one for the process, or the reason why there is none.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "cuda/jit/compiler.hpp"
 
@@ -16,6 +18,15 @@ inline jit::Compiler& compiler() {
 inline std::optional<std::string> why_no_compiler() {
   if (compiler().nvrtc().is_present()) return std::nullopt;
   return compiler().nvrtc().why_absent();
+}
+
+/// Compiled once for all tests: problems that differ in what a kernel of theirs does not see share its text.
+inline const jit::Cubin& compiled(const jit::KernelText& text, jit::Architecture architecture) {
+  static std::map<std::tuple<int, int, std::string>, jit::Cubin> cubins;
+  const std::tuple key(architecture.major, architecture.minor, text.unit);
+  const auto found = cubins.find(key);
+  if (found != cubins.end()) return found->second;
+  return cubins.emplace(key, compiler().compile(text, architecture)).first->second;
 }
 
 }  // namespace fovea::cuda

@@ -43,8 +43,7 @@ TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, Sm90Decode::kName);
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.local_bytes, 0);
   const auto code = machine_code(cubin);

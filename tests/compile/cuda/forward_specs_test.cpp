@@ -36,8 +36,7 @@ TEST_P(ForwardSpecs, SpillsNothingAndKeepsWarpsTogether) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
   const auto code = machine_code(cubin);
@@ -75,8 +74,7 @@ TEST(ForwardSpecs, StepsWithoutAMaskLoadNothingForOne) {
   problem.mask =
       parse_mask_mod("doc[batch, q_idx] == doc[batch, kv_idx]", {.tensors = {{"doc", documents}}});
   const ForwardPlan plan = choose_forward(validate(problem, "test"), typical_device(9, 0));
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
@@ -123,8 +121,7 @@ TEST_P(ForwardForms, SpillNothingInLoops) {
   const bool is_copied = GetParam().page_size % 8 > 0 || GetParam().shares_heads;
   ASSERT_EQ(plan.candidate,
             is_copied ? "cuda/sm90/attention_forward_cp_async" : "cuda/sm90/attention_forward");
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_LE(cubin.report.spill_bytes, GetParam().spill_bytes);
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
 }
@@ -165,8 +162,7 @@ TEST_P(ForwardSelections, SpillNothing) {
   if (selection.has_dropout) problem.dropout = {.p = 0.1F, .seed = 7};
   const ForwardPlan plan = choose_forward(validate(problem, "test"), typical_device(9, 0));
   ASSERT_EQ(plan.candidate, "cuda/sm90/attention_forward");
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0) << plan.spec.describe();
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
 }

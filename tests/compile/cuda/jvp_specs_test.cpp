@@ -85,7 +85,7 @@ TEST_P(JvpSpecs, SpillNextToNothingAndMultiplyATileOnce) {
     const JvpPlan plan = choose_jvp(validated(GetParam()), device);
     ASSERT_NE(plan.candidate, "");
     const jit::KernelText text = planned_kernels(plan).front().text;
-    const jit::Cubin cubin = compiler().compile(text, architecture);
+    const jit::Cubin& cubin = compiled(text, architecture);
     EXPECT_LE(cubin.report.spill_bytes, GetParam().loads_ahead ? kMostSpilledAhead : kMostSpilled)
         << text.label << " for " << architecture.major << "." << architecture.minor << ", "
         << cubin.report.registers << " registers, " << cubin.report.compile_ms << " ms";

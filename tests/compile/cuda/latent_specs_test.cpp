@@ -46,8 +46,7 @@ TEST_P(LatentSpecs, SpillsNothingAndMultipliesATile) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, Sm90DecodeLatent::kName);
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.local_bytes, 0);
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;

@@ -57,7 +57,7 @@ TEST_P(PackedSpecs, CompileAndSpillNothing) {
     EXPECT_TRUE(architecture.major != 9 || plan.candidate == GetParam().on_hopper)
         << plan.candidate;
     for (const PlannedKernel& kernel : planned_kernels(plan)) {
-      const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+      const jit::Cubin& cubin = compiled(kernel.text, architecture);
       EXPECT_EQ(cubin.report.spill_bytes, 0) << kernel.text.label;
       EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << kernel.text.label;
     }
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(PackedSpecs, TheAppendKernelSpillsNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  const jit::Cubin cubin = compiler().compile(append_text(), {.major = 8, .minor = 0});
+  const jit::Cubin& cubin = compiled(append_text(), {.major = 8, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
 }
 
@@ -124,12 +124,11 @@ TEST(SharedPrefixSpecs, CompileAndSpillNothing) {
       const ForwardPlan plan = choose_forward(f, typical_device(9, 0));
       EXPECT_EQ(plan.candidate, expected);
       for (const PlannedKernel& kernel : planned_kernels(plan))
-        EXPECT_EQ(compiler().compile(kernel.text, hopper).report.spill_bytes, 0)
-            << kernel.text.label;
+        EXPECT_EQ(compiled(kernel.text, hopper).report.spill_bytes, 0) << kernel.text.label;
     }
   }
   for (const jit::KernelText& text : {prefix_text(), rotary_text()})
-    EXPECT_EQ(compiler().compile(text, hopper).report.spill_bytes, 0) << text.label;
+    EXPECT_EQ(compiled(text, hopper).report.spill_bytes, 0) << text.label;
 }
 
 }  // namespace

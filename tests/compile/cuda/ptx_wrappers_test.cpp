@@ -68,8 +68,8 @@ class PtxWrappers : public testing::TestWithParam<int> {};
 TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   if (const auto why = why_no_compiler()) GTEST_SKIP() << *why;
   const int architecture = GetParam();
-  const jit::Cubin cubin = compiler().compile({.unit = unit(architecture), .label = "wrappers"},
-                                              {architecture / 10, architecture % 10});
+  const jit::Cubin& cubin = compiled({.unit = unit(architecture), .label = "wrappers"},
+                                     {architecture / 10, architecture % 10});
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;
 
   const auto nvdisasm = find_nvdisasm();
@@ -234,8 +234,8 @@ TEST_P(WgmmaForms, GiveTheProductMeant) {
   for (const char* b : family.partners) {
     for (const int n : columns(family)) unit += kernel(family, b, n);
   }
-  const jit::Cubin cubin =
-      compiler().compile({.unit = unit, .label = std::string("wgmma ") + family.a}, {9, 0});
+  const jit::Cubin& cubin =
+      compiled({.unit = unit, .label = std::string("wgmma ") + family.a}, {9, 0});
   EXPECT_EQ(cubin.report.num_wgmma_notes, 0) << cubin.report.log;
 
   const auto nvdisasm = find_nvdisasm();

@@ -41,7 +41,7 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, Sm90ForwardQuantized::kName);
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
-    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 9, .minor = 0});
+    const jit::Cubin& cubin = compiled(kernel.text, {.major = 9, .minor = 0});
     EXPECT_LE(cubin.report.spill_bytes,
               kernel.role == KernelRole::main ? GetParam().spill_bytes : 0)
         << kernel.text.label;

@@ -60,8 +60,8 @@ ForwardPlan plan_of(const Short& each) {
 
 class ShortSpecsOf : public ::testing::TestWithParam<Short> {};
 
-jit::Cubin compiled(const ForwardPlan& plan) {
-  return compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+const jit::Cubin& main_kernel(const ForwardPlan& plan) {
+  return compiled(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
 }
 
 TEST_P(ShortSpecsOf, SpillNothing) {
@@ -69,7 +69,7 @@ TEST_P(ShortSpecsOf, SpillNothing) {
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate,
             GetParam().is_hoppers ? Sm90ForwardShort::kName : Sm80ForwardShort::kName);
-  const jit::CompileReport report = compiled(plan).report;
+  const jit::CompileReport& report = main_kernel(plan).report;
   EXPECT_LE(report.spill_bytes, GetParam().most_spilled);
   EXPECT_EQ(report.log.find("Potential Performance Loss"), std::string::npos) << report.log;
 }
@@ -78,7 +78,7 @@ TEST(ShortSpecs, HaveProductsOfOneStage) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of({.name = "", .seqlen = 257, .head_dim = 32});
   ASSERT_EQ(plan.spec->stages, 3);
-  const auto code = machine_code(compiled(plan));
+  const auto code = machine_code(main_kernel(plan));
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   const ForwardSpec& spec = *plan.spec;
   EXPECT_EQ(count(*code, "HMMA."),

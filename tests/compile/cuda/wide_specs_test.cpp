@@ -55,7 +55,7 @@ TEST_P(WideSpecs, CompileAndSpillNothing) {
     const ForwardPlan plan =
         plan_of(GetParam(), typical_device(architecture.major, architecture.minor));
     ASSERT_EQ(plan.candidate, "cuda/sm80/attention_forward_wide");
-    const jit::Cubin cubin = compiler().compile(planned_kernels(plan).front().text, architecture);
+    const jit::Cubin& cubin = compiled(planned_kernels(plan).front().text, architecture);
     EXPECT_EQ(cubin.report.spill_bytes, 0) << architecture.name();
   }
 }
