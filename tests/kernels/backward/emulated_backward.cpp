@@ -110,6 +110,15 @@ auto prepared(const GradientProblem& problem, const cuda::BackwardPlan& plan,
   return call;
 }
 
+/// Finite, unlike the rest of the workspace: a row whose sum began with NaN would be computed again, and be right.
+void fill_sums(const cuda::Sm90BackwardLaunch& call, std::int64_t head_dim) {
+  constexpr float kGarbage = 1000;
+  const cuda::Sm90BackwardRows& rows = call.params.rows;
+  for (float* const sums : {rows.dq_sums, rows.dq_round_sums}) {
+    if (sums != nullptr) std::fill_n(sums, call.prepare.num_rows * head_dim, kGarbage);
+  }
+}
+
 }  // namespace
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
@@ -144,6 +153,7 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
       cuda::choose_backward_by(cuda::Sm90Backward::kName, problem, device);
   const cuda::EmulatedHopperBackward& kernels = cuda::hopper_backward_named(label);
   const auto call = prepared<cuda::Sm90Backward>(problem, plan, args, kernels, emulation);
+  fill_sums(call, plan.steps[0].spec->head_dim_qk);
   constexpr std::uint32_t kRowThreads = 32 * cuda::kSm90RowWarps;
   emulation.is_dependent = true;
   emulation.launch({.x = call.num_prepare_ctas}, kRowThreads, 0,
