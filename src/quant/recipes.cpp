@@ -24,8 +24,8 @@ constexpr Quantization kAccurate{.qk = int8,
                                  .k_scales = ScaleGranularity::thread,
                                  .smooth_k = Smoothing::sample};
 
-/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^4.5 to 2^5.5, 13 octaves above the least
-/// code and more than 2 below the greatest, so that a reference may stay while scores grow. Whole octaves leave linear
+/// As accurate, with V in e4m3 by tiles. The maximum of a row is coded as 2^6.5 to 2^7.5, 15 octaves above the least
+/// code and more than 1 below the greatest, so that a reference may stay while scores grow. Whole octaves leave linear
 /// codes as they are.
 constexpr Quantization kFast{.qk = int8,
                              .pv = e4m3,
@@ -35,7 +35,7 @@ constexpr Quantization kFast{.qk = int8,
                              .smooth_k = Smoothing::sample,
                              .p_codes = ProbabilityCodes::linear,
                              .row_sums = RowSums::codes,
-                             .p_max = 32,
+                             .p_max = 128,
                              .p_step = 1};
 
 /// Zhang et al. 2024 (arXiv 2410.02367).

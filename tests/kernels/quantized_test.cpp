@@ -107,7 +107,7 @@ TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
   }
 }
 
-/// From the tile that is visited third on scores are four octaves larger: codes by the reference of the first ones are
+/// From the tile that is visited third on scores are six octaves larger: codes by the reference of the first ones are
 /// not numbers. All of them are near enough to each other to have the same codes by every reference.
 TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
   const Case problem = case_named("coded_full_d128");
@@ -117,7 +117,7 @@ TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
   memory.q.fill([&](std::int64_t i) { return 1 + noise(i) / 8; });
   memory.k.fill([&](std::int64_t i) {
     const bool is_high = i / row % problem.seqlen_kv < 4 * cuda::kQuantizedTile;
-    return noise(i) / 4 + (is_high ? 0.25 : 0);
+    return noise(i) / 4 + (is_high ? 0.4 : 0);
   });
   memory.poison_outputs();
   const AttentionForward args = memory.args();

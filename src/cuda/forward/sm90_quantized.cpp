@@ -38,7 +38,7 @@ constexpr Quantization kComputedSums = [] {
   quant.v_scales = ScaleGranularity::block;
   quant.p_codes = ProbabilityCodes::linear;
   quant.row_sums = RowSums::codes;
-  quant.p_max = 32;
+  quant.p_max = 128;
   quant.p_step = 1;
   return quant;
 }();

@@ -12,11 +12,15 @@
 // to the reference of the P that was multiplied: `sum` and O are scaled together, by scale().
 //
 // References are whole octaves: a step scales exactly, and codes but the smallest are the same whenever it is made. One
-// is set kHeadroom octaves below the row's maximum, to the nearest; 2^-14 of a p of that much is 0, below 2^-11 it is
-// coarse. Full tiles make codes from the old reference at once and look for any
-// of 2^8 or more, while scores are still in their registers: then maximum, new reference, codes again. Both ways move a
-// reference where the maximum is above kJump, which is above what is looked for: they give the same bits, and a row's
-// do not depend on the rows beside it.
+// is set kHeadroom octaves below the row's maximum, to the nearest: 2^-14 of a p of that much is 0, below 2^-13 it is
+// coarse. A row's first reference leaves four octaves more room, for what its first tile has not seen: few keys, where
+// a mask cuts it. Not where the codes of average keys, whose scores are 0, would no longer be normal numbers: there the
+// greatest lies far above all others, and those that are small weigh as much together.
+//
+// Full tiles make codes from the old reference at once and look for any that is kLeastHigh or more, while scores are
+// still in their registers: then maximum, new reference, codes again. Both ways move a reference where the maximum is
+// above kJump, which is above what is looked for: they give the same bits, and a row's do not depend on the rows beside
+// it.
 //
 // What is not finite: a NaN would be code 0. There are such scores where rows or keys are not finite only; whoever
 // brings them asks for a look (look_for_nan).
@@ -40,11 +44,13 @@ struct CodedRows {
   using Probabilities = std::uint32_t[columns / 32][4];
 
   static constexpr bool kHasWholeSums = true;  // in all lanes of a row
-  static constexpr int kHeadroom = 5;
-  /// The first code that asks for a new reference is that of 2^8 (kLeastHigh), whose scores begin at 7.9375. So rows
-  /// above kJump are always asked, and below it codes are finite.
-  static constexpr float kJump = 7.95F;
-  static constexpr std::uint32_t kLeastHigh = 0x78;
+  static constexpr int kHeadroom = 7;
+  static constexpr int kFirstHeadroom = 3;
+  static constexpr float kFarthestFirst = 6.0F + kFirstHeadroom;  // 2^-6 is the least normal number
+  /// The first code that asks for a new reference, the last but one that is a number; its scores begin at 8.6875. So
+  /// rows above kJump are always asked, and up to it codes are numbers.
+  static constexpr float kJump = 8.7F;
+  static constexpr std::uint32_t kLeastHigh = 0x7e;
   static constexpr float kLog2LinearMean = 0x1.d74eeap-5F;
   static constexpr float kLeastSum = 0.0F;
   static constexpr float kIndicatorFactor = 1.0F;
@@ -78,8 +84,8 @@ struct CodedRows {
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
-      move(0, top[0], is_raised[0]);
-      move(1, top[1], is_raised[1]);
+      move<is_first>(0, top[0], is_raised[0]);
+      move<is_first>(1, top[1], is_raised[1]);
     }
     return is_any;
   }
@@ -147,8 +153,11 @@ struct CodedRows {
   }
 
  private:
+  template <bool is_first>
   FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_raised) {
-    const float next = whole_octave(top) - static_cast<float>(kHeadroom);
+    const bool leaves_room = is_first && !(top > kFarthestFirst);
+    const float next =
+        whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if (!is_raised || next == -infinity()) factor[r] = 1.0F;
     if (is_raised) reference[r] = next;
