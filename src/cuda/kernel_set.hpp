@@ -25,8 +25,7 @@ enum class KernelRole : std::uint8_t {
   range_tables,   // bounds of what a mask loads
   clear_counter,  // of row tiles, before they are claimed from it
   key_mean,       // of keys, where a recipe takes it off
-  quantize,       // q and k, where a recipe rounds them
-  quantize_v,     // and v
+  quantize,       // k and v, where a recipe rounds them
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows

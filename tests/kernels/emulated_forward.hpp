@@ -9,8 +9,7 @@
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
-#include "cuda/device/shared/quantize_qk.h"
-#include "cuda/device/shared/quantize_v.h"
+#include "cuda/device/shared/quantize_kv.h"
 #include "cuda/device/shared/range_table.h"
 
 namespace fovea::cuda {
@@ -53,9 +52,8 @@ struct EmulatedHopper {
 const EmulatedHopper& hopper_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);
-void run_mean_of_keys(const QuantizeQkSpec& spec, const QuantizeQkParams& params);
-void run_quantize_qk(const QuantizeQkSpec& spec, const QuantizeQkParams& params);
-void run_quantize_v(const QuantizeVSpec& spec, const QuantizeVParams& params);
+void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
+void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 ForwardFunction forward_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);

@@ -1,8 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "common/quantize_qk.cuh"
-#include "common/quantize_v.cuh"
+#include "common/quantize_kv.cuh"
 #include "kernels/emulated_forward.hpp"
 #include "ptx/generated/wgmma_bf16.cuh"
 #include "ptx/generated/wgmma_e4m3.cuh"
@@ -23,18 +22,27 @@ const EmulatedHopper& quantized_named(std::string_view name) {
 
 namespace {
 
-/// run.operator()<spec>() of the spec of either kernel, which is a constant there.
-template <class Spec, class Run>
-void with_spec(const Spec& spec, const Run& run) {
+/// run.operator()<spec>() of the spec, which is a constant there.
+template <class Run>
+void with_spec(const QuantizeKvSpec& spec, const Run& run) {
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {
-      constexpr Spec kDense{.element = element, .head_dim = head_dim};
-      constexpr Spec kPacked{.element = element, .head_dim = head_dim, .is_packed = true};
-      return spec.is_packed ? run.template operator()<kPacked>()
-                            : run.template operator()<kDense>();
+      const auto of_v = [&]<std::int32_t head_dim_v>() {
+        constexpr QuantizeKvSpec kDense{
+            .element = element, .head_dim_qk = head_dim, .head_dim_v = head_dim_v};
+        constexpr QuantizeKvSpec kPacked{.element = element,
+                                         .head_dim_qk = head_dim,
+                                         .head_dim_v = head_dim_v,
+                                         .is_packed = true};
+        return spec.is_packed ? run.template operator()<kPacked>()
+                              : run.template operator()<kDense>();
+      };
+      return spec.head_dim_v == 0    ? of_v.template operator()<0>()
+             : spec.head_dim_v == 64 ? of_v.template operator()<64>()
+                                     : of_v.template operator()<128>();
     };
-    return spec.head_dim == 64 ? of_width.template operator()<64>()
-                               : of_width.template operator()<128>();
+    return spec.head_dim_qk == 64 ? of_width.template operator()<64>()
+                                  : of_width.template operator()<128>();
   };
   return spec.element == Element::f16 ? of_element.template operator()<Element::f16>()
                                       : of_element.template operator()<Element::bf16>();
@@ -42,16 +50,12 @@ void with_spec(const Spec& spec, const Run& run) {
 
 }  // namespace
 
-void run_mean_of_keys(const QuantizeQkSpec& spec, const QuantizeQkParams& params) {
-  with_spec(spec, [&]<QuantizeQkSpec of>() { mean_of_keys<of>(params); });
+void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params) {
+  with_spec(spec, [&]<QuantizeKvSpec of>() { mean_of_keys<of>(params); });
 }
 
-void run_quantize_qk(const QuantizeQkSpec& spec, const QuantizeQkParams& params) {
-  with_spec(spec, [&]<QuantizeQkSpec of>() { quantize_qk<of>(params); });
-}
-
-void run_quantize_v(const QuantizeVSpec& spec, const QuantizeVParams& params) {
-  with_spec(spec, [&]<QuantizeVSpec of>() { quantize_v<of>(params); });
+void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params) {
+  with_spec(spec, [&]<QuantizeKvSpec of>() { quantize_kv<of>(params); });
 }
 
 }  // namespace fovea::cuda

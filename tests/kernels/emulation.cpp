@@ -195,23 +195,13 @@ cuda::DeviceTraits sectioned_hopper() {
   return device;
 }
 
-void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
-                    const cuda::QuantizeVLaunch& values, Emulation& emulation) {
-  const cuda::QuantizeQkParams& p = launch.params;
+void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) {
   emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
-                   [&] { cuda::run_mean_of_keys(spec, p); });
-  if (values.num_ctas > 0) run_value_quantizer(values, emulation);
-  emulation.is_dependent = true;
-  emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads, cuda::kQuantizeSharedBytes,
-                   [&] { cuda::run_quantize_qk(spec, p); });
-  emulation.is_dependent = false;
-}
-
-void run_value_quantizer(const cuda::QuantizeVLaunch& launch, Emulation& emulation) {
+                   [&] { cuda::run_mean_of_keys(launch.spec, launch.params); });
   emulation.is_dependent = true;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,
-                   static_cast<std::size_t>(cuda::quantize_v_shared_bytes(launch.spec)),
-                   [&] { cuda::run_quantize_v(launch.spec, launch.params); });
+                   static_cast<std::size_t>(cuda::quantize_shared_bytes(launch.spec)),
+                   [&] { cuda::run_quantize_kv(launch.spec, launch.params); });
   emulation.is_dependent = false;
 }
 
@@ -232,9 +222,7 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
   if (call.has_counter)
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
-  if (call.quantize.num_ctas > 0) {
-    run_quantizers(cuda::quantize_qk_spec(*plan.spec), call.quantize, call.quantize_v, emulation);
-  }
+  if (call.quantize.num_ctas > 0) run_quantizers(call.quantize, emulation);
   emulation.is_dependent = call.has_counter || call.quantize.num_ctas > 0;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
   emulation.ctas_per_sm = plan.spec->ctas_per_sm;

@@ -5,8 +5,7 @@
 
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/launch.hpp"
-#include "cuda/forward/quantize_qk.hpp"
-#include "cuda/forward/quantize_v.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_device.hpp"
 #include "kernels/forward_cases.hpp"
@@ -39,10 +38,8 @@ void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
-/// What rounds Q and K into workspace, and V; attention behind them. No V: it has no CTAs.
-void run_quantizers(const cuda::QuantizeQkSpec& spec, const cuda::QuantizeQkLaunch& launch,
-                    const cuda::QuantizeVLaunch& values, Emulation& emulation);
-void run_value_quantizer(const cuda::QuantizeVLaunch& launch, Emulation& emulation);
+/// What rounds Q and K into workspace, and V; attention behind them.
+void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation);
 void run_quantized(const Run& run, Emulation& emulation);
 
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several

@@ -13,8 +13,7 @@
 
 #include "fovea/quantize.hpp"
 
-#include "cuda/forward/quantize_qk.hpp"
-#include "cuda/forward/quantize_v.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "kernels/each_landing.hpp"
 #include "kernels/emulated_forward.hpp"
 #include "kernels/emulation.hpp"
@@ -144,13 +143,35 @@ TensorView codes_of(T* codes, const TensorView& x, std::int64_t width) {
               {heads * rows * width, width, rows * width, 1});
 }
 
+/// Codes of keys and values of a call, by the kernels before attention.
+class RoundedBefore {
+ public:
+  RoundedBefore(const ForwardProblem& f, const AttentionForward& args) {
+    const auto plan = cuda::choose_forward(f, cuda::typical_device(9, 0));
+    const cuda::QuantizeKvSpec spec = cuda::quantize_kv_spec(plan.spec.as<cuda::Sm90ForwardSpec>());
+    for (const auto& [name, x] : {std::pair{"k", args.k}, {"v", args.v}}) {
+      const TensorBytes bytes = tensor_bytes(name, x);
+      emulation_.device.register_buffer(bytes.name, bytes.begin, bytes.size);
+    }
+    unsigned char* const to = emulation_.device.buffer(
+        "codes", std::vector<unsigned char>(cuda::quantized_bytes(spec, f), 0x5A));
+    launch = cuda::quantize_kv_launch(spec, f, cuda::call_params(f, args, nullptr), to);
+    run_quantizers(launch, emulation_);
+    EXPECT_EQ(emulation_.findings, "");
+  }
+
+  cuda::QuantizeKvLaunch launch;
+
+ private:
+  Emulation emulation_;  // holds the codes
+};
+
 class Codes : public ::testing::TestWithParam<const char*> {
  protected:
   Codes() : memory_(case_of(GetParam())) {
     put_nonfinite(memory_);
     args_ = memory_.args();
     f_ = validate(problem_of(args_), "test");
-    spec_ = cuda::quantize_qk_spec(*cuda::choose_forward(f_, cuda::typical_device(9, 0)).spec);
   }
 
   static Case case_of(const std::string& label) {
@@ -159,37 +180,17 @@ class Codes : public ::testing::TestWithParam<const char*> {
     return problem;
   }
 
-  std::size_t size_of_codes(const TensorView& x) const {
-    return static_cast<std::size_t>(x.size(0) * x.size(1) * x.size(2) * spec_.head_dim);
-  }
-
-  /// Scales of rows that are not rounded are 0 here, and of no use there.
-  Rounded queries_by_cpu(const cuda::QuantizedRow* beside) const {
-    const std::int64_t groups = num_q_scales(accurate(), args_.q.size(1));
-    Rounded r{
-        std::vector<std::int8_t>(size_of_codes(args_.q)),
-        std::vector<float>(static_cast<std::size_t>(args_.q.size(0) * args_.q.size(2) * groups))};
-    quantize_q({.q = args_.q,
-                .codes = codes_of(r.codes.data(), args_.q, spec_.head_dim),
-                .scales = view(r.scales.data(), {args_.q.size(0), args_.q.size(2), groups}),
-                .quant = accurate()});
-    for (std::size_t i = 0; i < r.scales.size(); ++i) {
-      if (beside[i].scale == 0) r.scales[i] = 0;
-    }
-    return r;
-  }
-
-  Rounded keys_by_cpu() const {
-    const std::int64_t groups = num_k_scales(accurate(), args_.k.size(1));
-    Rounded r{
-        std::vector<std::int8_t>(size_of_codes(args_.k)),
-        std::vector<float>(static_cast<std::size_t>(args_.k.size(0) * args_.k.size(2) * groups))};
-    std::vector<float> mean(
-        static_cast<std::size_t>(args_.k.size(0) * args_.k.size(2) * args_.k.size(3)));
-    quantize_k({.k = args_.k,
-                .codes = codes_of(r.codes.data(), args_.k, spec_.head_dim),
-                .scales = view(r.scales.data(), {args_.k.size(0), args_.k.size(2), groups}),
-                .mean = view(mean.data(), {args_.k.size(0), args_.k.size(2), args_.k.size(3)}),
+  [[nodiscard]] Rounded keys_by_cpu(std::int64_t width) const {
+    const TensorView& k = args_.k;
+    const std::int64_t groups = num_k_scales(accurate(), k.size(1));
+    Rounded r{std::vector<std::int8_t>(
+                  static_cast<std::size_t>(k.size(0) * k.size(1) * k.size(2) * width)),
+              std::vector<float>(static_cast<std::size_t>(k.size(0) * k.size(2) * groups))};
+    std::vector<float> mean(static_cast<std::size_t>(k.size(0) * k.size(2) * k.size(3)));
+    quantize_k({.k = k,
+                .codes = codes_of(r.codes.data(), k, width),
+                .scales = view(r.scales.data(), {k.size(0), k.size(2), groups}),
+                .mean = view(mean.data(), {k.size(0), k.size(2), k.size(3)}),
                 .quant = accurate()});
     return r;
   }
@@ -197,34 +198,13 @@ class Codes : public ::testing::TestWithParam<const char*> {
   CaseMemory memory_;
   AttentionForward args_;
   ForwardProblem f_;
-  cuda::QuantizeQkSpec spec_;
 };
 
 TEST_P(Codes, AreThoseOfTheCpu) {
-  Emulation emulation;
-  for (const auto& [name, x] : {std::pair{"q", args_.q}, {"k", args_.k}}) {
-    const TensorBytes bytes = tensor_bytes(name, x);
-    emulation.device.register_buffer(bytes.name, bytes.begin, bytes.size);
-  }
-  unsigned char* const to = emulation.device.buffer(
-      "codes", std::vector<unsigned char>(cuda::quantized_bytes(spec_, f_), 0x5A));
-  const cuda::QuantizeQkLaunch launch =
-      cuda::quantize_qk_launch(spec_, f_, cuda::call_params(f_, args_, nullptr), to);
-  const cuda::QuantizeQkParams& p = launch.params;
-  run_quantizers(spec_, launch, {}, emulation);
-  EXPECT_EQ(emulation.findings, "");
-
-  const Rounded q = queries_by_cpu(p.beside.rows);
-  EXPECT_TRUE(std::ranges::equal(q.codes, std::span(p.q_codes, q.codes.size())));
-  std::int64_t num_unrounded = 0;
-  for (std::size_t i = 0; i < q.scales.size(); ++i) {
-    ASSERT_EQ(p.beside.rows[i].scale, q.scales[i]) << i;
-    num_unrounded += q.scales[i] == 0 ? 1 : 0;
-  }
-  EXPECT_EQ(num_unrounded, 2);
-
-  const Rounded k = keys_by_cpu();
-  EXPECT_TRUE(std::ranges::equal(k.codes, std::span(p.k_codes, k.codes.size())));
+  const RoundedBefore rounded(f_, args_);
+  const cuda::QuantizeKParams& p = rounded.launch.params.k;
+  const Rounded k = keys_by_cpu(rounded.launch.spec.head_dim_qk);
+  EXPECT_TRUE(std::ranges::equal(k.codes, std::span(p.codes, k.codes.size())));
   std::vector<std::pair<std::size_t, std::uint32_t>> unrounded;
   for (std::size_t i = 0; i < k.scales.size(); ++i) {
     const bool is_whole = p.beside.keys[i].unrounded == 0;
@@ -253,7 +233,6 @@ class ValueCodes : public ::testing::TestWithParam<const char*> {
     }
     args_ = memory_.args();
     f_ = validate(problem_of(args_), "test");
-    spec_ = cuda::quantize_v_spec(*cuda::choose_forward(f_, cuda::typical_device(9, 0)).spec);
   }
 
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -262,23 +241,15 @@ class ValueCodes : public ::testing::TestWithParam<const char*> {
   CaseMemory memory_;
   AttentionForward args_;
   ForwardProblem f_;
-  cuda::QuantizeVSpec spec_;
 };
 
 /// Rows of codes for each channel, keys in the order that they are multiplied in; 0 where there are none.
 TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
-  Emulation emulation;
-  const TensorBytes bytes = tensor_bytes("v", args_.v);
-  emulation.device.register_buffer(bytes.name, bytes.begin, bytes.size);
-  unsigned char* const to = emulation.device.buffer(
-      "codes", std::vector<unsigned char>(cuda::quantized_v_bytes(spec_, f_), 0x5A));
-  const cuda::QuantizeVLaunch launch =
-      cuda::quantize_v_launch(spec_, f_, cuda::call_params(f_, args_, nullptr), to);
-  run_value_quantizer(launch, emulation);
-  EXPECT_EQ(emulation.findings, "");
-
+  const RoundedBefore rounded(f_, args_);
+  const cuda::QuantizeVParams& p = rounded.launch.params.v;
+  const int head_dim = rounded.launch.spec.head_dim_v;
   const TensorView& v = args_.v;
-  const std::int64_t tiles = launch.params.num_tiles, heads = v.size(2), width = v.size(3);
+  const std::int64_t tiles = p.num_tiles, heads = v.size(2), width = v.size(3);
   const std::vector<double> given = values_of(v);  // row-major, as codes of the CPU are
   std::vector<std::uint8_t> codes(given.size());
   std::vector<float> scales(static_cast<std::size_t>(v.size(0) * heads * tiles * width));
@@ -289,8 +260,8 @@ TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
   std::int64_t num_nan = 0;
   for (std::int64_t list = 0; list < v.size(0) * heads * tiles; ++list) {
     const std::int64_t batch = list / tiles / heads, head = list / tiles % heads;
-    ASSERT_EQ(launch.params.beside.scales[list], scales[static_cast<std::size_t>(list * width)]);
-    for (int at = 0; at < spec_.head_dim * cuda::kQuantizedTile; ++at) {
+    ASSERT_EQ(p.beside.scales[list], scales[static_cast<std::size_t>(list * width)]);
+    for (int at = 0; at < head_dim * cuda::kQuantizedTile; ++at) {
       const std::int64_t channel = at / cuda::kQuantizedTile;
       const std::int64_t key =
           list % tiles * cuda::kQuantizedTile + cuda::key_of_byte(at % cuda::kQuantizedTile);
@@ -301,7 +272,7 @@ TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
         expected = std::isfinite(given[i]) ? codes[i] : cuda::kNanCode;
         num_nan += std::isfinite(given[i]) ? 0 : 1;
       }
-      ASSERT_EQ(launch.params.codes[list * spec_.head_dim * cuda::kQuantizedTile + at], expected)
+      ASSERT_EQ(p.codes[list * head_dim * cuda::kQuantizedTile + at], expected)
           << "tile " << list << " channel " << channel << " key " << key;
     }
   }

@@ -15,8 +15,7 @@
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
-#include "cuda/forward/quantize_qk.hpp"
-#include "cuda/forward/quantize_v.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -150,9 +149,7 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   if (sm90 != nullptr && sm90->is_dynamic)
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
   if (sm90 != nullptr && sm90->multiplies_codes)
-    std::ranges::move(quantize_qk_kernels(quantize_qk_spec(*sm90)), std::back_inserter(kernels));
-  if (sm90 != nullptr && sm90->sums_codes)
-    kernels.push_back(quantize_v_kernel(quantize_v_spec(*sm90)));
+    std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*sm90)), std::back_inserter(kernels));
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

@@ -363,11 +363,7 @@ KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
     clear.num_threads = 1;
     all.add(clear);
   }
-  if (quantize.num_ctas > 0) {
-    quantize.add_mean_to(all);
-    if (quantize_v.num_ctas > 0) quantize_v.add_to(all);
-    quantize.add_to(all);
-  }
+  if (quantize.num_ctas > 0) quantize.add_to(all);
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
   main.is_pdl = has_counter || quantize.num_ctas > 0;

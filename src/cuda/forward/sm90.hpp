@@ -14,8 +14,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
-#include "cuda/forward/quantize_qk.hpp"
-#include "cuda/forward/quantize_v.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
 
@@ -41,10 +40,9 @@ struct Sm90Launch {
   ClearCounterParams counter{};
   std::uint32_t num_ctas = 0;  // 0: there are no rows
   bool has_counter = false;    // params.next_tile is read, and must be cleared
-  QuantizeQkLaunch quantize;   // where the spec multiplies codes
-  QuantizeVLaunch quantize_v;  // where it sums them
+  QuantizeKvLaunch quantize;   // where the spec multiplies codes
 
-  /// Range tables, the counter of row tiles, the codes of Q, K and V, where there are any, the kernel, then the combine
+  /// Range tables, the counter of row tiles, the codes of K and V, where there are any, the kernel, then the combine
   /// kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };

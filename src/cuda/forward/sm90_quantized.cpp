@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <span>
 
-#include "cuda/forward/quantized_counts.hpp"
 #include "quant/fields.hpp"
 
 namespace fovea::cuda {
@@ -89,10 +88,6 @@ std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   return part_bytes(bytes);
 }
 
-std::size_t value_codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
-  return codes_at(spec, f) + quantized_bytes(quantize_qk_spec(spec), f);
-}
-
 }  // namespace
 
 std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
@@ -147,8 +142,7 @@ std::vector<Sm90ForwardSpec> Sm90ForwardQuantized::alternatives(const ForwardPro
 
 std::size_t Sm90ForwardQuantized::scratch_bytes(const Sm90ForwardSpec& spec,
                                                 const ForwardProblem& f) {
-  const std::size_t end = value_codes_at(spec, f);
-  return spec.sums_codes ? end + quantized_v_bytes(quantize_v_spec(spec), f) : end;
+  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
 }
 
 Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
@@ -157,19 +151,13 @@ Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardP
   Sm90Launch launch = Sm90Forward::prepare(f, plan, args, cache, workspace, encode);
   if (launch.num_ctas == 0) return launch;
   const auto& spec = plan.spec.as<Sm90ForwardSpec>();
-  const QuantizeQkSpec quantize = quantize_qk_spec(spec);
-  launch.quantize = quantize_qk_launch(quantize, f, launch.common.params,
+  launch.quantize = quantize_kv_launch(quantize_kv_spec(spec), f, launch.common.params,
                                        static_cast<std::byte*>(workspace) + codes_at(spec, f));
-  const QuantizeQkParams& codes = launch.quantize.params;
-  launch.params.q = map_of_codes(encode, quantize, codes, CodesOf::queries, kRowsOfGroup);
-  launch.params.k = map_of_codes(encode, quantize, codes, CodesOf::keys, kQuantizedTile);
-  launch.params.quantized = codes.beside;
+  launch.params.k = map_of_key_codes(encode, launch.quantize);
+  launch.params.quantized = launch.quantize.params.k.beside;
   if (!spec.sums_codes) return launch;
-  launch.quantize_v =
-      quantize_v_launch(quantize_v_spec(spec), f, launch.common.params,
-                        static_cast<std::byte*>(workspace) + value_codes_at(spec, f));
-  launch.params.v = map_of_value_codes(encode, launch.quantize_v);
-  launch.params.values = launch.quantize_v.params.beside;
+  launch.params.v = map_of_value_codes(encode, launch.quantize);
+  launch.params.values = launch.quantize.params.v.beside;
   return launch;
 }
 

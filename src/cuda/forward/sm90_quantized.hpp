@@ -1,5 +1,5 @@
 // Hopper's forward kernel with Q and K in eight bits: what of recipes it takes, and its tile. Read sm90.hpp for all
-// else, quantize_qk.hpp for the kernel that rounds.
+// else, quantize_kv.hpp for the kernels that round.
 #pragma once
 
 #include <optional>

@@ -76,6 +76,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"f32_of_f16_hi", 80, "const std::uint32_t pair = ld_global(a.u); a.u[1] = pair; a.f[0] = f32_of_f16_hi(pair);", {"HADD2.F32", ".H1_H1"}},
     {"cvt_e4m3x2", 90, "a.u[0] = cvt_e4m3x2(a.f[1], a.f[2]);", {"F2FP.SATFINITE.E4M3"}},
     {"cvt_u8x4", 90, "a.u[0] = cvt_u8x4(a.f[1], a.f[2], a.f[3], a.f[4]);", {"F2IP.U8.F32.NTZ"}},
+    {"cvt_s8x4", 90, "a.u[0] = cvt_s8x4(a.f[1], a.f[2], a.f[3], a.f[4]);", {"F2IP.S8.F32.NTZ"}},
     {"cvt_rna_tf32", 80, "a.u[0] = cvt_rna_tf32(a.f[1]);", {"0xffffe000"}},
     {"mul_bf16x2", 80, "a.u[0] = mul_bf16x2(a.u[1], a.u[2]);", {"HFMA2.BF16"}},
     {"mul_f16x2", 80, "a.u[0] = mul_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},

@@ -1,11 +1,11 @@
-// Rows of an operand, 128 of one head at a time, as CTAs of the kernels that round operands take them: quantize_qk.cuh,
+// Rows of an operand, 128 of one head at a time, as CTAs of the kernels that round operands take them: quantize_k.cuh,
 // quantize_v.cuh.
 #pragma once
 
 #include "common/packed_row.cuh"
 #include "common/sequence.cuh"
 #include "ptx/base.cuh"
-#include "shared/quantize_qk.h"
+#include "shared/quantize_k.h"
 #include "shared/tensor_params.h"
 
 namespace fovea::cuda {

@@ -14,21 +14,22 @@
 
 #include "common/element_pair.cuh"
 #include "common/head_tiles.cuh"
+#include "common/passes.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "shared/quantize_v.h"
+#include "shared/quantize_kv.h"
 
 namespace fovea::cuda {
 
-template <QuantizeVSpec spec>
+template <QuantizeKvSpec spec>
 struct QuantizeV {
   static_assert(spec.element != Element::f32, "elements have 16 bits");
-  static_assert(spec.head_dim == 64 || spec.head_dim == 128, "a row is 8 or 16 threads'");
-  static constexpr int kOctets = spec.head_dim / 8;  // of channels
+  static constexpr int kHeadDim = spec.head_dim_v;
+  static_assert(kHeadDim == 64 || kHeadDim == 128, "a row is 8 or 16 threads'");
+  static constexpr int kOctets = kHeadDim / 8;  // of channels
   static constexpr int kWarps = kQuantizeThreads / 32;
   static constexpr int kKeys = 4;  // of a thread at once
   static constexpr int kQuads = kQuantizedTile / kKeys;
@@ -42,16 +43,13 @@ struct QuantizeV {
 
   using Block = ptx::U32x4[kKeys];  // four keys of eight channels
 
-  FOVEA_DEVICE_MEMBER void run() const {
-    ptx::griddepcontrol_launch_dependents();
+  /// The tile of this number, among those of all sequences and heads.
+  FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
     const HeadTiles<spec.is_packed> tiles{p.v,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
                                           p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
-    const std::int32_t number = ptx::block_idx().x;
     const HeadTile tile = tiles.tile(number);
     const HeadRows rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin < rows.count) round(rows, tile.begin, number);
-    // So that who waits for this kernel has waited for the one before it.
-    ptx::griddepcontrol_wait();
   }
 
  private:
@@ -64,11 +62,10 @@ struct QuantizeV {
     Block blocks[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
-    float greatest = 0;
+    std::uint32_t greatest = 0;
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      greatest = ptx::max_ftz(greatest, greatest_of(blocks[step]));
-    const float scale = scale_of(greatest);
+    for (int step = 0; step < kSteps; ++step) greatest = greatest_bits(blocks[step], greatest);
+    const float scale = scale_of(high_of<spec.element>(greatest));
     const float reciprocal = ptx::div_rn(1.0F, scale);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) put(blocks[step], reciprocal, quad_of(step));
@@ -97,14 +94,17 @@ struct QuantizeV {
     return c % 2 == 0 ? low_of<spec.element>(pairs[c / 2]) : high_of<spec.element>(pairs[c / 2]);
   }
 
-  FOVEA_DEVICE float greatest_of(const Block& block) {
-    float greatest = 0;
+  /// The bits of the greatest magnitude: such are in the order of their numbers. What is not finite does not count.
+  FOVEA_DEVICE std::uint32_t greatest_bits(const Block& block, std::uint32_t greatest) {
 #pragma unroll
     for (const ptx::U32x4& chunk : block) {
+      const bool is_finite = !has_nonfinite<spec.element>(chunk);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        const float size = ptx::abs(channel(chunk, c));
-        greatest = ptx::max_ftz(greatest, size - size == 0.0F ? size : 0.0F);
+        const std::uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        std::uint32_t bits = (c % 2 == 0 ? pairs[c / 2] << 16U : pairs[c / 2]) & 0x7fff0000U;
+        if (!is_finite && bits >= kInfinityBits<spec.element> << 16U) bits = 0;
+        greatest = bits > greatest ? bits : greatest;
       }
     }
     return greatest;
@@ -113,7 +113,7 @@ struct QuantizeV {
   /// Of the tile.
   FOVEA_DEVICE_MEMBER float scale_of(float greatest) const {
     constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
-    const ptx::SharedAddress of_warps = smem + spec.head_dim * kQuantizedTile;
+    const ptx::SharedAddress of_warps = smem + kHeadDim * kQuantizedTile;
     greatest = warp_max(greatest);
     if (ptx::lane_idx() == 0) ptx::st_shared(of_warps + 4 * warp, greatest);
     ptx::sync_threads();
@@ -148,18 +148,13 @@ struct QuantizeV {
   /// Two words stay neighbours wherever they are moved.
   FOVEA_DEVICE_MEMBER void write(std::int32_t number) const {
     constexpr int kPairs = kQuads / 2;  // of words of a row
-    std::uint8_t* const to = p.codes + std::int64_t{number} * spec.head_dim * kQuantizedTile;
+    std::uint8_t* const to = p.codes + std::int64_t{number} * kHeadDim * kQuantizedTile;
 #pragma unroll
-    for (int i = thread; i < spec.head_dim * kPairs; i += kQuantizeThreads) {
+    for (int i = thread; i < kHeadDim * kPairs; i += kQuantizeThreads) {
       const auto words = ptx::ld_shared<ptx::U32x2>(word_at(i / kPairs, i % kPairs * 2));
       ptx::st_global(reinterpret_cast<ptx::U32x2*>(to + i * 8), words);
     }
   }
 };
-
-template <QuantizeVSpec spec>
-FOVEA_DEVICE void quantize_v(const QuantizeVParams& p) {
-  QuantizeV<spec>{p}.run();
-}
 
 }  // namespace fovea::cuda

@@ -176,6 +176,17 @@ FOVEA_DEVICE std::uint32_t cvt_u8x4(float a, float b, float c, float d) {
   return r;
 }
 
+/// The same of -128 to 127.
+FOVEA_DEVICE std::uint32_t cvt_s8x4(float a, float b, float c, float d) {
+  std::uint32_t r;
+  asm("{ .reg .s32 x, y, z, w; .reg .b32 high; cvt.rni.s32.f32 x, %1; cvt.rni.s32.f32 y, %2;"
+      " cvt.rni.s32.f32 z, %3; cvt.rni.s32.f32 w, %4; cvt.pack.sat.s8.s32.b32 high, w, z, 0;"
+      " cvt.pack.sat.s8.s32.b32 %0, y, x, high; }"
+      : "=r"(r)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return r;
+}
+
 /// cvt.rna.tf32.f32 (Data Movement): to 10 bits of fraction, ties away from zero; the low 13 bits are zero.
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x) {
   std::uint32_t r;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "shared/forward_params.h"
-#include "shared/quantize_qk.h"
+#include "shared/quantize_k.h"
 #include "shared/quantize_v.h"
 #include "shared/types.h"
 
@@ -35,8 +35,8 @@ struct Sm90ForwardParams {
   std::int32_t rows_per_box;  // paged: rows of a kv tile that surely lie in one page
   // Several CTAs on an SM: so many claims of its wave a row tile waits for; 0: none
   std::int32_t claims_of_wave;
-  // Where Q and K are codes: what is beside them. Then q and k above are maps of the codes, of boxes of head_dim bytes,
-  // a swizzle as wide as they are; common.q and common.k are the rows that were rounded.
+  // Where K is codes: what is beside them. Then k above is a map of the codes, of boxes of head_dim bytes, a swizzle as
+  // wide as they are; common.k are the rows that were rounded.
   QuantizedParams quantized;
   // Where V is: likewise. v is a map of rows of kQuantizedTile codes, tiles one below the other, of boxes of a tile.
   QuantizedValues values;

@@ -75,7 +75,7 @@ struct Sm90ForwardSpec : ForwardSpec {
   // Q, K and V are copied by threads, whatever their alignment, strides and pages; else by TMA
   bool loads_by_cp_async = false;
   bool has_coarse_mask = false;  // it has one value for each kCoarseRows rows and kCoarseKeys keys
-  // Q and K are codes of 8 bits, rounded by a kernel before it (quantize_qk.h)
+  // Q and K are codes of 8 bits: K is rounded by a kernel before it (quantize_k.h), Q when it has arrived
   bool multiplies_codes = false;
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
@@ -296,10 +296,13 @@ constexpr std::int32_t sm90_page_words(const Sm90ForwardSpec& spec) {
   return spec.loads_by_cp_async ? 3 * spec.tile_kv : spec.tile_kv / 8;
 }
 
-/// Bytes of an element of Q or K as it is multiplied.
+/// Bytes of an element of Q and K as it is multiplied.
 constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
   return spec.multiplies_codes ? 1 : element_bytes(spec.element);
 }
+
+/// Of the mean of keys, where those are codes.
+constexpr std::int32_t sm90_mean_bytes(const Sm90ForwardSpec& spec) { return 4 * spec.head_dim_qk; }
 
 /// Rows of ones below a tile of values that are codes: their sums are those of P, ready in all lanes.
 inline constexpr std::int32_t kRowsOfOnes = 8;
@@ -317,8 +320,11 @@ struct Sm90ForwardLayout {
   std::int32_t num_slots, slot_bytes;
   std::int32_t q_bytes;  // of a group: Q, later O
 
-  std::int32_t q;     // [q stage][group]
-  std::int32_t k, v;  // [stage]
+  std::int32_t q;        // [q stage][group]
+  std::int32_t q_codes;  // [q stage][group] where Q becomes codes
+  std::int32_t q_mean;   // [q stage][group] the mean of its keys, floats, which arrives with Q
+  std::int32_t of_mean;  // [q stage][group] what its rows' scores lack then, a float each
+  std::int32_t k, v;     // [stage]
   // [q stage][group] barriers of 8 bytes, as all up to round_done
   std::int32_t q_full, q_empty, o_full;
   std::int32_t k_full, k_empty, v_full, v_empty;  // [stage]
@@ -343,12 +349,16 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   Sm90ForwardLayout at{};
   at.num_slots = sm90_posts_place(spec) ? 3 : 2;
   at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
-  const std::int32_t q_row_bytes = sm90_qk_bytes(spec) * spec.head_dim_qk;
+  const std::int32_t q_row_bytes = element_bytes(spec.element) * spec.head_dim_qk;
+  const std::int32_t k_row_bytes = sm90_qk_bytes(spec) * spec.head_dim_qk;
+  const std::int32_t codes = spec.multiplies_codes ? queries : 0;
   const std::int32_t o_row_bytes = element_bytes(spec.element) * spec.head_dim_v;
   at.q_bytes = 64 * (q_row_bytes > o_row_bytes ? q_row_bytes : o_row_bytes);
   at.q = room.take(queries * at.q_bytes);
-  at.k = room.take(spec.stages * spec.tile_kv * q_row_bytes);
+  at.q_codes = room.take(codes * 64 * k_row_bytes);
+  at.k = room.take(spec.stages * spec.tile_kv * k_row_bytes);
   at.v = room.take(spec.stages * sm90_value_bytes(spec));
+  at.q_mean = room.take(codes * sm90_mean_bytes(spec));
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);
   at.o_full = room.take(8 * queries);
@@ -368,6 +378,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.groups_of_tiles = room.take(16 * 2);
   at.misses = room.take(16 * 2 * groups);
   at.kv_tiles = room.take(8 * spec.stages);
+  at.of_mean = room.take(codes * 64 * 4);
   at.pages = room.take(4 * sm90_page_words(spec));
   at.redo_list = room.take(4 * 2);
   at.pass = room.take(4);

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "shared/element.h"
-#include "shared/quantize_qk.h"
+#include "shared/quantize_k.h"
 #include "shared/tensor_params.h"
 #include "shared/types.h"
 
@@ -29,15 +29,6 @@ struct QuantizedValues {
   const float* scales;  // [batch, num_heads_kv, num_tiles], packed without batch
 };
 
-/// What the kernel that rounds is compiled for.
-struct QuantizeVSpec {
-  Element element = Element::bf16;  // of v
-  std::int32_t head_dim = 128;      // of codes: 64 or 128, the problem's padded by zeros
-  bool is_packed = false;
-
-  bool operator==(const QuantizeVSpec&) const = default;
-};
-
 struct QuantizeVParams {
   BshdParam v;  // [batch, seqlen_kv, num_heads_kv, head_dim], rows at multiples of 16 bytes
   std::int32_t head_dim;  // of the problem, a multiple of 8
@@ -47,13 +38,13 @@ struct QuantizeVParams {
   std::int32_t num_sequences;
   std::int64_t total_kv;  // rows of all of them, of one head
   std::uint8_t*
-      codes;  // [batch, num_heads_kv, num_tiles, head_dim of the spec, kQuantizedTile], packed without batch
+      codes;  // [batch, num_heads_kv, num_tiles, head_dim of the codes, kQuantizedTile], packed without batch
   QuantizedValues beside;
 };
 
 /// A tile of codes is put together in shared memory; behind it the greatest magnitude of each warp.
-constexpr std::int32_t quantize_v_shared_bytes(const QuantizeVSpec& spec) {
-  return spec.head_dim * kQuantizedTile + kQuantizeThreads / 32 * 4;
+constexpr std::int32_t quantize_v_shared_bytes(std::int32_t head_dim) {
+  return head_dim * kQuantizedTile + kQuantizeThreads / 32 * 4;
 }
 
 }  // namespace fovea::cuda

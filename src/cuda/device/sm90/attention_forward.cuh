@@ -61,8 +61,9 @@
 // CTA is one warpgroup with a walk and buffers of its own, and an SM has two or three of them, which hide each other's
 // softmax as groups do: the bound is what L2 gives, 32 KB for each tile of 64 x 64 at head_dim 128.
 //
-// Codes of eight bits in the place of Q and K (common/quantize_qk.cuh, launched before): panels of bytes, products of
-// integers, scales beside them (forward/code_scores.cuh). Lab book: docs/kernels/attention_quantized_sm90.md.
+// Codes of eight bits in the place of Q and K: panels of bytes, products of integers, scales beside them
+// (forward/code_scores.cuh). K becomes codes in a launch before (common/quantize_kv.cuh), Q where it has arrived
+// (forward/query_codes.cuh). Lab book: docs/kernels/attention_quantized_sm90.md.
 //
 // row_max asks for the maximum of every tile: all are careful. Dropout takes its probabilities out of P, rounded
 // already.

@@ -1,6 +1,6 @@
 // Scores of codes of 8 bits: their product, exact in 32 bits, and what turns it into scores. Called by scores.cuh.
 //
-//   score = scale_i scale_g (code_i · code_j) + q_i · μ                                    shared/quantize_qk.h
+//   score = scale_i scale_g (code_i · code_j) + q_i · μ                                    shared/quantize_k.h
 //
 // A lane holds keys of a tile that share one scale, so a row's scores of it have one factor. The last term is the same
 // for all keys of a row: the softmax does not need it, lse and row_max get it at the end (output.cuh), programs with
@@ -21,20 +21,12 @@
 #include "ptx/memory.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/wgmma.cuh"
-#include "shared/quantize_qk.h"
+#include "shared/quantize_k.h"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/query_codes.cuh"
 #include "tile/matrix_descriptor.cuh"
 
 namespace fovea::cuda::sm90 {
-
-/// What is beside the codes of a row; rows that there are not are like rows of zeros.
-template <Sm90ForwardSpec spec>
-FOVEA_DEVICE QuantizedRow quantized_row(const QuantizedParams& q, const RowView<spec>& row) {
-  const Sequence& sequence = row.work.sequence;
-  if (!row.exists || sequence.is_trailing) return {1.0F, 0.0F};
-  return ptx::ld_global(q.rows + sequence.q_batch * q.rows_batch_stride +
-                        row.q_head * q.rows_head_stride + sequence.q_row + row.q_idx);
-}
 
 /// Kernels that multiply Q and K themselves have none.
 template <Sm90ForwardSpec spec, bool multiplies_codes = spec.multiplies_codes>
@@ -59,28 +51,23 @@ struct CodeScores<spec, true> {
 
   FOVEA_DEVICE_MEMBER explicit CodeScores(const ComputingWarp<spec>& of_warp) : warp(of_warp) {}
 
-  /// And at its first kv tile.
-  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first) {
-    first_tile = first_tile_of(tile);
+  /// And at its first kv tile. Its rows have arrived in this stage, and become codes.
+  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first, int q_stage) {
+    const ForwardParams& common = warp.cta.p.common;
+    const QuantizedParams& keys = warp.cta.p.quantized;
+    const Work work = warp.work_of(tile);  // once a row tile: its division by the group is slow
+    const SequencePlace place = warp.cta.place_of(tile);
+    const std::int32_t pair = Cta<spec>::map_batch(tile) * common.num_heads_kv + work.kv_head;
+    first_tile = place.seqlen_kv == 0
+                     ? kNoTiles
+                     : pair * keys.num_tiles + Cta<spec>::first_tile_of_codes(tile, place);
     look_further(tile, first);
-    const Work work = warp.work_of(tile);
+    const RoundedRows rows = QueryCodes<spec>{warp, q_stage}.round(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const RowView<spec> view(warp.cta.p.common, work, warp.row(r));
-      const QuantizedRow row = quantized_row<spec>(warp.cta.p.quantized, view);
-      row_scale[r] = row.scale;
-      of_mean[r] = row.of_mean;
+      row_scale[r] = rows.scale[r];
+      of_mean[r] = rows.of_mean[r];
     }
-  }
-
-  /// The division by the group is slow.
-  FOVEA_DEVICE_MEMBER std::int32_t first_tile_of(const RowTile& tile) const {
-    const ForwardParams& common = warp.cta.p.common;
-    const SequencePlace place = warp.cta.place_of(tile);
-    if (place.seqlen_kv == 0) return kNoTiles;
-    const std::int32_t pair =
-        Cta<spec>::map_batch(tile) * common.num_heads_kv + tile.q_head / common.group;
-    return pair * warp.cta.p.quantized.num_tiles + Cta<spec>::first_tile_of_codes(tile, place);
   }
 
   /// What is beside this lane's keys of a kv tile.

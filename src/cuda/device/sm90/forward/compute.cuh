@@ -189,7 +189,7 @@ struct Compute {
 
   /// S = Q Kᵀ.
   FOVEA_DEVICE_MEMBER void issue_scores(int q_stage) {
-    auto a = k_major_descriptor(typename T::QTile{cta.q_at(q_stage, warp.group)});
+    auto a = k_major_descriptor(typename T::QTile{cta.multiplied_q_at(q_stage, warp.group)});
     // With one stage the compiler would keep the descriptors of all steps in registers, from before the loop on, and
     // keys' with them.
     if constexpr (T::kQStages == 1) a = ptx::computed_here(a);
@@ -219,7 +219,7 @@ struct Compute {
     await_queries();
     await_keys();
     const KvTile first = posted(0);
-    scores.look_at_rows(tile, first);
+    scores.look_at_rows(tile, first, q.stage);
     scores.template look_ahead<false>(tile, first);
     scores.begin_sums();
     await_turn();
@@ -344,14 +344,14 @@ struct Compute {
     // % at 512 keys).
     constexpr bool kFinishesEarly = !Mods::has_mask && !spec.sums_codes;
     float factor[2];
-    if constexpr (kFinishesEarly) output.finish_rows(tile, rows, Pass::all, factor);
+    if constexpr (kFinishesEarly) output.finish_rows(tile, q_stage, rows, Pass::all, factor);
     ptx::wgmma_wait_group<1>();
     q.advance();
     release_keys();
     Rows last = rows;
     begin_rows<false>(after);
     await_sums(last);
-    if constexpr (!kFinishesEarly) output.finish_rows(tile, last, Pass::all, factor);
+    if constexpr (!kFinishesEarly) output.finish_rows(tile, q_stage, last, Pass::all, factor);
     output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
   }
 
@@ -366,7 +366,7 @@ struct Compute {
     pass_turn();
     look_behind_first(after);
     float factor[2];
-    output.finish_rows(tile, rows, Pass::all, factor);
+    output.finish_rows(tile, q_stage, rows, Pass::all, factor);
     ptx::wgmma_wait_group<1>();
     release_values();
     output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
@@ -381,7 +381,7 @@ struct Compute {
     await_queries();
     await_keys();
     const KvTile first = posted(0);
-    scores.look_at_rows(after, first);
+    scores.look_at_rows(after, first, q.stage);
     scores.template look_ahead<false>(after, first);
   }
 
@@ -400,9 +400,9 @@ struct Compute {
     look_at_values(first_tile(), scores.kv_tile);
     choose_kind_of_steps();
     float factor[2];
-    if constexpr (!spec.sums_codes) output.finish_rows(tile, rows, pass, factor);
+    if constexpr (!spec.sums_codes) output.finish_rows(tile, q_stage_of_last(), rows, pass, factor);
     await_sums(rows);
-    if constexpr (spec.sums_codes) output.finish_rows(tile, rows, pass, factor);
+    if constexpr (spec.sums_codes) output.finish_rows(tile, q_stage_of_last(), rows, pass, factor);
     output.finish(tile, q_stage_of_last(), factor, sums.o, num_row_tiles, pass);
   }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/tile_walk.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -61,7 +62,8 @@ class TmaCopies {
     if (!ptx::elect_one()) return;
     const std::int32_t row = place.q_row + rows.idx * T::kQueries + 64 * group;
     constexpr bool kPacksHeads = spec.heads_per_tile > 1;  // which are neighbours in its box
-    copy<typename T::QTile, T::kBoxRows>(
+    if constexpr (spec.multiplies_codes) mean_of_keys(stage, rows, group);
+    copy<typename T::GivenQTile, T::kBoxRows>(
         cta_.q_at(stage, group), cta_.p.q, cta_.barrier(T::kAt.q_full, stage * T::kGroups + group),
         {0, kPacksHeads ? rows.q_head : row, kPacksHeads ? row : rows.q_head, cta_.map_batch(rows)},
         ptx::CachePolicy::evict_first);
@@ -93,6 +95,20 @@ class TmaCopies {
   }
 
  private:
+  /// Before the queries that are to be rounded, whose arrival its bytes belong to. Rows behind the last sequence have
+  /// another's.
+  FOVEA_DEVICE_MEMBER void mean_of_keys(int stage, const RowTile& rows, int group) const {
+    constexpr std::int32_t kBytes = sm90_mean_bytes(spec);
+    const ForwardParams& c = cta_.p.common;
+    const SharedAddress full = cta_.barrier(T::kAt.q_full, stage * T::kGroups + group);
+    const std::int32_t sequence = least(rows.batch, c.num_sequences - 1);
+    const std::int32_t pair = sequence * c.num_heads_kv + rows.q_head / c.group;
+    ptx::mbarrier_expect_tx(full, kBytes);
+    ptx::cp_async_bulk_load(cta_.mean_at(stage, group),
+                            cta_.p.quantized.mean + std::int64_t{pair} * spec.head_dim_qk, kBytes,
+                            full, ptx::CachePolicy::evict_normal);
+  }
+
   FOVEA_DEVICE_MEMBER void copy_values(int stage, const KvRows& kv, SharedAddress full) const {
     if constexpr (spec.is_paged) {
       copy_pages<typename T::VTile>(cta_.v_at(stage), cta_.p.v, full, kv);

@@ -74,7 +74,8 @@ struct Traits {
   static constexpr int kQkSteps = kQkRowBytes / 32;
   static constexpr Swizzle kQkSwizzle =
       spec.multiplies_codes ? widest_swizzle(kQkRowBytes) : kSwizzle;
-  using QTile = SharedTile<64, kQkRowBytes, kQkSwizzle>;
+  using QTile = SharedTile<64, kQkRowBytes, kQkSwizzle>;  // as it is multiplied
+  using GivenQTile = SharedTile<64, kElement.bytes * spec.head_dim_qk, kSwizzle>;
   using KTile = SharedTile<spec.tile_kv, kQkRowBytes, kQkSwizzle>;
   static_assert(!spec.multiplies_codes || KTile::kPanels == 1, "rows of codes are one panel");
   static_assert(!spec.multiplies_codes || spec.tile_kv == kQuantizedTile,
@@ -163,6 +164,18 @@ struct Cta : RoleWarp {
 
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
     return smem + T::kAt.q + (stage * T::kGroups + group) * T::kAt.q_bytes;
+  }
+  /// As they are multiplied: codes have a place of their own.
+  FOVEA_DEVICE_MEMBER SharedAddress multiplied_q_at(int stage, int group) const {
+    if constexpr (!spec.multiplies_codes) return q_at(stage, group);
+    return smem + T::kAt.q_codes + (stage * T::kGroups + group) * T::QTile::kBytes;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress mean_at(int stage, int group) const {
+    return smem + T::kAt.q_mean + (stage * T::kGroups + group) * sm90_mean_bytes(spec);
+  }
+  /// What the scores of a row of codes lack.
+  FOVEA_DEVICE_MEMBER SharedAddress of_mean_at(int stage, int row) const {
+    return smem + T::kAt.of_mean + 4 * (stage * 64 * T::kGroups + row);
   }
   FOVEA_DEVICE_MEMBER SharedAddress k_at(int stage) const {
     return smem + T::kAt.k + stage * T::KTile::kBytes;

@@ -29,13 +29,14 @@ struct Output {
 
   /// What needs no O: lse and row_max go to their places. `factor`: what O is to be scaled by; NaN where O is nobody's,
   /// or NaN whatever the values are.
-  FOVEA_DEVICE_MEMBER void finish_rows(const RowTile& tile, const Rows& rows, Pass pass,
-                                       float (&factor)[2]) const {
+  FOVEA_DEVICE_MEMBER void finish_rows(const RowTile& tile, int q_stage, const Rows& rows,
+                                       Pass pass, float (&factor)[2]) const {
     const Work work = warp.work_of(tile);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      factor[r] = is_indicator(pass) ? Rows::kIndicatorFactor
-                                     : finish_row(Row(common(), work, warp.row(r)), r, rows);
+      factor[r] = is_indicator(pass)
+                      ? Rows::kIndicatorFactor
+                      : finish_row(Row(common(), work, warp.row(r)), q_stage, r, rows);
   }
 
   /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. In f32 it goes to O, or
@@ -57,7 +58,7 @@ struct Output {
   FOVEA_DEVICE_MEMBER const ForwardParams& common() const { return warp.cta.p.common; }
 
   /// What O is scaled by; writes lse and row_max.
-  FOVEA_DEVICE_MEMBER float finish_row(const Row& row, int r, const Rows& done) const {
+  FOVEA_DEVICE_MEMBER float finish_row(const Row& row, int q_stage, int r, const Rows& done) const {
     float sum = done.sum[r];
     if constexpr (!Rows::kHasWholeSums) {
       sum += ptx::shfl_bfly(sum, 1);
@@ -67,7 +68,7 @@ struct Output {
     float lse = done.lse(r, sum);
     [[maybe_unused]] float of_mean = 0;  // what the scores of all keys lack
     if constexpr (ScoreUnit<spec, Mods>::kKeepsCodes) {
-      of_mean = quantized_row<spec>(warp.cta.p.quantized, row).of_mean;
+      of_mean = ptx::ld_shared<float>(warp.cta.of_mean_at(q_stage, warp.row(r)));
       lse = ptx::fma_rn(common().softmax_scale, of_mean, lse);
     }
     if (!spec.is_split && common().sinks != nullptr && !row.work.sequence.is_trailing) {

@@ -67,8 +67,8 @@ struct Scores {
   }
 
   /// Before the first scores of a row tile: loads that the product hides.
-  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first) {
-    if constexpr (spec.multiplies_codes) codes.look_at_rows(tile, first);
+  FOVEA_DEVICE_MEMBER void look_at_rows(const RowTile& tile, KvTile first, int q_stage) {
+    if constexpr (spec.multiplies_codes) codes.look_at_rows(tile, first, q_stage);
   }
 
   /// As soon as the kv tile behind that of look_ahead is known.

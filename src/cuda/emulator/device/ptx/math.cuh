@@ -134,15 +134,27 @@ FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi, Site site = Site::here
   return emulator::encode_e4m3(lo) | emulator::encode_e4m3(hi) << 8;
 }
 
+/// Four integers from `least` to `greatest`, the first in bits 0..7.
+FOVEA_DEVICE std::uint32_t bytes_of(const float (&numbers)[4], float least, float greatest) {
+  std::uint32_t word = 0;
+  for (int i = 3; i >= 0; --i) {
+    const float x = numbers[i];
+    const float code = x != x ? 0.0F : std::nearbyint(std::fmin(std::fmax(x, least), greatest));
+    word = word << 8 | (static_cast<std::uint32_t>(static_cast<std::int32_t>(code)) & 0xffU);
+  }
+  return word;
+}
+
 FOVEA_DEVICE std::uint32_t cvt_u8x4(float a, float b, float c, float d, Site site = Site::here()) {
   check_operands("cvt.u8x4", site, a, b, c);
   check_operands("cvt.u8x4", site, d);
-  std::uint32_t word = 0;
-  for (const float x : {d, c, b, a}) {
-    const float code = x != x ? 0.0F : std::nearbyint(std::fmin(std::fmax(x, 0.0F), 255.0F));
-    word = word << 8 | static_cast<std::uint32_t>(code);
-  }
-  return word;
+  return bytes_of({a, b, c, d}, 0.0F, 255.0F);
+}
+
+FOVEA_DEVICE std::uint32_t cvt_s8x4(float a, float b, float c, float d, Site site = Site::here()) {
+  check_operands("cvt.s8x4", site, a, b, c);
+  check_operands("cvt.s8x4", site, d);
+  return bytes_of({a, b, c, d}, -128.0F, 127.0F);
 }
 
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {

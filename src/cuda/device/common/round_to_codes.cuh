@@ -1,0 +1,49 @@
+// Numbers as codes of eight bits: int8, -127 to 127, by a scale that rows or keys share. All arithmetic that decides a
+// code is f32, each operation rounded to nearest even, as src/reference/quantized.cpp has it: codes and scales have
+// defined bits. Rows of Q become codes in sm90/forward/query_codes.cuh, keys in quantize_k.cuh.
+#pragma once
+
+#include "common/element_pair.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "shared/element.h"
+
+namespace fovea::cuda {
+
+/// Of 16 bytes of a row.
+using EightNumbers = float[8];
+
+template <Element element>
+FOVEA_DEVICE void unpack(const ptx::U32x4& chunk, EightNumbers& x) {
+  const std::uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = low_of<element>(pairs[i]);
+    x[2 * i + 1] = high_of<element>(pairs[i]);
+  }
+}
+
+FOVEA_DEVICE float greatest_of(const EightNumbers& x) {
+  float greatest = 0;
+#pragma unroll
+  for (int d = 0; d < 8; ++d) greatest = ptx::max_ftz(greatest, ptx::abs(x[d]));
+  return greatest;
+}
+
+/// Its reciprocal is finite: zeros are no case of their own.
+FOVEA_DEVICE float scale_of_codes(float greatest) {
+  constexpr float kLeast = 0x1p-126F;
+  const float scale = ptx::div_rn(greatest, 127.0F);
+  return scale > kLeast ? scale : kLeast;
+}
+
+/// `reciprocal`: of a scale of which all of them are at most 127, so that none is rounded to -128.
+FOVEA_DEVICE ptx::U32x2 codes_of(const EightNumbers& x, float reciprocal) {
+  const auto four = [&](int d) {
+    return ptx::cvt_s8x4(ptx::mul_rn(x[d], reciprocal), ptx::mul_rn(x[d + 1], reciprocal),
+                         ptx::mul_rn(x[d + 2], reciprocal), ptx::mul_rn(x[d + 3], reciprocal));
+  };
+  return {four(0), four(4)};
+}
+
+}  // namespace fovea::cuda

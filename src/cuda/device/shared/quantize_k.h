@@ -1,0 +1,59 @@
+// Q and K in eight bits: what attention multiplies in their place.
+//
+//   q_i ≈ scale_i code_i        k_j - μ ≈ scale_g code_j        q_i · k_j ≈ scale_i scale_g (code_i · code_j) + q_i · μ
+//
+// A row of Q has a scale of its own, and attention rounds it when it has arrived. K is rounded before, by
+// common/quantize_k.cuh, whose parameters are here: its keys share a scale with those that the same lane of a warp
+// holds in a fragment of scores, of every tile of 128 the keys whose number modulo 8 is 2 l or 2 l + 1, l from 0 to 3.
+#pragma once
+
+#include "shared/element.h"
+#include "shared/tensor_params.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// Keys of a tile, which share four scales; and rows of a CTA of the kernel that rounds.
+inline constexpr std::int32_t kQuantizedTile = 128;
+inline constexpr std::int32_t kScalesOfTile = 4;
+
+/// Beside the codes of the keys that a lane holds of a tile. Bit 2 i + e of `unrounded`: key 8 i + 2 l + e of the tile
+/// holds NaN or infinity, and its codes are 0. The scale is negative where there is such a key, so that attention need
+/// read no more where there is none.
+struct alignas(8) QuantizedKeys {
+  float scale;
+  std::uint32_t unrounded;
+};
+
+/// Of packed sequences tiles begin at the first row of each, and are counted on: those of a sequence from this on,
+/// which leaves room for a cut tile of each before it.
+constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t first_row) {
+  return first_row / kQuantizedTile + sequence;
+}
+
+/// Where they are, as attention reads them.
+struct QuantizedParams {
+  const QuantizedKeys* keys;  // [batch, num_heads_kv, tiles, kScalesOfTile], packed without batch
+  const float* mean;          // [num_sequences, num_heads_kv, head_dim of the codes]
+  std::int32_t num_tiles;     // of a sequence and head; packed: of a head
+};
+
+struct QuantizeKParams {
+  BshdParam k;  // [batch, seqlen_kv, num_heads_kv, head_dim], rows at multiples of 16 bytes
+  std::int32_t head_dim;  // of the problem, a multiple of 8
+  std::int32_t num_heads_kv, seqlen_kv;
+  std::int32_t num_tiles;    // of kQuantizedTile rows: of a sequence and head; packed: of a head
+  IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
+  std::int32_t num_sequences;
+  std::int64_t total_kv;  // rows of all of them, of one head
+  // [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
+  std::int8_t* codes;
+  QuantizedParams beside;
+};
+
+/// Threads of a CTA, and bytes of its shared memory: sums of the sample; what warps say of their keys.
+inline constexpr std::int32_t kQuantizeThreads = 256;
+inline constexpr std::int32_t kMeanSharedBytes = kQuantizeThreads * 8 * 8;
+inline constexpr std::int32_t kQuantizeKSharedBytes = kQuantizeThreads / 32 * 8;
+
+}  // namespace fovea::cuda

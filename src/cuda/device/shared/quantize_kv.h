@@ -1,0 +1,31 @@
+// What the kernel that rounds K and V before attention is compiled for, and takes: common/quantize_kv.cuh.
+#pragma once
+
+#include "shared/element.h"
+#include "shared/quantize_k.h"
+#include "shared/quantize_v.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+struct QuantizeKvSpec {
+  Element element = Element::bf16;  // of k and v
+  // Of codes: 64 or 128, the problem's padded by zeros. Of v 0: it stays as it is.
+  std::int32_t head_dim_qk = 128, head_dim_v = 0;
+  bool is_packed = false;
+
+  bool operator==(const QuantizeKvSpec&) const = default;
+};
+
+struct QuantizeKvParams {
+  QuantizeKParams k;
+  QuantizeVParams v;
+  std::int32_t num_tiles_of_v;  // of all sequences and heads: CTAs before those of K
+};
+
+constexpr std::int32_t quantize_shared_bytes(const QuantizeKvSpec& spec) {
+  const std::int32_t of_v = spec.head_dim_v > 0 ? quantize_v_shared_bytes(spec.head_dim_v) : 0;
+  return of_v > kQuantizeKSharedBytes ? of_v : kQuantizeKSharedBytes;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,178 @@
+// Fill params, launch.
+#include "cuda/forward/quantize_kv.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fovea::cuda {
+namespace {
+
+/// CTAs of an SM: enough bytes of loads are under way then to keep memory busy.
+constexpr int kCtasPerSm = 3;
+
+/// Rows and tiles of a head, and lists of tiles: packed sequences have one. Of the problem, bounds of those of a call.
+/// Where there are no keys there is a row all the same: maps have no empty tensors.
+struct Counts {
+  std::int64_t rows, tiles, lists;
+
+  Counts(bool is_packed, std::int64_t batch, std::int64_t seqlen, std::int64_t total)
+      : rows(std::max<std::int64_t>(1, is_packed ? total : seqlen)),
+        tiles(is_packed ? first_packed_tile(batch, rows) : ceil_div(rows, kQuantizedTile)),
+        lists(is_packed ? 1 : std::max<std::int64_t>(1, batch)) {}
+  explicit Counts(const ForwardProblem& f)
+      : Counts(f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0]) {}
+};
+
+/// Where each part lies, in bytes from the first.
+struct Parts {
+  std::size_t k_codes, keys, mean, v_codes, v_scales, bytes;
+};
+
+Parts parts_of(const QuantizeKvSpec& spec, const Counts& counts, std::int64_t num_sequences,
+               std::int64_t num_heads_kv) {
+  const std::int64_t lists = counts.lists * num_heads_kv;
+  const std::int64_t tiles = lists * counts.tiles;
+  const std::int64_t mean_bytes =
+      num_sequences * num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
+  Parts at{};
+  at.keys = at.k_codes + part_bytes(lists * counts.rows * spec.head_dim_qk);
+  at.mean = at.keys + part_bytes(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
+  at.v_codes = at.mean + part_bytes(mean_bytes);
+  at.v_scales = at.v_codes + part_bytes(tiles * spec.head_dim_v * kQuantizedTile);
+  const std::int64_t num_scales = spec.head_dim_v > 0 ? tiles : 0;
+  at.bytes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
+  return at;
+}
+
+/// `ctas_per_sm`: that registers are left for.
+jit::KernelText text_of(std::string_view entry, int ctas_per_sm, const QuantizeKvSpec& spec) {
+  return {fmt::format("#include \"common/quantize_kv.cuh\"\n"
+                      "namespace fovea::cuda {{\n{}}}\n"
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "const __grid_constant__ fovea::cuda::QuantizeKvParams p) {{\n"
+                      "  fovea::cuda::{}<fovea::cuda::spec>(p);\n}}\n",
+                      print_spec(spec), kQuantizeThreads, ctas_per_sm, jit::kEntryName, entry),
+          fmt::format("common/{} {} d{}", entry, name(spec.element), spec.head_dim_qk)};
+}
+
+/// A map of rows of codes, so many of each of `lists` lists of each head.
+struct RowsOfCodes {
+  std::int64_t width, rows, heads, lists;
+  std::int64_t rows_of_box;
+
+  [[nodiscard]] driver::TensorMapSpec map() const {
+    const auto bytes = static_cast<std::uint64_t>(width);
+    const auto of_head = bytes * static_cast<std::uint64_t>(rows);
+    driver::TensorMapSpec spec{.element = driver::TensorMapElement::u8, .rank = 4};
+    spec.shape = {bytes, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(heads),
+                  static_cast<std::uint64_t>(lists)};
+    spec.stride_bytes = {1, bytes, of_head, of_head * static_cast<std::uint64_t>(heads)};
+    spec.box = {static_cast<std::uint32_t>(width), static_cast<std::uint32_t>(rows_of_box), 1, 1};
+    return spec;
+  }
+};
+
+Counts counts_of(const QuantizeKvLaunch& launch) {
+  const QuantizeKParams& k = launch.params.k;
+  return {launch.spec.is_packed, k.num_sequences, k.seqlen_kv, k.total_kv};
+}
+
+}  // namespace
+
+QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
+  return {.element = attention.element,
+          .head_dim_qk = attention.head_dim_qk,
+          .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
+          .is_packed = attention.is_varlen};
+}
+
+PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
+  return {{KernelRole::key_mean, text_of("mean_of_keys", 1, spec)},
+          {KernelRole::quantize, text_of("quantize_kv", kCtasPerSm, spec)}};
+}
+
+std::int64_t num_quantizing_ctas(const ForwardProblem& f) {
+  const Counts counts(f);
+  return 2 * counts.lists * f.num_heads_kv * counts.tiles;
+}
+
+std::size_t quantized_bytes(const QuantizeKvSpec& spec, const ForwardProblem& f) {
+  return parts_of(spec, Counts(f), f.num_sequences, f.num_heads_kv).bytes;
+}
+
+QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardProblem& f,
+                                    const ForwardParams& call, void* to) {
+  const Counts counts(spec.is_packed, call.num_sequences, call.seqlen_kv, call.total_kv);
+  const Parts at = parts_of(spec, Counts(f), f.num_sequences, f.num_heads_kv);
+  auto* const base = static_cast<std::byte*>(to);
+  const auto num_tiles = static_cast<std::int32_t>(counts.tiles);
+  QuantizeKvLaunch launch{.spec = spec};
+  launch.params.k = {.k = call.k,
+                     .head_dim = call.head_dim_qk,
+                     .num_heads_kv = call.num_heads_kv,
+                     .seqlen_kv = call.seqlen_kv,
+                     .num_tiles = num_tiles,
+                     .cu_seqlens_kv = call.cu_seqlens_kv,
+                     .num_sequences = call.num_sequences,
+                     .total_kv = call.total_kv,
+                     .codes = reinterpret_cast<std::int8_t*>(base + at.k_codes),
+                     .beside = {.keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
+                                .mean = reinterpret_cast<const float*>(base + at.mean),
+                                .num_tiles = num_tiles}};
+  launch.params.v = {.v = call.v,
+                     .head_dim = call.head_dim_v,
+                     .num_heads_kv = call.num_heads_kv,
+                     .seqlen_kv = call.seqlen_kv,
+                     .num_tiles = num_tiles,
+                     .cu_seqlens_kv = call.cu_seqlens_kv,
+                     .num_sequences = call.num_sequences,
+                     .total_kv = call.total_kv,
+                     .codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes),
+                     .beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)}};
+  if (call.num_sequences == 0) return launch;
+  const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);
+  launch.params.num_tiles_of_v = spec.head_dim_v > 0 ? static_cast<std::int32_t>(tiles) : 0;
+  launch.num_ctas = spec.head_dim_v > 0 ? 2 * tiles : tiles;
+  return launch;
+}
+
+void QuantizeKvLaunch::add_to(KernelLaunches& all) const {
+  KernelLaunch mean = kernel_launch(KernelRole::key_mean, params);
+  mean.grid = {.x = num_heads()};
+  mean.num_threads = kQuantizeThreads;
+  mean.shared_bytes = kMeanSharedBytes;
+  all.add(mean);
+  KernelLaunch quantize = kernel_launch(KernelRole::quantize, params);
+  quantize.grid = {.x = num_ctas};
+  quantize.num_threads = kQuantizeThreads;
+  quantize.shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(spec));
+  quantize.is_pdl = true;
+  all.add(quantize);
+}
+
+TensorMapParam map_of_key_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch) {
+  const QuantizeKParams& k = launch.params.k;
+  const Counts counts = counts_of(launch);
+  driver::TensorMapSpec map = RowsOfCodes{.width = launch.spec.head_dim_qk,
+                                          .rows = counts.rows,
+                                          .heads = k.num_heads_kv,
+                                          .lists = counts.lists,
+                                          .rows_of_box = kQuantizedTile}
+                                  .map();
+  if (launch.spec.head_dim_qk == 64) map.swizzle = driver::TensorMapSwizzle::bytes_64;
+  return encode(map, k.codes);
+}
+
+TensorMapParam map_of_value_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch) {
+  const QuantizeVParams& v = launch.params.v;
+  const Counts counts = counts_of(launch);
+  const RowsOfCodes rows{.width = kQuantizedTile,
+                         .rows = counts.tiles * launch.spec.head_dim_v,
+                         .heads = v.num_heads_kv,
+                         .lists = counts.lists,
+                         .rows_of_box = launch.spec.head_dim_v};
+  return encode(rows.map(), v.codes);
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,66 @@
+// The kernels that round K and V to eight bits before attention, and where in the workspace they leave them. Read
+// device/common/quantize_kv.cuh for the kernels, sm90_quantized.hpp for who reads their codes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <tuple>
+
+#include "core/ceil_div.hpp"
+#include "cuda/device/shared/quantize_kv.h"
+#include "cuda/forward/spec.hpp"
+#include "cuda/kernel_set.hpp"
+#include "cuda/params/tensor_maps.hpp"
+#include "cuda/spec_text.hpp"
+#include "problem/forward.hpp"
+
+namespace fovea::cuda {
+
+template <>
+struct SpecText<QuantizeKvSpec> {
+  static constexpr std::string_view kName = "QuantizeKvSpec";
+  using Base = void;
+  static constexpr std::tuple kMembers{
+      FOVEA_SPEC_MEMBER(QuantizeKvSpec, element), FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_qk),
+      FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_v), FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_packed)};
+};
+
+/// Parts of a workspace begin at multiples of this.
+inline constexpr std::int64_t kPartAlignment = 256;
+constexpr std::size_t part_bytes(std::int64_t bytes) {
+  return static_cast<std::size_t>(ceil_div(bytes, kPartAlignment) * kPartAlignment);
+}
+
+/// For attention of this spec.
+QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention);
+/// Means of keys, then codes.
+PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec);
+
+/// Codes, and what is beside them.
+std::size_t quantized_bytes(const QuantizeKvSpec& spec, const ForwardProblem& problem);
+
+/// CTAs of the kernel that rounds, packed or not; of both operands.
+std::int64_t num_quantizing_ctas(const ForwardProblem& problem);
+
+struct QuantizeKvLaunch {
+  QuantizeKvParams params{};
+  QuantizeKvSpec spec{};
+  unsigned num_ctas = 0;  // of the kernel that rounds; 0: there are no sequences
+
+  /// Of keys, of all sequences: CTAs of the kernel of means.
+  unsigned num_heads() const {
+    return static_cast<unsigned>(params.k.num_heads_kv * params.k.num_sequences);
+  }
+
+  void add_to(KernelLaunches& all) const;
+};
+/// `to` holds quantized_bytes, at a multiple of 256 as its parts are.
+QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardProblem& problem,
+                                    const ForwardParams& call, void* to);
+
+/// The codes as TMA takes them, a tile in a box.
+TensorMapParam map_of_key_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch);
+TensorMapParam map_of_value_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch);
+
+}  // namespace fovea::cuda
