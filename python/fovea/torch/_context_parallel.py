@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Union
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +30,11 @@ _FUNCTION = "context_parallel_attention"
 _BACKWARD = address_of("fovea_attention_backward")
 
 _Heads = tuple[Range, Range]  # query heads, kv heads
+_Places = Union[Tensor, int, None]  # positions in the whole, or that of the first of neighbours; None: indices are positions
+
+#: A rank's neighbouring rows are a call of their own where there are so many in each of two ranges: positions are then sums, of which
+#: kernels know tiles in closed form. More ranges, or fewer rows, are one call that reads positions from memory.
+FEWEST_ROWS_OF_A_CALL = 512
 
 
 # ---- Ranks ----
@@ -155,12 +160,15 @@ def _mask_program(shards: ShardPlan, device: torch.device) -> Program | None:
 # ---- Calls on what a rank has ----
 
 
-def _attend(q: Tensor, keys: _Keys, words: dict[str, Any], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """out [n, batch, heads, head_dim_v] of a dtype, and lse [batch, heads, n]."""
-    out = q.new_empty((*q.shape[:-1], keys.v.shape[-1]), dtype=dtype)
+def _attend(q: Tensor, keys: _Keys, words: dict[str, Any], out: Tensor) -> Tensor:
+    """Writes out [n, batch, heads, head_dim_v]; lse [batch, heads, n]."""
     views = [x.transpose(0, 1) for x in (q, keys.k, keys.v)]
-    made, lse = attention(views[0], views[1], views[2], out=out.transpose(0, 1), return_lse=True, **words)
-    return made.transpose(0, 1), lse
+    _, lse = attention(views[0], views[1], views[2], out=out.transpose(0, 1), return_lse=True, **words)
+    return lse
+
+
+def _empty_out(q: Tensor, v: Tensor, dtype: torch.dtype) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
 
 
 class _Saved(NamedTuple):
@@ -173,29 +181,31 @@ class _Saved(NamedTuple):
     dlse: Tensor | None
 
 
-def _differentiate(rows: _Saved, keys: _Keys, words: dict[str, Any], wanted: set[str], captured: tuple[str, ...] = ()) -> _Gradients:
-    """Gradients by "q", "kv" or "sinks", where `wanted` has them, and by what scores capture, from these rows and keys
-    alone: out and lse are those of all keys."""
+def _sums_of(rows: _Saved, keys: _Keys) -> dict[str, Tensor]:
+    """Memory of what ranks add up: f32."""
+    return {name: torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
+            for name, x in (("dq", rows.q), ("dk", keys.k), ("dv", keys.v))}  # fmt: skip
+
+
+def _differentiate(
+    rows: _Saved, keys: _Keys, words: dict[str, Any], made: dict[str, Tensor], captured: tuple[str, ...] = (), *, by_sinks: bool = True
+) -> _Gradients:
+    """Writes gradients by q, k and v that `made` has memory of, as "dq", "dk" and "dv", and makes those by sinks and by what scores
+    capture, from these rows and keys alone: out and lse are those of all keys."""
     q, k, v, out, dout = (x.transpose(0, 1) for x in (rows.q, keys.k, keys.v, rows.out, rows.dout))
     framework = framework_of(q, _FUNCTION, "q")
     arguments = resolved(framework, gather(_FUNCTION, q, k, v, out, rows.lse, stream=framework.stream(q), **words))
-    made: dict[str, Tensor] = {}
-    # f32: they are summed over ranks.
-    if "q" in wanted:
-        made["dq"] = torch.empty(rows.q.shape, dtype=torch.float32, device=q.device)
-    if "kv" in wanted:
-        made["dk"] = torch.empty(keys.k.shape, dtype=torch.float32, device=q.device)
-        made["dv"] = torch.empty(keys.v.shape, dtype=torch.float32, device=q.device)
     views = {name: x.transpose(0, 1) for name, x in made.items()}
-    if "sinks" in wanted and words["sinks"] is not None:
-        made["dsinks"] = views["dsinks"] = torch.empty_like(words["sinks"])
+    dsinks = torch.empty_like(words["sinks"]) if by_sinks and words["sinks"] is not None else None
+    if dsinks is not None:
+        views["dsinks"] = dsinks
     program: Program | None = words["score_mod"]
     by_name = {} if program is None else dict(zip(program.tensor_names, program.tensors))
     of_captured = {name: torch.empty_like(by_name[name]) for name in captured}
     template = backward_template(arguments, tuple(views), captured, rows.dlse is not None)
     seeds = (dout,) if rows.dlse is None else (dout, rows.dlse)
     template.invoke((*arguments.tensors, *seeds, *views.values(), *of_captured.values()), (*arguments.words, 0, 0), _BACKWARD)
-    return _Gradients(made.get("dq"), made.get("dk"), made.get("dv"), made.get("dsinks"), of_captured)
+    return _Gradients(made.get("dq"), made.get("dk"), made.get("dv"), dsinks, of_captured)
 
 
 # ---- Engines ----
@@ -216,8 +226,9 @@ def _intersection(a: list[Range], b: list[Range]) -> list[Range]:
 class _Engine:
     """One scheme over one group, for tensors of one device. Tokens come first everywhere."""
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
         self.shards, self.ranks, self.device = shards, ranks, device
+        self.is_deterministic = is_deterministic
         self.rank = ranks.rank
         self.own_places = self.places(shards.tokens(self.rank))
         self.head_ranges = shards.q_heads(self.rank), shards.kv_heads(self.rank)
@@ -231,20 +242,22 @@ class _Engine:
         return torch.cat(parts or [torch.empty(0, dtype=torch.int32)]).to(self.device)
 
     def words(
-        self, features: _Features, q_places: Tensor | None, kv_places: Tensor | None, heads: _Heads, sinks: Tensor | None
+        self, features: _Features, q_places: _Places, kv_places: _Places, heads: _Heads, sinks: Tensor | None
     ) -> dict[str, Any]:
         """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem."""
         firsts = {variable: first or None for variable, (first, _) in zip(("q_head", "kv_head"), heads)}
         places, captures = places_in_whole(q_places, kv_places, self.shards.seqlen, firsts)
         mask, score = self._mask, features.score
         if places and mask is not None:
-            key = (id(q_places), id(kv_places), heads)  # places live as long as the engine
+            # Tensors of places live as long as the engine.
+            key = (*(x if x is None or isinstance(x, int) else (id(x),) for x in (q_places, kv_places)), heads)
             if key not in self._placed_masks:
                 self._placed_masks[key] = mask.placed(places, captures)
             mask = self._placed_masks[key]
         if places and score is not None:
             score = score.placed(places, captures)
-        return {"scale": features.scale, "softcap": features.softcap, "mask_mod": mask, "score_mod": score, "sinks": sinks}
+        return {"scale": features.scale, "softcap": features.softcap, "mask_mod": mask, "score_mod": score, "sinks": sinks,
+                "deterministic": self.is_deterministic}  # fmt: skip
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -255,16 +268,32 @@ class _Engine:
         raise NotImplementedError
 
 
+class _Section(NamedTuple):
+    """Tokens of a rank that one call takes."""
+
+    tokens: slice
+    places: Tensor | int
+
+
 class _Gathering(_Engine):
     """all_gather and head_group_all_gather: whole keys, in parts of the heads, each attended to while the next one arrives."""
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_invariant: bool) -> None:
-        super().__init__(shards, ranks, device)
-        self._is_invariant = is_invariant
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
+        super().__init__(shards, ranks, device, is_deterministic)
         order = torch.as_tensor(shards.permutation()).to(device)
         self._permutation = order
         self._inverse = torch.empty_like(order)
         self._inverse[order] = torch.arange(len(order), device=device)
+        self._sections = self._sections_of(shards.tokens(self.rank))
+
+    def _sections_of(self, ranges: list[Range]) -> list[_Section]:
+        if len(ranges) > 2 or min((end - begin for begin, end in ranges), default=0) < FEWEST_ROWS_OF_A_CALL:
+            return [_Section(slice(None), self.own_places)]
+        sections, first = [], 0
+        for begin, end in ranges:
+            sections.append(_Section(slice(first, first + end - begin), begin))
+            first += end - begin
+        return sections
 
     def _whole(self, pending: _Pending) -> Tensor:
         """The sequence in its own order: no bits then depend on who had which token."""
@@ -293,32 +322,43 @@ class _Gathering(_Engine):
             yield heads, keys
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        outs, lses = [], []
+        out, lses = _empty_out(q, v, q.dtype), []
         for heads, keys in self._keys(k, v):
             part = slice(*heads[0])
-            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
-            out, lse = _attend(q[:, :, part], keys, words, q.dtype)
-            outs.append(out)
-            lses.append(lse)
-        return (outs[0], lses[0]) if len(outs) == 1 else (torch.cat(outs, 2), torch.cat(lses, 1))
+            of_part = []
+            for section in self._sections:
+                words = self.words(features, section.places, None, heads, None if sinks is None else sinks[part])
+                of_part.append(_attend(q[section.tokens, :, part], keys, words, out[section.tokens, :, part]))
+            lses.append(_joined(of_part, 2))
+        return out, _joined(lses, 1)
 
     def backward(
         self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
     ) -> _Gradients:
-        made = []
+        dq = torch.empty_like(rows.q, memory_format=torch.contiguous_format)  # a row's sum is complete: it is not one of f32
+        made: list[_Gradients] = []
+        returning = []
+        dsinks = None if sinks is None else torch.zeros_like(sinks)
         for heads, keys in self._keys(k, v):
             part = slice(*heads[0])
-            of_part = _of_heads(rows, part)
-            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
-            wanted = {"q", "sinks"} if self._is_invariant else {"q", "kv", "sinks"}
-            made.append(_differentiate(of_part, keys, words, wanted, captured))
-        dsinks = None if sinks is None else torch.cat([x.dsinks for x in made])
+            sums: list[list[Tensor]] = [[], []]
+            for section in self._sections:
+                words = self.words(features, section.places, None, heads, None if sinks is None else sinks[part])
+                into = {"dq": dq[section.tokens, :, part]}
+                if not self.is_deterministic:
+                    into |= {name: torch.empty_like(x, dtype=torch.float32) for name, x in (("dk", keys.k), ("dv", keys.v))}
+                made.append(_differentiate(_of_tokens(rows, section.tokens, part), keys, words, into, captured))
+                if dsinks is not None:
+                    dsinks[part] += made[-1].dsinks
+                for name, of_sections in zip(("dk", "dv"), sums):
+                    of_sections += [into[name]] if name in into else []
+            # On their way while the next part is computed.
+            returning.append([self._begin_return(_sum(of_sections)) for of_sections in sums if of_sections])
         by_name = {name: _sum([x.captured[name] for x in made]) for name in captured}
-        dq = torch.cat([x.dq for x in made], 2)
-        if self._is_invariant:
+        if self.is_deterministic:
             dk, dv = self._by_all_rows(features, rows, k, v, sinks)
         else:
-            dk, dv = (self._returned(torch.cat([x[i] for x in made], 2)) for i in (1, 2))
+            dk, dv = (_joined([self._returned(of_part[i]) for of_part in returning], 2) for i in (0, 1))
         return _Gradients(dq, dk, dv, dsinks, by_name)
 
     def _by_all_rows(self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -330,37 +370,50 @@ class _Gathering(_Engine):
         whole = [self._whole(pending) for pending in [self.ranks.gather(x) for x in parts]]
         lse, dlse = whole[2].permute(1, 2, 0), None if rows.dlse is None else whole[4].permute(1, 2, 0)
         everything = _Saved(whole[0], whole[1], lse.contiguous(), whole[3], None if dlse is None else dlse.contiguous())
-        words = self.words(features, None, self.own_places, self.head_ranges, sinks)
-        made = _differentiate(everything, _Keys(k, v), words, {"kv"})
-        assert made.dk is not None and made.dv is not None
-        return made.dk, made.dv
+        dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+        for section in self._sections:
+            words = self.words(features, None, section.places, self.head_ranges, sinks)
+            keys = _Keys(k[section.tokens], v[section.tokens])
+            _differentiate(everything, keys, words, {"dk": dk[section.tokens], "dv": dv[section.tokens]}, by_sinks=False)
+        return dk, dv
 
-    def _returned(self, x: Tensor) -> Tensor:
-        """The sum of what every rank has for this rank's tokens."""
+    def _begin_return(self, x: Tensor) -> _Pending:
+        """Sends every rank what this one has for its tokens."""
         parts = x.index_select(0, self._permutation).chunk(self.ranks.size)
         incoming = {peer: torch.empty_like(parts[0]) for peer in range(self.ranks.size)}
-        received = self.ranks.swap(dict(enumerate(parts)), incoming).wait()
+        return self.ranks.swap(dict(enumerate(parts)), incoming)
+
+    def _returned(self, pending: _Pending) -> Tensor:
+        """The sum of what every rank has for this rank's tokens."""
+        received = pending.wait()
         return _sum([received[peer] for peer in range(self.ranks.size)])
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
     """In the order given."""
-    total = parts[0].clone()
-    for part in parts[1:]:
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
         total += part
     return total
 
 
-def _of_heads(rows: _Saved, part: slice) -> _Saved:
-    dlse = None if rows.dlse is None else rows.dlse[:, part]
-    return _Saved(rows.q[:, :, part], rows.out[:, :, part], rows.lse[:, part], rows.dout[:, :, part], dlse)
+def _of_tokens(rows: _Saved, tokens: slice, heads: slice) -> _Saved:
+    lse, dlse = (None if x is None else x[:, heads, tokens].contiguous() for x in (rows.lse, rows.dlse))
+    assert lse is not None
+    return _Saved(rows.q[tokens, :, heads], rows.out[tokens, :, heads], lse, rows.dout[tokens, :, heads], dlse)
 
 
 class _NeededOnly(_Engine):
     """Tiles of keys that this rank's rows see; sums of their gradients go back to those who have them."""
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
-        super().__init__(shards, ranks, device)
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
+        super().__init__(shards, ranks, device, is_deterministic)
         own, needs = shards.tokens(self.rank), shards.needed_kv(self.rank)
         self._wanted = {peer: _intersection(needs, shards.tokens(peer)) for peer in range(ranks.size)}
         asked = {peer: _intersection(shards.needed_kv(peer), own) for peer in range(ranks.size)}
@@ -396,13 +449,15 @@ class _NeededOnly(_Engine):
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
-        return _attend(q, self._keys(k, v), words, q.dtype)
+        keys, out = self._keys(k, v), _empty_out(q, v, q.dtype)
+        return out, _attend(q, keys, words, out)
 
     def backward(
         self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
     ) -> _Gradients:
         words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
-        made = _differentiate(rows, self._keys(k, v), words, {"q", "kv", "sinks"}, captured)
+        keys = self._keys(k, v)
+        made = _differentiate(rows, keys, words, _sums_of(rows, keys), captured)
         assert made.dk is not None and made.dv is not None
         return made._replace(dk=self._returned(made.dk, len(k)), dv=self._returned(made.dv, len(v)))
 
@@ -413,8 +468,8 @@ class _HeadsAndRing(_Engine):
     A ring has groups of one rank, ulysses one group. Keys of a group are those of its tokens, of this rank's heads.
     """
 
-    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device) -> None:
-        super().__init__(shards, ranks, device)
+    def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
+        super().__init__(shards, ranks, device, is_deterministic)
         self._head_ranks = shards.head_ranks
         self._num_groups = ranks.size // shards.head_ranks
         self._group, self._part = divmod(self.rank, shards.head_ranks)
@@ -484,7 +539,8 @@ class _HeadsAndRing(_Engine):
             pending = self._pass_on([k, v]) if step + 1 < len(origins) else []
             # A sink joins one partial result, and with it the whole.
             words = self._words(features, origin, sinks if step == 0 else None)
-            made, made_lse = _attend(q, _Keys(k, v), words, dtype)
+            made = _empty_out(q, v, dtype)
+            made_lse = _attend(q, _Keys(k, v), words, made)
             if out is None or lse is None:
                 out, lse = made, made_lse
             else:
@@ -516,7 +572,7 @@ class _HeadsAndRing(_Engine):
             arriving = self._pass_on([k, v]) if step + 1 < len(origins) else []
             words = self._words(features, origin, own_sinks if step == 0 else None)
             keys = _Keys(k, v)
-            made = _differentiate(here, keys, words, {"q", "kv", "sinks"}, captured)
+            made = _differentiate(here, keys, words, _sums_of(here, keys), captured)
             assert made.dq is not None and made.dk is not None and made.dv is not None
             dq = made.dq if dq is None else dq + made.dq
             dsinks = made.dsinks if step == 0 else dsinks
@@ -540,8 +596,8 @@ def _engine_of(shards: ShardPlan, ranks: _Ranks, device: torch.device, determini
     if shards.scheme in ("all_gather", "head_group_all_gather"):
         return _Gathering(shards, ranks, device, deterministic)
     if shards.scheme == "needed_only":
-        return _NeededOnly(shards, ranks, device)
-    return _HeadsAndRing(shards, ranks, device)
+        return _NeededOnly(shards, ranks, device, deterministic)
+    return _HeadsAndRing(shards, ranks, device, deterministic)
 
 
 # ---- The graph ----
