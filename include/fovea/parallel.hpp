@@ -134,6 +134,7 @@ class FOVEA_EXPORT ShardPlan {
 
   struct Impl;
   explicit ShardPlan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+  const Impl& impl() const { return *impl_; }
 
  private:
   std::shared_ptr<const Impl> impl_;

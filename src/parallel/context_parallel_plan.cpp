@@ -144,6 +144,7 @@ class Planner {
           const ShardOptions& options)
       : mask_(problem.mask) {
     plan_.shape = Checks(problem, world_size, options).shape();
+    plan_.mask = problem.mask;
     plan_.scheme = scheme;
     plan_.world_size = world_size;
     plan_.options = options;

@@ -81,6 +81,7 @@ struct ShardPlan::Impl {
   int world_size = 1;
   int head_ranks = 1;
   ShardOptions options{};  // resolved: nothing is 0 that the scheme reads
+  MaskMod mask{};          // by formula: what it captured when the plan was made may be gone
   std::string_view dealing;
 
   parallel::RowTiles row_tiles{};

@@ -1,0 +1,55 @@
+// Context parallelism, run: attention of a sequence whose tokens lie on several ranks, by a ShardPlan, over a
+// Communicator.
+//
+//   ContextParallel attention(context_parallel_plan(problem, ranks), communicator);  // on every rank
+//   attention.forward({.q = q, .k = k, .v = v, .out = out, .lse = lse, .mask = causal()});
+//
+// Call path: this header -> src/parallel/engine/context_parallel.cpp (ranks agree) -> the scheme's engine beside it ->
+// attention_forward, attention_backward and merge_states on what a rank has.
+#pragma once
+
+#include <memory>
+
+#include "fovea/backward.hpp"
+#include "fovea/communicator.hpp"
+#include "fovea/parallel.hpp"
+
+namespace fovea {
+
+/// One rank's part of attention over all tokens of a plan. Every rank makes one and makes the same calls in the same
+/// order; a rank has one call at a time.
+///
+/// forward  q, k, v, out and lse are those of attention_forward for this rank's tokens, plan.tokens(rank), ascending:
+///          [batch, seqlen / world_size, heads, head_dim]. mask is the plan's, by formula; score and mask speak of
+///          positions, lengths and heads of the whole sequence, and what they capture is whole on every rank.
+/// backward forward's arguments with out and lse as it wrote them. dq, dk and dv are of all ranks' losses; dsinks and
+///          dcaptured are what this rank's rows (and heads) contribute, as those of any weight are: their sum over
+///          ranks is the whole.
+/// Bits     with is_deterministic no bit of out, lse, dq, dk or dv depends on the number of ranks under all_gather,
+///          head_group_all_gather and ulysses, where a rank's rows and the whole are of one class
+///          (docs/design/contract.md) and every kv head has one rank: keys stand in the sequence's order, and gradients
+///          by keys are computed by who has them from all rows. Without it, these gradients are sums in f32 that are
+///          reduce-scattered: five products in place of seven. Other schemes sum in f32 in the order of ranks, the
+///          same bits in every run.
+/// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call.
+/// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has
+///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails.
+class FOVEA_EXPORT ContextParallel {
+ public:
+  /// Throws InvalidArgument where the plan is for another number of ranks.
+  ContextParallel(ShardPlan shards, std::shared_ptr<Communicator> ranks);
+  ~ContextParallel();
+  ContextParallel(ContextParallel&&) noexcept;
+  ContextParallel& operator=(ContextParallel&&) noexcept;
+
+  void forward(const AttentionForward& args);
+  void backward(const AttentionBackward& args);
+
+  const ShardPlan& shards() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fovea

@@ -1,0 +1,103 @@
+// What engines of all schemes are made of: a call as they see it, and the calls on what a rank has. Tensors have tokens
+// first: [tokens, batch, heads, head_dim], lse [tokens, batch, heads].
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fovea/backward.hpp"
+#include "fovea/communicator.hpp"
+
+#include "parallel/engine/memory.hpp"
+#include "parallel/engine/places.hpp"
+#include "parallel/engine/ranks.hpp"
+#include "parallel/shard_plan.hpp"
+
+namespace fovea::parallel {
+
+/// bshd to tokens first, or back.
+TensorView turned(const TensorView& tensor);
+/// [batch, heads, tokens] to [tokens, batch, heads], and back.
+TensorView turned_lse(const TensorView& lse);
+TensorView lse_of_call(const TensorView& tokens_first);
+
+struct Keys {
+  TensorView k{}, v{};
+};
+
+/// Rows of a call; what a forward call writes is out and lse.
+struct Rows {
+  TensorView q{}, out{}, lse{};
+  TensorView dout{}, dlse{};  // backward; dlse is optional
+};
+
+struct Heads {
+  HeadRange q{}, kv{};
+};
+
+/// A call on this rank, its tensors as the caller has them.
+struct EngineCall {
+  const ShardPlan::Impl& plan;
+  const Ranks& ranks;
+  const Memory& memory;
+  const AttentionForward& args;  // programs, sinks and all that is no tensor of tokens
+  Rows rows{};
+  Keys keys{};
+};
+
+/// What backward writes. dq, dk and dv are optional, as dsinks and captured ones are.
+struct EngineGradients {
+  TensorView dq{}, dk{}, dv{};
+  TensorView dsinks{};
+  std::vector<CapturedTensor> dcaptured{};
+};
+
+/// Which part of the whole a local call is.
+struct LocalPart {
+  Places q{}, kv{};
+  Heads heads{};
+  bool has_sinks = true;  // a sink joins one partial result, and with it the whole
+};
+
+/// Writes rows.out and rows.lse.
+void attend(const EngineCall& call, const Rows& rows, const Keys& keys, const LocalPart& part);
+
+/// Gradients by what captures of scores hold are sums over a rank's local calls.
+class CapturedSums {
+ public:
+  CapturedSums(const Memory& memory, const std::vector<CapturedTensor>& written)
+      : memory_(memory), written_(written), parts_(written.size()) {}
+
+  /// f32 memory for one more local call.
+  std::vector<CapturedTensor> next();
+  void write() const;
+
+ private:
+  const Memory& memory_;
+  const std::vector<CapturedTensor>& written_;
+  std::vector<std::vector<OwnedTensor>> parts_;
+};
+
+/// Gradients from these rows and keys alone: out and lse are those of all keys. Writes what `made` has.
+void differentiate(const EngineCall& call, const Rows& rows, const Keys& keys,
+                   const LocalPart& part, const EngineGradients& made);
+
+/// One scheme on one rank. What it keeps from call to call is where tokens stand.
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual void forward(const EngineCall& call) = 0;
+  virtual void backward(const EngineCall& call, const EngineGradients& made) = 0;
+};
+
+std::unique_ptr<Engine> make_gathering_engine(const ShardPlan::Impl& plan, int rank,
+                                              const Memory& memory);
+std::unique_ptr<Engine> make_needed_only_engine(const ShardPlan::Impl& plan, int rank,
+                                                const Memory& memory);
+std::unique_ptr<Engine> make_heads_and_ring_engine(const ShardPlan::Impl& plan, int rank,
+                                                   const Memory& memory);
+
+}  // namespace fovea::parallel

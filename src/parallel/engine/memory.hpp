@@ -1,0 +1,57 @@
+// Memory of one call on a rank's device, and all that engines do with tensors beside attention: parts of them, copies,
+// sums, roundings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "fovea/parallel.hpp"
+#include "fovea/tensor.hpp"
+
+namespace fovea::parallel {
+
+/// A tensor and its memory, which lives as long as the last copy of it.
+struct OwnedTensor {
+  TensorView view{};
+  std::shared_ptr<std::byte> memory{};
+};
+
+/// Indices [begin, end) of a dimension.
+TensorView part_of(const TensorView& tensor, int dim, std::int64_t begin, std::int64_t end);
+inline TensorView tokens_of(const TensorView& tokens_first, const TokenRange& range) {
+  return part_of(tokens_first, 0, range.begin, range.end);
+}
+inline TensorView heads_of(const TensorView& tokens_first, const HeadRange& heads) {
+  return part_of(tokens_first, 2, heads.begin, heads.end);
+}
+
+std::size_t num_bytes(const TensorView& contiguous);
+
+class Memory {
+ public:
+  Memory(Device device, void* stream) : device_(device), stream_(stream) {}
+
+  Device device() const { return device_; }
+  void* stream() const { return stream_; }
+
+  /// Row-major; what it holds is undefined.
+  OwnedTensor make(Dtype dtype, std::span<const std::int64_t> shape) const;
+  OwnedTensor make_like(const TensorView& like, Dtype dtype) const;
+  /// A row-major copy.
+  OwnedTensor packed(const TensorView& from) const;
+  /// What the host has, on the device.
+  OwnedTensor uploaded(std::span<const std::int32_t> values) const;
+
+  /// Shapes and dtypes are equal; any strides.
+  void copy(const TensorView& to, const TensorView& from) const;
+  /// Sums in f32 of f32 parts shaped like `to`, in the order given, rounded once to its dtype; 0 of no parts.
+  void sum(const TensorView& to, std::span<const TensorView> parts) const;
+
+ private:
+  Device device_;
+  void* stream_;
+};
+
+}  // namespace fovea::parallel

@@ -1,0 +1,112 @@
+#include "parallel/engine/places.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "expr/node.hpp"
+#include "expr/passes.hpp"
+
+namespace fovea::parallel {
+namespace {
+
+using expr::NodePtr;
+using expr::Op;
+using expr::Variable;
+
+/// Names that no capture of the program has.
+class Slots {
+ public:
+  explicit Slots(const Captures& captures) : captures_(captures) {}
+
+  NodePtr number(std::string_view name, std::int64_t value) const {
+    return expr::make_scalar(
+        std::make_shared<const CapturedScalar>(CapturedScalar::of(fresh(name), value)));
+  }
+  NodePtr load(std::string_view name, const TensorView& table, NodePtr index) const {
+    return expr::make_load(
+        std::make_shared<const CapturedTensor>(CapturedTensor{fresh(name), table}),
+        {std::move(index)});
+  }
+
+ private:
+  std::string fresh(std::string_view name) const {
+    std::string result(name);
+    const auto is_taken = [&] {
+      const auto has_name = [&](const auto& capture) { return capture.name == result; };
+      return std::ranges::any_of(captures_.tensors, has_name) ||
+             std::ranges::any_of(captures_.scalars, has_name);
+    };
+    while (is_taken()) result += '_';
+    return result;
+  }
+
+  const Captures& captures_;
+};
+
+NodePtr behind(const Slots& slots, std::string_view name, std::int64_t first, Variable variable) {
+  return expr::make(Op::add, {expr::make_variable(variable), slots.number(name, first)});
+}
+
+NodePtr at_place(const Slots& slots, const Places& places, Variable variable, bool is_q) {
+  if (const auto* const first = std::get_if<std::int64_t>(&places))
+    return behind(slots, is_q ? "first_q_idx" : "first_kv_idx", *first, variable);
+  if (const auto* const table = std::get_if<TensorView>(&places))
+    return slots.load(is_q ? "q_places" : "kv_places", *table, expr::make_variable(variable));
+  return nullptr;
+}
+
+/// What a variable of the whole is in the call; null: itself.
+NodePtr in_call(const Slots& slots, const Part& part, Variable variable) {
+  switch (variable) {
+    case Variable::q_idx:
+      return at_place(slots, part.q, variable, true);
+    case Variable::kv_idx:
+      return at_place(slots, part.kv, variable, false);
+    case Variable::seqlen_q:
+    case Variable::seqlen_kv:
+      return slots.number("whole_seqlen", part.seqlen);
+    case Variable::q_head:
+      return part.first_q_head == 0 ? nullptr
+                                    : behind(slots, "first_q_head", part.first_q_head, variable);
+    case Variable::kv_head:
+      return part.first_kv_head == 0 ? nullptr
+                                     : behind(slots, "first_kv_head", part.first_kv_head, variable);
+    default:
+      return nullptr;
+  }
+}
+
+Expr placed_formula(const Program& program, const Part& part) {
+  const Slots slots(program.captures());
+  return Expr(expr::rewrite(program.expr().shared(), [&](const NodePtr& node) -> NodePtr {
+    return node->op == Op::variable ? in_call(slots, part, node->variable) : nullptr;
+  }));
+}
+
+}  // namespace
+
+OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory) {
+  if (ranges.size() == 1) return {.places = ranges[0].begin};
+  std::vector<std::int32_t> values;
+  for (const TokenRange& range : ranges) {
+    for (std::int64_t token = range.begin; token < range.end; ++token)
+      values.push_back(static_cast<std::int32_t>(token));
+  }
+  OwnedPlaces result{.table = memory.uploaded(values)};
+  result.places = result.table.view;
+  return result;
+}
+
+ScoreMod placed(const ScoreMod& score, const Part& part) {
+  return score.is_identity() ? score : ScoreMod(placed_formula(score, part));
+}
+
+MaskMod placed(const MaskMod& mask, const Part& part) {
+  return mask.is_all_visible() ? mask : MaskMod(placed_formula(mask, part));
+}
+
+}  // namespace fovea::parallel

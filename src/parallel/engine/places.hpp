@@ -1,0 +1,36 @@
+// Programs of the whole sequence, for calls on some of its rows, keys and heads: what they read is found there.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+
+#include "fovea/expr.hpp"
+#include "fovea/parallel.hpp"
+
+#include "parallel/engine/memory.hpp"
+
+namespace fovea::parallel {
+
+/// Where a call's tokens stand in the whole: index for index, one after another from a first one, or as a table says.
+using Places = std::variant<std::monostate, std::int64_t, TensorView>;
+
+/// Of tokens in this order. `table` owns the memory where there are several ranges.
+struct OwnedPlaces {
+  Places places{};
+  OwnedTensor table{};
+};
+OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory);
+
+/// A call's part of the whole.
+struct Part {
+  Places q{}, kv{};
+  std::int64_t seqlen = 0;  // of the whole
+  std::int64_t first_q_head = 0, first_kv_head = 0;
+};
+
+/// The same program, whose variables say for an index of the call what they say for that place in the whole.
+ScoreMod placed(const ScoreMod& score, const Part& part);
+MaskMod placed(const MaskMod& mask, const Part& part);
+
+}  // namespace fovea::parallel

@@ -1,0 +1,86 @@
+#include "parallel/engine/ranks.hpp"
+
+#include <array>
+#include <utility>
+
+#include "core/check.hpp"
+#include "core/shape.hpp"
+
+namespace fovea::parallel {
+
+std::vector<std::int64_t> shape_with_tokens(const TensorView& like, std::int64_t num_tokens) {
+  const auto shape = shape_of(like);
+  std::vector<std::int64_t> result(shape.begin(), shape.end());
+  result[0] = num_tokens;
+  return result;
+}
+
+std::vector<OwnedTensor> Pending::wait() {
+  if (communicator_ != nullptr) communicator_->wait(exchange_, stream_);
+  sent_.clear();
+  return std::move(received_);
+}
+
+Pending Ranks::gather(const TensorView& own) const {
+  Pending pending;
+  pending.sent_.push_back(memory_.packed(own));
+  const TensorView& sent = pending.sent_.front().view;
+  pending.received_.push_back(
+      memory_.make(own.dtype(), shape_with_tokens(own, own.size(0) * size())));
+  pending.communicator_ = &communicator_;
+  pending.stream_ = memory_.stream();
+  pending.exchange_ =
+      communicator_.begin_all_gather(sent.data(), pending.received_.front().view.mutable_data(),
+                                     num_bytes(sent), memory_.stream());
+  return pending;
+}
+
+Pending Ranks::swap(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming,
+                    Dtype dtype) const {
+  Pending pending;
+  std::vector<OutgoingMessage> sent;
+  OwnedTensor own;
+  for (const Outgoing& part : outgoing) {
+    pending.sent_.push_back(memory_.packed(part.tensor));
+    const TensorView& packed = pending.sent_.back().view;
+    if (part.to == rank()) {
+      own = pending.sent_.back();
+    } else if (num_bytes(packed) != 0) {
+      sent.push_back({.to = part.to, .data = packed.data(), .bytes = num_bytes(packed)});
+    }
+  }
+  std::vector<IncomingMessage> received;
+  for (const Incoming& part : incoming) {
+    if (part.from == rank()) {
+      FOVEA_ASSERT(own.memory != nullptr);
+      pending.received_.push_back(own);
+      continue;
+    }
+    pending.received_.push_back(memory_.make(dtype, part.shape));
+    const TensorView& made = pending.received_.back().view;
+    if (num_bytes(made) != 0)
+      received.push_back(
+          {.from = part.from, .data = made.mutable_data(), .bytes = num_bytes(made)});
+  }
+  pending.communicator_ = &communicator_;
+  pending.stream_ = memory_.stream();
+  pending.exchange_ = communicator_.begin_messages(sent, received, memory_.stream());
+  return pending;
+}
+
+Pending Ranks::reduce_scatter(const OwnedTensor& parts) const {
+  FOVEA_ASSERT(parts.view.dtype() == Dtype::f32);
+  Pending pending;
+  pending.sent_.push_back(parts);
+  pending.received_.push_back(
+      memory_.make(Dtype::f32, shape_with_tokens(parts.view, parts.view.size(0) / size())));
+  const TensorView& made = pending.received_.front().view;
+  pending.communicator_ = &communicator_;
+  pending.stream_ = memory_.stream();
+  pending.exchange_ = communicator_.begin_reduce_scatter(
+      static_cast<const float*>(parts.view.data()), static_cast<float*>(made.mutable_data()),
+      static_cast<std::size_t>(made.spec().num_elements()), memory_.stream());
+  return pending;
+}
+
+}  // namespace fovea::parallel

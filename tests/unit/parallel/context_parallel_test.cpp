@@ -1,0 +1,610 @@
+// Ranks as threads against one call of the whole: every scheme, mask, number of kv heads and of ranks; faults of
+// exchanges are seen; ranks that disagree all say so.
+#include "fovea/context_parallel.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace fovea {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// 24 heads and 96 tokens go into 1, 2, 3, 4 and 8 ranks. A rank of eight has 12 rows: with as few as 8 the CPU would
+// read them in another order than the whole's.
+constexpr std::int64_t kBatch = 2, kSeqlen = 96, kHeads = 24, kDimQk = 8, kDimV = 4;
+constexpr int kRanks[] = {1, 2, 3, 4, 8};
+
+/// Row-major f32.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(std::vector<std::int64_t> shape, unsigned seed = 0)
+      : shape_(std::move(shape)), values_(static_cast<std::size_t>(spec().num_elements())) {
+    if (seed == 0) return;
+    std::mt19937 generator(seed);
+    std::normal_distribution<float> normal;
+    for (float& value : values_) value = normal(generator);
+  }
+
+  TensorSpec spec() const { return make_spec(Dtype::f32, shape_); }
+  TensorView view() { return {static_cast<void*>(values_.data()), spec()}; }
+  const std::vector<float>& values() const { return values_; }
+  std::vector<float>& values() { return values_; }
+  std::int64_t size(int dim) const { return shape_[static_cast<std::size_t>(dim)]; }
+
+  /// These tokens of [batch, tokens, ...], or of [batch, heads, tokens].
+  Tensor tokens(std::span<const TokenRange> ranges, int dim) const {
+    std::int64_t count = 0, outer = 1, inner = 1;
+    for (const TokenRange& range : ranges) count += range.size();
+    for (int i = 0; i < dim; ++i) outer *= size(i);
+    for (int i = dim + 1; i < static_cast<int>(shape_.size()); ++i) inner *= size(i);
+    std::vector<std::int64_t> shape = shape_;
+    shape[static_cast<std::size_t>(dim)] = count;
+    Tensor result(shape);
+    float* to = result.values_.data();
+    for (std::int64_t i = 0; i < outer; ++i) {
+      for (const TokenRange& range : ranges) {
+        const float* const from = values_.data() + (i * size(dim) + range.begin) * inner;
+        to = std::copy(from, from + range.size() * inner, to);
+      }
+    }
+    return result;
+  }
+
+ private:
+  std::vector<std::int64_t> shape_;
+  std::vector<float> values_;
+};
+
+/// A call's tensors, of the whole or of a rank.
+struct Tensors {
+  Tensor q, k, v, out, lse, dout, dlse, dq, dk, dv, dsinks, dtable;
+
+  explicit Tensors(std::int64_t num_heads_kv)
+      : q({kBatch, kSeqlen, kHeads, kDimQk}, 1),
+        k({kBatch, kSeqlen, num_heads_kv, kDimQk}, 2),
+        v({kBatch, kSeqlen, num_heads_kv, kDimV}, 3),
+        dout({kBatch, kSeqlen, kHeads, kDimV}, 4),
+        dlse({kBatch, kHeads, kSeqlen}, 5) {
+    make_outputs();
+  }
+  Tensors(const Tensors& whole, std::span<const TokenRange> ranges)
+      : q(whole.q.tokens(ranges, 1)),
+        k(whole.k.tokens(ranges, 1)),
+        v(whole.v.tokens(ranges, 1)),
+        dout(whole.dout.tokens(ranges, 1)),
+        dlse(whole.dlse.tokens(ranges, 2)) {
+    make_outputs();
+  }
+
+  void make_outputs() {
+    const std::int64_t num_tokens = q.size(1);
+    out = Tensor({kBatch, num_tokens, kHeads, kDimV});
+    lse = Tensor({kBatch, kHeads, num_tokens});
+    dq = Tensor({kBatch, num_tokens, kHeads, kDimQk});
+    dk = Tensor({kBatch, num_tokens, k.size(2), kDimQk});
+    dv = Tensor({kBatch, num_tokens, k.size(2), kDimV});
+    dsinks = Tensor({kHeads});
+    dtable = Tensor({kHeads, 7});
+  }
+};
+
+struct Case {
+  MaskMod mask{};
+  std::int64_t num_heads_kv = kHeads;
+  bool is_deterministic = true;
+  ScoreMod score{};  // reads "table" where it is not the identity
+  Tensor* sinks = nullptr;
+
+  AttentionForward forward(Tensors& t) const {
+    AttentionForward args{.q = t.q.view(),
+                          .k = t.k.view(),
+                          .v = t.v.view(),
+                          .out = t.out.view(),
+                          .lse = t.lse.view(),
+                          .score = score,
+                          .mask = mask,
+                          .is_deterministic = is_deterministic};
+    if (sinks != nullptr) args.sinks = sinks->view();
+    return args;
+  }
+  AttentionBackward backward(Tensors& t) const {
+    AttentionBackward args{.dout = t.dout.view(),
+                           .dlse = t.dlse.view(),
+                           .forward = forward(t),
+                           .dq = t.dq.view(),
+                           .dk = t.dk.view(),
+                           .dv = t.dv.view()};
+    if (sinks != nullptr) args.dsinks = t.dsinks.view();
+    if (!score.is_identity()) args.dcaptured = {{"table", t.dtable.view()}};
+    return args;
+  }
+  Problem problem() const {
+    Tensors t(num_heads_kv);
+    return {.q = t.q.spec(), .k = t.k.spec(), .v = t.v.spec(), .mask = mask};
+  }
+};
+
+/// One thread for each rank; what each was told, "" where nothing failed.
+std::vector<std::string> on_ranks(std::vector<std::unique_ptr<Communicator>> communicators,
+                                  const std::function<void(std::shared_ptr<Communicator>)>& body) {
+  std::vector<std::string> errors(communicators.size());
+  std::vector<std::jthread> threads;
+  for (std::size_t rank = 0; rank < communicators.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(std::move(communicators[rank]));
+      } catch (const Error& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  threads.clear();  // joins
+  return errors;
+}
+
+/// A communicator that passes everything on to another.
+class Forwarding : public Communicator {
+ public:
+  explicit Forwarding(std::unique_ptr<Communicator> real) : real_(std::move(real)) {}
+  int rank() const override { return real_->rank(); }
+  int world_size() const override { return real_->world_size(); }
+  Exchange begin_all_gather(const void* sent, void* received, std::size_t bytes,
+                            void* stream) override {
+    return real_->begin_all_gather(sent, received, bytes, stream);
+  }
+  Exchange begin_reduce_scatter(const float* sent, float* received, std::size_t count,
+                                void* stream) override {
+    return real_->begin_reduce_scatter(sent, received, count, stream);
+  }
+  Exchange begin_messages(std::span<const OutgoingMessage> sent,
+                          std::span<const IncomingMessage> received, void* stream) override {
+    return real_->begin_messages(sent, received, stream);
+  }
+  void wait(Exchange exchange, void* stream) override { real_->wait(exchange, stream); }
+  void all_gather_host(const void* sent, void* received, std::size_t bytes) override {
+    real_->all_gather_host(sent, received, bytes);
+  }
+
+ private:
+  std::unique_ptr<Communicator> real_;
+};
+
+using MakeCommunicators = std::function<std::vector<std::unique_ptr<Communicator>>(int)>;
+
+template <typename Kind>
+std::vector<std::unique_ptr<Communicator>> communicators_of(int world_size) {
+  std::vector<std::unique_ptr<Communicator>> result;
+  for (auto& real : make_thread_communicators(world_size))
+    result.push_back(std::make_unique<Kind>(std::move(real)));
+  return result;
+}
+
+bool have_equal_bits(const Tensor& a, const Tensor& b) {
+  return std::ranges::equal(a.values(), b.values(), [](float x, float y) {
+    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+  });
+}
+
+/// The largest difference, beyond what f32 sums in another order explain; -inf equals -inf.
+double excess(const Tensor& got, const Tensor& expected) {
+  double worst = 0;
+  for (std::size_t i = 0; i < got.values().size(); ++i) {
+    const float x = got.values()[i], y = expected.values()[i];
+    if (x == y) continue;
+    const double difference = std::abs(static_cast<double>(x) - y);
+    if (!(difference <= 2e-5 * (1 + std::abs(static_cast<double>(y)))))
+      worst = std::max(worst, std::isnan(difference) ? INFINITY : difference);
+  }
+  return worst;
+}
+
+class WholeAgainstRanks {
+ public:
+  explicit WholeAgainstRanks(const Case& problem) : case_(problem), whole_(problem.num_heads_kv) {
+    attention_forward(case_.forward(whole_));
+    attention_backward(case_.backward(whole_));
+    by_keys_ = whole_;
+    AttentionBackward by_keys = case_.backward(by_keys_);
+    by_keys.dq = {};
+    by_keys.dsinks = {};
+    by_keys.dcaptured = {};
+    attention_backward(by_keys);
+  }
+
+  /// What is wrong, in words; nullopt where no plan can serve the problem.
+  std::optional<std::string> run(ParallelScheme scheme, int world_size,
+                                 const MakeCommunicators& make = make_thread_communicators) {
+    std::optional<ShardPlan> plan;
+    try {
+      plan =
+          context_parallel_plan(case_.problem(), world_size, scheme, {.tile_q = 4, .tile_kv = 4});
+    } catch (const InvalidArgument&) {
+      return std::nullopt;  // heads that do not divide
+    }
+    std::vector<Tensors> ranks;
+    for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(whole_, plan->tokens(rank));
+    const auto errors = on_ranks(make(world_size), [&](std::shared_ptr<Communicator> end) {
+      Tensors& own = ranks[static_cast<std::size_t>(end->rank())];
+      ContextParallel attention(*plan, std::move(end));
+      attention.forward(case_.forward(own));
+      attention.backward(case_.backward(own));
+    });
+    std::string wrong;
+    for (const std::string& error : errors) wrong += error;
+    if (!wrong.empty()) return wrong;
+    for (int rank = 0; rank < world_size; ++rank) wrong += compared(*plan, rank, ranks);
+    return wrong + compared_sums(ranks);
+  }
+
+ private:
+  std::string compared(const ShardPlan& plan, int rank, const std::vector<Tensors>& ranks) const {
+    const Tensors& own = ranks[static_cast<std::size_t>(rank)];
+    const bool is_invariant = plan.scheme() == ParallelScheme::all_gather ||
+                              plan.scheme() == ParallelScheme::head_group_all_gather ||
+                              plan.scheme() == ParallelScheme::ulysses;
+    const bool shares_kv_heads =
+        plan.scheme() == ParallelScheme::ulysses && plan.world_size() > case_.num_heads_kv;
+    const bool has_exact_kv = is_invariant && case_.is_deterministic && !shares_kv_heads;
+    std::string wrong;
+    for (const auto& [name, member, dim, is_exact] :
+         {std::tuple{"out", &Tensors::out, 1, is_invariant},
+          {"lse", &Tensors::lse, 2, is_invariant},
+          {"dq", &Tensors::dq, 1, is_invariant},
+          {"dk", &Tensors::dk, 1, has_exact_kv},
+          {"dv", &Tensors::dv, 1, has_exact_kv}}) {
+      const bool is_of_ulysses = plan.scheme() == ParallelScheme::ulysses;
+      const Tensors& whole = is_of_ulysses ? whole_ : by_keys_;
+      const Tensor expected = (whole.*member).tokens(plan.tokens(rank), dim);
+      const double away = excess(own.*member, expected);
+      if (away > 0) {
+        wrong += "rank " + std::to_string(rank) + ": " + name + " is " + std::to_string(away) +
+                 " away; ";
+      } else if (is_exact && !have_equal_bits(own.*member, expected)) {
+        wrong += "rank " + std::to_string(rank) + ": " + name + " has other bits; ";
+      }
+    }
+    return wrong;
+  }
+
+  /// Gradients of weights: what ranks contribute.
+  std::string compared_sums(const std::vector<Tensors>& ranks) const {
+    std::string wrong;
+    for (const auto& [name, member] :
+         {std::pair{"dsinks", &Tensors::dsinks}, {"dtable", &Tensors::dtable}}) {
+      Tensor sum = ranks[0].*member;
+      for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+        for (std::size_t i = 0; i < sum.values().size(); ++i)
+          sum.values()[i] += (ranks[rank].*member).values()[i];
+      }
+      if (excess(sum, whole_.*member) > 1e-3) wrong += std::string(name) + " is away; ";
+    }
+    return wrong;
+  }
+
+  Case case_;
+  Tensors whole_;
+  // Gradients by keys as a call of their own, which gathering schemes make: one that asks for captured ones rounds at
+  // other places.
+  Tensors by_keys_{1};
+};
+
+/// Documents of several lengths with padding at the end, other ones in each sequence.
+std::vector<std::int32_t> document_ids() {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(kBatch * kSeqlen));
+  for (std::int64_t b = 0; b < kBatch; ++b) {
+    for (std::int64_t i = 0; i < kSeqlen; ++i) {
+      const bool is_padding = i >= kSeqlen - 7;
+      ids[static_cast<std::size_t>(b * kSeqlen + i)] =
+          is_padding ? -1 : static_cast<std::int32_t>((i + 5 * b) / 29);
+    }
+  }
+  return ids;
+}
+
+class ContextParallelTest : public ::testing::Test {
+ protected:
+  std::map<std::string, MaskMod> masks() {
+    return {{"none", {}},
+            {"causal", causal()},
+            {"window", window(9, 2)},
+            {"documents", causal() && documents(view(ids_.data(), {kBatch, kSeqlen}))},
+            {"heads", parse_mask_mod("kv_idx <= q_idx && (q_head % 2 == 0 || kv_idx > q_idx - 9)")},
+            {"nothing", parse_mask_mod("kv_idx < seqlen_q - seqlen_kv")}};
+  }
+
+  void expect_equal(const std::string& name, const Case& problem) {
+    WholeAgainstRanks test(problem);
+    for (const int world_size : kRanks) {
+      int num_served = 0;
+      for (int scheme = 0; scheme < kNumParallelSchemes; ++scheme) {
+        const auto wrong = test.run(static_cast<ParallelScheme>(scheme), world_size);
+        num_served += wrong ? 1 : 0;
+        EXPECT_THAT(wrong.value_or(""), IsEmpty())
+            << name << ", " << fovea::name(static_cast<ParallelScheme>(scheme)) << ", "
+            << world_size << " ranks";
+      }
+      EXPECT_GE(num_served, 4) << name << ", " << world_size << " ranks";
+    }
+  }
+
+  std::vector<std::int32_t> ids_ = document_ids();
+};
+
+TEST_F(ContextParallelTest, EverySchemeEqualsOneRankUnderEveryMask) {
+  for (const auto& [name, mask] : masks())
+    expect_equal(name, {.mask = mask, .num_heads_kv = name == "documents" ? 24 : 8});
+}
+
+TEST_F(ContextParallelTest, EverySchemeEqualsOneRankWithAnyNumberOfKvHeads) {
+  for (const std::int64_t num_heads_kv : {24, 4, 1})
+    expect_equal(std::to_string(num_heads_kv) + " kv heads",
+                 {.mask = causal(), .num_heads_kv = num_heads_kv});
+}
+
+TEST_F(ContextParallelTest, SumsThatAreReduceScatteredEqualThoseOfOneRank) {
+  expect_equal("sums",
+               {.mask = masks()["documents"], .num_heads_kv = 8, .is_deterministic = false});
+}
+
+TEST_F(ContextParallelTest, ProgramsAndSinksReadPlacesAndHeadsOfTheWhole) {
+  Tensor table({kHeads, 7}, 6), bias({1, kHeads, kSeqlen, kSeqlen}, 7), sinks({kHeads}, 8);
+  const ScoreMod score = parse_score_mod(
+      "score + table[q_head, (q_idx - kv_idx) % 7] * 0.5 + "
+      "bias[0, q_head, q_idx, kv_idx] * float(seqlen_kv) / 96.0 + float(kv_head)",
+      {.tensors = {{"table", table.view()}, {"bias", bias.view()}}});
+  expect_equal("programs", {.mask = causal(), .num_heads_kv = 8, .score = score, .sinks = &sinks});
+}
+
+// ---- Faults that the tests above must see ----
+
+/// Parts of the first two ranks change places.
+class SwapsParts : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  Exchange begin_all_gather(const void* sent, void* received, std::size_t bytes,
+                            void* stream) override {
+    const Exchange exchange = Forwarding::begin_all_gather(sent, received, bytes, stream);
+    swapped_[exchange.number] = {static_cast<std::byte*>(received), bytes};
+    return exchange;
+  }
+  void wait(Exchange exchange, void* stream) override {
+    Forwarding::wait(exchange, stream);
+    const auto found = swapped_.extract(exchange.number);
+    if (found.empty()) return;
+    const auto [data, bytes] = found.mapped();
+    std::swap_ranges(data, data + bytes, data + bytes);
+  }
+
+ private:
+  std::map<std::uint64_t, std::pair<std::byte*, std::size_t>> swapped_;
+};
+
+/// Nobody else's sums arrive.
+class KeepsOwnSums : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  Exchange begin_reduce_scatter(const float* sent, float* received, std::size_t count,
+                                void* stream) override {
+    const Exchange exchange = Forwarding::begin_reduce_scatter(sent, received, count, stream);
+    own_[exchange.number] = {sent + static_cast<std::size_t>(rank()) * count, received, count};
+    return exchange;
+  }
+  void wait(Exchange exchange, void* stream) override {
+    Forwarding::wait(exchange, stream);
+    const auto found = own_.extract(exchange.number);
+    if (found.empty()) return;
+    const auto [from, to, count] = found.mapped();
+    std::copy_n(from, count, to);
+  }
+
+ private:
+  std::map<std::uint64_t, std::tuple<const float*, float*, std::size_t>> own_;
+};
+
+/// Of each exchange of messages the first one is not written.
+class LosesAMessage : public Forwarding {
+ public:
+  using Forwarding::Forwarding;
+  Exchange begin_messages(std::span<const OutgoingMessage> sent,
+                          std::span<const IncomingMessage> received, void* stream) override {
+    std::vector<IncomingMessage> changed(received.begin(), received.end());
+    if (!changed.empty()) {
+      lost_.emplace_back(changed[0].bytes);
+      std::memset(changed[0].data, 0, changed[0].bytes);
+      changed[0].data = lost_.back().data();
+    }
+    return Forwarding::begin_messages(sent, changed, stream);
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> lost_;
+};
+
+TEST_F(ContextParallelTest, FaultsOfExchangesAreSeen) {
+  WholeAgainstRanks test({.mask = causal(), .num_heads_kv = 8});
+  WholeAgainstRanks sums({.mask = causal(), .num_heads_kv = 8, .is_deterministic = false});
+  EXPECT_THAT(*test.run(ParallelScheme::all_gather, 4, communicators_of<Forwarding>), IsEmpty());
+  EXPECT_THAT(*test.run(ParallelScheme::all_gather, 4, communicators_of<SwapsParts>),
+              HasSubstr("out is"));
+  EXPECT_THAT(*sums.run(ParallelScheme::all_gather, 4, communicators_of<KeepsOwnSums>),
+              AllOf(HasSubstr("dk is"), HasSubstr("dv is"), Not(HasSubstr("dq"))));
+  for (const ParallelScheme scheme : {ParallelScheme::ring, ParallelScheme::ulysses,
+                                      ParallelScheme::hybrid, ParallelScheme::needed_only}) {
+    EXPECT_THAT(*test.run(scheme, 4, communicators_of<LosesAMessage>), HasSubstr("out is"))
+        << name(scheme);
+  }
+}
+
+// ---- Agreement ----
+
+struct Said {
+  ParallelScheme scheme = ParallelScheme::all_gather;
+  Case problem{.mask = causal(), .num_heads_kv = 8};
+  std::int64_t num_tokens = kSeqlen / 4;  // of this rank's tensors
+  Dtype dtype = Dtype::f32;
+};
+
+/// What each of four ranks is told where the last one says something else.
+std::vector<std::string> told(const Said& first, const Said& last) {
+  return on_ranks(make_thread_communicators(4), [&](std::shared_ptr<Communicator> end) {
+    const Said& said = end->rank() == 3 ? last : first;
+    const ShardPlan plan = context_parallel_plan(said.problem.problem(), 4, said.scheme);
+    const TokenRange range[] = {{0, said.num_tokens}};
+    Tensors own(Tensors(said.problem.num_heads_kv), range);
+    ContextParallel attention(plan, std::move(end));
+    attention.forward(said.problem.forward(own));
+  });
+}
+
+TEST_F(ContextParallelTest, RanksThatDisagreeAllSaySo) {
+  const auto every_rank_says = [](const std::string& text) {
+    return Each(StartsWith("context_parallel_forward: " + text));
+  };
+  EXPECT_THAT(told({}, {}), Each(IsEmpty()));
+  EXPECT_THAT(told({}, {.scheme = ParallelScheme::ring}),
+              every_rank_says("scheme is ring on rank 3 but all_gather on rank 0; expected one "
+                              "problem on all ranks"));
+  EXPECT_THAT(told({}, {.num_tokens = 5}),
+              every_rank_says("rank 3: q is f32 [2, 5, 24, 8]; expected f32 [2, 24, 24, 8], this "
+                              "rank's tokens"));
+  EXPECT_THAT(told({}, {.problem = {.mask = window(5, 0), .num_heads_kv = 8}}),
+              every_rank_says("mask is "));
+  EXPECT_THAT(told({.problem = {.mask = window(5, 0), .num_heads_kv = 8}},
+                   {.problem = {.mask = window(6, 0), .num_heads_kv = 8}}),
+              every_rank_says("mask is "));
+  EXPECT_THAT(told({}, {.problem = {.mask = causal(), .num_heads_kv = 4}}),
+              every_rank_says("plan is "));
+  EXPECT_THAT(told({}, {.problem = {.mask = causal(), .num_heads_kv = 8, .score = softcap(9)}}),
+              every_rank_says("score is "));
+  EXPECT_THAT(
+      told({}, {.problem = {.mask = causal(), .num_heads_kv = 8, .is_deterministic = false}}),
+      every_rank_says("is_deterministic is false on rank 3 but true on rank 0"));
+}
+
+TEST_F(ContextParallelTest, RanksAgreeAgainAfterARefusal) {
+  const Case problem{.mask = causal(), .num_heads_kv = 8};
+  const ShardPlan plan = context_parallel_plan(problem.problem(), 4);
+  const Tensors whole(8);
+  const auto errors =
+      on_ranks(make_thread_communicators(4), [&](std::shared_ptr<Communicator> end) {
+        const int rank = end->rank();
+        Tensors own(whole, plan.tokens(rank));
+        ContextParallel attention(plan, std::move(end));
+        AttentionForward other = problem.forward(own);
+        if (rank == 2) other.mask = window(3, 0);
+        EXPECT_THROW(attention.forward(other), InvalidArgument);
+        attention.forward(problem.forward(own));
+      });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST_F(ContextParallelTest, RanksAreToldThatOneHasEnded) {
+  const Case problem{.mask = causal(), .num_heads_kv = 8};
+  const ShardPlan plan = context_parallel_plan(problem.problem(), 4);
+  const Tensors whole(8);
+  const auto errors =
+      on_ranks(make_thread_communicators(4), [&](std::shared_ptr<Communicator> end) {
+        const int rank = end->rank();
+        Tensors own(whole, plan.tokens(rank));
+        ContextParallel attention(plan, std::move(end));
+        attention.forward(problem.forward(own));
+        if (rank != 3) attention.forward(problem.forward(own));
+      });
+  EXPECT_THAT(errors[3], IsEmpty());
+  for (int rank = 0; rank < 3; ++rank) {
+    // By rank 3, or by a rank that was told of it before.
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
+                AllOf(HasSubstr("waits for rank"), HasSubstr("which has ended")));
+  }
+}
+
+TEST_F(ContextParallelTest, WhatRanksCannotComputeIsRefusedByName) {
+  const Case problem{.mask = causal(), .num_heads_kv = 8};
+  const ShardPlan plan = context_parallel_plan(problem.problem(), 1);
+  ContextParallel attention(plan, std::move(make_thread_communicators(1)[0]));
+  Tensors own(8);
+  const auto error_of = [&](const std::function<void(AttentionForward&)>& change) {
+    AttentionForward args = problem.forward(own);
+    change(args);
+    try {
+      attention.forward(args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(error_of([](AttentionForward& args) { args.out = {}; }), HasSubstr("out is missing"));
+  EXPECT_THAT(error_of([](AttentionForward& args) { args.row_max = args.lse; }),
+              HasSubstr("row_max is given"));
+  EXPECT_THAT(error_of([](AttentionForward& args) { args.out = args.q; }), HasSubstr("out"));
+  EXPECT_THAT(error_of([](AttentionForward& args) { args.quant = parse_quantization("accurate"); }),
+              HasSubstr("quant is given"));
+  EXPECT_THAT(error_of([](AttentionForward&) {}), "accepted");
+  EXPECT_THROW(ContextParallel(plan, std::move(make_thread_communicators(2)[0])), InvalidArgument);
+}
+
+// ---- Threads' letter boxes ----
+
+TEST(ThreadCommunicatorTest, ExchangesMayBeWaitedForInAnyOrder) {
+  const auto errors = on_ranks(make_thread_communicators(3), [](std::shared_ptr<Communicator> end) {
+    const float rank = static_cast<float>(end->rank());
+    const std::array sent{rank, 10 * rank, 100 * rank};
+    std::array<float, 9> gathered{};
+    float sum = 0, from_before = -1;
+    const int next = (end->rank() + 1) % 3, before = (end->rank() + 2) % 3;
+    const Exchange first =
+        end->begin_all_gather(sent.data(), gathered.data(), sizeof(sent), nullptr);
+    const Exchange second = end->begin_reduce_scatter(sent.data(), &sum, 1, nullptr);
+    const OutgoingMessage outgoing[] = {{next, &rank, sizeof(rank)}};
+    const IncomingMessage incoming[] = {{before, &from_before, sizeof(from_before)}};
+    const Exchange third = end->begin_messages(outgoing, incoming, nullptr);
+    end->wait(third, nullptr);
+    end->wait(first, nullptr);
+    end->wait(second, nullptr);
+    EXPECT_EQ(from_before, static_cast<float>(before));
+    EXPECT_EQ(gathered, (std::array<float, 9>{0, 0, 0, 1, 10, 100, 2, 20, 200}));
+    EXPECT_EQ(sum, end->rank() == 0 ? 3 : end->rank() == 1 ? 30 : 300);
+    EXPECT_THROW(end->wait(second, nullptr), InvalidArgument);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(ThreadCommunicatorTest, MessagesOfOtherSizesAreRefused) {
+  const auto errors = on_ranks(make_thread_communicators(2), [](std::shared_ptr<Communicator> end) {
+    std::array<float, 2> data{};
+    const int other = 1 - end->rank();
+    const OutgoingMessage outgoing[] = {{other, data.data(), end->rank() == 0 ? 4U : 8U}};
+    const IncomingMessage incoming[] = {{other, data.data(), 4}};
+    end->wait(end->begin_messages(outgoing, incoming, nullptr), nullptr);
+  });
+  EXPECT_THAT(errors[0], HasSubstr("rank 1 sent 8 bytes where rank 0 expects 4"));
+  EXPECT_THAT(errors[1], IsEmpty());
+  EXPECT_THROW((void)make_thread_communicators(0), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace fovea
