@@ -41,20 +41,17 @@ def score_program(bias: Array | None, alibi: Array | None, score_mod: ScoreMod |
 
 
 def places_in_whole(
-    q_places: Array | int | None, kv_places: Array | int | None, seqlen: int, firsts: dict[str, Any]
+    q_places: Array | None, kv_places: Array | None, seqlen: int, firsts: dict[str, Any]
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """What variables are in the whole problem where a call has some rows, keys or heads of it, and what that reads: for `Program.placed`.
 
-    `q_places` and `kv_places` are positions of rows and keys, or that of the first where others follow it; None where they are indices.
-    `firsts` has the first head or sequence by variable, None where that is 0.
+    `q_places` and `kv_places` are positions of rows and keys, None where they are indices; `firsts` has the first head or sequence by
+    variable, None where that is 0.
     """
     places: dict[str, str] = {}
     captures: dict[str, Any] = {}
     for variable, there in (("q", q_places), ("kv", kv_places)):
-        if isinstance(there, int):
-            places[f"{variable}_idx"] = f"({variable}_idx + first_{variable}_idx)"
-            captures[f"first_{variable}_idx"] = there
-        elif there is not None:
+        if there is not None:
             places[f"{variable}_idx"] = f"{variable}_places[{variable}_idx]"
             captures[f"{variable}_places"] = there
     if places:

@@ -7,8 +7,10 @@ f32, so that no bits depend on who was first.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-from typing import Any, Iterator, NamedTuple, Union
+import operator
+from typing import Any, Iterator, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,7 +24,7 @@ from .._cache import merge_states
 from .._forward import ScoreMod, gather, resolved
 from .._joined import mask_program, places_in_whole, score_program
 from .._library import address_of
-from .._programs import Program
+from .._programs import Program, documents
 from ..errors import DeviceError, InvalidArgument
 from ..parallel import Range, ShardPlan
 
@@ -30,11 +32,6 @@ _FUNCTION = "context_parallel_attention"
 _BACKWARD = address_of("fovea_attention_backward")
 
 _Heads = tuple[Range, Range]  # query heads, kv heads
-_Places = Union[Tensor, int, None]  # positions in the whole, or that of the first of neighbours; None: indices are positions
-
-#: A rank's neighbouring rows are a call of their own where there are so many in each of two ranges: positions are then sums, of which
-#: kernels know tiles in closed form. More ranges, or fewer rows, are one call that reads positions from memory.
-FEWEST_ROWS_OF_A_CALL = 512
 
 
 # ---- Ranks ----
@@ -151,10 +148,22 @@ def _on_device(program: Program, device: torch.device) -> Program:
     return program.with_captures(**moved) if moved else program
 
 
-def _mask_program(shards: ShardPlan, device: torch.device) -> Program | None:
-    """The plan's mask; what it captures lies on the device."""
-    program = mask_program(shards.mask_words)
+def _mask_program(mask_words: dict[str, Any], device: torch.device) -> Program | None:
+    """A plan's mask; what it captures lies on the device."""
+    program = mask_program(mask_words)
     return None if program is None else _on_device(program, device)
+
+
+def _ids_on(segment_ids: Any, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """[batch, seqlen] of queries, and of keys."""
+    if segment_ids is None:
+        return None
+    ids_q, ids_kv = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    return torch.as_tensor(ids_q).to(device), torch.as_tensor(ids_kv).to(device)
+
+
+def _at(ids: Tensor, places: Tensor | None) -> Tensor:
+    return ids if places is None else ids.index_select(1, places)
 
 
 # ---- Calls on what a rank has ----
@@ -233,8 +242,10 @@ class _Engine:
         self.own_places = self.places(shards.tokens(self.rank))
         self.head_ranges = shards.q_heads(self.rank), shards.kv_heads(self.rank)
         self.agreed: set[tuple[tuple[str, str], ...]] = set()  # facts that all ranks have said
-        self._mask = _mask_program(shards, device)
-        self._placed_masks: dict[Any, Program] = {}
+        # Ids are taken by place once, the rest of the mask reads places: kernels know masks of documents by their form.
+        self._mask = _mask_program({**shards.mask_words, "segment_ids": None}, device)
+        self._ids = _ids_on(shards.mask_words["segment_ids"], device)
+        self._placed_masks: dict[Any, Program | None] = {}
 
     def places(self, ranges: list[Range]) -> Tensor:
         """Positions of these tokens, as programs read them."""
@@ -242,18 +253,18 @@ class _Engine:
         return torch.cat(parts or [torch.empty(0, dtype=torch.int32)]).to(self.device)
 
     def words(
-        self, features: _Features, q_places: _Places, kv_places: _Places, heads: _Heads, sinks: Tensor | None
+        self, features: _Features, q_places: Tensor | None, kv_places: Tensor | None, heads: _Heads, sinks: Tensor | None
     ) -> dict[str, Any]:
         """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem."""
         firsts = {variable: first or None for variable, (first, _) in zip(("q_head", "kv_head"), heads)}
         places, captures = places_in_whole(q_places, kv_places, self.shards.seqlen, firsts)
-        mask, score = self._mask, features.score
-        if places and mask is not None:
-            # Tensors of places live as long as the engine.
-            key = (*(x if x is None or isinstance(x, int) else (id(x),) for x in (q_places, kv_places)), heads)
-            if key not in self._placed_masks:
-                self._placed_masks[key] = mask.placed(places, captures)
-            mask = self._placed_masks[key]
+        key = (id(q_places), id(kv_places), heads)  # places live as long as the engine
+        if key not in self._placed_masks:
+            parts = [] if self._mask is None else [self._mask.placed(places, captures) if places else self._mask]
+            if self._ids is not None:
+                parts.append(documents(*(_at(ids, there) for ids, there in zip(self._ids, (q_places, kv_places)))))
+            self._placed_masks[key] = functools.reduce(operator.and_, parts) if parts else None
+        mask, score = self._placed_masks[key], features.score
         if places and score is not None:
             score = score.placed(places, captures)
         return {"scale": features.scale, "softcap": features.softcap, "mask_mod": mask, "score_mod": score, "sinks": sinks,
@@ -268,13 +279,6 @@ class _Engine:
         raise NotImplementedError
 
 
-class _Section(NamedTuple):
-    """Tokens of a rank that one call takes."""
-
-    tokens: slice
-    places: Tensor | int
-
-
 class _Gathering(_Engine):
     """all_gather and head_group_all_gather: whole keys, in parts of the heads, each attended to while the next one arrives."""
 
@@ -284,16 +288,6 @@ class _Gathering(_Engine):
         self._permutation = order
         self._inverse = torch.empty_like(order)
         self._inverse[order] = torch.arange(len(order), device=device)
-        self._sections = self._sections_of(shards.tokens(self.rank))
-
-    def _sections_of(self, ranges: list[Range]) -> list[_Section]:
-        if len(ranges) > 2 or min((end - begin for begin, end in ranges), default=0) < FEWEST_ROWS_OF_A_CALL:
-            return [_Section(slice(None), self.own_places)]
-        sections, first = [], 0
-        for begin, end in ranges:
-            sections.append(_Section(slice(first, first + end - begin), begin))
-            first += end - begin
-        return sections
 
     def _whole(self, pending: _Pending) -> Tensor:
         """The sequence in its own order: no bits then depend on who had which token."""
@@ -325,11 +319,8 @@ class _Gathering(_Engine):
         out, lses = _empty_out(q, v, q.dtype), []
         for heads, keys in self._keys(k, v):
             part = slice(*heads[0])
-            of_part = []
-            for section in self._sections:
-                words = self.words(features, section.places, None, heads, None if sinks is None else sinks[part])
-                of_part.append(_attend(q[section.tokens, :, part], keys, words, out[section.tokens, :, part]))
-            lses.append(_joined(of_part, 2))
+            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
+            lses.append(_attend(q[:, :, part], keys, words, out[:, :, part]))
         return out, _joined(lses, 1)
 
     def backward(
@@ -338,22 +329,16 @@ class _Gathering(_Engine):
         dq = torch.empty_like(rows.q, memory_format=torch.contiguous_format)  # a row's sum is complete: it is not one of f32
         made: list[_Gradients] = []
         returning = []
-        dsinks = None if sinks is None else torch.zeros_like(sinks)
         for heads, keys in self._keys(k, v):
             part = slice(*heads[0])
-            sums: list[list[Tensor]] = [[], []]
-            for section in self._sections:
-                words = self.words(features, section.places, None, heads, None if sinks is None else sinks[part])
-                into = {"dq": dq[section.tokens, :, part]}
-                if not self.is_deterministic:
-                    into |= {name: torch.empty_like(x, dtype=torch.float32) for name, x in (("dk", keys.k), ("dv", keys.v))}
-                made.append(_differentiate(_of_tokens(rows, section.tokens, part), keys, words, into, captured))
-                if dsinks is not None:
-                    dsinks[part] += made[-1].dsinks
-                for name, of_sections in zip(("dk", "dv"), sums):
-                    of_sections += [into[name]] if name in into else []
+            words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
+            into = {"dq": dq[:, :, part]}
+            if not self.is_deterministic:
+                into |= {name: torch.empty_like(x, dtype=torch.float32) for name, x in (("dk", keys.k), ("dv", keys.v))}
+            made.append(_differentiate(_of_heads(rows, part), keys, words, into, captured))
             # On their way while the next part is computed.
-            returning.append([self._begin_return(_sum(of_sections)) for of_sections in sums if of_sections])
+            returning.append([self._begin_return(into[name]) for name in ("dk", "dv") if name in into])
+        dsinks = None if sinks is None else torch.cat([x.dsinks for x in made])
         by_name = {name: _sum([x.captured[name] for x in made]) for name in captured}
         if self.is_deterministic:
             dk, dv = self._by_all_rows(features, rows, k, v, sinks)
@@ -371,10 +356,8 @@ class _Gathering(_Engine):
         lse, dlse = whole[2].permute(1, 2, 0), None if rows.dlse is None else whole[4].permute(1, 2, 0)
         everything = _Saved(whole[0], whole[1], lse.contiguous(), whole[3], None if dlse is None else dlse.contiguous())
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-        for section in self._sections:
-            words = self.words(features, None, section.places, self.head_ranges, sinks)
-            keys = _Keys(k[section.tokens], v[section.tokens])
-            _differentiate(everything, keys, words, {"dk": dk[section.tokens], "dv": dv[section.tokens]}, by_sinks=False)
+        words = self.words(features, None, self.own_places, self.head_ranges, sinks)
+        _differentiate(everything, _Keys(k, v), words, {"dk": dk, "dv": dv}, by_sinks=False)
         return dk, dv
 
     def _begin_return(self, x: Tensor) -> _Pending:
@@ -395,18 +378,15 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 def _sum(parts: list[Tensor]) -> Tensor:
     """In the order given."""
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0] + parts[1]
-    for part in parts[2:]:
+    total = parts[0].clone()
+    for part in parts[1:]:
         total += part
     return total
 
 
-def _of_tokens(rows: _Saved, tokens: slice, heads: slice) -> _Saved:
-    lse, dlse = (None if x is None else x[:, heads, tokens].contiguous() for x in (rows.lse, rows.dlse))
-    assert lse is not None
-    return _Saved(rows.q[tokens, :, heads], rows.out[tokens, :, heads], lse, rows.dout[tokens, :, heads], dlse)
+def _of_heads(rows: _Saved, part: slice) -> _Saved:
+    dlse = None if rows.dlse is None else rows.dlse[:, part]
+    return _Saved(rows.q[:, :, part], rows.out[:, :, part], rows.lse[:, part], rows.dout[:, :, part], dlse)
 
 
 class _NeededOnly(_Engine):
@@ -655,7 +635,7 @@ _facts_of_plans: WeakKeyDictionary[ShardPlan, dict[str, str]] = WeakKeyDictionar
 def _plan_facts(shards: ShardPlan) -> dict[str, str]:
     found = _facts_of_plans.get(shards)
     if found is None:
-        mask = _mask_program(shards, torch.device("cpu"))
+        mask = _mask_program(shards.mask_words, torch.device("cpu"))
         found = _facts_of_plans[shards] = {
             "scheme": shards.scheme,
             "world_size": str(shards.world_size),

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh
 import fovea
 import fovea.torch
 from fovea import parallel
-from fovea.torch import _context_parallel
 
 # A rank of four has 12 rows: with as few as 8 the CPU would read them in another order than the whole's (docs/design/contract.md).
 WORLD, BATCH, SEQLEN, HEADS, HEAD_DIM, HEAD_DIM_V = 4, 2, 48, 12, 16, 8
@@ -215,14 +214,6 @@ def run(rank):
     record("features", featured_case())
     record("bf16", Case({"causal": True}, 4, dtype=torch.bfloat16))
     record("summed", Case({"causal": True}, 4), schemes=INVARIANT, deterministic=False)
-    # A call for each range of neighbouring rows, as long parts have: 12 rows of two ranks.
-    fewest, _context_parallel.FEWEST_ROWS_OF_A_CALL = _context_parallel.FEWEST_ROWS_OF_A_CALL, 12
-    for deterministic in (True, False):
-        for kind, words in (("causal", {"causal": True}), ("documents", masks()["documents"])):
-            case = Case(words, 4)
-            name = f"ranges of {kind}, deterministic {deterministic}"
-            record(name, case, schemes=INVARIANT[:2], sizes=(1, 2), deterministic=deterministic)
-    _context_parallel.FEWEST_ROWS_OF_A_CALL = fewest
     for scheme in ("ring", "hybrid"):
         results[f"bf16 rounded once, {scheme}, 4 ranks"] = rounding_of(groups[WORLD], scheme)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))["context"]
