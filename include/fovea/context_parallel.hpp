@@ -12,6 +12,7 @@
 
 #include "fovea/backward.hpp"
 #include "fovea/communicator.hpp"
+#include "fovea/kv_cache.hpp"
 #include "fovea/parallel.hpp"
 
 namespace fovea {
@@ -46,6 +47,38 @@ class FOVEA_EXPORT ContextParallel {
   void backward(const AttentionBackward& args);
 
   const ShardPlan& shards() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Serving: one rank's part of attention over caches whose pages are dealt over ranks in turn. Queries travel, which
+/// are few, and keys stay; every rank attends to the keys that it has, and partial results are merged.
+///
+///   ContextParallelDecode decoding(communicator);  // on every rank
+///   decoding.run({.q = q, .cache = {.k = k_pages, .v = v_pages, .page_table = own_pages, .seqlens = seqlens}, .out = out});
+///
+/// cache      page n of every sequence lies on rank n % world_size: page_table[b, n / world_size] there, [batch,
+///            pages]. seqlens are those of whole sequences, the same on all ranks.
+/// q, out, lse, append
+///            of all sequences, the same on every rank; or of batch / world_size of them, rank r those from
+///            r · batch / world_size on: then they travel to all ranks, and partial results back.
+/// append     new tokens are written by the rank that has their page.
+/// score, mask, rotary
+///            speak of positions and lengths of whole sequences; mask is causal unless given.
+/// Bits       the same in every run; states are merged in the order of ranks, so other numbers of ranks round elsewhere.
+/// Device     the cpu.
+/// Throws     as ContextParallel. Refused by name: contiguous caches, slots, left padding, pages by offsets, packed
+///            queries, shared prefixes.
+class FOVEA_EXPORT ContextParallelDecode {
+ public:
+  explicit ContextParallelDecode(std::shared_ptr<Communicator> ranks);
+  ~ContextParallelDecode();
+  ContextParallelDecode(ContextParallelDecode&&) noexcept;
+  ContextParallelDecode& operator=(ContextParallelDecode&&) noexcept;
+
+  void run(const AttentionDecode& args);
 
  private:
   struct Impl;

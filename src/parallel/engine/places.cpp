@@ -80,10 +80,26 @@ NodePtr in_call(const Slots& slots, const Part& part, Variable variable) {
   }
 }
 
-Expr placed_formula(const Program& program, const Part& part) {
+/// page · world_size + rank instead of page: the place of a key of this rank's.
+NodePtr in_call(const Slots& slots, const PagesOfRank& pages, Variable variable) {
+  if (variable == Variable::seqlen_kv)
+    return slots.load("whole_seqlens", pages.seqlens, expr::make_variable(Variable::batch));
+  if (variable != Variable::kv_idx) return nullptr;
+  const NodePtr kv_idx = expr::make_variable(variable);
+  const NodePtr page_size = slots.number("page_size", pages.page_size);
+  const NodePtr page =
+      expr::make(Op::add, {expr::make(Op::mul, {expr::make(Op::floor_div, {kv_idx, page_size}),
+                                                slots.number("num_ranks", pages.world_size)}),
+                           slots.number("page_rank", pages.rank)});
+  return expr::make(
+      Op::add, {expr::make(Op::mul, {page, page_size}), expr::make(Op::mod, {kv_idx, page_size})});
+}
+
+template <typename Where>
+Expr placed_formula(const Program& program, const Where& where) {
   const Slots slots(program.captures());
   return Expr(expr::rewrite(program.expr().shared(), [&](const NodePtr& node) -> NodePtr {
-    return node->op == Op::variable ? in_call(slots, part, node->variable) : nullptr;
+    return node->op == Op::variable ? in_call(slots, where, node->variable) : nullptr;
   }));
 }
 
@@ -107,6 +123,20 @@ ScoreMod placed(const ScoreMod& score, const Part& part) {
 
 MaskMod placed(const MaskMod& mask, const Part& part) {
   return mask.is_all_visible() ? mask : MaskMod(placed_formula(mask, part));
+}
+
+std::int64_t PagesOfRank::own(std::int64_t seqlen) const {
+  const std::int64_t full = seqlen / page_size;
+  const std::int64_t rest = full % world_size == rank ? seqlen % page_size : 0;
+  return (full + world_size - 1 - rank) / world_size * page_size + rest;
+}
+
+ScoreMod placed(const ScoreMod& score, const PagesOfRank& pages) {
+  return score.is_identity() ? score : ScoreMod(placed_formula(score, pages));
+}
+
+MaskMod placed(const MaskMod& mask, const PagesOfRank& pages) {
+  return mask.is_all_visible() ? mask : MaskMod(placed_formula(mask, pages));
 }
 
 }  // namespace fovea::parallel

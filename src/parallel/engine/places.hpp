@@ -29,8 +29,21 @@ struct Part {
   std::int64_t first_q_head = 0, first_kv_head = 0;
 };
 
+/// A cache's part of the whole: every world_size-th page of each sequence.
+struct PagesOfRank {
+  int rank = 0, world_size = 1;
+  std::int64_t page_size = 1;
+  TensorView seqlens{};  // [batch] i32: of whole sequences
+
+  std::int64_t rank_of(std::int64_t kv_idx) const { return kv_idx / page_size % world_size; }
+  /// Keys of this rank among the first seqlen.
+  std::int64_t own(std::int64_t seqlen) const;
+};
+
 /// The same program, whose variables say for an index of the call what they say for that place in the whole.
 ScoreMod placed(const ScoreMod& score, const Part& part);
 MaskMod placed(const MaskMod& mask, const Part& part);
+ScoreMod placed(const ScoreMod& score, const PagesOfRank& pages);
+MaskMod placed(const MaskMod& mask, const PagesOfRank& pages);
 
 }  // namespace fovea::parallel
