@@ -11,6 +11,7 @@ import torch as _torch
 from .. import _attention, _cache, _rotary as _rows
 from . import _decode, _ops, _rotary
 from ._context_parallel import context_parallel_attention
+from ._context_parallel_decode import ContextParallelDecode
 from ._diffusers import install_diffusers
 from ._flex import BlockMask, create_block_mask, flex_attention
 from ._module import MultiheadAttention
@@ -35,6 +36,7 @@ _attention.compiled = _cache.compiled = _Compiled
 _rows.recorded, _rows.is_compiling = _rotary.rotary, _torch.compiler.is_compiling
 
 __all__ = [
+    "ContextParallelDecode",
     "BlockMask",
     "MultiheadAttention",
     "context_parallel_attention",

@@ -38,20 +38,20 @@ _Heads = tuple[Range, Range]  # query heads, kv heads
 
 
 @contextlib.contextmanager
-def _exchange() -> Iterator[None]:
+def _exchange(function: str) -> Iterator[None]:
     """What fails in an exchange, by the backend or by the group's timeout, as an error of the call."""
     try:
         yield
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise DeviceError(f"{_FUNCTION}: an exchange with other ranks failed; has one of them ended or raised an error? {reason}") from error
+        raise DeviceError(f"{function}: an exchange with other ranks failed; has one of them ended or raised an error? {reason}") from error
 
 
 class _Ranks:
     """A process group. Tensors have tokens first, so that those of several ranks stand one after the other."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    def __init__(self, group: Any, function: str = _FUNCTION) -> None:
+        self.group, self.function = group, function
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
@@ -59,9 +59,9 @@ class _Ranks:
         """[n, ...] of every rank as [size * n, ...], once it is waited for."""
         x = x.contiguous()
         whole = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        with _exchange():
+        with _exchange(self.function):
             works = [dist.all_gather_into_tensor(whole, x, group=self.group, async_op=True)]
-        return _Pending(works, whole, [x])
+        return _Pending(works, whole, [x], self.function)
 
     def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> _Pending:
         """Sends one tensor to each rank and fills one from each; what is a rank's own is handed over."""
@@ -76,20 +76,20 @@ class _Ranks:
             if peer != self.rank and x.numel()
         ]
         received = {**incoming, self.rank: sent[self.rank]} if self.rank in sent else incoming
-        with _exchange():
+        with _exchange(self.function):
             begun = dist.batch_isend_irecv(works) if works else []
-        return _Pending(begun, received, list(sent.values()))
+        return _Pending(begun, received, list(sent.values()), self.function)
 
 
 class _Pending:
     """What an exchange will have brought when it is waited for."""
 
-    def __init__(self, works: list[Any], result: Any, sent: list[Tensor]) -> None:
-        self._works, self._result = works, result
+    def __init__(self, works: list[Any], result: Any, sent: list[Tensor], function: str) -> None:
+        self._works, self._result, self._function = works, result, function
         self._sent = sent  # alive until they are read
 
     def wait(self) -> Any:
-        with _exchange():
+        with _exchange(self._function):
             for work in self._works:
                 work.wait()
         self._sent = []
@@ -657,17 +657,17 @@ def _facts(shards: ShardPlan, tensors: tuple[Any, ...], words: dict[str, Any]) -
 def _agree(ranks: _Ranks, facts: dict[str, str], problem: str) -> None:
     """The same error on every rank where one of them has another problem, or none that can run."""
     told: list[Any] = [None] * ranks.size
-    with _exchange():
+    with _exchange(ranks.function):
         dist.all_gather_object(told, (facts, problem), group=ranks.group)
     for rank, (_, found) in enumerate(told):
         if found:
-            raise InvalidArgument(f"{_FUNCTION}: rank {rank}: {found}")
+            raise InvalidArgument(f"{ranks.function}: rank {rank}: {found}")
     first = told[0][0]
     for rank, (found, _) in enumerate(told):
         for name, value in found.items():
             if first[name] != value:
                 raise InvalidArgument(
-                    f"{_FUNCTION}: {name} is {value} on rank {rank} but {first[name]} on rank 0; expected one problem on all ranks"
+                    f"{ranks.function}: {name} is {value} on rank {rank} but {first[name]} on rank 0; expected one problem on all ranks"
                 )
 
 

@@ -42,6 +42,17 @@ def test_every_mask_and_head_count_equals_one_rank(results, scheme) -> None:
     assert {name: wrong for name, wrong in cases.items() if wrong} == {}
 
 
+def test_decoding_over_pages_of_all_ranks_equals_one_cache(results) -> None:
+    assert len(results["decoding"]) == 4 * 4 * 2
+    assert {name: wrong for name, wrong in results["decoding"].items() if wrong} == {}
+
+
+def test_decoding_is_refused_on_all_ranks(results) -> None:
+    assert len(results["refused_decoding"]) == 4
+    for error in results["refused_decoding"]:
+        assert error.startswith("context_parallel_decode: rank 1: cache has no page_table")
+
+
 def test_ranks_are_told_that_one_has_ended(results) -> None:
     assert len(results["survivors"]) == 3
     for error in results["survivors"]:

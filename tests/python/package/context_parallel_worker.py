@@ -198,6 +198,85 @@ def survivors(groups, rank):
     return told
 
 
+# ---- Decoding: 12 sequences go into 1, 2, 3 and 4 ranks ----
+
+SEQUENCES, PAGE_SIZE, MAX_PAGES, KV_HEADS_OF_CACHE = 12, 4, 9, 2
+
+
+def decode_cases():
+    generator = torch.Generator().manual_seed(5)
+    cos, sin = torch.randn((2, 64, HEAD_DIM // 2), generator=generator)
+    sinks = torch.randn((HEADS,), generator=generator)
+    return {
+        "a token": (1, 1, {}),
+        "nothing new": (1, 0, {"window": (6, 0), "sinks": sinks}),
+        "a chunk": (6, 6, {"score_mod": "score + float(kv_idx) / float(seqlen_kv)", "softcap": 9.0}),
+        "all keys": (2, 2, {"sees_all_keys": True, "rotary": fovea.Rotary(cos, sin)}),
+    }
+
+
+def decoding_of(group, seqlen_q, seqlen_new, words, is_shared_out):
+    """What is wrong on this rank."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    generator = torch.Generator().manual_seed(seqlen_q)
+
+    def tensor(*shape):
+        return torch.randn(shape, generator=generator)
+
+    q = tensor(SEQUENCES, seqlen_q, HEADS, HEAD_DIM)
+    new = [tensor(SEQUENCES, seqlen_new, KV_HEADS_OF_CACHE, dim) for dim in (HEAD_DIM, HEAD_DIM_V)]
+    pages = [tensor(SEQUENCES * MAX_PAGES, PAGE_SIZE, KV_HEADS_OF_CACHE, dim) for dim in (HEAD_DIM, HEAD_DIM_V)]
+    table = torch.arange(SEQUENCES * MAX_PAGES, dtype=torch.int32).reshape(SEQUENCES, MAX_PAGES)
+    seqlens = torch.arange(SEQUENCES, dtype=torch.int32) * 2  # from none on: ranks have no key of some
+    own_table = table[:, rank::size].contiguous()
+    own_pages = [torch.full_like(x, float("nan")) for x in pages]
+    for own, x in zip(own_pages, pages):
+        own[own_table.flatten()] = x[own_table.flatten()]
+    append = dict(zip(("append_k", "append_v"), new)) if seqlen_new else {}
+    expected = fovea.decode(q, fovea.KvCache(*pages, seqlens, page_table=table), return_lse=True, **append, **words)
+    part = slice(rank * SEQUENCES // size, (rank + 1) * SEQUENCES // size) if is_shared_out else slice(None)
+    got = fovea.torch.ContextParallelDecode(group)(
+        q[part], fovea.KvCache(*own_pages, seqlens, page_table=own_table), return_lse=True,
+        **{name: x[part] for name, x in append.items()}, **words,
+    )  # fmt: skip
+    wrong = (differences(name, x, y[part], False, torch.float32) for name, x, y in zip(("out", "lse"), got, expected))
+    return "; ".join(x for x in wrong if x)
+
+
+def decoding(groups, rank):
+    results = {}
+    for name, (seqlen_q, seqlen_new, words) in decode_cases().items():
+        for size, group in groups.items():
+            for is_shared_out in (False, True) if rank < size else ():
+                key = f"{name}, {size} ranks{', own queries' if is_shared_out else ''}"
+                results[key] = decoding_of(group, seqlen_q, seqlen_new, words, is_shared_out)
+    return results
+
+
+def refused_decoding(group, rank):
+    """The error of each rank where one of them has no pages."""
+    q = torch.zeros(WORLD, 1, 1, 8)
+    pages = torch.zeros(WORLD, 1, 1, 8)
+    table = None if rank == 1 else torch.zeros(WORLD, 1, dtype=torch.int32)
+    cache = fovea.KvCache(pages, pages.clone(), torch.zeros(WORLD, dtype=torch.int32), page_table=table)
+    try:
+        fovea.torch.ContextParallelDecode(group)(q, cache)
+    except fovea.InvalidArgument as error:
+        return str(error)
+    return "accepted"
+
+
+def gathered(found):
+    """Of every rank, together: what is wrong by name of the case."""
+    told = [None] * WORLD
+    dist.all_gather_object(told, found)
+    wrong = dict.fromkeys(told[0], "")
+    for other, of_rank in enumerate(told):
+        for name, text in of_rank.items():
+            wrong[name] += f"rank {other}: {text}; " if text else ""
+    return wrong
+
+
 def run(rank):
     groups = {size: dist.new_group(range(size)) for size in (1, 2, 3, 4)}
     results = {}
@@ -219,12 +298,8 @@ def run(rank):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))["context"]
     results["mesh, all_gather, 2 ranks"] = Case({"causal": True}, 4).run(mesh.get_group(), "all_gather", mesh=mesh)
     told = [None] * WORLD
-    dist.all_gather_object(told, results)
-    wrong = dict.fromkeys(told[0], "")
-    for other, found in enumerate(told):
-        for name, text in found.items():
-            wrong[name] += f"rank {other}: {text}; " if text else ""
-    return {"cases": wrong, "refusals": refusals(groups[WORLD], rank), "survivors": survivors(groups, rank)}
+    dist.all_gather_object(told, refused_decoding(groups[WORLD], rank))
+    return {"cases": gathered(results), "decoding": gathered(decoding(groups, rank)), "refused_decoding": told, "refusals": refusals(groups[WORLD], rank), "survivors": survivors(groups, rank)}
 
 
 def main():
