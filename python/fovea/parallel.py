@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, Union
 from . import _abi
 from ._arrays import Array, TensorSpec, root_module
 from ._calls import Bound, Builder, offset
-from ._forward import MaskMod, add_forward, gather
+from ._forward import MaskMod, add_forward, gather, resolve_mask
 from ._library import check, library, take_text
+from ._programs import Program
 from .errors import InvalidArgument, Unsupported
 
 #: Schemes by name: docs/guides/context_parallel.md says when to take which.
@@ -88,6 +89,74 @@ def _take(x: Array, places: Any, dim: int) -> Array:
     raise InvalidArgument(f"ShardPlan: x is a {type(x).__name__}; expected an array of NumPy, PyTorch, CuPy or JAX")
 
 
+class PackedPlaces(NamedTuple):
+    """Of packed tokens, [total] i32 each: what programs, which speak of one sequence, read of it.
+
+    Attributes
+    ----------
+    sequences : array
+        Whose token it is; -1 behind the last sequence.
+    positions, lengths : array
+        Its place in that sequence, and how long that is.
+    """
+
+    sequences: Array
+    positions: Array
+    lengths: Array
+
+    def placed(self, program: Program) -> Program:
+        """The program of sequences, for all packed tokens as one: rows see keys of their own sequence alone."""
+        places = {
+            "batch": "sequences[q_idx]", "q_idx": "positions[q_idx]", "kv_idx": "positions[kv_idx]", "seqlen_q": "lengths[q_idx]",
+            "seqlen_kv": "lengths[q_idx]",
+        }  # fmt: skip
+        return program.placed(places, self._asdict())
+
+
+def _packed_places(cu_seqlens: Array, total: int) -> PackedPlaces:
+    """On the host, of the library of cu_seqlens or of NumPy."""
+    offsets = [int(x) for x in cu_seqlens]
+    ends = zip(offsets, offsets[1:])
+    if not offsets or offsets[0] != 0 or any(end < begin for begin, end in ends) or offsets[-1] > total:
+        raise InvalidArgument(
+            f"context_parallel_plan: cu_seqlens is {offsets}; expected offsets that start at 0, never decrease and end at most at {total}"
+        )
+    columns: tuple[list[int], list[int], list[int]] = ([], [], [])
+    for sequence, (begin, end) in enumerate(zip(offsets, offsets[1:])):
+        columns[0].extend([sequence] * (end - begin))
+        columns[1].extend(range(end - begin))
+        columns[2].extend([end - begin] * (end - begin))
+    rest = total - offsets[-1]
+    if root_module(cu_seqlens) == "torch":
+        torch = sys.modules["torch"]
+        arrays = [torch.tensor(x + [fill] * rest, dtype=torch.int32) for x, fill in zip(columns, (-1, 0, 0))]
+    else:
+        import numpy
+
+        arrays = [numpy.array(x + [fill] * rest, dtype=numpy.int32) for x, fill in zip(columns, (-1, 0, 0))]
+    return PackedPlaces(*arrays)
+
+
+def _as_one_sequence(x: Any, name: str) -> Any:
+    """[total, heads, head_dim] as [1, total, heads, head_dim]."""
+    if x is None:
+        return None
+    if len(x.shape) != 3:
+        raise InvalidArgument(
+            f"context_parallel_plan: {name} has shape {tuple(x.shape)}; expected [total, heads, head_dim], packed as cu_seqlens says"
+        )
+    return TensorSpec((1, *x.shape), x.dtype) if isinstance(x, TensorSpec) else x[None]
+
+
+def _packed_words(words: dict[str, Any], packed: PackedPlaces) -> dict[str, Any]:
+    """The mask of all packed tokens as one sequence. Distances are the same there, so causal masks and windows are what they were."""
+    array, program = resolve_mask(words["mask"], words["mask_mod"])
+    if array is not None or words["segment_ids"] is not None:
+        raise InvalidArgument("context_parallel_plan: cu_seqlens beside a dense mask or segment_ids; expected a program of sequences' positions")
+    placed = None if program is None else packed.placed(program)
+    return {**words, "mask": placed, "mask_mod": None, "segment_ids": packed.sequences[None]}
+
+
 class ShardPlan:
     """A plan of `context_parallel_plan`. Immutable; it is not sent from rank to rank, each makes its own.
 
@@ -107,12 +176,14 @@ class ShardPlan:
         All that it says, as JSON.
     mask_words : dict
         causal, window, mask, segment_ids and so on, as the plan was made with: what runs it, masks by them.
+    packed : PackedPlaces, optional
+        Of packed sequences.
     engines : dict
         What runs it, by process group: made by the first call.
     """
 
-    def __init__(self, bound: Bound, mask_words: dict[str, Any]) -> None:
-        self.mask_words = mask_words
+    def __init__(self, bound: Bound, mask_words: dict[str, Any], packed: PackedPlaces | None = None) -> None:
+        self.mask_words, self.packed = mask_words, packed
         address = ctypes.c_void_p()
         check("fovea_shard_plan_create", bound.address, ctypes.byref(address))
         self._address = address.value or 0
@@ -444,6 +515,7 @@ def context_parallel_plan(
     mask: Any = None,
     mask_mod: MaskMod | None = None,
     segment_ids: Any = None,
+    cu_seqlens: Array | None = None,
     layout: str = "bshd",
 ) -> ShardPlan:
     """Deals the tokens of a sequence to ranks: equally many to each, and even work by the tiles that the mask leaves.
@@ -470,6 +542,9 @@ def context_parallel_plan(
         "hybrid": ranks that share a group's heads; 0: as many as divide ranks and kv heads.
     causal, align, window, mask, mask_mod, segment_ids, layout
         As `attention`'s; arrays are on the host.
+    cu_seqlens : array, [num_sequences + 1] i32 or i64, optional
+        Makes q, k and v packed, [total, heads, head_dim], queries and keys alike; read here. total is a multiple of `world_size`; tokens
+        behind the last sequence see nothing. Programs speak of positions, lengths and numbers of sequences.
 
     Returns
     -------
@@ -497,8 +572,13 @@ def context_parallel_plan(
         "causal": causal, "align": align, "window": window, "mask": mask, "mask_mod": mask_mod, "segment_ids": segment_ids,
         "layout": layout,
     }  # fmt: skip
+    packed = None
+    if cu_seqlens is not None:
+        q, k, v = (_as_one_sequence(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
+        packed = _packed_places(cu_seqlens, q.shape[1])
+        words = _packed_words(words, packed)
     bound, _kept = _bound(function, q, k, v, numbers, words)
-    return ShardPlan(bound, words)
+    return ShardPlan(bound, words, packed)
 
 
 class Forecast(NamedTuple):

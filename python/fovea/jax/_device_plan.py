@@ -195,6 +195,8 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     """
     if not isinstance(shards, ShardPlan):
         raise InvalidArgument(f"device_plan: shards is a {type(shards).__name__}; expected a ShardPlan")
+    if shards.packed is not None:
+        raise InvalidArgument("device_plan: a plan of cu_seqlens; expected one sequence with segment_ids, whose programs speak of its positions")
     table = np.asarray(shards.permutation(), np.int32).reshape(shards.world_size, -1)
     none = np.zeros((shards.world_size, 0), np.int32)
     exchanges: dict[str, Any] = {"sent": (), "distances": (), "order": none, "kv_places": none}

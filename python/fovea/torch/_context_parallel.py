@@ -26,7 +26,7 @@ from .._joined import mask_program, places_in_whole, score_program
 from .._library import address_of
 from .._programs import Program, documents
 from ..errors import DeviceError, InvalidArgument
-from ..parallel import Range, ShardPlan
+from ..parallel import PackedPlaces, Range, ShardPlan
 
 _FUNCTION = "context_parallel_attention"
 _BACKWARD = address_of("fovea_attention_backward")
@@ -621,12 +621,32 @@ def _check_shapes(shards: ShardPlan, ranks: _Ranks, q: Tensor, k: Tensor, v: Ten
     if ranks.size != shards.world_size:
         raise InvalidArgument(f"{_FUNCTION}: the group has {ranks.size} ranks; expected {shards.world_size}, those of the plan")
     num_tokens = shards.seqlen // shards.world_size
+    leading = "[batch, " if shards.packed is None else "["
+    rank = 4 if shards.packed is None else 3
     for name, x, num_heads in (("q", q, shards.num_heads_q), ("k", k, shards.num_heads_kv), ("v", v, shards.num_heads_kv)):
-        if not isinstance(x, Tensor) or x.dim() != 4 or tuple(x.shape[1:3]) != (num_tokens, num_heads):
+        if not isinstance(x, Tensor) or x.dim() != rank or tuple(x.shape[-3:-1]) != (num_tokens, num_heads):
             got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"
             raise InvalidArgument(
-                f"{_FUNCTION}: {name} {got}; expected [batch, {num_tokens}, {num_heads}, head_dim], this rank's tokens"
+                f"{_FUNCTION}: {name} {got}; expected {leading}{num_tokens}, {num_heads}, head_dim], this rank's tokens"
             )
+
+
+_packed_of_plans: WeakKeyDictionary[ShardPlan, dict[torch.device, PackedPlaces]] = WeakKeyDictionary()
+
+
+def _score_program(
+    shards: ShardPlan, device: torch.device, bias: Tensor | None, alibi: Tensor | None, score_mod: ScoreMod | None
+) -> Program | None:
+    """Scores of all tokens as one sequence."""
+    score = score_program(bias, alibi, score_mod)
+    if score is None or shards.packed is None:
+        return score
+    if bias is not None:
+        raise InvalidArgument("bias is dense and sequences are packed; expected a score_mod of their positions")
+    on_devices = _packed_of_plans.setdefault(shards, {})
+    if device not in on_devices:
+        on_devices[device] = PackedPlaces(*(torch.as_tensor(x).to(device) for x in shards.packed))
+    return on_devices[device].placed(score)
 
 
 _facts_of_plans: WeakKeyDictionary[ShardPlan, dict[str, str]] = WeakKeyDictionary()
@@ -696,7 +716,8 @@ def context_parallel_attention(
     Parameters
     ----------
     q : Tensor, [batch, seqlen // world_size, num_heads_q, head_dim_qk], f32, f16 or bf16
-        This rank's tokens, in the order of the plan: ``shards.shard(whole, rank)``.
+        This rank's tokens, in the order of the plan: ``shards.shard(whole, rank)``. Of packed sequences, where the plan was made with
+        cu_seqlens: [total // world_size, num_heads_q, head_dim_qk], and so k, v, out and lse.
     k : Tensor, [batch, seqlen // world_size, num_heads_kv, head_dim_qk]
     v : Tensor, [batch, seqlen // world_size, num_heads_kv, head_dim_v]
     shards : ShardPlan
@@ -738,7 +759,7 @@ def context_parallel_attention(
     problem, score = "", None
     try:
         _check_shapes(shards, ranks, q, k, v)
-        score = score_program(bias, alibi, score_mod)
+        score = _score_program(shards, q.device, bias, alibi, score_mod)
         words["score_mod"] = None if score is None else score.text
         words["sinks"] = None if sinks is None else tuple(sinks.shape)
     except (TypeError, ValueError) as error:
@@ -753,5 +774,10 @@ def context_parallel_attention(
             engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
         engine.agreed.add(said)
     features = _Features(score, scale, softcap)
+    is_packed = shards.packed is not None
+    if is_packed:
+        q, k, v = (x[None] for x in (q, k, v))
     out, lse = _Node.apply(engine, features, q, k, v, sinks, *features.differentiable().values())
+    if is_packed:
+        out, lse = out[0], lse[0]
     return (out, lse) if return_lse else out

@@ -198,6 +198,64 @@ def survivors(groups, rank):
     return told
 
 
+# ---- Packed sequences ----
+
+
+class PackedCase(Case):
+    """The same tokens as sequences behind each other, some rows of nobody at the end: masks and scores count in each."""
+
+    CU_SEQLENS = (0, 5, 5, 24, 31, 43)
+
+    def __init__(self, mask_words, features=None, leaves=()):
+        self.mask_words, self.dtype = mask_words, torch.float32
+        self.features, self.leaves = features or {}, leaves
+        self.cu_seqlens = torch.tensor(self.CU_SEQLENS, dtype=torch.int32)
+        self.q, self.k, self.v, self.dout, self.dlse = (x[0] for x in inputs(4, torch.float32))
+        whole = {**mask_words, **self.features, "cu_seqlens": self.cu_seqlens}
+        self.expected = with_gradients(
+            lambda q, k, v: fovea.attention(q, k, v, return_lse=True, **whole), self.q, self.k, self.v, self.dout, self.dlse, leaves
+        )
+
+    def plan(self, world_size, scheme):
+        try:
+            return parallel.context_parallel_plan(
+                self.q, self.k, self.v, world_size=world_size, scheme=scheme, tile_q=4, tile_kv=4, cu_seqlens=self.cu_seqlens,
+                **self.mask_words,
+            )  # fmt: skip
+        except fovea.InvalidArgument as error:
+            assert "heads" in str(error) or "ranks" in str(error), error
+            return None  # heads that do not divide
+
+    def run(self, group, scheme):
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        plan = self.plan(size, scheme)
+        if plan is None:
+            return None
+        q, k, v, dout = (plan.shard(x, rank, dim=0) for x in (self.q, self.k, self.v, self.dout))
+        made = with_gradients(
+            lambda q, k, v: fovea.torch.context_parallel_attention(q, k, v, plan, group=group, return_lse=True, **self.features),
+            q, k, v, dout, plan.shard(self.dlse, rank, dim=1), self.leaves,
+        )  # fmt: skip
+        wrong = []
+        for name, got, expected in zip(TENSORS, made, self.expected):
+            wrong.append(differences(name, got, plan.shard(expected, rank, dim=1 if name == "lse" else 0), False, self.dtype))
+        for index, got in enumerate(made[len(TENSORS) :]):
+            dist.all_reduce(got, group=group)  # what ranks contribute
+            wrong.append(differences(f"leaf {index}", got, self.expected[len(TENSORS) + index], False, self.dtype))
+        return "; ".join(x for x in wrong if x)
+
+
+def packed_cases():
+    generator = torch.Generator().manual_seed(4)
+    table = torch.randn((HEADS, 7), generator=generator).requires_grad_()
+    score = fovea.score_mod("score + table[q_head, q_idx % 7] * 0.5 + float(batch) * float(kv_idx) / float(seqlen_kv)", table=table)
+    return {
+        "packed causal": PackedCase({"causal": True}),
+        "packed window": PackedCase({"window": (3, 2)}),
+        "packed programs": PackedCase({"mask_mod": "kv_idx <= q_idx && kv_idx != seqlen_kv - 3"}, {"score_mod": score}, (table,)),
+    }
+
+
 # ---- Decoding: 12 sequences go into 1, 2, 3 and 4 ranks ----
 
 SEQUENCES, PAGE_SIZE, MAX_PAGES, KV_HEADS_OF_CACHE = 12, 4, 9, 2
@@ -293,6 +351,8 @@ def run(rank):
     record("features", featured_case())
     record("bf16", Case({"causal": True}, 4, dtype=torch.bfloat16))
     record("summed", Case({"causal": True}, 4), schemes=INVARIANT, deterministic=False)
+    for name, case in packed_cases().items():
+        record(name, case)
     for scheme in ("ring", "hybrid"):
         results[f"bf16 rounded once, {scheme}, 4 ranks"] = rounding_of(groups[WORLD], scheme)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))["context"]

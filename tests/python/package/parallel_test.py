@@ -1,5 +1,7 @@
 """Plans of context parallelism: what ranks hold, receive and compute, in Python's own terms."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,31 @@ def test_refusals() -> None:
         plan.permute(np.zeros((5, 4096)), dim=0)
     with pytest.raises(fovea.InvalidArgument, match="tflops is 0"):
         parallel.forecast(SPEC, KV, world_size=4, tflops=0)
+
+
+def test_packed_tokens_are_one_sequence_whose_programs_speak_of_each() -> None:
+    spec = fovea.TensorSpec((8, 1, 8))
+    plan = parallel.context_parallel_plan(spec, spec, world_size=2, tile_q=1, tile_kv=1, causal=True, cu_seqlens=np.array([0, 3, 3, 7]))
+    assert [x.tolist() for x in plan.packed] == [[0, 0, 0, 2, 2, 2, 2, -1], [0, 1, 2, 0, 1, 2, 3, 0], [3, 3, 3, 4, 4, 4, 4, 0]]
+    assert sum(plan.load(rank).full + plan.load(rank).partial for rank in range(2)) == 6 + 10  # triangles of 3 and 4
+    none = parallel.context_parallel_plan(spec, spec, world_size=2, mask_mod="kv_idx >= seqlen_kv", cu_seqlens=np.array([0, 3, 7]))
+    assert all(none.load(rank).work == 0 for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ({"cu_seqlens": [0, 5, 9]}, "cu_seqlens is [0, 5, 9]; expected offsets that start at 0, never decrease and end at most at 8"),
+        ({"cu_seqlens": [0, 5, 4]}, "cu_seqlens is [0, 5, 4]; expected"),
+        ({"cu_seqlens": [1, 5]}, "cu_seqlens is [1, 5]; expected"),
+        ({"cu_seqlens": [0, 8], "segment_ids": np.zeros((1, 8), np.int32)}, "cu_seqlens beside a dense mask or segment_ids"),
+        ({"cu_seqlens": [0, 8], "mask": np.ones((8, 8), bool)}, "cu_seqlens beside a dense mask or segment_ids"),
+    ],
+)
+def test_packed_refusals(words, text) -> None:
+    spec = fovea.TensorSpec((8, 1, 8))
+    words = {**words, "cu_seqlens": np.array(words["cu_seqlens"])}
+    with pytest.raises(fovea.InvalidArgument, match=re.escape(text)):
+        parallel.context_parallel_plan(spec, spec, world_size=2, **words)
+    with pytest.raises(fovea.InvalidArgument, match=re.escape("q has shape (1, 8, 1, 8); expected [total, heads, head_dim]")):
+        parallel.context_parallel_plan(fovea.TensorSpec((1, 8, 1, 8)), spec, world_size=2, cu_seqlens=np.array([0, 8]))
