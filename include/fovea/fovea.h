@@ -775,6 +775,60 @@ FOVEA_API int fovea_forecast_context_parallel(const fovea_shard_args* args, doub
                                               double bytes, int32_t format, char** text,
                                               fovea_error** error);
 
+/* ---- Context parallelism ---- */
+
+/* Bytes for a rank, or from it. */
+typedef struct fovea_outgoing_message {
+  const void* data;
+  size_t bytes;
+  int64_t to;
+} fovea_outgoing_message;
+typedef struct fovea_incoming_message {
+  void* data;
+  size_t bytes;
+  int64_t from;
+} fovea_incoming_message;
+
+/* One rank's end of a group of ranks, over any transport: see Communicator in communicator.hpp for what each function
+ * does, and when. They return 0, or anything else where the transport fails or a rank has ended: the call then ends with
+ * FOVEA_DEVICE_ERROR. begin_... set *exchange to a number of their own, which wait is given once. */
+typedef struct fovea_communicator {
+  size_t struct_size;
+  uint32_t version;
+  int32_t rank;
+  int32_t world_size;
+  uint32_t reserved_0;
+  void* context;
+  int (*begin_all_gather)(void* context, const void* sent, void* received, size_t bytes,
+                          void* stream, uint64_t* exchange);
+  int (*begin_reduce_scatter)(void* context, const float* sent, float* received, size_t count,
+                              void* stream, uint64_t* exchange);
+  int (*begin_messages)(void* context, const fovea_outgoing_message* sent, size_t num_sent,
+                        const fovea_incoming_message* received, size_t num_received, void* stream,
+                        uint64_t* exchange);
+  int (*wait)(void* context, uint64_t exchange, void* stream);
+} fovea_communicator;
+
+/* Attention of a sequence whose tokens lie on several ranks. A rank has one call at a time. */
+typedef struct fovea_context_parallel fovea_context_parallel;
+
+/* See ContextParallel in context_parallel.hpp. The communicator is copied, and its functions are called until the object
+ * is destroyed; the plan may be destroyed before. */
+FOVEA_API int fovea_context_parallel_create(const fovea_shard_plan* plan,
+                                            const fovea_communicator* communicator,
+                                            fovea_context_parallel** context_parallel,
+                                            fovea_error** error);
+FOVEA_API void fovea_context_parallel_destroy(fovea_context_parallel* context_parallel);
+
+/* Of this rank's tokens; masks are those that the plan was made with. The struct's runtime and workspace are not
+ * looked at. */
+FOVEA_API int fovea_context_parallel_forward(fovea_context_parallel* context_parallel,
+                                             const fovea_attention_forward_args* args,
+                                             fovea_error** error);
+FOVEA_API int fovea_context_parallel_backward(fovea_context_parallel* context_parallel,
+                                              const fovea_attention_backward_args* args,
+                                              fovea_error** error);
+
 /* ---- Probabilities ---- */
 
 /* Whose probabilities, and where they go. */

@@ -1,4 +1,6 @@
 // The functions of fovea.h around a forward call: gradients, tangents, partial states.
+#include "ffi/gradients.hpp"
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -21,7 +23,9 @@ namespace {
 
 using fovea::TensorView;
 using fovea::ffi::Access;
+using fovea::ffi::BackwardCall;
 using fovea::ffi::guarded;
+using fovea::ffi::to_backward;
 
 /// Reads the tensors of one struct and says whose they are when one is wrong.
 class Tensors {
@@ -48,19 +52,16 @@ std::span<std::byte> to_workspace(void* data, std::size_t bytes, const std::stri
   return {static_cast<std::byte*>(data), bytes};
 }
 
-struct BackwardCall {
-  fovea::ffi::Call forward;
-  fovea::AttentionBackward args;
-};
+}  // namespace
 
-BackwardCall to_backward(const fovea_attention_backward_args* source, const std::string& where,
-                         fovea::ffi::ProgramCache* cache = nullptr) {
+fovea::ffi::BackwardCall fovea::ffi::to_backward(const fovea_attention_backward_args* source,
+                                                 const std::string& where, ProgramCache* cache) {
   constexpr std::size_t kLeastSize = offsetof(fovea_attention_backward_args, dlse);
-  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
+  const auto c = read_struct(source, kLeastSize, where);
   const Tensors read(where);
   BackwardCall call;
-  call.forward = fovea::ffi::to_call(c.forward, where + ": forward", cache);
-  fovea::AttentionBackward& args = call.args;
+  call.forward = to_call(c.forward, where + ": forward", cache);
+  AttentionBackward& args = call.args;
   args.forward = call.forward.args;
   args.dout = read.required(read.input(c.dout, "dout"), "dout");
   args.dlse = read.input(c.dlse, "dlse");
@@ -68,13 +69,15 @@ BackwardCall to_backward(const fovea_attention_backward_args* source, const std:
   args.dk = read.output(c.dk, "dk");
   args.dv = read.output(c.dv, "dv");
   args.dsinks = read.output(c.dsinks, "dsinks");
-  args.dcaptured = fovea::ffi::to_captured(call.forward, c.dcaptured, c.num_dcaptured,
-                                           Access::write, where + ": dcaptured");
+  args.dcaptured =
+      to_captured(call.forward, c.dcaptured, c.num_dcaptured, Access::write, where + ": dcaptured");
   args.workspace = to_workspace(c.workspace, c.workspace_bytes, where);
   args.executor = call.forward.threads.executor;
   args.stream = call.forward.args.stream;
   return call;
 }
+
+namespace {
 
 struct DoubleBackwardCall {
   fovea::ffi::Call forward;

@@ -1,4 +1,6 @@
 // The functions of fovea.h that shard a problem over ranks.
+#include "ffi/shard_plan.hpp"
+
 #include <cstddef>
 #include <span>
 #include <string>
@@ -13,10 +15,6 @@
 #include "ffi/explanation.hpp"
 #include "ffi/sized_struct.hpp"
 #include "ffi/tensor.hpp"
-
-struct fovea_shard_plan {
-  fovea::ShardPlan plan;
-};
 
 namespace {
 
