@@ -57,7 +57,8 @@ class FOVEA_EXPORT ContextParallel {
 /// are few, and keys stay; every rank attends to the keys that it has, and partial results are merged.
 ///
 ///   ContextParallelDecode decoding(communicator);  // on every rank
-///   decoding.run({.q = q, .cache = {.k = k_pages, .v = v_pages, .page_table = own_pages, .seqlens = seqlens}, .out = out});
+///   KvCache cache{.k = k_pages, .v = v_pages, .page_table = own_pages, .seqlens = seqlens};
+///   decoding.run({.q = q, .cache = cache, .out = out});
 ///
 /// cache      page n of every sequence lies on rank n % world_size: page_table[b, n / world_size] there, [batch,
 ///            pages]. seqlens are those of whole sequences, the same on all ranks.
@@ -67,7 +68,7 @@ class FOVEA_EXPORT ContextParallel {
 /// append     new tokens are written by the rank that has their page.
 /// score, mask, rotary
 ///            speak of positions and lengths of whole sequences; mask is causal unless given.
-/// Bits       the same in every run; states are merged in the order of ranks, so other numbers of ranks round elsewhere.
+/// Bits       the same in every run: states are merged in the order of ranks. Other numbers of ranks round elsewhere.
 /// Device     the cpu.
 /// Throws     as ContextParallel. Refused by name: contiguous caches, slots, left padding, pages by offsets, packed
 ///            queries, shared prefixes.

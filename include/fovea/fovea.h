@@ -790,8 +790,8 @@ typedef struct fovea_incoming_message {
 } fovea_incoming_message;
 
 /* One rank's end of a group of ranks, over any transport: see Communicator in communicator.hpp for what each function
- * does, and when. They return 0, or anything else where the transport fails or a rank has ended: the call then ends with
- * FOVEA_DEVICE_ERROR. begin_... set *exchange to a number of their own, which wait is given once. */
+ * does, and when. They return 0, or anything else where the transport fails or a rank has ended: the call then ends
+ * with FOVEA_DEVICE_ERROR. begin_... set *exchange to a number of their own, which wait is given once. */
 typedef struct fovea_communicator {
   size_t struct_size;
   uint32_t version;
@@ -812,8 +812,8 @@ typedef struct fovea_communicator {
 /* Attention of a sequence whose tokens lie on several ranks. A rank has one call at a time. */
 typedef struct fovea_context_parallel fovea_context_parallel;
 
-/* See ContextParallel in context_parallel.hpp. The communicator is copied, and its functions are called until the object
- * is destroyed; the plan may be destroyed before. */
+/* See ContextParallel in context_parallel.hpp. The communicator is copied, and its functions are called until the
+ * object is destroyed; the plan may be destroyed before. */
 FOVEA_API int fovea_context_parallel_create(const fovea_shard_plan* plan,
                                             const fovea_communicator* communicator,
                                             fovea_context_parallel** context_parallel,

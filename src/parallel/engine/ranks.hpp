@@ -1,4 +1,4 @@
-// A communicator as engines use it: tensors with tokens first, so that those of several ranks stand one after the other.
+// A communicator as engines use it: tensors with tokens first, so that those of several ranks stand one after another.
 #pragma once
 
 #include <cstddef>

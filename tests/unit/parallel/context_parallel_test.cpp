@@ -567,6 +567,22 @@ TEST_F(ContextParallelTest, WhatRanksCannotComputeIsRefusedByName) {
   EXPECT_THROW(ContextParallel(plan, std::move(make_thread_communicators(2)[0])), InvalidArgument);
 }
 
+TEST_F(ContextParallelTest, AMaskWithOtherNumbersThanThePlansIsRefused) {
+  const Case problem{.mask = window(5, 0), .num_heads_kv = 8};
+  ContextParallel attention(context_parallel_plan(problem.problem(), 1),
+                            std::move(make_thread_communicators(1)[0]));
+  Tensors own(8);
+  AttentionForward args = problem.forward(own);
+  attention.forward(args);
+  args.mask = window(6, 0);
+  try {
+    attention.forward(args);
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("window_left = 6"), HasSubstr("window_left = 5")));
+  }
+}
+
 // ---- Threads' letter boxes ----
 
 TEST(ThreadCommunicatorTest, ExchangesMayBeWaitedForInAnyOrder) {
