@@ -678,7 +678,31 @@ int run_block_map(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   return call(fovea_mask_tiles, lent, kinds.data(), kinds.size(), shape);
 }
 
-/// A plan, and each question that it answers about a rank that may not be.
+/// A rank alone, whose exchanges are copies.
+fovea_communicator lone_rank() {
+  fovea_communicator ranks{};
+  ranks.world_size = 1;
+  ranks.begin_all_gather = [](void*, const void* sent, void* received, std::size_t bytes, void*,
+                              std::uint64_t*) {
+    if (bytes != 0) std::memcpy(received, sent, bytes);
+    return 0;
+  };
+  ranks.begin_reduce_scatter = [](void*, const float* sent, float* received, std::size_t count,
+                                  void*, std::uint64_t*) {
+    std::copy_n(sent, count, received);
+    return 0;
+  };
+  ranks.begin_messages = [](void*, const fovea_outgoing_message*, std::size_t num_sent,
+                            const fovea_incoming_message*, std::size_t num_received, void*,
+                            std::uint64_t*) {
+    require(num_sent == 0 && num_received == 0);  // what is a rank's own stays
+    return 0;
+  };
+  ranks.wait = [](void*, std::uint64_t, void*) { return 0; };
+  return ranks;
+}
+
+/// A plan, and each question that it answers about a rank that may not be; attention where one rank has all.
 int run_shards(Loan& loan, Bytes& bytes, const Sizes& sizes) {
   fovea_shard_args args{};
   const fovea_attention_forward_args forward = forward_args(loan, bytes, sizes);
@@ -708,7 +732,13 @@ int run_shards(Loan& loan, Bytes& bytes, const Sizes& sizes) {
                            std::int32_t{bytes.next()}, &text);
   require((text != nullptr) == (printed == FOVEA_OK));
   fovea_string_free(text);
+  fovea_context_parallel* attention = nullptr;
+  const int made = call(fovea_context_parallel_create, static_cast<const fovea_shard_plan*>(plan),
+                        loan.lend(lone_rank()), &attention);
+  require((attention != nullptr) == (made == FOVEA_OK));
   fovea_shard_plan_destroy(plan);
+  if (made == FOVEA_OK) call(fovea_context_parallel_forward, attention, args.forward);
+  fovea_context_parallel_destroy(attention);
   return kind;
 }
 

@@ -351,8 +351,8 @@ def run(rank):
     record("features", featured_case())
     record("bf16", Case({"causal": True}, 4, dtype=torch.bfloat16))
     record("summed", Case({"causal": True}, 4), schemes=INVARIANT, deterministic=False)
-    for name, case in packed_cases().items():
-        record(name, case)
+    for (name, case), sizes in zip(packed_cases().items(), ((4,), (2,), (2, 4))):
+        record(name, case, sizes=sizes)
     for scheme in ("ring", "hybrid"):
         results[f"bf16 rounded once, {scheme}, 4 ranks"] = rounding_of(groups[WORLD], scheme)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))["context"]
