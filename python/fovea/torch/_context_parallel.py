@@ -338,7 +338,7 @@ class _Gathering(_Engine):
             made.append(_differentiate(_of_heads(rows, part), keys, words, into, captured))
             # On their way while the next part is computed.
             returning.append([self._begin_return(into[name]) for name in ("dk", "dv") if name in into])
-        dsinks = None if sinks is None else torch.cat([x.dsinks for x in made])
+        dsinks = None if sinks is None else torch.cat([x.dsinks for x in made if x.dsinks is not None])
         by_name = {name: _sum([x.captured[name] for x in made]) for name in captured}
         if self.is_deterministic:
             dk, dv = self._by_all_rows(features, rows, k, v, sinks)

@@ -185,8 +185,8 @@ class ContextParallelDecode:
         counts = torch.nn.functional.pad(are_own.sum(1).cumsum(0), (1, 0)).to(cache.seqlens.dtype)
         turning = None
         if rotary is not None:
-            positions = kv_idx if positions is None else positions
-            turning = rotary._replace(positions=positions.flatten()[order].to(cache.seqlens.dtype), positions_q=None)
+            places: Tensor = kv_idx if positions is None else positions
+            turning = rotary._replace(positions=places.flatten()[order].to(cache.seqlens.dtype), positions_q=None)
         own = KvCache(cache.k, cache.v, pages.own(cache.seqlens), page_table=cache.page_table)
         append_to_cache(own, k.flatten(0, 1)[order], v.flatten(0, 1)[order], turning, cu_seqlens=counts)
 

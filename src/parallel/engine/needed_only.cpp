@@ -1,6 +1,7 @@
 // needed_only: the tiles of keys that a rank's rows see; sums of their gradients go back to those who have them.
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <span>
 
 #include "parallel/engine/engine.hpp"
@@ -91,49 +92,58 @@ class NeededOnlyEngine : public Engine {
     return result;
   }
 
-  Pending asked(const EngineCall& call, const TensorView& own) const {
+  /// The way back: what `gathered` made stands in `to` again.
+  static void put(const Memory& memory, const TensorView& to, std::span<const TokenRange> list,
+                  std::span<const TokenRange> ranges, const OwnedTensor& from) {
+    std::int64_t at = 0;
+    for (const TokenRange& range : places_within(list, ranges)) {
+      memory.copy(tokens_of(to, range), tokens_of(from.view, {at, at + range.size()}));
+      at += range.size();
+    }
+  }
+
+  using RangesOfPeer = std::function<std::vector<TokenRange>(int peer)>;
+
+  /// Of x, whose tokens are those of `list`: to each rank what it is to have, from each what this one is.
+  Pending exchanged(const EngineCall& call, const TensorView& x, std::span<const TokenRange> list,
+                    const RangesOfPeer& sent, const RangesOfPeer& received) const {
     std::vector<OwnedTensor> kept;
     std::vector<Outgoing> outgoing;
     std::vector<Incoming> incoming;
     for (int peer = 0; peer < plan_.world_size; ++peer) {
-      const auto sent = intersection(needs(peer), tokens(rank_));
-      const auto received = intersection(needs_, tokens(peer));
-      kept.push_back(gathered(call.memory, own, tokens(rank_), sent));
+      kept.push_back(gathered(call.memory, x, list, sent(peer)));
       outgoing.push_back({peer, kept.back().view});
-      incoming.push_back({peer, shape_with_tokens(own, num_tokens(received))});
+      incoming.push_back({peer, shape_with_tokens(x, num_tokens(received(peer)))});
     }
-    return call.ranks.swap(outgoing, incoming, own.dtype());
+    return call.ranks.swap(outgoing, incoming, x.dtype());
+  }
+
+  std::vector<TokenRange> from_peer(int peer) const { return intersection(needs_, tokens(peer)); }
+  std::vector<TokenRange> to_peer(int peer) const {
+    return intersection(needs(peer), tokens(rank_));
+  }
+
+  Pending asked(const EngineCall& call, const TensorView& own) const {
+    return exchanged(
+        call, own, tokens(rank_), [&](int peer) { return to_peer(peer); },
+        [&](int peer) { return from_peer(peer); });
+  }
+
+  /// Sends every rank what this one has for its tokens.
+  Pending returned(const EngineCall& call, const TensorView& sums) const {
+    return exchanged(
+        call, sums, needs_, [&](int peer) { return from_peer(peer); },
+        [&](int peer) { return to_peer(peer); });
   }
 
   OwnedTensor in_order(const EngineCall& call, const std::vector<OwnedTensor>& by_rank,
                        const TensorView& like) const {
     OwnedTensor result =
         call.memory.make(like.dtype(), shape_with_tokens(like, num_tokens(needs_)));
-    for (int peer = 0; peer < plan_.world_size; ++peer) {
-      std::int64_t at = 0;
-      for (const TokenRange& range : places_within(needs_, intersection(needs_, tokens(peer)))) {
-        call.memory.copy(
-            tokens_of(result.view, range),
-            tokens_of(by_rank[static_cast<std::size_t>(peer)].view, {at, at + range.size()}));
-        at += range.size();
-      }
-    }
+    for (int peer = 0; peer < plan_.world_size; ++peer)
+      put(call.memory, result.view, needs_, from_peer(peer),
+          by_rank[static_cast<std::size_t>(peer)]);
     return result;
-  }
-
-  /// Sends every rank what this one has for its tokens.
-  Pending returned(const EngineCall& call, const TensorView& sums) const {
-    std::vector<OwnedTensor> kept;
-    std::vector<Outgoing> outgoing;
-    std::vector<Incoming> incoming;
-    for (int peer = 0; peer < plan_.world_size; ++peer) {
-      const auto sent = intersection(needs_, tokens(peer));
-      const auto received = intersection(needs(peer), tokens(rank_));
-      kept.push_back(gathered(call.memory, sums, needs_, sent));
-      outgoing.push_back({peer, kept.back().view});
-      incoming.push_back({peer, shape_with_tokens(sums, num_tokens(received))});
-    }
-    return call.ranks.swap(outgoing, incoming, Dtype::f32);
   }
 
   /// The sum of what every rank has for this rank's tokens, in the order of ranks.
@@ -145,14 +155,8 @@ class NeededOnlyEngine : public Engine {
     for (int peer = 0; peer < plan_.world_size; ++peer) {
       spread.push_back(call.memory.make_like(written, Dtype::f32));
       call.memory.sum(spread.back().view, {});
-      std::int64_t at = 0;
-      for (const TokenRange& range :
-           places_within(tokens(rank_), intersection(needs(peer), tokens(rank_)))) {
-        call.memory.copy(
-            tokens_of(spread.back().view, range),
-            tokens_of(by_rank[static_cast<std::size_t>(peer)].view, {at, at + range.size()}));
-        at += range.size();
-      }
+      put(call.memory, spread.back().view, tokens(rank_), to_peer(peer),
+          by_rank[static_cast<std::size_t>(peer)]);
       parts.push_back(spread.back().view);
     }
     call.memory.sum(written, parts);
