@@ -35,8 +35,7 @@ struct Exchange {
 /// All ranks begin the same exchanges in the same order; each is waited for once, in any order. Between the two calls
 /// nobody writes what is sent, or looks at what is received. A communicator that does all the work in `begin` is right;
 /// one that does not lets keys travel while others are attended to.
-/// Memory  lives on the device of the tensors that are exchanged. On cuda `stream` is the CUstream of the call: data
-///         sent is complete in its order, and after `wait` what was received is.
+/// Memory  is of the host, where ContextParallel and ContextParallelDecode compute. `stream` is the call's, null there.
 /// Errors  DeviceError where a rank has ended or the transport fails: no rank may wait for ever.
 class FOVEA_EXPORT Communicator {
  public:
@@ -55,14 +54,10 @@ class FOVEA_EXPORT Communicator {
   virtual Exchange begin_messages(std::span<const OutgoingMessage> sent,
                                   std::span<const IncomingMessage> received, void* stream) = 0;
   virtual void wait(Exchange exchange, void* stream) = 0;
-
-  /// As begin_all_gather and wait, of memory of the host whatever the device: words by which ranks agree.
-  virtual void all_gather_host(const void* sent, void* received, std::size_t bytes);
 };
 
 /// Ranks of one process, each for a thread of its own; what is sent is copied when the exchange begins. A rank whose
 /// communicator is destroyed has ended: those that wait for it get a DeviceError.
-/// Device  the cpu.
 [[nodiscard]] FOVEA_EXPORT std::vector<std::unique_ptr<Communicator>> make_thread_communicators(
     int world_size);
 

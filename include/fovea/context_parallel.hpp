@@ -33,6 +33,7 @@ namespace fovea {
 ///          reduce-scattered: five products in place of seven. Other schemes sum in f32 in the order of ranks, the
 ///          same bits in every run.
 /// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call.
+/// Device   the cpu. Tensors elsewhere, dropout, row_max, quant and packed tensors are refused by name.
 /// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has
 ///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails.
 class FOVEA_EXPORT ContextParallel {

@@ -50,15 +50,19 @@ Said decoded(const char* at, const char* end) {
   return said;
 }
 
+void all_gather(Communicator& ranks, const void* sent, void* received, std::size_t bytes) {
+  ranks.wait(ranks.begin_all_gather(sent, received, bytes, nullptr), nullptr);
+}
+
 std::vector<Said> told(Communicator& ranks, const std::vector<char>& own) {
   const auto num_ranks = static_cast<std::size_t>(ranks.world_size());
   const std::uint64_t size = own.size();
   std::vector<std::uint64_t> sizes(num_ranks);
-  ranks.all_gather_host(&size, sizes.data(), sizeof(size));
+  all_gather(ranks, &size, sizes.data(), sizeof(size));
   const std::uint64_t room = std::ranges::max(sizes);
   std::vector<char> padded(own), all(num_ranks * room);
   padded.resize(room);
-  ranks.all_gather_host(padded.data(), all.data(), room);
+  all_gather(ranks, padded.data(), all.data(), room);
   std::vector<Said> result;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     const char* const begin = all.data() + rank * room;

@@ -86,7 +86,7 @@ class Checks {
         args.cu_seqlens_q || args.cu_seqlens_kv,
         "cu_seqlens are given; expected the tokens of a plan: give sequences as documents of the "
         "mask");
-    refuse(args.quant != Quantization{},
+    refuse(!args.quant.is_none(),
            "quant is given; a recipe rounds keys of one call by scales of that call");
     refuse(args.dropout.p != 0,
            "dropout.p is not 0; its draws count positions of a call, which are a rank's own here");
@@ -126,11 +126,16 @@ class Checks {
   const ShardPlan::Impl& plan_;
 };
 
+void add_tensor(Facts& facts, std::string name, const TensorView& tensor) {
+  facts.emplace_back(std::move(name),
+                     tensor ? to_string(make_spec(tensor.dtype(), shape_of(tensor))) : "missing");
+}
+
 void add_forward(Facts& facts, const AttentionForward& args) {
-  for (const auto& [name, tensor] : {std::pair{"q", &args.q}, {"k", &args.k}, {"v", &args.v}}) {
-    facts.emplace_back(
-        name, *tensor ? to_string(make_spec(tensor->dtype(), shape_of(*tensor))) : "missing");
-  }
+  add_tensor(facts, "q", args.q);
+  add_tensor(facts, "k", args.k);
+  add_tensor(facts, "v", args.v);
+  add_tensor(facts, "out", args.out);
   facts.emplace_back("score", with_numbers(args.score));
   facts.emplace_back("softmax_scale",
                      args.softmax_scale ? fmt::format("{}", *args.softmax_scale) : "default");
@@ -177,7 +182,7 @@ struct ContextParallel::Impl {
   /// body(engine, call).
   template <typename Body>
   void run(const AttentionForward& args, const Body& body) {
-    const Memory memory(args.q.spec().device, args.stream);
+    const Memory memory(args.stream);
     const Ranks ranks(*communicator, memory);
     if (engine == nullptr) engine = make_engine(shards.impl(), ranks.rank(), memory);
     EngineCall call{.plan = shards.impl(),
@@ -216,6 +221,7 @@ void ContextParallel::forward(const AttentionForward& args) {
 void ContextParallel::backward(const AttentionBackward& args) {
   Facts facts = impl_->plan_facts;
   add_forward(facts, args.forward);
+  add_tensor(facts, "dout", args.dout);
   facts.emplace_back("dlse", args.dlse ? "given" : "missing");
   impl_->agree(kBackward, std::move(facts), [&] { Checks(impl_->shards.impl()).backward(args); });
   impl_->run(args.forward, [&](Engine& engine, EngineCall& call) {

@@ -84,7 +84,7 @@ class Decoding {
  public:
   Decoding(const AttentionDecode& args, Communicator& communicator)
       : args_(args),
-        memory_(Device::cpu(), args.stream),
+        memory_(args.stream),
         ranks_(communicator, memory_),
         batch_(args.cache.seqlens.size(0)),
         is_shared_out_(args.q.size(0) != batch_),
@@ -98,9 +98,9 @@ class Decoding {
       whole.push_back(as_int(seqlens_.back() + num_new_));
       after.push_back(as_int(pages_.own(seqlens_.back() + num_new_)));
     }
-    before_ = memory_.uploaded(before);
-    whole_ = memory_.uploaded(whole);
-    after_ = memory_.uploaded(after);
+    before_ = memory_.of_values(before);
+    whole_ = memory_.of_values(whole);
+    after_ = memory_.of_values(after);
     pages_.seqlens = whole_.view;
   }
 
@@ -146,7 +146,7 @@ class Decoding {
     }
     if (own.empty()) return;
     const OwnedTensor own_k = packed(k.view, own), own_v = packed(v.view, own);
-    const OwnedTensor cu_seqlens = memory_.uploaded(begins), places = memory_.uploaded(positions);
+    const OwnedTensor cu_seqlens = memory_.of_values(begins), places = memory_.of_values(positions);
     AppendToCache call{.cache = own_cache(before_.view),
                        .append = {.k = own_k.view, .v = own_v.view, .cu_seqlens = cu_seqlens.view},
                        .executor = args_.executor,
@@ -194,7 +194,7 @@ class Decoding {
       for (std::int64_t i = 0; i < seqlen_q; ++i)
         positions.push_back(as_int(given.view ? index_at(given.view, b, i) : first + i));
     }
-    OwnedTensor result = memory_.uploaded(positions);
+    OwnedTensor result = memory_.of_values(positions);
     result.view = {result.view.data(), make_spec(Dtype::i32, std::array{batch_, seqlen_q})};
     return result;
   }

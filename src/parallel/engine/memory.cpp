@@ -74,8 +74,7 @@ std::size_t num_bytes(const TensorView& contiguous) {
 }
 
 OwnedTensor Memory::make(Dtype dtype, std::span<const std::int64_t> shape) const {
-  TensorSpec spec = make_spec(dtype, shape);
-  spec.device = device_;
+  const TensorSpec spec = make_spec(dtype, shape);
   const std::size_t bytes = static_cast<std::size_t>(spec.num_elements()) * size_bytes(dtype);
   auto* const data =
       static_cast<std::byte*>(::operator new (bytes + kAlignment, std::align_val_t{kAlignment}));
@@ -94,7 +93,7 @@ OwnedTensor Memory::packed(const TensorView& from) const {
   return result;
 }
 
-OwnedTensor Memory::uploaded(std::span<const std::int32_t> values) const {
+OwnedTensor Memory::of_values(std::span<const std::int32_t> values) const {
   OwnedTensor result = make(Dtype::i32, std::array{static_cast<std::int64_t>(values.size())});
   std::memcpy(result.memory.get(), values.data(), values.size_bytes());
   return result;

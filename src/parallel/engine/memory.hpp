@@ -1,5 +1,4 @@
-// Memory of one call on a rank's device, and all that engines do with tensors beside attention: parts of them, copies,
-// sums, roundings.
+// Memory of one call, and all that engines do with tensors beside attention: parts of them, copies, sums, roundings.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +30,9 @@ std::size_t num_bytes(const TensorView& contiguous);
 
 class Memory {
  public:
-  Memory(Device device, void* stream) : device_(device), stream_(stream) {}
+  explicit Memory(void* stream) : stream_(stream) {}
 
-  Device device() const { return device_; }
+  /// Of the call, for exchanges.
   void* stream() const { return stream_; }
 
   /// Row-major; what it holds is undefined.
@@ -41,8 +40,7 @@ class Memory {
   OwnedTensor make_like(const TensorView& like, Dtype dtype) const;
   /// A row-major copy.
   OwnedTensor packed(const TensorView& from) const;
-  /// What the host has, on the device.
-  OwnedTensor uploaded(std::span<const std::int32_t> values) const;
+  OwnedTensor of_values(std::span<const std::int32_t> values) const;
 
   /// Shapes and dtypes are equal; any strides.
   void copy(const TensorView& to, const TensorView& from) const;
@@ -50,7 +48,6 @@ class Memory {
   void sum(const TensorView& to, std::span<const TensorView> parts) const;
 
  private:
-  Device device_;
   void* stream_;
 };
 

@@ -112,7 +112,7 @@ OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory) 
     for (std::int64_t token = range.begin; token < range.end; ++token)
       values.push_back(static_cast<std::int32_t>(token));
   }
-  OwnedPlaces result{.table = memory.uploaded(values)};
+  OwnedPlaces result{.table = memory.of_values(values)};
   result.places = result.table.view;
   return result;
 }

@@ -185,9 +185,6 @@ class Forwarding : public Communicator {
     return real_->begin_messages(sent, received, stream);
   }
   void wait(Exchange exchange, void* stream) override { real_->wait(exchange, stream); }
-  void all_gather_host(const void* sent, void* received, std::size_t bytes) override {
-    real_->all_gather_host(sent, received, bytes);
-  }
 
  private:
   std::unique_ptr<Communicator> real_;
