@@ -73,6 +73,9 @@ def test_refusals() -> None:
         fovea_jax.device_plan(plan).permute(jnp.zeros((1, SEQLEN)), dim=0)
     with pytest.raises(fovea.InvalidArgument, match="bias is a list"):
         within(plan, *x, bias=[0.0])
+    packed = parallel.context_parallel_plan(x[0][0], x[1][0], world_size=1, cu_seqlens=np.array([0, SEQLEN]))
+    with pytest.raises(fovea.InvalidArgument, match="a plan of cu_seqlens; expected one sequence with segment_ids"):
+        within(packed, *x)
 
 
 # ---- What runs there ----
