@@ -53,7 +53,7 @@ struct ForwardLaunch {
   void add_tables(KernelLaunches& all) const;
   /// And rows of nobody.
   void add_combine(const ForwardPlan& plan, KernelLaunches& all) const;
-  /// A CTA for each tile of rows; kernels whose CTAs take one tile after the other launch fewer.
+  /// With the CTAs of `grid`, which kernels that stay on their SMs replace.
   template <typename Params>
   KernelLaunch main_launch(const ForwardPlan& plan, const Params& main_params) const {
     KernelLaunch launch = kernel_launch(KernelRole::main, main_params);

@@ -9,6 +9,7 @@
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
+#include "cuda/forward/sm90_short.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -224,6 +225,20 @@ TEST(ForwardLaunch, WideHeadsAreLaunchedPartByPart) {
     EXPECT_EQ(wide.parts[i].combine_params.out.data, begin);
     EXPECT_EQ(wide.parts[i].combine_params.head_dim_v, i == 0 ? 256 : 244);
   }
+}
+
+TEST(ForwardLaunch, ShortSequencesOnHopperHaveACtaForEachOfTheirTiles) {
+  Call call(77, 77, 6);  // two tiles of 64 rows
+  call.prepare(typical_device(9, 0));
+  ASSERT_EQ(call.plan.candidate, Sm90ForwardShort::kName);
+  ASSERT_EQ(call.plan.spec->tile_q, 64);
+  const Sm90ShortLaunch launch =
+      Sm90ForwardShort::prepare(call.problem, call.plan, call.args, nullptr, call.memory,
+                                [](const auto&, const void*) { return TensorMapParam{}; });
+  const KernelLaunches launches = launch.launches(call.plan);
+  ASSERT_EQ(launches.size(), 1U);
+  EXPECT_EQ(launches.begin()->grid.x, 2U * 2 * 6);
+  EXPECT_EQ(launches.begin()->num_threads, 128U);
 }
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {
