@@ -30,6 +30,7 @@ std::vector<Case> hopper_short_cases() {
   several.num_heads_q = several.num_heads_kv = 1;
   several.mask = causal(Align::top_left);
   several.has_sinks = true;
+  several.softmax_scale = 3;  // maxima that leave those of the tiles before far below
   // Keys that nobody sees are NaN.
   Case window_f16 = short_case("wgmma_short_window_d32", {256, 272}, 32);
   window_f16.dtype = Dtype::f16;
@@ -42,7 +43,6 @@ std::vector<Case> hopper_short_cases() {
   group.num_heads_q = 6;
   group.num_heads_kv = 2;
   group.mask = causal();
-  group.softmax_scale = 3;  // maxima that leave those of the tiles before far below
   Case infinite = short_case("wgmma_short_infinite", {193, 197}, 64);
   infinite.mask = causal();
   infinite.has_infinite_values = true;
@@ -51,6 +51,17 @@ std::vector<Case> hopper_short_cases() {
   refilled.num_heads_q = refilled.num_heads_kv = 2;
   refilled.mask = causal();
   refilled.has_infinite_values = true;
+  // Two and three rounds of persistent CTAs; 64 rows of a group, and 13 of another.
+  Case persistent = short_case("wgmma_short_persistent_d128", {77, 77}, 128);
+  persistent.batch = 3;
+  persistent.num_heads_q = 3;
+  persistent.num_heads_kv = 1;
+  persistent.has_sinks = true;
+  Case persistent_infinite = short_case("wgmma_short_persistent_infinite", {77, 77}, 80);
+  persistent_infinite.batch = 5;
+  persistent_infinite.num_heads_q = persistent_infinite.num_heads_kv = 2;
+  persistent_infinite.mask = causal();
+  persistent_infinite.has_infinite_values = true;
   Case sinks = packed("wgmma_short_packed_d64", 64,
                       {{0, 0},
                        {1, 1},
@@ -70,11 +81,10 @@ std::vector<Case> hopper_short_cases() {
   Case packed_causal =
       packed("wgmma_short_packed_causal", 128, {{197, 193}, {64, 127}, {65, 1}, {70, 208}});
   packed_causal.mask = causal();
-  return {one_step,      several,
-          window_f16,    padded,
-          group,         infinite,
-          refilled,      sinks,
-          packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
+  return {one_step, several,       window_f16,
+          padded,   group,         infinite,
+          refilled, persistent,    persistent_infinite,
+          sinks,    packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
 }
 
 }  // namespace fovea::testing

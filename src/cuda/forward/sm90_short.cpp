@@ -30,16 +30,29 @@ constexpr std::int64_t kWidestHeadDim = 128;
 /// Fewer leave most of 64 rows empty.
 constexpr std::int64_t kFewestQueries = 17;
 
+// Measured (docs/kernels/attention_short_sm90.md).
+constexpr std::int64_t kFewKeys = 112;  // in one product
+constexpr std::int64_t kNarrowHeadDim = 64;
+
+std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
+bool is_narrow(const ForwardProblem& f) { return widest(f) <= kNarrowHeadDim; }
+
 /// Of an SM: 64 K registers.
 constexpr int kRegisters = 65536, kMostRegisters = 255;
+/// With fewer what stands around the products spills, and ptxas lets one product run at a time.
+constexpr int kFewestRegisters = 88;
+
+/// Do a product of scores and one of sums make a tile?
+bool is_one_step(const Sm90ShortSpec& spec) {
+  return spec.stages == 1 && spec.tile_q == kShortRows * spec.num_warps / 4;
+}
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
 /// the one before. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
 /// 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
-  const bool is_only_product = spec.stages == 1 && spec.tile_q == kShortRows * spec.num_warps / 4;
-  const int probabilities = is_only_product ? 0 : spec.tile_kv / 4;
-  return spec.tile_kv / 2 + probabilities + spec.head_dim_v / 2 + 24;
+  const int probabilities = is_one_step(spec) ? 0 : spec.tile_kv / 4;
+  return std::max(kFewestRegisters, spec.tile_kv / 2 + probabilities + spec.head_dim_v / 2 + 24);
 }
 
 std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device) {
@@ -67,6 +80,13 @@ Sm90ShortSpec with_queries(Sm90ShortSpec spec, const DeviceTraits& device) {
   return all.ctas_per_sm < spec.ctas_per_sm ? spec : all;
 }
 
+/// CTAs that stay and share a head's keys drift apart and read them twice, which rows of wide heads cannot bear.
+bool can_be_persistent(const Sm90ShortSpec& spec, const ForwardProblem& f) {
+  const bool shares_keys = spec.tile_q < f.seqlen_q;
+  return !f.is_varlen && f.seqlen_kv <= kFewKeys && is_one_step(spec) &&
+         (!shares_keys || is_narrow(f));
+}
+
 Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
   const auto padded = [](std::int64_t head_dim) {
     return static_cast<std::int32_t>(ceil_div(head_dim, kHeadDimStep) * kHeadDimStep);
@@ -82,18 +102,15 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
       static_cast<std::int32_t>(4 * std::min<std::int64_t>(tile.groups, rows.each / kShortRows));
   spec.tile_kv = keys.each;
   spec.stages = keys.count;
+  spec.is_persistent = can_be_persistent(spec, f);
   return with_queries(spec, device);
 }
 
-std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
-
 // Measured (docs/kernels/attention_short_sm90.md).
-constexpr std::int64_t kFewKeys = 112;
-constexpr std::int64_t kNarrowestHeadDim = 32, kNarrowHeadDim = 64, kWideHeadDim = 97;
+constexpr std::int64_t kNarrowestHeadDim = 32, kWideHeadDim = 97;
 constexpr std::int64_t kKeysOfOneProduct = 208;
 constexpr std::int64_t kMostRowTiles = 6;
 
-bool is_narrow(const ForwardProblem& f) { return widest(f) <= kNarrowHeadDim; }
 bool is_wide(const ForwardProblem& f) { return widest(f) >= kWideHeadDim; }
 
 /// A row tile a group up to some 100 keys, and of narrow heads a group a CTA, which lets more CTAs in.
@@ -252,6 +269,11 @@ Sm90ShortLaunch Sm90ForwardShort::prepare(const ForwardProblem& problem, const F
   place_range_tables(plan, workspace, launch.common);
   if (launch.common.grid.x == 0) return launch;
   const std::int64_t panel = sm90_short_panel_bytes(plan.spec.as<Sm90ShortSpec>()) / 2;
+  if (plan.spec.as<Sm90ShortSpec>().is_persistent) {
+    const std::int64_t at_once = std::int64_t{plan.device.num_sms} * plan.spec->ctas_per_sm;
+    launch.common.grid.x =
+        static_cast<std::uint32_t>(std::min<std::int64_t>(launch.common.grid.x, at_once));
+  }
   launch.params = {.q = tensor_map(encode, tensors.q, kShortRows, panel),
                    .k = tensor_map(encode, tensors.keys_or_queries(tensors.k), keys, panel),
                    .v = tensor_map(encode, tensors.keys_or_queries(tensors.v), keys, panel),

@@ -89,6 +89,9 @@ struct Sm90ForwardSpec : ForwardSpec {
 struct Sm90ShortSpec : ForwardSpec {
   std::int32_t q_stages =
       1;  // a group's buffers of Q, later O: with fewer than it has row tiles it fills them again
+  // Dense, and a product of each kind does a tile: CTAs take one tile after the other, and ask for what the next one
+  // needs as soon as there is room for it.
+  bool is_persistent = false;
 
   bool operator==(const Sm90ShortSpec&) const = default;
 };
@@ -412,6 +415,7 @@ struct Sm90ShortLayout {
   std::int32_t q_full;          // [buffer] barriers of 8 bytes
   std::int32_t k_full, v_full;  // [stage]
   std::int32_t q_empty;         // [buffer]
+  std::int32_t kv_empty;        // persistent: of keys, of values
   std::int32_t votes;           // [warp] a word
   std::int32_t bytes;
 };
@@ -437,6 +441,7 @@ constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   at.k_full = room.take(8 * spec.stages);
   at.v_full = room.take(8 * spec.stages);
   at.q_empty = room.take(8 * at.num_queries);
+  at.kv_empty = room.take(spec.is_persistent ? 16 : 0);
   at.votes = room.take(4 * spec.num_warps);
   at.bytes = room.end;
   return at;

@@ -64,6 +64,11 @@ struct Call {
     device.num_sms = num_sms;
     return decode_on(device);
   }
+  Sm90ShortLaunch short_launch() {
+    EXPECT_EQ(plan.candidate, Sm90ForwardShort::kName);
+    return Sm90ForwardShort::prepare(problem, plan, args, nullptr, memory,
+                                     [](const auto&, const void*) { return TensorMapParam{}; });
+  }
   Sm90Launch launch_on_hopper(int num_sms) {
     DeviceTraits device = typical_device(9, 0);
     device.num_sms = num_sms;
@@ -230,15 +235,22 @@ TEST(ForwardLaunch, WideHeadsAreLaunchedPartByPart) {
 TEST(ForwardLaunch, ShortSequencesOnHopperHaveACtaForEachOfTheirTiles) {
   Call call(77, 77, 6);  // two tiles of 64 rows
   call.prepare(typical_device(9, 0));
-  ASSERT_EQ(call.plan.candidate, Sm90ForwardShort::kName);
   ASSERT_EQ(call.plan.spec->tile_q, 64);
-  const Sm90ShortLaunch launch =
-      Sm90ForwardShort::prepare(call.problem, call.plan, call.args, nullptr, call.memory,
-                                [](const auto&, const void*) { return TensorMapParam{}; });
+  const Sm90ShortLaunch launch = call.short_launch();
   const KernelLaunches launches = launch.launches(call.plan);
   ASSERT_EQ(launches.size(), 1U);
   EXPECT_EQ(launches.begin()->grid.x, 2U * 2 * 6);
   EXPECT_EQ(launches.begin()->num_threads, 128U);
+}
+
+TEST(ForwardLaunch, PersistentCtasAreNoMoreThanRunAtOnce) {
+  Call call(77, 77, 6);
+  DeviceTraits device = typical_device(9, 0);
+  device.num_sms = 2;
+  call.prepare(device);
+  ASSERT_TRUE(call.plan.spec.as<Sm90ShortSpec>().is_persistent);
+  ASSERT_EQ(call.plan.spec->ctas_per_sm, 5);
+  EXPECT_EQ(call.short_launch().common.grid.x, 10U);  // of 24 tiles
 }
 
 TEST(ForwardLaunch, HopperLaunchesNothingForNoRows) {

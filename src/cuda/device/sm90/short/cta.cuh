@@ -25,12 +25,14 @@ struct Traits {
   static_assert(spec.tile_kv % 16 == 0 && spec.tile_kv <= 256, "keys are columns, then depth");
   static_assert(spec.tile_q % kShortRows == 0 && spec.heads_per_tile == 1);
   static_assert(spec.stages <= 32, "tiles of keys are bits of a word");
+  static_assert(!spec.is_persistent || !spec.is_varlen, "tiles are numbered without looking");
   static constexpr int kGroups = spec.num_warps / kWarpsOfGroup;
   static constexpr int kRowTiles = spec.tile_q / kShortRows;
   static constexpr Sm90ShortLayout kAt = sm90_short_layout(spec);
   static_assert(kAt.bytes <= 232448, "an SM has no more");
   /// Is there one product of each kind, of all rows with all keys?
   static constexpr bool kIsOneStep = kRowTiles == kGroups && spec.stages == 1;
+  static_assert(!spec.is_persistent || kIsOneStep, "what a step has read is free");
   /// Are warps without rows spared the softmax? Beside more scores the branch takes registers that are not there.
   static constexpr bool kSkipsWarps = kIsOneStep && spec.tile_kv <= 112;
   static constexpr ElementTraits kElement = element_traits(spec.element);
@@ -57,12 +59,10 @@ constexpr Sm90ShortSpec row_tile_spec() {
 template <Sm90ShortSpec spec>
 using Row = RowView<row_tile_spec<spec>()>;
 
-/// Dense: CTAs of one head of a sequence come side by side, its tiles of rows from the last one on, which a causal mask
-/// leaves the most keys.
+/// Dense: tiles of one head of a sequence come side by side, from the last one on, which a causal mask leaves the most
+/// keys.
 template <Sm90ShortSpec spec>
-FOVEA_DEVICE Work work_of_cta(const ForwardParams& p) {
-  if constexpr (spec.is_varlen) return find_work<spec>(p);
-  const auto id = static_cast<std::uint32_t>(ptx::block_idx().x);
+FOVEA_DEVICE Work dense_work(const ForwardParams& p, std::uint32_t id) {
   const auto num_heads = static_cast<std::uint32_t>(p.num_heads_q);
   const auto row_tiles = static_cast<std::uint32_t>(p.num_q_tiles);
   const std::uint32_t pair = row_tiles == 1 ? id : id / row_tiles;
@@ -74,6 +74,12 @@ FOVEA_DEVICE Work work_of_cta(const ForwardParams& p) {
   work.q_head = static_cast<std::int32_t>(pair) - batch * p.num_heads_q;
   work.kv_head = p.group == 1 ? work.q_head : work.q_head / p.group;
   return work;
+}
+
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE Work work_of_cta(const ForwardParams& p) {
+  if constexpr (spec.is_varlen) return find_work<spec>(p);
+  return dense_work<spec>(p, static_cast<std::uint32_t>(ptx::block_idx().x));
 }
 
 /// Of V, which every pass loads again.
@@ -175,6 +181,15 @@ struct Step {
   std::int32_t row_tile, kv_tile;
   bool is_full, is_first, is_last;
 };
+
+/// Of a group that has one.
+template <class Mods, Sm90ShortSpec spec>
+FOVEA_DEVICE Step only_step(const Cta<spec>& cta) {
+  static_assert(Traits<spec>::kIsOneStep);
+  const int row_tile = cta.row_tile_of_round(0);
+  const TileSpan rows = span_of<row_tile_spec<spec>()>(cta.work_of(row_tile));
+  return {row_tile, 0, visible_tiles<Mods>(cta, rows).full != 0, true, true};
+}
 
 /// Those of a group.
 template <Sm90ShortSpec spec, class Mods>

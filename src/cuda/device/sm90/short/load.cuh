@@ -77,23 +77,58 @@ FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, std::uint32_t tiles) {
   }
 }
 
+/// Barriers that copies land on, side by side from q_full on.
+template <Sm90ShortSpec spec>
+inline constexpr int kLanding = Traits<spec>::kAt.num_queries + 2 * spec.stages;
+
+/// By one thread.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
+  using T = Traits<spec>;
+  for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
+    ptx::prefetch_tensormap(tensor_map(*map));
+  for (int i = 0; i < kLanding<spec>; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
+  if constexpr (T::kRefills || spec.is_persistent) {
+    for (int i = 0; i < T::kAt.num_queries; ++i)
+      ptx::mbarrier_init(cta.barrier(T::kAt.q_empty, i), kWarpsOfGroup);
+  }
+  if constexpr (spec.is_persistent) {
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.kv_empty, i), spec.num_warps);
+  }
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
 /// Barriers and the first copies, by one thread: the others meet it behind them. Then the queries that come second.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void start(const Cta<spec>& cta, std::uint32_t tiles) {
   using T = Traits<spec>;
   if (cta.warp != 0 || !ptx::elect_one()) return;
-  for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
-    ptx::prefetch_tensormap(tensor_map(*map));
-  constexpr int kLanding = T::kAt.num_queries + 2 * spec.stages;  // side by side, from q_full on
-  for (int i = 0; i < kLanding; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
-  if constexpr (T::kRefills) {
-    for (int i = 0; i < T::kAt.num_queries; ++i)
-      ptx::mbarrier_init(cta.barrier(T::kAt.q_empty, i), kWarpsOfGroup);
-  }
-  ptx::fence_mbarrier_init_release_cluster();
+  begin_barriers(cta);
   copy_queries(cta, 0, T::kGroups);
   copy_tiles(cta, tiles);
   copy_queries(cta, T::kGroups, T::kAt.num_queries);
+}
+
+/// The first tile of a persistent CTA. Groups without rows go the same way as others, with queries that are zeros.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void start_persistent(const Cta<spec>& cta) {
+  if (cta.warp != 0 || !ptx::elect_one()) return;
+  begin_barriers(cta);
+  for (int i = 0; i < Traits<spec>::kGroups; ++i) copy_queries(cta, i);
+  copy_tiles(cta, 1U);
+}
+
+/// Behind its last tile, by all: nothing is under way, and barriers can begin again.
+template <Sm90ShortSpec spec>
+FOVEA_DEVICE void end_barriers(const Cta<spec>& cta) {
+  using T = Traits<spec>;
+  constexpr int kAll = (T::kAt.votes - T::kAt.q_full) / 8;
+  ptx::fence_proxy_async_shared_cta();
+  ptx::sync_threads();
+  if (cta.warp == 0 && ptx::elect_one()) {
+    for (int i = 0; i < kAll; ++i) ptx::mbarrier_inval(cta.barrier(T::kAt.q_full, i));
+  }
+  ptx::sync_warp();
 }
 
 template <Sm90ShortSpec spec>
