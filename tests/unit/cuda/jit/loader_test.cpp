@@ -13,6 +13,7 @@
 
 #include "cuda/availability.hpp"
 #include "cuda/driver/launch.hpp"
+#include "cuda/kernel_set.hpp"
 #include "unit/cuda/driver/fake_libcuda.hpp"
 #include "unit/cuda/jit/fake_libnvrtc.hpp"
 #include "unit/cuda/jit/support.hpp"
@@ -82,6 +83,21 @@ TEST_F(LoaderTest, TextArchitectureAndHeadersAreTheKeyAndTheLabelIsNot) {
   EXPECT_NE(text_key(small_kernel(), embedded_device_text(), {8, 0}), key);
   const SourceFile headers[] = {{"shared/types.h", "// another text\n"}};
   EXPECT_NE(text_key(small_kernel(), make_device_text(headers), kHopper), key);
+}
+
+/// The roles that come last, too: there once were more of them than places.
+TEST_F(LoaderTest, ASetHasAPlaceForEveryRole) {
+  LoaderOptions packed = without_compiler();
+  packed.pack = make_pack(3);
+  Loader loader(packed);
+  PlannedKernels kernels;
+  for (const KernelRole role :
+       {KernelRole::range_tables, KernelRole::write_sums, KernelRole::captured_tiles})
+    kernels.push_back({role, small_kernel(static_cast<int>(kernels.size()))});
+  const KernelSet set(loader, context, kernels);
+  EXPECT_EQ(&set.context(), &context);
+  EXPECT_EQ(&set.loader(), &loader);
+  for (const PlannedKernel& kernel : kernels) EXPECT_NO_THROW(set[kernel.role]);
 }
 
 TEST_F(LoaderTest, TornEntryIsCompiledAgainAndReplaced) {
