@@ -39,7 +39,9 @@ enum class KernelRole : std::uint8_t {
   redo_keys,      // of gradients: dk and dv of tiles whose sums were not finite
   redo_values,    // of gradients: dv of such tiles, where redo_keys does not sum it
   redo_queries,   // of gradients: dq of such tiles
-  // Of gradients of captured data: delta again, sums of elements, tiles of a dense bias.
+  // Of gradients of captured data: tiles of a dense bias from dS that main has left; delta again, sums of elements,
+  // tiles of a dense bias.
+  sum_pairs,
   captured_deltas,
   clear_sums,
   captured_sums,

@@ -7,9 +7,11 @@
 #include <array>
 #include <string_view>
 
+#include "core/ceil_div.hpp"
 #include "core/check.hpp"
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/device/shared/backward_spec_sm90.h"
 #include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "expr/differentiate.hpp"
@@ -22,6 +24,8 @@ using expr::CapturedDerivative;
 using expr::Variable;
 
 constexpr std::size_t kPartAlignment = 256;
+/// dS of all pairs, for a bias that learns: 8 sequences of 2,048 tokens and 32 heads.
+constexpr std::int64_t kMostPairBytes = std::int64_t{1} << 31U;
 
 struct Tile {
   std::int32_t queries, keys;
@@ -169,11 +173,15 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kPartAlignment - 1) / kPartAlignment * kPartAlignment;
 }
 
+constexpr std::size_t kPairTileBytes = std::size_t{16} * kPairPieces;
+
 CapturedMemory place_parts(const GradientProblem& g, const CapturedPlan& plan) {
   CapturedMemory memory;
   memory.sums_at = plan.sums_deltas ? aligned(statistics_floats(g) * sizeof(float)) : 0;
-  memory.bytes =
+  memory.pairs_at =
       memory.sums_at + aligned(static_cast<std::size_t>(plan.num_sums) * sizeof(ExactSum));
+  memory.bytes = memory.pairs_at;
+  if (plan.sums_pairs) memory.bytes += static_cast<std::size_t>(num_pair_tiles(g)) * kPairTileBytes;
   return memory;
 }
 
@@ -241,7 +249,7 @@ std::uint32_t num_tiles(std::int64_t length, std::int32_t tile) {
 }  // namespace
 
 int CapturedPlan::num_walks() const {
-  return (sums_deltas ? 1 : 0) + (sums_program ? 1 : 0) + (dense_program ? 1 : 0);
+  return (sums_deltas ? 1 : 0) + (sums_program ? 1 : 0) + (dense_program && !sums_pairs ? 1 : 0);
 }
 
 std::optional<std::string> captured_refusal(const GradientProblem& g) {
@@ -258,7 +266,39 @@ std::optional<std::string> captured_refusal(const GradientProblem& g) {
   return std::nullopt;
 }
 
-CapturedPlan plan_captured(const GradientProblem& g, const DeviceTraits& device) {
+std::int64_t num_pair_tiles(const GradientProblem& g) {
+  const ForwardProblem& f = g.forward;
+  return f.num_sequences * f.num_heads_q * ceil_div(f.seqlen_q, std::int64_t{kPairQueries}) *
+         ceil_div(f.seqlen_kv, std::int64_t{kSm90BackwardKeys});
+}
+
+std::int64_t num_pair_sum_tiles(const GradientProblem& g) {
+  const std::optional<DenseBias> bias = bias_of_pairs(g);
+  FOVEA_ASSERT(bias.has_value());
+  const TensorSpec& spec = g.captured[bias->gradient].spec;
+  const std::int64_t num_q = spec.shape[bias->q], num_kv = spec.shape[bias->kv];
+  return spec.num_elements() / (num_q * num_kv) * ceil_div(num_q, kMmaTiles[0].queries) *
+         ceil_div(num_kv, kMmaTiles[0].keys);
+}
+
+std::optional<DenseBias> bias_of_pairs(const GradientProblem& g) {
+  if (g.captured.empty() || g.forward.is_varlen) return std::nullopt;
+  const std::int64_t bytes = num_pair_tiles(g) * static_cast<std::int64_t>(kPairTileBytes);
+  if (bytes > kMostPairBytes) return std::nullopt;
+  const expr::NodePtr program = expr::simplify(g.forward.problem.score.expr().shared());
+  if (!is_one(*expr::derivative_by_score(program))) return std::nullopt;
+  const std::vector<CapturedDerivative> derivatives = expr::captured_derivatives(program);
+  const std::optional<DenseBias> dense = largest_dense(g, derivatives);
+  if (!dense) return std::nullopt;
+  const CapturedGradient& captured = g.captured[dense->gradient];
+  // In f16 small dS loses its digits, and only a gradient of f16 would lose them anyhow.
+  if (g.forward.problem.q.dtype == Dtype::f16 && captured.spec.dtype != Dtype::f16)
+    return std::nullopt;
+  const auto load = std::ranges::find(derivatives, captured.name, &CapturedDerivative::slot);
+  return is_one(*load->derivative) ? dense : std::nullopt;
+}
+
+CapturedPlan plan_captured(const GradientProblem& g, const DeviceTraits& device, bool sums_pairs) {
   CapturedPlan plan;
   if (g.captured.empty()) return plan;
   const std::vector<CapturedDerivative> derivatives = derivatives_of(g);
@@ -266,6 +306,9 @@ CapturedPlan plan_captured(const GradientProblem& g, const DeviceTraits& device)
   plan.dense_spec = choose_spec(g, device, false);
   plan.sums_deltas = sums_deltas(g, derivatives);
   plan.dense = largest_dense(g, derivatives);
+  plan.sums_pairs = sums_pairs;
+  FOVEA_ASSERT(!sums_pairs || (plan.dense && plan.dense_spec.tile_owned == kPairQueries &&
+                               2 * plan.dense_spec.tile_walked == kSm90BackwardKeys));
   if (plan.dense) plan.dense_program = print_program(g, {plan.dense->gradient}, derivatives);
   for (std::size_t i = 0; i < g.captured.size(); ++i) {
     if (plan.dense && plan.dense->gradient == i) continue;
@@ -286,11 +329,13 @@ std::string describe(const GradientProblem& g, const CapturedPlan& plan) {
     std::vector<std::string> names;
     for (const std::size_t i : plan.summed) names.push_back("'" + g.captured[i].name + "'");
     steps.push_back(fmt::format("sm80/captured_sums of {} in {} bytes", fmt::join(names, ", "),
-                                plan.memory.bytes - plan.memory.sums_at));
+                                plan.memory.pairs_at - plan.memory.sums_at));
   }
   if (plan.dense) {
-    steps.push_back(
-        fmt::format("sm80/captured_tiles of '{}'", g.captured[plan.dense->gradient].name));
+    const std::string_view name = g.captured[plan.dense->gradient].name;
+    steps.push_back(plan.sums_pairs ? fmt::format("sm90/sum_pairs of '{}' in {} bytes", name,
+                                                  plan.memory.bytes - plan.memory.pairs_at)
+                                    : fmt::format("sm80/captured_tiles of '{}'", name));
   }
   return fmt::format("{}", fmt::join(steps, ", "));
 }
@@ -337,9 +382,10 @@ CapturedLaunch captured_launch(const GradientProblem& g, const CapturedPlan& pla
   launch.num_element_ctas = num_tiles(plan.num_sums, kExactSumThreads);
   if (plan.dense) {
     p.dense = dense_gradient(g, *plan.dense, args.dcaptured[plan.dense->gradient].view);
-    launch.num_dense_ctas = num_tiles(p.dense.num_q, plan.dense_spec.tile_owned) *
-                            num_tiles(p.dense.num_kv, plan.dense_spec.tile_walked) *
-                            static_cast<std::uint32_t>(p.dense.num_batches * p.dense.num_heads);
+    launch.num_dense_tiles = num_tiles(p.dense.num_q, plan.dense_spec.tile_owned) *
+                             num_tiles(p.dense.num_kv, plan.dense_spec.tile_walked) *
+                             static_cast<std::uint32_t>(p.dense.num_batches * p.dense.num_heads);
+    launch.num_dense_ctas = launch.num_dense_tiles;
   }
   return launch;
 }

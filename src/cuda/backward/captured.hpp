@@ -3,7 +3,8 @@
 //
 //   captured_deltas    delta summed again, where its rounding would show
 //   clear_sums, captured_sums, write_sums    gradients that have a sum for each element
-//   captured_tiles     that of a dense bias
+//   captured_tiles     that of a dense bias; or, where dS is that and the kernel of dq, dk and dv leaves it
+//                      (PairTiles), tiles of it that sum_pairs found not finite
 #pragma once
 
 #include <cstddef>
@@ -35,6 +36,7 @@ struct DenseBias {
 struct CapturedMemory {
   std::size_t deltas_at = 0;
   std::size_t sums_at = 0;
+  std::size_t pairs_at = 0;  // tiles of PairTiles
   std::size_t bytes = 0;
 };
 
@@ -45,6 +47,7 @@ struct CapturedPlan {
   std::vector<std::int64_t> first_sum;  // of each of them
   std::int64_t num_sums = 0;
   std::optional<DenseBias> dense;
+  bool sums_pairs = false;  // of dense: captured_tiles computes again what was not finite
   // With the places that read those gradients; null where no place does.
   std::shared_ptr<const expr::CudaProgram> sums_program, dense_program;
   CapturedMemory memory;
@@ -57,7 +60,15 @@ struct CapturedPlan {
 /// Why no kernel takes these gradients; empty: they do.
 std::optional<std::string> captured_refusal(const GradientProblem& problem);
 
-CapturedPlan plan_captured(const GradientProblem& problem, const DeviceTraits& device);
+/// The dense bias whose gradient is dS as products of 16 bits take it, if its tiles for all sequences and heads fit.
+std::optional<DenseBias> bias_of_pairs(const GradientProblem& problem);
+/// Tiles of PairTiles; of captured_tiles for that bias.
+std::int64_t num_pair_tiles(const GradientProblem& problem);
+std::int64_t num_pair_sum_tiles(const GradientProblem& problem);
+
+/// sums_pairs: a kernel leaves the pairs of bias_of_pairs.
+CapturedPlan plan_captured(const GradientProblem& problem, const DeviceTraits& device,
+                           bool sums_pairs);
 
 /// What computes which, and in how much workspace, for explain: "sm80/captured_sums of 'table' in 3328 bytes".
 std::string describe(const GradientProblem& problem, const CapturedPlan& plan);
@@ -78,6 +89,7 @@ struct CapturedLaunch {
   SumsParams sums;
   std::uint32_t num_delta_ctas = 0, num_sum_ctas = 0, num_dense_ctas = 0;
   std::uint32_t num_element_ctas = 0;  // of clear_sums and write_sums
+  std::uint32_t num_dense_tiles = 0;   // of captured_tiles
   CtaShape walk, dense;
 
   void add(KernelLaunches& all) const;

@@ -71,7 +71,8 @@ void take(const BackwardCandidate& candidate, std::vector<BackwardStep> steps,
   plan.delta = delta_spec(g, candidate.has_origins(g), candidate.is_chained);
   plan.wants_dsinks = g.wants_dsinks;
   plan.steps = std::move(steps);
-  plan.captured = plan_captured(g, plan.device);
+  plan.captured =
+      plan_captured(g, plan.device, !plan.steps.empty() && plan.steps.front().spec.stores_pairs());
   FOVEA_ASSERT(plan.captured.is_empty() || plan.delta.has_origins);
   if (!plan.steps.empty()) plan.shared_bytes = plan.steps.front().shared_bytes;
   plan.capture_slots = CaptureSlots(*plan.program, g.forward.problem.score, g.forward.problem.mask);

@@ -107,9 +107,16 @@ std::int64_t num_end_words(const GradientProblem& g, const Sm90BackwardSpec& spe
   return f.num_sequences * f.num_heads_q * ceil_div(f.seqlen_q, std::int64_t{spec.tile_q});
 }
 
-/// Progress; behind it ends of sums and, where tiles may be computed again, the words that stand for them.
+/// Which tiles of pairs were visited; which tiles of their sums are computed again, behind a word for all of them.
+std::int64_t num_pair_words(const GradientProblem& g, const Sm90BackwardSpec& spec) {
+  return spec.stores_pairs ? num_pair_tiles(g) + 1 + num_pair_sum_tiles(g) : 0;
+}
+
+/// Progress; behind it ends of sums and, where tiles may be computed again, the words that stand for them; those of
+/// pairs.
 std::int64_t num_all_words(const GradientProblem& g, const Sm90BackwardSpec& spec) {
-  return num_key_words(g) + num_end_words(g, spec) + (asks_redo(g) ? num_redo_words(g) : 0);
+  return num_key_words(g) + num_end_words(g, spec) + (asks_redo(g) ? num_redo_words(g) : 0) +
+         num_pair_words(g, spec);
 }
 
 /// Tiles of rows of all heads; packed: a bound, whatever the lengths of the sequences.
@@ -168,6 +175,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   spec.asks_redo = asks_redo(g);
   spec.is_staggered = is_staggered(f, kSm90BackwardKeys, spec.tile_q);
   spec.finishes_queries = finishes_queries(g, spec.is_staggered);
+  spec.stores_pairs = bias_of_pairs(g).has_value();
   Sm90BackwardSpec rows = spec;
   rows.num_warps = kSm90RowWarps;
   BackwardStep main{KernelRole::main, spec,
@@ -187,6 +195,12 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
   if (spec.asks_redo) {
     const std::vector<BackwardStep> again = Sm80Backward::choose_redo(g, device);
     steps.insert(steps.end(), again.begin(), again.end());
+  }
+  if (spec.stores_pairs) {
+    BackwardStep& sum = steps.emplace_back(KernelRole::sum_pairs, rows, kSumPairsBytes);
+    sum.header = "sm90/backward/sum_pairs.cuh";
+    sum.entry = "sm90::sum_pairs";
+    sum.params = "SumPairsParams";
   }
   return steps;
 }
@@ -228,6 +242,13 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   p.rows.progress = take_words(num_key_words(g));
   if (const std::int64_t ends = num_end_words(g, spec)) p.rows.sum_ends = take_words(ends);
   if (spec.asks_redo) place_redo(g, take_words(num_redo_words(g)), p.common);
+  if (spec.stores_pairs) {
+    const std::int64_t num_tiles = num_pair_tiles(g);
+    p.pairs = {static_cast<std::byte*>(workspace) + plan.memory.captured_at +
+                   plan.captured.memory.pairs_at,
+               take_words(num_tiles)};
+    launch.prepare_pairs(plan, take_words(1 + num_pair_sum_tiles(g)));
+  }
   launch.prepare = {
       .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g, spec)};
   launch.prepare_redo(plan);
@@ -260,6 +281,20 @@ void Sm90BackwardLaunch::prepare_redo(const BackwardPlan& plan) {
   }
 }
 
+void Sm90BackwardLaunch::prepare_pairs(const BackwardPlan& plan, std::int32_t* redo_words) {
+  CapturedLaunch& captured = common.captured;
+  const DenseGradient& to = captured.params.dense;
+  const std::int32_t num_tiles = static_cast<std::int32_t>(captured.num_dense_tiles);
+  captured.params.dense_redo = {redo_words, redo_words + 1, num_tiles};
+  captured.num_dense_ctas = std::min(
+      captured.num_dense_tiles,
+      static_cast<std::uint32_t>(plan.captured.dense_spec.ctas_per_sm * plan.device.num_sms));
+  sum_pairs = {params.common.forward, params.pairs, to, captured.params.dense_redo};
+  num_sum_ctas = static_cast<std::uint32_t>(ceil_div(to.num_q, kPairQueries) *
+                                            ceil_div(to.num_kv, kSm90BackwardKeys) *
+                                            to.num_batches * to.num_heads);
+}
+
 KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
   KernelLaunches all;
   common.add_before(all);
@@ -275,6 +310,7 @@ KernelLaunches Sm90BackwardLaunch::launches(const BackwardPlan& plan) const {
   add(KernelRole::convert, params, num_finish_ctas);
   add(KernelRole::redo_keys, redo_keys.params, redo_keys.num_ctas);
   add(KernelRole::redo_queries, redo_queries.params, redo_queries.num_ctas);
+  add(KernelRole::sum_pairs, sum_pairs, num_sum_ctas);
   common.add_after(all);
   return all;
 }

@@ -26,12 +26,20 @@ struct Sm90BackwardLaunch {
   std::uint32_t num_finish_ctas =
       0;  // 0: dq has no rows, is not wanted, or is written by the kernel
   RedoLaunch redo_keys{}, redo_queries{};
+  SumPairsParams sum_pairs{};
+  std::uint32_t num_sum_ctas = 0;  // of sum_pairs
 
-  /// Statistics of rows, prepare_rows, the kernel, finish_queries where it is wanted, tiles again, dsinks.
+  /// Statistics of rows, prepare_rows, the kernel, finish_queries where it is wanted, tiles again, sum_pairs where it
+  /// is wanted, captured data, dsinks.
   KernelLaunches launches(const BackwardPlan& plan) const;
 
   /// What computes tiles again. After all else of params.
   void prepare_redo(const BackwardPlan& plan);
+
+ private:
+  friend struct Sm90Backward;
+  /// After params.pairs. `redo_words`: one for all tiles of the gradient, and one for each.
+  void prepare_pairs(const BackwardPlan& plan, std::int32_t* redo_words);
 };
 
 /// A row of the table of candidates.
@@ -44,9 +52,9 @@ struct Sm90Backward {
 
   static bool has_origins(const GradientProblem& problem) { return has_program(problem); }
   static std::optional<Refusal> refuses(const GradientProblem& problem, const DeviceTraits& device);
-  /// The kernel, prepare_rows, finish_queries unless the kernel writes dq, and what computes tiles again that NaN or
-  /// infinity in hidden or dropped pairs may have reached, where there are such; none where no gradient of q, k or v is
-  /// wanted.
+  /// The kernel, prepare_rows, finish_queries unless the kernel writes dq, what computes tiles again that NaN or
+  /// infinity in hidden or dropped pairs may have reached, where there are such, and sum_pairs where the kernel leaves
+  /// pairs; none where no gradient of q, k or v is wanted.
   static std::vector<BackwardStep> choose(const GradientProblem& problem,
                                           const DeviceTraits& device);
   /// What is prepared of rows, f32 sums of dq, progress, tiles to be computed again.

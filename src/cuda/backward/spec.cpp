@@ -71,7 +71,8 @@ struct SpecText<Sm90BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, asks_redo),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, spares_registers),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered),
-                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finishes_queries)};
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finishes_queries),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, stores_pairs)};
 };
 
 template <>
@@ -139,6 +140,11 @@ bool AnyBackwardSpec::takes_turns() const {
   if (sm80 != nullptr) return sm80->takes_turns;
   const auto* const sm90 = std::get_if<Sm90BackwardSpec>(&spec_);
   return sm90 != nullptr && sm90->is_deterministic;
+}
+
+bool AnyBackwardSpec::stores_pairs() const {
+  const auto* const sm90 = std::get_if<Sm90BackwardSpec>(&spec_);
+  return sm90 != nullptr && sm90->stores_pairs;
 }
 
 bool AnyBackwardSpec::adds_queries() const {

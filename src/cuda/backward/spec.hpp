@@ -37,6 +37,8 @@ class AnyBackwardSpec {
   /// Of a walk that sums dq too, in memory; and in the order of keys.
   bool adds_queries() const;
   bool takes_turns() const;
+  /// Of a walk that leaves dS, for the gradient of a dense bias.
+  bool stores_pairs() const;
 
   bool operator==(const AnyBackwardSpec&) const = default;
 

@@ -435,6 +435,41 @@ void add_hopper_programs(std::vector<GradientCase>& cases) {
   cases.push_back(std::move(packed));
 }
 
+/// Biases that learn, whose gradient is dS: of all heads or of each, of sequences together, by any dimensions, beyond
+/// the lengths; hidden pairs, NaN, rows whose lse has no digits, dropout, another program beside.
+void add_learned_biases(std::vector<GradientCase>& cases) {
+  const auto add = [&](const HopperPosed& posed, const std::string& program,
+                       const std::vector<std::int64_t>& shape) -> GradientCase& {
+    GradientCase problem = hopper_case(posed);
+    problem.forward.batch = 2;
+    problem.forward.score = parse_score_mod(
+        program, {.tensors = {{"bias", captured_normal(problem.forward, posed.dtype, shape, 72)}}});
+    return cases.emplace_back(std::move(problem));
+  };
+  const char* const of_heads = "score + bias[q_head, q_idx, kv_idx]";
+  add({"learned_bias_d128", 128, 70, 141, 2, 1}, of_heads, {2, 70, 141});
+  add({"learned_bias_d64_any_order", 64, 140, 141, 2, 2, causal()}, of_heads, {2, 192, 270});
+  add({"learned_bias_d64_f16", 64, 70, 141, 4, 2, causal(Align::top_left), Dtype::f16},
+      "bias[kv_idx, kv_head, q_idx] + score", {141, 2, 70});
+  add({"learned_bias_of_all_d64", 64, 70, 141, 2, 1, window(40, 7)},
+      "score + bias[batch, q_head, q_idx, kv_idx]", {2, 2, 70, 141});
+  add({"learned_bias_of_pairs_d64", 64, 70, 141, 2, 1,
+       mask_mod([](auto x) { return x.kv_idx % 3 != 1 && x.q_idx / 64 != x.kv_idx / 64; })},
+      "score + bias[q_idx, kv_idx]", {70, 141})
+      .gradient_dtype = Dtype::f32;
+  add({"learned_bias_nan_rows_d64", 64, 70, 70, 1, 1, causal()}, of_heads, {1, 70, 70})
+      .has_nan_rows = true;
+  add({"learned_bias_dropped_d64", 64, 70, 70, 1, 1}, of_heads, {1, 70, 70}).forward.dropout =
+      kSomeDropped;
+  GradientCase large = hopper_case({"learned_large_bias_d64", 64, 80, 70, 1, 1, causal()});
+  const auto of_row = [](std::int64_t i) {
+    const std::int64_t row = i / 70;
+    return row == 40 ? 131072.0 : row == 70 ? -2048.0 : 0.01 * static_cast<double>(i % 89);
+  };
+  large.forward.score = bias(large.forward.capture(Dtype::f32, {80, 70}, of_row));
+  cases.push_back(std::move(large));
+}
+
 }  // namespace
 
 std::vector<GradientCase> hopper_backward_cases() {
@@ -462,6 +497,7 @@ std::vector<GradientCase> hopper_backward_cases() {
   cases.push_back(hopper_documents("documents_d128_any_order", 128, 200));
   add_hidden_nan(cases);
   add_hopper_programs(cases);
+  add_learned_biases(cases);
   add_hopper_dropout(cases);
   GradientCase f32 = hopper_case({"f32_gradients", 64, 140, 200, 2, 1, causal()});
   f32.gradient_dtype = Dtype::f32;

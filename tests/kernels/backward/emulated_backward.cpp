@@ -59,7 +59,7 @@ void run_sinks(const cuda::BackwardPlan& plan, const cuda::BackwardLaunch& call,
                    });
 }
 
-void run_captured(const cuda::EmulatedBackward& kernels, const cuda::BackwardLaunch& call,
+void run_captured(const cuda::EmulatedCaptured& kernels, const cuda::BackwardLaunch& call,
                   Emulation& emulation) {
   cuda::CapturedLaunch captured = call.captured;
   captured.params.call.forward.captures = call.params.forward.captures;
@@ -72,11 +72,11 @@ void run_captured(const cuda::EmulatedBackward& kernels, const cuda::BackwardLau
     emulation.launch({.x = captured.num_element_ctas}, cuda::kExactSumThreads, 0,
                      [&] { kernel(captured.sums); });
   };
-  run(captured.num_delta_ctas, captured.walk, kernels.captured_deltas);
+  run(captured.num_delta_ctas, captured.walk, kernels.deltas);
   if (captured.num_element_ctas > 0) run_sums(cuda::clear_sums);
-  run(captured.num_sum_ctas, captured.walk, kernels.captured_sums);
+  run(captured.num_sum_ctas, captured.walk, kernels.sums);
   if (captured.num_element_ctas > 0) run_sums(cuda::write_sums);
-  run(captured.num_dense_ctas, captured.dense, kernels.captured_tiles);
+  run(captured.num_dense_ctas, captured.dense, kernels.tiles);
 }
 
 void run_redo(const cuda::BackwardStep& step, const cuda::RedoLaunch& redo,
@@ -138,7 +138,7 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
     emulation.launch({.x = call.num_ctas[i]}, static_cast<std::uint32_t>(step.spec->num_warps) * 32,
                      step.shared_bytes, [&] { kernels.steps[i](call.params); });
   }
-  run_captured(kernels, call, emulation);
+  run_captured(kernels.captured, call, emulation);
   run_sinks(plan, call, emulation);
   emulation.expect_launched(call.launches(plan));
 }
@@ -174,7 +174,11 @@ void run_hopper_backward(const std::string& label, const AttentionBackward& args
     run_redo(step, owns_keys ? call.redo_keys : call.redo_queries,
              owns_keys ? kernels.redo_keys : kernels.redo_queries, emulation);
   }
+  if (call.num_sum_ctas > 0)
+    emulation.launch({.x = call.num_sum_ctas}, kRowThreads, cuda::kSumPairsBytes,
+                     [&] { kernels.sum_pairs(call.sum_pairs); });
   emulation.is_dependent = false;
+  run_captured(kernels.captured, call.common, emulation);
   run_sinks(plan, call.common, emulation);
   emulation.expect_launched(call.launches(plan));
 }

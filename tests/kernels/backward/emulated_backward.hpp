@@ -16,14 +16,18 @@
 
 namespace fovea::cuda {
 
+/// Of captured data; null where the plan has no such kernel.
+struct EmulatedCaptured {
+  void (*deltas)(const CapturedParams& params);
+  void (*sums)(const CapturedParams& params);
+  void (*tiles)(const CapturedParams& params);
+};
+
 struct EmulatedBackward {
   std::string_view name;
   void (*delta)(const BackwardParams& params);
   void (*steps[3])(const BackwardParams& params);
-  // Of captured data; null where the plan has no such kernel.
-  void (*captured_deltas)(const CapturedParams& params);
-  void (*captured_sums)(const CapturedParams& params);
-  void (*captured_tiles)(const CapturedParams& params);
+  EmulatedCaptured captured;
 };
 
 /// sm90/attention_backward and what runs around it.
@@ -35,6 +39,8 @@ struct EmulatedHopperBackward {
   void (*finish)(const Sm90BackwardParams& params);  // null where the kernel finishes queries
   void (*redo_keys)(const BackwardParams& params);   // null where no key is hidden
   void (*redo_queries)(const BackwardParams& params);
+  void (*sum_pairs)(const SumPairsParams& params);  // null where the kernel leaves no pairs
+  EmulatedCaptured captured;
 };
 
 /// sm90/attention_backward_wide and what runs around it.

@@ -7,9 +7,11 @@
 #include "ptx/generated/wgmma_bf16.cuh"
 #include "ptx/generated/wgmma_f16.cuh"
 #include "sm80/attention_backward.cuh"
+#include "sm80/captured_gradients.cuh"
 #include "sm90/attention_backward.cuh"
 #include "sm90/backward/finish_queries.cuh"
 #include "sm90/backward/prepare_rows.cuh"
+#include "sm90/backward/sum_pairs.cuh"
 
 // Written by print_backward_units from backward_cases.hpp.
 #include "hopper_backward_units.inc"

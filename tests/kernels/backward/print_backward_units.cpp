@@ -22,7 +22,7 @@ using testing::renamed;
 /// Kernels of gradients of captured data, as members of a row of the table.
 std::string print_captured(const std::string& label, const cuda::CapturedPlan& plan,
                            std::ofstream& out) {
-  if (plan.is_empty()) return "nullptr, nullptr, nullptr";
+  if (plan.is_empty()) return "{}";
   out << cuda::print_captured_spec(plan.spec, "walk_" + label)
       << cuda::print_captured_spec(plan.dense_spec, "dense_" + label);
   const auto kernel = [&](const std::string& entry, const auto& program, bool is_there,
@@ -34,13 +34,13 @@ std::string print_captured(const std::string& label, const cuda::CapturedPlan& p
                        label, mods);
   };
   const auto& any = plan.sums_program ? plan.sums_program : plan.dense_program;
-  return kernel("captured_deltas", any, plan.sums_deltas) + ",\n    " +
+  return "{" + kernel("captured_deltas", any, plan.sums_deltas) + ",\n    " +
          kernel("captured_sums", plan.sums_program, plan.sums_program != nullptr) + ",\n    " +
-         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense");
+         kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense") + "}";
 }
 
-/// Which member of a row the kernel is that not every plan of Hopper has.
-constexpr std::size_t kFinishStep = 2;
+/// Steps of a row of Hopper: not every plan has the third, nor those behind it.
+constexpr std::size_t kFinishStep = 2, kNumHopperSteps = 6;
 
 /// The kernels of a case without their entries, of a candidate or where it is empty of the first of sm_80; their row of
 /// a table of functions.
@@ -66,18 +66,25 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
       "  {{\"{0}\", [](const BackwardParams& p) {{ backward_delta<delta_{0}, {1}>(p); "
       "}},\n   {2}",
       label, mods, is_named ? "" : "{");
+  const bool is_hopper = candidate == cuda::Sm90Backward::kName;
+  std::size_t num_members = plan.steps.size();
+  const auto add_null = [&] {
+    table += "nullptr,\n    ";
+    ++num_members;
+  };
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const cuda::BackwardStep& step = plan.steps[i];
-    if (candidate == cuda::Sm90Backward::kName && i == kFinishStep &&
-        step.role != cuda::KernelRole::convert)
-      table += "nullptr,\n    ";
+    if (is_hopper && i == kFinishStep && step.role != cuda::KernelRole::convert) add_null();
     const std::string name = fmt::format("spec_{}_{}", label, i);
     out << step.spec.print(name);
     table += fmt::format("[](const {}& p) {{ {}<{}, {}>(p); }},\n    ",
                          step.params.empty() ? kernel.params : step.params,
                          step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  table += is_named ? "},\n" : "},\n    " + print_captured(label, plan.captured, out) + "},\n";
+  while (is_hopper && num_members < kNumHopperSteps) add_null();
+  if (!is_named) table += "},\n    ";
+  if (!is_named || is_hopper) table += print_captured(label, plan.captured, out);
+  table += "},\n";
   out << "}\n";
 }
 

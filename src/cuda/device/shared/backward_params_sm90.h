@@ -2,6 +2,8 @@
 #pragma once
 
 #include "shared/backward_params.h"
+#include "shared/backward_spec_sm90.h"
+#include "shared/captured_params.h"
 #include "shared/forward_params_sm90.h"
 #include "shared/types.h"
 
@@ -28,12 +30,28 @@ struct Sm90BackwardRows {
   std::int32_t* sum_ends;
 };
 
+/// dS, rounded as products take it, of the tiles that CTAs have visited (stores_pairs).
+struct PairTiles {
+  void* tiles;            // [pair_tile_at][kPairPieces]
+  std::int32_t* visited;  // [pair_tile_at] 0 where no CTA has been
+};
+
+/// Of a dense problem: tiles of queries of a tile of keys of a q head of a batch entry.
+constexpr std::int64_t pair_tile_at(const ForwardParams& f, std::int32_t batch, std::int32_t q_head,
+                                    std::int32_t key_tile, std::int32_t query_tile) {
+  const std::int64_t key_tiles = (f.seqlen_kv + kSm90BackwardKeys - 1) / kSm90BackwardKeys;
+  const std::int64_t query_tiles = (f.seqlen_q + kPairQueries - 1) / kPairQueries;
+  return ((batch * std::int64_t{f.num_heads_q} + q_head) * key_tiles + key_tile) * query_tiles +
+         query_tile;
+}
+
 struct Sm90BackwardParams {
   // Dimensions (head_dim, seqlen, head, batch), packed (head_dim, total, head, 1), 128-byte swizzle; boxes of 64
   // elements x tile_q rows (q, dout), 128 (k, v), 64 (dk, dv).
   TensorMapParam q, k, v, dout, dk, dv;
   BackwardParams common;
   Sm90BackwardRows rows;
+  PairTiles pairs;
   // 0, which the compiler does not know: it keeps instructions in their order
   std::uint32_t zero;
 };
@@ -43,7 +61,15 @@ struct PrepareRowsParams {
   RowStatistics from;
   Sm90BackwardRows to;
   std::int64_t num_rows;   // a multiple of kStatisticsRows
-  std::int64_t num_words;  // of progress, sum_ends and RedoTiles
+  std::int64_t num_words;  // of progress, sum_ends, RedoTiles and PairTiles
+};
+
+/// Of sum_pairs: a tile of the gradient of a dense bias from what stores_pairs left.
+struct SumPairsParams {
+  ForwardParams forward;
+  PairTiles pairs;
+  DenseGradient to;
+  RedoTiles redo;  // tiles of captured_tiles
 };
 
 }  // namespace fovea::cuda

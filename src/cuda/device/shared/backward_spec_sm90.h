@@ -25,6 +25,8 @@ struct Sm90BackwardSpec : BackwardSpec {
   // By turns: the first sum of a tile of queries is stored, and the CTA that adds the last one writes dq (LastTiles).
   // Else prepare_rows leaves zeros, and finish_queries writes dq.
   bool finishes_queries = false;
+  // dS of each visited tile goes to memory (PairTiles): where it is the gradient of a dense bias.
+  bool stores_pairs = false;
 
   bool operator==(const Sm90BackwardSpec&) const = default;
 };
@@ -49,6 +51,15 @@ inline constexpr std::int32_t kSm90RowWarps = 8;
 constexpr std::int32_t sm90_finish_bytes(const Sm90BackwardSpec& spec) {
   return 4 * spec.tile_q * (spec.head_dim_qk + 4);
 }
+
+/// Queries of a tile of pairs, beside the keys of a CTA: stores_pairs goes with spares_registers. Its dS is pieces of
+/// 16 bytes, the operands of dk: [group of 64 keys][warp][16 queries][lane].
+inline constexpr std::int32_t kPairQueries = 64;
+inline constexpr std::int32_t kPairPieces = kPairQueries * kSm90BackwardKeys * 2 / 16;
+
+/// Shared memory of sm90/sum_pairs: floats of a tile, four more to a row of keys.
+inline constexpr std::int32_t kSumPairsPitch = kSm90BackwardKeys + 4;
+inline constexpr std::int32_t kSumPairsBytes = 4 * kPairQueries * kSumPairsPitch;
 
 /// Shared memory of sm90/attention_backward: where each member begins, in bytes from the start of the CTA's.
 struct Sm90BackwardLayout {

@@ -61,6 +61,8 @@ struct CapturedParams {
   std::int64_t
       first_sum[kMaxCapturedGradients];  // of each gradient that is summed, in row-major order
   DenseGradient dense;
+  /// Tiles of it that are computed again, where others have summed them; null: all are computed.
+  RedoTiles dense_redo;
 };
 
 /// A gradient that is summed, as it is written.

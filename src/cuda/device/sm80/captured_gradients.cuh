@@ -19,6 +19,9 @@
 // stand behind 2 of it. captured_tiles has a CTA for each tile of it instead, which meets every sequence and head that
 // adds to the tile one after the other, and stores it once. Its products and sums stay in registers.
 //
+// Where another kernel has left dS, which is what such a bias gets, only tiles whose sum is not finite are computed
+// here (dense_redo).
+//
 // captured_deltas: a formula that multiplies what it captures gives every term of a row the error of the row's delta,
 // by factors that may have a sign in common. Where out was rounded, delta = Σ P dP is summed again, from these P and
 // dP.
@@ -242,12 +245,25 @@ FOVEA_DEVICE void captured_deltas(const CapturedParams& c) {
 // ---- tiles of a dense bias -----------------------------------------------------------------------
 
 template <CapturedSpec spec, class Mods>
-FOVEA_DEVICE void captured_tiles(const CapturedParams& c) {
+FOVEA_DEVICE void sum_dense_tile(const CapturedParams& c, std::int32_t id) {
   if constexpr (spec.multiplies_by_mma) {
-    DenseMmaSums<spec, Mods>(c).run();
+    DenseMmaSums<spec, Mods>(c, id).run();
   } else {
-    DensePlainSums<spec, Mods>(c).run();
+    DensePlainSums<spec, Mods>(c, id).run();
   }
+}
+
+/// A CTA for each tile; or, where others have summed them (dense_redo), as many as the machine has room for.
+template <CapturedSpec spec, class Mods>
+FOVEA_DEVICE void captured_tiles(const CapturedParams& c) {
+  const RedoTiles& redo = c.dense_redo;
+  const auto num_ctas = static_cast<std::int32_t>(ptx::grid_dim().x);
+  std::int32_t end = num_ctas;
+  if (redo.tiles != nullptr) end = ptx::ld_global(redo.any) == 0 ? 0 : redo.num_owned;
+#pragma unroll 1
+  for (std::int32_t id = ptx::block_idx().x; id < end; id += num_ctas)
+    if (redo.tiles == nullptr || ptx::ld_global(redo.tiles + id) != 0)
+      sum_dense_tile<spec, Mods>(c, id);
 }
 
 }  // namespace fovea::cuda::sm80

@@ -41,8 +41,11 @@
 // dq is written from its sums by the CTA that adds last, where that is known (last_tiles.cuh), else by a kernel behind
 // this one. Each kernel of a call starts while the one before it ends, and waits by itself.
 //
+// Where dS is the gradient of a dense bias, groups of keys leave it in memory as they have it (stores_pairs), and
+// sum_pairs sums it over sequences and heads.
+//
 // Chapters, in backward/: cta (what all roles know), load, key_gradients with probabilities, query_gradients, turns,
-// last_tiles; around the kernel prepare_rows and finish_queries. The entry is here.
+// last_tiles; around the kernel prepare_rows, finish_queries and sum_pairs. The entry is here.
 #pragma once
 
 #include "ptx/barrier.cuh"

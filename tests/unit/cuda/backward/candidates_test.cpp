@@ -404,7 +404,62 @@ TEST(BackwardCandidates, StepsOfCapturesAreToldWithTheirMemory) {
   const GradientProblem g = validate(problem, "test");
   EXPECT_EQ(describe(g, choose_backward(g, typical_device(9, 0)).captured),
             "sm80/captured_deltas in 24576 bytes, sm80/captured_sums of 'slopes' in 1024 bytes, "
-            "sm80/captured_tiles of 'bias'");
+            "sm90/sum_pairs of 'bias' in 5242880 bytes");
+}
+
+/// Where dS, rounded as products take it, is what the bias gets, Hopper's kernel leaves it; tiles that were not finite
+/// are computed again.
+TEST(BackwardCandidates, ABiasLearnsFromTheDsOfHopper) {
+  struct Learned {
+    const char* text = "score + bias[q_head, q_idx, kv_idx]";
+    std::array<std::int64_t, 3> shape{8, 300, 500};
+    Dtype dtype = Dtype::bf16, gradient_dtype = Dtype::bf16;
+    bool is_packed = false;
+    float dropout_p = 0;
+  };
+  const auto plan_of_bias = [](const Learned& of) {
+    const ScoreMod score = parse_score_mod(
+        of.text, {.tensors = {{"bias", shaped({of.shape[0], of.shape[1], of.shape[2]})}}});
+    BackwardProblem problem = problem_of(
+        {.dtype = of.dtype, .score = score, .is_packed = of.is_packed, .dropout_p = of.dropout_p});
+    problem.dcaptured = {{"bias", make_spec(of.gradient_dtype, of.shape)}};
+    return choose_backward(validate(problem, "test"), typical_device(9, 0));
+  };
+  const BackwardPlan plan = plan_of_bias({});
+  EXPECT_THAT(roles_of(plan), ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                                          KernelRole::redo_keys, KernelRole::redo_queries,
+                                          KernelRole::sum_pairs, KernelRole::captured_tiles));
+  EXPECT_EQ(plan.memory.tables_at - plan.memory.captured_at,
+            2U * 8 * 5 * 4 * 64 * 128 * 2);  // tiles of all heads of both sequences
+  EXPECT_EQ(product_depths(plan).qk, 3);     // no walk of its own
+  const auto sums_pairs = [&](const Learned& of) { return plan_of_bias(of).captured.sums_pairs; };
+  EXPECT_TRUE(sums_pairs({.text = "bias[0, q_idx, kv_idx] + score", .shape = {1, 301, 512}}));
+  EXPECT_TRUE(sums_pairs({.gradient_dtype = Dtype::f32}));
+  EXPECT_TRUE(sums_pairs({.dropout_p = 0.1F}));
+  EXPECT_TRUE(sums_pairs({.dtype = Dtype::f16, .gradient_dtype = Dtype::f16}));
+  EXPECT_FALSE(sums_pairs({.dtype = Dtype::f16, .gradient_dtype = Dtype::f32}));
+  EXPECT_FALSE(sums_pairs({.text = "score - bias[q_head, q_idx, kv_idx]"}));
+  EXPECT_FALSE(sums_pairs({.text = "score + bias[q_head, q_idx, kv_idx] * 2"}));
+  EXPECT_FALSE(sums_pairs({.text = "30 * tanh(score / 30) + bias[q_head, q_idx, kv_idx]"}));
+  EXPECT_FALSE(sums_pairs({.text = "score + bias[q_head, q_idx, kv_idx] + bias[0, 0, 0]"}));
+  EXPECT_FALSE(sums_pairs({.shape = {8, 300, 499}}));  // the last key stands for two
+  EXPECT_FALSE(sums_pairs({.is_packed = true}));
+}
+
+/// Pairs of all sequences and heads: 2 GiB at most.
+TEST(BackwardCandidates, PairsThatWouldFillMemoryAreNotKept) {
+  const auto sums_pairs = [](std::int64_t batch) {
+    const auto spec = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{batch, 2048, 32, 64});
+    BackwardProblem problem;
+    problem.forward.q = problem.forward.k = problem.forward.v = problem.forward.out = spec;
+    problem.dout = problem.dq = problem.dk = problem.dv = spec;
+    problem.forward.score = bias(shaped({32, 2048, 2048}));
+    problem.dcaptured = {{problem.forward.score.captures().tensors[0].name,
+                          make_spec(Dtype::bf16, std::array<std::int64_t, 3>{32, 2048, 2048})}};
+    return choose_backward(validate(problem, "test"), typical_device(9, 0)).captured.sums_pairs;
+  };
+  EXPECT_TRUE(sums_pairs(8));
+  EXPECT_FALSE(sums_pairs(9));
 }
 
 /// More than kernels take can be captured only where the formula reads none of it.

@@ -16,10 +16,9 @@ struct DenseTile {
 };
 
 template <CapturedSpec spec>
-FOVEA_DEVICE DenseTile dense_tile(const DenseGradient& to) {
+FOVEA_DEVICE DenseTile dense_tile(const DenseGradient& to, std::int32_t id) {
   const std::int32_t kv_tiles = ceil_div(to.num_kv, spec.tile_walked);
   const std::int32_t q_tiles = ceil_div(to.num_q, spec.tile_owned);
-  const std::int32_t id = ptx::block_idx().x;
   const std::int32_t place = id / kv_tiles / q_tiles;
   return {id / kv_tiles % q_tiles * spec.tile_owned, id % kv_tiles * spec.tile_walked,
           place / to.num_heads, place % to.num_heads};
@@ -135,8 +134,8 @@ struct DenseMmaSums {
   const DenseTile tile;
   Products sums;
 
-  FOVEA_DEVICE_MEMBER explicit DenseMmaSums(const CapturedParams& params)
-      : c(params), tile(dense_tile<spec>(params.dense)) {}
+  FOVEA_DEVICE_MEMBER DenseMmaSums(const CapturedParams& params, std::int32_t id)
+      : c(params), tile(dense_tile<spec>(params.dense, id)) {}
 
   FOVEA_DEVICE_MEMBER void load(const DenseVisits<spec, Mods>& visits) const {
     if (visits.is_over()) return;
@@ -237,8 +236,8 @@ struct DensePlainSums {
   const DenseTile tile;
   float sums[Pairs::kSteps];
 
-  FOVEA_DEVICE_MEMBER explicit DensePlainSums(const CapturedParams& params)
-      : c(params), tile(dense_tile<spec>(params.dense)) {}
+  FOVEA_DEVICE_MEMBER DensePlainSums(const CapturedParams& params, std::int32_t id)
+      : c(params), tile(dense_tile<spec>(params.dense, id)) {}
 
   FOVEA_DEVICE_MEMBER void add(const OwnedTile& queries, const WalkedTile& keys) {
     const Pairs pairs(c.call, queries);

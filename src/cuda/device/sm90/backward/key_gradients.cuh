@@ -101,6 +101,7 @@ struct KeyGradients {
       if (is_masked) Scores::hide(dp, weights);
       Scores::score_gradients(dp, weights, ds);
       store(ds);
+      if constexpr (spec.stores_pairs) store_pairs(ds, tile);
       ptx::wgmma_wait_group<0>();  // dv: P's registers are free
       issue_dk(dk, ds, i > 0);
       publish();
@@ -220,6 +221,23 @@ struct KeyGradients {
   FOVEA_DEVICE_MEMBER void publish() const {
     ptx::fence_proxy_async_shared_cta();
     cta.release(cta.barrier(T::kAt.ds_full, buffers.stage));
+  }
+
+  // ---- dS, for the gradient of a bias ----
+
+  FOVEA_DEVICE_MEMBER void store_pairs(const typename Scores::Operand& ds,
+                                       const PostedTile& tile) const {
+    static_assert(spec.tile_q == kPairQueries && !spec.is_varlen);
+    constexpr int kPieces = spec.tile_q / 16;
+    const OwnedKeys keys = cta.owned();
+    const std::int64_t at = pair_tile_at(cta.p.common.forward, keys.batch, tile.q_head,
+                                         keys.kv_begin / T::kKeys, tile.idx());
+    auto* const mine = static_cast<ptx::U32x4*>(cta.p.pairs.tiles) + at * kPairPieces +
+                       (4 * group + warp) * (32 * kPieces) + cta.lane;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      ptx::st_global(mine + 32 * i, ptx::U32x4{ds[i][0], ds[i][1], ds[i][2], ds[i][3]});
+    if (cta.warp == 0 && cta.lane == 0) ptx::st_global(cta.p.pairs.visited + at, 1);
   }
 
   // ---- the end ----
