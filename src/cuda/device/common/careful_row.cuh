@@ -17,13 +17,48 @@
 
 namespace fovea::cuda {
 
-/// Columns 2 lane + 64 i and the next of each row are this lane's. Elements of 16 bits, rows aligned to pairs.
-template <auto spec, class Mods>
+/// Elements of 16 bits, rows aligned to pairs: those of the lane, columns 2 lane + 64 i and the next.
+template <auto spec>
+struct PairsOfRow {
+  const ForwardParams& p;
+  const Work& work;
+
+  template <int count>
+  FOVEA_DEVICE_MEMBER void load_key(float (&elements)[count], const KvPlace& place) const {
+    load(elements, p.k, place.in(p.k, work.kv_head), p.head_dim_qk);
+  }
+  template <int count>
+  FOVEA_DEVICE_MEMBER void load_value(float (&elements)[count], const KvPlace& place) const {
+    load(elements, p.v, place.in(p.v, work.kv_head), p.head_dim_v);
+  }
+
+  /// Of a row, given its offset in elements; zeros beyond its width.
+  template <int count>
+  FOVEA_DEVICE_MEMBER static void load(float (&elements)[count], const BshdParam& t,
+                                       std::int64_t at, std::int32_t width) {
+    constexpr bool kIsBf16 = spec.element == Element::bf16;
+    const auto* const row = static_cast<const std::uint16_t*>(t.data) + at;
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) {
+      const int col = 64 * i + 2 * ptx::lane_idx();
+      const bool exists = !spec.has_padded_head_dim || col < width;
+      const std::uint32_t pair =
+          exists ? ptx::ld_global(reinterpret_cast<const std::uint32_t*>(row + col)) : 0;
+      elements[2 * i] = kIsBf16 ? ptx::f32_of_bf16_lo(pair) : ptx::f32_of_f16_lo(pair);
+      elements[2 * i + 1] = kIsBf16 ? ptx::f32_of_bf16_hi(pair) : ptx::f32_of_f16_hi(pair);
+    }
+  }
+};
+
+/// Columns 2 lane + 64 i and the next of each row are this lane's. `Rows` reads keys and values.
+template <auto spec, class Mods, class Rows = PairsOfRow<spec>>
 class CarefulRow {
  public:
   FOVEA_DEVICE_MEMBER explicit CarefulRow(const RowView<spec>& row)
-      : p_(row.p), work_(row.work), row_(row) {
-    load_pairs(query_, p_.q, row.query_at(), p_.head_dim_qk);
+      : CarefulRow(row, Rows{row.p, row.work}) {}
+  FOVEA_DEVICE_MEMBER CarefulRow(const RowView<spec>& row, const Rows& rows)
+      : p_(row.p), work_(row.work), row_(row), rows_(rows) {
+    PairsOfRow<spec>::load(query_, p_.q, row.query_at(), p_.head_dim_qk);
   }
 
   /// Leaves the row's partial state.
@@ -46,27 +81,10 @@ class CarefulRow {
   static constexpr int kPairs = spec.head_dim_qk / 64, kValuePairs = spec.head_dim_v / 64;
   static_assert(spec.is_split && spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0);
 
-  /// This lane's elements of a row, given its offset in elements; zeros beyond its width.
-  template <int count>
-  FOVEA_DEVICE_MEMBER static void load_pairs(float (&elements)[count], const BshdParam& t,
-                                             std::int64_t at, std::int32_t width) {
-    constexpr bool kIsBf16 = spec.element == Element::bf16;
-    const auto* const row = static_cast<const std::uint16_t*>(t.data) + at;
-#pragma unroll
-    for (int i = 0; i < count / 2; ++i) {
-      const int col = 64 * i + 2 * ptx::lane_idx();
-      const bool exists = !spec.has_padded_head_dim || col < width;
-      const std::uint32_t pair =
-          exists ? ptx::ld_global(reinterpret_cast<const std::uint32_t*>(row + col)) : 0;
-      elements[2 * i] = kIsBf16 ? ptx::f32_of_bf16_lo(pair) : ptx::f32_of_f16_lo(pair);
-      elements[2 * i + 1] = kIsBf16 ? ptx::f32_of_bf16_hi(pair) : ptx::f32_of_f16_hi(pair);
-    }
-  }
-
   /// The same in all lanes.
   FOVEA_DEVICE_MEMBER float score_of(const Position& at, const KvPlace& place) const {
     float key[2 * kPairs];
-    load_pairs(key, p_.k, place.in(p_.k, work_.kv_head), p_.head_dim_qk);
+    rows_.load_key(key, place);
     float score = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) score = ptx::fma_rn(query_[i], key[i], score);
@@ -77,7 +95,7 @@ class CarefulRow {
 
   FOVEA_DEVICE_MEMBER void add_value(const Position& at, const KvPlace& place, float score) {
     float value[2 * kValuePairs];
-    load_pairs(value, p_.v, place.in(p_.v, work_.kv_head), p_.head_dim_v);
+    rows_.load_value(value, place);
     const float c = spec.is_prescaled ? kLog2E : p_.softmax_scale_log2;
     row_max_ = ptx::max_ftz(row_max_, score);
     const OriginStep step = move_origin<Mods::has_score>(state_, score, c);
@@ -113,6 +131,7 @@ class CarefulRow {
   const ForwardParams& p_;
   const Work& work_;
   const RowView<spec> row_;
+  const Rows rows_;
   float query_[2 * kPairs];
   RowState state_ = empty_row();
   float row_max_ = -infinity();

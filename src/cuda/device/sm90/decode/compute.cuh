@@ -11,6 +11,7 @@
 #include "ptx/warp.cuh"
 #include "sm90/decode/cta.cuh"
 #include "team/compute.cuh"
+#include "team/join.cuh"
 #include "team/scores.cuh"
 #include "team/store.cuh"
 #include "team/team.cuh"
@@ -117,9 +118,6 @@ struct Reader {
 
   // ---- join --------------------------------------------------------------------------------------
 
-  static constexpr int kStateAt = 4 * spec.head_dim_v;
-  static_assert(spec.head_dim_v <= 128, "a lane has four columns of a row");
-
   /// Parts are numbered from the split's first slice on, so that the order of their sum does not depend on what came
   /// before it.
   FOVEA_DEVICE_MEMBER int part_of_warp(int first_slot) const {
@@ -132,10 +130,10 @@ struct Reader {
       RowState row = sums.rows[0][half];
       row.sum += ptx::shfl_bfly(row.sum, 1);
       row.sum += ptx::shfl_bfly(row.sum, 2);
-      const SharedAddress to = cta.part_at(part, team.my_row(0, half));
+      const SharedAddress to = cta.parts().at(part, team.my_row(0, half));
       if (cta.lane % 4 == 0) {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
-        ptx::st_shared(to + kStateAt, ptx::F32x4{row.origin, row.sum, row_max, 0.0F});
+        cta.parts().put_state(part, team.my_row(0, half), row, row_max);
       }
 #pragma unroll
       for (int j = 0; j < T::kColBlocks; ++j) {
@@ -147,79 +145,9 @@ struct Reader {
 
   FOVEA_DEVICE_MEMBER void join(const Work& work) const {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
-#pragma unroll 1
-    for (int row = cta.warp; row < spec.tile_q; row += L::kReaders) {
-      const Row r = team.row_at(row);
-      if (r.exists) join_row(r, row);
-    }
-  }
-
-  /// A row of one warp.
-  struct Part {
-    float origin, sum, row_max;
-  };
-
-  FOVEA_DEVICE_MEMBER Part part_of(int reader, int row) const {
-    const auto state = ptx::ld_shared<ptx::F32x4>(cta.part_at(reader, row) + kStateAt);
-    return {state.x, state.y, state.z};
-  }
-
-  /// exp(m_w - m); 0 for a warp that saw no key.
-  FOVEA_DEVICE_MEMBER static float weight_of(const Part& part, float origin, float c) {
-    if (part.origin == -infinity()) return is_nan(part.sum) ? 1.0F : 0.0F;
-    return ptx::ex2_approx_ftz((part.origin - origin) * c);
-  }
-
-  /// Four columns, in the order of warps.
-  FOVEA_DEVICE_MEMBER ptx::F32x4 join_columns(const float (&weights)[L::kReaders], int row,
-                                              int col) const {
-    ptx::F32x4 sum{0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < L::kReaders; ++i) {
-      const auto part = ptx::ld_shared<ptx::F32x4>(cta.part_at(i, row) + col * 4);
-      sum = {ptx::fma_rn(weights[i], part.x, sum.x), ptx::fma_rn(weights[i], part.y, sum.y),
-             ptx::fma_rn(weights[i], part.z, sum.z), ptx::fma_rn(weights[i], part.w, sum.w)};
-    }
-    return sum;
-  }
-
-  FOVEA_DEVICE_MEMBER void join_row(const Row& r, int row) const {
-    const ForwardParams& p = cta.p.common;
-    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
-    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
-    Part parts[L::kReaders];
-    Part whole{-infinity(), 0.0F, -infinity()};
-#pragma unroll
-    for (int i = 0; i < L::kReaders; ++i) {
-      parts[i] = part_of(i, row);
-      whole.origin = ptx::max_ftz(whole.origin, parts[i].origin);
-      whole.row_max = ptx::max_ftz(whole.row_max, parts[i].row_max);
-    }
-    float weights[L::kReaders];
-#pragma unroll
-    for (int i = 0; i < L::kReaders; ++i) {
-      weights[i] = weight_of(parts[i], whole.origin, c);
-      whole.sum = ptx::fma_rn(weights[i], parts[i].sum, whole.sum);
-    }
-    const int col = cta.lane * 4;
-    const bool has_cols = col < spec.head_dim_v;
-    ptx::F32x4 sum{0, 0, 0, 0};
-    if (has_cols) sum = join_columns(weights, row, col);
-    if (!ptx::vote_all(is_finite(sum))) return CarefulRow<L::kWarpSpec, Mods>(r).run();
-    RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
-    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
-    if (cta.lane == 0)
-      r.store_values(result.lse, whole.sum, finish_row_max(whole.row_max, whole.sum, unit));
-    if (!has_cols) return;
-    ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + cta.lane,
-                   ptx::F32x4{sum.x * result.factor, sum.y * result.factor, sum.z * result.factor,
-                              sum.w * result.factor});
-  }
-
-  FOVEA_DEVICE_MEMBER static bool is_finite(const ptx::F32x4& x) {
-    const float zero =
-        ptx::fma_rn(x.x, 0.0F, ptx::fma_rn(x.y, 0.0F, ptx::fma_rn(x.z, 0.0F, x.w * 0.0F)));
-    return !is_nan(zero);
+    const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
+    rows.run(cta.warp, L::kReaders,
+             [](const Row& row) { CarefulRow<L::kWarpSpec, Mods>(row).run(); });
   }
 };
 

@@ -10,6 +10,7 @@
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
 #include "sm90/role_warp.cuh"
+#include "team/join.cuh"
 #include "team/team.cuh"
 
 namespace fovea::cuda::sm90::decoding {
@@ -24,6 +25,8 @@ struct Layout {
   static constexpr int kSlots = spec.stages;  // slices under way or being computed
   static constexpr int kRecords = kDecodeRecords;
   static constexpr Sm90DecodeLayout kAt = sm90_decode_layout(spec);
+  using Parts = team::Parts<kReaders, spec.head_dim_v>;
+  static_assert(Parts::kBytes == kReaders * kAt.part_bytes, "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
   static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
@@ -43,9 +46,7 @@ struct Cta : RoleWarp {
   FOVEA_DEVICE_MEMBER typename L::T::VTile values_at(int slot) const {
     return {keys_at(slot).base + L::T::kAt.key_bytes};
   }
-  FOVEA_DEVICE_MEMBER SharedAddress part_at(int reader, int row) const {
-    return smem + L::kAt.parts + reader * L::kAt.part_bytes + row * L::kAt.part_row_bytes;
-  }
+  FOVEA_DEVICE_MEMBER typename L::Parts parts() const { return {smem + L::kAt.parts}; }
 
   // ---- splits that the loading warp posts --------------------------------------------------------
 
