@@ -1,4 +1,4 @@
-// Element types and the two 16-bit floats. Read tensor.hpp next.
+// Element types, the two 16-bit floats and the 8-bit one. Read tensor.hpp next.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace fovea {
 
-enum class Dtype : std::uint8_t { f32, f16, bf16, boolean, u8, i8, i32, i64 };
+enum class Dtype : std::uint8_t { f32, f16, bf16, boolean, u8, i8, i32, i64, e4m3 };
 
 constexpr std::size_t size_bytes(Dtype dtype) {
   switch (dtype) {
@@ -25,13 +25,15 @@ constexpr std::size_t size_bytes(Dtype dtype) {
     case Dtype::boolean:
     case Dtype::u8:
     case Dtype::i8:
+    case Dtype::e4m3:
       return 1;
   }
   return 0;
 }
 
 constexpr std::string_view name(Dtype dtype) {
-  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "bool", "u8", "i8", "i32", "i64"};
+  constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "bool", "u8",
+                                         "i8",  "i32", "i64",  "e4m3"};
   return kNames[static_cast<int>(dtype)];
 }
 
@@ -101,6 +103,12 @@ struct float16 {
   }
 };
 
+/// Eight bits as stored: sign, 4 of exponent (bias 7), 3 of mantissa; no infinity, NaN is 0x7f. What a cache of codes
+/// holds (kv_cache.hpp), which writes and reads them.
+struct float8_e4m3 {
+  std::uint8_t bits = 0;
+};
+
 /// The Dtype of a C++ element type. Types that no tensor holds (double, wide unsigned integers, structs) have none:
 /// view() of them does not compile.
 template <typename T>
@@ -119,6 +127,8 @@ template <>
 struct ElementDtype<std::int8_t> : std::integral_constant<Dtype, Dtype::i8> {};
 template <>
 struct ElementDtype<std::int32_t> : std::integral_constant<Dtype, Dtype::i32> {};
+template <>
+struct ElementDtype<float8_e4m3> : std::integral_constant<Dtype, Dtype::e4m3> {};
 /// long and long long, whichever of them std::int64_t is.
 template <std::signed_integral T>
 requires(sizeof(T) == sizeof(std::int64_t)) struct ElementDtype<T>

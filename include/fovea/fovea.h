@@ -54,6 +54,7 @@ typedef enum {
   kDLFloat = 2U,
   kDLBfloat = 4U,
   kDLBool = 6U,
+  kDLFloat8_e4m3fn = 10U,
 } DLDataTypeCode;
 
 typedef struct {
@@ -543,7 +544,8 @@ typedef struct fovea_attention_decode_args {
   const fovea_attention_forward_args* forward; /* k and v are the cache: [slots, capacity,
                                                   num_heads_kv, head_dim], or with a page_table
                                                   [num_pages, page_size, num_heads_kv, head_dim];
-                                                  f32, f16 or bf16 each. No row_max, dropout,
+                                                  f32, f16 or bf16 each, or codes: i8 or
+                                                  kDLFloat8_e4m3fn, with k_scale and v_scale. No row_max, dropout,
                                                   cu_seqlens_kv. cu_seqlens_q makes q, out and lse
                                                   packed: each sequence has queries of its own */
   const DLTensor* seqlens;      /* [batch] i32 or i64: rows in use before this call */
@@ -577,6 +579,10 @@ typedef struct fovea_attention_decode_args {
   /* [batch, seqlen_q], packed [total_q]; optional: positions of queries, where rotary_positions are those of append_k
    * alone */
   const DLTensor* rotary_positions_q;
+  /* Of codes, f32: [slots, capacity, num_heads_kv], paged [num_pages, page_size, num_heads_kv], one for each row and
+   * head, written where tokens are appended; of e4m3 alone also one that is given, [batch, num_heads_kv] or [1] */
+  const DLTensor* k_scale;
+  const DLTensor* v_scale;
 } fovea_attention_decode_args;
 
 /* See attention_decode in kv_cache.hpp; tensors on a kDLCUDA device are taken there, on

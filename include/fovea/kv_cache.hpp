@@ -25,12 +25,16 @@ namespace fovea {
 ///             rows too. Instead of the padded table, page_indptr and page_indices: page_indices[page_indptr[b] + n] is
 ///             page n of sequence b, which has room for page_indptr[b + 1] - page_indptr[b] pages.
 ///
+/// Codes       k or v as i8 or e4m3 (float8): numbers are codes times a scale. Appending rounds, after rotary, and
+///             writes the scale of each row and head: its greatest magnitude by 127 or 448. With one scale for a head,
+///             or for all, which the caller gives, it writes none, and what is larger saturates.
+///
 /// What no sequence uses is never read: neither rows behind its end or in its left padding, nor page-table entries that
-/// name only such rows. They may hold anything.
+/// name only such rows. They may hold anything, and so may their scales.
 struct KvCache {
-  FloatView k{};
-  // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16
-  FloatView v{};
+  CacheView k{};
+  // as k with head_dim_v; its dtype may differ from k's, and both from q's: f32, f16, bf16, i8, e4m3
+  CacheView v{};
   IndexView page_table{};  // [batch, max_pages] i32 or i64, optional: makes the cache paged
   // [batch] i32 or i64: rows in use before this call, left padding included; read where it lies
   IndexView seqlens{};
@@ -40,6 +44,11 @@ struct KvCache {
   IndexView left_padding{};
   IndexView page_indptr{};   // [batch + 1] i32 or i64: starts at 0, never decreases
   IndexView page_indices{};  // [num_indices] i32 or i64: pages of every sequence in turn
+  /// Of codes, f32: [num_slots, capacity, num_heads_kv], paged [num_pages, page_size, num_heads_kv], one beside each
+  /// row and head, in any strides; or of e4m3 one that is given, [batch, num_heads_kv] or [1], finite and above 0. A
+  /// row that holds NaN or infinity has scale NaN, so that whoever sees it sees NaN.
+  Float32View k_scale{};
+  Float32View v_scale{};
 };
 
 /// Rotary position embedding of queries and appended keys. Pair j of a head turns by the angle of row `position`:

@@ -104,7 +104,7 @@ template <typename T>
 constexpr Dtype element_dtype() {
   static_assert(Element<std::remove_const_t<T>>,
                 "fovea::view: no tensor holds elements of this type; expected float, "
-                "fovea::float16, fovea::bfloat16, "
+                "fovea::float16, fovea::bfloat16, fovea::float8_e4m3, "
                 "bool, std::uint8_t, std::int8_t, std::int32_t or std::int64_t (convert double to "
                 "float first)");
   if constexpr (Element<std::remove_const_t<T>>) return dtype_of<std::remove_const_t<T>>;
@@ -143,6 +143,8 @@ class TensorOf : public TensorView {
   }
 };
 using FloatView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16>;
+/// Numbers, or codes that scales belong to.
+using CacheView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i8, Dtype::e4m3>;
 using Float32View = TensorOf<Dtype::f32>;
 using IndexView = TensorOf<Dtype::i32, Dtype::i64>;
 using Int64View = TensorOf<Dtype::i64>;

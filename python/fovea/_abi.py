@@ -26,7 +26,7 @@ CPU, CUDA, CUDA_HOST = 1, 2, 3
 #: Fovea's name of a dtype, and DLPack's code and bits.
 DTYPES: dict[str, tuple[int, int]] = {
     "f32": (2, 32), "f16": (2, 16), "bf16": (4, 16), "bool": (6, 8),
-    "u8": (1, 8), "i8": (0, 8), "i32": (0, 32), "i64": (0, 64),
+    "u8": (1, 8), "i8": (0, 8), "i32": (0, 32), "i64": (0, 64), "e4m3": (10, 8),
 }  # fmt: skip
 DTYPE_NAMES = {code: name for name, code in DTYPES.items()}
 
@@ -302,6 +302,8 @@ class DecodeArgs(ctypes.Structure):
         ("shared_prefix", c_int64),
         ("shared_cu_sequences", _TENSOR),
         ("rotary_positions_q", _TENSOR),
+        ("k_scale", _TENSOR),
+        ("v_scale", _TENSOR),
     ]
 
 

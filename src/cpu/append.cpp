@@ -1,10 +1,15 @@
 #include "cpu/append.hpp"
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpu/operands.hpp"
 #include "cpu/tasks.hpp"
 #include "cpu/turn_rows.hpp"
+#include "problem/head_dim.hpp"
+#include "quant/row_codes.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -22,6 +27,14 @@ class TokenHeads {
   const Rows rows_;
   const std::int64_t batch_, row_;
 };
+
+void write_codes(std::span<const float> row, float scale, const HeadRow& to) {
+  const float reciprocal = 1 / scale;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    to.data[static_cast<std::int64_t>(i) * to.stride] =
+        std::byte{quant::code_bits(row[i] * reciprocal, to.dtype)};
+  }
+}
 
 class AppendRun {
  public:
@@ -57,31 +70,54 @@ class AppendRun {
   }
 
   void append_token(const SequenceRows::Token& token) const {
-    const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
-    const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token.index);
-    if (tokens_.append.v) append_values(token, at);
-    const TokenHeads k(tokens_.append.k, new_tokens_, token);
-    const Rows k_cache(tokens_.cache.k);
-    const std::int64_t num_heads = tokens_.cache.k.size(2);
-    const std::int64_t head_dim = tokens_.cache.k.size(3);
-    const auto write_keys = [&](const auto& write) {
-      for (std::int64_t head = 0; head < num_heads; ++head)
-        write(k.at(head), head_row(k_cache, at.slot, at.row, head));
-    };
+    const KvCache& cache = tokens_.cache;
+    if (tokens_.append.v) {
+      const std::int64_t head_dim = cache.v.size(3);
+      write_heads({tokens_.append.v, cache.v, cache.v_scale}, token,
+                  [&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
+    }
+    const std::int64_t head_dim = cache.k.size(3);
+    const CacheTarget keys{tokens_.append.k, cache.k, cache.k_scale};
     if (tokens_.rotary == nullptr) {
-      write_keys([&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
+      write_heads(keys, token,
+                  [&](const HeadRow& from, const HeadRow& to) { copy(from, to, 0, head_dim); });
     } else {
       const Turn turn(*tokens_.rotary, position(*tokens_.rotary, new_tokens_, token));
-      write_keys(
-          [&](const HeadRow& from, const HeadRow& to) { turn_row(turn, from, to, head_dim); });
+      write_heads(keys, token, [&](const HeadRow& from, const HeadRow& to) {
+        turn_row(turn, from, to, head_dim);
+      });
     }
   }
 
-  void append_values(const SequenceRows::Token& token, const CacheRow& at) const {
-    const TokenHeads v(tokens_.append.v, new_tokens_, token);
-    const Rows v_cache(tokens_.cache.v);
-    for (std::int64_t head = 0; head < tokens_.cache.v.size(2); ++head)
-      copy(v.at(head), head_row(v_cache, at.slot, at.row, head), 0, tokens_.cache.v.size(3));
+  /// Of k or v.
+  struct CacheTarget {
+    const TensorView& from;
+    const TensorView& to;
+    const TensorView& scale;
+  };
+
+  /// Calls write(from, to) for each head. Where the cache holds codes, `to` is f32, and is rounded then.
+  template <class Write>
+  void write_heads(const CacheTarget& target, const SequenceRows::Token& token,
+                   const Write& write) const {
+    const CachedSequence s = cached_sequence(tokens_.cache, token.sequence);
+    const CacheRow at = cache_row(tokens_.cache, s.slot, s.end + token.index);
+    const TokenHeads from(target.from, new_tokens_, token);
+    const Rows rows(target.to);
+    const RowScales scales = row_scales(target.scale);
+    for (std::int64_t head = 0; head < target.to.size(2); ++head) {
+      const HeadRow to = head_row(rows, at.slot, at.row, head);
+      if (scales.data == nullptr) {
+        write(from.at(head), to);
+        continue;
+      }
+      std::array<float, kMaxHeadDim> numbers;
+      write(from.at(head), HeadRow{reinterpret_cast<std::byte*>(numbers.data())});
+      const std::span row(numbers.data(), static_cast<std::size_t>(target.to.size(3)));
+      float* const scale = scales.at(token.sequence, at, head);
+      if (scales.are_of_rows) *scale = quant::row_scale(row, to.dtype);
+      write_codes(row, *scale, to);
+    }
   }
 
   /// A query that stands before the first key has no position and is copied.

@@ -10,6 +10,7 @@
 #include "cpu/features.hpp"
 #include "cpu/forward/workspace.hpp"
 #include "problem/head_dim.hpp"
+#include "quant/row_codes.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -29,7 +30,7 @@ bool is_bf16_target(CpuTarget target) {
   return target == CpuTarget::avx512_bf16 || target == CpuTarget::amx_bf16;
 }
 
-/// bf16 only where q, k and v all are; a cache may differ from q.
+/// bf16 only where q, k and v all are; a cache may differ from q. Codes times their scales are f32.
 Dtype widest_input(const Problem& p) {
   for (const Dtype dtype : {p.q.dtype, p.k.dtype, p.v.dtype}) {
     if (dtype != Dtype::bf16) return dtype;
@@ -64,7 +65,8 @@ std::optional<Refusal> refuses_product(const ForwardProblem& f, CpuTarget target
 std::optional<Refusal> refuses_split(const Problem& p) {
   bool has_f16 = false;
   for (const Dtype dtype : {p.q.dtype, p.k.dtype, p.v.dtype}) {
-    if (dtype == Dtype::f32) return Refusal{"inputs are f32"};
+    if (dtype == Dtype::f32 || quant::is_code(dtype))
+      return Refusal{fmt::format("inputs are {}", name(dtype))};
     has_f16 = has_f16 || dtype == Dtype::f16;
   }
   if (!has_f16) return Refusal{"no input is f16"};

@@ -14,9 +14,22 @@ std::string_view name(Element element) {
   return "";
 }
 
+std::string_view name(Codes codes) {
+  switch (codes) {
+    case Codes::none:
+      return "none";
+    case Codes::int8:
+      return "int8";
+    case Codes::e4m3:
+      return "e4m3";
+  }
+  return "";
+}
+
 namespace spec_text {
 
 std::string print_value(Element value) { return "Element::" + std::string(name(value)); }
+std::string print_value(Codes value) { return "Codes::" + std::string(name(value)); }
 std::string print_value(std::int32_t value) { return std::to_string(value); }
 std::string print_value(bool value) { return value ? "true" : "false"; }
 

@@ -62,6 +62,7 @@ consteval bool lists_all_members() {
 }
 
 std::string print_value(Element value);
+std::string print_value(Codes value);
 std::string print_value(std::int32_t value);
 std::string print_value(bool value);
 
@@ -86,6 +87,8 @@ std::string print_members(const Spec& spec) {
 
 /// "bf16".
 std::string_view name(Element element);
+/// "int8".
+std::string_view name(Codes codes);
 
 /// "inline constexpr TeamSpec NAME = [] { ... }();"
 template <typename Spec>

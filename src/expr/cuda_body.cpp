@@ -116,6 +116,8 @@ std::string_view element_name(Dtype dtype) {
       return "F16";
     case Dtype::bf16:
       return "Bf16";
+    case Dtype::e4m3:  // refused where it is captured
+      break;
   }
   return "";
 }

@@ -35,6 +35,7 @@ Interval range_of(Dtype dtype) {
     case Dtype::f32:
     case Dtype::f16:
     case Dtype::bf16:
+    case Dtype::e4m3:
       return Interval::whole();
   }
   return Interval::whole();

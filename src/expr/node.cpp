@@ -266,6 +266,9 @@ std::optional<std::string> name_refusal(std::string_view name) {
 std::optional<std::string> load_refusal(const CapturedTensor& tensor,
                                         std::span<const NodePtr> indices) {
   const int rank = tensor.view.rank();
+  if (tensor.view.dtype() == Dtype::e4m3)
+    return fmt::format("'{}' is e4m3; expected numbers that programs read: convert it",
+                       tensor.name);
   if (static_cast<int>(indices.size()) != rank) {
     return fmt::format("'{}' got {} {}; expected {}, its rank", tensor.name, indices.size(),
                        indices.size() == 1 ? "index" : "indices", rank);

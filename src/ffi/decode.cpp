@@ -37,6 +37,7 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   if (args.dropout_seed || args.dropout_offset) refuse("dropout_seed");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
   if (!args.quant.is_none()) refuse("quant");
+  if (args.q_scale || args.k_scale || args.v_scale) refuse("q_scale, k_scale or v_scale");
 }
 
 fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string& where) {
@@ -48,7 +49,9 @@ fovea::KvCache to_cache(const fovea_attention_decode_args& c, const std::string&
           .batch_idx = to_view(c.batch_idx, Access::read, where + ": batch_idx"),
           .left_padding = to_view(c.left_padding, Access::read, where + ": left_padding"),
           .page_indptr = to_view(c.page_indptr, Access::read, where + ": page_indptr"),
-          .page_indices = to_view(c.page_indices, Access::read, where + ": page_indices")};
+          .page_indices = to_view(c.page_indices, Access::read, where + ": page_indices"),
+          .k_scale = to_view(c.k_scale, access, where + ": k_scale"),
+          .v_scale = to_view(c.v_scale, access, where + ": v_scale")};
 }
 
 fovea::Append to_append_tokens(const fovea_attention_decode_args& c, const std::string& where) {

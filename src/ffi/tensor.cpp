@@ -16,7 +16,7 @@ struct DtypeCode {
   Dtype dtype;
 };
 
-constexpr std::array<DtypeCode, 8> kDtypes = {{
+constexpr std::array<DtypeCode, 9> kDtypes = {{
     {kDLFloat, 32, Dtype::f32},
     {kDLFloat, 16, Dtype::f16},
     {kDLBfloat, 16, Dtype::bf16},
@@ -25,6 +25,7 @@ constexpr std::array<DtypeCode, 8> kDtypes = {{
     {kDLInt, 8, Dtype::i8},
     {kDLInt, 32, Dtype::i32},
     {kDLInt, 64, Dtype::i64},
+    {kDLFloat8_e4m3fn, 8, Dtype::e4m3},
 }};
 
 Device to_device(const DLDevice& device, const std::string& name) {
@@ -51,7 +52,7 @@ Dtype to_dtype(const DLDataType& dtype, const std::string& name) {
   }
   invalid(name, "dtype has code " + std::to_string(dtype.code) + " and " +
                     std::to_string(dtype.bits) +
-                    " bits; expected f32, f16, bf16, bool, u8, i8, i32 or i64");
+                    " bits; expected f32, f16, bf16, bool, u8, i8, i32, i64 or e4m3");
 }
 
 TensorView to_view(const DLTensor* tensor, Access access, const std::string& name, Rank least) {

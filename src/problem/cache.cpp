@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <ranges>
@@ -13,7 +14,9 @@
 #include <vector>
 
 #include "problem/forward.hpp"
+#include "problem/head_dim.hpp"
 #include "problem/tensor_checks.hpp"
+#include "quant/row_codes.hpp"
 
 namespace fovea {
 namespace {
@@ -78,10 +81,8 @@ class CacheDoor {
 
   void check_tensors() {
     check_cache_ranks(cache_, checks_);
-    checks_.check_float({"cache.k", cache_.k, has_append()}, shape_of(cache_.k));
-    checks_.check_float(
-        {"cache.v", cache_.v, has_append()},
-        std::array{cache_.k.size(0), cache_.k.size(1), cache_.k.size(2), cache_.v.size(3)});
+    check_rows({"cache.k", cache_.k}, {"cache.k_scale", cache_.k_scale}, cache_.k.size(3));
+    check_rows({"cache.v", cache_.v}, {"cache.v_scale", cache_.v_scale}, cache_.v.size(3));
     if (is_paged_) {
       check_pages();
     } else if (cache_.batch_idx) {
@@ -95,8 +96,77 @@ class CacheDoor {
     if (cache_.left_padding) check_indices({"cache.left_padding", cache_.left_padding});
   }
 
-  static std::array<std::int64_t, 4> shape_of(const TensorView& view) {
-    return {view.size(0), view.size(1), view.size(2), view.size(3)};
+  /// Of k or v: numbers, or codes and their scales.
+  void check_rows(const NamedTensor& rows, const NamedTensor& scale, std::int64_t head_dim) const {
+    const std::array shape{cache_.k.size(0), cache_.k.size(1), cache_.k.size(2), head_dim};
+    if (quant::is_code(rows.view.dtype())) {
+      checks_.check({rows.name, rows.view, has_append()}, rows.view.dtype(), shape);
+      return check_codes(rows, scale);
+    }
+    if (!is_float(rows.view.dtype())) {
+      checks_.refuse(fmt::format("{} is {}; expected f32, f16 or bf16, or codes: i8 or e4m3",
+                                 rows.name, name(rows.view.dtype())));
+    }
+    checks_.check_float({rows.name, rows.view, has_append()}, shape);
+    if (scale.view) {
+      checks_.refuse(fmt::format("{} is given and {} is {}; expected none, only codes have scales",
+                                 scale.name, rows.name, name(rows.view.dtype())));
+    }
+  }
+
+  void check_codes(const NamedTensor& rows, const NamedTensor& scale) const {
+    if (rows.view.size(3) > kMaxHeadDim) {
+      checks_.refuse(fmt::format("{} is {} with head_dim {}; expected at most {} of codes",
+                                 rows.name, name(rows.view.dtype()), rows.view.size(3),
+                                 kMaxHeadDim));
+    }
+    if (has_latent_values(cache_)) {
+      checks_.refuse(fmt::format(
+          "cache.v is the first columns of cache.k, which is {}; expected f32, f16 or bf16, or "
+          "values of their own: codes of keys have the scale of the whole key",
+          name(cache_.k.dtype())));
+    }
+    if (scale.view.rank() == 3) return check_scales_of_rows(scale);
+    check_given_scale(rows, scale);
+  }
+
+  /// Written with the rows.
+  void check_scales_of_rows(const NamedTensor& scale) const {
+    checks_.check({scale.name, scale.view, has_append()}, Dtype::f32,
+                  std::array{cache_.k.size(0), cache_.k.size(1), cache_.k.size(2)});
+  }
+
+  void check_given_scale(const NamedTensor& rows, const NamedTensor& scale) const {
+    const bool is_of_heads = scale.view.rank() == 2 && scale.view.size(0) == batch_ &&
+                             scale.view.size(1) == cache_.k.size(2);
+    const bool is_of_all = scale.view.rank() == 1 && scale.view.size(0) == 1;
+    if (scale.view.dtype() != Dtype::f32 || (!is_of_heads && !is_of_all)) {
+      checks_.refuse(fmt::format(
+          "{} is {} and {} is {}; expected f32 [{}, {}, {}], a scale for each row and head, or of "
+          "e4m3 a given one: [{}, {}] or [1]",
+          rows.name, name(rows.view.dtype()), scale.name, shown(scale.view), cache_.k.size(0),
+          cache_.k.size(1), cache_.k.size(2), batch_, cache_.k.size(2)));
+    }
+    if (rows.view.dtype() == Dtype::i8) {
+      checks_.refuse(fmt::format(
+          "{} is {} and {} is i8; expected a scale for each row and head: int8 has no NaN, which "
+          "the scale of its row shows",
+          scale.name, shown(scale.view), rows.name));
+    }
+    checks_.check_memory(scale);
+    if (checks_.is_host()) check_given_values(scale);
+  }
+
+  void check_given_values(const NamedTensor& scale) const {
+    const RowScales scales = row_scales(scale.view);
+    const std::int64_t batch = scale.view.rank() == 2 ? batch_ : 1;
+    const std::int64_t heads = scale.view.rank() == 2 ? cache_.k.size(2) : 1;
+    for (std::int64_t i = 0; i < batch * heads; ++i) {
+      const float value = *scales.at(i / heads, {}, i % heads);
+      if (value > 0 && std::isfinite(value)) continue;
+      checks_.refuse(fmt::format("{}[{}, {}] is {}; expected a finite number above 0", scale.name,
+                                 i / heads, i % heads, value));
+    }
   }
 
   bool has_append() const { return append_.k || append_.v; }
@@ -477,6 +547,21 @@ SequenceRows sequence_rows(const TensorView& tokens, const TensorView& cu_seqlen
 
 SequenceRows new_tokens(const Append& append) {
   return append.k ? sequence_rows(append.k, append.cu_seqlens) : SequenceRows{};
+}
+
+RowScales row_scales(const TensorView& scale) {
+  // Who appends writes through it, and validation has asked whether it may.
+  RowScales scales{.data = const_cast<float*>(static_cast<const float*>(scale.data()))};
+  if (scale.rank() == 3) {
+    scales.are_of_rows = true;
+    scales.slot_stride = scale.stride(0);
+    scales.row_stride = scale.stride(1);
+    scales.head_stride = scale.stride(2);
+  } else if (scale.rank() == 2) {
+    scales.sequence_stride = scale.stride(0);
+    scales.head_stride = scale.stride(1);
+  }
+  return scales;
 }
 
 bool has_latent_values(const KvCache& cache) { return are_first_columns(cache.v, cache.k); }

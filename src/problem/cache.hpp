@@ -40,6 +40,17 @@ SequenceRows new_tokens(const Append& append);
 /// Are the values the first columns of the keys, in their memory? Then whoever appends writes keys alone.
 bool has_latent_values(const KvCache& cache);
 
+/// Where the scale of a row of codes lies. Strides are 0 along what shares a scale.
+struct RowScales {
+  float* data = nullptr;  // null: rows are numbers
+  std::int64_t sequence_stride = 0, slot_stride = 0, row_stride = 0, head_stride = 0;
+  bool are_of_rows = false;  // appending writes them
+
+  float* at(std::int64_t sequence, const struct CacheRow& row, std::int64_t head) const;
+};
+/// Of cache.k_scale or cache.v_scale: its rank says what a scale is of.
+RowScales row_scales(const TensorView& scale);
+
 /// A cache and the tokens that the call appends to it.
 struct GrownCache {
   const KvCache& cache;
@@ -71,6 +82,11 @@ struct CacheRow {
   std::int64_t slot = 0, row = 0;
 };
 CacheRow cache_row(const KvCache& cache, std::int64_t slot, std::int64_t row);
+
+inline float* RowScales::at(std::int64_t sequence, const CacheRow& row, std::int64_t head) const {
+  return data + sequence * sequence_stride + row.slot * slot_stride + row.row * row_stride +
+         head * head_stride;
+}
 
 /// Rows that one sequence can have, left padding included.
 std::int64_t cache_capacity(const KvCache& cache, std::int64_t index);

@@ -46,6 +46,22 @@ void add_cache_indices(OverlapCheck& check, const KvCache& cache) {
   check.add_input("cache.left_padding", cache.left_padding);
 }
 
+/// Those of rows are written by whoever appends.
+void add_scales_as_inputs(OverlapCheck& check, const KvCache& cache) {
+  check.add_input("cache.k_scale", cache.k_scale);
+  check.add_input("cache.v_scale", cache.v_scale);
+}
+void add_scales_as_outputs(OverlapCheck& check, const KvCache& cache) {
+  for (const auto& [label, view] :
+       {std::pair{"cache.k_scale", &cache.k_scale}, std::pair{"cache.v_scale", &cache.v_scale}}) {
+    if (row_scales(*view).are_of_rows) {
+      check.add_output(label, *view);
+    } else {
+      check.add_input(label, *view);
+    }
+  }
+}
+
 void add_new_tokens(OverlapCheck& check, const Append& append,
                     const std::optional<Rotary>& rotary) {
   check.add_input("append.k", append.k);
@@ -120,6 +136,7 @@ void refuse_overlap_of_cache(OverlapCheck& written, const KvCache& cache,
                              const TensorChecks& checks) {
   written.add_output("cache.k", cache.k);
   if (!has_latent_values(cache)) written.add_output("cache.v", cache.v);
+  add_scales_as_outputs(written, cache);
   written.refuse_overlap(checks);
 }
 
@@ -130,6 +147,7 @@ void refuse_overlap(const AttentionDecode& args, const TensorChecks& checks) {
   add_cache_indices(outputs, args.cache);
   outputs.add_input("cache.k", args.cache.k);
   outputs.add_input("cache.v", args.cache.v);
+  add_scales_as_inputs(outputs, args.cache);
   outputs.add_output("out", args.out);
   outputs.add_output("lse", args.lse);
   outputs.add_output("workspace", args.workspace);
@@ -242,7 +260,7 @@ expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
 
 ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout& cache,
                                        std::string_view where) {
-  ForwardProblem f = validate(problem, where, KvDtypes::any_float);
+  ForwardProblem f = validate(problem, where, KvDtypes::of_cache);
   f.is_cached = true;
   f.is_paged = cache.page_size > 0;
   f.cache = cache;

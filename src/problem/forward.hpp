@@ -44,8 +44,8 @@ struct ForwardProblem {
   Device device() const { return problem.q.device; }  // of every tensor
 };
 
-/// of_q: k and v have the dtype of q, as every operation but attention over a cache asks.
-enum class KvDtypes : std::uint8_t { of_q, any_float };
+/// of_q: k and v have the dtype of q, as every operation but attention over a cache asks. of_cache: floats or codes.
+enum class KvDtypes : std::uint8_t { of_q, of_cache };
 
 /// Throws InvalidArgument: "<where>: k has head_dim 96 but q has 128; expected ...".
 ForwardProblem validate(const Problem& problem, std::string_view where,

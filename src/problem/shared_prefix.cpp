@@ -231,7 +231,9 @@ class Split {
                            .page_table = p.page_table,
                            .seqlens = p.prefix_seqlens,
                            .batch_idx = p.slots,
-                           .left_padding = p.prefix_left_padding};
+                           .left_padding = p.prefix_left_padding,
+                           .k_scale = cache.k_scale,
+                           .v_scale = cache.v_scale};
     KvCache& rest = calls_.suffix.cache;
     rest.seqlens = p.suffix_seqlens;
     rest.left_padding = p.suffix_left_padding;
@@ -239,6 +241,10 @@ class Split {
     if (!is_paged(cache)) {
       rest.k = behind(cache.k, 1, s.skipped_rows);
       rest.v = behind(cache.v, 1, s.skipped_rows);
+      if (row_scales(cache.k_scale).are_of_rows)
+        rest.k_scale = behind(cache.k_scale, 1, s.skipped_rows);
+      if (row_scales(cache.v_scale).are_of_rows)
+        rest.v_scale = behind(cache.v_scale, 1, s.skipped_rows);
       return;
     }
     const std::int64_t pages = s.skipped_rows / cache.k.size(1);
@@ -362,6 +368,22 @@ PrefixCalls measure_prefix(const AttentionDecode& args, const TensorView& q,
   return Split(args, q, programs, nullptr).measured();
 }
 
+namespace {
+
+/// Sequences that share keys would give them several scales.
+void refuse_scales_of_sequences(const KvCache& cache, const TensorChecks& checks) {
+  for (const auto& [label, scale] :
+       {std::pair{"cache.k_scale", &cache.k_scale}, std::pair{"cache.v_scale", &cache.v_scale}}) {
+    if (scale->rank() != 2) continue;
+    checks.refuse(fmt::format(
+        "shared_prefix is given and {} is {}, a scale for each sequence; expected one for each row "
+        "or for all: [1]",
+        label, to_string(scale->spec())));
+  }
+}
+
+}  // namespace
+
 void check_shared_prefix(const AttentionDecode& args, std::string_view where) {
   const SharedPrefix& prefix = args.shared_prefix;
   const TensorChecks checks(where, args.q.spec().device);
@@ -374,6 +396,7 @@ void check_shared_prefix(const AttentionDecode& args, std::string_view where) {
                     prefix.seqlen, room));
   }
   if (prefix.cu_sequences) check_groups(prefix.cu_sequences, batch, checks);
+  refuse_scales_of_sequences(args.cache, checks);
   check_rows(args, checks);
 }
 

@@ -11,6 +11,7 @@
 #include "problem/forward.hpp"
 #include "problem/strided_overlap.hpp"
 #include "quant/check.hpp"
+#include "quant/row_codes.hpp"
 
 namespace fovea {
 namespace {
@@ -77,9 +78,11 @@ struct ProblemChecks {
     const Dtype dtype = p.q.dtype;
     if (!is_float(dtype)) refuse(fmt::format("q is {}; expected f32, f16 or bf16", name(dtype)));
     for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
-      if (kv_dtypes == KvDtypes::any_float) {
-        if (!is_float(spec->dtype))
-          refuse(fmt::format("{} is {}; expected f32, f16 or bf16", label, name(spec->dtype)));
+      if (kv_dtypes == KvDtypes::of_cache) {
+        if (!is_float(spec->dtype) && !quant::is_code(spec->dtype)) {
+          refuse(fmt::format("{} is {}; expected f32, f16 or bf16, or codes: i8 or e4m3", label,
+                             name(spec->dtype)));
+        }
       } else if (spec->dtype != dtype) {
         refuse(fmt::format("{} is {} but q is {}; expected equal dtypes", label, name(spec->dtype),
                            name(dtype)));

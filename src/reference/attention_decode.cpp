@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "reference/element.hpp"
 #include "reference/head_rows.hpp"
+#include "reference/quantized.hpp"
 #include "reference/query_rows.hpp"
 #include "reference/softmax.hpp"
 
@@ -30,6 +32,27 @@ double rounded_to(Dtype dtype, double value) {
   }
 }
 
+/// What a cache of codes makes of a row of new tokens, each step rounded to f32 as whoever appends rounds it. `given`
+/// is its scale, 0 where it has one of its own.
+void round_to_codes(Dtype dtype, float given, std::span<double> row) {
+  float greatest = 0;
+  bool is_finite = true;
+  for (const double x : row) {
+    is_finite = is_finite && std::isfinite(static_cast<float>(x));
+    greatest = std::max(greatest, std::abs(static_cast<float>(x)));
+  }
+  const float largest = dtype == Dtype::i8 ? 127 : 448;
+  float scale = given != 0 ? given : std::max(greatest / largest, 0x1p-126F);
+  if (given == 0 && !is_finite) scale = std::numeric_limits<float>::quiet_NaN();
+  const float reciprocal = 1 / scale;
+  for (double& x : row) {
+    const double scaled = static_cast<float>(x) * reciprocal;
+    const double code = dtype == Dtype::i8 ? std::clamp(std::nearbyint(scaled), -127.0, 127.0)
+                                           : nearest_e4m3(scaled);
+    x = code * scale;
+  }
+}
+
 /// One sequence in the cache: rows [left_padding, seqlen) are its keys so far.
 struct CachedSequence {
   const KvCache& cache;
@@ -38,26 +61,50 @@ struct CachedSequence {
 
   std::int64_t num_keys() const { return seqlen - left_padding; }
 
-  /// Of a key in cache.k or cache.v.
-  std::vector<double> row(const TensorView& rows, std::int64_t kv_idx, std::int64_t head) const {
+  /// The first two indices of a key in cache.k, cache.v and what lies beside them.
+  struct Place {
+    std::int64_t slot = 0, row = 0;
+  };
+  Place place(std::int64_t kv_idx) const {
     const std::int64_t slot_row = left_padding + kv_idx;
-    std::int64_t offset = head * rows.stride(2);
-    const std::int64_t page_size = rows.size(1);
+    const std::int64_t page_size = cache.k.size(1);
     if (const TensorView& table = cache.page_table) {
       const double page =
           element(table, batch * table.stride(0) + slot_row / page_size * table.stride(1));
-      offset +=
-          static_cast<std::int64_t>(page) * rows.stride(0) + slot_row % page_size * rows.stride(1);
-    } else if (cache.page_indptr) {
-      const std::int64_t first = entry(cache.page_indptr, batch, 0);
-      const std::int64_t page = entry(cache.page_indices, first + slot_row / page_size, 0);
-      offset += page * rows.stride(0) + slot_row % page_size * rows.stride(1);
-    } else {
-      offset += entry(cache.batch_idx, batch, batch) * rows.stride(0) + slot_row * rows.stride(1);
+      return {static_cast<std::int64_t>(page), slot_row % page_size};
     }
+    if (cache.page_indptr) {
+      const std::int64_t first = entry(cache.page_indptr, batch, 0);
+      return {entry(cache.page_indices, first + slot_row / page_size, 0), slot_row % page_size};
+    }
+    return {entry(cache.batch_idx, batch, batch), slot_row};
+  }
+
+  /// Of codes: what the row's are multiplied by; of numbers 1.
+  double scale(const TensorView& scales, std::int64_t kv_idx, std::int64_t head) const {
+    const Place at = place(kv_idx);
+    if (scales.rank() == 3) {
+      return element(
+          scales, at.slot * scales.stride(0) + at.row * scales.stride(1) + head * scales.stride(2));
+    }
+    return scales ? given_scale(scales, head) : 1;
+  }
+  /// Of the sequence's head, or of all.
+  double given_scale(const TensorView& scales, std::int64_t head) const {
+    if (scales.rank() == 1) return element(scales, 0);
+    return element(scales, batch * scales.stride(0) + head * scales.stride(1));
+  }
+
+  /// Of a key in cache.k or cache.v.
+  std::vector<double> row(const TensorView& rows, const TensorView& scales, std::int64_t kv_idx,
+                          std::int64_t head) const {
+    const Place at = place(kv_idx);
+    const std::int64_t offset =
+        at.slot * rows.stride(0) + at.row * rows.stride(1) + head * rows.stride(2);
+    const double factor = scale(scales, kv_idx, head);
     std::vector<double> values;
     for (std::int64_t dim = 0; dim < rows.size(3); ++dim)
-      values.push_back(element(rows, offset + dim * rows.stride(3)));
+      values.push_back(element(rows, offset + dim * rows.stride(3)) * factor);
     return values;
   }
 };
@@ -154,8 +201,8 @@ class Decode {
       rotate(q_, s, queries_, num_heads_q, of_q);
       rotate(appended_k_, s, new_tokens_, num_heads_kv, rotary.positions);
     }
-    const HeadRows k = keys_with_prefix(s, args_.cache.k, appended_k_);
-    const HeadRows v = keys_with_prefix(s, args_.cache.v, appended_v_);
+    const HeadRows k = keys_with_prefix(s, {args_.cache.k, args_.cache.k_scale}, appended_k_);
+    const HeadRows v = keys_with_prefix(s, {args_.cache.v, args_.cache.v_scale}, appended_v_);
     for (std::int64_t q_head = 0; q_head < num_heads_q; ++q_head) {
       for (std::int64_t q_idx = 0; q_idx < queries_.seqlen(s.batch); ++q_idx) {
         const std::int64_t kv_head = q_head / (num_heads_q / num_heads_kv);
@@ -212,14 +259,20 @@ class Decode {
     return static_cast<std::int64_t>(element(positions, at));
   }
 
-  HeadRows keys_with_prefix(const CachedSequence& s, const TensorView& view,
+  /// cache.k or cache.v.
+  struct CachedRows {
+    const TensorView& rows;
+    const TensorView& scales;
+  };
+
+  HeadRows keys_with_prefix(const CachedSequence& s, const CachedRows& of,
                             const HeadRows& added) const {
-    HeadRows rows = keys(s, view, added);
+    HeadRows rows = keys(s, of, added);
     const std::int64_t first = leader(s.batch);
     if (args_.shared_prefix.seqlen == 0 || first == s.batch) return rows;
-    const HeadRows shared = keys(cached(first), view, added);
+    const HeadRows shared = keys(cached(first), of, added);
     for (std::int64_t i = 0; i < args_.shared_prefix.seqlen; ++i) {
-      for (std::int64_t head = 0; head < view.size(2); ++head) {
+      for (std::int64_t head = 0; head < of.rows.size(2); ++head) {
         const std::span<const double> row = shared[{0, i, head}];
         std::copy(row.begin(), row.end(), rows[{0, i, head}].begin());
       }
@@ -228,19 +281,31 @@ class Decode {
   }
 
   /// All keys (or values) of the sequence, those of the cache first: [1, seqlen_kv, heads, dim].
-  HeadRows keys(const CachedSequence& s, const TensorView& cached, const HeadRows& added) const {
+  HeadRows keys(const CachedSequence& s, const CachedRows& of, const HeadRows& added) const {
     const std::int64_t num_new = new_tokens_.seqlen(s.batch);
-    HeadRows rows = zeros({1, s.num_keys() + num_new, cached.size(2), cached.size(3)});
-    for (std::int64_t head = 0; head < cached.size(2); ++head) {
+    HeadRows rows = zeros({1, s.num_keys() + num_new, of.rows.size(2), of.rows.size(3)});
+    for (std::int64_t head = 0; head < of.rows.size(2); ++head) {
       for (std::int64_t i = 0; i < s.num_keys(); ++i)
-        add(rows[{0, i, head}], 1, s.row(cached, i, head));
+        add(rows[{0, i, head}], 1, s.row(of.rows, of.scales, i, head));
       for (std::int64_t i = 0; i < num_new; ++i) {
         const std::span<double> row = rows[{0, s.num_keys() + i, head}];
         add(row, 1, added[new_tokens_.at(s.batch, i, head)]);
-        for (double& value : row) value = rounded_to(cached.dtype(), value);
+        round_appended(s, of, head, row);
       }
     }
     return rows;
+  }
+
+  /// As the cache will hold it.
+  static void round_appended(const CachedSequence& s, const CachedRows& of, std::int64_t head,
+                             std::span<double> row) {
+    const Dtype dtype = of.rows.dtype();
+    if (of.scales) {
+      const bool is_given = of.scales.rank() != 3;
+      const double given = is_given ? s.given_scale(of.scales, head) : 0;
+      return round_to_codes(dtype, static_cast<float>(given), row);
+    }
+    for (double& value : row) value = rounded_to(dtype, value);
   }
 
   const AttentionDecode& args_;

@@ -1,6 +1,8 @@
 #include "reference/element.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace fovea::reference {
@@ -10,6 +12,16 @@ namespace {
 template <typename T>
 T read(const TensorView& view, std::int64_t offset) {
   return static_cast<const T*>(view.data())[offset];
+}
+
+/// 2^(exponent - 7) (1 + mantissa / 8); exponent 0: 2^-6 mantissa / 8.
+double of_e4m3(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15;
+  const int mantissa = bits & 7;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return bits >= 128 ? -magnitude : magnitude;
 }
 
 double saturated(std::int64_t value) {
@@ -49,6 +61,8 @@ double element(const TensorView& view, std::int64_t offset) {
       return read<std::int32_t>(view, offset);
     case Dtype::i64:
       return saturated(read<std::int64_t>(view, offset));
+    case Dtype::e4m3:
+      return of_e4m3(read<std::uint8_t>(view, offset));
   }
   return 0;
 }

@@ -374,6 +374,18 @@ fovea_attention_decode_args decode_args(Loan& loan, Bytes& bytes, const Sizes& s
   if (bytes.next() % 4 == 1) forward.sinks = loan.f32({s.heads_q});
   forward.executor = loan.lend(own_thread());
   fovea_attention_decode_args args{};
+  if (bytes.next() % 4 == 1) {
+    const DLDataType codes =
+        bytes.flag() ? DLDataType{kDLInt, 8, 1} : DLDataType{kDLFloat8_e4m3fn, 8, 1};
+    forward.k = loan.tensor(codes, cache(s.dim_qk), true);
+    forward.v = loan.tensor(codes, cache(s.dim_v), true);
+    const Extents rows = cache(1);
+    const bool is_of_rows = bytes.next() % 4 != 1;
+    const Extents scales =
+        is_of_rows ? Extents{rows[0], rows[1], rows[2]} : Extents{s.batch, s.heads_kv};
+    args.k_scale = loan.f32(scales, true);
+    if (bytes.next() % 8 != 1) args.v_scale = loan.f32(scales, true);
+  }
   args.forward = loan.lend(forward);
   args.seqlens = loan.indices({s.batch});
   const bool is_listed = is_paged && bytes.next() % 4 == 1;

@@ -16,6 +16,7 @@
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/emulator/emulator.hpp"
 #include "kernels/wrong_numbers.hpp"
+#include "quant/row_codes.hpp"
 #include "support/cache_case.hpp"
 #include "support/compare.hpp"
 #include "support/drawn_spec.hpp"
@@ -186,7 +187,24 @@ std::vector<AppendCase> append_cases() {
   latent.head_dim_qk = 24;
   latent.head_dim_v = 16;
   latent.has_latent_values = true;
+  CacheCase codes = paged;
+  codes.k_dtype = Dtype::i8;
+  codes.v_dtype = Dtype::e4m3;
+  CacheCase odd_codes = odd_pages;
+  odd_codes.k_dtype = Dtype::e4m3;
+  odd_codes.v_dtype = Dtype::i8;
+  odd_codes.head_dim_v = 70;  // more than two columns of a lane
+  CacheCase given = slots;
+  given.k_dtype = given.v_dtype = Dtype::e4m3;
+  given.has_given_scales = true;
+  CacheCase packed_codes = own_offsets;
+  packed_codes.k_dtype = packed_codes.v_dtype = Dtype::i8;
   return {
+      {"codes", codes},
+      {"codes_of_odd_rows", odd_codes, Dtype::f32},
+      {"codes_by_given_scales", given},
+      {"codes_packed", packed_codes, Dtype::f16},
+      {"codes_turned", odd_codes, Dtype::bf16, {.num_pairs = 5}},
       {"values_in_the_memory_of_keys", latent},
       {"packed", packed},
       {"packed_and_turned", packed, Dtype::bf16, {.num_pairs = 5}},
@@ -227,9 +245,12 @@ void expect_same(const char* name, const TensorView& got, const TensorView& expe
   }
   const std::vector<double> a = values_of(got);
   const std::vector<double> b = values_of(expected);
+  const bool are_codes = quant::is_code(got.dtype());  // the next one, an eighth further at most
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (std::isnan(a[i]) && std::isnan(b[i])) continue;
-    ASSERT_TRUE(a[i] == b[i] || std::abs(a[i] - b[i]) <= 2 * rounding(got.dtype(), b[i]) + 0x1p-22)
+    const double allowed =
+        are_codes ? std::max(1.0, std::abs(b[i]) / 8) : 2 * rounding(got.dtype(), b[i]) + 0x1p-22;
+    ASSERT_TRUE(a[i] == b[i] || std::abs(a[i] - b[i]) <= allowed)
         << name << " element " << i << ": got " << a[i] << ", expected " << b[i];
   }
 }
@@ -245,6 +266,9 @@ TEST_P(EmulatedAppends, WriteWhatTheCpuWrites) {
   const bool is_turned = GetParam().turning.num_pairs > 0;
   expect_same("cache.k", got.cache.k, expected.cache.k, is_turned);
   expect_same("cache.v", got.cache.v, expected.cache.v, false);
+  if (got.cache.k_scale)
+    expect_same("cache.k_scale", got.cache.k_scale, expected.cache.k_scale, is_turned);
+  expect_same("cache.v_scale", got.cache.v_scale, expected.cache.v_scale, false);
   if (is_turned) expect_same("q", got.rotated_q.view(), expected.rotated_q.view(), true);
   EXPECT_EQ(got.call.damage(), "");
   EXPECT_TRUE(!is_turned || got.rotated_q.has_intact_guards());

@@ -7,6 +7,7 @@
 #include "cuda/device/shared/clear_rows.h"
 #include "cuda/device/shared/combine.h"
 #include "cuda/device/shared/forward_params.h"
+#include "cuda/device/shared/forward_params_coded.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
 #include "cuda/device/shared/quantize_kv.h"
@@ -36,6 +37,13 @@ struct EmulatedLatent {
   LatentFunction run;
 };
 
+using CodedFunction = void (*)(const CodedParams& params);
+
+struct EmulatedCoded {
+  std::string_view name;
+  CodedFunction run;
+};
+
 using HopperShortFunction = void (*)(const Sm90ShortParams& params);
 
 struct EmulatedHopperShort {
@@ -55,6 +63,7 @@ const EmulatedHopper& quantized_named(std::string_view name);
 void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 ForwardFunction forward_named(std::string_view name);
+CodedFunction coded_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);
 HopperShortFunction hopper_short_named(std::string_view name);

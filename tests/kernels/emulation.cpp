@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "cuda/emulator/tensor_map.hpp"
+#include "cuda/forward/sm80_coded.hpp"
+#include "cuda/forward/sm80_decode_coded.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
@@ -125,6 +127,17 @@ void run_emulated(const Run& run, Emulation& emulation) {
     if (plan.spec->is_split) join_splits(run, plan, call, emulation);
     clear_rows(call, emulation);
   };
+  if (plan.candidate == cuda::Sm80Coded::kName || plan.candidate == cuda::Sm80DecodeCoded::kName) {
+    cuda::CodedLaunch call = cuda::Sm80Coded::prepare(run.problem, plan, run.args, run.cache,
+                                                      workspace, encode_for_emulator);
+    build_tables(plan, call.common, emulation);
+    call.params.common.captures = call.common.params.captures;
+    emulation.launch(call.common.grid, call.common.num_threads, plan.shared_bytes,
+                     [&] { cuda::coded_named(run.label)(call.params); });
+    clear_rows(call.common, emulation);
+    if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+    return;
+  }
   if (plan.candidate == cuda::Sm80ForwardWide::kName) {
     cuda::WideLaunch call = cuda::Sm80ForwardWide::prepare(run.problem, plan, run.args, run.cache,
                                                            workspace, encode_for_emulator);

@@ -58,6 +58,9 @@ struct NamedCacheCase {
   CacheCase problem;
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
+/// Of sm80/attention_coded, and of sm80/decode_coded.
+std::vector<NamedCacheCase> coded_cache_cases();
+std::vector<NamedCacheCase> coded_decode_cases();
 
 /// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads, and what
 /// TMA cannot read of caches.

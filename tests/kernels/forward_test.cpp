@@ -344,6 +344,9 @@ TEST_P(EmulatedCaches, EqualTheOracle) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedCaches, ::testing::ValuesIn(kernel_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 
+INSTANTIATE_TEST_SUITE_P(Coded, EmulatedCaches, ::testing::ValuesIn(coded_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+
 /// Chunks of prompts beside single tokens, as a plan of two parts runs them: each sequence by one of two kernels.
 TEST(PackedCaches, OfTwoPartsEqualTheOracle) {
   const std::vector<NamedCacheCase> cases = kernel_cache_cases();
@@ -400,7 +403,10 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases(
 
 /// Kernels that stream a cache, by the name of the case.
 void run_streaming(const Run& run, Emulation& emulation) {
-  (run.label.starts_with("latent") ? run_latent : run_decode)(run, emulation);
+  const Runner runner = run.label.starts_with("latent")  ? run_latent
+                        : run.label.starts_with("coded") ? run_emulated
+                                                         : run_decode;
+  runner(run, emulation);
 }
 
 class EmulatedDecodeCaches : public ::testing::TestWithParam<NamedCacheCase> {};
@@ -448,6 +454,8 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodeCaches, ::testing::ValuesIn(decode_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Coded, EmulatedDecodeCaches, ::testing::ValuesIn(coded_decode_cases()),
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(Latent, EmulatedDecodeCaches, ::testing::ValuesIn(latent_cache_cases()),
                          [](const auto& each) { return each.param.label; });

@@ -1,5 +1,5 @@
 // Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
-// LATENT_OUT SHORT_OUT QUANTIZED_OUT
+// LATENT_OUT SHORT_OUT QUANTIZED_OUT CODED_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -118,6 +118,18 @@ void print_hopper_shorts(std::ofstream& out) {
       table);
 }
 
+void print_codeds(std::ofstream& out) {
+  std::string table;
+  const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
+  for (const auto& cases : {testing::coded_cache_cases(), testing::coded_decode_cases()}) {
+    for (const auto& each : cases)
+      print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+  }
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n}}\n",
+      table);
+}
+
 void print_quantizeds(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_quantized_cases())
@@ -130,13 +142,14 @@ void print_quantizeds(std::ofstream& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) return 2;
+  if (argc != 7) return 2;
   std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]), shorts(argv[4]),
-      quantizeds(argv[5]);
+      quantizeds(argv[5]), codeds(argv[6]);
   print_forwards(forwards);
   print_hoppers(hoppers);
   print_latents(latents);
   print_hopper_shorts(shorts);
   print_quantizeds(quantizeds);
-  return forwards && hoppers && latents && shorts && quantizeds ? 0 : 1;
+  print_codeds(codeds);
+  return forwards && hoppers && latents && shorts && quantizeds && codeds ? 0 : 1;
 }

@@ -125,6 +125,7 @@ class DecodeArgs(ctypes.Structure):
         ("page_indptr", _TENSOR), ("page_indices", _TENSOR),
         ("append_cu_seqlens", _TENSOR), ("max_seqlen_q", c_int64),
         ("shared_prefix", c_int64), ("shared_cu_sequences", _TENSOR), ("rotary_positions_q", _TENSOR),
+        ("k_scale", _TENSOR), ("v_scale", _TENSOR),
     ]
 
 

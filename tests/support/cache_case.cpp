@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "quant/row_codes.hpp"
 #include "reference/element.hpp"
 #include "support/compare.hpp"
 #include "support/drawn_spec.hpp"
@@ -37,6 +38,11 @@ GuardedTensor cache_tensor(const CacheCase& p, Dtype dtype, std::int64_t slots, 
   const std::array strides{p.num_heads_kv * rows * head_dim, head_dim, rows * head_dim,
                            std::int64_t{1}};
   return GuardedTensor(make_spec(dtype, shape, strides));
+}
+
+/// Of new tokens beside a cache of this dtype.
+Dtype new_dtype(const CacheCase& p, Dtype cached) {
+  return quant::is_code(cached) ? p.q_dtype : cached;
 }
 
 /// The view of the first columns of all rows.
@@ -163,9 +169,13 @@ AttentionDecode alone(const AttentionDecode& together, std::int64_t sequence) {
        {&cache.page_table, &cache.seqlens, &cache.left_padding, &cache.batch_idx})
     *view = entry_of(*view, sequence);
   if (cache.page_indptr) cache.page_indptr = entry_of(cache.page_indptr, sequence, 2);
-  if (!cache.batch_idx && !cache.page_table && !cache.page_indptr) {
+  const bool has_own_slot = !cache.batch_idx && !cache.page_table && !cache.page_indptr;
+  if (has_own_slot) {
     cache.k = entry_of(cache.k, sequence);
     cache.v = entry_of(cache.v, sequence);
+  }
+  for (TensorView* scale : std::initializer_list<TensorView*>{&cache.k_scale, &cache.v_scale}) {
+    if (scale->rank() == 2 || has_own_slot) *scale = entry_of(*scale, sequence);
   }
   return args;
 }
@@ -186,10 +196,12 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
   place_sequences();
   k = cache_tensor(p, p.k_dtype, num_slots_, rows_per_slot_, p.head_dim_qk);
   v = cache_tensor(p, p.v_dtype, num_slots_, rows_per_slot_, p.head_dim_v);
+  k_scale = make_scales(kK);
+  v_scale = make_scales(kV);
   make_tokens();
   pack_tokens();
-  fill_cache(k, new_k, kK, p.head_dim_qk);
-  fill_cache(v, new_v, kV, p.head_dim_v);
+  fill_cache(k, k_scale, new_k, kK, p.head_dim_qk);
+  fill_cache(v, v_scale, new_v, kV, p.head_dim_v);
   if (p.has_sinks) {
     sinks = drawn(p, kCacheSinks, Dtype::f32, {p.num_heads_q});
     sinks.fill([&](std::int64_t i) { return value(kSinks, 0, 0, i, 0); });
@@ -201,8 +213,9 @@ CacheMemory::CacheMemory(const CacheCase& problem) : problem_(problem) {
   }
   dense_.resize(p.seqlens.size());
   for (GuardedTensor* tensor :
-       {&q, &k, &v, &page_table, &page_indptr, &page_indices, &seqlens, &batch_idx, &left_padding,
-        &new_k, &new_v, &sinks, &cu_seqlens_q, &cu_seqlens_new, &cu_sequences, &out, &lse}) {
+       {&q, &k, &v, &k_scale, &v_scale, &page_table, &page_indptr, &page_indices, &seqlens,
+        &batch_idx, &left_padding, &new_k, &new_v, &sinks, &cu_seqlens_q, &cu_seqlens_new,
+        &cu_sequences, &out, &lse}) {
     tensor->seal();
   }
 }
@@ -216,8 +229,8 @@ void CacheMemory::make_tokens() {
     return token_shape(p, p.packed_q, p.seqlen_q, p.num_heads_q, head_dim);
   };
   if (p.appends()) {
-    new_k = tokens(p, kCacheNewK, p.k_dtype, of_new(p.head_dim_qk));
-    new_v = tokens(p, kCacheNewV, p.v_dtype, of_new(p.head_dim_v));
+    new_k = tokens(p, kCacheNewK, new_dtype(p, p.k_dtype), of_new(p.head_dim_qk));
+    new_v = tokens(p, kCacheNewV, new_dtype(p, p.v_dtype), of_new(p.head_dim_v));
   }
   q = tokens(p, kCacheQ, p.q_dtype, of_q(p.head_dim_qk));
   q.fill([&](std::int64_t i) {
@@ -338,10 +351,63 @@ std::int64_t CacheMemory::offset(const TensorView& cache, std::int64_t sequence,
   return slot * cache.stride(0) + row_in_slot * cache.stride(1) + head * cache.stride(2);
 }
 
-void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,
-                             std::int64_t head_dim) const {
+/// NaN and infinity where no row is. Heads lie before rows where those of the cache do not.
+GuardedTensor CacheMemory::make_scales(std::uint64_t stream) const {
   const CacheCase& p = problem_;
-  cache.fill([](std::int64_t i) {
+  if (!quant::is_code(stream == kK ? p.k_dtype : p.v_dtype)) return {};
+  if (p.has_given_scales) {
+    GuardedTensor scales(make_spec(Dtype::f32, std::array{p.batch(), p.num_heads_kv}));
+    scales.fill([&](std::int64_t i) {
+      return given_scale(stream, i / p.num_heads_kv, i % p.num_heads_kv);
+    });
+    return scales;
+  }
+  const std::array shape{num_slots_, rows_per_slot_, p.num_heads_kv};
+  const std::array heads_first{p.num_heads_kv * rows_per_slot_, std::int64_t{1}, rows_per_slot_};
+  GuardedTensor scales(p.has_heads_first ? make_spec(Dtype::f32, shape)
+                                         : make_spec(Dtype::f32, shape, heads_first));
+  scales.fill([](std::int64_t i) {
+    return i % 3 == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
+  });
+  return scales;
+}
+
+float CacheMemory::given_scale(std::uint64_t stream, std::int64_t sequence,
+                               std::int64_t head) const {
+  return 0.01F * static_cast<float>(stream + static_cast<std::uint64_t>(3 * sequence + head));
+}
+
+CacheMemory::HeldRow CacheMemory::held_row(std::uint64_t stream, std::int64_t sequence,
+                                           std::int64_t row, std::int64_t head,
+                                           std::int64_t head_dim) const {
+  const CacheCase& p = problem_;
+  const Dtype dtype = stream == kK ? p.k_dtype : p.v_dtype;
+  HeldRow held;
+  for (std::int64_t d = 0; d < head_dim; ++d)
+    held.elements.push_back(value(stream, sequence, row, head, d));
+  if (!quant::is_code(dtype)) return held;
+  std::vector<float> numbers;  // as the call that appended them had them
+  for (const double x : held.elements) {
+    const auto single = static_cast<float>(x);
+    numbers.push_back(p.q_dtype == Dtype::bf16  ? static_cast<float>(bfloat16(single))
+                      : p.q_dtype == Dtype::f16 ? static_cast<float>(float16(single))
+                                                : single);
+  }
+  held.scale =
+      p.has_given_scales ? given_scale(stream, sequence, head) : quant::row_scale(numbers, dtype);
+  const float reciprocal = 1 / held.scale;
+  for (std::size_t d = 0; d < numbers.size(); ++d) {
+    held.elements[d] = quant::code_value(quant::code_bits(numbers[d] * reciprocal, dtype), dtype);
+  }
+  return held;
+}
+
+void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& scales, GuardedTensor& appended,
+                             std::uint64_t stream, std::int64_t head_dim) const {
+  const CacheCase& p = problem_;
+  const bool is_i8 = cache.view().dtype() == Dtype::i8;
+  cache.fill([is_i8](std::int64_t i) {
+    if (is_i8) return i % 3 == 0 ? -128.0 : 127.0;  // it has no NaN: its scales do
     return i % 3 == 0 ? std::numeric_limits<double>::infinity() : std::nan("");
   });
   for (std::int64_t i = 0; i < p.batch(); ++i) {
@@ -349,9 +415,11 @@ void CacheMemory::fill_cache(GuardedTensor& cache, GuardedTensor& appended, std:
       const std::int64_t kv_idx = row - p.left_padding(i);
       if (p.owner(i, kv_idx) != i) continue;  // NaN stays where nobody looks
       for (std::int64_t head = 0; head < p.num_heads_kv; ++head) {
+        const HeldRow held = held_row(stream, i, kv_idx, head, head_dim);
         const std::int64_t at = offset(cache.view(), i, row, head);
         for (std::int64_t d = 0; d < head_dim; ++d)
-          cache.set(at + d, value(stream, i, kv_idx, head, d));
+          cache.set(at + d, held.elements[static_cast<std::size_t>(d)]);
+        if (scales.view().rank() == 3) scales.set(offset(scales.view(), i, row, head), held.scale);
       }
     }
   }
@@ -378,7 +446,9 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
                 .batch_idx = batch_idx.view(),
                 .left_padding = left_padding.view(),
                 .page_indptr = page_indptr.view(),
-                .page_indices = page_indices.view()};
+                .page_indices = page_indices.view(),
+                .k_scale = appends ? k_scale.mutable_view() : k_scale.view(),
+                .v_scale = appends ? v_scale.mutable_view() : v_scale.view()};
   args.append = {.k = new_k.view(), .cu_seqlens = cu_seqlens_new.view()};
   if (!problem_.has_latent_values) args.append.v = new_v.view();
   args.cu_seqlens_q = cu_seqlens_q.view();
@@ -397,10 +467,16 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
   const std::int64_t seqlen_kv = p.seqlens[static_cast<std::size_t>(sequence)];
   const auto keys = [&](Dtype dtype, std::uint64_t stream, std::int64_t head_dim) {
     GuardedTensor tensor(
-        make_spec(dtype, std::array{std::int64_t{1}, seqlen_kv, p.num_heads_kv, head_dim}));
+        make_spec(quant::is_code(dtype) ? Dtype::f32 : dtype,
+                  std::array{std::int64_t{1}, seqlen_kv, p.num_heads_kv, head_dim}));
+    HeldRow held;
     tensor.fill([&](std::int64_t i) {
-      return value(stream, sequence, i / (head_dim * p.num_heads_kv), i / head_dim % p.num_heads_kv,
-                   i % head_dim);
+      if (i % head_dim == 0) {
+        held = held_row(stream, sequence, i / (head_dim * p.num_heads_kv),
+                        i / head_dim % p.num_heads_kv, head_dim);
+      }
+      const double element = held.elements[static_cast<std::size_t>(i % head_dim)];
+      return quant::is_code(dtype) ? static_cast<float>(element) * held.scale : element;
     });
     return tensor;
   };
@@ -446,12 +522,16 @@ std::string CacheMemory::damage() const {
     if (tensor->view() && !tensor->is_unchanged()) return std::string(name) + " was written";
   }
   const std::pair<const char*, const GuardedTensor*> outputs[] = {
-      {"cache.k", &k}, {"cache.v", &v}, {"out", &out}, {"lse", &lse}};
+      {"cache.k", &k}, {"cache.v", &v}, {"cache.k_scale", &k_scale}, {"cache.v_scale", &v_scale},
+      {"out", &out},   {"lse", &lse}};
   for (const auto& [name, tensor] : outputs) {
     if (!tensor->has_intact_guards()) return std::string("wrote outside of ") + name;
   }
   if (!problem_.appends() && !(k.is_unchanged() && v.is_unchanged()))
     return "the cache was written";
+  const bool writes_scales = problem_.appends() && !problem_.has_given_scales;
+  if (!writes_scales && !(k_scale.is_unchanged() && v_scale.is_unchanged()))
+    return "scales were written";
   return "";
 }
 

@@ -30,10 +30,12 @@ struct CacheCase {
   bool has_batch_idx = false;      // contiguous: slots in another order
   bool has_left_padding = false;   // of 3, 8, 13 ... rows
   bool has_latent_values = false;  // v is the view of k's first columns
-  std::uint64_t seed = 1;          // of values
-  std::uint64_t page_seed = 1;     // of the order of pages
-  std::uint64_t layout_seed = 1;   // of the layouts of indices, tables, sinks and lse; 0: row-major
-  bool has_drawn_tokens = false;   // of q, out and new tokens too
+  // Of e4m3, [batch, num_heads_kv]: scales that are given, not those of rows. Codes: k_dtype, v_dtype i8 or e4m3.
+  bool has_given_scales = false;
+  std::uint64_t seed = 1;         // of values
+  std::uint64_t page_seed = 1;    // of the order of pages
+  std::uint64_t layout_seed = 1;  // of the layouts of indices, tables, sinks and lse; 0: row-major
+  bool has_drawn_tokens = false;  // of q, out and new tokens too
 
   // Keys that each sequence has of the first of its group, whose sequences begin at `groups`; empty: one group.
   std::int64_t shared_prefix = 0;
@@ -83,7 +85,8 @@ class CacheMemory {
   /// Empty when packed rows behind the last sequence are 0 in out, -inf in lse.
   std::string damage_of_nobody() const;
 
-  GuardedTensor q, k, v, page_table, seqlens, batch_idx, left_padding, new_k, new_v, sinks;
+  GuardedTensor q, k, v, k_scale, v_scale, page_table, seqlens, batch_idx, left_padding, new_k,
+      new_v, sinks;
   GuardedTensor page_indptr, page_indices;
   GuardedTensor cu_seqlens_q, cu_seqlens_new, cu_sequences;
   GuardedTensor out, lse;
@@ -96,13 +99,22 @@ class CacheMemory {
   /// Values are the same in every layout.
   double value(std::uint64_t stream, std::int64_t sequence, std::int64_t row, std::int64_t head,
                std::int64_t dim) const;
+  /// A head of a key or value as the cache holds it: elements of its dtype, or codes and their scale.
+  struct HeldRow {
+    std::vector<double> elements;
+    float scale = 1;
+  };
+  HeldRow held_row(std::uint64_t stream, std::int64_t sequence, std::int64_t row, std::int64_t head,
+                   std::int64_t head_dim) const;
+  float given_scale(std::uint64_t stream, std::int64_t sequence, std::int64_t head) const;
   std::int64_t rows_before(std::int64_t sequence) const;
   void pack_tokens();
   void make_tokens();
   void place_sequences();
   void list_pages();
-  void fill_cache(GuardedTensor& cache, GuardedTensor& appended, std::uint64_t stream,
-                  std::int64_t head_dim) const;
+  void fill_cache(GuardedTensor& cache, GuardedTensor& scales, GuardedTensor& appended,
+                  std::uint64_t stream, std::int64_t head_dim) const;
+  GuardedTensor make_scales(std::uint64_t stream) const;
   std::int64_t offset(const TensorView& cache, std::int64_t sequence, std::int64_t row,
                       std::int64_t head) const;
 

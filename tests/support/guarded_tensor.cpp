@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "quant/formats.hpp"
+
 namespace fovea::testing {
 
 namespace {
@@ -47,6 +49,8 @@ void store_as(Dtype dtype, std::byte* at, double value) {
       return store(at, static_cast<std::int32_t>(value));
     case Dtype::i64:
       return store(at, static_cast<std::int64_t>(value));
+    case Dtype::e4m3:
+      return store(at, quant::e4m3_bits(static_cast<float>(value)));
   }
 }
 

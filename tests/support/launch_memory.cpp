@@ -79,6 +79,8 @@ std::vector<TensorBytes> tensors_of_tangents(const AttentionJvp& args) {
 std::vector<TensorBytes> tensors_of_cache(const KvCache& cache) {
   std::vector<TensorBytes> tensors = {tensor_bytes("cache.k", cache.k, false),
                                       tensor_bytes("cache.v", cache.v, false),
+                                      tensor_bytes("cache.k_scale", cache.k_scale, false),
+                                      tensor_bytes("cache.v_scale", cache.v_scale, false),
                                       tensor_bytes("page_table", cache.page_table, false),
                                       tensor_bytes("page_indptr", cache.page_indptr, false),
                                       tensor_bytes("page_indices", cache.page_indices, false),

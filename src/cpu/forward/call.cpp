@@ -19,8 +19,10 @@ ForwardCall::ForwardCall(const ForwardProblem& problem_of, const ForwardPlan& pl
       kernels(forward_kernels(plan_of.spec)),
       plain_kernels(cpu::plain_kernels(plan_of.spec)),
       q(args.q),
-      k(cache != nullptr ? KeySource(cache->cache.k, cache->cache) : KeySource(args.k)),
-      v(cache != nullptr ? KeySource(cache->cache.v, cache->cache) : KeySource(args.v)),
+      k(cache != nullptr ? KeySource(cache->cache.k, cache->cache.k_scale, cache->cache)
+                         : KeySource(args.k)),
+      v(cache != nullptr ? KeySource(cache->cache.v, cache->cache.v_scale, cache->cache)
+                         : KeySource(args.v)),
       out(args.out),
       score_bindings(plan.score.bindings(args.score)),
       mask_bindings(plan.mask.bindings(args.mask)),
@@ -45,10 +47,10 @@ Sequence ForwardCall::sequence(std::int64_t index) const {
 
 TileSource ForwardCall::tile_of(const KeySource& source, const Sequence& of, std::int64_t kv_head,
                                 std::int64_t tile, std::int64_t head_dim,
-                                const std::byte** row_list) const {
+                                const RowList& list) const {
   const std::int64_t begin = tile * spec.tile_kv;
   const std::int64_t count = std::min(spec.tile_kv, of.seqlen_kv - begin);
-  return source.tile(of, kv_head, begin, count, head_dim, row_list);
+  return source.tile(of, kv_head, begin, count, head_dim, list);
 }
 
 }  // namespace fovea::cpu

@@ -38,19 +38,19 @@ struct ForwardCall {
   const mask::BlockMapper& mapper() const { return own_mapper_ ? *own_mapper_ : *plan.mapper; }
   Sequence sequence(std::int64_t index) const;
 
-  /// Keys or values of one tile. row_list [tile_kv] is written where rows lie in several pages.
+  /// Keys or values of one tile.
   TileSource key_tile(const Sequence& sequence, std::int64_t kv_head, std::int64_t tile,
-                      const std::byte** row_list) const {
-    return tile_of(k, sequence, kv_head, tile, problem.head_dim_qk, row_list);
+                      const RowList& list) const {
+    return tile_of(k, sequence, kv_head, tile, problem.head_dim_qk, list);
   }
   TileSource value_tile(const Sequence& sequence, std::int64_t kv_head, std::int64_t tile,
-                        const std::byte** row_list) const {
-    return tile_of(v, sequence, kv_head, tile, problem.head_dim_v, row_list);
+                        const RowList& list) const {
+    return tile_of(v, sequence, kv_head, tile, problem.head_dim_v, list);
   }
 
  private:
   TileSource tile_of(const KeySource& source, const Sequence& sequence, std::int64_t kv_head,
-                     std::int64_t tile, std::int64_t head_dim, const std::byte** row_list) const;
+                     std::int64_t tile, std::int64_t head_dim, const RowList& list) const;
 
   // Of this call's captures, where the mask reads some.
   std::optional<mask::BlockMapper> own_mapper_;

@@ -31,7 +31,7 @@ class FewRowsWalk {
         item_(item),
         scratch_(scratch),
         few_(scratch.few),
-        pages_(scratch.pages),
+        cached_(scratch.cached),
         tile_kv_(call.spec.tile_kv),
         lanes_(call.spec.lanes),
         num_rows_(static_cast<int>(problem_.group * item.sequence.seqlen_q)),
@@ -153,10 +153,10 @@ class FewRowsWalk {
 
   /// Keys [begin, begin + count) of a tile.
   TileSource rows_of(const KeySource& source, const Head& head, std::int64_t tile, KeyRange range,
-                     const std::byte** row_list) const {
+                     const RowList& list) const {
     const bool is_key = &source == &call_.k;
     return source.tile(item_.sequence, head.index, tile * tile_kv_ + range.begin, range.count,
-                       is_key ? problem_.head_dim_qk : problem_.head_dim_v, row_list);
+                       is_key ? problem_.head_dim_qk : problem_.head_dim_v, list);
   }
 
   /// What the head sees of the block that begins at `begin`.
@@ -179,7 +179,7 @@ class FewRowsWalk {
       if (from == &call_.k && ++tile == item_.tile_end) return {};
     }
     const KeyRange range{begin, std::min(block_keys_, keys_of_tile(tile) - begin)};
-    return {rows_of(*from, head, tile, range, pages_.next_key_rows), {}, num_calls};
+    return {rows_of(*from, head, tile, range, cached_.next_key_rows), {}, num_calls};
   }
 
   void multiply_keys(std::int64_t tile) const {
@@ -189,7 +189,7 @@ class FewRowsWalk {
         if (range.count == 0) continue;
         NextTile next = rows_after(call_.k, head, tile, begin, ceil_div(range.count, kFewKeys));
         kernels_.scores_few(head.queries, num_rows_,
-                            rows_of(call_.k, head, tile, range, pages_.key_rows),
+                            rows_of(call_.k, head, tile, range, cached_.key_rows),
                             head.scores.part(0, range.begin - head.seen.range.begin), next);
       }
     }
@@ -201,9 +201,9 @@ class FewRowsWalk {
         const KeyRange range = seen_of_block(head, begin);
         if (range.count == 0) continue;
         NextTile next = rows_after(call_.v, head, tile, begin, ceil_div(range.count, kFewKeys));
-        kernels_.accumulate_few(rows_of(call_.v, head, tile, range, pages_.value_rows), is_careful_,
-                                head.scores.part(0, range.begin - head.seen.range.begin), num_rows_,
-                                head.sums, next);
+        kernels_.accumulate_few(
+            rows_of(call_.v, head, tile, range, cached_.value_rows), is_careful_,
+            head.scores.part(0, range.begin - head.seen.range.begin), num_rows_, head.sums, next);
       }
     }
   }
@@ -333,10 +333,10 @@ class FewRowsWalk {
 
   void collect_non_finite(const Head& head, std::int64_t tile) const {
     const KeyRange range = head.seen.range;
-    const TileSource values = rows_of(call_.v, head, tile, range, pages_.value_rows);
+    const TileSource values = rows_of(call_.v, head, tile, range, cached_.value_rows);
     for (std::int64_t i = 0; i < range.count; ++i) {
       for (std::int64_t d = 0; d < problem_.head_dim_v; ++d) {
-        const float value = load_scalar(values.row(i), values.dtype, d * values.col_stride);
+        const float value = element_of(values, i, d);
         if (std::isfinite(value)) continue;
         for (int row = 0; row < num_rows_; ++row) {
           if (head.scores.row(row)[i] != -kInfinity) head.extra.row(row)[d] += value;
@@ -373,7 +373,7 @@ class FewRowsWalk {
   const ForwardItem& item_;
   const ForwardScratch& scratch_;
   const FewRowsScratch& few_;
-  const PageScratch& pages_;
+  const CacheScratch& cached_;
   const std::int64_t tile_kv_, lanes_;
   const int num_rows_;
   const std::int64_t block_keys_;

@@ -3,8 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include "core/scalar_io.hpp"
-
 namespace fovea::cpu {
 namespace {
 
@@ -43,9 +41,8 @@ void collect_non_finite(const TileStep& step, const TileSource& values, const Fo
   const std::int64_t lanes = call.spec.lanes;
   for (std::int64_t i = 0; i < range.count; ++i) {
     for (std::int64_t d = 0; d < call.problem.head_dim_v; ++d) {
-      const float value = as_multiplied(
-          load_scalar(values.row(range.begin + i), values.dtype, d * values.col_stride),
-          call.kernels.product);
+      const float value =
+          as_multiplied(element_of(values, range.begin + i, d), call.kernels.product);
       if (std::isfinite(value)) continue;
       for (std::int64_t lane = 0; lane < lanes; ++lane) {
         if (step.scores[i * lanes + lane] != -kInfinity) scratch.extra[d * lanes + lane] += value;

@@ -9,7 +9,9 @@
 namespace fovea::cpu {
 namespace {
 
-TileSource at_one_stride(const TileSource& source, std::byte* buffer) {
+/// As kernels of panels want a tile: numbers at one stride.
+TileSource as_numbers(const TileSource& source, const PanelKernels& kernels, std::byte* buffer) {
+  if (source.scales != nullptr) return kernels.numbers(source, reinterpret_cast<float*>(buffer));
   return source.rows == nullptr ? source : gathered(source, buffer);
 }
 
@@ -97,12 +99,14 @@ std::int64_t TileWalk::first_tile() const {
 }
 
 KeyTile TileWalk::load_tile(const PanelKernels& kernels, bool is_careful) const {
-  const PageScratch& pages = scratch_.pages;
-  const TileSource keys = call_.key_tile(item_.sequence, item_.kv_head, tile_, pages.key_rows);
+  const CacheScratch& cached = scratch_.cached;
+  const TileSource keys = call_.key_tile(item_.sequence, item_.kv_head, tile_, cached.key_rows);
   const TileSource values =
-      call_.value_tile(item_.sequence, item_.kv_head, tile_, pages.value_rows);
-  const KeyTile loaded = kernels.load_keys(at_one_stride(keys, pages.keys), scratch_.keys);
-  kernels.load_values(at_one_stride(values, pages.values), is_careful, scratch_.values);
+      call_.value_tile(item_.sequence, item_.kv_head, tile_, cached.value_rows);
+  const KeyTile loaded =
+      kernels.load_keys(as_numbers(keys, call_.plain_kernels, cached.keys), scratch_.keys);
+  kernels.load_values(as_numbers(values, call_.plain_kernels, cached.values), is_careful,
+                      scratch_.values);
   return loaded;
 }
 
@@ -119,7 +123,7 @@ void TileWalk::multiply_carefully(RowPanel& panel, const KeyTile& keys, const Pa
   const TileStep step = scores_of(panel, keys, kernels, next);
   apply_programs(step, call_, scratch_);
   const TileSource values =
-      call_.value_tile(item_.sequence, item_.kv_head, tile_, scratch_.pages.value_rows);
+      call_.value_tile(item_.sequence, item_.kv_head, tile_, scratch_.cached.value_rows);
   collect_non_finite(step, values, call_, scratch_);
   add_values(step, kernels, next);
 }
@@ -152,9 +156,9 @@ NextTile TileWalk::next_fetches() {
   const bool goes_on =
       std::ranges::any_of(panels_, [&](const RowPanel& panel) { return !panel.ends_before(end); });
   if (goes_on && tile_ + 1 < item_.tile_end) {
-    const PageScratch& pages = scratch_.pages;
-    keys = call_.key_tile(item_.sequence, item_.kv_head, tile_ + 1, pages.next_key_rows);
-    values = call_.value_tile(item_.sequence, item_.kv_head, tile_ + 1, pages.next_value_rows);
+    const CacheScratch& cached = scratch_.cached;
+    keys = call_.key_tile(item_.sequence, item_.kv_head, tile_ + 1, cached.next_key_rows);
+    values = call_.value_tile(item_.sequence, item_.kv_head, tile_ + 1, cached.next_value_rows);
   }
   const std::int64_t blocks = call_.spec.tile_kv / call_.kernels.key_block +
                               ceil_div(call_.problem.head_dim_v, call_.kernels.value_block);

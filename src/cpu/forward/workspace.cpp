@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "quant/row_codes.hpp"
+
 namespace fovea::cpu {
 
 WorkerScratch WorkerScratch::carve(Carver& carver, const ForwardSpec& spec,
@@ -54,20 +56,23 @@ FewRowsScratch FewRowsScratch::carve(Carver& carver, const ForwardSpec& spec,
   return s;
 }
 
-PageScratch PageScratch::carve(Carver& carver, const ForwardSpec& spec,
-                               const ForwardProblem& problem) {
-  PageScratch s;
-  if (!problem.is_paged) return s;
+CacheScratch CacheScratch::carve(Carver& carver, const ForwardSpec& spec,
+                                 const ForwardProblem& problem) {
+  CacheScratch s;
+  const Dtype k = problem.problem.k.dtype;
+  const Dtype v = problem.problem.v.dtype;
+  if (!problem.is_paged && !quant::is_code(k) && !quant::is_code(v)) return s;
   const auto keys = static_cast<std::size_t>(spec.tile_kv);
-  for (const std::byte*** rows :
-       {&s.key_rows, &s.value_rows, &s.next_key_rows, &s.next_value_rows}) {
-    *rows = carver.take<const std::byte*>(keys);
-  }
-  const auto tile_bytes = [&](const TensorSpec& spec_of, std::int64_t head_dim) {
-    return keys * static_cast<std::size_t>(head_dim) * size_bytes(spec_of.dtype);
+  for (RowList* list : {&s.key_rows, &s.value_rows, &s.next_key_rows, &s.next_value_rows})
+    list->rows = carver.take<const std::byte*>(keys);
+  if (quant::is_code(k)) s.key_rows.scales = carver.take<float>(keys);
+  if (quant::is_code(v)) s.value_rows.scales = carver.take<float>(keys);
+  const auto tile_bytes = [&](Dtype dtype, std::int64_t head_dim) {
+    const Dtype held = quant::is_code(dtype) ? Dtype::f32 : dtype;
+    return keys * static_cast<std::size_t>(head_dim) * size_bytes(held);
   };
-  s.keys = carver.take<std::byte>(tile_bytes(problem.problem.k, problem.head_dim_qk));
-  s.values = carver.take<std::byte>(tile_bytes(problem.problem.v, problem.head_dim_v));
+  s.keys = carver.take<std::byte>(tile_bytes(k, problem.head_dim_qk));
+  s.values = carver.take<std::byte>(tile_bytes(v, problem.head_dim_v));
   return s;
 }
 
@@ -80,7 +85,7 @@ ForwardMemory ForwardMemory::carve(Carver& carver, const ForwardSpec& spec,
     m.workers.push_back(
         {WorkerScratch::carve(carver, spec, forward_kernels(spec), problem.head_dim_qk,
                               problem.head_dim_v, program_bytes),
-         FewRowsScratch::carve(carver, spec, problem), PageScratch::carve(carver, spec, problem)});
+         FewRowsScratch::carve(carver, spec, problem), CacheScratch::carve(carver, spec, problem)});
   }
   const std::size_t partial_floats = num_partial_floats(spec, problem, num_threads);
   if (partial_floats > 0) m.partials = carver.take<float>(partial_floats);

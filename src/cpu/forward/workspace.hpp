@@ -8,6 +8,7 @@
 #include "cpu/candidates.hpp"
 #include "cpu/carver.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "cpu/key_source.hpp"
 #include "cpu/row_state.hpp"
 
 namespace fovea::cpu {
@@ -63,22 +64,23 @@ struct FewRowsScratch {
                               const ForwardProblem& problem);
 };
 
-/// What a worker needs besides where keys lie in pages: the rows of a tile and of the next, and room to gather a tile.
-struct PageScratch {
-  const std::byte** key_rows = nullptr;    // [tile_kv]
-  const std::byte** value_rows = nullptr;  // [tile_kv]
-  const std::byte** next_key_rows = nullptr;
-  const std::byte** next_value_rows = nullptr;
-  std::byte* keys = nullptr;    // [tile_kv, head_dim_qk] in the dtype of k
-  std::byte* values = nullptr;  // [tile_kv, head_dim_v] in the dtype of v
+/// What a worker needs besides where keys lie in pages or are codes: the rows of a tile and of the next, and room to
+/// gather a tile. Of the next tile scales are not asked for: they are few.
+struct CacheScratch {
+  RowList key_rows{};    // [tile_kv]
+  RowList value_rows{};  // [tile_kv]
+  RowList next_key_rows{};
+  RowList next_value_rows{};
+  std::byte* keys = nullptr;    // [tile_kv, head_dim_qk] in the dtype of k, of codes in f32
+  std::byte* values = nullptr;  // [tile_kv, head_dim_v] in the dtype of v, of codes in f32
 
-  /// Nothing where the problem's keys do not lie in pages.
-  static PageScratch carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& problem);
+  /// Nothing where the problem's keys lie at one stride and are numbers.
+  static CacheScratch carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& problem);
 };
 
 struct ForwardScratch : WorkerScratch {
   FewRowsScratch few{};
-  PageScratch pages{};
+  CacheScratch cached{};
 };
 
 /// All of a call's workspace.

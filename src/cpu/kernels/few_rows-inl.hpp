@@ -76,7 +76,7 @@ struct NearRows {
       if (row + i + kRowsAhead < source.num_rows) prefetch(row_at(row + i + kRowsAhead), source);
       at[i] = is_ready ? from : reinterpret_cast<const std::byte*>(buffer[i]);
       if (is_ready) continue;
-      convert_row(from, source.dtype, source.col_stride, source.num_cols, buffer[i]);
+      convert_row_of(source, from, row + i, buffer[i]);
       if (is_careful) zero_non_finite(buffer[i], source.num_cols);
     }
   }
@@ -251,10 +251,11 @@ HWY_ATTR inline void accumulate_few_rows(const TileSource& values, bool is_ready
 
 #undef FOVEA_FOR_ROWS
 
-/// Can rows be read where they lie? Note: Highway's scalar conversion of f16 takes Inf and NaN for numbers.
+/// Can rows be read where they lie? Codes cannot: they have scales. Note: Highway's scalar conversion of f16 takes Inf
+/// and NaN for numbers.
 inline bool is_read_in_place(const TileSource& source, bool is_careful) {
   const bool has_conversion = HWY_TARGET != HWY_SCALAR || source.dtype == Dtype::f32;
-  return source.col_stride == 1 && !is_careful && has_conversion;
+  return source.col_stride == 1 && !is_careful && has_conversion && source.scales == nullptr;
 }
 
 HWY_ATTR inline void scores_few(RowBlock queries, int num_rows, const TileSource& keys,

@@ -434,6 +434,7 @@ inline const PanelKernels& f32_panel_kernels() {
       .is_finite = is_finite,
       .extract_rows = extract_rows,
       .store_row = store_row,
+      .numbers = numbers,
       .scores_few = scores_few,
       .softmax_few = softmax_few,
       .accumulate_few = accumulate_few,

@@ -23,13 +23,14 @@ namespace fovea::cpu {
 
 /// A rectangle of K or V in the caller's memory; strides in elements. Its rows are row_stride apart from `data`, or,
 /// where they lie in several pages of a cache, wherever `rows` says. Only scores_few, accumulate_few and NextTile take
-/// the second kind.
+/// the second kind. Rows of codes have scales: f32 kernels alone take them, few rows as they lie, tiles by `numbers`.
 struct TileSource {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::f32;
   std::int64_t row_stride = 0, col_stride = 1;
   std::int64_t num_rows = 0, num_cols = 0;
   const std::byte* const* rows = nullptr;  // [num_rows]; data is null then
+  const float* scales = nullptr;           // [num_rows] of codes
 
   std::int64_t row_bytes() const {
     return row_stride * static_cast<std::int64_t>(size_bytes(dtype));
@@ -234,6 +235,9 @@ struct PanelKernels {
   /// to = row * factor, in any dtype and stride.
   void (*store_row)(const float* row, float factor, std::int64_t count, Dtype dtype,
                     std::int64_t col_stride, std::byte* to);
+
+  /// Rows of codes as the numbers that they stand for, f32 side by side in `buffer`.
+  TileSource (*numbers)(const TileSource& codes, float* buffer) = nullptr;
 
   // The same for sequences of at most kFewRows rows, straight from the caller's K and V in f32 (few_rows-inl.hpp): rows
   // of scores and sums lie side by side. scores_few and accumulate_few call next.fetch once every kFewKeys keys.

@@ -10,11 +10,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "fovea/dtype.hpp"
 
 #include "core/scalar_io.hpp"
+#include "cpu/kernels/panel.hpp"
 #include "hwy/highway.h"
+#include "quant/row_codes.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu::HWY_NAMESPACE {
@@ -44,6 +47,50 @@ inline constexpr int kPanelLanes = kPanelVectors * kVectorLanes;
 
 /// In powers of two: how far a row's maximum may rise above its origin.
 inline constexpr float kMaxGrowth = 8.0F;
+
+HWY_ATTR HWY_INLINE FloatVector load_int8(const std::int8_t* from) {
+  const FloatTag d;
+  const hn::Rebind<std::int8_t, FloatTag> d8;
+  const hn::RebindToSigned<FloatTag> d32;
+  return hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(d8, from)));
+}
+
+/// Exponents are rebased; multiples of 2^-9, which have none, are converted as integers.
+HWY_ATTR HWY_INLINE FloatVector load_e4m3(const std::uint8_t* from) {
+  const FloatTag d;
+  const hn::Rebind<std::uint8_t, FloatTag> d8;
+  const hn::RebindToUnsigned<FloatTag> du;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto bits = hn::PromoteTo(du, hn::LoadU(d8, from));
+  const auto magnitude = hn::And(bits, hn::Set(du, 0x7f));
+  const auto rebased = hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(du, 120U << 23U));
+  const FloatVector small =
+      hn::Mul(hn::ConvertTo(d, hn::BitCast(di, magnitude)), hn::Set(d, 0x1p-9F));
+  const auto is_nan = hn::RebindMask(d, hn::Eq(magnitude, hn::Set(du, 0x7f)));
+  const auto is_small = hn::RebindMask(d, hn::Lt(hn::BitCast(di, magnitude), hn::Set(di, 8)));
+  const FloatVector positive = hn::IfThenElse(is_small, small, hn::BitCast(d, rebased));
+  const FloatVector number =
+      hn::IfThenElse(is_nan, hn::Set(d, std::numeric_limits<float>::quiet_NaN()), positive);
+  const auto sign = hn::ShiftLeft<24>(hn::And(bits, hn::Set(du, 0x80)));
+  return hn::Or(number, hn::BitCast(d, sign));
+}
+
+/// `count` codes of a row as fp32, not scaled.
+HWY_ATTR inline void convert_codes(const std::byte* row, Dtype dtype, std::int64_t col_stride,
+                                   std::int64_t count, float* HWY_RESTRICT out) {
+  const FloatTag d;
+  std::int64_t i = 0;
+  if (col_stride == 1) {
+    for (; i + kVectorLanes <= count; i += kVectorLanes) {
+      const FloatVector codes = dtype == Dtype::i8
+                                    ? load_int8(reinterpret_cast<const std::int8_t*>(row) + i)
+                                    : load_e4m3(reinterpret_cast<const std::uint8_t*>(row) + i);
+      hn::StoreU(codes, d, out + i);
+    }
+  }
+  for (; i < count; ++i)
+    out[i] = quant::code_value(std::to_integer<std::uint8_t>(row[i * col_stride]), dtype);
+}
 
 /// `count` elements of a row as fp32.
 HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t col_stride,
@@ -82,6 +129,33 @@ HWY_ATTR inline void convert_row(const std::byte* row, Dtype dtype, std::int64_t
     }
   }
   for (; i < count; ++i) out[i] = static_cast<float>(float16::from_bits(from[i * col_stride]));
+}
+
+HWY_ATTR inline void multiply_row(float factor, std::int64_t count, float* HWY_RESTRICT row) {
+  const FloatTag d;
+  std::int64_t i = 0;
+  for (; i + kVectorLanes <= count; i += kVectorLanes)
+    hn::StoreU(hn::Mul(hn::LoadU(d, row + i), hn::Set(d, factor)), d, row + i);
+  for (; i < count; ++i) row[i] *= factor;
+}
+
+/// A row of a tile as fp32: codes times their scale.
+HWY_ATTR inline void convert_row_of(const TileSource& source, const std::byte* row,
+                                    std::int64_t index, float* HWY_RESTRICT out) {
+  if (source.scales == nullptr)
+    return convert_row(row, source.dtype, source.col_stride, source.num_cols, out);
+  convert_codes(row, source.dtype, source.col_stride, source.num_cols, out);
+  multiply_row(source.scales[index], source.num_cols, out);
+}
+
+HWY_ATTR inline TileSource numbers(const TileSource& codes, float* buffer) {
+  for (std::int64_t i = 0; i < codes.num_rows; ++i)
+    convert_row_of(codes, codes.row(i), i, buffer + i * codes.num_cols);
+  return {.data = reinterpret_cast<const std::byte*>(buffer),
+          .dtype = Dtype::f32,
+          .row_stride = codes.num_cols,
+          .num_rows = codes.num_rows,
+          .num_cols = codes.num_cols};
 }
 
 /// Elements that are not finite become 0. Were there none?

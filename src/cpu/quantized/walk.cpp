@@ -218,7 +218,7 @@ void QuantizedWalk::step(QuantizedPanel& panel, std::int64_t tile, std::int64_t 
 }
 
 TileSource QuantizedWalk::keys_of(std::int64_t tile, std::int64_t count) const {
-  if (!rounds_qk()) return call_.key_tile(item_.sequence, item_.kv_head, tile, nullptr);
+  if (!rounds_qk()) return call_.key_tile(item_.sequence, item_.kv_head, tile, {});
   const std::int64_t head_dim = call_.problem.head_dim_qk;
   const std::uint16_t* const codes =
       operands_.k.wide + key_row(tile * call_.spec.tile_kv) * static_cast<std::size_t>(head_dim);
@@ -230,7 +230,7 @@ TileSource QuantizedWalk::keys_of(std::int64_t tile, std::int64_t count) const {
 }
 
 TileSource QuantizedWalk::values_of(std::int64_t tile, std::int64_t count) const {
-  if (!rounds_pv()) return call_.value_tile(item_.sequence, item_.kv_head, tile, nullptr);
+  if (!rounds_pv()) return call_.value_tile(item_.sequence, item_.kv_head, tile, {});
   const std::int64_t head_dim = call_.problem.head_dim_v;
   const std::int64_t row =
       item_.kv_head * operands_.num_kv_rows + rows_.kv + tile * call_.spec.tile_kv;
@@ -267,7 +267,7 @@ void QuantizedWalk::multiply_keys(const QuantizedPanel& panel, const TileStep& s
 
 /// Block means of q times the keys as they are.
 void QuantizedWalk::add_means(const QuantizedPanel& panel, const TileStep& step) {
-  const TileSource source = call_.key_tile(item_.sequence, item_.kv_head, step.tile, nullptr);
+  const TileSource source = call_.key_tile(item_.sequence, item_.kv_head, step.tile, {});
   const KeyTile keys = kernels_.load_keys(source, scratch_.mean_keys);
   kernels_.scores(panel.mean_queries, keys, step.seen.range, call_.problem.head_dim_qk,
                   panel.rows.num_vectors, scratch_.mean_scores, next_);
@@ -301,8 +301,8 @@ void QuantizedWalk::add_plain(QuantizedPanel& panel, const TileStep& step) const
   panel.extra.resize(kernels_.output_bytes(call_.problem.head_dim_v) / sizeof(float));
   ForwardScratch scratch = scratch_.forward;
   scratch.extra = panel.extra.data();
-  collect_non_finite(step, call_.value_tile(item_.sequence, item_.kv_head, step.tile, nullptr),
-                     call_, scratch);
+  collect_non_finite(step, call_.value_tile(item_.sequence, item_.kv_head, step.tile, {}), call_,
+                     scratch);
 }
 
 void QuantizedWalk::add_values(const TileStep& step) {

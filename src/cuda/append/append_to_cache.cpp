@@ -21,6 +21,7 @@ enum class Target : std::uint8_t { cache, tensor };
 /// `batch` sequences, packed where cu_seqlens are given.
 TokenRows token_rows(const TensorView& from, const TensorView& to, const SequenceRows& layout,
                      std::int64_t batch, Target target, bool is_turned) {
+  const Codes codes = codes_of(to.dtype());
   const int last = from.rank() - 1;
   const std::int64_t rows = layout.is_packed() ? from.size(0) : batch * layout.each;
   if (rows > std::numeric_limits<std::int32_t>::max()) {
@@ -31,7 +32,9 @@ TokenRows token_rows(const TensorView& from, const TensorView& to, const Sequenc
       .from = bshd(from),
       .to = bshd(to),
       .from_element = element_of(from.dtype()),
-      .to_element = element_of(to.dtype()),
+      .to_element = codes == Codes::none ? element_of(to.dtype()) : Element::f32,
+      .codes = codes,
+      .scale = {},
       .cu_seqlens = index_param(layout.cu_seqlens),
       .num_rows = static_cast<std::int32_t>(rows),
       .num_tokens = static_cast<std::int32_t>(layout.each),
@@ -112,9 +115,13 @@ AppendLaunch append_launch(const NewTokens& tokens) {
   };
   if (tokens.append.k) {
     add(tokens.append.k, tokens.cache.k, grown.new_tokens, Target::cache, is_turned);
+    p.rows[0].scale = scale_param(tokens.cache.k_scale);
     if (is_turned) fill_positions(tokens.rotary->positions, p.rows[0]);
   }
-  if (tokens.append.v) add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
+  if (tokens.append.v) {
+    add(tokens.append.v, tokens.cache.v, grown.new_tokens, Target::cache, false);
+    p.rows[launch.grid.y - 1].scale = scale_param(tokens.cache.v_scale);
+  }
   if (is_turned && tokens.q) {
     add(tokens.q, tokens.rotated_q, sequence_rows(tokens.q, tokens.cu_seqlens_q), Target::tensor,
         true);

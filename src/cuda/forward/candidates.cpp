@@ -10,6 +10,8 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidate_of.hpp"
 #include "cuda/forward/sm80.hpp"
+#include "cuda/forward/sm80_coded.hpp"
+#include "cuda/forward/sm80_decode_coded.hpp"
 #include "cuda/forward/sm80_f32.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
@@ -41,11 +43,24 @@ constexpr std::array kCandidates = {
     candidate_of<Sm90ForwardShort>(), candidate_of<Sm80ForwardShort>(),
     candidate_of<Sm90Forward>(),      candidate_of<Sm90ForwardCpAsync>(),
     candidate_of<Sm80Forward>(),      candidate_of<Sm80ForwardWide>(),
-    candidate_of<Sm80ForwardF32>(),   candidate_of<Sm90ForwardQuantized>()};
+    candidate_of<Sm80ForwardF32>(),   candidate_of<Sm90ForwardQuantized>(),
+    candidate_of<Sm80DecodeCoded>(),  candidate_of<Sm80Coded>()};
 
 }  // namespace
 
 std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
+  const Problem& p = f.problem;
+  for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
+    if (spec->dtype != p.q.dtype) {
+      return Refusal{fmt::format("{} is {} and q is {}; expected one dtype", label,
+                                 name(spec->dtype), name(p.q.dtype))};
+    }
+  }
+  return refuses_numbers_or_codes(f, device);
+}
+
+std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f,
+                                                const DeviceTraits& device) {
   if (device.compute_capability() < 80) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
                                device.minor)};
@@ -56,12 +71,6 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
   if (p.sm_margin > 0 && p.sm_margin >= device.num_sms) {
     return Refusal{fmt::format("sm_margin is {}; expected less than the {} SMs of the device",
                                p.sm_margin, device.num_sms)};
-  }
-  for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
-    if (spec->dtype != p.q.dtype) {
-      return Refusal{fmt::format("{} is {} and q is {}; expected one dtype", label,
-                                 name(spec->dtype), name(p.q.dtype))};
-    }
   }
   for (const auto& [label, length] :
        {std::pair{"seqlen_q", f.seqlen_q}, std::pair{"seqlen_kv", f.seqlen_kv}}) {

@@ -65,6 +65,9 @@ const Candidate& candidate_named(std::string_view name);
 
 /// What none of them takes; those on tensor cores; and those of them whose registers hold a row of O.
 std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device);
+/// The same, but for keys and values that are not of the queries' dtype.
+std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& problem,
+                                                const DeviceTraits& device);
 std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const DeviceTraits& device);
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);

@@ -18,8 +18,8 @@ struct Operands {
 
   Operands(const AttentionForward& args, const GrownCache* cache)
       : q(args.q),
-        k(cache != nullptr ? cache->cache.k : args.k),
-        v(cache != nullptr ? cache->cache.v : args.v),
+        k(cache != nullptr ? static_cast<const TensorView&>(cache->cache.k) : args.k),
+        v(cache != nullptr ? static_cast<const TensorView&>(cache->cache.v) : args.v),
         out(args.out) {}
 
   /// TMA knows no tensor without rows. Where there are no keys it gets the queries: nothing that it loads of them is

@@ -36,6 +36,8 @@ CapturedElement element_of(Dtype dtype) {
       return CapturedElement::f16;
     case Dtype::bf16:
       return CapturedElement::bf16;
+    case Dtype::e4m3:  // refused where it is captured
+      break;
   }
   return CapturedElement::i32;
 }

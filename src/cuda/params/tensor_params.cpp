@@ -26,6 +26,21 @@ BshdParam bshd(const TensorView& t) {
           .col_stride = t.stride(last)};
 }
 
+Codes codes_of(Dtype dtype) {
+  if (dtype == Dtype::i8) return Codes::int8;
+  return dtype == Dtype::e4m3 ? Codes::e4m3 : Codes::none;
+}
+
+ScaleParam scale_param(const TensorView& scale) {
+  const RowScales scales = row_scales(scale);
+  return {.data = scales.data,
+          .sequence_stride = scales.sequence_stride,
+          .slot_stride = scales.slot_stride,
+          .row_stride = scales.row_stride,
+          .head_stride = scales.head_stride,
+          .are_of_rows = scales.are_of_rows};
+}
+
 IndexParam index_param(const TensorView& t) {
   if (!t) return {};
   return {.data = t.data(), .stride = t.stride(t.rank() - 1), .is_wide = t.dtype() == Dtype::i64};

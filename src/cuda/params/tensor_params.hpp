@@ -16,6 +16,12 @@ Element element_of(Dtype dtype);
 /// Dense [batch, rows, heads, dim] or packed [rows, heads, dim].
 BshdParam bshd(const TensorView& tensor);
 
+/// none: f32, f16 or bf16.
+Codes codes_of(Dtype dtype);
+
+/// Of cache.k_scale or cache.v_scale.
+ScaleParam scale_param(const TensorView& scale);
+
 /// i32 or i64; of two dimensions the last, whose rows are stride(0) apart. Absent tensors have no data.
 IndexParam index_param(const TensorView& tensor);
 

@@ -18,6 +18,7 @@ TEST(Dtype, NamesAndSizesAgree) {
   EXPECT_EQ(name(Dtype::bf16), "bf16");
   EXPECT_EQ(name(Dtype::boolean), "bool");
   EXPECT_EQ(name(Dtype::i64), "i64");
+  EXPECT_EQ(name(Dtype::e4m3), "e4m3");
   EXPECT_EQ(size_bytes(Dtype::f32), 4U);
   EXPECT_EQ(size_bytes(Dtype::f16), 2U);
   EXPECT_EQ(size_bytes(Dtype::bf16), 2U);
@@ -26,6 +27,7 @@ TEST(Dtype, NamesAndSizesAgree) {
   EXPECT_EQ(size_bytes(Dtype::i8), 1U);
   EXPECT_EQ(size_bytes(Dtype::i32), 4U);
   EXPECT_EQ(size_bytes(Dtype::i64), 8U);
+  EXPECT_EQ(size_bytes(Dtype::e4m3), 1U);
 }
 
 template <typename T>
@@ -57,7 +59,8 @@ TEST(Dtype, OtherTypesAreNoElements) {
 
 TEST(Dtype, ThreeAreFloats) {
   for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) EXPECT_TRUE(is_float(dtype));
-  for (const Dtype dtype : {Dtype::boolean, Dtype::u8, Dtype::i8, Dtype::i32, Dtype::i64})
+  for (const Dtype dtype :
+       {Dtype::boolean, Dtype::u8, Dtype::i8, Dtype::i32, Dtype::i64, Dtype::e4m3})
     EXPECT_FALSE(is_float(dtype));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -76,6 +77,58 @@ TEST(CDecode, HasTheBitsOfTheCxxCall) {
   EXPECT_EQ(c.out.values, cxx.out.values);
   EXPECT_EQ(c.k.values, cxx.k.values);
   EXPECT_EQ(c.v.values, cxx.v.values);
+}
+
+/// The pages of CacheCall as codes, k in float8 with a scale that is given, v in int8 with one of each row.
+struct CodedCall : CacheCall {
+  CodedCall() {
+    for (std::size_t i = 0; i < k_codes.size(); ++i) {
+      k_codes[i] = static_cast<std::uint8_t>(0x28 + i % 16);  // numbers from 0.25 to 0.94
+      v_codes[i] = static_cast<std::int8_t>(i % 255 - 127);
+    }
+    k_tensor = k.tensor;
+    k_tensor.data = k_codes.data();
+    k_tensor.dtype = {kDLFloat8_e4m3fn, 8, 1};
+    v_tensor = v.tensor;
+    v_tensor.data = v_codes.data();
+    v_tensor.dtype = {kDLInt, 8, 1};
+    forward.k = &k_tensor;
+    forward.v = &v_tensor;
+    args.k_scale = &k_scale.tensor;
+    args.v_scale = &v_scale.tensor;
+  }
+
+  AttentionDecode cxx_coded() {
+    AttentionDecode call = cxx();
+    call.cache.k = TensorView(static_cast<void*>(k_codes.data()), make_spec(Dtype::e4m3, k.shape));
+    call.cache.v = TensorView(static_cast<void*>(v_codes.data()), make_spec(Dtype::i8, v.shape));
+    call.cache.k_scale = view_of(k_scale);
+    call.cache.v_scale = view_of(v_scale);
+    return call;
+  }
+
+  std::vector<std::uint8_t> k_codes = std::vector<std::uint8_t>(k.values.size());
+  std::vector<std::int8_t> v_codes = std::vector<std::int8_t>(v.values.size());
+  FloatTensor k_scale{{2, 2}, 0.5F}, v_scale{{4, 4, 2}, 0.25F};
+  DLTensor k_tensor{}, v_tensor{};
+};
+
+TEST(CDecode, CodesAndTheirScalesHaveTheBitsOfTheCxxCall) {
+  CodedCall c, cxx;
+  EXPECT_EQ(outcome_of(fovea_attention_decode, &c.args).message, "");
+  attention_decode(cxx.cxx_coded());
+  EXPECT_EQ(c.out.values, cxx.out.values);
+  EXPECT_EQ(c.k_codes, cxx.k_codes);
+  EXPECT_EQ(c.v_codes, cxx.v_codes);
+  EXPECT_EQ(c.v_scale.values, cxx.v_scale.values);
+  EXPECT_NE(c.v_scale.values, std::vector<float>(32, 0.25F)) << "new rows have scales of their own";
+  CodedCall alone;
+  EXPECT_EQ(outcome_of(fovea_append_to_cache, &alone.args).message, "");
+  EXPECT_EQ(alone.k_codes, cxx.k_codes);
+  EXPECT_EQ(alone.v_scale.values, cxx.v_scale.values);
+  alone.args.k_scale = nullptr;
+  EXPECT_THAT(outcome_of(fovea_attention_decode, &alone.args).message,
+              HasSubstr("cache.k is e4m3 and cache.k_scale is missing"));
 }
 
 TEST(CDecodePlan, RunsWithTheBitsOfACallAndRefusesOtherOperations) {

@@ -83,6 +83,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, shared_prefix, 136U, shared_cu_sequences, 152U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, rotary_positions_q, 152U, rotary_positions_q,
                       160U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, k_scale, 160U, v_scale, 176U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, score_program, 304U, dropout_offset, 408U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, workspace, 88U, workspace_bytes, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <string>
 #include <utility>
@@ -64,6 +65,96 @@ TEST(KvCacheDoor, ReturnsTheLongestSequenceAfterTheAppend) {
   KvCache padded = call.contiguous();
   padded.left_padding = view(call.left_padding.data(), {3});
   EXPECT_EQ(validate_cache(padded, call.append(), {}, 3, "run"), 9);
+}
+
+/// The same cache in codes: of rows by default, 4 slots of 16 rows.
+struct CodedCall : CacheCall {
+  std::vector<std::int8_t> k_codes = std::vector<std::int8_t>(k.size()),
+                           v_codes = std::vector<std::int8_t>(v.size());
+  std::vector<float8_e4m3> k_small = std::vector<float8_e4m3>(k.size());
+  std::vector<float> scales = std::vector<float>(4 * 16 * 2, 0.5F), more_scales = scales;
+
+  KvCache cache() {
+    KvCache cache = contiguous();
+    cache.k = view(k_codes.data(), {4, 16, 2, 8});
+    cache.v = view(v_codes.data(), {4, 16, 2, 6});
+    cache.k_scale = view(scales.data(), {4, 16, 2});
+    cache.v_scale = view(more_scales.data(), {4, 16, 2});
+    return cache;
+  }
+  KvCache with_given(const TensorView& scale) {
+    KvCache result = cache();
+    result.k = view(k_small.data(), {4, 16, 2, 8});
+    result.k_scale = scale;
+    return result;
+  }
+};
+
+TEST(KvCacheDoor, CodesHaveScales) {
+  CodedCall call;
+  EXPECT_EQ(refusal_of(call.cache(), call.append(), call.rotary()), "(not refused)");
+  EXPECT_EQ(refusal_of(call.with_given(view(call.scales.data(), {3, 2})), call.append()),
+            "(not refused)");
+  EXPECT_EQ(refusal_of(call.with_given(view(call.scales.data(), {1}))), "(not refused)");
+  KvCache mixed = call.cache();
+  mixed.v = view(call.v.data(), {4, 16, 2, 6});
+  mixed.v_scale = {};
+  EXPECT_EQ(refusal_of(mixed), "(not refused)");
+  mixed.v_scale = view(call.scales.data(), {1});
+  EXPECT_EQ(
+      refusal_of(mixed),
+      "run: cache.v_scale is given and cache.v is f32; expected none, only codes have scales");
+  KvCache missing = call.cache();
+  missing.k_scale = {};
+  EXPECT_EQ(refusal_of(missing),
+            "run: cache.k is i8 and cache.k_scale is missing; expected f32 [4, 16, 2], a scale for "
+            "each row and head, or of e4m3 a given one: [3, 2] or [1]");
+  KvCache short_scales = call.cache();
+  short_scales.k_scale = view(call.scales.data(), {4, 15, 2});
+  EXPECT_EQ(refusal_of(short_scales),
+            "run: cache.k_scale is f32 [4, 15, 2]; expected f32 [4, 16, 2]");
+}
+
+TEST(KvCacheDoor, ScalesThatAreGivenAreOfE4m3AndAboveZero) {
+  CodedCall call;
+  KvCache of_int8 = call.cache();
+  of_int8.v_scale = view(call.scales.data(), {3, 2});
+  EXPECT_EQ(refusal_of(of_int8),
+            "run: cache.v_scale is f32 [3, 2] and cache.v is i8; expected a scale for each row and "
+            "head: int8 has no NaN, which the scale of its row shows");
+  call.scales[3] = 0;
+  EXPECT_EQ(refusal_of(call.with_given(view(call.scales.data(), {3, 2}))),
+            "run: cache.k_scale[1, 1] is 0; expected a finite number above 0");
+  // Of rows nobody looks at them: they may be those of no row.
+  EXPECT_EQ(refusal_of(call.cache()), "(not refused)");
+}
+
+TEST(KvCacheDoor, CodesOfNoOtherKindAreTaken) {
+  CodedCall call;
+  KvCache cache = call.cache();
+  const TensorSpec u8 = make_spec(Dtype::u8, std::array<std::int64_t, 4>{4, 16, 2, 8});
+  cache.k = TensorView(static_cast<void*>(call.k_codes.data()), u8);
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.k is u8; expected f32, f16 or bf16, or codes: i8 or e4m3");
+  cache = call.cache();
+  cache.v = view(call.k_codes.data(), {4, 16, 2, 6}, {256, 16, 8, 1});
+  EXPECT_EQ(refusal_of(cache),
+            "run: cache.v is the first columns of cache.k, which is i8; expected f32, f16 or bf16, "
+            "or values of their own: codes of keys have the scale of the whole key");
+}
+
+TEST(KvCacheDoor, ScalesOfRowsAreWrittenWithThem) {
+  CodedCall call;
+  KvCache shared = call.cache();
+  shared.v_scale = shared.k_scale;
+  EXPECT_EQ(refusal([&] { validate_append(shared, call.append(), {}, "run"); }),
+            "run: cache.v_scale overlaps cache.k_scale; expected memory of its own");
+  EXPECT_EQ(refusal([&] { validate_append(call.cache(), call.append(), {}, "run"); }),
+            "(not refused)");
+  KvCache fixed = call.cache();
+  fixed.k_scale = view(static_cast<const float*>(call.scales.data()), {4, 16, 2});
+  EXPECT_EQ(refusal_of(fixed, call.append()),
+            "run: cache.k_scale is read-only; expected a view of writable memory");
 }
 
 TEST(KvCacheDoor, EntriesBehindTheEndMayBeAnything) {

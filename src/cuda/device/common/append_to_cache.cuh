@@ -7,6 +7,9 @@
 // on the device, where the token goes; then its threads go through the heads, 16 bytes of what is written each. Grid
 // and addresses do not know what lengths and pages hold, so a captured graph appends wherever they say at its replay.
 //
+// A cache of codes is written a row of a head by a warp, which needs the row's greatest magnitude first: its scale is
+// that by 127 (int8) or 448 (e4m3), in the bits of src/quant/row_codes.hpp.
+//
 // Whatever lengths, slots, pages and positions hold, nothing is written but rows of the cache: a token behind its
 // capacity, or in a slot or page that there is not, is not written.
 //
@@ -14,9 +17,12 @@
 // and strides: the branches are the same for a whole CTA.
 #pragma once
 
+#include "common/codes.cuh"
 #include "common/element.cuh"
+#include "common/float_constants.cuh"
 #include "common/packed_row.cuh"
 #include "common/sequence.cuh"
+#include "common/warp_reduce.cuh"
 #include "shared/append_params.h"
 
 namespace fovea::cuda {
@@ -53,21 +59,21 @@ FOVEA_DEVICE NewToken token_at(const AppendParams& p, const TokenRows& rows, std
   return token;
 }
 
-/// Offset of head 0 of the row that a token is written to.
+/// Where a token is written to: the offset of its head 0, and in a cache its slot or page, and row.
 struct Destination {
   std::int64_t at;
   bool exists;
+  std::int64_t slot, row;
 };
 FOVEA_DEVICE Destination destination(const AppendParams& p, const TokenRows& rows,
                                      const NewToken& token) {
   if (rows.is_cached == 0 && rows.cu_seqlens.data != nullptr)
-    return {token.row * rows.to.row_stride, true};
+    return {token.row * rows.to.row_stride, true, 0, 0};
   std::int64_t slot = token.sequence;
   std::int64_t row = token.idx;
   if (rows.is_cached != 0) {
     const std::int64_t in_use = index_at(p.seqlens, token.sequence);
-    if (in_use < 0 || in_use >= capacity_of<kAnyCache>(p, token.sequence) - token.idx)
-      return {0, false};
+    if (in_use < 0 || in_use >= capacity_of<kAnyCache>(p, token.sequence) - token.idx) return {};
     row += in_use;
     if (p.page_table.data != nullptr) {
       const std::int64_t entry = static_cast<std::int32_t>(row) / p.page_size;
@@ -79,9 +85,9 @@ FOVEA_DEVICE Destination destination(const AppendParams& p, const TokenRows& row
     } else if (p.slots.data != nullptr) {
       slot = index_at(p.slots, token.sequence);
     }
-    if (slot < 0 || slot >= p.num_slots) return {0, false};
+    if (slot < 0 || slot >= p.num_slots) return {};
   }
-  return {slot * rows.to.batch_stride + row * rows.to.row_stride, true};
+  return {slot * rows.to.batch_stride + row * rows.to.row_stride, true, slot, row};
 }
 
 /// Negative before the first key, where there are no angles; behind the last angles there are, theirs.
@@ -157,6 +163,76 @@ FOVEA_DEVICE void copy_columns(const HeadRow& row, std::int32_t begin) {
                  ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(from)));
 }
 
+/// Columns of a row that a warp has at once: of lane l column l, l + 32, ... from `begin` on, 0 behind the last.
+struct FourColumns {
+  static constexpr int kColumns = 128;
+  float x[4];
+
+  FOVEA_DEVICE_MEMBER void load(const AppendParams& p, const HeadRow& row, std::int64_t position,
+                                std::int32_t begin) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::int32_t col = begin + 32 * i + ptx::lane_idx();
+      x[i] = col < row.rows.head_dim ? turned(p, row, position, col) : 0.0F;
+    }
+  }
+};
+
+/// What a row is divided by; NaN of one that holds NaN or infinity.
+FOVEA_DEVICE float scale_of_row(float greatest, bool is_finite, Codes codes) {
+  constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
+  const float scale = ptx::div_rn(warp_max(greatest), largest_code(codes));
+  return ptx::vote_all(is_finite) ? (scale > kLeast ? scale : kLeast) : quiet_nan();
+}
+
+/// Rows of codes: a warp for each head, which asks for the greatest magnitude first. A row that holds NaN or infinity
+/// gets scale NaN and codes of 0.
+FOVEA_DEVICE void append_codes(const AppendParams& p, const TokenRows& rows, const NewToken& token,
+                               const Destination& to, std::int64_t position) {
+  auto* const codes = static_cast<std::uint8_t*>(const_cast<void*>(rows.to.data));
+#pragma unroll 1
+  for (std::int32_t head = ptx::warp_idx(); head < rows.num_heads;
+       head += ptx::block_dim().x / 32) {
+    const HeadRow row{rows, token.from + head * rows.from.head_stride,
+                      to.at + head * rows.to.head_stride};
+    float* const at = scale_at(rows.scale, token.sequence, to.slot, to.row, head);
+    FourColumns four{};
+    float greatest = 0;
+    bool is_finite = true;
+#pragma unroll 1
+    for (std::int32_t begin = 0; begin < rows.head_dim; begin += FourColumns::kColumns) {
+      four.load(p, row, position, begin);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        is_finite = is_finite && ptx::abs(four.x[i]) < infinity();
+        greatest = ptx::max_nan(greatest, ptx::abs(four.x[i]));
+      }
+    }
+    float scale = 0;
+    if (rows.scale.are_of_rows != 0) {
+      scale = scale_of_row(greatest, is_finite, rows.codes);
+      if (ptx::lane_idx() == 0) ptx::st_global(at, scale);
+    } else {
+      scale = ptx::ld_global_nc(at);
+    }
+    const bool is_shown = is_nan(scale);
+    const float reciprocal = ptx::div_rn(1.0F, scale);
+#pragma unroll 1
+    for (std::int32_t begin = 0; begin < rows.head_dim; begin += FourColumns::kColumns) {
+      if (rows.head_dim > FourColumns::kColumns) four.load(p, row, position, begin);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::int32_t col = begin + 32 * i + ptx::lane_idx();
+        const std::uint32_t code =
+            is_shown ? 0 : code_of(rows.codes, ptx::mul_rn(four.x[i], reciprocal));
+        if (col < rows.head_dim)
+          ptx::st_global(codes + row.to + col * rows.to.col_stride,
+                         static_cast<std::uint8_t>(code));
+      }
+    }
+  }
+}
+
 FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   const TokenRows& rows = p.rows[ptx::block_idx().y];
   const NewToken token = token_at(p, rows, ptx::block_idx().x);
@@ -164,6 +240,7 @@ FOVEA_DEVICE void append_to_cache(const AppendParams& p) {
   const Destination to = destination(p, rows, token);
   if (!to.exists) return;
   const std::int64_t position = rows.is_turned != 0 ? position_of(p, rows, token) : -1;
+  if (rows.codes != Codes::none) return append_codes(p, rows, token, to, position);
   const std::int32_t per_chunk = rows.to_element == Element::f32 ? 4 : 8;
   const std::int32_t chunks = ceil_div(rows.head_dim, per_chunk);
 #pragma unroll 1

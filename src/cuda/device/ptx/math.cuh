@@ -194,11 +194,30 @@ FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x) {
   return r;
 }
 
-/// Products of bf16 pairs (Half Precision), rounded once: fma.rn.bf16x2 with -0, for mul.bf16x2 itself needs sm_90.
+/// fma.rn.bf16x2 (Half Precision): a b + c of pairs, rounded once; denormals are numbers.
+FOVEA_DEVICE std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+/// Products of bf16 pairs, rounded once: with -0, for mul.bf16x2 itself needs sm_90.
 FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t c;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000U));
-  return c;
+  return fma_bf16x2(a, b, 0x80008000U);
+}
+
+/// lop3.b32 (Logic and Shift): a & mask | bits, which the compiler makes two instructions of where both are constants.
+FOVEA_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+  return d;
+}
+
+/// prmt.b32 (Data Movement): byte i of the result is byte `selector >> 4 i & 7` of a (0 to 3) and b (4 to 7).
+FOVEA_DEVICE std::uint32_t prmt(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  std::uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
 }
 
 /// mul.rn.f16x2 (Half Precision).

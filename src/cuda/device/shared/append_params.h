@@ -13,6 +13,8 @@ struct TokenRows {
   BshdParam from;  // [batch, num_tokens, num_heads, head_dim], or packed [num_rows, ...]
   BshdParam to;    // the same; in a cache [slot or page, row, num_heads, head_dim]
   Element from_element, to_element;
+  Codes codes;            // what `to` holds instead of elements
+  ScaleParam scale;       // of them
   IndexParam cu_seqlens;  // [batch + 1], packed; null: num_tokens of each sequence
   std::int32_t num_rows;  // of all sequences
   std::int32_t num_tokens, num_heads, head_dim;

@@ -9,6 +9,9 @@ enum class Element : std::uint8_t { f32, f16, bf16 };
 
 constexpr std::int32_t element_bytes(Element element) { return element == Element::f32 ? 4 : 2; }
 
+/// What a cache holds in place of elements: codes of 8 bits, numbers by a scale.
+enum class Codes : std::uint8_t { none, int8, e4m3 };
+
 /// What memory and tensor cores make of the elements of an operand.
 struct ElementTraits {
   std::int32_t bytes;

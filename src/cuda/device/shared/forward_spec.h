@@ -48,6 +48,14 @@ struct TeamSpec : ForwardSpec {
   bool operator==(const TeamSpec&) const = default;
 };
 
+/// sm80/attention_coded: K and V lie in a cache as codes.
+struct CodedSpec : TeamSpec {
+  Codes k_codes = Codes::int8;
+  Codes v_codes = Codes::int8;
+
+  bool operator==(const CodedSpec&) const = default;
+};
+
 /// sm80/attention_forward_f32.
 struct PlainSpec : ForwardSpec {
   bool operator==(const PlainSpec&) const = default;

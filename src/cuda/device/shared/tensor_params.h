@@ -14,6 +14,14 @@ struct BshdParam {
   std::int64_t batch_stride, row_stride, head_stride, col_stride;
 };
 
+/// Scales of a cache of codes: one of each row and head, or one that several share, along which strides are 0. `slot`
+/// is a row of the cache's first dimension: paged, a page.
+struct ScaleParam {
+  float* data;
+  std::int64_t sequence_stride, slot_stride, row_stride, head_stride;
+  std::int32_t are_of_rows;  // written with the rows
+};
+
 /// A tensor of one dimension of i32 or i64, in memory of the device; data may be null where it is optional.
 struct IndexParam {
   const void* data;

@@ -164,6 +164,28 @@ FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {
   return (is_finite ? bits + 0x1000U : bits) & 0xffffe000U;
 }
 
+/// Products of bf16 are exact in f32, and so are sums of theirs in f64.
+FOVEA_DEVICE std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto lo = double{f32_of_bf16_lo(a)} * f32_of_bf16_lo(b) + f32_of_bf16_lo(c);
+  const auto hi = double{f32_of_bf16_hi(a)} * f32_of_bf16_hi(b) + f32_of_bf16_hi(c);
+  return emulator::encode_bf16(static_cast<float>(lo)) |
+         emulator::encode_bf16(static_cast<float>(hi)) << 16;
+}
+
+FOVEA_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t mask, std::uint32_t bits) {
+  return (a & mask) | bits;
+}
+
+FOVEA_DEVICE std::uint32_t prmt(std::uint32_t a, std::uint32_t b, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t which = selector >> (4 * i) & 7U;
+    result |= static_cast<std::uint32_t>(bytes >> (8 * which) & 0xffU) << (8 * i);
+  }
+  return result;
+}
+
 FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
   return emulator::encode_bf16(f32_of_bf16_lo(a) * f32_of_bf16_lo(b)) |
          emulator::encode_bf16(f32_of_bf16_hi(a) * f32_of_bf16_hi(b)) << 16;

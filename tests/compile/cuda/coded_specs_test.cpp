@@ -1,0 +1,64 @@
+// sm80/attention_coded and sm80/decode_coded: registers suffice, and codes become operands without a conversion each.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <ostream>
+#include <string>
+
+#include "compile/cuda/compiler.hpp"
+#include "compile/cuda/sass.hpp"
+#include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm80_decode_coded.hpp"
+#include "problem/decode.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+struct Shape {
+  const char* name;
+  Dtype codes;
+  std::int64_t head_dim;
+  std::int64_t seqlen_q;  // of four heads for each key head
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+ForwardPlan plan_of(const Shape& shape) {
+  Problem problem;
+  problem.q =
+      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, shape.seqlen_q, 32, shape.head_dim});
+  problem.k = problem.v =
+      make_spec(shape.codes, std::array<std::int64_t, 4>{2, 32768, 8, shape.head_dim});
+  problem.out = problem.q;
+  problem.mask = causal();
+  const CacheLayout cache{.page_size = 16, .has_aligned_rows = true};
+  return choose_forward(validate_decode_problem(problem, cache, "test"), typical_device(9, 0));
+}
+
+class CodedSpecs : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(CodedSpecs, SpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of(GetParam());
+  const bool is_decode = GetParam().seqlen_q == 1;
+  ASSERT_EQ(plan.candidate, is_decode ? Sm80DecodeCoded::kName : Sm80Coded::kName);
+  const jit::Cubin cubin =
+      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  EXPECT_EQ(cubin.report.spill_bytes, 0);
+  EXPECT_EQ(cubin.report.local_bytes, 0);
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  if (!is_decode) return;
+  // Of 16 keys, for each 16 columns two products of Q K and two of P V.
+  EXPECT_EQ(count(*code, "HMMA.16816.F32.BF16"), GetParam().head_dim / 4);
+  EXPECT_EQ(count(*code, "0x43004300, RZ, 0xfc"), 0) << "a mask and bits are one instruction";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CodedSpecs,
+                         ::testing::Values(Shape{"decode_int8", Dtype::i8, 128, 1},
+                                           Shape{"decode_e4m3", Dtype::e4m3, 128, 1},
+                                           Shape{"chunk_of_wide_heads", Dtype::i8, 256, 64}),
+                         [](const auto& each) { return std::string(each.param.name); });
+
+}  // namespace
+}  // namespace fovea::cuda

@@ -1,0 +1,121 @@
+// Problems over caches of codes: see forward_cases.hpp.
+#include "kernels/forward_cases.hpp"
+
+namespace fovea::testing {
+namespace {
+
+CacheCase base_case(Dtype k, Dtype v, std::int64_t page_size) {
+  CacheCase problem;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.head_dim_qk = problem.head_dim_v = 64;
+  problem.q_dtype = Dtype::bf16;
+  problem.k_dtype = k;
+  problem.v_dtype = v;
+  problem.page_size = page_size;
+  return problem;
+}
+
+}  // namespace
+
+std::vector<NamedCacheCase> coded_cache_cases() {
+  // Few rows of f16: splits. Tiles of 32 keys, rows behind padding, heads of a row apart.
+  CacheCase slots = base_case(Dtype::e4m3, Dtype::i8, 0);
+  slots.q_dtype = Dtype::f16;
+  slots.seqlen_q = 3;
+  slots.seqlens = {290, 31, 32, 33};
+  slots.head_dim_qk = slots.head_dim_v = 128;
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  slots.mask = window(40, 0);
+  slots.has_sinks = true;
+  CacheCase given = base_case(Dtype::e4m3, Dtype::e4m3, 16);
+  given.seqlens = {300, 65, 5};
+  given.has_given_scales = given.has_page_list = true;
+  given.head_dim_v = 96;
+  given.index_dtype = Dtype::i64;
+  // Rows of no whole 16 bytes, pages of no whole tile: codes are read one by one.
+  CacheCase gathered = base_case(Dtype::i8, Dtype::e4m3, 3);
+  gathered.seqlens = {70, 7};
+  gathered.seqlen_q = 2;
+  gathered.head_dim_qk = 40;
+  gathered.head_dim_v = 23;
+  gathered.score = softcap(3);
+  // More rows than a CTA has, of a program that scales scores one by one.
+  CacheCase many_rows = base_case(Dtype::i8, Dtype::e4m3, 8);
+  many_rows.seqlens = {150, 70, 40};
+  many_rows.seqlen_q = 40;
+  many_rows.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  // Chunks of prompts beside single tokens, and what they append.
+  CacheCase packed = base_case(Dtype::e4m3, Dtype::e4m3, 16);
+  packed.seqlens = {90, 3, 71, 0};
+  packed.packed_q = packed.packed_new = {40, 1, 3, 0};
+  packed.has_sinks = true;
+  // Of values some rows see it, others do not: passes.
+  CacheCase poisoned = base_case(Dtype::i8, Dtype::i8, 16);
+  poisoned.seqlens = {120, 90};
+  poisoned.seqlen_q = 5;
+  poisoned.mask = window(30, 0);
+  poisoned.nan_key = 87;
+  CacheCase poisoned_codes = poisoned;
+  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
+  poisoned_codes.has_given_scales = true;
+  CacheCase wide = base_case(Dtype::i8, Dtype::i8, 16);
+  wide.seqlens = {70, 33};
+  wide.head_dim_qk = 192;
+  wide.head_dim_v = 256;
+  return {{"coded_slots", slots},
+          {"coded_given_scales", given},
+          {"coded_gathered", gathered},
+          {"coded_many_rows", many_rows},
+          {"coded_packed", packed},
+          {"coded_nan_in_scales", poisoned},
+          {"coded_nan_in_codes", poisoned_codes},
+          {"coded_wide", wide}};
+}
+
+std::vector<NamedCacheCase> coded_decode_cases() {
+  // Nothing; one key; a slice of 16 keys, a round of four warps, a split of 256, one more and one less.
+  CacheCase base = base_case(Dtype::i8, Dtype::i8, 16);
+  base.seqlens = {0, 1, 15, 16, 17, 63, 65, 255, 257, 523};
+  // As many rows as there may be, splits of 512 keys, pages of no whole slice.
+  CacheCase many_rows = base_case(Dtype::e4m3, Dtype::i8, 24);
+  many_rows.num_heads_q = 8;
+  many_rows.seqlen_q = 4;
+  many_rows.head_dim_qk = 128;
+  many_rows.seqlens = {1030, 8, 71};
+  many_rows.mask = window(270, 0);
+  many_rows.has_sinks = true;
+  many_rows.index_dtype = Dtype::i64;
+  CacheCase slots = base_case(Dtype::i8, Dtype::e4m3, 0);
+  slots.head_dim_v = 128;
+  slots.seqlens = {523, 8, 71};
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  slots.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  CacheCase given = base_case(Dtype::e4m3, Dtype::e4m3, 16);
+  given.head_dim_qk = given.head_dim_v = 128;
+  given.seqlens = {300, 65, 5};
+  given.has_given_scales = given.has_page_list = true;
+  CacheCase packed = base_case(Dtype::i8, Dtype::i8, 16);
+  packed.seqlens = {523, 8, 71, 0, 300, 17};
+  packed.packed_q = {1, 0, 4, 2, 1, 3};
+  packed.packed_new = {1, 0, 4, 0, 1, 3};
+  packed.has_max_seqlen_q = packed.has_sinks = true;
+  // Some rows see it, others do not.
+  CacheCase poisoned = base_case(Dtype::i8, Dtype::i8, 16);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 5;
+  poisoned.mask = window(182, 0);
+  poisoned.nan_key = 115;
+  CacheCase poisoned_codes = poisoned;
+  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
+  poisoned_codes.has_given_scales = true;
+  return {{"coded_decode_pages_of_16", base},
+          {"coded_decode_pages_of_24", many_rows},
+          {"coded_decode_slots", slots},
+          {"coded_decode_given_scales", given},
+          {"coded_decode_packed", packed},
+          {"coded_decode_nan_in_scales", poisoned},
+          {"coded_decode_nan_in_codes", poisoned_codes}};
+}
+
+}  // namespace fovea::testing

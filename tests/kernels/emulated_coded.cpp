@@ -1,0 +1,21 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include "common/captured_range.cuh"
+#include "common/range.cuh"
+#include "kernels/emulated_forward.hpp"
+#include "sm80/attention_coded.cuh"
+#include "sm80/decode_coded.cuh"
+
+// Written by print_forward_units from coded_cases.cpp.
+#include "coded_units.inc"
+
+namespace fovea::cuda {
+
+CodedFunction coded_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kCodeds, name, &EmulatedCoded::name);
+  if (found == std::end(kCodeds)) throw std::out_of_range(std::string(name));
+  return found->run;
+}
+
+}  // namespace fovea::cuda
