@@ -35,7 +35,7 @@ class TensorSpec:
     ----------
     shape : tuple of int
     dtype : str
-        "f32", "f16", "bf16", "bool", "u8", "i8", "i32" or "i64".
+        "f32", "f16", "bf16", "bool", "u8", "i8", "i32", "i64" or "e4m3".
     device : str
         "cpu", or "cuda:0" and so on.
     strides : tuple of int, optional
@@ -81,6 +81,8 @@ def _describe_numpy(array: Array) -> Description:
     kind, width = interface["typestr"][1], array.dtype.itemsize
     if array.dtype.name == "bfloat16":
         code = 4
+    elif array.dtype.name == "float8_e4m3fn":
+        code = 10
     elif kind in _NUMPY_CODES and array.dtype.isnative:
         code = _NUMPY_CODES[kind]
     else:
@@ -91,7 +93,7 @@ def _describe_numpy(array: Array) -> Description:
     return Description(interface["data"][0], array.shape, strides, code, 8 * width, _abi.CPU, 0)
 
 
-_NAMED_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8)}
+_NAMED_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8), "float8_e4m3fn": (10, 8)}
 _NAMED_CODES |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
 
 
@@ -234,7 +236,7 @@ class Framework(NamedTuple):
 
 _LONG_NAMES = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "bool": "bool",
-    "u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "i8": "int8", "i32": "int32", "i64": "int64", "e4m3": "float8_e4m3fn",
 }  # fmt: skip
 
 
@@ -242,10 +244,21 @@ def _on_the_host(_: Array) -> int:
     return 0
 
 
+def _numpy_e4m3() -> Any:
+    """NumPy has no such dtype of its own."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise Unsupported("dtype is 'e4m3', which NumPy gets from the package ml_dtypes; expected it to be installed") from None
+    return ml_dtypes.float8_e4m3fn
+
+
 def _numpy_framework(numpy: Any) -> Framework:
     empty = numpy.empty
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
+        if dtype == "e4m3":
+            return empty(shape, _numpy_e4m3())
         return empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
     return Framework("numpy", make, _on_the_host, empty_like=numpy.empty_like)
@@ -253,7 +266,7 @@ def _numpy_framework(numpy: Any) -> Framework:
 
 def _torch_framework(torch: Any) -> Framework:
     lend_torch_memory(torch)
-    dtypes = {name: getattr(torch, long_name) for name, long_name in _LONG_NAMES.items()}
+    dtypes = {name: getattr(torch, long_name, None) for name, long_name in _LONG_NAMES.items()}
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtypes[dtype])

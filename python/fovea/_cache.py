@@ -27,7 +27,7 @@ class KvCache:
 
     Attributes
     ----------
-    k : array, [slots, capacity, num_heads_kv, head_dim_qk] f32, f16 or bf16
+    k : array, [slots, capacity, num_heads_kv, head_dim_qk] f32, f16 or bf16, or codes: i8 or e4m3 (float8_e4m3fn)
         With `page_table`: [num_pages, page_size, num_heads_kv, head_dim_qk].
     v : array, the same with head_dim_v
     seqlens : array, [batch] i32 or i64
@@ -39,6 +39,9 @@ class KvCache:
         Rows at the start that are no keys.
     page_indptr, page_indices : array, [batch + 1] and [num_indices] i32 or i64, optional
         In place of page_table: page n of sequence b is ``page_indices[page_indptr[b] + n]``; on the host alone.
+    k_scale, v_scale : array, f32, optional
+        What codes are multiplied by: [slots, capacity, num_heads_kv] or [num_pages, page_size, num_heads_kv], written where tokens
+        are appended; of e4m3 also [batch, num_heads_kv] or [1], which are given.
     """
 
     k: Array
@@ -49,6 +52,8 @@ class KvCache:
     left_padding: Array | None = None
     page_indptr: Array | None = None
     page_indices: Array | None = None
+    k_scale: Array | None = None
+    v_scale: Array | None = None
 
 
 class Rotary(NamedTuple):
@@ -96,7 +101,8 @@ def kv_cache(
         `head_dim` unless given.
     page_size : int, optional
         Keys of a page; contiguous unless given. Page n of sequence b is page ``b * max_pages + n`` at first.
-    dtype : {"f32", "f16", "bf16"}, optional
+    dtype : {"f32", "f16", "bf16", "i8", "e4m3"}, optional
+        Codes, i8 or e4m3, take half the memory of 16 bits, and scales for each row and head, which lie side by side for a head.
 
     Returns
     -------
@@ -126,14 +132,17 @@ def kv_cache(
     seqlens[:] = 0
     k = framework.empty(like, (*rows, num_heads_kv, head_dim), dtype)
     v = framework.empty(like, (*rows, num_heads_kv, head_dim_v or head_dim), dtype)
-    return KvCache(k, v, seqlens, table)
+    if dtype not in ("i8", "e4m3"):
+        return KvCache(k, v, seqlens, table)
+    scales = (framework.empty(like, (rows[0], num_heads_kv, rows[1]), "f32").swapaxes(1, 2) for _ in "kv")
+    return KvCache(k, v, seqlens, table, None, None, None, None, *scales)
 
 
 #: What stands in for `decode` and `append_to_cache` where PyTorch watches operators: set by fovea.torch.
 compiled: Any = None
 
 _templates: dict[Any, Template] = {}
-CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices")
+CACHE_FIELDS = ("seqlens", "page_table", "batch_idx", "left_padding", "page_indptr", "page_indices", "k_scale", "v_scale")
 
 
 class _CacheCall(NamedTuple):
@@ -193,6 +202,10 @@ def _cache_arguments(
     if append_k is not None:
         check_writable(cache.k, "cache.k", function)
         check_writable(cache.v, "cache.v", function)
+        for name in ("k_scale", "v_scale"):
+            scale = getattr(cache, name)
+            if scale is not None and len(scale.shape) == 3:  # of rows
+                check_writable(scale, f"cache.{name}", function)
     given = {name: getattr(cache, name) for name in CACHE_FIELDS}
     given |= {"append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens}
     if rotary is not None:

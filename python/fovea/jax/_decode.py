@@ -9,7 +9,7 @@ import jax
 
 from .._cache import KvCache, Rotary, _CacheCall, _check_cache
 from .._prepared import PreparedPlan
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from . import _calls
 from ._attention import FEATURES, arguments_of, array_of
 
@@ -23,6 +23,8 @@ def _beside_forward(cache: KvCache, rotary: Rotary | None, given: dict[str, Arra
     """What the call reads beside its inputs, by its names in the C struct."""
     if cache.page_indptr is not None or cache.page_indices is not None:
         raise InvalidArgument("decode: cache has page_indptr, which is of the host alone; expected a page_table")
+    if cache.k_scale is not None or cache.v_scale is not None:
+        raise Unsupported("decode: cache has k_scale or v_scale; expected none: JAX decodes over f32, f16 and bf16, codes are read outside of it")
     operands = {name: getattr(cache, name) for name in ("seqlens", "page_table", "batch_idx", "left_padding")}
     operands.update(given)
     if rotary is not None:

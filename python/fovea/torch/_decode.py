@@ -3,6 +3,8 @@
     fovea::decode             out and lse of queries over a cache
     fovea::decode_append      the same after new keys and values were written; k and v are written
     fovea::append_to_cache    k and v are written
+    fovea::decode_append_codes, fovea::append_codes_to_cache
+                              the same of caches of codes, whose scales are written too
 
 Eager calls do not come here. A gradient through a cache is refused when it is asked for, not when a graph is made: that has a backward
 part wherever an input wants gradients, though nobody may ever run it.
@@ -26,6 +28,11 @@ _FEATURES = (
 _library.define(f"decode(Tensor q, Tensor k, Tensor v, {_FEATURES}) -> (Tensor, Tensor)")
 _library.define(f"decode_append(Tensor q, Tensor(k!) k, Tensor(v!) v, {_FEATURES}) -> (Tensor, Tensor)")
 _library.define("append_to_cache(Tensor(k!) k, Tensor(v!) v, Tensor[] tensors, str names, bool is_interleaved) -> ()")
+_SCALES = "Tensor(s!)? k_scale, Tensor(t!)? v_scale"
+_library.define(f"decode_append_codes(Tensor q, Tensor(k!) k, Tensor(v!) v, {_SCALES}, {_FEATURES}) -> (Tensor, Tensor)")
+_library.define(
+    f"append_codes_to_cache(Tensor(k!) k, Tensor(v!) v, {_SCALES}, Tensor[] tensors, str names, bool is_interleaved) -> ()"
+)
 _library.define("refused_gradient(Tensor like, SymInt[] shape, str refusal) -> Tensor")
 
 #: Tensors of a call by the names of `decode`'s arguments, beside those of the cache and of `rotary`.
@@ -71,6 +78,20 @@ def _append(k: Any, v: Any, tensors: list[Any], names: str, is_interleaved: bool
         )
 
 
+def _with_scales(names: str, tensors: list[Any], k_scale: Any, v_scale: Any) -> tuple[list[Any], str]:
+    """Tensors and names of a call over numbers, scales among them."""
+    scales = {name: scale for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)) if scale is not None}
+    return [*tensors, *scales.values()], ",".join((names, *scales))
+
+
+def _decode_codes(q: Any, k: Any, v: Any, k_scale: Any, v_scale: Any, tensors: list[Any], names: str, *features: Any) -> Any:
+    return _decode(q, k, v, *_with_scales(names, tensors, k_scale, v_scale), *features)
+
+
+def _append_codes(k: Any, v: Any, k_scale: Any, v_scale: Any, tensors: list[Any], names: str, is_interleaved: bool) -> None:
+    _append(k, v, *_with_scales(names, tensors, k_scale, v_scale), is_interleaved)
+
+
 def _refused_gradient(like: Any, shape: list[int], refusal: str) -> Any:
     raise Unsupported(refusal)
 
@@ -89,7 +110,8 @@ def _fake_gradient(like: Any, shape: list[int], refusal: str) -> Any:
 
 for _name, _kernel, _fake in (
     ("decode", _decode, _fake_decode), ("decode_append", _decode, _fake_decode), ("append_to_cache", _append, _fake_append),
-    ("refused_gradient", _refused_gradient, _fake_gradient),
+    ("refused_gradient", _refused_gradient, _fake_gradient), ("decode_append_codes", _decode_codes, _fake_decode),
+    ("append_codes_to_cache", _append_codes, _fake_append),
 ):  # fmt: skip
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
@@ -97,36 +119,39 @@ for _name, _kernel, _fake in (
 
 
 class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
-    """(operator, features, q, k, v, *tensors) -> (out, lse)."""
+    """(operator, features, scales, q, k, v, *tensors) -> (out, lse); scales: none, or the two of codes."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, features: tuple[Any, ...], q: Any, k: Any, v: Any, *tensors: Any) -> tuple[Any, Any]:
+    def forward(
+        ctx: Any, operator: Any, features: tuple[Any, ...], scales: tuple[Any, ...], q: Any, k: Any, v: Any, *tensors: Any
+    ) -> tuple[Any, Any]:
         ctx.refusal, ctx.shapes = features[-1], [x.shape for x in (q, k, v, *tensors)]
         with torch._C._AutoDispatchBelowAutograd():
-            made: tuple[Any, Any] = operator(q, k, v, list(tensors), *features)
+            made: tuple[Any, Any] = operator(q, k, v, *scales, list(tensors), *features)
         return made
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> tuple[Any, ...]:
         refuse = torch.ops.fovea.refused_gradient
-        needed = ctx.needs_input_grad[2:]
-        return None, None, *(refuse(dout, shape, ctx.refusal) if is_needed else None for shape, is_needed in zip(ctx.shapes, needed))
+        needed = ctx.needs_input_grad[3:]
+        return None, None, None, *(refuse(dout, shape, ctx.refusal) if is_needed else None for shape, is_needed in zip(ctx.shapes, needed))
 
 
-def _recorded(operator: Any) -> Any:
+def _recorded(operator: Any, num_scales: int) -> Any:
     """The operator's kernel for autograd."""
 
-    def record(q: Any, k: Any, v: Any, tensors: list[Any], *features: Any) -> Any:
+    def record(q: Any, k: Any, v: Any, *others: Any) -> Any:
+        scales, tensors, features = others[:num_scales], others[num_scales], others[num_scales + 1 :]
         if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *tensors)):
-            return _Node.apply(operator, features, q, k, v, *tensors)
+            return _Node.apply(operator, features, scales, q, k, v, *tensors)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(q, k, v, tensors, *features)
+            return operator(q, k, v, *others)
 
     return record
 
 
-for _name in ("decode", "decode_append"):
-    _library.impl(_name, _recorded(getattr(torch.ops.fovea, _name)), "Autograd")
+for _name, _num_scales in (("decode", 0), ("decode_append", 0), ("decode_append_codes", 2)):
+    _library.impl(_name, _recorded(getattr(torch.ops.fovea, _name), _num_scales), "Autograd")
 
 
 # ---- Calls in a graph ----
@@ -150,6 +175,12 @@ def _given(cache: KvCache, rotary: Rotary | None, tensors: dict[str, Any]) -> di
         given |= {"rotary_cos": rotary.cos, "rotary_sin": rotary.sin, "rotary_positions": rotary.positions}
         given |= {"rotary_positions_q": rotary.positions_q}
     return {name: tensor for name, tensor in given.items() if tensor is not None}
+
+
+def _taken_scales(given: dict[str, Any]) -> list[Any]:
+    """Of codes: k_scale and v_scale, which the operator writes, no longer among the tensors that it reads."""
+    scales = [given.pop(name, None) for name in ("k_scale", "v_scale")]
+    return scales if any(scale is not None for scale in scales) else []
 
 
 def decode(
@@ -177,9 +208,12 @@ def decode(
             texts[kind], captures = _text_and_captures(kind, source)
             given |= {f"{kind}:{name}": tensor for name, tensor in captures.items()}
     left, right = (None, None) if window is None else window
-    operator = torch.ops.fovea.decode if append_k is None else torch.ops.fovea.decode_append
+    operator, scales = torch.ops.fovea.decode, []
+    if append_k is not None:
+        scales = _taken_scales(given)
+        operator = torch.ops.fovea.decode_append_codes if scales else torch.ops.fovea.decode_append
     out, lse = operator(
-        q, cache.k, cache.v, list(given.values()), ",".join(given), texts["score"], texts["mask"], causal, align, left, right, scale,
+        q, cache.k, cache.v, *scales, list(given.values()), ",".join(given), texts["score"], texts["mask"], causal, align, left, right, scale,
         softcap, rotary is not None and rotary.is_interleaved, sees_all_keys, max_seqlen_q, shared_prefix, sm_margin, refusal,
     )  # fmt: skip
     return (out, lse) if return_lse else out
@@ -190,4 +224,6 @@ def append_to_cache(cache: KvCache, k: Any, v: Any, rotary: Rotary | None, cu_se
     _check_views("append_to_cache", v is None)
     given = _given(cache, rotary, {"append_k": k, "append_v": v, "append_cu_seqlens": cu_seqlens})
     is_interleaved = rotary is not None and rotary.is_interleaved
-    torch.ops.fovea.append_to_cache(cache.k, cache.v, list(given.values()), ",".join(given), is_interleaved)
+    scales = _taken_scales(given)
+    operator = torch.ops.fovea.append_codes_to_cache if scales else torch.ops.fovea.append_to_cache
+    operator(cache.k, cache.v, *scales, list(given.values()), ",".join(given), is_interleaved)

@@ -140,3 +140,53 @@ def test_merge_states_refuses_by_name() -> None:
         fovea.merge_states([], [])
     with pytest.raises(fovea.InvalidArgument, match=r"lses\[1\] is a list"):
         fovea.merge_states([out, out], [lse, [1.0]])
+
+
+# ---- Codes ----
+
+
+def as_codes(x, largest=127):
+    """The rows of x as int8, and the scale of each: the rules of kv_cache.hpp in NumPy, f32 in each step."""
+    scale = np.maximum(np.abs(x).max(-1) / np.float32(largest), np.float32(2.0**-126))
+    return np.rint(x * (1 / scale)[..., None]).astype(np.int8), scale
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_an_int8_cache_holds_rounded_rows_and_their_scales(page_size) -> None:
+    q, k, v = qkv(2, 3, 20, 4, 2, 32, 24)
+    cache = fovea.kv_cache(q, 2, 32, 2, 32, head_dim_v=24, page_size=page_size, dtype="i8")
+    assert cache.k.dtype == np.int8 and cache.k_scale.shape == cache.k.shape[:3]
+    fovea.append_to_cache(cache, k[:, :17], v[:, :17])
+    cache.seqlens += 17
+    out, lse = fovea.decode(q, cache, append_k=k[:, 17:], append_v=v[:, 17:], return_lse=True)
+    held = []
+    for rows, scales, exact in ((cache.k, cache.k_scale, k), (cache.v, cache.v_scale, v)):
+        if page_size is not None:
+            rows, scales = (x[cache.page_table].reshape(2, -1, *x.shape[2:]) for x in (rows, scales))
+        codes, expected = as_codes(exact)
+        np.testing.assert_array_equal(rows[:, :20], codes)
+        np.testing.assert_array_equal(scales[:, :20], expected)
+        held.append(codes * expected[..., None])
+    oracle.assert_close(oracle.Result(out, lse), q, *held, visible=lambda p: p.kv_idx <= p.q_idx + 17)
+
+
+def test_plans_of_codes() -> None:
+    q, k, v = qkv(2, 1, 9, 4, 2, 32, 32)
+    cache, planned = (fovea.kv_cache(q, 2, 16, 2, 32, dtype="i8") for _ in range(2))
+    fovea.append_to_cache(cache, k, v)
+    fovea.plan_append(planned, k, v).run(planned, k, v)
+    np.testing.assert_array_equal(planned.k_scale[:, :9], cache.k_scale[:, :9])
+    cache.seqlens[:] = planned.seqlens[:] = 9
+    np.testing.assert_array_equal(fovea.plan_decode(q, planned).run(q, planned), fovea.decode(q, cache))
+
+
+def test_codes_without_scales_are_refused() -> None:
+    q, k, v = qkv(2, 1, 9, 4, 2, 32, 32)
+    cache = fovea.kv_cache(q, 2, 16, 2, 32, dtype="i8")
+    cache.k_scale = None
+    with pytest.raises(fovea.InvalidArgument, match="cache.k is i8 and cache.k_scale is missing; expected f32"):
+        fovea.append_to_cache(cache, k, v)
+    cache = fovea.kv_cache(q, 2, 16, 2, 32)
+    cache.v_scale = np.ones(1, np.float32)
+    with pytest.raises(fovea.InvalidArgument, match="cache.v_scale is given and cache.v is f32; expected none"):
+        fovea.decode(q, cache)

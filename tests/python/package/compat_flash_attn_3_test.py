@@ -226,6 +226,17 @@ def test_there_is_no_metadata() -> None:
     assert torch.equal(out, flash.flash_attn_func(q, k[:, :7], v[:, :7]))
 
 
+def test_caches_in_float8_have_scales() -> None:
+    q, k, v = qkv(3, 20, heads_k=2)
+    k_codes, v_codes = k.to(torch.float8_e4m3fn), (4 * v).to(torch.float8_e4m3fn)
+    descale = torch.tensor([[0.5, 0.25]]).expand(len(q), 2)
+    numbers = k_codes.float() * descale[:, None, :, None], v_codes.float() / 4
+    out = flash.flash_attn_with_kvcache(q, k_codes, v_codes, cache_seqlens=17, k_descale=descale, v_descale=descale.new_full((len(q), 2), 0.25))
+    assert torch.equal(out, flash.flash_attn_with_kvcache(q, *numbers, cache_seqlens=17))
+    out = flash.flash_attn_with_kvcache(q, k_codes, v_codes, cache_seqlens=17)
+    assert torch.equal(out, flash.flash_attn_with_kvcache(q, k_codes.float(), v_codes.float(), cache_seqlens=17))
+
+
 # ---- Errors ----
 
 Q, K, V = qkv(2, 8)

@@ -183,3 +183,26 @@ def test_what_graphs_do_not_take_is_named() -> None:
     compiled = torch.compile(lambda cache, q: fovea.decode(q, cache, quant="int8"), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="quant in a compiled graph; expected none of them"):
         compiled(cache(), tokens()[0])
+
+
+def test_graphs_write_codes_and_scales() -> None:
+    made, results = tokens(), []
+    for call in (fovea.decode, torch.compile(fovea.decode, fullgraph=True)):
+        given = fovea.kv_cache(made[0], BATCH, CAPACITY, HEADS_KV, DIM, dtype="e4m3", page_size=8)
+        for written in (given.k.view(torch.int8), given.v.view(torch.int8), given.k_scale, given.v_scale):
+            written.zero_()
+        fovea.append_to_cache(given, made[1], made[2])
+        given.seqlens += NEW
+        out = call(made[0], given, append_k=made[1], append_v=made[2], causal=True)
+        results.append((out, given.k.view(torch.int8), given.v.view(torch.int8), given.k_scale, given.v_scale))
+    for eager, compiled in zip(*results):
+        torch.testing.assert_close(compiled, eager, rtol=0, atol=0)
+    assert (results[1][3] > 0).sum() == 2 * NEW * BATCH * HEADS_KV
+
+
+def test_graphs_append_codes() -> None:
+    made = tokens()
+    eager, compiled = (fovea.kv_cache(made[0], BATCH, CAPACITY, HEADS_KV, DIM, dtype="i8") for _ in range(2))
+    fovea.append_to_cache(eager, made[1], made[2])
+    torch.compile(fovea.append_to_cache, fullgraph=True)(compiled, made[1], made[2])
+    assert torch.equal(compiled.k[:, :NEW], eager.k[:, :NEW]) and torch.equal(compiled.v_scale[:, :NEW], eager.v_scale[:, :NEW])

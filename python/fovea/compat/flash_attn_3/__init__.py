@@ -182,12 +182,20 @@ def flash_attn_with_kvcache(
     if qv is not None:
         q, k_cache = _latent_cache(function, q, k_cache, v_cache, qv, k)
     packed = {} if cu_seqlens_q is None else {"cu_seqlens": cu_seqlens_q, "max_seqlen_q": max_seqlen_q}
-    cache = KvCache(k_cache, v_cache, seqlens, page_table, cache_batch_idx, cache_leftpad)
+    scales = _scales_of(q, k_cache, v_cache, k_descale, v_descale)
+    cache = KvCache(k_cache, v_cache, seqlens, page_table, cache_batch_idx, cache_leftpad, None, None, *scales)
     out, lse = attend_cache(function, q, cache, k, v, rotary=rotary, append_cu_seqlens=cu_seqlens_k_new, **packed, **features)
     if not return_softmax_lse:
         return out
     empty = q.new_empty(0, dtype=torch.float32)
     return out, lse, empty, empty
+
+
+def _scales_of(q: Any, k_cache: Any, v_cache: Any, k_descale: Any, v_descale: Any) -> list[Any]:
+    """Of caches in float8, [batch, heads_k]: 1 where none are given, as there. Of others they have no effect."""
+    caches = ((k_cache, k_descale), (v_cache, v_descale))
+    one = q.new_ones(1, dtype=torch.float32)
+    return [(one if given is None else given) if "float8" in str(cache.dtype) else None for cache, given in caches]
 
 
 def _latent_cache(function: str, q: Any, k_cache: Any, v_cache: Any, qv: Any, k: Any) -> tuple[Any, Any]:
