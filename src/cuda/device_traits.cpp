@@ -1,15 +1,6 @@
 #include "cuda/device_traits.hpp"
 
 namespace fovea::cuda {
-namespace {
-
-double memory_bytes_per_clock(const driver::DeviceInfo& info) {
-  if (info.clock_khz == 0) return 0;
-  constexpr double kTransfersPerClock = 2;  // double data rate
-  return kTransfersPerClock * info.memory_clock_khz / info.clock_khz * info.memory_bus_bits / 8;
-}
-
-}  // namespace
 
 DeviceTraits traits_of(const driver::DeviceInfo& info) {
   return {.major = info.compute_capability_major,
@@ -17,8 +8,7 @@ DeviceTraits traits_of(const driver::DeviceInfo& info) {
           .num_sms = info.num_sms,
           .shared_bytes_per_cta = info.shared_bytes_per_cta,
           .shared_bytes_per_sm = info.shared_bytes_per_sm,
-          .l2_bytes = info.l2_bytes,
-          .memory_bytes_per_clock = memory_bytes_per_clock(info)};
+          .l2_bytes = info.l2_bytes};
 }
 
 DeviceTraits typical_device(int major, int minor) {
@@ -29,7 +19,6 @@ DeviceTraits typical_device(int major, int minor) {
   device.shared_bytes_per_cta = is_consumer ? 99 * 1024 : capability < 90 ? 163 * 1024 : 227 * 1024;
   device.shared_bytes_per_sm = device.shared_bytes_per_cta + kReservedSharedBytes;
   device.num_sms = is_consumer ? 84 : capability < 90 ? 108 : 132;
-  device.memory_bytes_per_clock = is_consumer ? 400 : capability < 90 ? 1100 : 2400;
   device.l2_bytes = (is_consumer ? 6 : capability < 90 ? 40 : 50) * std::int64_t{1 << 20};
   return device;
 }

@@ -13,7 +13,6 @@ struct DeviceTraits {
   int shared_bytes_per_cta = 0;  // dynamic
   int shared_bytes_per_sm = 0;
   std::int64_t l2_bytes = 0;
-  double memory_bytes_per_clock = 0;  // of all SMs together; 0: not known
 
   int compute_capability() const { return major * 10 + minor; }
 };

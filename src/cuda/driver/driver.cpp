@@ -83,10 +83,7 @@ DeviceInfo Driver::describe(int index) const {
           .shared_bytes_per_sm = attribute(DeviceAttribute::shared_bytes_per_sm),
           .registers_per_sm = attribute(DeviceAttribute::registers_per_sm),
           .l2_bytes = attribute(DeviceAttribute::l2_bytes),
-          .memory_bytes = static_cast<std::int64_t>(memory_bytes),
-          .clock_khz = attribute(DeviceAttribute::clock_khz),
-          .memory_clock_khz = attribute(DeviceAttribute::memory_clock_khz),
-          .memory_bus_bits = attribute(DeviceAttribute::memory_bus_bits)};
+          .memory_bytes = static_cast<std::int64_t>(memory_bytes)};
 }
 
 bool Driver::is_usable() const {

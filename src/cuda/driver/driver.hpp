@@ -21,9 +21,6 @@ struct DeviceInfo {
   int registers_per_sm = 0;
   std::int64_t l2_bytes = 0;
   std::int64_t memory_bytes = 0;
-  int clock_khz = 0;  // of SMs, at most
-  int memory_clock_khz = 0;
-  int memory_bus_bits = 0;
 };
 
 /// The error, in a forked child, of everything that would call the driver.

@@ -47,10 +47,7 @@ struct RawLaunchConfig {
 
 /// CUdevice_attribute, CUfunction_attribute: the ones that are asked for.
 enum class DeviceAttribute : int {
-  clock_khz = 13,
   num_sms = 16,
-  memory_clock_khz = 36,
-  memory_bus_bits = 37,
   l2_bytes = 38,
   compute_capability_major = 75,
   compute_capability_minor = 76,

@@ -16,9 +16,8 @@ constexpr std::int64_t kMostRows = 16;
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
-/// A CTA asks for no more than 5/4 of its share of memory. Measured on an H200, where that is a slice each 350 clocks:
-/// docs/kernels/decode_sm90.md.
-constexpr double kPaceOfShare = 0.8;
+/// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
+constexpr std::int32_t kSlicesOfBox = 4;
 /// Splits of all kv heads of one sequence: as many as large machines have SMs.
 constexpr std::int64_t kSplitsOfHeads = 128;
 /// 1.5 % of the keys' bytes at 256 keys a split, which is as much as fewer splits cost batches in balance.
@@ -28,14 +27,16 @@ constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
 constexpr std::int32_t kLeftForCombine = 2 * kReservedSharedBytes;
 
-/// As many slices as shared memory has room for, the same number for each computing warp; none where there is no room.
+/// As many boxes as shared memory has room for, with as many slices of each computing warp; none where there is no
+/// room.
 Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const DeviceTraits& device) {
   const int room = std::min(device.shared_bytes_per_cta,
                             device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
   spec.num_warps = readers + kDecodeLoaders;
-  spec.stages = readers;
-  while (sm90_decode_layout(spec).bytes <= room) spec.stages += readers;
-  spec.stages -= readers;
+  const std::int32_t step = std::max(readers / spec.slices_of_box, kDecodeLoaders);
+  spec.stages = step;
+  while (sm90_decode_layout(spec).bytes <= room) spec.stages += step;
+  spec.stages -= step;
   return spec;
 }
 
@@ -60,17 +61,8 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
+  spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
   return spec;
-}
-
-/// Of each loading warp, where so many SMs share the memory. Looking up pages takes time enough.
-std::uint32_t clocks_per_slice(const ForwardPlan& plan, int num_sms) {
-  const DeviceTraits& device = plan.device;
-  if (plan.spec->is_paged || device.memory_bytes_per_clock == 0) return 0;
-  const double share = device.memory_bytes_per_clock / num_sms;
-  return static_cast<std::uint32_t>(kPaceOfShare * kDecodeLoaders *
-                                    sm90_decode_layout(plan.spec.as<Sm90DecodeSpec>()).slot_bytes /
-                                    share);
 }
 
 }  // namespace
@@ -142,20 +134,26 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   DecodeLaunch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  launch.params.rows_per_box = rows_of_box(spec, launch.common.params.page_size);
+  launch.params.rows_per_box =
+      spec.slices_of_box * rows_of_box(spec, launch.common.params.page_size);
   const bool by_panels = sm90_decode_loads_panels(spec, launch.params.rows_per_box);
-  const auto map_of = [&](const TensorView& keys) {
-    return tensor_map_of_rows(encode, tensors.keys_or_queries(keys), launch.params.rows_per_box,
-                              by_panels);
+  // A fetch of 256 bytes would bring the neighbouring panel with each, and memory would be asked for it twice.
+  const auto map_of = [&](const TensorView& keys, std::int32_t rows, bool is_by_panels) {
+    return tensor_map_of_rows(encode, tensors.keys_or_queries(keys),
+                              {.rows = rows,
+                               .by_panels = is_by_panels,
+                               .l2_promotion = driver::TensorMapL2Promotion::bytes_128});
   };
-  launch.params.k = map_of(tensors.k);
-  launch.params.v = map_of(tensors.v);
+  launch.params.k = map_of(tensors.k, launch.params.rows_per_box, by_panels);
+  launch.params.v = map_of(tensors.v, launch.params.rows_per_box, by_panels);
+  if (spec.slices_of_box > 1) {
+    launch.params.k_slice = map_of(tensors.k, spec.tile_kv, true);
+    launch.params.v_slice = map_of(tensors.v, spec.tile_kv, true);
+  }
   launch.params.common = launch.common.params;
   const int num_sms = usable_sms(problem, plan.device);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
-  // One split each: nobody takes memory from others, and the first bytes are what all wait for.
-  launch.params.clocks_per_slice = splits <= num_sms ? 0 : clocks_per_slice(plan, num_sms);
   return launch;
 }
 

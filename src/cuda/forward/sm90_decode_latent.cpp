@@ -123,9 +123,10 @@ LatentLaunch Sm90DecodeLatent::prepare(const ForwardProblem& problem, const Forw
   launch.params.rows_per_box = rows_of_box(spec, launch.common.params.page_size);
   launch.params.q =
       tensor_map_of_heads(encode, tensors.q, kRows / spec.heads_per_tile, spec.heads_per_tile);
-  launch.params.k =
-      tensor_map_of_rows(encode, tensors.keys_or_queries(tensors.k), launch.params.rows_per_box,
-                         launch.params.rows_per_box < spec.tile_kv, kLatentPanelsOfBox);
+  launch.params.k = tensor_map_of_rows(encode, tensors.keys_or_queries(tensors.k),
+                                       {.rows = launch.params.rows_per_box,
+                                        .by_panels = launch.params.rows_per_box < spec.tile_kv,
+                                        .most_panels = kLatentPanelsOfBox});
   launch.params.common = launch.common.params;
   const std::int64_t units = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas =

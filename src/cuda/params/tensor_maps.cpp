@@ -119,17 +119,18 @@ TensorMapParam tensor_map_of_heads(const TensorMapEncoder& encode, const TensorV
 }
 
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& t,
-                                  std::int64_t rows, bool by_panels, std::int64_t most_panels) {
+                                  const RowBoxes& boxes) {
   driver::TensorMapSpec spec = four_dimensions(t);
   spec.rank = 5;
   const std::uint64_t width = spec.shape[0];
-  const std::uint64_t panels = by_panels ? 1 : width / kPanelElements;
+  const std::uint64_t panels = boxes.by_panels ? 1 : width / kPanelElements;
   spec.shape = {width / panels, spec.shape[1], panels, spec.shape[2], spec.shape[3]};
   spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1],
                        kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],
                        spec.stride_bytes[3]};
-  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(rows),
-              static_cast<std::uint32_t>(std::min<std::uint64_t>(panels, most_panels)), 1, 1};
+  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(boxes.rows),
+              static_cast<std::uint32_t>(std::min<std::uint64_t>(panels, boxes.most_panels)), 1, 1};
+  spec.l2_promotion = boxes.l2_promotion;
   return encode(spec, t.data());
 }
 

@@ -50,10 +50,17 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tens
 TensorMapParam tensor_map_of_heads(const TensorMapEncoder& encode, const TensorView& tensor,
                                    std::int64_t rows, std::int64_t heads);
 
-/// The first as (64, seqlen, head_dim / 64, heads, batch), in boxes of `rows` whole rows of a head, a panel behind the
-/// other, or `most_panels` of them; by panels as (head_dim, seqlen, 1, heads, batch), in boxes of one.
+/// Of whole rows of a head.
+struct RowBoxes {
+  std::int64_t rows = 0;
+  bool by_panels = false;
+  std::int64_t most_panels = kMostPanels;  // where not by panels
+  driver::TensorMapL2Promotion l2_promotion = driver::TensorMapL2Promotion::bytes_256;
+};
+
+/// The first as (64, seqlen, head_dim / 64, heads, batch), in boxes of a panel behind the other; by panels as
+/// (head_dim, seqlen, 1, heads, batch), in boxes of one.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
-                                  std::int64_t rows, bool by_panels,
-                                  std::int64_t most_panels = kMostPanels);
+                                  const RowBoxes& boxes);
 
 }  // namespace fovea::cuda

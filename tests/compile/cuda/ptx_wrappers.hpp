@@ -25,7 +25,6 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"block_idx", 80, "const Index3 t = block_idx(); a.i32[0] = t.x; a.i32[1] = t.y; a.i32[2] = t.z;", {"SR_CTAID.X", "SR_CTAID.Y", "SR_CTAID.Z"}},
     {"grid_dim", 80, "const Index3 t = grid_dim(); a.i32[0] = t.x; a.i32[1] = t.y; a.i32[2] = t.z;", {"c[0x0][0xc]", "c[0x0][0x10]", "c[0x0][0x14]"}},
     {"block_dim", 80, "const Index3 t = block_dim(); a.i32[0] = t.x; a.i32[1] = t.y; a.i32[2] = t.z;", {"c[0x0][0x0]", "c[0x0][0x4]", "c[0x0][0x8]"}},
-    {"clock", 80, "a.u[0] = ptx::clock();", {"CS2R"}},
     {"lane_idx", 80, "a.i32[0] = lane_idx();", {"SR_LANEID"}},
     {"warp_idx", 80, "a.i32[0] = warp_idx();", {"SHFL.IDX"}},
     {"dynamic_shared", 80, "a.u[0] = dynamic_shared();", {"STG.E"}},

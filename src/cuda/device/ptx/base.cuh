@@ -71,13 +71,6 @@ FOVEA_DEVICE std::int32_t lane_idx() {
   return idx;
 }
 
-/// %clock (Special Registers): clocks of this SM, modulo 2^32.
-FOVEA_DEVICE std::uint32_t clock() {
-  std::uint32_t now;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
-  return now;
-}
-
 /// tid.x / 32, by shfl.sync so that the compiler knows it as uniform. The block must be one-dimensional and the warp
 /// converged.
 FOVEA_DEVICE std::int32_t warp_idx() {

@@ -69,9 +69,10 @@ struct Sm90DecodeParams {
   // rows_per_box rows of a head, 128-byte swizzle. Where head_dim is padded (head_dim, row, 1, head, batch), boxes of
   // 64 elements.
   TensorMapParam k, v;
+  // Boxes of one slice and 64 elements, for a box of slices of which not all are asked for.
+  TensorMapParam k_slice, v_slice;
   ForwardParams common;
-  std::int32_t rows_per_box;       // rows of a slice of keys that surely lie in one page
-  std::uint32_t clocks_per_slice;  // a loading warp leaves so many from one slice to its next
+  std::int32_t rows_per_box;  // rows of a box of keys that surely lie in one page
 };
 
 }  // namespace fovea::cuda

@@ -63,6 +63,9 @@ struct PlainSpec : ForwardSpec {
 
 /// sm90/decode.
 struct Sm90DecodeSpec : ForwardSpec {
+  // Neighbouring slices of tile_kv keys that arrive together; `stages` is how many such boxes shared memory has.
+  std::int32_t slices_of_box = 1;
+
   bool operator==(const Sm90DecodeSpec&) const = default;
 };
 
@@ -167,8 +170,8 @@ constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
 }
 
-/// Does sm90/decode load each panel of 64 elements in a box of its own? All of them lie in one box, one behind the
-/// other, only where that has all rows of a slice, and the last panel is not cut.
+/// Does sm90/decode load each panel of 64 elements by itself? All of them lie in one box, one behind the other, only
+/// where that has all rows of a buffer, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
   return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
 }
@@ -179,16 +182,17 @@ inline constexpr std::int32_t kDecodeRecordBytes = 96;
 
 /// Shared memory of sm90/decode.
 struct Sm90DecodeLayout {
-  std::int32_t slot_bytes;  // a slice of keys and values
+  std::int32_t slice_bytes;  // of keys and values
+  std::int32_t box_bytes;
   // What a computing warp leaves for the others of a row: O, then origin, sum and maximum. Rows are 8 banks apart, so
   // that the pairs which lanes hold go to different ones.
   std::int32_t part_row_bytes;
   std::int32_t part_bytes;
 
-  std::int32_t slots;         // [slot] keys, then values
+  std::int32_t boxes;         // [stage] keys, then values
   std::int32_t parts;         // [reader][row]
   std::int32_t records;       // [record] Work
-  std::int32_t full, empty;   // [slot] barriers of 8 bytes
+  std::int32_t full, empty;   // [stage] barriers of 8 bytes
   std::int32_t posted, read;  // [record]
   std::int32_t bytes;
 };
@@ -196,10 +200,12 @@ struct Sm90DecodeLayout {
 constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   SharedRoom room;
   Sm90DecodeLayout at{};
-  at.slot_bytes = element_bytes(spec.element) * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+  at.slice_bytes =
+      element_bytes(spec.element) * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+  at.box_bytes = spec.slices_of_box * at.slice_bytes;
   at.part_row_bytes = 4 * spec.head_dim_v + 32;
   at.part_bytes = spec.tile_q * at.part_row_bytes;
-  at.slots = room.take(spec.stages * at.slot_bytes);
+  at.boxes = room.take(spec.stages * at.box_bytes);
   at.parts = room.take(sm90_decode_readers(spec) * at.part_bytes);
   at.records = room.take(kDecodeRecords * kDecodeRecordBytes);
   at.full = room.take(8 * spec.stages);

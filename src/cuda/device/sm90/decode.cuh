@@ -3,19 +3,19 @@
 //   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w           over warps, then over splits (common/combine.cuh)
 //
 // A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side
-// by side, and 256 keys or more. Two warps find splits and load slices of 16 keys by TMA, as far ahead as there are
-// slots for slices, across the ends of splits. Eight warps each take the slices that come to their own slots, and
-// compute what sm80/attention_forward computes: a warp has all rows, and sums of its own. At the end of a split the
-// sums are joined in the order of its slices.
+// by side, and 256 keys or more. Two warps find splits and load boxes of four slices of 16 keys by TMA (over pages of
+// one), as far ahead as there are buffers, across the ends of splits. Eight warps each take the slices that come to
+// their own slots, and compute what sm80/attention_forward computes: a warp has all rows, and sums of its own. At the
+// end of a split the sums are joined in the order of its slices.
 //
-//   load 0, 1   split s: K0 V0 | K1 V1 | ... | K15 V15   split s+1: K0 V0 | ...     TMA, at the pace of memory
+//   load 0, 1   split s: K0-3 V0-3 | K4-7 V4-7 | ... | K12-15 V12-15   split s+1: K0-3 V0-3 | ...     TMA
 //   warp 0      S0 P0 O0 ........ S8 P8 O8 ............. \
 //   warp 1      ... S1 P1 O1 ........ S9 P9 O9 .........  > meet, join, partial state
 //   warp 7      ............ S7 P7 O7 ....... S15 P15 O15 /
 //   combine     starts beside the last CTAs and waits for them (programmatic dependent launch)
 //
 // Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26
-// KB must be under way on each SM; sixteen slots at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about
+// KB must be under way on each SM; four buffers at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about
 // 800 of the 3,500 clocks that memory takes for those of eight warps.
 //
 // Split boundaries follow from the sequence's own length (shared/split.h), and which part a slice belongs to from its
@@ -26,6 +26,7 @@
 // Chapters, in decode/:
 //
 //   cta.cuh       where things lie in shared memory, what the loading warps post
+//   box_walk.cuh  which boxes of keys the rows see, and which slices of them
 //   load.cuh      which splits a CTA has; keys and values on their way in, pages too
 //   compute.cuh   slices, and what all warps' sums together are
 //
@@ -55,9 +56,9 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   using L = decoding::Layout<spec>;
   if (cta.warp != L::kReaders || !ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.k, &cta.p.v}) ptx::prefetch_tensormap(tensor_map(*map));
-  for (int i = 0; i < L::kSlots; ++i) {
+  for (int i = 0; i < L::kStages; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.full, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kSlices);
   }
   for (int i = 0; i < L::kRecords; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);

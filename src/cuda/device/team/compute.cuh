@@ -141,10 +141,10 @@ struct Sums {
 
   // ---- the second product ----------------------------------------------------------------------
 
-  /// O += P V. Two blocks of S side by side are one A operand.
+  /// O += P V, V the first tile_kv rows of the tile. Two blocks of S side by side are one A operand.
+  template <class Tile>
   FOVEA_DEVICE_MEMBER void multiply_values(const Team<spec>& team, const Fragments& s,
-                                           const typename T::VTile& values) {
-    using Tile = typename T::VTile;
+                                           const Tile& values) {
     const SharedAddress v_row = values.chunk(team.lane % 16, team.lane / 16);
 #pragma unroll
     for (int step = 0; step < T::kPvSteps; ++step) {

@@ -49,10 +49,9 @@ struct Scores {
       load_a_step<typename T::QTile>(queries[step], query_row(team), step);
   }
 
-  /// S = Q Kᵀ.
-  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s,
-                                         const typename T::KTile& keys) {
-    using Tile = typename T::KTile;
+  /// S = Q Kᵀ. Of the tile its first tile_kv rows.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s, const Tile& keys) {
     const SharedAddress k_row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)

@@ -17,6 +17,14 @@ class EveryTile {
     tile = {next_, true};
     return next_++ < end_;
   }
+  /// The next `count`, fewer than 32, or what is left of them.
+  FOVEA_DEVICE_MEMBER bool next_few(VisitedGroup& few, std::int32_t count) {
+    if (next_ >= end_) return false;
+    const std::uint32_t tiles = (1U << least(count, end_ - next_)) - 1;
+    few = {next_, tiles, tiles};
+    next_ += count;
+    return true;
+  }
 
  private:
   std::int32_t next_, end_;

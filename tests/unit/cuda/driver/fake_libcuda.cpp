@@ -82,15 +82,6 @@ FAKE(cuDeviceGetAttribute, int* value, DeviceAttribute attribute, DeviceHandle) 
     case DeviceAttribute::num_sms:
       *value = 132;
       break;
-    case DeviceAttribute::clock_khz:
-      *value = 1980000;
-      break;
-    case DeviceAttribute::memory_clock_khz:
-      *value = 3201000;
-      break;
-    case DeviceAttribute::memory_bus_bits:
-      *value = 6144;
-      break;
     case DeviceAttribute::l2_bytes:
       *value = 60 << 20;
       break;

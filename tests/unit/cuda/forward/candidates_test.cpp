@@ -490,9 +490,10 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
       ASSERT_EQ(plan.candidate, kDecode);
       EXPECT_GT(plan.spec->stages, 0);
       const auto& spec = plan.spec.as<Sm90DecodeSpec>();
-      EXPECT_EQ(spec.stages % sm90_decode_readers(spec), 0);
+      EXPECT_EQ(spec.stages * spec.slices_of_box % sm90_decode_readers(spec), 0);
+      EXPECT_EQ(spec.stages % kDecodeLoaders, 0);
       EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta));
-      const int more = sm90_decode_readers(spec) * sm90_decode_layout(spec).slot_bytes;
+      const int more = kDecodeLoaders * sm90_decode_layout(spec).box_bytes;
       EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
     }

@@ -133,19 +133,25 @@ TEST(ForwardLaunch, DecodingHasNoMoreCtasThanSms) {
   Call call(1, 131072, 16);  // 64 splits for each of two groups of heads of 2 sequences
   EXPECT_EQ(call.decode_on_hopper(132).num_ctas, 132U);
   EXPECT_EQ(call.decode_on_hopper(500).num_ctas, 256U);
-  EXPECT_EQ(call.decode_on_hopper(132).params.rows_per_box, 16);
+  EXPECT_EQ(call.decode_on_hopper(132).params.rows_per_box, 64);
 }
 
-TEST(ForwardLaunch, DecodingAsksForSlicesAtThePaceOfMemory) {
-  Call call(1, 131072, 16);
-  // A slice of 4 KB for each of two warps, at four fifths of the time in which memory gives them to one SM of 100: 24
-  // bytes a clock.
-  EXPECT_EQ(call.decode_on_hopper(100).params.clocks_per_slice, 273U);
-  DeviceTraits device = typical_device(9, 0);
-  device.memory_bytes_per_clock = 0;
-  EXPECT_EQ(call.decode_on(device).params.clocks_per_slice, 0U) << "not known";
-  EXPECT_EQ(call.decode_on_hopper(256).params.clocks_per_slice, 0U) << "a split each";
-  EXPECT_NE(call.decode_on_hopper(255).params.clocks_per_slice, 0U);
+TEST(ForwardLaunch, DecodingAsksForBoxesOfSlicesAndForNothingBesideThem) {
+  Call call(1, 4096, 16);
+  call.prepare(typical_device(9, 0));
+  std::vector<driver::TensorMapSpec> maps;
+  Sm90Decode::prepare(call.problem, call.plan, call.args, nullptr, call.memory,
+                      [&](const driver::TensorMapSpec& spec, const void*) {
+                        maps.push_back(spec);
+                        return TensorMapParam{};
+                      });
+  // Of keys and values: four slices, then one.
+  const std::array<std::uint32_t, 4> rows{64, 64, 16, 16};
+  ASSERT_EQ(maps.size(), rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(maps[i].box[1], rows[i]);
+    EXPECT_EQ(maps[i].l2_promotion, driver::TensorMapL2Promotion::bytes_128);
+  }
 }
 
 TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
@@ -168,8 +174,6 @@ TEST(ForwardLaunch, SmsOfTheMarginAreLeftFree) {
   causal_call.args.mask = causal();  // 48 tiles
   for (Call* call : {&decode, &causal_call}) call->args.sm_margin = 32;
   EXPECT_EQ(decode.decode_on_hopper(132).num_ctas, 100U);
-  EXPECT_EQ(decode.decode_on_hopper(132).params.clocks_per_slice, 273U)
-      << "100 SMs share what memory gives";
   EXPECT_EQ(decode.decode_on_hopper(33).num_ctas, 1U);
   EXPECT_EQ(decode.decode_on_hopper(500).num_ctas, 256U) << "splits are fewer than SMs";
   EXPECT_EQ(causal_call.launch_on_hopper(132).num_ctas, 48U);

@@ -9,6 +9,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "sm90/decode/box_walk.cuh"
 #include "sm90/decode/cta.cuh"
 #include "team/compute.cuh"
 #include "team/join.cuh"
@@ -28,9 +29,8 @@ struct Reader {
   using Row = RowView<L::kWarpSpec>;
   using Scores = team::Scores<L::kWarpSpec, Mods>;
   using Sums = team::Sums<L::kWarpSpec, Mods>;
-  using Tiles = typename team::WalkOf<Mods>::Type;
   const Cta<spec>& cta;
-  Ring<L::kSlots> slots{0};
+  Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
@@ -58,13 +58,23 @@ struct Reader {
     read_queries(team, sums.scores);
     sums.start();
     const TileSpan rows = span_of<L::kWarpSpec>(work);
-    Tiles tiles = team::start_tiles<Tiles>(team, rows);
-    const int first = slots.stage;
+    BoxWalk<spec, Mods> walk(cta, work, rows);
+    const int part = first_slot_from(boxes.stage * L::kSlices);
 #pragma unroll 1
-    for (VisitedTile slice; tiles.next(slice); slots.advance()) {
-      if (slots.stage % L::kReaders == cta.warp) add_slice(team, sums, slice);
+    for (VisitedBox box; walk.next(box); boxes.advance()) {
+      const int mine = first_slot_from(boxes.stage * L::kSlices);
+      if (mine >= L::kSlices) continue;
+      ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
+      if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
+      cta.release(cta.barrier(L::kAt.empty, boxes.stage));
     }
-    put_rows(team, sums, part_of_warp(first));
+    put_rows(team, sums, part);
+  }
+
+  /// Slots belong to warps in turn: how many behind this one is the first of this warp. From a split's first slot on it
+  /// is the warp's part of the split, so that the order of the parts' sum does not depend on what came before it.
+  FOVEA_DEVICE_MEMBER int first_slot_from(int slot) const {
+    return (cta.warp + L::kReaders - slot % L::kReaders) % L::kReaders;
   }
 
   /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first
@@ -88,27 +98,27 @@ struct Reader {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, VisitedTile slice) const {
-    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, slots.stage), slots.parity);
-    const typename T::VTile values = cta.values_at(slots.stage);
+  /// Of the box that has arrived its slice `at`.
+  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, int at,
+                                     VisitedTile slice) const {
+    const auto values = cta.slice_of(cta.values_at(boxes.stage), at);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
     const bool is_cut = num_keys < spec.tile_kv;
     if (is_cut) clear_behind_keys(values, num_keys);
     slice.is_full = slice.is_full && !is_cut;
     typename Scores::Fragments s;
-    sums.scores.multiply_keys(team, s, cta.keys_at(slots.stage));
+    sums.scores.multiply_keys(team, s, cta.slice_of(cta.keys_at(boxes.stage), at));
     sums.scores.modify(team, s, slice);
     sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
     sums.multiply_values(team, s, values);
     if (is_cut) ptx::fence_proxy_async_shared_cta();
-    cta.release(cta.barrier(L::kAt.empty, slots.stage));
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.
-  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename T::VTile& values, int num_keys) const {
-    using Tile = typename T::VTile;
+  FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename L::VTile& values, int num_keys) const {
+    using Tile = typename L::VTile;
 #pragma unroll 1
     for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
       ptx::st_shared(values.chunk(num_keys + at / Tile::kChunks, at % Tile::kChunks), ptx::U32x4{});
@@ -117,12 +127,6 @@ struct Reader {
   }
 
   // ---- join --------------------------------------------------------------------------------------
-
-  /// Parts are numbered from the split's first slice on, so that the order of their sum does not depend on what came
-  /// before it.
-  FOVEA_DEVICE_MEMBER int part_of_warp(int first_slot) const {
-    return (cta.warp + L::kReaders - first_slot % L::kReaders) % L::kReaders;
-  }
 
   FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, int part) const {
 #pragma unroll

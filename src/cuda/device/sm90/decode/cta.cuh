@@ -12,6 +12,7 @@
 #include "sm90/role_warp.cuh"
 #include "team/join.cuh"
 #include "team/team.cuh"
+#include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::sm90::decoding {
 
@@ -22,7 +23,13 @@ struct Layout {
   using T = team::Traits<kWarpSpec>;
   static constexpr int kReaders = sm90_decode_readers(spec);
   static constexpr int kLoaders = kDecodeLoaders;
-  static constexpr int kSlots = spec.stages;  // slices under way or being computed
+  static constexpr int kStages = spec.stages;  // boxes under way or being computed
+  static constexpr int kSlices = spec.slices_of_box;
+  /// Of a box; a slice is a part of its rows.
+  template <int head_dim>
+  using BoxTile = SharedTile<kSlices * spec.tile_kv, T::kElement.bytes * head_dim>;
+  using KTile = BoxTile<spec.head_dim_qk>;
+  using VTile = BoxTile<spec.head_dim_v>;
   static constexpr int kRecords = kDecodeRecords;
   static constexpr Sm90DecodeLayout kAt = sm90_decode_layout(spec);
   using Parts = team::Parts<kReaders, spec.head_dim_v>;
@@ -31,8 +38,11 @@ struct Layout {
   static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
   // alias.
-  static_assert(kSlots % kReaders == 0 && kSlots % kLoaders == 0, "a slot is one warp's");
-  static_assert(kAt.slot_bytes % 1024 == 0, "TMA's swizzle repeats after 1024 bytes");
+  static_assert(kStages * kSlices % kReaders == 0, "a slot is one warp's");
+  static_assert(kStages % kLoaders == 0, "a box is one loading warp's");
+  static_assert(kReaders % kSlices == 0, "of a box a warp has one slice");
+  static_assert(spec.tile_kv * T::KTile::kRowPitch % 1024 == 0,
+                "TMA's swizzle repeats after 1024 bytes");
 };
 
 template <Sm90DecodeSpec spec>
@@ -40,11 +50,16 @@ struct Cta : RoleWarp {
   using L = Layout<spec>;
   const Sm90DecodeParams& p;
 
-  FOVEA_DEVICE_MEMBER typename L::T::KTile keys_at(int slot) const {
-    return {smem + L::kAt.slots + slot * L::kAt.slot_bytes};
+  FOVEA_DEVICE_MEMBER typename L::KTile keys_at(int stage) const {
+    return {smem + L::kAt.boxes + stage * L::kAt.box_bytes};
   }
-  FOVEA_DEVICE_MEMBER typename L::T::VTile values_at(int slot) const {
-    return {keys_at(slot).base + L::T::kAt.key_bytes};
+  FOVEA_DEVICE_MEMBER typename L::VTile values_at(int stage) const {
+    return {keys_at(stage).base + L::KTile::kBytes};
+  }
+  /// From a slice's first row on.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER static Tile slice_of(const Tile& box, int slice) {
+    return {box.base + slice * spec.tile_kv * Tile::kRowPitch};
   }
   FOVEA_DEVICE_MEMBER typename L::Parts parts() const { return {smem + L::kAt.parts}; }
 

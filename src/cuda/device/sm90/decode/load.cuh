@@ -1,5 +1,5 @@
-// Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps its
-// own slots. Read compute.cuh next.
+// Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps into
+// buffers of its own. Read compute.cuh next.
 #pragma once
 
 #include "common/sequence.cuh"
@@ -8,6 +8,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
+#include "sm90/decode/box_walk.cuh"
 #include "sm90/decode/cta.cuh"
 #include "sm90/split_finder.cuh"
 #include "team/team.cuh"
@@ -65,17 +66,14 @@ template <Sm90DecodeSpec spec, class Mods>
 struct Load {
   using L = Layout<spec>;
   using T = typename L::T;
-  using Tiles = typename team::WalkOf<Mods>::Type;
+  using Walk = BoxWalk<spec, Mods>;
   const Cta<spec>& cta;
   const int loader;
-  Ring<L::kSlots> slots{1};
+  Ring<L::kStages> boxes{1};
   Ring<L::kRecords> records{1};
-  std::uint32_t last_clock;  // of the last slice
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta)
-      : cta(of_cta),
-        loader(of_cta.warp - L::kReaders),
-        last_clock(ptx::clock() - of_cta.p.clocks_per_slice) {}
+      : cta(of_cta), loader(of_cta.warp - L::kReaders) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     SplitFinder<spec, false> finder(cta.p.common);
@@ -89,71 +87,83 @@ struct Load {
 
  private:
   FOVEA_DEVICE_MEMBER void load_split(const Work& work) {
-    const team::Team<L::kWarpSpec> team{cta.p.common, work, cta.smem, 0, cta.lane};
     const TileSpan rows = span_of<L::kWarpSpec>(work);
-    Tiles tiles = team::start_tiles<Tiles>(team, rows);
+    Walk walk(cta, work, rows);
     if constexpr (spec.is_paged) {
       PageWindow<spec> pages(cta.p, work);
 #pragma unroll 1
-      for (VisitedTile slice; tiles.next(slice); slots.advance())
-        if (is_mine()) load_boxes(work, slice, pages);
+      for (VisitedBox box; walk.next(box); boxes.advance())
+        if (is_mine()) load_pages(work, box, pages);
     } else {
 #pragma unroll 1
-      for (VisitedTile slice; tiles.next(slice); slots.advance())
-        if (is_mine()) load_slice(work, slice);
+      for (VisitedBox box; walk.next(box); boxes.advance())
+        if (is_mine()) load_box(work, box);
     }
   }
 
-  FOVEA_DEVICE_MEMBER bool is_mine() const { return slots.stage % L::kLoaders == loader; }
+  FOVEA_DEVICE_MEMBER bool is_mine() const { return boxes.stage % L::kLoaders == loader; }
 
-  /// Slices asked for as fast as slots become free come in bursts, of all SMs at once: memory then gives a tenth less.
-  FOVEA_DEVICE_MEMBER void keep_pace() {
-    std::uint32_t now = ptx::clock();
-    while (now - last_clock < cta.p.clocks_per_slice) now = ptx::clock();
-    last_clock = now;
-  }
-
-  FOVEA_DEVICE_MEMBER void load_slice(const Work& work, VisitedTile slice) {
-    keep_pace();
-    cta.await(cta.barrier(L::kAt.empty, slots.stage), slots.parity);
+  /// All slices in one box, or each that some row sees.
+  FOVEA_DEVICE_MEMBER void load_box(const Work& work, const VisitedBox& box) const {
+    cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
     if (!ptx::elect_one()) return;
-    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, slots.stage), L::kAt.slot_bytes);
-    const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + slice.idx * spec.tile_kv;
-    load_box(work, 0, row, static_cast<std::int32_t>(work.sequence.kv_batch));
+    const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + box.first * spec.tile_kv;
+    const auto batch = static_cast<std::int32_t>(work.sequence.kv_batch);
+    if (L::kSlices == 1 || box.visible == Walk::kAll) {
+      ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage), L::kAt.box_bytes);
+      load_rows(work, 0, row, batch);
+      return;
+    }
+    int num_slices = 0;
+#pragma unroll
+    for (int i = 0; i < L::kSlices; ++i) num_slices += box.sees(i) ? 1 : 0;
+    ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage),
+                                   num_slices * L::kAt.slice_bytes);
+#pragma unroll 1
+    for (int i = 0; i < L::kSlices; ++i) {
+      if (!box.sees(i)) continue;
+      const int from = i * spec.tile_kv;
+      load_panels(cta.keys_at(boxes.stage), from, cta.p.k_slice, row + from, work.kv_head, batch,
+                  true);
+      load_panels(cta.values_at(boxes.stage), from, cta.p.v_slice, row + from, work.kv_head, batch,
+                  true);
+    }
   }
 
-  FOVEA_DEVICE_MEMBER void load_boxes(const Work& work, VisitedTile slice,
+  FOVEA_DEVICE_MEMBER void load_pages(const Work& work, const VisitedBox& box,
                                       PageWindow<spec>& pages) const {
-    cta.await(cta.barrier(L::kAt.empty, slots.stage), slots.parity);
+    static_assert(!spec.is_paged || L::kSlices == 1, "pages are looked up a slice at a time");
+    cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
 #pragma unroll 1
     for (std::int32_t row = 0; row < spec.tile_kv; row += cta.p.rows_per_box) {
-      const auto place = pages.place_of(slice.idx * spec.tile_kv + row);
+      const auto place = pages.place_of(box.first * spec.tile_kv + row);
       if (!ptx::elect_one()) continue;
       if (row == 0)
-        ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, slots.stage), L::kAt.slot_bytes);
-      load_box(work, row, place.row, place.page);
+        ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage), L::kAt.box_bytes);
+      load_rows(work, row, place.row, place.page);
     }
   }
 
-  /// Rows of keys and of values, into the slot's rows from `to_row` on; what lies outside the tensor arrives as zeros.
-  FOVEA_DEVICE_MEMBER void load_box(const Work& work, int to_row, std::int32_t row,
-                                    std::int32_t batch) const {
-    load_panels(cta.keys_at(slots.stage), to_row, cta.p.k, row, work.kv_head, batch);
-    load_panels(cta.values_at(slots.stage), to_row, cta.p.v, row, work.kv_head, batch);
+  /// Rows of keys and of values, into the buffer's rows from `to_row` on; what lies outside the tensor arrives as
+  /// zeros.
+  FOVEA_DEVICE_MEMBER void load_rows(const Work& work, int to_row, std::int32_t row,
+                                     std::int32_t batch) const {
+    const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
+    load_panels(cta.keys_at(boxes.stage), to_row, cta.p.k, row, work.kv_head, batch, by_panels);
+    load_panels(cta.values_at(boxes.stage), to_row, cta.p.v, row, work.kv_head, batch, by_panels);
   }
 
   /// All panels in one box, or a box for each.
   template <class Tile>
   FOVEA_DEVICE_MEMBER void load_panels(const Tile& to, int to_row, const TensorMapParam& map,
-                                       std::int32_t row, std::int32_t head,
-                                       std::int32_t batch) const {
-    const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
+                                       std::int32_t row, std::int32_t head, std::int32_t batch,
+                                       bool by_panels) const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       if (panel > 0 && !by_panels) return;
       const std::int32_t at[5] = {T::kElement.of_panel * panel, row, 0, head, batch};
       ptx::cp_async_bulk_tensor_load<5>(to.panel(panel) + Tile::kRowPitch * to_row, tensor_map(map),
-                                        at, cta.barrier(L::kAt.full, slots.stage),
+                                        at, cta.barrier(L::kAt.full, boxes.stage),
                                         ptx::CachePolicy::evict_first);
     }
   }

@@ -35,13 +35,6 @@ FOVEA_DEVICE Index3 grid_dim() { return index3(emulator::grid_dim()); }
 FOVEA_DEVICE Index3 block_dim() { return index3(emulator::block_dim()); }
 FOVEA_DEVICE std::int32_t lane_idx() { return static_cast<std::int32_t>(emulator::lane_idx()); }
 
-/// Time that passes by being asked for.
-FOVEA_DEVICE std::uint32_t clock() {
-  constexpr std::uint32_t kClocksOfAnAnswer = 64;
-  static thread_local std::uint32_t now = 0;
-  return now += kClocksOfAnAnswer;
-}
-
 /// The real one shuffles: the warp must be converged.
 FOVEA_DEVICE std::int32_t warp_idx(Site site = Site::here()) {
   return static_cast<std::int32_t>(
