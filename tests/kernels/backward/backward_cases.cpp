@@ -450,7 +450,8 @@ void add_learned_biases(std::vector<GradientCase>& cases) {
   add({"learned_bias_d128", 128, 70, 141, 2, 1}, of_heads, {2, 70, 141});
   add({"learned_bias_d64_any_order", 64, 140, 141, 2, 2, causal()}, of_heads, {2, 192, 270});
   add({"learned_bias_d64_f16", 64, 70, 141, 4, 2, causal(Align::top_left), Dtype::f16},
-      "bias[kv_idx, kv_head, q_idx] + score", {141, 2, 70});
+      "bias[kv_idx, kv_head, q_idx] + score", {141, 2, 70})
+      .gradient_dtype = Dtype::f16;
   add({"learned_bias_of_all_d64", 64, 70, 141, 2, 1, window(40, 7)},
       "score + bias[batch, q_head, q_idx, kv_idx]", {2, 2, 70, 141});
   add({"learned_bias_of_pairs_d64", 64, 70, 141, 2, 1,
