@@ -47,6 +47,8 @@ def _check(ranks: _Ranks, q: Any, cache: KvCache, append_k: Any, append_v: Any) 
     others = (cache.batch_idx, cache.left_padding, cache.page_indptr, cache.page_indices)
     if cache.page_table is None or any(x is not None for x in others):
         raise InvalidArgument("cache has no page_table, or slots, left padding or pages by offsets; expected page_table and seqlens alone")
+    if cache.k_scale is not None or cache.v_scale is not None:
+        raise InvalidArgument("cache has scales; expected keys and values of f32, f16 or bf16 on every rank")
     for name, x in (("q", q), ("cache.k", cache.k), ("append_k", append_k), ("append_v", append_v)):
         if x is not None and (not isinstance(x, Tensor) or x.dim() != 4):
             got = f"has shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"is a {type(x).__name__}"

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <utility>
@@ -48,10 +49,11 @@ void check(const AttentionDecode& args, int world_size) {
          "q or append is packed; expected as many tokens of every sequence");
   refuse(static_cast<bool>(args.shared_prefix),
          "shared_prefix is given; its pages lie on all ranks");
-  for (const auto& [name, tensor] : {std::pair{"q", &args.q},
-                                     {"cache.k", &cache.k},
-                                     {"cache.v", &cache.v},
-                                     {"out", &args.out}}) {
+  refuse(cache.k_scale || cache.v_scale,
+         "cache has scales; expected rows of f32, f16 or bf16 numbers on every rank");
+  for (const auto& [name, tensor] :
+       std::initializer_list<std::pair<const char*, const TensorView*>>{
+           {"q", &args.q}, {"cache.k", &cache.k}, {"cache.v", &cache.v}, {"out", &args.out}}) {
     refuse(!*tensor, fmt::format("{} is missing", name));
     refuse(tensor->rank() != 4,
            fmt::format("{} is {}; expected four dimensions", name, to_string(tensor->spec())));

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -216,7 +218,8 @@ TEST(ContextParallelDecodeTest, ProgramsRotaryAndSinksSpeakOfWholeSequences) {
   expect_equal("sinks", {.sinks = &sinks});
 }
 
-TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
+/// What each of two ranks is told where rank 1 calls with other arguments.
+std::vector<std::string> errors_where_one_has(const std::function<void(AttentionDecode&)>& change) {
   Whole whole({});
   std::vector<std::string> errors(2);
   std::vector<std::jthread> threads;
@@ -227,7 +230,7 @@ TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
       std::vector<float> out(whole.out), lse(whole.lse);
       AttentionDecode args = whole.call(0, 1, out, lse);
       pages.give(args.cache);
-      if (rank == 1) args.cache.page_table = {};
+      if (rank == 1) change(args);
       ContextParallelDecode decoding(std::move(end));
       try {
         decoding.run(args);
@@ -237,8 +240,19 @@ TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
     });
   }
   threads.clear();  // joins
-  EXPECT_THAT(errors, Each(HasSubstr("context_parallel_decode: rank 1: cache.page_table is "
-                                     "missing; expected pages, dealt over ranks in turn")));
+  return errors;
+}
+
+TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
+  EXPECT_THAT(errors_where_one_has([](AttentionDecode& args) { args.cache.page_table = {}; }),
+              Each(HasSubstr("context_parallel_decode: rank 1: cache.page_table is "
+                             "missing; expected pages, dealt over ranks in turn")));
+  const float scale = 1;
+  EXPECT_THAT(errors_where_one_has([&](AttentionDecode& args) {
+                const std::array<std::int64_t, 1> one{1};
+                args.cache.v_scale = TensorView(&scale, make_spec(Dtype::f32, one));
+              }),
+              Each(HasSubstr("context_parallel_decode: rank 1: cache has scales; expected ")));
 }
 
 }  // namespace
