@@ -105,6 +105,22 @@ TEST_P(GpuFeatures, EqualTheOracle) {
   }
 }
 
+/// By the kernel of each generation that rounds.
+TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperands) {
+  if (GetParam().group == "products") return;  // of CPUs
+  for (const std::int64_t head_dim : {64, 128}) {
+    Case problem = plain_case(head_dim == 64 ? Dtype::f16 : Dtype::bf16);
+    problem.label = fmt::format("accurate + {}", GetParam().name);
+    problem.head_dim_qk = problem.head_dim_v = head_dim;
+    problem.seqlen_q = 140;
+    problem.seqlen_kv = 270;
+    GetParam().add(problem);
+    if (problem.head_dim_qk > 128) continue;  // no such kernel
+    problem.quant = parse_quantization("accurate");
+    expect_right(problem);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GpuFeatures,
                          ::testing::ValuesIn(features().begin(), features().end()),
                          [](const auto& each) { return std::string(each.param.name); });

@@ -8,6 +8,7 @@
 #include "cuda/device/shared/combine.h"
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/device/shared/forward_params_coded.h"
+#include "cuda/device/shared/forward_params_sm80.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
 #include "cuda/device/shared/quantize_kv.h"
@@ -57,6 +58,15 @@ struct EmulatedHopper {
   void (*run)(const Sm90ForwardParams& params);
 };
 
+using Sm80QuantizedFunction = void (*)(const Sm80QuantizedParams& params);
+
+/// Of sm80/attention_quantized.
+struct EmulatedSm80Quantized {
+  std::string_view name;
+  Sm80QuantizedFunction run;
+};
+
+Sm80QuantizedFunction sm80_quantized_named(std::string_view name);
 const EmulatedHopper& hopper_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);

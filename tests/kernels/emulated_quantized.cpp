@@ -7,9 +7,10 @@
 #include "ptx/generated/wgmma_e4m3.cuh"
 #include "ptx/generated/wgmma_f16.cuh"
 #include "ptx/generated/wgmma_s8.cuh"
+#include "sm80/attention_quantized.cuh"
 #include "sm90/attention_forward.cuh"
 
-// Written by print_forward_units from hopper_quantized_cases.cpp.
+// Written by print_forward_units from hopper_quantized_cases.cpp and sm80_quantized_cases.cpp.
 #include "quantized_units.inc"
 
 namespace fovea::cuda {
@@ -20,7 +21,18 @@ const EmulatedHopper& quantized_named(std::string_view name) {
   return *found;
 }
 
+Sm80QuantizedFunction sm80_quantized_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kSm80Quantizeds, name, &EmulatedSm80Quantized::name);
+  if (found == std::end(kSm80Quantizeds)) throw std::out_of_range(std::string(name));
+  return found->run;
+}
+
 namespace {
+
+consteval QuantizeKvSpec for_sm80(QuantizeKvSpec spec) {
+  spec.rounds_q = spec.reads_elements = true;
+  return spec;
+}
 
 /// run.operator()<spec>() of the spec, which is a constant there.
 template <class Run>
@@ -34,6 +46,12 @@ void with_spec(const QuantizeKvSpec& spec, const Run& run) {
                                          .head_dim_qk = head_dim,
                                          .head_dim_v = head_dim_v,
                                          .is_packed = true};
+        if constexpr (head_dim_v == 0) {
+          if (spec.rounds_q) {
+            return spec.is_packed ? run.template operator()<for_sm80(kPacked)>()
+                                  : run.template operator()<for_sm80(kDense)>();
+          }
+        }
         return spec.is_packed ? run.template operator()<kPacked>()
                               : run.template operator()<kDense>();
       };

@@ -9,6 +9,7 @@
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward/sm80_coded.hpp"
 #include "cuda/forward/sm80_decode_coded.hpp"
+#include "cuda/forward/sm80_quantized.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
@@ -213,7 +214,7 @@ cuda::DeviceTraits sectioned_hopper() {
 void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) {
   emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
                    [&] { cuda::run_mean_of_keys(launch.spec, launch.params); });
-  emulation.is_dependent = true;
+  emulation.is_dependent = launch.overlaps;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,
                    static_cast<std::size_t>(cuda::quantize_shared_bytes(launch.spec)),
                    [&] { cuda::run_quantize_kv(launch.spec, launch.params); });
@@ -222,12 +223,14 @@ void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) 
 
 namespace {
 
+/// What lies in workspace before a call.
+constexpr unsigned char kGarbage = 0x5A;
+
 /// Hopper's forward, of whichever candidate, and what comes before it.
 template <typename Kernel>
 void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
                      const cuda::EmulatedHopper& kernel, Emulation& emulation) {
   register_tensors(run, emulation);
-  constexpr unsigned char kGarbage = 0x5A;
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm90Launch call =
@@ -260,6 +263,27 @@ void run_hopper(const Run& run, Emulation& emulation) {
   const bool is_copied = run.label.find("copied") != std::string::npos;
   ASSERT_EQ(plan.candidate, is_copied ? cuda::Sm90ForwardCpAsync::kName : cuda::Sm90Forward::kName);
   run_hopper_plan<cuda::Sm90Forward>(run, plan, cuda::hopper_named(run.label), emulation);
+}
+
+void run_sm80_quantized(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::Sm80ForwardQuantized::kName);
+  ASSERT_EQ(plan.spec, plan_of(run.label, run.problem, cuda::typical_device(8, 0)).spec);
+  register_tensors(run, emulation);
+  const auto workspace = emulation.device.buffer(
+      "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
+  cuda::Sm80QuantizedLaunch call = cuda::Sm80ForwardQuantized::prepare(
+      run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
+  build_tables(plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
+  const bool has_codes = call.quantize.num_ctas > 0;
+  if (has_codes) run_quantizers(call.quantize, emulation);
+  emulation.is_dependent = has_codes && call.quantize.overlaps;
+  emulation.launch(call.common.grid, call.common.num_threads, plan.shared_bytes,
+                   [&] { cuda::sm80_quantized_named(run.label)(call.params); });
+  emulation.is_dependent = false;
+  if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+  emulation.expect_launched(call.launches(plan));
 }
 
 void run_quantized(const Run& run, Emulation& emulation) {

@@ -38,9 +38,10 @@ void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
-/// What rounds Q and K into workspace, and V; attention behind them.
+/// What rounds K, V and Q into workspace; attention behind it.
 void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation);
 void run_quantized(const Run& run, Emulation& emulation);
+void run_sm80_quantized(const Run& run, Emulation& emulation);
 
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several
 /// sections.

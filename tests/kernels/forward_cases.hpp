@@ -35,8 +35,9 @@ std::vector<Case> hopper_f32_out_cases();
 /// Of sm90/attention_forward, with masks that select pieces of the score matrix: tiles of those.
 std::vector<Case> hopper_selection_cases();
 
-/// Of sm90/attention_quantized.
+/// Of sm90/attention_quantized; of sm80/attention_quantized.
 std::vector<Case> hopper_quantized_cases();
+std::vector<Case> sm80_quantized_cases();
 
 /// Of sm90/attention_forward with few rows, whose heads share a tile and whose keys are split: dense, and over caches.
 std::vector<Case> hopper_few_rows_cases();

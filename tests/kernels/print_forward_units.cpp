@@ -134,9 +134,15 @@ void print_quantizeds(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_quantized_cases())
     print_hopper(each.label, problem_of_case(each), out, table);
+  std::string rounded;
+  for (const auto& each : testing::sm80_quantized_cases()) {
+    const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
+    print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, rounded);
+  }
   out << fmt::format(
-      "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n}}\n",
-      table);
+      "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n"
+      "inline constexpr EmulatedSm80Quantized kSm80Quantizeds[] = {{\n{}}};\n}}\n",
+      table, rounded);
 }
 
 }  // namespace

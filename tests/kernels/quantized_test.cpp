@@ -38,6 +38,11 @@ Case case_named(const std::string& label) {
   return *std::ranges::find(cases, label, &Case::label);
 }
 
+Case sm80_case_named(const std::string& label) {
+  const std::vector<Case> cases = sm80_quantized_cases();
+  return *std::ranges::find(cases, label, &Case::label);
+}
+
 void expect_equals_oracle(const Case& problem, Emulation& emulation) {
   expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
     run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
@@ -53,6 +58,25 @@ TEST_P(EmulatedQuantized, EqualsTheOracle) {
   EXPECT_EQ(emulation.findings, "");
 }
 
+void expect_sm80_equals_oracle(const Case& problem, const cuda::DeviceTraits& device,
+                               Emulation& emulation) {
+  expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
+    run_args(run_sm80_quantized, problem.label, args, device, emulation);
+  });
+}
+
+class EmulatedSm80Quantized : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedSm80Quantized, EqualsTheOracle) {
+  Emulation emulation;
+  emulation.options = {.seed = first_seed() + 1};
+  expect_sm80_equals_oracle(GetParam(), cuda::typical_device(8, 0), emulation);
+  EXPECT_EQ(emulation.findings, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedSm80Quantized, ::testing::ValuesIn(sm80_quantized_cases()),
+                         [](const auto& each) { return each.param.label; });
+
 INSTANTIATE_TEST_SUITE_P(All, EmulatedQuantized, ::testing::ValuesIn(hopper_quantized_cases()),
                          [](const auto& each) { return each.param.label; });
 
@@ -65,6 +89,15 @@ TEST(EmulatedQuantized, EqualsTheOracleHoweverCopiesLand) {
 TEST(EmulatedQuantized, CodesOfProbabilitiesEqualTheOracleHoweverCopiesLand) {
   for_each_landing(
       [](Emulation& emulation) { expect_equals_oracle(case_named("coded_packed"), emulation); });
+}
+
+/// On a later GPU of the same sizes, whose kernels start while those before them end.
+TEST(EmulatedSm80Quantized, EqualsTheOracleHoweverCopiesLand) {
+  cuda::DeviceTraits device = cuda::typical_device(8, 0);
+  device.major = 10;
+  for_each_landing([&](Emulation& emulation) {
+    expect_sm80_equals_oracle(sm80_case_named("rounded_few"), device, emulation);
+  });
 }
 
 /// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
@@ -82,28 +115,35 @@ void put_nonfinite(CaseMemory& memory) {
 }
 
 /// Those rows are not rounded: NaN reaches who sees them, a product of -inf hides a key.
+void expect_given_products(Case problem, Runner run, const cuda::DeviceTraits& device) {
+  SCOPED_TRACE(problem.label);
+  problem.batch = 2;
+  problem.seqlen_kv = 270;
+  CaseMemory memory(problem);
+  put_nonfinite(memory);
+  memory.poison_outputs();
+  const AttentionForward args = memory.args();
+  const reference::ForwardResult expected = reference::attention_forward(args);
+  Emulation emulation;
+  run_args(run, problem.label, args, device, emulation);
+  EXPECT_EQ(emulation.findings, "");
+  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
+  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+  EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+  EXPECT_TRUE(std::ranges::any_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
+  EXPECT_FALSE(std::ranges::all_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
+}
+
 TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
   // The last two meet them where no maximum is taken.
-  for (const std::string label : {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128",
-                                  "coded_full_d128", "quantized_full_d64"}) {
-    SCOPED_TRACE(label);
-    Case problem = case_named(label);
-    problem.batch = 2;
-    problem.seqlen_kv = 270;
-    CaseMemory memory(problem);
-    put_nonfinite(memory);
-    memory.poison_outputs();
-    const AttentionForward args = memory.args();
-    const reference::ForwardResult expected = reference::attention_forward(args);
-    Emulation emulation;
-    run_args(run_quantized, label, args, sectioned_hopper(), emulation);
-    EXPECT_EQ(emulation.findings, "");
-    const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
-    EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
-    EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
-    EXPECT_TRUE(std::ranges::any_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
-    EXPECT_FALSE(std::ranges::all_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
-  }
+  for (const char* label : {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128",
+                            "coded_full_d128", "quantized_full_d64"})
+    expect_given_products(case_named(label), run_quantized, sectioned_hopper());
+}
+
+TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
+  for (const char* label : {"rounded_window_d64", "rounded_softcap"})
+    expect_given_products(sm80_case_named(label), run_sm80_quantized, cuda::typical_device(8, 0));
 }
 
 /// From the tile that is visited third on scores are six octaves larger: codes by the reference of the first ones are
@@ -143,13 +183,12 @@ TensorView codes_of(T* codes, const TensorView& x, std::int64_t width) {
               {heads * rows * width, width, rows * width, 1});
 }
 
-/// Codes of keys and values of a call, by the kernels before attention.
+/// Codes of a call, by the kernels before attention of this spec.
 class RoundedBefore {
  public:
-  RoundedBefore(const ForwardProblem& f, const AttentionForward& args) {
-    const auto plan = cuda::choose_forward(f, cuda::typical_device(9, 0));
-    const cuda::QuantizeKvSpec spec = cuda::quantize_kv_spec(plan.spec.as<cuda::Sm90ForwardSpec>());
-    for (const auto& [name, x] : {std::pair{"k", args.k}, {"v", args.v}}) {
+  RoundedBefore(const cuda::QuantizeKvSpec& spec, const ForwardProblem& f,
+                const AttentionForward& args) {
+    for (const auto& [name, x] : {std::pair{"q", args.q}, {"k", args.k}, {"v", args.v}}) {
       const TensorBytes bytes = tensor_bytes(name, x);
       emulation_.device.register_buffer(bytes.name, bytes.begin, bytes.size);
     }
@@ -166,6 +205,16 @@ class RoundedBefore {
   Emulation emulation_;  // holds the codes
 };
 
+cuda::QuantizeKvSpec hopper_spec(const ForwardProblem& f) {
+  const auto plan = cuda::choose_forward(f, cuda::typical_device(9, 0));
+  return cuda::quantize_kv_spec(plan.spec.as<cuda::Sm90ForwardSpec>());
+}
+
+cuda::QuantizeKvSpec sm80_spec(const ForwardProblem& f) {
+  const auto plan = cuda::choose_forward(f, cuda::typical_device(8, 0));
+  return cuda::quantize_kv_spec(plan.spec.as<cuda::TeamSpec>());
+}
+
 class Codes : public ::testing::TestWithParam<const char*> {
  protected:
   Codes() : memory_(case_of(GetParam())) {
@@ -178,6 +227,23 @@ class Codes : public ::testing::TestWithParam<const char*> {
     Case problem = case_named(label);
     problem.batch = 2;
     return problem;
+  }
+
+  /// Scales of rows that are not rounded are 0 here, and of no use there.
+  [[nodiscard]] Rounded queries_by_cpu(std::int64_t width, const cuda::QuantizedRow* beside) const {
+    const TensorView& q = args_.q;
+    const std::int64_t groups = num_q_scales(accurate(), q.size(1));
+    Rounded r{std::vector<std::int8_t>(
+                  static_cast<std::size_t>(q.size(0) * q.size(1) * q.size(2) * width)),
+              std::vector<float>(static_cast<std::size_t>(q.size(0) * q.size(2) * groups))};
+    quantize_q({.q = q,
+                .codes = codes_of(r.codes.data(), q, width),
+                .scales = view(r.scales.data(), {q.size(0), q.size(2), groups}),
+                .quant = accurate()});
+    for (std::size_t i = 0; i < r.scales.size(); ++i) {
+      if (beside[i].scale == 0) r.scales[i] = 0;
+    }
+    return r;
   }
 
   [[nodiscard]] Rounded keys_by_cpu(std::int64_t width) const {
@@ -195,15 +261,16 @@ class Codes : public ::testing::TestWithParam<const char*> {
     return r;
   }
 
+  void expect_keys_of_the_cpu(const cuda::QuantizeKvLaunch& launch) const;
+
   CaseMemory memory_;
   AttentionForward args_;
   ForwardProblem f_;
 };
 
-TEST_P(Codes, AreThoseOfTheCpu) {
-  const RoundedBefore rounded(f_, args_);
-  const cuda::QuantizeKParams& p = rounded.launch.params.k;
-  const Rounded k = keys_by_cpu(rounded.launch.spec.head_dim_qk);
+void Codes::expect_keys_of_the_cpu(const cuda::QuantizeKvLaunch& launch) const {
+  const cuda::QuantizeKParams& p = launch.params.k;
+  const Rounded k = keys_by_cpu(launch.spec.head_dim_qk);
   EXPECT_TRUE(std::ranges::equal(k.codes, std::span(p.codes, k.codes.size())));
   std::vector<std::pair<std::size_t, std::uint32_t>> unrounded;
   for (std::size_t i = 0; i < k.scales.size(); ++i) {
@@ -216,6 +283,25 @@ TEST_P(Codes, AreThoseOfTheCpu) {
   EXPECT_EQ(unrounded,
             (std::vector<Bits>{
                 {2, 1U << 0}, {4 * 4 + 0, 1U << (2 * 9 + 1)}, {4 * 4 + 3, 1U << (2 * 2)}}));
+}
+
+TEST_P(Codes, AreThoseOfTheCpu) {
+  const RoundedBefore rounded(hopper_spec(f_), f_, args_);
+  expect_keys_of_the_cpu(rounded.launch);
+}
+
+TEST_P(Codes, OfQueriesTooAreThoseOfTheCpu) {
+  const RoundedBefore rounded(sm80_spec(f_), f_, args_);
+  expect_keys_of_the_cpu(rounded.launch);
+  const cuda::QuantizeQParams& p = rounded.launch.params.q;
+  const Rounded q = queries_by_cpu(rounded.launch.spec.head_dim_qk, p.beside.rows);
+  EXPECT_TRUE(std::ranges::equal(q.codes, std::span(p.codes, q.codes.size())));
+  std::int64_t num_unrounded = 0;
+  for (std::size_t i = 0; i < q.scales.size(); ++i) {
+    ASSERT_EQ(p.beside.rows[i].scale, q.scales[i]) << i;
+    num_unrounded += q.scales[i] == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(num_unrounded, 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Codes,
@@ -245,7 +331,7 @@ class ValueCodes : public ::testing::TestWithParam<const char*> {
 
 /// Rows of codes for each channel, keys in the order that they are multiplied in; 0 where there are none.
 TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
-  const RoundedBefore rounded(f_, args_);
+  const RoundedBefore rounded(hopper_spec(f_), f_, args_);
   const cuda::QuantizeVParams& p = rounded.launch.params.v;
   const int head_dim = rounded.launch.spec.head_dim_v;
   const TensorView& v = args_.v;

@@ -75,7 +75,8 @@ void stmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed,
               const std::uint32_t* from, Instruction what);
 
 enum class Format : std::uint8_t { f32, tf32, f16, bf16, e4m3, e5m2, s8, u8 };
-/// m16n8, sums in f32; k follows from the format (16 of 16 bits, 8 of tf32).
+/// m16n8, sums in f32, or of s8 and u8 in integers, as bits in d; k follows from the format (32 of 8 bits, 16 of 16, 8
+/// of tf32).
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what);
 

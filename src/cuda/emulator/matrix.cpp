@@ -1,4 +1,5 @@
 #include <array>
+#include <bit>
 
 #include "cuda/emulator/formats.hpp"
 #include "cuda/emulator/instructions.hpp"
@@ -72,7 +73,16 @@ struct Product {
   std::uint32_t b[2];
 };
 
-constexpr std::uint32_t kRows = 16, kColumns = 8, kMostDepth = 16;
+constexpr std::uint32_t kRows = 16, kColumns = 8, kMostDepth = 32;
+
+bool is_integer(Format format) { return format == Format::s8 || format == Format::u8; }
+
+/// Exact; integers wrap.
+float with_sum(Format format, float d, double sum) {
+  if (!is_integer(format)) return static_cast<float>(double{d} + sum);
+  const auto added = static_cast<std::uint32_t>(static_cast<std::int64_t>(sum));
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(d) + added);
+}
 
 void multiply(const Arguments& arguments, Format format) {
   const std::uint32_t per_register = 4 / element_bytes(format);
@@ -83,7 +93,7 @@ void multiply(const Arguments& arguments, Format format) {
     const std::uint32_t slow = lane / 4, fast = per_register * (lane % 4);
     for (std::uint32_t i = 0; i < per_register; ++i) {
       const auto part = [&](std::uint32_t word) {
-        return decode(format, per_register == 1 ? word : word >> (bits * i) & 0xffffU);
+        return decode(format, word >> (bits * i) & ~0U >> (32 - bits));
       };
       const std::uint32_t half = depth / 2;
       a[slow][fast + i] = part(own.a[0]);
@@ -106,7 +116,7 @@ void multiply(const Arguments& arguments, Format format) {
     float* d = static_cast<Product*>(arguments[lane])->d;
     const std::uint32_t row = lane / 4, column = 2 * (lane % 4);
     for (std::uint32_t i = 0; i < 4; ++i) {
-      d[i] = static_cast<float>(double{d[i]} + sum[row + i / 2 * 8][column + i % 2]);
+      d[i] = with_sum(format, d[i], sum[row + i / 2 * 8][column + i % 2]);
     }
   }
 }

@@ -150,6 +150,9 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
   if (sm90 != nullptr && sm90->multiplies_codes)
     std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*sm90)), std::back_inserter(kernels));
+  const auto* team = plan.spec.get_if<TeamSpec>();
+  if (team != nullptr && team->multiplies_codes)
+    std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*team)), std::back_inserter(kernels));
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

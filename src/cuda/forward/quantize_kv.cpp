@@ -8,11 +8,13 @@
 namespace fovea::cuda {
 namespace {
 
-/// CTAs of an SM: enough bytes of loads are under way then to keep memory busy.
+/// CTAs of an SM: enough bytes of loads are under way then to keep memory busy. Rows by elements take registers of the
+/// third.
 constexpr int kCtasPerSm = 3;
+constexpr int kCtasPerSmOfElements = 2;
 
 /// Rows and tiles of a head, and lists of tiles: packed sequences have one. Of the problem, bounds of those of a call.
-/// Where there are no keys there is a row all the same: maps have no empty tensors.
+/// Where there are none there is a row all the same: maps have no empty tensors.
 struct Counts {
   std::int64_t rows, tiles, lists;
 
@@ -20,28 +22,36 @@ struct Counts {
       : rows(std::max<std::int64_t>(1, is_packed ? total : seqlen)),
         tiles(is_packed ? first_packed_tile(batch, rows) : ceil_div(rows, kQuantizedTile)),
         lists(is_packed ? 1 : std::max<std::int64_t>(1, batch)) {}
-  explicit Counts(const ForwardProblem& f)
-      : Counts(f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0]) {}
+  static Counts of_queries(const ForwardProblem& f) {
+    return {f.is_varlen, f.num_sequences, f.seqlen_q, f.total_q};
+  }
+  static Counts of_keys(const ForwardProblem& f) {
+    return {f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0]};
+  }
 };
 
 /// Where each part lies, in bytes from the first.
 struct Parts {
-  std::size_t k_codes, keys, mean, v_codes, v_scales, bytes;
+  std::size_t k_codes, keys, mean, v_codes, v_scales, q_codes, rows, bytes;
 };
 
-Parts parts_of(const QuantizeKvSpec& spec, const Counts& counts, std::int64_t num_sequences,
-               std::int64_t num_heads_kv) {
-  const std::int64_t lists = counts.lists * num_heads_kv;
+Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
+  const Counts counts = Counts::of_keys(f);
+  const std::int64_t lists = counts.lists * f.num_heads_kv;
   const std::int64_t tiles = lists * counts.tiles;
   const std::int64_t mean_bytes =
-      num_sequences * num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
+      f.num_sequences * f.num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
   Parts at{};
   at.keys = at.k_codes + part_bytes(lists * counts.rows * spec.head_dim_qk);
   at.mean = at.keys + part_bytes(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
   at.v_codes = at.mean + part_bytes(mean_bytes);
   at.v_scales = at.v_codes + part_bytes(tiles * spec.head_dim_v * kQuantizedTile);
   const std::int64_t num_scales = spec.head_dim_v > 0 ? tiles : 0;
-  at.bytes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
+  at.q_codes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
+  const Counts queries = Counts::of_queries(f);
+  const std::int64_t num_rows = spec.rounds_q ? queries.lists * f.num_heads_q * queries.rows : 0;
+  at.rows = at.q_codes + part_bytes(num_rows * spec.head_dim_qk);
+  at.bytes = at.rows + part_bytes(num_rows * std::int64_t{sizeof(QuantizedRow)});
   return at;
 }
 
@@ -73,6 +83,21 @@ struct RowsOfCodes {
   }
 };
 
+QuantizeQParams query_params(const ForwardParams& call, const Counts& counts, std::byte* codes,
+                             std::byte* rows) {
+  return {.q = call.q,
+          .num_heads_q = call.num_heads_q,
+          .group = call.group,
+          .seqlen_q = call.seqlen_q,
+          .num_tiles = static_cast<std::int32_t>(counts.tiles),
+          .cu_seqlens_q = call.cu_seqlens_q,
+          .total_q = call.total_q,
+          .codes = reinterpret_cast<std::int8_t*>(codes),
+          .beside = {.rows = reinterpret_cast<const QuantizedRow*>(rows),
+                     .batch_stride = std::int64_t{call.num_heads_q} * call.seqlen_q,
+                     .head_stride = counts.rows}};
+}
+
 Counts counts_of(const QuantizeKvLaunch& launch) {
   const QuantizeKParams& k = launch.params.k;
   return {launch.spec.is_packed, k.num_sequences, k.seqlen_kv, k.total_kv};
@@ -87,29 +112,39 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
           .is_packed = attention.is_varlen};
 }
 
+QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
+  return {.element = attention.element,
+          .head_dim_qk = 2 * attention.head_dim_qk,
+          .is_packed = attention.is_varlen,
+          .rounds_q = true,
+          .reads_elements = true};
+}
+
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
+  const int ctas_per_sm = spec.reads_elements ? kCtasPerSmOfElements : kCtasPerSm;
   return {{KernelRole::key_mean, text_of("mean_of_keys", 1, spec)},
-          {KernelRole::quantize, text_of("quantize_kv", kCtasPerSm, spec)}};
+          {KernelRole::quantize, text_of("quantize_kv", ctas_per_sm, spec)}};
 }
 
 std::int64_t num_quantizing_ctas(const ForwardProblem& f) {
-  const Counts counts(f);
-  return 2 * counts.lists * f.num_heads_kv * counts.tiles;
+  const Counts q = Counts::of_queries(f), k = Counts::of_keys(f);
+  return k.lists * (f.num_heads_q * q.tiles + 2 * f.num_heads_kv * k.tiles);
 }
 
 std::size_t quantized_bytes(const QuantizeKvSpec& spec, const ForwardProblem& f) {
-  return parts_of(spec, Counts(f), f.num_sequences, f.num_heads_kv).bytes;
+  return parts_of(spec, f).bytes;
 }
 
 QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardProblem& f,
                                     const ForwardParams& call, void* to) {
   const Counts counts(spec.is_packed, call.num_sequences, call.seqlen_kv, call.total_kv);
-  const Parts at = parts_of(spec, Counts(f), f.num_sequences, f.num_heads_kv);
+  const Parts at = parts_of(spec, f);
   auto* const base = static_cast<std::byte*>(to);
   const auto num_tiles = static_cast<std::int32_t>(counts.tiles);
   QuantizeKvLaunch launch{.spec = spec};
   launch.params.k = {.k = call.k,
                      .head_dim = call.head_dim_qk,
+                     .is_aligned = call.is_q_aligned != 0 && call.is_kv_aligned != 0,
                      .num_heads_kv = call.num_heads_kv,
                      .seqlen_kv = call.seqlen_kv,
                      .num_tiles = num_tiles,
@@ -134,6 +169,13 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);
   launch.params.num_tiles_of_v = spec.head_dim_v > 0 ? static_cast<std::int32_t>(tiles) : 0;
   launch.num_ctas = spec.head_dim_v > 0 ? 2 * tiles : tiles;
+  if (spec.rounds_q) {
+    const Counts queries(spec.is_packed, call.num_sequences, call.seqlen_q, call.total_q);
+    launch.params.q = query_params(call, queries, base + at.q_codes, base + at.rows);
+    launch.params.num_tiles_of_q =
+        static_cast<std::int32_t>(queries.lists * call.num_heads_q * queries.tiles);
+    launch.num_ctas += static_cast<unsigned>(launch.params.num_tiles_of_q);
+  }
   return launch;
 }
 
@@ -147,7 +189,7 @@ void QuantizeKvLaunch::add_to(KernelLaunches& all) const {
   quantize.grid = {.x = num_ctas};
   quantize.num_threads = kQuantizeThreads;
   quantize.shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(spec));
-  quantize.is_pdl = true;
+  quantize.is_pdl = overlaps;
   all.add(quantize);
 }
 

@@ -1,5 +1,5 @@
-// The kernels that round K and V to eight bits before attention, and where in the workspace they leave them. Read
-// device/common/quantize_kv.cuh for the kernels, sm90_quantized.hpp for who reads their codes.
+// The kernels that round K, V and Q to eight bits before attention, and where in the workspace they leave them. Read
+// device/common/quantize_kv.cuh for the kernels, sm90_quantized.hpp and sm80_quantized.hpp for who reads their codes.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +21,12 @@ template <>
 struct SpecText<QuantizeKvSpec> {
   static constexpr std::string_view kName = "QuantizeKvSpec";
   using Base = void;
-  static constexpr std::tuple kMembers{
-      FOVEA_SPEC_MEMBER(QuantizeKvSpec, element), FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_qk),
-      FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_v), FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_packed)};
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(QuantizeKvSpec, element),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_qk),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_v),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_packed),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounds_q),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements)};
 };
 
 /// Parts of a workspace begin at multiples of this.
@@ -32,21 +35,24 @@ constexpr std::size_t part_bytes(std::int64_t bytes) {
   return static_cast<std::size_t>(ceil_div(bytes, kPartAlignment) * kPartAlignment);
 }
 
-/// For attention of this spec.
+/// For attention of this spec: Hopper's, which rounds Q itself and whose operands TMA can read; sm_80's, whose lie
+/// anywhere.
 QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention);
+QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention);
 /// Means of keys, then codes.
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec);
 
 /// Codes, and what is beside them.
 std::size_t quantized_bytes(const QuantizeKvSpec& spec, const ForwardProblem& problem);
 
-/// CTAs of the kernel that rounds, packed or not; of both operands.
+/// CTAs of the kernel that rounds, packed or not; of all operands.
 std::int64_t num_quantizing_ctas(const ForwardProblem& problem);
 
 struct QuantizeKvLaunch {
   QuantizeKvParams params{};
   QuantizeKvSpec spec{};
   unsigned num_ctas = 0;  // of the kernel that rounds; 0: there are no sequences
+  bool overlaps = true;   // it starts while the kernel of means ends
 
   /// Of keys, of all sequences: CTAs of the kernel of means.
   unsigned num_heads() const {

@@ -78,7 +78,12 @@ std::optional<Refusal> Sm80Forward::refuses(const ForwardProblem& f, const Devic
 }
 
 TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
-  TeamSpec spec{common_spec(f)};
+  return with_best_tile(TeamSpec{common_spec(f)}, f, device);
+}
+
+TeamSpec Sm80Forward::with_best_tile(const TeamSpec& without_tile, const ForwardProblem& f,
+                                     const DeviceTraits& device) {
+  TeamSpec spec = without_tile;
   if (has_few_rows(f)) {
     spec.heads_per_tile = packed_heads(f, kFewRows);
     spec.is_split = !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
@@ -100,7 +105,11 @@ TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device
 
 std::vector<TeamSpec> Sm80Forward::alternatives(const ForwardProblem& f,
                                                 const DeviceTraits& device) {
-  const TeamSpec chosen = choose(f, device);
+  return with_other_tiles(choose(f, device), f, device);
+}
+
+std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, const ForwardProblem& f,
+                                                    const DeviceTraits& device) {
   std::vector<TeamSpec> specs;
   const auto add_tiles = [&](std::span<const Tile> tiles, bool is_split) {
     for (const Tile& tile : tiles) {

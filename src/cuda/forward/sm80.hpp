@@ -19,9 +19,9 @@ template <>
 struct SpecText<TeamSpec> {
   static constexpr std::string_view kName = "TeamSpec";
   using Base = ForwardSpec;
-  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(TeamSpec, keeps_queries),
-                                       FOVEA_SPEC_MEMBER(TeamSpec, has_panels),
-                                       FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys)};
+  static constexpr std::tuple kMembers{
+      FOVEA_SPEC_MEMBER(TeamSpec, keeps_queries), FOVEA_SPEC_MEMBER(TeamSpec, has_panels),
+      FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys), FOVEA_SPEC_MEMBER(TeamSpec, multiplies_codes)};
 };
 
 /// A row of the table of candidates.
@@ -38,6 +38,11 @@ struct Sm80Forward {
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
+  /// The same for a spec that says all but its tile, and for one that `choose` gave.
+  static Spec with_best_tile(const Spec& spec, const ForwardProblem& problem,
+                             const DeviceTraits& device);
+  static std::vector<Spec> with_other_tiles(const Spec& chosen, const ForwardProblem& problem,
+                                            const DeviceTraits& device);
   static constexpr decltype(Candidate::reads) kReads = nullptr;
   static std::size_t shared_bytes(const Spec& spec);
   static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);

@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <span>
 
-#include "quant/fields.hpp"
+#include "cuda/forward/quantized_recipe.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -20,55 +19,6 @@ constexpr std::int64_t kFewestToPay = 16384;
 constexpr std::int64_t kFewestToPayOfSums = 4096;  // where codes are summed too
 constexpr std::int64_t kWidestOfNarrow = 96;
 
-/// What the kernel computes where P and V stay as they are. Other fields say how they are rounded, or are of no effect
-/// then.
-constexpr Quantization kComputed{.qk = QuantFormat::int8,
-                                 .q_scales = ScaleGranularity::token,
-                                 .k_scales = ScaleGranularity::thread,
-                                 .smooth_k = Smoothing::sample,
-                                 .block_kv = kQuantizedTile};
-constexpr std::string_view kFieldsThatMatter[] = {
-    "qk", "pv", "q_scales", "k_scales", "scales", "smooth_q", "smooth_k", "hadamard", "block_kv"};
-
-/// And where they are codes of e4m3.
-constexpr Quantization kComputedSums = [] {
-  Quantization quant = kComputed;
-  quant.pv = QuantFormat::e4m3;
-  quant.v_scales = ScaleGranularity::block;
-  quant.p_codes = ProbabilityCodes::linear;
-  quant.row_sums = RowSums::codes;
-  quant.p_max = 128;
-  quant.p_step = 1;
-  return quant;
-}();
-constexpr std::string_view kFieldsThatMatterToSums[] = {
-    "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
-
-bool sums_codes(const Quantization& quant) { return quant.pv == QuantFormat::e4m3; }
-
-/// The first of these fields that is another than the kernel's.
-std::optional<Refusal> refuses_field(const Quantization& quant, const Quantization& computed,
-                                     std::span<const std::string_view> that_matter) {
-  for (const quant::Field& field : quant::fields()) {
-    if (std::ranges::find(that_matter, field.name) == that_matter.end()) continue;
-    const std::string got = field.print(quant);
-    const std::string expected = field.print(computed);
-    if (got != expected)
-      return Refusal{fmt::format("quant.{} is {}; expected {}", field.name, got, expected)};
-  }
-  return std::nullopt;
-}
-
-std::optional<Refusal> refuses_recipe(const Quantization& quant) {
-  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
-  if (quant.pv != QuantFormat::none && !sums_codes(quant))
-    return Refusal{fmt::format("quant.pv is {}; expected none or e4m3", quant::name(quant.pv))};
-  const Quantization& computed = sums_codes(quant) ? kComputedSums : kComputed;
-  if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
-  if (!sums_codes(quant)) return std::nullopt;
-  return refuses_field(quant, computed, kFieldsThatMatterToSums);
-}
-
 /// Codes of P are made of products of codes, and summed with V.
 std::optional<Refusal> refuses_sums(const ForwardProblem& f) {
   if (f.problem.dropout.p > 0)
@@ -76,11 +26,6 @@ std::optional<Refusal> refuses_sums(const ForwardProblem& f) {
   if (common_spec(f).is_prescaled)
     return Refusal{"a score program, or a scale that is not above 0, beside quant.pv e4m3"};
   return std::nullopt;
-}
-
-ForwardProblem without_recipe(ForwardProblem f) {
-  f.problem.quant = {};
-  return f;
 }
 
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
@@ -92,7 +37,7 @@ std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
 
 std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
-  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
+  if (auto refusal = refuses_recipe(f.problem.quant, PvFormats::none_or_e4m3)) return refusal;
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;

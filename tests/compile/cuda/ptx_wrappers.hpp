@@ -121,6 +121,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"stmatrix_x4_trans", 90, "stmatrix_x4_trans(s, U32x4{1, 2, s, 4});", {"STSM.16.MT88.4 "}},
     {"mma_m16n8k16", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k16<Element::bf16>(d, x, s, a.u[3]); mma_m16n8k16<Element::f16>(d, x, s, a.u[3]); a.f[0] = d[0];",
      {"HMMA.16816.F32.BF16", "HMMA.16816.F32 R"}},
+    {"mma_m16n8k32_s8", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_s8(d, x, s, a.u[3]); a.f[0] = d[0];", {"IMMA.16832.S8.S8"}},
     {"mma_m16n8k8_tf32", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k8_tf32(d, x, s, a.u[3]); a.f[0] = d[0];", {"HMMA.1688.F32.TF32"}},
 
     // mbarrier.cuh

@@ -1,4 +1,5 @@
-// sm90/attention_quantized and the kernel before it: registers suffice, and scores are products of integers.
+// sm90/attention_quantized, sm80/attention_quantized and the kernels before them: registers suffice, and scores are
+// products of integers.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,8 +8,10 @@
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm80_quantized.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
 #include "problem/forward.hpp"
+#include "support/plan_without.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -24,21 +27,21 @@ struct Shape {
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
-ForwardPlan plan_of(const Shape& shape) {
+ForwardProblem problem_of(const Shape& shape) {
   Problem problem;
   problem.q = problem.k = problem.v =
       make_spec(Dtype::bf16, std::array<std::int64_t, 4>{4, 4096, 16, shape.head_dim});
   problem.quant = parse_quantization(shape.quant);
   if (shape.is_causal) problem.mask = causal();
   if (shape.has_softcap) problem.score = softcap(30);
-  return choose_forward(validate(problem, "test"), typical_device(9, 0));
+  return validate(problem, "test");
 }
 
 class QuantizedSpecs : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(QuantizedSpecs, SpillNothingInLoops) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  const ForwardPlan plan = plan_of(GetParam());
+  const ForwardPlan plan = choose_forward(problem_of(GetParam()), typical_device(9, 0));
   ASSERT_EQ(plan.candidate, Sm90ForwardQuantized::kName);
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
     const jit::Cubin& cubin = compiled(kernel.text, {.major = 9, .minor = 0});
@@ -83,6 +86,54 @@ INSTANTIATE_TEST_SUITE_P(
               .quant = "fast"},
         Shape{.name = "fast_full_64", .head_dim = 64, .quant = "fast"}),
     [](const auto& each) { return std::string(each.param.name); });
+
+struct Sm80Shape {
+  jit::Architecture architecture;
+  Shape shape;
+};
+
+void PrintTo(const Sm80Shape& each, std::ostream* out) { *out << each.shape.name; }
+
+class Sm80QuantizedSpecs : public ::testing::TestWithParam<Sm80Shape> {};
+
+TEST_P(Sm80QuantizedSpecs, MultiplyIntegersAndSpillNothingInLoops) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const auto& [architecture, shape] = GetParam();
+  const ForwardPlan plan =
+      testing::plan_without({Sm90ForwardQuantized::kName}, problem_of(shape),
+                            typical_device(architecture.major, architecture.minor));
+  ASSERT_EQ(plan.candidate, Sm80ForwardQuantized::kName);
+  const auto& spec = plan.spec.as<TeamSpec>();
+  for (const PlannedKernel& kernel : planned_kernels(plan)) {
+    const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+    const bool is_main = kernel.role == KernelRole::main;
+    EXPECT_LE(cubin.report.spill_bytes, is_main ? shape.spill_bytes : 0) << kernel.text.label;
+    if (!is_main) continue;
+    const auto code = machine_code(cubin);
+    if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+    // Of a warp: blocks of 16 rows x 8 keys x 32 codes, and of 16 rows x 8 columns x 16 keys.
+    const int row_blocks = spec.tile_q / spec.num_warps / 16;
+    const int products = row_blocks * (spec.tile_kv / 8) * (spec.head_dim_qk / 16);
+    EXPECT_EQ(count(*code, "IMMA.16832.S8.S8"), products);
+    EXPECT_EQ(count(*code, "HMMA.16816.F32.BF16"),
+              row_blocks * (spec.head_dim_v / 8) * (spec.tile_kv / 16));
+    const auto loops = loops_with(*code, "IMMA.", products);
+    ASSERT_FALSE(loops.empty());
+    EXPECT_LT(count(loops[0], "I2F"), 16) << "sums of codes are floats";
+    EXPECT_EQ(count(loops[0], "LDL") + count(loops[0], "STL"), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Sm80QuantizedSpecs,
+                         ::testing::Values(Sm80Shape{{8, 0}, {"sm80_full_128", 128}},
+                                           Sm80Shape{{8, 0}, {"sm80_causal_64", 64, true}},
+                                           // A store and a load before the walk.
+                                           Sm80Shape{{8, 6},
+                                                     {"sm86_full_128", 128, false, false, 16}},
+                                           Sm80Shape{{8, 9}, {"sm89_causal_128", 128, true}},
+                                           Sm80Shape{{9, 0}, {"sm90_full_64", 64}},
+                                           Sm80Shape{{12, 0}, {"sm120_full_128", 128}}),
+                         [](const auto& each) { return std::string(each.param.shape.name); });
 
 }  // namespace
 }  // namespace fovea::cuda

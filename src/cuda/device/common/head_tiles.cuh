@@ -13,7 +13,7 @@ namespace fovea::cuda {
 /// Rows of one sequence and head: where they lie, and how many there are.
 struct HeadRows {
   const std::uint16_t* data;
-  std::int64_t row_stride;
+  std::int64_t row_stride, col_stride;
   std::int32_t count;
 };
 
@@ -51,7 +51,7 @@ struct HeadTiles {
                                    ? packed_rows(cu_seqlens, sequence, total).begin * x.row_stride
                                    : sequence * x.batch_stride;
     return {static_cast<const std::uint16_t*>(x.data) + first + head * x.head_stride, x.row_stride,
-            length(sequence)};
+            x.col_stride, length(sequence)};
   }
 
  private:

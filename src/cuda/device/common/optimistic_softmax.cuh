@@ -38,6 +38,7 @@
 // Lab book: docs/kernels/attention_forward_sm90.md. The idea is our own; conditional rescaling is of Dao et al. 2026.
 #pragma once
 
+#include "common/code_units.cuh"
 #include "common/float_constants.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/math.cuh"
@@ -60,14 +61,6 @@ struct Headroom {
   static constexpr int kLongestStep = 120;
   static constexpr float kRoom = kCanSoften ? 90.0F : 0.0F;
 };
-
-/// The unit of a row's codes, to the nearest number of 21 bits.
-FOVEA_DEVICE float code_unit(float unit) {
-  return ptx::bit_cast<float>((ptx::bit_cast<std::uint32_t>(unit) + 4U) & ~7U);
-}
-
-/// The nearest; -inf stays.
-FOVEA_DEVICE float whole_octave(float x) { return ptx::add_rn(x, kIntegerOrigin) - kIntegerOrigin; }
 
 /// m + log2 l; -inf where a row has seen nothing. The exponent of l is added to m first: where both are some 80 with
 /// opposite signs, that is exact, while their sum with a fraction would be rounded at 80.

@@ -63,13 +63,7 @@ struct QuantizeK {
     if (tile.begin < keys().length(tile.sequence)) round(tile);
   }
 
- private:
-  FOVEA_DEVICE_MEMBER Tiles keys() const {
-    return {p.k,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
-            p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
-  }
-
-  // ---- rows in registers ----
+  // ---- rows in registers, of Q too (quantize_q.cuh) ----
 
   /// Of this thread's row in a step, within the tile.
   FOVEA_DEVICE_MEMBER int row_of(int step) const {
@@ -80,8 +74,24 @@ struct QuantizeK {
   /// Zeros where there is no such row, and behind the problem's head_dim.
   FOVEA_DEVICE_MEMBER ptx::U32x4 load(const HeadRows& rows, std::int64_t row) const {
     if (row >= rows.count || channel >= p.head_dim) return {};
-    return ptx::ld_global_nc(
-        reinterpret_cast<const ptx::U32x4*>(rows.data + row * rows.row_stride + channel));
+    const std::uint16_t* const first = rows.data + row * rows.row_stride;
+    if constexpr (spec.reads_elements) {
+      if (p.is_aligned == 0) return gather(first, rows.col_stride);
+    }
+    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + channel));
+  }
+
+  /// The same by elements, which are shifted in one after the other: any alignment, any stride.
+  FOVEA_DEVICE_MEMBER ptx::U32x4 gather(const std::uint16_t* row, std::int64_t col_stride) const {
+    ptx::U32x4 chunk{};
+#pragma unroll 1
+    for (int col = channel; col < channel + 8; ++col) {
+      std::uint32_t bits = 0;
+      if (col < p.head_dim) bits = ptx::ld_global_nc(row + col * col_stride);
+      chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
+               chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
+    }
+    return chunk;
   }
 
   using Chunks = ptx::U32x4[kSteps];
@@ -106,6 +116,25 @@ struct QuantizeK {
 
   FOVEA_DEVICE_MEMBER bool is_mine(std::uint32_t rows) const {
     return (rows >> (lane / kLanes) & 1U) != 0;
+  }
+
+  /// Of this thread's channels, once the kernel before has written it.
+  FOVEA_DEVICE_MEMBER void read_mean(std::int32_t sequence, std::int32_t kv_head,
+                                     EightNumbers& mean) const {
+    ptx::griddepcontrol_wait();
+    const float* const from = mean_at(sequence, kv_head) + channel;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto four = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from + 4 * i));
+      mean[4 * i] = four.x, mean[4 * i + 1] = four.y;
+      mean[4 * i + 2] = four.z, mean[4 * i + 3] = four.w;
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER Tiles keys() const {
+    return {p.k,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
+            p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
   }
 
   // ---- the mean of a sample of keys ----
@@ -148,19 +177,6 @@ struct QuantizeK {
   FOVEA_DEVICE_MEMBER float* mean_at(std::int32_t sequence, std::int32_t kv_head) const {
     return const_cast<float*>(p.beside.mean) +
            (std::int64_t{sequence} * p.num_heads_kv + kv_head) * kHeadDim;
-  }
-
-  /// Of this thread's channels, once the kernel before has written it.
-  FOVEA_DEVICE_MEMBER void read_mean(std::int32_t sequence, std::int32_t kv_head,
-                                     EightNumbers& mean) const {
-    ptx::griddepcontrol_wait();
-    const float* const from = mean_at(sequence, kv_head) + channel;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const auto four = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from + 4 * i));
-      mean[4 * i] = four.x, mean[4 * i + 1] = four.y;
-      mean[4 * i + 2] = four.z, mean[4 * i + 3] = four.w;
-    }
   }
 
   // ---- codes ----

@@ -1,9 +1,11 @@
-// K and V rounded to eight bits before attention. Tiles of V come first: K waits for its mean, which a kernel before
-// this one takes meanwhile. Attention waits for this kernel only, whose tiles of K have waited for that one. Read
-// quantize_k.cuh and quantize_v.cuh, a tile each.
+// K and V rounded to eight bits before attention, and Q where attention reads codes of it. Tiles of V come before those
+// of K: those wait for their mean, as Q does, which a kernel before this one takes meanwhile. Attention waits for this
+// kernel only, whose tiles of K have waited for that one. Read quantize_k.cuh, quantize_v.cuh and quantize_q.cuh, a
+// tile each.
 #pragma once
 
 #include "common/quantize_k.cuh"
+#include "common/quantize_q.cuh"
 #include "common/quantize_v.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/warp.cuh"
@@ -19,7 +21,11 @@ FOVEA_DEVICE void mean_of_keys(const QuantizeKvParams& p) {
 template <QuantizeKvSpec spec>
 FOVEA_DEVICE void quantize_kv(const QuantizeKvParams& p) {
   ptx::griddepcontrol_launch_dependents();
-  const std::int32_t number = ptx::block_idx().x;
+  std::int32_t number = ptx::block_idx().x;
+  if constexpr (spec.rounds_q) {
+    if (number < p.num_tiles_of_q) return QuantizeQ<spec>{p.q, {p.k}}.run(number);
+    number -= p.num_tiles_of_q;
+  }
   if constexpr (spec.head_dim_v > 0) {
     if (number < p.num_tiles_of_v) return QuantizeV<spec>{p.v}.run(number);
   }

@@ -1,6 +1,7 @@
 // Numbers as codes of eight bits: int8, -127 to 127, by a scale that rows or keys share. All arithmetic that decides a
 // code is f32, each operation rounded to nearest even, as src/reference/quantized.cpp has it: codes and scales have
-// defined bits. Rows of Q become codes in sm90/forward/query_codes.cuh, keys in quantize_k.cuh.
+// defined bits. Rows of Q become codes in sm90/forward/query_codes.cuh and quantize_q.cuh, keys in
+// quantize_k.cuh.
 #pragma once
 
 #include "common/element_pair.cuh"

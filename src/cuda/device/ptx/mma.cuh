@@ -80,6 +80,19 @@ FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::
   }
 }
 
+/// mma.m16n8k32 (Warp Level Matrix), s8 inputs, sums in 32 bits, which wrap: d += a b. They are the bits of floats:
+/// with d = 1.5 · 2^23 at first, that number and the sum.
+FOVEA_DEVICE void mma_m16n8k32_s8(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                  std::uint32_t b1) {
+  asm("{ .reg .b32 s<4>;\n"
+      "mov.b32 s0, %0; mov.b32 s1, %1; mov.b32 s2, %2; mov.b32 s3, %3;\n"
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {s0, s1, s2, s3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {s0, s1, s2, s3};\n"
+      "mov.b32 %0, s0; mov.b32 %1, s1; mov.b32 %2, s2; mov.b32 %3, s3; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// mma.m16n8k8 (Warp Level Matrix), tf32 inputs (f32 words whose low 13 bits are not read; round them first with
 /// cvt_rna_tf32).
 FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,

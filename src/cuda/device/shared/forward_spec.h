@@ -44,6 +44,9 @@ struct TeamSpec : ForwardSpec {
   bool has_panels = false;     // K and V lie in shared memory as TMA writes them
   // Of a sequence: its kv tile i lies in stage i, and there are no more.
   bool holds_all_keys = false;
+  // Q and K are codes of 8 bits, rounded by a kernel before it (quantize_kv.h). Two of them are an element: head_dim_qk
+  // is half of theirs.
+  bool multiplies_codes = false;
 
   bool operator==(const TeamSpec&) const = default;
 };
@@ -125,6 +128,9 @@ inline constexpr std::int32_t kSm80WorkBytes = 88;
 /// Shared memory of sm80/attention_forward, and of whatever is made of its teams.
 struct Sm80ForwardLayout {
   std::int32_t warp_bytes;  // of a warp: its rows of Q, later of O
+  // Where Q and K are codes, what is beside them (quantize_kv.h): of rows behind those of Q, so many bytes from where
+  // the warp's begin; of keys an address, and 32 bytes of each stage.
+  std::int32_t rows_beside, keys_beside, key_scales;
   std::int32_t key_bytes, value_bytes;
 
   std::int32_t q;                                    // [warp]
@@ -138,8 +144,11 @@ struct Sm80ForwardLayout {
 constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   SharedRoom room;
   Sm80ForwardLayout at{};
-  at.warp_bytes =
-      element_bytes(spec.element) * spec.tile_q / spec.num_warps * widest_head_dim(spec);
+  const std::int32_t warp_rows = spec.tile_q / spec.num_warps;
+  at.rows_beside = element_bytes(spec.element) * warp_rows * spec.head_dim_qk;
+  const std::int32_t query_bytes = at.rows_beside + (spec.multiplies_codes ? 8 * warp_rows : 0);
+  const std::int32_t out_bytes = element_bytes(spec.element) * warp_rows * spec.head_dim_v;
+  at.warp_bytes = query_bytes > out_bytes ? query_bytes : out_bytes;
   at.key_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_qk;
   at.value_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_v;
   at.q = room.take(spec.num_warps * at.warp_bytes);
@@ -150,6 +159,11 @@ constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   at.key_head = room.take(8);
   at.value_head = room.take(8);
   at.queries_begin = room.take(8);
+  if (spec.multiplies_codes) {
+    at.keys_beside = room.take(8);
+    room.align(16);
+    at.key_scales = room.take(32 * spec.stages);
+  }
   at.bytes = room.end;
   return at;
 }

@@ -2,9 +2,9 @@
 //
 //   q_i ≈ scale_i code_i        k_j - μ ≈ scale_g code_j        q_i · k_j ≈ scale_i scale_g (code_i · code_j) + q_i · μ
 //
-// A row of Q has a scale of its own, and attention rounds it when it has arrived. K is rounded before, by
-// common/quantize_k.cuh, whose parameters are here: its keys share a scale with those that the same lane of a warp
-// holds in a fragment of scores, of every tile of 128 the keys whose number modulo 8 is 2 l or 2 l + 1, l from 0 to 3.
+// A row of Q has a scale of its own; attention rounds it when it has arrived, or reads its codes (quantize_q.h). K is
+// rounded before, by common/quantize_k.cuh, whose parameters are here: its keys share a scale with those that the same
+// lane of a warp holds in a fragment of scores: of every tile of 128 those of number 2 l or 2 l + 1 modulo 8, l < 4.
 #pragma once
 
 #include "shared/element.h"
@@ -39,8 +39,10 @@ struct QuantizedParams {
 };
 
 struct QuantizeKParams {
-  BshdParam k;  // [batch, seqlen_kv, num_heads_kv, head_dim], rows at multiples of 16 bytes
-  std::int32_t head_dim;  // of the problem, a multiple of 8
+  BshdParam k;            // [batch, seqlen_kv, num_heads_kv, head_dim]
+  std::int32_t head_dim;  // of the problem
+  // Rows begin at multiples of 16 bytes and are contiguous, of whole 16 bytes; unless the spec reads elements they are.
+  std::int32_t is_aligned;
   std::int32_t num_heads_kv, seqlen_kv;
   std::int32_t num_tiles;    // of kQuantizedTile rows: of a sequence and head; packed: of a head
   IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]

@@ -1,18 +1,21 @@
-// What the kernel that rounds K and V before attention is compiled for, and takes: common/quantize_kv.cuh.
+// What the kernel that rounds K, V and Q before attention is compiled for, and takes: common/quantize_kv.cuh.
 #pragma once
 
 #include "shared/element.h"
 #include "shared/quantize_k.h"
+#include "shared/quantize_q.h"
 #include "shared/quantize_v.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
 
 struct QuantizeKvSpec {
-  Element element = Element::bf16;  // of k and v
+  Element element = Element::bf16;  // of all operands
   // Of codes: 64 or 128, the problem's padded by zeros. Of v 0: it stays as it is.
   std::int32_t head_dim_qk = 128, head_dim_v = 0;
   bool is_packed = false;
+  bool rounds_q = false;        // else attention does
+  bool reads_elements = false;  // of k and q: rows lie at any alignment, with any strides
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };
@@ -20,7 +23,9 @@ struct QuantizeKvSpec {
 struct QuantizeKvParams {
   QuantizeKParams k;
   QuantizeVParams v;
-  std::int32_t num_tiles_of_v;  // of all sequences and heads: CTAs before those of K
+  QuantizeQParams q;
+  // Of all sequences and heads, 0 where the operand is not rounded here: CTAs of Q, of V, then of K.
+  std::int32_t num_tiles_of_q, num_tiles_of_v;
 };
 
 constexpr std::int32_t quantize_shared_bytes(const QuantizeKvSpec& spec) {

@@ -24,7 +24,7 @@
 //
 //   team.cuh      which warps share a tile, where its things lie in shared memory, which row is whose
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
-//   scores.cuh    S and programs: a tile in a warp's registers
+//   scores.cuh    S and programs: a tile in a warp's registers; code_scores.cuh, where Q and K have 8 bits
 //   compute.cuh   softmax and O of it
 //   walk.cuh      which kv tiles the rows see
 //   passes.cuh    NaN and infinity in V, which may reach only rows that see them
@@ -68,9 +68,16 @@ struct Forward {
   FOVEA_DEVICE_MEMBER Forward(const ForwardParams& p, const Work& work)
       : team{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
 
+  /// S of the tile in this stage.
+  FOVEA_DEVICE_MEMBER void multiply_keys(Fragments& s, int stage) {
+    sums.scores.multiply_keys(team, s, team.keys_at(stage));
+    if constexpr (spec.multiplies_codes) sums.scores.codes.look_at_keys(team, stage);
+  }
+
   /// What follows S of a tile.
   FOVEA_DEVICE_MEMBER void add_tile(Fragments& s, VisitedTile tile, const typename T::VTile& values,
                                     Pass pass) {
+    if constexpr (spec.multiplies_codes) sums.scores.codes.finish(team, s, tile);
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
     if (pass > Pass::finite) sums.shrink(s);
@@ -124,7 +131,7 @@ struct Forward {
       stage = reading;
       if (is_filling) continue;
       Fragments s;
-      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(reading));
+      if (has_rows) multiply_keys(s, reading);
       if (round == 0) {
         ptx::cp_async_wait_group<2 * kAhead>();
         team.meet();
@@ -151,7 +158,7 @@ struct Forward {
         is_first = false;
       }
       Fragments s;
-      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(0));
+      if (has_rows) multiply_keys(s, 0);
       ptx::cp_async_wait_group<0>();
       team.meet();
       const VisitedTile next = next_tile(tiles);
@@ -181,7 +188,7 @@ struct Forward {
       const VisitedTile tile = take_tile<WalkOrder::rising>(group);
       const typename T::VTile values = team.values_at(tile.idx);
       Fragments s;
-      if (has_rows) sums.scores.multiply_keys(team, s, team.keys_at(tile.idx));
+      if (has_rows) multiply_keys(s, tile.idx);
       if (!has_values) {
         ptx::cp_async_wait_group<0>();
         team.meet();
@@ -209,6 +216,7 @@ struct Forward {
 
   FOVEA_DEVICE_MEMBER void run() {
     team.keep_work();
+    if constexpr (spec.multiplies_codes) sums.scores.codes.keep(team);
     team.meet();
     if constexpr (spec.is_varlen) team.work = team.kept_work();
 #pragma unroll 1

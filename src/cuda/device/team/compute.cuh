@@ -1,6 +1,7 @@
 // Softmax and O of one tile, in a warp's registers. Chapter 4 of sm80/attention_forward.cuh; read walk.cuh next.
 #pragma once
 
+#include "common/code_units.cuh"
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
 #include "common/tile_walk.cuh"
@@ -21,17 +22,27 @@ FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
   return ptx::cvt_f16x2(lo, hi);
 }
 
-/// Of a row whose scores four neighbouring threads have; in each of them.
+/// Of a row, among the scores that this thread has.
 template <TeamSpec spec>
-FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int half) {
+FOVEA_DEVICE float greatest_of_thread(const ScoreFragments<spec>& s, int i, int half) {
   float greatest = s[i][0][half * 2];
 #pragma unroll
   for (int j = 0; j < Traits<spec>::kKeyBlocks; ++j) {
     greatest = ptx::max_ftz(greatest, s[i][j][half * 2]);
     greatest = ptx::max_ftz(greatest, s[i][j][half * 2 + 1]);
   }
-  greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
+  return greatest;
+}
+
+/// Of the four neighbouring threads that have the scores of a row; in each of them.
+FOVEA_DEVICE float greatest_of_quad(float mine) {
+  const float greatest = ptx::max_ftz(mine, ptx::shfl_bfly(mine, 1));
   return ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+}
+
+template <TeamSpec spec>
+FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int half) {
+  return greatest_of_quad(greatest_of_thread<spec>(s, i, half));
 }
 
 /// What this thread has of its warp's rows: what their scores need, and what has been summed so far.
@@ -73,11 +84,19 @@ struct Sums {
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float greatest = greatest_of_row<spec>(s, i, half);
+        RowState& row = rows[i][half];
+        OriginStep step;
+        float greatest = greatest_of_thread<spec>(s, i, half);
+        if constexpr (Scores<spec, Mods>::kAreCodes) {
+          const float unit = scores.codes.unit(team, i, half);
+          greatest = greatest_of_quad((greatest - kIntegerOrigin) * unit);
+          step = move_origin_of_codes(row, greatest, unit);
+        } else {
+          greatest = greatest_of_quad(greatest);
+          step = move_origin<Mods::has_score>(row, greatest, c);
+        }
         if constexpr (spec.wants_row_max)
           row_max[i][half] = ptx::max_ftz(row_max[i][half], greatest);
-        RowState& row = rows[i][half];
-        const OriginStep step = move_origin<Mods::has_score>(row, greatest, c);
         rescale[i][half] = step.rescale;
         is_rescaled = is_rescaled || step.rescale != 1.0F;
         float sum = 0;
@@ -104,12 +123,13 @@ struct Sums {
 
   /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there, relative to an origin of 0.
   FOVEA_DEVICE_MEMBER static void shrink(Fragments& s) {
+    constexpr float kZero = Scores<spec, Mods>::kAreCodes ? kIntegerOrigin : 0.0F;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : 0.0F;
+        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : kZero;
   }
 
   /// Decisions first: a loop that is not unrolled draws them, and scores need no more than a bit each.

@@ -12,6 +12,7 @@
 #include "ptx/memory.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "team/code_scores.cuh"
 #include "team/team.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -264,6 +265,9 @@ using ValuePlaces = Places<spec, typename Traits<spec>::VTile>;
 template <TeamSpec spec>
 FOVEA_DEVICE void load_keys(const Team<spec>& team, const KeyPlaces<spec>& places, VisitedTile tile,
                             int stage) {
+  if constexpr (spec.multiplies_codes) {
+    if (tile.idx >= 0) CodeScores<spec>::copy_keys_beside(team, tile.idx, stage);
+  }
   load_rows(team, team.keys_at(stage), team.p.k, Traits<spec>::kAt.key_head, places, tile,
             team.p.head_dim_qk);
 }

@@ -9,6 +9,7 @@
 #include "ptx/mma.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "team/code_scores.cuh"
 #include "team/team.cuh"
 
 namespace fovea::cuda::team {
@@ -34,8 +35,12 @@ struct Scores {
   using T = Traits<spec>;
   using Fragments = ScoreFragments<spec>;
 
+  /// Are they products of codes as they stand, to the softmax? Programs read them multiplied out.
+  static constexpr bool kAreCodes = spec.multiplies_codes && !spec.is_prescaled;
+
   /// A operands of Q Kᵀ: all, where they are kept, else those of one step.
   std::uint32_t queries[T::kKeepsQueries ? T::kQkSteps : 1][T::kRowBlocks][4];
+  [[no_unique_address]] CodeScores<spec> codes;
 
   // ---- the product -----------------------------------------------------------------------------
 
@@ -52,13 +57,14 @@ struct Scores {
   /// S = Q Kᵀ. Of the tile its first tile_kv rows.
   template <class Tile>
   FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s, const Tile& keys) {
+    constexpr float kZero = spec.multiplies_codes ? kIntegerOrigin : 0.0F;
     const SharedAddress k_row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int j = 0; j < T::kKeyBlocks; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = 0;
+        for (int e = 0; e < 4; ++e) s[i][j][e] = kZero;
 #pragma unroll
     for (int step = 0; step < T::kQkSteps; ++step) {
       if constexpr (!T::kKeepsQueries)
@@ -70,10 +76,20 @@ struct Scores {
             ptx::ldmatrix_x4(Tile::chunk_ahead(k_row, 2 * step) + j * 8 * Tile::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
-          ptx::mma_m16n8k16<spec.element>(s[i][j], q[i], b.x, b.y);
-          ptx::mma_m16n8k16<spec.element>(s[i][j + 1], q[i], b.z, b.w);
+          multiply(s[i][j], q[i], b.x, b.y);
+          multiply(s[i][j + 1], q[i], b.z, b.w);
         }
       }
+    }
+  }
+
+  /// One step of depth, of 16 elements; or of 32 codes, whose sum is the bits of a float that has its place for 1.
+  FOVEA_DEVICE void multiply(float (&s)[4], const std::uint32_t (&q)[4], std::uint32_t k0,
+                             std::uint32_t k1) {
+    if constexpr (spec.multiplies_codes) {
+      ptx::mma_m16n8k32_s8(s, q, k0, k1);
+    } else {
+      ptx::mma_m16n8k16<spec.element>(s, q, k0, k1);
     }
   }
 

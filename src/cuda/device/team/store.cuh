@@ -161,7 +161,8 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
                               Factors<spec>& factors) {
   constexpr int kRows = 2 * Traits<spec>::kRowBlocks;
   const ForwardParams& p = end.team.p;
-  const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+  constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;
+  const float unit = spec.is_prescaled || kAreCodes ? 1.0F : p.softmax_scale;
   const int mine = end.team.lane % kRows;
   RowState row = empty_row();
   float row_max = 0;
@@ -178,6 +179,11 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
   float sink = -infinity();
   if (!spec.is_split && p.sinks != nullptr && !end.work.sequence.is_trailing && r.exists)
     sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
+  if constexpr (kAreCodes) {  // logarithms to base 2 so far
+    const float shift = p.softmax_scale * sums.scores.codes.of_mean(end.team, mine / 2, mine % 2);
+    row.origin = ptx::fma_rn(kLn2, row.origin, shift);
+    row_max = ptx::fma_rn(kLn2, row_max, shift);
+  }
   RowResult result = finish_row(row, unit, sink);
   if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
   if (pass > Pass::finite) {

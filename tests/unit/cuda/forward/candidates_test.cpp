@@ -9,6 +9,7 @@
 
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/kernels.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_selections.hpp"
@@ -28,6 +29,7 @@ constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
 constexpr const char* kShort = "cuda/sm80/attention_forward_short";
 constexpr const char* kHopperShort = "cuda/sm90/attention_forward_short";
 constexpr const char* kQuantized = "cuda/sm90/attention_quantized";
+constexpr const char* kSm80Quantized = "cuda/sm80/attention_quantized";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -224,14 +226,41 @@ TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnHopper) {
   }
 }
 
+TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnEveryTensorCore) {
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {8, 9}, {10, 0}, {12, 0}}) {
+    for (const std::int64_t head_dim : {29, 64, 72, 128}) {
+      const Shape shape{.num_heads_kv = 2, .head_dim_qk = head_dim, .head_dim_v = 160};
+      const ForwardPlan plan = chosen(with_recipe(shape, "accurate"), major, minor);
+      EXPECT_EQ(plan.candidate, kSm80Quantized);
+      EXPECT_EQ(128 % plan.spec->tile_kv, 0) << "keys of a tile share scales";
+      EXPECT_EQ(plan.spec->head_dim_qk, head_dim <= 64 ? 32 : 64) << "pairs of codes";
+      EXPECT_GT(plan.workspace_bytes, 2 * 1024 * 10 * head_dim) << "codes of q and k";
+    }
+  }
+}
+
+TEST(ForwardCandidates, WhatHopperDoesNotRoundFallsBack) {
+  // Head dims of v above 128, and where TMA cannot read.
+  const Shape wide{.head_dim_qk = 128, .head_dim_v = 160};
+  EXPECT_EQ(chosen(with_recipe(wide, "accurate"), 9, 0).candidate, kSm80Quantized);
+  const ForwardPlan plan = chosen(with_recipe({}, "accurate"), 9, 0);
+  EXPECT_EQ(plan.candidate, kQuantized);
+  ASSERT_NE(plan.unaligned, nullptr);
+  EXPECT_EQ(plan.unaligned->plan().candidate, kSm80Quantized);
+}
+
 TEST(ForwardCandidates, CodesOfProbabilitiesRunOnHopper) {
   const Shape shape{.num_heads_kv = 2, .head_dim_qk = 128, .head_dim_v = 72};
   const ForwardPlan plan = chosen(with_recipe(shape, "fast"), 9, 0);
   EXPECT_EQ(plan.candidate, kQuantized);
   EXPECT_EQ(plan.spec->head_dim_v, 128);
-  EXPECT_GT(plan.workspace_bytes,
-            chosen(with_recipe(shape, "accurate"), 9, 0).workspace_bytes + 2 * 1024 * 2 * 128)
-      << "codes of v";
+  // Without what fallbacks take.
+  const auto scratch_bytes = [&shape](const char* recipe) {
+    const ForwardProblem f = validate(with_recipe(shape, recipe), "test");
+    const DeviceTraits hopper = typical_device(9, 0);
+    return Sm90ForwardQuantized::scratch_bytes(Sm90ForwardQuantized::choose(f, hopper), f);
+  };
+  EXPECT_GT(scratch_bytes("fast"), scratch_bytes("accurate") + 2 * 1024 * 2 * 128) << "codes of v";
 }
 
 TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
@@ -252,7 +281,15 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({.head_dim_qk = 192, .head_dim_v = 128}, "accurate"),
             "head_dim_qk is 192; expected at most 128");
   EXPECT_EQ(reason({.dtype = Dtype::f32}, "accurate"), "inputs are f32; expected f16 or bf16");
-  EXPECT_EQ(reason({}, "accurate", 8), "compute capability is 8.0; expected 9.0");
+  EXPECT_EQ(reason({}, "fast", 8), "compute capability is 8.0; expected 9.0");
+  const auto on_ampere = [](const Shape& shape, std::string_view recipe) {
+    return reason_of(chosen(with_recipe(shape, recipe), 8, 0), kSm80Quantized);
+  };
+  EXPECT_EQ(on_ampere({}, "fast"), "quant.pv is e4m3; expected none");
+  EXPECT_EQ(on_ampere({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
+  EXPECT_EQ(on_ampere({.head_dim_qk = 136, .head_dim_v = 64}, "accurate"),
+            "head_dim_qk is 136; expected at most 128");
+  EXPECT_EQ(on_ampere({.dtype = Dtype::f32}, "accurate"), "inputs are f32; expected f16 or bf16");
   EXPECT_EQ(reason_of(chosen(Shape{.dtype = Dtype::f32, .head_dim_qk = 700}, 9, 0), kQuantized),
             "quant is none; this kernel multiplies codes of eight bits");
 }

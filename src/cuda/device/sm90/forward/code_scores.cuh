@@ -14,6 +14,7 @@
 #pragma once
 
 #include "common/bits.cuh"
+#include "common/code_units.cuh"
 #include "common/element.cuh"
 #include "common/float_constants.cuh"
 #include "common/row_view.cuh"
@@ -122,15 +123,11 @@ struct CodeScores<spec, true> {
     for (int i = 0; i < kScores; ++i) s[i] = ptx::bit_cast<float>(sums[i]);
   }
 
-  /// What makes codes of each row logarithms to base 2. Rows or keys of zeros have scales so small that their product
-  /// is 0, and what they do not see, -inf · 0, would be NaN.
+  /// What makes codes of each row logarithms to base 2.
   FOVEA_DEVICE_MEMBER void set_units(float (&unit)[2]) const {
-    constexpr float kLeast = 0x1p-100F;  // beside which their scores are 0
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float scale = row_scale[r] * warp.cta.p.common.softmax_scale_log2;
-      unit[r] = code_unit(ptx::max_ftz(scale * ptx::abs_ftz(key_scale), kLeast));
-    }
+    for (int r = 0; r < 2; ++r)
+      unit[r] = code_unit(row_scale[r] * warp.cta.p.common.softmax_scale_log2, key_scale);
   }
 
   /// For programs: the products that scores are scaled from.

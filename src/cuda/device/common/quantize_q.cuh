@@ -1,0 +1,82 @@
+// Q rounded to eight bits before attention, for kernels that read its codes as they read those of K:
+// sm80/attention_quantized. Hopper's kernel rounds rows when they have arrived (sm90/forward/query_codes.cuh).
+//
+//   code = rint(q / scale),  scale = greatest |q| of the row / 127
+//
+// A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
+// subtracted; beside the codes of a row is q · μ, which its scores lack.
+#pragma once
+
+#include "common/head_tiles.cuh"
+#include "common/quantize_k.cuh"
+#include "common/round_to_codes.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
+#include "shared/quantize_kv.h"
+
+namespace fovea::cuda {
+
+template <QuantizeKvSpec spec>
+struct QuantizeQ {
+  using Keys = QuantizeK<spec>;
+  using Tiles = typename Keys::Tiles;
+
+  const QuantizeQParams& p;
+  const Keys keys;
+
+  /// The tile of this number, among those of all sequences and heads.
+  FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
+    const HeadTile tile = queries().tile(number);
+    if (tile.begin < queries().length(tile.sequence)) round(tile);
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER Tiles queries() const {
+    return {p.q,        p.cu_seqlens_q, p.total_q,  keys.p.num_sequences,
+            p.seqlen_q, p.num_heads_q,  p.num_tiles};
+  }
+
+  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
+    const HeadRows rows = queries().rows(tile.sequence, tile.head);
+    typename Keys::Chunks chunks;
+    keys.load_tile(rows, tile.begin, chunks);
+    EightNumbers mean;
+    keys.read_mean(tile.sequence, tile.head / p.group, mean);
+#pragma unroll
+    for (int step = 0; step < Keys::kSteps; ++step) {
+      const bool is_rounded = !keys.is_mine(Keys::unrounded_rows(chunks[step]));
+      EightNumbers x;
+      unpack<spec.element>(is_rounded ? chunks[step] : ptx::U32x4{}, x);
+      const QuantizedRow beside = beside_of(x, mean);
+      const ptx::U32x2 codes = codes_of(x, ptx::div_rn(1.0F, beside.scale));
+      const std::int32_t row = tile.begin + keys.row_of(step);
+      if (row < rows.count)
+        store(tile.row + row, codes, {is_rounded ? beside.scale : 0.0F, beside.of_mean});
+    }
+  }
+
+  /// Of the row whose channels this lane and its neighbours hold.
+  FOVEA_DEVICE QuantizedRow beside_of(const EightNumbers& x, const EightNumbers& mean) {
+    float of_mean = 0;
+#pragma unroll
+    for (int d = 0; d < 8; ++d) of_mean = ptx::fma_rn(x[d], mean[d], of_mean);
+    float greatest = greatest_of(x);
+#pragma unroll
+    for (int apart = 1; apart < Keys::kLanes; apart *= 2) {
+      of_mean += ptx::shfl_bfly(of_mean, apart);
+      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
+    }
+    return {scale_of_codes(greatest), of_mean};
+  }
+
+  /// `row`: of those of all sequences and heads.
+  FOVEA_DEVICE_MEMBER void store(std::int64_t row, ptx::U32x2 codes,
+                                 const QuantizedRow& beside) const {
+    ptx::st_global(reinterpret_cast<ptx::U32x2*>(p.codes + row * Keys::kHeadDim + keys.channel),
+                   codes);
+    if (keys.channel == 0) ptx::st_global(const_cast<QuantizedRow*>(p.beside.rows) + row, beside);
+  }
+};
+
+}  // namespace fovea::cuda

@@ -1,0 +1,75 @@
+#include "cuda/forward/quantized_recipe.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cuda/device/shared/quantize_k.h"
+#include "quant/fields.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// What kernels compute where P and V stay as they are. Other fields say how they are rounded, or are of no effect
+/// then.
+constexpr Quantization kComputed{.qk = QuantFormat::int8,
+                                 .q_scales = ScaleGranularity::token,
+                                 .k_scales = ScaleGranularity::thread,
+                                 .smooth_k = Smoothing::sample,
+                                 .block_kv = kQuantizedTile};
+constexpr std::string_view kFieldsThatMatter[] = {
+    "qk", "pv", "q_scales", "k_scales", "scales", "smooth_q", "smooth_k", "hadamard", "block_kv"};
+
+/// And where they are codes of e4m3.
+constexpr Quantization kComputedSums = [] {
+  Quantization quant = kComputed;
+  quant.pv = QuantFormat::e4m3;
+  quant.v_scales = ScaleGranularity::block;
+  quant.p_codes = ProbabilityCodes::linear;
+  quant.row_sums = RowSums::codes;
+  quant.p_max = 128;
+  quant.p_step = 1;
+  return quant;
+}();
+constexpr std::string_view kFieldsThatMatterToSums[] = {
+    "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
+
+/// The first of these fields that is another than the kernels'.
+std::optional<Refusal> refuses_field(const Quantization& quant, const Quantization& computed,
+                                     std::span<const std::string_view> that_matter) {
+  for (const quant::Field& field : quant::fields()) {
+    if (std::ranges::find(that_matter, field.name) == that_matter.end()) continue;
+    const std::string got = field.print(quant);
+    const std::string expected = field.print(computed);
+    if (got != expected)
+      return Refusal{fmt::format("quant.{} is {}; expected {}", field.name, got, expected)};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool sums_codes(const Quantization& quant) { return quant.pv == QuantFormat::e4m3; }
+
+std::optional<Refusal> refuses_recipe(const Quantization& quant, PvFormats formats) {
+  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
+  const bool may_sum_codes = formats == PvFormats::none_or_e4m3;
+  if (quant.pv != QuantFormat::none && !(sums_codes(quant) && may_sum_codes)) {
+    return Refusal{fmt::format("quant.pv is {}; expected {}", quant::name(quant.pv),
+                               may_sum_codes ? "none or e4m3" : "none")};
+  }
+  const Quantization& computed = sums_codes(quant) ? kComputedSums : kComputed;
+  if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
+  if (!sums_codes(quant)) return std::nullopt;
+  return refuses_field(quant, computed, kFieldsThatMatterToSums);
+}
+
+ForwardProblem without_recipe(ForwardProblem f) {
+  f.problem.quant = {};
+  return f;
+}
+
+}  // namespace fovea::cuda

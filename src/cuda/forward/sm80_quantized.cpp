@@ -1,0 +1,110 @@
+#include "cuda/forward/sm80_quantized.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "cuda/forward/quantized_recipe.hpp"
+#include "cuda/params/tensor_params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+/// The widest rows that kernels round.
+constexpr std::int64_t kMostHeadDimQk = 128;
+
+/// From there on a kernel can start while the one before it ends.
+constexpr int kFirstThatOverlaps = 90;
+
+TeamSpec without_tile(const ForwardProblem& f) {
+  TeamSpec spec{common_spec(f)};
+  spec.multiplies_codes = true;
+  spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
+  spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory
+  return spec;
+}
+
+std::size_t codes_at(const TeamSpec& spec, const ForwardProblem& f) {
+  return part_bytes(static_cast<std::int64_t>(Sm80Forward::scratch_bytes(spec, f)));
+}
+
+/// Codes as rows of elements, two in each: [batch, heads, rows, width] in memory, packed [heads, rows, width].
+BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::int64_t num_heads,
+                         std::int64_t rows) {
+  const std::int64_t width = spec.head_dim_qk;
+  return {.data = codes,
+          .batch_stride = spec.is_varlen ? 0 : num_heads * rows * width,
+          .row_stride = width,
+          .head_stride = rows * width,
+          .col_stride = 1};
+}
+
+}  // namespace
+
+std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
+                                                     const DeviceTraits& device) {
+  if (auto refusal = refuses_recipe(f.problem.quant, PvFormats::none)) return refusal;
+  if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
+  if (auto refusal = Sm80Forward::refuses(without_recipe(f), device)) return refusal;
+  if (f.head_dim_qk > kMostHeadDimQk) {
+    return Refusal{
+        fmt::format("head_dim_qk is {}; expected at most {}", f.head_dim_qk, kMostHeadDimQk)};
+  }
+  if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
+  return std::nullopt;
+}
+
+TeamSpec Sm80ForwardQuantized::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  return with_best_tile(without_tile(f), f, device);
+}
+
+std::vector<TeamSpec> Sm80ForwardQuantized::alternatives(const ForwardProblem& f,
+                                                         const DeviceTraits& device) {
+  return with_other_tiles(choose(f, device), f, device);
+}
+
+std::size_t Sm80ForwardQuantized::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {
+  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
+}
+
+Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
+                                                  const AttentionForward& args,
+                                                  const GrownCache* cache, void* workspace,
+                                                  const TensorMapEncoder& encode) {
+  const auto& spec = plan.spec.as<TeamSpec>();
+  Sm80QuantizedLaunch launch;
+  launch.common = Sm80Forward::prepare(f, plan, args, cache, workspace, encode);
+  const ForwardParams& given = launch.common.params;
+  launch.quantize = quantize_kv_launch(quantize_kv_spec(spec), f, given,
+                                       static_cast<std::byte*>(workspace) + codes_at(spec, f));
+  launch.quantize.overlaps = plan.device.compute_capability() >= kFirstThatOverlaps;
+  const QuantizeKvParams& codes = launch.quantize.params;
+  launch.params.rounded = {.q = given.q,
+                           .k = given.k,
+                           .head_dim = given.head_dim_qk,
+                           .rows = codes.q.beside,
+                           .keys = codes.k.beside};
+  ForwardParams& p = launch.params.common = given;
+  const bool is_packed = spec.is_varlen;
+  p.q = pairs_of_codes(codes.q.codes, spec, p.num_heads_q, is_packed ? p.total_q : p.seqlen_q);
+  p.k = pairs_of_codes(codes.k.codes, spec, p.num_heads_kv, is_packed ? p.total_kv : p.seqlen_kv);
+  p.head_dim_qk = spec.head_dim_qk;
+  p.is_q_aligned = 1;
+  p.is_kv_aligned = is_aligned(args.v);
+  return launch;
+}
+
+KernelLaunches Sm80QuantizedLaunch::launches(const ForwardPlan& plan) const {
+  KernelLaunches all;
+  common.add_tables(all);
+  const bool has_codes = quantize.num_ctas > 0;
+  if (has_codes) quantize.add_to(all);
+  KernelLaunch main = common.main_launch(plan, params);
+  main.grid = {.x = common.grid.x, .y = common.grid.y};
+  main.is_pdl = has_codes && quantize.overlaps;
+  all.add(main);
+  common.add_combine(plan, all);
+  return all;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,115 @@
+// Problems of sm80/attention_quantized: Q and K in eight bits, all else as sm80/attention_forward has it. See
+// forward_cases.hpp.
+#include "kernels/forward_cases.hpp"
+#include "support/features.hpp"
+
+namespace fovea::testing {
+namespace {
+
+/// Two row tiles, three tiles of 128 keys, the last of each cut; two heads share keys.
+Case base_case(const char* label, std::int64_t head_dim) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.seqlen_q = 140;
+  problem.seqlen_kv = 270;
+  problem.num_heads_q = 2;
+  problem.num_heads_kv = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  problem.quant = parse_quantization("accurate");
+  return problem;
+}
+
+/// Programs, which read scores and not codes.
+std::vector<Case> program_cases() {
+  Case capped = base_case("rounded_softcap", 64);
+  capped.batch = 2;
+  capped.score = softcap(3);
+  capped.has_sinks = true;
+  capped.wants_row_max = true;
+  Case line = base_case("rounded_alibi", 128);
+  const TensorView slopes =
+      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.1 : 0.02; });
+  line.score = alibi(slopes);
+  line.mask = causal();
+  line.dropout = kSomeDropped;
+  line.reads_dropout_seed = true;
+  Case negative = base_case("rounded_negative_scale", 64);
+  negative.softmax_scale = -0.07F;
+  negative.mask = parse_mask_mod("(q_idx + kv_idx) % 5 != 0");
+  return {capped, line, negative};
+}
+
+/// What a copy finds: rows anywhere, none, more than 128 columns, tiles of sequences.
+std::vector<Case> layout_cases() {
+  Case padded = base_case("rounded_padded", 72);
+  padded.head_dim_v = 40;
+  padded.layout = Layout::bhsd;
+  padded.out_dtype = Dtype::f32;
+  const TensorView table =
+      padded.capture(Dtype::boolean, {140, 270}, [](std::int64_t i) { return i * 7 % 11 < 5; });
+  padded.mask = parse_mask_mod("seen[q_idx, kv_idx]", {.tensors = {{"seen", table}}});
+  // Columns that are no multiple of 8, in rows at odd addresses.
+  Case by_elements = base_case("rounded_by_elements", 29);
+  by_elements.layout = by_elements.out_layout = Layout::odd_offset;
+  by_elements.mask = causal();
+  // One stage: keys are copied over while their scores are in registers.
+  Case wide = base_case("rounded_wide_values", 128);
+  wide.head_dim_v = 160;
+  // Tiles and means of each sequence: one has no keys, one no queries, one ends a tile; rows behind them are nobody's.
+  Case packed = base_case("rounded_packed", 64);
+  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+  packed.trailing_rows = 3;
+  packed.mask = causal();
+  packed.has_sinks = true;
+  // Rows of a group share a tile, and keys are split.
+  Case few = base_case("rounded_few", 128);
+  few.seqlen_q = 3;
+  few.seqlen_kv = 531;
+  few.num_heads_q = 4;
+  few.num_heads_kv = 2;
+  few.has_sinks = true;
+  few.wants_row_max = true;
+  few.mask = causal();
+  Case none = base_case("rounded_no_keys", 128);
+  none.seqlen_kv = 0;
+  none.seqlen_q = 70;
+  return {padded, by_elements, wide, packed, few, none};
+}
+
+}  // namespace
+
+std::vector<Case> sm80_quantized_cases() {
+  std::vector<Case> cases = program_cases();
+  for (const Case& each : layout_cases()) cases.push_back(each);
+  Case full_128 = base_case("rounded_full_d128", 128);
+  full_128.batch = 2;
+  cases.push_back(full_128);
+  Case causal_128 = base_case("rounded_causal_d128", 128);
+  causal_128.batch = 2;
+  causal_128.mask = causal();
+  causal_128.wants_row_max = true;
+  causal_128.has_sinks = true;
+  cases.push_back(causal_128);
+  Case window_64 = base_case("rounded_window_d64", 64);
+  window_64.dtype = Dtype::f16;
+  window_64.mask = causal() && window(150, 0);
+  cases.push_back(window_64);
+  // Values hold NaN and infinity: sums are computed again, in passes.
+  Case infinite = base_case("rounded_infinite", 64);
+  infinite.seqlen_q = 70;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  infinite.dropout = kSomeDropped;
+  cases.push_back(infinite);
+  // Scores climb by more octaves than an origin leaves alone.
+  Case heavy = base_case("rounded_heavy", 128);
+  heavy.distribution = Distribution::heavy_tailed;
+  heavy.seqlen_kv = 400;
+  heavy.softmax_scale = 1;
+  cases.push_back(heavy);
+  return cases;
+}
+
+}  // namespace fovea::testing
