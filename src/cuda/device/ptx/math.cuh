@@ -206,11 +206,11 @@ FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
   return fma_bf16x2(a, b, 0x80008000U);
 }
 
-/// lop3.b32 (Logic and Shift): a & mask | bits, which the compiler makes two instructions of where both are constants.
-FOVEA_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t mask, std::uint32_t bits) {
-  std::uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
-  return d;
+/// lop3.b32 (Logic and Shift): a & b | c, which the compiler makes two instructions of where b and c are constants.
+FOVEA_DEVICE std::uint32_t and_or(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
 }
 
 /// prmt.b32 (Data Movement): byte i of the result is byte `selector >> 4 i & 7` of a (0 to 3) and b (4 to 7).
