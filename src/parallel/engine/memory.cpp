@@ -1,5 +1,6 @@
 #include "parallel/engine/memory.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <new>
@@ -95,7 +96,7 @@ OwnedTensor Memory::packed(const TensorView& from) const {
 
 OwnedTensor Memory::of_values(std::span<const std::int32_t> values) const {
   OwnedTensor result = make(Dtype::i32, std::array{static_cast<std::int64_t>(values.size())});
-  std::memcpy(result.memory.get(), values.data(), values.size_bytes());
+  std::ranges::copy(values, static_cast<std::int32_t*>(result.view.mutable_data()));
   return result;
 }
 
