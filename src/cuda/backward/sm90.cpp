@@ -243,14 +243,15 @@ Sm90BackwardLaunch Sm90Backward::prepare(const GradientProblem& g, const Backwar
   if (const std::int64_t ends = num_end_words(g, spec)) p.rows.sum_ends = take_words(ends);
   if (spec.asks_redo) place_redo(g, take_words(num_redo_words(g)), p.common);
   if (spec.stores_pairs) {
-    const std::int64_t num_tiles = num_pair_tiles(g);
     p.pairs = {static_cast<std::byte*>(workspace) + plan.memory.captured_at +
                    plan.captured.memory.pairs_at,
-               take_words(num_tiles)};
-    launch.prepare_pairs(plan, take_words(1 + num_pair_sum_tiles(g)));
+               take_words(num_pair_tiles(g))};
+    launch.prepare_pairs(plan,
+                         take_words(1 + std::int64_t{launch.common.captured.num_dense_tiles}));
   }
-  launch.prepare = {
-      .from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_all_words(g, spec)};
+  // Those that num_all_words counts, which asks the formula what a call's plan knows.
+  const std::int64_t num_words = reinterpret_cast<std::int32_t*>(at) - p.rows.progress;
+  launch.prepare = {.from = p.common.rows, .to = p.rows, .num_rows = rows, .num_words = num_words};
   launch.prepare_redo(plan);
   const std::int64_t length_q = q.size(q.rank() - 3);
   const std::int64_t length_kv = k.size(k.rank() - 3);
