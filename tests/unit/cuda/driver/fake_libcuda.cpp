@@ -2,6 +2,7 @@
 #include "unit/cuda/driver/fake_libcuda.hpp"
 
 #include <cstring>
+#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -11,10 +12,16 @@ namespace {
 
 FakeState state;
 
+/// Kernels are loaded by several threads. A function that holds it asks `called`, which takes it too.
+std::recursive_mutex state_mutex;
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
 /// No test asks so much; of a process that never does, the memory shall not grow (bench/micro/plan_run_bench.cpp).
 constexpr std::size_t kMostRemembered = 4096;
 
 Result called(const char* name) {
+  const Lock lock(state_mutex);
   if (state.calls.size() == kMostRemembered) {
     state.calls.clear();
     state.are_dependent.clear();
@@ -32,6 +39,7 @@ Handle handle(std::uintptr_t number) {
 
 /// Addresses that nobody else has; there is no memory behind them.
 DevicePointer taken(std::size_t bytes) {
+  const Lock lock(state_mutex);
   constexpr std::size_t kAlignment = 512;
   return std::exchange(state.next_address,
                        state.next_address + (bytes + kAlignment) / kAlignment * kAlignment);
@@ -109,14 +117,17 @@ FAKE(cuDevicePrimaryCtxRetain, ContextHandle* context, DeviceHandle device) {
 }
 FAKE(cuDevicePrimaryCtxRelease_v2, DeviceHandle) { return called("cuDevicePrimaryCtxRelease_v2"); }
 FAKE(cuCtxGetCurrent, ContextHandle* context) {
+  const Lock lock(state_mutex);
   *context = state.context_stack.empty() ? nullptr : state.context_stack.back();
   return called("cuCtxGetCurrent");
 }
 FAKE(cuCtxPushCurrent_v2, ContextHandle context) {
+  const Lock lock(state_mutex);
   state.context_stack.push_back(context);
   return called("cuCtxPushCurrent_v2");
 }
 FAKE(cuCtxPopCurrent_v2, ContextHandle* context) {
+  const Lock lock(state_mutex);
   *context = state.context_stack.back();
   state.context_stack.pop_back();
   return called("cuCtxPopCurrent_v2");
@@ -126,11 +137,13 @@ FAKE(cuCtxGetDevice, DeviceHandle* device) {
   return called("cuCtxGetDevice");
 }
 FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
+  const Lock lock(state_mutex);
   *module = handle<ModuleHandle>(0x200);
   state.modes_of_loads.push_back(state.capture_mode);
   return called("cuModuleLoadDataEx");
 }
 FAKE(cuModuleUnload, ModuleHandle) {
+  const Lock lock(state_mutex);
   state.modes_of_loads.push_back(state.capture_mode);
   return called("cuModuleUnload");
 }
@@ -143,6 +156,7 @@ FAKE(cuFuncGetAttribute, int* value, FunctionAttribute attribute, FunctionHandle
   return called("cuFuncGetAttribute");
 }
 FAKE(cuFuncSetAttribute, FunctionHandle, FunctionAttribute attribute, int value) {
+  const Lock lock(state_mutex);
   if (attribute == FunctionAttribute::max_dynamic_shared_bytes)
     state.max_dynamic_shared_bytes = value;
   return called("cuFuncSetAttribute");
@@ -152,6 +166,7 @@ FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* num_ctas, FunctionHandle,
   return called("cuOccupancyMaxActiveBlocksPerMultiprocessor");
 }
 FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** params, void**) {
+  const Lock lock(state_mutex);
   state.launch = *config;
   state.attributes.assign(config->attributes, config->attributes + config->num_attributes);
   state.are_dependent.push_back(false);
@@ -174,15 +189,18 @@ FAKE(cuStreamIsCapturing, StreamHandle, int* status) {
   return called("cuStreamIsCapturing");
 }
 FAKE(cuStreamGetCtx, StreamHandle, ContextHandle* context) {
+  const Lock lock(state_mutex);
   *context = state.stream_context != nullptr ? state.stream_context : state.context_stack.back();
   return called("cuStreamGetCtx");
 }
 FAKE(cuStreamGetCtx_v2, StreamHandle, ContextHandle* context, GreenContextHandle* green) {
+  const Lock lock(state_mutex);
   *green = state.green_context;
   *context = *green != nullptr ? handle<ContextHandle>(0x100U) : state.context_stack.back();
   return called("cuStreamGetCtx_v2");
 }
 FAKE(cuThreadExchangeStreamCaptureMode, int* mode) {
+  const Lock lock(state_mutex);
   std::swap(*mode, state.capture_mode);
   return called("cuThreadExchangeStreamCaptureMode");
 }
