@@ -141,6 +141,7 @@ void add_plan(const Case& named, const GradientProblem&, const cuda::BackwardPla
               const Architecture& architecture, Work& work) {
   std::vector<KernelText> texts;
   add_texts(planned_kernels(plan), texts);
+  add_texts(planned_forward_kernels(plan), texts);
   add_jobs(named, std::move(texts), architecture, work);
 }
 

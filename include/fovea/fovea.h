@@ -336,8 +336,8 @@ typedef struct fovea_attention_forward_args {
   const DLTensor* dropout_seed;
   const DLTensor* dropout_offset;
 
-  /* What q, k, probabilities and v are rounded to: "accurate", "int8,hadamard=yes"; see quant.hpp. kDLCPU: forward and
-   * gradients; kDLCUDA: forward. Forward: "accuracy=0.02": the plan chooses a recipe by the error of out that is
+  /* What q, k, probabilities and v are rounded to: "accurate", "int8,hadamard=yes"; see quant.hpp; forward and
+   * gradients. Forward: "accuracy=0.02": the plan chooses a recipe by the error of out that is
    * allowed, or none. NULL: nothing. The scales [batch, num_heads_kv] f32 (packed: [num_sequences, num_heads_kv])
    * where the recipe has scales=given. */
   const char* quant;

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -38,6 +40,9 @@ struct KernelPlan {
 ///   Plan choose_measured(const Problem&, const DeviceTraits&)   or of this process's tuning
 ///   PlannedKernels planned_kernels(const Plan&)
 ///   Plan refused_by_all(const std::string& reason)
+/// and where its plans run one of another operation, which is loaded with them,
+///   PlannedKernels planned_inner_kernels(const Plan&)
+///   void load_inner(jit::Loader&, const driver::DeviceContext&, Plan&)
 template <typename Operation>
 struct PlanLadder {
   using Problem = typename Operation::Problem;
@@ -48,6 +53,8 @@ struct PlanLadder {
     plan.kernels =
         std::make_shared<const KernelSet>(loader, context, Operation::planned_kernels(plan));
     plan.kernel_source = loader.describe(plan.kernels->source());
+    if constexpr (requires { Operation::load_inner(loader, context, plan); })
+      Operation::load_inner(loader, context, plan);
   }
 
   /// The same; what was measured is no reason to fail: where its kernel cannot be had, the table's choice is taken, and
@@ -73,7 +80,10 @@ struct PlanLadder {
   static void check(jit::Loader& loader, jit::Architecture architecture, const Problem& problem,
                     Plan& plan) {
     const auto look = [&] {
-      return look_for(loader, architecture, Operation::planned_kernels(plan));
+      PlannedKernels kernels = Operation::planned_kernels(plan);
+      if constexpr (requires { Operation::planned_inner_kernels(plan); })
+        std::ranges::move(Operation::planned_inner_kernels(plan), std::back_inserter(kernels));
+      return look_for(loader, architecture, kernels);
     };
     jit::Availability found = look();
     if (!found.why_missing.empty() && plan.is_tuned) {

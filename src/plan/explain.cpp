@@ -9,6 +9,7 @@
 #include "core/num_threads.hpp"
 #include "cpu/features.hpp"
 #include "cpu/quantized/attention_quantized.hpp"
+#include "cuda/backward/rounded.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
 #include "mask/block_map.hpp"
@@ -207,10 +208,16 @@ Explanation explain_backward(const GradientProblem& g, const cuda::BackwardPlan&
   if (plan.candidate.empty()) return e;
   describe_kernel(f, plan, e);
   if (!plan.captured.is_empty()) e.kernel += ", " + cuda::describe(g, plan.captured);
+  const bool is_rounded = plan.rounded != nullptr;
+  if (is_rounded) {
+    e.kernel =
+        fmt::format("{}, {}, {}", cuda::kRoundingName, plan.rounded->forward.candidate, e.kernel);
+  }
   e.sums = cuda::describe_sums(plan);
   const cuda::BackwardTile tile = cuda::tile_of(plan);
   const double visible = tile.q == 0 ? 1 : describe_tiles(f, tile.q, tile.kv, data, e);
-  const cuda::ProductDepths depths = cuda::product_depths(plan);
+  cuda::ProductDepths depths = cuda::product_depths(plan);
+  if (is_rounded) ++depths.qk, ++depths.v;  // S and O anew
   describe_work(f, depths.qk * f.head_dim_qk + depths.v * f.head_dim_v, visible, e);
   add_gradient_bytes(g, e);
   describe_bound(e);

@@ -8,7 +8,6 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
-#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -119,8 +118,6 @@ class Checker {
 
 GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
-  if (problem.forward.q.device != Device::cpu())
-    refuse_quantization(checks, problem.forward.quant, "gradients on GPUs");
   Problem forward = problem.forward;
   forward.wants_lse = true;
   forward.wants_row_max = false;

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
+#include "core/scalar_io.hpp"
+#include "core/shape.hpp"
+#include "reference/head_rows.hpp"
 #include "reference/plain_gradients.hpp"
+#include "reference/quantized.hpp"
 #include "reference/query_rows.hpp"
 
 namespace fovea::reference {
@@ -141,12 +146,70 @@ Tolerances quantized_tolerances(const AttentionForward& args, const Products& pr
   return result;
 }
 
-/// Rounded operands are as large as those of the call.
+AttentionBackward without_recipe(AttentionBackward args) {
+  args.forward.quant = {};
+  args.forward.q_scale = args.forward.k_scale = args.forward.v_scale = {};
+  return args;
+}
+
+/// Numbers in the shape of a tensor of a call, rounded to its dtype.
+class Elements {
+ public:
+  Elements(const TensorView& like, const HeadRows& rows)
+      : bytes_(rows.values().size() * size_bytes(like.dtype())),
+        spec_(make_spec(like.dtype(), shape_of(like.spec()))) {
+    for (std::size_t i = 0; i < rows.values().size(); ++i) {
+      store_scalar(bytes_.data(), spec_.dtype, static_cast<std::int64_t>(i),
+                   static_cast<float>(rows.values()[i]));
+    }
+  }
+  TensorView view() const { return {static_cast<const void*>(bytes_.data()), spec_}; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  TensorSpec spec_;
+};
+
+/// Gradients where rounded operands are rounded once more, to elements of the call.
+BackwardResult backward_at_elements(const AttentionBackward& args) {
+  const RoundedOperands rounded = rounded_operands(args.forward);
+  const Elements q(args.forward.q, rounded.q), k(args.forward.k, rounded.k),
+      v(args.forward.v, rounded.v);
+  AttentionBackward call = without_recipe(args);
+  call.forward.q = q.view();
+  call.forward.k = k.view();
+  call.forward.v = v.view();
+  return reference::attention_backward(call);
+}
+
+/// Twice what this costs, where both are finite.
+void allow_difference(const std::vector<double>& a, const std::vector<double>& b,
+                      Tolerance& tolerance) {
+  double largest = 0, squares = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double error = std::fabs(a[i] - b[i]);
+    if (!std::isfinite(error)) continue;
+    largest = std::max(largest, error);
+    squares += error * error;
+  }
+  tolerance.absolute += kFactor * largest;
+  tolerance.norm += kFactor * std::sqrt(squares);
+}
+
+/// Rounded operands are as large as those of the call. Products of 16 bits take them as elements.
 GradientTolerances quantized_tolerances(const AttentionBackward& args, const Products& products) {
-  AttentionBackward exact = args;
-  exact.forward.quant = {};
-  exact.forward.q_scale = exact.forward.k_scale = exact.forward.v_scale = {};
-  return tolerances(exact, reference::attention_backward(exact), products);
+  const AttentionBackward exact = without_recipe(args);
+  GradientTolerances result = tolerances(exact, reference::attention_backward(exact), products);
+  if (products.dtype != ComputeDtype::bf16 || args.forward.q.dtype() == Dtype::f32) return result;
+  const BackwardResult rounded = reference::attention_backward(args);
+  const BackwardResult once_more = backward_at_elements(args);
+  allow_difference(rounded.dq, once_more.dq, result.dq);
+  allow_difference(rounded.dk, once_more.dk, result.dk);
+  allow_difference(rounded.dv, once_more.dv, result.dv);
+  allow_difference(rounded.dsinks, once_more.dsinks, result.dsinks);
+  for (auto& [name, tolerance] : result.dcaptured)
+    allow_difference(rounded.dcaptured.at(name), once_more.dcaptured.at(name), tolerance);
+  return result;
 }
 
 }  // namespace

@@ -7,6 +7,8 @@
 //   redo_keys, redo_values, redo_queries  tiles of them that were not finite, where the candidate cannot tell why
 //   sinks           dsinks, where wanted
 //   captured_deltas, ...    gradients of captured data (captured.hpp)
+//
+// With a recipe all of these follow what rounds q, k and v, and forward at the rounded ones (rounded.hpp).
 #pragma once
 
 #include <cstddef>
@@ -56,6 +58,8 @@ struct BackwardMemory {
   std::size_t tables_at = 0;
 };
 
+struct RoundedGradients;
+
 /// What a call needs beyond its arguments, found once.
 struct BackwardPlan : KernelPlan {
   // Of the candidate, in their order; none where only dsinks are wanted.
@@ -67,10 +71,12 @@ struct BackwardPlan : KernelPlan {
   std::shared_ptr<const expr::CudaProgram> program;
   CaptureSlots capture_slots;
   RangeTables range_tables;
+  std::shared_ptr<RoundedGradients> rounded;  // where there is a recipe: all else is of its problem
 };
 
-/// All that is compiled for a plan.
+/// All that is compiled for a plan, but for forward's kernels where a recipe has out and lse anew.
 PlannedKernels planned_kernels(const BackwardPlan& plan);
+PlannedKernels planned_forward_kernels(const BackwardPlan& plan);
 
 /// Queries and keys of a tile of the first step; 0 where there is none.
 struct BackwardTile {

@@ -1,6 +1,8 @@
 // The choice of kernels for gradients and what they need: asked once per problem.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,6 +13,8 @@
 #include "cuda/backward/candidates.hpp"
 #include "cuda/backward/choices.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/rounded.hpp"
+#include "cuda/forward/kernels.hpp"
 #include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "cuda/spec_text.hpp"
@@ -135,6 +139,12 @@ struct BackwardOperation {
     return choose_backward(problem, device, process_tuning());
   }
   static PlannedKernels planned_kernels(const Plan& plan) { return cuda::planned_kernels(plan); }
+  static PlannedKernels planned_inner_kernels(const Plan& plan) {
+    return planned_forward_kernels(plan);
+  }
+  static void load_inner(jit::Loader& loader, const driver::DeviceContext& context, Plan& plan) {
+    if (plan.rounded != nullptr) ForwardLadder::load(loader, context, plan.rounded->forward);
+  }
   static Plan refused_by_all(const std::string& reason) { return cuda::refused_by_all(reason); }
 };
 using BackwardLadder = PlanLadder<BackwardOperation>;
@@ -148,7 +158,14 @@ PlannedKernels planned_kernels(const BackwardPlan& plan) {
   add_captured_kernels(plan.captured, kernels);
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});
+  if (plan.rounded != nullptr)
+    std::ranges::move(quantize_kv_kernels(plan.rounded->spec), std::back_inserter(kernels));
   return kernels;
+}
+
+PlannedKernels planned_forward_kernels(const BackwardPlan& plan) {
+  if (plan.rounded == nullptr) return {};
+  return planned_kernels(plan.rounded->forward);
 }
 
 BackwardTile tile_of(const BackwardPlan& plan) {
@@ -196,8 +213,36 @@ BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits&
   return choose_backward(problem, device, TuningFile{});
 }
 
+namespace {
+
+/// By the recipe's rounding, then as without one.
+BackwardPlan choose_rounded(const GradientProblem& g, const DeviceTraits& device,
+                            const TuningFile& tuning) {
+  BackwardPlan plan;
+  if (const auto refusal = refuses_rounding(g.forward, device)) {
+    plan.refused.push_back({std::string(kRoundingName), refusal->reason});
+    return plan;
+  }
+  auto rounded = std::make_shared<RoundedGradients>(rounded_gradients(g));
+  plan = choose_backward(rounded->problem, device, tuning);
+  if (plan.candidate.empty()) return plan;
+  rounded->forward = choose_forward(rounded->problem.forward, device, tuning);
+  if (rounded->forward.candidate.empty()) {
+    plan.candidate.clear();
+    plan.refused = rounded->forward.refused;
+    return plan;
+  }
+  plan.is_tuned = plan.is_tuned || rounded->forward.is_tuned;
+  plan.workspace_bytes = place_rounded(g, plan.workspace_bytes, *rounded);
+  plan.rounded = std::move(rounded);
+  return plan;
+}
+
+}  // namespace
+
 BackwardPlan choose_backward(const GradientProblem& problem, const DeviceTraits& device,
                              const TuningFile& tuning) {
+  if (!problem.forward.problem.quant.is_none()) return choose_rounded(problem, device, tuning);
   BackwardPlan plan = plan_programs(problem, device);
   if (plan.program == nullptr) return plan;
   TunedBackwardChoice tuned = tuned_choice(problem, device, tuning);
@@ -249,6 +294,8 @@ BackwardPlan plan_backward(const GradientProblem& problem, Device device) {
 
 void attention_backward(const GradientProblem& problem, const BackwardPlan& plan,
                         const AttentionBackward& args, void* workspace, void* stream) {
+  if (plan.rounded != nullptr)
+    return attention_rounded_backward(problem, plan, args, workspace, stream);
   backward_candidate_named(plan.candidate).launch(problem, plan, args, workspace, stream);
 }
 

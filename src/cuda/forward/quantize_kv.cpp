@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "cuda/forward/quantized_recipe.hpp"
+#include "cuda/params/tensor_params.hpp"
+
 namespace fovea::cuda {
 namespace {
 
@@ -36,21 +39,25 @@ struct Parts {
 };
 
 Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
-  const Counts counts = Counts::of_keys(f);
-  const std::int64_t lists = counts.lists * f.num_heads_kv;
-  const std::int64_t tiles = lists * counts.tiles;
+  const Counts keys = Counts::of_keys(f), queries = Counts::of_queries(f);
+  const std::int64_t lists = keys.lists * f.num_heads_kv;
+  const std::int64_t num_keys = lists * keys.rows;
+  const std::int64_t tiles = spec.writes_numbers ? 0 : lists * keys.tiles;  // of codes
+  const std::int64_t num_queries = spec.rounds_q ? queries.lists * f.num_heads_q * queries.rows : 0;
+  const auto size = std::int64_t{spec.writes_numbers ? 2 : 1};
+  const std::int64_t v_bytes = spec.writes_numbers ? num_keys * spec.head_dim_v * size
+                                                   : tiles * spec.head_dim_v * kQuantizedTile;
   const std::int64_t mean_bytes =
       f.num_sequences * f.num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
+  const std::int64_t num_scales = spec.head_dim_v > 0 ? tiles : 0;
+  const std::int64_t num_rows = spec.writes_numbers ? 0 : num_queries;
   Parts at{};
-  at.keys = at.k_codes + part_bytes(lists * counts.rows * spec.head_dim_qk);
+  at.keys = at.k_codes + part_bytes(num_keys * spec.head_dim_qk * size);
   at.mean = at.keys + part_bytes(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
   at.v_codes = at.mean + part_bytes(mean_bytes);
-  at.v_scales = at.v_codes + part_bytes(tiles * spec.head_dim_v * kQuantizedTile);
-  const std::int64_t num_scales = spec.head_dim_v > 0 ? tiles : 0;
+  at.v_scales = at.v_codes + part_bytes(v_bytes);
   at.q_codes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
-  const Counts queries = Counts::of_queries(f);
-  const std::int64_t num_rows = spec.rounds_q ? queries.lists * f.num_heads_q * queries.rows : 0;
-  at.rows = at.q_codes + part_bytes(num_rows * spec.head_dim_qk);
+  at.rows = at.q_codes + part_bytes(num_queries * spec.head_dim_qk * size);
   at.bytes = at.rows + part_bytes(num_rows * std::int64_t{sizeof(QuantizedRow)});
   return at;
 }
@@ -93,6 +100,7 @@ QuantizeQParams query_params(const ForwardParams& call, const Counts& counts, st
           .cu_seqlens_q = call.cu_seqlens_q,
           .total_q = call.total_q,
           .codes = reinterpret_cast<std::int8_t*>(codes),
+          .numbers = reinterpret_cast<std::uint16_t*>(codes),
           .beside = {.rows = reinterpret_cast<const QuantizedRow*>(rows),
                      .batch_stride = std::int64_t{call.num_heads_q} * call.seqlen_q,
                      .head_stride = counts.rows}};
@@ -118,6 +126,17 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
           .is_packed = attention.is_varlen,
           .rounds_q = true,
           .reads_elements = true};
+}
+
+QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
+  const bool rounds_v = sums_codes(f.problem.quant);
+  return {.element = element_of(f.problem.q.dtype),
+          .head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk)),
+          .head_dim_v = rounds_v ? static_cast<std::int32_t>(panels_of(f.head_dim_v)) : 0,
+          .is_packed = f.is_varlen,
+          .rounds_q = true,
+          .reads_elements = true,
+          .writes_numbers = true};
 }
 
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
@@ -152,11 +171,13 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
                      .num_sequences = call.num_sequences,
                      .total_kv = call.total_kv,
                      .codes = reinterpret_cast<std::int8_t*>(base + at.k_codes),
+                     .numbers = reinterpret_cast<std::uint16_t*>(base + at.k_codes),
                      .beside = {.keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
                                 .mean = reinterpret_cast<const float*>(base + at.mean),
                                 .num_tiles = num_tiles}};
   launch.params.v = {.v = call.v,
                      .head_dim = call.head_dim_v,
+                     .is_aligned = call.is_kv_aligned,
                      .num_heads_kv = call.num_heads_kv,
                      .seqlen_kv = call.seqlen_kv,
                      .num_tiles = num_tiles,
@@ -164,6 +185,7 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
                      .num_sequences = call.num_sequences,
                      .total_kv = call.total_kv,
                      .codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes),
+                     .numbers = reinterpret_cast<std::uint16_t*>(base + at.v_codes),
                      .beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)}};
   if (call.num_sequences == 0) return launch;
   const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);
@@ -191,6 +213,30 @@ void QuantizeKvLaunch::add_to(KernelLaunches& all) const {
   quantize.shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(spec));
   quantize.is_pdl = overlaps;
   all.add(quantize);
+}
+
+TensorSpec rounded_spec(const TensorSpec& given, std::int64_t width) {
+  TensorSpec spec = given;
+  const auto row = static_cast<std::size_t>(given.rank) - 3;
+  const std::int64_t rows = given.shape[row], heads = given.shape[row + 1];
+  spec.strides[row] = width;
+  spec.strides[row + 1] = rows * width;
+  spec.strides[row + 2] = 1;
+  if (row == 1) spec.strides[0] = heads * rows * width;
+  return spec;
+}
+
+RoundedTensors rounded_tensors(const QuantizeKvLaunch& launch, const AttentionForward& args) {
+  const auto rounded = [](std::uint16_t* numbers, const TensorView& given, std::int64_t width) {
+    return TensorView(static_cast<void*>(numbers), rounded_spec(given.spec(), width));
+  };
+  const QuantizeKvSpec& spec = launch.spec;
+  const QuantizeKvParams& p = launch.params;
+  RoundedTensors tensors{.q = rounded(p.q.numbers, args.q, spec.head_dim_qk),
+                         .k = rounded(p.k.numbers, args.k, spec.head_dim_qk),
+                         .v = args.v};
+  if (spec.head_dim_v > 0) tensors.v = rounded(p.v.numbers, args.v, spec.head_dim_v);
+  return tensors;
 }
 
 TensorMapParam map_of_key_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch) {

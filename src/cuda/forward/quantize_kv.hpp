@@ -26,19 +26,22 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, head_dim_v),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_packed),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounds_q),
-                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements)};
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, writes_numbers)};
 };
 
 /// Parts of a workspace begin at multiples of this.
 inline constexpr std::int64_t kPartAlignment = 256;
 constexpr std::size_t part_bytes(std::int64_t bytes) {
-  return static_cast<std::size_t>(ceil_div(bytes, kPartAlignment) * kPartAlignment);
+  return static_cast<std::size_t>(fovea::ceil_div(bytes, kPartAlignment) * kPartAlignment);
 }
 
 /// For attention of this spec: Hopper's, which rounds Q itself and whose operands TMA can read; sm_80's, whose lie
 /// anywhere.
 QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention);
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention);
+/// For kernels of 16 bits: q and k as the numbers that their codes stand for; v too, where the recipe has codes of it.
+QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& problem);
 /// Means of keys, then codes.
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec);
 
@@ -47,6 +50,9 @@ std::size_t quantized_bytes(const QuantizeKvSpec& spec, const ForwardProblem& pr
 
 /// CTAs of the kernel that rounds, packed or not; of all operands.
 std::int64_t num_quantizing_ctas(const ForwardProblem& problem);
+
+/// From there on a kernel can start while the one before it ends.
+inline constexpr int kFirstThatOverlaps = 90;
 
 struct QuantizeKvLaunch {
   QuantizeKvParams params{};
@@ -64,6 +70,14 @@ struct QuantizeKvLaunch {
 /// `to` holds quantized_bytes, at a multiple of 256 as its parts are.
 QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardProblem& problem,
                                     const ForwardParams& call, void* to);
+
+/// The numbers that such a launch writes, in the shapes of the call's tensors.
+struct RoundedTensors {
+  TensorView q, k, v;  // v as given, where it has no codes
+};
+RoundedTensors rounded_tensors(const QuantizeKvLaunch& launch, const AttentionForward& args);
+/// How a tensor of that shape lies: heads before rows, each of `width` elements.
+TensorSpec rounded_spec(const TensorSpec& given, std::int64_t width);
 
 /// The codes as TMA takes them, a tile in a box.
 TensorMapParam map_of_key_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch);

@@ -13,9 +13,6 @@ namespace {
 /// The widest rows that kernels round.
 constexpr std::int64_t kMostHeadDimQk = 128;
 
-/// From there on a kernel can start while the one before it ends.
-constexpr int kFirstThatOverlaps = 90;
-
 TeamSpec without_tile(const ForwardProblem& f) {
   TeamSpec spec{common_spec(f)};
   spec.multiplies_codes = true;

@@ -8,6 +8,7 @@
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm80_quantized.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
 #include "problem/forward.hpp"
@@ -134,6 +135,18 @@ INSTANTIATE_TEST_SUITE_P(All, Sm80QuantizedSpecs,
                                            Sm80Shape{{9, 0}, {"sm90_full_64", 64}},
                                            Sm80Shape{{12, 0}, {"sm120_full_128", 128}}),
                          [](const auto& each) { return std::string(each.param.shape.name); });
+
+/// Numbers in the place of codes, for gradients.
+TEST(QuantizedNumbers, SpillNothing) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardProblem problem = problem_of({.name = "", .head_dim = 128, .quant = "fast"});
+  for (const jit::Architecture architecture : {jit::Architecture{8, 0}, {9, 0}}) {
+    for (const PlannedKernel& kernel : quantize_kv_kernels(quantize_numbers_spec(problem))) {
+      EXPECT_EQ(compiler().compile(kernel.text, architecture).report.spill_bytes, 0)
+          << kernel.text.label << " " << architecture.name();
+    }
+  }
+}
 
 }  // namespace
 }  // namespace fovea::cuda

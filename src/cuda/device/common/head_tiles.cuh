@@ -5,6 +5,7 @@
 #include "common/packed_row.cuh"
 #include "common/sequence.cuh"
 #include "ptx/base.cuh"
+#include "ptx/memory.cuh"
 #include "shared/quantize_k.h"
 #include "shared/tensor_params.h"
 
@@ -16,6 +17,27 @@ struct HeadRows {
   std::int64_t row_stride, col_stride;
   std::int32_t count;
 };
+
+/// Eight neighbouring elements of a row; zeros where there is no such row, and behind the problem's head_dim.
+/// `operand`: its parameters, head_dim and is_aligned among them.
+template <bool reads_elements, class Params>
+FOVEA_DEVICE ptx::U32x4 load_eight(const HeadRows& rows, std::int64_t row, int channel,
+                                   const Params& operand) {
+  if (row >= rows.count || channel >= operand.head_dim) return {};
+  const std::uint16_t* const first = rows.data + row * rows.row_stride;
+  if (!reads_elements || operand.is_aligned != 0)
+    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + channel));
+  // By elements, which are shifted in one after the other: any alignment, any stride.
+  ptx::U32x4 chunk{};
+#pragma unroll 1
+  for (int col = channel; col < channel + 8; ++col) {
+    std::uint32_t bits = 0;
+    if (col < operand.head_dim) bits = ptx::ld_global_nc(first + col * rows.col_stride);
+    chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
+             chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
+  }
+  return chunk;
+}
 
 /// Rows from `begin` on of a sequence and head. `number`: of its head's tiles. `row`: of row 0 of the sequence, among
 /// those of all sequences and heads.

@@ -73,25 +73,7 @@ struct QuantizeK {
 
   /// Zeros where there is no such row, and behind the problem's head_dim.
   FOVEA_DEVICE_MEMBER ptx::U32x4 load(const HeadRows& rows, std::int64_t row) const {
-    if (row >= rows.count || channel >= p.head_dim) return {};
-    const std::uint16_t* const first = rows.data + row * rows.row_stride;
-    if constexpr (spec.reads_elements) {
-      if (p.is_aligned == 0) return gather(first, rows.col_stride);
-    }
-    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + channel));
-  }
-
-  /// The same by elements, which are shifted in one after the other: any alignment, any stride.
-  FOVEA_DEVICE_MEMBER ptx::U32x4 gather(const std::uint16_t* row, std::int64_t col_stride) const {
-    ptx::U32x4 chunk{};
-#pragma unroll 1
-    for (int col = channel; col < channel + 8; ++col) {
-      std::uint32_t bits = 0;
-      if (col < p.head_dim) bits = ptx::ld_global_nc(row + col * col_stride);
-      chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
-               chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
-    }
-    return chunk;
+    return load_eight<spec.reads_elements>(rows, row, channel, p);
   }
 
   using Chunks = ptx::U32x4[kSteps];
@@ -203,7 +185,7 @@ struct QuantizeK {
     }
     const QuantizedKeys group = of_group(greatest, unrounded);
     const float reciprocal = ptx::div_rn(1.0F, ptx::abs(group.scale));
-    std::int8_t* const codes = p.codes + (tile.row + tile.begin) * kHeadDim + channel;
+    auto* const to = rounded() + (tile.row + tile.begin) * kHeadDim + channel;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int of_tile = row_of(step);
@@ -211,10 +193,28 @@ struct QuantizeK {
       EightNumbers x;
       smooth(rows, tile, step, chunks[step], !is_rounded, mean, x);
       if (tile.begin + of_tile < rows.count) {
-        ptx::st_global(reinterpret_cast<ptx::U32x2*>(codes + of_tile * kHeadDim),
-                       codes_of(x, reciprocal));
+        const ptx::U32x2 codes = codes_of(x, reciprocal);
+        if constexpr (spec.writes_numbers) {
+          const auto numbers = elements_of_codes<spec.element>(codes, ptx::abs(group.scale), mean);
+          ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + of_tile * kHeadDim),
+                         is_rounded ? numbers : chunks[step]);
+        } else {
+          ptx::st_global(reinterpret_cast<ptx::U32x2*>(to + of_tile * kHeadDim), codes);
+        }
       }
     }
+    if constexpr (!spec.writes_numbers) write_group(tile, group);
+  }
+
+  /// What is written: codes, or numbers in their place.
+  FOVEA_DEVICE_MEMBER auto* rounded() const {
+    if constexpr (spec.writes_numbers)
+      return p.numbers;
+    else
+      return p.codes;
+  }
+
+  FOVEA_DEVICE_MEMBER void write_group(const HeadTile& tile, const QuantizedKeys& group) const {
     if (warp < kScalesOfTile && lane == 0) {
       QuantizedKeys* const to = const_cast<QuantizedKeys*>(p.beside.keys);
       const std::int64_t pair =

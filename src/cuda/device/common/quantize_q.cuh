@@ -4,7 +4,7 @@
 //   code = rint(q / scale),  scale = greatest |q| of the row / 127
 //
 // A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
-// subtracted; beside the codes of a row is q · μ, which its scores lack.
+// subtracted; beside the codes of a row is q · μ, which its scores lack. Numbers lack nothing.
 #pragma once
 
 #include "common/head_tiles.cuh"
@@ -41,8 +41,8 @@ struct QuantizeQ {
     const HeadRows rows = queries().rows(tile.sequence, tile.head);
     typename Keys::Chunks chunks;
     keys.load_tile(rows, tile.begin, chunks);
-    EightNumbers mean;
-    keys.read_mean(tile.sequence, tile.head / p.group, mean);
+    EightNumbers mean{};
+    if constexpr (!spec.writes_numbers) keys.read_mean(tile.sequence, tile.head / p.group, mean);
 #pragma unroll
     for (int step = 0; step < Keys::kSteps; ++step) {
       const bool is_rounded = !keys.is_mine(Keys::unrounded_rows(chunks[step]));
@@ -51,8 +51,13 @@ struct QuantizeQ {
       const QuantizedRow beside = beside_of(x, mean);
       const ptx::U32x2 codes = codes_of(x, ptx::div_rn(1.0F, beside.scale));
       const std::int32_t row = tile.begin + keys.row_of(step);
-      if (row < rows.count)
+      if (row >= rows.count) continue;
+      if constexpr (spec.writes_numbers) {
+        const auto numbers = elements_of_codes<spec.element>(codes, beside.scale, mean);
+        store(tile.row + row, is_rounded ? numbers : chunks[step]);
+      } else {
         store(tile.row + row, codes, {is_rounded ? beside.scale : 0.0F, beside.of_mean});
+      }
     }
   }
 
@@ -71,6 +76,11 @@ struct QuantizeQ {
   }
 
   /// `row`: of those of all sequences and heads.
+  FOVEA_DEVICE_MEMBER void store(std::int64_t row, const ptx::U32x4& numbers) const {
+    ptx::st_global(reinterpret_cast<ptx::U32x4*>(p.numbers + row * Keys::kHeadDim + keys.channel),
+                   numbers);
+  }
+
   FOVEA_DEVICE_MEMBER void store(std::int64_t row, ptx::U32x2 codes,
                                  const QuantizedRow& beside) const {
     ptx::st_global(reinterpret_cast<ptx::U32x2*>(p.codes + row * Keys::kHeadDim + keys.channel),

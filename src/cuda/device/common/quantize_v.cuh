@@ -4,7 +4,7 @@
 //
 // A CTA takes a tile of one head. A thread holds 4 keys x 8 channels, whose codes are 8 words of the transposed tile:
 // those keys are neighbours there (shared/quantize_v.h). The tile is put together in shared memory, for 4 bytes a row
-// are no access to memory, and goes out by rows of 128.
+// are no access to memory, and goes out by rows of 128. Numbers in the place of codes go out as rows came in.
 //
 // Arithmetic is f32, each operation rounded to nearest even, as src/reference/quantized.cpp has it: codes and scales
 // have defined bits. Keys behind the end have code 0. NaN and infinities do not count for the scale and have kNanCode.
@@ -12,9 +12,11 @@
 // Bound: memory, 3 bytes an element.
 #pragma once
 
+#include "common/codes.cuh"
 #include "common/element_pair.cuh"
 #include "common/head_tiles.cuh"
 #include "common/passes.cuh"
+#include "common/round_to_codes.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/math.cuh"
@@ -49,7 +51,7 @@ struct QuantizeV {
                                           p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
     const HeadTile tile = tiles.tile(number);
     const HeadRows rows = tiles.rows(tile.sequence, tile.head);
-    if (tile.begin < rows.count) round(rows, tile.begin, number);
+    if (tile.begin < rows.count) round(tile, rows, number);
   }
 
  private:
@@ -57,21 +59,27 @@ struct QuantizeV {
     return thread / kOctets + step * (kQuantizeThreads / kOctets);
   }
 
-  FOVEA_DEVICE_MEMBER void round(const HeadRows& rows, std::int32_t begin,
+  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile, const HeadRows& rows,
                                  std::int32_t number) const {
     Block blocks[kSteps];
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
+    for (int step = 0; step < kSteps; ++step) load(rows, tile.begin, quad_of(step), blocks[step]);
     std::uint32_t greatest = 0;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) greatest = greatest_bits(blocks[step], greatest);
     const float scale = scale_of(high_of<spec.element>(greatest));
     const float reciprocal = ptx::div_rn(1.0F, scale);
+    if constexpr (spec.writes_numbers) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) put(blocks[step], reciprocal, quad_of(step));
-    ptx::sync_threads();
-    write(number);
-    if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
+      for (int step = 0; step < kSteps; ++step)
+        write_numbers(tile, rows.count, quad_of(step), blocks[step], {scale, reciprocal});
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) put(blocks[step], reciprocal, quad_of(step));
+      ptx::sync_threads();
+      write(number);
+      if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
+    }
   }
 
   /// Zeros where there are no keys, and behind the problem's head_dim.
@@ -80,11 +88,7 @@ struct QuantizeV {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const std::int64_t row = std::int64_t{begin} + key_of_byte(kKeys * quad + i);
-      block[i] = {};
-      if (row < rows.count && 8 * octet < p.head_dim) {
-        block[i] = ptx::ld_global_nc(
-            reinterpret_cast<const ptx::U32x4*>(rows.data + row * rows.row_stride + 8 * octet));
-      }
+      block[i] = load_eight<spec.reads_elements>(rows, row, 8 * octet, p);
     }
   }
 
@@ -142,6 +146,39 @@ struct QuantizeV {
       const std::uint32_t codes =
           ptx::cvt_e4m3x2(scaled[0], scaled[1]) | ptx::cvt_e4m3x2(scaled[2], scaled[3]) << 16U;
       ptx::st_shared(word_at(8 * octet + c, quad), codes);
+    }
+  }
+
+  struct Scale {
+    float value, reciprocal;
+  };
+
+  /// Keys of `block` as the numbers that their codes stand for.
+  FOVEA_DEVICE_MEMBER void write_numbers(const HeadTile& tile, std::int32_t num_rows, int quad,
+                                         const Block& block, const Scale& scale) const {
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      const std::int64_t row = std::int64_t{tile.begin} + key_of_byte(kKeys * quad + i);
+      if (row >= num_rows) continue;
+      EightNumbers x;
+      unpack<spec.element>(block[i], x);
+      round_four(x, scale);
+      round_four(x + 4, scale);
+      ptx::st_global(
+          reinterpret_cast<ptx::U32x4*>(p.numbers + (tile.row + row) * kHeadDim + 8 * octet),
+          elements_of<spec.element>(x));
+    }
+  }
+
+  /// What is not finite stays as it is.
+  FOVEA_DEVICE void round_four(float* x, const Scale& scale) {
+    std::uint32_t codes = 0;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) codes |= e4m3_of(ptx::mul_rn(x[d], scale.reciprocal)) << (8 * d);
+    const FourNumbers numbers = numbers_of_e4m3(codes, scale.value);
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      if (x[d] - x[d] == 0.0F) x[d] = limited<spec.element>(numbers.x[d]);
     }
   }
 

@@ -4,6 +4,7 @@
 // quantize_k.cuh.
 #pragma once
 
+#include "common/codes.cuh"
 #include "common/element_pair.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -45,6 +46,35 @@ FOVEA_DEVICE ptx::U32x2 codes_of(const EightNumbers& x, float reciprocal) {
                          ptx::mul_rn(x[d + 2], reciprocal), ptx::mul_rn(x[d + 3], reciprocal));
   };
   return {four(0), four(4)};
+}
+
+/// Rounded.
+template <Element element>
+FOVEA_DEVICE ptx::U32x4 elements_of(const EightNumbers& x) {
+  return {pair_of<element>(x[0], x[1]), pair_of<element>(x[2], x[3]), pair_of<element>(x[4], x[5]),
+          pair_of<element>(x[6], x[7])};
+}
+
+/// At most the greatest element of f16: an infinity would be no rounding of a number. bf16 has the range of f32.
+template <Element element>
+FOVEA_DEVICE float limited(float x) {
+  constexpr float kGreatest = 65504;
+  if constexpr (element == Element::bf16) return x;
+  return ptx::min_ftz(ptx::max_ftz(x, -kGreatest), kGreatest);
+}
+
+/// The numbers that codes stand for, with what was subtracted before, as elements: one rounding to f32, and theirs.
+template <Element element>
+FOVEA_DEVICE ptx::U32x4 elements_of_codes(ptx::U32x2 codes, float scale, const EightNumbers& mean) {
+  EightNumbers x;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const FourNumbers four = numbers_of_int8(half == 0 ? codes.x : codes.y, 1.0F);
+#pragma unroll
+    for (int d = 0; d < 4; ++d)
+      x[4 * half + d] = limited<element>(ptx::fma_rn(four.x[d], scale, mean[4 * half + d]));
+  }
+  return elements_of<element>(x);
 }
 
 }  // namespace fovea::cuda

@@ -50,7 +50,8 @@ struct QuantizeKParams {
   std::int64_t total_kv;  // rows of all of them, of one head
   // [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
   std::int8_t* codes;
-  QuantizedParams beside;
+  std::uint16_t* numbers;  // or these elements, in the same places
+  QuantizedParams beside;  // of codes; mean always
 };
 
 /// Threads of a CTA, and bytes of its shared memory: sums of the sample; what warps say of their keys.

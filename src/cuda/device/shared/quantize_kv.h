@@ -15,7 +15,9 @@ struct QuantizeKvSpec {
   std::int32_t head_dim_qk = 128, head_dim_v = 0;
   bool is_packed = false;
   bool rounds_q = false;        // else attention does
-  bool reads_elements = false;  // of k and q: rows lie at any alignment, with any strides
+  bool reads_elements = false;  // rows lie at any alignment, with any strides
+  // In the place of codes the numbers that they stand for, as elements, for kernels that multiply those.
+  bool writes_numbers = false;
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };

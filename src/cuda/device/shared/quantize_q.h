@@ -29,7 +29,8 @@ struct QuantizeQParams {
   std::int64_t total_q;     // rows of all sequences, of one head
   // [batch, num_heads_q, seqlen_q, head_dim of the codes], packed [num_heads_q, total_q, head_dim]
   std::int8_t* codes;
-  QuantizedRows beside;
+  std::uint16_t* numbers;  // or these elements, in the same places
+  QuantizedRows beside;    // of codes
 };
 
 }  // namespace fovea::cuda

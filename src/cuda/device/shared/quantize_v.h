@@ -30,8 +30,9 @@ struct QuantizedValues {
 };
 
 struct QuantizeVParams {
-  BshdParam v;  // [batch, seqlen_kv, num_heads_kv, head_dim], rows at multiples of 16 bytes
-  std::int32_t head_dim;  // of the problem, a multiple of 8
+  BshdParam v;              // [batch, seqlen_kv, num_heads_kv, head_dim]
+  std::int32_t head_dim;    // of the problem
+  std::int32_t is_aligned;  // as of k
   std::int32_t num_heads_kv, seqlen_kv;
   std::int32_t num_tiles;    // of a sequence and head; packed: of a head
   IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
@@ -39,7 +40,9 @@ struct QuantizeVParams {
   std::int64_t total_kv;  // rows of all of them, of one head
   std::uint8_t*
       codes;  // [batch, num_heads_kv, num_tiles, head_dim of the codes, kQuantizedTile], packed without batch
-  QuantizedValues beside;
+  // Or elements: [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
+  std::uint16_t* numbers;
+  QuantizedValues beside;  // of codes
 };
 
 /// A tile of codes is put together in shared memory; behind it the greatest magnitude of each warp.
