@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "fovea/mask.hpp"
 
 #include "cuda/forward/quantized_recipe.hpp"
 
@@ -13,11 +16,18 @@ constexpr std::int32_t kRowsOfGroup = 64;
 /// Rows of codes are one panel of 128 bytes.
 constexpr std::int64_t kMostHeadDim = 128;
 
-/// Where it was measured to be faster than 16 bits, rounding included: so many queries and keys, and head dims that
+/// Where it was measured to be faster than our 16 bits, rounding included: so many queries and keys, and head dims that
 /// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
 constexpr std::int64_t kFewestToPay = 16384;
-constexpr std::int64_t kFewestToPayOfSums = 4096;  // where codes are summed too
+constexpr std::int64_t kFewestToPayOfSums =
+    4096;  // where codes are summed too, and nothing is masked
 constexpr std::int64_t kWidestOfNarrow = 96;
+
+/// Half of a square, whichever way it is aligned.
+bool is_causal(const ForwardProblem& f) {
+  const MaskMod& mask = f.problem.mask;
+  return f.seqlen_q == f.seqlen_kv && (mask == causal() || mask == causal(Align::top_left));
+}
 
 /// Codes of P are made of products of codes, and summed with V.
 std::optional<Refusal> refuses_sums(const ForwardProblem& f) {
@@ -54,13 +64,18 @@ std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
     return fmt::format("head dims are {} and {}; it is faster with more than {}", f.head_dim_qk,
                        f.head_dim_v, kWidestOfNarrow);
   }
-  const std::int64_t fewest = sums_codes(p.quant) ? kFewestToPayOfSums : kFewestToPay;
-  if (f.seqlen_kv < fewest)
-    return fmt::format("seqlen_kv is {}; it is faster from {} on", f.seqlen_kv, fewest);
-  if (f.seqlen_q < fewest)
-    return fmt::format("seqlen_q is {}; it is faster from {} on", f.seqlen_q, fewest);
-  if (f.is_varlen || !p.mask.is_all_visible() || !p.score.is_identity() || p.dropout.p > 0)
-    return "it is faster with dense tensors and neither mask, score program nor dropout";
+  const bool is_full = p.mask.is_all_visible();
+  if (f.is_varlen || !(is_full || is_causal(f)) || !p.score.is_identity() || p.dropout.p > 0) {
+    return "it is faster with dense tensors, no mask or a causal one of equal lengths, and neither "
+           "score program nor dropout";
+  }
+  const std::int64_t fewest = sums_codes(p.quant) && is_full ? kFewestToPayOfSums : kFewestToPay;
+  for (const auto& [name, length] : {std::pair{"kv", f.seqlen_kv}, std::pair{"q", f.seqlen_q}}) {
+    if (length < fewest) {
+      return fmt::format("seqlen_{} is {}; {} it is faster from {} on", name, length,
+                         is_full ? "without a mask" : "causal", fewest);
+    }
+  }
   return "";
 }
 

@@ -331,19 +331,31 @@ TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
   EXPECT_EQ(differing([](Shape& s) { s.head_dim_v = 96; }),
             "head dims are 128 and 96; it is faster with more than 96");
   EXPECT_EQ(differing([](Shape& s) { s.seqlen_kv = 8192; }),
-            "seqlen_kv is 8192; it is faster from 16384 on");
+            "seqlen_kv is 8192; without a mask it is faster from 16384 on");
   EXPECT_EQ(differing([](Shape& s) { s.seqlen_q = 1; }),
-            "seqlen_q is 1; it is faster from 16384 on");
+            "seqlen_q is 1; without a mask it is faster from 16384 on");
   Shape shorter = measured;
   shorter.seqlen_q = shorter.seqlen_kv = 4096;
   EXPECT_EQ(why(with_recipe(shorter, "fast")), "");
   shorter.seqlen_q = shorter.seqlen_kv = 2048;
-  EXPECT_EQ(why(with_recipe(shorter, "fast")), "seqlen_kv is 2048; it is faster from 4096 on");
+  EXPECT_EQ(why(with_recipe(shorter, "fast")),
+            "seqlen_kv is 2048; without a mask it is faster from 4096 on");
+  const auto masked = [&](Shape shape, const MaskMod& mask, std::string_view recipe = "fast") {
+    Problem problem = with_recipe(shape, recipe);
+    problem.mask = mask;
+    return why(problem);
+  };
+  EXPECT_EQ(masked(measured, causal()), "");
+  EXPECT_EQ(masked(measured, causal(Align::top_left), "accurate"), "");
+  shorter.seqlen_q = shorter.seqlen_kv = 4096;
+  EXPECT_EQ(masked(shorter, causal()), "seqlen_kv is 4096; causal it is faster from 16384 on");
   constexpr const char* kOthers =
-      "it is faster with dense tensors and neither mask, score program nor dropout";
-  Problem masked = problem_of(measured);
-  masked.mask = causal();
-  EXPECT_EQ(why(masked), kOthers);
+      "it is faster with dense tensors, no mask or a causal one of equal lengths, and neither "
+      "score program nor dropout";
+  EXPECT_EQ(masked(measured, window(1024, 0)), kOthers);
+  Shape longer = measured;
+  longer.seqlen_kv = 32768;
+  EXPECT_EQ(masked(longer, causal()), kOthers);
   Problem scored = problem_of(measured);
   scored.score = softcap(30);
   EXPECT_EQ(why(scored), kOthers);
