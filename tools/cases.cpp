@@ -58,6 +58,7 @@ class CaseReader {
     if (result_.is_backward) fail("stands beside backward: a cache has no gradients");
     if (!result_.seqlens_q.empty()) fail("stands beside packed sequences");
     if (result_.num_documents > 0 || o.dropout.p > 0) fail("stands beside documents or dropout");
+    if (!o.quant.is_none()) fail("stands beside quant: a cache is not rounded");
     const std::int64_t seqlen_kv = o.seqlen_kv.value_or(*o.seqlen_q);
     if (result_.page_size > 0 && seqlen_kv % result_.page_size != 0)
       fail("does not divide seqlen_kv");
@@ -97,6 +98,14 @@ class CaseReader {
   bool boolean(const Json& value) const {
     if (!value.is_boolean()) fail("is not true or false");
     return value.get<bool>();
+  }
+
+  Quantization recipe(const Json& value) const {
+    const Quantization quant =
+        parse_recipe(fmt::format("{}: case '{}': {}", where_, result_.name, key_), string(value));
+    if (quant.accuracy > 0) fail("is an accuracy; expected a recipe, whose kernels are known");
+    if (quant.scales == ScaleSource::given) fail("has scales=given; a case gives none");
+    return quant;
   }
 
   /// One length, or a list of the lengths of packed sequences.
@@ -185,6 +194,7 @@ class CaseReader {
          [](CaseReader& r, const Json& v) { r.result_.options.mask_mod = r.string(v); }},
         {"scalars", [](CaseReader& r, const Json& v) { r.scalars(v); }},
         {"dropout", [](CaseReader& r, const Json& v) { r.result_.options.dropout.p = r.real(v); }},
+        {"quant", [](CaseReader& r, const Json& v) { r.result_.options.quant = r.recipe(v); }},
     };
     return all_fields;
   }

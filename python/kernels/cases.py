@@ -79,6 +79,13 @@ def featured():
         yield "dense_alibi", {"seqlen_q": seqlen, "num_heads_q": 16, "head_dim": head_dim, "dtype": "bf16", "alibi": True} | causal
 
 
+def recipes():
+    """Prompts in eight bits, by the recipes that GPUs have."""
+    for recipe, head_dim, mask, seqlen in itertools.product(("accurate", "fast"), (64, 128), ("full", "causal"), LENGTHS):
+        shape = {"seqlen_q": seqlen, "num_heads_q": 16, "head_dim": head_dim, "dtype": "bf16", "quant": recipe}
+        yield f"dense_{recipe}", shape | MASKS[mask]
+
+
 def gradients():
     """Training: gradients of q, k and v. Of f16, and of head dims beside 64 and 128, without a window: each is a few hundred
     kilobytes. Lengths decide nothing here."""
@@ -93,7 +100,7 @@ def gradients():
 
 
 def cases():
-    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), featured(), gradients())):
+    for number, (name, fields) in enumerate(itertools.chain(dense(), packed(), cached(), prefixed(), featured(), recipes(), gradients())):
         yield {"name": f"{name}_{number}", "why": "a common call", "batch": 1} | fields
 
 

@@ -832,6 +832,7 @@ def calls_of_models():
                                      "num_heads_kv": 8} | causal | pages for pages in ({"cached": True}, {"page_size": 64})]
                                    + [{"seqlen_q": 5000, "softcap": 30.0} | text[3] | mask for mask in (causal, causal | {"window": [4095, 0]})]
                                    + [{"seqlen_q": 2000, "alibi": True, "head_dim": 128, "num_heads_q": 32} | causal],
+        "recipes": [{"seqlen_q": 5000, "quant": recipe} | model | mask for recipe in ("accurate", "fast") for model in text[:2] for mask in ({}, causal)],
         "training": [{"batch": 2, "seqlen_q": 3000, "backward": True} | model | causal for model in text]
                     + [packed | {"backward": True} | model | causal for model in text[:2]]
                     + [{"batch": 9, "seqlen_q": 197, "backward": True} | model for model in image],

@@ -32,6 +32,13 @@ TEST(Cases, PackedSequencesShareOneAxis) {
   EXPECT_EQ(reinterpret_cast<const std::int32_t*>(inputs.cu_seqlens_kv.data)[2], 4);
 }
 
+TEST(Cases, ARecipeIsThatOfTheCall) {
+  const std::vector<Case> cases = parse_cases(
+      R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "quant": "fast"}]})", "here");
+  const Inputs inputs = make_shapes(cases.front());
+  EXPECT_EQ(print(make_call(cases.front().options, inputs).quant), "fast");
+}
+
 TEST(Cases, LatentValuesAreTheFirstColumnsOfKeysAndCountOnce) {
   const std::vector<Case> cases = parse_cases(
       R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 2, "seqlen_kv": 8, "num_heads_q": 2, "num_heads_kv": 1,
@@ -66,6 +73,16 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
             "here: case 'x': sofcap is an unknown key");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "seqlen_q": 3}]})"),
             "here: case 'x': why is not a string");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "seqlen_kv": 64,
+                                   "page_size": 16, "quant": "fast"}]})"),
+            "here: case 'x': page_size stands beside quant: a cache is not rounded");
+  const auto of_recipe = [&](const std::string& recipe) {
+    return refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "quant": ")" + recipe +
+                   R"("}]})");
+  };
+  EXPECT_THAT(of_recipe("quick"), ::testing::HasSubstr("here: case 'x': quant"));
+  EXPECT_THAT(of_recipe("accuracy=0.02"), ::testing::HasSubstr("quant is an accuracy"));
+  EXPECT_THAT(of_recipe("fp8_static"), ::testing::HasSubstr("quant has scales=given"));
   EXPECT_EQ(
       refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "head_dim": 4, "head_dim_v": 5,
                                    "latent_values": true}]})"),
