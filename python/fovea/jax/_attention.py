@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _abi
-from .._attention import Window
+from .._attention import Quant, Window
 from .._forward import Arguments, Dropout, MaskMod, ScoreMod, _number, _window, check_key, gather
 from .._programs import Program
 from ..errors import InvalidArgument
@@ -120,6 +120,7 @@ def attention(
     cpu_target: str = "auto",
     deterministic: bool = True,
     sm_margin: int = 0,
+    quant: Quant | None = None,
 ) -> Any:
     """Exact attention as an operation of JAX: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -151,8 +152,8 @@ def attention(
         Whether `lse` is returned, too.
     layout : {"bshd", "bhsd"}
         Order of the dimensions of q, k, v and out.
-    compute_dtype, cpu_target, deterministic, sm_margin
-        As `fovea.attention`'s.
+    compute_dtype, cpu_target, deterministic, sm_margin, quant
+        As `fovea.attention`'s. Gradients pass straight through the rounding of a recipe; forward mode and gradients of gradients refuse it.
 
     Returns
     -------
@@ -176,7 +177,7 @@ def attention(
         "causal": causal, "align": align, "window": window, "scale": scale, "softcap": softcap, "bias": bias, "alibi": alibi,
         "score_mod": score_mod, "mask": mask, "mask_mod": mask_mod, "segment_ids": segment_ids, "cu_seqlens": cu_seqlens, "sinks": sinks,
         "dropout": dropout, "layout": layout, "compute_dtype": compute_dtype, "cpu_target": cpu_target, "deterministic": deterministic,
-        "sm_margin": sm_margin,
+        "sm_margin": sm_margin, "quant": quant,
     }  # fmt: skip
     arguments = arguments_of("attention", q, k, v, features)
     kind = _calls.kind_of(arguments)

@@ -164,8 +164,8 @@ def _text(
 ) -> str:
     """What src/ffi/xla/call_site.hpp reads; `operands` and `results` are what stands in the structs, in XLA's order."""
     lines = [f"operation={operation}", f"layout={kind.key.layout}", *_number_lines(kind, numbers)]
-    for word, program in (("score", kind.score), ("mask", kind.mask)):
-        lines += [f"{word}={program}"] if program else []
+    for word, text in (("quant", kind.key.quant), ("score", kind.score), ("mask", kind.mask)):
+        lines += [f"{word}={text}"] if text else []
     lines += _slot_lines(kind, inputs)
     lines += [f"operand={name}" for name in operands] + [f"result={name}" for name in results]
     return "\n".join(lines)

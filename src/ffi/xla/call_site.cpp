@@ -289,6 +289,9 @@ class Reader {
       site_.operands.push_back(place_of(value));
     } else if (name == "result") {
       site_.results.push_back(place_of(value));
+    } else if (name == "quant") {
+      site_.quant = value;
+      site_.arguments.forward.quant = site_.quant.c_str();
     } else if (name == "score" || name == "mask") {
       (name == "score" ? score_ : mask_).text = value;
     } else if (name == "score_slot" || name == "mask_slot") {

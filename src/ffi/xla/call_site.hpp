@@ -1,7 +1,8 @@
 // A place in an XLA program that calls Fovea: what its text says, read once; XLA hands the same text over at every run.
 //
 // The text has a `name=value` in each line: the operation, what each operand and each result is, programs with the
-// arrays that they read, and the numbers of the C ABI's structs that are not 0. fovea/jax/_calls.py writes it.
+// arrays that they read, a recipe, and the numbers of the C ABI's structs that are not 0. fovea/jax/_calls.py writes
+// it.
 #pragma once
 
 #include <cstddef>
@@ -59,6 +60,7 @@ struct CallSite {
   ArgumentSet arguments{};  // all but tensors
   std::vector<Place> operands, results;
   std::vector<std::string> names;  // of named tensors
+  std::string quant;  // what arguments.forward.quant points to, where there is a recipe
   std::vector<NamedList> lists;
   std::size_t num_score_tensors = 0, num_mask_tensors = 0;
   ProgramHandle score, mask;

@@ -137,3 +137,27 @@ def test_half_precision() -> None:
         is_finite = np.isfinite(expected)
         error, allowed = (np.abs(np.asarray(x, np.float64) - expected)[is_finite].max() for x in (value, rough))
         assert error <= 2 * allowed + 2**-8 * np.abs(expected[is_finite]).max(), f"result {index}: {error:.3g}, plain {allowed:.3g}"
+
+
+def test_a_recipe_has_the_gradients_of_the_library() -> None:
+    """Under jit and vmap; what forward mode and gradients of gradients do with it is a refusal by name."""
+    q, k, v = (draw(2, 3, 40, heads, 32, seed=seed) for heads, seed in ((4, 1), (2, 2), (2, 3)))
+    dout = draw(2, 3, 40, 4, 32, seed=4)
+    recipe = "int8,hadamard=yes"
+    attend_by = functools.partial(fovea_jax.attention, causal=True, quant=recipe)
+
+    def loss(q, k, v):
+        return (jax.vmap(attend_by)(q, k, v) * dout).sum()
+
+    got = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+    for batch in range(2):
+        rows = [np.asarray(x[batch], np.float32) for x in (q, k, v, dout)]
+        out, lse = fovea.attention(*rows[:3], causal=True, quant=recipe, return_lse=True)
+        assert np.array_equal(np.asarray(attend_by(*rows[:3])), out)
+        expected = fovea.attention_backward(rows[3], *rows[:3], out, lse, causal=True, quant=recipe)
+        for name, gradient in zip("qkv", got):
+            assert np.array_equal(np.asarray(gradient[batch]), getattr(expected, name)), name
+    exact = jax.grad(lambda q: (jax.vmap(functools.partial(fovea_jax.attention, causal=True))(q, k, v) * dout).sum())(q)
+    assert not np.array_equal(np.asarray(got[0]), np.asarray(exact))
+    with pytest.raises(Exception, match="quant is int8,hadamard=yes"):
+        jax.jvp(lambda x: attend_by(x, k[0], v[0]), (q[0],), (q[0],))[1].block_until_ready()
