@@ -27,6 +27,7 @@
 #include "cuda/merge/merge_states.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
+#include "cuda/sum/sum_parts.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "progress.hpp"
@@ -118,6 +119,7 @@ std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& proble
   if (problem.is_cached) texts.push_back(cuda::append_text());
   if (problem.problem.wants_lse)
     texts.push_back(cuda::merge_text());  // its out and lse are a state
+  texts.push_back(cuda::sum_text());      // of ranks that share the problem
   if (named.shared_prefix > 0) texts.push_back(cuda::prefix_text());
   texts.push_back(cuda::rotary_text());  // of queries and keys before any call
   return texts;

@@ -7,6 +7,7 @@
 #include "cuda/merge/merge_states.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
+#include "cuda/sum/sum_parts.hpp"
 #include "plan/runtime.hpp"
 
 namespace fovea {
@@ -29,6 +30,10 @@ inline cuda::PrefixPlan find_prefix(Device device, Runtime& runtime) {
 
 inline cuda::RotaryPlan find_rotary(Device device, Runtime& runtime) {
   return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_rotary(device); });
+}
+
+inline cuda::SumPlan find_sum(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_sum(device); });
 }
 
 }  // namespace fovea

@@ -17,6 +17,7 @@
 #include "cuda/merge/merge_states.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
+#include "cuda/sum/sum_parts.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
@@ -32,7 +33,7 @@ struct Runtime::Impl {
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
              Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>, Cache<cuda::RotaryPlan>,
-             Cache<std::shared_ptr<const SharedPrefixPlan>>>
+             Cache<cuda::SumPlan>, Cache<std::shared_ptr<const SharedPrefixPlan>>>
       caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses

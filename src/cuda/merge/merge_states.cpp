@@ -7,7 +7,7 @@
 
 #include "fovea/error.hpp"
 
-#include "cuda/params/tensor_params.hpp"
+#include "cuda/params/rows_param.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -17,13 +17,11 @@ constexpr unsigned kRows = 4;
 
 StateParam state_param(const TensorView& out, const TensorView& lse) {
   const RowStrides strides = row_strides(lse);
-  return {.out = bshd(out),
+  return {.out = rows_param(out),
           .lse = const_cast<float*>(static_cast<const float*>(lse.data())),
           .lse_batch_stride = strides.batch,
           .lse_head_stride = strides.head,
-          .lse_row_stride = strides.row,
-          .element = element_of(out.dtype()),
-          .is_aligned = is_aligned(out)};
+          .lse_row_stride = strides.row};
 }
 
 std::int64_t num_rows_of(const MergeStates& args) {

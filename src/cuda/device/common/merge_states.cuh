@@ -9,7 +9,7 @@
 // Bound: memory, every state once.
 #pragma once
 
-#include "common/element.cuh"
+#include "common/columns.cuh"
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
 #include "common/warp_reduce.cuh"
@@ -19,68 +19,6 @@
 #include "shared/merge_params.h"
 
 namespace fovea::cuda {
-
-/// Four columns of a row of one state as they lie in memory: of f32 a word each, of 16 bits two in each of the first
-/// two words. They are not looked at where they are loaded, so that those of several states are on their way together.
-/// The grid writes this memory too: later, and the threads that read it.
-FOVEA_DEVICE ptx::U32x4 load_columns(const StateParam& state, std::int64_t at, int col, int count) {
-  const std::int64_t first = at + col * state.out.col_stride;
-  const auto* const words = static_cast<const std::uint32_t*>(state.out.data);
-  const auto* const halves = static_cast<const std::uint16_t*>(state.out.data);
-  const bool is_f32 = state.element == Element::f32;
-  if (state.is_aligned != 0 && count == 4) {
-    if (is_f32) return ptx::ld_global(reinterpret_cast<const ptx::U32x4*>(words + first));
-    const auto pairs = ptx::ld_global(reinterpret_cast<const ptx::U32x2*>(halves + first));
-    return {pairs.x, pairs.y, 0, 0};
-  }
-  std::uint32_t bits[4] = {0, 0, 0, 0};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i >= count) break;
-    const std::int64_t from = first + i * state.out.col_stride;
-    if (is_f32) {
-      bits[i] = ptx::ld_global(words + from);
-    } else {
-      bits[i / 2] |= std::uint32_t{ptx::ld_global(halves + from)} << (i % 2 * 16);
-    }
-  }
-  return {bits[0], bits[1], bits[2], bits[3]};
-}
-
-FOVEA_DEVICE ptx::F32x4 floats_of(const ptx::U32x4& bits, Element element) {
-  if (element == Element::f32) {
-    return {ptx::bit_cast<float>(bits.x), ptx::bit_cast<float>(bits.y),
-            ptx::bit_cast<float>(bits.z), ptx::bit_cast<float>(bits.w)};
-  }
-  if (element == Element::bf16) {
-    return {ptx::f32_of_bf16_lo(bits.x), ptx::f32_of_bf16_hi(bits.x), ptx::f32_of_bf16_lo(bits.y),
-            ptx::f32_of_bf16_hi(bits.y)};
-  }
-  return {ptx::f32_of_f16_lo(bits.x), ptx::f32_of_f16_hi(bits.x), ptx::f32_of_f16_lo(bits.y),
-          ptx::f32_of_f16_hi(bits.y)};
-}
-
-FOVEA_DEVICE void store_columns(const StateParam& state, std::int64_t at, int col, int count,
-                                const ptx::F32x4& sum) {
-  void* const to = const_cast<void*>(state.out.data);
-  const std::int64_t first = at + col * state.out.col_stride;
-  if (state.is_aligned != 0 && count == 4 && state.element == Element::f32) {
-    ptx::st_global(reinterpret_cast<ptx::F32x4*>(static_cast<float*>(to) + first), sum);
-    return;
-  }
-  if (state.is_aligned != 0 && count == 4) {
-    const bool is_bf16 = state.element == Element::bf16;
-    const ptx::U32x2 pairs{is_bf16 ? ptx::cvt_bf16x2(sum.x, sum.y) : ptx::cvt_f16x2(sum.x, sum.y),
-                           is_bf16 ? ptx::cvt_bf16x2(sum.z, sum.w) : ptx::cvt_f16x2(sum.z, sum.w)};
-    ptx::st_global(reinterpret_cast<ptx::U32x2*>(static_cast<std::uint16_t*>(to) + first), pairs);
-    return;
-  }
-  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < count) store_element(to, state.element, first + i * state.out.col_stride, values[i]);
-  }
-}
 
 /// What a state without weight adds beside others: nothing, but for infinity and NaN.
 FOVEA_DEVICE float weighed(float weight, float value) {
@@ -99,8 +37,7 @@ struct MergedRow {
         q_idx(static_cast<std::int32_t>(number / p.num_heads % p.seqlen_q)) {}
 
   FOVEA_DEVICE_MEMBER std::int64_t place(const StateParam& state) const {
-    return batch * state.out.batch_stride + q_idx * state.out.row_stride +
-           head * state.out.head_stride;
+    return row_place(state.out, batch, q_idx, head);
   }
   FOVEA_DEVICE_MEMBER float* lse_of(const StateParam& state) const {
     return state.lse + batch * state.lse_batch_stride + head * state.lse_head_stride +
@@ -109,18 +46,17 @@ struct MergedRow {
 
   FOVEA_DEVICE_MEMBER void merge() {
     const float lse = weigh();
-    for (int first = 0; first < p.head_dim; first += kColumns) {
+    for (int first = 0; first < p.head_dim; first += kColumnsOfWarp) {
       const int col = first + 4 * ptx::lane_idx();
       const int count = least(4, p.head_dim - col);
       const ptx::F32x4 sum = sum_of(col, count);
-      if (count > 0) store_columns(p.merged, place(p.merged), col, count, sum);
+      if (count > 0) store_columns(p.merged.out, place(p.merged), col, count, sum);
     }
     if (p.merged.lse != nullptr && ptx::lane_idx() == 0) ptx::st_global(lse_of(p.merged), lse);
   }
 
  private:
-  static constexpr int kColumns = 128;  // of a warp at once
-  static constexpr int kAtOnce = 4;     // states whose columns are on their way
+  static constexpr int kAtOnce = 4;  // states whose columns are on their way
 
   /// The weight of this lane's state; returns lse of the whole.
   FOVEA_DEVICE_MEMBER float weigh() {
@@ -148,14 +84,14 @@ struct MergedRow {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const StateParam& state = p.states[least(first + i, p.num_states - 1)];
-        if (count > 0) parts[i] = load_columns(state, place(state), col, count);
+        if (count > 0) parts[i] = load_columns(state.out, place(state), col, count);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const float weight = ptx::shfl_idx(weight_, first + i);
         const float lse = ptx::shfl_idx(lse_, first + i);
         if (first + i >= p.num_states || is_empty(lse)) continue;
-        const ptx::F32x4 part = floats_of(parts[i], p.states[first + i].element);
+        const ptx::F32x4 part = floats_of(parts[i], p.states[first + i].out.element);
         sum = {added(sum.x, weight, part.x, is_first), added(sum.y, weight, part.y, is_first),
                added(sum.z, weight, part.z, is_first), added(sum.w, weight, part.w, is_first)};
         is_first = false;

@@ -1,8 +1,7 @@
 // What common/merge_states takes at the launch: the states of rows, and where their union goes.
 #pragma once
 
-#include "shared/element.h"
-#include "shared/tensor_params.h"
+#include "shared/rows_param.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -12,11 +11,9 @@ inline constexpr std::int32_t kMostMergedStates = 32;
 
 /// out and lse of every row: of a part of the keys, or of the whole.
 struct StateParam {
-  BshdParam out;  // [batch, seqlen_q, num_heads, head_dim]
+  RowsParam out;  // [batch, seqlen_q, num_heads, head_dim]
   float* lse;     // [batch, num_heads, seqlen_q]; of the whole it may be null
   std::int64_t lse_batch_stride, lse_head_stride, lse_row_stride;
-  Element element;          // of out
-  std::int32_t is_aligned;  // rows of out are whole pieces of 16 bytes
 };
 
 struct MergeParams {

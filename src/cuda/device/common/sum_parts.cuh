@@ -1,0 +1,61 @@
+// Adds tensors of one shape, of any dtypes and strides:
+//
+//   sum = Σ_i parts_i
+//
+// in f32, in the order of the parts, rounded once. One part alone is a copy, in another dtype if need be; none are zero.
+// A warp for each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the first part
+// may be the sum's place.
+//
+// Bound: memory, every part once.
+#pragma once
+
+#include "common/columns.cuh"
+#include "common/sequence.cuh"
+#include "ptx/warp.cuh"
+#include "shared/sum_params.h"
+
+namespace fovea::cuda {
+
+FOVEA_DEVICE ptx::F32x4 sum_of_columns(const SumParams& p, std::int32_t batch, std::int32_t row,
+                                       std::int32_t head, int col, int count) {
+  constexpr int kAtOnce =
+      4;  // parts whose columns are on their way; behind the last one it is read again
+  ptx::F32x4 sum{0, 0, 0, 0};
+#pragma unroll 1
+  for (int first = 0; first < p.num_parts; first += kAtOnce) {
+    ptx::U32x4 bits[kAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const RowsParam& part = p.parts[least(first + i, p.num_parts - 1)];
+      bits[i] = load_columns(part, row_place(part, batch, row, head), col, count);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i >= p.num_parts) break;
+      const ptx::F32x4 x = floats_of(bits[i], p.parts[first + i].element);
+      // The first part is not added to 0: the sign of zero stays.
+      sum = first + i == 0 ? x : ptx::F32x4{sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+    }
+  }
+  return sum;
+}
+
+/// block_dim.x / 32 pieces of rows of a CTA.
+FOVEA_DEVICE void sum_parts(const SumParams& p) {
+  const std::int64_t piece =
+      std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / 32) + ptx::warp_idx();
+  const std::int64_t number = piece / p.num_pieces;
+  if (number >= p.num_rows) return;
+  const auto head = static_cast<std::int32_t>(number % p.num_heads);
+  const auto row = static_cast<std::int32_t>(number / p.num_heads % p.seqlen);
+  const auto batch = static_cast<std::int32_t>(number / p.num_heads / p.seqlen);
+  const auto begin = static_cast<std::int32_t>(piece % p.num_pieces) * kSummedColumns;
+  const int end = least(begin + kSummedColumns, p.num_columns);
+  for (int col = begin + 4 * ptx::lane_idx(); col < end; col += kColumnsOfWarp) {
+    const int count = least(4, end - col);
+    store_columns(p.sum, row_place(p.sum, batch, row, head), col, count,
+                  sum_of_columns(p, batch, row, head, col, count));
+  }
+}
+
+}  // namespace fovea::cuda
