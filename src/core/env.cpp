@@ -73,6 +73,7 @@ Environment read_environment(EnvironmentLookup lookup) {
     }
   }
   environment.nvrtc = text_of(find(lookup, "FOVEA_NVRTC"));
+  environment.nccl = text_of(find(lookup, "FOVEA_NCCL"));
   environment.pack = text_of(find(lookup, "FOVEA_PACK"));
   environment.tuning = text_of(find(lookup, "FOVEA_TUNING"));
   environment.cache_dir = text_of(find(lookup, "FOVEA_CACHE_DIR"));

@@ -16,6 +16,7 @@ struct Environment {
   std::optional<std::string> cpu_target;
   std::optional<int> verbose;                 // FOVEA_VERBOSE; 1: a line for each call
   std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
+  std::optional<std::string> nccl;            // FOVEA_NCCL: a library, or the folder that holds it
   std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file
   std::optional<std::string> tuning;          // FOVEA_TUNING: the file that fovea tune wrote
   std::optional<std::string> cache_dir;       // FOVEA_CACHE_DIR

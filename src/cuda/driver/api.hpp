@@ -51,6 +51,8 @@ namespace fovea::cuda::driver {
   X(graph_destroy, "cuGraphDestroy", (GraphHandle graph))                                                         \
   X(event_create, "cuEventCreate", (EventHandle* event, unsigned flags))                                          \
   X(event_record, "cuEventRecord", (EventHandle event, StreamHandle stream))                                      \
+  X(event_query, "cuEventQuery", (EventHandle event))                                                             \
+  X(stream_wait_event, "cuStreamWaitEvent", (StreamHandle stream, EventHandle event, unsigned flags))             \
   X(event_synchronize, "cuEventSynchronize", (EventHandle event))                                                 \
   X(event_elapsed, "cuEventElapsedTime", (float* milliseconds, EventHandle start, EventHandle end))               \
   X(event_destroy, "cuEventDestroy_v2", (EventHandle event))                                                      \

@@ -7,7 +7,8 @@ namespace {
 
 constexpr unsigned kNonBlocking = 1;    // CU_STREAM_NON_BLOCKING: not in step with the null stream
 constexpr int kThreadLocalCapture = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-constexpr unsigned kEventWithTiming = 0;  // CU_EVENT_DEFAULT
+constexpr unsigned kEventWithTiming = 0;     // CU_EVENT_DEFAULT
+constexpr unsigned kEventWithoutTiming = 2;  // CU_EVENT_DISABLE_TIMING
 
 }  // namespace
 
@@ -63,9 +64,10 @@ void DeviceMemory::copy_to(std::span<std::byte> host, Stream stream) const {
       "cuMemcpyDtoHAsync", fmt::format("{} of {} bytes", host.size(), bytes_));
 }
 
-Event::Event(const DeviceContext& context) : context_(context) {
+Event::Event(const DeviceContext& context, Timing timing) : context_(context) {
   const ContextScope scope(context);
-  context.driver().check(context.api().event_create(&handle_, kEventWithTiming), "cuEventCreate");
+  const unsigned flags = timing == Timing::on ? kEventWithTiming : kEventWithoutTiming;
+  context.driver().check(context.api().event_create(&handle_, flags), "cuEventCreate");
 }
 
 Event::~Event() {
@@ -75,6 +77,19 @@ Event::~Event() {
 void Event::record(Stream stream) {
   const ContextScope scope(context_);
   context_.driver().check(context_.api().event_record(handle_, stream.handle()), "cuEventRecord");
+}
+
+void Event::hold_back(Stream stream) const {
+  const ContextScope scope(context_);
+  context_.driver().check(context_.api().stream_wait_event(stream.handle(), handle_, 0),
+                          "cuStreamWaitEvent");
+}
+
+bool Event::is_reached() const {
+  const Result result = context_.api().event_query(handle_);
+  if (result == kNotReady) return false;
+  context_.driver().check(result, "cuEventQuery");
+  return true;
 }
 
 void Event::synchronize() const {

@@ -1,5 +1,5 @@
-// Device memory, streams, events and graphs that free themselves: for tests and tools. The library's
-// own calls allocate nothing.
+// Device memory, streams, events and graphs that free themselves: for tests and tools, and for ranks that exchange data.
+// Calls on one device allocate nothing of this.
 #pragma once
 
 #include <cstddef>
@@ -55,12 +55,17 @@ class DeviceMemory {
 
 class Event {
  public:
-  explicit Event(const DeviceContext& context);
+  enum class Timing : bool { off, on };  // one that only orders streams is cheaper
+
+  explicit Event(const DeviceContext& context, Timing timing = Timing::on);
   ~Event();
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
   void record(Stream stream);
+  /// What is enqueued on the stream from now on waits for the last record; the host does not.
+  void hold_back(Stream stream) const;
+  bool is_reached() const;
   void synchronize() const;
   EventHandle handle() const { return handle_; }
   /// Time from `start` to this; both have been recorded and reached.

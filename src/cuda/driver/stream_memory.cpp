@@ -23,4 +23,18 @@ StreamMemory::~StreamMemory() {
   context_.api().context_pop(&popped);
 }
 
+void StreamMemory::copy_from(std::span<const std::byte> host) {
+  const ContextScope scope(context_, stream_.handle());
+  context_.driver().check(
+      context_.api().copy_to_device(pointer_, host.data(), host.size(), stream_.handle()),
+      "cuMemcpyHtoDAsync");
+}
+
+void StreamMemory::copy_to(std::span<std::byte> host) const {
+  const ContextScope scope(context_, stream_.handle());
+  context_.driver().check(
+      context_.api().copy_to_host(host.data(), pointer_, host.size(), stream_.handle()),
+      "cuMemcpyDtoHAsync");
+}
+
 }  // namespace fovea::cuda::driver

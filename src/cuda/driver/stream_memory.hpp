@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "cuda/driver/context.hpp"
 #include "cuda/driver/launch.hpp"
@@ -17,6 +18,10 @@ class StreamMemory {
   ~StreamMemory();
   StreamMemory(const StreamMemory&) = delete;
   StreamMemory& operator=(const StreamMemory&) = delete;
+
+  /// In the order of the stream; the host's bytes must live until then.
+  void copy_from(std::span<const std::byte> host);
+  void copy_to(std::span<std::byte> host) const;
 
   void* data() const { return reinterpret_cast<void*>(pointer_); }
 

@@ -8,6 +8,7 @@ namespace fovea::cuda::driver {
 
 using Result = int;  // CUresult; 0 is success
 inline constexpr Result kSuccess = 0;
+inline constexpr Result kNotReady = 600;  // CUDA_ERROR_NOT_READY: not an error, of a query
 
 using DeviceHandle = int;             // CUdevice
 using DevicePointer = std::uint64_t;  // CUdeviceptr

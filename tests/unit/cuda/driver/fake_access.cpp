@@ -6,12 +6,14 @@
 
 namespace fovea::cuda::driver {
 
-FakeState& fresh_fake() {
-  void* library = dlopen(FOVEA_FAKE_LIBCUDA, RTLD_NOW | RTLD_LOCAL);
+FakeState& fresh_fake(const char* file) {
+  void* library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw std::runtime_error(dlerror());
   auto* access = reinterpret_cast<FakeState* (*)()>(dlsym(library, "fake_state"));
   *access() = FakeState{};
   return *access();
 }
+
+FakeState& fresh_fake() { return fresh_fake(FOVEA_FAKE_LIBCUDA); }
 
 }  // namespace fovea::cuda::driver

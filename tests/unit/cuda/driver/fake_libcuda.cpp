@@ -1,6 +1,7 @@
 // The fake itself: see fake_libcuda.hpp.
 #include "unit/cuda/driver/fake_libcuda.hpp"
 
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -37,12 +38,31 @@ Handle handle(std::uintptr_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
-/// Addresses that nobody else has; there is no memory behind them.
+Result enqueued(FakeStreamCall call) {
+  const Lock lock(state_mutex);
+  const Result result = called(call.name.c_str());
+  if (state.stream_calls.size() == kMostRemembered) state.stream_calls.clear();
+  state.stream_calls.push_back(std::move(call));
+  return result;
+}
+
+/// Addresses that nobody else has; unless a test asks for memory there is none behind them.
 DevicePointer taken(std::size_t bytes) {
   const Lock lock(state_mutex);
+  if (state.has_memory) return reinterpret_cast<DevicePointer>(std::malloc(bytes + 1));
   constexpr std::size_t kAlignment = 512;
   return std::exchange(state.next_address,
                        state.next_address + (bytes + kAlignment) / kAlignment * kAlignment);
+}
+
+void give_back(DevicePointer memory) {
+  if (state.has_memory) std::free(reinterpret_cast<void*>(memory));
+}
+
+template <class To, class From>
+void move_bytes(To to, From from, std::size_t bytes) {
+  if (state.has_memory && bytes != 0)
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
 
 }  // namespace
@@ -50,6 +70,10 @@ DevicePointer taken(std::size_t bytes) {
 #define FAKE(name, ...) extern "C" __attribute__((visibility("default"))) Result name(__VA_ARGS__)
 
 extern "C" __attribute__((visibility("default"))) FakeState* fake_state() { return &state; }
+/// For the fakes of other libraries: what they enqueue stands in the same list.
+extern "C" __attribute__((visibility("default"))) void fake_enqueue(const FakeStreamCall& call) {
+  enqueued(call);
+}
 
 FAKE(cuInit, unsigned) { return called("cuInit"); }
 FAKE(cuDriverGetVersion, int* version) {
@@ -176,10 +200,11 @@ FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** par
   }
   const auto* first = static_cast<const unsigned char*>(params[0]);
   state.first_parameter.assign(first, first + state.first_parameter_bytes);
-  return called("cuLaunchKernelEx");
+  return enqueued({.name = "cuLaunchKernelEx", .stream = config->stream});
 }
 FAKE(cuStreamCreate, StreamHandle* stream, unsigned) {
-  *stream = handle<StreamHandle>(0x400);
+  const Lock lock(state_mutex);
+  *stream = handle<StreamHandle>(0x400 + 8 * state.num_streams++);
   return called("cuStreamCreate");
 }
 FAKE(cuStreamDestroy_v2, StreamHandle) { return called("cuStreamDestroy_v2"); }
@@ -217,10 +242,17 @@ FAKE(cuGraphLaunch, GraphExecHandle, StreamHandle) { return called("cuGraphLaunc
 FAKE(cuGraphExecDestroy, GraphExecHandle) { return called("cuGraphExecDestroy"); }
 FAKE(cuGraphDestroy, GraphHandle) { return called("cuGraphDestroy"); }
 FAKE(cuEventCreate, EventHandle* event, unsigned) {
-  *event = handle<EventHandle>(0x700);
+  const Lock lock(state_mutex);
+  *event = handle<EventHandle>(0x70000 + 8 * state.num_events++);
   return called("cuEventCreate");
 }
-FAKE(cuEventRecord, EventHandle, StreamHandle) { return called("cuEventRecord"); }
+FAKE(cuEventRecord, EventHandle event, StreamHandle stream) {
+  return enqueued({.name = "cuEventRecord", .stream = stream, .event = event});
+}
+FAKE(cuEventQuery, EventHandle) { return called("cuEventQuery"); }
+FAKE(cuStreamWaitEvent, StreamHandle stream, EventHandle event, unsigned) {
+  return enqueued({.name = "cuStreamWaitEvent", .stream = stream, .event = event});
+}
 FAKE(cuEventSynchronize, EventHandle) { return called("cuEventSynchronize"); }
 FAKE(cuEventElapsedTime, float* milliseconds, EventHandle, EventHandle) {
   *milliseconds = 1;
@@ -231,16 +263,24 @@ FAKE(cuMemAlloc_v2, DevicePointer* pointer, std::size_t bytes) {
   *pointer = taken(bytes);
   return called("cuMemAlloc_v2");
 }
-FAKE(cuMemFree_v2, DevicePointer) { return called("cuMemFree_v2"); }
-FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t bytes, StreamHandle) {
-  *pointer = taken(bytes);
-  return called("cuMemAllocAsync");
+FAKE(cuMemFree_v2, DevicePointer pointer) {
+  give_back(pointer);
+  return called("cuMemFree_v2");
 }
-FAKE(cuMemFreeAsync, DevicePointer, StreamHandle) { return called("cuMemFreeAsync"); }
-FAKE(cuMemcpyHtoDAsync_v2, DevicePointer, const void*, std::size_t, StreamHandle) {
+FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t bytes, StreamHandle stream) {
+  *pointer = taken(bytes);
+  return enqueued({.name = "cuMemAllocAsync", .stream = stream, .memory = *pointer});
+}
+FAKE(cuMemFreeAsync, DevicePointer pointer, StreamHandle stream) {
+  give_back(pointer);
+  return enqueued({.name = "cuMemFreeAsync", .stream = stream, .memory = pointer});
+}
+FAKE(cuMemcpyHtoDAsync_v2, DevicePointer to, const void* from, std::size_t bytes, StreamHandle) {
+  move_bytes(to, from, bytes);
   return called("cuMemcpyHtoDAsync_v2");
 }
-FAKE(cuMemcpyDtoHAsync_v2, void*, DevicePointer, std::size_t, StreamHandle) {
+FAKE(cuMemcpyDtoHAsync_v2, void* to, DevicePointer from, std::size_t bytes, StreamHandle) {
+  move_bytes(to, from, bytes);
   return called("cuMemcpyDtoHAsync_v2");
 }
 FAKE(cuMemcpyDtoDAsync_v2, DevicePointer, DevicePointer, std::size_t, StreamHandle) {

@@ -9,6 +9,15 @@
 
 namespace fovea::cuda::driver {
 
+/// What was enqueued on a stream, or ordered by an event.
+struct FakeStreamCall {
+  std::string name;
+  StreamHandle stream = nullptr;
+  EventHandle event = nullptr;
+  DevicePointer memory = 0;  // taken, given back, or read
+  DevicePointer written = 0;
+};
+
 struct FakeState {
   int num_devices = 1;
   int major = 9, minor = 0;
@@ -33,6 +42,9 @@ struct FakeState {
   std::size_t first_parameter_bytes = 0;
   int max_dynamic_shared_bytes = 0;
   DevicePointer next_address = 0x10000;  // of what is allocated next
+  bool has_memory = false;               // memory is the host's, and copies move bytes
+  std::vector<FakeStreamCall> stream_calls;
+  std::uintptr_t num_streams = 0, num_events = 0;
   std::vector<std::uint64_t> map_strides;
 
   void fail(const std::string& call, Result result, int times = -1) {
@@ -49,6 +61,8 @@ struct FakeState {
 
 /// Opens the fake and gives it a fresh memory.
 FakeState& fresh_fake();
+/// The one in another file: FOVEA_FAKE_PROCESS_LIBCUDA.
+FakeState& fresh_fake(const char* file);
 
 inline constexpr int kFakeStaticSharedBytes = 48;
 inline constexpr int kFakeSharedBytesPerCta = 232448;
