@@ -32,10 +32,16 @@ namespace fovea {
 ///          by keys are computed by who has them from all rows. Without it, these gradients are sums in f32 that are
 ///          reduce-scattered: five products in place of seven. Other schemes sum in f32 in the order of ranks, the
 ///          same bits in every run.
-/// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call.
-/// Device   the cpu. Tensors elsewhere, dropout, row_max, quant and packed tensors are refused by name.
+/// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call: on a GPU
+///          by the process's runtime (Runtime::set_allocator), else in the order of the call's stream.
+/// Device   where the communicator exchanges: the cpu, or a GPU of each rank over NCCL. There calls are enqueued on
+///          args.stream and return; exchanges have a stream of their own, and the host waits for the device in the first
+///          call of a problem alone, when ranks agree. What masks capture lies on the device.
+/// Refused  by name: tensors elsewhere, dropout (its draws count positions of a call, which are a rank's own), row_max,
+///          quant and packed tensors.
 /// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has
-///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails.
+///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails;
+///          memory of exchanges that were under way is given back when they end.
 class FOVEA_EXPORT ContextParallel {
  public:
   /// Throws InvalidArgument where the plan is for another number of ranks.
@@ -70,7 +76,7 @@ class FOVEA_EXPORT ContextParallel {
 /// score, mask, rotary
 ///            speak of positions and lengths of whole sequences; mask is causal unless given.
 /// Bits       the same in every run: states are merged in the order of ranks. Other numbers of ranks round elsewhere.
-/// Device     the cpu.
+/// Device     the cpu; communicators of a GPU are refused by name.
 /// Throws     as ContextParallel. Refused by name: contiguous caches, slots, left padding, pages by offsets, packed
 ///            queries, shared prefixes.
 class FOVEA_EXPORT ContextParallelDecode {

@@ -795,6 +795,33 @@ typedef struct fovea_incoming_message {
   int64_t from;
 } fovea_incoming_message;
 
+/* Ranks over NCCL, which is opened at run time: see join_nccl_ranks and use_nccl_ranks in communicator.hpp. */
+typedef struct fovea_nccl_ranks fovea_nccl_ranks;
+
+/* ncclUniqueId: made by one rank, told to all. */
+typedef struct fovea_nccl_id {
+  char bytes[128];
+} fovea_nccl_id;
+FOVEA_API int fovea_nccl_id_make(fovea_nccl_id* id, fovea_error** error);
+
+/* Either an id, with rank, world_size and device_id, for a group that is about to meet; or comm, a program's own
+ * ncclComm_t, which outlives the ranks, and the stream of exchanges, NULL for one of their own. */
+typedef struct fovea_nccl_args {
+  size_t struct_size;
+  uint32_t version;
+  int32_t rank;
+  int32_t world_size;
+  int32_t device_id;
+  const fovea_nccl_id* id;
+  void* comm;
+  void* stream;
+} fovea_nccl_args;
+
+/* By id it returns when all ranks have come. What was made over the ranks keeps them: they may be destroyed before. */
+FOVEA_API int fovea_nccl_ranks_create(const fovea_nccl_args* args, fovea_nccl_ranks** ranks,
+                                      fovea_error** error);
+FOVEA_API void fovea_nccl_ranks_destroy(fovea_nccl_ranks* ranks);
+
 /* One rank's end of a group of ranks, over any transport: see Communicator in communicator.hpp for what each function
  * does, and when. They return 0, or anything else where the transport fails or a rank has ended: the call then ends
  * with FOVEA_DEVICE_ERROR. begin_... set *exchange to a number of their own, which wait is given once. */
@@ -813,6 +840,7 @@ typedef struct fovea_communicator {
                         const fovea_incoming_message* received, size_t num_received, void* stream,
                         uint64_t* exchange);
   int (*wait)(void* context, uint64_t exchange, void* stream);
+  const fovea_nccl_ranks* nccl; /* NULL, or ranks over NCCL: no other field is looked at then */
 } fovea_communicator;
 
 /* Attention of a sequence whose tokens lie on several ranks. A rank has one call at a time. */
@@ -826,14 +854,27 @@ FOVEA_API int fovea_context_parallel_create(const fovea_shard_plan* plan,
                                             fovea_error** error);
 FOVEA_API void fovea_context_parallel_destroy(fovea_context_parallel* context_parallel);
 
-/* Of this rank's tokens; masks are those that the plan was made with. The struct's runtime and workspace are not
- * looked at. */
+/* Of this rank's tokens, on the cpu, or on the device of ranks over NCCL, on the struct's stream; masks are those that
+ * the plan was made with. The struct's runtime and workspace are not looked at. */
 FOVEA_API int fovea_context_parallel_forward(fovea_context_parallel* context_parallel,
                                              const fovea_attention_forward_args* args,
                                              fovea_error** error);
 FOVEA_API int fovea_context_parallel_backward(fovea_context_parallel* context_parallel,
                                               const fovea_attention_backward_args* args,
                                               fovea_error** error);
+
+/* Decoding over caches whose pages are dealt over ranks: see ContextParallelDecode in context_parallel.hpp. A rank has
+ * one call at a time; args->forward's runtime and workspace are not looked at. */
+typedef struct fovea_context_parallel_decode fovea_context_parallel_decode;
+
+FOVEA_API int fovea_context_parallel_decode_create(const fovea_communicator* communicator,
+                                                   fovea_context_parallel_decode** context_parallel,
+                                                   fovea_error** error);
+FOVEA_API void fovea_context_parallel_decode_destroy(
+    fovea_context_parallel_decode* context_parallel);
+FOVEA_API int fovea_context_parallel_decode_run(fovea_context_parallel_decode* context_parallel,
+                                                const fovea_attention_decode_args* args,
+                                                fovea_error** error);
 
 /* ---- Probabilities ---- */
 

@@ -1,13 +1,11 @@
 // The functions of fovea.h over a KV cache.
+#include "ffi/decode.hpp"
+
 #include <cstddef>
 #include <optional>
 #include <string>
 
-#include "fovea/fovea.h"
-#include "fovea/kv_cache.hpp"
-
 #include "core/check.hpp"
-#include "ffi/arguments.hpp"
 #include "ffi/error.hpp"
 #include "ffi/plan.hpp"
 #include "ffi/sized_struct.hpp"
@@ -16,16 +14,13 @@
 namespace {
 
 using fovea::ffi::Access;
+using fovea::ffi::DecodeCall;
 using fovea::ffi::guarded;
+using fovea::ffi::to_decode;
 using fovea::ffi::to_view;
 
 /// cache and lengths: what every caller has.
 constexpr std::size_t kLeastSize = offsetof(fovea_attention_decode_args, page_table);
-
-struct DecodeCall {
-  fovea::ffi::Call forward;
-  fovea::AttentionDecode args;
-};
 
 /// A cache has no room for what these mean.
 void refuse_other_features(const fovea::AttentionForward& args, const std::string& where) {
@@ -80,39 +75,6 @@ std::optional<fovea::Rotary> to_rotary(const fovea_attention_decode_args& c,
       .positions_q = to_view(c.rotary_positions_q, Access::read, where + ": rotary_positions_q")};
 }
 
-DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where,
-                     fovea::ffi::ProgramCache* cache = nullptr) {
-  const auto c = fovea::ffi::read_struct(source, kLeastSize, where);
-  DecodeCall call;
-  call.forward = fovea::ffi::to_call(c.forward, where + ": forward", cache);
-  const fovea::AttentionForward& forward = call.forward.args;
-  refuse_other_features(forward, where + ": forward");
-  const bool sees_all_keys = to_bool(c.sees_all_keys, where + ": sees_all_keys");
-  const bool is_causal = forward.mask.is_all_visible() && !sees_all_keys;
-  call.args = {.q = forward.q,
-               .cache = to_cache(c, where),
-               .append = to_append_tokens(c, where),
-               .rotary = to_rotary(c, where),
-               .out = forward.out,
-               .lse = forward.lse,
-               .score = forward.score,
-               .mask = is_causal ? fovea::causal() : forward.mask,
-               .softmax_scale = forward.softmax_scale,
-               .sinks = forward.sinks,
-               .cu_seqlens_q = forward.cu_seqlens_q,
-               .max_seqlen_q = c.max_seqlen_q == 0 ? std::nullopt : std::optional(c.max_seqlen_q),
-               .shared_prefix = {.seqlen = c.shared_prefix,
-                                 .cu_sequences = to_view(c.shared_cu_sequences, Access::read,
-                                                         where + ": shared_cu_sequences")},
-               .cpu_target = forward.cpu_target,
-               .compute_dtype = forward.compute_dtype,
-               .sm_margin = forward.sm_margin,
-               .workspace = forward.workspace,
-               .executor = forward.executor,
-               .stream = forward.stream};
-  return call;
-}
-
 struct AppendCall {
   fovea::ffi::Threads threads;
   fovea::AppendToCache args;
@@ -135,6 +97,43 @@ AppendCall to_append(const fovea_attention_decode_args* source, const std::strin
 }
 
 }  // namespace
+
+namespace fovea::ffi {
+
+DecodeCall to_decode(const fovea_attention_decode_args* source, const std::string& where,
+                     ProgramCache* cache) {
+  const auto c = read_struct(source, kLeastSize, where);
+  DecodeCall call;
+  call.forward = to_call(c.forward, where + ": forward", cache);
+  const AttentionForward& forward = call.forward.args;
+  refuse_other_features(forward, where + ": forward");
+  const bool sees_all_keys = to_bool(c.sees_all_keys, where + ": sees_all_keys");
+  const bool is_causal = forward.mask.is_all_visible() && !sees_all_keys;
+  call.args = {.q = forward.q,
+               .cache = to_cache(c, where),
+               .append = to_append_tokens(c, where),
+               .rotary = to_rotary(c, where),
+               .out = forward.out,
+               .lse = forward.lse,
+               .score = forward.score,
+               .mask = is_causal ? causal() : forward.mask,
+               .softmax_scale = forward.softmax_scale,
+               .sinks = forward.sinks,
+               .cu_seqlens_q = forward.cu_seqlens_q,
+               .max_seqlen_q = c.max_seqlen_q == 0 ? std::nullopt : std::optional(c.max_seqlen_q),
+               .shared_prefix = {.seqlen = c.shared_prefix,
+                                 .cu_sequences = to_view(c.shared_cu_sequences, Access::read,
+                                                         where + ": shared_cu_sequences")},
+               .cpu_target = forward.cpu_target,
+               .compute_dtype = forward.compute_dtype,
+               .sm_margin = forward.sm_margin,
+               .workspace = forward.workspace,
+               .executor = forward.executor,
+               .stream = forward.stream};
+  return call;
+}
+
+}  // namespace fovea::ffi
 
 extern "C" {
 

@@ -12,6 +12,7 @@
 #include "fovea/backward.hpp"
 #include "fovea/jvp.hpp"
 
+#include "core/device.hpp"
 #include "core/verbose.hpp"
 #include "cpu/attention_backward.hpp"
 #include "cpu/attention_forward.hpp"
@@ -28,8 +29,6 @@ namespace fovea {
 
 inline constexpr std::size_t kWorkspaceAlignment = 64;
 inline constexpr std::size_t kDeviceWorkspaceAlignment = 256;
-
-inline bool is_cpu(Device device) { return device.kind == Device::Kind::cpu; }
 
 /// What a caller gives so that `needed` aligned bytes lie in it, wherever it starts.
 constexpr std::size_t unaligned_workspace_bytes(std::size_t needed,

@@ -3,10 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <span>
+#include <thread>
 
 #include "core/check.hpp"
+#include "core/device.hpp"
+#include "cuda/driver/resources.hpp"
+#include "cuda/driver/stream_memory.hpp"
 
 namespace fovea::parallel {
 namespace {
@@ -50,19 +57,49 @@ Said decoded(const char* at, const char* end) {
   return said;
 }
 
-void all_gather(Communicator& ranks, const void* sent, void* received, std::size_t bytes) {
-  ranks.wait(ranks.begin_all_gather(sent, received, bytes, nullptr), nullptr);
+/// The host waits for the device, and asks meanwhile whether the exchange has failed: else a rank that has ended would
+/// be waited for without end.
+void wait_for_device(Communicator& ranks, const cuda::driver::Event& done) {
+  constexpr std::chrono::microseconds kPollInterval{20};
+  while (!done.is_reached()) {
+    ranks.check();
+    std::this_thread::sleep_for(kPollInterval);
+  }
+}
+
+/// By way of the communicator's device.
+void all_gather_on_device(Communicator& ranks, std::span<const std::byte> sent,
+                          std::span<std::byte> received) {
+  const int index = ranks.device().index;
+  const auto& context = cuda::driver::process_context(index);
+  const cuda::driver::OwnedStream stream(context);
+  void* const handle = stream.get().handle();
+  // Given back in the order of the stream: to free memory at once is to wait for all that the device does.
+  cuda::driver::StreamMemory from(index, sent.size(), handle), to(index, received.size(), handle);
+  cuda::driver::Event done(context, cuda::driver::Event::Timing::off);
+  from.copy_from(sent);
+  ranks.wait(ranks.begin_all_gather(from.data(), to.data(), sent.size(), handle), handle);
+  done.record(stream.get());
+  wait_for_device(ranks, done);
+  to.copy_to(received);
+  stream.synchronize();
+}
+
+void all_gather(Communicator& ranks, std::span<const std::byte> sent,
+                std::span<std::byte> received) {
+  if (!is_cpu(ranks.device())) return all_gather_on_device(ranks, sent, received);
+  ranks.wait(ranks.begin_all_gather(sent.data(), received.data(), sent.size(), nullptr), nullptr);
 }
 
 std::vector<Said> told(Communicator& ranks, const std::vector<char>& own) {
   const auto num_ranks = static_cast<std::size_t>(ranks.world_size());
-  const std::uint64_t size = own.size();
+  const std::array<std::uint64_t, 1> size{own.size()};
   std::vector<std::uint64_t> sizes(num_ranks);
-  all_gather(ranks, &size, sizes.data(), sizeof(size));
+  all_gather(ranks, std::as_bytes(std::span(size)), std::as_writable_bytes(std::span(sizes)));
   const std::uint64_t room = std::ranges::max(sizes);
   std::vector<char> padded(own), all(num_ranks * room);
   padded.resize(room);
-  all_gather(ranks, padded.data(), all.data(), room);
+  all_gather(ranks, std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)));
   std::vector<Said> result;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     const char* const begin = all.data() + rank * room;

@@ -53,7 +53,7 @@ std::string with_numbers(const Program& program) {
 /// The caller's own mistakes, before anything is exchanged.
 class Checks {
  public:
-  explicit Checks(const ShardPlan::Impl& plan) : plan_(plan) {}
+  Checks(const ShardPlan::Impl& plan, Device device) : plan_(plan), device_(device) {}
 
   void forward(const AttentionForward& args) const {
     features(args);
@@ -94,9 +94,10 @@ class Checks {
     refuse(mask != of_plan,
            fmt::format("mask is {}; expected that of the plan, {}", mask, of_plan));
     for (const TensorView* tensor : {&args.q, &args.k, &args.v, &args.out}) {
-      refuse(
-          tensor->spec().device != Device::cpu(),
-          fmt::format("a tensor lives on {}; expected the cpu", to_string(tensor->spec().device)));
+      const Device device = tensor->spec().device;
+      refuse(device != device_,
+             fmt::format("a tensor lives on {}; expected {}, where the communicator exchanges",
+                         to_string(device), to_string(device_)));
     }
   }
 
@@ -124,6 +125,7 @@ class Checks {
   std::int64_t own_tokens() const { return plan_.shape.seqlen / plan_.world_size; }
 
   const ShardPlan::Impl& plan_;
+  Device device_;
 };
 
 void add_tensor(Facts& facts, std::string name, const TensorView& tensor) {
@@ -166,6 +168,8 @@ struct ContextParallel::Impl {
                   {"plan", fmt::format("{:016x}", std::hash<std::string>{}(shards.json()))}};
   }
 
+  Checks checks() const { return {shards.impl(), communicator->device()}; }
+
   /// Throws on every rank where one of them must.
   template <typename Check>
   void agree(std::string_view where, Facts facts, const Check& check) {
@@ -182,7 +186,7 @@ struct ContextParallel::Impl {
   /// body(engine, call).
   template <typename Body>
   void run(const AttentionForward& args, const Body& body) {
-    const Memory memory(args.stream);
+    const Memory memory(communicator->device(), args.stream);
     const Ranks ranks(*communicator, memory);
     if (engine == nullptr) engine = make_engine(shards.impl(), ranks.rank(), memory);
     EngineCall call{.plan = shards.impl(),
@@ -206,7 +210,7 @@ const ShardPlan& ContextParallel::shards() const { return impl_->shards; }
 void ContextParallel::forward(const AttentionForward& args) {
   Facts facts = impl_->plan_facts;
   add_forward(facts, args);
-  impl_->agree(kForward, std::move(facts), [&] { Checks(impl_->shards.impl()).forward(args); });
+  impl_->agree(kForward, std::move(facts), [&] { impl_->checks().forward(args); });
   impl_->run(args, [](Engine& engine, EngineCall& call) {
     parallel::OwnedTensor lse;
     if (!call.rows.lse) {
@@ -223,7 +227,7 @@ void ContextParallel::backward(const AttentionBackward& args) {
   add_forward(facts, args.forward);
   add_tensor(facts, "dout", args.dout);
   facts.emplace_back("dlse", args.dlse ? "given" : "missing");
-  impl_->agree(kBackward, std::move(facts), [&] { Checks(impl_->shards.impl()).backward(args); });
+  impl_->agree(kBackward, std::move(facts), [&] { impl_->checks().backward(args); });
   impl_->run(args.forward, [&](Engine& engine, EngineCall& call) {
     call.rows.dout = parallel::turned(args.dout);
     if (args.dlse) call.rows.dlse = parallel::turned_lse(args.dlse);

@@ -38,8 +38,12 @@ void refuse(bool condition, const std::string& message) {
   if (condition) invalid("", message);
 }
 
-void check(const AttentionDecode& args, int world_size) {
+void check(const AttentionDecode& args, const Communicator& ranks) {
   const KvCache& cache = args.cache;
+  const int world_size = ranks.world_size();
+  refuse(ranks.device() != Device::cpu(),
+         fmt::format("the communicator exchanges on {}; expected one of the cpu",
+                     to_string(ranks.device())));
   refuse(!cache.page_table,
          "cache.page_table is missing; expected pages, dealt over ranks in turn");
   refuse(
@@ -86,7 +90,7 @@ class Decoding {
  public:
   Decoding(const AttentionDecode& args, Communicator& communicator)
       : args_(args),
-        memory_(args.stream),
+        memory_(Device::cpu(), args.stream),
         ranks_(communicator, memory_),
         batch_(args.cache.seqlens.size(0)),
         is_shared_out_(args.q.size(0) != batch_),
@@ -287,7 +291,7 @@ ContextParallelDecode& ContextParallelDecode::operator=(ContextParallelDecode&&)
 void ContextParallelDecode::run(const AttentionDecode& args) {
   std::string problem;
   try {
-    check(args, impl_->communicator->world_size());
+    check(args, *impl_->communicator);
   } catch (const Error& error) {
     problem = error.what();
   }

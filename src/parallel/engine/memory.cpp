@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/device.hpp"
 #include "core/scalar_io.hpp"
 #include "core/shape.hpp"
 
@@ -75,6 +76,7 @@ std::size_t num_bytes(const TensorView& contiguous) {
 }
 
 OwnedTensor Memory::make(Dtype dtype, std::span<const std::int64_t> shape) const {
+  if (!is_cpu(device_)) return make_on_device(dtype, shape, *this);
   const TensorSpec spec = make_spec(dtype, shape);
   const std::size_t bytes = static_cast<std::size_t>(spec.num_elements()) * size_bytes(dtype);
   auto* const data =
@@ -95,12 +97,14 @@ OwnedTensor Memory::packed(const TensorView& from) const {
 }
 
 OwnedTensor Memory::of_values(std::span<const std::int32_t> values) const {
+  if (!is_cpu(device_)) return values_on_device(values, device_);
   OwnedTensor result = make(Dtype::i32, std::array{static_cast<std::int64_t>(values.size())});
   std::ranges::copy(values, static_cast<std::int32_t*>(result.view.mutable_data()));
   return result;
 }
 
 void Memory::copy(const TensorView& to, const TensorView& from) const {
+  if (!is_cpu(device_)) return sum_on_device(to, std::array{from}, *this);
   const std::size_t element_bytes = size_bytes(from.dtype());
   const auto bytes = static_cast<std::int64_t>(element_bytes);
   for_each_row<2>({&to.spec(), &from.spec()}, [&](const auto& at) {
@@ -111,6 +115,7 @@ void Memory::copy(const TensorView& to, const TensorView& from) const {
 }
 
 void Memory::sum(const TensorView& to, std::span<const TensorView> parts) const {
+  if (!is_cpu(device_)) return sum_on_device(to, parts, *this);
   auto* const written = static_cast<std::byte*>(to.mutable_data());
   const std::int64_t size = last_size(to.spec());
   const OwnedTensor total = make_like(to, Dtype::f32);

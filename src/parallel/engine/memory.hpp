@@ -28,10 +28,13 @@ inline TensorView heads_of(const TensorView& tokens_first, const HeadRange& head
 
 std::size_t num_bytes(const TensorView& contiguous);
 
+/// Of the call's device. On a GPU memory is the runtime's allocator's, or the stream's, and all is in the order of the
+/// call's stream: the host waits in of_values alone.
 class Memory {
  public:
-  explicit Memory(void* stream) : stream_(stream) {}
+  Memory(Device device, void* stream) : device_(device), stream_(stream) {}
 
+  Device device() const { return device_; }
   /// Of the call, for exchanges.
   void* stream() const { return stream_; }
 
@@ -40,6 +43,7 @@ class Memory {
   OwnedTensor make_like(const TensorView& like, Dtype dtype) const;
   /// A row-major copy.
   OwnedTensor packed(const TensorView& from) const;
+  /// For longer than a call: of no stream. On a GPU the values are there when this returns.
   OwnedTensor of_values(std::span<const std::int32_t> values) const;
 
   /// Shapes and dtypes are equal; any strides.
@@ -48,7 +52,14 @@ class Memory {
   void sum(const TensorView& to, std::span<const TensorView> parts) const;
 
  private:
+  Device device_;
   void* stream_;
 };
+
+// ---- What Memory does on a GPU: device_memory.cpp ----
+
+OwnedTensor make_on_device(Dtype dtype, std::span<const std::int64_t> shape, const Memory& memory);
+OwnedTensor values_on_device(std::span<const std::int32_t> values, Device device);
+void sum_on_device(const TensorView& to, std::span<const TensorView> parts, const Memory& memory);
 
 }  // namespace fovea::parallel

@@ -15,8 +15,25 @@ std::vector<std::int64_t> shape_with_tokens(const TensorView& like, std::int64_t
   return result;
 }
 
+Pending& Pending::operator=(Pending&& other) noexcept {
+  std::swap(communicator_, other.communicator_);
+  std::swap(stream_, other.stream_);
+  std::swap(exchange_, other.exchange_);
+  std::swap(received_, other.received_);
+  std::swap(sent_, other.sent_);
+  return *this;
+}
+
+Pending::~Pending() {
+  if (communicator_ == nullptr) return;
+  try {
+    communicator_->wait(exchange_, stream_);
+  } catch (const Error&) {  // another is on its way already
+  }
+}
+
 std::vector<OwnedTensor> Pending::wait() {
-  if (communicator_ != nullptr) communicator_->wait(exchange_, stream_);
+  if (communicator_ != nullptr) std::exchange(communicator_, nullptr)->wait(exchange_, stream_);
   sent_.clear();
   return std::move(received_);
 }

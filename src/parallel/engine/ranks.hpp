@@ -15,15 +15,21 @@ namespace fovea::parallel {
 
 class Ranks;
 
-/// What an exchange will have brought when it is waited for, once.
+/// What an exchange will have brought when it is waited for, once. Memory is in use until then: where an error comes
+/// between, the end of this waits.
 class Pending {
  public:
+  Pending() = default;
+  Pending(Pending&& other) noexcept { *this = std::move(other); }
+  Pending& operator=(Pending&& other) noexcept;
+  ~Pending();
+
   /// In the order asked for.
   std::vector<OwnedTensor> wait();
 
  private:
   friend class Ranks;
-  Communicator* communicator_ = nullptr;
+  Communicator* communicator_ = nullptr;  // of an exchange under way
   void* stream_ = nullptr;
   Exchange exchange_{};
   std::vector<OwnedTensor> received_{};

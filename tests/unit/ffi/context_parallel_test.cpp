@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -219,6 +220,128 @@ TEST(CContextParallel, RefusesWhatIsNoCommunicatorAndTellsOfItsFailures) {
   EXPECT_THAT(outcome_of(fovea_context_parallel_forward, attention, &own.forward).message,
               HasSubstr("context_parallel is NULL"));
   fovea_context_parallel_destroy(attention);
+}
+
+// ---- Decoding ----
+
+/// Two sequences over pages of 4 keys, 2 heads of 8.
+struct PagedCall {
+  static constexpr std::int64_t kPages = 4, kPageSize = 4, kHeads = 2, kDim = 8;
+
+  /// `rank` has every world_size-th page of each sequence.
+  PagedCall(int rank, int world_size)
+      : q({2, 1, kHeads, kDim}),
+        out({2, 1, kHeads, kDim}),
+        k_new({2, 1, kHeads, kDim}),
+        v_new({2, 1, kHeads, kDim}),
+        k({2 * kPages, kPageSize, kHeads, kDim}),
+        v({2 * kPages, kPageSize, kHeads, kDim}),
+        seqlens({2}, {7, 12}),
+        page_table({2, kPages / world_size}, own_pages(rank, world_size)) {
+    for (FloatTensor* tensor : {&q, &k_new, &v_new, &k, &v}) fill(*tensor);
+    forward.struct_size = sizeof(forward);
+    forward.version = FOVEA_ABI_VERSION;
+    forward.q = &q.tensor;
+    forward.k = &k.tensor;
+    forward.v = &v.tensor;
+    forward.out = &out.tensor;
+    decode.struct_size = sizeof(decode);
+    decode.version = FOVEA_ABI_VERSION;
+    decode.forward = &forward;
+    decode.seqlens = &seqlens.tensor;
+    decode.page_table = &page_table.tensor;
+    decode.append_k = &k_new.tensor;
+    decode.append_v = &v_new.tensor;
+  }
+  static std::vector<std::int32_t> own_pages(int rank, int world_size) {
+    std::vector<std::int32_t> pages;
+    for (std::int32_t page = 0; page < 2 * kPages; ++page) {
+      if (page % world_size == rank) pages.push_back(page);
+    }
+    return pages;
+  }
+  static void fill(FloatTensor& tensor) {
+    float next = static_cast<float>(tensor.values.size());
+    for (float& value : tensor.values) value = std::sin(next += 1.7F);
+  }
+
+  FloatTensor q, out, k_new, v_new, k, v;
+  IndexTensor seqlens, page_table;
+  fovea_attention_forward_args forward{};
+  fovea_attention_decode_args decode{};
+};
+
+TEST(CContextParallel, DecodingOverRanksEqualsOneCache) {
+  constexpr int kDecodingRanks = 2;
+  PagedCall whole(0, 1);
+  ASSERT_EQ(outcome_of(fovea_attention_decode, &whole.decode).message, "");
+  auto ends = make_thread_communicators(kDecodingRanks);
+  std::vector<std::jthread> threads;
+  for (auto& end : ends) {
+    threads.emplace_back([&] {
+      PagedCall own(end->rank(), kDecodingRanks);
+      const fovea_communicator communicator = communicator_of(*end);
+      fovea_context_parallel_decode* decoding = nullptr;
+      EXPECT_EQ(outcome_of(fovea_context_parallel_decode_create, &communicator, &decoding).message,
+                "");
+      EXPECT_EQ(outcome_of(fovea_context_parallel_decode_run, decoding, &own.decode).message, "");
+      fovea_context_parallel_decode_destroy(decoding);
+      for (std::size_t i = 0; i < whole.out.values.size(); ++i)
+        EXPECT_NEAR(own.out.values[i], whole.out.values[i], 1e-6) << i;
+    });
+  }
+}
+
+TEST(CContextParallel, DecodingRefusesByName) {
+  PagedCall own(0, 1);
+  const auto end = std::move(make_thread_communicators(1)[0]);
+  const fovea_communicator communicator = communicator_of(*end);
+  EXPECT_THAT(outcome_of(fovea_context_parallel_decode_create, &communicator,
+                         static_cast<fovea_context_parallel_decode**>(nullptr))
+                  .message,
+              HasSubstr("context_parallel is NULL"));
+  fovea_context_parallel_decode* decoding = nullptr;
+  EXPECT_THAT(outcome_of(fovea_context_parallel_decode_run, decoding, &own.decode).message,
+              HasSubstr("context_parallel is NULL"));
+  ASSERT_EQ(outcome_of(fovea_context_parallel_decode_create, &communicator, &decoding).message, "");
+  own.decode.page_table = nullptr;
+  EXPECT_THAT(outcome_of(fovea_context_parallel_decode_run, decoding, &own.decode).message,
+              HasSubstr("cache.page_table is missing"));
+  fovea_context_parallel_decode_destroy(decoding);
+}
+
+// ---- Ranks over NCCL: what needs none of it; the rest is tests/unit/parallel/device_tensors_test.cpp ----
+
+/// Before anything asks for NCCL.
+[[maybe_unused]] const int has_no_nccl = setenv("FOVEA_NCCL", "/nowhere", 1);
+
+TEST(CNcclRanks, AreRefusedByNameWhereThereIsNoNccl) {
+  fovea_nccl_id id{};
+  const Outcome outcome = outcome_of(fovea_nccl_id_make, &id);
+  EXPECT_EQ(outcome.kind, FOVEA_UNSUPPORTED);
+  EXPECT_THAT(outcome.message, HasSubstr("no NCCL: FOVEA_NCCL is '/nowhere'"));
+  fovea_nccl_id* const none = nullptr;
+  EXPECT_THAT(outcome_of(fovea_nccl_id_make, none).message, HasSubstr("id is NULL"));
+}
+
+TEST(CNcclRanks, AreMadeFromOneOfTwo) {
+  fovea_nccl_args args{};
+  args.struct_size = sizeof(args);
+  args.version = FOVEA_ABI_VERSION;
+  fovea_nccl_ranks* ranks = nullptr;
+  EXPECT_THAT(outcome_of(fovea_nccl_ranks_create, &args, &ranks).message,
+              HasSubstr("id and comm are both given or both NULL"));
+  fovea_nccl_id id{};
+  args.id = &id;
+  args.comm = &id;
+  EXPECT_THAT(outcome_of(fovea_nccl_ranks_create, &args, &ranks).message,
+              HasSubstr("id and comm are both given or both NULL"));
+  args.comm = nullptr;
+  args.stream = &id;
+  EXPECT_THAT(outcome_of(fovea_nccl_ranks_create, &args, &ranks).message,
+              HasSubstr("stream is given beside id"));
+  EXPECT_EQ(ranks, nullptr);
+  fovea_nccl_ranks_destroy(ranks);
 }
 
 }  // namespace
