@@ -85,8 +85,8 @@ struct NcclId {
                                                                          int world_size,
                                                                          Device device);
 
-/// The same over a group that a program has: its ncclComm_t, made by the libnccl.so.2 that the process has loaded, stays
-/// its own, also to abort, and outlives the communicator. `exchange_stream` is the stream of exchanges, null for one of the
+/// The same over a group that a program has: its ncclComm_t, of the libnccl.so.2 that the process has loaded, stays its
+/// own, also to abort, and outlives the communicator. `exchange_stream` is the stream of exchanges, null for one of the
 /// communicator's own: what else uses the group meanwhile must be in one order with it on all ranks.
 [[nodiscard]] FOVEA_EXPORT std::unique_ptr<Communicator> use_nccl_ranks(
     void* nccl_comm, void* exchange_stream = nullptr);

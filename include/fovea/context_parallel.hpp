@@ -35,8 +35,8 @@ namespace fovea {
 /// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call: on a GPU
 ///          by the process's runtime (Runtime::set_allocator), else in the order of the call's stream.
 /// Device   where the communicator exchanges: the cpu, or a GPU of each rank over NCCL. There calls are enqueued on
-///          args.stream and return; exchanges have a stream of their own, and the host waits for the device in the first
-///          call of a problem alone, when ranks agree. What masks capture lies on the device.
+///          args.stream and return; exchanges have a stream of their own, and the host waits for the device in the
+///          first call of a problem alone, when ranks agree. What masks capture lies on the device.
 /// Refused  by name: tensors elsewhere, dropout (its draws count positions of a call, which are a rank's own), row_max,
 ///          quant and packed tensors.
 /// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has

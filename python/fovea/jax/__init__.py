@@ -14,8 +14,11 @@ if _jax.__version_info__ < (0, 6, 2):
 
 from ._attention import attention
 from ._context_parallel import context_parallel_attention
+from ._context_parallel_decode import context_parallel_decode
 from ._decode import decode
 from ._device_plan import DevicePlan, device_plan
 from ._sdpa import dot_product_attention
 
-__all__ = ["DevicePlan", "attention", "context_parallel_attention", "decode", "device_plan", "dot_product_attention"]
+__all__ = [
+    "DevicePlan", "attention", "context_parallel_attention", "context_parallel_decode", "decode", "device_plan", "dot_product_attention",
+]  # fmt: skip

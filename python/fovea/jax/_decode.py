@@ -94,26 +94,34 @@ def decode(
     if unknown:
         known = ", ".join(name for name in FEATURES if name != "layout")
         raise InvalidArgument(f"decode: {unknown[0]} is no option; expected one of {known}")
-    cu = None if cu_seqlens is None else (cu_seqlens, None)  # a cache has lengths of its own
-    arguments = arguments_of("decode", q, cache.k, cache.v, {**FEATURES, **features, "cu_seqlens": cu})
-    kind = _calls.kind_of(arguments)
     given = {
         "append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens, "shared_cu_sequences": shared_cu_sequences,
     }  # fmt: skip
+    numbers = {"sees_all_keys": int(sees_all_keys), "max_seqlen_q": max_seqlen_q, "shared_prefix": shared_prefix}
+    out, lse, cache = over_cache("decode", q, cache, {**features, "cu_seqlens": cu_seqlens}, rotary, given, numbers)
+    return (out, lse, cache) if return_lse else (out, cache)
+
+
+def over_cache(
+    function: str, q: Array, cache: KvCache, features: dict[str, Any], rotary: Rotary | None, given: dict[str, Array | None],
+    numbers: dict[str, int], dtype: Any = None,
+) -> tuple[Array, Array, KvCache]:  # fmt: skip
+    """out, of q's dtype unless another one is given, lse, and the cache with the new tokens."""
+    # A cache has lengths of its own.
+    cu = None if features["cu_seqlens"] is None else (features["cu_seqlens"], None)
+    arguments = arguments_of(function, q, cache.k, cache.v, {**FEATURES, **features, "cu_seqlens": cu})
+    kind = _calls.kind_of(arguments)
     operands = _beside_forward(cache, rotary, given)
-    numbers = {
-        "is_interleaved": int(rotary is not None and rotary.is_interleaved), "sees_all_keys": int(sees_all_keys),
-        "max_seqlen_q": max_seqlen_q, "shared_prefix": shared_prefix,
-    }  # fmt: skip
+    numbers = {"is_interleaved": int(rotary is not None and rotary.is_interleaved), **numbers}
     _check(arguments, kind, operands, numbers)
     out, lse = _calls.out_shapes(kind, arguments.tensors)
-    results = {"out": out, "lse": lse}
-    if append_k is not None:
+    results = {"out": jax.ShapeDtypeStruct(out.shape, dtype or out.dtype), "lse": lse}
+    if given.get("append_k") is not None:
         results |= {"k": arguments.tensors[1], "v": arguments.tensors[2]}
-    out, lse, *written = _calls.run("decode", kind, arguments.tensors, operands, results, numbers)
+    made_out, made_lse, *written = _calls.run("decode", kind, arguments.tensors, operands, results, numbers)
     if written:
         cache = dataclasses.replace(cache, k=written[0], v=written[1])
-    return (out, lse, cache) if return_lse else (out, cache)
+    return made_out, made_lse, cache
 
 
 def _check(arguments: Any, kind: _calls.Kind, operands: dict[str, Array], numbers: dict[str, int]) -> None:

@@ -1,5 +1,5 @@
-// Device memory, streams, events and graphs that free themselves: for tests and tools, and for ranks that exchange data.
-// Calls on one device allocate nothing of this.
+// Device memory, streams, events and graphs that free themselves: for tests and tools, and for ranks that exchange
+// data. Calls on one device allocate nothing of this.
 #pragma once
 
 #include <cstddef>

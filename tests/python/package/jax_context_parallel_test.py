@@ -78,6 +78,27 @@ def test_refusals() -> None:
         within(packed, *x)
 
 
+def test_refusals_of_decoding() -> None:
+    q, pages = jnp.zeros((SEQUENCES, 1, 4, DIM)), [jnp.zeros((12, PAGE_SIZE, CACHE_HEADS, dim)) for dim in (DIM, DIM_V)]
+    cache = fovea.KvCache(*pages, jnp.zeros(SEQUENCES, jnp.int32), page_table=jnp.zeros((SEQUENCES, 1), jnp.int32))
+
+    def decode(q, cache, **words):
+        step = functools.partial(fovea_jax.context_parallel_decode, axis_name="context", **words)
+        return mapped(1, step, (P(), P()), (P(), P()))(q, cache)
+
+    with pytest.raises(fovea.InvalidArgument, match="no axis 'context' here; expected a call within jax.shard_map"):
+        fovea_jax.context_parallel_decode(q, cache, axis_name="context")
+    contiguous = fovea.KvCache(*(jnp.zeros((SEQUENCES, 8, *x.shape[2:])) for x in pages), cache.seqlens)
+    with pytest.raises(fovea.InvalidArgument, match="cache has no page_table"):
+        decode(q, contiguous)
+    with pytest.raises(fovea.InvalidArgument, match="q has 5 sequences; expected 12, all of cache.seqlens, or a 1th of them"):
+        decode(q[:5], cache)
+    with pytest.raises(fovea.InvalidArgument, match="one of append_k and append_v is given"):
+        decode(q, cache, append_k=jnp.zeros((SEQUENCES, 1, CACHE_HEADS, DIM)))
+    with pytest.raises(fovea.InvalidArgument, match="append_k has 3 sequences; expected 12, those of q"):
+        decode(q, cache, append_k=jnp.zeros((3, 1, CACHE_HEADS, DIM)), append_v=jnp.zeros((3, 1, CACHE_HEADS, DIM_V)))
+
+
 # ---- What runs there ----
 
 
@@ -194,6 +215,71 @@ def check_plans_of_one_structure() -> None:
         assert compiled == 1, scheme
 
 
+# ---- Decoding: 12 sequences go into 2 and 4 devices ----
+
+SEQUENCES, PAGE_SIZE, MAX_PAGES, CACHE_HEADS, ROTARY_DIM = 12, 4, 8, 2, 4
+
+
+def decode_cases():
+    """Devices, whether each has queries of its own, queries and new tokens of a sequence, keywords."""
+    cos, sin = (jnp.asarray(draw(64, ROTARY_DIM // 2, seed=seed)) for seed in (1, 2))
+    positions = jnp.arange(SEQUENCES, dtype=jnp.int32)[:, None] + jnp.arange(2, dtype=jnp.int32)
+    return {
+        "a token": (4, True, 1, 1, {}),
+        "nothing new": (2, False, 1, 0, {"window": (6, 0), "sinks": jnp.asarray(draw(4, seed=3))}),
+        "a chunk": (4, True, 6, 6, {"score_mod": "score + float(kv_idx) / float(seqlen_kv)", "softcap": 9.0, "alibi": jnp.abs(jnp.asarray(draw(4)))}),
+        "all keys": (2, True, 2, 2, {"sees_all_keys": True, "rotary": fovea.Rotary(cos, sin), "scale": 0.4}),
+        "positions": (4, False, 2, 2, {"mask_mod": lambda b, h, i, j: (j <= i) & (j != 3), "rotary": fovea.Rotary(cos, sin, positions)}),
+        "positions of queries": (2, False, 2, 0, {"rotary": fovea.Rotary(cos, sin, positions)}),
+    }  # fmt: skip
+
+
+def check_decoding() -> None:
+    """As one cache, whichever pages a device has; new tokens are where the next step looks for them."""
+    for name, (size, is_shared_out, seqlen_q, seqlen_new, words) in decode_cases().items():
+        q = jnp.asarray(draw(SEQUENCES, seqlen_q, 4, DIM))
+        pages = [jnp.asarray(draw(SEQUENCES * MAX_PAGES, PAGE_SIZE, CACHE_HEADS, dim, seed=dim)) for dim in (DIM, DIM_V)]
+        new = [jnp.asarray(draw(SEQUENCES, seqlen_new, CACHE_HEADS, dim, seed=dim)) for dim in (DIM, DIM_V)]
+        seqlens = jnp.arange(SEQUENCES, dtype=jnp.int32) * 2  # from none on: devices have no key of some
+        table = jnp.arange(SEQUENCES * MAX_PAGES, dtype=jnp.int32).reshape(SEQUENCES, MAX_PAGES)
+        append = dict(zip(("append_k", "append_v"), new)) if seqlen_new else {}
+        whole = fovea.KvCache(*pages, seqlens, page_table=table)
+        *expected, grown = fovea_jax.decode(q, whole, return_lse=True, **append, **words)
+        # Device by device: its pages, and a table of them in columns of its own.
+        dealt = jnp.concatenate([table[:, rank::size].reshape(-1) for rank in range(size)])
+        own_table = jnp.tile(jnp.arange(SEQUENCES * MAX_PAGES // size, dtype=jnp.int32).reshape(SEQUENCES, -1), (1, size))
+        cache = fovea.KvCache(*(x[dealt] for x in pages), seqlens, page_table=own_table)
+        of_queries = P("context") if is_shared_out else P()
+        spec = fovea.KvCache(P("context"), P("context"), P(), page_table=P(None, "context"))
+
+        def step(q, cache, append, words=words):
+            return fovea_jax.context_parallel_decode(q, cache, axis_name="context", return_lse=True, **append, **words)
+
+        run = jax.jit(mapped(size, step, (of_queries, spec, of_queries), (of_queries, of_queries, spec)))
+        *got, after = run(q, cache, append)
+        for mine, other in zip(got, expected):
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(after.k, grown.k[dealt], err_msg=name)
+        np.testing.assert_array_equal(after.v, grown.v[dealt], err_msg=name)
+
+
+def check_rounding_of_decoding() -> None:
+    """Partial results are of f32: out in bf16 is rounded once."""
+    q = jnp.asarray(draw(SEQUENCES, 1, 4, DIM), jnp.bfloat16)
+    pages = [jnp.asarray(draw(SEQUENCES * MAX_PAGES, PAGE_SIZE, CACHE_HEADS, dim, seed=dim), jnp.bfloat16) for dim in (DIM, DIM_V)]
+    table = jnp.arange(SEQUENCES * MAX_PAGES, dtype=jnp.int32).reshape(SEQUENCES, MAX_PAGES)
+    seqlens = jnp.full(SEQUENCES, 31, jnp.int32)
+    once, _ = fovea_jax.decode(q, fovea.KvCache(*pages, seqlens, page_table=table))
+    exact, _ = fovea_jax.decode(q.astype(jnp.float32), fovea.KvCache(*(x.astype(jnp.float32) for x in pages), seqlens, page_table=table))
+    dealt = jnp.concatenate([table[:, rank::4].reshape(-1) for rank in range(4)])
+    own_table = jnp.tile(jnp.arange(SEQUENCES * MAX_PAGES // 4, dtype=jnp.int32).reshape(SEQUENCES, -1), (1, 4))
+    spec = fovea.KvCache(P("context"), P("context"), P(), page_table=P(None, "context"))
+    step = functools.partial(fovea_jax.context_parallel_decode, axis_name="context")
+    got, _ = mapped(4, step, (P(), spec), (P(), spec))(q, fovea.KvCache(*(x[dealt] for x in pages), seqlens, page_table=own_table))
+    error, of_once = (float(((x.astype(jnp.float32) - exact) ** 2).sum() ** 0.5) for x in (got, once))
+    assert got.dtype == jnp.bfloat16 and error < 1.05 * of_once, (error, of_once)
+
+
 def main() -> None:
     cases = CASES
     if os.environ.get("FOVEA_TEST_LONG"):
@@ -203,6 +289,8 @@ def main() -> None:
     check_features()
     check_rounding()
     check_plans_of_one_structure()
+    check_decoding()
+    check_rounding_of_decoding()
 
 
 if __name__ == "__main__":

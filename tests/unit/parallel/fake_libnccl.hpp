@@ -1,5 +1,5 @@
-// NCCL without a GPU: a shared library with its names whose ranks are threads of one process. Bytes really move, of host
-// memory, while a call is made: a collective returns when every rank has come to it.
+// NCCL without a GPU: a shared library with its names whose ranks are threads of one process. Bytes really move, of
+// host memory, while a call is made: a collective returns when every rank has come to it.
 #pragma once
 
 #include <map>
@@ -32,7 +32,8 @@ struct FakeNccl {
   }
 };
 
-/// Opens the fake (FOVEA_FAKE_LIBNCCL) and gives it a fresh memory; what it enqueues is told to the driver in this file.
+/// Opens the fake (FOVEA_FAKE_LIBNCCL) and gives it a fresh memory; what it enqueues is told to the driver in this
+/// file.
 FakeNccl& fresh_fake_nccl(const char* libcuda);
 
 }  // namespace fovea::parallel

@@ -251,8 +251,8 @@ TEST_F(NcclRanksTest, RanksThatCannotJoinAreRefused) {
   EXPECT_THROW((void)join_nccl_ranks({}, 0, 1, Device::cpu()), InvalidArgument);
 }
 
-// The fake moves bytes of the host: engines compute on the cpu over NCCL's collectives. `Forwarding` says that memory is
-// the cpu's.
+// The fake moves bytes of the host: engines compute on the cpu over NCCL's collectives. `Forwarding` says that memory
+// is the cpu's.
 TEST_F(NcclRanksTest, EverySchemeEqualsOneRankOverNccl) {
   const auto ids = document_ids();
   const MaskMod mask = causal() && documents(view(ids.data(), {kBatch, kSeqlen}));

@@ -2,9 +2,9 @@
 //
 //   sum = Σ_i parts_i
 //
-// in f32, in the order of the parts, rounded once. One part alone is a copy, in another dtype if need be; none are zero.
-// A warp for each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the first part
-// may be the sum's place.
+// in f32, in the order of the parts, rounded once. One part alone is a copy, in another dtype if need be; no part is
+// zero. A warp for each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the
+// first part may be the sum's place.
 //
 // Bound: memory, every part once.
 #pragma once
