@@ -95,28 +95,30 @@ Exchange NcclCommunicator::begin_messages(std::span<const OutgoingMessage> sent,
   return begin(stream, [&](StreamHandle exchanges) {
     if (sent.empty() && received.empty()) return;
     require(nccl_.api().group_start(), "ncclGroupStart");
-    try {
-      exchange_messages(sent, received, exchanges);
-    } catch (...) {
-      nccl_.api().group_end();
-      throw;
-    }
-    require(nccl_.api().group_end(), "ncclGroupEnd");
+    const Called last = enqueue_messages(sent, received, exchanges);
+    // Closed before anything is said of it: an error aborts the group of ranks, which a call under way must not need.
+    const int closed = nccl_.api().group_end();
+    require(last.result, last.call);
+    require(closed, "ncclGroupEnd");
   });
 }
 
-void NcclCommunicator::exchange_messages(std::span<const OutgoingMessage> sent,
-                                         std::span<const IncomingMessage> received,
-                                         StreamHandle stream) {
+NcclCommunicator::Called NcclCommunicator::enqueue_messages(
+    std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received,
+    StreamHandle stream) const {
+  Called last;
   for (const OutgoingMessage& message : sent) {
-    require(nccl_.api().send(message.data, message.bytes, kNcclBytes, message.to, comm_, stream),
-            "ncclSend");
+    last = {nccl_.api().send(message.data, message.bytes, kNcclBytes, message.to, comm_, stream),
+            "ncclSend"};
+    if (last.result != kNcclSuccess) return last;
   }
   for (const IncomingMessage& message : received) {
-    require(
+    last = {
         nccl_.api().receive(message.data, message.bytes, kNcclBytes, message.from, comm_, stream),
-        "ncclRecv");
+        "ncclRecv"};
+    if (last.result != kNcclSuccess) return last;
   }
+  return last;
 }
 
 Exchange NcclCommunicator::begin(void* stream,

@@ -48,9 +48,15 @@ class NcclCommunicator : public Communicator {
 
   /// collective(the stream of exchanges), in order with the call's stream on both ends.
   Exchange begin(void* stream, const std::function<void(cuda::driver::StreamHandle)>& collective);
-  void exchange_messages(std::span<const OutgoingMessage> sent,
-                         std::span<const IncomingMessage> received,
-                         cuda::driver::StreamHandle stream);
+  /// A call of NCCL's, and what it gave.
+  struct Called {
+    int result = kNcclSuccess;
+    std::string_view call{};
+  };
+  /// Within a group of calls: the first that fails, else the last.
+  Called enqueue_messages(std::span<const OutgoingMessage> sent,
+                          std::span<const IncomingMessage> received,
+                          cuda::driver::StreamHandle stream) const;
   Done idle_event();
   int async_error() const;
   void require(int result, std::string_view call);
