@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -129,6 +130,8 @@ struct SumCase {
   Shape (*part_strides)(const Shape&) = packed_strides;
   std::int64_t offset = 8;  // of every tensor, in elements
 };
+
+void PrintTo(const SumCase& c, std::ostream* out) { *out << c.name; }
 
 class EmulatedSums : public ::testing::TestWithParam<SumCase> {};
 

@@ -39,7 +39,7 @@ using ::testing::IsEmpty;
   setenv("FOVEA_NVRTC", FOVEA_FAKE_LIBNVRTC, 1);
   setenv("FOVEA_NCCL", FOVEA_FAKE_LIBNCCL, 1);
   setenv("FOVEA_CACHE_MAX_MIB", "0", 1);
-  return dlopen(FOVEA_FAKE_PROCESS_LIBCUDA, RTLD_NOW | RTLD_GLOBAL) != nullptr;
+  return dlopen(FOVEA_FAKE_PROCESS_LIBCUDA, RTLD_NOW | RTLD_LOCAL) != nullptr;
 }();
 
 constexpr int kNumRanks = 4;  // of which hybrid makes two groups
