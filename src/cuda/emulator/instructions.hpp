@@ -137,6 +137,68 @@ void wgmma_fence(Instruction what);
 void wgmma_commit(Instruction what);
 void wgmma_wait(std::uint32_t pending, Instruction what);
 
+// ---- tensor memory ----
+/// Shapes of tcgen05.ld and st, by registers of one repeat.
+enum class TensorShape : std::uint8_t { l32x32b, l16x64b, l16x128b, l16x256b, l16x32bx2 };
+enum class TensorCopyShape : std::uint8_t {
+  rows128x256b,
+  rows128x128b,
+  rows64x128b_warpx2_02_13,
+  rows64x128b_warpx2_01_23,
+  rows32x128b_warpx4,
+};
+
+void tensor_alloc(std::uint32_t to, std::uint32_t columns, int cta_group, Instruction what);
+void tensor_dealloc(std::uint32_t from, std::uint32_t columns, int cta_group, Instruction what);
+void tensor_relinquish(int cta_group, Instruction what);
+void tensor_fence_before(Instruction what);
+void tensor_fence_after(Instruction what);
+/// cta_mask 0: on the barrier named alone.
+void tensor_commit(std::uint32_t barrier, std::uint32_t cta_mask, int cta_group, Instruction what);
+
+/// One tcgen05.ld: `count` registers of each lane, which hold NaNs until the wait.
+struct TensorMove {
+  TensorShape shape;
+  std::uint32_t address;
+  std::uint32_t split;  // of l16x32bx2
+  std::uint32_t count;
+  std::uint32_t* registers;
+  std::uint32_t* greatest;  // of tcgen05.ld.red; else null
+};
+void tensor_load(TensorMove move, Instruction what);
+void tensor_store(TensorMove move, Instruction what);
+/// Every load of this thread is complete. Its registers have their values once they were named, too: until then the
+/// compiler may move a use of them before the wait.
+void tensor_wait_load(Instruction what);
+void tensor_name_loaded(std::uint32_t* registers, Instruction what);
+void tensor_wait_store(Instruction what);
+
+enum class TensorKind : std::uint8_t {
+  f16,
+  tf32,
+  f8f6f4,
+  i8,
+  mxf8f6f4_block32,
+  mxf4_block32,
+  mxf4nvf4_block32,
+  mxf4nvf4_block16,
+};
+/// One tcgen05.mma, as the thread issues it.
+struct TensorMma {
+  TensorKind kind;
+  int cta_group;
+  std::uint32_t d;
+  bool a_is_in_tensor_memory;
+  std::uint64_t a, b;  // descriptors; a may be an address of tensor memory
+  std::uint32_t instruction;
+  std::uint32_t a_scales, b_scales;
+  std::span<const std::uint32_t> disabled_lanes;
+  bool is_accumulating;
+};
+void tensor_mma(TensorMma form, Instruction what);
+void tensor_copy(TensorCopyShape shape, std::uint32_t to, std::uint64_t from, int cta_group,
+                 Instruction what);
+
 // ---- registers of a wgmma in flight ----
 /// What accumulators in flight hold: a signalling NaN, so that arithmetic in place changes it too (by the quiet bit).
 inline constexpr std::uint32_t kInFlight = 0x7fad'a000U, kQuietBit = 0x0040'0000U;

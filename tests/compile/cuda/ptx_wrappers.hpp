@@ -11,8 +11,9 @@ namespace fovea::cuda {
 
 struct Wrapper {
   const char* function;
-  int architecture;  // the least: 80, 90 (which stands for 90a)
-  // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int)
+  int architecture;  // the least: 80; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a)
+  // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int);
+  // from 100 on t, a TmemAddress
   const char* body;
   std::vector<const char*> sass;  // all of these stand in the kernel
 };
@@ -207,6 +208,40 @@ inline const std::vector<Wrapper> kPtxWrappers = {
      {"HGMMA.64x64x16.F32.BF16 R"}},
     {"wgmma_commit_group", 90, "float d[32] = {}; wgmma_fence(); wgmma_ss<WgmmaType::bf16, WgmmaType::bf16, 64>(d, s, s, true); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];", {"gsb0"}},
     {"wgmma_wait_group", 90, "wgmma_wait_group<1>();", {"WARPGROUP.DEPBAR.LE gsb0, 0x1"}},
+
+    // tcgen05.cuh; every form has its own test
+    {"is_tmem_allocation", 100, "static_assert(is_tmem_allocation(32) && !is_tmem_allocation(96) && !is_tmem_allocation(1024));", {"EXIT"}},
+    {"is_tcgen05_kind", 100, "static_assert(is_tcgen05_kind<Tcgen05Kind::f16, 2>());", {"EXIT"}},
+    {"tcgen05_alloc", 100, "tcgen05_alloc<512>(s);", {"UTCATOMSWS.FIND_AND_SET.ALIGN"}},
+    {"tcgen05_dealloc", 100, "tcgen05_dealloc<512>(t);", {"UTCATOMSWS.AND"}},
+    {"tcgen05_relinquish_alloc_permit", 100, "tcgen05_relinquish_alloc_permit();", {"UVIRTCOUNT.DEALLOC.SMPOOL"}},
+    {"tcgen05_fence_before_thread_sync", 100, "tcgen05_fence_before_thread_sync();", {"EXIT"}},
+    {"tcgen05_fence_after_thread_sync", 100, "tcgen05_fence_after_thread_sync();", {"EXIT"}},
+    {"tcgen05_commit", 100, "if (elect_one()) tcgen05_commit(s);", {"UTCBAR ["}},
+    {"tcgen05_commit_multicast", 100, "if (elect_one()) tcgen05_commit_multicast<2>(s, std::uint16_t(a.n));", {"UTCBAR.2CTA.MULTICAST"}},
+    {"tcgen05_mma_ss", 100, "if (elect_one()) tcgen05_mma_ss<Tcgen05Kind::f16>(t, {s}, {s}, {s}, a.n > 0);", {"UTCHMMA gdesc"}},
+    {"tcgen05_mma_ts", 100, "if (elect_one()) tcgen05_mma_ts<Tcgen05Kind::f8f6f4>(t, t, {s}, {s}, true);", {"UTCQMMA tmem"}},
+    {"tcgen05_mma_ss_masked", 100, "if (elect_one()) tcgen05_mma_ss_masked<Tcgen05Kind::f16>(t, {s}, {s}, {s}, {1, 2, 3, s}, true);", {"UTCHMMA gdesc"}},
+    {"tcgen05_mma_ts_masked", 100, "if (elect_one()) tcgen05_mma_ts_masked<Tcgen05Kind::f16, 2>(t, t, {s}, {s}, {1, 2, 3, s, 5, 6, 7, 8}, true);", {"UTCHMMA.2CTA tmem"}},
+    {"tcgen05_mma_scaled_ss", 100, "if (elect_one()) tcgen05_mma_scaled_ss<Tcgen05ScaledKind::mxf4nvf4_block16>(t, {s}, {s}, {s}, t, t, true);", {"UTCOMMA", " gdesc"}},
+    {"tcgen05_mma_scaled_ts", 100, "if (elect_one()) tcgen05_mma_scaled_ts<Tcgen05ScaledKind::mxf8f6f4_block32>(t, t, {s}, {s}, t, t, true);", {"UTCQMMA tmem"}},
+    {"tcgen05_cp", 100, "if (elect_one()) tcgen05_cp<TmemCopy::rows32x128b_warpx4>(t, {s});", {"UTCCP.T.S.4x32dp128bit"}},
+
+    // tcgen05_ld_st.cuh; every count has its own test
+    {"tcgen05_ld_32x32b", 100, "float r[8]; tcgen05_ld_32x32b(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.x8"}},
+    {"tcgen05_ld_16x64b", 100, "float r[8]; tcgen05_ld_16x64b(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.16dp64bit.x8"}},
+    {"tcgen05_ld_16x128b", 100, "float r[8]; tcgen05_ld_16x128b(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.16dp128bit.x4"}},
+    {"tcgen05_ld_16x256b", 100, "float r[8]; tcgen05_ld_16x256b(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.16dp256bit.x2"}},
+    {"tcgen05_ld_16x32bx2", 100, "float r[8]; tcgen05_ld_16x32bx2<16>(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.16dp32bit_t0_t15.x8", "LDTM.16dp32bit_t16_t31.x8"}},
+    {"tcgen05_ld_max_32x32b", 103, "float r[8], m; tcgen05_ld_max_32x32b(r, m, t); tcgen05_wait_ld(r, m); a.f[0] = m;", {"LDTM.STAT.x8.MAX.F32"}},
+    {"tcgen05_st_32x32b", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_32x32b(t, r);", {"STTM.x4"}},
+    {"tcgen05_st_16x64b", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_16x64b(t, r);", {"STTM.16dp64bit.x4"}},
+    {"tcgen05_st_16x128b", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_16x128b(t, r);", {"STTM.16dp128bit.x2"}},
+    {"tcgen05_st_16x256b", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_16x256b(t, r);", {"STTM.16dp256bit "}},
+    {"tcgen05_st_16x32bx2", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_16x32bx2<4>(t, r);", {"STTM.16dp32bit_t0_t15.x4", "STTM.16dp32bit_t16_t31.x4"}},
+    {"known_from_here", 100, "float r[2] = {a.f[0], a.f[1]}; known_from_here(r); a.f[0] = r[1];", {"STG.E"}},
+    {"tcgen05_wait_ld", 100, "float r[8]; tcgen05_ld_32x32b(r, t); tcgen05_wait_ld(r); a.f[0] = r[7];", {"LDTM.x8"}},
+    {"tcgen05_wait_st", 100, "const std::uint32_t r[4] = {s, 1, 2, s}; tcgen05_st_32x32b(t, r); tcgen05_wait_st();", {"FENCE.VIEW.ASYNC.T"}},
 };
 // clang-format on
 

@@ -33,10 +33,12 @@ std::string prelude(int architecture) {
     text += std::string("#include \"ptx/") + file + ".cuh\"\n";
   }
   if (architecture >= 90) {
-    for (const char* file : {"mbarrier", "fence", "bulk", "tma", "cluster", "setmaxnreg",
-                             "griddepcontrol", "red", "generated/wgmma_bf16"}) {
+    for (const char* file :
+         {"mbarrier", "fence", "bulk", "tma", "cluster", "setmaxnreg", "griddepcontrol", "red"}) {
       text += std::string("#include \"ptx/") + file + ".cuh\"\n";
     }
+    text += architecture >= 100 ? "#include \"ptx/tcgen05_ld_st.cuh\"\n"
+                                : "#include \"ptx/generated/wgmma_bf16.cuh\"\n";
   } else {
     text += "struct TensorMap {};\n";
   }
@@ -49,16 +51,22 @@ std::string prelude(int architecture) {
          "}\n";
 }
 
+bool is_tried_on(const Wrapper& wrapper, int architecture) {
+  return wrapper.architecture == architecture ||
+         (wrapper.architecture == 100 && architecture == 103);
+}
+
 /// All wrappers of one architecture in one unit, a kernel each, named after its wrapper.
 std::string unit(int architecture) {
   std::string text = prelude(architecture);
   for (const Wrapper& wrapper : kPtxWrappers) {
-    if (wrapper.architecture != architecture) continue;
+    if (!is_tried_on(wrapper, architecture)) continue;
     text +=
         std::string("extern \"C\" __global__ void __launch_bounds__(384, 1) kernel_") +
         wrapper.function +
-        "(const __grid_constant__ Args a) {\n  [[maybe_unused]] const SharedAddress s = a.s;\n  " +
-        wrapper.body + "\n}\n";
+        "(const __grid_constant__ Args a) {\n  [[maybe_unused]] const SharedAddress s = a.s;\n  ";
+    if (architecture >= 100) text += "[[maybe_unused]] const TmemAddress t{a.s};\n  ";
+    text += std::string(wrapper.body) + "\n}\n";
   }
   return text;
 }
@@ -77,7 +85,7 @@ TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   const auto functions = disassemble(*nvdisasm, cubin.image);
   ASSERT_FALSE(functions.empty()) << *nvdisasm << " cannot read what this compiler wrote";
   for (const Wrapper& wrapper : kPtxWrappers) {
-    if (wrapper.architecture != architecture) continue;
+    if (!is_tried_on(wrapper, architecture)) continue;
     const auto found = functions.find(std::string("kernel_") + wrapper.function);
     ASSERT_NE(found, functions.end()) << wrapper.function;
     for (const char* wanted : wrapper.sass) {
@@ -89,7 +97,7 @@ TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(80, 90),
+INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(80, 90, 100, 103),
                          [](const auto& row) { return "sm_" + std::to_string(row.param); });
 
 TEST(PtxWrappersTable, HasEveryFunctionOfDevicePtx) {

@@ -1,0 +1,220 @@
+// The emulated twin of src/cuda/device/ptx/tcgen05.cuh.
+#pragma once
+
+#include "ptx/base.cuh"
+
+namespace fovea::cuda::ptx {
+
+struct TmemAddress {
+  std::uint32_t bits;
+
+  constexpr TmemAddress plus_columns(int count) const {
+    return {bits + static_cast<std::uint32_t>(count)};
+  }
+  constexpr TmemAddress plus_lanes(int count) const {
+    return {bits + (static_cast<std::uint32_t>(count) << 16)};
+  }
+};
+
+struct SmemDescriptor {
+  std::uint64_t bits;
+};
+
+struct InstructionDescriptor {
+  std::uint32_t bits;
+};
+struct ScaledInstructionDescriptor {
+  std::uint32_t bits;
+};
+
+enum class Tcgen05Kind : std::uint8_t { f16, tf32, f8f6f4, i8 };
+
+enum class Tcgen05ScaledKind : std::uint8_t {
+  mxf8f6f4_block32,
+  mxf4_block32,
+  mxf4nvf4_block32,
+  mxf4nvf4_block16,
+};
+
+enum class TmemCopy : std::uint8_t {
+  rows128x256b,
+  rows128x128b,
+  rows64x128b_warpx2_02_13,
+  rows64x128b_warpx2_01_23,
+  rows32x128b_warpx4,
+};
+
+FOVEA_DEVICE constexpr bool is_tmem_allocation(int num_columns) {
+  return num_columns >= 32 && num_columns <= 512 && (num_columns & (num_columns - 1)) == 0;
+}
+
+template <Tcgen05Kind kind, int cta_group>
+FOVEA_DEVICE constexpr bool is_tcgen05_kind() {
+  static_assert(cta_group == 1 || cta_group == 2, "cta_group is 1, or 2 for a pair of CTAs");
+  return true;
+}
+
+/// The emulator has one list of kinds, those with scales last.
+FOVEA_DEVICE constexpr emulator::TensorKind tensor_kind(Tcgen05Kind kind) {
+  return static_cast<emulator::TensorKind>(kind);
+}
+FOVEA_DEVICE constexpr emulator::TensorKind tensor_kind(Tcgen05ScaledKind kind) {
+  constexpr int kFirst = static_cast<int>(emulator::TensorKind::mxf8f6f4_block32);
+  return static_cast<emulator::TensorKind>(kFirst + static_cast<int>(kind));
+}
+
+template <int num_columns, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_alloc(SharedAddress to, Site site = Site::here()) {
+  static_assert(is_tmem_allocation(num_columns), "columns are a power of two from 32 to 512");
+  emulator::tensor_alloc(to, num_columns, cta_group, {"tcgen05.alloc", site});
+}
+
+template <int num_columns, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_dealloc(TmemAddress from, Site site = Site::here()) {
+  static_assert(is_tmem_allocation(num_columns), "columns are a power of two from 32 to 512");
+  emulator::tensor_dealloc(from.bits, num_columns, cta_group, {"tcgen05.dealloc", site});
+}
+
+template <int cta_group = 1>
+FOVEA_DEVICE void tcgen05_relinquish_alloc_permit(Site site = Site::here()) {
+  emulator::tensor_relinquish(cta_group, {"tcgen05.relinquish_alloc_permit", site});
+}
+
+FOVEA_DEVICE void tcgen05_fence_before_thread_sync(Site site = Site::here()) {
+  emulator::tensor_fence_before({"tcgen05.fence::before_thread_sync", site});
+}
+
+FOVEA_DEVICE void tcgen05_fence_after_thread_sync(Site site = Site::here()) {
+  emulator::tensor_fence_after({"tcgen05.fence::after_thread_sync", site});
+}
+
+template <int cta_group = 1>
+FOVEA_DEVICE void tcgen05_commit(SharedAddress barrier, Site site = Site::here()) {
+  emulator::tensor_commit(barrier, 0, cta_group, {"tcgen05.commit", site});
+}
+
+template <int cta_group = 1>
+FOVEA_DEVICE void tcgen05_commit_multicast(SharedAddress barrier, std::uint16_t cta_mask,
+                                           Site site = Site::here()) {
+  emulator::tensor_commit(barrier, cta_mask, cta_group, {"tcgen05.commit.multicast", site});
+}
+
+template <Tcgen05Kind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_ss(TmemAddress d, SmemDescriptor a, SmemDescriptor b,
+                                 InstructionDescriptor instruction, bool is_accumulating,
+                                 Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = false,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = 0,
+                        .b_scales = 0,
+                        .disabled_lanes = {},
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma", site});
+}
+
+template <Tcgen05Kind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_ts(TmemAddress d, TmemAddress a, SmemDescriptor b,
+                                 InstructionDescriptor instruction, bool is_accumulating,
+                                 Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = true,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = 0,
+                        .b_scales = 0,
+                        .disabled_lanes = {},
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma", site});
+}
+
+template <Tcgen05Kind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_ss_masked(TmemAddress d, SmemDescriptor a, SmemDescriptor b,
+                                        InstructionDescriptor instruction,
+                                        const std::uint32_t (&disabled_lanes)[4 * cta_group],
+                                        bool is_accumulating, Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = false,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = 0,
+                        .b_scales = 0,
+                        .disabled_lanes = disabled_lanes,
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma", site});
+}
+
+template <Tcgen05Kind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_ts_masked(TmemAddress d, TmemAddress a, SmemDescriptor b,
+                                        InstructionDescriptor instruction,
+                                        const std::uint32_t (&disabled_lanes)[4 * cta_group],
+                                        bool is_accumulating, Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = true,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = 0,
+                        .b_scales = 0,
+                        .disabled_lanes = disabled_lanes,
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma", site});
+}
+
+template <Tcgen05ScaledKind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_scaled_ss(TmemAddress d, SmemDescriptor a, SmemDescriptor b,
+                                        ScaledInstructionDescriptor instruction,
+                                        TmemAddress a_scales, TmemAddress b_scales,
+                                        bool is_accumulating, Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = false,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = a_scales.bits,
+                        .b_scales = b_scales.bits,
+                        .disabled_lanes = {},
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma.block_scale", site});
+}
+
+template <Tcgen05ScaledKind kind, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_mma_scaled_ts(TmemAddress d, TmemAddress a, SmemDescriptor b,
+                                        ScaledInstructionDescriptor instruction,
+                                        TmemAddress a_scales, TmemAddress b_scales,
+                                        bool is_accumulating, Site site = Site::here()) {
+  emulator::tensor_mma({.kind = tensor_kind(kind),
+                        .cta_group = cta_group,
+                        .d = d.bits,
+                        .a_is_in_tensor_memory = true,
+                        .a = a.bits,
+                        .b = b.bits,
+                        .instruction = instruction.bits,
+                        .a_scales = a_scales.bits,
+                        .b_scales = b_scales.bits,
+                        .disabled_lanes = {},
+                        .is_accumulating = is_accumulating},
+                       {"tcgen05.mma.block_scale", site});
+}
+
+template <TmemCopy shape, int cta_group = 1>
+FOVEA_DEVICE void tcgen05_cp(TmemAddress to, SmemDescriptor from, Site site = Site::here()) {
+  emulator::tensor_copy(static_cast<emulator::TensorCopyShape>(shape), to.bits, from.bits,
+                        cta_group, {"tcgen05.cp", site});
+}
+
+}  // namespace fovea::cuda::ptx
