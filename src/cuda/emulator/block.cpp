@@ -266,6 +266,15 @@ void Block::define(const ByteRange& range) {
   });
 }
 
+void Block::renew(const Actor& actor, const ByteRange& range) {
+  for_cells(range, [&](Cell& cell, unsigned) {
+    if (cell.history.more_readers != 0) readers_.free(cell.history.more_readers);
+    cell = {};
+    cell.history.write = stamp(actor);
+  });
+  std::memset(spec_.data + range.begin, 0xff, range.bytes);
+}
+
 void Block::forget_accesses() {
   for (const std::unique_ptr<Page>& page : pages_) {
     if (!page) continue;

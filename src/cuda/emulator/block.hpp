@@ -29,6 +29,7 @@ class Block {
     std::uint64_t bytes = 0;
     bool is_defined = false;  // at the start
     bool is_shared = false;   // has a view of the async proxy
+    bool is_tensor = false;   // lanes and columns of tensor memory
   };
 
   explicit Block(Spec spec);
@@ -37,6 +38,7 @@ class Block {
   std::byte* data() const { return spec_.data; }
   std::uint64_t bytes() const { return spec_.bytes; }
   bool is_shared() const { return spec_.is_shared; }
+  bool is_tensor() const { return spec_.is_tensor; }
 
   void read(Machine& machine, const Actor& actor, const ByteRange& range, void* to);
   /// The read-only path may give what stood there before the launch.
@@ -55,6 +57,8 @@ class Block {
 
   /// Marks bytes that came from outside the kernel.
   void define(const ByteRange& range);
+  /// Words that somebody was given: undefined, written last by who gave them, without a past.
+  void renew(const Actor& actor, const ByteRange& range);
   /// Forgets every access; the bytes stay.
   void forget_accesses();
 

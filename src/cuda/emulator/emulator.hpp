@@ -31,9 +31,16 @@ struct LaunchConfig {
   std::uint32_t shared_bytes = 0;          // dynamic
   std::uint32_t registers_per_thread = 0;  // at the launch; 0: 64 K shared by the block's threads
   int clusters_at_once = 1;  // that run together; more for kernels whose CTAs wait for each other
+  int ctas_per_sm = 1;       // of those that run together, so many share the tensor memory of an SM
   /// Starts while the grid before it still runs (programmatic dependent launch): what that one did is over behind
   /// griddepcontrol.wait.
   bool is_dependent = false;
+};
+
+/// What keeps instructions of the tensor core of sm_100 in order.
+enum class TensorOrder : std::uint8_t {
+  text,  // what the ISA promises: chains into one accumulator, commits, waits, tcgen05 fences
+  pipe,  // what kernels in use rely on: products and copies of a CTA, or pair, in order of issue; no tcgen05 fences
 };
 
 struct Options {
@@ -42,6 +49,7 @@ struct Options {
   int max_findings = 16;  // distinct ones; then the launch ends
   // of fibers: a launch that takes more is a livelock; 0: any number
   std::uint64_t max_switches = 0;
+  TensorOrder tensor_order = TensorOrder::text;
 };
 
 /// Global memory, and fibers to run threads on. One launch at a time.

@@ -61,6 +61,11 @@ std::string Machine::describe(const Thread& thread) const {
 }
 
 std::string Machine::describe(const Block& block, ByteRange range) const {
+  if (block.is_tensor()) {
+    const std::uint64_t cell = range.begin / 4, first = cell % kTensorColumns;
+    return fmt::format("lane {}, columns {}-{} of tensor memory", cell / kTensorColumns, first,
+                       first + range.bytes / 4 - 1);
+  }
   return fmt::format("{} bytes at {}+{:#x}", range.bytes, block.name(), range.begin);
 }
 
@@ -93,8 +98,27 @@ void Machine::report(Fault fault, const Thread* who, const std::string& text, Si
   if (static_cast<int>(report_.findings.size()) >= options_.max_findings) is_ending_ = true;
 }
 
+bool Machine::is_tensor_fence_missing(const Actor& actor, const Stamp& other) const {
+  if (actor.known == nullptr || other.wave != actor.wave) return false;
+  if (actor.known->of(other.agent) >= other.time) return true;  // released, not taken over
+  const Thread* owner = thread_of(other.agent);
+  return owner != nullptr && owner->tensor.done.of(other.agent) >= other.time &&
+         actor.known->of(owner->agent) > owner->tensor.done_at;
+}
+
 void Machine::report_race(const Actor& actor, AccessKind kind, const Block& block, ByteRange range,
                           const Stamp& other, AccessKind other_kind) {
+  if (block.is_tensor() && is_tensor_fence_missing(actor, other)) {
+    report(
+        Fault::tensor_fence_missing, actor.thread,
+        fmt::format("{} {} by {}; between what {} {} and here are a barrier and its wait, but no "
+                    "fence::before_thread_sync before the one or no fence::after_thread_sync "
+                    "behind the other",
+                    verb(kind), describe(block, range), actor.what, describe_agent(other),
+                    other_kind == AccessKind::read ? "read" : "wrote"),
+        site(actor.site), site(other.site));
+    return;
+  }
   report(Fault::race, actor.thread,
          fmt::format("{} {} by {}, in no order with what {} {}", verb(kind), describe(block, range),
                      actor.what, describe_agent(other),

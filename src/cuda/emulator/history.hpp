@@ -24,6 +24,8 @@ struct Actor {
   SiteId site = 0;
   bool is_async = false;  // a stream of operations that overlap each other
   const VectorClock* seen = nullptr;
+  // of tensor memory: `seen` and what no tcgen05 fence took over
+  const VectorClock* known = nullptr;
   const Thread* thread = nullptr;  // who issued the instruction
   const char* what = "";           // the instruction
 };

@@ -121,6 +121,7 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
   std::memset(cta->heap.get(), 0xff, config_.shared_bytes);
   cta->shared = std::make_unique<Block>(Block::Spec{
       .name = "shared", .data = cta->heap.get(), .bytes = config_.shared_bytes, .is_shared = true});
+  cta->tensor.memory = tensor_memory_of(rank);
   const std::uint32_t threads = volume(config_.block);
   for (std::uint32_t i = 0; i < threads; ++i) {
     if (i % kWarpLanes == 0) {
@@ -156,6 +157,18 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
   ctas_.push_back(std::move(cta));
 }
 
+/// CTAs of one rank fill the SMs one after the other.
+std::shared_ptr<TensorMemory> Machine::tensor_memory_of(std::uint32_t rank) const {
+  int of_rank = 0;
+  std::shared_ptr<TensorMemory> newest;
+  for (const std::unique_ptr<Cta>& other : ctas_) {
+    if (other->rank != rank) continue;
+    ++of_rank;
+    newest = other->tensor.memory;
+  }
+  return of_rank % config_.ctas_per_sm == 0 ? std::make_shared<TensorMemory>() : newest;
+}
+
 void Machine::thread_body(void* argument) {
   auto* thread = static_cast<Thread*>(argument);
   Machine& self = machine();
@@ -176,7 +189,10 @@ void Machine::thread_ended(Thread& thread) {
   spins_ = 0;
   if (is_ending_) return;
   check_stores_at_exit(*this, thread);
-  if (warp.alive == 0) check_wgmma_at_exit(*this, warp);
+  if (warp.alive == 0) {
+    check_wgmma_at_exit(*this, warp);
+    check_tensor_at_exit(*this, warp);
+  }
   thread.cta->ended.join(thread.clock);
   if (thread.cta->alive == 0) check_cta_at_exit(*thread.cta);
   thread_left_cluster(*thread.cta);
@@ -185,6 +201,7 @@ void Machine::thread_ended(Thread& thread) {
 
 void Machine::check_cta_at_exit(Cta& cta) {
   check_registers_at_exit(*this, cta);
+  check_tensor_at_exit(*this, cta);
   for (const auto& [agent, access] : cta.remote_accesses) {
     if (cta.ended.of(agent) >= access.time) continue;
     report(Fault::cluster_lifetime, access.thread,

@@ -21,6 +21,7 @@
 #include "cuda/emulator/function_ref.hpp"
 #include "cuda/emulator/mbarrier.hpp"
 #include "cuda/emulator/random.hpp"
+#include "cuda/emulator/tensor_state.hpp"
 #include "cuda/emulator/vector_clock.hpp"
 #include "cuda/emulator/wgmma_state.hpp"
 
@@ -114,6 +115,7 @@ struct Thread {
 
   CopyGroups copies, bulk_stores;
   UnfencedWrites unfenced;
+  TensorThread tensor;
 };
 
 /// Acts for all lanes of a warp, given what each lane brought.
@@ -138,6 +140,7 @@ struct Warp {
   std::uint32_t elected = 0;    // lane
   std::uint32_t registers = 0;  // per thread, as setmaxnreg left them
   WgmmaState wgmma;
+  TensorWarp tensor;
   std::uint64_t cluster_arrivals = 0, cluster_waits = 0, cluster_generation = 0;
 
   Thread& first_alive() const;
@@ -173,6 +176,7 @@ struct Cta {
   std::vector<std::vector<WgmmaState::Issued>> issued;
   std::map<AgentId, RemoteAccess> remote_accesses;  // the last of each thread of other CTAs
   VectorClock ended;                                // of threads that ended
+  TensorCta tensor;
 };
 
 /// What all threads of a cluster come to.
@@ -265,6 +269,7 @@ class Machine {
   std::string describe(const Thread& thread) const;
   std::string describe(const Block& block, ByteRange range) const;
   std::string describe_agent(const Stamp& stamp) const;
+  const Thread* thread_of(AgentId agent) const { return agents_[agent].thread; }
   [[noreturn]] void end_launch();
 
   Cta* cta_of_rank(const Cta& cta, std::uint32_t rank);
@@ -281,10 +286,13 @@ class Machine {
 
   void run_wave(std::uint32_t first_cluster, std::uint32_t clusters);
   void set_up_cta(std::uint32_t cluster, std::uint32_t rank);
+  std::shared_ptr<TensorMemory> tensor_memory_of(std::uint32_t rank) const;
   void run_threads();
   Thread* pick();
   bool land_something();
   void check_remote_access(const Actor& actor, Cta& cta);
+  /// Does the actor come after the other access, but for fences of tcgen05?
+  bool is_tensor_fence_missing(const Actor& actor, const Stamp& other) const;
   void check_cta_at_exit(Cta& cta);
   void thread_ended(Thread& thread);
   void report_deadlock();
@@ -326,6 +334,9 @@ class Machine {
 
 /// Warps of a warpgroup that setmaxnreg left unequal.
 void check_registers_at_exit(Machine& machine, const Cta& cta);
+/// Tensor memory that was not given back, work of the tensor core that nobody waited for.
+void check_tensor_at_exit(Machine& machine, const Warp& warp);
+void check_tensor_at_exit(Machine& machine, const Cta& cta);
 /// A thread that ended no longer keeps the cluster's barrier waiting.
 void thread_left_cluster(const Cta& cta);
 

@@ -8,7 +8,7 @@
 namespace fovea::cuda::emulator {
 
 std::string_view name(Fault fault) {
-  static constexpr std::array<std::string_view, 24> kNames = {
+  static constexpr std::array<std::string_view, 32> kNames = {
       "out of bounds",
       "misaligned address",
       "uninitialised read",
@@ -31,6 +31,14 @@ std::string_view name(Fault fault) {
       "tensor map",
       "register budget",
       "cluster lifetime",
+      "allocation of tensor memory",
+      "address in tensor memory",
+      "issue of tcgen05",
+      "missing tcgen05.fence",
+      "tcgen05.ld in flight",
+      "tcgen05 not waited for",
+      "instruction descriptor",
+      "scale factors",
       "trap",
       "livelock",
   };

@@ -24,6 +24,14 @@ void trap(Site site) {
 
 void report_in_flight(Instruction what) {
   const Thread& thread = machine().thread();
+  if (thread.warp->tensor.has_loaded) {
+    machine().report(
+        Fault::tensor_load_in_flight, &thread,
+        fmt::format("uses by {} what a register held before the tcgen05.wait::ld of its load",
+                    what.name),
+        what.site);
+    return;
+  }
   if (thread.warp->wgmma.issued == 0) return;
   machine().report(
       Fault::accumulator_in_flight, &thread,

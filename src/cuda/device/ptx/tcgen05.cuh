@@ -1,4 +1,5 @@
-// The tensor core of sm_100 and sm_103 and its memory (TensorCore 5th Generation Family Instructions; sm_100a, sm_103a).
+// The tensor core of sm_100 and sm_103 and its memory (TensorCore 5th Generation Family Instructions; sm_100a,
+// sm_103a).
 //
 // Tensor memory is 128 lanes x 512 columns of 32 bits to an SM, allocated by columns. Warp w reaches lanes 32 (w % 4)
 // and up of its CTA's. A product reads a from shared or tensor memory, b from shared memory, and writes d to tensor
