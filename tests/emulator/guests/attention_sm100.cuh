@@ -181,7 +181,6 @@ struct Kernel {
     if (!is(Planted::address_read_before_barrier))
       tmem.bits = ptx::ld_shared<std::uint32_t>(at(kTmem));
     if (is(Planted::address_taken_for_zero)) tmem.bits = 0;
-    // An odd number of columns on: reaches past the end.
     if (is(Planted::columns_beyond_the_allocation)) tmem = tmem.plus_columns(32);
   }
 
@@ -290,7 +289,11 @@ struct Kernel {
     ptx::mbarrier_wait_parity(at(kOutScaled), parity(i));
     fence_after();
     issue_out(i);
-    ptx::tcgen05_commit(at(kPvDone));
+    if (is(Planted::cta_group_mixed)) {
+      ptx::tcgen05_commit<2>(at(kPvDone));
+    } else {
+      ptx::tcgen05_commit(at(kPvDone));
+    }
     ptx::tcgen05_commit(at(kVEmpty, stage));
   }
 
@@ -302,16 +305,16 @@ struct Kernel {
     }
   }
 
-  /// One instruction alone, by who must not run it.
+  /// The first product, by every lane; or its commit by another one than issued it.
   void issue_wrongly() const {
     set_role("issue");
-    if (is(Planted::issued_by_all_lanes)) {
-      ptx::mbarrier_wait_parity(at(kQFull), 0);
-      ptx::mbarrier_wait_parity(at(kKFull), 0);
-      ptx::tcgen05_mma_ss<ptx::Tcgen05Kind::f16>(scores(0), operand(k_major_descriptor(q_tile())),
-                                                 operand(k_major_descriptor(k_tile(0))),
-                                                 instruction_descriptor<kScoresProduct>(), false);
-    }
+    ptx::mbarrier_wait_parity(at(kQFull), 0);
+    ptx::mbarrier_wait_parity(at(kKFull), 0);
+    fence_after();
+    if (is(Planted::issued_by_all_lanes)) return issue_scores(0);
+    if (lane == 0) issue_scores(0);
+    ptx::sync_warp();
+    if (lane == 1) ptx::tcgen05_commit(at(kSFull));
   }
 
   // ---- softmax ----
@@ -434,8 +437,9 @@ struct Kernel {
   }
 
   void scale_out(float factor, int i) const {
-    if (!is(Planted::out_scaled_in_flight)) ptx::mbarrier_wait_parity(at(kPvDone), parity(i - 1));
+    ptx::mbarrier_wait_parity(at(kPvDone), parity(i - 1));
     fence_after();
+    if (is(Planted::out_scaled_in_flight)) arrive_scaled();
     float o[kHeadDim];
     ptx::tcgen05_ld_32x32b(o, own(out()));
     ptx::tcgen05_wait_ld(o);
@@ -445,7 +449,9 @@ struct Kernel {
   }
 
   void write_out(float factor, int tile, int last) const {
-    if (!is(Planted::out_read_in_flight)) ptx::mbarrier_wait_parity(at(kPvDone), parity(last));
+    const bool has_waited = is(Planted::next_tile_before_out_is_read) && tile + 1 < p.num_tiles;
+    if (!is(Planted::out_read_in_flight) && !has_waited)
+      ptx::mbarrier_wait_parity(at(kPvDone), parity(last));
     fence_after();
     float o[kHeadDim];
     ptx::tcgen05_ld_32x32b(o, own(out()));
@@ -464,16 +470,17 @@ struct Kernel {
       for (int n = 0; n < num_kv_tiles(); ++n, ++i) {
         const float factor = take_factor(uses++);
         if (n > 0) scale_out(factor, i);
-        const bool came = is(Planted::next_tile_before_out_is_read) && n == 0 && tile > 0;
+        const bool has_come = is(Planted::next_tile_before_out_is_read) && n == 0 && tile > 0;
         const bool is_skipped = is(Planted::correct_skips_an_arrival) && n == 1 && warp == 5;
-        if (!came && !is_skipped) arrive_scaled();
+        const bool is_early = is(Planted::out_scaled_in_flight) && n > 0;
+        if (!has_come && !is_skipped && !is_early) arrive_scaled();
       }
+      // Before the end of this tile: QK of the next one is issued before the last PV of this one.
+      if (tile + 1 < p.num_tiles) copy_q(tile + 1);
       if (is(Planted::next_tile_before_out_is_read) && tile + 1 < p.num_tiles) {
         ptx::mbarrier_wait_parity(at(kPvDone), parity(i - 1));
         arrive_scaled();
       }
-      // Before the end of this tile: QK of the next one is issued before the last PV of this one.
-      if (tile + 1 < p.num_tiles) copy_q(tile + 1);
       write_out(take_factor(uses++), tile, i - 1);
     }
   }
@@ -486,7 +493,7 @@ struct Kernel {
       correct();
     } else if (warp == kLoadWarp) {
       if (ptx::elect_one()) load();
-    } else if (is(Planted::issued_by_all_lanes)) {
+    } else if (is(Planted::issued_by_all_lanes) || is(Planted::committed_by_another_lane)) {
       issue_wrongly();
     } else if (ptx::elect_one()) {
       issue();
