@@ -376,7 +376,7 @@ void TensorCopy::work(Machine& machine) {
 
 // ---- issue ----
 
-/// Products by accumulator, instruction and kind; copies all by one.
+/// Products by accumulator, shape and kind; copies all by one.
 using StreamKey = std::tuple<std::uint32_t, std::uint32_t, int>;
 constexpr StreamKey kCopies{~0U, ~0U, -1};
 
@@ -548,7 +548,8 @@ void tensor_mma(TensorMma form, Instruction what) {
             product->disabled_lanes.begin());
   product->mma.disabled_lanes = {};
   if (!decode_and_check(*product, self, what)) machine().end_launch();
-  enqueue(self, product, {form.d, form.instruction, static_cast<int>(form.kind)}, what);
+  const std::uint32_t shape = product->form.m << 16 | product->form.n;
+  enqueue(self, product, {form.d, shape, static_cast<int>(form.kind)}, what);
 }
 
 void tensor_copy(TensorCopyShape shape, std::uint32_t to, std::uint64_t from, int cta_group,

@@ -100,7 +100,7 @@ struct TensorCta {
   std::uint32_t allocations_made = 0, smallest = kTensorColumns;
   bool has_relinquished = false;
   std::shared_ptr<TensorRequest> request;
-  // by accumulator and instruction; of a pair in its even CTA
+  // by accumulator, shape and kind; of a pair in its even CTA
   std::map<std::tuple<std::uint32_t, std::uint32_t, int>, TensorStream> streams;
   std::shared_ptr<Operation> newest;
   std::vector<std::shared_ptr<Operation>> copies;  // that may be in flight
