@@ -33,12 +33,15 @@ struct Case {
   /// Where bits are not fixed: what is wrong with the output, or nothing. `expected` is then empty.
   std::function<std::string(const Bytes& out)> check{};
   bool is_recorded = false;  // nothing is expected; --save keeps every bit
+  /// Of the GPU that has these instructions: wgmma is on 9 alone, tcgen05 on 10; 0: on both.
+  int compute_capability_major = 0;
 };
 
 std::vector<Case> wgmma_cases();
 std::vector<Case> matrix_cases();      // ldmatrix, stmatrix, mma.sync
 std::vector<Case> arithmetic_cases();  // conversions, rounding, approximations
 std::vector<Case> copy_cases();        // cp.async, TMA, bulk copies, clusters
+std::vector<Case> tcgen05_cases();     // the tensor core of sm_100
 std::vector<Case> recorded_cases();    // what no manual tells
 
 /// A kernel that a case may name, with the text that calls it: for the unit that NVRTC compiles.
@@ -50,5 +53,6 @@ struct Kernel {
 std::vector<Kernel> wgmma_kernels();
 std::vector<Kernel> matrix_kernels();
 std::vector<Kernel> copy_kernels();  // and arithmetic
+std::vector<Kernel> tcgen05_kernels();
 
 }  // namespace fovea::cuda::conformance

@@ -5,6 +5,7 @@
 
 #include "conformance/backend.hpp"
 #include "conformance/copy_kernels.cuh"
+#include "conformance/tcgen05_kernels.cuh"
 #include "cuda/emulator/emulator.hpp"
 #include "cuda/emulator/tensor_map.hpp"
 
@@ -53,6 +54,39 @@ void add_ranks(Table& table, std::integer_sequence<int, idx...>) {
   ((table["tma_reduce_" + std::to_string(idx + 1)] = tma_store<idx + 1, true>), ...);
 }
 
+template <auto kind>
+void add_tensor_kind(Table& table, const std::string& name) {
+  table["tcgen05_ss_" + name] = tcgen05_product<kind, 1, false>;
+  table["tcgen05_pair_ss_" + name] = tcgen05_product<kind, 2, false>;
+  if constexpr (!has_scales(kind)) {
+    table["tcgen05_ts_" + name] = tcgen05_product<kind, 1, true>;
+    table["tcgen05_pair_ts_" + name] = tcgen05_product<kind, 2, true>;
+  }
+}
+
+void add_tensor_core(Table& table) {
+  using ptx::Tcgen05Kind;
+  using ptx::Tcgen05ScaledKind;
+  using ptx::TmemCopy;
+  add_tensor_kind<Tcgen05Kind::f16>(table, "f16");
+  add_tensor_kind<Tcgen05Kind::tf32>(table, "tf32");
+  add_tensor_kind<Tcgen05Kind::f8f6f4>(table, "f8f6f4");
+  add_tensor_kind<Tcgen05Kind::i8>(table, "i8");
+  add_tensor_kind<Tcgen05ScaledKind::mxf8f6f4_block32>(table, "mxf8f6f4_block32");
+  add_tensor_kind<Tcgen05ScaledKind::mxf4_block32>(table, "mxf4_block32");
+  add_tensor_kind<Tcgen05ScaledKind::mxf4nvf4_block32>(table, "mxf4nvf4_block32");
+  add_tensor_kind<Tcgen05ScaledKind::mxf4nvf4_block16>(table, "mxf4nvf4_block16");
+  table["tcgen05_moves_16x64b"] = tcgen05_moves<Move::l16x64b>;
+  table["tcgen05_moves_16x128b"] = tcgen05_moves<Move::l16x128b>;
+  table["tcgen05_moves_16x256b"] = tcgen05_moves<Move::l16x256b>;
+  table["tcgen05_moves_16x32bx2"] = tcgen05_moves<Move::l16x32bx2>;
+  table["tcgen05_copy_rows128x256b"] = tcgen05_copy<TmemCopy::rows128x256b>;
+  table["tcgen05_copy_rows128x128b"] = tcgen05_copy<TmemCopy::rows128x128b>;
+  table["tcgen05_copy_rows64x128b_warpx2_02_13"] = tcgen05_copy<TmemCopy::rows64x128b_warpx2_02_13>;
+  table["tcgen05_copy_rows64x128b_warpx2_01_23"] = tcgen05_copy<TmemCopy::rows64x128b_warpx2_01_23>;
+  table["tcgen05_copy_rows32x128b_warpx4"] = tcgen05_copy<TmemCopy::rows32x128b_warpx4>;
+}
+
 Table make_table() {
   Table table{{"matrices", matrices},          {"mma_bf16", mma<Product::bf16>},
               {"mma_f16", mma<Product::f16>},  {"mma_tf32", mma<Product::tf32>},
@@ -61,6 +95,7 @@ Table make_table() {
               {"tma_multicast", tma_multicast}};
   add_ranks(table, std::make_integer_sequence<int, 5>());
   add_types(table, std::make_integer_sequence<int, 36>());
+  add_tensor_core(table);
   return table;
 }
 

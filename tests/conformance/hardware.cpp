@@ -19,7 +19,6 @@
 namespace fovea::cuda::conformance {
 namespace {
 
-constexpr jit::Architecture kArchitecture{9, 0};
 constexpr std::size_t kBufferBytes = std::size_t{16} << 20U;
 
 struct Unit {
@@ -30,15 +29,20 @@ struct Unit {
 /// With the wanted kernels.
 std::map<std::string, Unit> units(const std::set<std::string>& wanted) {
   std::map<std::string, Unit> all;
-  for (const auto& kernels : {wgmma_kernels(), matrix_kernels(), copy_kernels()}) {
+  for (const auto& kernels :
+       {wgmma_kernels(), matrix_kernels(), copy_kernels(), tcgen05_kernels()}) {
     for (const Kernel& kernel : kernels) {
       if (!wanted.contains(kernel.name)) continue;
       Unit& unit = all[kernel.unit];
       if (unit.text.empty()) {
-        const bool is_wgmma = kernel.unit.rfind("wgmma_", 0) == 0;
-        unit.text = is_wgmma ? "#include \"ptx/generated/" + kernel.unit +
-                                   ".cuh\"\n#include \"kernels.cuh\"\n"
-                             : "#include \"copy_kernels.cuh\"\n";
+        if (kernel.unit.starts_with("wgmma_")) {
+          unit.text =
+              "#include \"ptx/generated/" + kernel.unit + ".cuh\"\n#include \"kernels.cuh\"\n";
+        } else if (kernel.unit.starts_with("tcgen05")) {
+          unit.text = "#include \"tcgen05_kernels.cuh\"\n";
+        } else {
+          unit.text = "#include \"copy_kernels.cuh\"\n";
+        }
         unit.text += "using namespace fovea::cuda;\nusing namespace fovea::cuda::conformance;\n";
       }
       unit.text += "extern \"C\" __global__ void __launch_bounds__(256, 1) kernel_" + kernel.name +
@@ -59,6 +63,35 @@ jit::DeviceText all_text() {
   return jit::make_device_text(files);
 }
 
+/// Has the GPU of this compute capability the instructions of the case? Products of integers are on sm_100 but not on
+/// sm_103.
+bool has_instructions(const Case& one, jit::Architecture architecture) {
+  const bool is_integer_tcgen05 = one.kernel.starts_with("tcgen05_") && one.kernel.ends_with("_i8");
+  if (is_integer_tcgen05 && architecture.minor != 0) return false;
+  return one.compute_capability_major == 0 || one.compute_capability_major == architecture.major;
+}
+
+/// The kernels of the cases, by unit.
+std::map<std::string, jit::Cubin> compile(const std::map<std::string, Unit>& units,
+                                          jit::Architecture architecture) {
+  jit::Compiler compiler(jit::default_nvrtc_search(), all_text());
+  std::map<std::string, std::future<jit::Cubin>> cubins;
+  for (const auto& [name, unit] : units) {
+    cubins[name] = std::async(std::launch::async, [&, name = name, &text = unit.text] {
+      return compiler.compile({.unit = text, .label = "conformance " + name}, architecture);
+    });
+  }
+  std::map<std::string, jit::Cubin> done;
+  for (auto& [name, cubin] : cubins) done.emplace(name, cubin.get());
+  return done;
+}
+
+std::map<std::string, Unit> units_of(const std::vector<Case>& cases) {
+  std::set<std::string> wanted;
+  for (const Case& one : cases) wanted.insert(one.kernel);
+  return units(wanted);
+}
+
 class Hardware : public Backend {
  public:
   Hardware()
@@ -67,26 +100,20 @@ class Hardware : public Backend {
         stream_(context_),
         in_(context_, kBufferBytes),
         out_(context_, kBufferBytes) {
-    if (context_.info().compute_capability_major != 9)
-      throw Unsupported("conformance: the first GPU is no sm_90");
+    if (architecture().major != 9 && architecture().major != 10)
+      throw Unsupported("conformance: the first GPU is no sm_90, sm_100 or sm_103");
+  }
+
+  bool has_instructions_of(const Case& one) const override {
+    return has_instructions(one, architecture());
   }
 
   std::string name() const override { return context_.info().name; }
 
   void prepare(const std::vector<Case>& cases) override {
-    std::set<std::string> wanted;
-    for (const Case& one : cases) wanted.insert(one.kernel);
-    jit::Compiler compiler(jit::default_nvrtc_search(), all_text());
-    std::map<std::string, std::future<jit::Cubin>> cubins;
-    const std::map<std::string, Unit> all = units(wanted);
-    for (const auto& [name, unit] : all) {
-      cubins[name] = std::async(std::launch::async, [&compiler, name = name, &unit = unit] {
-        return compiler.compile({.unit = unit.text, .label = "conformance " + name}, kArchitecture);
-      });
-    }
-    for (auto& [name, cubin] : cubins) {
-      const jit::Cubin done = cubin.get();
-      modules_.push_back(std::make_unique<driver::Module>(context_, done.image, name));
+    const std::map<std::string, Unit> all = units_of(cases);
+    for (const auto& [name, cubin] : compile(all, architecture())) {
+      modules_.push_back(std::make_unique<driver::Module>(context_, cubin.image, name));
       for (const std::string& kernel : all.at(name).kernels) {
         functions_.emplace(kernel, modules_.back()->function("kernel_" + kernel));
       }
@@ -117,6 +144,10 @@ class Hardware : public Backend {
   }
 
  private:
+  jit::Architecture architecture() const {
+    return {context_.info().compute_capability_major, context_.info().compute_capability_minor};
+  }
+
   driver::DeviceContext& context_;
   driver::ContextScope scope_;
   driver::OwnedStream stream_;
@@ -128,5 +159,17 @@ class Hardware : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> hardware() { return std::make_unique<Hardware>(); }
+
+std::size_t compile_for(const std::vector<Case>& cases, jit::Architecture architecture) {
+  std::vector<Case> wanted;
+  for (const Case& one : cases) {
+    if (has_instructions(one, architecture)) wanted.push_back(one);
+  }
+  const std::map<std::string, Unit> all = units_of(wanted);
+  compile(all, architecture);
+  std::size_t num_kernels = 0;
+  for (const auto& [name, unit] : all) num_kernels += unit.kernels.size();
+  return num_kernels;
+}
 
 }  // namespace fovea::cuda::conformance

@@ -1,9 +1,10 @@
 // Runs the conformance cases on the GPU or on the emulator and says which do not give the bits expected.
 //
-//   conformance hardware|emulator [--only PART] [--skip PART]... [--every N] [--save FILE] [--against FILE]
+//   conformance hardware|emulator|compiler [--only PART] [--skip PART]... [--every N] [--save FILE] [--against FILE]
 //
 // --only: cases whose name holds PART; --skip: all others. --every: each N-th case. --save: a line per case with its
 // name and a digest of its output; --against: says where outputs differ from such a file, the GPU's on another machine.
+// compiler: compiles the kernels for sm_90a and sm_100a, as far as these have their instructions, and runs none of them.
 // Exits with 77 where there is no such backend.
 #include <algorithm>
 #include <charconv>
@@ -35,7 +36,7 @@ struct Options {
 
 std::vector<Case> all_cases() {
   std::vector<Case> all = matrix_cases();
-  for (auto family : {arithmetic_cases, copy_cases, recorded_cases, wgmma_cases}) {
+  for (auto family : {arithmetic_cases, copy_cases, recorded_cases, wgmma_cases, tcgen05_cases}) {
     for (Case& one : family()) all.push_back(std::move(one));
   }
   return all;
@@ -161,7 +162,7 @@ class Run {
   int num_shown_ = 0;
 };
 
-std::vector<Case> chosen_cases(const Options& options) {
+std::vector<Case> chosen_cases(const Options& options, const Backend* backend) {
   std::vector<Case> chosen;
   std::size_t num_products = 0;
   for (Case& one : all_cases()) {
@@ -170,12 +171,30 @@ std::vector<Case> chosen_cases(const Options& options) {
     };
     // Few cases that are not wgmma: all of them, always.
     const bool is_product = one.kernel.rfind("wgmma_", 0) == 0 && !one.is_recorded;
-    const bool is_wanted =
-        has(options.only) && std::none_of(options.skip.begin(), options.skip.end(), has);
+    const bool is_there = backend == nullptr || backend->has_instructions_of(one);
+    const bool is_wanted = is_there && has(options.only) &&
+                           std::none_of(options.skip.begin(), options.skip.end(), has);
     if (is_wanted && (!is_product || num_products++ % options.every == 0))
       chosen.push_back(std::move(one));
   }
   return chosen;
+}
+
+int compile(const Options& options) {
+  const std::vector<Case> cases = chosen_cases(options, nullptr);
+  try {
+    for (const jit::Architecture architecture : {jit::Architecture{9, 0}, {10, 0}}) {
+      std::printf("%s: %zu kernels\n", architecture.name().c_str(),
+                  compile_for(cases, architecture));
+    }
+  } catch (const Unsupported& error) {
+    std::printf("skipped: %s\n", error.what());
+    return kNoBackend;
+  } catch (const CompileError& error) {
+    std::printf("FAIL %s\n", error.what());
+    return 1;
+  }
+  return 0;
 }
 
 int run(const Options& options) {
@@ -190,7 +209,7 @@ int run(const Options& options) {
   const auto seconds = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  const std::vector<Case> cases = chosen_cases(options);
+  const std::vector<Case> cases = chosen_cases(options, backend.get());
   backend->prepare(cases);
   std::printf("%s, ready after %.1f s\n", backend->name().c_str(), seconds());
   Run run(options);
@@ -220,8 +239,9 @@ bool parse(int argc, char** argv, Options& options) {
     else
       return false;
   }
-  return (options.backend == "hardware" || options.backend == "emulator") && options.every > 0 &&
-         argc % 2 == 0;
+  return (options.backend == "hardware" || options.backend == "emulator" ||
+          options.backend == "compiler") &&
+         options.every > 0 && argc % 2 == 0;
 }
 
 }  // namespace
@@ -231,10 +251,12 @@ int main(int argc, char** argv) {
   fovea::cuda::conformance::Options options;
   if (!fovea::cuda::conformance::parse(argc, argv, options)) {
     std::printf(
-        "usage: conformance hardware|emulator [--only PART] [--skip PART]... [--every N] [--save "
+        "usage: conformance hardware|emulator|compiler [--only PART] [--skip PART]... [--every N] "
+        "[--save "
         "FILE] [--against "
         "FILE]\n");
     return 2;
   }
-  return fovea::cuda::conformance::run(options);
+  return options.backend == "compiler" ? fovea::cuda::conformance::compile(options)
+                                       : fovea::cuda::conformance::run(options);
 }

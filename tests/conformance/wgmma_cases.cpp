@@ -6,6 +6,7 @@
 
 #include "conformance/cases.hpp"
 #include "conformance/noise.hpp"
+#include "conformance/operand_layout.hpp"
 #include "ptx/wgmma.cuh"
 #include "tile/fragment.cuh"
 #include "tile/matrix_descriptor.cuh"
@@ -16,11 +17,7 @@ namespace {
 using ptx::Major;
 using ptx::WgmmaType;
 
-constexpr int kSteps = 2;  // products of one case
-constexpr int kDepthBytes = 32;
 constexpr int kRows = 64;
-constexpr std::array<Swizzle, 4> kSwizzles{Swizzle::none, Swizzle::bytes32, Swizzle::bytes64,
-                                           Swizzle::bytes128};
 constexpr std::array<Major, 2> kMajors{Major::k, Major::mn};
 constexpr std::array<WgmmaType, 6> kTypes{WgmmaType::bf16, WgmmaType::f16, WgmmaType::e4m3,
                                           WgmmaType::e5m2, WgmmaType::s8,  WgmmaType::u8};
@@ -72,64 +69,12 @@ Matrix draw(WgmmaType type, int rows, Noise& noise) {
   return matrix;
 }
 
-/// Where a matrix lies in shared memory: what SharedTile and its descriptors say, for sizes known at run time only.
-struct Layout {
-  Major major;
-  Swizzle swizzle;
-  int rows, row_bytes;     // of the tile
-  int first_step;          // depths that the tile holds before the matrix
-  std::uint32_t base = 0;  // in shared memory
-
-  int span() const { return static_cast<int>(swizzle_span(swizzle)); }
-  int panel_bytes() const { return rows * span(); }
-  int bytes() const { return rows * row_bytes; }
-
-  std::uint32_t address(int row, int byte) const {
-    const auto offset = static_cast<std::uint32_t>(row * span() + byte % span());
-    const std::uint32_t mask = (1U << static_cast<int>(swizzle)) - 1;
-    return base + static_cast<std::uint32_t>(byte / span() * panel_bytes()) +
-           (offset ^ ((offset >> 7U & mask) << 4U));
-  }
-
-  std::uint64_t descriptor(int step) const {
-    const bool is_plain = swizzle == Swizzle::none;
-    const auto panel = static_cast<std::uint32_t>(panel_bytes()),
-               rows_offset = static_cast<std::uint32_t>(8 * span());
-    if (major == Major::k) {
-      const int byte = kDepthBytes * (first_step + step);
-      return advanced(matrix_descriptor(base, is_plain ? panel : 16, rows_offset, swizzle),
-                      byte / span() * panel_bytes() + byte % span());
-    }
-    return advanced(matrix_descriptor(base, is_plain ? rows_offset : panel,
-                                      is_plain ? panel : rows_offset, swizzle),
-                    16 * span() * (first_step + step));
-  }
-};
-
-int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-/// A tile with room for one step before the matrix, where a K-major row is long enough, and always where it is
-/// MN-major.
-Layout layout_of(const Matrix& matrix, Major major, Swizzle swizzle) {
-  const int span = static_cast<int>(swizzle_span(swizzle));
-  if (major == Major::k) {
-    const int row_bytes = std::max(span, kSteps * kDepthBytes);
-    const int first_step = row_bytes / kDepthBytes > kSteps ? 1 : 0;
-    return {.major = major,
-            .swizzle = swizzle,
-            .rows = matrix.rows,
-            .row_bytes = row_bytes,
-            .first_step = first_step};
-  }
-  const int row_bytes = round_up(matrix.rows * row_of(matrix.type).bytes, span);
-  return {.major = major,
-          .swizzle = swizzle,
-          .rows = 16 * (kSteps + 1),
-          .row_bytes = row_bytes,
-          .first_step = 1};
+/// MN-major are types of 16 bits alone.
+OperandTile tile_of(const Matrix& matrix, Major major, Swizzle swizzle) {
+  return operand_tile(matrix.rows, row_of(matrix.type).bytes, major, swizzle);
 }
 
-void store(Bytes& image, const Matrix& matrix, const Layout& layout) {
+void store(Bytes& image, const Matrix& matrix, const OperandTile& layout) {
   const int bytes = row_of(matrix.type).bytes;
   const int first = layout.first_step * kDepthBytes / bytes;
   for (int row = 0; row < matrix.rows; ++row) {
@@ -233,8 +178,8 @@ std::vector<Form> all_forms() {
 Case make_case(const Form& form, Swizzle a_swizzle, Swizzle b_swizzle, std::uint64_t seed) {
   Noise noise(seed);
   const Matrix a = draw(form.a, kRows, noise), b = draw(form.b, form.n, noise);
-  Layout a_layout = layout_of(a, form.a_major, a_swizzle),
-         b_layout = layout_of(b, form.b_major, b_swizzle);
+  OperandTile a_layout = tile_of(a, form.a_major, a_swizzle),
+              b_layout = tile_of(b, form.b_major, b_swizzle);
   const int a_bytes = form.is_rs ? 0 : round_up(a_layout.bytes(), 1024);
   b_layout.base = static_cast<std::uint32_t>(a_bytes);
   const int image_bytes = round_up(a_bytes + b_layout.bytes(), 16);
@@ -243,6 +188,7 @@ Case make_case(const Form& form, Swizzle a_swizzle, Swizzle b_swizzle, std::uint
                    (form.is_rs ? "" : std::to_string(swizzle_span(a_swizzle)) + " ") +
                    std::to_string(swizzle_span(b_swizzle)),
            .kernel = form.kernel()};
+  one.compute_capability_major = 9;
   one.shared_bytes = image_bytes;
   one.params.n[0] = image_bytes;
   one.in.assign(static_cast<std::size_t>(image_bytes),
