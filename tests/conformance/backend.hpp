@@ -21,8 +21,8 @@ class Backend {
   virtual Bytes run(const Case& one) = 0;
 };
 
-/// The first GPU, kernels compiled by NVRTC now. Throws Unsupported with the reason where there is none of sm_90, sm_100
-/// or sm_103.
+/// The first GPU, kernels compiled by NVRTC now. Throws Unsupported with the reason where there is none of sm_90,
+/// sm_100 or sm_103.
 std::unique_ptr<Backend> hardware();
 std::unique_ptr<Backend> emulator();
 

@@ -4,7 +4,7 @@
 //
 // --only: cases whose name holds PART; --skip: all others. --every: each N-th case. --save: a line per case with its
 // name and a digest of its output; --against: says where outputs differ from such a file, the GPU's on another machine.
-// compiler: compiles the kernels for sm_90a and sm_100a, as far as these have their instructions, and runs none of them.
+// compiler: compiles the kernels for sm_90a and sm_100a, as far as these have their instructions, and runs none.
 // Exits with 77 where there is no such backend.
 #include <algorithm>
 #include <charconv>

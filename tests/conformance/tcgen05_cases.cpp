@@ -1,6 +1,6 @@
-// Cases of tcgen05: products of every kind, alone and in pairs, a in shared and in tensor memory, with every swizzle and
-// major; loads, stores and copies of every shape. What is expected follows from the tables of the PTX ISA (data movement
-// shape, layout organization, instruction descriptor), written down again here.
+// Cases of tcgen05: products of every kind, alone and in pairs, a in shared and in tensor memory, with every swizzle
+// and major; loads, stores and copies of every shape. What is expected follows from the tables of the PTX ISA (data
+// movement shape, layout organization, instruction descriptor), written down again here.
 #include <bit>
 #include <cmath>
 #include <cstring>

@@ -1,5 +1,5 @@
-// Planted mistakes of pairs of CTAs, scales and masked lanes in a product of the tensor core of sm_100, and of CTAs that
-// share an SM's tensor memory. What products compute is the business of tests/conformance.
+// Planted mistakes of pairs of CTAs, scales and masked lanes in a product of the tensor core of sm_100, and of CTAs
+// that share an SM's tensor memory. What products compute is the business of tests/conformance.
 #include <gtest/gtest.h>
 
 #include <utility>

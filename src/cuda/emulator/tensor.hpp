@@ -9,7 +9,11 @@
 
 namespace fovea::cuda::emulator {
 
-/// The CTA that the pair of `cta` keeps its streams in, and the other one; itself without a pair.
+/// Reports what an instruction of this thread must not do.
+void wrong(Fault fault, const Thread& who, const std::string& text, Instruction what,
+           Site other = {});
+
+/// The CTA that keeps the streams of the pair; without a pair itself.
 Cta& tensor_leader(Cta& cta, int cta_group);
 /// Of a pair the CTA of this parity; null where the cluster has none.
 Cta* tensor_cta(const Cta& cta, int cta_group, std::uint32_t half);

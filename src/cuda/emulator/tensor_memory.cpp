@@ -25,11 +25,6 @@ namespace {
 
 using Arguments = std::array<void*, kWarpLanes>;
 
-void wrong(Fault fault, const Thread& who, const std::string& text, Instruction what,
-           Site other = {}) {
-  machine().report(fault, &who, fmt::format("{}, by {}", text, what.name), what.site, other);
-}
-
 template <class Body>
 void meet_whole(void* argument, Instruction what, Body body) {
   machine().meet(
@@ -45,6 +40,10 @@ void meet_whole(void* argument, Instruction what, Body body) {
 bool is_pipe() { return machine().options().tensor_order == TensorOrder::pipe; }
 
 }  // namespace
+
+void wrong(Fault fault, const Thread& who, const std::string& text, Instruction what, Site other) {
+  machine().report(fault, &who, fmt::format("{}, by {}", text, what.name), what.site, other);
+}
 
 Cta* tensor_cta(const Cta& cta, int cta_group, std::uint32_t half) {
   return machine().cta_of_rank(cta, cta_group == 1 ? cta.rank : (cta.rank & ~1U) | half);
@@ -395,17 +394,15 @@ bool check_move(const Warp& warp, const Arguments& arguments, Instruction what) 
 
 }  // namespace
 
-struct TensorLoad final : Operation {
+/// A load or a store of a warp: each lane touches its cells on its own.
+struct LaneMoves : Operation {
   TensorMove form{};
   Warp* warp = nullptr;
-  bool is_waited_for = false;
   std::array<LaneActor, kWarpLanes> lanes;
-  std::array<TensorMove, kWarpLanes> moves{};
   std::array<std::vector<std::uint32_t>, kWarpLanes> values;
-  std::array<bool, kWarpLanes> is_named{}, greatest_is_named{};  // registers have their values
   Site site;
 
-  void land(Machine& machine) override {
+  void land(Machine& machine) final {
     TensorMemory& memory = *warp->cta->tensor.memory;
     for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
       LaneActor& by = lanes[lane];
@@ -413,9 +410,22 @@ struct TensorLoad final : Operation {
       by.actor.known = &by.known;
       values[lane].resize(form.count);
       for_runs(form, lane, [&](TensorPlace place, std::uint32_t first, std::uint32_t count) {
-        memory.cells.read(machine, by.actor, memory.range(place, count), &values[lane][first]);
+        touch(machine, memory, by.actor, memory.range(place, count), &values[lane][first]);
       });
     }
+  }
+  virtual void touch(Machine& machine, TensorMemory& memory, const Actor& actor, ByteRange range,
+                     std::uint32_t* words) = 0;
+};
+
+struct TensorLoad final : LaneMoves {
+  bool is_waited_for = false;
+  std::array<TensorMove, kWarpLanes> moves{};
+  std::array<bool, kWarpLanes> is_named{}, greatest_is_named{};  // registers have their values
+
+  void touch(Machine& machine, TensorMemory& memory, const Actor& actor, ByteRange range,
+             std::uint32_t* words) override {
+    memory.cells.read(machine, actor, range, words);
   }
 
   bool is_over() const {
@@ -426,66 +436,56 @@ struct TensorLoad final : Operation {
   }
 };
 
-struct TensorStore final : Operation {
-  TensorMove form{};
-  Warp* warp = nullptr;
-  std::array<LaneActor, kWarpLanes> lanes;
-  std::array<std::vector<std::uint32_t>, kWarpLanes> values;
-  Site site;
-
-  void land(Machine& machine) override {
-    TensorMemory& memory = *warp->cta->tensor.memory;
-    for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
-      LaneActor& by = lanes[lane];
-      by.actor.seen = &by.seen;
-      by.actor.known = &by.known;
-      for_runs(form, lane, [&](TensorPlace place, std::uint32_t first, std::uint32_t count) {
-        memory.cells.write(machine, by.actor, memory.range(place, count), &values[lane][first]);
-      });
-    }
+struct TensorStore final : LaneMoves {
+  void touch(Machine& machine, TensorMemory& memory, const Actor& actor, ByteRange range,
+             std::uint32_t* words) override {
+    memory.cells.write(machine, actor, range, words);
   }
 };
 
-void tensor_load(TensorMove move, Instruction what) {
+namespace {
+
+/// The whole warp comes; `begin` does for each lane what is left to do at the issue.
+template <class Moves, class Begin>
+void issue_moves(TensorMove& move, std::vector<std::shared_ptr<Moves>> TensorWarp::*list,
+                 AgentId TensorThread::*agent, std::uint32_t TensorThread::*time, Instruction what,
+                 Begin begin) {
   machine().maybe_yield();
   meet_whole(&move, what, [&](Warp& warp, const Arguments& arguments) {
     if (!check_move(warp, arguments, what)) machine().end_launch();
-    auto load = std::make_shared<TensorLoad>();
-    load->form = move;
-    load->warp = &warp;
-    load->site = what.site;
+    auto moves = std::make_shared<Moves>();
+    moves->form = move;
+    moves->warp = &warp;
+    moves->site = what.site;
     for (std::uint32_t i = 0; i < kWarpLanes; ++i) {
       Thread& lane = *warp.lanes[i];
-      load->lanes[i] = lane_actor(lane, lane.tensor.loads, lane.tensor.load_time, what);
-      load->moves[i] = *static_cast<TensorMove*>(arguments[i]);
-      std::fill_n(load->moves[i].registers, move.count, kInFlight);
-      load->greatest_is_named[i] = move.greatest == nullptr;
-      if (move.greatest != nullptr) *load->moves[i].greatest = kInFlight;
+      moves->lanes[i] = lane_actor(lane, lane.tensor.*agent, lane.tensor.*time, what);
+      begin(*moves, i, *static_cast<TensorMove*>(arguments[i]));
     }
-    warp.tensor.loads.push_back(load);
-    warp.tensor.has_loaded = true;
-    machine().issue(load);
+    (warp.tensor.*list).push_back(moves);
+    machine().issue(moves);
   });
+}
+
+}  // namespace
+
+void tensor_load(TensorMove move, Instruction what) {
+  machine().thread().warp->tensor.has_loaded = true;
+  issue_moves(move, &TensorWarp::loads, &TensorThread::loads, &TensorThread::load_time, what,
+              [](TensorLoad& load, std::uint32_t lane, const TensorMove& own) {
+                load.moves[lane] = own;
+                std::fill_n(own.registers, own.count, kInFlight);
+                load.greatest_is_named[lane] = own.greatest == nullptr;
+                if (own.greatest != nullptr) *own.greatest = kInFlight;
+              });
 }
 
 void tensor_store(TensorMove move, Instruction what) {
   check_registers(move.registers, 4 * move.count, what);
-  machine().maybe_yield();
-  meet_whole(&move, what, [&](Warp& warp, const Arguments& arguments) {
-    if (!check_move(warp, arguments, what)) machine().end_launch();
-    auto store = std::make_shared<TensorStore>();
-    store->form = move;
-    store->warp = &warp;
-    store->site = what.site;
-    for (std::uint32_t i = 0; i < kWarpLanes; ++i) {
-      Thread& lane = *warp.lanes[i];
-      store->lanes[i] = lane_actor(lane, lane.tensor.stores, lane.tensor.store_time, what);
-      const std::uint32_t* registers = static_cast<TensorMove*>(arguments[i])->registers;
-      store->values[i].assign(registers, registers + move.count);
-    }
-    warp.tensor.stores.push_back(store);
-    machine().issue(store);
-  });
+  issue_moves(move, &TensorWarp::stores, &TensorThread::stores, &TensorThread::store_time, what,
+              [](TensorStore& store, std::uint32_t lane, const TensorMove& own) {
+                store.values[lane].assign(own.registers, own.registers + own.count);
+              });
 }
 
 void tensor_wait_load(Instruction what) {

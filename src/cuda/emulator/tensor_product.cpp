@@ -19,11 +19,6 @@ namespace {
 
 constexpr std::uint32_t kDepthBytes = 32, kChunkBytes = 16, kDepthColumns = 8;
 
-void wrong(Fault fault, const Thread& who, const std::string& text, Instruction what,
-           Site other = {}) {
-  machine().report(fault, &who, fmt::format("{}, by {}", text, what.name), what.site, other);
-}
-
 /// Work of the tensor core: issued by a thread, done at any time until its commit arrives, after what the ISA puts
 /// before it.
 struct TensorOperation : Operation {

@@ -99,21 +99,35 @@ FOVEA_DEVICE void tcgen05_commit_multicast(SharedAddress barrier, std::uint16_t 
   emulator::tensor_commit(barrier, cta_mask, cta_group, {"tcgen05.commit.multicast", site});
 }
 
+/// What every product says.
+template <auto kind, int cta_group, class Descriptor>
+inline emulator::TensorMma tensor_mma(TmemAddress d, SmemDescriptor b, Descriptor instruction,
+                                      bool is_accumulating) {
+  emulator::TensorMma form{};
+  form.kind = tensor_kind(kind);
+  form.cta_group = cta_group;
+  form.d = d.bits;
+  form.b = b.bits;
+  form.instruction = instruction.bits;
+  form.is_accumulating = is_accumulating;
+  return form;
+}
+
+inline emulator::TensorMma with_a(emulator::TensorMma form, SmemDescriptor a) {
+  form.a = a.bits;
+  return form;
+}
+inline emulator::TensorMma with_a(emulator::TensorMma form, TmemAddress a) {
+  form.a = a.bits;
+  form.a_is_in_tensor_memory = true;
+  return form;
+}
+
 template <Tcgen05Kind kind, int cta_group = 1>
 FOVEA_DEVICE void tcgen05_mma_ss(TmemAddress d, SmemDescriptor a, SmemDescriptor b,
                                  InstructionDescriptor instruction, bool is_accumulating,
                                  Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = false,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = 0,
-                        .b_scales = 0,
-                        .disabled_lanes = {},
-                        .is_accumulating = is_accumulating},
+  emulator::tensor_mma(with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a),
                        {"tcgen05.mma", site});
 }
 
@@ -121,17 +135,7 @@ template <Tcgen05Kind kind, int cta_group = 1>
 FOVEA_DEVICE void tcgen05_mma_ts(TmemAddress d, TmemAddress a, SmemDescriptor b,
                                  InstructionDescriptor instruction, bool is_accumulating,
                                  Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = true,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = 0,
-                        .b_scales = 0,
-                        .disabled_lanes = {},
-                        .is_accumulating = is_accumulating},
+  emulator::tensor_mma(with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a),
                        {"tcgen05.mma", site});
 }
 
@@ -140,18 +144,10 @@ FOVEA_DEVICE void tcgen05_mma_ss_masked(TmemAddress d, SmemDescriptor a, SmemDes
                                         InstructionDescriptor instruction,
                                         const std::uint32_t (&disabled_lanes)[4 * cta_group],
                                         bool is_accumulating, Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = false,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = 0,
-                        .b_scales = 0,
-                        .disabled_lanes = disabled_lanes,
-                        .is_accumulating = is_accumulating},
-                       {"tcgen05.mma", site});
+  emulator::TensorMma form =
+      with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a);
+  form.disabled_lanes = disabled_lanes;
+  emulator::tensor_mma(form, {"tcgen05.mma", site});
 }
 
 template <Tcgen05Kind kind, int cta_group = 1>
@@ -159,18 +155,10 @@ FOVEA_DEVICE void tcgen05_mma_ts_masked(TmemAddress d, TmemAddress a, SmemDescri
                                         InstructionDescriptor instruction,
                                         const std::uint32_t (&disabled_lanes)[4 * cta_group],
                                         bool is_accumulating, Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = true,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = 0,
-                        .b_scales = 0,
-                        .disabled_lanes = disabled_lanes,
-                        .is_accumulating = is_accumulating},
-                       {"tcgen05.mma", site});
+  emulator::TensorMma form =
+      with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a);
+  form.disabled_lanes = disabled_lanes;
+  emulator::tensor_mma(form, {"tcgen05.mma", site});
 }
 
 template <Tcgen05ScaledKind kind, int cta_group = 1>
@@ -178,18 +166,11 @@ FOVEA_DEVICE void tcgen05_mma_scaled_ss(TmemAddress d, SmemDescriptor a, SmemDes
                                         ScaledInstructionDescriptor instruction,
                                         TmemAddress a_scales, TmemAddress b_scales,
                                         bool is_accumulating, Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = false,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = a_scales.bits,
-                        .b_scales = b_scales.bits,
-                        .disabled_lanes = {},
-                        .is_accumulating = is_accumulating},
-                       {"tcgen05.mma.block_scale", site});
+  emulator::TensorMma form =
+      with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a);
+  form.a_scales = a_scales.bits;
+  form.b_scales = b_scales.bits;
+  emulator::tensor_mma(form, {"tcgen05.mma.block_scale", site});
 }
 
 template <Tcgen05ScaledKind kind, int cta_group = 1>
@@ -197,18 +178,11 @@ FOVEA_DEVICE void tcgen05_mma_scaled_ts(TmemAddress d, TmemAddress a, SmemDescri
                                         ScaledInstructionDescriptor instruction,
                                         TmemAddress a_scales, TmemAddress b_scales,
                                         bool is_accumulating, Site site = Site::here()) {
-  emulator::tensor_mma({.kind = tensor_kind(kind),
-                        .cta_group = cta_group,
-                        .d = d.bits,
-                        .a_is_in_tensor_memory = true,
-                        .a = a.bits,
-                        .b = b.bits,
-                        .instruction = instruction.bits,
-                        .a_scales = a_scales.bits,
-                        .b_scales = b_scales.bits,
-                        .disabled_lanes = {},
-                        .is_accumulating = is_accumulating},
-                       {"tcgen05.mma.block_scale", site});
+  emulator::TensorMma form =
+      with_a(tensor_mma<kind, cta_group>(d, b, instruction, is_accumulating), a);
+  form.a_scales = a_scales.bits;
+  form.b_scales = b_scales.bits;
+  emulator::tensor_mma(form, {"tcgen05.mma.block_scale", site});
 }
 
 template <TmemCopy shape, int cta_group = 1>
