@@ -159,6 +159,15 @@ TEST(Sm100Product, CopyOverScalesInFlightIsARaceByTheText) {
   EXPECT_EQ((find<Mxfp8, Planted::copy_over_scales_in_flight>(TensorOrder::pipe).text()), "");
 }
 
+TEST(Sm100Product, CopyOverACopyIsARaceByTheText) {
+  expect_fault<Mxfp8, Planted::copy_over_a_copy>(Fault::race);
+  EXPECT_EQ((find<Mxfp8, Planted::copy_over_a_copy>(TensorOrder::pipe).text()), "");
+}
+
+TEST(Sm100Product, ProductsOfTwoWarpsInOneAccumulatorAreARace) {
+  expect_fault<OneCta, Planted::issued_by_two_warps>(Fault::race);
+}
+
 TEST(Sm100Product, CopyOfScalesWithoutAProxyFenceIsNamed) {
   expect_fault<Mxfp8, Planted::copy_of_unfenced_scales>(Fault::proxy_fence_missing);
 }

@@ -389,6 +389,11 @@ void check_issuer(const Thread& self, const TensorStream& stream, const VectorCl
   } else if (other->cta != self.cta) {
     wrong(Fault::tensor_issue, self, "issues for a pair whose other CTA issues, too", what,
           stream.site);
+  } else {
+    wrong(Fault::race, self,
+          fmt::format("issues into an accumulator in no order with a product that thread {} issued",
+                      other->linear),
+          what, stream.site);
   }
 }
 
@@ -407,7 +412,6 @@ void put_in_order(TensorOperation& operation, TensorCta& leader, const TensorStr
     return;
   }
   if (is_product) {
-    follow(stream);
     if (stream.newest != nullptr) operation.after.push_back(stream.newest);
     follow(leader.streams[kCopies]);
     operation.after.insert(operation.after.end(), leader.copies.begin(), leader.copies.end());
@@ -425,7 +429,7 @@ void enqueue(Thread& self, const std::shared_ptr<TensorOperation>& operation, St
   }
   operation->issuer = &self;
   operation->seen_tensor = tensor_seen(self);
-  check_issuer(self, stream, operation->seen_tensor, what);
+  if (is_product) check_issuer(self, stream, operation->seen_tensor, what);
   put_in_order(*operation, leader, stream, is_product);
   operation->seen_memory = self.clock;
   ++stream.time;
@@ -437,8 +441,9 @@ void enqueue(Thread& self, const std::shared_ptr<TensorOperation>& operation, St
                     .thread = &self,
                     .what = what.name};
   operation->memory = operation->tensor = actor;
-  // An operation does not race with itself: it reads d, then writes it.
-  operation->seen_tensor.raise(stream.agent, stream.time);
+  // A product comes after all of its chain (or that was reported), and does not race with itself: it reads d, then
+  // writes it. Copies are in no order with each other.
+  if (is_product) operation->seen_tensor.raise(stream.agent, stream.time);
   stream.newest = leader.newest = operation;
   stream.issuer = &self;
   stream.site = what.site;

@@ -25,11 +25,13 @@ enum class Planted {
   commit_of_nothing,
   peer_leaves_early,
   operands_of_one_cta,
+  issued_by_two_warps,
   // scales
   scales_by_another_quarter,
   scale_byte_wrong,
   scale_with_sign,
   copy_over_scales_in_flight,
+  copy_over_a_copy,
   copy_of_unfenced_scales,
   // masked lanes
   masked_lane_read,
@@ -166,6 +168,7 @@ struct Kernel {
   void copy_scales(ptx::TmemAddress a_scales, ptx::TmemAddress b_scales) const {
     if constexpr (Product::kHasScales) {
       ptx::tcgen05_cp<kScaleCopy, kGroup>(a_scales, scales(0));
+      if (is(Planted::copy_over_a_copy)) ptx::tcgen05_cp<kScaleCopy, kGroup>(a_scales, scales(0));
       ptx::tcgen05_cp<kScaleCopy, kGroup>(b_scales, scales(1));
     }
   }
@@ -227,7 +230,9 @@ struct Kernel {
     const ptx::TmemAddress d{ptx::ld_shared<std::uint32_t>(smem + kTmem)};
     clear_d(d);
     sync_all();
-    if (warp == 0 && (rank == 0 || is(Planted::issued_by_both_ctas)) && ptx::elect_one()) issue(d);
+    const bool is_issuer = warp == 0 || (is(Planted::issued_by_two_warps) && warp == 1);
+    const bool is_issuing_cta = rank == 0 || is(Planted::issued_by_both_ctas);
+    if (is_issuer && is_issuing_cta && ptx::elect_one()) issue(d);
     ptx::sync_warp();
     if (is(Planted::peer_leaves_early) && rank == 1) {
       ptx::sync_threads();
