@@ -94,10 +94,11 @@ FOVEA_DEVICE void fragment_maxima(const float (&s)[n], float (&top)[2], OfLane&&
 }
 
 /// Two rows of a thread's fragments, lane / 4 and 8 further on: element i of a fragment belongs to row i / 2 % 2.
-/// `columns` scores of each, `width` sums. keeps_greatest: every tile must be careful. is_relative: scores come in
+/// `columns` scores of each, `width` sums. Of one row of a thread that has all of it, rows is 1, and the fragments are
+/// whoever's who asks (sm100/forward/row.cuh). keeps_greatest: every tile must be careful. is_relative: scores come in
 /// logarithms to base 2 and less `base`.
 template <Element element, int columns, int width, bool keeps_greatest, bool is_relative,
-          bool can_be_huge, bool are_codes = false>
+          bool can_be_huge, bool are_codes = false, int rows = 2>
 struct OptimisticRows {
   static_assert(!are_codes || !(is_relative || can_be_huge), "codes are no program's scores");
   static_assert(!is_relative || !can_be_huge, "such a program makes logarithms itself");
@@ -116,16 +117,19 @@ struct OptimisticRows {
   /// What is 0 or at least 1 in sums of indicators has this unit, or a larger one.
   static constexpr float kIndicatorFactor = H::kCanSoften ? 0x1p80F : 1.0F;
 
-  float reference[2];  // m, log2
-  float sum[2];        // l, this thread's part
-  float factor[2];     // what the last step of m scales O by
-  float greatest[2];   // score so far, where it is kept; of codes in logarithms
-  float base[2] = {};  // what scores come less of
-  float unit[2];       // what makes scores logarithms, where that differs from row to row
+  float reference[rows];  // m, log2
+  float sum[rows];        // l, this thread's part
+  float factor[rows];     // what the last step of m scales O by
+  float greatest[rows];   // score so far, where it is kept; of codes in logarithms
+  float base[rows] = {};  // what scores come less of
+  float unit[rows];       // what makes scores logarithms, where that differs from row to row
 
   FOVEA_DEVICE_MEMBER void begin() {
-    reference[0] = reference[1] = -infinity();
-    sum[0] = sum[1] = 0.0F;
+#pragma unroll
+    for (int r = 0; r < rows; ++r) {
+      reference[r] = -infinity();
+      sum[r] = 0.0F;
+    }
   }
 
   /// Before scores are made: the reference as it is, so that a step which leaves it there has arguments of ex2 already.
@@ -133,7 +137,7 @@ struct OptimisticRows {
   FOVEA_DEVICE_MEMBER void rebase() {
     if constexpr (!is_relative) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) base[r] = reference[r] == -infinity() ? 0.0F : reference[r];
+    for (int r = 0; r < rows; ++r) base[r] = reference[r] == -infinity() ? 0.0F : reference[r];
   }
 
   /// Careful: rows whose maximum is too far above their reference get a new one. Whether any row of the warp did, so
@@ -141,13 +145,19 @@ struct OptimisticRows {
   /// 1.
   template <bool is_first>
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float c, bool is_low = false) {
-    is_low = is_low && H::kCanSoften;
-    float top[2];
+    float top[rows];
     row_maxima(s, top, c);
-    bool is_raised[2];
-    bool starts_anew[2] = {false, false};
+    return raise_to<is_first>(top, c, is_low);
+  }
+
+  /// Given these maxima of the tile.
+  template <bool is_first>
+  FOVEA_DEVICE_MEMBER bool raise_to(float (&top)[rows], float c, bool is_low) {
+    is_low = is_low && H::kCanSoften;
+    bool is_raised[rows];
+    bool starts_anew[rows] = {};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    for (int r = 0; r < rows; ++r) {
       if constexpr (keeps_greatest)
         greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
       if constexpr (can_be_huge) {
@@ -164,10 +174,10 @@ struct OptimisticRows {
       is_raised[r] = is_first || starts_anew[r] ||
                      !(top[r] - reference[r] <= (is_low || is_huge_row(r) ? 0.0F : H::kJump));
     }
-    const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
+    const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[rows - 1]);
     if (is_any) {
       move(is_first || starts_anew[0], is_low, 0, top[0], is_raised[0]);
-      move(is_first || starts_anew[1], is_low, 1, top[1], is_raised[1]);
+      if constexpr (rows == 2) move(is_first || starts_anew[1], is_low, 1, top[1], is_raised[1]);
     }
     return is_any;
   }
@@ -242,10 +252,7 @@ struct OptimisticRows {
       float most = part[r];
       most = ptx::max_ftz(most, ptx::shfl_bfly(most, 1));
       most = ptx::max_ftz(most, ptx::shfl_bfly(most, 2));
-      const int exponent = static_cast<int>(ptx::bit_cast<std::uint32_t>(most) >> 23U) - 127;
-      int octaves =
-          exponent + H::kHeadroom < H::kLongestStep ? exponent + H::kHeadroom : H::kLongestStep;
-      if (!(most > H::kSoft)) octaves = 0;
+      const int octaves = octaves_above(most);
       factor[r] = ptx::bit_cast<float>(static_cast<std::uint32_t>(127 - octaves) << 23U);
       const auto half = static_cast<std::uint32_t>(127 - octaves) << 7U;  // the same power as bf16
       halves[r] = half | half << 16U;
@@ -259,20 +266,35 @@ struct OptimisticRows {
     scale(o);
   }
 
+  /// By which m rises where powers of a row sum to `most` in a tile.
+  FOVEA_DEVICE_MEMBER static int octaves_above(float most) {
+    const int exponent = static_cast<int>(ptx::bit_cast<std::uint32_t>(most) >> 23U) - 127;
+    int octaves =
+        exponent + H::kHeadroom < H::kLongestStep ? exponent + H::kHeadroom : H::kLongestStep;
+    if (!(most > H::kSoft)) octaves = 0;
+    return octaves;
+  }
+
   FOVEA_DEVICE_MEMBER void scale(Sums& o) const {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) o[i] *= factor[i / 2 % 2];
   }
 
-  FOVEA_DEVICE_MEMBER void add(const float (&part)[2]) {
-    sum[0] += part[0];
-    sum[1] += part[1];
+  FOVEA_DEVICE_MEMBER void add(const float (&part)[rows]) {
+#pragma unroll
+    for (int r = 0; r < rows; ++r) sum[r] += part[r];
   }
 
   /// Whether row r has seen nothing but scores of which its `unit` is not log2 e.
   FOVEA_DEVICE_MEMBER bool is_huge_row(int r) const {
     if constexpr (!can_be_huge) return false;
     return unit[r] == kHugeUnit;
+  }
+
+  /// What makes its scores logarithms.
+  FOVEA_DEVICE_MEMBER float factor_of(int r, float c) const {
+    if constexpr (can_be_huge || are_codes) return unit[r];
+    return c;
   }
 
   /// log Σ exp(score) for the whole sum l of row r; -inf where it has seen nothing. Beside a huge score, log l is
@@ -284,11 +306,6 @@ struct OptimisticRows {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER float factor_of(int r, float c) const {
-    if constexpr (can_be_huge || are_codes) return unit[r];
-    return c;
-  }
-
   /// Of codes in logarithms.
   FOVEA_DEVICE_MEMBER void row_maxima(const Scores& s, float (&top)[2], float c) const {
     fragment_maxima(s, top, [&](int r, float x) {

@@ -23,7 +23,7 @@
 
 namespace fovea::cuda::sm90 {
 
-template <Sm90ForwardSpec spec>
+template <auto spec>
 class CpAsyncCopies {
  public:
   using T = Traits<spec>;

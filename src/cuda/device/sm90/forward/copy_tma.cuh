@@ -16,7 +16,7 @@
 
 namespace fovea::cuda::sm90 {
 
-template <Sm90ForwardSpec spec>
+template <auto spec>
 class TmaCopies {
  public:
   using T = Traits<spec>;
@@ -29,12 +29,12 @@ class TmaCopies {
 
   /// Rows of Q that no box reaches: what lies there would look like NaN in the sums.
   FOVEA_DEVICE_MEMBER void clear_unused_rows() const {
-    if constexpr (T::kBoxRows < 64) {
+    if constexpr (T::kBoxRows < T::kGroupRows) {
       constexpr int kChunks = spec.head_dim_qk / T::kElement.of_chunk;
       for (int stage = 0; stage < T::kQStages; ++stage) {
         const typename T::QTile queries{cta_.q_at(stage, 0)};
 #pragma unroll 1
-        for (int at = cta_.lane; at < (64 - T::kBoxRows) * kChunks; at += 32)
+        for (int at = cta_.lane; at < (T::kGroupRows - T::kBoxRows) * kChunks; at += 32)
           ptx::st_shared(queries.chunk(T::kBoxRows + at / kChunks, at % kChunks), ptx::U32x4{});
       }
       ptx::fence_proxy_async_shared_cta();
@@ -60,7 +60,8 @@ class TmaCopies {
   FOVEA_DEVICE_MEMBER void queries(int stage, const RowTile& rows, const SequencePlace& place,
                                    int group) const {
     if (!ptx::elect_one()) return;
-    const std::int32_t row = place.q_row + rows.idx * T::kQueries + 64 * group;
+    const std::int32_t row =
+        place.q_row + rows.idx * T::kQueries + T::kGroupRows / spec.heads_per_tile * group;
     constexpr bool kPacksHeads = spec.heads_per_tile > 1;  // which are neighbours in its box
     if constexpr (spec.multiplies_codes) mean_of_keys(stage, rows, group);
     copy<typename T::GivenQTile, T::kBoxRows>(

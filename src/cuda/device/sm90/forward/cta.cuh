@@ -21,24 +21,26 @@ namespace fovea::cuda::sm90 {
 
 /// Values as they lie in shared memory: keys one below the other; codes of a channel's keys side by side, and rows of
 /// ones below them.
-template <Sm90ForwardSpec spec, Swizzle swizzle, bool sums_codes = spec.sums_codes>
+template <auto spec, Swizzle swizzle, bool sums_codes = spec.sums_codes>
 struct ValueTile {
   using Type = SharedTile<spec.tile_kv, element_bytes(spec.element) * spec.head_dim_v, swizzle>;
 };
-template <Sm90ForwardSpec spec, Swizzle swizzle>
+template <auto spec, Swizzle swizzle>
 struct ValueTile<spec, swizzle, true> {
   using Type = SharedTile<spec.head_dim_v + kRowsOfOnes, spec.tile_kv>;
 };
 
-/// All that follows from the spec.
-template <Sm90ForwardSpec spec>
+/// All that follows from the spec. Blackwell's kernel has traits of its own (sm100/forward/cta.cuh) and the same roles
+/// that load and schedule.
+template <auto spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
   static constexpr int kPanelElements = sm90_panel_elements(spec);
   static_assert(spec.head_dim_qk % kPanelElements == 0 && spec.head_dim_v % kPanelElements == 0,
                 "rows are whole panels, of 128 or of 64 bytes");
   static_assert(kPanelElements == 64 || !spec.loads_by_cp_async, "threads copy 128 bytes of a row");
-  static constexpr int kGroups = spec.num_warps / 4 - 1;  // of 64 rows
+  static constexpr int kGroups = spec.num_warps / 4 - 1;
+  static constexpr int kGroupRows = 64;
   static_assert(kGroups <= 3, "two or three warpgroups take turns; one has nobody to wait for");
   static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
   static_assert(spec.tile_kv % 16 == 0, "keys are the second product's depth, in steps of 16");
@@ -47,7 +49,8 @@ struct Traits {
                 "splits are whole tiles");
   /// Of each head that a tile packs, and of all of them: the rest of the tile's rows are zeros, and belong to nobody.
   static constexpr int kQueries = kQueriesOfTile<spec>;
-  static constexpr int kBoxRows = spec.heads_per_tile == 1 ? 64 : kQueries * spec.heads_per_tile;
+  static constexpr int kBoxRows =
+      spec.heads_per_tile == 1 ? kGroupRows : kQueries * spec.heads_per_tile;
   static constexpr int kQStages = spec.q_stages;
   static constexpr int kStages = spec.stages;
   /// Scores of the next row tile beside the last sums of this one: its Q arrives while this one's buffer still waits
@@ -157,7 +160,7 @@ struct KvTile {
 };
 
 /// What all roles know.
-template <Sm90ForwardSpec spec>
+template <auto spec>
 struct Cta : RoleWarp {
   using T = Traits<spec>;
   const Sm90ForwardParams& p;
@@ -238,6 +241,24 @@ struct Cta : RoleWarp {
     return spec.is_varlen || spec.has_packed_q ? 0 : rows.batch;
   }
 
+  /// The row tile as RowView has it: rows, but no keys.
+  FOVEA_DEVICE_MEMBER Work work_of(const RowTile& tile) const {
+    const SequencePlace place = place_of(tile);
+    Work work{};
+    work.sequence.idx = tile.batch;
+    work.sequence.q_batch = spec.is_split ? tile.batch : map_batch(tile);  // of partial states
+    work.sequence.q_row = place.q_row;
+    work.sequence.seqlen_q = place.seqlen_q;
+    work.sequence.seqlen_kv = place.seqlen_kv;
+    // Packed: the tile behind the last sequence is that of the rows behind it.
+    work.sequence.is_trailing = spec.is_varlen && tile.batch >= p.common.num_sequences;
+    work.q_begin = tile.idx * kQueriesOfTile<spec>;
+    work.q_head = tile.q_head;
+    work.kv_head = tile.q_head / p.common.group;
+    work.split = tile.number;
+    return work;
+  }
+
   /// The first of its sequence's tiles of codes, among those of a head: packed sequences have one list of them.
   FOVEA_DEVICE_MEMBER static std::int32_t first_tile_of_codes(const RowTile& rows,
                                                               const SequencePlace& place) {
@@ -274,23 +295,7 @@ struct ComputingWarp {
   FOVEA_DEVICE_MEMBER explicit ComputingWarp(const Cta<spec>& of_cta)
       : cta(of_cta), group(of_cta.warp / 4 - 1), idx(of_cta.warp % 4) {}
 
-  /// The row tile as RowView has it: rows, but no keys.
-  FOVEA_DEVICE_MEMBER Work work_of(const RowTile& tile) const {
-    const SequencePlace place = cta.place_of(tile);
-    Work work{};
-    work.sequence.idx = tile.batch;
-    work.sequence.q_batch = spec.is_split ? tile.batch : cta.map_batch(tile);  // of partial states
-    work.sequence.q_row = place.q_row;
-    work.sequence.seqlen_q = place.seqlen_q;
-    work.sequence.seqlen_kv = place.seqlen_kv;
-    // Packed: the tile behind the last sequence is that of the rows behind it.
-    work.sequence.is_trailing = spec.is_varlen && tile.batch >= cta.p.common.num_sequences;
-    work.q_begin = tile.idx * kQueriesOfTile<spec>;
-    work.q_head = tile.q_head;
-    work.kv_head = tile.q_head / cta.p.common.group;
-    work.split = tile.number;
-    return work;
-  }
+  FOVEA_DEVICE_MEMBER Work work_of(const RowTile& tile) const { return cta.work_of(tile); }
 
   /// This thread's row r of two, of the tile's.
   FOVEA_DEVICE_MEMBER int row(int r) const { return 64 * group + 16 * idx + cta.lane / 4 + 8 * r; }

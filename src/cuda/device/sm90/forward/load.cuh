@@ -12,17 +12,17 @@
 
 namespace fovea::cuda::sm90 {
 
-template <Sm90ForwardSpec spec, bool loads_by_cp_async = spec.loads_by_cp_async>
+template <auto spec, bool loads_by_cp_async = spec.loads_by_cp_async>
 struct CopiesOf {
   using Type = TmaCopies<spec>;
 };
-template <Sm90ForwardSpec spec>
+template <auto spec>
 struct CopiesOf<spec, true> {
   using Type = CpAsyncCopies<spec>;
 };
 
 /// A warp that loads: one, or two that copy half of each tile.
-template <Sm90ForwardSpec spec>
+template <auto spec>
 struct Load {
   using T = Traits<spec>;
   const Cta<spec>& cta;

@@ -11,7 +11,7 @@ namespace fovea::cuda::sm90 {
 
 /// What the CTA computes again, by the scheduling warp. Numbers of row tiles to be computed again are in two lists:
 /// shared memory holds the one found last (Cta::redo_list_at), `next_redo` behind each the one before, or -1.
-template <Sm90ForwardSpec spec>
+template <auto spec>
 struct RedoList {
   using T = Traits<spec>;
   const Cta<spec>& cta;

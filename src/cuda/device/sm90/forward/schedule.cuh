@@ -12,7 +12,7 @@ namespace fovea::cuda::sm90 {
 /// descend, heads side by side. The last section is as large as fits the L2 cache, so that a causal mask ends with many
 /// short rows. Those before are small: while CTAs are in different ones, some load keys from memory and others have
 /// them in the cache.
-template <Sm90ForwardSpec spec>
+template <auto spec>
 FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id) {
   const ForwardParams& c = p.common;
   std::int32_t pair = id / c.num_q_tiles;
@@ -33,7 +33,7 @@ FOVEA_DEVICE RowTile dense_row_tile(const Sm90ForwardParams& p, std::int32_t id)
 }
 
 /// Which split of which row tile: neighbours are heads of one sequence, which lie side by side in its pages.
-template <Sm90ForwardSpec spec>
+template <auto spec>
 FOVEA_DEVICE RowTile split_row_tile(const ForwardParams& c, std::int32_t id) {
   const std::int32_t units = c.num_heads_q / spec.heads_per_tile;
   const std::int32_t pair = id / units;
@@ -44,7 +44,7 @@ FOVEA_DEVICE RowTile split_row_tile(const ForwardParams& c, std::int32_t id) {
 }
 
 /// Claims row tiles, and finds the kv tiles of each, one row tile ahead of the loading warp.
-template <Sm90ForwardSpec spec, class Mods>
+template <auto spec, class Mods>
 struct Schedule {
   using T = Traits<spec>;
   const Cta<spec>& cta;

@@ -10,29 +10,11 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/forward/code_scores.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/score_unit.cuh"
 #include "sm90/forward/softcap.cuh"
 #include "tile/matrix_descriptor.cuh"
 
 namespace fovea::cuda::sm90 {
-
-/// In what whoever asks gets scores.
-template <Sm90ForwardSpec spec, class Mods>
-struct ScoreUnit {
-  static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
-  /// Codes that no program reads stay codes: the softmax scales them.
-  static constexpr bool kKeepsCodes = spec.multiplies_codes && !spec.is_prescaled;
-
-  /// What makes scores logarithms to base 2.
-  FOVEA_DEVICE float log2(const ForwardParams& common) {
-    if constexpr (kIsLog2) return 1.0F;
-    return spec.is_prescaled ? kLog2E : common.softmax_scale_log2;
-  }
-
-  FOVEA_DEVICE float natural(const ForwardParams& common) {
-    if constexpr (kIsLog2 || kKeepsCodes) return kLn2;
-    return spec.is_prescaled ? 1.0F : common.softmax_scale;
-  }
-};
 
 /// A thread's scores of the kv tile that was multiplied last, two rows of them. Where heads share a tile no program
 /// reads q_head.
