@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda/forward/sm100.hpp"
+
 namespace fovea::cuda {
 namespace {
 
@@ -38,7 +40,7 @@ TileChoice tile_of(const AnyForwardSpec& spec) {
                   .ctas_per_sm = spec->ctas_per_sm,
                   .heads_per_tile = spec->heads_per_tile,
                   .is_split = spec->is_split ? 1 : 0};
-  if (const auto* sm90 = spec.get_if<Sm90ForwardSpec>()) {
+  if (const auto* sm90 = persistent_spec(spec)) {
     tile.q_stages = sm90->q_stages;
     tile.is_dynamic = sm90->is_dynamic ? 1 : 0;
   }

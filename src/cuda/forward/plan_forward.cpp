@@ -16,6 +16,7 @@
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_kv.hpp"
+#include "cuda/forward/sm100.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "expr/print_cuda.hpp"
 
@@ -145,7 +146,7 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
     for (const CombineForm& form : {kDeepCombine, kWideCombine})
       kernels.push_back({form.role, combine_text(combine_spec(plan), form)});
   }
-  const auto* sm90 = plan.spec.get_if<Sm90ForwardSpec>();
+  const auto* sm90 = persistent_spec(plan.spec);
   if (sm90 != nullptr && sm90->is_dynamic)
     kernels.push_back({KernelRole::clear_counter, clear_counter_text()});
   if (sm90 != nullptr && sm90->multiplies_codes)

@@ -304,11 +304,9 @@ Sections sections_of(const ForwardParams& p) {
 
 }  // namespace
 
-Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                                const AttentionForward& args, const GrownCache* cache,
-                                void* workspace, const TensorMapEncoder& encode) {
-  const Operands tensors(args, cache);
-  const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& problem,
+                             const ForwardPlan& plan, const AttentionForward& args,
+                             const GrownCache* cache, void* workspace) {
   std::byte* const scratch = static_cast<std::byte*>(workspace) + counter_at(spec, problem);
   Sm90Launch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
@@ -338,6 +336,17 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
           launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0,
       .quantized = {},
       .values = {}};
+  launch.counter.counter = launch.params.next_tile;
+  return launch;
+}
+
+Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                const AttentionForward& args, const GrownCache* cache,
+                                void* workspace, const TensorMapEncoder& encode) {
+  const Operands tensors(args, cache);
+  const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+  Sm90Launch launch = persistent_launch(spec, problem, plan, args, cache, workspace);
+  if (launch.common.grid.x == 0) return launch;
   if (!spec.loads_by_cp_async) {
     const std::int32_t panel = sm90_panel_elements(spec);
     launch.params.q =
@@ -345,12 +354,12 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
             ? tensor_map(encode, tensors.q, kRowsOfGroup, panel)
             : tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
                                   spec.heads_per_tile);
+    const std::int32_t rows_per_box = launch.params.rows_per_box;
     launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box, panel);
     launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box, panel);
     if (stores_by_tma(problem))
       launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup, panel);
   }
-  launch.counter.counter = launch.params.next_tile;
   return launch;
 }
 

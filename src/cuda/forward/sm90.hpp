@@ -47,6 +47,11 @@ struct Sm90Launch {
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
+/// All of a call of a kernel whose CTAs stay on their SMs but its tensor maps. `spec`: the plan's, or what it adds to.
+Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& problem,
+                             const ForwardPlan& plan, const AttentionForward& args,
+                             const GrownCache* cache, void* workspace);
+
 /// A row of the table of candidates: TMA loads.
 struct Sm90Forward {
   using Spec = Sm90ForwardSpec;

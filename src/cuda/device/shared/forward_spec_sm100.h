@@ -1,0 +1,98 @@
+// The spec of Blackwell's forward kernel, and where things lie in its shared memory and its tensor memory.
+#pragma once
+
+#include "shared/element.h"
+#include "shared/forward_spec.h"
+#include "shared/types.h"
+
+namespace fovea::cuda {
+
+/// sm100/attention_forward: what sm90/attention_forward asks of its spec, for two groups of 128 rows.
+struct Sm100ForwardSpec : Sm90ForwardSpec {
+  // Of each 16 keys, so many have their power of 2 from a polynomial and not from ex2: where that unit would be the
+  // bound.
+  std::int32_t polynomial_keys = 0;
+  // Scores that take the place of P wait until P has been multiplied, as the ISA's text asks for. Else they are issued
+  // behind that product, by the same thread: tensor cores execute in the order of issue, but no text says so.
+  bool awaits_sums = false;
+
+  bool operator==(const Sm100ForwardSpec&) const = default;
+};
+
+inline constexpr std::int32_t kSm100Groups = 2;
+inline constexpr std::int32_t kSm100GroupRows =
+    128;  // lanes of tensor memory, and threads of a group
+inline constexpr std::int32_t kSm100Columns = 512;  // of tensor memory, all of which a CTA takes
+
+/// Columns of tensor memory, 32 bits each, of a group: those of group g begin so many further on.
+struct Sm100TensorLayout {
+  std::int32_t s, s_step;  // scores, f32
+  std::int32_t p, p_step;  // probabilities, two to a column
+  std::int32_t o, o_step;  // sums, f32
+  bool is_p_over_s;        // else they have columns of their own
+  std::int32_t columns;
+};
+
+constexpr Sm100TensorLayout sm100_tensor_layout(const Sm100ForwardSpec& spec) {
+  Sm100TensorLayout at{};
+  at.s_step = spec.tile_kv;
+  at.o = kSm100Groups * at.s_step;
+  at.o_step = spec.head_dim_v;
+  const std::int32_t end = at.o + kSm100Groups * at.o_step;
+  const std::int32_t p_columns = spec.tile_kv / 2;
+  at.is_p_over_s = end + kSm100Groups * p_columns > kSm100Columns;
+  at.p = at.is_p_over_s ? at.s : end;
+  at.p_step = at.is_p_over_s ? at.s_step : p_columns;
+  at.columns = at.is_p_over_s ? end : end + kSm100Groups * p_columns;
+  return at;
+}
+
+/// Shared memory: that of Hopper's kernel as far as the same roles read it, with O in nobody's place: it goes from
+/// registers to memory.
+struct Sm100ForwardLayout : Sm90ForwardLayout {
+  std::int32_t s_full, p_full, sums_done;  // [group] barriers of 8 bytes
+  std::int32_t tensor_memory;              // where that begins
+};
+
+constexpr Sm100ForwardLayout sm100_forward_layout(const Sm100ForwardSpec& spec) {
+  SharedRoom room;
+  Sm100ForwardLayout at{};
+  at.num_slots = sm90_posts_place(spec) ? 3 : 2;
+  at.slot_bytes = sm90_posts_place(spec) ? 32 : 16;
+  const std::int32_t bytes = element_bytes(spec.element);
+  const std::int32_t queries = spec.q_stages * kSm100Groups;
+  at.q_bytes = kSm100GroupRows * bytes * spec.head_dim_qk;
+  at.q = room.take(queries * at.q_bytes);
+  at.k = room.take(spec.stages * spec.tile_kv * bytes * spec.head_dim_qk);
+  at.v = room.take(spec.stages * spec.tile_kv * bytes * spec.head_dim_v);
+  at.q_full = room.take(8 * queries);
+  at.q_empty = room.take(8 * queries);
+  at.o_full = room.take(8 * kSm100Groups);
+  at.s_full = room.take(8 * kSm100Groups);
+  at.p_full = room.take(8 * kSm100Groups);
+  at.sums_done = room.take(8 * kSm100Groups);
+  at.k_full = room.take(8 * spec.stages);
+  at.k_empty = room.take(8 * spec.stages);
+  at.v_full = room.take(8 * spec.stages);
+  at.v_empty = room.take(8 * spec.stages);
+  at.slot_full = room.take(8 * at.num_slots);
+  at.slot_empty = room.take(8 * at.num_slots);
+  at.group_full = room.take(8 * 2);
+  at.group_empty = room.take(8 * 2);
+  at.claim = room.take(8);
+  at.v_landed = room.take(8);
+  at.round_done = room.take(8);
+  room.align(16);
+  at.slots = room.take(at.slot_bytes * at.num_slots);
+  at.groups_of_tiles = room.take(16 * 2);
+  at.kv_tiles = room.take(8 * spec.stages);
+  at.redo_list = room.take(4 * 2);
+  at.pass = room.take(4);
+  at.needs_low = room.take(4);
+  at.ids = room.take(4 * 4);
+  at.tensor_memory = room.take(4);
+  at.bytes = room.end;
+  return at;
+}
+
+}  // namespace fovea::cuda

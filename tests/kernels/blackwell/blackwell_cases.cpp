@@ -1,0 +1,82 @@
+#include "kernels/blackwell/blackwell_cases.hpp"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "cuda/forward/choices.hpp"
+#include "cuda/forward/sm100.hpp"
+#include "kernels/forward_cases.hpp"
+
+namespace fovea::testing {
+namespace {
+
+constexpr std::string_view kHopper = "hopper_";
+constexpr std::string_view kAwaiting = "awaiting";
+
+constexpr std::array<std::string_view, 16> kShort = {
+    "blackwell_line_d128",         // scores that come less the reference
+    "blackwell_parts_d64",         // parts of keys and rows, GQA, sinks
+    "blackwell_cap_f16_heavy",     // softcap, f16
+    "blackwell_infinite_cap",      // passes
+    "blackwell_extreme_line",      // scores beyond the range of logarithms
+    "blackwell_full_d128_103_",    // no polynomials
+    "blackwell_causal_d96",        // panels of 32
+    "blackwell_small_values_d64",  // the pass `low`
+    "blackwell_unequal_narrow",    // padded, head dims unequal, a window
+    "blackwell_climbing_row_max", "blackwell_no_keys", "blackwell_dropout",
+    "blackwell_f32_out",        // by elements
+    "blackwell_packed_d64",     // rows without keys, trailing rows, i64
+    "blackwell_rows_awaiting",  // row tiles behind each other in one CTA, by the ISA's text
+    "blackwell_causal_d128"};
+
+}  // namespace
+
+std::vector<Case> blackwell_cases() {
+  std::vector<Case> cases;
+  for (Case& each : hopper_cases()) {
+    if (!each.label.starts_with(kHopper)) continue;
+    if (std::max(each.head_dim_qk, each.head_dim_v) > 128) continue;
+    each.label = "blackwell_" + each.label.substr(kHopper.size());
+    cases.push_back(std::move(each));
+  }
+  const auto like = [&](std::string_view label, const char* as) {
+    Case copy = *std::ranges::find(cases, label, &Case::label);
+    copy.label = as;
+    return copy;
+  };
+  cases.push_back(like("blackwell_full_d128", "blackwell_full_d128_103_"));
+  cases.push_back(like("blackwell_causal_d96", "blackwell_causal_d96_awaiting"));
+  Case f32 = like("blackwell_infinite_f16_padded", "blackwell_f32_out");
+  f32.out_dtype = Dtype::f32;
+  cases.push_back(std::move(f32));
+  Case rows = like("blackwell_causal_d128", "blackwell_rows_awaiting");
+  rows.seqlen_q = rows.seqlen_kv = 600;  // three row tiles, of two kv tiles to five
+  cases.push_back(rows);
+  rows.label = "blackwell_rows";
+  cases.push_back(std::move(rows));
+  return cases;
+}
+
+bool is_short_blackwell(std::string_view label) {
+  return std::ranges::find(kShort, label) != kShort.end();
+}
+
+cuda::DeviceTraits small_blackwell(const ForwardProblem& problem, int minor) {
+  cuda::DeviceTraits device = cuda::typical_device(10, minor);
+  device.num_sms = problem.is_varlen ? 2 : 1;
+  device.l2_bytes = 1 << 18;
+  return device;
+}
+
+cuda::ForwardPlan blackwell_plan(const std::string& label, const ForwardProblem& problem) {
+  const int minor = label.find("_103_") != std::string::npos ? 3 : 0;
+  const cuda::DeviceTraits device = small_blackwell(problem, minor);
+  cuda::Sm100ForwardSpec spec = cuda::Sm100Forward::choose(problem, device);
+  spec.awaits_sums = label.ends_with(kAwaiting);
+  return cuda::plan_choice(problem, device,
+                           {&cuda::candidate_named(cuda::Sm100Forward::kName), spec});
+}
+
+}  // namespace fovea::testing
