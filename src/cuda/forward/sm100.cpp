@@ -20,8 +20,8 @@ bool is_blackwell(const DeviceTraits& device) {
   return device.compute_capability() == 100 || device.compute_capability() == 103;
 }
 
-/// Of each 16. Docs have the budget: products of 128 columns take as long as all powers by ex2 do on sm_100, those of 64
-/// half as long; sm_103's ex2 is twice as fast.
+/// Of each 16. Products of 128 columns take as long as all powers by ex2 do on sm_100, those of 64 half as long, and
+/// sm_103's ex2 is twice as fast: docs/kernels/attention_forward_sm100.md has the budget.
 std::int32_t polynomial_keys(const Sm100ForwardSpec& spec, const DeviceTraits& device) {
   if (device.compute_capability() != 100) return 0;
   return widest_head_dim(spec) < kWidestHeadDim ? 3 : 2;

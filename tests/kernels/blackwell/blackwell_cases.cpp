@@ -15,10 +15,8 @@ namespace {
 constexpr std::string_view kHopper = "hopper_";
 constexpr std::string_view kAwaiting = "awaiting";
 
-constexpr std::array<std::string_view, 16> kShort = {
-    "blackwell_line_d128",         // scores that come less the reference
+constexpr std::array<std::string_view, 14> kShort = {
     "blackwell_parts_d64",         // parts of keys and rows, GQA, sinks
-    "blackwell_cap_f16_heavy",     // softcap, f16
     "blackwell_infinite_cap",      // passes
     "blackwell_extreme_line",      // scores beyond the range of logarithms
     "blackwell_full_d128_103_",    // no polynomials

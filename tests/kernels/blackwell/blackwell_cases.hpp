@@ -21,8 +21,8 @@ bool is_short_blackwell(std::string_view label);
 /// cache is so small that heads come in several sections.
 cuda::DeviceTraits small_blackwell(const ForwardProblem& problem, int minor);
 
-/// By sm100/attention_forward. Labels that end in "awaiting" have scores wait for the sums whose P they overwrite, those
-/// with "_103_" are for sm_103.
+/// By sm100/attention_forward. Labels that end in "awaiting" have scores wait for the sums whose P they overwrite,
+/// those with "_103_" are for sm_103.
 cuda::ForwardPlan blackwell_plan(const std::string& label, const ForwardProblem& problem);
 
 }  // namespace fovea::testing

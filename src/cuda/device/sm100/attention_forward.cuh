@@ -2,9 +2,9 @@
 //
 //   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l   Dao 2023 (FlashAttention-2), Dao et al. 2026 (-4)
 //
-// A CTA stays on its SM and works off tiles of 256 rows, two groups of 128. Scores, probabilities and sums are in tensor
-// memory; one thread issues all products; the four warps of each group do its softmax, a thread each row. While one
-// group is in its softmax the other one's products run:
+// A CTA stays on its SM and works off tiles of 256 rows, two groups of 128. Scores, probabilities and sums are in
+// tensor memory; one thread issues all products; the four warps of each group do its softmax, a thread each row. While
+// one group is in its softmax the other one's products run:
 //
 //   tensor cores | S0 S1 |      O0 S0' | O1 S1' | O0 S0" | O1 S1" | ...
 //   group 0             |  P0   |       |  P0'   |        |  P0"
@@ -18,7 +18,7 @@
 //
 // Bound: tensor cores, 8192 flops a clock and SM: 1024 clocks for the 128 x 128 scores and their sums at head_dim 128.
 // ex2 takes as many on sm_100, which is why some keys have their powers from a polynomial there (forward/row.cuh), and
-// half as many on sm_103. Nothing here has run on a GPU: docs/kernels/attention_forward_sm100.md has what was predicted
+// half as many on sm_103. Nothing here has run on a GPU: docs/kernels/attention_forward_sm100.md has what is expected,
 // and what the emulator checks.
 //
 // Who waits for whom: q_full, k_full, v_full (bytes of TMA), q_empty, k_empty, v_empty (products that read them are
@@ -26,8 +26,8 @@
 // tiles before), p_full (P is there, and scores and sums have been read), o_full (a row tile's sums are), sums_done (P
 // has been multiplied, where scores wait for that); the others as on Hopper (sm90/attention_forward.cuh).
 //
-// The rest is Hopper's: which row tile comes next and which kv tiles it visits (sm90/forward/schedule.cuh), how they are
-// loaded (load.cuh, copy_tma.cuh), row tiles with NaN or infinity among their values computed again in passes
+// The rest is Hopper's: which row tile comes next and which kv tiles it visits (sm90/forward/schedule.cuh), how they
+// are loaded (load.cuh, copy_tma.cuh), row tiles with NaN or infinity among their values computed again in passes
 // (redo.cuh), packed sequences, dropout.
 //
 // Chapters, in forward/: cta (what all roles know), multiply, softmax with row and scores, output. The entry is here.

@@ -10,6 +10,7 @@
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/kernels.hpp"
+#include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_selections.hpp"
@@ -237,6 +238,48 @@ TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnEveryTensorCore) {
       EXPECT_GT(plan.workspace_bytes, 2 * 1024 * 10 * head_dim) << "codes of q and k";
     }
   }
+}
+
+TEST(ForwardCandidates, BlackwellsKernelHasTilesThatFillItsMemory) {
+  // Until a GPU has seen it, it is taken by name alone.
+  EXPECT_EQ(chosen(Shape{}, 10, 0).candidate, kTensorCores);
+  for (const auto& [head_dim, padded, stages, polynomial_keys] : {std::array{40, 64, 4, 3},
+                                                                  {64, 64, 4, 3},
+                                                                  {72, 96, 3, 3},
+                                                                  {96, 96, 3, 3},
+                                                                  {128, 128, 2, 2}}) {
+    const ForwardProblem f =
+        validate(problem_of({.head_dim_qk = head_dim, .head_dim_v = head_dim}), "test");
+    for (const int minor : {0, 3}) {
+      const DeviceTraits device = typical_device(10, minor);
+      ASSERT_FALSE(Sm100Forward::refuses(f, device));
+      const Sm100ForwardSpec spec = Sm100Forward::choose(f, device);
+      EXPECT_EQ(spec.head_dim_qk, padded);
+      EXPECT_EQ(spec.stages, stages);
+      EXPECT_EQ(spec.polynomial_keys, minor == 0 ? polynomial_keys : 0) << "ex2 of sm_103 suffices";
+      EXPECT_LE(Sm100Forward::shared_bytes(spec),
+                static_cast<std::size_t>(device.shared_bytes_per_cta));
+      EXPECT_LE(sm100_tensor_layout(spec).columns, kSm100Columns);
+      EXPECT_EQ(sm100_tensor_layout(spec).is_p_over_s, padded > 64);
+    }
+  }
+}
+
+TEST(ForwardCandidates, BlackwellsKernelRefusesInWords) {
+  const auto reason = [](const Shape& shape, int major, int minor) {
+    const auto refusal =
+        Sm100Forward::refuses(validate(problem_of(shape), "test"), typical_device(major, minor));
+    return refusal ? refusal->reason : "";
+  };
+  EXPECT_EQ(reason({}, 10, 3), "");
+  EXPECT_EQ(reason({}, 9, 0), "compute capability is 9.0; expected 10.0 or 10.3");
+  EXPECT_EQ(reason({}, 12, 0), "compute capability is 12.0; expected 10.0 or 10.3");
+  EXPECT_EQ(reason({.dtype = Dtype::f32}, 10, 0), "inputs are f32; expected f16 or bf16");
+  EXPECT_EQ(reason({.head_dim_v = 136}, 10, 0), "head_dim_v is 136; expected at most 128");
+  EXPECT_EQ(
+      reason({.seqlen_q = 64}, 10, 0),
+      "64 rows share a kv head; expected more than 64, fewer leave most of a tile of 256 empty");
+  EXPECT_EQ(reason({.seqlen_q = 65}, 10, 0), "");
 }
 
 TEST(ForwardCandidates, WhatHopperDoesNotRoundFallsBack) {

@@ -9,6 +9,7 @@
 #include "common/program_parts.cuh"
 #include "common/row_view.cuh"
 #include "ptx/math.cuh"
+#include "ptx/ordered.cuh"
 #include "sm100/forward/cta.cuh"
 #include "sm90/forward/score_unit.cuh"
 #include "sm90/forward/softcap.cuh"
@@ -41,6 +42,7 @@ struct PartsOfRow {
 template <Sm100ForwardSpec spec, class Mods>
 struct Scores {
   static constexpr int kKeys = spec.tile_kv;
+  static constexpr int kAtOnce = 32;  // keys that a program is evaluated for
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -84,11 +86,14 @@ struct Scores {
       }
     } else if constexpr (Mods::has_softcap) {
       const float bases[2] = {base, base};
-      cap.apply(s, bases);
+      using Part = float[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kKeys; i += kAtOnce) cap.apply(reinterpret_cast<Part&>(s[i]), bases);
     } else if constexpr (spec.is_prescaled) {
       Position at = first_position(tile);
 #pragma unroll
       for (int i = 0; i < kKeys; ++i, ++at.kv_idx) {
+        if (i > 0 && i % kAtOnce == 0) at.kv_idx = behind(s[i - 1], at.kv_idx);
         s[i] *= common().softmax_scale;
         if constexpr (Mods::has_score)
           s[i] = Score::value(s[i], at, score_parts.key(i), score_parts.row, common().captures);
@@ -106,6 +111,7 @@ struct Scores {
     } else {
 #pragma unroll
       for (int i = 0; i < kKeys; ++i, ++at.kv_idx) {
+        if (i > 0 && i % kAtOnce == 0) at.kv_idx = behind(s[i - 1], at.kv_idx);
         const bool is_visible =
             Mask::value(at, mask_parts.key(i), mask_parts.row, common().captures);
         if (i >= num_keys || !is_visible) s[i] = -infinity();
@@ -122,6 +128,14 @@ struct Scores {
 
  private:
   FOVEA_DEVICE_MEMBER const ForwardParams& common() const { return thread.cta.p.common; }
+
+  /// The same position, but known behind a score alone: else ptxas computes what programs want of all keys at once, and
+  /// has too few registers beside the scores.
+  FOVEA_DEVICE_MEMBER std::int32_t behind(float score, std::int32_t kv_idx) const {
+    return static_cast<std::int32_t>(ptx::ordered_and_or(
+        ptx::bit_cast<std::uint32_t>(score), ptx::bit_cast<std::uint32_t>(thread.cta.p.zero),
+        static_cast<std::uint32_t>(kv_idx)));
+  }
 
   /// Of the row's score with the tile's first key.
   FOVEA_DEVICE_MEMBER Position first_position(const RowTile& tile) const {

@@ -27,18 +27,17 @@ struct Softmax {
   const Cta<spec>& cta;
   const RowThread<spec> thread;
   Ring<T::kStages> k{0};
-  Ring<1> s{0}, o{0};  // of s_full, a phase for each kv tile; of o_full, one for each row tile
+  Ring<1> s{0};  // of s_full: a phase for each kv tile
   Ring<T::kSlots> slots{0};
 
   Scores<spec, Mods> scores;
   MyRow row;
   KvTile next = KvTile::none();  // after scores.kv_tile, of the same row tile
 
-  // Full tiles take their maximum first where many of the last row tile's would have had to be done again. Both ways
-  // give the same bits.
+  // Full tiles take their maximum first where more than one in eight of the last row tile's was done again, or would
+  // have had to be: eight for each such less one for each tile is above 0. Both ways give the same bits.
   bool is_careful = false;
-  std::uint32_t num_steps = 0;   // of this row tile
-  std::uint32_t num_misses = 0;  // full tiles of it that this warp did again, or would have had to
+  std::int32_t excess = 0;          // so far, of this row tile
   std::uint32_t num_row_tiles = 0;  // so far
 
   FOVEA_DEVICE_MEMBER Softmax(const Cta<spec>& of_cta, const TensorMemory<spec>& memory)
@@ -53,9 +52,11 @@ struct Softmax {
         continue;
       }
       row.begin();
-      num_steps = num_misses = 0;
+      excess = 0;
+      bool is_first = true;  // one place for both kinds of step
       do {
-        step(tile, num_steps == 0);
+        step(tile, is_first);
+        is_first = false;
       } while (!next.is_none());
       finish(tile);
     }
@@ -81,6 +82,7 @@ struct Softmax {
     for (;;) {
       part = exponentiate(tile);
       if (!ptx::vote_any(!row.stands(part))) break;
+      ptx::tcgen05_wait_st();  // P may go there again
       if (!is_raised && ptx::vote_any(row.must_redo(part))) {
         is_raised = true;
         raise(false);
@@ -91,7 +93,7 @@ struct Softmax {
     }
     const float parts[1] = {part};
     row.add(parts);
-    ++num_steps;
+    --excess;
     ptx::tcgen05_wait_st();
     ptx::tcgen05_fence_before_thread_sync();
     cta.release(cta.barrier(T::kAt.p_full, thread.group));
@@ -127,7 +129,7 @@ struct Softmax {
   FOVEA_DEVICE_MEMBER void raise(bool is_first) {
     const bool is_low = scores.kv_tile.pass() == Pass::low;
     if (!row.raise(is_first, scores.s, c(), is_low) || is_first) return;
-    if (scores.kv_tile.is_full()) ++num_misses;
+    if (scores.kv_tile.is_full()) excess += 8;
     scale_sums();
   }
 
@@ -176,10 +178,9 @@ struct Softmax {
   }
 
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile) {
-    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.o_full, thread.group), o.parity);
-    o.advance();
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.o_full, thread.group), num_row_tiles % 2);
     ptx::tcgen05_fence_after_thread_sync();
-    is_careful = num_misses * 8 > num_steps;
+    is_careful = excess > 0;
     ++num_row_tiles;
     Output<spec, Mods>{thread}.finish(tile, row, num_row_tiles, cta.pass());
     ptx::tcgen05_fence_before_thread_sync();
