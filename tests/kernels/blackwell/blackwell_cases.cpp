@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kHopper = "hopper_";
 constexpr std::string_view kAwaiting = "awaiting";
 
-constexpr std::array<std::string_view, 14> kShort = {
+constexpr std::array<std::string_view, 15> kShort = {
     "blackwell_parts_d64",         // parts of keys and rows, GQA, sinks
     "blackwell_infinite_cap",      // passes
     "blackwell_extreme_line",      // scores beyond the range of logarithms
@@ -24,9 +24,10 @@ constexpr std::array<std::string_view, 14> kShort = {
     "blackwell_small_values_d64",  // the pass `low`
     "blackwell_unequal_narrow",    // padded, head dims unequal, a window
     "blackwell_climbing_row_max", "blackwell_no_keys", "blackwell_dropout",
-    "blackwell_f32_out",        // by elements
-    "blackwell_packed_d64",     // rows without keys, trailing rows, i64
-    "blackwell_rows_awaiting",  // row tiles behind each other in one CTA, by the ISA's text
+    "blackwell_descending_d64",  // which climbs as the walk goes: sums are scaled
+    "blackwell_f32_out",         // by elements
+    "blackwell_packed_d64",      // rows without keys, trailing rows, i64
+    "blackwell_rows_awaiting",   // row tiles behind each other in one CTA, by the ISA's text
     "blackwell_causal_d128"};
 
 }  // namespace
