@@ -229,7 +229,9 @@ void add_sm_margin_option(CommandLine& line, int& sm_margin) {
 void add_quant_option(CommandLine& line, Quantization& quant) {
   line.add(
       {"--quant", "RECIPE", kRunGroup,
-       "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1 or sage2, "
+       "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1, sage2, nvfp4 "
+       "or "
+       "mxfp4, "
        "and fields behind it: accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
       [&quant](const std::string& option, const std::string& text) {
         quant = is_recipe_file(text) ? read_recipe(option, text) : parse_recipe(option, text);

@@ -1,4 +1,4 @@
-// fovea calibrate: what recipes of eight bits cost a layer's own q, k and v, head by head.
+// fovea calibrate: what recipes cost a layer's own q, k and v, head by head.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,9 +20,9 @@ namespace fovea::tools {
 namespace {
 
 constexpr const char* kAbout =
-    "Measures what each recipe of eight-bit attention costs real q, k and v, head by head, the "
-    "worst first, beside attention in f32; chooses the fastest recipe that every head bears, and "
-    "writes it to a file that calls take.";
+    "Measures what each recipe of eight-bit attention, or those named, costs real q, k and v, head "
+    "by head, the worst first, beside attention in f32; chooses the fastest recipe that every head "
+    "bears, and writes it to a file that calls take.";
 
 constexpr const char* kExamples =
     R"(Examples
@@ -33,6 +33,8 @@ constexpr const char* kExamples =
     fovea attend --input other.safetensors --quant layer3.json --out out.safetensors
   Recipes of one's own, the fastest first:
     fovea calibrate layer3.safetensors --recipe fast,hadamard=yes --recipe accurate
+  What four bits would cost:
+    fovea calibrate layer3.safetensors --recipe nvfp4 --recipe mxfp4
 
 Error: |got - exact| / |exact| of a head's out, over all sequences and queries. Of the recipes measured by default, `fast`
 and `accurate`, rotated or not, are chosen among; the others are shown. A plan has one recipe for all heads, so the choice

@@ -41,7 +41,7 @@ struct AttentionForward {
   /// of one graph draw apart by offsets of their own. Backward takes the same.
   Int64View dropout_seed{};
   Int64View dropout_offset{};
-  /// q, k, probabilities and v in eight bits: parse_quantization("accurate"), or fields of one's own. On the cpu.
+  /// q, k, probabilities and v in eight or four bits: parse_quantization("accurate"), or fields. On the cpu.
   Quantization quant{};
   // [batch, num_heads_kv] f32, packed [num_sequences, num_heads_kv]: where quant.scales is given, what q, k and v are
   // divided by before they are rounded

@@ -1,6 +1,6 @@
-// Eight-bit attention as data: what q, k, probabilities and v are rounded to, by which scales, and what is taken out of
-// them before. A field of the Problem; named recipes are rows of one table. docs/guides/quantization.md is the guide,
-// src/reference/quantized.cpp the meaning of every field as code.
+// Attention in eight or four bits as data: what q, k, probabilities and v are rounded to, by which scales, and what is
+// taken out of them before. A field of the Problem; named recipes are rows of one table. docs/guides/quantization.md is
+// the guide, src/reference/quantized.cpp the meaning of every field as code.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@
 namespace fovea {
 
 /// What the operands of a product are rounded to. int8: -127 to 127, probabilities 0 to 255. e4m3: 4 bits of exponent,
-/// 3 of mantissa, at most 448. f16: without a scale. none: the product is that of the problem without a recipe.
-enum class QuantFormat : std::uint8_t { none, int8, e4m3, f16 };
+/// 3 of mantissa, at most 448. f16: without a scale. e2m1: four bits (0, .5, 1, 1.5, 2, 3, 4, 6 and negatives), scaled
+/// by groups. none: the product is that of the problem without a recipe.
+enum class QuantFormat : std::uint8_t { none, int8, e4m3, f16, e2m1 };
 
 /// Which elements share a scale. Rows are counted from the start of their sequence, so nothing depends on packing.
 enum class ScaleGranularity : std::uint8_t {
@@ -25,6 +26,10 @@ enum class ScaleGranularity : std::uint8_t {
   token,         // a row
   channel,       // a column of v
   tile_channel,  // a column of block_kv rows of v
+  // Of e2m1, along what a product sums over: channels of a row of q or k, keys of a column of v and of a row of
+  // probabilities. A scale belongs to its group alone: bits of e4m3 in nvfp4, of ue8m0 (powers of two) in mxfp4.
+  group_16,  // 16 numbers, scale in e4m3
+  group_32,  // 32 numbers, scale in ue8m0
 };
 
 /// What is subtracted before rounding. The mean of k moves all scores of a row alike: it is added back to them,
@@ -53,13 +58,16 @@ enum class RowSums : std::uint8_t { exact, codes };
 enum class Accumulation : std::uint8_t { one_level, two_level };
 
 struct Quantization {
-  QuantFormat qk = QuantFormat::none;  // of q and k: none, int8, e4m3
+  QuantFormat qk = QuantFormat::none;  // of q and k: none, int8, e4m3, e2m1
   QuantFormat pv = QuantFormat::none;  // of probabilities and v: any
 
-  ScaleGranularity q_scales = ScaleGranularity::token;    // tensor, block, warp, thread, token
-  ScaleGranularity k_scales = ScaleGranularity::token;    // tensor, block, thread, token
-  ScaleGranularity v_scales = ScaleGranularity::channel;  // tensor, block, channel, tile_channel
-  ScaleSource scales = ScaleSource::measured;             // given: all are of tensors
+  ScaleGranularity q_scales =
+      ScaleGranularity::token;  // tensor, block, warp, thread, token; of e2m1 group_*
+  ScaleGranularity k_scales =
+      ScaleGranularity::token;  // tensor, block, thread, token; those of q in e2m1
+  ScaleGranularity v_scales =
+      ScaleGranularity::channel;  // tensor, block, channel, tile_channel; of e2m1 group_*
+  ScaleSource scales = ScaleSource::measured;  // given: all are of tensors
 
   Smoothing smooth_q = Smoothing::none;  // block
   Smoothing smooth_k = Smoothing::none;  // sample, sequence
@@ -75,7 +83,8 @@ struct Quantization {
   int block_kv =
       128;  // a tile of keys: of the scales above, and of the references of probabilities
   float p_max =
-      448;  // the code of the reference of a row. int8: 255, and the reference is the row's maximum in the tile
+      448;  // the code of the reference of a row. int8: 255, and the reference is the row's maximum in the tile.
+            // e2m1: code times scale of the group; 2688 = 6 * 448 uses all of e4m3 for scales
   float v_max = 448;  // the code of v's greatest magnitude, in e4m3
   // e4m3, f16: the reference of a row is its greatest score so far. Or, where this is above 0, the nearest multiple of
   // so many octaves: with whole octaves codes do not depend on where it was raised, but for the smallest.

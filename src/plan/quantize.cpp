@@ -41,7 +41,8 @@ void check_operand(const Quantizer& q, const TensorChecks& checks) {
     checks.refuse(reason);
   if (q.format != QuantFormat::int8 && q.format != QuantFormat::e4m3) {
     checks.refuse(
-        fmt::format("quant is {}, which does not round {} to codes; expected quant.{} int8 or e4m3",
+        fmt::format("quant is {}, which does not round {} to codes of eight bits; expected "
+                    "quant.{} int8 or e4m3",
                     print(q.quant), q.name, q.field));
   }
   if (q.quant.scales == ScaleSource::given)

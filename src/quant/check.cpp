@@ -39,11 +39,39 @@ std::string check_accuracy(const Quantization& q) {
 }
 
 std::string check_formats(const Quantization& q) {
-  return refuse_other("qk", q.qk, {QuantFormat::none, QuantFormat::int8, QuantFormat::e4m3});
+  using enum QuantFormat;
+  return refuse_other("qk", q.qk, {none, int8, e4m3, e2m1});
+}
+
+std::string check_v_scales(const Quantization& q) {
+  using enum ScaleGranularity;
+  if (q.pv == QuantFormat::e2m1) return "";  // check_groups
+  return refuse_other("v_scales", q.v_scales, {tensor, block, channel, tile_channel});
+}
+
+/// Numbers of four bits have scales by groups, all of one kind, and no others have.
+std::string check_groups(const Quantization& q) {
+  using enum ScaleGranularity;
+  const bool is_qk = q.qk == QuantFormat::e2m1;
+  if (is_qk) {
+    if (std::string reason = refuse_other("q_scales", q.q_scales, {group_16, group_32});
+        !reason.empty())
+      return reason + ", for quant.qk e2m1";
+    if (q.k_scales != q.q_scales)
+      return fmt::format(
+          "quant.k_scales is {} and quant.q_scales is {}; expected the same, for "
+          "quant.qk e2m1",
+          name(q.k_scales), name(q.q_scales));
+  }
+  if (q.pv != QuantFormat::e2m1) return "";
+  std::string reason = refuse_other("v_scales", q.v_scales, {group_16, group_32});
+  return reason.empty() ? "" : reason + ", for quant.pv e2m1";
 }
 
 std::string check_granularities(const Quantization& q) {
   using enum ScaleGranularity;
+  if (std::string reason = check_groups(q); !reason.empty()) return reason;
+  if (q.qk == QuantFormat::e2m1) return check_v_scales(q);
   if (std::string reason =
           refuse_other("q_scales", q.q_scales, {tensor, block, warp, thread, token});
       !reason.empty())
@@ -51,7 +79,7 @@ std::string check_granularities(const Quantization& q) {
   if (std::string reason = refuse_other("k_scales", q.k_scales, {tensor, block, thread, token});
       !reason.empty())
     return reason;
-  return refuse_other("v_scales", q.v_scales, {tensor, block, channel, tile_channel});
+  return check_v_scales(q);
 }
 
 std::string check_smoothing(const Quantization& q) {
@@ -66,14 +94,14 @@ std::string check_smoothing(const Quantization& q) {
   const bool has_qk_steps = q.smooth_q != none || q.smooth_k != none || q.hadamard;
   if (q.qk == QuantFormat::none && has_qk_steps) {
     return fmt::format(
-        "quant.{} is set and quant.qk is none; expected int8 or e4m3, for q and k to be "
+        "quant.{} is set and quant.qk is none; expected int8, e4m3 or e2m1, for q and k to be "
         "rounded after it",
         q.hadamard           ? "hadamard"
         : q.smooth_q != none ? "smooth_q"
                              : "smooth_k");
   }
   if (q.pv == QuantFormat::none && q.smooth_v != none)
-    return "quant.smooth_v is set and quant.pv is none; expected int8, e4m3 or f16";
+    return "quant.smooth_v is set and quant.pv is none; expected int8, e4m3, f16 or e2m1";
   return "";
 }
 
@@ -81,6 +109,11 @@ std::string check_given(const Quantization& q) {
   if (q.scales == ScaleSource::measured) return "";
   if (q.pv == QuantFormat::f16)
     return "quant.scales is given and quant.pv is f16, which has none; expected measured";
+  if (q.qk == QuantFormat::e2m1 || q.pv == QuantFormat::e2m1)
+    return fmt::format(
+        "quant.scales is given and quant.{} is e2m1; expected measured: each group "
+        "has a scale of its own",
+        q.qk == QuantFormat::e2m1 ? "qk" : "pv");
   const auto refuse = [](std::string_view field, ScaleGranularity got) {
     return fmt::format(
         "quant.scales is given and quant.{} is {}; expected tensor: a scale for each "
@@ -110,7 +143,16 @@ std::string check_blocks(const Quantization& q) {
 
 /// The greatest code of a probability.
 float most_p(QuantFormat pv) {
-  return pv == QuantFormat::int8 ? 255 : pv == QuantFormat::e4m3 ? kE4m3Max : 65504;
+  switch (pv) {
+    case QuantFormat::int8:
+      return 255;
+    case QuantFormat::e4m3:
+      return kE4m3Max;
+    case QuantFormat::e2m1:
+      return kE2m1Max * kE4m3Max;
+    default:
+      return 65504;
+  }
 }
 
 std::string check_probabilities(const Quantization& q) {

@@ -16,12 +16,13 @@ template <typename Enum>
 struct Words;
 template <>
 struct Words<QuantFormat> {
-  static constexpr std::array<std::string_view, 4> kNames{"none", "int8", "e4m3", "f16"};
+  static constexpr std::array<std::string_view, 5> kNames{"none", "int8", "e4m3", "f16", "e2m1"};
 };
 template <>
 struct Words<ScaleGranularity> {
-  static constexpr std::array<std::string_view, 7> kNames{
-      "tensor", "block", "warp", "thread", "token", "channel", "tile_channel"};
+  static constexpr std::array<std::string_view, 9> kNames{"tensor",       "block",    "warp",
+                                                          "thread",       "token",    "channel",
+                                                          "tile_channel", "group_16", "group_32"};
 };
 template <>
 struct Words<Smoothing> {

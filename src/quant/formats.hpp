@@ -1,5 +1,5 @@
-// Numbers of eight bits and their scales: the bit rules that every kernel follows. All arithmetic is f32, each
-// operation rounded to nearest even, so that two implementations have the same codes.
+// Numbers of eight and of four bits and their scales: the bit rules that every kernel follows. All arithmetic is f32,
+// each operation rounded to nearest even, so that two implementations have the same codes.
 #pragma once
 
 #include <algorithm>
@@ -13,29 +13,35 @@ namespace fovea::quant {
 
 inline constexpr float kInt8Max = 127;  // not -128: |q · k| stays below 127² head_dim
 inline constexpr float kE4m3Max = 448;
+inline constexpr float kE2m1Max = 6;
 inline constexpr float kLeastScale =
     0x1p-126F;  // its reciprocal is finite: rows of zeros need no case of their own
+
+/// The bits of |value| in a format with kMantissa bits of mantissa, normal from 2^kLeast on: to nearest, ties to even.
+/// Not above the format's greatest number.
+template <int kMantissa, int kLeast>
+constexpr std::uint32_t nearest_bits(std::uint32_t magnitude) {
+  constexpr std::uint32_t kDropped = 23 - kMantissa;
+  if (magnitude >= static_cast<std::uint32_t>(127 + kLeast) << 23U) {  // normal: rebias
+    const std::uint32_t rebased = magnitude - (static_cast<std::uint32_t>(126 + kLeast) << 23U);
+    return (rebased + ((1U << (kDropped - 1)) - 1) + (rebased >> kDropped & 1U)) >> kDropped;
+  }
+  constexpr auto kSteps = static_cast<float>(1U << (kMantissa - kLeast));  // denormals, of 1
+  const float steps = std::bit_cast<float>(magnitude) * kSteps;
+  const auto below = static_cast<std::uint32_t>(steps);
+  const float rest = steps - static_cast<float>(below);
+  const bool rounds_up = rest > 0.5F || (rest == 0.5F && below % 2 == 1);
+  return below + static_cast<std::uint32_t>(rounds_up);
+}
 
 /// The bits of e4m3 ("fn": no infinity, NaN is 0x7f): to nearest, ties to even, saturated at 448. NaN stays NaN.
 constexpr std::uint8_t e4m3_bits(float value) {
   const auto u = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint8_t>(u >> 24U & 0x80U);
   const std::uint32_t magnitude = u & 0x7fffffffU;
-  std::uint32_t bits = 0;
-  if (magnitude > 0x7f800000U) {
-    bits = 0x7f;
-  } else if (magnitude >= 0x43e00000U) {  // 448
-    bits = 0x7e;
-  } else if (magnitude >= 0x3c800000U) {  // normal, from 2^-6 on: rebias
-    const std::uint32_t rebased = magnitude - (120U << 23U);
-    bits = (rebased + 0x7ffffU + (rebased >> 20U & 1U)) >> 20U;
-  } else {  // denormal: multiples of 2^-9
-    const float steps = std::bit_cast<float>(magnitude) * 512;
-    const auto below = static_cast<std::uint32_t>(steps);
-    const float rest = steps - static_cast<float>(below);
-    const bool rounds_up = rest > 0.5F || (rest == 0.5F && below % 2 == 1);
-    bits = below + static_cast<std::uint32_t>(rounds_up);
-  }
+  if (magnitude > 0x7f800000U) return static_cast<std::uint8_t>(sign | 0x7fU);
+  const std::uint32_t bits =
+      magnitude >= 0x43e00000U ? 0x7eU : nearest_bits<3, -6>(magnitude);  // 448
   return static_cast<std::uint8_t>(sign | bits);
 }
 
@@ -51,6 +57,41 @@ constexpr float e4m3_value(std::uint8_t bits) {
   return std::bit_cast<float>(sign | (exponent + 120U) << 23U | mantissa << 20U);
 }
 
+/// The bits of e2m1, exponent bias 1, without infinity and NaN: to nearest, ties to even, saturated at 6, which NaN
+/// becomes too.
+constexpr std::uint8_t e2m1_bits(float value) {
+  const auto u = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = u & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return 7;
+  const std::uint32_t bits = magnitude >= 0x40c00000U ? 7U : nearest_bits<1, 0>(magnitude);  // 6
+  return static_cast<std::uint8_t>((u >> 28U & 8U) | bits);
+}
+
+constexpr float e2m1_value(std::uint8_t bits) {
+  constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  const float magnitude = kMagnitudes[bits & 7U];
+  return (bits & 8U) != 0 ? -magnitude : magnitude;
+}
+
+/// ue8m0 is an exponent with bias 127, 0xff NaN; this one never leaves the normal numbers of f32.
+constexpr float ue8m0_value(std::uint8_t bits) {
+  return std::bit_cast<float>(std::uint32_t{bits} << 23U);
+}
+
+/// What numbers of this greatest magnitude, a finite one, are divided by to become e2m1. ue8m0: the least power of two,
+/// from 2^-126 on, that saturates none of them, 6 · 2^e at the greatest.
+constexpr std::uint8_t ue8m0_scale_bits(float greatest) {
+  const auto u = std::bit_cast<std::uint32_t>(greatest);
+  const std::uint32_t above =
+      (u & 0x7fffffU) > 0x400000U ? 1 : 2;  // of 1.5 · 2^e and less, 2^(e - 2)
+  return static_cast<std::uint8_t>(std::max(u >> 23U, above + 1) - above);
+}
+/// ue4m3, which is e4m3 without a sign: the nearest to a sixth of the greatest, so that a number beyond 6 scales is
+/// saturated. 0 where all is lost: a sixth below 2^-10.
+constexpr std::uint8_t ue4m3_scale_bits(float greatest) {
+  return e4m3_bits(greatest * (1 / kE2m1Max));
+}
+
 /// What a group of numbers of this greatest magnitude is divided by, so that it becomes `largest_code`.
 inline float scale_of(float greatest, float largest_code) {
   return std::max(greatest / largest_code, kLeastScale);
@@ -61,6 +102,7 @@ inline float int8_code(float scaled) {
   return std::clamp(std::nearbyint(scaled), -kInt8Max, kInt8Max);
 }
 inline float e4m3_code(float scaled) { return e4m3_value(e4m3_bits(scaled)); }
+inline float e2m1_code(float scaled) { return e2m1_value(e2m1_bits(scaled)); }
 inline float f16_code(float value) {  // saturated: an infinity would be no rounding
   return static_cast<float>(float16(std::clamp(value, -65504.0F, 65504.0F)));
 }

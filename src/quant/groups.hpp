@@ -5,7 +5,20 @@
 
 #include "fovea/quant.hpp"
 
+#include "quant/formats.hpp"
+
 namespace fovea::quant {
+
+/// Of group_16 and group_32: numbers that share a scale, and that scale.
+constexpr std::int64_t group_size(ScaleGranularity groups) {
+  return groups == ScaleGranularity::group_16 ? 16 : 32;
+}
+constexpr float group_scale(ScaleGranularity groups, float greatest) {
+  return groups == ScaleGranularity::group_16 ? e4m3_value(ue4m3_scale_bits(greatest))
+                                              : ue8m0_value(ue8m0_scale_bits(greatest));
+}
+/// A group that is lost has a scale of 0.
+constexpr float group_reciprocal(float scale) { return scale == 0 ? 0 : 1 / scale; }
 
 /// The group of row n of q. Rows of one thread: in the accumulator of an MMA lane l holds rows l / 4 and l / 4 + 8 of
 /// every 16, so one scale serves all rows that a thread holds of warp_q.
@@ -18,6 +31,8 @@ constexpr std::int64_t q_group(const Quantization& quant, std::int64_t n) {
     case ScaleGranularity::thread:
       return n / quant.warp_q * 8 + n % 8;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:  // in each row
+    case ScaleGranularity::group_32:
       return n;
     default:
       return 0;
@@ -32,6 +47,8 @@ constexpr std::int64_t k_group(const Quantization& quant, std::int64_t n) {
     case ScaleGranularity::thread:
       return n / quant.block_kv * 4 + n % 8 / 2;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:  // in each row
+    case ScaleGranularity::group_32:
       return n;
     default:
       return 0;
@@ -49,6 +66,8 @@ constexpr std::int64_t num_q_groups(const Quantization& quant, std::int64_t rows
     case ScaleGranularity::thread:
       return blocks * (quant.block_q / quant.warp_q) * 8;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:
+    case ScaleGranularity::group_32:
       return rows;
     default:
       return 1;
@@ -62,6 +81,8 @@ constexpr std::int64_t num_k_groups(const Quantization& quant, std::int64_t rows
     case ScaleGranularity::thread:
       return blocks * 4;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:
+    case ScaleGranularity::group_32:
       return rows;
     default:
       return 1;
@@ -78,6 +99,8 @@ constexpr std::int64_t first_of_q_group(const Quantization& quant, std::int64_t 
     case ScaleGranularity::thread:
       return n - n % quant.warp_q + n % 8;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:  // in each row
+    case ScaleGranularity::group_32:
       return n;
     default:
       return 0;
@@ -90,6 +113,8 @@ constexpr std::int64_t first_of_k_group(const Quantization& quant, std::int64_t 
     case ScaleGranularity::thread:
       return n - n % quant.block_kv + n % 8 / 2 * 2;
     case ScaleGranularity::token:
+    case ScaleGranularity::group_16:  // in each row
+    case ScaleGranularity::group_32:
       return n;
     default:
       return 0;

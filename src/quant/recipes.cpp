@@ -79,7 +79,26 @@ constexpr Quantization kFp8Static{.qk = e4m3,
                                   .scales = ScaleSource::given,
                                   .p_max = 256};
 
-constexpr std::array<NamedQuantization, 7> kQuantizations{{
+/// Zhang et al. 2025 (arXiv 2505.11594), SageAttention3: all products of four bits in NVIDIA's FP4. Probabilities are
+/// rounded in two levels: of their row, whose greatest becomes 6 · 448, then of groups, whose scales so use all e4m3.
+constexpr Quantization kNvfp4{.qk = e2m1,
+                              .pv = e2m1,
+                              .q_scales = ScaleGranularity::group_16,
+                              .k_scales = ScaleGranularity::group_16,
+                              .v_scales = ScaleGranularity::group_16,
+                              .smooth_q = Smoothing::block,
+                              .smooth_k = Smoothing::sequence,
+                              .p_max = 6 * 448};
+
+/// The same in OCP's MXFP4. Powers of two want no first level.
+constexpr Quantization kMxfp4 = [] {
+  Quantization quant = kNvfp4;
+  quant.q_scales = quant.k_scales = quant.v_scales = ScaleGranularity::group_32;
+  quant.p_max = 6;
+  return quant;
+}();
+
+constexpr std::array<NamedQuantization, 9> kQuantizations{{
     {"none", "no rounding beyond that of the inputs", {}},
     {"accurate", "int8 q k, error about 1 %", kAccurate, .0115F},
     {"fast", "int8 q k, e4m3 p v without exp2, error about 4 %", kFast, .045F},
@@ -87,6 +106,8 @@ constexpr std::array<NamedQuantization, 7> kQuantizations{{
     {"sage1", "SageAttention: int8 q k by blocks, f16 p v", kSage1},
     {"sage2", "SageAttention2: int8 q k by threads, e4m3 p v by channels", kSage2},
     {"fp8_static", "e4m3 q k and p v by scales that the call gives", kFp8Static},
+    {"nvfp4", "SageAttention3: e2m1 q k and p v, e4m3 scales of 16, error about 20 %", kNvfp4},
+    {"mxfp4", "e2m1 q k and p v, power-of-two scales of 32, error about 26 %", kMxfp4},
 }};
 
 std::string_view trimmed(std::string_view text) {

@@ -43,6 +43,7 @@ struct MiniFloat {
 };
 constexpr MiniFloat kE4m3{3, -6, 448};
 constexpr MiniFloat kF16{10, -14, 65504};
+constexpr MiniFloat kE2m1{1, 0, 6};
 
 double nearest(double value, const MiniFloat& format) {
   if (std::isnan(value)) return value;
@@ -62,10 +63,25 @@ double nearest_of(QuantFormat format, double value) {
       return nearest(value, kE4m3);
     case QuantFormat::f16:
       return nearest(value, kF16);
+    case QuantFormat::e2m1:
+      return nearest(value, kE2m1);
     case QuantFormat::none:
       break;
   }
   return value;
+}
+
+std::size_t group_size(ScaleGranularity groups) {
+  return groups == ScaleGranularity::group_16 ? 16 : 32;
+}
+
+/// Of e2m1. A power of two is the least that saturates nothing.
+float scale_of_group(float greatest, ScaleGranularity groups) {
+  if (groups == ScaleGranularity::group_16)
+    return static_cast<float>(nearest(greatest * (1.0F / 6), kE4m3));
+  int exponent = -126;
+  while (std::ldexp(6.0, exponent) < static_cast<double>(greatest)) ++exponent;
+  return std::ldexp(1.0F, exponent);
 }
 
 /// What numbers of this greatest magnitude are divided by.
@@ -78,6 +94,24 @@ float measured_scale(float greatest, QuantFormat format, float v_max) {
 double rounded(float value, float scale, QuantFormat format) {
   const float reciprocal = 1 / scale;
   return nearest_of(format, value * reciprocal) * static_cast<double>(scale);
+}
+
+float greatest_of(std::span<const float> row) {
+  float greatest = 0;
+  for (const float x : row) greatest = std::max(greatest, std::fabs(x));
+  return greatest;
+}
+
+/// A row whose neighbours share scales.
+Row round_groups(std::span<const float> row, ScaleGranularity groups) {
+  Row result;
+  while (!row.empty()) {
+    const auto group = row.first(std::min(group_size(groups), row.size()));
+    const Row of_group = rounded_group(group, groups);
+    result.insert(result.end(), of_group.begin(), of_group.end());
+    row = row.subspan(group.size());
+  }
+  return result;
 }
 
 // ---- operands ----
@@ -162,12 +196,6 @@ Row turned_back(const Row& row) {
   return result;
 }
 
-float greatest_of(std::span<const float> row) {
-  float greatest = 0;
-  for (const float x : row) greatest = std::max(greatest, std::fabs(x));
-  return greatest;
-}
-
 /// Rows after smoothing, rounded by the scale of their group. `given` above 0: that scale.
 using GroupOf = std::function<std::int64_t(std::int64_t)>;
 std::vector<Row> round_rows(const Matrix& matrix, const std::vector<FloatRow>& rows,
@@ -186,6 +214,13 @@ std::vector<Row> round_rows(const Matrix& matrix, const std::vector<FloatRow>& r
     Row& to = result.emplace_back();
     for (const float x : rows[static_cast<std::size_t>(n)]) to.push_back(rounded(x, scale, format));
   }
+  return result;
+}
+
+/// In e2m1. What is not finite counts for nothing: a row that holds it is not read again.
+std::vector<Row> round_groups_of_rows(const std::vector<FloatRow>& rows, ScaleGranularity groups) {
+  std::vector<Row> result;
+  for (const FloatRow& row : rows) result.push_back(round_groups(row, groups));
   return result;
 }
 
@@ -216,9 +251,12 @@ Keys keys_of(const Quantization& quant, Matrix k, Dtype dtype, float given_scale
   std::vector<FloatRow> rows;
   for (const Row& row : keys.given.rows) rows.push_back(smoothed(row, keys.mean, quant.hadamard));
   const std::int64_t count = keys.given.count();
-  keys.rounded = round_rows(
-      keys.given, rows, quant.qk, [&](std::int64_t n) { return quant::k_group(quant, n); },
-      quant::num_k_groups(quant, count), given_scale);
+  keys.rounded = quant.qk == QuantFormat::e2m1
+                     ? round_groups_of_rows(rows, quant.k_scales)
+                     : round_rows(
+                           keys.given, rows, quant.qk,
+                           [&](std::int64_t n) { return quant::k_group(quant, n); },
+                           quant::num_k_groups(quant, count), given_scale);
   return keys;
 }
 
@@ -239,9 +277,12 @@ Queries queries_of(const Quantization& quant, Matrix q, float given_scale) {
                             queries.block_means[static_cast<std::size_t>(n / quant.block_q)],
                             quant.hadamard));
   }
-  queries.rounded = round_rows(
-      queries.given, rows, quant.qk, [&](std::int64_t n) { return quant::q_group(quant, n); },
-      quant::num_q_groups(quant, count), given_scale);
+  queries.rounded = quant.qk == QuantFormat::e2m1
+                        ? round_groups_of_rows(rows, quant.q_scales)
+                        : round_rows(
+                              queries.given, rows, quant.qk,
+                              [&](std::int64_t n) { return quant::q_group(quant, n); },
+                              quant::num_q_groups(quant, count), given_scale);
   return queries;
 }
 
@@ -290,6 +331,17 @@ ValueGroup value_group(const Quantization& quant, std::int64_t n, std::size_t ch
   return {has_tiles ? n / quant.block_kv : 0, has_channels ? channel : 0};
 }
 
+/// In e2m1, by groups of keys. at(n, d) is v without its mean, 0 for what is not finite and stays.
+template <typename At>
+void round_column(Values& values, std::size_t d, const At& at, ScaleGranularity groups) {
+  FloatRow column;
+  for (std::size_t n = 0; n < values.rounded.size(); ++n)
+    column.push_back(std::isfinite(values.rounded[n][d]) ? at(static_cast<std::int64_t>(n), d) : 0);
+  const Row rounded = round_groups(column, groups);
+  for (std::size_t n = 0; n < column.size(); ++n)
+    if (std::isfinite(values.rounded[n][d])) values.rounded[n][d] = rounded[n];
+}
+
 Values values_of(const Quantization& quant, const Matrix& v, float given_scale) {
   Values values;
   const std::size_t width = v.width();
@@ -302,6 +354,11 @@ Values values_of(const Quantization& quant, const Matrix& v, float given_scale) 
   const auto at = [&](std::int64_t n, std::size_t d) {
     return static_cast<float>(finite.rows[static_cast<std::size_t>(n)][d]) - values.mean[d];
   };
+  if (quant.pv == QuantFormat::e2m1) {
+    values.rounded = v.rows;
+    for (std::size_t d = 0; d < width; ++d) round_column(values, d, at, quant.v_scales);
+    return values;
+  }
   std::vector<FloatRow> greatest(static_cast<std::size_t>(v.count() / quant.block_kv + 1),
                                  FloatRow(width));
   const auto greatest_at = [&](std::int64_t n, std::size_t d) -> float& {
@@ -343,9 +400,11 @@ class RowOfSums {
     raise_reference(tile_max);
     const double origin = quant_.pv == QuantFormat::int8 ? tile_max : reference_;
     const double weight = std::exp(origin - reference_);
-    for (const VisibleKey& key : keys) {
+    const Row codes = codes_of(keys, origin);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const VisibleKey& key = keys[i];
       const double exact = std::exp(key.score - origin);
-      const double coded = code(key.score - origin) / unit();
+      const double coded = codes[i] / unit();
       const double counted = weight * (quant_.row_sums == RowSums::codes ? coded : exact);
       sum_ += counted;
       kept_ += key.kept * counted;
@@ -376,6 +435,26 @@ class RowOfSums {
   double unit() const {
     return static_cast<double>(quant_.p_max) *
            (quant_.p_codes == ProbabilityCodes::linear ? kLinearMean : 1);
+  }
+
+  Row codes_of(std::span<const VisibleKey> keys, double origin) const {
+    Row codes;
+    if (quant_.pv != QuantFormat::e2m1) {
+      for (const VisibleKey& key : keys) codes.push_back(code(key.score - origin));
+      return codes;
+    }
+    const auto size = static_cast<std::int64_t>(group_size(quant_.v_scales));
+    for (std::size_t i = 0; i < keys.size();) {  // a group, of which some keys may be hidden
+      FloatRow group;
+      for (const std::int64_t of_first = keys[i].at.kv_idx / size;
+           i < keys.size() && keys[i].at.kv_idx / size == of_first; ++i) {
+        const double p = static_cast<double>(quant_.p_max) * std::exp(keys[i].score - origin);
+        group.push_back(static_cast<float>(p));
+      }
+      const Row of_group = rounded_group(group, quant_.v_scales);
+      codes.insert(codes.end(), of_group.begin(), of_group.end());
+    }
+    return codes;
   }
 
   double code(double exponent) const {
@@ -504,6 +583,14 @@ RoundedOperands rounded_operands(const AttentionForward& args) {
 }
 
 double nearest_e4m3(double value) { return nearest(value, kE4m3); }
+
+std::vector<double> rounded_group(std::span<const float> group, ScaleGranularity groups) {
+  const float scale = scale_of_group(greatest_of(group), groups);
+  Row result;
+  for (const float x : group)
+    result.push_back(scale == 0 ? 0 : rounded(x, scale, QuantFormat::e2m1));
+  return result;
+}
 
 ForwardResult quantized_forward(const AttentionForward& args) {
   const Quantization& quant = args.quant;

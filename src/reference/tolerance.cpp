@@ -7,6 +7,7 @@
 
 #include "core/scalar_io.hpp"
 #include "core/shape.hpp"
+#include "quant/groups.hpp"
 #include "reference/head_rows.hpp"
 #include "reference/plain_gradients.hpp"
 #include "reference/quantized.hpp"
@@ -72,17 +73,31 @@ Floor out_floor(const PlainResult& plain, const Products& products) {
 
 /// From one code of a probability to the next, relative to it (int8: to the greatest of its tile).
 double step_of_codes(QuantFormat format) {
-  return format == QuantFormat::int8 ? 1.0 / 255 : format == QuantFormat::e4m3 ? 0x1p-3 : 0x1p-10;
+  switch (format) {
+    case QuantFormat::int8:
+      return 1.0 / 255;
+    case QuantFormat::e4m3:
+      return 0x1p-3;
+    case QuantFormat::e2m1:
+      return 0x1p-1;
+    default:
+      return 0x1p-10;
+  }
+}
+
+/// Keys whose codes change together: those of e2m1 that share a scale, where that is what a rounding decides.
+double keys_of_a_lump(const Quantization& quant) {
+  return quant.pv == QuantFormat::e2m1 ? static_cast<double>(quant::group_size(quant.v_scales)) : 1;
 }
 
 /// Codes of probabilities whose scores lie so near to the boundary of two codes that a rounding of the score decides:
 /// the element of a row that meets one errs by a code of the heaviest key, of values up to `of_value`. So many rows may
 /// as are to be expected (a score's error in steps of the codes that it may become), three times over, and one.
-void add_lumps(const PlainResult& plain, QuantFormat format, double of_value, Tolerance& result,
-               double elements_of_row) {
-  if (format == QuantFormat::none) return;
-  const double step = step_of_codes(format);
-  result.lump = step * plain.largest_weight * of_value;
+void add_lumps(const PlainResult& plain, const Quantization& quant, double of_value,
+               Tolerance& result, double elements_of_row) {
+  if (quant.pv == QuantFormat::none) return;
+  const double step = step_of_codes(quant.pv);
+  result.lump = keys_of_a_lump(quant) * step * plain.largest_weight * of_value;
   const double num_codes =
       static_cast<double>(plain.lse.size()) * static_cast<double>(plain.most_keys);
   const double num_rows = 1 + 3 * num_codes * 2 * score_floor(plain, 1).absolute / (step / 2);
@@ -138,11 +153,10 @@ Tolerances quantized_tolerances(const AttentionForward& args, const Products& pr
   exact.q_scale = exact.k_scale = exact.v_scale = {};
   const PlainResult plain = plain_formula(exact, products);
   Tolerances result = tolerances(exact, reference::attention_forward(exact), products);
-  const QuantFormat format = args.quant.pv;
   const double rows = std::max(1.0, static_cast<double>(plain.lse.size()));
   const double width = static_cast<double>(plain.out.size()) / rows;
-  add_lumps(plain, format, 2 * plain.largest_value, result.out, width);
-  if (args.quant.row_sums == RowSums::codes) add_lumps(plain, format, 1, result.lse, 1);
+  add_lumps(plain, args.quant, 2 * plain.largest_value, result.out, width);
+  if (args.quant.row_sums == RowSums::codes) add_lumps(plain, args.quant, 1, result.lse, 1);
   return result;
 }
 

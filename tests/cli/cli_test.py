@@ -175,7 +175,7 @@ class Results(CommandTest):
         self.expect(self.attend("--dropout", "0.5", "--seed", str(2**64 - 1), "--check"), 0)
 
     def test_recipes_round_and_are_checked_against_their_own_oracle(self):
-        for recipe in ("accurate", "fast", "int8,hadamard=yes", "sage1", "sage2"):
+        for recipe in ("accurate", "fast", "int8,hadamard=yes", "sage1", "sage2", "nvfp4", "mxfp4,block_kv=64"):
             result = self.attend("--quant", recipe, "--causal", "--check", "--json")
             self.expect(result, 0)
             report = json.loads(result.stdout)

@@ -343,8 +343,9 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
     if (args.dropout_seed != nullptr && bytes.next() % 4 != 1)
       args.dropout_offset = loan.indices(bytes.flag() ? Extents{} : Extents{1});
   }
-  constexpr const char* kRecipes[] = {"accurate", "int8,hadamard=yes", "fp8_static", "no recipe"};
-  if (bytes.next() % 8 == 1) args.quant = kRecipes[bytes.next() % 4];
+  constexpr const char* kRecipes[] = {"accurate", "int8,hadamard=yes", "fp8_static", "no recipe",
+                                      "mxfp4"};
+  if (bytes.next() % 8 == 1) args.quant = kRecipes[bytes.next() % 5];
   if (bytes.next() % 16 == 1) args.q_scale = args.k_scale = args.v_scale = args.sinks;
   args.executor = loan.lend(own_thread());
   return args;

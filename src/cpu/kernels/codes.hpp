@@ -34,7 +34,7 @@ struct QuantizedRows {
 };
 
 struct QuantizedTile {
-  float* scores = nullptr;  // [num_keys][lanes]; -inf is hidden
+  float* scores = nullptr;  // [num_keys][lanes], from a multiple of kSubTileKeys on; -inf is hidden
   std::int64_t num_keys = 0;
   const float* octaves = nullptr;  // [lanes]: of a score of 1
   const float* common = nullptr;  // [lanes]: of all scores of a row; references are counted from it
@@ -45,6 +45,14 @@ struct RowSource {
   const std::byte* data = nullptr;
   Dtype dtype = Dtype::f32;
   std::int64_t col_stride = 1, count = 0;
+};
+
+/// What elements of a row are multiplied by to become codes.
+struct CodeScales {
+  const float* reciprocals = nullptr;
+  bool is_of_row = true;  // one for all: q and k. Else one a column: values
+  // Scales of groups, which stay in the numbers, alike one or one a column; null: codes alone.
+  const float* groups = nullptr;
 };
 
 struct RowFacts {
@@ -66,8 +74,9 @@ struct RoundingSteps {
   /// Codes of row · reciprocals, of which a row of q or k has one (is_of_row) and values have one a column.
   void (*int8_codes)(const float* row, const float* reciprocals, bool is_of_row, std::int64_t count,
                      std::uint8_t offset, std::uint8_t* codes) = nullptr;
-  /// The same in 16 bits that hold them exactly: f16 for the format f16, bf16 for the others.
-  void (*wide_codes)(const float* row, const float* reciprocals, bool is_of_row, std::int64_t count,
+  /// The same in 16 bits that hold them exactly: f16 for the format f16, bf16 for the others, with the scales of their
+  /// groups, which have no more than four bits.
+  void (*wide_codes)(const float* row, const CodeScales& scales, std::int64_t count,
                      QuantFormat format, std::uint16_t* codes) = nullptr;
   /// score = score · (scale of its key · scale of its lane) + shift of its lane
   void (*dequantize)(float* scores, std::int64_t num_keys, const float* key_scale,

@@ -10,6 +10,7 @@
 #define FOVEA_CPU_KERNELS_ROUND_PROBABILITIES_INL_HPP_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -17,6 +18,7 @@
 #include "cpu/kernels/codes.hpp"
 #include "hwy/highway.h"
 #include "quant/formats.hpp"
+#include "quant/groups.hpp"
 // after highway.h: per-target headers
 #include "cpu/kernels/dropout-inl.hpp"
 #include "cpu/kernels/math-inl.hpp"
@@ -131,24 +133,58 @@ HWY_ATTR HWY_INLINE FloatVector codes_of(const Quantization& quant, FloatVector 
   return quant.pv == QuantFormat::e4m3 ? nearest_e4m3(p) : nearest_f16(p);
 }
 
-/// In place, of one vector of rows.
-HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile& tile,
-                                  const PanelDropout& dropout, const float* greatest,
-                                  const QuantizedRows& rows, int vector) {
+/// quant::group_scale of each lane, from the bits.
+HWY_ATTR HWY_INLINE FloatVector group_scales(ScaleGranularity groups, FloatVector greatest) {
+  const FloatTag d;
+  if (groups == ScaleGranularity::group_16)
+    return nearest_e4m3(hn::Mul(greatest, hn::Set(d, 1 / quant::kE2m1Max)));
+  const hn::RebindToUnsigned<FloatTag> du;
+  // 1.5 · 2^e becomes the last number below 2^(e + 1), what is greater 2^(e + 1); then two exponents less, of f32's
+  // normal numbers.
+  const auto up = hn::Add(hn::BitCast(du, greatest), hn::Set(du, 0x3fffff));
+  const auto exponent = hn::And(up, hn::Set(du, 0x7f800000));
+  const auto least = hn::Set(du, 3U << 23U);
+  return hn::BitCast(d, hn::Sub(hn::Max(exponent, least), hn::Set(du, 2U << 23U)));
+}
+
+static_assert(kSubTileKeys % 32 == 0, "groups of e2m1 begin where what is seen of a tile does");
+
+/// Of e2m1: numbers from 0 on become codes times the scale of their group of keys, in place, from this lane on.
+HWY_ATTR inline void round_groups_of_keys(const Quantization& quant, const QuantizedTile& tile,
+                                          int lane) {
+  const FloatTag d;
+  const std::int64_t size = quant::group_size(quant.v_scales);
+  for (std::int64_t begin = 0; begin < tile.num_keys;) {
+    const std::int64_t end = std::min(tile.num_keys, begin + size);
+    FloatVector greatest = hn::Zero(d);
+    for (std::int64_t key = begin; key < end; ++key)
+      greatest = hn::Max(greatest, hn::Load(d, tile.scores + key * kPanelLanes + lane));
+    const FloatVector scale = group_scales(quant.v_scales, greatest);
+    const FloatVector reciprocal =
+        hn::IfThenZeroElse(hn::Eq(scale, hn::Zero(d)), hn::Div(hn::Set(d, 1.0F), scale));
+    for (; begin < end; ++begin) {
+      float* const at = tile.scores + begin * kPanelLanes + lane;
+      hn::Store(hn::Mul(nearest_e2m1(hn::Mul(hn::Load(d, at), reciprocal)), scale), d, at);
+    }
+  }
+}
+
+/// Of one vector of rows, in a tile: of all keys, and of those that dropout keeps.
+struct TileSums {
+  FloatVector sum, kept;
+};
+
+/// Scores become codes; what the quantisation's row sums count is summed.
+HWY_ATTR inline TileSums round_single_keys(const Quantization& quant, const QuantizedTile& tile,
+                                           const PanelDropout& dropout, const float* origins,
+                                           int vector) {
   const FloatTag d;
   const int lane = vector * kVectorLanes;
-  TileOrigin of_tile;
-  raise_origins(quant, tile, greatest, rows, lane, of_tile);
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
-  const FloatVector origin = hn::Load(d, of_tile.origin);
+  const FloatVector origin = hn::Load(d, origins);
   const bool counts_codes = quant.row_sums == RowSums::codes;
-  const float code_unit = 1 / (quant.p_max * (quant.p_codes == ProbabilityCodes::linear
-                                                  ? static_cast<float>(quant::kLinearMean)
-                                                  : 1.0F));
   const bool drops = dropout.threshold > 0;
-  // What is kept is scaled by the weight: times it, a code would be none, and no number of bf16.
-  const FloatVector keep_scale = hn::Set(d, drops ? dropout.keep_scale : 1.0F);
   DropoutColumn column(dropout, vector);
   FloatVector sum = hn::Zero(d), kept = hn::Zero(d);
   for (std::int64_t key = 0; key < tile.num_keys; ++key) {
@@ -165,12 +201,82 @@ HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile
     }
     hn::Store(code, d, at);
   }
+  return {sum, kept};
+}
+
+/// What stands in the place of scores.
+HWY_ATTR inline TileSums sums_of(const QuantizedTile& tile, const PanelDropout& dropout,
+                                 int vector) {
+  const FloatTag d;
+  const float* const first = tile.scores + vector * kVectorLanes;
+  DropoutColumn column(dropout, vector);
+  TileSums sums{hn::Zero(d), hn::Zero(d)};
+  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
+    const FloatVector x = hn::Load(d, first + key * kPanelLanes);
+    sums.sum = hn::Add(sums.sum, x);
+    if (dropout.threshold > 0)
+      sums.kept = hn::Add(sums.kept, hn::IfThenElseZero(column.keeps(key), x));
+  }
+  return sums;
+}
+
+HWY_ATTR inline void drop(const QuantizedTile& tile, const PanelDropout& dropout, int vector) {
+  const FloatTag d;
+  DropoutColumn column(dropout, vector);
+  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
+    float* const at = tile.scores + key * kPanelLanes + vector * kVectorLanes;
+    hn::Store(hn::IfThenElseZero(column.keeps(key), hn::Load(d, at)), d, at);
+  }
+}
+
+/// The same of e2m1: a code wants the greatest of its group, dropped or not. Sums are in the unit of codes.
+HWY_ATTR inline TileSums round_grouped_keys(const Quantization& quant, const QuantizedTile& tile,
+                                            const PanelDropout& dropout, const float* origins,
+                                            int vector) {
+  const FloatTag d;
+  const int lane = vector * kVectorLanes;
+  const FloatVector octaves = hn::Load(d, tile.octaves + lane);
+  const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
+  const FloatVector origin = hn::Load(d, origins);
+  const FloatVector p_max = hn::Set(d, quant.p_max);
+  for (std::int64_t key = 0; key < tile.num_keys; ++key) {
+    float* const at = tile.scores + key * kPanelLanes + lane;
+    const FloatVector x = hn::Sub(hn::Load(d, at), origin);
+    hn::Store(hn::Mul(p_max, exp2_nonpositive(d, x, octaves, lowest)), d, at);
+  }
+  const bool counts_codes = quant.row_sums == RowSums::codes;
+  TileSums sums{hn::Zero(d), hn::Zero(d)};
+  if (!counts_codes) sums = sums_of(tile, dropout, vector);
+  round_groups_of_keys(quant, tile, lane);
+  if (counts_codes) sums = sums_of(tile, dropout, vector);
+  if (dropout.threshold > 0) drop(tile, dropout, vector);
+  return sums;
+}
+
+/// In place, of one vector of rows.
+HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile& tile,
+                                  const PanelDropout& dropout, const float* greatest,
+                                  const QuantizedRows& rows, int vector) {
+  const FloatTag d;
+  const int lane = vector * kVectorLanes;
+  TileOrigin of_tile;
+  raise_origins(quant, tile, greatest, rows, lane, of_tile);
+  const bool has_groups = quant.pv == QuantFormat::e2m1;
+  const TileSums sums = has_groups
+                            ? round_grouped_keys(quant, tile, dropout, of_tile.origin, vector)
+                            : round_single_keys(quant, tile, dropout, of_tile.origin, vector);
+  const float code_unit = 1 / (quant.p_max * (quant.p_codes == ProbabilityCodes::linear
+                                                  ? static_cast<float>(quant::kLinearMean)
+                                                  : 1.0F));
+  const bool drops = dropout.threshold > 0;
+  // What is kept is scaled by the weight: times it, a code would be none, and no number of bf16.
+  const FloatVector keep_scale = hn::Set(d, drops ? dropout.keep_scale : 1.0F);
   const FloatVector weight = hn::Load(d, of_tile.weight);
-  const FloatVector unit = hn::Set(d, code_unit);
-  hn::Store(hn::Mul(hn::Mul(unit, weight), keep_scale), d, rows.weight + lane);
-  const FloatVector of_sum = counts_codes ? hn::Mul(unit, weight) : weight;
-  add_weighted(of_sum, sum, rows.row_sum + lane);
-  if (drops) add_weighted(hn::Mul(of_sum, keep_scale), kept, rows.kept_sum + lane);
+  const FloatVector of_code = hn::Mul(hn::Set(d, code_unit), weight);
+  hn::Store(hn::Mul(of_code, keep_scale), d, rows.weight + lane);
+  const FloatVector of_sum = has_groups || quant.row_sums == RowSums::codes ? of_code : weight;
+  add_weighted(of_sum, sums.sum, rows.row_sum + lane);
+  if (drops) add_weighted(hn::Mul(of_sum, keep_scale), sums.kept, rows.kept_sum + lane);
 }
 
 HWY_ATTR inline void round_probabilities(const Quantization& quant, const QuantizedTile& tile,

@@ -54,6 +54,12 @@ HWY_ATTR HWY_INLINE FloatVector nearest_f16(FloatVector x) {
   const FloatVector limited = hn::Min(hn::Abs(x), hn::Set(d, 65504.0F));
   return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(nearest_magnitude<10, -14>(limited), x), x);
 }
+/// NaN stays NaN: a row that has one is lost anyway.
+HWY_ATTR HWY_INLINE FloatVector nearest_e2m1(FloatVector x) {
+  const FloatTag d;
+  const FloatVector limited = hn::Min(hn::Abs(x), hn::Set(d, quant::kE2m1Max));
+  return hn::IfThenElse(hn::Eq(x, x), hn::CopySign(nearest_magnitude<1, 0>(limited), x), x);
+}
 
 HWY_ATTR HWY_INLINE FloatVector nearest_int8(FloatVector x) {
   const FloatTag d;
@@ -172,10 +178,20 @@ HWY_ATTR inline void int8_codes(const float* HWY_RESTRICT row,
   }
 }
 
-HWY_ATTR inline void wide_codes(const float* HWY_RESTRICT row,
-                                const float* HWY_RESTRICT reciprocals, bool is_of_row,
+/// Of bf16's formats.
+HWY_ATTR HWY_INLINE FloatVector nearest_of(QuantFormat format, FloatVector x) {
+  if (format == QuantFormat::int8) return nearest_int8(x);
+  return format == QuantFormat::e4m3 ? nearest_e4m3(x) : nearest_e2m1(x);
+}
+inline float nearest_element(QuantFormat format, float x) {
+  if (format == QuantFormat::int8) return quant::int8_code(x);
+  return format == QuantFormat::e4m3 ? quant::e4m3_code(x) : quant::e2m1_code(x);
+}
+
+HWY_ATTR inline void wide_codes(const float* HWY_RESTRICT row, const CodeScales& scales,
                                 std::int64_t count, QuantFormat format,
                                 std::uint16_t* HWY_RESTRICT codes) {
+  const bool is_of_row = scales.is_of_row;
   std::int64_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   const FloatTag d;
@@ -183,19 +199,22 @@ HWY_ATTR inline void wide_codes(const float* HWY_RESTRICT row,
   const hn::RebindToSigned<FloatTag> di;
   const hn::Rebind<std::uint16_t, FloatTag> d16;
   for (; format != QuantFormat::f16 && i + kVectorLanes <= count; i += kVectorLanes) {
-    const FloatVector x = scaled(row, reciprocals, is_of_row, i);
-    const FloatVector code = format == QuantFormat::int8 ? nearest_int8(x) : nearest_e4m3(x);
+    FloatVector code = nearest_of(format, scaled(row, scales.reciprocals, is_of_row, i));
+    if (scales.groups != nullptr) {
+      code =
+          hn::Mul(code, is_of_row ? hn::Set(d, *scales.groups) : hn::LoadU(d, scales.groups + i));
+    }
     const auto high = hn::ShiftRight<16>(hn::BitCast(du, code));  // all that these codes have
     hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, high)), d16, codes + i);
   }
 #endif
   for (; i < count; ++i) {
-    const float x = scaled_element(row, reciprocals, is_of_row, i);
+    const float x = scaled_element(row, scales.reciprocals, is_of_row, i);
     if (format == QuantFormat::f16) {
       codes[i] = float16(quant::f16_code(x)).bits;
     } else {
-      codes[i] =
-          bfloat16(format == QuantFormat::int8 ? quant::int8_code(x) : quant::e4m3_code(x)).bits;
+      const float group = scales.groups == nullptr ? 1 : scales.groups[is_of_row ? 0 : i];
+      codes[i] = bfloat16(nearest_element(format, x) * group).bits;
     }
   }
 }

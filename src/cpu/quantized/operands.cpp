@@ -153,7 +153,9 @@ class RowRounding {
     for (std::int64_t n = begin; n < end; ++n) {
       const std::int64_t first = rows_.first_of_group(rows_.quant, n);
       float& own = scale[at(n)];
-      if (rows_.given_scale > 0) {
+      if (rows_.quant.qk == QuantFormat::e2m1) {
+        own = 1;  // groups keep their scales
+      } else if (rows_.given_scale > 0) {
         own = rows_.given_scale;
       } else {
         own = first == n ? quant::scale_of(own, largest_code) : scale[at(first)];
@@ -167,14 +169,33 @@ class RowRounding {
       const float reciprocal = 1 / rows_.to.scale[at(n)];
       const float* const row = row_of(n - begin);
       if (rows_.to.bytes == nullptr) {
-        rows_.steps.wide_codes(row, &reciprocal, /*is_of_row=*/true, rows_.head_dim, rows_.quant.qk,
-                               rows_.to.wide + at(n) * static_cast<std::size_t>(rows_.head_dim));
+        std::uint16_t* const codes =
+            rows_.to.wide + at(n) * static_cast<std::size_t>(rows_.head_dim);
+        if (rows_.quant.qk == QuantFormat::e2m1) {
+          write_groups(row, codes);
+        } else {
+          rows_.steps.wide_codes(row, {.reciprocals = &reciprocal}, rows_.head_dim, rows_.quant.qk,
+                                 codes);
+        }
         continue;
       }
       std::uint8_t* const codes = rows_.to.bytes + at(n) * static_cast<std::size_t>(pitch);
       rows_.steps.int8_codes(row, &reciprocal, /*is_of_row=*/true, rows_.head_dim, rows_.offset,
                              codes);
       std::fill(codes + rows_.head_dim, codes + pitch, rows_.offset);
+    }
+  }
+
+  /// Of e2m1. Groups of q and k have the same size.
+  void write_groups(const float* row, std::uint16_t* codes) const {
+    const std::int64_t size = quant::group_size(rows_.quant.k_scales);
+    for (std::int64_t d = 0; d < rows_.head_dim; d += size) {
+      const std::int64_t count = std::min(size, rows_.head_dim - d);
+      const float scale =
+          quant::group_scale(rows_.quant.k_scales, rows_.steps.greatest_of(row + d, count));
+      const float reciprocal = quant::group_reciprocal(scale);
+      rows_.steps.wide_codes(row + d, {.reciprocals = &reciprocal, .groups = &scale}, count,
+                             QuantFormat::e2m1, codes + d);
     }
   }
 
@@ -426,6 +447,11 @@ void OperandRounding::round_values(const Sequence& s, std::int64_t kv_head,
     load_values(tile, values.data());
     if (quant_.pv == QuantFormat::none) continue;
     const std::span<float> scale = scales.tile(tile.index);
+    if (quant_.pv == QuantFormat::e2m1) {
+      std::ranges::fill(scale, 1.0F);  // groups keep theirs
+      write_value_groups(tile, values.data());
+      continue;
+    }
     if (!shares_scales_of_tiles(quant_)) {
       std::ranges::fill(scale, 0.0F);
       for (std::int64_t i = 0; i < tile.count; ++i)
@@ -459,11 +485,9 @@ void OperandRounding::write_values(const ValueTile& tile, const float* values,
   std::vector<float> reciprocals(scale.size());
   std::ranges::transform(scale, reciprocals.begin(), [](float x) { return 1 / x; });
   if (to_.v_bytes == nullptr) {
-    const std::int64_t row =
-        tile.kv_head * to_.num_kv_rows + first.kv + tile.index * quant_.block_kv;
     for (std::int64_t i = 0; i < tile.count; ++i) {
-      steps_.wide_codes(values + i * width, reciprocals.data(), /*is_of_row=*/false, width,
-                        quant_.pv, to_.v_wide + (row + i) * width);
+      steps_.wide_codes(values + i * width, {.reciprocals = reciprocals.data(), .is_of_row = false},
+                        width, quant_.pv, wide_row(tile, i));
     }
     return;
   }
@@ -474,6 +498,31 @@ void OperandRounding::write_values(const ValueTile& tile, const float* values,
   }
   transpose_codes(codes.data(), tile.count, width, CodeProducts::pitch_of(quant_.block_kv),
                   to_.v_tile(first.tile + tile.index, tile.kv_head, f_));
+}
+
+std::uint16_t* OperandRounding::wide_row(const ValueTile& tile, std::int64_t i) const {
+  const std::int64_t row = tile.kv_head * to_.num_kv_rows + operand_rows(f_, tile.sequence).kv +
+                           tile.index * quant_.block_kv + i;
+  return to_.v_wide + row * f_.head_dim_v;
+}
+
+/// In e2m1: groups of keys, each channel with scales of its own.
+void OperandRounding::write_value_groups(const ValueTile& tile, const float* values) const {
+  const std::int64_t width = f_.head_dim_v;
+  std::vector<float> scales(static_cast<std::size_t>(width)), reciprocals(scales.size());
+  const std::int64_t size = quant::group_size(quant_.v_scales);
+  for (std::int64_t begin = 0; begin < tile.count; begin += size) {
+    const std::int64_t end = std::min(begin + size, tile.count);
+    std::ranges::fill(scales, 0.0F);
+    for (std::int64_t i = begin; i < end; ++i)
+      steps_.raise_greatest(values + i * width, width, scales.data());
+    for (float& scale : scales) scale = quant::group_scale(quant_.v_scales, scale);
+    std::ranges::transform(scales, reciprocals.begin(), quant::group_reciprocal);
+    const CodeScales of_group{
+        .reciprocals = reciprocals.data(), .is_of_row = false, .groups = scales.data()};
+    for (std::int64_t i = begin; i < end; ++i)
+      steps_.wide_codes(values + i * width, of_group, width, quant_.pv, wide_row(tile, i));
+  }
 }
 
 void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,

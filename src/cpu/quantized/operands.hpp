@@ -1,6 +1,7 @@
 // q, k and v of a call as codes and scales, in workspace. Codes that are multiplied as such are bytes in the layouts of
-// codes.hpp; others are kept in 16 bits that hold them exactly, which the kernels of panels multiply as numbers: sums
-// of int8 products below 2^24 are exact in f32. Read attention_quantized.hpp next.
+// codes.hpp; others are kept in 16 bits that hold them exactly (those of e2m1 with the scales of their groups), which
+// the kernels of panels multiply as numbers: sums of int8 products below 2^24 are exact in f32. Read
+// attention_quantized.hpp next.
 #pragma once
 
 #include <cstddef>
@@ -99,6 +100,9 @@ class OperandRounding {
 
   void load_values(const ValueTile& tile, float* values) const;
   void write_values(const ValueTile& tile, const float* values, std::span<const float> scale) const;
+  void write_value_groups(const ValueTile& tile, const float* values) const;
+  /// Key i of the tile, in 16 bits.
+  std::uint16_t* wide_row(const ValueTile& tile, std::int64_t i) const;
   /// Row n of `count` that one head of a sequence has from `begin` on.
   struct RowAt {
     const Sequence& sequence;

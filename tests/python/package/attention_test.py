@@ -84,16 +84,17 @@ def test_equals_the_oracle(name: str, layout: str) -> None:
     oracle.assert_close(oracle.Result(out, lse), *arrays, **expected)
 
 
-@pytest.mark.parametrize("recipe", ["accurate", "fast", "int8", "sage2", "accurate,hadamard=yes"])
+@pytest.mark.parametrize("recipe", ["accurate", "fast", "int8", "sage2", "accurate,hadamard=yes", "nvfp4", "mxfp4"])
 def test_recipes_round_and_stay_near(recipe: str) -> None:
     arrays = qkv()
     features = {"causal": True, "softcap": 4.0, "sinks": np.float32([0, 1, -1, 3]), "return_lse": True}
     out, lse = fovea.attention(*arrays, **features, quant=recipe)
     exact, exact_lse = fovea.attention(*arrays, **features)
     error = np.linalg.norm(out - exact) / np.linalg.norm(exact)
-    assert 0.002 < error < (0.08 if recipe in ("fast", "sage2") else 0.02)
+    has_four_bits = recipe.endswith("fp4")
+    assert 0.002 < error < (0.3 if has_four_bits else 0.08 if recipe in ("fast", "sage2") else 0.02)
     # Codes that are linear in the exponent are corrected by their mean, which rows of few keys do not meet.
-    np.testing.assert_allclose(lse, exact_lse, atol=0.05 if recipe == "fast" else 0.02)
+    np.testing.assert_allclose(lse, exact_lse, atol=0.2 if has_four_bits else 0.05 if recipe == "fast" else 0.02)
     plan = fovea.plan(*arrays, **features, quant=recipe)
     assert np.array_equal(plan.run(*arrays)[0], out)
     explained = fovea.explain(*arrays, **features, quant=recipe, as_json=True)

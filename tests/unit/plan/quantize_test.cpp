@@ -222,8 +222,10 @@ TEST(Quantizers, RefuseByName) {
       {[](QuantizeK& a) { a.k = {}; },
        "quantize_k: k is missing; expected f32, f16 or bf16 [batch, seqlen, heads, head_dim]"},
       {[](QuantizeK& a) { a.quant = {}; },
-       "quantize_k: quant is none, which does not round k to codes; expected quant.qk int8 or "
-       "e4m3"},
+       "quantize_k: quant is none, which does not round k to codes of eight bits; expected "
+       "quant.qk int8 or e4m3"},
+      {[](QuantizeK& a) { a.quant = parse_quantization("nvfp4"); },
+       "quant is nvfp4, which does not round k to codes of eight bits"},
       {[](QuantizeK& a) { a.quant = parse_quantization("fp8_static"); },
        "quant.scales is given; expected measured"},
       {[](QuantizeK& a) { a.quant.block_kv = 7; }, "quant.block_kv is 7"},

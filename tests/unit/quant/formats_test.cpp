@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -58,6 +60,69 @@ TEST(E4m3, SaturatesAndKeepsNaN) {
   EXPECT_EQ(e4m3_bits(kNaN), 0x7f);
   EXPECT_EQ(e4m3_bits(-0.0F), 0x80);
   EXPECT_EQ(e4m3_bits(0x1p-149F), 0);
+}
+
+/// All of e2m1, by its definition: exponent bias 1, one bit of mantissa, denormals below 1.
+TEST(E2m1, BitsAndValuesAreEachOthersInverse) {
+  for (std::uint8_t bits = 0; bits < 8; ++bits) {
+    const int exponent = bits / 2;
+    const double fraction = bits % 2 / 2.0;
+    const double number = exponent == 0 ? fraction : std::ldexp(1 + fraction, exponent - 1);
+    EXPECT_EQ(e2m1_value(bits), number);
+    EXPECT_EQ(e2m1_value(bits | 8U), -number);
+    EXPECT_EQ(e2m1_bits(static_cast<float>(number)), bits);
+    EXPECT_EQ(e2m1_bits(static_cast<float>(-number)), bits | 8U);
+  }
+}
+
+TEST(E2m1, RoundsToNearestAndTiesToEven) {
+  for (std::uint8_t below = 0; below < 7; ++below) {
+    const float middle = (e2m1_value(below) + e2m1_value(below + 1)) / 2;
+    EXPECT_EQ(e2m1_bits(middle), below % 2 == 0 ? below : below + 1) << middle;
+    EXPECT_EQ(e2m1_bits(std::nextafter(middle, 0.0F)), below) << middle;
+    EXPECT_EQ(e2m1_bits(std::nextafter(middle, kInfinity)), below + 1) << middle;
+  }
+}
+
+TEST(E2m1, SaturatesAndHasNoNaN) {
+  for (const float large : {6.0F, 6.5F, 1e30F, kInfinity}) {
+    EXPECT_EQ(e2m1_bits(large), 7);
+    EXPECT_EQ(e2m1_bits(-large), 15);
+  }
+  EXPECT_EQ(e2m1_bits(kNaN), 7);
+  EXPECT_EQ(e2m1_bits(-0.0F), 8);
+  EXPECT_EQ(e2m1_bits(0x1p-149F), 0);
+}
+
+/// Every exponent, at the greatest number that a scale is enough for, at the next, and at both ends.
+TEST(Ue8m0, IsTheLeastPowerOfTwoThatSaturatesNothing) {
+  for (int bits = 1; bits <= 252; ++bits) {
+    const auto scale = static_cast<std::uint8_t>(bits);
+    EXPECT_EQ(ue8m0_value(scale), std::ldexp(1.0F, bits - 127));
+    const float most = 6 * ue8m0_value(scale);
+    EXPECT_EQ(ue8m0_scale_bits(most), scale);
+    EXPECT_EQ(ue8m0_scale_bits(std::nextafter(most, kInfinity)), scale + 1);
+    EXPECT_EQ(ue8m0_scale_bits(std::nextafter(most, 0.0F)), scale);
+    EXPECT_EQ(ue8m0_scale_bits(most / 2), std::max(1, bits - 1));
+  }
+  EXPECT_EQ(ue8m0_scale_bits(0), 1);
+  EXPECT_EQ(ue8m0_scale_bits(0x1p-149F), 1);
+  EXPECT_EQ(ue8m0_scale_bits(std::numeric_limits<float>::max()), 253);
+}
+
+/// Every number of e4m3 is the scale of six times itself; beside it decide the middles.
+TEST(Ue4m3, IsTheNearestToASixthOfTheGreatest) {
+  const std::vector<double> numbers = positive_numbers();
+  for (std::size_t bits = 0; bits < numbers.size(); ++bits) {
+    const auto value = static_cast<float>(numbers[bits]);
+    EXPECT_EQ(ue4m3_scale_bits(6 * value), bits);
+    if (bits + 1 == numbers.size()) continue;
+    const auto middle = static_cast<float>((numbers[bits] + numbers[bits + 1]) / 2);
+    EXPECT_EQ(ue4m3_scale_bits(6 * middle * (1 - 0x1p-20F)), bits);
+    EXPECT_EQ(ue4m3_scale_bits(6 * middle * (1 + 0x1p-20F)), bits + 1);
+  }
+  EXPECT_EQ(ue4m3_scale_bits(1e30F), 0x7e);
+  EXPECT_EQ(ue4m3_scale_bits(0), 0);
 }
 
 TEST(Codes, OfInt8StopAt127) {

@@ -61,6 +61,24 @@ TEST(Groups, StartAtTheirFirstRowAndAreCounted) {
   }
 }
 
+/// In rows of their own, each with its scale.
+TEST(Groups, OfE2m1AreOfOneRow) {
+  for (const ScaleGranularity groups : {ScaleGranularity::group_16, ScaleGranularity::group_32}) {
+    const Quantization quant{.q_scales = groups, .k_scales = groups};
+    for (const std::int64_t n : {0, 1, 15, 16, 200}) {
+      EXPECT_EQ(first_of_q_group(quant, n), n);
+      EXPECT_EQ(first_of_k_group(quant, n), n);
+    }
+    EXPECT_EQ(num_q_groups(quant, 200), 200);
+    EXPECT_EQ(num_k_groups(quant, 200), 200);
+  }
+  EXPECT_EQ(group_size(ScaleGranularity::group_16), 16);
+  EXPECT_EQ(group_size(ScaleGranularity::group_32), 32);
+  EXPECT_EQ(group_scale(ScaleGranularity::group_16, 6 * 1.125F), 1.125F);
+  EXPECT_EQ(group_scale(ScaleGranularity::group_32, 6 * 1.125F), 2);
+  EXPECT_EQ(group_reciprocal(group_scale(ScaleGranularity::group_16, 1e-4F)), 0);
+}
+
 TEST(Sample, IsSpreadOverAllRowsAndTakesAllOfAFew) {
   for (const std::int64_t rows : {1, 63, 64, 65, 1000}) {
     std::set<std::int64_t> sampled;

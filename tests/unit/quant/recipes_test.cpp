@@ -40,9 +40,9 @@ TEST(Recipes, HaveNamesOfTheirOwnAndSatisfyTheRules) {
 TEST(Recipes, PrintWhatParsesBackToThem) {
   for (const NamedQuantization& named : quantizations()) {
     for (const quant::Field& field : quant::fields()) {
-      for (const char* value :
-           {"int8", "e4m3", "f16", "none", "tensor", "block", "token", "channel", "sequence", "yes",
-            "no", "linear", "codes", "one_level", "64", "0.25"}) {
+      for (const char* value : {"int8", "e4m3", "f16", "e2m1", "none", "tensor", "block", "token",
+                                "channel", "group_16", "group_32", "sequence", "yes", "no",
+                                "linear", "codes", "one_level", "64", "0.25"}) {
         Quantization changed = named.quant;
         if (!field.parse(value, changed) || !quant::obstacle(changed).empty()) continue;
         EXPECT_EQ(parse_quantization(print(changed)), changed) << print(changed);
@@ -67,7 +67,7 @@ TEST(Recipes, RefuseWhatIsNoText) {
               HasSubstr("'fast' is no field; expected a recipe's name first"));
   EXPECT_THAT(refusal("accurate,hadamrd=yes"),
               HasSubstr("no field is called 'hadamrd'; expected qk, pv"));
-  EXPECT_THAT(refusal("qk=int4"), HasSubstr("qk is 'int4'; expected none, int8, e4m3, f16"));
+  EXPECT_THAT(refusal("qk=int4"), HasSubstr("qk is 'int4'; expected none, int8, e4m3, f16, e2m1"));
   EXPECT_THAT(refusal("accurate,block_kv=64x"),
               HasSubstr("block_kv is '64x'; expected a whole number"));
   EXPECT_THAT(refusal("accurate,"), HasSubstr("'' is no field"));
@@ -76,7 +76,7 @@ TEST(Recipes, RefuseWhatIsNoText) {
 /// One line for each rule of check.cpp.
 TEST(Recipes, RefuseWhatCannotBe) {
   const std::pair<const char*, const char*> cases[] = {
-      {"qk=f16", "quant.qk is f16; expected none, int8, e4m3"},
+      {"qk=f16", "quant.qk is f16; expected none, int8, e4m3, e2m1"},
       {"accurate,q_scales=channel",
        "quant.q_scales is channel; expected tensor, block, warp, thread, token"},
       {"accurate,k_scales=warp", "quant.k_scales is warp; expected tensor, block, thread, token"},
@@ -88,6 +88,16 @@ TEST(Recipes, RefuseWhatCannotBe) {
       {"none,hadamard=yes", "quant.hadamard is set and quant.qk is none"},
       {"none,smooth_k=sample", "quant.smooth_k is set and quant.qk is none"},
       {"accurate,smooth_v=sequence", "quant.smooth_v is set and quant.pv is none"},
+      {"qk=e2m1", "quant.q_scales is token; expected group_16, group_32, for quant.qk e2m1"},
+      {"nvfp4,k_scales=group_32",
+       "quant.k_scales is group_32 and quant.q_scales is group_16; expected the same"},
+      {"nvfp4,v_scales=channel",
+       "quant.v_scales is channel; expected group_16, group_32, for quant.pv e2m1"},
+      {"accurate,q_scales=group_16", "quant.q_scales is group_16; expected tensor, block, warp"},
+      {"fast,v_scales=group_16", "quant.v_scales is group_16; expected tensor, block, channel"},
+      {"nvfp4,p_max=2689", "quant.p_max is 2689; expected above 0, at most 2688"},
+      {"nvfp4,p_codes=linear", "quant.p_codes is linear and quant.pv is e2m1; expected e4m3"},
+      {"nvfp4,scales=given", "quant.scales is given and quant.qk is e2m1; expected measured"},
       {"sage1,scales=given", "quant.scales is given and quant.pv is f16"},
       {"accurate,scales=given",
        "quant.scales is given and quant.q_scales is token; expected tensor"},
@@ -132,6 +142,9 @@ TEST(Recipes, AreDescribedInASentence) {
             "(sample)");
   EXPECT_EQ(describe(parse_quantization("fp8_static")),
             "q k e4m3 by given scales; p v e4m3 by given scales");
+  EXPECT_EQ(describe(parse_quantization("nvfp4")),
+            "q k e2m1 by group_16 and group_16; p v e2m1 by group_16, mean of k removed "
+            "(sequence), means of q removed");
   EXPECT_EQ(describe(Quantization{}), "nothing is rounded beyond the dtype of the inputs");
 }
 

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "fovea/mask.hpp"
 
 #include "quant/formats.hpp"
+#include "quant/groups.hpp"
 #include "support/compare.hpp"
+#include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -113,6 +116,77 @@ TEST(QuantizedOracle, RoundsAsTheBitRulesOfE4m3) {
   for (int i = -40000; i <= 40000; ++i) {
     const float x = static_cast<float>(i) * 0x1p-6F * (i % 3 == 0 ? 0x1p-9F : 1.0F);
     ASSERT_EQ(reference::nearest_e4m3(x), quant::e4m3_code(x)) << x;
+  }
+}
+
+/// Numbers of e2m1 by the greatest of them, as src/quant has it.
+std::vector<double> group_by_bit_rules(const std::vector<float>& group, ScaleGranularity groups) {
+  float most = 0;
+  for (const float x : group) most = std::max(most, std::fabs(x));
+  const float scale = quant::group_scale(groups, most);
+  std::vector<double> rounded;
+  for (const float x : group) {
+    const float code = quant::e2m1_code(x * quant::group_reciprocal(scale));
+    rounded.push_back(static_cast<double>(code) * scale);
+  }
+  return rounded;
+}
+
+/// From groups that a scale of e4m3 loses to those that it saturates.
+TEST(QuantizedOracle, RoundsGroupsAsTheBitRulesOfE2m1) {
+  for (const ScaleGranularity groups : {ScaleGranularity::group_16, ScaleGranularity::group_32}) {
+    for (int draw = 0; draw < 4000; ++draw) {
+      std::vector<float> group(static_cast<std::size_t>(draw % 3 == 0 ? 5 : 16));
+      const Random random(3, static_cast<std::uint64_t>(draw));
+      for (std::size_t i = 0; i < group.size(); ++i)
+        group[i] = static_cast<float>(
+            std::ldexp(random.normal(static_cast<std::int64_t>(i)), draw % 35 - 16));
+      ASSERT_EQ(reference::rounded_group(group, groups), group_by_bit_rules(group, groups)) << draw;
+    }
+  }
+}
+
+/// Rows of 16 channels are a group each; so are 16 keys of a column of v and of a row of probabilities, which are
+/// relative to 2688.
+TEST(QuantizedOracle, IsTheArithmeticOfGroupsOfNvfp4) {
+  constexpr auto kGroups = ScaleGranularity::group_16;
+  Small s("nvfp4,smooth_q=none,smooth_k=none");
+  const reference::ForwardResult got = reference::attention_forward(s.memory.args());
+  const auto row_of = [](const std::vector<double>& of, int row) {
+    return group_by_bit_rules({of.begin() + at(row, 0), of.begin() + at(row + 1, 0)}, kGroups);
+  };
+  for (int i = 0; i < kRows; ++i) {
+    std::vector<double> score(kKeys);
+    for (int j = 0; j < kKeys; ++j) {
+      const std::vector<double> q = row_of(s.q, i), k = row_of(s.k, j);
+      score[static_cast<std::size_t>(j)] =
+          std::inner_product(q.begin(), q.end(), k.begin(), 0.0) * kScale;
+    }
+    const double most = std::ranges::max(score);
+    double denominator = 0;
+    std::vector<double> numerators(kDim);
+    for (int begin = 0; begin < kKeys; begin += 16) {
+      const int end = std::min(begin + 16, kKeys);
+      std::vector<float> p;
+      for (int j = begin; j < end; ++j) {
+        const double exact = std::exp(score[static_cast<std::size_t>(j)] - most);
+        denominator += exact;
+        p.push_back(static_cast<float>(2688 * exact));
+      }
+      const std::vector<double> codes = group_by_bit_rules(p, kGroups);
+      for (int d = 0; d < kDim; ++d) {
+        std::vector<float> column;
+        for (int j = begin; j < end; ++j)
+          column.push_back(static_cast<float>(s.v[static_cast<std::size_t>(at(j, d))]));
+        const std::vector<double> v = group_by_bit_rules(column, kGroups);
+        numerators[static_cast<std::size_t>(d)] +=
+            std::inner_product(codes.begin(), codes.end(), v.begin(), 0.0) / 2688;
+      }
+    }
+    EXPECT_NEAR(got.lse[static_cast<std::size_t>(i)], most + std::log(denominator), 1e-12);
+    for (int d = 0; d < kDim; ++d)
+      EXPECT_NEAR(got.out[static_cast<std::size_t>(at(i, d))],
+                  numerators[static_cast<std::size_t>(d)] / denominator, 1e-12);
   }
 }
 

@@ -8,7 +8,9 @@
 
 #include "fovea/attention.hpp"
 #include "fovea/mask.hpp"
+#include "fovea/quant.hpp"
 
+#include "reference/attention_forward.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 
@@ -124,6 +126,55 @@ TEST(QuantizedBits, OfOtherRowsDoNotDependOnWhatIsNotFinite) {
           EXPECT_TRUE(std::isfinite(value)) << named.name << " row " << row << " head " << head;
         }
       }
+    }
+  }
+}
+
+/// Numbers of magnitudes from those that scales of e4m3 lose to those that they saturate: a scale for each group.
+std::vector<float> of_many_magnitudes(std::int64_t count, std::uint64_t stream) {
+  std::vector<float> values;
+  const Random random(4, stream);
+  for (std::int64_t i = 0; i < count; ++i)
+    values.push_back(
+        static_cast<float>(std::ldexp(random.normal(i), static_cast<int>(i / 16 % 29) - 13)));
+  return values;
+}
+
+/// What results show of codes, each as it is, on every target: a row that sees one key has its values, and its greatest
+/// score, where the query is 6 in one channel, that channel of the key. Groups are cut at the ends of both.
+TEST(QuantizedBits, OfGroupsAreThoseOfTheOracle) {
+  constexpr std::int64_t kKeys = 75, kDim = 41;
+  std::vector<float> q(kKeys * kDim * kDim), out(q.size());
+  std::vector<float> row_max(static_cast<std::size_t>(kKeys * kDim));
+  for (std::int64_t i = 0; i < kKeys * kDim; ++i)
+    q[static_cast<std::size_t>(i * kDim + i % kDim)] = 6;
+  const std::vector<float> k = of_many_magnitudes(kKeys * kDim, 0);
+  const std::vector<float> v = of_many_magnitudes(kKeys * kDim, 1);
+  for (const char* recipe : {"nvfp4", "mxfp4"}) {
+    AttentionForward one_key{.q = view(q.data(), {kKeys, kDim, 1, kDim}),
+                             .k = view(k.data(), {kKeys, 1, 1, kDim}),
+                             .v = view(v.data(), {kKeys, 1, 1, kDim}),
+                             .out = view(out.data(), {kKeys, kDim, 1, kDim}),
+                             .row_max = view(row_max.data(), {kKeys, 1, kDim}),
+                             .softmax_scale = 1};
+    one_key.quant = parse_quantization(std::string(recipe) + ",smooth_q=none,smooth_k=none");
+    AttentionForward own_key = one_key;
+    own_key.q = view(k.data(), {1, kKeys, 1, kDim});
+    own_key.k = own_key.q;
+    own_key.v = view(v.data(), {1, kKeys, 1, kDim});
+    own_key.out = view(out.data(), {1, kKeys, 1, kDim});
+    own_key.row_max = {};
+    own_key.mask = parse_mask_mod("q_idx == kv_idx");
+    const std::vector<double> keys = reference::attention_forward(one_key).row_max;
+    const std::vector<double> values = reference::attention_forward(own_key).out;
+    for (const CpuTarget target : targets_for(Dtype::f32)) {
+      one_key.cpu_target = own_key.cpu_target = target;
+      attention_forward(one_key);
+      for (std::size_t i = 0; i < keys.size(); ++i)
+        ASSERT_EQ(row_max[i], static_cast<float>(keys[i])) << recipe << " k " << i;
+      attention_forward(own_key);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_EQ(out[i], static_cast<float>(values[i])) << recipe << " v " << i;
     }
   }
 }

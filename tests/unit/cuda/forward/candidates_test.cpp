@@ -318,6 +318,7 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "fast,v_scales=tensor"), "quant.v_scales is tensor; expected block");
   EXPECT_EQ(reason({}, "fast,row_sums=exact"), "quant.row_sums is exact; expected codes");
   EXPECT_EQ(reason({}, "fp8_static"), "quant.qk is e4m3; expected int8");
+  EXPECT_EQ(reason({}, "nvfp4"), "quant.pv is e2m1; expected none or e4m3");
   EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
   EXPECT_EQ(reason({}, "accurate,block_kv=64"), "quant.block_kv is 64; expected 128");
