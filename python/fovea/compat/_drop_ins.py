@@ -233,7 +233,31 @@ _SAGEATTENTION = DropIn(
         Row("sageattention.quant", "honoured", "per_block_int8, per_warp_int8, sub_mean, per_channel_fp8, by PyTorch's operators on every device; zeros have scales above 0"),
         Row("sageattention.triton, sageattention.fa3_wrapper, sageattention._fused, sageattention._qattn_sm80, sageattention._qattn_sm89, sageattention._qattn_sm90", "refused", "not there: "
             "ModuleNotFoundError"),
-        Row("sageattn3", "refused", "not there: four bits"),
+        Row("sageattn3", "refused", "not there: a package of its own, which fovea.compat installs by that name"),
+        Row("torch.compile", "honoured", "a graph breaks at each call"),
+    ),
+)  # fmt: skip
+
+_SAGEATTN3 = DropIn(
+    name="sageattn3",
+    distribution="sageattn3",
+    version="1.0.0",
+    modules=dict.fromkeys(("sageattn3", "sageattn3.api"), f"{_SAGE}.blackwell"),
+    arguments=(
+        Row("q, k, v", "honoured", "f32, too; any head dims up to 576, lengths and strides; fewer heads of k and v; k is not written; on the CPU, on GPUs the refusal of every kernel; forward: asking "
+            "for a gradient is an error"),
+        Row("attn_mask", "honoured", "dropped there; bool: hidden truly, a row that sees no key is 0; any other is added"),
+        Row("is_causal", "honoured", "top left, of any lengths"),
+        Row("per_block_mean", "honoured", "True: the means of blocks of 128 queries, without the peer's padding, in f32; False is refused"),
+        Row("scale, dropout_p, enable_gqa", "honoured", "PyTorch's words, as in sageattention; dropped there"),
+        Row("return_lse", "honoured", "(out, lse), lse of the problem before smoothing"),
+        Row("align, window, softcap, bias, alibi, score_mod, mask, mask_mod, segment_ids, sinks, dropout, cpu_target, deterministic, sm_margin", "honoured", "Fovea's own words, which the peer "
+            "lacks; any other keyword is refused, where the peer drops it"),
+        Row("quant", "honoured", "another recipe in place of nvfp4: mxfp4, fast, none"),
+    ),
+    parts=(
+        Row("sageattn3.api", "honoured", "sageattn3_blackwell; preprocess_qkv, scale_and_quant_fp4 and its kin, blockscaled_fp4_attn are not there: attention rounds by itself"),
+        Row("fp4attn_cuda, fp4quant_cuda", "refused", "not there: ModuleNotFoundError"),
         Row("torch.compile", "honoured", "a graph breaks at each call"),
     ),
 )  # fmt: skip
@@ -276,7 +300,7 @@ _KVAX_DROP_IN = DropIn(
     ),
 )  # fmt: skip
 
-DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN, _SAGEATTENTION, _KVAX_DROP_IN)}
+DROP_INS = {drop_in.name: drop_in for drop_in in (_FLASH_ATTN_2, _FLASH_ATTN_3, _PALLAS_FLEXATTN, _SAGEATTENTION, _SAGEATTN3, _KVAX_DROP_IN)}
 
 
 def table(drop_in: DropIn) -> str:

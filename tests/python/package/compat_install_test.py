@@ -60,7 +60,7 @@ def test_both_generations_live_side_by_side() -> None:
     assert importlib.import_module("flash_attn_interface") is flash_attn_interface
 
 
-@pytest.mark.parametrize("name, root, distribution", [("flash_attn", "flash_attn", "flash-attn"), ("flash_attn_3", "flash_attn_interface", "flash-attn-3"), ("sageattention", "sageattention", "sageattention")])
+@pytest.mark.parametrize("name, root, distribution", [("flash_attn", "flash_attn", "flash-attn"), ("flash_attn_3", "flash_attn_interface", "flash-attn-3"), ("sageattention", "sageattention", "sageattention"), ("sageattn3", "sageattn3", "sageattn3")])
 def test_package_managers_find_the_distribution(name, root, distribution) -> None:
     compat.install(name)
     version = importlib.import_module(root).__version__

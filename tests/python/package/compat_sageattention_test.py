@@ -12,7 +12,7 @@ import sage_formula as formula  # noqa: E402
 from flash_formula import draw  # noqa: E402
 from fovea.compat import sageattention as sage  # noqa: E402
 from fovea.compat._drop_ins import DROP_INS  # noqa: E402
-from fovea.compat.sageattention import core, quant  # noqa: E402
+from fovea.compat.sageattention import blackwell, core, quant  # noqa: E402
 
 HEADS, HEADS_K, DIM = 2, 1, 64
 TILES = {"block_kv": 64, "is_fp8": False}
@@ -187,7 +187,7 @@ def test_gradients_are_refused_when_they_are_asked_for() -> None:
     out, lse = sage.sageattn(q, k, v, return_lse=True)
     with torch.no_grad():
         assert torch.equal(out, sage.sageattn(q, k, v))
-    with pytest.raises(fovea.Unsupported, match="sageattn_qk_int8_pv_fp16_cuda: a gradient through eight-bit attention; expected none"):
+    with pytest.raises(fovea.Unsupported, match="sageattn_qk_int8_pv_fp16_cuda: a gradient through attention by a recipe; expected none"):
         (out.sum() + lse.sum()).backward()
 
 
@@ -311,3 +311,30 @@ def test_the_table_is_whole() -> None:
     listed = [name for row in DROP_INS["sageattention"].arguments for name in row.name.split(", ")]
     assert arguments - {"kwargs"} == set(listed) and len(listed) == len(set(listed))
     assert "sm" not in core.get_cuda_arch_versions() and len(core.get_cuda_version()) == 2 and core.SM90_ENABLED
+
+
+# ---- SageAttention3 ----
+
+
+def test_rounds_as_sageattention3() -> None:
+    """One block of queries and one tile of keys."""
+    q, k, v = qkv(120, 128)
+    out, lse = blackwell.sageattn3_blackwell(q, k, v, return_lse=True)
+    k, v = (x.repeat_interleave(HEADS // HEADS_K, 1) for x in (k, v))
+    expected, expected_lse = formula.attention_in_fp4(q, k, v)
+    assert error(out, expected.double()) < 1e-4 < 0.02 < error(out, exact(q, k, v)[0])  # v has a mean of 1
+    assert (lse - expected_lse).abs().max() < 1e-4
+
+
+def test_sageattention3_drops_nothing() -> None:
+    q, k, v = qkv(40, 40)
+    causal = blackwell.sageattn3_blackwell(q, k, v, is_causal=True)
+    mask = torch.ones(40, 40, dtype=torch.bool).tril()
+    assert torch.equal(causal, blackwell.sageattn3_blackwell(q, k, v, mask))
+    before = k.clone()
+    assert torch.equal(blackwell.sageattn3_blackwell(q, k, v, quant="none"), fovea.attention(q, k, v, layout="bhsd"))
+    assert torch.equal(k, before)  # from which upstream takes the mean in place
+    with pytest.raises(fovea.Unsupported, match="sageattn3_blackwell: per_block_mean is False; expected True"):
+        blackwell.sageattn3_blackwell(q, k, v, per_block_mean=False)
+    with pytest.raises(Exception, match="sageattn3_blackwell: got smooth_k; expected"):
+        blackwell.sageattn3_blackwell(q, k, v, smooth_k=True)

@@ -17,6 +17,7 @@ import fovea.compat.flash_attn.bert_padding  # noqa: E402
 import fovea.compat.flash_attn.modules.mha  # noqa: E402
 import fovea.torch  # noqa: E402
 from fovea.compat import flash_attn, flash_attn_3, sageattention  # noqa: E402
+from fovea.compat.sageattention import blackwell  # noqa: E402
 
 ROOT = PACKAGE_SOURCES.parents[1]
 
@@ -53,6 +54,7 @@ def test_old_and_new_agree(block: str) -> None:
         "weight": torch.randn(192, 32, generator=seeds) / 6, "slopes": torch.rand(4, generator=seeds), "lengths": torch.tensor([40, 64]),
         "ids": (torch.arange(64) // 20).repeat(2, 1).int(), "flash_attn": flash_attn, "flash_attn_interface": flash_attn_3,
         "sageattention": sageattention,
+        "sageattn3": blackwell,
     }  # fmt: skip
     if "jax" in block:
         jax = pytest.importorskip("jax")

@@ -80,3 +80,25 @@ def attention(
         out, peak = fade * out + kept @ v[:, :, start : start + block_kv], raised
     shift = scale * (q.double() * km.double()).sum(-1)
     return out / total + vm, (total.log() + peak)[..., 0] + shift
+
+
+def in_fp4(x: Any) -> Any:
+    """The last dimension in e2m1, 16 numbers by a scale of e4m3: SageAttention3's rounding."""
+    groups = torch.nn.functional.pad(x, (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16))
+    scales = (groups.abs().amax(-1, keepdim=True) / 6).to(torch.float8_e4m3fn).float()
+    magnitudes = torch.nan_to_num(groups / scales, 0.0).abs()
+    steps = torch.where(magnitudes < 2, 0.5, torch.where(magnitudes < 4, 1.0, 2.0))
+    codes = ((magnitudes / steps).round() * steps).clamp(max=6).copysign(groups)
+    return (codes * scales).flatten(-2)[..., : x.shape[-1]]
+
+
+def attention_in_fp4(q: Any, k: Any, v: Any) -> Any:
+    """Of at most 128 queries and keys, which have one mean and one reference a row. (out, lse)."""
+    k_mean = k.float().mean(2, keepdim=True).to(k.dtype).float()
+    q, k, v = q.float(), k.float(), v.float()
+    q_mean = q.mean(2, keepdim=True)
+    s = in_fp4(q - q_mean) @ in_fp4(k - k_mean).transpose(2, 3) + q_mean @ (k - k_mean).transpose(2, 3)
+    s = s * q.shape[-1] ** -0.5
+    p = torch.exp(s - s.amax(-1, keepdim=True))
+    out = in_fp4(2688 * p) @ in_fp4(v.transpose(2, 3)).transpose(2, 3) / 2688 / p.sum(-1, keepdim=True)
+    return out, torch.logsumexp(s, -1) + (q @ k_mean.transpose(2, 3))[..., 0] * q.shape[-1] ** -0.5

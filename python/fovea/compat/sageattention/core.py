@@ -130,7 +130,7 @@ def _attend_by(function: str, q: Any, k: Any, v: Any, recipe: str, features: dic
             raise Unsupported(f"{function}: nothing here runs quant {features['quant']!r}; {hint}\n{error}") from error
 
     refusal = (
-        f"{function}: a gradient through eight-bit attention; expected none: call it under torch.no_grad(), or fovea.attention "
+        f"{function}: a gradient through attention by a recipe; expected none: call it under torch.no_grad(), or fovea.attention "
         "without quant"
     )
     return without_gradient(refusal, call, q, k, v)
