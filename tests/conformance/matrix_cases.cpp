@@ -101,9 +101,10 @@ struct ProductRow {
   int depth, fraction_bits, exponent_bits;
 };
 
-constexpr std::array<ProductRow, 3> kProducts{{{"mma_bf16", "mma<Product::bf16>", 16, 7, 8},
+constexpr std::array<ProductRow, 4> kProducts{{{"mma_bf16", "mma<Product::bf16>", 16, 7, 8},
                                                {"mma_f16", "mma<Product::f16>", 16, 10, 5},
-                                               {"mma_tf32", "mma<Product::tf32>", 8, 23, 8}}};
+                                               {"mma_tf32", "mma<Product::tf32>", 8, 23, 8},
+                                               {"mma_e4m3", "mma<Product::e4m3>", 32, 3, 4}}};
 
 std::uint32_t encoded(const ProductRow& row, int value) {
   if (value == 0) return 0;
@@ -120,7 +121,7 @@ Case make_product(const ProductRow& row, std::uint64_t seed) {
   Noise noise(seed);
   Case one{
       .name = std::string(row.name), .kernel = row.name, .num_ctas = kWarps, .num_threads = 32};
-  const int per_word = row.depth == 16 ? 2 : 1;
+  const int per_word = row.depth / 8;
   std::vector<std::uint32_t> in, out;
   for (int warp = 0; warp < kWarps; ++warp) {
     std::vector<int> a(static_cast<std::size_t>(16 * row.depth)),
@@ -132,12 +133,12 @@ Case make_product(const ProductRow& row, std::uint64_t seed) {
       std::uint32_t word = 0;
       for (int e = 0; e < per_word; ++e) {
         word |= encoded(row, matrix[static_cast<std::size_t>(line * row.depth + k + e)])
-                << (16 * e);
+                << (32 / per_word * e);
       }
       return word;
     };
     for (int lane = 0; lane < 32; ++lane) {
-      // tf32 has one element where 16-bit types have two: depth is halved everywhere.
+      // tf32 has one element where 16-bit types have two, e4m3 four: depth is so much less, or more, everywhere.
       for (int r = 0; r < 4; ++r) {
         const Coordinate at = a_coordinate_16_bit(lane, r);
         in.push_back(packed(a, at.row, at.column * per_word / 2));

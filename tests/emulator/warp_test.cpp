@@ -104,6 +104,29 @@ TEST(Warp, LdmatrixSpreadsRowsOverLanes) {
   EXPECT_EQ(out[32 + 13], element(column, row) | element(column + 1, row) << 16);
 }
 
+TEST(Warp, ProductsOfE4m3NeedAGpuThatHasThem) {
+  constexpr std::uint32_t kOnes = 0x38383838U;
+  const auto run = [](int compute_capability) {
+    Device device;
+    auto* out = device.buffer<float>("out", 32);
+    LaunchConfig config = kOneWarp;
+    config.compute_capability = compute_capability;
+    const Report report = device.launch(config, {}, [&] {
+      float d[4] = {};
+      ptx::mma_m16n8k32_e4m3(d, {kOnes, kOnes, kOnes, kOnes}, kOnes, kOnes);
+      ptx::st_global(out + ptx::lane_idx(), d[0]);
+    });
+    EXPECT_EQ(out[5], 32.0F);
+    return report;
+  };
+  EXPECT_TRUE(run(0).is_clean());
+  EXPECT_TRUE(run(89).is_clean());
+  const Report on_ampere = run(86);
+  ASSERT_TRUE(on_ampere.has(Fault::architecture)) << on_ampere.text();
+  EXPECT_THAT(on_ampere.text(),
+              testing::HasSubstr("mma.sync.e4m3 needs compute capability 8.9; the GPU has 8.6"));
+}
+
 TEST(Warp, LanesAtDifferentInstructionsAreReported) {
   Device device;
   const Report report = device.launch(kOneWarp, {}, [&] {

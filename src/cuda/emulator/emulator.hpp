@@ -35,6 +35,7 @@ struct LaunchConfig {
   /// Starts while the grid before it still runs (programmatic dependent launch): what that one did is over behind
   /// griddepcontrol.wait.
   bool is_dependent = false;
+  int compute_capability = 0;  // of the GPU, 89 for 8.9; 0: it has all that is modelled
 };
 
 /// What keeps instructions of the tensor core of sm_100 in order.

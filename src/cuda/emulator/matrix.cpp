@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 
@@ -167,12 +169,31 @@ void stmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed,
       true);
 }
 
+namespace {
+
+/// The first whose tensor cores multiply it.
+int least_capability(Format format) {
+  return format == Format::e4m3 || format == Format::e5m2 ? 89 : 80;
+}
+
+void check_architecture(Format format, const Warp& warp, Instruction what) {
+  const int least = least_capability(format), has = machine().config().compute_capability;
+  if (has == 0 || has >= least) return;
+  machine().report(Fault::architecture, &warp.first_alive(),
+                   fmt::format("{} needs compute capability {}.{}; the GPU has {}.{}", what.name,
+                               least / 10, least % 10, has / 10, has % 10),
+                   what.site);
+}
+
+}  // namespace
+
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what) {
   Product own{d, a, {b0, b1}};
   machine().meet(
       what.name, &own, what.site,
       [=](Warp& warp, const Arguments& arguments) {
+        check_architecture(format, warp, what);
         if (is_converged(warp, what)) multiply(arguments, format);
       },
       true);

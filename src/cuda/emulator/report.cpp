@@ -8,7 +8,7 @@
 namespace fovea::cuda::emulator {
 
 std::string_view name(Fault fault) {
-  static constexpr std::array<std::string_view, 32> kNames = {
+  static constexpr std::array<std::string_view, 33> kNames = {
       "out of bounds",
       "misaligned address",
       "uninitialised read",
@@ -39,6 +39,7 @@ std::string_view name(Fault fault) {
       "tcgen05 not waited for",
       "instruction descriptor",
       "scale factors",
+      "instruction of later GPUs",
       "trap",
       "livelock",
   };

@@ -41,6 +41,7 @@ enum class Fault : std::uint8_t {
   tensor_not_awaited,
   instruction_descriptor,
   scale_factors,
+  architecture,
   trap,
   livelock,
 };

@@ -11,7 +11,7 @@ namespace fovea::cuda {
 
 struct Wrapper {
   const char* function;
-  int architecture;  // the least: 80; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a)
+  int architecture;  // the least: 80; 89; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a)
   // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int);
   // from 100 on t, a TmemAddress
   const char* body;
@@ -126,6 +126,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"mma_m16n8k16", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k16<Element::bf16>(d, x, s, a.u[3]); mma_m16n8k16<Element::f16>(d, x, s, a.u[3]); a.f[0] = d[0];",
      {"HMMA.16816.F32.BF16", "HMMA.16816.F32 R"}},
     {"mma_m16n8k32_s8", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_s8(d, x, s, a.u[3]); a.f[0] = d[0];", {"IMMA.16832.S8.S8"}},
+    {"mma_m16n8k32_e4m3", 89, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_e4m3(d, x, s, a.u[3]); a.f[0] = d[0];", {"QMMA.16832.F32.E4M3.E4M3"}},
     {"mma_m16n8k8_tf32", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k8_tf32(d, x, s, a.u[3]); a.f[0] = d[0];", {"HMMA.1688.F32.TF32"}},
 
     // mbarrier.cuh

@@ -93,6 +93,16 @@ FOVEA_DEVICE void mma_m16n8k32_s8(float (&d)[4], const std::uint32_t (&a)[4], st
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// mma.m16n8k32 (Warp Level Matrix; sm_89), e4m3 inputs, f32 sums, of which tensor cores before sm_100 keep fewer bits:
+/// d += a b.
+FOVEA_DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// mma.m16n8k8 (Warp Level Matrix), tf32 inputs (f32 words whose low 13 bits are not read; round them first with
 /// cvt_rna_tf32).
 FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,

@@ -54,6 +54,11 @@ FOVEA_DEVICE void mma_m16n8k32_s8(float (&d)[4], const std::uint32_t (&a)[4], st
   emulator::mma(emulator::Format::s8, d, a, b0, b1, {"mma.sync.s8", site});
 }
 
+FOVEA_DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1, Site site = Site::here()) {
+  emulator::mma(emulator::Format::e4m3, d, a, b0, b1, {"mma.sync.e4m3", site});
+}
+
 FOVEA_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                    std::uint32_t b1, Site site = Site::here()) {
   emulator::mma(emulator::Format::tf32, d, a, b0, b1, {"mma.sync.tf32", site});
