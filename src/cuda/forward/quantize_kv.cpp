@@ -90,6 +90,19 @@ struct RowsOfCodes {
   }
 };
 
+RowsToRound rows_to_round(const BshdParam& x, std::int32_t head_dim, const ForwardParams& call,
+                          std::int32_t num_tiles) {
+  return {.x = x,
+          .head_dim = head_dim,
+          .is_aligned = call.is_q_aligned != 0 && call.is_kv_aligned != 0,
+          .num_heads_kv = call.num_heads_kv,
+          .seqlen_kv = call.seqlen_kv,
+          .num_tiles = num_tiles,
+          .cu_seqlens_kv = call.cu_seqlens_kv,
+          .num_sequences = call.num_sequences,
+          .total_kv = call.total_kv};
+}
+
 QuantizeQParams query_params(const ForwardParams& call, const Counts& counts, std::byte* codes,
                              std::byte* rows) {
   return {.q = call.q,
@@ -161,32 +174,18 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   auto* const base = static_cast<std::byte*>(to);
   const auto num_tiles = static_cast<std::int32_t>(counts.tiles);
   QuantizeKvLaunch launch{.spec = spec};
-  launch.params.k = {.k = call.k,
-                     .head_dim = call.head_dim_qk,
-                     .is_aligned = call.is_q_aligned != 0 && call.is_kv_aligned != 0,
-                     .num_heads_kv = call.num_heads_kv,
-                     .seqlen_kv = call.seqlen_kv,
-                     .num_tiles = num_tiles,
-                     .cu_seqlens_kv = call.cu_seqlens_kv,
-                     .num_sequences = call.num_sequences,
-                     .total_kv = call.total_kv,
-                     .codes = reinterpret_cast<std::int8_t*>(base + at.k_codes),
-                     .numbers = reinterpret_cast<std::uint16_t*>(base + at.k_codes),
-                     .beside = {.keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
-                                .mean = reinterpret_cast<const float*>(base + at.mean),
-                                .num_tiles = num_tiles}};
-  launch.params.v = {.v = call.v,
-                     .head_dim = call.head_dim_v,
-                     .is_aligned = call.is_kv_aligned,
-                     .num_heads_kv = call.num_heads_kv,
-                     .seqlen_kv = call.seqlen_kv,
-                     .num_tiles = num_tiles,
-                     .cu_seqlens_kv = call.cu_seqlens_kv,
-                     .num_sequences = call.num_sequences,
-                     .total_kv = call.total_kv,
-                     .codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes),
-                     .numbers = reinterpret_cast<std::uint16_t*>(base + at.v_codes),
-                     .beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)}};
+  QuantizeKParams& k = launch.params.k;
+  static_cast<RowsToRound&>(k) = rows_to_round(call.k, call.head_dim_qk, call, num_tiles);
+  k.codes = reinterpret_cast<std::int8_t*>(base + at.k_codes);
+  k.numbers = reinterpret_cast<std::uint16_t*>(base + at.k_codes);
+  k.beside = {.keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
+              .mean = reinterpret_cast<const float*>(base + at.mean),
+              .num_tiles = num_tiles};
+  QuantizeVParams& v = launch.params.v;
+  static_cast<RowsToRound&>(v) = rows_to_round(call.v, call.head_dim_v, call, num_tiles);
+  v.codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes);
+  v.numbers = reinterpret_cast<std::uint16_t*>(base + at.v_codes);
+  v.beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)};
   if (call.num_sequences == 0) return launch;
   const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);
   launch.params.num_tiles_of_v = spec.head_dim_v > 0 ? static_cast<std::int32_t>(tiles) : 0;

@@ -16,28 +16,35 @@ struct HeadRows {
   const std::uint16_t* data;
   std::int64_t row_stride, col_stride;
   std::int32_t count;
-};
 
-/// Eight neighbouring elements of a row; zeros where there is no such row, and behind the problem's head_dim.
-/// `operand`: its parameters, head_dim and is_aligned among them.
-template <bool reads_elements, class Params>
-FOVEA_DEVICE ptx::U32x4 load_eight(const HeadRows& rows, std::int64_t row, int channel,
-                                   const Params& operand) {
-  if (row >= rows.count || channel >= operand.head_dim) return {};
-  const std::uint16_t* const first = rows.data + row * rows.row_stride;
-  if (!reads_elements || operand.is_aligned != 0)
-    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + channel));
-  // By elements, which are shifted in one after the other: any alignment, any stride.
-  ptx::U32x4 chunk{};
-#pragma unroll 1
-  for (int col = channel; col < channel + 8; ++col) {
-    std::uint32_t bits = 0;
-    if (col < operand.head_dim) bits = ptx::ld_global_nc(first + col * rows.col_stride);
-    chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
-             chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
+  /// Eight elements of a row, from this column on: zeros where there is no such row, and behind head_dim. Rows begin at
+  /// multiples of 16 bytes and are contiguous, of whole 16 bytes, unless they are read by elements and not aligned.
+  template <bool reads_elements>
+  FOVEA_DEVICE_MEMBER ptx::U32x4 eight(std::int64_t row, std::int32_t col, std::int32_t head_dim,
+                                       bool is_aligned) const {
+    if (row >= count || col >= head_dim) return {};
+    const std::uint16_t* const first = data + row * row_stride;
+    if constexpr (reads_elements) {
+      if (!is_aligned) return gather(first, col, head_dim);
+    }
+    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + col));
   }
-  return chunk;
-}
+
+ private:
+  /// The same by elements, which are shifted in one after the other: any alignment, any stride.
+  FOVEA_DEVICE_MEMBER ptx::U32x4 gather(const std::uint16_t* row, std::int32_t from,
+                                        std::int32_t head_dim) const {
+    ptx::U32x4 chunk{};
+#pragma unroll 1
+    for (int col = from; col < from + 8; ++col) {
+      std::uint32_t bits = 0;
+      if (col < head_dim) bits = ptx::ld_global_nc(row + col * col_stride);
+      chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
+               chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
+    }
+    return chunk;
+  }
+};
 
 /// Rows from `begin` on of a sequence and head. `number`: of its head's tiles. `row`: of row 0 of the sequence, among
 /// those of all sequences and heads.
@@ -89,5 +96,11 @@ struct HeadTiles {
             head * total + packed_rows(cu_seqlens, sequence, total).begin};
   }
 };
+
+template <bool is_packed>
+FOVEA_DEVICE HeadTiles<is_packed> tiles_of(const RowsToRound& p) {
+  return {p.x,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
+          p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
+}
 
 }  // namespace fovea::cuda

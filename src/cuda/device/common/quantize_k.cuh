@@ -71,9 +71,9 @@ struct QuantizeK {
     return 8 * ((2 * step + warp / 4) * (kRows / 2) + r / 2) + 2 * (warp % 4) + r % 2;
   }
 
-  /// Zeros where there is no such row, and behind the problem's head_dim.
+  /// Of a row, this thread's channels.
   FOVEA_DEVICE_MEMBER ptx::U32x4 load(const HeadRows& rows, std::int64_t row) const {
-    return load_eight<spec.reads_elements>(rows, row, channel, p);
+    return rows.eight<spec.reads_elements>(row, channel, p.head_dim, p.is_aligned != 0);
   }
 
   using Chunks = ptx::U32x4[kSteps];
@@ -114,10 +114,7 @@ struct QuantizeK {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER Tiles keys() const {
-    return {p.k,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
-            p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
-  }
+  FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed>(p); }
 
   // ---- the mean of a sample of keys ----
 

@@ -1,5 +1,5 @@
 // K and V rounded to eight bits before attention, and Q where attention reads codes of it. Tiles of V come before those
-// of K: those wait for their mean, as Q does, which a kernel before this one takes meanwhile. Attention waits for this
+// of Q and K: those wait for the mean of K, which a kernel before this one takes meanwhile. Attention waits for this
 // kernel only, whose tiles of K have waited for that one. Read quantize_k.cuh, quantize_v.cuh and quantize_q.cuh, a
 // tile each.
 #pragma once
@@ -22,14 +22,15 @@ template <QuantizeKvSpec spec>
 FOVEA_DEVICE void quantize_kv(const QuantizeKvParams& p) {
   ptx::griddepcontrol_launch_dependents();
   std::int32_t number = ptx::block_idx().x;
+  if constexpr (spec.head_dim_v > 0) {
+    if (number < p.num_tiles_of_v) return QuantizeV<spec>{p.v}.run(number);
+    number -= p.num_tiles_of_v;
+  }
   if constexpr (spec.rounds_q) {
     if (number < p.num_tiles_of_q) return QuantizeQ<spec>{p.q, {p.k}}.run(number);
     number -= p.num_tiles_of_q;
   }
-  if constexpr (spec.head_dim_v > 0) {
-    if (number < p.num_tiles_of_v) return QuantizeV<spec>{p.v}.run(number);
-  }
-  QuantizeK<spec>{p.k}.run(number - p.num_tiles_of_v);
+  QuantizeK<spec>{p.k}.run(number);
 }
 
 }  // namespace fovea::cuda

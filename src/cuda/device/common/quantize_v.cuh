@@ -47,8 +47,7 @@ struct QuantizeV {
 
   /// The tile of this number, among those of all sequences and heads.
   FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
-    const HeadTiles<spec.is_packed> tiles{p.v,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
-                                          p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
+    const HeadTiles<spec.is_packed> tiles = tiles_of<spec.is_packed>(p);
     const HeadTile tile = tiles.tile(number);
     const HeadRows rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin < rows.count) round(tile, rows, number);
@@ -82,13 +81,12 @@ struct QuantizeV {
     }
   }
 
-  /// Zeros where there are no keys, and behind the problem's head_dim.
   FOVEA_DEVICE_MEMBER void load(const HeadRows& rows, std::int32_t begin, int quad,
                                 Block& block) const {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const std::int64_t row = std::int64_t{begin} + key_of_byte(kKeys * quad + i);
-      block[i] = load_eight<spec.reads_elements>(rows, row, 8 * octet, p);
+      block[i] = rows.eight<spec.reads_elements>(row, 8 * octet, p.head_dim, p.is_aligned != 0);
     }
   }
 

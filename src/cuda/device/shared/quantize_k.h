@@ -38,8 +38,9 @@ struct QuantizedParams {
   std::int32_t num_tiles;     // of a sequence and head; packed: of a head
 };
 
-struct QuantizeKParams {
-  BshdParam k;            // [batch, seqlen_kv, num_heads_kv, head_dim]
+/// K or V, as the kernel that rounds takes it.
+struct RowsToRound {
+  BshdParam x;            // [batch, seqlen_kv, num_heads_kv, head_dim]
   std::int32_t head_dim;  // of the problem
   // Rows begin at multiples of 16 bytes and are contiguous, of whole 16 bytes; unless the spec reads elements they are.
   std::int32_t is_aligned;
@@ -48,6 +49,9 @@ struct QuantizeKParams {
   IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
   std::int32_t num_sequences;
   std::int64_t total_kv;  // rows of all of them, of one head
+};
+
+struct QuantizeKParams : RowsToRound {
   // [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
   std::int8_t* codes;
   std::uint16_t* numbers;  // or these elements, in the same places

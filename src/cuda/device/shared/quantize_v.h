@@ -2,14 +2,13 @@
 //
 //   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / 448
 //
-// wgmma wants operands of eight bits with their depth side by side, and the depth of P V are keys: V lies transposed, a
-// row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become its operand: it
-// holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
+// Tensor cores want operands of eight bits with their depth side by side, and the depth of P V are keys: V lies
+// transposed, a row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become its
+// operand: it holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
 #pragma once
 
 #include "shared/element.h"
 #include "shared/quantize_k.h"
-#include "shared/tensor_params.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -29,17 +28,9 @@ struct QuantizedValues {
   const float* scales;  // [batch, num_heads_kv, num_tiles], packed without batch
 };
 
-struct QuantizeVParams {
-  BshdParam v;              // [batch, seqlen_kv, num_heads_kv, head_dim]
-  std::int32_t head_dim;    // of the problem
-  std::int32_t is_aligned;  // as of k
-  std::int32_t num_heads_kv, seqlen_kv;
-  std::int32_t num_tiles;    // of a sequence and head; packed: of a head
-  IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
-  std::int32_t num_sequences;
-  std::int64_t total_kv;  // rows of all of them, of one head
-  std::uint8_t*
-      codes;  // [batch, num_heads_kv, num_tiles, head_dim of the codes, kQuantizedTile], packed without batch
+struct QuantizeVParams : RowsToRound {
+  // [batch, num_heads_kv, num_tiles, head_dim of the codes, kQuantizedTile], packed without batch
+  std::uint8_t* codes;
   // Or elements: [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
   std::uint16_t* numbers;
   QuantizedValues beside;  // of codes
