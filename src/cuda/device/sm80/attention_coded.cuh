@@ -79,7 +79,7 @@ struct CodedForward {
     sums.scores.multiply_keys(team, s, team.keys_at(stage));
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
-    if (pass > Pass::finite) sums.shrink(s);
+    if (pass > Pass::finite) sums.scores.shrink(s);
     sums.softmax(team, s);
     sums.multiply_values(team, s, team.values_at(stage));
   }
@@ -117,17 +117,7 @@ struct CodedForward {
     team.keep_work();
     team.meet();
     if constexpr (kSpec.is_varlen) team.work = team.kept_work();
-#pragma unroll 1
-    for (Pass pass = Pass::all; pass != Pass::end;
-         pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
-      walk(pass);
-      const bool is_done = is_finite(team, sums) || pass != Pass::all;
-      const Work kept = team.kept_work();
-      team.renew_lane();
-      if (is_done) finish(AtEnd<kSpec>{team, kept}, sums, pass);
-      if (is_done && pass == Pass::all) return;
-      team.meet();
-    }
+    run_passes(team, sums, [&](Pass pass) { walk(pass); });
   }
 };
 

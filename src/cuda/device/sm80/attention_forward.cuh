@@ -27,8 +27,8 @@
 //   scores.cuh    S and programs: a tile in a warp's registers; code_scores.cuh, where Q and K have 8 bits
 //   compute.cuh   softmax and O of it
 //   walk.cuh      which kv tiles the rows see
-//   passes.cuh    NaN and infinity in V, which may reach only rows that see them
 //   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
+//   passes.cuh    NaN and infinity in V, which may reach only rows that see them
 //
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
 #pragma once
@@ -80,7 +80,7 @@ struct Forward {
     if constexpr (spec.multiplies_codes) sums.scores.codes.finish(team, s, tile);
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
-    if (pass > Pass::finite) sums.shrink(s);
+    if (pass > Pass::finite) sums.scores.shrink(s);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) {
       if (pass <= Pass::finite) sums.drop(team, s, tile);
@@ -219,17 +219,7 @@ struct Forward {
     if constexpr (spec.multiplies_codes) sums.scores.codes.keep(team);
     team.meet();
     if constexpr (spec.is_varlen) team.work = team.kept_work();
-#pragma unroll 1
-    for (Pass pass = Pass::all; pass != Pass::end;
-         pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
-      walk(pass);
-      const bool is_done = is_finite(team, sums) || pass != Pass::all;
-      const Work kept = team.kept_work();
-      team.renew_lane();
-      if (is_done) finish(AtEnd<spec>{team, kept}, sums, pass);
-      if (is_done && pass == Pass::all) return;
-      team.meet();
-    }
+    run_passes(team, sums, [&](Pass pass) { walk(pass); });
   }
 };
 

@@ -50,6 +50,7 @@ template <TeamSpec spec, class Mods>
 struct Sums {
   using T = Traits<spec>;
   using Fragments = ScoreFragments<spec>;
+  static constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;  // are scores?
 
   float out[T::kRowBlocks][T::kColBlocks][4];
   // Note: here, between the sums. Elsewhere the same PTX numbers its registers otherwise, and ptxas deals them
@@ -87,7 +88,7 @@ struct Sums {
         RowState& row = rows[i][half];
         OriginStep step;
         float greatest = greatest_of_thread<spec>(s, i, half);
-        if constexpr (Scores<spec, Mods>::kAreCodes) {
+        if constexpr (kAreCodes) {
           const float unit = scores.codes.unit(team, i, half);
           greatest = greatest_of_quad((greatest - kIntegerOrigin) * unit);
           step = move_origin_of_codes(row, greatest, unit);
@@ -119,17 +120,6 @@ struct Sums {
       for (int j = 0; j < T::kColBlocks; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) out[i][j][e] *= rescale[i][e / 2];
-  }
-
-  /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there, relative to an origin of 0.
-  FOVEA_DEVICE_MEMBER static void shrink(Fragments& s) {
-    constexpr float kZero = Scores<spec, Mods>::kAreCodes ? kIntegerOrigin : 0.0F;
-#pragma unroll
-    for (int i = 0; i < T::kRowBlocks; ++i)
-#pragma unroll
-      for (int j = 0; j < T::kKeyBlocks; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : kZero;
   }
 
   /// Decisions first: a loop that is not unrolled draws them, and scores need no more than a bit each.
@@ -189,6 +179,17 @@ struct Sums {
       }
     }
   }
+
+  // ---- the end ---------------------------------------------------------------------------------
+
+  /// A row of this thread, its sum that of all four.
+  FOVEA_DEVICE_MEMBER RowState whole_row(int i, int half) const {
+    float sum = rows[i][half].sum;
+    sum += ptx::shfl_bfly(sum, 1);
+    sum += ptx::shfl_bfly(sum, 2);
+    return {rows[i][half].origin, sum};
+  }
+  FOVEA_DEVICE_MEMBER float greatest(int i, int half) const { return row_max[i][half]; }
 };
 
 }  // namespace fovea::cuda::team

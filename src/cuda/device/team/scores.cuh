@@ -112,6 +112,17 @@ struct Scores {
     });
   }
 
+  /// Equal scores where a row sees the key, NaN too: all P are equal then, relative to an origin of 0.
+  FOVEA_DEVICE_MEMBER static void shrink(Fragments& s) {
+    constexpr float kZero = kAreCodes ? kIntegerOrigin : 0.0F;
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[i][j][e] = s[i][j][e] == -infinity() ? -infinity() : kZero;
+  }
+
   /// visit(score, position) for every score of this thread.
   template <class Visit>
   FOVEA_DEVICE_MEMBER static void for_each_score(const Team<spec>& team, VisitedTile tile,

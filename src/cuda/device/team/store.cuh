@@ -1,8 +1,9 @@
-// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 7 of
-// sm80/attention_forward.cuh, which is the last one.
+// O, lse and row_max on their way out; or partial states, where the problem is split. Chapter 6 of
+// sm80/attention_forward.cuh; read passes.cuh next.
 #pragma once
 
 #include "common/online_softmax.cuh"
+#include "common/passes.cuh"
 #include "common/row_view.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
@@ -10,7 +11,6 @@
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
 #include "team/compute.cuh"
-#include "team/passes.cuh"
 #include "team/team.cuh"
 #include "tile/shared_tile.cuh"
 
@@ -43,8 +43,8 @@ FOVEA_DEVICE void store_element(char* to, float value) {
 }
 
 /// Straight from registers.
-template <TeamSpec spec, class Mods>
-FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
+template <TeamSpec spec, class TileSums>
+FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const TileSums& sums) {
   using T = Traits<spec>;
   const ForwardParams& p = end.team.p;
   const std::int64_t step = out_col_bytes<spec>(p);
@@ -68,8 +68,8 @@ FOVEA_DEVICE void store_f32(const AtEnd<spec>& end, const Sums<spec, Mods>& sums
 }
 
 /// The warp's part of O into its part of shared memory, where Q was. The lanes find each other's elements there.
-template <Element element, TeamSpec spec, class Mods>
-FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums) {
+template <Element element, TeamSpec spec, class TileSums>
+FOVEA_DEVICE void stage_out(const AtEnd<spec>& end, const TileSums& sums) {
   using T = Traits<spec>;
   using Tile = typename T::OutTile;
   const int lane = end.team.lane;
@@ -137,8 +137,8 @@ FOVEA_DEVICE void store_elements(const AtEnd<spec>& end, const RowAddresses& row
   }
 }
 
-template <TeamSpec spec, class Mods>
-FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass) {
+template <TeamSpec spec, class TileSums>
+FOVEA_DEVICE void store_out(const AtEnd<spec>& end, const TileSums& sums, Pass pass) {
   constexpr Element kOutElement = RowView<spec>::kOutElement;
   constexpr Element kStaged = kOutElement == Element::f32 ? Element::bf16 : kOutElement;
   const bool is_indicator = pass > Pass::finite;
@@ -156,24 +156,22 @@ using Factors = float[Traits<spec>::kRowBlocks][2];
 
 /// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its
 /// factor to the others.
-template <TeamSpec spec, class Mods>
-FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& sums, Pass pass,
+template <TeamSpec spec, class TileSums>
+FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass pass,
                               Factors<spec>& factors) {
   constexpr int kRows = 2 * Traits<spec>::kRowBlocks;
   const ForwardParams& p = end.team.p;
-  constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;
+  constexpr bool kAreCodes = TileSums::kAreCodes;
   const float unit = spec.is_prescaled || kAreCodes ? 1.0F : p.softmax_scale;
   const int mine = end.team.lane % kRows;
   RowState row = empty_row();
   float row_max = 0;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    float sum = sums.rows[i / 2][i % 2].sum;
-    sum += ptx::shfl_bfly(sum, 1);
-    sum += ptx::shfl_bfly(sum, 2);
+    const RowState whole = sums.whole_row(i / 2, i % 2);
     if (i != mine) continue;
-    row = {sums.rows[i / 2][i % 2].origin, sum};
-    row_max = sums.row_max[i / 2][i % 2];
+    row = whole;
+    row_max = sums.greatest(i / 2, i % 2);
   }
   const RowView<spec> r = end.row_at(end.team.my_row(mine / 2, mine % 2));
   float sink = -infinity();
@@ -196,8 +194,8 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const Sums<spec, Mods>& su
     factors[i / 2][i % 2] = ptx::shfl_idx(result.factor, end.team.lane / 4 * 4 + i);
 }
 
-template <TeamSpec spec, class Mods>
-FOVEA_DEVICE void finish(const AtEnd<spec>& end, Sums<spec, Mods>& sums, Pass pass) {
+template <TeamSpec spec, class TileSums>
+FOVEA_DEVICE void finish(const AtEnd<spec>& end, TileSums& sums, Pass pass) {
   using T = Traits<spec>;
   Factors<spec> factors;
   finish_rows(end, sums, pass, factors);

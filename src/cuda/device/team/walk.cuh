@@ -1,4 +1,4 @@
-// Which kv tiles the rows of a tile see. Chapter 5 of sm80/attention_forward.cuh; read passes.cuh next.
+// Which kv tiles the rows of a tile see. Chapter 5 of sm80/attention_forward.cuh; read store.cuh next.
 #pragma once
 
 #include "common/sequence.cuh"
