@@ -31,11 +31,18 @@
 namespace fovea::testing {
 namespace {
 
-/// Newer devices run the kernels of older ones too: a device of this major compute capability and the size of ours.
-cuda::DeviceTraits traits_as(int major) {
+/// Whose kernels a problem runs by: those of a compute capability; on Hopper those for long sequences too where it is
+/// short.
+struct Generation {
+  int major = 8, minor = 0;
+  bool takes_short = true;
+};
+
+/// Newer devices run the kernels of older ones too: a device of this compute capability and the size of ours.
+cuda::DeviceTraits traits_as(const Generation& generation) {
   cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
-  device.major = major;
-  device.minor = 0;
+  device.major = generation.major;
+  device.minor = generation.minor;
   return device;
 }
 
@@ -44,15 +51,8 @@ cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
   return plan;
 }
 
-/// Whose kernels a problem runs by: those of a major compute capability; on Hopper those for long sequences too where
-/// it is short.
-struct Generation {
-  int major = 8;
-  bool takes_short = true;
-};
-
 cuda::ForwardPlan plan_as(const ForwardProblem& problem, const Generation& generation) {
-  const cuda::DeviceTraits device = traits_as(generation.major);
+  const cuda::DeviceTraits device = traits_as(generation);
   if (generation.takes_short) return loaded(cuda::choose_forward(problem, device));
   return loaded(plan_without({cuda::Sm80ForwardShort::kName, cuda::Sm90ForwardShort::kName},
                              problem, device));
@@ -105,19 +105,40 @@ TEST_P(GpuFeatures, EqualTheOracle) {
   }
 }
 
+/// A case of a recipe with this feature.
+Case rounded_case(std::string_view recipe, std::int64_t head_dim, const Feature& feature) {
+  Case problem = plain_case(head_dim == 64 ? Dtype::f16 : Dtype::bf16);
+  problem.label = fmt::format("{} + {}", recipe, feature.name);
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.seqlen_q = 140;
+  problem.seqlen_kv = 270;
+  feature.add(problem);
+  problem.quant = parse_quantization(recipe);
+  return problem;
+}
+
 /// By the kernel of each generation that rounds.
 TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperands) {
   if (GetParam().group == "products") return;  // of CPUs
   for (const std::int64_t head_dim : {64, 128}) {
-    Case problem = plain_case(head_dim == 64 ? Dtype::f16 : Dtype::bf16);
-    problem.label = fmt::format("accurate + {}", GetParam().name);
-    problem.head_dim_qk = problem.head_dim_v = head_dim;
-    problem.seqlen_q = 140;
-    problem.seqlen_kv = 270;
-    GetParam().add(problem);
-    if (problem.head_dim_qk > 128) continue;  // no such kernel
-    problem.quant = parse_quantization("accurate");
-    expect_right(problem);
+    const Case problem = rounded_case("accurate", head_dim, GetParam());
+    if (problem.head_dim_qk <= 128) expect_right(problem);  // there is no wider kernel
+  }
+}
+
+/// By mma.sync as on 8.9, where this GPU has such products; what is refused beside them has a test of its own.
+TEST_P(GpuFeatures, EqualTheOracleWithCodesOfProbabilities) {
+  if (GetParam().group == "products") return;  // of CPUs
+  const Generation generation{.major = 8, .minor = 9};
+  if (cuda::traits_of(cuda::driver::process_context(0).info()).compute_capability() < 89)
+    GTEST_SKIP() << "tensor cores multiply no e4m3";
+  for (const std::int64_t head_dim : {64, 128}) {
+    const Case problem = rounded_case("fast", head_dim, GetParam());
+    CaseMemory memory(problem);
+    const ForwardProblem f = validate(problem_of(memory.args()), "test");
+    if (cuda::choose_forward(f, traits_as(generation)).candidate.empty()) continue;
+    expect_kernel_equals_oracle(problem,
+                                [&](const AttentionForward& args) { run_as(generation, args); });
   }
 }
 
@@ -301,8 +322,9 @@ void expect_right_short(const Case& problem) {
     const ForwardProblem posed = bounded(call, most);
     constexpr bool kIsHoppers = std::is_same_v<Kernel, cuda::Sm90ForwardShort>;
     const cuda::ForwardPlan plan =
-        kIsHoppers ? plan_as(posed, {.major = 9})
-                   : loaded(plan_without({cuda::Sm90ForwardShort::kName}, posed, traits_as(9)));
+        kIsHoppers
+            ? plan_as(posed, {.major = 9})
+            : loaded(plan_without({cuda::Sm90ForwardShort::kName}, posed, traits_as({.major = 9})));
     ASSERT_EQ(plan.candidate, Kernel::kName);
     run_plan(posed, plan, call, nullptr);
     copies.copy_back();

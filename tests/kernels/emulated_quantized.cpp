@@ -46,11 +46,9 @@ void with_spec(const QuantizeKvSpec& spec, const Run& run) {
                                          .head_dim_qk = head_dim,
                                          .head_dim_v = head_dim_v,
                                          .is_packed = true};
-        if constexpr (head_dim_v == 0) {
-          if (spec.rounds_q) {
-            return spec.is_packed ? run.template operator()<for_sm80(kPacked)>()
-                                  : run.template operator()<for_sm80(kDense)>();
-          }
+        if (spec.rounds_q) {
+          return spec.is_packed ? run.template operator()<for_sm80(kPacked)>()
+                                : run.template operator()<for_sm80(kDense)>();
         }
         return spec.is_packed ? run.template operator()<kPacked>()
                               : run.template operator()<kDense>();

@@ -268,7 +268,9 @@ void run_hopper(const Run& run, Emulation& emulation) {
 void run_sm80_quantized(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
   ASSERT_EQ(plan.candidate, cuda::Sm80ForwardQuantized::kName);
-  ASSERT_EQ(plan.spec, plan_of(run.label, run.problem, cuda::typical_device(8, 0)).spec);
+  const cuda::DeviceTraits compiled_for = rounding_device(run.problem.problem.quant);
+  ASSERT_EQ(plan.spec, plan_of(run.label, run.problem, compiled_for).spec);
+  emulation.compute_capability = run.device.compute_capability();
   register_tensors(run, emulation);
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));

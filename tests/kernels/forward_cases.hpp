@@ -38,6 +38,10 @@ std::vector<Case> hopper_selection_cases();
 /// Of sm90/attention_quantized; of sm80/attention_quantized.
 std::vector<Case> hopper_quantized_cases();
 std::vector<Case> sm80_quantized_cases();
+/// What these start from: so many rows, three tiles of 128 keys, the last of them cut; two heads share keys.
+Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q);
+/// The GPU that a case of sm80/attention_quantized is compiled for: 8.0; 8.9 where codes of P are multiplied.
+cuda::DeviceTraits rounding_device(const Quantization& quant);
 
 /// Of sm90/attention_forward with few rows, whose heads share a tile and whose keys are split: dense, and over caches.
 std::vector<Case> hopper_few_rows_cases();

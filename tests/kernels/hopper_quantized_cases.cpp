@@ -8,19 +8,9 @@
 namespace fovea::testing {
 namespace {
 
-/// Two row tiles, three tiles of 128 keys, the last of each cut; two heads share keys.
+/// Two row tiles.
 Case base_case(const char* label, std::int64_t head_dim) {
-  Case problem = plain_case(Dtype::bf16);
-  problem.label = label;
-  problem.batch = 1;
-  problem.seqlen_q = 205;
-  problem.seqlen_kv = 270;
-  problem.num_heads_q = 2;
-  problem.num_heads_kv = 1;
-  problem.head_dim_qk = problem.head_dim_v = head_dim;
-  problem.wants_row_max = false;
-  problem.quant = parse_quantization("accurate");
-  return problem;
+  return rounded_case(label, head_dim, 205);
 }
 
 /// Programs, which read scores and not codes.

@@ -136,8 +136,8 @@ void print_quantizeds(std::ofstream& out) {
     print_hopper(each.label, problem_of_case(each), out, table);
   std::string rounded;
   for (const auto& each : testing::sm80_quantized_cases()) {
-    const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
-    print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, rounded);
+    const cuda::DeviceTraits device = testing::rounding_device(each.quant);
+    print(each.label, testing::plan_of(each.label, problem_of_case(each), device), out, rounded);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n"

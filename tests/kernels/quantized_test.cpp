@@ -70,7 +70,7 @@ class EmulatedSm80Quantized : public ::testing::TestWithParam<Case> {};
 TEST_P(EmulatedSm80Quantized, EqualsTheOracle) {
   Emulation emulation;
   emulation.options = {.seed = first_seed() + 1};
-  expect_sm80_equals_oracle(GetParam(), cuda::typical_device(8, 0), emulation);
+  expect_sm80_equals_oracle(GetParam(), rounding_device(GetParam().quant), emulation);
   EXPECT_EQ(emulation.findings, "");
 }
 
@@ -98,6 +98,14 @@ TEST(EmulatedSm80Quantized, EqualsTheOracleHoweverCopiesLand) {
   for_each_landing([&](Emulation& emulation) {
     expect_sm80_equals_oracle(sm80_case_named("rounded_few"), device, emulation);
   });
+}
+
+TEST(EmulatedSm80Quantized, CodesOfProbabilitiesEqualTheOracleHoweverCopiesLand) {
+  const Case problem = sm80_case_named("summed_few");
+  cuda::DeviceTraits device = rounding_device(problem.quant);
+  device.major = 12;
+  for_each_landing(
+      [&](Emulation& emulation) { expect_sm80_equals_oracle(problem, device, emulation); });
 }
 
 /// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
@@ -142,8 +150,10 @@ TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
 }
 
 TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
-  for (const char* label : {"rounded_window_d64", "rounded_softcap"})
-    expect_given_products(sm80_case_named(label), run_sm80_quantized, cuda::typical_device(8, 0));
+  for (const char* label : {"rounded_window_d64", "rounded_softcap", "summed_window_d64"}) {
+    const Case problem = sm80_case_named(label);
+    expect_given_products(problem, run_sm80_quantized, rounding_device(problem.quant));
+  }
 }
 
 /// From the tile that is visited third on scores are six octaves larger: codes by the reference of the first ones are

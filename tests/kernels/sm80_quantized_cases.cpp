@@ -1,24 +1,17 @@
 // Problems of sm80/attention_quantized: Q and K in eight bits, all else as sm80/attention_forward has it. See
 // forward_cases.hpp.
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/forward_cases.hpp"
 #include "support/features.hpp"
 
 namespace fovea::testing {
 namespace {
 
-/// Two row tiles, three tiles of 128 keys, the last of each cut; two heads share keys.
+/// Two row tiles.
 Case base_case(const char* label, std::int64_t head_dim) {
-  Case problem = plain_case(Dtype::bf16);
-  problem.label = label;
-  problem.batch = 1;
-  problem.seqlen_q = 140;
-  problem.seqlen_kv = 270;
-  problem.num_heads_q = 2;
-  problem.num_heads_kv = 1;
-  problem.head_dim_qk = problem.head_dim_v = head_dim;
-  problem.wants_row_max = false;
-  problem.quant = parse_quantization("accurate");
-  return problem;
+  return rounded_case(label, head_dim, 140);
 }
 
 /// Programs, which read scores and not codes.
@@ -78,7 +71,88 @@ std::vector<Case> layout_cases() {
   return {padded, by_elements, wide, packed, few, none};
 }
 
+/// P and V too.
+std::vector<Case> coded_cases() {
+  const auto coded = [](const char* label, std::int64_t head_dim) {
+    Case problem = base_case(label, head_dim);
+    problem.quant = parse_quantization("fast");
+    return problem;
+  };
+  Case full_128 = coded("summed_full_d128", 128);
+  full_128.batch = 2;
+  Case causal_128 = coded("summed_causal_d128", 128);
+  causal_128.mask = causal();
+  causal_128.has_sinks = true;
+  causal_128.wants_row_max = true;
+  Case full_64 = coded("summed_full_d64", 64);
+  full_64.dtype = Dtype::f16;
+  full_64.seqlen_kv = 400;
+  Case window_64 = coded("summed_window_d64", 64);
+  window_64.mask = causal() && window(150, 0);
+  Case documents = coded("summed_documents", 64);
+  const TensorView ids =
+      documents.capture(Dtype::i32, {270}, [](std::int64_t i) { return i / 90; });
+  documents.mask = parse_mask_mod("ids[q_idx] == ids[kv_idx]", {.tensors = {{"ids", ids}}});
+  Case padded = coded("summed_padded", 72);
+  padded.head_dim_v = 40;
+  padded.layout = Layout::bhsd;
+  padded.out_dtype = Dtype::f32;
+  const TensorView table =
+      padded.capture(Dtype::boolean, {140, 270}, [](std::int64_t i) { return i * 7 % 11 < 5; });
+  padded.mask = parse_mask_mod("seen[q_idx, kv_idx]", {.tensors = {{"seen", table}}});
+  Case by_elements = coded("summed_by_elements", 29);
+  by_elements.layout = by_elements.out_layout = Layout::odd_offset;
+  by_elements.mask = causal();
+  by_elements.has_infinite_values = true;
+  Case infinite = coded("summed_infinite", 64);
+  infinite.seqlen_q = 70;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  Case packed = coded("summed_packed", 64);
+  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+  packed.trailing_rows = 3;
+  packed.mask = causal();
+  packed.has_sinks = true;
+  packed.has_infinite_values = true;
+  Case few = coded("summed_few", 128);
+  few.seqlen_q = 3;
+  few.seqlen_kv = 531;
+  few.num_heads_q = 4;
+  few.num_heads_kv = 2;
+  few.has_sinks = true;
+  few.wants_row_max = true;
+  few.mask = causal();
+  Case none = coded("summed_no_keys", 128);
+  none.seqlen_kv = 0;
+  none.seqlen_q = 70;
+  // Scores climb by more octaves than codes have.
+  Case heavy = coded("summed_heavy", 128);
+  heavy.distribution = Distribution::heavy_tailed;
+  heavy.seqlen_kv = 400;
+  heavy.softmax_scale = 1;
+  return {full_128,    causal_128, full_64, window_64, documents, padded,
+          by_elements, infinite,   packed,  few,       none,      heavy};
+}
+
 }  // namespace
+
+Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q) {
+  Case problem = plain_case(Dtype::bf16);
+  problem.label = label;
+  problem.batch = 1;
+  problem.seqlen_q = seqlen_q;
+  problem.seqlen_kv = 270;
+  problem.num_heads_q = 2;
+  problem.num_heads_kv = 1;
+  problem.head_dim_qk = problem.head_dim_v = head_dim;
+  problem.wants_row_max = false;
+  problem.quant = parse_quantization("accurate");
+  return problem;
+}
+
+cuda::DeviceTraits rounding_device(const Quantization& quant) {
+  return cuda::typical_device(8, quant.pv == QuantFormat::e4m3 ? 9 : 0);
+}
 
 std::vector<Case> sm80_quantized_cases() {
   std::vector<Case> cases = program_cases();
@@ -109,6 +183,7 @@ std::vector<Case> sm80_quantized_cases() {
   heavy.seqlen_kv = 400;
   heavy.softmax_scale = 1;
   cases.push_back(heavy);
+  std::ranges::copy(coded_cases(), std::back_inserter(cases));
   return cases;
 }
 

@@ -136,6 +136,7 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
   return {.element = attention.element,
           .head_dim_qk = 2 * attention.head_dim_qk,
+          .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
           .is_packed = attention.is_varlen,
           .rounds_q = true,
           .reads_elements = true};

@@ -54,17 +54,22 @@ std::optional<Refusal> refuses_field(const Quantization& quant, const Quantizati
 
 bool sums_codes(const Quantization& quant) { return quant.pv == QuantFormat::e4m3; }
 
-std::optional<Refusal> refuses_recipe(const Quantization& quant, PvFormats formats) {
+std::optional<Refusal> refuses_recipe(const Quantization& quant) {
   if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of eight bits"};
-  const bool may_sum_codes = formats == PvFormats::none_or_e4m3;
-  if (quant.pv != QuantFormat::none && !(sums_codes(quant) && may_sum_codes)) {
-    return Refusal{fmt::format("quant.pv is {}; expected {}", quant::name(quant.pv),
-                               may_sum_codes ? "none or e4m3" : "none")};
-  }
+  if (quant.pv != QuantFormat::none && !sums_codes(quant))
+    return Refusal{fmt::format("quant.pv is {}; expected none or e4m3", quant::name(quant.pv))};
   const Quantization& computed = sums_codes(quant) ? kComputedSums : kComputed;
   if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
   if (!sums_codes(quant)) return std::nullopt;
   return refuses_field(quant, computed, kFieldsThatMatterToSums);
+}
+
+std::optional<Refusal> refuses_coded_sums(const ForwardProblem& f) {
+  if (f.problem.dropout.p > 0)
+    return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
+  if (common_spec(f).is_prescaled)
+    return Refusal{"a score program, or a scale that is not above 0, beside quant.pv e4m3"};
+  return std::nullopt;
 }
 
 ForwardProblem without_recipe(ForwardProblem f) {

@@ -2,7 +2,6 @@
 // sm90_quantized.hpp and sm80_quantized.hpp are the kernels.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 #include "fovea/quant.hpp"
@@ -11,14 +10,14 @@
 
 namespace fovea::cuda {
 
-/// What a kernel can have P and V rounded to.
-enum class PvFormats : std::uint8_t { none, none_or_e4m3 };
-
 /// Are values codes too, and probabilities?
 bool sums_codes(const Quantization& quant);
 
-/// None, or one that such a kernel does not compute, by the first field that tells.
-std::optional<Refusal> refuses_recipe(const Quantization& quant, PvFormats formats);
+/// None, or one that such kernels do not compute, by the first field that tells.
+std::optional<Refusal> refuses_recipe(const Quantization& quant);
+
+/// Beside codes of P, which are made of products of codes and summed with those of V.
+std::optional<Refusal> refuses_coded_sums(const ForwardProblem& problem);
 
 /// For the refusals of a kernel that rounds no operand.
 ForwardProblem without_recipe(ForwardProblem problem);

@@ -89,6 +89,11 @@ TeamSpec Sm80Forward::with_best_tile(const TeamSpec& without_tile, const Forward
     spec.is_split = !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
     return best_tile(spec, kStreamingTiles, device);
   }
+  if (spec.sums_codes) {
+    spec = best_tile(spec, kLeanTiles, device);
+    spec.heads_per_tile = packed_heads(f, spec.tile_q);
+    return spec;
+  }
   const bool is_slim = std::max(spec.head_dim_qk, spec.head_dim_v) <= 64;
   if (is_slim && !needs_registers(f) && device.major >= kLeastMajorOfSlimTiles) {
     spec = best_tile(spec, kSlimTiles, device);

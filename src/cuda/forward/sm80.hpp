@@ -21,7 +21,8 @@ struct SpecText<TeamSpec> {
   using Base = ForwardSpec;
   static constexpr std::tuple kMembers{
       FOVEA_SPEC_MEMBER(TeamSpec, keeps_queries), FOVEA_SPEC_MEMBER(TeamSpec, has_panels),
-      FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys), FOVEA_SPEC_MEMBER(TeamSpec, multiplies_codes)};
+      FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys), FOVEA_SPEC_MEMBER(TeamSpec, multiplies_codes),
+      FOVEA_SPEC_MEMBER(TeamSpec, sums_codes)};
 };
 
 /// A row of the table of candidates.

@@ -11,14 +11,33 @@ namespace fovea::cuda {
 namespace {
 
 /// The widest rows that kernels round.
-constexpr std::int64_t kMostHeadDimQk = 128;
+constexpr std::int64_t kMostHeadDim = 128;
+
+/// From there on tensor cores multiply e4m3.
+constexpr int kFirstThatSumsCodes = 89;
 
 TeamSpec without_tile(const ForwardProblem& f) {
   TeamSpec spec{common_spec(f)};
   spec.multiplies_codes = true;
+  spec.sums_codes = sums_codes(f.problem.quant);
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
+  if (spec.sums_codes) spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory
   return spec;
+}
+
+std::optional<Refusal> refuses_sums(const ForwardProblem& f, const DeviceTraits& device) {
+  if (device.compute_capability() < kFirstThatSumsCodes) {
+    return Refusal{fmt::format(
+        "quant.pv is e4m3 and compute capability {}.{}; expected 8.9 or above, whose tensor cores "
+        "multiply e4m3",
+        device.major, device.minor)};
+  }
+  if (f.head_dim_v > kMostHeadDim) {
+    return Refusal{fmt::format("head_dim_v is {} beside quant.pv e4m3; expected at most {}",
+                               f.head_dim_v, kMostHeadDim)};
+  }
+  return refuses_coded_sums(f);
 }
 
 std::size_t codes_at(const TeamSpec& spec, const ForwardProblem& f) {
@@ -40,12 +59,15 @@ BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::in
 
 std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
-  if (auto refusal = refuses_recipe(f.problem.quant, PvFormats::none)) return refusal;
+  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = Sm80Forward::refuses(without_recipe(f), device)) return refusal;
-  if (f.head_dim_qk > kMostHeadDimQk) {
+  if (f.head_dim_qk > kMostHeadDim) {
     return Refusal{
-        fmt::format("head_dim_qk is {}; expected at most {}", f.head_dim_qk, kMostHeadDimQk)};
+        fmt::format("head_dim_qk is {}; expected at most {}", f.head_dim_qk, kMostHeadDim)};
+  }
+  if (sums_codes(f.problem.quant)) {
+    if (auto refusal = refuses_sums(f, device)) return refusal;
   }
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;
@@ -80,14 +102,16 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
                            .k = given.k,
                            .head_dim = given.head_dim_qk,
                            .rows = codes.q.beside,
-                           .keys = codes.k.beside};
+                           .keys = codes.k.beside,
+                           .value_codes = codes.v.codes,
+                           .values = codes.v.beside};
   ForwardParams& p = launch.params.common = given;
   const bool is_packed = spec.is_varlen;
   p.q = pairs_of_codes(codes.q.codes, spec, p.num_heads_q, is_packed ? p.total_q : p.seqlen_q);
   p.k = pairs_of_codes(codes.k.codes, spec, p.num_heads_kv, is_packed ? p.total_kv : p.seqlen_kv);
   p.head_dim_qk = spec.head_dim_qk;
   p.is_q_aligned = 1;
-  p.is_kv_aligned = is_aligned(args.v);
+  p.is_kv_aligned = spec.sums_codes || is_aligned(args.v);
   return launch;
 }
 

@@ -1,5 +1,5 @@
-// sm_80's forward kernel with Q and K in eight bits: what of recipes it takes, and its launches. Read sm80.hpp for all
-// else, quantize_kv.hpp for the kernels that round.
+// sm_80's forward kernel with Q and K, or P and V too, in eight bits: what of recipes it takes, and its launches. Read
+// sm80.hpp for all else, quantize_kv.hpp for the kernels that round.
 #pragma once
 
 #include <cstddef>
@@ -19,11 +19,12 @@ struct Sm80QuantizedLaunch {
   QuantizeKvLaunch quantize{};
   Sm80QuantizedParams params{};
 
-  /// Range tables, the codes of Q and K, the kernel, which starts while the one before it ends, what joins splits.
+  /// Range tables, the codes, the kernel, which starts while the one before it ends, what joins splits.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
-/// A row of the table of candidates: recipes that round q and k to int8 as `accurate` does, and nothing else.
+/// A row of the table of candidates: recipes that round q and k to int8 as `accurate` does, and from 8.9 on those that
+/// round p and v as `fast` does.
 struct Sm80ForwardQuantized : Sm80Forward {
   static constexpr std::string_view kName = "cuda/sm80/attention_quantized";
   static constexpr std::string_view kHeader = "sm80/attention_quantized.cuh";
@@ -33,7 +34,7 @@ struct Sm80ForwardQuantized : Sm80Forward {
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
-  /// That of Sm80Forward, then codes of Q and K with what is beside them.
+  /// That of Sm80Forward, then codes with what is beside them.
   static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
   static Sm80QuantizedLaunch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
                                      const AttentionForward& args, const GrownCache* cache,

@@ -29,15 +29,6 @@ bool is_causal(const ForwardProblem& f) {
   return f.seqlen_q == f.seqlen_kv && (mask == causal() || mask == causal(Align::top_left));
 }
 
-/// Codes of P are made of products of codes, and summed with V.
-std::optional<Refusal> refuses_sums(const ForwardProblem& f) {
-  if (f.problem.dropout.p > 0)
-    return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
-  if (common_spec(f).is_prescaled)
-    return Refusal{"a score program, or a scale that is not above 0, beside quant.pv e4m3"};
-  return std::nullopt;
-}
-
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   const auto bytes = static_cast<std::int64_t>(Sm90Forward::scratch_bytes(spec, f));
   return part_bytes(bytes);
@@ -47,12 +38,12 @@ std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
 
 std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
-  if (auto refusal = refuses_recipe(f.problem.quant, PvFormats::none_or_e4m3)) return refusal;
+  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
   if (sums_codes(f.problem.quant)) {
-    if (auto refusal = refuses_sums(f)) return refusal;
+    if (auto refusal = refuses_coded_sums(f)) return refusal;
   }
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;

@@ -1,5 +1,6 @@
-// The softmax whose probabilities are codes of e4m3, made without an exponential: of sm90/attention_forward where it
-// sums codes. common/optimistic_softmax.cuh is the other one, and has the same functions.
+// The softmax whose probabilities are codes of e4m3, made without an exponential: of sm90/attention_forward and
+// sm80/attention_quantized where they sum codes. common/optimistic_softmax.cuh is the other one of Hopper, and has the
+// same functions.
 //
 //   code = round(8 (x + 7)),  x = log2 p + headroom         the bits of e4m3, of x rounded to an eighth of an octave
 //
@@ -8,8 +9,8 @@
 // instructions of an exponential, and none of the unit that has those. Between powers of two codes are up to 6 % too
 // large, by 1.0407 on average; sums of codes are their own denominator, so that only lse is divided by it.
 //
-// The row sums come with the product, from rows of ones below the values (forward/value_sums.cuh), so they are relative
-// to the reference of the P that was multiplied: `sum` and O are scaled together, by scale().
+// The row sums come with the product, of the same codes and ones (sm90/forward/value_sums.cuh, team/coded_sums.cuh), so
+// they are relative to the reference of the P that was multiplied: `sum` and O are scaled together, by scale().
 //
 // References are whole octaves: a step scales exactly, and codes but the smallest are the same whenever it is made. One
 // is set kHeadroom octaves below the row's maximum, to the nearest: 2^-14 of a p of that much is 0, below 2^-13 it is

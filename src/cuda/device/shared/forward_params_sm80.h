@@ -4,6 +4,7 @@
 #include "shared/forward_params.h"
 #include "shared/quantize_k.h"
 #include "shared/quantize_q.h"
+#include "shared/quantize_v.h"
 #include "shared/tensor_params.h"
 #include "shared/types.h"
 
@@ -16,6 +17,9 @@ struct RoundedOperands {
   std::int32_t head_dim;  // of the problem
   QuantizedRows rows;
   QuantizedParams keys;
+  // Where V is rounded too: [batch, num_heads_kv, tiles, head_dim of the codes, kQuantizedTile], packed without batch
+  const std::uint8_t* value_codes;
+  QuantizedValues values;
 };
 
 struct Sm80QuantizedParams {

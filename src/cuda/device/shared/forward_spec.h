@@ -47,6 +47,8 @@ struct TeamSpec : ForwardSpec {
   // Q and K are codes of 8 bits, rounded by a kernel before it (quantize_kv.h). Two of them are an element: head_dim_qk
   // is half of theirs.
   bool multiplies_codes = false;
+  // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
+  bool sums_codes = false;
 
   bool operator==(const TeamSpec&) const = default;
 };
@@ -129,8 +131,9 @@ inline constexpr std::int32_t kSm80WorkBytes = 88;
 struct Sm80ForwardLayout {
   std::int32_t warp_bytes;  // of a warp: its rows of Q, later of O
   // Where Q and K are codes, what is beside them (quantize_kv.h): of rows behind those of Q, so many bytes from where
-  // the warp's begin; of keys an address, and 32 bytes of each stage.
+  // the warp's begin; of keys an address, and 32 bytes of each stage. Where V is, addresses of its codes and scales.
   std::int32_t rows_beside, keys_beside, key_scales;
+  std::int32_t value_codes, value_scales;
   std::int32_t key_bytes, value_bytes;
 
   std::int32_t q;                                    // [warp]
@@ -150,7 +153,8 @@ constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   const std::int32_t out_bytes = element_bytes(spec.element) * warp_rows * spec.head_dim_v;
   at.warp_bytes = query_bytes > out_bytes ? query_bytes : out_bytes;
   at.key_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_qk;
-  at.value_bytes = element_bytes(spec.element) * spec.tile_kv * spec.head_dim_v;
+  at.value_bytes =
+      (spec.sums_codes ? 1 : element_bytes(spec.element)) * spec.tile_kv * spec.head_dim_v;
   at.q = room.take(spec.num_warps * at.warp_bytes);
   at.stages = room.take(spec.stages * (at.key_bytes + at.value_bytes));
   at.votes = room.take(4 * spec.num_warps);
@@ -163,6 +167,10 @@ constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
     at.keys_beside = room.take(8);
     room.align(16);
     at.key_scales = room.take(32 * spec.stages);
+  }
+  if (spec.sums_codes) {
+    at.value_codes = room.take(8);
+    at.value_scales = room.take(8);
   }
   at.bytes = room.end;
   return at;

@@ -3,8 +3,8 @@
 //   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / 448
 //
 // Tensor cores want operands of eight bits with their depth side by side, and the depth of P V are keys: V lies
-// transposed, a row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become its
-// operand: it holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
+// transposed, a row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become
+// its operand: it holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
 #pragma once
 
 #include "shared/element.h"

@@ -46,8 +46,8 @@ struct CodedForward {
   static constexpr TeamSpec kSpec = coded;
   using T = Traits<kSpec>;
   using Tiles = typename WalkOf<Mods>::Type;
-  using Keys = CodedRows<kSpec, coded.k_codes, typename T::KTile>;
-  using Values = CodedRows<kSpec, coded.v_codes, typename T::VTile>;
+  using Keys = team::CodedRows<kSpec, coded.k_codes, typename T::KTile>;
+  using Values = team::CodedRows<kSpec, coded.v_codes, typename T::VTile>;
   static_assert(coded.stages == 2, "a tile is written while warps may read the one before it");
 
   const CodedParams& p;

@@ -25,7 +25,7 @@
 //   team.cuh      which warps share a tile, where its things lie in shared memory, which row is whose
 //   load.cuh      Q, K and V on their way in: aligned, strided, paged
 //   scores.cuh    S and programs: a tile in a warp's registers; code_scores.cuh, where Q and K have 8 bits
-//   compute.cuh   softmax and O of it
+//   compute.cuh   softmax and O of it; coded_sums.cuh, where P and V have 8 bits
 //   walk.cuh      which kv tiles the rows see
 //   store.cuh     O, lse and row_max, or the partial states of a split, on their way out
 //   passes.cuh    NaN and infinity in V, which may reach only rows that see them
@@ -42,6 +42,7 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "team/coded_sums.cuh"
 #include "team/compute.cuh"
 #include "team/load.cuh"
 #include "team/passes.cuh"
@@ -63,7 +64,7 @@ struct Forward {
 
   // Note: with padding behind the team, the same PTX numbers its registers otherwise, and ptxas deals them otherwise.
   [[no_unique_address]] Team<spec> team;
-  Sums<spec, Mods> sums;
+  typename SumsOf<spec, Mods, spec.sums_codes>::Type sums;
 
   FOVEA_DEVICE_MEMBER Forward(const ForwardParams& p, const Work& work)
       : team{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
@@ -77,15 +78,30 @@ struct Forward {
   /// What follows S of a tile.
   FOVEA_DEVICE_MEMBER void add_tile(Fragments& s, VisitedTile tile, const typename T::VTile& values,
                                     Pass pass) {
-    if constexpr (spec.multiplies_codes) sums.scores.codes.finish(team, s, tile);
+    bool is_any_given = false;
+    if constexpr (spec.multiplies_codes) is_any_given = sums.scores.codes.finish(team, s, tile);
+    if constexpr (spec.sums_codes) sums.look_at_values(team, tile, pass);
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
+    if constexpr (spec.sums_codes) {
+      if (is_any_given) sums.look_for_nan(s);
+    }
     if (pass > Pass::finite) sums.scores.shrink(s);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) {
       if (pass <= Pass::finite) sums.drop(team, s, tile);
     }
     sums.multiply_values(team, s, values);
+  }
+
+  /// Values that have arrived, as this pass wants them.
+  FOVEA_DEVICE_MEMBER void rewrite(const typename T::VTile& values, VisitedTile tile,
+                                   Pass pass) const {
+    if constexpr (spec.sums_codes) {
+      rewrite_value_codes(team, values, tile, pass);
+    } else {
+      rewrite_values(team, values, pass);
+    }
   }
 
   // ---- the walk --------------------------------------------------------------------------------
@@ -122,7 +138,7 @@ struct Forward {
         if constexpr (T::kKeepsQueries) {
           if (round == 0) sums.scores.keep_queries(team);
         }
-        if (pass != Pass::all) rewrite_values(team, values, pass);
+        if (pass != Pass::all) rewrite(values, tile, pass);
       }
 #pragma unroll
       for (int i = 0; i + 1 < kAhead; ++i) ahead[i] = ahead[i + 1];
@@ -163,7 +179,7 @@ struct Forward {
       team.meet();
       const VisitedTile next = next_tile(tiles);
       load_keys(team, next, 0);
-      if (pass != Pass::all) rewrite_values(team, values, pass);
+      if (pass != Pass::all) rewrite(values, tile, pass);
       if (has_rows) add_tile(s, tile, values, pass);
       tile = next;
     }
@@ -194,7 +210,7 @@ struct Forward {
         team.meet();
         has_values = true;
       }
-      if (pass != Pass::all) rewrite_values(team, values, pass);
+      if (pass != Pass::all) rewrite(values, tile, pass);
       if (has_rows) add_tile(s, tile, values, pass);
     }
   }

@@ -4,14 +4,15 @@
 //   S = scale_i scale_g (Q̂ K̂ᵀ) + Q μ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l      shared/quantize_k.h
 //
 // It is sm80/attention_forward, whose essay says who waits for whom; all of that but the first product, what is beside
-// its operands and the units of its scores (team/code_scores.cuh) is the same code. P and V stay in 16 bits.
+// its operands and the units of its scores (team/code_scores.cuh) is the same code. P and V stay in 16 bits; or, from
+// compute capability 8.9 on, they are codes of e4m3, and their softmax and product are team/coded_sums.cuh.
 //
 // Bound: tensor cores. Q Kᵀ takes half of the clocks that it takes in 16 bits, so the products of a tile take three
-// quarters; half the bytes of K are copied and read. The softmax takes as many instructions: sums of codes are floats,
-// and their scales go into the fma that makes arguments of exp2. docs/kernels/attention_quantized_sm80.md has figures.
+// quarters, or half; half the bytes of K, and of V, are copied and read. Sums of codes are floats, and their scales go
+// into the fma that makes arguments of exp2, or codes of P. docs/kernels/attention_quantized_sm80.md has figures.
 //
-// Refused: head dims above 128, caches, other recipes than `accurate` and what differs from it in fields of P and V
-// only.
+// Refused: head dims above 128 (of values in 16 bits above 256), caches, other recipes than `accurate` and `fast` and
+// what differs from them in fields of no effect; beside codes of P score programs and dropout.
 #pragma once
 
 #include "ptx/griddepcontrol.cuh"

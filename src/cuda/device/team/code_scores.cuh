@@ -49,15 +49,21 @@ struct CodeScores<spec, true> {
 
   // ---- before the walk -------------------------------------------------------------------------
 
-  /// What is beside the rows of this warp goes into shared memory, and where that of the team's keys lies.
+  /// What is beside the rows of this warp goes into shared memory, and where that of the team's keys lies, and codes of
+  /// their values.
   FOVEA_DEVICE_MEMBER void keep(const Team<spec>& team) const {
     if (team.lane < T::kWarpRows) {
       const RowView<spec> row = team.row_at(team.warp * T::kWarpRows + team.lane);
       ptx::st_shared(row_at(team, team.lane), beside_row(row));
     }
-    if (team.warp == 0 && team.lane == 0)
-      ptx::st_shared(team.smem + T::kAt.keys_beside,
-                     ptx::bit_cast<std::uint64_t>(first_keys(team)));
+    if (team.warp != 0 || team.lane != 0) return;
+    const std::int64_t tile = first_tile(team);
+    keep_address(team.smem + T::kAt.keys_beside, rounded->keys.keys + tile * kScalesOfTile);
+    if constexpr (spec.sums_codes) {
+      constexpr int kTileBytes = spec.head_dim_v * kQuantizedTile;
+      keep_address(team.smem + T::kAt.value_codes, rounded->value_codes + tile * kTileBytes);
+      keep_address(team.smem + T::kAt.value_scales, rounded->values.scales + tile);
+    }
   }
 
   // ---- copies ----------------------------------------------------------------------------------
@@ -83,15 +89,18 @@ struct CodeScores<spec, true> {
     return code_unit(row_of(team, i, half).scale * team.p.softmax_scale_log2, keys.scale);
   }
 
-  /// What follows the product: scores that programs read, and those of rows and keys that are not rounded.
-  FOVEA_DEVICE_MEMBER void finish(const Team<spec>& team, Fragments& s, VisitedTile tile) const {
+  /// What follows the product: scores that programs read, and those of rows and keys that are not rounded. Whether
+  /// there are such: they may be NaN.
+  FOVEA_DEVICE_MEMBER bool finish(const Team<spec>& team, Fragments& s, VisitedTile tile) const {
     if constexpr (spec.is_prescaled) multiply_out(team, s);
     bool is_mine = keys.unrounded != 0;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) is_mine = is_mine || row_of(team, i, half).scale == 0.0F;
-    if (ptx::vote_any(is_mine)) restore_unrounded(team, s, tile);
+    const bool is_any = ptx::vote_any(is_mine);
+    if (is_any) restore_unrounded(team, s, tile);
+    return is_any;
   }
 
   /// At the end: what the scores of a row lack.
@@ -126,13 +135,16 @@ struct CodeScores<spec, true> {
     return first + std::int64_t{idx / (kQuantizedTile / spec.tile_kv)} * kScalesOfTile;
   }
 
-  /// Of the first tile of the sequence's keys.
-  FOVEA_DEVICE_MEMBER const QuantizedKeys* first_keys(const Team<spec>& team) const {
+  /// Of the sequence's keys, among the tiles of all sequences and heads.
+  FOVEA_DEVICE_MEMBER std::int64_t first_tile(const Team<spec>& team) const {
     const Sequence& sequence = team.work.sequence;
     const std::int64_t pair = sequence.kv_batch * team.p.num_heads_kv + team.work.kv_head;
     std::int64_t tile = pair * rounded->keys.num_tiles;
     if constexpr (spec.is_varlen) tile += first_packed_tile(sequence.idx, sequence.kv_row);
-    return rounded->keys.keys + tile * kScalesOfTile;
+    return tile;
+  }
+  FOVEA_DEVICE void keep_address(SharedAddress at, const void* address) {
+    ptx::st_shared(at, ptx::bit_cast<std::uint64_t>(address));
   }
 
   FOVEA_DEVICE_MEMBER void multiply_out(const Team<spec>& team, Fragments& s) const {

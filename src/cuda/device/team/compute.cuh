@@ -45,7 +45,8 @@ FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int hal
   return greatest_of_quad(greatest_of_thread<spec>(s, i, half));
 }
 
-/// What this thread has of its warp's rows: what their scores need, and what has been summed so far.
+/// What this thread has of its warp's rows: what their scores need, and what has been summed so far. Where P and V are
+/// codes: coded_sums.cuh.
 template <TeamSpec spec, class Mods>
 struct Sums {
   using T = Traits<spec>;

@@ -12,6 +12,7 @@
 #include "ptx/memory.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "shared/quantize_k.h"
 #include "team/code_scores.cuh"
 #include "team/team.cuh"
 #include "tile/shared_tile.cuh"
@@ -276,9 +277,36 @@ FOVEA_DEVICE void load_keys(const Team<spec>& team, VisitedTile tile, int stage)
   load_keys(team, places_of<typename Traits<spec>::KTile>(team, tile), tile, stage);
 }
 
+/// Codes of values: rows of channels, which all exist. Keys behind the last one have code 0.
+template <TeamSpec spec>
+FOVEA_DEVICE void copy_value_codes(const Team<spec>& team, std::int32_t idx, int stage) {
+  using Tile = typename Traits<spec>::VTile;
+  constexpr int kTilesOfCodes = kQuantizedTile / spec.tile_kv;
+  constexpr int kTileBytes = spec.head_dim_v * kQuantizedTile;
+  const auto first = ptx::bit_cast<const char*>(
+      ptx::ld_shared<std::uint64_t>(team.smem + Traits<spec>::kAt.value_codes));
+  constexpr int kRowsAtOnce = Traits<spec>::kThreads / Tile::kChunks;
+  static_assert(Tile::kRows % kRowsAtOnce == 0 && kRowsAtOnce % 8 == 0,
+                "a thread's chunks are permuted alike");
+  const int thread = team.warp * 32 + team.lane;
+  const int row = thread / Tile::kChunks, chunk = thread % Tile::kChunks;
+  const char* const from =
+      first + idx / kTilesOfCodes * std::int64_t{kTileBytes} +
+      (idx % kTilesOfCodes * spec.tile_kv + row * kQuantizedTile + chunk * kChunkBytes);
+  const SharedAddress to = team.values_at(stage).chunk(row, chunk);
+#pragma unroll
+  for (int i = 0; i < Tile::kRows; i += kRowsAtOnce)
+    ptx::cp_async_16(to + i * Tile::kRowPitch, from + i * kQuantizedTile, kChunkBytes);
+}
+
 template <TeamSpec spec>
 FOVEA_DEVICE void load_values(const Team<spec>& team, const ValuePlaces<spec>& places,
                               VisitedTile tile, int stage) {
+  if constexpr (spec.sums_codes) {
+    if (tile.idx >= 0) copy_value_codes(team, tile.idx, stage);
+    ptx::cp_async_commit_group();
+    return;
+  }
   load_rows(team, team.values_at(stage), team.p.v, Traits<spec>::kAt.value_head, places, tile,
             team.p.head_dim_v);
 }

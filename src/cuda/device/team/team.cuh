@@ -37,12 +37,13 @@ struct Traits {
   static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
 
   /// Of a stage. By TMA in panels of its boxes; by threads in rows of any number of chunks.
-  template <int head_dim>
-  using KvTile =
-      SharedTile<spec.tile_kv, kElement.bytes * head_dim, widest_swizzle(kElement.bytes* head_dim),
-                 spec.has_panels ? Panels::apart : Panels::joined>;
-  using KTile = KvTile<spec.head_dim_qk>;
-  using VTile = KvTile<spec.head_dim_v>;
+  template <int rows, int row_bytes>
+  using StagedTile = SharedTile<rows, row_bytes, widest_swizzle(row_bytes),
+                                spec.has_panels ? Panels::apart : Panels::joined>;
+  using KTile = StagedTile<spec.tile_kv, kElement.bytes * spec.head_dim_qk>;
+  /// Codes have a row for each channel: mma wants their depth side by side, and the depth of P V are keys.
+  using VTile = StagedTile<spec.sums_codes ? spec.head_dim_v : spec.tile_kv,
+                           spec.sums_codes ? spec.tile_kv : kElement.bytes * spec.head_dim_v>;
   /// Of a warp.
   using QTile = JoinedTile<kWarpRows, kElement.bytes * spec.head_dim_qk>;
   using OutTile = JoinedTile<kWarpRows, kElement.bytes * spec.head_dim_v>;

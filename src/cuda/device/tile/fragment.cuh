@@ -40,4 +40,10 @@ FOVEA_DEVICE constexpr Coordinate a_coordinate_8_bit(int lane, int r) {
   return {lane / 4 + 8 * (r % 2), 16 * (r / 2) + 4 * (lane % 4)};
 }
 
+/// Accumulators of neighbouring tiles of 8 columns, counted on through them.
+template <int n>
+FOVEA_DEVICE auto in_one_row(float (&tiles)[n][4]) -> float (&)[4 * n] {
+  return reinterpret_cast<float(&)[4 * n]>(tiles);
+}
+
 }  // namespace fovea::cuda

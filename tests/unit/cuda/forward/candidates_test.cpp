@@ -306,6 +306,24 @@ TEST(ForwardCandidates, CodesOfProbabilitiesRunOnHopper) {
   EXPECT_GT(scratch_bytes("fast"), scratch_bytes("accurate") + 2 * 1024 * 2 * 128) << "codes of v";
 }
 
+TEST(ForwardCandidates, CodesOfProbabilitiesRunWhereTensorCoresMultiplyThem) {
+  for (const auto& [major, minor] : {std::pair{8, 9}, {10, 0}, {10, 3}, {12, 0}}) {
+    for (const std::int64_t head_dim : {29, 64, 128}) {
+      const Shape shape{.num_heads_kv = 2, .head_dim_qk = 72, .head_dim_v = head_dim};
+      const ForwardPlan plan = chosen(with_recipe(shape, "fast"), major, minor);
+      EXPECT_EQ(plan.candidate, kSm80Quantized);
+      EXPECT_TRUE(plan.spec.as<TeamSpec>().sums_codes);
+      EXPECT_EQ(plan.spec->head_dim_v, head_dim <= 64 ? 64 : 128) << "codes are padded";
+      EXPECT_GT(plan.workspace_bytes,
+                chosen(with_recipe(shape, "accurate"), major, minor).workspace_bytes)
+          << "codes of v";
+    }
+  }
+  const ForwardPlan hopper = chosen(with_recipe({}, "fast"), 9, 0);
+  ASSERT_NE(hopper.unaligned, nullptr);
+  EXPECT_EQ(hopper.unaligned->plan().candidate, kSm80Quantized);
+}
+
 TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   const auto reason = [](const Shape& shape, std::string_view recipe, int major = 9) {
     const ForwardPlan plan = chosen(with_recipe(shape, recipe), major, 0);
@@ -329,7 +347,10 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   const auto on_ampere = [](const Shape& shape, std::string_view recipe) {
     return reason_of(chosen(with_recipe(shape, recipe), 8, 0), kSm80Quantized);
   };
-  EXPECT_EQ(on_ampere({}, "fast"), "quant.pv is e4m3; expected none");
+  EXPECT_EQ(
+      on_ampere({}, "fast"),
+      "quant.pv is e4m3 and compute capability 8.0; expected 8.9 or above, whose tensor cores "
+      "multiply e4m3");
   EXPECT_EQ(on_ampere({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(on_ampere({.head_dim_qk = 136, .head_dim_v = 64}, "accurate"),
             "head_dim_qk is 136; expected at most 128");
@@ -342,6 +363,7 @@ TEST(ForwardCandidates, WhatCodesOfProbabilitiesCannotDoIsRefused) {
   const auto reason = [](Problem problem) {
     const ForwardPlan plan = chosen(problem, 9, 0);
     EXPECT_EQ(plan.candidate, "");
+    EXPECT_EQ(reason_of(chosen(problem, 8, 9), kSm80Quantized), reason_of(plan, kQuantized));
     return reason_of(plan, kQuantized);
   };
   Problem dropped = with_recipe({}, "fast");
@@ -356,6 +378,8 @@ TEST(ForwardCandidates, WhatCodesOfProbabilitiesCannotDoIsRefused) {
   Problem negative = with_recipe({}, "fast");
   negative.softmax_scale = -1;
   EXPECT_EQ(reason(negative), kProgram);
+  EXPECT_EQ(reason_of(chosen(with_recipe({.head_dim_v = 160}, "fast"), 8, 9), kSm80Quantized),
+            "head_dim_v is 160 beside quant.pv e4m3; expected at most 128");
 }
 
 TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {

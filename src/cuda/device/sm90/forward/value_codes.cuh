@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/passes.cuh"
+#include "common/value_codes.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/memory.cuh"
 #include "shared/quantize_v.h"
@@ -26,33 +27,14 @@ FOVEA_DEVICE void write_rows_of_ones(const Cta<spec>& cta) {
   ptx::fence_proxy_async_shared_cta();
 }
 
-/// The bits that stand for a code which is not a number, as this pass wants them: the given value decides.
+/// The bits of the element that a code stands for.
 template <Sm90ForwardSpec spec>
-FOVEA_DEVICE std::uint32_t nan_code_of_pass(const Cta<spec>& cta, const KvRows& kv, int channel,
-                                            int byte, Pass pass) {
+FOVEA_DEVICE std::uint32_t given_value(const Cta<spec>& cta, const KvRows& kv, int channel,
+                                       int byte) {
   const BshdParam& v = cta.p.common.v;
   const std::int64_t row = kv.first_row + kv.idx * spec.tile_kv + key_of_byte(byte);
-  const std::uint32_t bits =
-      ptx::ld_global(static_cast<const std::uint16_t*>(v.data) + kv.batch * v.batch_stride +
-                     row * v.row_stride + kv.kv_head * v.head_stride + channel);
-  return value_of_pass<spec.element>(bits, pass) != 0 ? kOneCode : 0;
-}
-
-/// Four codes of a row, from this byte on. Whatever is finite has no part in a pass of indicators.
-template <Sm90ForwardSpec spec>
-FOVEA_DEVICE std::uint32_t codes_of_pass(const Cta<spec>& cta, const KvRows& kv, int channel,
-                                         int byte, std::uint32_t codes, Pass pass) {
-  std::uint32_t rewritten = 0;
-#pragma unroll 1
-  for (int i = 0; i < 4; ++i) {
-    std::uint32_t code = codes >> 8 * i & 0xffU;
-    if (code == kNanCode)
-      code = nan_code_of_pass<spec>(cta, kv, channel, byte + i, pass);
-    else if (is_indicator(pass))
-      code = 0;
-    rewritten |= code << 8 * i;
-  }
-  return rewritten;
+  return ptx::ld_global(static_cast<const std::uint16_t*>(v.data) + kv.batch * v.batch_stride +
+                        row * v.row_stride + kv.kv_head * v.head_stride + channel);
 }
 
 /// Of a tile that has arrived, by one warp.
@@ -68,7 +50,8 @@ FOVEA_DEVICE void rewrite_value_codes(const Cta<spec>& cta,
     const int byte = at % kWords * 4;
     const SharedAddress word = values.at(channel, byte);
     const auto codes = ptx::ld_shared<std::uint32_t>(word);
-    ptx::st_shared(word, codes_of_pass<spec>(cta, kv, channel, byte, codes, pass));
+    const auto given = [&](int i) { return given_value(cta, kv, channel, byte + i); };
+    ptx::st_shared(word, codes_of_pass<spec.element>(codes, pass, given));
   }
 }
 
