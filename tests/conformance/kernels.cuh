@@ -6,6 +6,7 @@
 #include "params.h"
 #include "ptx/barrier.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/exp_log.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"

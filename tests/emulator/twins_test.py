@@ -1,5 +1,6 @@
 """Every function of src/cuda/device/ptx has a twin of the same signature in src/cuda/emulator/device/ptx, less the Site that the twin
-takes last; so have the headers of device/common that the emulator replaces.
+takes last; so have the headers of device/common that the emulator replaces. What src/cuda/amd/ptx has of them is of the same
+signature.
 
 usage: twins_test.py ROOT
 """
@@ -70,8 +71,28 @@ def missing_twins(root: pathlib.Path) -> list[str]:
     return complaints
 
 
+def name_of(function: str) -> str:
+    return function.split("(")[0].split()[-1]
+
+
+def strange_twins(root: pathlib.Path) -> list[str]:
+    """Functions of AMD's twins that callers of the real ones could not call."""
+    complaints = []
+    for twin in sorted((root / "src/cuda/amd/ptx").glob("*.cuh")):
+        path = root / "src/cuda/device/ptx" / twin.name
+        if not path.exists():
+            complaints.append(f"amd/ptx/{twin.name}: is no twin")
+            continue
+        real = functions(path)
+        known = {name_of(function) for function in real}
+        strange = {function for function in functions(twin) - real if name_of(function) in known}
+        complaints += [f"amd/ptx/{twin.name}: not as in device/ptx: {function}" for function in sorted(strange)]
+    return complaints
+
+
 def main() -> int:
-    complaints = missing_twins(pathlib.Path(sys.argv[1]))
+    root = pathlib.Path(sys.argv[1])
+    complaints = missing_twins(root) + strange_twins(root)
     print("\n".join(complaints))
     return 1 if complaints else 0
 

@@ -9,6 +9,8 @@ ORDER = ["core", "expr", "quant", "problem", "mask", "backend", "plan", "paralle
 BACKENDS = {"reference", "cpu", "cuda"}
 DEVICE = "src/cuda/device/"
 SHARED = DEVICE + "shared/"
+# Device text of AMD's GPUs, ahead of the other on the include path.
+AMD = "src/cuda/amd/"
 # Kernels of the command's own, which are no part of the library: they include its text and each other.
 TOOLS, TOOL_TEXT = "tools/", "tools/rates/"
 EMULATOR = "src/cuda/emulator/"
@@ -77,12 +79,12 @@ def device_text_includes_itself(files: list[Source]) -> list[Finding]:
     there = {source.path.as_posix() for source in files}
     for source in files:
         path = source.path.as_posix()
-        if not source.is_cxx or not path.startswith((DEVICE, TOOL_TEXT)):
+        if not source.is_cxx or not path.startswith((DEVICE, AMD, TOOL_TEXT)):
             continue
         for line, name, is_angle in source.includes():
             is_for_host = path.startswith(SHARED) and is_angle and re.fullmatch(r"cst[a-z]+", name)
             is_of_tool = path.startswith(TOOL_TEXT) and (TOOLS + name).startswith(TOOL_TEXT) and TOOLS + name in there
-            is_embedded = not is_angle and (DEVICE + name in there or is_of_tool)
+            is_embedded = not is_angle and (DEVICE + name in there or AMD + name in there or is_of_tool)
             is_shared = path.startswith(SHARED) or (path.startswith(TOOL_TEXT) and path.endswith(".h"))
             is_door = not is_shared or name.startswith("shared/")
             if not is_for_host and not (is_embedded and is_door):
@@ -95,7 +97,7 @@ def host_reads_shared_structs_only(files: list[Source]) -> list[Finding]:
     for source in files:
         path = source.path.as_posix()
         is_host = source.path.parts[0] in {"include", "src", "tools", "bench", "examples"}
-        if not source.is_cxx or not is_host or path.startswith((DEVICE, EMULATOR, TOOL_TEXT)):
+        if not source.is_cxx or not is_host or path.startswith((DEVICE, AMD, EMULATOR, TOOL_TEXT)):
             continue
         for line, name, is_angle in source.includes():
             is_device = name.startswith("cuda/device/") and not name.startswith("cuda/device/shared/") or name.endswith(".cuh")

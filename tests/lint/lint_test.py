@@ -73,6 +73,8 @@ class Layers(unittest.TestCase):
         for name in ("<cuda_bf16.h>", "<cstdint>", '"ptx/missing.cuh"', '"core/check.hpp"', '"../mask/a.hpp"'):
             self.assertEqual(len(rule([mma, file("src/cuda/device/sm80/a.cuh", f"#include {name}\n")])), 1, name)
         self.assertEqual(len(rule([mma, file("src/cuda/device/shared/a.h", '#include "ptx/mma.cuh"\n')])), 1)
+        self.assertEqual(rule([mma, types, file("src/cuda/amd/ptx/mma.cuh", '#include "shared/types.h"\n#include "ptx/mma.cuh"\n')]), [])
+        self.assertEqual(len(rule([mma, file("src/cuda/amd/ptx/mma.cuh", "#include <hip/hip_runtime.h>\n")])), 1)
 
     def test_kernels_of_the_tools_include_the_librarys_text_and_no_library_includes_theirs(self) -> None:
         rule = layers.device_text_includes_itself

@@ -83,6 +83,9 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"and_or", 80, "a.u[0] = and_or(a.u[1], a.u[2], a.u[3]);", {"LOP3.LUT"}},
     {"prmt", 80, "a.u[0] = prmt(a.u[1], a.u[2], a.u[3]);", {"PRMT"}},
     {"mul_f16x2", 80, "a.u[0] = mul_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},
+    {"cvt_rni", 80, "a.f[0] = cvt_rni(a.f[1]);", {"FRND"}},
+
+    // exp_log.cuh
     {"exp_f32", 80, "a.f[0] = exp_f32(a.f[1]);", {"MUFU.EX2", "FFMA"}},
     {"log_f32", 80, "a.f[0] = log_f32(a.f[1]);", {"MUFU.LG2", "FFMA"}},
 

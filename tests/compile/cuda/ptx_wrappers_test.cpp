@@ -29,7 +29,7 @@ bool is_of_ptx(std::string_view name) {
 std::string prelude(int architecture) {
   std::string text;
   for (const char* file :
-       {"base", "memory", "math", "ordered", "warp", "barrier", "cp_async", "mma"}) {
+       {"base", "memory", "math", "exp_log", "ordered", "warp", "barrier", "cp_async", "mma"}) {
     text += std::string("#include \"ptx/") + file + ".cuh\"\n";
   }
   if (architecture >= 90) {

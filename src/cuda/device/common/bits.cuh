@@ -5,9 +5,11 @@
 
 namespace fovea::cuda {
 
-/// Index of the lowest set bit, by the exponent of a power of two: every compiler of this text knows how. bits != 0.
-FOVEA_DEVICE std::int32_t lowest_bit(std::uint32_t bits) {
-  const auto power = static_cast<float>(bits & (0U - bits));
+/// Index of the lowest set bit of a word without sign, of 32 or 64 bits, by the exponent of a power of two: every
+/// compiler of this text knows how. bits != 0.
+template <class Word>
+FOVEA_DEVICE std::int32_t lowest_bit(Word bits) {
+  const auto power = static_cast<float>(bits & (Word{0} - bits));
   return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
 }
 

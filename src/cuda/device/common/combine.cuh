@@ -24,20 +24,21 @@
 namespace fovea::cuda {
 
 /// Columns that a warp's lanes hold, four each.
-inline constexpr int kCombineCols = 128;
+inline constexpr int kCombineCols = 4 * ptx::kWarpLanes;
 /// Of a row's columns: every so-manieth split is added to the same one.
 inline constexpr int kCombineSums = 4;
 
-/// Of two splits in each lane: split lane and split lane + 32.
+/// Of two splits in each lane: split lane and split lane + kWarpLanes.
 struct SplitValues {
   float low, high;
 };
 
 FOVEA_DEVICE SplitValues load_splits(const float* from, int count, float otherwise) {
-  static_assert(kMostSplits == 64, "a lane holds two splits");
+  static_assert(kMostSplits <= 2 * ptx::kWarpLanes, "a lane holds two splits");
   const int lane = ptx::lane_idx();
-  return {lane < count ? ptx::ld_global(from + lane) : otherwise,
-          lane + 32 < count ? ptx::ld_global(from + lane + 32) : otherwise};
+  return {
+      lane < count ? ptx::ld_global(from + lane) : otherwise,
+      lane + ptx::kWarpLanes < count ? ptx::ld_global(from + lane + ptx::kWarpLanes) : otherwise};
 }
 
 /// exp(lse - top); 0 for a split that saw no key.
@@ -151,7 +152,7 @@ struct CombinedRow {
 template <CombineSpec spec, int kAtOnce>
 struct Combine {
   static_assert(kAtOnce % kCombineSums == 0, "which sum a split goes to does not depend on it");
-  static_assert(32 % kAtOnce == 0, "their weights are all low or all high");
+  static_assert(ptx::kWarpLanes % kAtOnce == 0, "their weights are all low or all high");
 
   const CombineParams& p;
   CombinedRow<spec> row;
@@ -224,10 +225,11 @@ struct Combine {
     for (int first = 0; first < row.count; first += kAtOnce) {
       const Parts parts = load(first, col);
       if (first == 0 && has_no_weights) weigh();
-      const float of_these = first < 32 ? weights_.low : weights_.high;
+      const float of_these = first < ptx::kWarpLanes ? weights_.low : weights_.high;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float weight = ptx::shfl_idx(of_these, first % 32 + i);  // 0 behind the last
+        // 0 behind the last.
+        const float weight = ptx::shfl_idx(of_these, first % ptx::kWarpLanes + i);
         const ptx::F32x4& part = parts.part[i];
         ptx::F32x4& sum = sums[i % kCombineSums];
         if (weight == 0) continue;  // an empty split's sums are not looked at
@@ -251,8 +253,10 @@ struct Combine {
   FOVEA_DEVICE_MEMBER ptx::F32x4 with_faint_splits(ptx::F32x4 sum, int col) const {
 #pragma unroll 1
     for (int split = 0; split < row.count; ++split) {
-      const float weight = ptx::shfl_idx(split < 32 ? weights_.low : weights_.high, split % 32);
-      const float lse = ptx::shfl_idx(split < 32 ? lse_.low : lse_.high, split % 32);
+      const bool is_low = split < ptx::kWarpLanes;
+      const int lane = split % ptx::kWarpLanes;
+      const float weight = ptx::shfl_idx(is_low ? weights_.low : weights_.high, lane);
+      const float lse = ptx::shfl_idx(is_low ? lse_.low : lse_.high, lane);
       if (!is_faint(weight, lse)) continue;
       const float* const from = row.sums(p, split) + (col < p.partial_width ? col : 0);
       sum = with_non_finite(sum, ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from)));
@@ -276,11 +280,12 @@ struct Combine {
   float sink_ = 0, factor_ = 0;
 };
 
-/// block_dim.x / 32 rows of a CTA.
+/// A row of each warp of a CTA.
 template <CombineSpec spec, int kAtOnce>
 FOVEA_DEVICE void combine(const CombineParams& p) {
   Combine<spec, kAtOnce> mine(p);
-  mine.row.find(p, std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / 32) + ptx::warp_idx());
+  mine.row.find(p, std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / ptx::kWarpLanes) +
+                       ptx::warp_idx());
   if (mine.row.count == 0) return;
   mine.look_up_sink();
   if constexpr (spec.is_chained) ptx::griddepcontrol_wait();

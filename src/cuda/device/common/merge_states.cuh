@@ -13,6 +13,7 @@
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
 #include "common/warp_reduce.cuh"
+#include "ptx/exp_log.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

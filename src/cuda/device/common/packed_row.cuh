@@ -1,4 +1,4 @@
-// Which sequence a row or a tile of a packed tensor belongs to: a warp asks 32 of them at once.
+// Which sequence a row or a tile of a packed tensor belongs to: each lane of a warp asks one at once.
 #pragma once
 
 #include "common/bits.cuh"
@@ -12,11 +12,11 @@ namespace fovea::cuda {
 template <class Begins>
 FOVEA_DEVICE std::int32_t last_sequence(std::int32_t batch, const Begins& begins) {
   std::int32_t step = 1;
-  while (step <= batch / 32) step *= 32;
+  while (step <= batch / ptx::kWarpLanes) step *= ptx::kWarpLanes;
   std::int32_t first = 0;
-  for (; step >= 1; step /= 32) {
+  for (; step >= 1; step /= ptx::kWarpLanes) {
     const std::int64_t mine = first + std::int64_t{step} * ptx::lane_idx();
-    const std::uint32_t found = ptx::ballot(mine < batch && begins(mine));
+    const ptx::LaneMask found = ptx::ballot(mine < batch && begins(mine));
     if (found != 0) first += step * lowest_bit(found ^ found >> 1U);  // of a run of ones
   }
   return first;

@@ -18,6 +18,7 @@
 
 #include "common/position.cuh"
 #include "ptx/base.cuh"
+#include "ptx/exp_log.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "shared/captures.h"

@@ -2,8 +2,9 @@
 // captured_range.cuh for who reads them.
 //
 // Reads every element once and is bound by that: grid (lines x groups, tables), 1024 threads, a warp for a run of 64
-// positions, 256 bytes of shared memory. A table has 1/62 as many entries of 8 bytes as the tensor has elements. It
-// takes the contents of the moment, also when a captured graph is replayed: nothing here asks the host.
+// positions, or for two where warps have 64 lanes, 256 bytes of shared memory. A table has 1/62 as many entries of 8
+// bytes as the tensor has elements. It takes the contents of the moment, also when a captured graph is replayed:
+// nothing here asks the host.
 // Source: the pyramid of src/mask/range_table.hpp, with two levels.
 #pragma once
 
@@ -43,7 +44,7 @@ FOVEA_DEVICE RangeEntry hull(RangeEntry a, RangeEntry b) {
 
 FOVEA_DEVICE RangeEntry over_warp(RangeEntry mine) {
 #pragma unroll
-  for (std::int32_t distance = 16; distance > 0; distance /= 2) {
+  for (std::int32_t distance = ptx::kWarpLanes / 2; distance > 0; distance /= 2) {
     mine = hull(mine, {ptx::shfl_bfly(mine.lo, distance), ptx::shfl_bfly(mine.hi, distance)});
   }
   return mine;
@@ -69,7 +70,7 @@ FOVEA_DEVICE RangeEntry range_of_run(const RangeTableParam& table, std::int64_t 
   const std::int64_t offset = line_offset(table, line);
   RangeEntry mine{kGreatestInt, kLeastInt};
 #pragma unroll 1
-  for (std::int32_t i = ptx::lane_idx(); i < kPositionsPerRun; i += 32) {
+  for (std::int32_t i = ptx::lane_idx(); i < kPositionsPerRun; i += ptx::kWarpLanes) {
     const std::int64_t position = run * kPositionsPerRun + i;
     if (position >= extent) break;
     const std::int32_t order = element_order(table, offset + position * stride);
@@ -84,19 +85,30 @@ FOVEA_DEVICE ptx::SharedAddress shared_entry(std::int32_t i) {
   return ptx::dynamic_shared() + static_cast<std::uint32_t>(i * sizeof(RangeEntry));
 }
 
-/// A warp for each run of the group; the first warp then joins them.
+/// Of the threads that 32 runs have a warp of 32 lanes each for.
+inline constexpr std::int32_t kRunsPerWarp = ptx::kWarpLanes / 32;
+static_assert(kRunsPerGroup <= ptx::kWarpLanes, "one warp joins the runs of a group");
+
+/// The runs of the group; the first warp then joins them.
 FOVEA_DEVICE void build_group(const RangeTableParam& table, std::int64_t line, std::int32_t group) {
   const std::int32_t num_runs = (table.tensor.shape[table.dim] - 1) / kPositionsPerRun + 1;
   const std::int32_t warp = ptx::warp_idx();
-  const std::int32_t run = group * kRunsPerGroup + warp;
-  const RangeEntry mine = range_of_run(table, line, run);
-  if (ptx::lane_idx() == 0) {
-    if (run < num_runs) ptx::st_global(table.entries + line * num_runs + run, mine);
-    ptx::st_shared(shared_entry(warp), mine);
+#pragma unroll
+  for (std::int32_t of_warp = 0; of_warp < kRunsPerWarp; ++of_warp) {
+    const std::int32_t i = warp * kRunsPerWarp + of_warp;
+    const std::int32_t run = group * kRunsPerGroup + i;
+    const RangeEntry mine = range_of_run(table, line, run);
+    if (ptx::lane_idx() == 0) {
+      if (run < num_runs) ptx::st_global(table.entries + line * num_runs + run, mine);
+      ptx::st_shared(shared_entry(i), mine);
+    }
   }
   ptx::sync_threads();
   if (warp != 0) return;
-  const RangeEntry all = over_warp(ptx::ld_shared<RangeEntry>(shared_entry(ptx::lane_idx())));
+  RangeEntry mine{kGreatestInt, kLeastInt};
+  if (kRunsPerGroup == ptx::kWarpLanes || ptx::lane_idx() < kRunsPerGroup)
+    mine = ptx::ld_shared<RangeEntry>(shared_entry(ptx::lane_idx()));
+  const RangeEntry all = over_warp(mine);
   RangeEntry* const groups = table.entries + table.num_lines * num_runs;
   if (ptx::lane_idx() == 0) ptx::st_global(groups + line * table.num_groups + group, all);
 }

@@ -184,15 +184,15 @@ struct PackedCursor {
   std::int32_t first = 0, tiles = 0;
 };
 
-/// Of a sequence: 32 of them are counted in 32 bits, whatever their lengths. More would be rows of more memory than
-/// there is.
-inline constexpr std::int32_t kMostTiles = 0x7ffffff;
+/// Of a sequence: those of a warp are counted in 32 bits, whatever their lengths. More would be rows of more memory
+/// than there is.
+inline constexpr std::int32_t kMostTiles = 0xffffffffU / ptx::kWarpLanes;
 
-/// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of 32 sequences at a time, from the cursor
-/// on, so that a warp that asks for rising tiles counts each sequence once. Of 32 sequences the one with the most keys
-/// comes first, and its last rows, so that causal masks start with their longest rows: what is long and starts late
-/// keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer. Params:
-/// ForwardParams, or PackedSides.
+/// Finds the `tile`-th tile of rows of a packed batch. Lanes count the tiles of a sequence each, from the cursor on, so
+/// that a warp that asks for rising tiles counts each sequence once. Of those that a warp counts at once the one with
+/// the most keys comes first, and its last rows, so that causal masks start with their longest rows: what is long and
+/// starts late keeps the others waiting. Rows behind the last sequence are tiles too. All lanes get the same answer.
+/// Params: ForwardParams, or PackedSides.
 template <auto spec, class Params>
 FOVEA_DEVICE Work packed_work(const Params& p, std::int32_t tile, int rows_per_tile,
                               PackedCursor& cursor) {
@@ -200,7 +200,7 @@ FOVEA_DEVICE Work packed_work(const Params& p, std::int32_t tile, int rows_per_t
   Work work{};
   work.is_nothing = true;
   tile -= cursor.tiles;
-  for (; cursor.first <= p.num_sequences; cursor.first += 32) {
+  for (; cursor.first <= p.num_sequences; cursor.first += ptx::kWarpLanes) {
     const int mine = cursor.first + lane;
     PackedRows rows{0, 0};
     std::int32_t keys = 0;
@@ -216,9 +216,9 @@ FOVEA_DEVICE Work packed_work(const Params& p, std::int32_t tile, int rows_per_t
       rows = trailing_rows(p.cu_seqlens_q, mine, p.total_q);
     }
     const int tiles = least(ceil_div(rows.count, rows_per_tile), kMostTiles);
-    std::uint32_t before = 0, all = 0;  // tiles of sequences that come before mine, and of all 32
+    std::uint32_t before = 0, all = 0;  // tiles of sequences that come before mine, and of all
 #pragma unroll 4
-    for (int other = 0; other < 32; ++other) {
+    for (int other = 0; other < ptx::kWarpLanes; ++other) {
       const int their_keys = ptx::shfl_idx(keys, other);
       const int their_tiles = ptx::shfl_idx(tiles, other);
       if (their_keys > keys || (their_keys == keys && other < lane))
@@ -226,7 +226,7 @@ FOVEA_DEVICE Work packed_work(const Params& p, std::int32_t tile, int rows_per_t
       all += static_cast<std::uint32_t>(their_tiles);
     }
     const auto wanted = static_cast<std::uint32_t>(tile);
-    const std::uint32_t owners =
+    const ptx::LaneMask owners =
         ptx::ballot(before <= wanted && wanted - before < static_cast<std::uint32_t>(tiles));
     if (owners == 0) {  // then `all` are no more than `tile`
       cursor.tiles += static_cast<std::int32_t>(all);

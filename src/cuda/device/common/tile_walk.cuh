@@ -1,15 +1,16 @@
 // The kv tiles that a row of tiles must visit, found on the way: each lane of a warp classifies one tile, a vote
-// gathers 32 answers. No list in memory, nothing to build, any lengths.
+// gathers their answers. No list in memory, nothing to build, any lengths.
 //
 // Two levels, so that what is far from a window or behind a diagonal costs nothing: a lane first classifies a group of
-// 32 tiles, and only groups that are partial are looked into. Steps of one row of 64k keys in tiles of 64: window 2 to
-// 3, causal 2, documents 1 + one for each group that a document's edge cuts; a flat scan takes 32. A step is one
-// evaluation of the printed tile kind (about 20 instructions for causal or window) and two votes.
+// as many tiles as a warp has lanes, and only groups that are partial are looked into. With 32, steps of one row of 64k
+// keys in tiles of 64: window 2 to 3, causal 2, documents 1 + one for each group that a document's edge cuts; a flat
+// scan takes 32. A step is one evaluation of the printed tile kind (about 20 instructions for causal or window) and two
+// votes.
 //
 //   TileWalk<Mods> walk(rows, {.begin = 0, .end = tiles, .keys = 64}, p.captures);
 //   for (VisitedTile tile; walk.next(tile);) visit(tile.idx, tile.is_full);
 //
-// Every warp of a CTA that walks gets the same tiles; all 32 lanes must be converged at next().
+// Every warp of a CTA that walks gets the same tiles; all lanes must be converged at next().
 //
 // The same the other way round, WalkAxis::queries: the tiles of rows that see something of a range of keys.
 #pragma once
@@ -43,10 +44,10 @@ FOVEA_DEVICE std::int32_t in_order(std::int32_t i, std::int32_t count) {
   return order == WalkOrder::rising ? i : count - 1 - i;
 }
 
-/// 32 tiles from `begin` on, a bit each, in the order of the walk.
+/// A warp's tiles from `begin` on, a bit each, in the order of the walk.
 struct VisitedGroup {
   std::int32_t begin;
-  std::uint32_t visible, full;
+  ptx::LaneMask visible, full;
 };
 
 /// The next tile of a group that has one.
@@ -54,7 +55,7 @@ template <WalkOrder order>
 FOVEA_DEVICE VisitedTile take_tile(VisitedGroup& group) {
   const std::int32_t bit = lowest_bit(group.visible);
   group.visible &= group.visible - 1;
-  return {group.begin + in_order<order>(bit, 32), (group.full >> bit & 1U) != 0};
+  return {group.begin + in_order<order>(bit, ptx::kWarpLanes), (group.full >> bit & 1U) != 0};
 }
 
 template <class Mods, WalkOrder order = WalkOrder::rising, WalkAxis axis = WalkAxis::keys>
@@ -97,12 +98,12 @@ class TileWalk {
   }
 
  private:
-  static constexpr std::int32_t kTilesPerGroup = 32;
-  static constexpr std::int32_t kTilesPerTop = 32 * kTilesPerGroup;
+  static constexpr std::int32_t kTilesPerGroup = ptx::kWarpLanes;
+  static constexpr std::int32_t kTilesPerTop = ptx::kWarpLanes * kTilesPerGroup;
 
-  /// Answers of 32 lanes, in the order of the walk.
+  /// Answers of a warp's lanes, in the order of the walk.
   struct Answers {
-    std::uint32_t visible = 0, full = 0;
+    ptx::LaneMask visible = 0, full = 0;
     FOVEA_DEVICE_MEMBER bool is_done() const { return visible == 0; }
     FOVEA_DEVICE_MEMBER bool is_full(std::int32_t lane) const { return (full >> lane & 1U) != 0; }
     FOVEA_DEVICE_MEMBER std::int32_t take() {
@@ -128,7 +129,7 @@ class TileWalk {
 
   /// Each lane answers for `width` tiles.
   FOVEA_DEVICE_MEMBER Answers classify(std::int32_t begin, std::int32_t width) const {
-    const std::int32_t first = begin + in_order<order>(ptx::lane_idx(), 32) * width;
+    const std::int32_t first = begin + in_order<order>(ptx::lane_idx(), ptx::kWarpLanes) * width;
     const std::int32_t last = first + width < tiles_.end ? first + width : tiles_.end;
     TileKind kind = TileKind::empty;
     if (first < last) {
@@ -145,14 +146,14 @@ class TileWalk {
 
   /// A top of one group, which is not known to be full; or a group of full tiles.
   FOVEA_DEVICE_MEMBER Answers existing(bool is_top) const {
-    if (is_top) return {1U << in_order<order>(0, 32), 0};
-    const std::uint32_t tiles =
-        ptx::ballot(group_begin_ + in_order<order>(ptx::lane_idx(), 32) < tiles_.end);
+    if (is_top) return {ptx::LaneMask{1} << in_order<order>(0, ptx::kWarpLanes), 0};
+    const ptx::LaneMask tiles =
+        ptx::ballot(group_begin_ + in_order<order>(ptx::lane_idx(), ptx::kWarpLanes) < tiles_.end);
     return {tiles, tiles};
   }
 
-  /// Opens the next group of tiles, or where there is none the next 32 groups. One place calls the printed code, for
-  /// its size.
+  /// Opens the next group of tiles, or where there is none the next groups, one for each lane. One place calls the
+  /// printed code, for its size.
   FOVEA_DEVICE_MEMBER void descend() {
     const bool is_top = in_top_.is_done();
     bool is_known = false;
@@ -162,7 +163,7 @@ class TileWalk {
       is_known = tiles_.end - top_begin_ <= kTilesPerGroup;  // its tiles say more than one group
     } else {
       const std::int32_t lane = in_top_.take();
-      group_begin_ = top_begin_ + in_order<order>(lane, 32) * kTilesPerGroup;
+      group_begin_ = top_begin_ + in_order<order>(lane, ptx::kWarpLanes) * kTilesPerGroup;
       is_known = in_top_.is_full(lane);
     }
     const Answers answers =

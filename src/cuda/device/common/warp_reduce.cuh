@@ -9,13 +9,14 @@ namespace fovea::cuda {
 /// NaN is passed over.
 FOVEA_DEVICE float warp_max(float x) {
 #pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) x = ptx::max_ftz(x, ptx::shfl_bfly(x, mask));
+  for (int mask = 1; mask < ptx::kWarpLanes; mask *= 2)
+    x = ptx::max_ftz(x, ptx::shfl_bfly(x, mask));
   return x;
 }
 
 FOVEA_DEVICE float warp_sum(float x) {
 #pragma unroll
-  for (int mask = 1; mask < 32; mask *= 2) x += ptx::shfl_bfly(x, mask);
+  for (int mask = 1; mask < ptx::kWarpLanes; mask *= 2) x += ptx::shfl_bfly(x, mask);
   return x;
 }
 

@@ -21,6 +21,11 @@ struct Index3 {
   std::int32_t x, y, z;
 };
 
+/// Threads of a warp: of this machine. On AMD (amd/ptx/base.cuh) they are 32 or 64.
+inline constexpr std::int32_t kWarpLanes = 32;
+/// A bit for each of them, as votes give it.
+using LaneMask = std::uint32_t;
+
 /// The bits of `from` as another type of the same size.
 template <class To, class From>
 FOVEA_DEVICE To bit_cast(const From& from) {

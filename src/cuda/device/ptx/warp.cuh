@@ -1,5 +1,5 @@
-// What the 32 lanes of a warp do together. All of them must be converged at each call: the member mask is always the
-// full warp. Read barrier.cuh next.
+// What the lanes of a warp do together. All of them must be converged at each call: the member mask is always the full
+// warp. Read barrier.cuh next.
 #pragma once
 
 #include "ptx/base.cuh"
@@ -51,8 +51,8 @@ FOVEA_DEVICE bool vote_all(bool is_true) {
 }
 
 /// vote.sync.ballot.b32 (Synchronization): bit i is what lane i says.
-FOVEA_DEVICE std::uint32_t ballot(bool is_true) {
-  std::uint32_t r;
+FOVEA_DEVICE LaneMask ballot(bool is_true) {
+  LaneMask r;
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
                : "=r"(r)
                : "r"(static_cast<std::uint32_t>(is_true)));

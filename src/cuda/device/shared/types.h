@@ -1,8 +1,8 @@
-// Fixed-width names for text that NVRTC reads without any system header; the host compiler takes its own. Read
-// forward_spec.h and forward_params.h next.
+// Fixed-width names for text that is compiled at run time, without any system header; the host compiler takes its own.
+// Read forward_spec.h and forward_params.h next.
 #pragma once
 
-#if defined(__CUDACC_RTC__)
+#if defined(__CUDACC_RTC__) || defined(__AMDGCN__)
 namespace std {
 using int8_t = signed char;
 using uint8_t = unsigned char;

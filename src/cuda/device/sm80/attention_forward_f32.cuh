@@ -34,7 +34,7 @@ namespace fovea::cuda::sm80 {
 
 template <PlainSpec spec, class Mods>
 struct PlainForward {
-  static constexpr int kThreads = spec.num_warps * 32;
+  static constexpr int kThreads = spec.num_warps * ptx::kWarpLanes;
   static constexpr int kRowThreads = kThreads / spec.tile_q;
   static_assert(kRowThreads == 4, "four threads share a row");
   static constexpr int kKeys = spec.tile_kv / kRowThreads;
@@ -89,12 +89,12 @@ struct PlainForward {
   FOVEA_DEVICE_MEMBER void load_rows(const BshdParam& t, std::int32_t begin, int first_word,
                                      int pitch, int width, int head_dim) const {
 #pragma unroll 1
-    for (int key = thread / 32; key < spec.tile_kv; key += spec.num_warps) {
+    for (int key = thread / ptx::kWarpLanes; key < spec.tile_kv; key += spec.num_warps) {
       const bool is_key = begin + key < work.kv_end;
       const std::int64_t at =
           is_key ? place_of_key<spec>(p, work.sequence, begin + key).in(t, work.kv_head) : 0;
 #pragma unroll 1
-      for (int col = thread % 32; col < width; col += 32) {
+      for (int col = thread % ptx::kWarpLanes; col < width; col += ptx::kWarpLanes) {
         const bool is_data = is_key && col < head_dim;
         store_word(first_word + key * pitch + col,
                    is_data ? load_input(t.data, at + col * t.col_stride) : 0.0F);

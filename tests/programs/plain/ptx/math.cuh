@@ -58,12 +58,4 @@ FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
   return static_cast<float>(float16::from_bits(static_cast<std::uint16_t>(pair)));
 }
 
-/// Relative errors of the real ones, which reduce their arguments exactly: 2^-21 and 2^-20.
-FOVEA_DEVICE float exp_f32(float x) {
-  return static_cast<float>(std::exp(double{x}) * (1 + 0x1p-21 * side(x)));
-}
-FOVEA_DEVICE float log_f32(float x) {
-  return static_cast<float>(std::log(double{x}) * (1 + 0x1p-20 * side(x)));
-}
-
 }  // namespace fovea::cuda::ptx

@@ -21,6 +21,9 @@ struct Index3 {
   std::int32_t x, y, z;
 };
 
+inline constexpr std::int32_t kWarpLanes = 32;
+using LaneMask = std::uint32_t;
+
 template <class To, class From>
 FOVEA_DEVICE To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From), "bits move between types of one size");

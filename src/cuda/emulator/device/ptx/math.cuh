@@ -71,6 +71,11 @@ FOVEA_DEVICE float sqrt_rn(float x, Site site = Site::here()) {
   return std::sqrt(x);
 }
 
+FOVEA_DEVICE float cvt_rni(float x, Site site = Site::here()) {
+  check_operands("cvt.rni", site, x);
+  return std::nearbyint(x);
+}
+
 /// NaN gives way, a signalling one too, which std::fmax makes quiet instead; +0 is above -0.
 inline float greater_of(float a, float b) {
   if (a != a || b != b) return a != a ? b : a;
@@ -194,18 +199,6 @@ FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
 FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   return emulator::encode_f16(f32_of_f16_lo(a) * f32_of_f16_lo(b)) |
          emulator::encode_f16(f32_of_f16_hi(a) * f32_of_f16_hi(b)) << 16;
-}
-
-// ---- exact enough for programs -----------------------------------------------------------------
-
-FOVEA_DEVICE float exp_f32(float x, Site site = Site::here()) {
-  check_operands("exp_f32", site, x);
-  return std::exp(x);
-}
-
-FOVEA_DEVICE float log_f32(float x, Site site = Site::here()) {
-  check_operands("log_f32", site, x);
-  return std::log(x);
 }
 
 }  // namespace fovea::cuda::ptx

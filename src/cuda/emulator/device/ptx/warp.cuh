@@ -23,8 +23,8 @@ FOVEA_DEVICE T shfl_idx(const T& value, std::int32_t lane, Site site = Site::her
       emulator::shuffle(bit_cast<std::uint32_t>(value), static_cast<std::uint32_t>(lane), what));
 }
 
-FOVEA_DEVICE std::uint32_t ballot(bool is_true, Site site = Site::here()) {
-  return emulator::ballot(is_true, {"vote.sync", site});
+FOVEA_DEVICE LaneMask ballot(bool is_true, Site site = Site::here()) {
+  return static_cast<LaneMask>(emulator::ballot(is_true, {"vote.sync", site}));
 }
 
 FOVEA_DEVICE bool vote_any(bool is_true, Site site = Site::here()) {
