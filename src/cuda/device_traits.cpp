@@ -1,5 +1,12 @@
 #include "cuda/device_traits.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/check.hpp"
+
 namespace fovea::cuda {
 
 DeviceTraits traits_of(const driver::DeviceInfo& info) {
@@ -23,6 +30,40 @@ DeviceTraits typical_device(int major, int minor) {
   const int l2_mib = is_consumer ? 6 : capability < 90 ? 40 : is_blackwell ? 126 : 50;
   device.l2_bytes = l2_mib * std::int64_t{1 << 20};
   return device;
+}
+
+DeviceTraits typical_amd_device(int gfx) {
+  constexpr std::int64_t kMiB = 1 << 20;
+  // CUs and shared memory (LDS) of a workgroup: AMD, "Accelerator and GPU hardware specifications". L2 of CDNA: of one
+  // of its eight dies, which is what neighbours share.
+  static constexpr std::array kDevices = {DeviceTraits{.gfx = 0x942,
+                                                       .warp_lanes = 64,
+                                                       .num_sms = 304,
+                                                       .shared_bytes_per_cta = 64 << 10,
+                                                       .shared_bytes_per_sm = 64 << 10,
+                                                       .l2_bytes = 4 * kMiB},
+                                          DeviceTraits{.gfx = 0x950,
+                                                       .warp_lanes = 64,
+                                                       .num_sms = 256,
+                                                       .shared_bytes_per_cta = 160 << 10,
+                                                       .shared_bytes_per_sm = 160 << 10,
+                                                       .l2_bytes = 4 * kMiB},
+                                          DeviceTraits{.gfx = 0x1100,
+                                                       .num_sms = 96,
+                                                       .shared_bytes_per_cta = 64 << 10,
+                                                       .shared_bytes_per_sm = 64 << 10,
+                                                       .l2_bytes = 6 * kMiB},
+                                          DeviceTraits{.gfx = 0x1201,
+                                                       .num_sms = 64,
+                                                       .shared_bytes_per_cta = 64 << 10,
+                                                       .shared_bytes_per_sm = 64 << 10,
+                                                       .l2_bytes = 8 * kMiB}};
+  const auto* const found = std::ranges::find(kDevices, gfx, &DeviceTraits::gfx);
+  if (found == kDevices.end()) {
+    invalid("typical_amd_device",
+            fmt::format("gfx{:x} is unknown; expected gfx942, gfx950, gfx1100 or gfx1201", gfx));
+  }
+  return *found;
 }
 
 }  // namespace fovea::cuda

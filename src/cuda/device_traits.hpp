@@ -8,13 +8,17 @@
 namespace fovea::cuda {
 
 struct DeviceTraits {
-  int major = 0, minor = 0;  // compute capability
+  int major = 0, minor = 0;  // compute capability; AMD's have none
+  /// The instruction set of an AMD GPU, as its name has it: 0x942 of gfx942. 0: it is NVIDIA's.
+  int gfx = 0;
+  int warp_lanes = 32;
   int num_sms = 0;
   int shared_bytes_per_cta = 0;  // dynamic
   int shared_bytes_per_sm = 0;
   std::int64_t l2_bytes = 0;
 
   int compute_capability() const { return major * 10 + minor; }
+  bool is_amd() const { return gfx != 0; }
 };
 
 /// The driver keeps so much shared memory of each CTA.
@@ -24,5 +28,8 @@ DeviceTraits traits_of(const driver::DeviceInfo& info);
 
 /// Of a typical device of an architecture, for plans made where there is none: packs, compile tests, explain.
 DeviceTraits typical_device(int major, int minor);
+
+/// The same of AMD: gfx942, gfx950, gfx1100, gfx1201, named by 0x942 and so on. Throws InvalidArgument for others.
+DeviceTraits typical_amd_device(int gfx);
 
 }  // namespace fovea::cuda

@@ -17,4 +17,9 @@ std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit
       unit.params, unit.call);
 }
 
+std::string launch_bounds(int num_warps, int ctas_per_sm, const DeviceTraits& device) {
+  const int threads = num_warps * device.warp_lanes;
+  return device.is_amd() ? fmt::format("{}", threads) : fmt::format("{}, {}", threads, ctas_per_sm);
+}
+
 }  // namespace fovea::cuda

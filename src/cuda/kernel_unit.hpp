@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cuda/device_traits.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
@@ -18,5 +19,8 @@ struct KernelUnit {
 };
 
 std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit);
+
+/// The arguments of __launch_bounds__. HIP would take the second one for waves of a SIMD, not for CTAs of an SM.
+std::string launch_bounds(int num_warps, int ctas_per_sm, const DeviceTraits& device);
 
 }  // namespace fovea::cuda

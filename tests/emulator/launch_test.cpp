@@ -117,6 +117,7 @@ TEST(Launch, ConfigurationThatNoGpuTakesIsRefused) {
   Device device;
   const auto launch = [&](const LaunchConfig& config) { device.launch(config, {}, [] {}); };
   EXPECT_THROW(launch({.block = {1056, 1, 1}}), InvalidArgument);
+  EXPECT_THROW(launch({.block = {48, 1, 1}, .warp_lanes = 48}), InvalidArgument);
   EXPECT_THROW(launch({.block = {32, 1, 1}, .shared_bytes = 232449}), InvalidArgument);
   EXPECT_THROW(launch({.grid = {3, 1, 1}, .block = {32, 1, 1}, .cluster = {2, 1, 1}}),
                InvalidArgument);

@@ -34,6 +34,34 @@ TEST(Warp, ShuffleGivesTheOtherLanesValue) {
   }
 }
 
+/// A block of one warp and a half: lanes, votes and shuffles reach across the 32nd, and a barrier counts whole warps.
+TEST(Warp, HasAsManyLanesAsTheLaunchSays) {
+  Device device;
+  auto* out = device.buffer<std::uint64_t>("out", 4 * 96);
+  const LaunchConfig config{.block = {96, 1, 1}, .shared_bytes = 384, .warp_lanes = 64};
+  const Report report = device.launch(config, {}, [&] {
+    const auto thread = static_cast<std::uint32_t>(ptx::thread_idx().x);
+    const Instruction what{"test", Site::here()};
+    std::uint64_t* const mine = out + 4 * thread;
+    ptx::st_global(mine, std::uint64_t{warp_idx()} * 100 + lane_idx());
+    ptx::st_global(mine + 1, ballot(lane_idx() % 3 == 0, what));
+    ptx::st_global(mine + 2,
+                   std::uint64_t{shuffle(thread, lane_idx() ^ (thread < 64 ? 32U : 16U), what)});
+    ptx::st_shared(ptx::dynamic_shared() + 4 * thread, thread);
+    ptx::sync_threads();
+    ptx::st_global(mine + 3, std::uint64_t{ptx::ld_shared<std::uint32_t>(ptx::dynamic_shared() +
+                                                                         4 * (95 - thread))});
+  });
+  EXPECT_EQ(report.text(), "");
+  for (std::uint32_t thread = 0; thread < 96; ++thread) {
+    const std::uint64_t lanes = thread < 64 ? ~std::uint64_t{0} : 0xffffffffU;
+    EXPECT_EQ(out[4 * thread], thread / 64 * 100 + thread % 64);
+    EXPECT_EQ(out[4 * thread + 1], 0x9249249249249249U & lanes);
+    EXPECT_EQ(out[4 * thread + 2], thread ^ (thread < 64 ? 32U : 16U));
+    EXPECT_EQ(out[4 * thread + 3], 95 - thread);
+  }
+}
+
 /// Which one hardware elects no manual says; it is the same one each time.
 TEST(Warp, ElectsAnyLane) {
   std::set<int> elected;

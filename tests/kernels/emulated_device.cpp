@@ -38,6 +38,7 @@ void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t share
       .block = {static_cast<std::int32_t>(threads), 1, 1},
       .cluster = {},
       .shared_bytes = static_cast<std::uint32_t>(shared_bytes),
+      .warp_lanes = warp_lanes,
       .registers_per_thread = registers_per_thread(ctas_per_sm, threads),
       .clusters_at_once = ctas_at_once,
       .is_dependent = is_dependent,

@@ -28,6 +28,7 @@ struct Emulation {
   std::string findings;
   /// Findings that are no mistake here; empty: all are.
   std::function<bool(const cuda::emulator::Finding&)> passes_over;
+  std::uint32_t warp_lanes = 32;
   int ctas_at_once = 1;
   int ctas_per_sm = 1;          // that share its registers
   bool is_dependent = false;    // launches start beside those before them

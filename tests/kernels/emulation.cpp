@@ -19,94 +19,13 @@
 #include "cuda/forward/sm90_short.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_forward.hpp"
-#include "kernels/forward_cases.hpp"
-#include "problem/decode.hpp"
-#include "support/launch_memory.hpp"
+#include "kernels/emulation_steps.hpp"
 
 namespace fovea::testing {
 
 namespace emulator = cuda::emulator;
 
-void run_args(Runner run, const std::string& label, const AttentionForward& args,
-              const cuda::DeviceTraits& device, Emulation& emulation) {
-  run({.label = label,
-       .problem = validate(problem_of(args), "test"),
-       .args = args,
-       .device = device},
-      emulation);
-}
-
 namespace {
-
-/// All that a kernel may touch, but its workspace.
-void register_tensors(const Run& run, Emulation& emulation) {
-  std::vector<TensorBytes> tensors = tensors_of_call(run.args);
-  if (run.cache != nullptr) {
-    for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);
-    const TensorView& offsets = run.cache->new_tokens.cu_seqlens;
-    if (offsets && offsets.data() != run.args.cu_seqlens_q.data())
-      tensors.push_back(tensor_bytes("append.cu_seqlens", offsets));
-  }
-  // Values that are a view of keys are no memory of their own.
-  const std::vector<TensorBytes> all = tensors;
-  std::erase_if(tensors, [&](const TensorBytes& part) {
-    return std::ranges::any_of(all, [&](const TensorBytes& whole) {
-      return part.begin == whole.begin && part.size < whole.size;
-    });
-  });
-  for (const TensorBytes& tensor : tensors)
-    emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
-}
-
-/// In memory of their own, so that no access to them strays into the rest of the workspace; and built.
-void build_tables(const cuda::ForwardPlan& plan, cuda::ForwardLaunch& call, Emulation& emulation) {
-  for (cuda::CapturedTensorParam& tensor : call.params.captures.tensors) tensor.ranges = nullptr;
-  if (plan.range_tables.is_empty()) return;
-  const std::size_t bytes = plan.workspace_bytes - plan.tables_at;
-  const auto tables = emulation.device.buffer<std::byte>("range tables", bytes);
-  call.range_tables = plan.range_tables.place(call.params.captures, {tables, bytes});
-  const cuda::RangeTableLaunch& launch = call.range_tables;
-  emulation.launch({.x = launch.num_groups, .y = launch.num_tables}, 32 * cuda::kRunsPerGroup,
-                   cuda::kRunsPerGroup * sizeof(cuda::RangeEntry),
-                   [&] { cuda::run_range_tables(launch.params); });
-}
-
-void clear_rows(const cuda::ForwardLaunch& call, Emulation& emulation) {
-  if (!call.clears_rows) return;
-  emulation.launch({.x = static_cast<std::uint32_t>(call.clear_params.total_q)},
-                   cuda::kClearingThreads, 0, [&] { cuda::run_clear_rows(call.clear_params); });
-}
-
-/// In either form: the bits are the same. The host launches one of them.
-void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::ForwardLaunch& call,
-                 Emulation& emulation) {
-  std::vector<TensorBytes> outputs = tensors_of_call(run.args);
-  std::erase_if(outputs, [](const TensorBytes& tensor) { return !tensor.is_output; });
-  const auto outputs_now = [&outputs] {
-    std::vector<std::vector<std::byte>> bytes;
-    for (const TensorBytes& tensor : outputs)
-      bytes.emplace_back(tensor.begin, tensor.begin + tensor.size);
-    return bytes;
-  };
-  emulation.is_dependent = cuda::candidate_named(plan.candidate).is_chained;
-  const auto join = [&](const cuda::CombineForm& form) {
-    const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
-    emulation.launch(
-        {.x = static_cast<std::uint32_t>(ctas)}, static_cast<std::uint32_t>(form.num_warps) * 32, 0,
-        [&] { cuda::combine_of(*plan.spec, form.splits_at_once)(call.combine_params); });
-    return outputs_now();
-  };
-  const auto before = outputs_now();
-  const auto wide = join(cuda::kWideCombine);
-  for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
-  EXPECT_EQ(join(cuda::kDeepCombine), wide);
-  emulation.is_dependent = false;
-  if (call.combine_params.num_rows == 0) return;
-  const cuda::CombineForm& hosts =
-      cuda::combine_form(call.combine_params.num_rows, call.combine_params.max_splits);
-  const bool is_first = hosts.role == cuda::kWideCombine.role;
-  emulation.launched.erase(emulation.launched.end() - (is_first ? 1 : 2));
-}
 
 cuda::TensorMapParam encode_for_emulator(const cuda::driver::TensorMapSpec& spec,
                                          const void* address) {
@@ -121,13 +40,6 @@ void run_emulated(const Run& run, Emulation& emulation) {
   void* workspace = plan.workspace_bytes == 0
                         ? nullptr
                         : emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
-  const auto launch = [&](cuda::ForwardLaunch& call) {
-    build_tables(plan, call, emulation);
-    emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
-                     [&] { cuda::forward_named(run.label)(call.params); });
-    if (plan.spec->is_split) join_splits(run, plan, call, emulation);
-    clear_rows(call, emulation);
-  };
   if (plan.candidate == cuda::Sm80Coded::kName || plan.candidate == cuda::Sm80DecodeCoded::kName) {
     cuda::CodedLaunch call = cuda::Sm80Coded::prepare(run.problem, plan, run.args, run.cache,
                                                       workspace, encode_for_emulator);
@@ -142,14 +54,15 @@ void run_emulated(const Run& run, Emulation& emulation) {
   if (plan.candidate == cuda::Sm80ForwardWide::kName) {
     cuda::WideLaunch call = cuda::Sm80ForwardWide::prepare(run.problem, plan, run.args, run.cache,
                                                            workspace, encode_for_emulator);
-    for (int i = 0; i < call.num_parts; ++i) launch(call.parts[static_cast<std::size_t>(i)]);
+    for (int i = 0; i < call.num_parts; ++i)
+      launch_forward(run, plan, call.parts[static_cast<std::size_t>(i)], emulation);
     // Here each part has range tables of its own.
     if (plan.range_tables.is_empty()) emulation.expect_launched(call.launches(plan));
     return;
   }
   cuda::ForwardLaunch call =
       cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);
-  launch(call);
+  launch_forward(run, plan, call, emulation);
   emulation.expect_launched(call.launches(plan));
 }
 
@@ -294,23 +207,5 @@ void run_quantized(const Run& run, Emulation& emulation) {
   run_hopper_plan<cuda::Sm90ForwardQuantized>(run, plan, cuda::quantized_named(run.label),
                                               emulation);
 }
-
-namespace {
-
-/// With offsets of packed tokens, which are those of the queries where none are given.
-Append appended_by(const AttentionDecode& decode) {
-  Append append = decode.append;
-  if (append.k.rank() == 3 && !append.cu_seqlens) append.cu_seqlens = decode.cu_seqlens_q;
-  return append;
-}
-
-}  // namespace
-
-CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
-    : args(forward_of(decode)),
-      problem(validate_decode_problem(decode_problem(decode, most_keys, 1, "test"),
-                                      cache_layout(decode), "test")),
-      append(appended_by(decode)),
-      cache(grown_cache(decode.cache, append)) {}
 
 }  // namespace fovea::testing

@@ -9,26 +9,9 @@
 #include "kernels/choice_cases.hpp"
 #include "kernels/emulated_device.hpp"
 #include "kernels/forward_cases.hpp"
-#include "problem/cache.hpp"
-#include "problem/forward.hpp"
-#include "support/cache_case.hpp"
+#include "kernels/run.hpp"
 
 namespace fovea::testing {
-
-/// A problem, and whose kernel runs it.
-struct Run {
-  const std::string& label;
-  const ForwardProblem& problem;
-  const AttentionForward& args;
-  const GrownCache* cache = nullptr;
-  cuda::DeviceTraits device = cuda::typical_device(8, 0);
-};
-
-using Runner = void (*)(const Run&, Emulation&);
-
-/// These arguments, validated as a caller's are.
-void run_args(Runner run, const std::string& label, const AttentionForward& args,
-              const cuda::DeviceTraits& device, Emulation& emulation);
 
 /// The kernels of sm_80, sm90/decode, sm90/decode_latent, sm90/attention_forward; then what joins splits, either form.
 void run_emulated(const Run& run, Emulation& emulation);
@@ -46,22 +29,5 @@ void run_sm80_quantized(const Run& run, Emulation& emulation);
 /// Two CTAs at once, so that row tiles are claimed from each other; an L2 cache so small that heads come in several
 /// sections.
 cuda::DeviceTraits sectioned_hopper();
-
-/// Attention over the cache of a case, as the kernels take it.
-struct CacheCall {
-  AttentionForward args;
-  ForwardProblem problem;
-  Append append;  // with its offsets
-  GrownCache cache;
-
-  CacheCall(const CacheCase& each, const AttentionDecode& decode)
-      : CacheCall(decode, longest(each)) {}
-  /// Planned for so many keys of a sequence.
-  CacheCall(const AttentionDecode& decode, std::int64_t most_keys);
-
-  Run on(const std::string& label, const cuda::DeviceTraits& device) const {
-    return {.label = label, .problem = problem, .args = args, .cache = &cache, .device = device};
-  }
-};
 
 }  // namespace fovea::testing

@@ -67,6 +67,10 @@ std::vector<NamedCacheCase> kernel_cache_cases();
 std::vector<NamedCacheCase> coded_cache_cases();
 std::vector<NamedCacheCase> coded_decode_cases();
 
+/// Of the kernels that run on AMD's GPUs.
+std::vector<Case> amd_cases();
+std::vector<NamedCacheCase> amd_cache_cases();
+
 /// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads, and what
 /// TMA cannot read of caches.
 std::vector<NamedCacheCase> hopper_cache_cases();

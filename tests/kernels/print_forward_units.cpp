@@ -1,5 +1,5 @@
 // Writes the kernels of forward_cases.hpp as text for the host compiler: print_forward_units FORWARD_OUT HOPPER_OUT
-// LATENT_OUT SHORT_OUT QUANTIZED_OUT CODED_OUT
+// LATENT_OUT SHORT_OUT QUANTIZED_OUT CODED_OUT AMD_OUT
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -130,6 +130,19 @@ void print_codeds(std::ofstream& out) {
       table);
 }
 
+/// Of GPUs whose warps have 64 lanes.
+void print_amds(std::ofstream& out) {
+  std::string table;
+  const cuda::DeviceTraits device = cuda::typical_amd_device(0x942);
+  for (const auto& each : testing::amd_cases())
+    print(each.label, cuda::choose_forward(problem_of_case(each), device), out, table);
+  for (const auto& each : testing::amd_cache_cases())
+    print(each.label, cuda::choose_forward(problem_of_cache(each.problem), device), out, table);
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
+      table);
+}
+
 void print_quantizeds(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_quantized_cases())
@@ -148,14 +161,15 @@ void print_quantizeds(std::ofstream& out) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
+  if (argc != 8) return 2;
   std::ofstream forwards(argv[1]), hoppers(argv[2]), latents(argv[3]), shorts(argv[4]),
-      quantizeds(argv[5]), codeds(argv[6]);
+      quantizeds(argv[5]), codeds(argv[6]), amds(argv[7]);
   print_forwards(forwards);
   print_hoppers(hoppers);
   print_latents(latents);
   print_hopper_shorts(shorts);
   print_quantizeds(quantizeds);
   print_codeds(codeds);
-  return forwards && hoppers && latents && shorts && quantizeds && codeds ? 0 : 1;
+  print_amds(amds);
+  return forwards && hoppers && latents && shorts && quantizeds && codeds && amds ? 0 : 1;
 }

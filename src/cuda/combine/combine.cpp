@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cuda/kernel_unit.hpp"
 #include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
@@ -28,22 +29,24 @@ const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits) 
   return is_deep ? kDeepCombine : kWideCombine;
 }
 
-jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form) {
+jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
+                             const DeviceTraits& device) {
   return {fmt::format("#include \"common/combine.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
                       "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
                       "  fovea::cuda::combine<fovea::cuda::spec, {}>(p);\n}}\n",
-                      print_spec(spec), form.num_warps * 32, form.ctas_per_sm, jit::kEntryName,
-                      form.splits_at_once),
+                      print_spec(spec), launch_bounds(form.num_warps, form.ctas_per_sm, device),
+                      jit::kEntryName, form.splits_at_once),
           fmt::format("common/combine {} at once{}", form.splits_at_once,
                       spec.is_chained ? " chained" : "")};
 }
 
-KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained) {
+KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained,
+                            const DeviceTraits& device) {
   KernelLaunch launch = kernel_launch(form.role, params);
   launch.grid.x = static_cast<unsigned>((params.num_rows + form.num_warps - 1) / form.num_warps);
-  launch.num_threads = static_cast<unsigned>(form.num_warps) * 32;
+  launch.num_threads = static_cast<unsigned>(form.num_warps * device.warp_lanes);
   launch.is_pdl = is_chained;
   return launch;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/device/shared/combine.h"
+#include "cuda/device_traits.hpp"
 #include "cuda/jit/cubin.hpp"
 #include "cuda/kernel_set.hpp"
 
@@ -21,8 +22,10 @@ inline constexpr CombineForm kWideCombine{KernelRole::wide_combine, 8, 4, 6};
 /// Which form is faster; a plan has both.
 const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits);
 
-jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form);
+jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
+                             const DeviceTraits& device);
 
-KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained);
+KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form, bool is_chained,
+                            const DeviceTraits& device);
 
 }  // namespace fovea::cuda

@@ -19,10 +19,11 @@ NamedBarrier* barrier_of(Thread& self, Arrival arrival, Instruction what) {
         what.site);
     return nullptr;
   }
-  if (arrival.threads <= 0 || arrival.threads % static_cast<std::int32_t>(kWarpLanes) != 0) {
+  if (arrival.threads <= 0 ||
+      arrival.threads % static_cast<std::int32_t>(machine().warp_lanes()) != 0) {
     machine().report(Fault::barrier_count, &self,
-                     fmt::format("calls {} for {} threads; expected a multiple of 32", what.name,
-                                 arrival.threads),
+                     fmt::format("calls {} for {} threads; expected a multiple of {}", what.name,
+                                 arrival.threads, machine().warp_lanes()),
                      what.site);
     return nullptr;
   }
@@ -56,7 +57,7 @@ void come(Warp& warp, NamedBarrier& barrier, Arrival arrival, Instruction what) 
     barrier.clock.join(lane->clock);
     machine().tick(*lane);
   }
-  barrier.arrived += kWarpLanes;
+  barrier.arrived += machine().warp_lanes();
   if (barrier.arrived > barrier.expected) {
     machine().report(Fault::barrier_count, &warp.first_alive(),
                      fmt::format("is one warp too many at barrier {}, which expects {} threads",
@@ -71,7 +72,7 @@ std::uint64_t arrive(NamedBarrier& barrier, Arrival arrival, Instruction what) {
   std::uint64_t generation = 0;
   machine().meet(
       what.name, &generation, what.site,
-      [&](Warp& warp, const std::array<void*, kWarpLanes>& arguments) {
+      [&](Warp& warp, const Arguments& arguments) {
         const std::uint64_t now = barrier.generation;
         come(warp, barrier, arrival, what);
         for (const Thread* lane : warp.lanes) {
@@ -86,7 +87,9 @@ std::uint64_t arrive(NamedBarrier& barrier, Arrival arrival, Instruction what) {
 Arrival whole(Arrival arrival) {
   const Dim3 block = machine().config().block;
   const std::int32_t threads = block.x * block.y * block.z;
-  return {arrival.id, arrival.threads == 0 ? (threads + 31) / 32 * 32 : arrival.threads};
+  const auto lanes = static_cast<std::int32_t>(machine().warp_lanes());
+  return {arrival.id,
+          arrival.threads == 0 ? (threads + lanes - 1) / lanes * lanes : arrival.threads};
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ std::uint32_t mapa(std::uint32_t address, std::uint32_t rank) {
 void cluster_arrive(bool is_release, Instruction what) {
   machine().meet(
       what.name, nullptr, what.site,
-      [&](Warp& warp, const std::array<void*, kWarpLanes>&) {
+      [&](Warp& warp, const Arguments&) {
         ClusterBarrier& barrier = machine().cluster_barrier(*warp.cta);
         if (warp.cluster_arrivals != warp.cluster_waits) {
           machine().report(Fault::barrier_count, &warp.first_alive(),
@@ -113,7 +113,7 @@ void cluster_wait(Instruction what) {
   ClusterBarrier& barrier = machine().cluster_barrier(*self.cta);
   machine().meet(
       what.name, nullptr, what.site,
-      [&](Warp& warp, const std::array<void*, kWarpLanes>&) {
+      [&](Warp& warp, const Arguments&) {
         if (warp.cluster_arrivals == warp.cluster_waits) {
           machine().report(Fault::barrier_count, &warp.first_alive(),
                            "waits at the cluster's barrier without an arrive", what.site);

@@ -39,6 +39,8 @@ void check(const LaunchConfig& config) {
   const std::int64_t threads = volume(config.block);
   require(threads >= 1 && threads <= kMostThreads,
           fmt::format("block has {} threads; expected 1 to {}", threads, kMostThreads));
+  require(config.warp_lanes == 32 || config.warp_lanes == 64,
+          fmt::format("warp_lanes is {}; expected 32 or 64", config.warp_lanes));
   require(config.shared_bytes <= kMostSharedBytes,
           fmt::format("shared_bytes is {}; expected at most {}", config.shared_bytes,
                       kMostSharedBytes));

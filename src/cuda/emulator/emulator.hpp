@@ -29,6 +29,7 @@ struct Dim3 {
 struct LaunchConfig {
   Dim3 grid{}, block{}, cluster{};
   std::uint32_t shared_bytes = 0;          // dynamic
+  std::uint32_t warp_lanes = 32;           // 64: as on AMD's CDNA
   std::uint32_t registers_per_thread = 0;  // at the launch; 0: 64 K shared by the block's threads
   int clusters_at_once = 1;  // that run together; more for kernels whose CTAs wait for each other
   int ctas_per_sm = 1;       // of those that run together, so many share the tensor memory of an SM

@@ -26,12 +26,12 @@ std::string describe_site(Site site) {
   return fmt::format("[{}:{}]", file, site.line);
 }
 
-std::string describe_lanes(std::uint32_t lanes) {
+std::string describe_lanes(LaneMask lanes) {
   std::string text;
-  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+  for (std::uint32_t lane = 0; lane < kMostLanes; ++lane) {
     if ((lanes >> lane & 1U) == 0) continue;
     std::uint32_t last = lane;
-    while (last + 1 < kWarpLanes && (lanes >> (last + 1) & 1U) != 0) ++last;
+    while (last + 1 < kMostLanes && (lanes >> (last + 1) & 1U) != 0) ++last;
     if (!text.empty()) text += ',';
     text += last == lane ? fmt::format("{}", lane) : fmt::format("{}-{}", lane, last);
     lane = last;
@@ -163,16 +163,16 @@ void Machine::report_unfenced(const Actor& actor, const Block& block, ByteRange 
 void Machine::report_deadlock() {
   std::string table = "nothing can run, and nothing in flight is left to land";
   for (const Warp* warp : warps_) {
-    std::uint32_t reported = 0;
+    LaneMask reported = 0;
     for (const Thread* first : warp->lanes) {
       if (first == nullptr || first->wait == nullptr || (reported >> first->lane & 1U) != 0)
         continue;
-      std::uint32_t lanes = 0;
+      LaneMask lanes = 0;
       for (const Thread* lane : warp->lanes) {
         if (lane == nullptr || lane->wait == nullptr) continue;
         const bool is_alike =
             lane->wait->site == first->wait->site && lane->wait->object == first->wait->object;
-        if (is_alike) lanes |= 1U << lane->lane;
+        if (is_alike) lanes |= LaneMask{1} << lane->lane;
       }
       reported |= lanes;
       const Dim3 cta = warp->cta->idx;
@@ -182,7 +182,7 @@ void Machine::report_deadlock() {
                       first->wait->what, describe_site(first->wait->site), first->wait->details());
     }
     if (warp->alive == 0) continue;
-    const std::uint32_t ended = warp->existing & ~warp->alive;
+    const LaneMask ended = warp->existing & ~warp->alive;
     if (ended != 0) {
       table += fmt::format("\n  of that warp lanes {} have ended", describe_lanes(ended));
     }

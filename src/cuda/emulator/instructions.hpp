@@ -52,7 +52,7 @@ void wait_for_grid_before();
 
 // ---- the warp ----
 std::uint32_t shuffle(std::uint32_t value, std::uint32_t from_lane, Instruction what);
-std::uint32_t ballot(bool is_true, Instruction what);
+std::uint64_t ballot(bool is_true, Instruction what);
 /// One lane of the converged warp, always the same one.
 bool elect(Instruction what);
 void sync_warp(Instruction what);

@@ -124,13 +124,13 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
   cta->tensor.memory = tensor_memory_of(rank);
   const std::uint32_t threads = volume(config_.block);
   for (std::uint32_t i = 0; i < threads; ++i) {
-    if (i % kWarpLanes == 0) {
+    if (i % warp_lanes() == 0) {
       cta->warps.push_back(std::make_unique<Warp>());
       Warp& warp = *cta->warps.back();
       warp.cta = cta.get();
-      warp.idx = i / kWarpLanes;
+      warp.idx = i / warp_lanes();
       warp.priority = random_.below(1U << 16);
-      warp.elected = options_.landing == Landing::seeded ? random_.below(kWarpLanes) : 0;
+      warp.elected = options_.landing == Landing::seeded ? random_.below(warp_lanes()) : 0;
       warp.registers = launch_registers(config_);
       warps_.push_back(&warp);
     }
@@ -140,7 +140,7 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
     thread->warp = &warp;
     thread->idx = unravel(i, config_.block);
     thread->linear = i;
-    thread->lane = i % kWarpLanes;
+    thread->lane = i % warp_lanes();
     thread->agent = new_agent(thread.get(), "");
     thread->clock.set(thread->agent, 1);
     thread->copies.what = "cp.async";
@@ -148,7 +148,7 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
     thread->fiber = device_.fibers.take();
     thread->fiber->start(thread_body, thread.get());
     warp.lanes[thread->lane] = thread.get();
-    warp.existing |= 1U << thread->lane;
+    warp.existing |= LaneMask{1} << thread->lane;
     cta->threads.push_back(std::move(thread));
   }
   for (const std::unique_ptr<Warp>& warp : cta->warps) warp->alive = warp->ready = warp->existing;
@@ -182,8 +182,8 @@ void Machine::thread_body(void* argument) {
 void Machine::thread_ended(Thread& thread) {
   thread.is_done = true;
   Warp& warp = *thread.warp;
-  warp.alive &= ~(1U << thread.lane);
-  warp.ready &= ~(1U << thread.lane);
+  warp.alive &= ~(LaneMask{1} << thread.lane);
+  warp.ready &= ~(LaneMask{1} << thread.lane);
   --thread.cta->alive;
   --alive_;
   spins_ = 0;
@@ -286,7 +286,7 @@ Thread* Machine::pick() {
   }
   if (chosen == nullptr) return nullptr;
   last_warp_ = chosen;
-  const int lane = takes_high_lanes_first_ ? 31 - std::countl_zero(chosen->ready)
+  const int lane = takes_high_lanes_first_ ? 63 - std::countl_zero(chosen->ready)
                                            : std::countr_zero(chosen->ready);
   return chosen->lanes[static_cast<std::size_t>(lane)];
 }
@@ -303,7 +303,7 @@ void Machine::suspend() {
 void Machine::sleep(const Wait& wait) {
   Thread& self = *running_;
   self.wait = &wait;
-  self.warp->ready &= ~(1U << self.lane);
+  self.warp->ready &= ~(LaneMask{1} << self.lane);
   suspend();
 }
 
@@ -317,7 +317,7 @@ void Machine::wake(const void* object) {
     if (warp->ready == warp->alive) continue;
     for (Thread* thread : warp->lanes) {
       if (thread == nullptr || thread->wait == nullptr || thread->wait->object != object) continue;
-      thread->warp->ready |= 1U << thread->lane;
+      thread->warp->ready |= LaneMask{1} << thread->lane;
     }
   }
 }
@@ -444,7 +444,7 @@ void Machine::meet(const char* what, void* argument, Site site, MeetingBody body
     end_launch();
   }
   meeting.arguments[self.lane] = argument;
-  meeting.arrived |= 1U << self.lane;
+  meeting.arrived |= LaneMask{1} << self.lane;
   const std::uint64_t number = warp.meetings_held;
   const auto hold_if_complete = [&] {
     if (warp.meetings_held != number) return true;
@@ -463,14 +463,14 @@ void Machine::meet(const char* what, void* argument, Site site, MeetingBody body
 }
 
 void Machine::hold_meeting(Warp& warp, Meeting& meeting, MeetingBody body) {
-  const std::array<void*, kWarpLanes> arguments = meeting.arguments;
+  const Arguments arguments = meeting.arguments;
   meeting.arrived = 0;
   ++warp.meetings_held;
   spins_ = 0;
   body(warp, arguments);
   for (Thread* lane : warp.lanes) {
     if (lane != nullptr && lane->wait != nullptr && lane->wait->object == &warp) {
-      warp.ready |= 1U << lane->lane;
+      warp.ready |= LaneMask{1} << lane->lane;
     }
   }
 }

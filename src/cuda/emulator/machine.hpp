@@ -30,7 +30,12 @@ namespace fovea::cuda::emulator {
 struct Cta;
 struct Warp;
 
+/// Lanes of a warp that multiplies matrices; others have as many as the launch says.
 inline constexpr std::uint32_t kWarpLanes = 32;
+inline constexpr std::uint32_t kMostLanes = 64;
+using LaneMask = std::uint64_t;
+/// What each lane of a warp brings to a collective instruction.
+using Arguments = std::array<void*, kMostLanes>;
 /// The system's share of shared memory lies below.
 inline constexpr std::uint32_t kSharedBase = 1024;
 /// Addresses of the CTA of rank r in its cluster start at r << kRankShift.
@@ -119,21 +124,21 @@ struct Thread {
 };
 
 /// Acts for all lanes of a warp, given what each lane brought.
-using MeetingBody = FunctionRef<void(Warp&, const std::array<void*, kWarpLanes>&)>;
+using MeetingBody = FunctionRef<void(Warp&, const Arguments&)>;
 
 /// Lanes of a warp that meet at a collective instruction.
 struct Meeting {
   const char* what = nullptr;
-  std::uint32_t mask = 0, arrived = 0;
-  std::array<void*, kWarpLanes> arguments{};
+  LaneMask arrived = 0;
+  Arguments arguments{};
   Site site;
 };
 
 struct Warp {
   Cta* cta = nullptr;
   std::uint32_t idx = 0;
-  std::array<Thread*, kWarpLanes> lanes{};
-  std::uint32_t existing = 0, alive = 0, ready = 0;
+  std::array<Thread*, kMostLanes> lanes{};
+  LaneMask existing = 0, alive = 0, ready = 0;
   Meeting meeting;
   std::uint64_t meetings_held = 0;
   std::uint32_t priority = 0;
@@ -252,6 +257,7 @@ class Machine {
   Random& random() { return random_; }
   const Options& options() const { return options_; }
   const LaunchConfig& config() const { return config_; }
+  std::uint32_t warp_lanes() const { return config_.warp_lanes; }
 
   // ---- findings ----
   SiteId intern(Site site);

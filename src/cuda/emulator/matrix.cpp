@@ -10,8 +10,6 @@
 namespace fovea::cuda::emulator {
 namespace {
 
-using Arguments = std::array<void*, kWarpLanes>;
-
 /// Rows that lanes name, and the registers that move; an 8x8 matrix of 16 bits has 8 rows of 16 bytes.
 struct MatrixMove {
   std::uint32_t row;

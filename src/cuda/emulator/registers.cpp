@@ -23,7 +23,7 @@ void setmaxnreg(std::uint32_t registers, bool is_inc, Instruction what) {
   // Everybody looks before the last one changes it.
   machine().meet(
       what.name, nullptr, what.site,
-      [&](Warp& all, const std::array<void*, kWarpLanes>&) {
+      [&](Warp& all, const Arguments&) {
         const bool is_right_way = is_inc ? registers >= old : registers <= old;
         if (!is_count(registers) || !is_right_way) {
           budget(

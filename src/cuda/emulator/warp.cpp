@@ -4,8 +4,6 @@
 namespace fovea::cuda::emulator {
 namespace {
 
-using Arguments = std::array<void*, kWarpLanes>;
-
 struct Shuffle {
   std::uint32_t value, from_lane, result;
 };
@@ -13,7 +11,7 @@ struct Shuffle {
 }  // namespace
 
 std::uint32_t shuffle(std::uint32_t value, std::uint32_t from_lane, Instruction what) {
-  Shuffle own{value, from_lane % kWarpLanes, value};
+  Shuffle own{value, from_lane % machine().warp_lanes(), value};
   machine().meet(
       what.name, &own, what.site,
       [](Warp& warp, const Arguments& arguments) {
@@ -29,18 +27,19 @@ std::uint32_t shuffle(std::uint32_t value, std::uint32_t from_lane, Instruction 
   return own.result;
 }
 
-std::uint32_t ballot(bool is_true, Instruction what) {
+std::uint64_t ballot(bool is_true, Instruction what) {
   struct Vote {
     bool is_true;
-    std::uint32_t result;
+    LaneMask result;
   } own{is_true, 0};
   machine().meet(
       what.name, &own, what.site,
       [](Warp& warp, const Arguments& arguments) {
-        std::uint32_t result = 0;
+        LaneMask result = 0;
         for (const Thread* lane : warp.lanes) {
           if (lane == nullptr || lane->is_done) continue;
-          if (static_cast<Vote*>(arguments[lane->lane])->is_true) result |= 1U << lane->lane;
+          if (static_cast<Vote*>(arguments[lane->lane])->is_true)
+            result |= LaneMask{1} << lane->lane;
         }
         for (const Thread* lane : warp.lanes) {
           if (lane == nullptr || lane->is_done) continue;

@@ -42,8 +42,6 @@ struct WgmmaProduct final : Operation {
 
 namespace {
 
-using Arguments = std::array<void*, kWarpLanes>;
-
 std::uint32_t element_of(const std::byte* from, std::uint32_t idx, std::uint32_t bytes) {
   std::uint32_t bits = 0;
   std::memcpy(&bits, from + idx * bytes, bytes);
@@ -422,6 +420,7 @@ void wait_for_groups(Warp& warp, std::uint32_t pending, Site site) {
   }
   if (state.agent == 0) return;
   for (Thread* lane : warp.lanes) {
+    if (lane == nullptr) continue;
     machine().tick(*lane);
     lane->clock.raise(state.agent, state.first_time - 1);
   }

@@ -52,7 +52,8 @@ constexpr std::array kCandidates = {
 
 }  // namespace
 
-std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device) {
+std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device,
+                                   Machines machines) {
   const Problem& p = f.problem;
   for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
     if (spec->dtype != p.q.dtype) {
@@ -60,12 +61,15 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
                                  name(spec->dtype), name(p.q.dtype))};
     }
   }
-  return refuses_numbers_or_codes(f, device);
+  return refuses_numbers_or_codes(f, device, machines);
 }
 
-std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f,
-                                                const DeviceTraits& device) {
-  if (device.compute_capability() < 80) {
+std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f, const DeviceTraits& device,
+                                                Machines machines) {
+  if (device.is_amd()) {
+    if (machines == Machines::nvidia)
+      return Refusal{fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};
+  } else if (device.compute_capability() < 80) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
                                device.minor)};
   }

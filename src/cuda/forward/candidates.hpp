@@ -1,4 +1,4 @@
-// What can run on an NVIDIA GPU: one table, best first. It feeds selection, workspace, explain and the text of a
+// What can run on a GPU: one table, best first. It feeds selection, workspace, explain and the text of a
 // refusal. Nothing here needs a GPU: a device is a few numbers.
 #pragma once
 
@@ -63,11 +63,16 @@ const Candidate& candidate_named(std::string_view name);
 
 // ---- what several kernels ask of a problem ----
 
+/// Whose GPUs a kernel is written for.
+enum class Machines : std::uint8_t { nvidia, nvidia_and_amd };
+
 /// What none of them takes; those on tensor cores; and those of them whose registers hold a row of O.
-std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device);
+std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device,
+                                   Machines machines = Machines::nvidia);
 /// The same, but for keys and values that are not of the queries' dtype.
 std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& problem,
-                                                const DeviceTraits& device);
+                                                const DeviceTraits& device,
+                                                Machines machines = Machines::nvidia);
 std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const DeviceTraits& device);
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);

@@ -141,7 +141,7 @@ class Filler {
     ForwardLaunch launch{};
     launch.params = call_params(f_, args_, cache_);
     launch.params.captures = plan_.capture_slots.bind(args_.score, args_.mask);
-    launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps) * 32;
+    launch.num_threads = static_cast<std::uint32_t>(spec_.num_warps * plan_.device.warp_lanes);
     launch.grid.x = fill_row_tiles(spec_, f_, plan_.device, launch.params);
     if (spec_.is_split) fill_split(launch, workspace);
     launch.clears_rows = clears_rows(spec_, f_);
@@ -260,7 +260,8 @@ void ForwardLaunch::add_tables(KernelLaunches& all) const {
 void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) const {
   if (plan.spec->is_split) {
     const CombineForm& form = combine_form(combine_params.num_rows, combine_params.max_splits);
-    all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained));
+    all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained,
+                           plan.device));
   }
   if (!clears_rows) return;
   KernelLaunch clear = kernel_launch(KernelRole::clear_rows, clear_params);

@@ -18,6 +18,7 @@
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/tuning.hpp"
+#include "cuda/kernel_unit.hpp"
 #include "expr/print_cuda.hpp"
 
 namespace fovea::cuda {
@@ -101,13 +102,13 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
   const ForwardSpec& spec = *plan.spec;
   return {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
                       "namespace fovea::cuda {{\n{}\n{}}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
+                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
                       "const __grid_constant__ fovea::cuda::{} p) {{\n"
                       "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
                       include_of_products(candidate, plan.spec), candidate.header,
                       plan.program->include, plan.program->mods, plan.spec.print(),
-                      spec.num_warps * 32, std::max(1, spec.ctas_per_sm), jit::kEntryName,
-                      candidate.params, candidate.entry),
+                      launch_bounds(spec.num_warps, std::max(1, spec.ctas_per_sm), plan.device),
+                      jit::kEntryName, candidate.params, candidate.entry),
           fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
                       plan.spec.describe())};
 }
@@ -144,7 +145,7 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::main, forward_text(plan)}};
   if (plan.spec->is_split) {
     for (const CombineForm& form : {kDeepCombine, kWideCombine})
-      kernels.push_back({form.role, combine_text(combine_spec(plan), form)});
+      kernels.push_back({form.role, combine_text(combine_spec(plan), form, plan.device)});
   }
   const auto* sm90 = persistent_spec(plan.spec);
   if (sm90 != nullptr && sm90->is_dynamic)

@@ -1,10 +1,13 @@
 // The choice of a forward kernel: what is refused and why, what a tile is, what a plan needs.
 #include "cuda/forward/candidates.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
+#include "fovea/error.hpp"
 #include "fovea/mask.hpp"
 
 #include "cuda/device/shared/split.h"
@@ -75,6 +78,32 @@ TEST(ForwardCandidates, SinglePrecisionIsRefusedByTensorCoresInWords) {
   const ForwardPlan plan = chosen({.dtype = Dtype::f32});
   EXPECT_EQ(plan.candidate, kPlain);
   EXPECT_EQ(reason_of(plan, kTensorCores), "inputs are f32; expected f16 or bf16");
+}
+
+TEST(ForwardCandidates, AmdHasTheKernelThatNeedsNoTensorCores) {
+  for (const auto& [gfx, num_warps] :
+       {std::pair{0x942, 2}, std::pair{0x950, 2}, std::pair{0x1100, 4}, std::pair{0x1201, 4}}) {
+    const DeviceTraits device = typical_amd_device(gfx);
+    const ForwardPlan plan = choose_forward(validate(problem_of({}), "test"), device);
+    EXPECT_EQ(plan.candidate, kPlain);
+    EXPECT_EQ(plan.spec->num_warps, num_warps);  // 128 threads, whatever lanes warps have
+    EXPECT_EQ(reason_of(plan, kTensorCores),
+              fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", gfx));
+    const std::string unit = planned_kernels(plan).front().text.unit;
+    EXPECT_NE(unit.find("__launch_bounds__(128) "), std::string::npos) << unit;
+  }
+  EXPECT_THROW(typical_amd_device(0x90a), InvalidArgument);
+}
+
+TEST(ForwardCandidates, AmdHasNoRegistersForWideValues) {
+  Shape latent{.dtype = Dtype::f32, .head_dim_qk = 576, .head_dim_v = 256};
+  const DeviceTraits device = typical_amd_device(0x942);
+  const ForwardPlan plan = choose_forward(validate(problem_of(latent), "test"), device);
+  EXPECT_EQ(plan.candidate, kPlain);
+  EXPECT_LE(plan.shared_bytes, 64U << 10);
+  latent.head_dim_v = 257;
+  EXPECT_EQ(reason_of(choose_forward(validate(problem_of(latent), "test"), device), kPlain),
+            "head_dim_v is 257; expected at most 256 on GPUs of AMD");
 }
 
 TEST(ForwardCandidates, WideHeadsHaveALaunchForEachPartOfTheirValues) {

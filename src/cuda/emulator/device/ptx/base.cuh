@@ -21,8 +21,13 @@ struct Index3 {
   std::int32_t x, y, z;
 };
 
+#if FOVEA_EMULATED_LANES == 64  // as on AMD's CDNA: of a whole program, which launches with as many
+inline constexpr std::int32_t kWarpLanes = 64;
+using LaneMask = std::uint64_t;
+#else
 inline constexpr std::int32_t kWarpLanes = 32;
 using LaneMask = std::uint32_t;
+#endif
 
 template <class To, class From>
 FOVEA_DEVICE To bit_cast(const From& from) {

@@ -1,0 +1,34 @@
+#include "kernels/run.hpp"
+
+#include "problem/decode.hpp"
+
+namespace fovea::testing {
+
+void run_args(Runner run, const std::string& label, const AttentionForward& args,
+              const cuda::DeviceTraits& device, Emulation& emulation) {
+  run({.label = label,
+       .problem = validate(problem_of(args), "test"),
+       .args = args,
+       .device = device},
+      emulation);
+}
+
+namespace {
+
+/// With offsets of packed tokens, which are those of the queries where none are given.
+Append appended_by(const AttentionDecode& decode) {
+  Append append = decode.append;
+  if (append.k.rank() == 3 && !append.cu_seqlens) append.cu_seqlens = decode.cu_seqlens_q;
+  return append;
+}
+
+}  // namespace
+
+CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
+    : args(forward_of(decode)),
+      problem(validate_decode_problem(decode_problem(decode, most_keys, 1, "test"),
+                                      cache_layout(decode), "test")),
+      append(appended_by(decode)),
+      cache(grown_cache(decode.cache, append)) {}
+
+}  // namespace fovea::testing
