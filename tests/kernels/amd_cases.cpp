@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "kernels/forward_cases.hpp"
+#include "support/features.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -40,11 +42,31 @@ bool is_left_out(std::string_view label) {
   return std::ranges::any_of(kLeftOut, begins) || std::ranges::count(kLong, label) > 0;
 }
 
+/// What only wide warps tell apart: a walk over more tiles than a warp has lanes, of which it visits some of each half;
+/// splits whose columns take more than half of the lanes.
+std::vector<Case> wide_warps() {
+  Case walk = plain_case(Dtype::f32);
+  walk.label = "walk_of_many_tiles";
+  walk.batch = walk.num_heads_q = walk.num_heads_kv = 1;
+  walk.seqlen_q = 33;
+  walk.seqlen_kv = 2200;
+  walk.head_dim_qk = walk.head_dim_v = 8;
+  walk.mask = window(1500, 0);
+  Case split = plain_case(Dtype::f32);
+  split.label = "split_of_many_columns";
+  split.batch = 1;
+  split.seqlen_q = 2;
+  split.seqlen_kv = 600;
+  split.head_dim_v = 160;
+  return {walk, split};
+}
+
 }  // namespace
 
 std::vector<Case> amd_cases() {
   std::vector<Case> cases = kernel_cases();
   std::erase_if(cases, [](const Case& each) { return is_left_out(each.label); });
+  std::ranges::move(wide_warps(), std::back_inserter(cases));
   return cases;
 }
 
