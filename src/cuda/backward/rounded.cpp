@@ -39,7 +39,7 @@ TensorView anew(const TensorView& given, void* workspace, std::size_t at) {
 }  // namespace
 
 std::optional<Refusal> refuses_rounding(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_recipe(f.problem.quant, PvFormats::none_or_e4m3)) return refusal;
+  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
   if (auto refusal = refuses_16_bit(without_recipe(f), device)) return refusal;
   const std::int64_t widest =
       sums_codes(f.problem.quant) ? std::max(f.head_dim_qk, f.head_dim_v) : f.head_dim_qk;

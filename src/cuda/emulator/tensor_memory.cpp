@@ -23,8 +23,6 @@ TensorMemory::TensorMemory()
 
 namespace {
 
-using Arguments = std::array<void*, kWarpLanes>;
-
 template <class Body>
 void meet_whole(void* argument, Instruction what, Body body) {
   machine().meet(
