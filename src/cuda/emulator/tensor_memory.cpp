@@ -23,12 +23,15 @@ TensorMemory::TensorMemory()
 
 namespace {
 
+/// What each lane of a warp of 32 gave.
+using WholeWarp = std::span<void* const, kWarpLanes>;
+
 template <class Body>
 void meet_whole(void* argument, Instruction what, Body body) {
   machine().meet(
       what.name, argument, what.site,
       [&](Warp& warp, const Arguments& arguments) {
-        if (warp.alive == ~0U) return body(warp, arguments);
+        if (warp.alive == ~0U) return body(warp, WholeWarp(arguments.data(), kWarpLanes));
         wrong(Fault::divergence, warp.first_alive(),
               "is alone where all 32 lanes of a warp must be", what);
       },
@@ -225,7 +228,7 @@ void tensor_alloc(std::uint32_t to, std::uint32_t columns, int cta_group, Instru
   Thread& self = machine().thread();
   if (!is_right_group(self, cta_group, what)) machine().end_launch();
   std::shared_ptr<TensorRequest> request;
-  meet_whole(&request, what, [&](Warp& warp, const Arguments& arguments) {
+  meet_whole(&request, what, [&](Warp& warp, WholeWarp arguments) {
     check_request(self, columns, what);
     if (cta_group == 2) check_peer_started(self, what);
     auto made = std::make_shared<TensorRequest>();
@@ -251,13 +254,13 @@ void tensor_alloc(std::uint32_t to, std::uint32_t columns, int cta_group, Instru
   machine().tick(self);
   self.clock.raise(self.cta->tensor.allocator, self.cta->tensor.allocations_made);
   if (self.lane == 0) store_shared(to, &request->column, sizeof request->column, what);
-  meet_whole(nullptr, what, [](Warp&, const Arguments&) {});
+  meet_whole(nullptr, what, [](Warp&, WholeWarp) {});
 }
 
 void tensor_dealloc(std::uint32_t from, std::uint32_t columns, int cta_group, Instruction what) {
   Thread& self = machine().thread();
   if (!is_right_group(self, cta_group, what)) return;
-  meet_whole(nullptr, what, [&](Warp& warp, const Arguments&) {
+  meet_whole(nullptr, what, [&](Warp& warp, WholeWarp) {
     TensorMemory& memory = *warp.cta->tensor.memory;
     const TensorPlace place = tensor_place(from);
     const auto known =
@@ -291,7 +294,7 @@ void tensor_relinquish(int cta_group, Instruction what) {
   Thread& self = machine().thread();
   if (!is_right_group(self, cta_group, what)) return;
   meet_whole(nullptr, what,
-             [](Warp& warp, const Arguments&) { warp.cta->tensor.has_relinquished = true; });
+             [](Warp& warp, WholeWarp) { warp.cta->tensor.has_relinquished = true; });
 }
 
 // ---- loads and stores ----
@@ -366,7 +369,7 @@ LaneActor lane_actor(Thread& lane, AgentId& agent, std::uint32_t& time, Instruct
 }
 
 /// Checks what all lanes say together. False: it was reported, and nothing can be moved.
-bool check_move(const Warp& warp, const Arguments& arguments, Instruction what) {
+bool check_move(const Warp& warp, WholeWarp arguments, Instruction what) {
   const auto& first = *static_cast<TensorMove*>(arguments[0]);
   const Thread& who = *warp.lanes[0];
   for (const void* argument : arguments) {
@@ -449,7 +452,7 @@ void issue_moves(TensorMove& move, std::vector<std::shared_ptr<Moves>> TensorWar
                  AgentId TensorThread::*agent, std::uint32_t TensorThread::*time, Instruction what,
                  Begin begin) {
   machine().maybe_yield();
-  meet_whole(&move, what, [&](Warp& warp, const Arguments& arguments) {
+  meet_whole(&move, what, [&](Warp& warp, WholeWarp arguments) {
     if (!check_move(warp, arguments, what)) machine().end_launch();
     auto moves = std::make_shared<Moves>();
     moves->form = move;
@@ -487,7 +490,7 @@ void tensor_store(TensorMove move, Instruction what) {
 }
 
 void tensor_wait_load(Instruction what) {
-  meet_whole(nullptr, what, [&](Warp& warp, const Arguments&) {
+  meet_whole(nullptr, what, [&](Warp& warp, WholeWarp) {
     for (const std::shared_ptr<TensorLoad>& load : warp.tensor.loads) {
       machine().land(*load);
       load->is_waited_for = true;
@@ -500,7 +503,7 @@ void tensor_wait_load(Instruction what) {
 }
 
 void tensor_wait_store(Instruction what) {
-  meet_whole(nullptr, what, [&](Warp& warp, const Arguments&) {
+  meet_whole(nullptr, what, [&](Warp& warp, WholeWarp) {
     for (const std::shared_ptr<TensorStore>& store : warp.tensor.stores) machine().land(*store);
     warp.tensor.stores.clear();
     for (Thread* lane : warp.lanes) {
