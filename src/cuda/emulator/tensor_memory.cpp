@@ -26,6 +26,10 @@ namespace {
 /// What each lane of a warp of 32 gave.
 using WholeWarp = std::span<void* const, kWarpLanes>;
 
+std::span<Thread* const, kWarpLanes> threads_of(const Warp& warp) {
+  return std::span(warp.lanes).first<kWarpLanes>();
+}
+
 template <class Body>
 void meet_whole(void* argument, Instruction what, Body body) {
   machine().meet(
@@ -276,7 +280,7 @@ void tensor_dealloc(std::uint32_t from, std::uint32_t columns, int cta_group, In
           what);
     }
     VectorClock seen;
-    for (Thread* lane : warp.lanes) seen.join(tensor_seen(*lane));
+    for (Thread* lane : threads_of(warp)) seen.join(tensor_seen(*lane));
     Actor actor = machine().actor(what.name, what.site);
     actor.seen = &seen;
     actor.known = &self.clock;
@@ -495,7 +499,7 @@ void tensor_wait_load(Instruction what) {
       machine().land(*load);
       load->is_waited_for = true;
     }
-    for (Thread* lane : warp.lanes) {
+    for (Thread* lane : threads_of(warp)) {
       if (lane->tensor.loads != 0)
         tensor_complete(*lane, lane->tensor.loads, lane->tensor.load_time);
     }
@@ -506,7 +510,7 @@ void tensor_wait_store(Instruction what) {
   meet_whole(nullptr, what, [&](Warp& warp, WholeWarp) {
     for (const std::shared_ptr<TensorStore>& store : warp.tensor.stores) machine().land(*store);
     warp.tensor.stores.clear();
-    for (Thread* lane : warp.lanes) {
+    for (Thread* lane : threads_of(warp)) {
       if (lane->tensor.stores != 0)
         tensor_complete(*lane, lane->tensor.stores, lane->tensor.store_time);
     }
