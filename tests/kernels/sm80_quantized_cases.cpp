@@ -2,6 +2,8 @@
 // forward_cases.hpp.
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <vector>
 
 #include "kernels/forward_cases.hpp"
 #include "support/features.hpp"
@@ -71,67 +73,52 @@ std::vector<Case> layout_cases() {
   return {padded, by_elements, wide, packed, few, none};
 }
 
-/// P and V too.
-std::vector<Case> coded_cases() {
-  const auto coded = [](const char* label, std::int64_t head_dim) {
-    Case problem = base_case(label, head_dim);
-    problem.quant = parse_quantization("fast");
-    return problem;
-  };
-  Case full_128 = coded("summed_full_d128", 128);
-  full_128.batch = 2;
-  Case causal_128 = coded("summed_causal_d128", 128);
-  causal_128.mask = causal();
-  causal_128.has_sinks = true;
-  causal_128.wants_row_max = true;
-  Case full_64 = coded("summed_full_d64", 64);
-  full_64.dtype = Dtype::f16;
-  full_64.seqlen_kv = 400;
-  Case window_64 = coded("summed_window_d64", 64);
-  window_64.mask = causal() && window(150, 0);
-  Case documents = coded("summed_documents", 64);
-  const TensorView ids =
-      documents.capture(Dtype::i32, {270}, [](std::int64_t i) { return i / 90; });
-  documents.mask = parse_mask_mod("ids[q_idx] == ids[kv_idx]", {.tensors = {{"ids", ids}}});
-  Case padded = coded("summed_padded", 72);
-  padded.head_dim_v = 40;
-  padded.layout = Layout::bhsd;
-  padded.out_dtype = Dtype::f32;
-  const TensorView table =
-      padded.capture(Dtype::boolean, {140, 270}, [](std::int64_t i) { return i * 7 % 11 < 5; });
-  padded.mask = parse_mask_mod("seen[q_idx, kv_idx]", {.tensors = {{"seen", table}}});
-  Case by_elements = coded("summed_by_elements", 29);
-  by_elements.layout = by_elements.out_layout = Layout::odd_offset;
-  by_elements.mask = causal();
-  by_elements.has_infinite_values = true;
-  Case infinite = coded("summed_infinite", 64);
-  infinite.seqlen_q = 70;
-  infinite.mask = causal();
-  infinite.has_infinite_values = true;
-  Case packed = coded("summed_packed", 64);
-  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
-  packed.trailing_rows = 3;
-  packed.mask = causal();
-  packed.has_sinks = true;
-  packed.has_infinite_values = true;
-  Case few = coded("summed_few", 128);
-  few.seqlen_q = 3;
-  few.seqlen_kv = 531;
-  few.num_heads_q = 4;
-  few.num_heads_kv = 2;
-  few.has_sinks = true;
-  few.wants_row_max = true;
-  few.mask = causal();
-  Case none = coded("summed_no_keys", 128);
-  none.seqlen_kv = 0;
-  none.seqlen_q = 70;
-  // Scores climb by more octaves than codes have.
-  Case heavy = coded("summed_heavy", 128);
+/// Scores climb by more octaves than an origin leaves alone, and than codes have.
+Case heavy_case() {
+  Case heavy = base_case("rounded_heavy", 128);
   heavy.distribution = Distribution::heavy_tailed;
   heavy.seqlen_kv = 400;
   heavy.softmax_scale = 1;
-  return {full_128,    causal_128, full_64, window_64, documents, padded,
-          by_elements, infinite,   packed,  few,       none,      heavy};
+  return heavy;
+}
+
+/// P and V too.
+Case coded(Case problem) {
+  problem.label.replace(0, std::string_view("rounded").size(), "summed");
+  problem.quant = parse_quantization("fast");
+  return problem;
+}
+
+std::vector<Case> coded_cases() {
+  std::vector<Case> cases;
+  for (const Case& layout : layout_cases()) {
+    if (layout.label == "rounded_wide_values") continue;  // beyond what it sums
+    Case& problem = cases.emplace_back(coded(layout));
+    problem.has_infinite_values =
+        problem.label == "summed_by_elements" || problem.label == "summed_packed";
+  }
+  Case full_128 = coded(base_case("rounded_full_d128", 128));
+  full_128.batch = 2;
+  Case causal_128 = coded(base_case("rounded_causal_d128", 128));
+  causal_128.mask = causal();
+  causal_128.has_sinks = true;
+  causal_128.wants_row_max = true;
+  Case full_64 = coded(base_case("rounded_full_d64", 64));
+  full_64.dtype = Dtype::f16;
+  full_64.seqlen_kv = 400;
+  Case window_64 = coded(base_case("rounded_window_d64", 64));
+  window_64.mask = causal() && window(150, 0);
+  Case documents = coded(base_case("rounded_documents", 64));
+  const TensorView ids =
+      documents.capture(Dtype::i32, {270}, [](std::int64_t i) { return i / 90; });
+  documents.mask = parse_mask_mod("ids[q_idx] == ids[kv_idx]", {.tensors = {{"ids", ids}}});
+  Case infinite = coded(base_case("rounded_infinite", 64));
+  infinite.seqlen_q = 70;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  cases.insert(cases.end(), {full_128, causal_128, full_64, window_64, documents, infinite,
+                             coded(heavy_case())});
+  return cases;
 }
 
 }  // namespace
@@ -177,12 +164,7 @@ std::vector<Case> sm80_quantized_cases() {
   infinite.has_infinite_values = true;
   infinite.dropout = kSomeDropped;
   cases.push_back(infinite);
-  // Scores climb by more octaves than an origin leaves alone.
-  Case heavy = base_case("rounded_heavy", 128);
-  heavy.distribution = Distribution::heavy_tailed;
-  heavy.seqlen_kv = 400;
-  heavy.softmax_scale = 1;
-  cases.push_back(heavy);
+  cases.push_back(heavy_case());
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
   return cases;
 }
