@@ -381,6 +381,26 @@ struct Sm90ForwardLayout {
   std::int32_t bytes;
 };
 
+/// Barriers of keys and values, and those of row tiles and groups of kv tiles with what is posted there, for the roles
+/// that load and schedule. at.num_slots and at.slot_bytes are known.
+template <class Layout>
+constexpr void take_schedule(SharedRoom& room, std::int32_t stages, Layout& at) {
+  at.k_full = room.take(8 * stages);
+  at.k_empty = room.take(8 * stages);
+  at.v_full = room.take(8 * stages);
+  at.v_empty = room.take(8 * stages);
+  at.slot_full = room.take(8 * at.num_slots);
+  at.slot_empty = room.take(8 * at.num_slots);
+  at.group_full = room.take(8 * 2);
+  at.group_empty = room.take(8 * 2);
+  at.claim = room.take(8);
+  at.v_landed = room.take(8);
+  at.round_done = room.take(8);
+  room.align(16);
+  at.slots = room.take(at.slot_bytes * at.num_slots);
+  at.groups_of_tiles = room.take(16 * 2);
+}
+
 constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   const std::int32_t groups = spec.tile_q / 64;
   const std::int32_t queries = spec.q_stages * groups;
@@ -401,20 +421,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);
   at.o_full = room.take(8 * queries);
-  at.k_full = room.take(8 * spec.stages);
-  at.k_empty = room.take(8 * spec.stages);
-  at.v_full = room.take(8 * spec.stages);
-  at.v_empty = room.take(8 * spec.stages);
-  at.slot_full = room.take(8 * at.num_slots);
-  at.slot_empty = room.take(8 * at.num_slots);
-  at.group_full = room.take(8 * 2);
-  at.group_empty = room.take(8 * 2);
-  at.claim = room.take(8);
-  at.v_landed = room.take(8);
-  at.round_done = room.take(8);
-  room.align(16);
-  at.slots = room.take(at.slot_bytes * at.num_slots);
-  at.groups_of_tiles = room.take(16 * 2);
+  take_schedule(room, spec.stages, at);
   at.misses = room.take(16 * 2 * groups);
   at.kv_tiles = room.take(8 * spec.stages);
   at.of_mean = room.take(codes * 64 * 4);

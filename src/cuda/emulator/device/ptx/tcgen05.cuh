@@ -2,47 +2,9 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "shared/tcgen05.h"
 
 namespace fovea::cuda::ptx {
-
-struct TmemAddress {
-  std::uint32_t bits;
-
-  constexpr TmemAddress plus_columns(int count) const {
-    return {bits + static_cast<std::uint32_t>(count)};
-  }
-  constexpr TmemAddress plus_lanes(int count) const {
-    return {bits + (static_cast<std::uint32_t>(count) << 16)};
-  }
-};
-
-struct SmemDescriptor {
-  std::uint64_t bits;
-};
-
-struct InstructionDescriptor {
-  std::uint32_t bits;
-};
-struct ScaledInstructionDescriptor {
-  std::uint32_t bits;
-};
-
-enum class Tcgen05Kind : std::uint8_t { f16, tf32, f8f6f4, i8 };
-
-enum class Tcgen05ScaledKind : std::uint8_t {
-  mxf8f6f4_block32,
-  mxf4_block32,
-  mxf4nvf4_block32,
-  mxf4nvf4_block16,
-};
-
-enum class TmemCopy : std::uint8_t {
-  rows128x256b,
-  rows128x128b,
-  rows64x128b_warpx2_02_13,
-  rows64x128b_warpx2_01_23,
-  rows32x128b_warpx4,
-};
 
 FOVEA_DEVICE constexpr bool is_tmem_allocation(int num_columns) {
   return num_columns >= 32 && num_columns <= 512 && (num_columns & (num_columns - 1)) == 0;
