@@ -37,8 +37,9 @@ namespace fovea {
 /// Device   where the communicator exchanges: the cpu, or a GPU of each rank over NCCL. There calls are enqueued on
 ///          args.stream and return; exchanges have a stream of their own, and the host waits for the device in the
 ///          first call of a problem alone, when ranks agree. What masks capture lies on the device.
-/// Refused  by name: tensors elsewhere, dropout (its draws count positions of a call, which are a rank's own), row_max,
-///          quant and packed tensors.
+/// Dropout  draws for positions, heads and batch entries of the whole: every scheme drops what one rank does.
+/// Refused  by name: tensors elsewhere, row_max, quant, packed tensors, and dropout over a plan whose ranges of keys do
+///          not begin at multiples of 4.
 /// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has
 ///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails;
 ///          memory of exchanges that were under way is given back when they end.

@@ -344,6 +344,11 @@ typedef struct fovea_attention_forward_args {
   const DLTensor* q_scale;
   const DLTensor* k_scale;
   const DLTensor* v_scale;
+
+  /* [batch + num_heads_q + seqlen_q + seqlen_kv] i32, contiguous, optional; not for packed sequences. Where batch
+   * entries, query heads, queries and keys of this call, one list behind the other, stand in the whole that dropout
+   * draws for; see AttentionForward in attention.hpp. */
+  const DLTensor* dropout_places;
 } fovea_attention_forward_args;
 
 /* Exact attention: out = softmax(mask(score(scale * q kT))) v, lse = log sum exp(score). See

@@ -65,6 +65,7 @@ struct Problem {
   bool has_sinks = false;                // learnable sinks, one logit per q head
   Dropout dropout{};
   bool reads_dropout_seed = false;  // from tensors of the call: see AttentionForward
+  bool has_dropout_places = false;
   // what q, k, probabilities and v are rounded to; a forward call on the cpu
   Quantization quant{};
   // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries

@@ -147,6 +147,7 @@ using FloatView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16>;
 using CacheView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i8, Dtype::e4m3>;
 using Float32View = TensorOf<Dtype::f32>;
 using IndexView = TensorOf<Dtype::i32, Dtype::i64>;
+using Int32View = TensorOf<Dtype::i32>;
 using Int64View = TensorOf<Dtype::i64>;
 
 /// T* and a shape (bshd unless said otherwise), optional strides in elements; the dtype follows from T. A type that no

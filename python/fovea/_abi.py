@@ -176,6 +176,7 @@ class ForwardArgs(ctypes.Structure):
         ("q_scale", _TENSOR),
         ("k_scale", _TENSOR),
         ("v_scale", _TENSOR),
+        ("dropout_places", _TENSOR),
     ]
 
 

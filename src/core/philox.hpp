@@ -51,4 +51,23 @@ constexpr std::uint32_t random_word(Key key, std::int64_t batch, std::int64_t q_
   return words[static_cast<std::size_t>(kv_idx % 4)];
 }
 
+/// Where batch entries, query heads, queries and keys of a call stand in the whole that dropout draws for; null: index
+/// for index.
+struct Places {
+  const std::int32_t* batch = nullptr;
+  const std::int32_t* q_head = nullptr;
+  const std::int32_t* q = nullptr;
+  const std::int32_t* kv = nullptr;
+
+  static std::int64_t of(const std::int32_t* table, std::int64_t index) {
+    return table == nullptr ? index : table[index];
+  }
+};
+
+inline std::uint32_t random_word(Key key, const Places& places, std::int64_t batch,
+                                 std::int64_t q_head, std::int64_t q_idx, std::int64_t kv_idx) {
+  return random_word(key, Places::of(places.batch, batch), Places::of(places.q_head, q_head),
+                     Places::of(places.q, q_idx), Places::of(places.kv, kv_idx));
+}
+
 }  // namespace fovea::philox

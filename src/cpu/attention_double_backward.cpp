@@ -328,9 +328,10 @@ class DoubleBackwardRun {
     const Dropout dropout = dropout_of(forward_);
     if (dropout.p == 0) return;
     const philox::Key philox_key = philox::dropout_key(dropout.seed, dropout.offset);
+    const philox::Places places = dropout_places_of(forward_);
     const auto at = static_cast<std::size_t>(lane);
     for (VisibleKey& key : keys) {
-      const std::uint32_t word = philox::random_word(philox_key, item.sequence.index,
+      const std::uint32_t word = philox::random_word(philox_key, places, item.sequence.index,
                                                      panel.q_head[at], panel.q_idx[at], key.kv_idx);
       const bool is_kept = word >= philox::drop_threshold(dropout.p);
       key.kept = is_kept ? 1 / (1 - static_cast<double>(dropout.p)) : 0;

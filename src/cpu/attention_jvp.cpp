@@ -145,7 +145,7 @@ class JvpRun {
         by_score_bindings_(plan.by_score.bindings(args.forward.score)),
         by_captured_bindings_(plan.by_captured.bindings(captures_with_tangents(
             args.forward.score, plan.tangent_slots, args.captured_tangents))),
-        dropout_(panel_dropout(dropout_of(args.forward))),
+        dropout_(panel_dropout(args.forward)),
         carver_(workspace),
         memory_(JvpMemory::carve(carver_, problem_, plan)) {
     if (!plan.mapper) own_mapper_.emplace(args.forward.mask, kSubTileKeys);

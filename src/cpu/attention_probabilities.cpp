@@ -40,6 +40,7 @@ class ProbabilitiesRun {
         executor_(executor),
         drop_threshold_(philox::drop_threshold(args.forward.dropout.p)),
         dropout_key_(key_of(dropout_of(args.forward))),
+        dropout_places_(dropout_places_of(args.forward)),
         score_(formula_of(args.forward.score)),
         mask_(formula_of(args.forward.mask)) {}
 
@@ -132,7 +133,8 @@ class ProbabilitiesRun {
 
   bool is_dropped(const Sequence& s, std::int64_t q_head, std::int64_t q_idx,
                   std::int64_t key) const {
-    return philox::random_word(dropout_key_, s.index, q_head, q_idx, key) < drop_threshold_;
+    return philox::random_word(dropout_key_, dropout_places_, s.index, q_head, q_idx, key) <
+           drop_threshold_;
   }
 
   /// The columns of a row from `begin` on.
@@ -156,6 +158,7 @@ class ProbabilitiesRun {
   Executor& executor_;
   const std::uint64_t drop_threshold_;  // p = 0: nothing is below
   const philox::Key dropout_key_;
+  const philox::Places dropout_places_;
   const BoundProgram score_, mask_;
 };
 

@@ -81,12 +81,14 @@ inline std::int64_t row_value_offset(const TensorView& view, const Sequence& seq
 }
 
 /// What all panels of a call drop; where they stand is filled in per tile.
-inline PanelDropout panel_dropout(const Dropout& dropout) {
+inline PanelDropout panel_dropout(const AttentionForward& args) {
+  const Dropout dropout = dropout_of(args);
   if (dropout.p <= 0) return {};
   const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
   return {.threshold = philox::drop_threshold(dropout.p),
           .keep_scale = dropout.p < 1 ? 1.0F / (1.0F - dropout.p) : 0.0F,
-          .key = {key[0], key[1]}};
+          .key = {key[0], key[1]},
+          .places = dropout_places_of(args)};
 }
 
 /// Does a run have something to put into a plan's BlockMapper?

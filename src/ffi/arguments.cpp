@@ -345,6 +345,7 @@ Call to_call(const fovea_attention_forward_args* from, const std::string& where,
   args.dropout = {.p = c.dropout.p, .seed = c.dropout.seed, .offset = c.dropout.offset};
   args.dropout_seed = read.number(c.dropout_seed, "dropout_seed");
   args.dropout_offset = read.number(c.dropout_offset, "dropout_offset");
+  args.dropout_places = read.input(c.dropout_places, "dropout_places");
   args.quant = read.recipe(c.quant);
   args.q_scale = read.input(c.q_scale, "q_scale");
   args.k_scale = read.input(c.k_scale, "k_scale");

@@ -30,6 +30,7 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   if (args.row_max) refuse("row_max");
   if (args.dropout.p != 0) refuse("dropout");
   if (args.dropout_seed || args.dropout_offset) refuse("dropout_seed");
+  if (args.dropout_places) refuse("dropout_places");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
   if (!args.quant.is_none()) refuse("quant");
   if (args.q_scale || args.k_scale || args.v_scale) refuse("q_scale, k_scale or v_scale");

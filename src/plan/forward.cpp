@@ -167,6 +167,7 @@ Problem problem_of(const AttentionForward& args) {
                   .has_sinks = static_cast<bool>(args.sinks),
                   .dropout = {.p = args.dropout.p},
                   .reads_dropout_seed = args.dropout_seed || args.dropout_offset,
+                  .has_dropout_places = static_cast<bool>(args.dropout_places),
                   .quant = args.quant,
                   .wants_lse = static_cast<bool>(args.lse),
                   .wants_row_max = static_cast<bool>(args.row_max),

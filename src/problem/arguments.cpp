@@ -77,6 +77,15 @@ class Checker {
                                      {"dropout_offset", &args_.dropout_offset}}) {
       check_optional({name, *view}, p.reads_dropout_seed, Dtype::i64, {1});
     }
+    check_dropout_places();
+  }
+
+  void check_dropout_places() const {
+    const TensorView& places = args_.dropout_places;
+    check_optional({"dropout_places", places}, f_.problem.has_dropout_places, Dtype::i32,
+                   {f_.num_sequences + f_.num_heads_q + seqlen_q_ + seqlen_kv_});
+    if (places && places.size(0) > 1 && places.stride(0) != 1)
+      refuse(fmt::format("dropout_places has stride {}; expected 1", places.stride(0)));
   }
 
   void check_optional(const NamedTensor& e, bool is_planned, Dtype dtype,
@@ -214,6 +223,14 @@ Dropout dropout_of(const AttentionForward& args) {
   return {.p = args.dropout.p,
           .seed = args.dropout.seed + number(args.dropout_seed),
           .offset = args.dropout.offset + number(args.dropout_offset)};
+}
+
+philox::Places dropout_places_of(const AttentionForward& args) {
+  if (!args.dropout_places) return {};
+  const auto* const batch = static_cast<const std::int32_t*>(args.dropout_places.data());
+  const std::int32_t* const q_head = batch + args.q.size(0);
+  const std::int32_t* const q = q_head + args.q.size(2);
+  return {.batch = batch, .q_head = q_head, .q = q, .kv = q + args.q.size(1)};
 }
 
 float scale_at(const TensorView& scale, std::int64_t sequence, std::int64_t kv_head) {

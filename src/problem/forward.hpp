@@ -7,6 +7,7 @@
 #include "fovea/attention.hpp"
 #include "fovea/problem.hpp"
 
+#include "core/philox.hpp"
 #include "expr/node.hpp"
 
 namespace fovea {
@@ -65,6 +66,9 @@ expr::Digest problem_key(const Problem& problem);
 
 /// With what the call's tensors add to seed and offset, which lie on the host.
 Dropout dropout_of(const AttentionForward& args);
+
+/// Of a dense call whose dropout_places lie on the host.
+philox::Places dropout_places_of(const AttentionForward& args);
 
 /// Of q_scale, k_scale or v_scale, on the host.
 float scale_at(const TensorView& scale, std::int64_t sequence, std::int64_t kv_head);

@@ -102,6 +102,7 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.wants_row_max) << 2U |
             static_cast<std::uint64_t>(p.is_deterministic) << 3U |
             static_cast<std::uint64_t>(p.reads_dropout_seed) << 4U |
+            static_cast<std::uint64_t>(p.has_dropout_places) << 5U |
             static_cast<std::uint64_t>(p.compute_dtype) << 8U |
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);

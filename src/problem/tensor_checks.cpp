@@ -188,6 +188,7 @@ void OverlapCheck::add_inputs(const AttentionForward& call) {
   add_input("cu_seqlens_kv", call.cu_seqlens_kv);
   add_input("dropout_seed", call.dropout_seed);
   add_input("dropout_offset", call.dropout_offset);
+  add_input("dropout_places", call.dropout_places);
   add_captured(call.score, call.mask);
 }
 

@@ -106,6 +106,11 @@ struct ProblemChecks {
     if (!(p.dropout.p >= 0 && p.dropout.p <= 1)) {
       refuse(fmt::format("dropout.p is {}; expected a probability in [0, 1]", p.dropout.p));
     }
+    if (p.has_dropout_places && p.num_sequences) {
+      refuse(
+          "dropout_places is given for packed sequences; expected none: dropout draws for each "
+          "of them alone");
+    }
     if (p.num_threads < 0 || p.num_threads > kMaxThreads) {
       refuse(fmt::format("num_threads is {}; expected 0 to {}, 0 for automatic", p.num_threads,
                          kMaxThreads));
@@ -310,6 +315,7 @@ std::string describe(const ForwardProblem& f) {
   if (p.dropout.p > 0) {
     text += fmt::format(", dropout {}", p.dropout.p);
     if (p.reads_dropout_seed) text += " by a seed in memory";
+    if (p.has_dropout_places) text += " of a part of the whole";
   }
   if (!p.quant.is_none()) text += fmt::format(", quant {}", print(p.quant));
   if (p.wants_lse) text += ", lse";

@@ -179,6 +179,7 @@ class Plain {
   void sum_values(const Position& at, float largest, float row_sum, double* out) {
     const Dropout dropout = dropout_of(args_);
     const philox::Key key = philox::dropout_key(dropout.seed, dropout.offset);
+    const philox::Places places = dropout_places_of(args_);
     const std::uint64_t threshold = philox::drop_threshold(args_.dropout.p);
     const float kept_scale = args_.dropout.p < 1 ? 1 / (1 - args_.dropout.p) : 0;
     sums_.assign(static_cast<std::size_t>(head_dim_v_), 0);
@@ -189,8 +190,9 @@ class Plain {
       const float score = scores_[static_cast<std::size_t>(kv_idx)];
       if (score == -kInfinity) continue;
       largest_weight = std::max(largest_weight, key_weight(score - largest));
-      const bool keeps = args_.dropout.p == 0 || philox::random_word(key, at.batch, at.q_head,
-                                                                     at.q_idx, kv_idx) >= threshold;
+      const bool keeps =
+          args_.dropout.p == 0 ||
+          philox::random_word(key, places, at.batch, at.q_head, at.q_idx, kv_idx) >= threshold;
       if (!keeps) continue;
       const float weight = as_operand(key_weight(score - largest), products_);
       const float* v_row = v_rows_.data() + kv_idx * head_dim_v_;

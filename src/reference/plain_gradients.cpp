@@ -99,6 +99,7 @@ class Scores {
       : score_(args.score, Precision::f32),
         mask_(args.mask, Precision::f32),
         dropout_(dropout_of(args)),
+        dropout_places_(dropout_places_of(args)),
         scale_(args.softmax_scale.value_or(
             1 / std::sqrt(static_cast<float>(args.q.size(args.q.rank() - 1))))) {}
 
@@ -125,13 +126,14 @@ class Scores {
   float kept(const Position& at) const {
     if (dropout_.p == 0) return 1;
     const philox::Key key = philox::dropout_key(dropout_.seed, dropout_.offset);
-    const bool keeps = philox::random_word(key, at.batch, at.q_head, at.q_idx, at.kv_idx) >=
-                       philox::drop_threshold(dropout_.p);
+    const bool keeps = philox::random_word(key, dropout_places_, at.batch, at.q_head, at.q_idx,
+                                           at.kv_idx) >= philox::drop_threshold(dropout_.p);
     return keeps ? 1 / (1 - dropout_.p) : 0;
   }
 
   Evaluator score_, mask_;
   Dropout dropout_;
+  philox::Places dropout_places_;
   float scale_;
   double largest_ = 0;
 };

@@ -22,7 +22,8 @@ Softmax::Softmax(const AttentionForward& args)
                  ? *args.softmax_scale
                  : 1 / std::sqrt(static_cast<double>(args.q.size(args.q.rank() - 1)))),
       sinks_(args.sinks),
-      dropout_(dropout_of(args)) {}
+      dropout_(dropout_of(args)),
+      dropout_places_(dropout_places_of(args)) {}
 
 SoftmaxRow Softmax::operator()(const QueryRow& row, std::span<const double> q, const HeadRows& k) {
   return (*this)(row, [&](std::int64_t kv_idx) { return dot(q, k[row.key(kv_idx)]); });
@@ -75,8 +76,8 @@ void Softmax::drop(SoftmaxRow& result) const {
   const std::uint64_t threshold = philox::drop_threshold(dropout_.p);
   for (VisibleKey& each : result.keys) {
     const Position& at = each.at;
-    const bool keeps =
-        philox::random_word(key, at.batch, at.q_head, at.q_idx, at.kv_idx) >= threshold;
+    const bool keeps = philox::random_word(key, dropout_places_, at.batch, at.q_head, at.q_idx,
+                                           at.kv_idx) >= threshold;
     each.kept = keeps ? 1 / (1 - static_cast<double>(dropout_.p)) : 0;
   }
 }

@@ -9,6 +9,7 @@
 
 #include "fovea/attention.hpp"
 
+#include "core/philox.hpp"
 #include "reference/evaluate.hpp"
 #include "reference/head_rows.hpp"
 #include "reference/query_rows.hpp"
@@ -53,6 +54,7 @@ class Softmax {
   double scale_;
   TensorView sinks_;
   Dropout dropout_;
+  philox::Places dropout_places_;
 };
 
 }  // namespace fovea::reference

@@ -46,6 +46,7 @@ std::vector<Case> decode_cases() {
   cases[3].out_layout = Layout::strided_dim;
   cases[3].mask = causal();
   cases[4].dropout = kSomeDropped;
+  cases[4].has_dropout_places = true;
   Case& programs = cases[5];
   const TensorView slopes =
       programs.capture(Dtype::f32, {4}, [](std::int64_t i) { return 0.5 / double(i + 1); });

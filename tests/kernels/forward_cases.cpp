@@ -62,6 +62,7 @@ std::vector<Case> infinite_values() {
   cases.push_back(dropped);
   dropped.label = "infinite_values_dropout_f32";
   dropped.dtype = Dtype::f32;
+  dropped.has_dropout_places = true;
   cases.push_back(std::move(dropped));
   // Scores climb, so that later tiles leave earlier ones no weight that a float has: infinity stays in the sum.
   Case climbing = several_tiles("infinite_values_climbing_f32", 64);
@@ -90,6 +91,7 @@ std::vector<Case> wide_heads() {
   cut.head_dim_v = 300;
   cut.dtype = Dtype::f16;
   cut.dropout = kSomeDropped;
+  cut.has_dropout_places = true;
   cut.out_layout = Layout::strided_dim;
   Case column = several_tiles("wide_heads_264_513", 264);
   column.head_dim_v = 513;
@@ -371,6 +373,7 @@ void add_infinite_hopper_cases(std::vector<Case>& cases) {
   for (const std::int64_t head_dim : {64, 128, 256}) {
     Case dropped = hopper_case("hopper_infinite_dropout_d" + std::to_string(head_dim), head_dim);
     dropped.dropout = kSomeDropped;
+    dropped.has_dropout_places = head_dim == 128;
     dropped.mask = causal();
     add(std::move(dropped));
   }
@@ -493,6 +496,9 @@ std::vector<Case> hopper_cases() {
   Case dropped = hopper_case("hopper_dropout", 64);
   dropped.dropout = kSomeDropped;
   dropped.num_heads_q = 2;
+  cases.push_back(dropped);
+  dropped.label = "hopper_dropout_places";
+  dropped.has_dropout_places = true;
   cases.push_back(std::move(dropped));
   Case nothing_kept = hopper_case("hopper_dropout_all", 128);
   nothing_kept.dropout = {.p = 1, .seed = 7, .offset = 0};

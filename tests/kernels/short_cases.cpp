@@ -75,6 +75,7 @@ std::vector<Case> short_cases() {
   dropped.score = softcap(2);
   dropped.dropout = kSomeDropped;
   dropped.reads_dropout_seed = true;
+  dropped.has_dropout_places = true;
   Case infinite = short_case("short_infinite", {90, 120}, 64);
   infinite.mask = causal();
   infinite.has_infinite_values = true;

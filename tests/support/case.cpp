@@ -152,6 +152,7 @@ std::string Case::describe() const {
   if (!quant.is_none()) text += fmt::format(" quant {}", print(quant));
   if (dropout.p > 0) text += fmt::format(" dropout {} seed {}", dropout.p, dropout.seed);
   if (reads_dropout_seed) text += " in memory";
+  if (has_dropout_places) text += " of a part";
   if (!score.is_identity()) text += "; score: " + score.to_string();
   if (!mask.is_all_visible()) text += "; mask: " + mask.to_string();
   return text;
@@ -211,6 +212,20 @@ CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
   fill_inputs();
 }
 
+/// Every batch entry, head and query stands elsewhere, and so does every four keys.
+void CaseMemory::fill_dropout_places() {
+  std::vector<std::int64_t> places;
+  for (std::int64_t i = 0; i < problem_.batch; ++i) places.push_back(2 * i + 1);
+  for (std::int64_t i = 0; i < problem_.num_heads_q; ++i) places.push_back(i + 3);
+  for (std::int64_t i = 0; i < problem_.seqlen_q; ++i)
+    places.push_back(3 * (problem_.seqlen_q - i));
+  for (std::int64_t i = 0; i < problem_.seqlen_kv; ++i)
+    places.push_back(4 * (problem_.seqlen_kv - i / 4) + i % 4);
+  const std::array shape{static_cast<std::int64_t>(places.size())};
+  dropout_places = GuardedTensor(make_spec(Dtype::i32, shape));
+  dropout_places.fill([&](std::int64_t i) { return places[static_cast<std::size_t>(i)]; });
+}
+
 void CaseMemory::fill_inputs() {
   fill_with_samples(q, problem_, 0);
   fill_with_samples(k, problem_, 1);
@@ -230,6 +245,7 @@ void CaseMemory::fill_inputs() {
     dropout_seed.fill([](std::int64_t) { return kSeedInMemory; });
     dropout_offset.fill([](std::int64_t) { return kOffsetInMemory; });
   }
+  if (problem_.has_dropout_places && !problem_.is_packed()) fill_dropout_places();
   fill_scales();
   poison_trailing_rows();
   if (problem_.poisons_hidden_keys) poison_hidden_keys();
@@ -335,6 +351,7 @@ AttentionForward CaseMemory::args(CpuTarget target) {
     args.dropout_seed = dropout_seed.view();
     args.dropout_offset = dropout_offset.view();
   }
+  args.dropout_places = dropout_places.view();
   args.cu_seqlens_q = cu_seqlens_q.view();
   args.cu_seqlens_kv = cu_seqlens_kv.view();
   args.compute_dtype = problem_.compute_dtype;
@@ -362,7 +379,8 @@ std::string CaseMemory::damage() const {
                              {&cu_seqlens_q, "cu_seqlens_q"},
                              {&cu_seqlens_kv, "cu_seqlens_kv"},
                              {&dropout_seed, "dropout_seed"},
-                             {&dropout_offset, "dropout_offset"}}) {
+                             {&dropout_offset, "dropout_offset"},
+                             {&dropout_places, "dropout_places"}}) {
     if (!input.tensor->is_unchanged()) found += fmt::format("input {} was written\n", input.name);
   }
   for (const auto& each : problem_.captured) {

@@ -74,6 +74,7 @@ struct Case {
   Dropout dropout{};
   Quantization quant{};             // scales that it wants given are drawn
   bool reads_dropout_seed = false;  // most of its seed and offset is in tensors
+  bool has_dropout_places = false;  // dense: dropout draws for a part of a larger problem
   bool wants_lse = true, wants_row_max = true;
 
   /// Keys that the mask hides from every row hold NaN and Inf.
@@ -145,11 +146,13 @@ class CaseMemory {
   std::string damage() const;
 
   GuardedTensor q_scale, k_scale, v_scale;
-  GuardedTensor q, k, v, sinks, cu_seqlens_q, cu_seqlens_kv, dropout_seed, dropout_offset;
+  GuardedTensor q, k, v, sinks, cu_seqlens_q, cu_seqlens_kv, dropout_seed, dropout_offset,
+      dropout_places;
   GuardedTensor out, lse, row_max;
 
  private:
   void fill_inputs();
+  void fill_dropout_places();
   void fill_scales();
   void poison_trailing_rows();
   void poison_hidden_keys();

@@ -185,6 +185,11 @@ constexpr Feature kFeatures[] = {
        c.dropout = kSomeDropped;
        c.reads_dropout_seed = true;
      }},
+    {"dropout_places", "dropout",
+     [](Case& c) {
+       c.dropout = kSomeDropped;
+       c.has_dropout_places = true;
+     }},
     {"dropout_all", "dropout", [](Case& c) { c.dropout = {.p = 1, .seed = 7, .offset = 0}; }},
 
     {"softcap", "", [](Case& c) { then(c, softcap(2)); }},

@@ -30,6 +30,7 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
                                       tensor_bytes("cu_seqlens_kv", args.cu_seqlens_kv, false),
                                       tensor_bytes("dropout_seed", args.dropout_seed, false),
                                       tensor_bytes("dropout_offset", args.dropout_offset, false),
+                                      tensor_bytes("dropout_places", args.dropout_places, false),
                                       tensor_bytes("out", args.out, true),
                                       tensor_bytes("lse", args.lse, true),
                                       tensor_bytes("row_max", args.row_max, true)};
@@ -153,6 +154,7 @@ void move_tensors(cuda::ForwardLaunch& launch,
   move(p.page_table.data);
   move(p.dropout_seed_at);
   move(p.dropout_offset_at);
+  move(p.dropout_places);
   for (cuda::CapturedTensorParam& tensor : p.captures.tensors) move(tensor.data);
   cuda::CombineParams& c = launch.combine_params;
   move(c.out.data);

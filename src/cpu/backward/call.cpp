@@ -30,7 +30,7 @@ BackwardCall::BackwardCall(const GradientProblem& problem_of, const BackwardPlan
       score_bindings(plan.score.bindings(forward.score)),
       mask_bindings(plan.mask.bindings(forward.mask)),
       derivative_bindings(plan.derivative.bindings(forward.score)),
-      dropout(panel_dropout(dropout_of(forward))),
+      dropout(panel_dropout(forward)),
       is_prescaled(!plan.score.empty() || f.softmax_scale < kSmallestScale),
       wants_score_gradients(problem.wants_dq() || problem.wants_dk() || !problem.captured.empty()) {
   if (reads_captures(forward.mask)) own_mapper_.emplace(plan.mapper->over(forward.mask));

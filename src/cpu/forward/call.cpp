@@ -26,7 +26,7 @@ ForwardCall::ForwardCall(const ForwardProblem& problem_of, const ForwardPlan& pl
       out(args.out),
       score_bindings(plan.score.bindings(args.score)),
       mask_bindings(plan.mask.bindings(args.mask)),
-      dropout(panel_dropout(dropout_of(args))),
+      dropout(panel_dropout(args)),
       is_prescaled(!plan.score.empty() || problem.softmax_scale < kSmallestUnit),
       unit(is_prescaled ? 1.0F : problem.softmax_scale) {
   if (reads_captures(args.mask)) own_mapper_.emplace(plan.mapper->over(args.mask));

@@ -20,13 +20,19 @@ HWY_BEFORE_NAMESPACE();
 namespace fovea::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+/// One vector's rows, as they are drawn for.
+struct DrawnRows {
+  const std::int32_t* q_idx;   // [kVectorLanes]
+  const std::int32_t* q_head;  // [kVectorLanes]
+  std::uint32_t batch;
+};
+
 #if HWY_TARGET == HWY_SCALAR
-inline void random_words(const PanelDropout& dropout, std::uint32_t key_group, int vector,
+inline void random_words(const philox::Key& key, const DrawnRows& rows, std::uint32_t key_group,
                          std::uint32_t* words) {
-  const philox::Counter counter = {key_group, static_cast<std::uint32_t>(dropout.q_idx[vector]),
-                                   static_cast<std::uint32_t>(dropout.q_head[vector]),
-                                   dropout.batch};
-  const philox::Counter result = philox::philox4x32(counter, {dropout.key[0], dropout.key[1]});
+  const philox::Counter counter = {key_group, static_cast<std::uint32_t>(rows.q_idx[0]),
+                                   static_cast<std::uint32_t>(rows.q_head[0]), rows.batch};
+  const philox::Counter result = philox::philox4x32(counter, key);
   std::memcpy(words, result.data(), sizeof(result));
 }
 #else
@@ -42,18 +48,15 @@ HWY_ATTR HWY_INLINE void multiply_wide(D d, V a, V b, V& high, V& low) {
 }
 
 /// philox.hpp for a vector of queries: the words of four neighbouring keys.
-HWY_ATTR inline void random_words(const PanelDropout& dropout, std::uint32_t key_group, int vector,
-                                  std::uint32_t* HWY_RESTRICT words) {
+HWY_ATTR inline void random_words(const philox::Key& key, const DrawnRows& rows,
+                                  std::uint32_t key_group, std::uint32_t* HWY_RESTRICT words) {
   const hn::ScalableTag<std::uint32_t> d;
   using Word = hn::Vec<decltype(d)>;
-  const auto* q_idx = reinterpret_cast<const std::uint32_t*>(dropout.q_idx) + vector * kVectorLanes;
-  const auto* q_head =
-      reinterpret_cast<const std::uint32_t*>(dropout.q_head) + vector * kVectorLanes;
   Word c0 = hn::Set(d, key_group);
-  Word c1 = hn::LoadU(d, q_idx);
-  Word c2 = hn::LoadU(d, q_head);
-  Word c3 = hn::Set(d, dropout.batch);
-  std::uint32_t k0 = dropout.key[0], k1 = dropout.key[1];
+  Word c1 = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(rows.q_idx));
+  Word c2 = hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(rows.q_head));
+  Word c3 = hn::Set(d, rows.batch);
+  std::uint32_t k0 = key[0], k1 = key[1];
   for (int round = 0; round < philox::kRounds; ++round) {
     Word high0 = c0, low0 = c0, high1 = c0, low1 = c0;
     multiply_wide(d, c0, hn::Set(d, philox::kMultiplier0), high0, low0);
@@ -75,15 +78,18 @@ HWY_ATTR inline void random_words(const PanelDropout& dropout, std::uint32_t key
 /// Which of one vector's decisions of dropout keep, key after key.
 class DropoutColumn {
  public:
-  DropoutColumn(const PanelDropout& dropout, int vector) : dropout_(dropout), vector_(vector) {}
+  DropoutColumn(const PanelDropout& dropout, int vector) : dropout_(dropout), vector_(vector) {
+    if (is_placed()) place_rows();
+  }
 
   HWY_ATTR HWY_INLINE hn::Mask<FloatTag> keeps(std::int64_t key) {
     const hn::ScalableTag<std::uint32_t> du;
     const FloatTag d;
-    const std::int64_t kv_idx = dropout_.kv_begin + key;
+    const std::int64_t kv_idx = philox::Places::of(dropout_.places.kv, dropout_.kv_begin + key);
     if (kv_idx / 4 != group_) {
       group_ = kv_idx / 4;
-      random_words(dropout_, static_cast<std::uint32_t>(group_), vector_, words_);
+      random_words({dropout_.key[0], dropout_.key[1]}, rows(), static_cast<std::uint32_t>(group_),
+                   words_);
     }
     const auto last_dropped = hn::Set(du, static_cast<std::uint32_t>(dropout_.threshold - 1));
     const auto word = hn::Load(du, words_ + (kv_idx % 4) * kVectorLanes);
@@ -91,8 +97,28 @@ class DropoutColumn {
   }
 
  private:
+  bool is_placed() const { return dropout_.places.batch != nullptr; }
+
+  DrawnRows rows_of_call() const {
+    return {dropout_.q_idx + vector_ * kVectorLanes, dropout_.q_head + vector_ * kVectorLanes,
+            dropout_.batch};
+  }
+  DrawnRows rows() const {
+    if (!is_placed()) return rows_of_call();
+    return {q_idx_, q_head_, static_cast<std::uint32_t>(dropout_.places.batch[dropout_.batch])};
+  }
+
+  void place_rows() {
+    const DrawnRows here = rows_of_call();
+    for (int lane = 0; lane < kVectorLanes; ++lane) {
+      q_idx_[lane] = dropout_.places.q[here.q_idx[lane]];
+      q_head_[lane] = dropout_.places.q_head[here.q_head[lane]];
+    }
+  }
+
   const PanelDropout& dropout_;
   int vector_;
+  std::int32_t q_idx_[kVectorLanes], q_head_[kVectorLanes];  // is_placed: of this vector's rows
   std::int64_t group_ = -1;
   HWY_ALIGN std::uint32_t words_[4 * kVectorLanes] = {};
 };

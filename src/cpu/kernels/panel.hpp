@@ -16,6 +16,7 @@
 #include "fovea/dtype.hpp"
 #include "fovea/problem.hpp"
 
+#include "core/philox.hpp"
 #include "cpu/program.hpp"
 #include "expr/tape.hpp"
 
@@ -117,6 +118,7 @@ struct PanelDropout {
   std::int64_t kv_begin = 0;
   const std::int32_t* q_idx = nullptr;   // [lanes]
   const std::int32_t* q_head = nullptr;  // [lanes]
+  philox::Places places{};               // of what is above
 };
 
 /// Keys [begin, end) of the sequence that each row of a panel sees.

@@ -102,6 +102,7 @@ BackwardSpec common_spec(const GradientProblem& g) {
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.has_dropout = p.dropout.p > 0;
   spec.reads_dropout_seed = spec.has_dropout && p.reads_dropout_seed;
+  spec.has_dropout_places = spec.has_dropout && p.has_dropout_places;
   return spec;
 }
 

@@ -20,7 +20,8 @@ struct SpecText<BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(BackwardSpec, has_padded_head_dim),
                                        FOVEA_SPEC_MEMBER(BackwardSpec, has_origins),
                                        FOVEA_SPEC_MEMBER(BackwardSpec, has_dropout),
-                                       FOVEA_SPEC_MEMBER(BackwardSpec, reads_dropout_seed)};
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, reads_dropout_seed),
+                                       FOVEA_SPEC_MEMBER(BackwardSpec, has_dropout_places)};
 };
 
 template <>
@@ -121,6 +122,7 @@ std::string describe_with(const BackwardSpec& spec, const std::string& tile) {
   if (spec.is_varlen) text += " packed";
   if (spec.has_dropout) text += " dropout";
   if (spec.reads_dropout_seed) text += " by a seed in memory";
+  if (spec.has_dropout_places) text += " of a part";
   return text;
 }
 

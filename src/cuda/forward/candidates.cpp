@@ -186,6 +186,7 @@ ForwardSpec common_spec(const ForwardProblem& f) {
   spec.is_prescaled = !p.score.is_identity() || f.softmax_scale < kSmallestFoldedScale;
   spec.has_dropout = p.dropout.p > 0;
   spec.reads_dropout_seed = spec.has_dropout && p.reads_dropout_seed;
+  spec.has_dropout_places = spec.has_dropout && p.has_dropout_places;
   spec.wants_row_max = p.wants_row_max;
   return spec;
 }

@@ -109,6 +109,7 @@ class CallFiller {
     p.dropout_offset_at = static_cast<const std::uint64_t*>(args_.dropout_offset.data());
     p.dropout_seed = dropout.seed;
     p.dropout_offset = dropout.offset;
+    p.dropout_places = static_cast<const std::int32_t*>(args_.dropout_places.data());
   }
 
   const ForwardProblem& f_;

@@ -16,6 +16,7 @@ std::string AnyForwardSpec::describe() const {
   if (spec.is_split) text += " split";
   if (spec.has_dropout) text += " dropout";
   if (spec.reads_dropout_seed) text += " by a seed in memory";
+  if (spec.has_dropout_places) text += " of a part";
   return text;
 }
 

@@ -35,6 +35,7 @@ struct SpecText<ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(ForwardSpec, is_prescaled),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, has_dropout),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, reads_dropout_seed),
+                                       FOVEA_SPEC_MEMBER(ForwardSpec, has_dropout_places),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, wants_row_max),
                                        FOVEA_SPEC_MEMBER(ForwardSpec, most_splits)};
 };

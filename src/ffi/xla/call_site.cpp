@@ -49,6 +49,7 @@ constexpr Field kForwardFields[] = {
     FOVEA_FIELD(forward, cu_seqlens_kv),
     FOVEA_FIELD(forward, dropout_seed),
     FOVEA_FIELD(forward, dropout_offset),
+    FOVEA_FIELD(forward, dropout_places),
 };
 
 constexpr Field kBackwardFields[] = {

@@ -88,8 +88,8 @@ class Checks {
         "mask");
     refuse(!args.quant.is_none(),
            "quant is given; a recipe rounds keys of one call by scales of that call");
-    refuse(args.dropout.p != 0,
-           "dropout.p is not 0; its draws count positions of a call, which are a rank's own here");
+    refuse(!!args.dropout_places, "dropout_places is given; a rank's places are those of the plan");
+    if (args.dropout.p > 0) check_dropout();
     const std::string mask = with_numbers(args.mask), of_plan = with_numbers(plan_.mask);
     refuse(mask != of_plan,
            fmt::format("mask is {}; expected that of the plan, {}", mask, of_plan));
@@ -98,6 +98,19 @@ class Checks {
       refuse(device != device_,
              fmt::format("a tensor lives on {}; expected {}, where the communicator exchanges",
                          to_string(device), to_string(device_)));
+    }
+  }
+
+  void check_dropout() const {
+    const bool is_needed_only = plan_.scheme == ParallelScheme::needed_only;
+    for (const auto& ranges : is_needed_only ? plan_.group_needs : plan_.group_rows) {
+      const TokenRange* const range = parallel::range_out_of_step(ranges);
+      if (range == nullptr) continue;
+      invalid("", fmt::format("dropout is given and keys of a rank are tokens {} to {}; expected "
+                              "ranges that begin and "
+                              "end at multiples of 4, whose keys are drawn for at once: take such "
+                              "chunks and tile_kv",
+                              range->begin, range->end));
     }
   }
 
@@ -142,6 +155,9 @@ void add_forward(Facts& facts, const AttentionForward& args) {
   facts.emplace_back("softmax_scale",
                      args.softmax_scale ? fmt::format("{}", *args.softmax_scale) : "default");
   facts.emplace_back("sinks", args.sinks ? "given" : "missing");
+  facts.emplace_back("dropout",
+                     fmt::format("{} of seed {}, offset {}{}", args.dropout.p, args.dropout.seed,
+                                 args.dropout.offset, args.dropout_seed ? ", and tensors" : ""));
   facts.emplace_back("is_deterministic", args.is_deterministic ? "true" : "false");
 }
 
@@ -153,6 +169,7 @@ struct ContextParallel::Impl {
   Facts plan_facts{};
   parallel::Agreement agreement{};
   std::unique_ptr<Engine> engine{};
+  parallel::DropoutTables dropout_tables{};
 
   Impl(ShardPlan plan, std::shared_ptr<Communicator> ranks)
       : shards(std::move(plan)), communicator(std::move(ranks)) {
@@ -192,6 +209,7 @@ struct ContextParallel::Impl {
     EngineCall call{.plan = shards.impl(),
                     .ranks = ranks,
                     .memory = memory,
+                    .dropout_tables = dropout_tables,
                     .args = args,
                     .rows = {.q = parallel::turned(args.q), .out = parallel::turned(args.out)},
                     .keys = {parallel::turned(args.k), parallel::turned(args.v)}};

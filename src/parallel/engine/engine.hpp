@@ -38,11 +38,14 @@ struct Heads {
   HeadRange q{}, kv{};
 };
 
+class DropoutTables;
+
 /// A call on this rank, its tensors as the caller has them.
 struct EngineCall {
   const ShardPlan::Impl& plan;
   const Ranks& ranks;
   const Memory& memory;
+  DropoutTables& dropout_tables;
   const AttentionForward& args;  // programs, sinks and all that is no tensor of tokens
   Rows rows{};
   Keys keys{};
@@ -60,6 +63,27 @@ struct LocalPart {
   Places q{}, kv{};
   Heads heads{};
   bool has_sinks = true;  // a sink joins one partial result, and with it the whole
+};
+
+/// dropout_places of local calls: each made once.
+class DropoutTables {
+ public:
+  TensorView of(const LocalPart& part, const Rows& rows, const Keys& keys, const Memory& memory);
+
+ private:
+  struct Key {
+    std::int64_t batch, num_queries, num_keys;
+    std::int64_t first_head, num_heads;
+    const TokenRange *q, *kv;  // the plan's
+
+    bool operator==(const Key&) const = default;
+  };
+  struct Made {
+    Key key{};
+    OwnedTensor table{};
+  };
+
+  std::vector<Made> made_{};  // as many as a plan has parts
 };
 
 /// Writes rows.out and rows.lse.

@@ -1,6 +1,8 @@
 // Calls on what a rank has: attention_forward and attention_backward of some rows, keys and heads, whose programs speak
 // of the whole.
+#include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "parallel/engine/engine.hpp"
 
@@ -26,6 +28,11 @@ AttentionForward local_forward(const EngineCall& call, const Rows& rows, const K
   local.mask = placed(call.args.mask, place);
   local.softmax_scale = call.args.softmax_scale;
   if (part.has_sinks) local.sinks = of_heads(call.args.sinks, part.heads.q);
+  local.dropout = call.args.dropout;
+  local.dropout_seed = call.args.dropout_seed;
+  local.dropout_offset = call.args.dropout_offset;
+  if (local.dropout.p > 0)
+    local.dropout_places = call.dropout_tables.of(part, rows, keys, call.memory);
   local.compute_dtype = call.args.compute_dtype;
   local.cpu_target = call.args.cpu_target;
   local.is_deterministic = call.args.is_deterministic;
@@ -35,7 +42,36 @@ AttentionForward local_forward(const EngineCall& call, const Rows& rows, const K
   return local;
 }
 
+void append(std::vector<std::int32_t>& values, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t value = begin; value < end; ++value)
+    values.push_back(static_cast<std::int32_t>(value));
+}
+
+void append(std::vector<std::int32_t>& values, const Places& places, std::int64_t num_tokens) {
+  if (places.ranges.empty()) append(values, 0, num_tokens);
+  for (const TokenRange& range : places.ranges) append(values, range.begin, range.end);
+}
+
 }  // namespace
+
+TensorView DropoutTables::of(const LocalPart& part, const Rows& rows, const Keys& keys,
+                             const Memory& memory) {
+  const Key key{.batch = rows.q.size(1),
+                .num_queries = rows.q.size(0),
+                .num_keys = keys.k.size(0),
+                .first_head = part.heads.q.begin,
+                .num_heads = rows.q.size(2),
+                .q = part.q.ranges.data(),
+                .kv = part.kv.ranges.data()};
+  const auto found = std::ranges::find(made_, key, &Made::key);
+  if (found != made_.end()) return found->table.view;
+  std::vector<std::int32_t> values;
+  append(values, 0, key.batch);
+  append(values, key.first_head, key.first_head + key.num_heads);
+  append(values, part.q, key.num_queries);
+  append(values, part.kv, key.num_keys);
+  return made_.emplace_back(key, memory.of_values(values)).table.view;
+}
 
 TensorView turned(const TensorView& tensor) { return tensor.permuted({1, 0, 2, 3}); }
 TensorView turned_lse(const TensorView& lse) { return lse.permuted({2, 0, 1}); }

@@ -52,11 +52,10 @@ NodePtr behind(const Slots& slots, std::string_view name, std::int64_t first, Va
 }
 
 NodePtr at_place(const Slots& slots, const Places& places, Variable variable, bool is_q) {
-  if (const auto* const first = std::get_if<std::int64_t>(&places))
-    return behind(slots, is_q ? "first_q_idx" : "first_kv_idx", *first, variable);
-  if (const auto* const table = std::get_if<TensorView>(&places))
-    return slots.load(is_q ? "q_places" : "kv_places", *table, expr::make_variable(variable));
-  return nullptr;
+  if (places.ranges.empty()) return nullptr;
+  if (places.ranges.size() == 1)
+    return behind(slots, is_q ? "first_q_idx" : "first_kv_idx", places.ranges[0].begin, variable);
+  return slots.load(is_q ? "q_places" : "kv_places", places.table, expr::make_variable(variable));
 }
 
 /// What a variable of the whole is in the call; null: itself.
@@ -106,15 +105,25 @@ Expr placed_formula(const Program& program, const Where& where) {
 }  // namespace
 
 OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory) {
-  if (ranges.size() == 1) return {.places = ranges[0].begin};
+  OwnedPlaces result{.places = {.ranges = ranges}};
+  if (ranges.size() <= 1) return result;
   std::vector<std::int32_t> values;
   for (const TokenRange& range : ranges) {
     for (std::int64_t token = range.begin; token < range.end; ++token)
       values.push_back(static_cast<std::int32_t>(token));
   }
-  OwnedPlaces result{.table = memory.of_values(values)};
-  result.places = result.table.view;
+  result.table = memory.of_values(values);
+  result.places.table = result.table.view;
   return result;
+}
+
+const TokenRange* range_out_of_step(std::span<const TokenRange> ranges) {
+  std::int64_t at = 0;
+  for (const TokenRange& range : ranges) {
+    if (at % 4 != 0 || range.begin % 4 != 0) return &range;
+    at += range.size();
+  }
+  return nullptr;
 }
 
 ScoreMod placed(const ScoreMod& score, const Part& part) {

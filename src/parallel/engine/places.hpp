@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <variant>
 
 #include "fovea/expr.hpp"
 #include "fovea/parallel.hpp"
@@ -12,15 +11,21 @@
 
 namespace fovea::parallel {
 
-/// Where a call's tokens stand in the whole: index for index, one after another from a first one, or as a table says.
-using Places = std::variant<std::monostate, std::int64_t, TensorView>;
+/// Where a call's tokens stand in the whole: in these ranges, one behind the other; without any, index for index.
+struct Places {
+  std::span<const TokenRange> ranges{};  // the plan's
+  TensorView table{};                    // [tokens] i32, where there are several ranges
+};
 
-/// Of tokens in this order. `table` owns the memory where there are several ranges.
 struct OwnedPlaces {
   Places places{};
   OwnedTensor table{};
 };
 OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory);
+
+/// The first range whose keys do not stand in fours as they do in the whole, which dropout draws for four at once; null
+/// where all do.
+const TokenRange* range_out_of_step(std::span<const TokenRange> ranges);
 
 /// A call's part of the whole.
 struct Part {

@@ -86,6 +86,7 @@ void add_tiles(std::vector<GradientCase>& cases) {
     dropped.forward.label = "programs_bf16" + tail;
     dropped.forward.score = softcap(2);
     dropped.forward.reads_dropout_seed = true;
+    dropped.forward.has_dropout_places = head_dim == 128;
     dropped.forward.mask = window(40, 7);
     cases.push_back(dropped);
   }
@@ -224,6 +225,7 @@ void add_surroundings(std::vector<GradientCase>& cases) {
     add(std::move(packed));
     GradientCase dropped = capturing("captured_dropped" + tail, dtype);
     dropped.forward.dropout = kSomeDropped;
+    dropped.forward.has_dropout_places = true;
     dropped.forward.has_sinks = true;
     add(std::move(dropped));
     GradientCase nan = capturing("captured_nan" + tail, dtype);
@@ -369,6 +371,7 @@ void add_hopper_dropout(std::vector<GradientCase>& cases) {
     problem.forward.dropout = kSomeDropped;
     problem.forward.score = score;
     problem.forward.reads_dropout_seed = posed.head_dim == 64;
+    problem.forward.has_dropout_places = !score.is_identity() || posed.seqlen_kv == 203;
     cases.push_back(std::move(problem));
   };
   add({"dropped_d128", 128, 150, 270, 2, 1});
@@ -564,6 +567,7 @@ std::vector<GradientCase> wide_backward_cases() {
   drop(add({"dropped_d256", 256, 70, 141, 2, 1, causal()}));
   drop(add({"dropped_softcap_d192_128", 192, 70, 141, 1, 1}, 128), softcap(2));
   cases.back().forward.reads_dropout_seed = true;
+  cases.back().forward.has_dropout_places = true;
   add({"f32_gradients_d192", 192, 20, 30, 2, 1, causal()}).gradient_dtype = Dtype::f32;
   return cases;
 }

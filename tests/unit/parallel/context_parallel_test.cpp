@@ -83,6 +83,29 @@ TEST_F(ContextParallelTest, ProgramsAndSinksReadPlacesAndHeadsOfTheWhole) {
   expect_equal("programs", {.mask = causal(), .num_heads_kv = 8, .score = score, .sinks = &sinks});
 }
 
+TEST_F(ContextParallelTest, EverySchemeDropsWhatOneRankDoes) {
+  const Dropout dropout{.p = 0.4F, .seed = 7, .offset = 5};
+  for (const bool is_deterministic : {true, false}) {
+    expect_equal("chunks", {.mask = masks()["documents"],
+                            .num_heads_kv = 8,
+                            .is_deterministic = is_deterministic,
+                            .dropout = dropout,
+                            .chunk = 4});
+  }
+  WholeAgainstRanks zigzag({.mask = causal(), .num_heads_kv = 8, .dropout = dropout});
+  for (const int world_size : {2, 3, 4}) {
+    for (const ParallelScheme scheme : {ParallelScheme::all_gather, ParallelScheme::ring})
+      EXPECT_THAT(*zigzag.run(scheme, world_size), IsEmpty()) << name(scheme) << world_size;
+  }
+}
+
+TEST_F(ContextParallelTest, KeysThatDropoutCannotDrawInFoursAreRefused) {
+  WholeAgainstRanks test({.mask = causal(), .num_heads_kv = 8, .dropout = {.p = 0.4F, .seed = 7}});
+  EXPECT_THAT(
+      *test.run(ParallelScheme::ring, 8),
+      HasSubstr("dropout is given and keys of a rank are tokens 90 to 96; expected ranges"));
+}
+
 // ---- Faults that the tests above must see ----
 
 /// Parts of the first two ranks change places.

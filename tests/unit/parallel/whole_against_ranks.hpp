@@ -108,6 +108,8 @@ struct Case {
   bool is_deterministic = true;
   ScoreMod score{};  // reads "table" where it is not the identity
   Tensor* sinks = nullptr;
+  Dropout dropout{};
+  std::int64_t chunk = 0;  // of the plan; 0: as it likes
 
   AttentionForward forward(Tensors& t) const {
     AttentionForward args{.q = t.q.view(),
@@ -117,6 +119,7 @@ struct Case {
                           .lse = t.lse.view(),
                           .score = score,
                           .mask = mask,
+                          .dropout = dropout,
                           .is_deterministic = is_deterministic};
     if (sinks != nullptr) args.sinks = sinks->view();
     return args;
@@ -228,8 +231,8 @@ class WholeAgainstRanks {
                                  const MakeCommunicators& make = make_thread_communicators) {
     std::optional<ShardPlan> plan;
     try {
-      plan =
-          context_parallel_plan(case_.problem(), world_size, scheme, {.tile_q = 4, .tile_kv = 4});
+      plan = context_parallel_plan(case_.problem(), world_size, scheme,
+                                   {.tile_q = 4, .tile_kv = 4, .chunk = case_.chunk});
     } catch (const InvalidArgument&) {
       return std::nullopt;  // heads that do not divide
     }

@@ -67,6 +67,7 @@ TEST(ProblemKey, EveryFieldChangesTheKey) {
       {"seqlen_q -1", [](Problem& p) { p.seqlen_q = up_to(-1); }},
       {"seqlen_kv", [](Problem& p) { p.seqlen_kv = up_to(3); }},
       {"reads_dropout_seed", [](Problem& p) { p.reads_dropout_seed = true; }},
+      {"has_dropout_places", [](Problem& p) { p.has_dropout_places = true; }},
       {"sm_margin", [](Problem& p) { p.sm_margin = 1; }},
       {"quant", [](Problem& p) { p.quant = parse_quantization("fast"); }},
       {"quant.qk", [](Problem& p) { p.quant = parse_quantization("fast,qk=e4m3"); }},

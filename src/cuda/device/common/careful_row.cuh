@@ -109,8 +109,7 @@ class CarefulRow {
 
   FOVEA_DEVICE_MEMBER bool is_dropped_at(const Position& at) const {
     if constexpr (!spec.has_dropout) return false;
-    return is_dropped(p_, dropout_key<spec.reads_dropout_seed>(p_), at.batch, at.q_head, at.q_idx,
-                      at.kv_idx);
+    return is_dropped(p_, dropout_key<spec>(p_), at.batch, at.q_head, at.q_idx, at.kv_idx);
   }
 
   FOVEA_DEVICE_MEMBER void store() const {

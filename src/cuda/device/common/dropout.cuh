@@ -15,6 +15,26 @@ struct DropoutKey {
   std::uint32_t lo, hi;
 };
 
+/// And where a part of a problem stands in the whole that is drawn for.
+struct PlacedDropoutKey : DropoutKey {
+  const std::int32_t* places;  // of batch entries, query heads, queries and keys
+  std::int32_t num_sequences, num_heads_q, seqlen_q, seqlen_kv;
+};
+
+namespace detail {
+template <bool has_places>
+struct KeyOfPart {
+  using Type = DropoutKey;
+};
+template <>
+struct KeyOfPart<true> {
+  using Type = PlacedDropoutKey;
+};
+}  // namespace detail
+
+template <auto spec>
+using DropoutKeyOf = typename detail::KeyOfPart<spec.has_dropout_places>::Type;
+
 FOVEA_DEVICE ptx::U32x4 philox4x32(ptx::U32x4 c, DropoutKey key) {
   constexpr std::uint32_t kMultiplier0 = 0xD2511F53U, kMultiplier1 = 0xCD9E8D57U;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9U, kWeyl1 = 0xBB67AE85U;
@@ -33,10 +53,9 @@ FOVEA_DEVICE ptx::U32x4 philox4x32(ptx::U32x4 c, DropoutKey key) {
   return c;
 }
 
-/// Of the call. Where it is mixed from memory, that is one more evaluation of the generator: asked for once for many
-/// keys of a row.
+/// Where it is mixed from memory, that is one more evaluation of the generator: asked for once for many keys of a row.
 template <bool reads_seed>
-FOVEA_DEVICE DropoutKey dropout_key(const ForwardParams& p) {
+FOVEA_DEVICE DropoutKey mixed_dropout_key(const ForwardParams& p) {
   if constexpr (!reads_seed) {
     return {p.dropout_key[0], p.dropout_key[1]};
   } else {
@@ -49,6 +68,17 @@ FOVEA_DEVICE DropoutKey dropout_key(const ForwardParams& p) {
   }
 }
 
+/// Of the call.
+template <auto spec>
+FOVEA_DEVICE DropoutKeyOf<spec> dropout_key(const ForwardParams& p) {
+  const DropoutKey mixed = mixed_dropout_key<spec.reads_dropout_seed>(p);
+  if constexpr (spec.has_dropout_places) {
+    return {mixed, p.dropout_places, p.num_sequences, p.num_heads_q, p.seqlen_q, p.seqlen_kv};
+  } else {
+    return mixed;
+  }
+}
+
 /// The words of keys 4 group .. 4 group + 3.
 FOVEA_DEVICE ptx::U32x4 random_words(DropoutKey key, std::int32_t batch, std::int32_t q_head,
                                      std::int32_t q_idx, std::int32_t group) {
@@ -57,12 +87,27 @@ FOVEA_DEVICE ptx::U32x4 random_words(DropoutKey key, std::int32_t batch, std::in
                     key);
 }
 
+/// The same of a part. Rows and keys of a tile beyond the last ones are drawn for as these are.
+FOVEA_DEVICE ptx::U32x4 random_words(const PlacedDropoutKey& key, std::int32_t batch,
+                                     std::int32_t q_head, std::int32_t q_idx, std::int32_t group) {
+  const std::int32_t* const of_heads = key.places + key.num_sequences;
+  const std::int32_t* const of_queries = of_heads + key.num_heads_q;
+  const std::int32_t* const of_keys = of_queries + key.seqlen_q;
+  const auto at = [](const std::int32_t* places, std::int32_t index, std::int32_t count) {
+    return ptx::ld_global(places + (index < count ? index : count - 1));
+  };
+  return random_words(static_cast<const DropoutKey&>(key), ptx::ld_global(key.places + batch),
+                      at(of_heads, q_head, key.num_heads_q), at(of_queries, q_idx, key.seqlen_q),
+                      at(of_keys, 4 * group, key.seqlen_kv) / 4);
+}
+
 FOVEA_DEVICE bool is_dropped(const ForwardParams& p, std::uint32_t word) {
   return word < p.dropout_threshold;
 }
 
 /// The probability of one key, by an evaluation of its own.
-FOVEA_DEVICE bool is_dropped(const ForwardParams& p, DropoutKey key, std::int32_t batch,
+template <class Key>
+FOVEA_DEVICE bool is_dropped(const ForwardParams& p, const Key& key, std::int32_t batch,
                              std::int32_t q_head, std::int32_t q_idx, std::int32_t kv_idx) {
   const ptx::U32x4 words = random_words(key, batch, q_head, q_idx, kv_idx / 4);
   const std::uint32_t word = kv_idx % 4 < 2 ? (kv_idx % 4 == 0 ? words.x : words.y)
@@ -78,7 +123,8 @@ FOVEA_DEVICE std::uint32_t kept_pair(const ForwardParams& p, std::uint32_t lo, s
 /// The words of a thread's part of a fragment of eight keys from kv_begin on: of its first row and its two keys x and
 /// y, of its second z and w. A lane draws four words of one row, of the second one where the lane is odd, and its
 /// neighbour those of the other: half of each is exchanged. q_head and q_idx are those of the row that this lane draws.
-FOVEA_DEVICE ptx::U32x4 fragment_words(DropoutKey key, std::int32_t batch, std::int32_t q_head,
+template <class Key>
+FOVEA_DEVICE ptx::U32x4 fragment_words(const Key& key, std::int32_t batch, std::int32_t q_head,
                                        std::int32_t q_idx, std::int32_t kv_begin) {
   const int lane = ptx::lane_idx();
   const bool is_odd = lane % 2 != 0;
@@ -91,7 +137,8 @@ FOVEA_DEVICE ptx::U32x4 fragment_words(DropoutKey key, std::int32_t batch, std::
 
 /// One bit for each of a thread's four scores in a fragment of 16 queries and eight keys, from the first of its first
 /// row on: it is dropped.
-FOVEA_DEVICE std::uint32_t dropped_of_queries(const ForwardParams& p, DropoutKey key,
+template <class Key>
+FOVEA_DEVICE std::uint32_t dropped_of_queries(const ForwardParams& p, const Key& key,
                                               std::int32_t batch, std::int32_t q_head,
                                               std::int32_t first_query, std::int32_t first_key) {
   const int lane = ptx::lane_idx();
@@ -103,7 +150,8 @@ FOVEA_DEVICE std::uint32_t dropped_of_queries(const ForwardParams& p, DropoutKey
 
 /// The same of 16 keys and eight queries. Four lanes, 4 apart, have four neighbouring keys of the same four (query,
 /// half): each draws one of these.
-FOVEA_DEVICE std::uint32_t dropped_of_keys(const ForwardParams& p, DropoutKey key,
+template <class Key>
+FOVEA_DEVICE std::uint32_t dropped_of_keys(const ForwardParams& p, const Key& key,
                                            std::int32_t batch, std::int32_t q_head,
                                            std::int32_t first_query, std::int32_t first_key) {
   const int lane = ptx::lane_idx();
@@ -128,7 +176,8 @@ struct DroppedBits {
   std::uint32_t own = 0;
 
   /// Of the next fragment, given this lane's group of four keys in it. q_head and q_idx as above.
-  FOVEA_DEVICE_MEMBER void draw(const ForwardParams& p, DropoutKey key, std::int32_t batch,
+  template <class Key>
+  FOVEA_DEVICE_MEMBER void draw(const ForwardParams& p, const Key& key, std::int32_t batch,
                                 std::int32_t q_head, std::int32_t q_idx, std::int32_t group) {
     const ptx::U32x4 words = random_words(key, batch, q_head, q_idx, group);
     const std::uint32_t lo =

@@ -23,6 +23,7 @@ struct BackwardSpec {
   bool has_origins = false;
   bool has_dropout = false;
   bool reads_dropout_seed = false;  // has_dropout, and its key is mixed from memory of the device
+  bool has_dropout_places = false;  // has_dropout, of a part of the whole that is drawn for
 
   bool operator==(const BackwardSpec&) const = default;
 };

@@ -66,6 +66,9 @@ struct ForwardParams {
   std::uint64_t dropout_seed, dropout_offset;
 
   Captures captures;
+
+  // has_dropout_places: [num_sequences + num_heads_q + seqlen_q + seqlen_kv]
+  const std::int32_t* dropout_places;
 };
 
 }  // namespace fovea::cuda

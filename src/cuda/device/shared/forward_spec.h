@@ -32,6 +32,7 @@ struct ForwardSpec {
                                      // scale cannot be folded into the exponent (negative, tiny)
   bool has_dropout = false;
   bool reads_dropout_seed = false;  // has_dropout, and its key is mixed from memory of the device
+  bool has_dropout_places = false;  // has_dropout, of a part of the whole that is drawn for
   bool wants_row_max = false;
   std::int32_t most_splits = kMostSplits;  // of a sequence, where is_split
 

@@ -143,8 +143,7 @@ struct PlainForward {
       state.sum += weight;
       if constexpr (spec.has_dropout) {
         const std::int32_t kv_idx = tile.idx * spec.tile_kv + key;
-        if (is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), work.sequence.idx, view.q_head,
-                       view.q_idx, kv_idx))
+        if (is_dropped(p, dropout_key<spec>(p), work.sequence.idx, view.q_head, view.q_idx, kv_idx))
           weight = 0;
       }
       store_word(kAt.p + row * kAt.p_pitch + key, s[i] == -infinity() ? -1.0F : weight);

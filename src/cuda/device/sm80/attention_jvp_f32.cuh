@@ -197,8 +197,8 @@ struct PlainJvp {
 
   FOVEA_DEVICE_MEMBER bool is_kept(std::int32_t kv_idx) const {
     if constexpr (spec.has_dropout)
-      return !is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), work.sequence.idx, view.q_head,
-                         view.q_idx, kv_idx);
+      return !is_dropped(p, dropout_key<spec>(p), work.sequence.idx, view.q_head, view.q_idx,
+                         kv_idx);
     return true;
   }
 

@@ -127,7 +127,7 @@ struct Sums {
   FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Fragments& s, VisitedTile tile) {
     constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
     const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
-    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(team.p);
+    const DropoutKeyOf<spec> key = dropout_key<spec>(team.p);
 #pragma unroll
     for (int first = 0; first < T::kKeyBlocks; first += kAtOnce) {
       DroppedBits bits[T::kRowBlocks];

@@ -149,7 +149,7 @@ struct Softmax {
     const ForwardParams& common = cta.p.common;
     const Work work = cta.work_of(tile);
     const RowView<spec> view(common, work, thread.row());
-    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(common);
+    const DropoutKeyOf<spec> key = dropout_key<spec>(common);
     const std::int32_t first = scores.kv_tile.idx() * spec.tile_kv + chunk * MyRow::kChunk;
     DroppedBits dropped;  // in the order of keys: nothing is exchanged
 #pragma unroll 1

@@ -123,7 +123,8 @@ struct BackwardSums {
   }
 
   /// Of the four accumulators of a block.
-  FOVEA_DEVICE_MEMBER static std::uint32_t dropped(const Owner<spec>& owner, DropoutKey key,
+  FOVEA_DEVICE_MEMBER static std::uint32_t dropped(const Owner<spec>& owner,
+                                                   const DropoutKeyOf<spec>& key,
                                                    const WalkedTile& tile, int i, int j) {
     const std::int32_t batch = owner.owned.sequence.idx;
     const std::int32_t mine = owner.first_owned_row(i);
@@ -142,8 +143,8 @@ struct BackwardSums {
                                              bool indicates, Products& scores, Products& dweights) {
     const ForwardParams& p = owner.p;
     const float c = spec.has_origins ? kLog2E : p.softmax_scale_log2;
-    DropoutKey key{};
-    if constexpr (spec.has_dropout) key = dropout_key<spec.reads_dropout_seed>(p);
+    DropoutKeyOf<spec> key{};
+    if constexpr (spec.has_dropout) key = dropout_key<spec>(p);
 #pragma unroll
     for (int j = 0; j < T::kBlocks; ++j) {
       typename QueryStatistics<spec>::Pair columns{};

@@ -150,8 +150,8 @@ struct DenseMmaSums {
                                const WalkedTile& keys, const Products& scores,
                                const Products& dweights) {
     const ForwardParams& p = owner.p;
-    DropoutKey key{};
-    if constexpr (spec.has_dropout) key = dropout_key<spec.reads_dropout_seed>(p);
+    DropoutKeyOf<spec> key{};
+    if constexpr (spec.has_dropout) key = dropout_key<spec>(p);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll

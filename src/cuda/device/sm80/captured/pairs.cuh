@@ -105,8 +105,7 @@ struct CapturedPairs {
   }
 
   FOVEA_DEVICE_MEMBER bool is_kept(const Position& at) const {
-    return !is_dropped(p, dropout_key<spec.reads_dropout_seed>(p), at.batch, at.q_head, at.q_idx,
-                       at.kv_idx);
+    return !is_dropped(p, dropout_key<spec>(p), at.batch, at.q_head, at.q_idx, at.kv_idx);
   }
 };
 

@@ -333,7 +333,7 @@ struct Probabilities {
   /// draws the words of one of these, and they exchange bits.
   FOVEA_DEVICE_MEMBER std::uint32_t dropped_scores(const Position& at) const {
     const ForwardParams& f = cta.p.common.forward;
-    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(f);
+    const DropoutKeyOf<spec> key = dropout_key<spec>(f);
     const int turn = cta.lane / 4 % 4;
     const std::int32_t group_of_keys = (at.kv_idx + turn / 2 * 8) / 4;
     DroppedBits bits;

@@ -448,11 +448,11 @@ struct Compute {
     const ForwardParams& common = cta.p.common;
     const Work work = warp.work_of(tile);
     const RowView<spec> row(common, work, warp.row(cta.lane % 2));
-    const DropoutKey mixed = dropout_key<spec.reads_dropout_seed>(common);
+    const DropoutKeyOf<spec> mixed = dropout_key<spec>(common);
 #pragma unroll
     for (int block = 0; block < spec.tile_kv / 8; ++block) {
       // Of the parameters it is asked for where it is used: held across the blocks, it spills.
-      const DropoutKey key = spec.reads_dropout_seed ? mixed : dropout_key<false>(common);
+      const DropoutKeyOf<spec> key = spec.reads_dropout_seed ? mixed : dropout_key<spec>(common);
       const ptx::U32x4 words = fragment_words(key, tile.batch, row.q_head, row.q_idx,
                                               scores.kv_tile.idx() * spec.tile_kv + block * 8);
       p[block / 2][block % 2 * 2] &= kept_pair(common, words.x, words.y);

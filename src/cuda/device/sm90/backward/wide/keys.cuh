@@ -136,9 +136,8 @@ struct WideDv {
   FOVEA_DEVICE_MEMBER std::uint32_t weigh_all(const typename Pairs::Scores& s,
                                               const PostedTile& tile, typename Pairs::Operand& p,
                                               typename Pairs::Operand& weights) const {
-    DropoutKey key{};
-    if constexpr (spec.has_dropout)
-      key = dropout_key<spec.reads_dropout_seed>(cta.p.common.forward);
+    DropoutKeyOf<spec> key{};
+    if constexpr (spec.has_dropout) key = dropout_key<spec>(cta.p.common.forward);
     std::uint32_t all_dropped = 0;
 #pragma unroll
     for (int j = 0; j < T::kRows / 8; ++j) {

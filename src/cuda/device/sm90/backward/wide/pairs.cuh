@@ -121,7 +121,8 @@ struct WidePairs {
   }
 
   /// One bit for each of the four scores of 8 walked rows.
-  FOVEA_DEVICE_MEMBER std::uint32_t dropped(DropoutKey key, const PostedTile& tile, int j) const {
+  FOVEA_DEVICE_MEMBER std::uint32_t dropped(const DropoutKeyOf<spec>& key, const PostedTile& tile,
+                                            int j) const {
     const ForwardParams& f = cta.p.common.forward;
     const std::int32_t batch = cta.owned.sequence.idx;
     const std::int32_t theirs = tile.idx() * T::kRows + 8 * j;

@@ -101,9 +101,8 @@ struct WideDq {
   template <bool selects>
   FOVEA_DEVICE_MEMBER void find_gradients(typename Pairs::Scores& s, typename Pairs::Scores& dp,
                                           const PostedTile& tile, typename Pairs::Operand& ds) {
-    DropoutKey key{};
-    if constexpr (spec.has_dropout)
-      key = dropout_key<spec.reads_dropout_seed>(cta.p.common.forward);
+    DropoutKeyOf<spec> key{};
+    if constexpr (spec.has_dropout) key = dropout_key<spec>(cta.p.common.forward);
     std::uint32_t dropped = 0, hidden = 0;
 #pragma unroll
     for (int j = 0; j < T::kRows / 8; ++j) {
