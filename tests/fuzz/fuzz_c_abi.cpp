@@ -342,6 +342,7 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
     if (bytes.next() % 4 == 1) args.dropout_seed = loan.indices({1});
     if (args.dropout_seed != nullptr && bytes.next() % 4 != 1)
       args.dropout_offset = loan.indices(bytes.flag() ? Extents{} : Extents{1});
+    if (bytes.next() % 16 == 1) args.dropout_places = loan.indices({bytes.next() % 64});
   }
   constexpr const char* kRecipes[] = {"accurate", "int8,hadamard=yes", "fp8_static", "no recipe",
                                       "mxfp4"};

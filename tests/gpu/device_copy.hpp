@@ -92,7 +92,8 @@ class DeviceCopies {
   AttentionForward call(const AttentionForward& host) const {
     AttentionForward call = host;
     move({&call.q, &call.k, &call.v, &call.out, &call.lse, &call.row_max, &call.sinks,
-          &call.cu_seqlens_q, &call.cu_seqlens_kv, &call.dropout_seed, &call.dropout_offset},
+          &call.cu_seqlens_q, &call.cu_seqlens_kv, &call.dropout_seed, &call.dropout_offset,
+          &call.dropout_places},
          call);
     return call;
   }

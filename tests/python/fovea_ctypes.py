@@ -73,7 +73,8 @@ class ForwardArgs(ctypes.Structure):
         ("num_score_scalars", c_size_t), ("mask_program", c_void_p), ("mask_tensors", POINTER(_TENSOR)), ("num_mask_tensors", c_size_t),
         ("mask_scalars", POINTER(ctypes.c_double)), ("num_mask_scalars", c_size_t), ("sm_margin", c_int32), ("reserved_3", c_uint32),
         ("dropout_seed", _TENSOR), ("dropout_offset", _TENSOR),
-        ("quant", c_char_p), ("q_scale", _TENSOR), ("k_scale", _TENSOR), ("v_scale", _TENSOR)]
+        ("quant", c_char_p), ("q_scale", _TENSOR), ("k_scale", _TENSOR), ("v_scale", _TENSOR),
+        ("dropout_places", _TENSOR)]
 
 
 class PlanOptions(ctypes.Structure):

@@ -117,6 +117,7 @@ class CCall {
     args.sm_margin = source.sm_margin;
     args.dropout_seed = tensor(source.dropout_seed);
     args.dropout_offset = tensor(source.dropout_offset);
+    args.dropout_places = tensor(source.dropout_places);
     if (!source.quant.is_none()) args.quant = text(print(source.quant));
     args.q_scale = tensor(source.q_scale);
     args.k_scale = tensor(source.k_scale);

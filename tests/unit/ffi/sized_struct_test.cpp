@@ -85,6 +85,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
                       160U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, k_scale, 160U, v_scale, 176U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, score_program, 304U, dropout_offset, 408U);
+  FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, quant, 408U, dropout_places, 448U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, workspace, 88U, workspace_bytes, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);
   FOVEA_EXPECT_LAYOUT(fovea_tile_lists_args, indptr, 16U, table, 40U);
