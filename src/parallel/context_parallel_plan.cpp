@@ -32,6 +32,9 @@ constexpr std::int64_t kMostRows = std::int64_t{1} << 26;  // of tiles, in all m
 // More chunks are more even and less together: 16 leave less than 2 % of 64 ranks' work uneven (shard_plan_test.cpp).
 constexpr std::int64_t kChunksPerRank = 16, kFewestChunksPerRank = 4;
 
+// Of a chunk, by all rows of its tiles, that exchanges are weighed by: more of them take longer than they save.
+constexpr std::size_t kMostSeenChunks = 512;
+
 constexpr double kBalancedTolerance = 0.001;
 constexpr double kContiguousTolerance = 0.02;  // what lies together is not moved for less
 
@@ -308,19 +311,53 @@ class Planner {
     deal(works, base);
   }
 
+  /// Of each chunk that is dealt those whose keys it sees; none where these are too many to be weighed.
+  std::vector<std::vector<std::size_t>> seen_chunks() const {
+    std::vector<std::size_t> dealt(chunks_.size());  // place among chunks that are no rests
+    std::size_t num_dealt = 0;
+    for (std::size_t i = 0; i < chunks_.size(); ++i)
+      dealt[i] = chunks_[i].is_rest ? num_dealt : num_dealt++;
+    std::vector<std::vector<std::size_t>> seen(num_dealt);
+    const std::size_t most = kMostSeenChunks * num_dealt;
+    std::size_t found = 0;  // each as often as rows of tiles see it
+    for_each_row([&](std::size_t tile, std::int64_t, std::span<const TileRun> runs) {
+      const std::size_t row_chunk = chunk_of_tile_[tile];
+      if (chunks_[row_chunk].is_rest || found > most) return;
+      for (const TileRun& run : runs) {
+        const std::int64_t begin = run.begin * plan_.row_tiles.tile_kv;
+        const std::int64_t end = run.end * plan_.row_tiles.tile_kv;
+        const auto first = std::ranges::upper_bound(
+            chunks_, begin, {}, [](const Chunk& chunk) { return chunk.tokens.end; });
+        for (auto at = first; at != chunks_.end() && at->tokens.begin < end; ++at) {
+          if (at->is_rest) continue;
+          seen[dealt[row_chunk]].push_back(dealt[static_cast<std::size_t>(at - chunks_.begin())]);
+          ++found;
+        }
+      }
+    });
+    if (found > most) return {};
+    for (std::vector<std::size_t>& chunks : seen) {
+      std::ranges::sort(chunks);
+      chunks.erase(std::ranges::unique(chunks).begin(), chunks.end());
+    }
+    return seen;
+  }
+
   /// What lies together stays together where that is even, or where it is exchanged less.
   void deal(const std::vector<std::int64_t>& works, const std::vector<std::int64_t>& base) {
     const bool is_needed_only = plan_.scheme == ParallelScheme::needed_only;
-    const parallel::Chunks chunks{
+    parallel::Chunks chunks{
         .works = works,
         .base = base,
         .tolerance = is_needed_only ? kContiguousTolerance : kBalancedTolerance};
     std::vector<int> groups = parallel::deal_contiguous(chunks);
     plan_.dealing = "contiguous";
     if (parallel::unevenness(chunks, groups) > chunks.tolerance) {
+      plan_.dealing = is_needed_only ? "evened out" : "balanced";
+      const auto seen = is_needed_only ? seen_chunks() : std::vector<std::vector<std::size_t>>{};
+      chunks.seen = seen;
       groups =
           is_needed_only ? parallel::even_out(chunks, groups) : parallel::deal_balanced(chunks);
-      plan_.dealing = is_needed_only ? "evened out" : "balanced";
     }
     give(groups);
   }

@@ -16,6 +16,70 @@ struct Exchange {
   std::int64_t moved = 0;            // work that changes sides
 };
 
+/// Who sees keys of others.
+class Received {
+ public:
+  Received(const Chunks& chunks, std::span<const int> group_of)
+      : seen_(chunks.seen),
+        group_of_(group_of.begin(), group_of.end()),
+        counts_(chunks.base.size(), std::vector<int>(chunks.works.size())) {
+    for (std::size_t chunk = 0; chunk < group_of.size(); ++chunk) count(chunk, group_of[chunk], 1);
+  }
+
+  /// By how many received chunks more there are in the two groups where these chunks change places.
+  std::int64_t change(std::size_t given, std::size_t taken) {
+    const std::int64_t before = received(given, taken);
+    exchange(given, taken);
+    const std::int64_t after = received(given, taken);
+    exchange(given, taken);
+    return after - before;
+  }
+
+  void exchange(std::size_t a, std::size_t b) {
+    const int group_a = group_of_[a], group_b = group_of_[b];
+    move(a, group_a, group_b);
+    move(b, group_b, group_a);
+  }
+
+ private:
+  void count(std::size_t chunk, int group, int times) {
+    for (const std::size_t other : seen_[chunk])
+      counts_[static_cast<std::size_t>(group)][other] += times;
+  }
+
+  void move(std::size_t chunk, int from, int to) {
+    count(chunk, from, -1);
+    count(chunk, to, 1);
+    group_of_[chunk] = to;
+  }
+
+  /// Of the chunks that an exchange of these two is about.
+  std::int64_t received(std::size_t a, std::size_t b) const {
+    std::int64_t sum = 0;
+    const auto add = [&](std::size_t chunk) {
+      for (const std::size_t member : {a, b}) {
+        const int group = group_of_[member];
+        const bool is_seen = counts_[static_cast<std::size_t>(group)][chunk] > 0;
+        sum += is_seen && group_of_[chunk] != group ? 1 : 0;
+      }
+    };
+    for (const std::size_t chunk : seen_[a]) add(chunk);
+    for (const std::size_t chunk : seen_[b])
+      if (!std::ranges::binary_search(seen_[a], chunk)) add(chunk);
+    for (const std::size_t chunk : {a, b}) {
+      if (!std::ranges::binary_search(seen_[a], chunk) &&
+          !std::ranges::binary_search(seen_[b], chunk)) {
+        add(chunk);
+      }
+    }
+    return sum;
+  }
+
+  std::span<const std::vector<std::size_t>> seen_;
+  std::vector<int> group_of_;
+  std::vector<std::vector<int>> counts_;  // [group][chunk] members that see it
+};
+
 /// Groups of chunks whose sums are to become even by exchanges of one chunk for one.
 class Groups {
  public:
@@ -31,6 +95,7 @@ class Groups {
     for (Members& members : members_) {
       std::ranges::sort(members, {}, [this](std::size_t chunk) { return rank(chunk); });
     }
+    if (!chunks.seen.empty()) received_.emplace(chunks, group_of);
   }
 
   void even_out(double tolerance) {
@@ -72,7 +137,7 @@ class Groups {
   }
 
   bool exchange_with(std::size_t idle, std::size_t busy) {
-    const auto exchange = best_exchange(busy, idle);
+    const auto exchange = received_ ? cheapest_exchange(busy, idle) : best_exchange(busy, idle);
     if (exchange) apply(*exchange, busy, idle);
     return exchange.has_value();
   }
@@ -98,11 +163,32 @@ class Groups {
     return best;
   }
 
+  /// Of all that halve what the two differ by, the one after which they receive least; the most even where none does.
+  std::optional<Exchange> cheapest_exchange(std::size_t busy, std::size_t idle) {
+    const std::int64_t surplus = sums_[busy] - sums_[idle];
+    const Members &givers = members_[busy], &takers = members_[idle];
+    std::optional<Exchange> best;
+    std::pair<std::int64_t, std::int64_t> least;  // chunks received, difference left
+    for (std::size_t given = 0; given < givers.size(); ++given) {
+      for (std::size_t taken = 0; taken < takers.size(); ++taken) {
+        const std::int64_t moved = works_[givers[given]] - works_[takers[taken]];
+        const std::int64_t left = std::abs(surplus - 2 * moved);
+        if (2 * left > surplus) continue;
+        const std::pair cost{received_->change(givers[given], takers[taken]), left};
+        if (best && cost >= least) continue;
+        best = {given, taken, moved};
+        least = cost;
+      }
+    }
+    return best ? best : best_exchange(busy, idle);
+  }
+
   void apply(const Exchange& exchange, std::size_t busy, std::size_t idle) {
     const std::size_t given = members_[busy][exchange.given];
     const std::size_t taken = members_[idle][exchange.taken];
     replace(members_[busy], exchange.given, taken);
     replace(members_[idle], exchange.taken, given);
+    if (received_) received_->exchange(given, taken);
     sums_[busy] -= exchange.moved;
     sums_[idle] += exchange.moved;
   }
@@ -117,6 +203,7 @@ class Groups {
   std::span<const std::int64_t> works_;
   std::vector<Members> members_;
   std::vector<std::int64_t> sums_;
+  std::optional<Received> received_{};
 };
 
 void check(const Chunks& chunks) {

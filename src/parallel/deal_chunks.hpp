@@ -1,6 +1,7 @@
 // Chunks of work to groups: equally many each, and even sums. Pure arithmetic, no masks.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,6 +13,9 @@ struct Chunks {
   std::span<const std::int64_t> base;   // what each group has to do besides
   double tolerance =
       0;  // the busiest group may have so much more than the mean: less is not sought
+  // Of each chunk the chunks whose keys its rows see, ascending: evening out then chooses exchanges after which groups
+  // see few chunks of others. Empty: those that are most even.
+  std::span<const std::vector<std::size_t>> seen{};
 };
 
 /// The group of each chunk: neighbours together.

@@ -62,6 +62,19 @@ TEST(DealChunks, EveningOutStopsAtTheTolerance) {
   EXPECT_THAT(sums_of(uneven, evened, base), ElementsAre(95, 15));
 }
 
+TEST(DealChunks, EveningOutTakesWhatIsReceivedLeast) {
+  // Either of the chunks of 6 for either of those of 2 is even. Chunk 2 sees 0 alone, 3 the second group's.
+  const Works works = {5, 6, 6, 2, 2, 5}, base = {0, 0};
+  const std::vector<int> neighbours = {0, 0, 0, 1, 1, 1};
+  std::vector<std::vector<std::size_t>> seen = {{0}, {0, 1}, {2, 3}, {3}, {0, 4}, {5}};
+  Chunks chunks{.works = works, .base = base, .seen = seen};
+  EXPECT_THAT(even_out(chunks, neighbours), ElementsAre(0, 0, 1, 1, 0, 1));
+  std::swap(seen[1], seen[2]);  // 1 sees itself no more, and 2 nothing of the second group
+  seen[1] = {1, 3};
+  seen[2] = {0, 2};
+  EXPECT_THAT(even_out(chunks, neighbours), ElementsAre(0, 1, 0, 1, 0, 1));
+}
+
 TEST(DealChunks, EveryDealHasEqualCountsAndIsNeverWorseThanItsBound) {
   std::mt19937_64 random(1);
   for (int trial = 0; trial < 200; ++trial) {
